@@ -11,7 +11,10 @@ import hypothesis
 import pytest
 from httpx._config import DEFAULT_TIMEOUT_CONFIG
 
+from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.model_settings import ModelSettings
+from pyctl.engine.pool.pool_settings import PoolSettings
+from pyctl.engine.vision.vision_settings import VisionSettings
 from pyctl.llama import Loaded, load
 from tests import ownership
 from tests.effort import examples
@@ -69,14 +72,29 @@ def tiny_mmproj(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def open_model(model_path: Callable[[str], Path]) -> Iterator[Callable[..., Loaded]]:
-    """open_model("tiny-hybrid", n_ubatch=64, ...) -> a loaded model; closed when the module's tests are done."""
-    opened: dict[tuple[object, ...], Loaded] = {}
+    """open_model("tiny-hybrid", n_ubatch=64, drafts=...) -> a loaded model, of which every sequence is empty.
 
-    def get(name: str, **settings: object) -> Loaded:
-        key = (name, *sorted(settings.items()))
+    It is closed when the module's tests are done.
+    """
+    opened: dict[str, Loaded] = {}
+
+    def get(
+        name: str,
+        *,
+        drafts: DraftSettings | None = None,
+        vision: VisionSettings | None = None,
+        pool: PoolSettings | None = None,
+        **settings: object,
+    ) -> Loaded:
+        key = repr((name, drafts, vision, pool, sorted(settings.items())))
         if key not in opened:
             chosen = {"n_ctx": 4096, "n_ubatch": 64, "n_threads": 1, **settings}
-            opened[key] = load(ModelSettings(path=str(model_path(name)), **chosen))
+            model = ModelSettings(path=str(model_path(name)), **chosen)
+            opened[key] = load(model, drafts=drafts, vision=vision, pool=pool)
+        backend = opened[key].backend
+        for seq in range(backend.n_seqs):
+            backend.clear(seq)
+        backend.release_all()
         return opened[key]
 
     yield get

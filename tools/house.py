@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-__all__ = ["measure", "module_graph", "modules"]
+__all__ = ["measure", "module_graph", "modules", "tree_of"]
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "pyctl"
@@ -29,9 +29,11 @@ def modules() -> dict[str, Path]:
 
 @cache
 def tree_of(path: Path) -> ast.Module:
+    """The file parsed."""
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+@cache
 def module_graph() -> dict[str, set[str]]:
     """What each module imports, at its top or inside functions; the package's own modules by their full names."""
     known = modules()

@@ -5,9 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-import pytest
-
-from tools.house import module_graph, modules
+from tools.house import module_graph, modules, tree_of
 
 LAYERS = {
     "errors": set(),
@@ -42,55 +40,58 @@ CONCRETE = {"DiskStore", "DiskTier", "Engine", "EngineAdmin", "LlamaBackend", "R
 """Classes whose objects only `cli` builds."""
 
 
-MODULES, GRAPH = modules(), module_graph()
-
-
-@pytest.mark.parametrize("name", [name for name in MODULES if name.count(".")])
-def test_layers(name: str) -> None:
-    layer = name.split(".")[1]
-    if layer in ("cli", "__main__"):
-        return
-    for target in GRAPH[name]:
-        if target.startswith("pyctl.") and not (layer == "terminal" and target.startswith(REQUEST_PATH)):
-            assert target.split(".")[1] in LAYERS[layer] | {layer, "_core"}, f"{name} imports {target}"
+def test_layers() -> None:
+    for name, targets in module_graph().items():
+        layer = name.split(".")[1] if "." in name else "cli"
+        if layer in ("cli", "__main__"):
+            continue
+        for target in targets:
+            if target.startswith("pyctl.") and not (layer == "terminal" and target.startswith(REQUEST_PATH)):
+                assert target.split(".")[1] in LAYERS[layer] | {layer, "_core"}, f"{name} imports {target}"
 
 
 def test_no_cycles() -> None:
-    done: set[str] = set()
+    graph, done = module_graph(), set[str]()
 
     def visit(name: str, path: tuple[str, ...]) -> None:
         assert name not in path, " -> ".join([*path, name])
         if name not in done:
-            for target in sorted(GRAPH[name] & MODULES.keys()):
+            for target in sorted(graph[name] & graph.keys()):
                 if target != name:
                     visit(target, (*path, name))
             done.add(name)
 
-    for name in MODULES:
+    for name in graph:
         visit(name, ())
 
 
 def test_one_place_talks_to_llama_cpp() -> None:
-    speakers = {name for name, targets in GRAPH.items() if any(t.split(".")[0] == "llama_cpp" for t in targets)}
+    speakers = {
+        name for name, targets in module_graph().items() if any(t.split(".")[0] == "llama_cpp" for t in targets)
+    }
     assert speakers
     assert all(name.startswith("pyctl.llama.") for name in speakers)
 
 
 def test_generating_knows_no_api() -> None:
-    for name in MODULES:
+    for name, targets in module_graph().items():
         if not name.startswith("pyctl.server.api"):
-            assert name == "pyctl.server.app" or not any(t.startswith("pyctl.server.api.") for t in GRAPH[name]), name
+            assert name == "pyctl.server.app" or not any(t.startswith("pyctl.server.api.") for t in targets), name
 
 
 def test_only_the_command_builds_concrete_objects() -> None:
-    assert calls(MODULES["pyctl.cli.assemble"]) & CONCRETE
-    for name, path in MODULES.items():
+    known, graph = modules(), module_graph()
+    assert calls(known["pyctl.cli.assemble"]) & CONCRETE
+    for name, path in known.items():
         if name.startswith(("pyctl.server", "pyctl.terminal", "pyctl.chat")):
             assert not calls(path) & CONCRETE, name
-            assert not any(target.startswith("pyctl.llama") for target in GRAPH[name])
+            assert not any(target.startswith("pyctl.llama") for target in graph[name])
 
 
 def calls(path: Path) -> set[str]:
     """Names that ``path`` calls."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    return {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+    return {
+        node.func.id
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }

@@ -10,16 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
+from tools.house import modules, tree_of
 
 PACKAGE = Path(__file__).resolve().parents[2] / "pyctl"
-FILES = sorted(PACKAGE.rglob("*.py"))
-TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
-NAMES = [
-    ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
-    for path in FILES
-    if path.stem != "__main__"
-]
+
+
+def trees() -> Iterator[tuple[Path, ast.Module]]:
+    """Every file of the package with its tree."""
+    for path in modules().values():
+        yield path, tree_of(path)
 
 
 def repeated(pairs: Iterator[tuple[str, Path]]) -> dict[str, list[str]]:
@@ -32,7 +31,7 @@ def repeated(pairs: Iterator[tuple[str, Path]]) -> dict[str, list[str]]:
 
 def test_every_class_has_a_name_of_its_own() -> None:
     def classes() -> Iterator[tuple[str, Path]]:
-        for path, tree in TREES.items():
+        for path, tree in trees():
             for node in tree.body:
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                     yield node.name, path
@@ -44,7 +43,7 @@ def test_a_slot_is_a_place_for_a_snapshot() -> None:
     """llama-server calls its sequences slots; inside, only the names of its flags say so."""
     of_llama_server = {"show_slots", "slot_save_path", "slots_debug"}
     found = set()
-    for path, tree in TREES.items():
+    for path, tree in trees():
         if "cache" not in path.relative_to(PACKAGE).parts:
             names = {getattr(node, "id", getattr(node, "attr", getattr(node, "name", ""))) for node in ast.walk(tree)}
             found |= {name for name in names if name and "slot" in name.lower()}
@@ -72,7 +71,7 @@ def public_members(module: Any) -> Iterator[tuple[str, Any, str]]:
 def promised() -> set[str]:
     """Names of methods that a protocol of the package explains; whoever implements it need not say it again."""
     found = set()
-    for tree in TREES.values():
+    for _, tree in trees():
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef) and any("Protocol" in ast.unparse(base) for base in node.bases):
                 found |= {
@@ -81,17 +80,17 @@ def promised() -> set[str]:
     return found
 
 
-PROMISED = promised()
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_public_names_are_documented(name: str) -> None:
-    module = importlib.import_module(name)
-    assert module.__doc__, f"{name} does not say what it is for"
-    bare = []
-    for owner, value, member in public_members(module):
-        # A dataclass without a docstring gets its signature for one.
-        documented = inspect.getdoc(value) and not (value.__doc__ or "").startswith(f"{member}(")
-        if not documented and member not in PROMISED:
-            bare.append(f"{owner}.{member}".lstrip("."))
-    assert not bare, f"{name}: {', '.join(bare)}"
+def test_public_names_are_documented() -> None:
+    explained, bare = promised(), []
+    for name in modules():
+        if name.endswith("__main__"):
+            continue
+        module = importlib.import_module(name)
+        if not module.__doc__:
+            bare.append(name)
+        for owner, value, member in public_members(module):
+            # A dataclass without a docstring gets its signature for one.
+            documented = inspect.getdoc(value) and not (value.__doc__ or "").startswith(f"{member}(")
+            if not documented and member not in explained:
+                bare.append(f"{name}.{owner}.{member}".replace("..", "."))
+    assert not bare

@@ -7,6 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+from tools.house import tree_of
+
 PACKAGE = Path(__file__).resolve().parents[2] / "pyctl"
 
 MOST_LINES, MOST_PARAMETERS, MOST_PUBLIC, MOST_FIELDS = 60, 6, 20, 12
@@ -73,7 +75,7 @@ def found() -> dict[str, int]:
         over[what] = max(over[what], n)
 
     for path in sorted(PACKAGE.rglob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = tree_of(path)
         for name, node in functions(tree):
             note(f"{name} lines", (node.end_lineno or node.lineno) - node.lineno + 1)
             note(f"{name} parameters", n_parameters(node))

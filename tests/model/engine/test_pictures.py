@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,12 +19,11 @@ from pyctl.engine.draft.speculation import ModelDrafts, Speculation
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
-from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.sampling import Sampling
 from pyctl.engine.vision.vision_settings import VisionSettings
 from pyctl.errors import EngineError, RequestError
 from pyctl.image_file import ImageFile
-from pyctl.llama import Loaded, load
+from pyctl.llama import Loaded
 from pyctl.llama.vision.image_encoder import ImageEncoder
 from pyctl.prompt import Picture, Prompt, as_tokens
 from tests.pictures import image_bytes
@@ -38,27 +37,16 @@ LAYOUTS = [(name, kv) for name in ("tiny-hybrid", "tiny-moe") for kv in ("f16", 
 Open = Callable[..., Loaded]
 
 
-@pytest.fixture(scope="module")
-def opened(model_path: Callable[[str], Path], tiny_mmproj: Path) -> Iterator[Open]:
-    found: dict[object, Loaded] = {}
-
-    def get(name: str = "tiny-hybrid", kv: str = "f16", n: int = 0, types: tuple[str, ...] = ()) -> Loaded:
-        if (name, kv, n, types) not in found:
-            settings = ModelSettings(
-                path=str(model_path(name)), n_ctx=2048, n_ubatch=128, n_batch=128, n_threads=1, type_k=kv, type_v=kv
-            )
-            drafts = DraftSettings(draft_types=types)
-            found[name, kv, n, types] = load(settings, drafts=drafts, vision=VisionSettings(str(tiny_mmproj)))
-        loaded = found[name, kv, n, types]
-        for seq in range(loaded.backend.n_seqs):
-            loaded.backend.clear(seq)
-        loaded.backend.release_all()
+@pytest.fixture
+def opened(open_model: Open, tiny_mmproj: Path) -> Open:
+    def get(name: str = "tiny-hybrid", kv: str = "f16", types: tuple[str, ...] = ()) -> Loaded:
+        drafts, vision = DraftSettings(draft_types=types), VisionSettings(str(tiny_mmproj))
+        kinds = {"type_k": kv, "type_v": kv}
+        loaded = open_model(name, n_ctx=2048, n_ubatch=128, n_batch=128, drafts=drafts, vision=vision, **kinds)
         encoder_of(loaded).rows.clear()
         return loaded
 
-    yield get
-    for loaded in found.values():
-        loaded.backend.unload()
+    return get
 
 
 def encoder_of(loaded: Loaded) -> ImageEncoder:
@@ -112,7 +100,7 @@ def assert_same(warm: Reply, cold: Reply) -> None:
 @pytest.mark.parametrize(("name", "kv"), LAYOUTS)
 def test_what_is_restored_is_what_a_cold_run_says(opened: Open, tmp_path: Path, name: str, kv: str) -> None:
     """From the live sequence, from RAM and from disk after a restart, by tokens and by the bits of the logits."""
-    reference = opened(name, kv, 1)
+    reference = opened(name, kv)
     expected = {}
     for title, prompt in conversations(reference).items():
         reply = cold(reference.backend, prompt, 12, EXACT)
@@ -234,7 +222,7 @@ def test_two_conversations_share_the_cells(opened: Open) -> None:
 @pytest.mark.parametrize("types", [("ngram-mod",), ("ngram-mod", "draft-mtp")])
 def test_drafts_pause_inside_an_image_and_go_on_behind(opened: Open, types: tuple[str, ...]) -> None:
     """Exact drafts change no token, and n-grams of a prompt with an image never propose what stands for it."""
-    loaded = opened("tiny-hybrid-nextn", "f16", 0, types)
+    loaded = opened("tiny-hybrid-nextn", "f16", types)
     backend = loaded.backend
     repeated = "one two three four five six seven eight nine ten " * 4
     prompt = prompt_of(loaded, HEAD + USER + repeated, A, repeated, C, f"{repeated}{END}{REPLY}{repeated}")
@@ -259,7 +247,7 @@ def test_drafts_pause_inside_an_image_and_go_on_behind(opened: Open, types: tupl
 @pytest.mark.parametrize("kind", ["ngram-simple", "ngram-map-k", "ngram-mod"])
 def test_what_stands_for_an_image_is_no_draft(opened: Open, kind: str) -> None:
     """The model says again what stands before the image, so that n-grams find what follows there."""
-    loaded = opened("tiny-hybrid-nextn", "f16", 0, ("ngram-mod",))
+    loaded = opened("tiny-hybrid-nextn", "f16", ("ngram-mod",))
     begin = loaded.tokenizer.special_tokens()["<|vision_start|>"]
     said = Sampling(temperature=0.0, logit_bias=((begin, 1e4),))
     prompt = prompt_of(loaded, HEAD + USER, A, f"What is it?{END}{REPLY}")

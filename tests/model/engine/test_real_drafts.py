@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,11 +14,10 @@ from pyctl.engine.draft.speculation import ModelDrafts, Speculation
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
-from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.request import Done, Failed, Piece
 from pyctl.engine.sampling import Sampling
 from pyctl.engine.stream import ReasoningLimit
-from pyctl.llama import LlamaBackend, load
+from pyctl.llama import LlamaBackend, Loaded
 from pyctl.prompt import Prompt
 from tests.unit.engine.draft.guesses import Guesses
 from tests.unit.engine.drive import request
@@ -56,27 +54,11 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def drafting(model_path: Callable[[str], Path]) -> Iterator[Callable[..., LlamaBackend]]:
+@pytest.fixture
+def drafting(open_model: Callable[..., Loaded]) -> Callable[..., LlamaBackend]:
     """drafting("tiny-hybrid-nextn", n_seqs=4) -> a backend with a head, all sequences empty."""
-    backends: dict[object, LlamaBackend] = {}
-
-    def get(name: str, *, is_f32: bool = False, **fields: Any) -> LlamaBackend:
-        key = (name, is_f32, *sorted(fields.items()))
-        if key not in backends:
-            chosen, path = {"n_ctx": 1024, "n_ubatch": 64, "n_threads": 1, **fields}, model_path(name)
-            if is_f32:
-                chosen = {**chosen, **F32_ROWS}
-            settings = ModelSettings(path=str(path), **chosen)
-            drafts = DraftSettings(draft_types=("draft-mtp",), n_draft=N_MAX)
-            backends[key] = load(settings, drafts=drafts).backend
-        for seq in range(backends[key].n_seqs):
-            backends[key].clear(seq)
-        return backends[key]
-
-    yield get
-    for backend in backends.values():
-        backend.unload()
+    drafts = DraftSettings(draft_types=("draft-mtp",), n_draft=N_MAX)
+    return lambda name, **fields: open_model(name, n_ctx=1024, drafts=drafts, **fields).backend
 
 
 def prompt_for(backend: LlamaBackend, seed: int, n: int = 90) -> Prompt:
@@ -140,7 +122,7 @@ def test_with_one_width_no_draft_changes_a_bit(drafting: Callable[..., LlamaBack
 @pytest.mark.parametrize("name", ["tiny-hybrid-nextn", "tiny-moe-nextn"])
 def test_four_at_once_draft_in_one_evaluation(drafting: Callable[..., LlamaBackend], name: str) -> None:
     """All accept different numbers of drafts, and each sequence holds its own reply."""
-    backend = drafting(name, is_f32=True, n_seqs=4)
+    backend = drafting(name, n_seqs=4, **F32_ROWS)
     prompts = [prompt_for(backend, seed, 60 + 7 * seed) for seed in range(4)]
     speculation = Speculation(model=ModelDrafts(backend, N_MAX))
     engine = Engine(backend, RamCache(8, None), EngineSettings(), speculation=speculation)

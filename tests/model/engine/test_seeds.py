@@ -5,7 +5,7 @@ Each reply must equal, token for token, that of an engine without any cache.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 
 import numpy as np
@@ -25,11 +25,8 @@ from tests.unit.engine.drive import START, ask, chat, cold
 
 
 @pytest.fixture
-def backend(open_model: Callable[..., Loaded]) -> Iterator[LlamaBackend]:
-    backend = open_model("tiny-hybrid").backend
-    backend.clear(0)
-    yield backend
-    backend.clear(0)
+def backend(open_model: Callable[..., Loaded]) -> LlamaBackend:
+    return open_model("tiny-hybrid").backend
 
 
 _expected: dict[tuple[bytes, int], list[int]] = {}

@@ -12,8 +12,7 @@ from pyctl.cache.snapshot import NOTHING, Span, State
 from pyctl.engine.backend import Backend
 from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.handle import RequestHandle
-from pyctl.engine.model_settings import ModelSettings
-from pyctl.llama import load
+from pyctl.llama import Loaded
 from pyctl.llama.llama_backend import LlamaBackend
 from pyctl.prompt import Prompt
 from tests.unit.cache.checks import check_invariants
@@ -28,23 +27,10 @@ OTHER = chat((7777, 200))
 Opener = Callable[..., Backend]
 
 
-@pytest.fixture(scope="module")
-def open_drafting(model_path: Callable[[str], Path]) -> Iterator[Opener]:
+@pytest.fixture
+def open_drafting(open_model: Callable[..., Loaded]) -> Opener:
     """open_drafting("tiny-hybrid-nextn", ...) -> an empty backend whose head drafts, or with ``drafts`` of None not."""
-    opened: dict[tuple[object, ...], Backend] = {}
-
-    def get(name: str, drafts: DraftSettings | None = MTP, **fields: object) -> Backend:
-        key = (name, drafts, *sorted(fields.items()))
-        if key not in opened:
-            chosen = {"n_ctx": 4096, "n_ubatch": 64, "n_threads": 1, **fields}
-            opened[key] = load(ModelSettings(path=str(model_path(name)), **chosen), drafts=drafts).backend
-        for seq in range(opened[key].n_seqs):
-            opened[key].clear(seq)
-        return opened[key]
-
-    yield get
-    for backend in opened.values():
-        backend.unload()
+    return lambda name, drafts=MTP, **fields: open_model(name, drafts=drafts, **fields).backend
 
 
 def conversation() -> list[Prompt]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import StateError
-from pyctl.llama import LlamaBackend, load
+from pyctl.llama import LlamaBackend, Loaded, load
 from pyctl.prompt import Prompt, as_tokens
 from tests.unit.engine.draft.guesses import Guesses
 from tests.unit.engine.drive import ask
@@ -38,27 +38,15 @@ MODELS = {
 Opened = Callable[..., LlamaBackend]
 
 
-@pytest.fixture(scope="module")
-def opened(model_path: Any) -> Iterator[Opened]:
-    backends: dict[tuple[str, bool], LlamaBackend] = {}
-
+@pytest.fixture
+def opened(open_model: Callable[..., Loaded]) -> Opened:
     def get(name: str, *, is_f32: bool = False) -> LlamaBackend:
-        if (name, is_f32) not in backends:
-            shape, types, options = MODELS[name]
-            path = model_path(shape)
-            if is_f32:
-                options = F32_ROWS
-            settings = ModelSettings(
-                path=str(path), n_ctx=2048, n_ubatch=128, n_batch=128, n_seqs=2, n_threads=1, **options
-            )
-            backends[name, is_f32] = load(settings, drafts=DraftSettings(draft_types=types)).backend
-        for seq in range(2):
-            backends[name, is_f32].clear(seq)
-        return backends[name, is_f32]
+        shape, types, options = MODELS[name]
+        sizes = {"n_ctx": 2048, "n_ubatch": 128, "n_batch": 128, "n_seqs": 2}
+        drafts = DraftSettings(draft_types=types)
+        return open_model(shape, drafts=drafts, **sizes, **(F32_ROWS if is_f32 else options)).backend
 
-    yield get
-    for backend in backends.values():
-        backend.unload()
+    return get
 
 
 def tokens(seed: int, n: int) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from pyctl.engine.backend import SequenceTokens
 from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.errors import EngineError, ModelError, StateError, UnavailableError
-from pyctl.llama import LlamaBackend, load
+from pyctl.llama import LlamaBackend, Loaded, load
 from pyctl.llama.draft.mtp import MtpHead
 from pyctl.llama.library import HiddenRows
 from pyctl.prompt import as_tokens
@@ -35,7 +35,7 @@ class LateRows:
     """HiddenRows of a device: the next evaluation has begun when they are asked for."""
 
     def __init__(self, real: HiddenRows) -> None:
-        self.rows = real.rows
+        self.real, self.rows = real, real.rows
         self.copies: list[NDArray[np.float32]] = []
 
     def start(self, n: int) -> bool:
@@ -49,14 +49,12 @@ class LateRows:
         return self.copies[-2 if before else -1]
 
 
-@pytest.fixture(scope="module")
-def opened(model_path: Callable[[str], Path]) -> Iterator[Callable[..., LlamaBackend]]:
+@pytest.fixture
+def opened(open_model: Callable[..., Loaded]) -> Callable[..., LlamaBackend]:
     """opened("tiny-hybrid-nextn", n_draft=3, type_k="q8_0") -> a backend that drafts, all sequences empty.
 
     ``as_on_gpu``: with as many rows in each call of the head as there, and hidden rows that are copied beside the next
     evaluation."""
-    backends: dict[object, LlamaBackend] = {}
-    hidden: dict[object, Any] = {}
 
     def get(
         name: str = "tiny-hybrid-nextn",
@@ -65,22 +63,16 @@ def opened(model_path: Callable[[str], Path]) -> Iterator[Callable[..., LlamaBac
         as_on_gpu: bool = False,
         **fields: Any,
     ) -> LlamaBackend:
-        key = (name, types, n_draft, *sorted(fields.items()))
-        if key not in backends:
-            chosen = {"n_ctx": 2048, "n_ubatch": UBATCH, "n_threads": 1, "n_seqs": 3, **fields}
-            settings = ModelSettings(path=str(model_path(name)), **chosen)
-            backends[key] = load(settings, drafts=DraftSettings(draft_types=types, n_draft=n_draft)).backend
-        for seq in range(backends[key].n_seqs):
-            backends[key].clear(seq)
-        if isinstance(head := backends[key]._drafts.model, MtpHead):
+        chosen = {"n_ctx": 2048, "n_ubatch": UBATCH, "n_seqs": 3, **fields}
+        backend = open_model(name, drafts=DraftSettings(draft_types=types, n_draft=n_draft), **chosen).backend
+        if isinstance(head := backend._drafts.model, MtpHead):
             head._n_rows = 1 + n_draft if as_on_gpu else 1
-            real = hidden[key] = hidden.get(key, backends[key]._drafts._hidden)
-            backends[key]._drafts._hidden = LateRows(real) if as_on_gpu else real  # type: ignore[assignment]
-        return backends[key]
+            hidden = backend._drafts._hidden
+            real = hidden.real if isinstance(hidden, LateRows) else hidden
+            backend._drafts._hidden = LateRows(real) if as_on_gpu else real  # type: ignore[assignment]
+        return backend
 
-    yield get
-    for backend in backends.values():
-        backend.unload()
+    return get
 
 
 def prompt(n: int, seed: int = 0) -> list[int]:

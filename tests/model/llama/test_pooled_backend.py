@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -39,24 +39,15 @@ ALL, FEW = SelectSettings(), SelectSettings(128, 64, 64)
 Opened = Callable[..., Loaded]
 
 
-@pytest.fixture(scope="module")
-def opened(model_path: Callable[[str], Path]) -> Iterator[Opened]:
+@pytest.fixture
+def opened(open_model: Opened) -> Opened:
     """opened("tiny-hybrid", 1024) -> the model with a pool of so many tokens, 0 for none; drafts by name."""
-    found: dict[object, Loaded] = {}
 
-    def get(name: str, n_tokens: int, *draft_types: str, type_kv: str = "f16", select: SelectSettings = ALL) -> Loaded:
-        key = name, n_tokens, draft_types, type_kv, select
-        if key not in found:
-            given = {"n_ctx": N_CTX, "n_ubatch": 64, "n_threads": 1, "type_k": type_kv, "type_v": type_kv}
-            model = ModelSettings(path=str(model_path(name)), **given)
-            found[key] = load(model, drafts=DraftSettings(draft_types=draft_types), pool=PoolSettings(n_tokens, select))
-        found[key].backend.clear(0)
-        found[key].backend.release_all()
-        return found[key]
+    def get(name: str, n_tokens: int, *types: str, type_kv: str = "f16", select: SelectSettings = ALL) -> Loaded:
+        drafts, pool = DraftSettings(draft_types=types), PoolSettings(n_tokens, select)
+        return open_model(name, n_ctx=N_CTX, type_k=type_kv, type_v=type_kv, drafts=drafts, pool=pool)
 
-    yield get
-    for loaded in found.values():
-        loaded.backend.unload()
+    return get
 
 
 def engine_of(backend: LlamaBackend, budget: int | None = None, **fields: object) -> Engine:

@@ -19,9 +19,7 @@ def full(open_model: Callable[..., Loaded]) -> Callable[[str, str], LlamaBackend
     """full("tiny-hybrid", "q8_0") -> an empty backend with all cells in llama.cpp."""
 
     def get(name: str, kv: str) -> LlamaBackend:
-        backend = open_model(name, type_k=kv, type_v=kv, flash_attn="on", n_ctx=2048, n_ubatch=UBATCH).backend
-        backend.clear(0)
-        return backend
+        return open_model(name, type_k=kv, type_v=kv, flash_attn="on", n_ctx=2048, n_ubatch=UBATCH).backend
 
     return get
 

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from llama_cpp import llama_cpp as api
 
 from pyctl.cache.snapshot import Block, Rows, State
-from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.pool.pool_settings import PoolSettings
 from pyctl.errors import OutOfCellsError, StateError
-from pyctl.llama import LlamaBackend, Loaded, load
+from pyctl.llama import LlamaBackend, Loaded
 from pyctl.llama.library import checked
 from pyctl.prompt import as_tokens
 from tests.effort import examples
@@ -37,19 +36,14 @@ fuzzed = settings(max_examples=examples(50), deadline=None, suppress_health_chec
 
 
 @pytest.fixture
-def hybrid(open_model: Callable[..., Loaded]) -> Iterator[LlamaBackend]:
-    backend = open_model("tiny-hybrid", n_ctx=256).backend
-    yield backend
-    backend.clear(0)
+def hybrid(open_model: Callable[..., Loaded]) -> LlamaBackend:
+    return open_model("tiny-hybrid", n_ctx=256).backend
 
 
-@pytest.fixture(scope="module")
-def pooled(model_path: Callable[[str], Path]) -> Iterator[LlamaBackend]:
+@pytest.fixture
+def pooled(open_model: Callable[..., Loaded]) -> LlamaBackend:
     """Rows lie outside of the context, those of one of the layers on the host."""
-    model = ModelSettings(path=str(model_path("tiny-hybrid")), n_ctx=512, n_ubatch=64, n_threads=1)
-    backend = load(model, pool=PoolSettings(256)).backend
-    yield backend
-    backend.unload()
+    return open_model("tiny-hybrid", n_ctx=512, pool=PoolSettings(256)).backend
 
 
 @pytest.fixture(scope="module")

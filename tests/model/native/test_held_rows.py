@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,13 +28,11 @@ N_CELLS, N_SEQS, BATCH = 1024, 3, 64
 
 
 @pytest.fixture
-def backend(open_model: Callable[..., Loaded], request: pytest.FixtureRequest) -> Iterator[LlamaBackend]:
+def backend(open_model: Callable[..., Loaded], request: pytest.FixtureRequest) -> LlamaBackend:
     name, options = request.param
     backend = open_model(name, n_ctx=N_CELLS, n_seqs=N_SEQS, n_ubatch=BATCH, **options).backend
     assert backend.n_cells == N_CELLS
-    yield backend
-    for seq in range(N_SEQS):
-        backend.clear(seq)
+    return backend
 
 
 each_layout = pytest.mark.parametrize("backend", LAYOUTS, indirect=True)

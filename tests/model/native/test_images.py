@@ -38,13 +38,9 @@ one_hybrid = pytest.mark.parametrize("backend", LAYOUTS[:1], indirect=True)
 
 
 @pytest.fixture
-def backend(open_model: Callable[..., Loaded], request: pytest.FixtureRequest) -> Iterator[LlamaBackend]:
+def backend(open_model: Callable[..., Loaded], request: pytest.FixtureRequest) -> LlamaBackend:
     name, options = request.param
-    backend = open_model(name, n_ctx=N_CELLS, n_seqs=3, n_ubatch=64, **options).backend
-    yield backend
-    backend.release_all()
-    for seq in range(3):
-        backend.clear(seq)
+    return open_model(name, n_ctx=N_CELLS, n_seqs=3, **options).backend
 
 
 @dataclass(frozen=True)

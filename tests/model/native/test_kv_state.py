@@ -34,12 +34,9 @@ STEP = 64
 
 
 @pytest.fixture
-def backend(open_model: Callable[..., Loaded], request: pytest.FixtureRequest) -> Iterator[LlamaBackend]:
+def backend(open_model: Callable[..., Loaded], request: pytest.FixtureRequest) -> LlamaBackend:
     name, options = request.param
-    backend = open_model(name, **options).backend
-    backend.clear(0)
-    yield backend
-    backend.clear(0)
+    return open_model(name, **options).backend
 
 
 Ready = tuple[LlamaBackend, Tokens, dict[int, np.ndarray]]

@@ -76,6 +76,11 @@ def collect(handle: RequestHandle) -> Reply:
     return reply
 
 
+def engine_of(backend: Backend, n_slots: int = 32, budget: int | None = None, **options: object) -> Engine:
+    """An engine with a cache in RAM alone; ``options`` are those of `EngineSettings`."""
+    return Engine(backend, RamCache(n_slots, budget), EngineSettings(**options))
+
+
 def ask(engine: Engine, prompt: Prompt, n: int = 8, *, cancel_after: int | None = None, **fields: object) -> Reply:
     """Run one request to its end, or cancel it after so many steps."""
     handle = RequestHandle(request(prompt, n, **fields))

@@ -15,8 +15,8 @@ from pyctl.engine.schedule import scheduler
 from pyctl.engine.worker import Worker
 from pyctl.errors import BusyError, RequestError
 from tests.fake import FakeBackend
-from tests.unit.engine.drive import ask, collect, request
-from tests.unit.engine.test_scheduler import ENDLESS, engine_of, prompt_of, run, submit
+from tests.unit.engine.drive import ask, collect, engine_of, request
+from tests.unit.engine.test_scheduler import ENDLESS, prompt_of, run, submit
 from tests.unit.server.fake import INFO
 
 

@@ -300,4 +300,5 @@ def test_memory_for_what_will_wait_for_the_disk_beyond_the_budget_is_made_ready_
         engine.prefix_cache.cache.budget = budget
         assert ask(engine, chat((n, n))).error is None
         assert engine.backend.n_expected == expected
+        engine.prefix_cache.disk.close_seconds = 0.0  # no piece has room in RAM, and closing would wait for some
         engine.prefix_cache.close()

@@ -43,12 +43,17 @@ def conversation() -> list[Prompt]:
     return prompts
 
 
+COLD: dict[tuple[str, bytes], tuple[Turn, bytes]] = {}
+
+
 def cold(kind: str, prompt: Prompt, directory: Path) -> tuple[Turn, bytes]:
-    """What a server without a cache says, and what its draft model has then."""
-    server = server_of(kind, directory / f"cold {len(prompt)} {hash(prompt.tokens.tobytes())}")
-    found = server.ask(prompt), digest(server)
-    server.close()
-    return found
+    """What a server without a cache says, and what its draft model has then; it is asked once in a process."""
+    key = kind, prompt.tokens.tobytes()
+    if key not in COLD:
+        server = server_of(kind, directory / f"cold {len(prompt)} {hash(key)}")
+        COLD[key] = server.ask(prompt), digest(server)
+        server.close()
+    return COLD[key]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -7,18 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from pyctl.cache.ram import RamCache
 from pyctl.cache.sequence import LiveSequence
 from pyctl.cache.snapshot import Span
 from pyctl.engine.engine import Engine
-from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Progress
 from pyctl.errors import EngineError, UnavailableError
 from pyctl.prompt import Prompt, Tokens, as_tokens
 from tests.fake import FakeBackend
 from tests.unit.cache.checks import check_invariants
-from tests.unit.engine.drive import ask, cold, collect, request
+from tests.unit.engine.drive import ask, cold, collect, engine_of, request
 
 KINDS = ("hybrid", "attention", "opaque")
 
@@ -30,10 +28,6 @@ def chat(*messages: tuple[int, int]) -> Prompt:
     """
     parts = [np.random.default_rng(seed).integers(1, 60, length) for seed, length in (*messages, (999, 4))]
     return Prompt.of(np.concatenate(parts), np.cumsum([part.size for part in parts])[:-1])
-
-
-def engine_of(backend: FakeBackend, n_slots: int = 32, budget: int | None = None, **options: object) -> Engine:
-    return Engine(backend, RamCache(n_slots, budget), EngineSettings(**options))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -26,7 +26,7 @@ from pyctl.errors import OutOfCellsError, RequestError, StateError
 from pyctl.prompt import Prompt
 from tests.fake import FakeBackend
 from tests.unit.cache.checks import check_invariants
-from tests.unit.engine.drive import Reply, ask, cold, collect, request
+from tests.unit.engine.drive import Reply, ask, cold, collect, engine_of, request
 from tests.unit.engine.test_decode import Foresight
 from tests.unit.server.fake import INFO
 
@@ -39,10 +39,6 @@ def prompt_of(seed: int, n: int, head: int = 0) -> Prompt:
     parts = [np.random.default_rng(100).integers(1, 60, head), np.random.default_rng(seed).integers(1, 60, n - head)]
     tokens = np.concatenate(parts)
     return Prompt.of(tokens, [end for end in (head, n // 2, n - 4) if 0 < end < n])
-
-
-def engine_of(backend: FakeBackend, n_slots: int = 32, budget: int | None = None, **options: object) -> Engine:
-    return Engine(backend, RamCache(n_slots, budget), EngineSettings(**options))
 
 
 def submit(engine: Engine, prompt: Prompt, n: int = 8, **fields: object) -> RequestHandle:

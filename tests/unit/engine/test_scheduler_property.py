@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from pyctl.engine.handle import RequestHandle
 from tests.effort import examples
 from tests.fake import FakeBackend
-from tests.unit.engine.drive import collect
-from tests.unit.engine.test_scheduler import ENDLESS, KINDS, alone, check_at_rest, engine_of, prompt_of, run, submit
+from tests.unit.engine.drive import collect, engine_of
+from tests.unit.engine.test_scheduler import ENDLESS, KINDS, alone, check_at_rest, prompt_of, run, submit
 
 N_CTX = 512
 CONVERSATIONS = [prompt_of(seed, 60 + 40 * seed, head=50 * (seed % 2)) for seed in range(8)]

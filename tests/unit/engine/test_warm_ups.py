@@ -21,7 +21,7 @@ from pyctl.errors import UnavailableError
 from pyctl.prompt import Prompt, as_tokens
 from tests.fake import FakeBackend
 from tests.unit.cache.checks import check_invariants
-from tests.unit.engine.drive import ManualClock, ask, collect, request, until
+from tests.unit.engine.drive import ManualClock, ask, collect, engine_of, request, until
 from tests.unit.engine.drive import cold as run_cold
 from tests.unit.engine.test_disk import engine_on
 from tests.unit.server.fake import INFO
@@ -77,10 +77,6 @@ class Talk:
         )
         self.engine.submit(handle)
         return handle
-
-
-def engine_of(backend: FakeBackend, budget: int | None = None, **options: object) -> Engine:
-    return Engine(backend, RamCache(64, budget), EngineSettings(**options))
 
 
 def settle(engine: Engine) -> int:

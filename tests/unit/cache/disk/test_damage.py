@@ -179,8 +179,8 @@ def fewer_rows(file: RawFile) -> None:
 
 
 def rows_out_of_nothing(file: RawFile) -> None:
-    file.parts[2].codec, file.parts[2].size = 1, 2**40
-    file.parts[2].pieces = [zstandard.compress(b"x")] * (2**40 // file.parts[2].chunk + 1)
+    file.parts[2].codec, file.parts[2].size = 1, 2**36
+    file.parts[2].pieces = [zstandard.compress(b"x")] * (2**36 // file.parts[2].chunk + 1)
 
 
 def large_chunks(file: RawFile) -> None:

@@ -15,6 +15,7 @@ from pyctl.cache.ram import RamCache
 from pyctl.chat.chat_format import ChatFormat
 from pyctl.chat.replay import Replay
 from pyctl.chat.template import Template
+from pyctl.engine import worker
 from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
@@ -103,6 +104,7 @@ class Served:
 @pytest.fixture
 def serve(model_path: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Served]]:
     monkeypatch.setattr(warm_ups, "QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(worker, "IDLE_SECONDS", 3600.0)  # nothing moves from the device for want of work
     served: list[Served] = []
 
     def make(name: str = "tiny-hybrid", **settings: Any) -> Served:
