@@ -21,7 +21,7 @@ from bench.oracle import least_evaluated
 from bench.sessions import AGENTS, BUDGETED, WORKLOADS
 from bench.simulated import Simulation, SizedBackend, Turn
 from pyctl.cache.eviction import Likelihoods
-from pyctl.chat.format_settings import CHATML
+from pyctl.chat import CHATML
 from pyctl.chat.template import Template
 from tools.generator import QWEN36_27B
 

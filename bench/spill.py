@@ -36,7 +36,7 @@ from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import Block, Held, Rows, State
-from pyctl.chat.format_settings import CHATML
+from pyctl.chat import CHATML
 from pyctl.chat.template import Template
 from pyctl.engine.backend import Backend
 from pyctl.engine.engine import Engine

@@ -1,3 +1,66 @@
-"""Messages to prompts, and replies back to their parts. Knows text and token ids; no engine, no HTTP."""
+"""Conversations as text and tokens. Their settings: how messages become text."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pyctl.convert import choice, json_object
+from pyctl.setting import FORMAT
+
+__all__ = ["CHATML", "FormatSettings", "keep_reasoning"]
+
+
+def keep_reasoning(keep: bool) -> dict[str, bool]:
+    """Variables by which templates are told to write the reasoning of earlier turns, or to leave it out."""
+    return {"preserve_thinking": keep, "clear_thinking": not keep, "truncate_history_thinking": not keep}
+
+
+CHATML = """\
+{%- for message in messages %}
+{{- '<|im_start|>' ~ message.role ~ '\\n' ~ message.content ~ '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+{{- '<|im_start|>assistant\\n' }}
+{%- endif %}"""
+
+
+def jinja_text(text: str) -> str:
+    """Jinja text, or chatml."""
+    if text == "chatml":
+        return CHATML
+    if "{" not in text:
+        raise ValueError(f"{text!r} is not a Jinja template; llama.cpp's built-in templates cannot be named here")
+    return text
+
+
+@dataclass(frozen=True)
+class FormatSettings:
+    """How messages become text; an empty ``chat_template`` means the model's own."""
+
+    chat_template: str = FORMAT.flag(
+        "",
+        "--chat-template",
+        "Jinja text instead of the model's, or chatml",
+        jinja_text,
+        "LLAMA_ARG_CHAT_TEMPLATE",
+        "TEXT",
+    )
+    template_kwargs: Mapping[str, Any] = FORMAT.flag(
+        {},
+        "--chat-template-kwargs",
+        "further values for the template",
+        json_object,
+        "LLAMA_ARG_CHAT_TEMPLATE_KWARGS",
+        "JSON",
+    )
+    prompt_replay: str = FORMAT.flag(
+        "equal",
+        "--prompt-replay",
+        "own replies go into later prompts as they were sampled: equal (if the message that the client returns means"
+        " the same), full (also if it lacks the reasoning) or off",
+        choice("equal", "full", "off"),
+        "PYCTL_PROMPT_REPLAY",
+        "MODE",
+    )

@@ -16,7 +16,7 @@ from jinja2.parser import Parser
 from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from pyctl.chat.format_settings import CHATML, keep_reasoning
+from pyctl.chat import CHATML, keep_reasoning
 from pyctl.errors import ModelError, RequestError
 
 __all__ = [

@@ -1,3 +1,248 @@
-"""llama-server's HTTP interface on top of a worker and a chat format."""
+"""The HTTP server. Its settings: where it listens, what clients may ask, and what replies are like by default."""
 
 from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from pyctl.cache import DiskSettings
+from pyctl.convert import choice, directory, file_text, integer, words
+from pyctl.engine.engine_settings import MOST_WARM_UPS
+from pyctl.engine.model_settings import ModelSettings
+from pyctl.engine.sampling import Sampling
+from pyctl.errors import ConfigError
+from pyctl.limit import SetLimit
+from pyctl.setting import CACHE, FORMAT, SAMPLING, SERVER
+
+__all__ = ["REASONING_FORMATS", "Cors", "ListenSettings", "ReplySettings", "ServerSettings"]
+
+REASONING_FORMATS: dict[str, Literal["auto", "deepseek", "none"]] = {
+    "auto": "auto",
+    "none": "none",
+    "deepseek": "deepseek",
+    "deepseek-legacy": "deepseek",  # llama-server, too, treats both alike
+}
+"""Names that users and requests may use, with their meaning."""
+
+
+def addresses(text: str) -> tuple[str, ...]:
+    """One address or several."""
+    if not (found := words(text)):
+        raise ValueError(f"{text!r} is no address")
+    return found
+
+
+def keys(text: str) -> tuple[str, ...]:
+    """One key or several; an empty text is an error: it must not open the server."""
+    if not (found := words(text)):
+        raise ValueError("there is no key in it; leave it out to let every client ask")
+    return found
+
+
+def existing_or_new(text: str) -> Path:
+    """A directory, or a place where one can be made."""
+    return Path(directory(text))
+
+
+def existing(text: str) -> str:
+    """A directory that is there."""
+    if not Path(directory(text)).is_dir():
+        raise ValueError(f"{text!r} does not exist")
+    return directory(text)
+
+
+def url_path(text: str) -> str:
+    """A path to serve below, without a slash at its end."""
+    if text and not re.fullmatch(r"(/[\w.~-]+)+", text):
+        raise ValueError(f"{text!r} is not a path such as /llm")
+    return text
+
+
+def chat_bodies(text: str) -> tuple[Mapping[str, Any], ...]:
+    """The JSON objects in a file, one or a list."""
+    try:
+        value = json.loads(file_text(text))
+    except RecursionError as error:
+        raise ValueError(f"{text!r} is no JSON: {error}") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{text!r} is no JSON: {error}") from error
+    bodies = tuple(value) if isinstance(value, list) else (value,)
+    if not all(isinstance(body, dict) for body in bodies):
+        raise ValueError(f"{text!r} is neither a JSON object nor a list of them")
+    if len(bodies) > MOST_WARM_UPS:
+        raise ValueError(f"{text!r} has {len(bodies)} requests, the most is {MOST_WARM_UPS}")
+    return bodies
+
+
+@dataclass(frozen=True)
+class ListenSettings:
+    """Where the server listens, and for how many; one of ``hosts`` may be a UNIX socket, a path ending in .sock."""
+
+    hosts: tuple[str, ...] = SERVER.flag(
+        ("127.0.0.1",),
+        "--host",
+        "addresses to listen on, comma-separated, or paths ending in .sock",
+        addresses,
+        "LLAMA_ARG_HOST",
+        "HOSTS",
+        shown="127.0.0.1",
+    )
+    port: int = SERVER.flag(8080, "--port", "port to listen on, 0 = any free one", integer(0, 65535), "LLAMA_ARG_PORT")
+    open_page: bool = SERVER.flag(False, "--open", "open the page in a browser", None, "PYCTL_OPEN")
+    ssl_key_file: str = SERVER.flag("", "--ssl-key-file", "private key (PEM)", str, "LLAMA_ARG_SSL_KEY_FILE", "FILE")
+    ssl_cert_file: str = SERVER.flag("", "--ssl-cert-file", "certificate (PEM)", str, "LLAMA_ARG_SSL_CERT_FILE", "FILE")
+    max_connections: int = SERVER.flag(
+        512,
+        "--max-connections",
+        "connections at once",
+        integer(1, 65536),
+        "PYCTL_MAX_CONNECTIONS",
+        limit=SetLimit("connections at once", "silent ones are closed, then 503", "connection"),
+    )
+
+    def __post_init__(self) -> None:
+        if bool(self.ssl_key_file) != bool(self.ssl_cert_file):
+            raise ConfigError("--ssl-key-file and --ssl-cert-file need each other")
+
+
+@dataclass(frozen=True)
+class Cors:
+    """Pages of other origins: ``origins`` is ``*`` for all, ``localhost`` for pages of this machine, or a list.
+
+    Lists are separated by commas.
+    """
+
+    origins: str = SERVER.flag(
+        "*", "--cors-origins", "pages that may ask, or localhost", str, "LLAMA_ARG_CORS_ORIGINS", "LIST"
+    )
+    methods: str = SERVER.flag(
+        "GET, POST, DELETE, OPTIONS", "--cors-methods", "how they may ask", str, "LLAMA_ARG_CORS_METHODS", "LIST"
+    )
+    headers: str = SERVER.flag("*", "--cors-headers", "headers they may send", str, "LLAMA_ARG_CORS_HEADERS", "LIST")
+    credentials: bool = SERVER.flag(
+        True, "--cors-credentials", "with credentials", None, "LLAMA_ARG_CORS_CREDENTIALS", off="--no-cors-credentials"
+    )
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """Clients of a process: which may ask, and what they may see and change.
+
+    No ``api_keys`` means that every client may ask. ``slots_debug`` adds prompts to /slots, ``show_prompts`` their ends
+    to /cache even if there are no keys; with ``is_verbose``, OpenAI's replies hold llama-server's.
+    """
+
+    api_keys: tuple[str, ...] = SERVER.flag(
+        (), "--api-key", "keys that clients may use, comma-separated", keys, "LLAMA_API_KEY", "KEYS", many=True
+    )
+    ping_seconds: int = SERVER.flag(
+        30,
+        "--sse-ping-interval",
+        "seconds of silence before a stream sends a comment, -1 = never",
+        integer(-1),
+        "LLAMA_ARG_SSE_PING_INTERVAL",
+    )
+    api_prefix: str = SERVER.flag(
+        "", "--api-prefix", "path before all others", url_path, "LLAMA_ARG_API_PREFIX", "PATH"
+    )
+    show_page: bool = SERVER.flag(
+        True, "--ui --webui", "serve the page at /", None, "LLAMA_ARG_UI", off="--no-ui --no-webui"
+    )
+    static_path: str = SERVER.flag(
+        "", "--path", "directory of files to serve at /", existing, "LLAMA_ARG_STATIC_PATH", "DIR"
+    )
+    media_path: str = SERVER.flag(
+        "", "--media-path", "directory whose images clients may name as file://NAME", existing, metavar="DIR"
+    )
+    show_slots: bool = SERVER.flag(True, "--slots", "serve /slots", None, "LLAMA_ARG_ENDPOINT_SLOTS", off="--no-slots")
+    show_metrics: bool = SERVER.flag(False, "--metrics", "serve /metrics", None, "LLAMA_ARG_ENDPOINT_METRICS")
+    show_prompts: bool = SERVER.flag(
+        False, "--show-prompts", "GET /cache shows how prompts end, also without an API key", None, "PYCTL_SHOW_PROMPTS"
+    )
+    change_props: bool = SERVER.flag(False, "--props", "allow POST /props", None, "LLAMA_ARG_ENDPOINT_PROPS")
+    slot_save_path: Path | None = SERVER.flag(  # noqa: RUF009
+        None, "--slot-save-path", "directory for saved sequences", existing_or_new, metavar="DIR"
+    )
+    cors: Cors = field(default_factory=Cors)
+    slots_debug: bool = False
+    is_verbose: bool = False
+
+    @property
+    def has_page(self) -> bool:
+        """Whether the page is served; a directory of --path takes its place."""
+        return self.show_page and not self.static_path
+
+
+@dataclass(frozen=True)
+class ReplySettings:
+    """Replies of one model: what a request gets that does not say otherwise.
+
+    ``n_batch`` bounds the text around the gap in /infill. ``disk_policy``, ``n_batch`` and ``embeddings`` are the
+    settings of these names of the disk and the model.
+    """
+
+    sampling: Sampling = field(default_factory=Sampling)
+    n_predict: int = SAMPLING.flag(
+        -1, "-n --predict --n-predict", "tokens of a reply, -1 = no limit", integer(-1), "LLAMA_ARG_N_PREDICT"
+    )
+    cache_prompt: bool = CACHE.flag(
+        True, "--cache-prompt", "reuse earlier prompts", None, "LLAMA_ARG_CACHE_PROMPT", off="--no-cache-prompt"
+    )
+    warm_next: bool = CACHE.flag(
+        True,
+        "--warm-next",
+        "evaluate replies as the next prompt will have them, while the engine is idle",
+        None,
+        "PYCTL_WARM_NEXT",
+        off="--no-warm-next",
+    )
+    warm: tuple[Mapping[str, Any], ...] = SERVER.flag(
+        (),
+        "--warm",
+        "chat requests (JSON, one or a list) whose prompts are evaluated at the start",
+        chat_bodies,
+        "PYCTL_WARM",
+        "FILE",
+        many=True,
+    )
+    reasoning_format: str = FORMAT.flag(
+        "auto",
+        "--reasoning-format",
+        f"where thoughts go: {', '.join(REASONING_FORMATS)}",
+        choice(*REASONING_FORMATS),
+        "LLAMA_ARG_THINK",
+        "FORMAT",
+    )
+    reasoning_budget: int = FORMAT.flag(
+        -1, "--reasoning-budget", "tokens of thinking, -1 = no limit, 0 = none", integer(-1), "LLAMA_ARG_THINK_BUDGET"
+    )
+    reasoning_budget_message: str = FORMAT.flag(
+        "",
+        "--reasoning-budget-message",
+        "what the model is made to say when that is used up",
+        str,
+        "LLAMA_ARG_THINK_BUDGET_MESSAGE",
+        "TEXT",
+    )
+    prefill_assistant: bool = SERVER.flag(
+        True,
+        "--prefill-assistant",
+        "a reply goes on where the last message is the assistant's",
+        None,
+        "LLAMA_ARG_PREFILL_ASSISTANT",
+        off="--no-prefill-assistant",
+    )
+    spm_infill: bool = SERVER.flag(False, "--spm-infill", "/infill puts what comes after the gap first")
+    embd_normalize: int = SERVER.flag(
+        2,
+        "--embd-normalize",
+        "norm of embeddings: -1 none, 0 int16 range, 1 taxicab, 2 Euclidean, p the p-norm",
+        integer(-1),
+    )
+    disk_policy: str = DiskSettings.disk_policy
+    n_batch: int = ModelSettings.n_batch
+    embeddings: bool = ModelSettings.embeddings

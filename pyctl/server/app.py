@@ -1,4 +1,4 @@
-"""The server's paths: what llama-server has, as far as it is there."""
+"""The application: the paths of all endpoints, the page, and where the model of a request is chosen."""
 
 from __future__ import annotations
 
@@ -14,20 +14,23 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
-from pyctl.errors import UnavailableError
+from pyctl.errors import NotFoundError, RequestError, UnavailableError
+from pyctl.page import POLICY, Asset, asset, index, names
+from pyctl.page.markdown_process import MOST_TEXTS
+from pyctl.server import ServerSettings
 from pyctl.server.api import (
     anthropic,
     completions,
     embeddings,
     info,
     metrics,
-    page,
     prefix_cache,
     responses,
     sequences,
     token_counts,
 )
-from pyctl.server.http import error_response, http_exception
+from pyctl.server.body import TextsBody, at_most
+from pyctl.server.http import JsonResponse, error_response, http_exception
 from pyctl.server.middleware import (
     MAX_BODY_BYTES,
     MAX_IMAGES_BODY_BYTES,
@@ -38,10 +41,20 @@ from pyctl.server.middleware import (
     depth_error,
 )
 from pyctl.server.reply import log_error
-from pyctl.server.server_settings import ServerSettings
 from pyctl.server.service import Service
 
 __all__ = ["create_app", "create_loading_app"]
+
+
+async def _render(service: Service, request: Request) -> Response:
+    """POST /page/markdown {"texts": [...]}: the HTML of each, harmless whatever the texts say."""
+    texts = TextsBody.parse(await request.body()).texts
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise RequestError("'texts' must be a list of strings")
+    at_most(MOST_TEXTS, len(texts), "texts", "texts")
+    # Threads of its own: what takes long here keeps no request from the engine.
+    return JsonResponse({"html": await service.shared.rendering.run(request, service.shared.markdown.render, texts)})
+
 
 Handler: TypeAlias = Callable[[Service, Request], Awaitable[ASGIApp]]
 
@@ -85,7 +98,7 @@ _POST: dict[str, Handler] = {
     "/tools": info.disabled,
     "/cors-proxy": info.disabled,
     "/cache/pin": prefix_cache.pin,
-    "/page/markdown": page.render,
+    "/page/markdown": _render,
     "/cache/warm": prefix_cache.warm,
     "/v1/messages": anthropic.messages,
     "/v1/messages/count_tokens": anthropic.count_tokens,
@@ -122,6 +135,10 @@ _OWN_PAGES: frozenset[Handler] = frozenset(
 """Endpoints that pages of other origins may not use, though they may generate: these show or change shared state."""
 
 
+_ANTHROPIC: frozenset[Handler] = frozenset((anthropic.messages, anthropic.count_tokens))
+"""Endpoints whose errors are in Anthropic's form."""
+
+
 def create_app(service: Service) -> Starlette:
     """The ASGI application that answers with ``service``; it owns neither the worker nor its thread."""
     settings = service.shared.settings
@@ -129,14 +146,14 @@ def create_app(service: Service) -> Starlette:
         Route(settings.api_prefix + path, _endpoint(service, handlers), methods=list(handlers))
         for path, handlers in _by_path({"GET": _GET, "POST": _POST, "DELETE": _DELETE}).items()
     ]
-    routes += page.routes(settings)
+    routes += page_routes(settings)
     if settings.static_path:
         routes.append(Mount(settings.api_prefix, StaticFiles(directory=settings.static_path, html=True)))
     return Starlette(
         routes=routes,
         middleware=[
             Middleware(CorsMiddleware, cors=settings.cors),
-            Middleware(KeyMiddleware, keys=settings.api_keys, prefix=settings.api_prefix, files=page.files(settings)),
+            Middleware(KeyMiddleware, keys=settings.api_keys, prefix=settings.api_prefix, files=_page_files(settings)),
             Middleware(BodyLimitMiddleware, limit=MAX_IMAGES_BODY_BYTES if service.info.vision else MAX_BODY_BYTES),
         ],
         exception_handlers={HTTPException: http_exception},
@@ -150,7 +167,7 @@ def create_loading_app(settings: ServerSettings) -> Starlette:
         return error_response(UnavailableError("Loading model"))
 
     return Starlette(
-        routes=page.routes(settings),
+        routes=page_routes(settings),
         middleware=[Middleware(CorsMiddleware, cors=settings.cors)],
         exception_handlers={HTTPException: loading},
     )
@@ -170,6 +187,7 @@ def _endpoint(service: Service, handlers: Mapping[str, Handler]) -> Callable[[Re
 
     async def endpoint(request: Request) -> ASGIApp:
         handler = handlers["GET" if request.method == "HEAD" else request.method]
+        as_response = anthropic.error_response if handler in _ANTHROPIC else error_response
         try:
             if handler in _OWN_PAGES or (handler is sequences.show and service.shared.settings.slots_debug):
                 check_origin(request.headers, service.shared.settings)
@@ -177,9 +195,49 @@ def _endpoint(service: Service, handlers: Mapping[str, Handler]) -> Callable[[Re
         except ClientDisconnect:
             return Response(status_code=400)
         except RecursionError:
-            return error_response(depth_error())
+            return as_response(depth_error())
         except Exception as error:
             log_error(request.url.path, error)
-            return error_response(error)
+            return as_response(error)
 
     return endpoint
+
+
+def page_routes(settings: ServerSettings) -> list[Route]:
+    """GET / and GET /page/{name}, the page and its files; none with --no-ui or --path. They need no model."""
+    if not settings.has_page:
+        return []
+    paths = {"/": _index, "/index.html": _index, "/page/{name}": _page_file}
+    return [Route(settings.api_prefix + path, endpoint) for path, endpoint in paths.items()]
+
+
+def _page_files(settings: ServerSettings) -> frozenset[str]:
+    """Names of the page's files; none with --no-ui or --path."""
+    return names() if settings.has_page else frozenset()
+
+
+async def _index(request: Request) -> Response:
+    return _sent(request, index())
+
+
+async def _page_file(request: Request) -> Response:
+    return _sent(request, asset(request.path_params["name"]))
+
+
+def _sent(request: Request, found: Asset | None) -> Response:
+    if found is None:
+        return error_response(NotFoundError("File Not Found"))
+    headers = {
+        "cache-control": "no-cache",  # asked for again, and mostly not sent
+        "content-security-policy": POLICY,
+        "etag": found.tag,
+        "referrer-policy": "no-referrer",
+        "vary": "Accept-Encoding",
+        "x-content-type-options": "nosniff",
+    }
+    if request.headers.get("if-none-match") == found.tag:
+        return Response(status_code=304, headers=headers)
+    if "gzip" in request.headers.get("accept-encoding", ""):
+        headers["content-encoding"] = "gzip"
+        return Response(found.compressed, headers=headers, media_type=found.media_type)
+    return Response(found.body, headers=headers, media_type=found.media_type)

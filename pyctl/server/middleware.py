@@ -15,8 +15,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pyctl.errors import AuthenticationError, BusyError, ForbiddenError, RequestError, TooLargeError
 from pyctl.limit import limit
+from pyctl.server import Cors, ServerSettings
 from pyctl.server.http import error_response
-from pyctl.server.server_settings import Cors, ServerSettings
 
 __all__ = [
     "MAX_BODY_BYTES",

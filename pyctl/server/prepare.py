@@ -23,6 +23,7 @@ from pyctl.engine.stream import ReasoningLimit
 from pyctl.errors import ContextSizeError, NotSupportedError, RequestError
 from pyctl.image_file import ImageFile
 from pyctl.prompt import Prompt
+from pyctl.server import REASONING_FORMATS
 from pyctl.server.body import (
     INT32_MAX,
     LETTERS_PER_TOKEN,
@@ -39,7 +40,6 @@ from pyctl.server.body import (
     at_most,
 )
 from pyctl.server.images import NOTHING, Fetched, data_images, load_images
-from pyctl.server.server_settings import REASONING_FORMATS
 from pyctl.server.service import Service
 
 __all__ = [

@@ -15,9 +15,9 @@ from pyctl.engine.engine_stats import EngineMemory
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.worker import Worker
 from pyctl.page.markdown_process import MarkdownProcess
+from pyctl.server import ReplySettings, ServerSettings
 from pyctl.server.memory import give_back
 from pyctl.server.request_pool import Afterwards, RequestPool
-from pyctl.server.server_settings import ReplySettings, ServerSettings
 from pyctl.server.stores import ConversationStore, ResponseStore
 
 __all__ = ["Service", "Shared"]

@@ -23,8 +23,8 @@ from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.schedule import warm_ups
 from pyctl.engine.worker import Worker
 from pyctl.llama import load
+from pyctl.server import ReplySettings, ServerSettings
 from pyctl.server.app import create_app
-from pyctl.server.server_settings import ReplySettings, ServerSettings
 from pyctl.server.service import Service, Shared
 from pyctl.terminal.local import LocalBackend
 from tests.unit.server.fake import Client

@@ -24,12 +24,11 @@ llama-server's, so that both render the same prompt, but for these:
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
@@ -42,7 +41,7 @@ from pyctl.server.body import Body, ChatBody, ConversationBody, Nested, items, j
 from pyctl.server.http import JsonResponse, encode, error_body, named_frames, retry_header
 from pyctl.server.images import ImagePart, with_images
 from pyctl.server.prepare import PreparedReply, prepare
-from pyctl.server.reply import EventReply, log_error, respond
+from pyctl.server.reply import EventReply, respond
 from pyctl.server.service import Service
 
 __all__ = ["MessageReply", "chat_fields", "count_tokens", "error_response", "messages"]
@@ -430,33 +429,16 @@ def _usage(n_prompt: int, n_cached: int, n_predicted: int) -> dict[str, int]:
 
 async def messages(service: Service, request: Request) -> ASGIApp:
     """POST /v1/messages"""
-    return await _answered(request, partial(_ask, service, request))
-
-
-async def count_tokens(service: Service, request: Request) -> ASGIApp:
-    """POST /v1/messages/count_tokens"""
-    return await _answered(request, partial(_count, service, request))
-
-
-async def _answered(request: Request, reply: Callable[[bytes], Awaitable[ASGIApp]]) -> ASGIApp:
-    """Errors in Anthropic's form."""
-    try:
-        return await reply(await request.body())
-    except ClientDisconnect:
-        raise
-    except Exception as error:
-        log_error(request.url.path, error)
-        return error_response(error)
-
-
-async def _ask(service: Service, request: Request, body: bytes) -> ASGIApp:
+    body = await request.body()
     (prepared,) = await with_images(
         service, request, lambda fetched: prepare(service, ChatBody.of(chat_fields(parse_object(body))), fetched)
     )
     return respond(service, [MessageReply(service, prepared, Identity(service))])
 
 
-async def _count(service: Service, request: Request, body: bytes) -> ASGIApp:
+async def count_tokens(service: Service, request: Request) -> ASGIApp:
+    """POST /v1/messages/count_tokens"""
+    body = await request.body()
     n_tokens = await with_images(
         service, request, lambda fetched: count(service, ConversationBody.of(chat_fields(parse_object(body))), fetched)
     )

@@ -19,9 +19,9 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from pyctl.errors import ConfigError
+from pyctl.server import ServerSettings
 from pyctl.server.app import create_loading_app
 from pyctl.server.lifecycle import KEPT_SECONDS, ConnectionGuard, GuardedProtocol, bind
-from pyctl.server.server_settings import ServerSettings
 from tests.process.server.test_lifecycle import line, server
 
 BODY = b'{"prompt": "a", "n_predict": 1}'

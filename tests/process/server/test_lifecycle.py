@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 from pyctl.errors import ConfigError
+from pyctl.server import ServerSettings
 from pyctl.server.app import create_loading_app
 from pyctl.server.lifecycle import LoadingApp, serve
-from pyctl.server.server_settings import ServerSettings
 from tests.unit.server.fake import HI, Bench, Client, events, play
 
 ROOT = Path(__file__).resolve().parents[3]

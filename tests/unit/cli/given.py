@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pyctl.chat.format_settings import keep_reasoning
+from pyctl.chat import keep_reasoning
 from pyctl.cli.arguments import FLAGS, CommandSettings, parse_chat, parse_serve
 from pyctl.cli.other_forms import IGNORED, NO_OP, REJECTED, REMOVED
 from pyctl.errors import ConfigError

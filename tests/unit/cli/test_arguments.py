@@ -7,7 +7,7 @@ import pytest
 
 from pyctl.cache.cache_settings import CacheSettings, DiskSettings
 from pyctl.cache.persist import DiskPolicy
-from pyctl.chat.format_settings import FormatSettings, keep_reasoning
+from pyctl.chat import FormatSettings, keep_reasoning
 from pyctl.chat.template import Template
 from pyctl.cli.arguments import FLAGS, OWNERS, parse_chat, parse_serve
 from pyctl.cli.logs import LogSettings
@@ -18,7 +18,7 @@ from pyctl.engine.sampling import RANDOM_SEED, Sampling
 from pyctl.errors import ConfigError, RequestError
 from pyctl.llama.params import with_ubatch
 from pyctl.models import HubSettings
-from pyctl.server.server_settings import ListenSettings, ReplySettings, ServerSettings
+from pyctl.server import ListenSettings, ReplySettings, ServerSettings
 from pyctl.setting import GENERAL
 from pyctl.terminal import TerminalSettings
 from tests.unit.cli.given import PRESERVED, SERVE_FLAGS, WITHOUT_USE, chat, refused, serve

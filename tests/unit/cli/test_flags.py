@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pyctl.chat.format_settings import keep_reasoning
+from pyctl.chat import keep_reasoning
 from pyctl.cli.arguments import parse_chat, parse_serve
 from pyctl.engine.placements import CPU_EXPERTS
 from pyctl.errors import ConfigError

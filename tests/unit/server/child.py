@@ -11,10 +11,9 @@ import time
 
 from pyctl.engine.request import Request
 from pyctl.errors import ConfigError
-from pyctl.server import lifecycle
+from pyctl.server import ServerSettings, lifecycle
 from pyctl.server.app import create_loading_app
 from pyctl.server.lifecycle import LoadingApp, bind, serve
-from pyctl.server.server_settings import ServerSettings
 from tests.unit.server.fake import Bench, Pause, Script, play
 
 

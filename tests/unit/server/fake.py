@@ -29,8 +29,8 @@ from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, Event, Failed, Piece, Progress, Request, StopType, Timings
 from pyctl.engine.worker import Worker
+from pyctl.server import ReplySettings, ServerSettings
 from pyctl.server.app import create_app
-from pyctl.server.server_settings import ReplySettings, ServerSettings
 from pyctl.server.service import Service, Shared
 from tests.fake import FakeBackend
 from tests.unit.chat.toy import CHATML, chatml_tokenizer

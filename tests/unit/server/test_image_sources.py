@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from pyctl.errors import ContextSizeError, RequestError
 from pyctl.image_file import ImageFile
+from pyctl.server import ServerSettings
 from pyctl.server.images import ImagePart, ImagesMissing, data_images, load_images
-from pyctl.server.server_settings import ServerSettings
 from tests.effort import examples
 from tests.pictures import GridReader, image_bytes
 from tests.unit.server.fake import Bench, play

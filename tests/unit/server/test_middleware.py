@@ -11,10 +11,9 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from pyctl.errors import PyctlError, TooLargeError
-from pyctl.server import middleware
+from pyctl.server import Cors, ServerSettings, middleware
 from pyctl.server.http import JsonResponse, error_response
 from pyctl.server.middleware import BodyLimitMiddleware
-from pyctl.server.server_settings import Cors, ServerSettings
 from tests.unit.server.fake import HI, Bench, Client, play
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pyctl.server.server_settings import ReplySettings
+from pyctl.server import ReplySettings
 from tests.unit.chat.toy import CHATML_SPECIALS, ByteTokenizer
 from tests.unit.server.fake import N_CTX, Bench, play
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pyctl.engine.stream import ReasoningLimit
-from pyctl.server.server_settings import ReplySettings
+from pyctl.server import ReplySettings
 from tests.unit.chat.toy import chatml_tokenizer
 from tests.unit.server.fake import HI, Bench, play
 from tests.unit.server.parts import OPENED

@@ -9,7 +9,7 @@ from pyctl.cache.cache_stats import RequestStats
 from pyctl.engine.request import Done, DraftCounts, Event, Failed, Piece, Progress, Timings
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import ContextSizeError, EngineError, UnavailableError
-from pyctl.server.server_settings import ReplySettings
+from pyctl.server import ReplySettings
 from pyctl.terminal.chat_backend import ChatDelta
 from pyctl.terminal.local import LocalBackend
 from tests.unit.server.fake import HI, N_CTX, Bench, Pause, close_workers

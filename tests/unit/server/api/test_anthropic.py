@@ -11,7 +11,7 @@ import pytest
 
 from pyctl.engine.request import Request
 from pyctl.errors import EngineError
-from pyctl.server.server_settings import ServerSettings
+from pyctl.server import ServerSettings
 from tests.unit.chat.toy import THINKING
 from tests.unit.server.fake import HI, Bench, Gate, Script, fail, play
 from tests.unit.server.parts import Caller, named_events, split_by_lines

@@ -10,7 +10,7 @@ import pytest
 
 from pyctl.cache.cache_stats import RequestStats
 from pyctl.engine.request import MOST_POSITIONS, Done, DraftCounts, Event, Piece, Request, Timings
-from pyctl.server.server_settings import ServerSettings
+from pyctl.server import ServerSettings
 from tests.unit.server.fake import HI, Bench
 
 COUNTS = DraftCounts.of(3, 2) + DraftCounts.of(3, 0) + DraftCounts.of(2, 1)

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from pyctl.server import ReplySettings
 from pyctl.server.api import embeddings
 from pyctl.server.api.embeddings import normalised
 from pyctl.server.body import MOST_LETTERS
-from pyctl.server.server_settings import ReplySettings
 from tests.unit.server.fake import Bench
 
 

@@ -6,8 +6,8 @@ from pyctl.cache.cache_stats import CacheStats, CacheView, SnapshotView
 from pyctl.cache.device_tier import DeviceCounts
 from pyctl.cache.snapshot import BlockBytes
 from pyctl.engine.engine_stats import EngineCounters, EngineMemory, EngineStats
+from pyctl.server import ReplySettings, ServerSettings
 from pyctl.server.api.metrics import prometheus_text
-from pyctl.server.server_settings import ReplySettings, ServerSettings
 from tests.unit.server.fake import Bench
 
 LLAMA = {

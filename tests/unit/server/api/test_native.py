@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pyctl.server.server_settings import ReplySettings
+from pyctl.server import ReplySettings
 from tests.unit.server.fake import INFO, N_CTX, Bench, play
 
 

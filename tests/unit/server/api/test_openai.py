@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pyctl.server.server_settings import ReplySettings, ServerSettings
+from pyctl.server import ReplySettings, ServerSettings
 from tests.unit.chat import toy
 from tests.unit.server.fake import HI, Bench, play
 

@@ -12,7 +12,7 @@ from pyctl.cache.cache_stats import RequestStats
 from pyctl.engine.pool.pool_plan import PoolPlan, StreamCounts
 from pyctl.engine.pool.selection import SelectSettings
 from pyctl.engine.request import Done, Event, Piece, Request, Timings
-from pyctl.server.server_settings import ServerSettings
+from pyctl.server import ServerSettings
 from tests.unit.server.fake import Bench
 
 MIB = 2**20

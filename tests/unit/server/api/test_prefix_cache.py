@@ -19,7 +19,7 @@ from pyctl.cache.persist import DiskPolicy
 from pyctl.chat.cached_tokenizer import readable
 from pyctl.engine.engine_stats import MOST_REPLIES, RecentReplies
 from pyctl.engine.request import Timings
-from pyctl.server.server_settings import Cors, ReplySettings, ServerSettings
+from pyctl.server import Cors, ReplySettings, ServerSettings
 from tests.unit.chat.toy import chatml_tokenizer
 from tests.unit.engine.drive import ManualClock
 from tests.unit.server.fake import Bench, Client

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from starlette.requests import ClientDisconnect
 
+from pyctl.server import ReplySettings
 from pyctl.server.body import MOST_LETTERS
-from pyctl.server.server_settings import ReplySettings
 from tests.unit.server.fake import Bench
 from tests.unit.server.parts import Caller
 

@@ -12,8 +12,8 @@ from pyctl.engine.request import Request
 from pyctl.engine.schedule.admission import ActiveRequest
 from pyctl.errors import RequestError
 from pyctl.prompt import Prompt
+from pyctl.server import ServerSettings
 from pyctl.server.api.sequences import _filename, sequence_json
-from pyctl.server.server_settings import ServerSettings
 from tests.unit.server.fake import N_CTX, Bench
 
 HERE = Path("/saved")

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pyctl.server.server_settings import ServerSettings
+from pyctl.server import ServerSettings
 from tests.unit.server.fake import Bench, Client, play
 
 
