@@ -40,10 +40,10 @@ from pyctl.server.body import (
     at_most,
 )
 from pyctl.server.images import NOTHING, Fetched, data_images, load_images
+from pyctl.server.reply import PreparedReply
 from pyctl.server.service import Service
 
 __all__ = [
-    "PreparedReply",
     "infill_prompt",
     "keep_scales",
     "mixed",
@@ -180,22 +180,6 @@ def _last(tokens: Sequence[int], n: int) -> list[int]:
 
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class PreparedReply:
-    """Reply number ``index`` of a request: what the engine is asked, how the client wants it, and the prompt as text.
-
-    ``splitter`` takes the reply apart; of a raw prompt's, everything is content. ``chat`` is the conversation that the
-    reply continues, None for a raw prompt.
-    """
-
-    request: Request
-    options: ReplyOptions
-    prompt_text: str
-    splitter: ReplySplitter
-    index: int = 0
-    chat: PreparedChat | None = None
 
 
 def prepare(service: Service, body: AnyBody, fetched: Fetched = NOTHING) -> list[PreparedReply]:

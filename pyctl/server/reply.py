@@ -18,7 +18,8 @@ from starlette.types import Receive, Scope, Send
 
 from pyctl.cache import RequestStats
 from pyctl.chat.cached_tokenizer import Tokenizer
-from pyctl.chat.reply import ReplyDelta
+from pyctl.chat.chat_format import PreparedChat
+from pyctl.chat.reply import ReplyDelta, ReplySplitter
 from pyctl.engine.backend import TopTokens
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.pool.pool_plan import PoolPlan, StreamCounts
@@ -27,13 +28,15 @@ from pyctl.engine.sampling import Sampling
 from pyctl.errors import EngineError, PyctlError
 from pyctl.server.body import ReplyOptions
 from pyctl.server.http import PING, JsonResponse, encode, error_event, error_response, named_frames
-from pyctl.server.prepare import PreparedReply
 from pyctl.server.request_pool import client_left
 from pyctl.server.service import Service
+from pyctl.text import random_id
 
 __all__ = [
     "ActiveReply",
     "EventReply",
+    "Identity",
+    "PreparedReply",
     "Reply",
     "ReplyResponse",
     "TextOf",
@@ -209,6 +212,38 @@ def _shown(value: Any) -> Any:
 def without_long(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The ``settings`` in /props and /slots: all but those that may be long."""
     return {key: value for key, value in settings.items() if key not in _LONG}
+
+
+@dataclass(frozen=True)
+class PreparedReply:
+    """Reply number ``index`` of a request: what the engine is asked, how the client wants it, and the prompt as text.
+
+    ``splitter`` takes the reply apart; of a raw prompt's, everything is content. ``chat`` is the conversation that the
+    reply continues, None for a raw prompt.
+    """
+
+    request: Request
+    options: ReplyOptions
+    prompt_text: str
+    splitter: ReplySplitter
+    index: int = 0
+    chat: PreparedChat | None = None
+
+
+class Identity:
+    """Members that all events of one answer share."""
+
+    def __init__(self, service: Service) -> None:
+        self.fields: dict[str, Any] = {
+            "created": int(time.time()),
+            "id": "chatcmpl-" + random_id(),
+            "model": service.model,
+            "system_fingerprint": service.info.build,
+        }
+
+    def tail(self, kind: str) -> bytes:
+        """The shared members as JSON, to follow ``{"choices":[...]``."""
+        return b"," + encode({**self.fields, "object": kind})[1:-1]
 
 
 class Reply(ABC):

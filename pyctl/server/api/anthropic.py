@@ -35,13 +35,12 @@ from starlette.types import ASGIApp
 from pyctl.chat.reply import ReplyDelta
 from pyctl.engine.request import Done, Progress
 from pyctl.errors import ContextSizeError, RequestError
-from pyctl.server.api.completions import Identity
 from pyctl.server.api.token_counts import count
 from pyctl.server.body import Body, ChatBody, ConversationBody, Nested, items, json_object, others, parse_object
 from pyctl.server.http import JsonResponse, encode, error_body, named_frames, retry_header
 from pyctl.server.images import ImagePart, with_images
-from pyctl.server.prepare import PreparedReply, prepare
-from pyctl.server.reply import EventReply, respond
+from pyctl.server.prepare import prepare
+from pyctl.server.reply import EventReply, Identity, PreparedReply, respond
 from pyctl.server.service import Service
 
 __all__ = ["MessageReply", "chat_fields", "count_tokens", "error_response", "messages"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -18,14 +17,12 @@ from pyctl.server.body import ChatBody, CompletionBody, ControlBody, InfillBody
 from pyctl.server.http import JsonResponse, encode, frame
 from pyctl.server.images import with_images
 from pyctl.server.middleware import sees_texts
-from pyctl.server.prepare import PreparedReply, prepare
-from pyctl.server.reply import Reply, ReplyResponse, respond, settings_json, usage_json
+from pyctl.server.prepare import prepare
+from pyctl.server.reply import Identity, PreparedReply, Reply, ReplyResponse, respond, settings_json, usage_json
 from pyctl.server.service import Service
-from pyctl.text import random_id
 
 __all__ = [
     "ChatReply",
-    "Identity",
     "NativeReply",
     "TextReply",
     "chat_completions",
@@ -121,22 +118,6 @@ def _pick(body: dict[str, Any], paths: tuple[str, ...]) -> dict[str, Any]:
         else:
             picked[path] = value
     return picked
-
-
-class Identity:
-    """Members that all events of one answer share."""
-
-    def __init__(self, service: Service) -> None:
-        self.fields: dict[str, Any] = {
-            "created": int(time.time()),
-            "id": "chatcmpl-" + random_id(),
-            "model": service.model,
-            "system_fingerprint": service.info.build,
-        }
-
-    def tail(self, kind: str) -> bytes:
-        """The shared members as JSON, to follow ``{"choices":[...]``."""
-        return b"," + encode({**self.fields, "object": kind})[1:-1]
 
 
 class _OpenAIReply(Reply):

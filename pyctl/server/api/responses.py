@@ -31,8 +31,8 @@ from pyctl.server.api.token_counts import count, counted
 from pyctl.server.body import ByteAccount, ChatBody, ConversationBody, NewConversationBody, parse_object
 from pyctl.server.http import JsonResponse, error_body, error_response, named_frames
 from pyctl.server.images import Fetched, with_images
-from pyctl.server.prepare import PreparedReply, parallel_calls, prepare
-from pyctl.server.reply import EventReply, log_error, progress_json, respond, timings_json
+from pyctl.server.prepare import parallel_calls, prepare
+from pyctl.server.reply import EventReply, PreparedReply, log_error, progress_json, respond, timings_json
 from pyctl.server.service import Service
 from pyctl.server.stores import owner_of
 from pyctl.text import random_id
