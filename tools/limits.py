@@ -24,8 +24,9 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "limits.md"
 
 HEAD = """# Limits
 
-Everything that a client, a file or a long life could make grow has a bound. This page is made from the code
-(`python -m tools.limits`); a limit with a flag can be changed, the others are constants beside what they bound.
+Everything that a client, a file or a long life could make grow has a bound.
+`python -m tools.limits` writes this page from the code.
+A flag changes a limit; limits without a flag are constants.
 """
 
 TITLES = {

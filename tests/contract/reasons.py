@@ -120,16 +120,27 @@ def summary(verdicts: Sequence[Verdict]) -> str:
 INTRODUCTION = """\
 # What a client sees of llama-server and of pyctl
 
-`make contract LLAMA_SERVER=/path/to/llama-server` serves the same tiny model with both, asks both the same requests
-(tests/contract/probes.py: every endpoint and documented field, valid, at the edge and wrong) and compares status,
-content type, members with their types, the values that clients branch on, and the sequence of a stream's events. It
-fails on any difference that has no reason here. With `KEEP=1` it writes this file.
+```sh
+make contract LLAMA_SERVER=/path/to/llama-server
+```
+
+Both servers get the same tiny model and the same requests: every endpoint and documented field,
+valid, at the edge and wrong (tests/contract/probes.py). The test compares status, content type,
+members with their types, the values that clients branch on, and the sequence of a stream's events.
+It fails on any difference that has no reason here. With `KEEP=1` it writes this file.
 """
 
 
 def document(verdicts: Sequence[Verdict], build: str) -> str:
     """All differences by their reasons, as Markdown."""
-    lines = [INTRODUCTION, f"{build}. {summary(verdicts)}.", "", "| endpoint | requests | same |", "|---|---:|---:|"]
+    lines = [
+        INTRODUCTION,
+        f"{build}.",
+        f"{summary(verdicts)}.",
+        "",
+        "| endpoint | requests | same |",
+        "|---|---:|---:|",
+    ]
     asked = Counter(_name(verdict.probe) for verdict in verdicts)
     same = Counter(_name(verdict.probe) for verdict in verdicts if verdict.is_same)
     lines += [f"| {name} | {count} | {same[name]} |" for name, count in asked.items()]

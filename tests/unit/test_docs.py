@@ -1,0 +1,89 @@
+"""README and docs: their length, their links, and the flags and commands that they name."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from pyctl.cli.arguments import FLAGS, parse_chat, parse_serve
+from pyctl.cli.other_forms import IGNORED, NO_OP, REJECTED
+
+ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "README.md"
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
+PAGES = [README, *DOCS]
+WIDTH, README_LINES = 100, 130
+
+WIDE_TABLES = {"contract.md", "disk-format.md", "limits.md", "native.md"}
+"""Reference tables, some of them generated, whose cells hold whole sentences."""
+
+OTHERS = {
+    *("--fix", "--json", "--help", "--version"),  # of pyctl cache, of all commands
+    *("--no-cache-dir", "--url", "--only", "--gib", "--models", "--restore-chat-history"),  # of pip, bench, aider
+    *("--continue", "--resume", "--schema", "--functions", "--auth-type", "--model", "--config"),  # of clients
+    *("--api-prefix", "--check", "--out", "--start", "--seconds", "--rate", "--weights"),  # of tools
+}
+"""Flags of other programs, and of other commands than serve and chat."""
+
+
+def ids(paths: list[Path]) -> list[str]:
+    return [str(path.relative_to(ROOT)) for path in paths]
+
+
+def text_of(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def commands_of(page: Path) -> list[list[str]]:
+    """The commands ``pyctl serve`` and ``pyctl chat`` in blocks of shell code."""
+    found = []
+    for block in re.findall(r"```(?:sh|ini)\n(.*?)```", text_of(page), re.DOTALL):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = shlex.split(line.removeprefix("ExecStart="), comments=True)
+            if len(words) > 1 and words[0].endswith("pyctl") and words[1] in ("serve", "chat"):
+                found.append(words[1:])
+    return found
+
+
+def test_the_readme_is_short() -> None:
+    assert len(text_of(README).splitlines()) <= README_LINES
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids(PAGES))
+def test_lines_are_short(page: Path) -> None:
+    long = [line for line in text_of(page).splitlines() if len(line) > WIDTH]
+    assert [line for line in long if page.name not in WIDE_TABLES or not line.startswith("|")] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids(PAGES))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)|(?:src|srcset)=\"([^\"]+)\"", text_of(page)):
+        link = "".join(target)
+        if re.match(r"https?:|mailto:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        found = (page.parent / path).resolve() if path else page
+        assert found.exists(), link
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", text_of(found), re.MULTILINE)
+            assert anchor in [re.sub(r"[^\w -]", "", each).lower().replace(" ", "-") for each in headings], link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids(PAGES))
+def test_named_flags_exist(page: Path) -> None:
+    flags = {name for found in FLAGS.values() for flag in found for name in flag.spellings()}
+    known = flags | {*NO_OP, *IGNORED, *REJECTED, *OTHERS}
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]", "".join(re.findall(r"`[^`]+`", text_of(page)))))
+    assert sorted(named - known) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids(PAGES))
+def test_commands_are_understood(page: Path) -> None:
+    for command, *flags in commands_of(page):
+        settings = (parse_serve if command == "serve" else parse_chat)(flags, {})
+        assert settings.warnings == ()
+    if page in (README, ROOT / "docs" / "24gb.md"):
+        assert commands_of(page)
