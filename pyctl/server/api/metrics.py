@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -45,7 +45,7 @@ def prometheus_text(stats: EngineStats, memory: Mapping[str, int]) -> str:
     """All metrics, as Prometheus reads them; ``memory`` are bytes by what they are for, and those that are resident."""
     return "".join(
         _lines(metric)
-        for metric in (*_llama(stats), *_company(stats), *_pool(stats), *_cache(stats.cache), *_memory(memory))
+        for metric in (*_llama(stats), *_scheduling(stats), *_pool(stats), *_cache(stats.cache), *_memory(memory))
     )
 
 
@@ -54,9 +54,23 @@ def _lines(metric: Metric) -> str:
     return head + "".join(f"{metric.name}{labels} {value:.12g}\n" for labels, value in metric.values.items())
 
 
+def _counter(name: str, text: str, values: float | Mapping[str, float]) -> Metric:
+    return Metric(name, "counter", text, values if isinstance(values, Mapping) else {"": values})
+
+
+def _gauge(name: str, text: str, values: float | Mapping[str, float]) -> Metric:
+    return Metric(name, "gauge", text, values if isinstance(values, Mapping) else {"": values})
+
+
+def _by(label: str, values: Mapping[Any, float]) -> dict[str, float]:
+    """``values`` by the braces that stand after the name."""
+    return {f'{{{label}="{name}"}}': n for name, n in values.items()}
+
+
 def _llama(stats: EngineStats) -> Iterator[Metric]:
     total, recent = stats.total, stats.recent
-    drafts = total.drafts
+    drafts, busy = total.drafts, total.n_busy / max(total.n_calls, 1)
+    prompt_rate, rate = _rate(recent.n_evaluated, recent.prompt_ms), _rate(recent.n_predicted, recent.predicted_ms)
     for name, text, value in (
         ("prompt_tokens_total", "Number of prompt tokens processed, excluding cached tokens", total.n_evaluated),
         ("prompt_tokens_cached_total", "Number of prompt tokens reused from the cache", total.n_cached),
@@ -69,102 +83,79 @@ def _llama(stats: EngineStats) -> Iterator[Metric]:
         ("spec_decode_num_accepted_tokens_total", "Speculative: Total draft tokens accepted", drafts.n_accepted),
         ("spec_decode_num_drafts_total", "Speculative: Total verification steps", drafts.n_drafts),
     ):
-        yield Metric(f"llamacpp:{name}", "counter", text, {"": value})
+        yield _counter(f"llamacpp:{name}", text, value)
     for name, text, value in (
-        ("prompt_tokens_seconds", "Average prompt throughput in tokens/s", _rate(recent.n_evaluated, recent.prompt_ms)),
-        (
-            "predicted_tokens_seconds",
-            "Average generation throughput in tokens/s",
-            _rate(recent.n_predicted, recent.predicted_ms),
-        ),
+        ("prompt_tokens_seconds", "Average prompt throughput in tokens/s", prompt_rate),
+        ("predicted_tokens_seconds", "Average generation throughput in tokens/s", rate),
         ("requests_processing", "Number of requests processing", stats.n_processing),
         ("requests_deferred", "Number of requests deferred", stats.n_waiting),
-        (
-            "n_busy_slots_per_decode",
-            "Average number of busy slots per llama_decode() call",
-            total.n_busy / max(total.n_calls, 1),
-        ),
+        ("n_busy_slots_per_decode", "Average number of busy slots per llama_decode() call", busy),
     ):
-        yield Metric(f"llamacpp:{name}", "gauge", text, {"": value})
+        yield _gauge(f"llamacpp:{name}", text, value)
     if drafts.by_position:
         name, text = "llamacpp:spec_decode_num_accepted_tokens_per_pos_total", "Accepted tokens per draft position"
-        yield Metric(name, "counter", text, {f'{{position="{i}"}}': n for i, n in enumerate(drafts.by_position)})
+        yield _counter(name, text, _by("position", {str(i): n for i, n in enumerate(drafts.by_position)}))
 
 
-def _company(stats: EngineStats) -> Iterator[Metric]:
-    suspensions = {"": stats.total.n_suspended}
-    yield Metric("pyctl:suspensions_total", "counter", "Replies that had to give their cells to others", suspensions)
-    yield Metric("pyctl:suspended", "gauge", "Such replies that wait now", {"": stats.n_suspended})
-    held = {"": stats.suspended_bytes}
-    yield Metric("pyctl:suspended_bytes", "gauge", "Bytes that these need, part of the cache's", held)
-    yield Metric("pyctl:cells", "gauge", "Tokens that fit into the context", {"": stats.n_cells})
-    yield Metric("pyctl:cells_used", "gauge", "Tokens in the context", {"": stats.n_cells_used})
-    held = {"": stats.n_cells_held}
-    yield Metric("pyctl:cells_held", "gauge", "Cells that rows of snapshots take, and no sequence", held)
-    device = {f'{{event="{name}"}}': n for name, n in asdict(stats.device).items()}
-    yield Metric(
-        "pyctl:device_rows_total", "counter", "Rows of snapshots on the device, by what became of them", device
-    )
+def _scheduling(stats: EngineStats) -> Iterator[Metric]:
+    yield _counter("pyctl:suspensions_total", "Replies that had to give their cells to others", stats.total.n_suspended)
+    yield _gauge("pyctl:suspended", "Such replies that wait now", stats.n_suspended)
+    yield _gauge("pyctl:suspended_bytes", "Bytes that these need, part of the cache's", stats.suspended_bytes)
+    yield _gauge("pyctl:cells", "Tokens that fit into the context", stats.n_cells)
+    yield _gauge("pyctl:cells_used", "Tokens in the context", stats.n_cells_used)
+    yield _gauge("pyctl:cells_held", "Cells that rows of snapshots take, and no sequence", stats.n_cells_held)
+    device = _by("event", asdict(stats.device))
+    yield _counter("pyctl:device_rows_total", "Rows of snapshots on the device, by what became of them", device)
 
 
 def _pool(stats: EngineStats) -> Iterator[Metric]:
-    if stats.streamed is not None:
-        n_bytes, seconds = {"": stats.streamed.n_bytes}, {"": stats.streamed.wait_ms / 1e3}
-        yield Metric("pyctl:streamed_bytes_total", "counter", "Bytes of K and V that were read from RAM", n_bytes)
-        yield Metric("pyctl:stream_wait_seconds_total", "counter", "Seconds that evaluation waited for them", seconds)
-        selected, fetched = {"": stats.streamed.n_selected}, {"": stats.streamed.n_fetched}
-        yield Metric("pyctl:selected_chunks_total", "counter", "Chunks that generated tokens attended to", selected)
-        yield Metric("pyctl:fetched_chunks_total", "counter", "Of these, those that were read from RAM", fetched)
+    if (streamed := stats.streamed) is not None:
+        yield _counter("pyctl:streamed_bytes_total", "Bytes of K and V that were read from RAM", streamed.n_bytes)
+        seconds = streamed.wait_ms / 1e3
+        yield _counter("pyctl:stream_wait_seconds_total", "Seconds that evaluation waited for them", seconds)
+        yield _counter("pyctl:selected_chunks_total", "Chunks that generated tokens attended to", streamed.n_selected)
+        yield _counter("pyctl:fetched_chunks_total", "Of these, those that were read from RAM", streamed.n_fetched)
 
 
 def _cache(view: CacheView) -> Iterator[Metric]:
-    totals, disk = view.totals, view.disk
-    by_source = {f'{{source="{source}"}}': n for source, n in totals.hits.items()}
-    restored = {f'{{source="{source}"}}': n for source, n in totals.n_cached.items()}
-    evaluated = {"": totals.n_evaluated}
-    yield Metric("pyctl:cache_requests_total", "counter", "Requests served", {"": totals.requests})
-    yield Metric("pyctl:cache_hits_total", "counter", "Requests resumed from a prefix, by its place", by_source)
-    yield Metric("pyctl:cache_restored_tokens_total", "counter", "Prompt tokens restored, by source", restored)
-    yield Metric("pyctl:cache_evaluated_tokens_total", "counter", "Prompt tokens evaluated", evaluated)
-    warmed = {"": totals.n_warmed}
-    yield Metric("pyctl:warmed_tokens_total", "counter", "Tokens evaluated before a request needed them", warmed)
-    used = {"": totals.n_warmed_used}
-    yield Metric("pyctl:warmed_tokens_used_total", "counter", "Such tokens that a request then resumed from", used)
-    yield Metric("pyctl:warm_ups_total", "counter", "Prompts evaluated before a request came", {"": totals.n_warm_ups})
-    yield Metric("pyctl:cache_saves_total", "counter", "Snapshots taken", {"": totals.n_saved})
-    yield Metric("pyctl:cache_evictions_total", "counter", "Snapshots evicted from RAM", {"": view.n_evicted})
-    refused = {"": view.n_refused}
-    yield Metric("pyctl:cache_refused_total", "counter", "Snapshots that could not fit into the budget", refused)
-    failed = {"": totals.failed_restores}
-    yield Metric("pyctl:cache_failed_restores_total", "counter", "Snapshots that could not be restored", failed)
-    yield Metric("pyctl:cache_snapshots", "gauge", "Snapshots in RAM", {"": len(view.snapshots)})
-    yield Metric("pyctl:cache_slots", "gauge", "Places for snapshots in RAM", {"": view.n_slots})
-    yield Metric("pyctl:cache_ram_bytes", "gauge", "Bytes of the snapshots in RAM", {"": view.n_bytes})
-    yield Metric("pyctl:cache_ram_budget_bytes", "gauge", "What they may take, -1 for no limit", {"": view.budget})
-    if disk is not None:
-        yield Metric("pyctl:cache_disk_snapshots", "gauge", "Lengths with a snapshot on disk", {"": disk.in_use})
-        yield Metric("pyctl:cache_disk_bytes", "gauge", "Bytes of the snapshots on disk", {"": disk.n_bytes})
-        yield Metric("pyctl:cache_disk_budget_bytes", "gauge", "What they may take, -1 for no limit", {"": disk.budget})
-        yield Metric("pyctl:cache_disk_reads_total", "counter", "Snapshots read from disk", {"": disk.hits})
-        yield Metric("pyctl:cache_disk_written_bytes_total", "counter", "Bytes written to disk", {"": disk.written})
-        yield Metric("pyctl:cache_disk_waiting", "gauge", "Snapshots that wait to be written", {"": disk.waiting})
-        spilled, n_bytes = {"": disk.spilled}, {"": disk.spilled_bytes}
-        yield Metric("pyctl:cache_disk_spilled_total", "counter", "Snapshots written as they left RAM", spilled)
-        yield Metric("pyctl:cache_disk_spilled_bytes_total", "counter", "Bytes written as they left RAM", n_bytes)
-        given_up = {"": disk.given_up}
-        yield Metric("pyctl:cache_disk_given_up_total", "counter", "Snapshots not written for want of time", given_up)
-        failed = {"": disk.failed}
-        yield Metric("pyctl:cache_disk_failed_writes_total", "counter", "Snapshots that could not be written", failed)
-        yield Metric("pyctl:cache_disk_damaged_total", "counter", "Files found damaged", {"": disk.damaged})
+    totals = view.totals
+    for name, text, values in (
+        ("cache_requests_total", "Requests served", totals.requests),
+        ("cache_hits_total", "Requests resumed from a prefix, by its place", _by("source", totals.hits)),
+        ("cache_restored_tokens_total", "Prompt tokens restored, by source", _by("source", totals.n_cached)),
+        ("cache_evaluated_tokens_total", "Prompt tokens evaluated", totals.n_evaluated),
+        ("warmed_tokens_total", "Tokens evaluated before a request needed them", totals.n_warmed),
+        ("warmed_tokens_used_total", "Such tokens that a request then resumed from", totals.n_warmed_used),
+        ("warm_ups_total", "Prompts evaluated before a request came", totals.n_warm_ups),
+        ("cache_saves_total", "Snapshots taken", totals.n_saved),
+        ("cache_evictions_total", "Snapshots evicted from RAM", view.n_evicted),
+        ("cache_refused_total", "Snapshots that could not fit into the budget", view.n_refused),
+        ("cache_failed_restores_total", "Snapshots that could not be restored", totals.failed_restores),
+    ):
+        yield _counter(f"pyctl:{name}", text, values)
+    yield _gauge("pyctl:cache_snapshots", "Snapshots in RAM", len(view.snapshots))
+    yield _gauge("pyctl:cache_slots", "Places for snapshots in RAM", view.n_slots)
+    yield _gauge("pyctl:cache_ram_bytes", "Bytes of the snapshots in RAM", view.n_bytes)
+    yield _gauge("pyctl:cache_ram_budget_bytes", "What they may take, -1 for no limit", view.budget)
+    if (disk := view.disk) is not None:
+        yield _gauge("pyctl:cache_disk_snapshots", "Lengths with a snapshot on disk", disk.in_use)
+        yield _gauge("pyctl:cache_disk_bytes", "Bytes of the snapshots on disk", disk.n_bytes)
+        yield _gauge("pyctl:cache_disk_budget_bytes", "What they may take, -1 for no limit", disk.budget)
+        yield _counter("pyctl:cache_disk_reads_total", "Snapshots read from disk", disk.hits)
+        yield _counter("pyctl:cache_disk_written_bytes_total", "Bytes written to disk", disk.written)
+        yield _gauge("pyctl:cache_disk_waiting", "Snapshots that wait to be written", disk.waiting)
+        yield _counter("pyctl:cache_disk_spilled_total", "Snapshots written as they left RAM", disk.spilled)
+        yield _counter("pyctl:cache_disk_spilled_bytes_total", "Bytes written as they left RAM", disk.spilled_bytes)
+        yield _counter("pyctl:cache_disk_given_up_total", "Snapshots not written for want of time", disk.given_up)
+        yield _counter("pyctl:cache_disk_failed_writes_total", "Snapshots that could not be written", disk.failed)
+        yield _counter("pyctl:cache_disk_damaged_total", "Files found damaged", disk.damaged)
 
 
 def _memory(memory: Mapping[str, int]) -> Iterator[Metric]:
-    resident = {"": memory["resident"]}
-    yield Metric("pyctl:memory_resident_bytes", "gauge", "Bytes of this process in the machine's memory", resident)
-    counted = {f'{{part="{part}"}}': n for part, n in memory.items() if part != "resident"}
-    yield Metric(
-        "pyctl:memory_bytes", "gauge", "Bytes by what they are for; blocks are in arena or in addition to it", counted
-    )
+    resident, counted = memory["resident"], {part: n for part, n in memory.items() if part != "resident"}
+    yield _gauge("pyctl:memory_resident_bytes", "Bytes of this process in the machine's memory", resident)
+    text = "Bytes by what they are for; blocks are in arena or in addition to it"
+    yield _gauge("pyctl:memory_bytes", text, _by("part", counted))
 
 
 def _rate(count: float, ms: float) -> float:
