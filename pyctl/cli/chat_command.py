@@ -9,7 +9,7 @@ from types import FrameType
 
 from pyctl.cli.arguments import CommandSettings
 from pyctl.cli.logs import start_log
-from pyctl.terminal.chat_backend import ChatBackend
+from pyctl.terminal.conversation import ChatBackend
 from pyctl.terminal.interactive import run_chat
 
 __all__ = ["chat", "chat_backend"]

@@ -59,16 +59,7 @@ def run_serve(settings: CommandSettings) -> int:
         # Before requests are taken: Ctrl-C must end a download.
         serving = _Serving(found(settings))
         try:
-            serve(
-                serving.gate,
-                sockets,
-                ssl_key_file=listen.ssl_key_file,
-                ssl_cert_file=listen.ssl_cert_file,
-                max_connections=listen.max_connections,
-                on_ready=serving.open,
-                meanwhile=serving.watch,
-                on_stop=serving.close,
-            )
+            serve(serving.gate, sockets, listen, on_ready=serving.run, on_stop=serving.close)
         except EngineError as error:
             log.critical("the server ends: %s", error)
             code = 1
@@ -86,8 +77,11 @@ class _Serving:
         self._service: Service | None = None
         self.gate = LoadingApp(create_loading_app(settings.server))
 
-    def open(self, address: str) -> None:
-        """Load the model and let requests through; may be stopped by `close` on another thread."""
+    def run(self, address: str) -> None:
+        """Load the model, let requests through, and wait for `close`, which another thread may call at any time.
+
+        EngineError if the engine ends before.
+        """
         log.debug("listening at %s, loading the model", address)
         if self._settings.server.has_page:
             page = page_address(address, self._settings.server.api_prefix)
@@ -109,11 +103,7 @@ class _Serving:
             except PyctlError as error:
                 log.warning("--warm: %s", error)
         log.info("%s on %s", service.worker.info.model_path, address)
-
-    def watch(self) -> None:
-        """Return after `close`; EngineError if the engine ends before."""
-        if self._service is not None:
-            self._service.worker.watch()
+        service.worker.watch()
 
     def close(self) -> bool:
         """Stop loading, or end the engine; whether all is written that was to be kept. Idempotent."""

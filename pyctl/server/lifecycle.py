@@ -29,6 +29,7 @@ from uvicorn.server import ServerState
 
 from pyctl.errors import ConfigError
 from pyctl.limit import limit
+from pyctl.server import ListenSettings
 
 __all__ = [
     "ConnectionGuard",
@@ -374,25 +375,21 @@ AGAIN_SECONDS = 0.5
 def serve(
     app: ASGIApp,
     sockets: list[socket.socket],
+    listen: ListenSettings,
     *,
-    ssl_key_file: str = "",
-    ssl_cert_file: str = "",
-    max_connections: int = 512,
     grace_seconds: float = 2.0,
-    on_ready: Callable[[str], None] | None = None,
-    meanwhile: Callable[[], None] | None = None,
+    on_ready: Callable[[str], None] = lambda address: None,
     on_stop: Callable[[], object] | None = None,
 ) -> None:
     """Serve ``app`` on ``sockets``, which are bound; return after SIGTERM, SIGINT, or SIGHUP unless it is ignored.
 
-    ``on_ready`` gets the address as soon as requests are taken, on a thread of its own, where it may take its time;
-    after it ``meanwhile`` is called there, which may last as long as the server. What they raise before a signal comes
-    ends the server and is raised here. After a signal running replies have ``grace_seconds`` to end; then ``on_stop``
-    is called, on a thread of its own, and must make the rest end, ``on_ready`` and ``meanwhile`` included. A second
-    signal ends the process at once, and so does an end that takes too long, both with exit code 1. Raises ConfigError
-    if the certificate cannot be used.
+    ``on_ready`` gets the address as soon as requests are taken, on a thread of its own, and may last as long as the
+    server. An error of it before a signal comes ends the server and is raised here. After a signal running replies have
+    ``grace_seconds`` to end; then ``on_stop`` is called, on a thread of its own, and must make the rest end,
+    ``on_ready`` included. A second signal ends the process at once, and so does an end that takes too long, both with
+    exit code 1. Raises ConfigError if the certificate of ``listen`` cannot be used.
     """
-    most = raise_file_limit(max_connections)
+    most = raise_file_limit(listen.max_connections)
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -401,28 +398,21 @@ def serve(
         lifespan="off",
         ws="none",
         server_header=False,
-        ssl_keyfile=ssl_key_file or None,
-        ssl_certfile=ssl_cert_file or None,
+        ssl_keyfile=listen.ssl_key_file or None,
+        ssl_certfile=listen.ssl_cert_file or None,
         timeout_graceful_shutdown=int(grace_seconds + 2 * DRAIN_SECONDS),
     )
     try:
-        for path in filter(None, (ssl_cert_file, ssl_key_file)):
+        for path in filter(None, (listen.ssl_cert_file, listen.ssl_key_file)):
             Path(path).read_bytes()  # unlike ssl's, the error names the file
         config.load()
     except ssl.SSLError as error:
-        files = f"--ssl-cert-file {ssl_cert_file} with --ssl-key-file {ssl_key_file}"
+        files = f"--ssl-cert-file {listen.ssl_cert_file} with --ssl-key-file {listen.ssl_key_file}"
         raise ConfigError(f"{files}: no certificate in PEM with its key") from error
     except OSError as error:
         raise ConfigError(f"cannot read {error.filename}: {error.strerror}") from error
-    address = address_of(sockets, "https" if ssl_cert_file else "http")
-
-    def begin() -> None:
-        if on_ready is not None:
-            on_ready(address)
-        if meanwhile is not None and not server.should_exit:
-            meanwhile()
-
-    server = _Server(config, ConnectionGuard(most), grace_seconds, begin, on_stop)
+    address = address_of(sockets, "https" if listen.ssl_cert_file else "http")
+    server = _Server(config, ConnectionGuard(most), grace_seconds, lambda: on_ready(address), on_stop)
     with server.signals():
         try:
             server.run(sockets)

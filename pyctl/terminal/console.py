@@ -16,7 +16,7 @@ from rich.text import Text
 from pyctl.atomic_file import make_private, open_private
 from pyctl.chat.reply import CallDelta
 from pyctl.errors import RequestError
-from pyctl.terminal.chat_backend import ChatDelta, ReplyStats
+from pyctl.terminal.conversation import ChatDelta, ReplyStats
 from pyctl.text import clean
 
 __all__ = [

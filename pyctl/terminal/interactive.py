@@ -19,7 +19,6 @@ from rich.console import Console
 from pyctl.chat.reply import CallDelta
 from pyctl.errors import PyctlError, RequestError
 from pyctl.terminal import conversation as transcript
-from pyctl.terminal.chat_backend import ChatBackend, ChatDelta, ReplyStats
 from pyctl.terminal.console import (
     PipeReader,
     PlainView,
@@ -33,7 +32,7 @@ from pyctl.terminal.console import (
     stats_line,
     streamed_size,
 )
-from pyctl.terminal.conversation import Call, Conversation
+from pyctl.terminal.conversation import Call, ChatBackend, ChatDelta, Conversation, ReplyStats
 from pyctl.text import reason_of
 
 __all__ = ["Chat", "run_chat"]

@@ -11,7 +11,7 @@ from pyctl.errors import EngineError, PyctlError
 from pyctl.server.body import ChatBody
 from pyctl.server.prepare import prepare
 from pyctl.server.service import Service
-from pyctl.terminal.chat_backend import ChatDelta, ReplyStats
+from pyctl.terminal.conversation import ChatDelta, ReplyStats
 
 __all__ = ["LocalBackend"]
 

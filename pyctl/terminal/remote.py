@@ -20,7 +20,7 @@ from pyctl.errors import (
     RequestError,
     UnavailableError,
 )
-from pyctl.terminal.chat_backend import ChatDelta, ReplyStats
+from pyctl.terminal.conversation import ChatDelta, ReplyStats
 
 __all__ = ["RemoteBackend"]
 

@@ -48,7 +48,6 @@ OVER = {
     "from_snapshot parameters": 7,
     "load parameters": 7,
     "load_file parameters": 8,
-    "serve parameters": 9,
 }
 """What is above a rule today, and by how much. A number may only shrink; an entry that is not needed has to go."""
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from pyctl.errors import ConfigError
-from pyctl.server import ServerSettings
+from pyctl.server import ListenSettings, ServerSettings
 from pyctl.server.app import create_loading_app
 from pyctl.server.lifecycle import LoadingApp, serve
 from tests.unit.server.fake import HI, Bench, Client, events, play
@@ -114,7 +114,7 @@ def test_a_certificate_that_is_none_is_one_line_with_its_file(tmp_path: Path) ->
     for key, words in (("cert", "no certificate in PEM with its key"), ("missing", "No such file or directory")):
         files = {"ssl_cert_file": str(tmp_path / "cert"), "ssl_key_file": str(tmp_path / key)}
         with pytest.raises(ConfigError, match=f"{key}: {words}"):
-            serve(create_loading_app(ServerSettings()), [], **files)
+            serve(create_loading_app(ServerSettings()), [], ListenSettings(**files))
 
 
 @pytest.mark.parametrize("leftover", [False, True])

@@ -14,7 +14,7 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from pyctl.errors import EngineError, UnavailableError
-from pyctl.terminal.chat_backend import ChatDelta, ReplyStats
+from pyctl.terminal.conversation import ChatDelta, ReplyStats
 from pyctl.terminal.interactive import run_chat
 
 

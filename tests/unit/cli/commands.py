@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import cached_property
@@ -65,7 +65,7 @@ class Seen:
         self.warmed: list[Request] = []
         self.opened: list[str] = []
         self.address: tuple[tuple[str, ...], int] = ((), 0)
-        self.served: Mapping[str, Any] = {}
+        self.served: Any = None
         self.gate: LoadingApp | None = None
         self.pings: list[int] = []
         self.chat: dict[str, Any] = {}
@@ -152,9 +152,9 @@ def look(monkeypatch: pytest.MonkeyPatch, argv: list[str], at: Callable[[Seen], 
         handle.put(Done("eos", "", Timings(1, 1, 1.0, 1, 1.0, 1.0), RequestStats(1), 0))
         return handle
 
-    def serve(gate: LoadingApp, _: None, *, on_ready: Callable[[str], None], **given: Any) -> None:
+    def serve(gate: LoadingApp, _: None, listen: Any, *, on_ready: Callable[[str], None], **given: Any) -> None:
         on_ready("http://0.0.0.0:1")
-        seen.gate, seen.served = gate, given
+        seen.gate, seen.served = gate, listen
         found.append(at(seen))
 
     def run_chat(backend: Any, **given: Any) -> int:
@@ -197,6 +197,7 @@ def look(monkeypatch: pytest.MonkeyPatch, argv: list[str], at: Callable[[Seen], 
         patch.setattr(serve_command, "open_in_browser", seen.opened.append)
         patch.setattr(assemble, "gc", SimpleNamespace(collect=lambda: None, freeze=lambda: None))
         patch.setattr(Worker, "submit", submit)
+        patch.setattr(Worker, "watch", lambda _: None)
         patch.setattr(Worker, "warm", lambda _, request: seen.warmed.append(request))
         patch.setattr(Afterwards, "add", lambda _, function: function())
         patch.setattr(EngineAdmin, "embed", embed)

@@ -11,7 +11,7 @@ import time
 
 from pyctl.engine.request import Request
 from pyctl.errors import ConfigError
-from pyctl.server import ServerSettings, lifecycle
+from pyctl.server import ListenSettings, ServerSettings, lifecycle
 from pyctl.server.app import create_loading_app
 from pyctl.server.lifecycle import LoadingApp, bind, serve
 from tests.unit.server.fake import Bench, Pause, Script, play
@@ -48,7 +48,9 @@ def main() -> None:
     try:
         with bind(host.split(","), port) as sockets:
             most = int(sys.argv[5])
-            serve(gate, sockets, max_connections=most, grace_seconds=grace, on_ready=begin, on_stop=stop)
+            serve(
+                gate, sockets, ListenSettings(max_connections=most), grace_seconds=grace, on_ready=begin, on_stop=stop
+            )
     except ConfigError as error:
         print(error, flush=True)
         raise SystemExit(2) from None

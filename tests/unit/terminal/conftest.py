@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pyctl.terminal.chat_backend import ChatDelta, ReplyStats
+from pyctl.terminal.conversation import ChatDelta, ReplyStats
 
 
 class ScriptedBackend:

@@ -10,7 +10,7 @@ from pyctl.engine.request import Done, DraftCounts, Event, Failed, Piece, Progre
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import ContextSizeError, EngineError, UnavailableError
 from pyctl.server import ReplySettings
-from pyctl.terminal.chat_backend import ChatDelta
+from pyctl.terminal.conversation import ChatDelta
 from pyctl.terminal.local import LocalBackend
 from tests.unit.server.fake import HI, N_CTX, Bench, Pause, close_workers
 

@@ -13,9 +13,8 @@ import pytest
 
 from pyctl.chat.reply import CallDelta
 from pyctl.errors import EngineError
-from pyctl.terminal.chat_backend import ChatDelta, ReplyStats
 from pyctl.terminal.console import PipeReader
-from pyctl.terminal.conversation import Call, Conversation, Message
+from pyctl.terminal.conversation import Call, ChatDelta, Conversation, Message, ReplyStats
 from pyctl.terminal.interactive import Chat
 from tests.pictures import image_bytes
 

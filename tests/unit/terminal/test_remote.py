@@ -23,7 +23,7 @@ from pyctl.errors import (
     RequestError,
     UnavailableError,
 )
-from pyctl.terminal.chat_backend import ChatDelta, ReplyStats
+from pyctl.terminal.conversation import ChatDelta, ReplyStats
 from pyctl.terminal.remote import RemoteBackend
 
 TIMINGS = {"cache_n": 90, "prompt_n": 10, "predicted_n": 5, "predicted_per_second": 12.5, "draft_n": 6}

@@ -6,8 +6,8 @@ import re
 from rich.console import Console
 
 from pyctl.chat.reply import CallDelta
-from pyctl.terminal.chat_backend import ChatDelta, ReplyStats
 from pyctl.terminal.console import PlainView, RichView, stats_line
+from pyctl.terminal.conversation import ChatDelta, ReplyStats
 
 
 class Terminal(io.StringIO):
