@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
-__all__ = ["__version__"]
+__all__ = ["__version__", "version_line"]
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
+
+
+def version_line() -> str:
+    """This release, and that of llama.cpp's bindings."""
+    from importlib.metadata import version
+
+    return f"pyctl {__version__} (llama-cpp-python {version('llama_cpp_python')})"

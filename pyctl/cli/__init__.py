@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from pyctl import __version__
+from pyctl import version_line
 
 __all__ = ["main"]
 
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(USAGE, end="")
         return 0 if argv else 2
     if argv[0] in ("-V", "--version", "version"):
-        print(f"pyctl {__version__}")
+        print(version_line())
         return 0
     from pyctl.errors import ConfigError
     from pyctl.text import clean

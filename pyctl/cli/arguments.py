@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeAlias
 
-from pyctl import __version__
+from pyctl import version_line
 from pyctl.cache import CacheSettings, DiskSettings
 from pyctl.chat import FormatSettings, keep_reasoning
 from pyctl.cli.logs import VERBOSE, LogSettings
@@ -281,7 +281,7 @@ def _read(
         print(help_text(f"pyctl {usage}", sections), end="")
         raise SystemExit(0)
     if "version" in given.values:
-        print(f"pyctl {__version__}")
+        print(version_line())
         raise SystemExit(0)
     if refused := [name for name in given.unused if name in REJECTED]:
         raise ConfigError(f"{refused[0]} is for llama-server only: pyctl can neither answer it nor do without")

@@ -14,7 +14,7 @@ from pyctl.cli.other_forms import IGNORED, NO_OP, REJECTED
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
-PAGES = [README, *DOCS]
+PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *DOCS]
 WIDTH, README_LINES = 100, 130
 
 WIDE_TABLES = {"contract.md", "disk-format.md", "limits.md", "native.md"}
