@@ -37,12 +37,11 @@ class MessageStarts:
         template: Template,
         tokenizer: Tokenizer,
         specials: Mapping[str, int],
-        capabilities: TemplateCapabilities,
     ) -> None:
-        self.ids = message_starts(template, tokenizer, specials, capabilities)
+        self.ids = message_starts(template, tokenizer, specials)
         self._tokenizer = tokenizer
-        self._assistant = _assistant_start(template, tokenizer, self.ids, capabilities)
-        self._result = _result_start(template, tokenizer, self.ids, capabilities)
+        self._assistant = _assistant_start(template, tokenizer, self.ids)
+        self._result = _result_start(template, tokenizer, self.ids)
 
     def prompt(self, tokens: Tokens, pictures: Sequence[Picture]) -> Prompt:
         """The prompt of ``tokens``, with every place at which something begins or ends."""
@@ -93,31 +92,27 @@ def _line_ends(tokens: Tokens, tokenizer: Tokenizer) -> tuple[int, ...]:
     return tuple((np.flatnonzero(np.isin(tokens, ends)) + 1).tolist())
 
 
-def message_starts(
-    template: Template, tokenizer: Tokenizer, specials: Mapping[str, int], capabilities: TemplateCapabilities
-) -> tuple[int, ...]:
+def message_starts(template: Template, tokenizer: Tokenizer, specials: Mapping[str, int]) -> tuple[int, ...]:
     """Ids of the special tokens that begin a message, ascending; none for a template that begins them with plain text.
 
     Found by comparing renderings: between two messages stand the special tokens that end the first, which is what also
     stands there when no message follows, and then the one that begins the second.
     """
     gaps = _Gaps(template, tokenizer, {token for text, token in specials.items() if text.strip()})
-    starts = {start for start in _starts(gaps, capabilities) if start is not None}
+    starts = {start for start in _starts(gaps, template.capabilities) if start is not None}
     if not starts:
         log.warning("no special token begins the messages of this chat template: prompts have no message boundaries")
     return tuple(sorted(starts))
 
 
-def _assistant_start(
-    template: Template, tokenizer: Tokenizer, starts: Sequence[int], capabilities: TemplateCapabilities
-) -> tuple[int, ...]:
+def _assistant_start(template: Template, tokenizer: Tokenizer, starts: Sequence[int]) -> tuple[int, ...]:
     """The tokens with which both a generation header and a message of the assistant begin, and no other message does.
 
     Empty where the template has no such header, or all its messages begin alike.
     """
     gaps = _Gaps(template, tokenizer, starts)
     roles = zip(("user", "assistant", "user"), _MARKS, strict=False)
-    said = [sample_message(role, mark, as_text=capabilities.text) for role, mark in roles]
+    said = [sample_message(role, mark, as_text=template.capabilities.text) for role, mark in roles]
     header, message, user, first = (
         gaps.last_start(*where) for where in ((said[:1], 1, True), (said, 1), (said, 2), (said[:1], 0))
     )
@@ -129,17 +124,15 @@ def _assistant_start(
     return common if all(other[:n] != common for other in (user, first)) else ()
 
 
-def _result_start(
-    template: Template, tokenizer: Tokenizer, starts: Sequence[int], capabilities: TemplateCapabilities
-) -> tuple[int, ...]:
+def _result_start(template: Template, tokenizer: Tokenizer, starts: Sequence[int]) -> tuple[int, ...]:
     """The tokens with which a message with the result of a tool begins, and no message of the user does; else empty."""
     gaps = _Gaps(template, tokenizer, starts)
-    said, called, result = _samples(capabilities)
+    said, called, result = _samples(template.capabilities)
     begins, user = gaps.last_start([*called, result], 2), gaps.last_start(said, 2)
     n = len(begins)
     while n and not tokenizer.piece(begins[n - 1]).strip():
         n -= 1
-    return begins[:n] if capabilities.tool_calls and user[:n] != begins[:n] else ()
+    return begins[:n] if template.capabilities.tool_calls and user[:n] != begins[:n] else ()
 
 
 def _samples(capabilities: TemplateCapabilities) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any]]:

@@ -18,7 +18,7 @@ from pyctl.chat.images import ImageReader, shown, split_marked, split_marker
 from pyctl.chat.rendering import Continue, RenderedChat, Renderer, unreadable
 from pyctl.chat.replay import Replay
 from pyctl.chat.reply import ParsedReply, ReasoningSplitter, ReasoningTokens, ReplyDelta, ReplyPart, ReplySplitter
-from pyctl.chat.template import Template, TemplateCapabilities
+from pyctl.chat.template import Template
 from pyctl.chat.tools import Tools, read_tools, template_tools
 from pyctl.errors import RequestError
 from pyctl.image_file import ImageFile
@@ -78,11 +78,11 @@ class ChatFormat:
         self.template = template
         self.tokenizer = tokenizer
         self.images = images
-        self.capabilities = TemplateCapabilities.of(template)
+        self.capabilities = template.capabilities
         specials = tokenizer.special_tokens()
-        self._starts = MessageStarts(template, tokenizer, specials, self.capabilities)
+        self._starts = MessageStarts(template, tokenizer, specials)
         self.starts = self._starts.ids
-        self.call_format = find_call_format(template, self.capabilities)
+        self.call_format = find_call_format(template)
         self.tags = self.call_format.tags(template.source)
         self.controls = {text: id for text, id in specials.items() if not tokenizer.piece(id, special=False)}
         marks = (*self.call_format.control_tokens, self.tags.open, self.tags.close)
@@ -91,7 +91,6 @@ class ChatFormat:
         self._memo = CachedTokenizer(tokenizer, specials)
         self._renderer = Renderer(
             template,
-            self.capabilities,
             self.tags,
             [text for text, token in specials.items() if token in self.starts],
             kwargs or {},

@@ -252,7 +252,6 @@ class Renderer:
     def __init__(
         self,
         template: Template,
-        capabilities: TemplateCapabilities,
         tags: ReasoningTags,
         start_texts: Sequence[str],
         variables: Mapping[str, Any],
@@ -261,7 +260,6 @@ class Renderer:
         strip_bos: bool,
     ) -> None:
         self._template = template
-        self._capabilities = capabilities
         self._tags = tags
         self._start_texts = start_texts
         self._variables = {"enable_thinking": True, **variables}
@@ -328,7 +326,7 @@ class Renderer:
         variables: Mapping[str, Any],
         header: bool,
     ) -> str:
-        fitted = fit_messages(messages, self._capabilities)
+        fitted = fit_messages(messages, self._template.capabilities)
         text = self._template.render(fitted, tools=tools or None, add_generation_prompt=header, **variables)
         return text.removeprefix(self._bos)
 

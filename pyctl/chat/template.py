@@ -7,6 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 import jinja2
@@ -77,6 +78,11 @@ class Template:
             self._template = _environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise ModelError(f"broken chat template: {error.message} (line {error.lineno})") from error
+
+    @cached_property
+    def capabilities(self) -> TemplateCapabilities:
+        """The abilities of the template, found by rendering samples."""
+        return TemplateCapabilities.of(self)
 
     def render(
         self,

@@ -35,7 +35,6 @@ OVER = {
     "Pace._options parameters": 7,
     "PendingSnapshot.__init__ parameters": 7,
     "RamCache public": 24,
-    "Renderer.__init__ parameters": 7,
     "ReplyOptions fields": 17,
     "Request fields": 16,
     "RequestStats fields": 14,

@@ -23,7 +23,6 @@ from pyctl.chat.template import (
     SAMPLE_KEY,
     SAMPLE_VALUE,
     Template,
-    TemplateCapabilities,
     sample_call,
     sample_message,
     sample_tool,
@@ -143,8 +142,9 @@ FORMATS: tuple[CallFormat, ...] = (
 """In the order in which they are asked."""
 
 
-def find_call_format(template: Template, capabilities: TemplateCapabilities) -> CallFormat:
+def find_call_format(template: Template) -> CallFormat:
     """The format in which ``template`` writes calls, told by how it renders a sample; the log says which it is."""
+    capabilities = template.capabilities
     text, as_object = capabilities.text, capabilities.object_arguments
     messages = [
         sample_message("user", "a", as_text=text),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pyctl.chat.boundaries import boundaries, message_starts
 from pyctl.chat.cached_tokenizer import Tokenizer
 from pyctl.chat.chat_format import ChatFormat
-from pyctl.chat.template import Template, TemplateCapabilities
+from pyctl.chat.template import Template
 from pyctl.prompt import as_tokens, common_prefix
 from tests.effort import examples
 from tests.unit.chat import toy
@@ -23,7 +23,7 @@ LLAMA3 = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eo
 def starts(source: str, specials: tuple[str, ...], bos: str = "", eos: str = "") -> list[str]:
     tokenizer = ByteTokenizer(specials, bos=bos, eos=eos)
     template = Template(source, bos, eos)
-    found = message_starts(template, tokenizer, tokenizer.special_tokens(), TemplateCapabilities.of(template))
+    found = message_starts(template, tokenizer, tokenizer.special_tokens())
     return [tokenizer.piece(token).decode() for token in found]
 
 

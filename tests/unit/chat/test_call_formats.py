@@ -21,7 +21,7 @@ from pyctl.chat.call_formats.qwen import HermesFormat, QwenFormat
 from pyctl.chat.chat_format import ChatFormat
 from pyctl.chat.constraint import reply_constraint
 from pyctl.chat.reply import ReplyPart
-from pyctl.chat.template import Template, TemplateCapabilities
+from pyctl.chat.template import Template
 from pyctl.chat.tools import Tools
 from tests.effort import examples
 from tests.unit.chat.accepted import accepts
@@ -110,7 +110,7 @@ def calls_of(parsed: Parsed) -> list[tuple[str, Any]]:
 @BY_NAME
 def test_the_format_is_found_by_rendering(family: Family) -> None:
     template = family.template()
-    assert type(find_call_format(template, TemplateCapabilities.of(template))) is type(family.form)
+    assert type(find_call_format(template)) is type(family.form)
 
 
 def test_every_format_is_tested() -> None:

@@ -13,7 +13,7 @@ from pyctl.chat.chat_format import ChatFormat, ChatRequest
 from pyctl.chat.constraint import Constraint
 from pyctl.chat.replay import Replay
 from pyctl.chat.reply import BRACKETS, THINK, ReplyPart
-from pyctl.chat.template import Template, TemplateCapabilities
+from pyctl.chat.template import Template
 from pyctl.chat.tools import Tools
 from pyctl.errors import RequestError
 from tests.unit.chat import toy
@@ -121,9 +121,9 @@ def test_a_schema_that_cannot_be_converted_is_refused() -> None:
 )
 def test_the_form_is_found_by_rendering(name: str, form: type[CallFormat]) -> None:
     template = Template(unpacked(f"templates/{name}.jinja").read_text())
-    assert type(find_call_format(template, TemplateCapabilities.of(template))) is form
+    assert type(find_call_format(template)) is form
     plain = Template(toy.LLAMA3)
-    assert find_call_format(plain, TemplateCapabilities.of(plain)) is FALLBACK
+    assert find_call_format(plain) is FALLBACK
 
 
 def test_calls_are_bound_whenever_tools_can_be_called(qwen_template: str) -> None:
