@@ -8,30 +8,41 @@ PYTHON ?= python3
 EXTRAS ?= test
 BIN := .venv/bin
 COMMA := ,
+BUILT := .venv/built
 INSTALLED := .venv/installed-$(subst $(COMMA),-,$(EXTRAS))
+OF_EXTRAS := import importlib.metadata as m; \
+  print(*(r.partition(';')[0] for r in m.requires('pyctl') if r.partition('extra == ')[2][1:-1] in '$(EXTRAS)'.split(',')))
 
 SMOKE := tests/process/test_serve.py tests/model/llama/test_families.py
 
 # Tests start hundreds of processes: each would compile all modules again where an environment forbids to keep them.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo install check quick test lint bench contract build clean
+.PHONY: demo install check quick test tests lint bench contract build clean
 
 demo: install
 	$(BIN)/python -m tools.demo
 
-install: $(INSTALLED)
+install: $(BUILT) $(INSTALLED)
 
 .venv/bin/pip:
 	$(PYTHON) -m venv .venv
 
 # The editable install follows changes in pyctl/ by itself; csrc/ and the pin need a new build.
-$(INSTALLED): .venv/bin/pip pyproject.toml CMakeLists.txt vendor/llama.cpp/pin.txt $(wildcard csrc/* csrc/*/*)
+$(BUILT): .venv/bin/pip pyproject.toml CMakeLists.txt vendor/llama.cpp/pin.txt $(wildcard csrc/* csrc/*/*)
 	@echo "installing; llama.cpp is compiled unless pip's cache has it (about 5 minutes on 2 cores, longer with CUDA)"
-	$(BIN)/pip install --disable-pip-version-check --editable '.[$(EXTRAS)]'
+	$(BIN)/pip install --disable-pip-version-check --editable .
 	@touch $@
 
-test: install lint
+# Other extras need no new build.
+$(INSTALLED): pyproject.toml | $(BUILT)
+	$(BIN)/python -c "$(OF_EXTRAS)" | xargs $(BIN)/pip install --disable-pip-version-check
+	@touch $@
+
+test: install
+	$(MAKE) --no-print-directory --jobs 2 lint tests
+
+tests: install
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 check: install

@@ -28,6 +28,7 @@ from pyctl.server.app import create_app
 from pyctl.server.service import Service, Shared
 from pyctl.terminal.local import LocalBackend
 from tests.unit.server.fake import Client
+from tests.waiting import until
 
 STRIPS = """\
 {%- set last = namespace(question=-1) -%}
@@ -95,10 +96,7 @@ class Served:
 
     def settle(self, n: int) -> None:
         """Wait until so many prompts were made ready."""
-        deadline = time.monotonic() + 60
-        while self.totals()["warm_ups"] < n:
-            assert time.monotonic() < deadline, self.totals()
-            time.sleep(0.01)
+        until(lambda: self.totals()["warm_ups"] >= n)
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ import httpx
 import pytest
 
 from tests.unit.engine.single_precision import F32_ROWS
+from tests.waiting import until
 
 F32_FLAGS = ("-ctk", F32_ROWS["type_k"], "-ctv", F32_ROWS["type_v"], "-fa", F32_ROWS["flash_attn"])
 
@@ -37,14 +37,6 @@ class Server:
         return self.process.wait(60)
 
 
-def until(found: Callable[[], object], every: float = 0.02) -> None:
-    """Wait until ``found`` returns something true, asked again after so many seconds."""
-    deadline = time.monotonic() + 60
-    while not found():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(every)
-
-
 def until_replying(server: Server, key: str = "none") -> None:
     """Wait until a client gets a reply; a prompt that is made ready behind one makes a sequence busy, too."""
 
@@ -52,7 +44,7 @@ def until_replying(server: Server, key: str = "none") -> None:
         slots = httpx.get(f"{server.url}/slots", headers={"authorization": f"Bearer {key}"}).json()
         return any(slot["is_processing"] and slot["next_token"][0]["n_decoded"] > 1 for slot in slots)
 
-    until(replies)
+    until(replies, every=0.02)
 
 
 def lengths_on_disk(server: Server) -> list[int]:

@@ -11,7 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.process.conftest import Server, until
+from tests.process.conftest import Server
+from tests.waiting import until
 
 ALL = "ngram-simple,ngram-map-k,ngram-mod,cache,draft-mtp"
 LIST = 'root ::= "[" [a-z]+ ("," [a-z]+)* "]"'

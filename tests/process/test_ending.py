@@ -16,7 +16,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.process.conftest import Server, clean_environment, source_of, until
+from tests.process.conftest import Server, clean_environment, source_of
+from tests.waiting import until
 
 Start = Callable[..., Server]
 
@@ -178,42 +179,15 @@ def test_a_second_signal_ends_at_once(start: Start) -> None:
 
 
 FAULTY = """
-import sys, time
+import time
 from pyctl.llama import LlamaBackend
-from pyctl.cli import main
 
 def fault(self, items):
     {fault}
 
 LlamaBackend.decode = fault
-sys.exit(main(sys.argv[1:]))
 """
-
-
-@pytest.fixture
-def faulty(model_path: Callable[[str], Path], tmp_path: Path) -> Iterator[Callable[[str], Server]]:
-    """faulty(statement) -> a server on which the statement comes in place of decoding."""
-    started: list[subprocess.Popen[bytes]] = []
-
-    def run(fault: str, *flags: str) -> Server:
-        command = [sys.executable, "-c", FAULTY.format(fault=fault), "serve", "-m", str(model_path("tiny-hybrid"))]
-        command += ["--port", "0", "-c", "4096", "-t", "1", *flags]
-        with (tmp_path / "log").open("wb") as log:
-            process = subprocess.Popen(command, stderr=log, env=clean_environment())
-        started.append(process)
-        server = Server(process, "", tmp_path / "log")
-        deadline = time.monotonic() + 60
-        while " on http://" not in server.log():
-            assert process.poll() is None, server.log()
-            assert time.monotonic() < deadline, server.log()
-            time.sleep(0.05)
-        server.url = "http://" + server.log().rpartition(" on http://")[2].split()[0]
-        return server
-
-    yield run
-    for process in started:
-        process.kill()
-        process.wait()
+"""A statement comes in place of decoding."""
 
 
 def stream(server: Server) -> str:
@@ -222,10 +196,8 @@ def stream(server: Server) -> str:
 
 
 @pytest.mark.parametrize("fault", ["raise SystemExit('lost')", "time.sleep(3600)"], ids=["its thread ends", "it hangs"])
-def test_an_engine_that_is_lost_ends_streams_with_an_error_and_the_process_with_1(
-    faulty: Callable[..., Server], fault: str
-) -> None:
-    server = faulty(fault, "--stall-timeout", "3")
+def test_an_engine_that_is_lost_ends_streams_with_an_error_and_the_process_with_1(start: Start, fault: str) -> None:
+    server = start("tiny-hybrid", "--stall-timeout", "3", before=FAULTY.format(fault=fault))
     text = stream(server)
     assert '"error"' in text
     with contextlib.suppress(httpx.TransportError):  # it may be gone already
@@ -234,8 +206,8 @@ def test_an_engine_that_is_lost_ends_streams_with_an_error_and_the_process_with_
     assert "the server ends" in server.log()
 
 
-def test_running_out_of_memory_is_the_end_of_one_reply_only(faulty: Callable[..., Server]) -> None:
-    server = faulty("raise MemoryError")
+def test_running_out_of_memory_is_the_end_of_one_reply_only(start: Start) -> None:
+    server = start("tiny-hybrid", before=FAULTY.format(fault="raise MemoryError"))
     assert '"error"' in stream(server)
     assert httpx.get(f"{server.url}/health").status_code == 200
     body = {"prompt": "Once upon a time", "n_predict": 1}

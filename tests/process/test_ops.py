@@ -14,7 +14,8 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.process.conftest import Server, source_of, until
+from tests.process.conftest import Server, source_of
+from tests.waiting import until
 
 Start = Callable[..., Server]
 

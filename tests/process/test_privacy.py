@@ -19,8 +19,9 @@ from threading import Thread
 import httpx
 import pytest
 
-from tests.process.conftest import Server, clean_environment, n_on_disk, until
+from tests.process.conftest import Server, clean_environment, n_on_disk
 from tests.process.test_cli import pyctl
+from tests.waiting import until
 
 Start = Callable[..., Server]
 

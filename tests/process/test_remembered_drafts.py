@@ -10,7 +10,8 @@ import httpx
 import pytest
 
 from pyctl.engine.draft.token_index import TokenIndex
-from tests.process.conftest import Server, until
+from tests.process.conftest import Server
+from tests.waiting import until
 
 Start = Callable[..., Server]
 

@@ -8,7 +8,8 @@ import httpx
 import openai
 import pytest
 
-from tests.process.conftest import Server, until, until_replying
+from tests.process.conftest import Server, until_replying
+from tests.waiting import until
 
 SYSTEM = "You answer at length. " * 12
 

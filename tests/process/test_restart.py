@@ -13,7 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.process.conftest import Server, lengths_on_disk, n_on_disk, source_of, until
+from tests.process.conftest import Server, lengths_on_disk, n_on_disk, source_of
+from tests.waiting import until
 
 KILL_ROUNDS = int(os.environ.get("PYCTL_KILL_ROUNDS", "20"))
 """How often the server is killed; 200 make a stress test of it."""

@@ -25,6 +25,7 @@ from pyctl.cache.recent import RecentFiles
 from pyctl.cache.snapshot import PromptMatch, Snapshot
 from pyctl.prompt import Prompt
 from tests.unit.cache.disk.making import check_directory, check_read, conversation, on_disk, tokens_of
+from tests.waiting import until
 
 Opener = Callable[..., DiskStore]
 
@@ -105,10 +106,7 @@ def test_two_containers_share_a_volume(tmp_path: Path, open_store: Opener) -> No
     go = tmp_path / "go"
     command = ["unshare", "-pf", sys.executable, "-c", IN_A_CONTAINER, str(tmp_path / "cache"), str(go)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
-        deadline = time.monotonic() + 120
-        while not list(tmp_path.rglob("*.tmp")):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: list(tmp_path.rglob("*.tmp")))
         store = open_store(directory=tmp_path / "cache")
         store.directory.recover()
         go.touch()
@@ -141,10 +139,7 @@ def start(
 
 def wait_until(done: ctypes.c_int, n: int) -> None:
     """Until a child has done ``n``. It counts without a lock, which it could be killed with."""
-    deadline = time.monotonic() + 120
-    while done.value < n:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    until(lambda: done.value >= n, every=0.001)
 
 
 def kill(child: multiprocessing.process.BaseProcess) -> None:

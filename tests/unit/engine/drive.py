@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,14 +26,6 @@ class Reply:
     tokens: list[int]
     done: Done | None
     error: Exception | None
-
-
-def until(condition: Callable[[], object]) -> None:
-    """Wait for what another thread does."""
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 class ManualClock:

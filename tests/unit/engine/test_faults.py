@@ -18,9 +18,10 @@ from pyctl.engine.worker import Worker
 from pyctl.errors import EngineError, UnavailableError
 from pyctl.prompt import Prompt
 from tests.fake import FakeBackend
-from tests.unit.engine.drive import request, until
+from tests.unit.engine.drive import request
 from tests.unit.engine.test_worker import ENDLESS, PROMPT, result
 from tests.unit.server.fake import INFO
+from tests.waiting import until
 
 
 class Faulty(FakeBackend):

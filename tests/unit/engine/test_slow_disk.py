@@ -19,8 +19,9 @@ from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
 from tests.fake import FakeBackend
 from tests.unit.cache.checks import check_invariants
-from tests.unit.engine.drive import Reply, ask, cold, collect, request, until
+from tests.unit.engine.drive import Reply, ask, cold, collect, request
 from tests.unit.engine.test_engine import KINDS, chat
+from tests.waiting import until
 
 STORED = chat((1, 300), (2, 240))
 OTHER = chat((3, 200))

@@ -21,10 +21,11 @@ from pyctl.errors import UnavailableError
 from pyctl.prompt import Prompt, as_tokens
 from tests.fake import FakeBackend
 from tests.unit.cache.checks import check_invariants
-from tests.unit.engine.drive import ManualClock, ask, collect, engine_of, request, until
+from tests.unit.engine.drive import ManualClock, ask, collect, engine_of, request
 from tests.unit.engine.drive import cold as run_cold
 from tests.unit.engine.test_disk import engine_on
 from tests.unit.server.fake import INFO
+from tests.waiting import until
 
 KINDS = ("hybrid", "attention", "opaque")
 HEADER = [61, 62, 61, 62]

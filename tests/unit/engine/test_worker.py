@@ -26,8 +26,9 @@ from pyctl.engine.worker import IDLE_SECONDS, Worker
 from pyctl.errors import ModelError, RequestError, UnavailableError
 from pyctl.prompt import Prompt, as_tokens
 from tests.fake import FakeBackend
-from tests.unit.engine.drive import ManualClock, request, until
+from tests.unit.engine.drive import ManualClock, request
 from tests.unit.server.fake import INFO
+from tests.waiting import until
 
 PROMPT = Prompt.of([1 + i % 60 for i in range(300)], [100, 290])
 

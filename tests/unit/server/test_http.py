@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -23,6 +22,7 @@ from pyctl.prompt import Prompt
 from pyctl.server.http import error_body
 from pyctl.server.prepare import LETTERS_PER_TOKEN
 from tests.unit.server.fake import HI, N_CTX, Bench, fail, play
+from tests.waiting import until
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 CALL = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -274,9 +274,6 @@ def test_each_choice_counts_in_the_queue() -> None:
     finally:
         gate.set()
     assert refused.status_code == 503
-    deadline = time.monotonic() + 60
     # Asked on the engine's thread: between the inbox and the engine a request is in neither.
-    while bench.worker.call(lambda: bench.engine.n_waiting or bench.engine.running).result():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: not bench.worker.call(lambda: bench.engine.n_waiting or bench.engine.running).result())
     assert bench.post("/completion", {"prompt": "a", "n_predict": 1, "n": 4}).status_code == 200

@@ -20,6 +20,7 @@ from pyctl.errors import BusyError, RequestError, UnavailableError
 from pyctl.server import request_pool
 from pyctl.server.request_pool import Afterwards, RequestPool
 from tests.unit.server.fake import HI, Bench, play
+from tests.waiting import until
 
 
 def request(left: asyncio.Event | None = None) -> Request:
@@ -197,10 +198,7 @@ def test_what_comes_afterwards_is_done_in_order_and_ends_before_the_vocabulary_g
     for number in range(1, 20):
         afterwards.add(lambda number=number: done.append(number))  # type: ignore[misc]
     go_on.set()
-    deadline = time.monotonic() + 60
-    while len(done) < 17:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    until(lambda: len(done) == 17)
     assert done == [0, *range(4, 20)], "the oldest that waited were left out"
     assert "broken" in caplog.text
 
