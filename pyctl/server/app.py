@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -29,7 +29,7 @@ from pyctl.server.api import (
     sequences,
     token_counts,
 )
-from pyctl.server.body import TextsBody, at_most
+from pyctl.server.body import Body, at_most
 from pyctl.server.http import JsonResponse, error_response, http_exception
 from pyctl.server.middleware import (
     MAX_BODY_BYTES,
@@ -46,9 +46,15 @@ from pyctl.server.service import Service
 __all__ = ["create_app", "create_loading_app"]
 
 
+class _TextsBody(Body, frozen=True):
+    """POST /page/markdown"""
+
+    texts: Any = None
+
+
 async def _render(service: Service, request: Request) -> Response:
     """POST /page/markdown {"texts": [...]}: the HTML of each, harmless whatever the texts say."""
-    texts = TextsBody.parse(await request.body()).texts
+    texts = _TextsBody.parse(await request.body()).texts
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise RequestError("'texts' must be a list of strings")
     at_most(MOST_TEXTS, len(texts), "texts", "texts")

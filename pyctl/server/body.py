@@ -31,22 +31,14 @@ __all__ = [
     "ByteAccount",
     "ChatBody",
     "CompletionBody",
-    "ControlBody",
     "ConversationBody",
-    "DetokenizeBody",
-    "EmbeddingsBody",
     "Flattened",
     "GenerationBody",
     "InfillBody",
     "Integer",
     "Names",
     "Nested",
-    "PinBody",
     "ReplyOptions",
-    "RerankBody",
-    "SequenceFileBody",
-    "TextsBody",
-    "TokenizeBody",
     "at_most",
     "boolean",
     "check_letters",
@@ -327,74 +319,7 @@ def others(values: Mapping[str, Any], body: type[Body], ignored: frozenset[str])
     return {name: value for name, value in values.items() if name not in own}
 
 
-class TokenizeBody(Body, frozen=True):
-    """POST /tokenize"""
-
-    content: Any = None
-    add_special: bool = False
-    parse_special: bool = True
-    with_pieces: bool = False
-
-
-class DetokenizeBody(Body, frozen=True):
-    """POST /detokenize"""
-
-    tokens: Any = None
-
-
-class EmbeddingsBody(Body, frozen=True):
-    """POST /embeddings and /v1/embeddings"""
-
-    input: Any = None
-    content: Any = None
-    encoding_format: str = "float"
-    embd_normalize: Annotated[int | None, Integer(low=-1)] = None
-    model: str | None = None
-
-
-class RerankBody(Body, frozen=True):
-    """POST /rerank; ``texts`` in place of ``documents`` asks for the answer of Text Embeddings Inference."""
-
-    query: Any = None
-    documents: Any = None
-    texts: Any = None
-    top_n: Annotated[int | None, Integer(low=0, is_limit=True)] = None
-    return_text: bool = False
-    model: str | None = None
-
-
-class SequenceFileBody(Body, frozen=True):
-    """POST /slots/{id}?action=save and restore"""
-
-    filename: Any = None
-
-
-class NewConversationBody(Body, frozen=True):
-    """POST /v1/conversations, and of one there is the metadata"""
-
-    items: Any = None
-    metadata: dict[str, Any] = msgspec.field(default_factory=dict)
-
-
-class PinBody(Body, frozen=True):
-    """POST /cache/pin"""
-
-    id: Any = None
-    pinned: bool = True
-
-
-class TextsBody(Body, frozen=True):
-    """POST /page/markdown"""
-
-    texts: Any = None
-
-
-class ControlBody(Body, frozen=True):
-    """POST /v1/chat/completions/control"""
-
-    id: str = ""
-    action: str = ""
-
+# -- requests that generate -----------------------------------------------------------------------------------------
 
 MOST_CHOICES = limit(128, "`n`, choices of a request", "400", "request")
 """Replies to one prompt (``n``), as many as OpenAI allows. llama-server needs a slot for each; here they may queue."""

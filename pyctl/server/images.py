@@ -42,6 +42,8 @@ __all__ = [
     "with_images",
 ]
 
+# -- images at addresses of the public network -----------------------------------------------------------------------
+
 _MOST_FETCHED_BYTES = limit(10 * 2**20, "an image that is fetched", "400", "request", "bytes")
 _MOST_SECONDS = limit(10.0, "what it takes to fetch an image", "400", "request", "s")
 _MOST_REDIRECTS = limit(3, "redirects on the way to an image", "400", "request")
@@ -182,6 +184,8 @@ def _left(end: float, timeout: type[Exception]) -> float:
         raise timeout
     return left
 
+
+# -- images of a request ---------------------------------------------------------------------------------------------
 
 R = TypeVar("R")
 

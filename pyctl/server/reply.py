@@ -214,6 +214,9 @@ def without_long(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if key not in _LONG}
 
 
+# -- kinds of replies ------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class PreparedReply:
     """Reply number ``index`` of a request: what the engine is asked, how the client wants it, and the prompt as text.
@@ -436,6 +439,8 @@ class EventReply(Reply):
         events = self.more(self._splitter.feed(self._open_reasoning)) if self._open_reasoning else []
         return events + self.more(self._splitter.finish())
 
+
+# -- sending and the log ---------------------------------------------------------------------------------------------
 
 log = logging.getLogger("pyctl.server")
 

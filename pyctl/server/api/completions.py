@@ -13,7 +13,7 @@ from pyctl.chat.reply import CallDelta, ParsedReply, ReplyDelta
 from pyctl.engine.backend import TopTokens
 from pyctl.engine.request import Done, Piece, Progress
 from pyctl.errors import RequestError
-from pyctl.server.body import ChatBody, CompletionBody, ControlBody, InfillBody
+from pyctl.server.body import Body, ChatBody, CompletionBody, InfillBody
 from pyctl.server.http import JsonResponse, encode, frame
 from pyctl.server.images import with_images
 from pyctl.server.middleware import sees_texts
@@ -31,6 +31,13 @@ __all__ = [
     "infill",
     "native_completion",
 ]
+
+
+class _ControlBody(Body, frozen=True):
+    """POST /v1/chat/completions/control"""
+
+    id: str = ""
+    action: str = ""
 
 
 class NativeReply(Reply):
@@ -286,7 +293,7 @@ async def chat_completions(service: Service, request: Request) -> ReplyResponse:
 
 async def control(service: Service, request: Request) -> Response:
     """POST /v1/chat/completions/control: ends the reasoning of a reply that is being sent."""
-    body = ControlBody.parse(await request.body())
+    body = _ControlBody.parse(await request.body())
     if not body.id:
         raise RequestError("missing completion id")
     if body.action != "reasoning_end":

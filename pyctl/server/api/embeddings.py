@@ -6,7 +6,7 @@ import asyncio
 import base64
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from pyctl.chat.rendering import unreadable
 from pyctl.errors import NotSupportedError, RequestError
 from pyctl.limit import limit
 from pyctl.prompt import Tokens, as_tokens
-from pyctl.server.body import ByteAccount, EmbeddingsBody, RerankBody, at_most, check_letters, parse_object
+from pyctl.server.body import Body, ByteAccount, Integer, at_most, check_letters, parse_object
 from pyctl.server.http import JsonResponse
 from pyctl.server.prepare import mixed
 from pyctl.server.service import Service
@@ -28,6 +28,27 @@ _INT16_RANGE = 32760.0
 
 _MOST_INPUTS = limit(2048, "texts to embed", "400", "request")
 _MOST_VECTOR_BYTES = limit(256 * 2**20, "vectors of one answer", "400", "reply", "bytes")
+
+
+class _EmbeddingsBody(Body, frozen=True):
+    """POST /embeddings and /v1/embeddings"""
+
+    input: Any = None
+    content: Any = None
+    encoding_format: str = "float"
+    embd_normalize: Annotated[int | None, Integer(low=-1)] = None
+    model: str | None = None
+
+
+class _RerankBody(Body, frozen=True):
+    """POST /rerank; ``texts`` in place of ``documents`` asks for the answer of Text Embeddings Inference."""
+
+    query: Any = None
+    documents: Any = None
+    texts: Any = None
+    top_n: Annotated[int | None, Integer(low=0, is_limit=True)] = None
+    return_text: bool = False
+    model: str | None = None
 
 
 async def native(service: Service, request: Request) -> Response:
@@ -46,7 +67,7 @@ async def _answer(service: Service, request: Request, *, oai: bool) -> Response:
     pooled = service.info.pooling != "none"
     if oai and not pooled:
         raise RequestError("Pooling type 'none' is not OAI compatible. Please use a different pooling type")
-    body = EmbeddingsBody.parse(await request.body())
+    body = _EmbeddingsBody.parse(await request.body())
     if body.input is None and body.content is None:
         raise RequestError('"input" or "content" must be provided')
     oai = oai and body.input is not None
@@ -145,7 +166,7 @@ async def rank(service: Service, request: Request) -> Response:
     if not service.settings.embeddings or service.info.pooling != "rank":
         raise NotSupportedError("This server does not support reranking. Start it with `--reranking`")
     values = parse_object(await request.body())
-    body, is_tei = RerankBody.of(values), "texts" in values
+    body, is_tei = _RerankBody.of(values), "texts" in values
     if "query" not in values:
         raise RequestError('"query" must be provided')
     if not isinstance(body.query, str):

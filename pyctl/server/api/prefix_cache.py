@@ -14,7 +14,7 @@ from pyctl.cache import CacheStats, CacheView, Entry, LiveView
 from pyctl.engine.request import Done, Failed, Timings
 from pyctl.errors import EngineError, NotFoundError, RequestError
 from pyctl.limit import limit
-from pyctl.server.body import ChatBody, PinBody
+from pyctl.server.body import Body, ChatBody
 from pyctl.server.http import JsonResponse
 from pyctl.server.images import with_images
 from pyctl.server.memory import resident_bytes
@@ -27,6 +27,13 @@ __all__ = ["clear", "drop", "pin", "show", "warm"]
 _MOST_STORED = limit(
     256, "prefixes that are on disk alone which GET /cache lists", "the others are not listed", "reply"
 )
+
+
+class _PinBody(Body, frozen=True):
+    """POST /cache/pin"""
+
+    id: Any = None
+    pinned: bool = True
 
 
 async def show(service: Service, request: Request) -> Response:
@@ -52,7 +59,7 @@ async def show(service: Service, request: Request) -> Response:
 
 async def pin(service: Service, request: Request) -> Response:
     """POST /cache/pin {"id": ..., "pinned": true}: a pinned prefix is never evicted."""
-    body = PinBody.parse(await request.body())
+    body = _PinBody.parse(await request.body())
     name = body.id
     if not isinstance(name, str) or not name:
         raise RequestError("'id' must be the id of a prefix in GET /cache")

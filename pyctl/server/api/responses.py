@@ -18,6 +18,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
@@ -28,7 +29,7 @@ from pyctl.engine.sampling import Sampling
 from pyctl.errors import NotFoundError
 from pyctl.server.api.responses_request import ResponseRequest, ResponsesBody, messages_of, seal, spaced_name
 from pyctl.server.api.token_counts import count, counted
-from pyctl.server.body import ByteAccount, ChatBody, ConversationBody, NewConversationBody, parse_object
+from pyctl.server.body import Body, ByteAccount, ChatBody, ConversationBody, parse_object
 from pyctl.server.http import JsonResponse, error_body, error_response, named_frames
 from pyctl.server.images import Fetched, with_images
 from pyctl.server.prepare import parallel_calls, prepare
@@ -50,6 +51,13 @@ __all__ = [
 ]
 
 _SEALED = "reasoning.encrypted_content"
+
+
+class _NewConversationBody(Body, frozen=True):
+    """POST /v1/conversations, and of one there is the metadata"""
+
+    items: Any = None
+    metadata: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 class ResponseReply(EventReply):
@@ -319,7 +327,7 @@ async def retrieve_conversation(service: Service, request: Request) -> Response:
 
 async def change_conversation(service: Service, request: Request) -> Response:
     """POST /v1/conversations/{id} {"metadata": {...}}"""
-    body = NewConversationBody.parse(await request.body())
+    body = _NewConversationBody.parse(await request.body())
     return JsonResponse(service.shared.conversations.change(request.path_params["id"], body.metadata))
 
 
@@ -331,7 +339,7 @@ async def delete_conversation(service: Service, request: Request) -> Response:
 
 
 def _conversation(service: Service, raw: bytes, owner: str) -> dict[str, Any]:
-    body = NewConversationBody.parse(raw or b"{}")
+    body = _NewConversationBody.parse(raw or b"{}")
     messages = [] if body.items is None else messages_of(body.items, "items", ByteAccount())
     return service.shared.conversations.create(messages, body.metadata, owner)
 

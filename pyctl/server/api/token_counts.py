@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pyctl.errors import RequestError
-from pyctl.server.body import ConversationBody, DetokenizeBody, TokenizeBody, check_letters
+from pyctl.server.body import Body, ConversationBody, check_letters
 from pyctl.server.http import JsonResponse
 from pyctl.server.images import Fetched, with_images
 from pyctl.server.prepare import mixed, prepare_chat
@@ -17,17 +17,32 @@ from pyctl.server.service import Service
 __all__ = ["apply_template", "chat_input_tokens", "count", "counted", "detokenize", "tokenize"]
 
 
+class _TokenizeBody(Body, frozen=True):
+    """POST /tokenize"""
+
+    content: Any = None
+    add_special: bool = False
+    parse_special: bool = True
+    with_pieces: bool = False
+
+
+class _DetokenizeBody(Body, frozen=True):
+    """POST /detokenize"""
+
+    tokens: Any = None
+
+
 async def tokenize(service: Service, request: Request) -> Response:
     """POST /tokenize"""
     body = await request.body()
-    return JsonResponse(await service.shared.pool.run(request, lambda: _tokenize(service, TokenizeBody.parse(body))))
+    return JsonResponse(await service.shared.pool.run(request, lambda: _tokenize(service, _TokenizeBody.parse(body))))
 
 
 async def detokenize(service: Service, request: Request) -> Response:
     """POST /detokenize"""
     body = await request.body()
     return JsonResponse(
-        await service.shared.pool.run(request, lambda: _detokenize(service, DetokenizeBody.parse(body)))
+        await service.shared.pool.run(request, lambda: _detokenize(service, _DetokenizeBody.parse(body)))
     )
 
 
@@ -40,7 +55,7 @@ async def apply_template(service: Service, request: Request) -> Response:
     return JsonResponse({"prompt": chat.text})
 
 
-def _tokenize(service: Service, body: TokenizeBody) -> dict[str, Any]:
+def _tokenize(service: Service, body: _TokenizeBody) -> dict[str, Any]:
     parts = mixed(body.content, "content", service.info.n_vocab) if body.content is not None else []
     tokens: list[int] = []
     for index, part in enumerate(parts):
@@ -56,7 +71,7 @@ def _tokenize(service: Service, body: TokenizeBody) -> dict[str, Any]:
     return {"tokens": [pieces[token] for token in tokens]}
 
 
-def _detokenize(service: Service, body: DetokenizeBody) -> dict[str, Any]:
+def _detokenize(service: Service, body: _DetokenizeBody) -> dict[str, Any]:
     tokens = mixed(body.tokens or [], "tokens", service.info.n_vocab)
     ids = [token for token in tokens if isinstance(token, int)]
     if len(ids) != len(tokens):
