@@ -20,7 +20,7 @@ MAX_STEPS = 20
 
 @pytest.fixture
 def server(start: Callable[..., Server]) -> Server:
-    return start("tiny-hybrid", "-c", "65536", "-ub", "512", "--temp", "0", "-n", "48")
+    return start("tiny-hybrid", "-c", "65536", "-ub", "512", "--temp", "0", "-n", "16")
 
 
 def run_agent(server: Server, home: Path, *flags: str) -> str:

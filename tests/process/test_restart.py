@@ -16,7 +16,7 @@ import pytest
 from tests.process.conftest import Server, lengths_on_disk, n_on_disk, source_of
 from tests.waiting import until
 
-KILL_ROUNDS = int(os.environ.get("PYCTL_KILL_ROUNDS", "20"))
+KILL_ROUNDS = int(os.environ.get("PYCTL_KILL_ROUNDS", "8"))
 """How often the server is killed; 200 make a stress test of it."""
 
 HEADER = 1 + len("assistant\n")
@@ -70,13 +70,13 @@ def test_a_head_drafts_after_each_restart_as_if_it_had_been_there(start: Callabl
     assert "draft_n" not in reply["timings"]
 
 
-@pytest.mark.parametrize("policy", ["full", "auto", "auto:2", "600"])
+@pytest.mark.parametrize("policy", ["auto", "600"])
 def test_stop_start_and_go_on(start: Callable[..., Server], tmp_path: Path, policy: str) -> None:
     flags = ["--exact", "--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", policy, "--kv-cache-budget", "64"]
     messages: list[dict[str, str]] = [SYSTEM]
     server = start("tiny-hybrid", *flags)
     cacheable = restored = known = 0
-    for turn in range(6):
+    for turn in range(4):
         messages.append(user(turn))
         reply = ask(server, messages)
         timings = reply["timings"]
@@ -96,7 +96,7 @@ def test_stop_start_and_go_on(start: Callable[..., Server], tmp_path: Path, poli
     if policy != "600":
         assert restored >= 0.98 * cacheable, f"{restored} of {cacheable} tokens came back"
     else:
-        assert restored >= 5 * 500
+        assert restored >= 3 * 500
 
 
 def test_raw_prompts_survive_a_kill(start: Callable[..., Server], tmp_path: Path) -> None:
