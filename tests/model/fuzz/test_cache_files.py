@@ -122,7 +122,7 @@ def change(file: RawFile, names: list[str], what: str, which: int, number: int, 
 
 
 @dataclass
-class Bench:
+class FuzzedCache:
     loaded: Loaded
     directory: Path
     pristine: Path
@@ -149,12 +149,14 @@ class Bench:
 
 
 @pytest.fixture(scope="module", params=["tiny-hybrid", "tiny-dense", "tiny-hybrid-nextn"])
-def bench(request: pytest.FixtureRequest, model_path: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+def bench(
+    request: pytest.FixtureRequest, model_path: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[FuzzedCache]:
     directory = tmp_path_factory.mktemp("fuzzed")
     path = str(model_path(request.param))
     drafts = DraftSettings(draft_types=("draft-mtp",) if request.param.endswith("-nextn") else ())
     loaded = load(ModelSettings(path=path, n_ctx=512, n_ubatch=32, n_threads=1), drafts=drafts)
-    bench = Bench(loaded, directory / "cache", directory / "pristine", [])
+    bench = FuzzedCache(loaded, directory / "cache", directory / "pristine", [])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         engine = bench.engine()
@@ -168,7 +170,7 @@ def bench(request: pytest.FixtureRequest, model_path: Any, tmp_path_factory: pyt
     loaded.backend.unload()
 
 
-def refused(bench: Bench, is_lost: bool, recovers: bool) -> None:
+def refused(bench: FuzzedCache, is_lost: bool, recovers: bool) -> None:
     """Ask with what lies in the directory; a miss must be one that verify knows of, unless the model refused."""
     engine = bench.engine(recovers)
     store = engine.prefix_cache.disk.store
@@ -185,7 +187,7 @@ def refused(bench: Bench, is_lost: bool, recovers: bool) -> None:
 
 @given(data=st.data())
 @settings(max_examples=N_CASES, deadline=None, suppress_health_check=list(HealthCheck))
-def test_a_file_that_lies_is_a_miss_and_never_another_reply(bench: Bench, data: st.DataObject) -> None:
+def test_a_file_that_lies_is_a_miss_and_never_another_reply(bench: FuzzedCache, data: st.DataObject) -> None:
     shutil.rmtree(bench.directory, ignore_errors=True)
     shutil.copytree(bench.pristine, bench.directory)
     files = [bench.directory / path.relative_to(bench.pristine) for path in bench.files]

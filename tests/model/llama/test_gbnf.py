@@ -96,7 +96,7 @@ def allowed_by(matcher: Any, model: Loaded) -> Any:
     return np.unpackbits(mask, count=model.tokenizer.n_vocab, bitorder="little").astype(bool)
 
 
-class Reference:
+class LlamaGrammar:
     """llama.cpp's own sampler for a grammar that cannot hurt it."""
 
     def __init__(self, model: Loaded, grammar: str) -> None:
@@ -140,11 +140,11 @@ def compare(model: Loaded, compiler: GrammarCompiler, grammar: str, seed: int, n
     try:
         matcher = compiler.matcher(grammar, "gbnf")
     except RequestError:
-        reference = Reference(model, grammar)
+        reference = LlamaGrammar(model, grammar)
         assert not reference.allowed()[known].any(), grammar
         reference.close()
         return
-    reference, rng = Reference(model, grammar), random.Random(seed)
+    reference, rng = LlamaGrammar(model, grammar), random.Random(seed)
     try:
         said = b""
         for _ in range(n_steps):

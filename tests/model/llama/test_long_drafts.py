@@ -236,7 +236,7 @@ def test_a_text_that_repeats_takes_fewer_steps(opened: Opened, kind: str) -> Non
     assert len(speculation.steps) < len(reply.tokens) / 4
 
 
-class Conversations:
+class RandomSequences:
     """Two sequences that decode, go back, are saved and restored at random, and the tokens that they must hold."""
 
     def __init__(self, backend: LlamaBackend, seed: int) -> None:
@@ -318,7 +318,7 @@ def test_whatever_happens_a_sequence_holds_what_it_should(
     if is_f32:
         options = F32_ROWS
     other = load(ModelSettings(path=str(path), n_ctx=2048, n_ubatch=128, n_threads=1, **options)).backend
-    conversations = Conversations(opened(name, is_f32=is_f32), seed)
+    conversations = RandomSequences(opened(name, is_f32=is_f32), seed)
     for i in range(60):
         conversations.step()
         if max(map(len, conversations.held)) > 700:

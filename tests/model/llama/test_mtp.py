@@ -110,7 +110,7 @@ def head_of(backend: LlamaBackend, seq: int = 0) -> Draft:
     return lambda reply, end: backend.draft([SequenceTokens(seq, (reply[-1],), end)], 3)[0]
 
 
-class Reference:
+class PlainHead:
     """The head by the shortest way: all rows in one go from the model's hidden rows, then one token after the other."""
 
     def __init__(self, backend: LlamaBackend) -> None:
@@ -162,7 +162,7 @@ def test_the_head_drafts_what_the_block_says(opened: Callable[..., LlamaBackend]
     backend = opened(shape, as_on_gpu=as_on_gpu)
     tokens = prompt(100)
     reply, _, drafts = greedy(backend, tokens, 60, head_of(backend))
-    reference = Reference(backend)
+    reference = PlainHead(backend)
     rights = [draft == reference.drafts([*tokens, *reply][: end + 1], 3) for end, draft in drafts if end < 155]
     api.llama_free(reference.ctx)
     # Rows that were evaluated in other batches differ in their last digits, which now and then decides.

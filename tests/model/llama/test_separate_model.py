@@ -33,7 +33,7 @@ def tokens_of(text: str) -> list[int]:
 PROMPT = tokens_of("once upon a time there was a sea and on the sea there was a ship") * 3
 
 
-class Reference:
+class PlainModel:
     """The same file on a backend: what it says after any tokens, evaluated from the start."""
 
     def __init__(self, backend: LlamaBackend) -> None:
@@ -81,8 +81,8 @@ def opened(shape: str, model_path: Callable[[str], Path]) -> Iterator[Callable[.
 
 
 @pytest.fixture
-def reference(shape: str, open_model: Callable[..., Loaded]) -> Reference:
-    return Reference(open_model(shape).backend)
+def reference(shape: str, open_model: Callable[..., Loaded]) -> PlainModel:
+    return PlainModel(open_model(shape).backend)
 
 
 def feed(model: SeparateModel, tokens: Sequence[int], seq: int = 0, start: int = 0, width: int = 50) -> None:
@@ -95,7 +95,7 @@ def guess(model: SeparateModel, tokens: Sequence[int], *sure: int, seq: int = 0)
     return model.draft([SequenceTokens(seq, sure, len(tokens), len(sure))], N)[0]
 
 
-def test_drafts_are_what_the_model_would_say(opened: Callable[..., SeparateModel], reference: Reference) -> None:
+def test_drafts_are_what_the_model_would_say(opened: Callable[..., SeparateModel], reference: PlainModel) -> None:
     model = opened()
     feed(model, PROMPT)
     text = PROMPT
@@ -110,7 +110,7 @@ def test_drafts_are_what_the_model_would_say(opened: Callable[..., SeparateModel
 
 
 def test_drafts_with_a_least_probability_end_where_it_is_less(
-    opened: Callable[..., SeparateModel], reference: Reference
+    opened: Callable[..., SeparateModel], reference: PlainModel
 ) -> None:
     lengths = []
     for p_min in (0.0, 1e-9, 0.5, 1.1):
@@ -138,7 +138,7 @@ def test_tokens_that_the_other_model_does_not_have_are_not_drafted(
 
 @pytest.mark.parametrize("seed", range(4))
 def test_whatever_stays_of_its_drafts_the_next_are_right(
-    opened: Callable[..., SeparateModel], reference: Reference, seed: int
+    opened: Callable[..., SeparateModel], reference: PlainModel, seed: int
 ) -> None:
     """Always right, always wrong, partly right; steps without it, with drafts of others, and of all lengths."""
     model, choice = opened(), random.Random(seed)
@@ -170,7 +170,7 @@ def test_whatever_stays_of_its_drafts_the_next_are_right(
 
 
 def test_sequences_of_one_batch_do_not_disturb_each_other(
-    opened: Callable[..., SeparateModel], reference: Reference
+    opened: Callable[..., SeparateModel], reference: PlainModel
 ) -> None:
     model = opened(n_seqs=3)
     texts = [PROMPT[:70], PROMPT[5:50], PROMPT[9:]]
@@ -198,7 +198,7 @@ def saved(model: SeparateModel, n: int, seq: int = 0, first: int = 0) -> tuple[B
 
 @pytest.mark.parametrize("pending", ["nothing", "a token", "a draft", "half a draft"])
 def test_a_restored_sequence_drafts_as_before(
-    opened: Callable[..., SeparateModel], reference: Reference, pending: str
+    opened: Callable[..., SeparateModel], reference: PlainModel, pending: str
 ) -> None:
     model, text = opened(n_seqs=2), PROMPT[:100]
     feed(model, text)
@@ -228,7 +228,7 @@ def test_a_restored_sequence_drafts_as_before(
     assert guess(other, text, 82) == expected
 
 
-def test_going_back_and_on_another_way(opened: Callable[..., SeparateModel], reference: Reference) -> None:
+def test_going_back_and_on_another_way(opened: Callable[..., SeparateModel], reference: PlainModel) -> None:
     model, text = opened(), PROMPT[:100]
     feed(model, text[:50])
     _, state = saved(model, 50)
@@ -246,7 +246,7 @@ def test_going_back_and_on_another_way(opened: Callable[..., SeparateModel], ref
 
 
 def test_what_it_drafted_from_may_turn_out_to_be_wrong(
-    opened: Callable[..., SeparateModel], reference: Reference, shape: str
+    opened: Callable[..., SeparateModel], reference: PlainModel, shape: str
 ) -> None:
     """Then a hybrid has no state of before, and begins anew; nothing that is saved is of other tokens."""
     model, text = opened(), PROMPT[:100]
@@ -260,7 +260,7 @@ def test_what_it_drafted_from_may_turn_out_to_be_wrong(
     reference.check([*text, 82] if rows.size else [90, 82], draft)
 
 
-def test_blocks_of_another_are_nothing(opened: Callable[..., SeparateModel], reference: Reference) -> None:
+def test_blocks_of_another_are_nothing(opened: Callable[..., SeparateModel], reference: PlainModel) -> None:
     model, text = opened(identity="one"), PROMPT[:100]
     feed(model, text)
     blocks = saved(model, len(text))
@@ -275,7 +275,7 @@ def test_blocks_of_another_are_nothing(opened: Callable[..., SeparateModel], ref
 
 
 def test_what_was_missed_costs_guesses_and_nothing_else(
-    opened: Callable[..., SeparateModel], reference: Reference
+    opened: Callable[..., SeparateModel], reference: PlainModel
 ) -> None:
     model, text = opened(), PROMPT[:100]
     feed(model, text[:40])
@@ -291,7 +291,7 @@ def test_what_was_missed_costs_guesses_and_nothing_else(
 
 
 def test_without_the_state_of_its_rows_a_hybrid_begins_anew(
-    opened: Callable[..., SeparateModel], reference: Reference, shape: str
+    opened: Callable[..., SeparateModel], reference: PlainModel, shape: str
 ) -> None:
     model, text = opened(), PROMPT[:100]
     feed(model, text)
@@ -303,7 +303,7 @@ def test_without_the_state_of_its_rows_a_hybrid_begins_anew(
 
 
 def test_a_full_context_ends_drafts_and_loses_nothing(
-    opened: Callable[..., SeparateModel], reference: Reference
+    opened: Callable[..., SeparateModel], reference: PlainModel
 ) -> None:
     model = opened(n_ctx=256)
     text = (PROMPT * 2)[:254]

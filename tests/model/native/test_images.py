@@ -56,7 +56,7 @@ class Part:
         return self.start + len(self.values)
 
 
-class Talk:
+class MixedText:
     """Text with images in it: numbers are tokens of text, pairs (columns, lines) images."""
 
     def __init__(self, seed: int, *sizes: int | tuple[int, int]) -> None:
@@ -110,9 +110,9 @@ def assert_same(warm: dict[int, NDArray[np.float32]], cold: dict[int, NDArray[np
         assert np.abs(logits - cold[end]).max() == 0.0, f"logits at {end} differ"
 
 
-def talk_of(seed: int) -> Talk:
+def talk_of(seed: int) -> MixedText:
     """Two images with text between, a third right behind the second, one of a single line, and one of a single row."""
-    return Talk(seed, 40, (11, 9), 13, (4, 3), (1, 9), 5, (8, 1), 9, (1, 1), 30)
+    return MixedText(seed, 40, (11, 9), 13, (4, 3), (1, 9), 5, (8, 1), 9, (1, 1), 30)
 
 
 @each_layout
@@ -176,12 +176,12 @@ def test_rows_taken_a_few_at_a_time_equal_one_whole(backend: LlamaBackend) -> No
 @each_layout
 def test_images_change_what_is_said(backend: LlamaBackend) -> None:
     """The comparisons above would be worth little if the model did not look."""
-    found = [Talk(0, 20, (5, 4), 10)]
+    found = [MixedText(0, 20, (5, 4), 10)]
     rows = found[0].parts[1].values.copy()
     rows[7] += 0.25
-    other = Talk(0, 20, (5, 4), 10)
+    other = MixedText(0, 20, (5, 4), 10)
     other.parts[1] = Part(20, rows, 5)
-    tall = Talk(0, 20, (5, 4), 10)
+    tall = MixedText(0, 20, (5, 4), 10)
     tall.parts[1] = Part(20, found[0].parts[1].values, 4)
     logits = []
     for talk in (*found, other, tall):
@@ -212,7 +212,7 @@ def test_held_rows_come_back_beside_others(backend: LlamaBackend) -> None:
         assert (part[HEADER : HEADER + 10 * EXT] == saved[HEADER + 50 * EXT : HEADER + 60 * EXT]).all()
     backend.clear(0)
     for turn in (0, 1, 1, 0):
-        other = Talk(7, 30, (6, 5), 30)
+        other = MixedText(7, 30, (6, 5), 30)
         other.run(backend, other.ends(), seq=1)
         backend.restore(0, 0, [(Rows(helds[turn]), 0, n)])
         backend.restore(0, n, (), states[turn])
@@ -230,7 +230,7 @@ def test_held_rows_come_back_beside_others(backend: LlamaBackend) -> None:
 @one_hybrid
 def test_two_sequences_in_cells_of_each_others(backend: LlamaBackend) -> None:
     """They grow in turn, so that no image's cells lie together, and each is moved to the other's place."""
-    talks = [talk_of(3), Talk(4, 30, (7, 9), 12, (3, 3), 30)]
+    talks = [talk_of(3), MixedText(4, 30, (7, 9), 12, (3, 3), 30)]
     ends = [talk.ends(list(range(0, talk.n, 16))[1:]) for talk in talks]
     alone = []
     for talk, stops in zip(talks, ends, strict=True):
@@ -263,10 +263,10 @@ def test_two_sequences_in_cells_of_each_others(backend: LlamaBackend) -> None:
 @each_layout
 def test_cells_of_what_was_dropped_are_taken_over(backend: LlamaBackend) -> None:
     """What is loaded into a sequence that was just emptied lies where it would have lain otherwise."""
-    before, talk = talk_of(5), Talk(6, 60, (5, 5), 40)
+    before, talk = talk_of(5), MixedText(6, 60, (5, 5), 40)
     talk.run(backend, talk.ends())
     saved, state, whole = backend.save_rows(0, 0, talk.n).block, backend.save_state(0, talk.n), library_state(backend)
-    for old in (before, talk, Talk(7, 200)):
+    for old in (before, talk, MixedText(7, 200)):
         backend.clear(0)
         library_state(backend)
         old.run(backend, old.ends())
@@ -286,7 +286,7 @@ def drafting(model_path: Callable[[str], Path]) -> Iterator[LlamaBackend]:
 
 def test_drafts_behind_an_image_are_taken_back(drafting: LlamaBackend) -> None:
     """With planes and with marks: what was drafted wrong leaves nothing, and positions go on behind the image."""
-    backend, talk = drafting, Talk(8, 20, (6, 4), 10)
+    backend, talk = drafting, MixedText(8, 20, (6, 4), 10)
     n, n_planes = talk.n, backend.n_rollback
     assert n_planes >= 2
     found = []
@@ -309,7 +309,7 @@ def test_drafts_behind_an_image_are_taken_back(drafting: LlamaBackend) -> None:
 
 @one_hybrid
 def test_blocks_that_cannot_follow_are_refused(backend: LlamaBackend) -> None:
-    talk = Talk(9, 20, (5, 4), 20)
+    talk = MixedText(9, 20, (5, 4), 20)
     talk.run(backend, talk.ends())
     rows = backend.save_rows(0, 0, talk.n).block
     backend.synchronize()
@@ -341,7 +341,7 @@ def test_blocks_that_cannot_follow_are_refused(backend: LlamaBackend) -> None:
     backend.clear(0)
     exts[5, 2] = before
     backend.restore(0, 0, [(Rows(rows), 0, 30)])
-    other = Talk(10, 60)
+    other = MixedText(10, 60)
     other.run(backend, other.ends(), seq=1)
     text = backend.save_rows(1, 0, 60).block
     backend.synchronize()
@@ -366,7 +366,7 @@ def test_images_are_told_where_there_are_some_alone(backend: LlamaBackend, open_
 
 @one_hybrid
 def test_a_slot_file_holds_no_image(backend: LlamaBackend, tmp_path: Path) -> None:
-    talk = Talk(11, 20, (5, 4), 20)
+    talk = MixedText(11, 20, (5, 4), 20)
     talk.run(backend, talk.ends())
     tokens = np.concatenate([part.values if not part.columns else np.full(20, -5) for part in talk.parts])
     with pytest.raises(StateError, match="holds an image"):

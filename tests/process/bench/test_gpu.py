@@ -130,30 +130,6 @@ def test_logits_that_are_no_numbers_are_not_exact() -> None:
         assert [reached for *_, reached in aims([record])] == [expected]
 
 
-def test_default_flags_streams_and_returns_have_aims_of_their_own() -> None:
-    from bench.gpu.report import aims, document
-
-    records: list[dict[str, Any]] = []
-    for server, factor in (("pyctl", 1.0), ("llama-server", 0.5)):
-        default = {"section": "defaults", "kind": "first token by default"}
-        records.append({**first_token(server, 8192, "edited at once", 100.0 * factor), **default})
-        streams = {"section": "defaults", "kind": "streams", "server": server, "streams": 4}
-        records += [{**streams, "tokens_per_second": rate * factor} for rate in (10.0, 50.0, 60.0)]
-    times = {"append_ms": 40.0, "held_ms": 43.0, "ram_ms": 90.0}
-    records += [{"section": "held", "kind": "return", "n": n, "equal": n == 8192, **times} for n in (8192, 32768)]
-    table = {what: (found, reached) for what, _, found, reached in aims(records)}
-    assert table == {
-        "first token, default flags, edited at once, 8,192: against llama-server": ("2.00x", False),
-        "decode, streams: 4, against llama-server": ("2.000", True),
-        "return on the device, 8,192: against an append": ("1.07x", True),
-        "return on the device, 32,768: against an append": ("1.07x", False),
-    }
-    text = document({"shape": "tiny", "records": records})
-    assert "| 8,192 | edited at once | 10 | 100 | 10 | 50 | 0.50x |" in text
-    assert "| 4 | 50.0 | 25.0 | 2.000 |" in text
-    assert "| 32,768 | 40.0 | 43.0 | 90.0 | NO |" in text
-
-
 def test_results_are_on_disk_after_each_finding_and_sections_are_replaced(tmp_path: Path) -> None:
     from bench.gpu.run import Results
 
@@ -187,18 +163,6 @@ def test_the_clock_learns_and_refuses_what_does_not_fit() -> None:
     assert not clock.fits(clock.prefill(50_000))
 
 
-def test_the_plan_begins_with_the_base_of_every_model() -> None:
-    from bench.gpu.measure import jobs
-
-    options = argparse.Namespace(sizes=[32768, 8192], long=100_000, exact_tokens=3000)
-    runs = [SimpleNamespace(shape=shape, options=options) for shape in ("27b", "35b-a3b")]
-    planned = [(section, run.shape) for section, run, _ in jobs(runs, ["base", "kv", "long", "exact", "card"])]
-    assert planned[:3] == [("base", "27b"), ("base", "35b-a3b"), ("kv", "27b")]
-    assert planned[-1] == ("card", "27b")
-    assert len(planned) == 9
-    assert [section for section, *_ in jobs(runs, ["kv"])] == ["kv", "kv"]
-
-
 def test_a_step_that_does_not_fit_is_skipped_and_told(tmp_path: Path) -> None:
     from bench.gpu.run import Clock, Results, Visit
     from bench.gpu.workloads import Conversation, grow
@@ -224,14 +188,6 @@ def test_files_leave_the_page_cache(tmp_path: Path) -> None:
     assert rate is None or rate > 0
 
 
-def test_everything_that_pyctl_needs_is_looked_for() -> None:
-    from bench.gpu.prepare import requirements
-
-    names = requirements()
-    assert {"gguf", "numpy", "prompt_toolkit", "starlette", "pybind11"} <= set(names)
-    assert "llama_cpp_python" not in names
-
-
 def test_the_environment_puts_the_prepared_folders_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from bench.gpu.prepare import environment_of
 
@@ -242,20 +198,6 @@ def test_the_environment_puts_the_prepared_folders_first(tmp_path: Path, monkeyp
     assert parts.count(parts[0]) == 1
     assert "/elsewhere" in parts
     assert variables["LLAMA_CPP_LIB_PATH"] == str(tmp_path / "lib")
-
-
-def test_pictures_are_drawn(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    from bench.gpu.plot import breakdown, breakdown_figure, first_token_figure
-
-    data = {"shape": "tiny", "machine": MACHINE, "records": found()}
-    (way, parts), _ = breakdown(data["records"], 32768)
-    assert (way, sum(parts.values())) == ("return after another", pytest.approx(20.0))
-    for draw in (first_token_figure, breakdown_figure):
-        figure = draw(data)
-        assert figure is not None
-        figure.savefig(tmp_path / "figure.svg")
-        assert draw({**data, "records": []}) is None
 
 
 # -- speculative decoding ----------------------------------------------------------------------------------------------

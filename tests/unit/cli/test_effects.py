@@ -147,7 +147,7 @@ def header(name: str, **asked: str) -> Look:
 def loading(seen: Seen) -> str:
     """What keeps llama.cpp from loading."""
     try:
-        load(replace(seen.model, n_threads=1)).backend.unload()
+        load(replace(seen.model, n_threads=1, n_ctx=256)).backend.unload()
     except ModelError as error:
         return str(error)
     return ""
@@ -155,7 +155,7 @@ def loading(seen: Seen) -> str:
 
 def described(name: str) -> Look:
     def see(seen: Seen) -> Any:
-        loaded = load(replace(seen.model, n_threads=1))
+        loaded = load(replace(seen.model, n_threads=1, **({} if name == "n_ctx" else {"n_ctx": 256})))
         loaded.backend.unload()
         return getattr(loaded.info, name)
 

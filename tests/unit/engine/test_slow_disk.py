@@ -27,7 +27,7 @@ STORED = chat((1, 300), (2, 240))
 OTHER = chat((3, 200))
 
 
-class Drive:
+class HangingDrive:
     """Reads of ``hung`` ("pread": headers, "preadv": chunks) wait for ``gate`` once `hang` was called."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
@@ -52,8 +52,8 @@ class Drive:
 
 
 @pytest.fixture
-def drive(monkeypatch: pytest.MonkeyPatch) -> Iterator[Drive]:
-    drive = Drive(monkeypatch)
+def drive(monkeypatch: pytest.MonkeyPatch) -> Iterator[HangingDrive]:
+    drive = HangingDrive(monkeypatch)
     yield drive
     drive.gate.set()
 
@@ -94,7 +94,9 @@ def step_until(engine: Engine, handle: RequestHandle) -> Reply:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("call", ["pread", "preadv"])
-def test_others_are_served_while_one_waits_for_the_disk(tmp_path: Path, drive: Drive, kind: str, call: str) -> None:
+def test_others_are_served_while_one_waits_for_the_disk(
+    tmp_path: Path, drive: HangingDrive, kind: str, call: str
+) -> None:
     engine = stored(tmp_path, kind)
     drive.hang(call)
     slow, quick = RequestHandle(request(STORED)), RequestHandle(request(OTHER))
@@ -117,7 +119,7 @@ def test_others_are_served_while_one_waits_for_the_disk(tmp_path: Path, drive: D
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("call", ["pread", "preadv"])
 def test_a_read_that_never_returns_is_a_miss_and_the_disk_rests_until_it_does(
-    tmp_path: Path, drive: Drive, monkeypatch: pytest.MonkeyPatch, kind: str, call: str
+    tmp_path: Path, drive: HangingDrive, monkeypatch: pytest.MonkeyPatch, kind: str, call: str
 ) -> None:
     engine = stored(tmp_path, kind)
     tier, expected = engine.prefix_cache.disk, cold(FakeBackend(kind), STORED).tokens
@@ -144,7 +146,7 @@ def test_a_read_that_never_returns_is_a_miss_and_the_disk_rests_until_it_does(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_request_that_is_cancelled_while_it_waits_leaves_an_empty_sequence(
-    tmp_path: Path, drive: Drive, kind: str
+    tmp_path: Path, drive: HangingDrive, kind: str
 ) -> None:
     engine = stored(tmp_path, kind)
     drive.hang("preadv")
@@ -161,7 +163,7 @@ def test_a_request_that_is_cancelled_while_it_waits_leaves_an_empty_sequence(
     engine.prefix_cache.close()
 
 
-def test_closing_does_not_wait_for_a_read_that_hangs(tmp_path: Path, drive: Drive) -> None:
+def test_closing_does_not_wait_for_a_read_that_hangs(tmp_path: Path, drive: HangingDrive) -> None:
     engine = stored(tmp_path)
     drive.hang("preadv")
     engine.submit(RequestHandle(request(STORED)))

@@ -194,7 +194,7 @@ def test_of_a_snapshot_whose_rows_are_in_memory_only_the_state_is_read(tmp_path:
     engine.prefix_cache.close()
 
 
-class Drive:
+class RefusingDrive:
     """Refuses some writes, and loses others' files."""
 
     def __init__(self, patch: pytest.MonkeyPatch, choice: random.Random) -> None:
@@ -228,7 +228,7 @@ def test_any_order_on_any_disk_gives_right_replies_within_all_budgets(
 ) -> None:
     choice = random.Random(f"{kind}{seed}")
     budget, daily = choice.choice([20_000, 60_000]), choice.choice([None, 100_000])
-    drive = Drive(monkeypatch, random.Random(seed))  # of its own: another thread asks it
+    drive = RefusingDrive(monkeypatch, random.Random(seed))  # of its own: another thread asks it
     expected: dict[bytes, list[int]] = {}
     conversations = [[(number % 3, 300)] for number in range(5)]
     written = 0

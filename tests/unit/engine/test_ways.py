@@ -73,7 +73,7 @@ def test_many_snapshots_of_one_conversation_cost_no_chain_each(exact: bool, monk
     found = [way.snapshot for way in ways if way.snapshot is not None]
     assert len(match._hashed) == 1, "what is compared need not be hashed"
     for snapshot in found:
-        snapshot.segment.held = FakeHeld()
+        snapshot.segment.held = TenHeldRows()
     with cache.locked(*found):
         leaving = next(cache.leaving_device(lambda segment: 1), None)
     assert leaving is not None, "RAM has it, too"
@@ -88,7 +88,7 @@ def test_rows_that_a_restore_needs_leave_the_device_after_others_of_which_ram_ha
     cache.turn += 10
     filled(newer, cache)
     for segment in cache.segments():
-        segment.held = FakeHeld()
+        segment.held = TenHeldRows()
     left = []
     with cache.locked(*wanted):
         while (segment := next(cache.leaving_device(lambda segment: 1), None)) is not None:
@@ -132,7 +132,7 @@ def test_many_rows_that_leave_the_device_are_ranked_once(monkeypatch: pytest.Mon
     assert ranked[0] == 1
 
 
-class FakeHeld:
+class TenHeldRows:
     """Ten rows on the device."""
 
     n_cells = n_bytes = 10

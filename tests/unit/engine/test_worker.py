@@ -38,12 +38,12 @@ ENDLESS = Sampling(temperature=0.0, ignore_eos=True)
 
 
 @dataclass
-class Served:
+class WorkerReply:
     tokens: list[int]
     stats: RequestStats
 
 
-class Bench:
+class WatchedWorker:
     """A worker on a fake backend, with everything that looks into it."""
 
     def __init__(self, sleep_seconds: float = -1, n_seqs: int = 1, exact: bool = False) -> None:
@@ -53,13 +53,13 @@ class Bench:
         self.worker = Worker(self.engine, INFO, sleep_seconds)
         self.admin = EngineAdmin(self.worker, self.engine)
 
-    def ask(self, prompt: Prompt, n: int = 8) -> Served:
+    def ask(self, prompt: Prompt, n: int = 8) -> WorkerReply:
         tokens: list[int] = []
         for event in self.worker.submit(request(prompt, n)):
             if isinstance(event, Piece):
                 tokens += event.tokens
             elif isinstance(event, Done):
-                return Served(tokens, event.stats)
+                return WorkerReply(tokens, event.stats)
             else:
                 assert not isinstance(event, Failed), event.error
         raise AssertionError("no end")
@@ -88,10 +88,10 @@ class Bench:
 
 @pytest.fixture
 def make() -> Any:
-    benches: list[Bench] = []
+    benches: list[WatchedWorker] = []
 
-    def build(*args: Any, **kwargs: Any) -> Bench:
-        benches.append(Bench(*args, **kwargs))
+    def build(*args: Any, **kwargs: Any) -> WatchedWorker:
+        benches.append(WatchedWorker(*args, **kwargs))
         return benches[-1]
 
     yield build

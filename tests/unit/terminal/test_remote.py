@@ -66,7 +66,7 @@ SCRIPTS: dict[str, list[str]] = {
 SENT = {"x-pyctl-cache": "source=disk; cached=90; evaluated=10"}
 
 
-class Server:
+class ScriptedServer:
     """A server in a thread that answers by the script that the question names."""
 
     def __init__(self) -> None:
@@ -121,21 +121,21 @@ class Server:
 
 
 @pytest.fixture(scope="module")
-def running() -> Iterator[Server]:
-    server = Server()
+def running() -> Iterator[ScriptedServer]:
+    server = ScriptedServer()
     yield server
     server.stop()
 
 
 @pytest.fixture
-def server(running: Server) -> Server:
+def server(running: ScriptedServer) -> ScriptedServer:
     running.bodies, running.keys, running.models = [], [], {"data": [{"id": "tiny"}]}
     running.left.clear()
     return running
 
 
 @pytest.fixture
-def backend(server: Server) -> Iterator[RemoteBackend]:
+def backend(server: ScriptedServer) -> Iterator[RemoteBackend]:
     backend = RemoteBackend(server.url)
     yield backend
     backend.close()
@@ -190,7 +190,7 @@ def test_lines_end_where_sse_says_and_not_where_unicode_says(backend: RemoteBack
     assert ask(backend, "separators")[1] == "a\u2028b\x85c"
 
 
-def test_the_request(server: Server) -> None:
+def test_the_request(server: ScriptedServer) -> None:
     backend = RemoteBackend(server.url + "/v1/", "secret", {"temperature": 0.5, "max_tokens": 7})
     ask(backend, "llama")
     backend.close()
@@ -201,7 +201,7 @@ def test_the_request(server: Server) -> None:
     assert body["stream_options"] == {"include_usage": True}
 
 
-def test_name(server: Server, backend: RemoteBackend) -> None:
+def test_name(server: ScriptedServer, backend: RemoteBackend) -> None:
     assert backend.name() == "tiny"
     answers: list[Any] = [None, {}, [], {"data": []}]
     for models in answers:
@@ -236,7 +236,7 @@ def test_refusals_and_failures(backend: RemoteBackend, question: str, kind: type
     assert type(caught.value) is kind
 
 
-def test_closing_stops_the_server(server: Server, backend: RemoteBackend) -> None:
+def test_closing_stops_the_server(server: ScriptedServer, backend: RemoteBackend) -> None:
     stream = backend.stream([{"role": "user", "content": "endless"}])
     assert next(stream) == ChatDelta(content="word ")
     stream.close()

@@ -10,13 +10,13 @@ from pyctl.terminal.console import PlainView, RichView, stats_line
 from pyctl.terminal.conversation import ChatDelta, ReplyStats
 
 
-class Terminal(io.StringIO):
+class ScreenText(io.StringIO):
     def isatty(self) -> bool:
         return True
 
 
 def rich_view(*, stats: bool = True) -> tuple[RichView, io.StringIO]:
-    out = Terminal()
+    out = ScreenText()
     return RichView(Console(file=out, force_terminal=True, color_system="standard", width=40), stats=stats), out
 
 
@@ -57,7 +57,7 @@ def test_plain_adds_no_second_line_end_and_errors_begin_a_line() -> None:
 
 
 def test_plain_leaves_control_characters_alone_except_on_a_terminal() -> None:
-    for out, text in ((io.StringIO(), "a\x1b[31m\tb\n"), (Terminal(), "a[31m\tb\n")):
+    for out, text in ((io.StringIO(), "a\x1b[31m\tb\n"), (ScreenText(), "a[31m\tb\n")):
         view = PlainView(out, io.StringIO())
         view.delta(ChatDelta(content="a\x1b[31m\tb"))
         view.end(None)
