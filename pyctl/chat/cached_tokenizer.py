@@ -15,7 +15,7 @@ import numpy as np
 from pyctl.limit import limit
 from pyctl.prompt import Tokens, as_tokens
 
-__all__ = ["DEFAULT_MEMO_BYTES", "CachedTokenizer", "Tokenizer", "readable"]
+__all__ = ["CachedTokenizer", "Tokenizer", "readable"]
 
 
 class Tokenizer(Protocol):

@@ -16,7 +16,7 @@ from pyctl.errors import RequestError
 from pyctl.image_file import ImageFile
 from pyctl.limit import limit
 
-__all__ = ["Continue", "RenderedChat", "Renderer", "check_messages", "fit_messages", "text_of", "unreadable"]
+__all__ = ["Continue", "RenderedChat", "Renderer", "check_messages", "fit_messages", "unreadable"]
 
 Message = dict[str, Any]
 

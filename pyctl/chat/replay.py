@@ -22,7 +22,7 @@ from pyctl.chat.images import lasting
 from pyctl.limit import limit
 from pyctl.prompt import Tokens, as_tokens
 
-__all__ = ["DEFAULT_REPLAY_BYTES", "Part", "Replay", "ReplayLog", "ReplayMarks", "SampledReply", "places"]
+__all__ = ["DEFAULT_REPLAY_BYTES", "Part", "Replay", "ReplayMarks", "places"]
 
 log = logging.getLogger(__name__)
 

@@ -51,17 +51,7 @@ from pyctl.setting import (
 )
 from pyctl.terminal import TerminalSettings
 
-__all__ = [
-    "FLAGS",
-    "OWNERS",
-    "Action",
-    "CommandSettings",
-    "Given",
-    "help_text",
-    "parse_chat",
-    "parse_serve",
-    "read_flags",
-]
+__all__ = ["FLAGS", "OWNERS", "CommandSettings", "parse_chat", "parse_serve"]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pyctl.cli.logs import start_log
 from pyctl.terminal.conversation import ChatBackend
 from pyctl.terminal.interactive import run_chat
 
-__all__ = ["chat", "chat_backend"]
+__all__ = ["chat"]
 
 
 def chat(settings: CommandSettings) -> int:

@@ -24,7 +24,6 @@ __all__ = [
     "INT32_MAX",
     "LETTERS_PER_TOKEN",
     "MOST_BIASES",
-    "MOST_CHOICES",
     "MOST_REPLIES",
     "AnyBody",
     "Body",
@@ -40,18 +39,13 @@ __all__ = [
     "Nested",
     "ReplyOptions",
     "at_most",
-    "boolean",
     "check_letters",
     "items",
     "json_object",
-    "number",
     "others",
     "parse_json",
     "parse_object",
-    "sampling_values",
     "scales_of",
-    "string",
-    "strings",
 ]
 
 MOST_UNPACKED = limit(

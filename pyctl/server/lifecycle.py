@@ -31,16 +31,7 @@ from pyctl.errors import ConfigError
 from pyctl.limit import limit
 from pyctl.server import ListenSettings
 
-__all__ = [
-    "ConnectionGuard",
-    "GuardedProtocol",
-    "LoadingApp",
-    "address_of",
-    "bind",
-    "leave",
-    "raise_file_limit",
-    "serve",
-]
+__all__ = ["ConnectionGuard", "GuardedProtocol", "LoadingApp", "bind", "leave", "serve"]
 
 log = logging.getLogger("pyctl")
 

@@ -43,17 +43,7 @@ from pyctl.server.images import NOTHING, Fetched, data_images, load_images
 from pyctl.server.reply import PreparedReply
 from pyctl.server.service import Service
 
-__all__ = [
-    "infill_prompt",
-    "keep_scales",
-    "mixed",
-    "parallel_calls",
-    "prepare",
-    "prepare_chat",
-    "prepare_warm_up",
-    "prompts_of",
-    "sampling_of",
-]
+__all__ = ["keep_scales", "mixed", "parallel_calls", "prepare", "prepare_chat", "prepare_warm_up", "sampling_of"]
 
 
 log = logging.getLogger(__name__)

@@ -33,20 +33,13 @@ from pyctl.server.service import Service
 from pyctl.text import random_id
 
 __all__ = [
-    "ActiveReply",
     "EventReply",
     "Identity",
     "PreparedReply",
     "Reply",
     "ReplyResponse",
-    "TextOf",
-    "cache_header",
-    "cache_json",
-    "log_disconnect",
-    "log_done",
     "log_error",
     "merged",
-    "probs_json",
     "progress_json",
     "respond",
     "settings_json",

@@ -18,7 +18,7 @@ from pyctl.server.body import ByteAccount
 from pyctl.server.http import encode
 from pyctl.text import random_id
 
-__all__ = ["SHARE", "ConversationStore", "ResponseStore", "SharedStore", "owner_of"]
+__all__ = ["SHARE", "ConversationStore", "ResponseStore", "owner_of"]
 
 log = logging.getLogger(__name__)
 

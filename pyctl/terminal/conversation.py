@@ -15,18 +15,7 @@ from pyctl.errors import RequestError
 from pyctl.image_file import ImageFile
 from pyctl.limit import limit
 
-__all__ = [
-    "Call",
-    "ChatBackend",
-    "ChatDelta",
-    "Conversation",
-    "Message",
-    "ReplyStats",
-    "Role",
-    "load",
-    "read_image",
-    "save",
-]
+__all__ = ["Call", "ChatBackend", "ChatDelta", "Conversation", "Message", "ReplyStats", "load", "save"]
 
 _MOST_IMAGE_BYTES = limit(32 * 2**20, "an image in a chat at a terminal", "refused", "memory", "bytes")
 

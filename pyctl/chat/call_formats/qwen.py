@@ -46,7 +46,7 @@ from pyctl.chat.template import SAMPLE_KEY, SAMPLE_TOOL, SAMPLE_VALUE
 from pyctl.chat.tools import Tool, Tools
 from pyctl.text import overlap, random_id
 
-__all__ = ["CLOSE", "OPEN", "HermesFormat", "QwenFormat", "QwenParser"]
+__all__ = ["HermesFormat", "QwenFormat"]
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"

@@ -43,7 +43,7 @@ from pyctl.server.prepare import prepare
 from pyctl.server.reply import EventReply, Identity, PreparedReply, respond
 from pyctl.server.service import Service
 
-__all__ = ["MessageReply", "chat_fields", "count_tokens", "error_response", "messages"]
+__all__ = ["chat_fields", "count_tokens", "error_response", "messages"]
 
 _N_PREDICT = 4096
 _THINKING_BUDGET = 10000

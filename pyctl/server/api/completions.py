@@ -21,16 +21,7 @@ from pyctl.server.prepare import prepare
 from pyctl.server.reply import Identity, PreparedReply, Reply, ReplyResponse, respond, settings_json, usage_json
 from pyctl.server.service import Service
 
-__all__ = [
-    "ChatReply",
-    "NativeReply",
-    "TextReply",
-    "chat_completions",
-    "completions",
-    "control",
-    "infill",
-    "native_completion",
-]
+__all__ = ["chat_completions", "completions", "control", "infill", "native_completion"]
 
 
 class _ControlBody(Body, frozen=True):

@@ -39,7 +39,6 @@ from pyctl.server.stores import owner_of
 from pyctl.text import random_id
 
 __all__ = [
-    "ResponseReply",
     "change_conversation",
     "create",
     "create_conversation",
