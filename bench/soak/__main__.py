@@ -161,7 +161,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         help="from one rest of a long life to the next; without rests, after its first third",
     )
     parser.add_argument("--resident-limit", type=float, default=0.0, metavar="MiB", help="at any time; 0: none")
-    options = parse(parser, argv, minutes=0.5, clients=3, patience=100.0, growth_limit=400.0)
+    options = parse(parser, argv, minutes=0.3, clients=3, patience=100.0, growth_limit=400.0)
     with tempfile.TemporaryDirectory() as directory:
         findings, target = soak(options, Path(directory))
     report(findings, target, options)
