@@ -20,11 +20,9 @@ if TYPE_CHECKING:
         view_of,
     )
     from pyctl.cache.device_tier import DeviceCounts, most_behind
-    from pyctl.cache.disk.directory import CacheDirectory, Contents, Entry
+    from pyctl.cache.disk.directory import CacheDirectory
     from pyctl.cache.disk.file_format import INDEX, REPLIES, BlockSizes
-    from pyctl.cache.disk.readers import Reads
     from pyctl.cache.disk.store import DiskStore
-    from pyctl.cache.disk.write_queue import AGAIN_SECONDS
     from pyctl.cache.disk_tier import DiskTier
     from pyctl.cache.persist import DiskPolicy
     from pyctl.cache.places import ANYWHERE, NOWHERE, ResumePlaces
@@ -36,7 +34,16 @@ if TYPE_CHECKING:
         ends_within,
         last_end,
     )
-    from pyctl.cache.ports import CacheRequest, MemoryShape, SavedSequence, SequenceMemory
+    from pyctl.cache.ports import (
+        AGAIN_SECONDS,
+        CacheRequest,
+        Entry,
+        MemoryShape,
+        Reads,
+        SavedSequence,
+        SequenceMemory,
+        Store,
+    )
     from pyctl.cache.prefix_cache import PrefixCache
     from pyctl.cache.ram import RamCache
     from pyctl.cache.recent import RecentPrompts
@@ -74,9 +81,7 @@ _MODULES = (
     "disk_tier",
     "disk.directory",
     "disk.file_format",
-    "disk.readers",
     "disk.store",
-    "disk.write_queue",
 )
 """Where a name is looked for, in this order."""
 
@@ -101,7 +106,6 @@ __all__ = [
     "CacheSettings",
     "CacheStats",
     "CacheView",
-    "Contents",
     "DeviceCounts",
     "DiskPolicy",
     "DiskSettings",
@@ -130,6 +134,7 @@ __all__ = [
     "Source",
     "Span",
     "State",
+    "Store",
     "batch_ends",
     "ends_within",
     "last_end",

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Literal, TypeAlias
 from weakref import WeakKeyDictionary
 
-from pyctl.cache.disk_tier import DiskTier, DiskView
+from pyctl.cache.ports import DiskView, Store
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import Segment, Snapshot, Source
 from pyctl.prompt import Tokens
@@ -247,7 +247,7 @@ KnownParts: TypeAlias = WeakKeyDictionary[Snapshot, OwnPart]
 """What was found out for a view before, as long as the snapshot is there: it keeps no bytes alive."""
 
 
-def view_of(cache: RamCache, totals: CacheStats, known: KnownParts, disk: DiskTier | None = None) -> CacheView:
+def view_of(cache: RamCache, totals: CacheStats, known: KnownParts, disk: Store | None = None) -> CacheView:
     """What is held now: shallow parents first, and of one parent those that share most side by side.
 
     Called by the thread that owns the cache.

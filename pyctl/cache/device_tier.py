@@ -9,10 +9,8 @@ import weakref
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from pyctl.cache.disk.write_queue import MOST_BEHIND_BYTES, Reason
-from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.plan import ends_within, last_end
-from pyctl.cache.ports import SequenceMemory
+from pyctl.cache.ports import MOST_BEHIND_BYTES, Reason, SequenceMemory, Store
 from pyctl.cache.ram import RamCache
 from pyctl.cache.sequence import LiveSequence
 from pyctl.cache.snapshot import NOTHING, Block, Segment, Snapshot, needed_by
@@ -261,7 +259,7 @@ class DeviceTier:
                 return False
         return False
 
-    def copy_next(self, disk: DiskTier | None) -> float | None:
+    def copy_next(self, disk: Store | None) -> float | None:
         """In an idle moment: have some of what only the device has copied, to ``disk``, where that wants it now or in
         the end, when there would be no time for so much, or to RAM. After how many seconds to go on, None for not.
         """
@@ -276,7 +274,7 @@ class DeviceTier:
             return 0.0
         return seconds
 
-    def offer(self, snapshots: Collection[Snapshot], disk: DiskTier) -> None:
+    def offer(self, snapshots: Collection[Snapshot], disk: Store) -> None:
         """Have ``disk`` write them: what RAM has no room for, beside the cache, a segment at a time (`copy_next`)."""
         for each in snapshots:  # each one's copy takes room of the next one's
             if self.may_copy(each):

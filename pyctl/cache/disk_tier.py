@@ -11,24 +11,21 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
 from pyctl.cache.costs import Costs
-from pyctl.cache.disk.chain import PendingSnapshot
-from pyctl.cache.disk.directory import Contents, Entry
+from pyctl.cache.disk.directory import Contents
 from pyctl.cache.disk.file_format import PROMPTS
-from pyctl.cache.disk.readers import Reading
 from pyctl.cache.disk.store import DiskStore
-from pyctl.cache.disk.write_queue import PieceOf, Reason, WriteQueue
-from pyctl.cache.disk.writer import RowsOf
+from pyctl.cache.disk.write_queue import WriteQueue
 from pyctl.cache.persist import DiskPolicy
+from pyctl.cache.ports import Arrival, DiskView, Entry, PieceOf, Reading, Reason, RowsOf
 from pyctl.cache.recent import DEFAULT_FILE_BYTES, RecentFiles, RecentMatches, RecentPrompts
 from pyctl.cache.snapshot import Prefix, PromptMatch, Segment, Snapshot
 from pyctl.errors import StateError
 
-__all__ = ["DiskTier", "DiskView"]
+__all__ = ["DiskTier"]
 
 log = logging.getLogger(__name__)
 
@@ -48,27 +45,6 @@ MEASURED_BYTES = 2**20
 
 HEAD_TOKENS, TAIL_TOKENS = 12, 24
 """How much of a prefix people are shown."""
-
-
-@dataclass(frozen=True)
-class DiskView:
-    """Sums of the tier: lengths at which something is stored, bytes of the directory, its budget (-1: none), restores
-    that came from it, bytes written by this process, files found damaged, snapshots that wait to be written, and those
-    that could not be. ``spilled`` snapshots of ``spilled_bytes`` were written because they left RAM, ``given_up`` were
-    not, for want of time."""
-
-    policy: str
-    in_use: int
-    n_bytes: int
-    budget: int
-    hits: int
-    written: int
-    damaged: int
-    waiting: int = 0
-    failed: int = 0
-    spilled: int = 0
-    spilled_bytes: int = 0
-    given_up: int = 0
 
 
 def _missing(segment: Segment) -> int:
@@ -111,7 +87,7 @@ class _SnapshotWriter:
 
 
 class DiskTier:
-    """Reads from and writes behind to ``store``; ``policy`` is what a request gets that names none.
+    """The `Store` on disk: reads from and writes to ``store``; ``policy`` is that of requests that name none.
 
     ``text_of`` makes text of tokens for people. The engine's thread calls everything and changes `recent`; writing and
     recovery have threads of their own. Closing takes at most ``close_seconds``.
@@ -153,18 +129,14 @@ class DiskTier:
 
     def open(
         self, prefix: Prefix, prompt: PromptMatch, base: Snapshot | None, most_bytes: int | None = None
-    ) -> Reading[PendingSnapshot | None]:
+    ) -> Reading[Arrival | None]:
         """The snapshot of ``prefix`` on its way here, None if there is none; what ``base`` has is not read, and of more
         than ``most_bytes`` the rest comes when the first has left RAM."""
         return self.store.open(prefix, prompt.tokens, base, most_bytes)
 
-    def seconds(self, n: int, covered: int) -> float:
-        """What reading a state at ``n`` takes, with the rows that are not ``covered``."""
-        return self.costs.read(self.store.read_bytes(n, covered))
-
-    def load_seconds(self, n: int, covered: int) -> float:
-        """What loading such a state takes once it is in RAM."""
-        return self.costs.load(self.store.read_bytes(n, covered))
+    def n_bytes(self, n: int, covered: int) -> int:
+        """Bytes of a state at ``n`` with the rows that are not ``covered``."""
+        return self.store.read_bytes(n, covered)
 
     @property
     def contents(self) -> Contents:

@@ -1,19 +1,43 @@
-"""What the cache needs of others: a memory that holds sequences, facts of a request, and how it is to be used."""
+"""The ports of the cache: facts of a request, a memory that holds sequences, and a store beyond RAM."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
 
+from pyctl.cache.costs import Costs
 from pyctl.cache.disk.file_format import BlockSizes
 from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.places import ResumePlaces
-from pyctl.cache.snapshot import Block, BlockBytes, Held, Rows, Span, State
+from pyctl.cache.recent import RecentMatches, RecentPrompts
+from pyctl.cache.snapshot import Block, BlockBytes, Held, Prefix, PromptMatch, Rows, Segment, Snapshot, Span, State
+from pyctl.limit import limit
 from pyctl.prompt import Prompt, Tokens
 
-__all__ = ["CacheOptions", "CacheRequest", "MemoryShape", "SavedSequence", "SequenceMemory"]
+__all__ = [
+    "AGAIN_SECONDS",
+    "MOST_BEHIND_BYTES",
+    "Arrival",
+    "CacheOptions",
+    "CacheRequest",
+    "DiskView",
+    "Entry",
+    "MemoryShape",
+    "PieceOf",
+    "Reading",
+    "Reads",
+    "Reason",
+    "RowsOf",
+    "SavedSequence",
+    "SequenceMemory",
+    "Store",
+    "WriteJobs",
+]
+
+R = TypeVar("R")
 
 
 class CacheRequest(Protocol):
@@ -169,3 +193,218 @@ class SequenceMemory(Protocol):
 
     def load_file(self, seq: int, path: Path) -> SavedSequence:
         """Fill ``seq``, which is empty, from such a file. Raises StateError, and then nobody knows what it holds."""
+
+
+# -- the store ---------------------------------------------------------------------------------------------------------
+
+RowsOf: TypeAlias = Callable[[Segment], Block]
+"""The rows of a segment that may lie on the device, in RAM."""
+
+PieceOf: TypeAlias = Callable[[Segment], Block | None]
+"""The same; None if RAM has no room for them now."""
+
+AGAIN_SECONDS = 0.02
+"""How soon to look again whether a segment is written."""
+
+MOST_BEHIND_BYTES = limit(
+    2**29, "snapshots that have left RAM and wait to be written", "the least worth are not", "memory", "bytes"
+)
+
+
+class Reason(IntEnum):
+    """Why a snapshot is written, in the order in which the queue is worked off.
+
+    CHOSEN by the policy; LARGE: also chosen, but RAM has no room for a copy of all its rows; EVICTED from RAM.
+    """
+
+    CHOSEN = 0
+    LARGE = 1
+    EVICTED = 2
+
+
+@dataclass(frozen=True)
+class DiskView:
+    """Sums of the tier: lengths at which something is stored, bytes of the directory, its budget (-1: none), restores
+    that came from it, bytes written by this process, files found damaged, snapshots that wait to be written, and those
+    that could not be. ``spilled`` snapshots of ``spilled_bytes`` were written because they left RAM, ``given_up`` were
+    not, for want of time."""
+
+    policy: str
+    in_use: int
+    n_bytes: int
+    budget: int
+    hits: int
+    written: int
+    damaged: int
+    waiting: int = 0
+    failed: int = 0
+    spilled: int = 0
+    spilled_bytes: int = 0
+    given_up: int = 0
+
+
+SHORT_DIGITS = 10
+"""Digits of a snapshot's digest by which people call it."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A snapshot in the store. ``n_bytes`` is its state and the segment it ends in; times are epoch seconds.
+
+    ``name`` is that of the Prefix, ``parent`` the name of the deepest shallower snapshot on its chain, "" for none.
+    ``label`` says to people how it begins and ends. ``is_older``: made under older rules of batch ends, of use to none.
+    """
+
+    fingerprint: str
+    name: str
+    n: int
+    n_bytes: int
+    created: float
+    used: float
+    hits: int
+    pinned: bool
+    exact: bool
+    parent: str
+    label: str
+    is_older: bool = False
+
+    @property
+    def short(self) -> str:
+        """The beginning of the digest in ``name``, by which people call it."""
+        return self.name.partition("-")[2][:SHORT_DIGITS]
+
+
+@runtime_checkable
+class Reads(Protocol):
+    """Reads of a store that are under way."""
+
+    def ready(self) -> bool:
+        """Whether there is no use in waiting: all are here, one has failed, or the store hangs."""
+
+    def wait(self, seconds: float) -> None:
+        """Wait until they are ready, ``seconds`` at most."""
+
+
+Reading: TypeAlias = Generator[Reads, None, R]
+"""Yields what it waits for and returns its result."""
+
+
+class Arrival(Protocol):
+    """A snapshot on its way here: ``snapshot`` may be looked at by one reader and is whole only after `complete`.
+
+    One that ``is_large`` comes in parts: the next are read as `leave` gives up those before them. It ``is_lost`` once a
+    part failed. StateError ends what waits for a lost part.
+    """
+
+    snapshot: Snapshot
+    is_large: bool
+    is_lost: bool
+
+    def rows(self, segment: Segment) -> Reading[None]:
+        """Wait until the rows of ``segment`` are here, verified."""
+
+    def has_begun(self, segment: Segment) -> bool:
+        """Whether the rows of ``segment`` are here or being read."""
+
+    def leave(self, segment: Segment) -> None:
+        """The device has the rows of ``segment``, and RAM need not: the next may come in their place."""
+
+    def state(self) -> Reading[None]:
+        """Wait until the state is here, verified."""
+
+    def complete(self) -> Reading[Snapshot]:
+        """The snapshot when all of it is here."""
+
+    @property
+    def cancel(self) -> Callable[[], None]:
+        """Ends the reads that have not begun."""
+
+
+class WriteJobs(Protocol):
+    """Snapshots that wait to be written."""
+
+    def settle(self) -> None:
+        """All bytes of EVICTED snapshots are there."""
+
+    @property
+    def is_unsettled(self) -> bool:
+        """Whether a job waits for `settle`."""
+
+    def write_piece(self, piece_of: PieceOf) -> float | None:
+        """Hand over the rows of a segment of a LARGE snapshot; seconds until the next call, None if none is left."""
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether a LARGE snapshot is being written, and the store takes it."""
+
+    def give_up_least(self) -> bool:
+        """Drop the EVICTED snapshot of the least worth; False if there is none."""
+
+
+class Store(Protocol):
+    """Keeps snapshots beyond RAM, across restarts. The engine's thread calls it and never waits for the medium.
+
+    ``policy`` is that of requests that name none; ``recent`` are the prompts by which it chooses. The cache sets
+    ``costs`` to its own.
+    """
+
+    policy: DiskPolicy
+    recent: RecentPrompts
+    costs: Costs
+    close_seconds: float
+
+    @property
+    def queue(self) -> WriteJobs:
+        """The snapshots that wait to be written."""
+
+    def find(self, prompt: PromptMatch, limit: int) -> list[Prefix]:
+        """The prefixes of ``prompt`` of ``limit`` tokens at most that are stored, the deepest first."""
+
+    def open(
+        self, prefix: Prefix, prompt: PromptMatch, base: Snapshot | None, most_bytes: int | None = None
+    ) -> Reading[Arrival | None]:
+        """Begin to read ``prefix`` without the rows of ``base``; None if it is gone. Of more than ``most_bytes`` the
+        rest comes when the first has left RAM."""
+
+    def n_bytes(self, n: int, covered: int) -> int:
+        """Bytes of a state at ``n`` with the rows that are not ``covered``."""
+
+    def select(self, matches: RecentMatches, start: int, policy: DiskPolicy | None = None) -> tuple[int, ...]:
+        """The prefix lengths past ``start`` that belong in the store, of a prompt that was compared with `recent`."""
+
+    def wants(self, snapshot: Snapshot) -> bool:
+        """Whether the store may have it and does not."""
+
+    def write(
+        self, snapshot: Snapshot, worth: float = 0.0, *, reason: Reason = Reason.CHOSEN, rows_of: RowsOf | None = None
+    ) -> None:
+        """Queue ``snapshot`` if it is wanted; ``worth`` in seconds where it was EVICTED. ``rows_of`` gives rows that
+        only the device has."""
+
+    def stored(self, snapshot: Snapshot) -> bool:
+        """Whether the store has the state of ``snapshot``."""
+
+    def count_hit(self, snapshot: Snapshot) -> None:
+        """Note that a snapshot from the store was of use."""
+
+    def refuse(self, snapshot: Snapshot) -> None:
+        """Drop a snapshot that came from the store and is of no use to the model."""
+
+    @property
+    def contents(self) -> object:
+        """Another object after each change."""
+
+    def entries(self) -> list[Entry]:
+        """The snapshots of this model, the last used first. Any thread; waits for the medium."""
+
+    def remove(self, name: str) -> bool:
+        """Remove the snapshot called ``name``, also from the queue; False if there is none. Any thread; waits."""
+
+    def view(self) -> DiskView:
+        """Sums of the store."""
+
+    def flush(self, timeout: float) -> bool:
+        """Wait until the queue is written, ``timeout`` seconds at most; False if something is left."""
+
+    def close(self, piece_of: PieceOf | None = None) -> bool:
+        """Write the queue, within ``close_seconds``; False if something is not written."""

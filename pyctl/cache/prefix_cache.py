@@ -13,11 +13,8 @@ from functools import partial
 
 from pyctl.cache.cache_stats import CacheStats, Divergence, RequestStats
 from pyctl.cache.device_tier import DeviceTier
-from pyctl.cache.disk.readers import Reading
-from pyctl.cache.disk.write_queue import Reason
-from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.plan import choose_cuts, inner_ends, last_common_end, last_end, next_turn
-from pyctl.cache.ports import CacheOptions, CacheRequest, SequenceMemory
+from pyctl.cache.ports import CacheOptions, CacheRequest, Reading, Reason, SequenceMemory, Store
 from pyctl.cache.ram import RamCache
 from pyctl.cache.recent import RecentPrompts
 from pyctl.cache.restore import (
@@ -60,7 +57,7 @@ class PrefixCache:
     passes `suspend` and `resume` in between.
     """
 
-    def __init__(self, memory: SequenceMemory, cache: RamCache, settings: CacheOptions, disk: DiskTier | None) -> None:
+    def __init__(self, memory: SequenceMemory, cache: RamCache, settings: CacheOptions, disk: Store | None) -> None:
         self.memory = memory
         self.cache = cache
         self.device = DeviceTier(memory, cache)

@@ -9,11 +9,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from pyctl.cache.device_tier import DeviceTier
-from pyctl.cache.disk.chain import PendingSnapshot
-from pyctl.cache.disk.readers import Reading
-from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.plan import ends_within, last_common_end, last_end
-from pyctl.cache.ports import CacheRequest, SequenceMemory
+from pyctl.cache.ports import Arrival, CacheRequest, Reading, SequenceMemory, Store
 from pyctl.cache.ram import RamCache
 from pyctl.cache.recent import RecentMatches
 from pyctl.cache.sequence import LiveSequence
@@ -59,7 +56,7 @@ class Candidate:
     n: int
     keep: int
     snapshot: Snapshot | None = None
-    arrival: PendingSnapshot | None = None
+    arrival: Arrival | None = None
 
     @property
     def has_state(self) -> bool:
@@ -177,7 +174,7 @@ def from_snapshot(
     memory: SequenceMemory,
     *,
     exact: bool,
-    arrival: PendingSnapshot | None = None,
+    arrival: Arrival | None = None,
 ) -> Candidate | None:
     """How to resume a prompt at the end of ``snapshot``, which it begins with; None if that were not exact.
 
@@ -235,9 +232,7 @@ def saved_rows(seq: LiveSequence, match: PromptMatch, cache: RamCache) -> tuple[
     return segment, covered
 
 
-def publish(
-    arrival: PendingSnapshot, seq: LiveSequence, cache: RamCache, device: DeviceTier, disk: DiskTier
-) -> Reading[bool]:
+def publish(arrival: Arrival, seq: LiveSequence, cache: RamCache, device: DeviceTier, disk: Store) -> Reading[bool]:
     """Put what has arrived from disk into RAM; False if there is no room or some of it never came.
 
     Rows that find no room stay on the device alone, where ``seq`` has them.
@@ -272,7 +267,7 @@ def rows_in_memory(prompt: PromptMatch, ends: Sequence[int], cache: RamCache) ->
 
 
 def quickest(
-    stored: Sequence[Prefix], ways: Sequence[Candidate], prompt: PromptMatch, base: Snapshot | None, disk: DiskTier
+    stored: Sequence[Prefix], ways: Sequence[Candidate], prompt: PromptMatch, base: Snapshot | None, disk: Store
 ) -> Prefix | None:
     """Which of the prefixes ``stored`` on disk to read, since no other way has the prompt evaluated earlier.
 
@@ -282,10 +277,10 @@ def quickest(
     costs, n_prompt, covered = disk.costs, int(prompt.tokens.size), base.n if base is not None else 0
 
     def seconds(n: int, keep: int) -> float:
-        return disk.load_seconds(n, keep) + costs.evaluate(n, n_prompt)
+        return costs.load(disk.n_bytes(n, keep)) + costs.evaluate(n, n_prompt)
 
     memory = {way.n: seconds(way.n, way.keep) for way in ways}
-    times = {prefix: disk.seconds(prefix.n, covered) + seconds(prefix.n, 0) for prefix in stored}
+    times = {prefix: costs.read(disk.n_bytes(prefix.n, covered)) + seconds(prefix.n, 0) for prefix in stored}
     limit = min([*memory.values(), *times.values(), costs.evaluate(0, n_prompt)]) + SAME_SECONDS
     least = max((n for n, each in memory.items() if each <= limit), default=0)
     return next((prefix for prefix in stored if prefix.n > least and times[prefix] <= limit), None)
@@ -362,7 +357,7 @@ def restore(
 
 
 def _load_arriving(
-    arrival: PendingSnapshot, snapshot: Snapshot, at: int, live: LiveSequence, memory: SequenceMemory
+    arrival: Arrival, snapshot: Snapshot, at: int, live: LiveSequence, memory: SequenceMemory
 ) -> Reading[None]:
     """Append the rows from ``at`` on, segment by segment while the next are being read, and load the state."""
     if arrival.is_large:
@@ -383,7 +378,7 @@ def _load_arriving(
     memory.restore(live.id, snapshot.n, (), snapshot.state)
 
 
-def _leave(arrival: PendingSnapshot, segment: Segment, live: LiveSequence, last: int, memory: SequenceMemory) -> None:
+def _leave(arrival: Arrival, segment: Segment, live: LiveSequence, last: int, memory: SequenceMemory) -> None:
     """Let the device hold rows of ``segment``, which ``live`` has up to ``last`` now, instead of RAM."""
     if last == segment.end and segment.held is None and not segment.alive:
         segment.held = memory.hold(live.id, segment.start, last)

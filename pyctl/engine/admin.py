@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from pyctl.cache import (
     SHOWN,
     CacheView,
-    Contents,
     Entry,
     KnownParts,
     LiveSequence,
@@ -49,8 +48,8 @@ class EngineAdmin:
         self._n_changes = 0
         self._seen: list[object] = []
         self._parts = KnownParts()
-        self._contents: Contents | None = None
-        self._stored: tuple[Contents | None, list[Entry]] = None, []
+        self._contents: object = None
+        self._stored: tuple[object, list[Entry]] = None, []
         self._revision = time.time_ns() // 10**6  # none of those before a restart
 
     # -- the engine --------------------------------------------------------------------------------------------------

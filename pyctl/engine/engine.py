@@ -8,7 +8,7 @@ from collections.abc import Generator
 from dataclasses import replace
 from typing import Any
 
-from pyctl.cache import CacheLookup, CachePlan, DiskTier, LiveSequence, PrefixCache, RamCache, RequestStats
+from pyctl.cache import CacheLookup, CachePlan, LiveSequence, PrefixCache, RamCache, RequestStats, Store
 from pyctl.engine.backend import Backend
 from pyctl.engine.decode import Generation, Verify
 from pyctl.engine.draft.speculation import Speculation
@@ -41,7 +41,7 @@ class Engine:
         backend: Backend,
         cache: RamCache,
         settings: EngineSettings,
-        disk: DiskTier | None = None,
+        disk: Store | None = None,
         speculation: Speculation | None = None,
         clock: Clock = time.monotonic,
     ) -> None:

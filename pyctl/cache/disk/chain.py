@@ -21,8 +21,9 @@ from pyctl.cache.disk.file_format import (
     SegmentName,
     StateName,
 )
-from pyctl.cache.disk.readers import Reading, Reads, finished
+from pyctl.cache.disk.readers import DiskReads, finished
 from pyctl.cache.disk.segment_files import read_header, read_jobs
+from pyctl.cache.ports import Reading
 from pyctl.cache.snapshot import DIGEST_BYTES, NOTHING, Block, FileMark, Segment, Snapshot, State
 from pyctl.errors import StateError
 from pyctl.prompt import Tokens, as_tokens
@@ -46,13 +47,13 @@ class PendingSnapshot:
     def __init__(
         self,
         snapshot: Snapshot,
-        coming: Mapping[Segment, Reads],
-        state: Reads,
+        coming: Mapping[Segment, DiskReads],
+        state: DiskReads,
         *,
         done: Callable[[], None],
         failed: Callable[[Exception], None],
         cancel: Callable[[], None],
-        later: Mapping[Segment, Callable[[], Reads]] | None = None,
+        later: Mapping[Segment, Callable[[], DiskReads]] | None = None,
     ) -> None:
         self.snapshot = snapshot
         self.cancel = cancel
@@ -99,7 +100,7 @@ class PendingSnapshot:
         self._done()
         return self.snapshot
 
-    def _wait(self, reads: Reads) -> Reading[None]:
+    def _wait(self, reads: DiskReads) -> Reading[None]:
         try:
             yield from finished(reads)
         except Exception as error:

@@ -19,39 +19,12 @@ from pyctl.cache.disk.index import Index, Key, Record, Version
 from pyctl.cache.disk.readers import Readers
 from pyctl.cache.disk.segment_files import remove_file
 from pyctl.cache.disk.verify import VerifyReport, verify
+from pyctl.cache.ports import Entry
 
-__all__ = ["THREADS", "CacheDirectory", "Contents", "Entry", "is_older"]
+__all__ = ["THREADS", "CacheDirectory", "Contents", "is_older"]
 
-SHORT_DIGITS = 10
 
 THREADS = min(16, os.cpu_count() or 1)
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A snapshot on disk. ``n_bytes`` is its state and the segment it ends in; times are epoch seconds.
-
-    ``name`` is that of the Prefix, ``parent`` the name of the deepest shallower snapshot on its chain, "" for none.
-    ``label`` says to people how it begins and ends. ``is_older``: made under older rules of batch ends, of use to none.
-    """
-
-    fingerprint: str
-    name: str
-    n: int
-    n_bytes: int
-    created: float
-    used: float
-    hits: int
-    pinned: bool
-    exact: bool
-    parent: str
-    label: str
-    is_older: bool = False
-
-    @property
-    def short(self) -> str:
-        """The beginning of the digest in ``name``, by which people call it."""
-        return self.name.partition("-")[2][:SHORT_DIGITS]
 
 
 @dataclass(frozen=True)

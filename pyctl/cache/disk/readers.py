@@ -1,7 +1,7 @@
 """Threads that read from a disk which may hang, and waiting for them without being held up.
 
-Who waits is a generator that yields `Reads` for as long as they are under way: whoever runs it does other things until
-they are `ready`. A read that hangs is given up, and the thread that makes it with it.
+A generator yields `DiskReads` for as long as they are under way; its caller does other work until they are `ready`. A
+read that hangs is given up, and the thread that makes it with it.
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
+from pyctl.cache.ports import Reading
 from pyctl.errors import StateError
 from pyctl.limit import limit
 
-__all__ = ["Readers", "Reading", "Reads", "StalledReadError", "finish", "finished"]
+__all__ = ["DiskReads", "Readers", "StalledReadError", "finish", "finished"]
 
 R = TypeVar("R")
 
@@ -100,7 +101,7 @@ class Readers:
                 del tell
 
 
-class Reads:
+class DiskReads:
     """Some reads of ``readers`` that somebody waits for, until ``deadline`` (monotonic seconds) at most."""
 
     def __init__(self, futures: Sequence[Future[Any]], readers: Readers, deadline: float) -> None:
@@ -131,11 +132,7 @@ class Reads:
         return now > self._deadline or now - max(self._began, self._readers.moved) > STALL_SECONDS
 
 
-Reading: TypeAlias = Generator[Reads, None, R]
-"""Yields what it waits for and returns what it is for."""
-
-
-def finished(reads: Reads) -> Reading[None]:
+def finished(reads: DiskReads) -> Reading[None]:
     """Wait for ``reads``, which are here then; raises as `Reads.check` does."""
     while not reads.ready():
         yield reads

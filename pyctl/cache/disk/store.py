@@ -35,8 +35,9 @@ from pyctl.cache.disk.file_format import (
     parse,
     rules_id,
 )
-from pyctl.cache.disk.readers import RESTORE_SECONDS, Readers, Reading, Reads, StalledReadError, finish, finished
+from pyctl.cache.disk.readers import RESTORE_SECONDS, DiskReads, Readers, StalledReadError, finish, finished
 from pyctl.cache.disk.writer import StoreWriter
+from pyctl.cache.ports import Reading
 from pyctl.cache.snapshot import Block, Prefix, Segment, Snapshot
 from pyctl.errors import StateError
 from pyctl.prompt import Tokens, common_prefix
@@ -160,7 +161,7 @@ class DiskStore:
         deadline = time.monotonic() + RESTORE_SECONDS
         try:
             looking = self._lookups.start([partial(self._look, state)])
-            yield from finished(Reads(looking, self.directory.readers, deadline))
+            yield from finished(DiskReads(looking, self.directory.readers, deadline))
             top, chain, stored = looking[0].result()
             if common_prefix(stored, tokens) < prefix.n:
                 return None
@@ -200,7 +201,7 @@ class DiskStore:
         self, top: StoredFile, chain: list[StoredFile], deadline: float, base: Snapshot | None, most_bytes: int | None
     ) -> PendingSnapshot:
         readers, left = self.directory.readers, math.inf if most_bytes is None else most_bytes
-        later: dict[Segment, Callable[[], Reads]] = {}
+        later: dict[Segment, Callable[[], DiskReads]] = {}
         segments: dict[SegmentName, Segment] = {}
         coming: dict[Segment, list[Future[None]]] = {}
         futures: list[Future[None]] = []  # those that come later, too
@@ -235,18 +236,20 @@ class DiskStore:
 
         return PendingSnapshot(
             snapshot,
-            {held: Reads(reads, readers, deadline) for held, reads in coming.items()},
-            Reads(coming_state, readers, deadline),
+            {held: DiskReads(reads, readers, deadline) for held, reads in coming.items()},
+            DiskReads(coming_state, readers, deadline),
             done=done,
             failed=partial(self._failed, state),
             cancel=partial(_cancel, futures),
             later=later,
         )
 
-    def _read_later(self, found: StoredFile, segment: Segment, deadline: float, futures: list[Future[None]]) -> Reads:
+    def _read_later(
+        self, found: StoredFile, segment: Segment, deadline: float, futures: list[Future[None]]
+    ) -> DiskReads:
         reads = self.directory.readers.start(found.fill(segment, self._space, self._sizes))
         futures += reads
-        return Reads(reads, self.directory.readers, deadline)
+        return DiskReads(reads, self.directory.readers, deadline)
 
     def _failed(self, state: StateName, error: Exception) -> None:
         """Note why a read failed; being short of memory or descriptors says nothing about the files."""

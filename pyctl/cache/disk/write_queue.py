@@ -10,25 +10,18 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from enum import IntEnum
 from functools import partial
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from pyctl.cache.disk.readers import STALL_SECONDS
-from pyctl.cache.disk.writer import RowsOf
+from pyctl.cache.ports import AGAIN_SECONDS, MOST_BEHIND_BYTES, PieceOf, Reason, RowsOf
 from pyctl.cache.snapshot import NOTHING, Block, Prefix, Segment, Snapshot
 from pyctl.errors import StateError
 from pyctl.limit import limit
 
-__all__ = ["AGAIN_SECONDS", "MOST_BEHIND_BYTES", "PieceOf", "Reason", "RowsOf", "WriteQueue", "copy_of"]
+__all__ = ["WriteQueue", "copy_of"]
 
 log = logging.getLogger(__name__)
-
-PieceOf: TypeAlias = "Callable[[Segment], Block | None]"
-"""The same; None if RAM has no room for them now."""
-
-AGAIN_SECONDS = 0.02
-"""How soon to look again whether a segment is written."""
 
 RETRY_SECONDS = 60.0
 """After the disk refused, it is left alone so long."""
@@ -40,22 +33,7 @@ MAX_WAITING = limit(8, "snapshots that wait to be written", "the oldest is not w
 
 MAX_SPILLED = limit(256, "snapshots that have left RAM and wait to be written", "the least worth are not", "memory")
 
-MOST_BEHIND_BYTES = limit(
-    2**29, "snapshots that have left RAM and wait to be written", "the least worth are not", "memory", "bytes"
-)
-
 MAX_CALLS = limit(4096, "errands of a disk that hangs, such as noting a hit", "the oldest are not done", "memory")
-
-
-class Reason(IntEnum):
-    """Why a snapshot is written, in the order in which the queue is worked off.
-
-    CHOSEN by the policy; LARGE: also chosen, but RAM has no room for a copy of all its rows; EVICTED from RAM.
-    """
-
-    CHOSEN = 0
-    LARGE = 1
-    EVICTED = 2
 
 
 @dataclass(eq=False)

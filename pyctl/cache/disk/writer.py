@@ -6,7 +6,6 @@ import logging
 import os
 import sqlite3
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -21,15 +20,13 @@ from pyctl.cache.disk.directory import THREADS, CacheDirectory
 from pyctl.cache.disk.file_format import MAX_TOKENS, Header, Name, PartKind, SegmentName, StateName
 from pyctl.cache.disk.index import Index, Key, Record
 from pyctl.cache.disk.segment_files import parts_of, remove_file, write_file
+from pyctl.cache.ports import RowsOf
 from pyctl.cache.snapshot import DRAFT, NOTHING, RECURRENT, Block, Segment, Snapshot
 from pyctl.limit import limit
 
-__all__ = ["OpenWrite", "RowsOf", "StoreWriter"]
+__all__ = ["OpenWrite", "StoreWriter"]
 
 log = logging.getLogger(__name__)
-
-RowsOf = Callable[[Segment], Block]
-"""Copies to RAM the rows of a segment that only the device has."""
 
 SPILLED_PER_DAY = limit(
     4, "what leaves RAM and is written within a day, by one process", "no more of it is written", "disk", "budgets"

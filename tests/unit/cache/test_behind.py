@@ -10,7 +10,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-from pyctl.cache.disk.write_queue import MAX_CALLS, Reason, RowsOf, WriteQueue
+from pyctl.cache.disk.write_queue import MAX_CALLS, WriteQueue
+from pyctl.cache.ports import Reason, RowsOf
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import NOTHING, Block, PromptMatch, Segment, Snapshot, State
 from pyctl.prompt import as_tokens

@@ -14,9 +14,9 @@ import pytest
 from pyctl.cache import device_tier
 from pyctl.cache.disk.index import Index
 from pyctl.cache.disk.store import DiskStore
-from pyctl.cache.disk.write_queue import Reason, RowsOf
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.persist import DiskPolicy
+from pyctl.cache.ports import Reason, RowsOf
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import Snapshot
 from pyctl.engine.engine import Engine

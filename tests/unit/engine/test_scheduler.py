@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from pyctl.cache.costs import Costs
-from pyctl.cache.disk.readers import Readers, Reading, Reads, finished
+from pyctl.cache.disk.readers import DiskReads, Readers, finished
+from pyctl.cache.ports import Reading
 from pyctl.cache.ram import RamCache
 from pyctl.cache.restore import CacheLookup
 from pyctl.cache.sequence import LiveSequence
@@ -389,7 +390,7 @@ def test_a_restore_that_waits_for_the_disk_gives_way_and_begins_again(begun: boo
                     engine.prefix_cache.forget(seq)
                     backend.evaluate(seq.id, lookup.match.tokens[:60], 0)
                     seq.n_expected = 400
-                yield from finished(Reads([disk], readers, float("inf")))
+                yield from finished(DiskReads([disk], readers, float("inf")))
             except GeneratorExit:
                 seq.n_expected = 0
                 engine.prefix_cache.forget(seq)
