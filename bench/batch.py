@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         n = min(arguments.tokens, max(size, 32 * size))
 
         def prefill(size: int = size, n: int = n) -> None:
-            backend.clear(0)
+            backend.memory.clear(0)
             for start in range(0, n, size):
                 backend.evaluate(0, tokens[start : min(start + size, n)], start)
             backend.logits(0)

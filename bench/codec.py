@@ -58,11 +58,11 @@ def from_models(n_tokens: int) -> dict[str, Block]:
             write_model(path, shape)
             backend = load(ModelSettings(path=path, n_ctx=4096, type_k=kind, type_v=kind, n_threads=1)).backend
             tokens = as_tokens(np.random.default_rng(0).integers(0, 200, n_tokens))
-            for start in range(0, tokens.size, backend.n_ubatch):
-                backend.evaluate(0, tokens[start : start + backend.n_ubatch], start)
-            found[f"{shape.name}, {kind} rows"] = np.array(backend.save_rows(0, 0, tokens.size).block)
-            if backend.kind == "hybrid":
-                found[f"{shape.name}, state"] = np.array(backend.save_state(0, tokens.size).recurrent)
+            for start in range(0, tokens.size, backend.facts.n_ubatch):
+                backend.evaluate(0, tokens[start : start + backend.facts.n_ubatch], start)
+            found[f"{shape.name}, {kind} rows"] = np.array(backend.memory.save_rows(0, 0, tokens.size).block)
+            if backend.memory.kind == "hybrid":
+                found[f"{shape.name}, state"] = np.array(backend.memory.save_state(0, tokens.size).recurrent)
             backend.unload()
     return found
 

@@ -51,7 +51,7 @@ SHAPES = {8: 300, 40: 300, 76: 400, 100: 480, 300: 160}
 class NullBackend(FakeBackend):
     """Evaluates nothing: positions are kept, bytes are not."""
 
-    def evaluate(self, seq: int, tokens: Tokens, start: int, *, output: bool = True) -> None:
+    def evaluate(self, seq: int, tokens: Tokens, start: int, *, output: bool = True, picture: object = None) -> None:
         self._outputs = [b"\1" * 16]
 
     def save_rows(self, seq: int, first: int, last: int, *, hold: bool = False) -> Rows:

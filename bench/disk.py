@@ -40,7 +40,7 @@ def engine_on(loaded: Loaded, directory: Path | None) -> Iterator[Engine]:
     if directory is not None:
         store = DiskStore(directory, loaded.info.fingerprint, None, space=allocate)
         tier = DiskTier(store, DiskPolicy("full"), cold_max=10240)
-    loaded.backend.clear(0)
+    loaded.backend.memory.clear(0)
     engine = Engine(loaded.backend, RamCache(64, None), EngineSettings(), tier)
     try:
         yield engine
@@ -110,7 +110,7 @@ def written(loaded: Loaded, n: int) -> list[list[object]]:
             engine.prefix_cache.disk.flush(60)
             total = sum(path.stat().st_size for path in Path(name).rglob("*") if path.suffix in (".rows", ".state"))
             backend = loaded.backend
-            theory = backend.shape.sizes.rows(before, prompt.end) + backend.state_size(0)
+            theory = backend.memory.shape.sizes.rows(before, prompt.end) + backend.memory.state_size(0)
             rows.append(
                 [
                     n,

@@ -54,34 +54,34 @@ COLUMNS = ["cold again", "after saving", "rewound", "restored", "restored in par
 def measure(loaded: Loaded, prompt: Prompt) -> list[float]:
     """Differences, by COLUMNS: of a second cold run, of one that saved at each boundary, and of those that resumed."""
     backend, tokens, cuts = loaded.backend, prompt.tokens, list(prompt.boundaries)
-    ends = batch_ends(prompt, backend.n_ubatch)
+    ends = batch_ends(prompt, backend.facts.n_ubatch)
     cold = run(backend, tokens, ends)
-    backend.clear(0)
+    backend.memory.clear(0)
     found = [difference(run(backend, tokens, ends), cold)]
-    backend.clear(0)
+    backend.memory.clear(0)
     segments: list[Segment] = []
     states, start = {}, 0
     for cut in cuts:
         run(backend, tokens, [end for end in ends if end <= cut], start)
-        rows = backend.save_rows(0, start, cut)
+        rows = backend.memory.save_rows(0, start, cut)
         segments.append(Segment(start, tokens[start:cut], rows.block, segments[-1] if segments else None))
-        states[cut] = backend.save_state(0, cut)
+        states[cut] = backend.memory.save_state(0, cut)
         start = cut
-    backend.synchronize()
+    backend.memory.synchronize()
     found.append(difference(run(backend, tokens, ends, start), cold))
     known = PromptMatch(tokens)
     saved = {cut: Snapshot(known.prefix(cut), segments[i], states[cut]) for i, cut in enumerate(cuts)}
 
     def resumed(snapshot: Snapshot, keep: int) -> float:
         """From ``snapshot`` on, with ``keep`` of the live rows."""
-        backend.rewind(0, keep)
-        backend.restore(0, keep, snapshot.spans(keep, snapshot.n), snapshot.state)
+        backend.memory.rewind(0, keep)
+        backend.memory.restore(0, keep, snapshot.spans(keep, snapshot.n), snapshot.state)
         return difference(run(backend, tokens, ends, snapshot.n), cold)
 
     # Rewound in place, restored from nothing, and from within a batch on.
     found += [resumed(saved[cuts[2]], cuts[2]), resumed(saved[cuts[3]], 0), resumed(saved[cuts[1]], cuts[0] + 7)]
     found.append(resumed(through_disk(saved[cuts[3]], loaded.info.fingerprint, tokens), 0))
-    backend.clear(0)
+    backend.memory.clear(0)
     other = run(backend, tokens[::-1].copy(), ends)
     return [*found, float(min(np.abs(logits - cold[end]).max() for end, logits in other.items()))]
 

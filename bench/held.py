@@ -42,46 +42,46 @@ class Returns:
 def returns(backend: LlamaBackend, n: int) -> Returns:
     """Two conversations of ``n`` tokens are on the device; the first time of each way is left out."""
     tokens = as_tokens(np.random.default_rng(n).integers(3, 200, n + N_MESSAGE))
-    backend.clear(0)
-    for start in range(0, n, backend.n_ubatch):
-        backend.evaluate(0, tokens[start : min(start + backend.n_ubatch, n)], start)
-    rows = backend.save_rows(0, 0, n).block
-    state = backend.save_state(0, n) if backend.kind == "hybrid" else None
-    held: list[Held] = [backend.hold(0, 0, n)]
-    backend.synchronize()
+    backend.memory.clear(0)
+    for start in range(0, n, backend.facts.n_ubatch):
+        backend.evaluate(0, tokens[start : min(start + backend.facts.n_ubatch, n)], start)
+    rows = backend.memory.save_rows(0, 0, n).block
+    state = backend.memory.save_state(0, n) if backend.memory.kind == "hybrid" else None
+    held: list[Held] = [backend.memory.hold(0, 0, n)]
+    backend.memory.synchronize()
     message = tokens[n:]
 
     def back(source: Block | Held) -> None:
         if state is not None:
-            backend.save_state(0, n)
-        backend.clear(0)
+            backend.memory.save_state(0, n)
+        backend.memory.clear(0)
         go_to(backend, n, state, source)
 
     answers = []
     times: dict[str, list[float]] = {}
     back(rows)
-    held.append(backend.hold(0, 0, n))
+    held.append(backend.memory.hold(0, 0, n))
     ways: list[tuple[str, Callable[[int], None]]] = [
         ("append", lambda i: None), ("held", lambda i: back(held[i % 2])), ("ram", lambda i: back(rows)),
     ]  # fmt: skip
     for name, way in ways:
         for i in range(REPEAT):
-            backend.synchronize()
+            backend.memory.synchronize()
             began = time.perf_counter()
             way(i)
             answers.append(answer(backend, n, message))
             times.setdefault(name, []).append((time.perf_counter() - began) * 1e3)
-            backend.rewind(0, n)
+            backend.memory.rewind(0, n)
             if state is not None:
-                backend.restore(0, n, (), state)
+                backend.memory.restore(0, n, (), state)
     for each in held:
-        backend.release(each)
+        backend.memory.release(each)
     append, on_device, ram = (statistics.median(times[name][1:]) for name, _ in ways)
     return Returns(n, append, on_device, ram, all(np.array_equal(each, answers[0]) for each in answers))
 
 
 def go_to(backend: LlamaBackend, n: int, state: State | None, source: Block | Held) -> None:
-    backend.restore(0, 0, [(Rows(source), 0, n)], state)
+    backend.memory.restore(0, 0, [(Rows(source), 0, n)], state)
 
 
 def answer(backend: LlamaBackend, n: int, message: Tokens) -> np.ndarray:

@@ -30,16 +30,16 @@ REPEAT = 5
 def rates(backend: LlamaBackend, n: int) -> list[Rate]:
     """GB/s out and in for the rows of ``n`` tokens in one block and in 32 segments, and for the state."""
     tokens = as_tokens(np.random.default_rng(0).integers(0, 200, n))
-    backend.clear(0)
-    for start in range(0, n, backend.n_ubatch):
-        backend.evaluate(0, tokens[start : start + backend.n_ubatch], start)
-    memory = backend._memory
+    backend.memory.clear(0)
+    for start in range(0, n, backend.facts.n_ubatch):
+        backend.evaluate(0, tokens[start : start + backend.facts.n_ubatch], start)
+    memory = backend.memory.kv
     found: list[Rate] = []
     step = n // 32
     for label, edges in (("rows", [0, n]), ("rows, 32 segments", list(range(0, n + 1, step)))):
-        blocks = [backend.save_rows(0, a, b).block for a, b in itertools.pairwise(edges)]
+        blocks = [backend.memory.save_rows(0, a, b).block for a, b in itertools.pairwise(edges)]
         spans = [(Rows(block), a, b) for block, a, b in zip(blocks, edges, edges[1:], strict=False)]
-        state = backend.save_state(0, n) if backend.kind == "hybrid" else None
+        state = backend.memory.save_state(0, n) if backend.memory.kind == "hybrid" else None
 
         def out(blocks: list[np.ndarray] = blocks, edges: list[int] = edges) -> None:
             for block, a, b in zip(blocks, edges, edges[1:], strict=False):
@@ -47,15 +47,15 @@ def rates(backend: LlamaBackend, n: int) -> list[Rate]:
             memory.finish()
 
         def back(spans: list[Span] = spans) -> None:
-            backend.rewind(0, 0)
-            backend.restore(0, 0, spans)
+            backend.memory.rewind(0, 0)
+            backend.memory.restore(0, 0, spans)
             memory.finish()
 
         found.append(rate(label, n, sum(block.nbytes for block in blocks), out, back))
         if state is not None:
-            backend.restore(0, n, (), state)
-    if backend.kind == "hybrid":
-        block = backend.save_state(0, n).recurrent
+            backend.memory.restore(0, n, (), state)
+    if backend.memory.kind == "hybrid":
+        block = backend.memory.save_state(0, n).recurrent
 
         def state_out() -> None:
             memory.save_state(0, n, block)

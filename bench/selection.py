@@ -96,7 +96,7 @@ class Examination:
     def answers(self, told: Told) -> tuple[list[bool], list[bool]]:
         """Whether each question is answered right: asked alone, and in a list of all."""
         backend = self._backend
-        backend.clear(0)
+        backend.memory.clear(0)
         self._n = 0
         begin, _, state = self._begin(told.text)
         alone = []
@@ -116,25 +116,28 @@ class Examination:
         """Hold ``text``, which is evaluated once for all examinations: prompts attend to everything."""
         if text in self._prefixes:
             self._n, rows, state = self._prefixes[text]
-            self._backend.restore(0, 0, [(Rows(rows), 0, self._n)])
-            self._backend.restore(0, self._n, (), state)
+            self._backend.memory.restore(0, 0, [(Rows(rows), 0, self._n)])
+            self._backend.memory.restore(0, self._n, (), state)
         else:
             self._read(text)
-            rows, state = self._backend.save_rows(0, 0, self._n).block, self._backend.save_state(0, self._n)
-        self._backend.synchronize()
+            rows, state = (
+                self._backend.memory.save_rows(0, 0, self._n).block,
+                self._backend.memory.save_state(0, self._n),
+            )
+        self._backend.memory.synchronize()
         return self._prefixes.setdefault(text, (self._n, rows, state))
 
     def _tokens(self, text: str) -> Sequence[int]:
         return self._tokenizer.tokenize(text, add_special=False, parse_special=True)
 
     def _back(self, n: int, state: State) -> None:
-        self._backend.rewind(0, n)
-        self._backend.restore(0, n, (), state)
+        self._backend.memory.rewind(0, n)
+        self._backend.memory.restore(0, n, (), state)
         self._n = n
 
     def _read(self, text: str) -> None:
         """Evaluate a part of a prompt."""
-        tokens, step = as_tokens(self._tokens(text)), self._backend.n_ubatch
+        tokens, step = as_tokens(self._tokens(text)), self._backend.facts.n_ubatch
         for start in range(0, tokens.size, step):
             part = tokens[start : start + step]
             self._backend.evaluate(0, part, self._n)
@@ -152,9 +155,9 @@ class Examination:
     def _pieces(self) -> Iterator[str]:
         for _ in range(MOST):
             token = int(np.argmax(self._backend.logits(0)))
-            if self._backend.is_end(token):
+            if self._backend.vocabulary.is_end(token):
                 return
-            yield self._backend.piece(token).decode("utf-8", "replace")
+            yield self._backend.vocabulary.piece(token).decode("utf-8", "replace")
             self._write([token])
 
 

@@ -25,7 +25,7 @@ from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import Block, BlockBytes, Held, Rows, Span, State
 from pyctl.chat.boundaries import headers, last_turn
 from pyctl.chat.template import Template
-from pyctl.engine.backend import Backend, SequenceTokens
+from pyctl.engine.backend import Backend, BackendFacts, SequenceTokens
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.request import Request
@@ -97,11 +97,8 @@ class SizedBackend:
     times as many bytes are copied.
     """
 
-    is_async = False
-    has_planes = True
-    n_rollback, most_drafts, draft_type = 3, 3, ""
-    n_beats = 0
-    can_break = False
+    heartbeat = 0
+    can_preempt = False
     streamed = None
 
     def __init__(
@@ -115,10 +112,11 @@ class SizedBackend:
         batch_cost: int = 0,
         scale: int = 1,
     ) -> None:
-        self.n_ctx = self.n_cells = n_cells
+        self.n_cells = n_cells
         self._scale = scale
-        self.n_seqs, self.n_ubatch, self.n_outputs = n_seqs, n_ubatch, max(n_ubatch, n_seqs)
-        self.row_bytes, self.state_bytes, self.batch_cost = row_bytes, state_bytes, batch_cost
+        n_outputs = max(n_ubatch, n_seqs)
+        self.facts = BackendFacts(n_cells, n_cells, n_seqs, n_ubatch, n_outputs, batch_cost, False, 3, True, 3)
+        self.row_bytes, self.state_bytes = row_bytes, state_bytes
         self.reply: Iterator[int] = iter(())
         self.n_evaluated = 0
         self.seconds = dict.fromkeys((device.name for device in DEVICES), 0.0)
@@ -127,7 +125,14 @@ class SizedBackend:
         self._held: set[_HeldRows] = set()
         self._seqs = [_Seq(_NO_CELLS) for _ in range(n_seqs)]
 
-    def evaluate(self, seq: int, tokens: Tokens, start: int, *, output: bool = True) -> None:
+    @property
+    def memory(self) -> SizedBackend:
+        """It is its own memory, vocabulary and control."""
+        return self
+
+    vocabulary = control = memory
+
+    def evaluate(self, seq: int, tokens: Tokens, start: int, *, output: bool = True, picture: object = None) -> None:
         self._append(seq, int(tokens.size), start)
         self._spend(lambda device: device.batch(int(tokens.size), start))
 
@@ -166,10 +171,10 @@ class SizedBackend:
     def pin(self, seq: int, ranges: object) -> None:
         pass
 
-    def allow_break(self, is_so: bool) -> None:
+    def allow(self, is_so: bool) -> None:
         pass
 
-    def break_off(self, is_wanted: bool = True) -> None:
+    def preempt(self, is_wanted: bool = True) -> None:
         pass
 
     def sampler(self, sampling: object, prompt: Tokens) -> SizedBackend:

@@ -41,10 +41,10 @@ def child(path: str, threads: int, n_prompt: int, n_predict: int) -> None:
         backend = load(ModelSettings(path=path, n_ctx=n_prompt + n_predict, n_threads=threads)).backend
     tokens = np.random.default_rng(0).integers(0, 200, n_prompt).astype(np.int32)
     backend.evaluate(0, tokens[:64], 0)
-    backend.clear(0)
+    backend.memory.clear(0)
     began = time.perf_counter()
-    for start in range(0, n_prompt, backend.n_ubatch):
-        backend.evaluate(0, tokens[start : start + backend.n_ubatch], start)
+    for start in range(0, n_prompt, backend.facts.n_ubatch):
+        backend.evaluate(0, tokens[start : start + backend.facts.n_ubatch], start)
         backend.logits(0)
     prefill, began = time.perf_counter() - began, time.perf_counter()
     for i in range(n_predict):

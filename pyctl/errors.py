@@ -111,7 +111,7 @@ class EngineError(PyctlError):
     """llama.cpp failed while it served a request."""
 
 
-class BrokenOffError(EngineError):
+class PreemptedError(EngineError):
     """An evaluation ended early for a request that waits; its caller knows what the sequence held before."""
 
 

@@ -92,9 +92,9 @@ def open_model(model_path: Callable[[str], Path]) -> Iterator[Callable[..., Load
             model = ModelSettings(path=str(model_path(name)), **chosen)
             opened[key] = load(model, drafts=drafts, vision=vision, pool=pool)
         backend = opened[key].backend
-        for seq in range(backend.n_seqs):
-            backend.clear(seq)
-        backend.release_all()
+        for seq in range(backend.facts.n_seqs):
+            backend.memory.clear(seq)
+        backend.memory.release_all()
         return opened[key]
 
     yield get

@@ -19,12 +19,22 @@ from pyctl.cache.sequence import LiveSequence
 from pyctl.engine.engine import Engine
 from pyctl.engine.worker import Worker
 from pyctl.llama import LlamaBackend
+from pyctl.llama.context_memory import ContextMemory
 from tests.fake import FakeBackend
 from tests.fake.fake_memory import FakeMemory
 
-OWNED: tuple[type, ...] = (Engine, PrefixCache, RamCache, LiveSequence, FakeMemory, FakeBackend, LlamaBackend)
+OWNED: tuple[type, ...] = (
+    Engine,
+    PrefixCache,
+    RamCache,
+    LiveSequence,
+    FakeMemory,
+    FakeBackend,
+    LlamaBackend,
+    ContextMemory,
+)
 
-ANY_THREAD = frozenset({"break_off", "check", "interrupt", "prepare", "_freed"})
+ANY_THREAD = frozenset({"preempt", "check", "interrupt", "prepare", "_freed"})
 """Methods that any thread may call; who lets go of a block last frees it."""
 
 violations: list[str] = []
@@ -44,7 +54,14 @@ def install() -> None:
     @functools.wraps(run)
     def owning(self: Worker) -> None:
         engine = self._engine
-        parts = [engine, engine.prefix_cache, engine.prefix_cache.cache, engine.backend, *engine.sequences]
+        parts = [
+            engine,
+            engine.prefix_cache,
+            engine.prefix_cache.cache,
+            engine.backend,
+            engine.backend.memory,
+            *engine.sequences,
+        ]
         for part in parts:
             _owners[part] = threading.current_thread()
         try:

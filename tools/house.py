@@ -15,7 +15,7 @@ __all__ = ["measure", "module_graph", "modules", "tree_of"]
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "pyctl"
-PORTS = ("Evaluator", "SequenceMemory", "Lifecycle")
+PORTS = ("Evaluator", "SequenceMemory", "Lifecycle", "Vocabulary", "Control")
 
 
 def modules() -> dict[str, Path]:

@@ -48,7 +48,7 @@ def forget(engine: Engine, backend: LlamaBackend) -> None:
     for seq in engine.sequences:
         engine.prefix_cache.forget(seq)
     engine.prefix_cache.cache.clear()
-    backend.synchronize()
+    backend.memory.synchronize()
 
 
 def measured(backend: LlamaBackend, n: int) -> list[object]:
@@ -73,14 +73,14 @@ def measured(backend: LlamaBackend, n: int) -> list[object]:
                 stepping.start()
                 time.sleep(rng.uniform(0.0, 0.3 if cold > 1 else 0.003))
                 asked = time.perf_counter()
-                backend.break_off()
+                backend.control.preempt()
                 stepping.join()
                 if seq.n == held and not handle.is_over:
                     waits.append((time.perf_counter() - asked) * 1e3)
                     n_broken += 1
-                backend.break_off(False)
+                backend.control.preempt(False)
             engine.step()
-        backend.synchronize()
+        backend.memory.synchronize()
         seconds.append(time.perf_counter() - began)
         equal.append(np.array_equal(last_logits(engine, backend, prompt), expected))
     forget(engine, backend)

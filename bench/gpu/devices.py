@@ -68,19 +68,24 @@ class Case:
         backend, prompts = self.backend, [tokens_of(seed, self.n + self.rest) for seed in (1, 2)]
         k = self.n // BATCH
         self._run(prompts[0][: 2 * BATCH])
-        backend.clear(0)
+        backend.memory.clear(0)
         cold_ms, cold = self._timed(lambda: self._run(prompts[0]))
-        backend.clear(0)
+        backend.memory.clear(0)
         blocks: list[NDArray[np.uint8]] = []
         states: list[State] = []
         save_ms, again = self._timed(lambda: self._run(prompts[0], blocks=blocks, states=states))
-        backend.clear(0)
+        backend.memory.clear(0)
         ram_ms, warm = self._timed(lambda: self._back(blocks[:k], states[k - 1], prompts[0]))
-        backend.clear(0)
-        held = self._held(prompts) if backend.shape.can_hold else "- | - | -"
+        backend.memory.clear(0)
+        held = self._held(prompts) if backend.memory.shape.can_hold else "- | - | -"
         empty_ms, is_clean = self._emptied(prompts[0], cold[0])
         cells = [
-            *(self.shape, self.mode, f"{backend.kind}{', async' if backend.is_async else ''}", f"{cold_ms:,.0f}"),
+            *(
+                self.shape,
+                self.mode,
+                f"{backend.memory.kind}{', async' if backend.facts.is_async else ''}",
+                f"{cold_ms:,.0f}",
+            ),
             *(f"{save_ms:,.0f}", said(equal(cold, again)), f"{ram_ms:,.0f}", said(equal(warm, cold[k:])), held),
             *(f"{empty_ms:.2f}", said(is_clean)),
         ]
@@ -98,15 +103,17 @@ class Case:
             self.backend.evaluate(0, prompt[i : i + BATCH], i)
             found.append(self.backend.logits(0))
             if blocks is not None and states is not None:
-                blocks.append(self.backend.save_rows(0, i, i + BATCH).block)
-                states.append(self.backend.save_state(0, i + BATCH))
+                blocks.append(self.backend.memory.save_rows(0, i, i + BATCH).block)
+                states.append(self.backend.memory.save_state(0, i + BATCH))
         return found
 
     def _back(self, blocks: list[NDArray[np.uint8]], state: State, prompt: Tokens) -> Logits:
-        if self.backend.kind != "opaque":
-            self.backend.restore(0, 0, [(Rows(rows), i * BATCH, (i + 1) * BATCH) for i, rows in enumerate(blocks)])
-        if self.backend.kind != "attention":
-            self.backend.restore(0, self.n, (), state)
+        if self.backend.memory.kind != "opaque":
+            self.backend.memory.restore(
+                0, 0, [(Rows(rows), i * BATCH, (i + 1) * BATCH) for i, rows in enumerate(blocks)]
+            )
+        if self.backend.memory.kind != "attention":
+            self.backend.memory.restore(0, self.n, (), state)
         return self._run(prompt, self.n)
 
     def _held(self, prompts: list[Tokens]) -> str:
@@ -114,33 +121,33 @@ class Case:
         backend, n, held, states, cold = self.backend, self.n, [], [], []
         for prompt in prompts:
             cold.append(self._run(prompt)[n // BATCH])
-            backend.clear(0)
+            backend.memory.clear(0)
             self._run(prompt[:n])
-            held.append(backend.hold(0, 0, n))
-            states.append(backend.save_state(0, n))
-            backend.clear(0)
+            held.append(backend.memory.hold(0, 0, n))
+            states.append(backend.memory.save_state(0, n))
+            backend.memory.clear(0)
 
         def on(turn: int) -> NDArray[np.float32]:
             backend.evaluate(0, prompts[turn][n : n + BATCH], n)
             return backend.logits(0)
 
         def back(turn: int) -> NDArray[np.float32]:
-            backend.restore(0, 0, [(Rows(held[turn]), 0, n)])
-            if backend.kind == "hybrid":
-                backend.restore(0, n, (), states[turn])
+            backend.memory.restore(0, 0, [(Rows(held[turn]), 0, n)])
+            if backend.memory.kind == "hybrid":
+                backend.memory.restore(0, n, (), states[turn])
             return on(turn)
 
         times, appended, is_same = [], [], True
         for turn in (0, 1, 1, 0, 1, 0):
             ms, logits = self._timed(lambda turn=turn: back(turn))  # type: ignore[misc]
-            backend.rewind(0, n)
-            if backend.kind == "hybrid":
-                backend.restore(0, n, (), states[turn])
+            backend.memory.rewind(0, n)
+            if backend.memory.kind == "hybrid":
+                backend.memory.restore(0, n, (), states[turn])
             append_ms, more = self._timed(lambda turn=turn: on(turn))  # type: ignore[misc]
             is_same = is_same and equal([logits, more], [cold[turn]] * 2)
             times.append(ms)
             appended.append(append_ms)
-            backend.clear(0)
+            backend.memory.clear(0)
         return f"{np.median(times[1:]):.1f} | {np.median(appended[1:]):.1f} | {said(is_same)}"
 
     def _emptied(self, prompt: Tokens, cold: NDArray[np.float32]) -> tuple[float, bool]:
@@ -148,24 +155,24 @@ class Case:
         times, is_clean = [], True
         for _ in range(3):
             self.backend.evaluate(0, prompt[:BATCH], 0)
-            if self.backend.kind == "hybrid":
-                state = self.backend.save_state(0, BATCH)
-                self.backend.synchronize()
+            if self.backend.memory.kind == "hybrid":
+                state = self.backend.memory.save_state(0, BATCH)
+                self.backend.memory.synchronize()
                 floats = state.recurrent[64 + (state.recurrent.size - 64) % 4 :].view("<f4")
                 floats[:] = np.nan
-                self.backend.restore(0, BATCH, (), state)
+                self.backend.memory.restore(0, BATCH, (), state)
             self._settle()
             began = time.perf_counter()
-            self.backend.clear(0)
+            self.backend.memory.clear(0)
             times.append((time.perf_counter() - began) * 1e3)
             self.backend.evaluate(0, prompt[:BATCH], 0)
             is_clean = is_clean and equal([self.backend.logits(0)], [cold])
-            self.backend.clear(0)
+            self.backend.memory.clear(0)
         return float(np.median(times)), is_clean
 
     def _settle(self) -> None:
         api.llama_synchronize(self.backend._ctx)
-        self.backend.synchronize()
+        self.backend.memory.synchronize()
 
     def _timed(self, function: Callable[[], T]) -> tuple[float, T]:
         self._settle()

@@ -83,12 +83,13 @@ def encode(model: Path, encoder: Path) -> None:
             times.append((time.perf_counter() - began) * 1e3)
             rows.append(images.rows_of(picture, 0, picture.n_tokens))
         same = all(np.array_equal(each, rows[0]) for each in rows) and bool(np.isfinite(rows[0]).all())
-        loaded.backend.clear(0)
-        began, step = time.perf_counter(), loaded.backend.n_ubatch
+        loaded.backend.memory.clear(0)
+        began, step = time.perf_counter(), loaded.backend.facts.n_ubatch
         for first in range(0, picture.n_tokens, step):
-            loaded.backend.evaluate_picture(0, picture, first, min(first + step, picture.n_tokens))
-        loaded.backend.save_state(0, picture.n_tokens)
-        loaded.backend.synchronize()
+            tokens = picture.tokens[first : first + step]
+            loaded.backend.evaluate(0, tokens, first, output=False, picture=picture)
+        loaded.backend.memory.save_state(0, picture.n_tokens)
+        loaded.backend.memory.synchronize()
         evaluated = (time.perf_counter() - began) * 1e3
         # The first encoding decodes the file again if another thread has taken its pixels: the least counts.
         cells = [f"{width} x {height}", picture.n_tokens, f"{decoded:,.0f}", f"{min(times):,.0f}", same]
@@ -108,13 +109,15 @@ class Talk:
 
     def head(self) -> None:
         """The text before the image, in an empty sequence."""
-        self._backend.clear(0)
+        self._backend.memory.clear(0)
         self._text(self._texts[0], 0)
 
     def image(self) -> None:
         """The image, behind it."""
-        for first in range(self.start, self.end, self._backend.n_ubatch):
-            self._backend.evaluate_picture(0, self._picture, first, min(first + self._backend.n_ubatch, self.end))
+        picture, step = self._picture, self._backend.facts.n_ubatch
+        for first in range(0, picture.n_tokens, step):
+            tokens = picture.tokens[first : first + step]
+            self._backend.evaluate(0, tokens, self.start + first, output=False, picture=picture)
 
     def tail(self) -> NDArray[np.float32]:
         """The logits of what follows the image."""
@@ -122,8 +125,8 @@ class Talk:
         return np.array(self._backend.logits(0))
 
     def _text(self, tokens: Tokens, start: int) -> None:
-        for first in range(0, tokens.size, self._backend.n_ubatch):
-            self._backend.evaluate(0, tokens[first : first + self._backend.n_ubatch], start + first)
+        for first in range(0, tokens.size, self._backend.facts.n_ubatch):
+            self._backend.evaluate(0, tokens[first : first + self._backend.facts.n_ubatch], start + first)
 
 
 def bits(model: Path, encoder: Path, kv: str) -> None:
@@ -136,37 +139,37 @@ def bits(model: Path, encoder: Path, kv: str) -> None:
         talk, other = (Talk(backend, images.picture(ImageFile.of(bitmap(width, height, seed)))) for seed in (1, 2))
         equal, n = 0, talk.end
         talk.head()
-        before = backend.save_rows(0, 0, talk.start), backend.save_state(0, talk.start)
+        before = backend.memory.save_rows(0, 0, talk.start), backend.memory.save_state(0, talk.start)
         talk.image()
-        behind = backend.save_rows(0, talk.start, n), backend.save_state(0, n)
-        backend.synchronize()
+        behind = backend.memory.save_rows(0, talk.start, n), backend.memory.save_state(0, n)
+        backend.memory.synchronize()
         cold = talk.tail()
-        backend.rewind(0, n)
-        backend.restore(0, n, (), behind[1])
+        backend.memory.rewind(0, n)
+        backend.memory.restore(0, n, (), behind[1])
         equal += np.array_equal(talk.tail(), cold)  # rewound
         images.rows.clear()
         talk.head()
         talk.image()
         equal += np.array_equal(talk.tail(), cold)  # cold, encoded again
-        backend.clear(0)
-        backend.restore(0, 0, [(before[0], 0, talk.start)])
-        backend.restore(0, talk.start, (), before[1])
+        backend.memory.clear(0)
+        backend.memory.restore(0, 0, [(before[0], 0, talk.start)])
+        backend.memory.restore(0, talk.start, (), before[1])
         other.image()
         branch = other.tail()
-        backend.rewind(0, talk.start)
-        backend.restore(0, talk.start, (), before[1])
+        backend.memory.rewind(0, talk.start)
+        backend.memory.restore(0, talk.start, (), before[1])
         talk.image()
         equal += np.array_equal(talk.tail(), cold)  # evaluated again in the other's place
-        backend.clear(0)
-        backend.restore(0, 0, [(before[0], 0, talk.start), (behind[0], talk.start, n)])
-        backend.restore(0, n, (), behind[1])
+        backend.memory.clear(0)
+        backend.memory.restore(0, 0, [(before[0], 0, talk.start), (behind[0], talk.start, n)])
+        backend.memory.restore(0, n, (), behind[1])
         equal += np.array_equal(talk.tail(), cold)  # restored
         other.head()
         other.image()
         equal += np.array_equal(other.tail(), branch)  # the other, cold
         seen = bool(np.isfinite(cold).all()) and not np.array_equal(branch, cold)
         print(f"| {kv} | {width} x {height} | {n - talk.start:,} | {equal} of 5 | {seen} |", flush=True)
-    backend.clear(0)
+    backend.memory.clear(0)
     backend.unload()
 
 

@@ -110,8 +110,8 @@ class Bench:
         backend, at, n = self.backend, 0, self.options.ubatch
         longest = 0.0  # expected milliseconds of a batch, where that is known
         for depth in self.depths:
-            if depth + 2 * n > backend.n_ctx or time.monotonic() > self.end:
-                print(f"| {self.shape} | {self.mode} | {backend.n_ctx:,} | | {depth:,} | left out |", flush=True)
+            if depth + 2 * n > backend.facts.n_ctx or time.monotonic() > self.end:
+                print(f"| {self.shape} | {self.mode} | {backend.facts.n_ctx:,} | | {depth:,} | left out |", flush=True)
                 continue
             self._append(at, depth)
             batches: list[float] = []
@@ -128,7 +128,7 @@ class Bench:
             longest = min(batches) if batches else longest
             pool = self.loaded.info.pool
             cells = [
-                *(self.shape, self.mode, f"{backend.n_ctx:,}"),
+                *(self.shape, self.mode, f"{backend.facts.n_ctx:,}"),
                 f"{pool.n_resident} of {pool.n_layers}" if pool is not None else "all",
                 f"{depth:,}",
                 f"{'' if batches else 'about '}{longest:,.0f}",
@@ -139,7 +139,7 @@ class Bench:
                 f"{(vram_mib() or 0.0) - self.before_mib:,.0f}",
             ]
             print(f"| {' | '.join(cells)} |", flush=True)
-        backend.clear(0)
+        backend.memory.clear(0)
 
     def restores(self) -> None:
         """What the engine says of prompts that are new, in RAM, on disk and in files in memory.
@@ -166,7 +166,7 @@ class Bench:
         told = ""
         with tempfile.TemporaryDirectory(dir=self.options.work) as place:
             for way in ("RAM", "disk", "files in memory"):
-                sizes, policy = self.backend.shape.sizes, DiskPolicy.parse("full")
+                sizes, policy = self.backend.memory.shape.sizes, DiskPolicy.parse("full")
                 store = DiskStore(Path(place), self.loaded.info.fingerprint, None, min_tokens=512, sizes=sizes)
                 engine = Engine(
                     self.backend,
@@ -190,7 +190,7 @@ class Bench:
                 assert engine.prefix_cache.disk is not None
                 engine.prefix_cache.disk.flush(120)  # which a server that ends does not wait for
                 engine.close(EngineError("the end"))
-                self.backend.clear(0)
+                self.backend.memory.clear(0)
                 if way == "RAM":
                     files = [path for path in Path(place).rglob("*") if path.is_file() and path.suffix != ".tmp"]
                     size = sum(path.stat().st_size for path in files) / 2**20
@@ -203,8 +203,8 @@ class Bench:
         """All of a prompt, with a line for each depth."""
         step, begin = self.options.ubatch, 0
         prompt = tokens_of(4, self.depths[-1])
-        self.backend.release_all()
-        self.backend.clear(0)
+        self.backend.memory.release_all()
+        self.backend.memory.clear(0)
         ms = 0.0
         for depth in self.depths:
             if time.monotonic() + ms / 1e3 * (depth - begin) / max(begin, 1) > self.end:
@@ -217,7 +217,7 @@ class Bench:
                 f"{depth / ms * 1e3:,.0f} tokens/s, {(vram_mib() or 0.0) - self.before_mib:,.0f} MiB of the GPU",
                 flush=True,
             )
-        self.backend.clear(0)
+        self.backend.memory.clear(0)
 
     def _evaluate(self, prompt: Tokens, begin: int, end: int, step: int) -> None:
         for start in range(begin, end, step):
@@ -229,14 +229,14 @@ class Bench:
         n = self.options.ubatch
         for start in (0, n):
             self.backend.evaluate(0, tokens_of(start, n), start)
-        block, state = self.backend.save_rows(0, 0, 2 * n).block, self.backend.save_state(0, 2 * n)
-        self.backend.synchronize()
-        self.backend.clear(0)
+        block, state = self.backend.memory.save_rows(0, 0, 2 * n).block, self.backend.memory.save_state(0, 2 * n)
+        self.backend.memory.synchronize()
+        self.backend.memory.clear(0)
         return block, state
 
     def _append(self, first: int, last: int) -> None:
         """Rows [first, last), and the state there."""
-        step, has_cells = 2 * self.options.ubatch, "ext=1" in self.backend.layout
+        step, has_cells = 2 * self.options.ubatch, "ext=1" in self.backend.memory.layout
         for at in range(first, last, step):
             n = min(at + step, last)
             self._block[FIRST] = np.frombuffer(np.int64(at).tobytes(), np.uint8)
@@ -244,22 +244,22 @@ class Bench:
             if has_cells:
                 cells = self._block[HEADER_BYTES : HEADER_BYTES + CELL_BYTES * step].view(np.int32).reshape(step, 3)
                 cells[:, :2] += at - cells[0, 0]
-            self.backend.restore(0, at, [(Rows(self._block), at, n)])
-            self.backend.synchronize()
+            self.backend.memory.restore(0, at, [(Rows(self._block), at, n)])
+            self.backend.memory.synchronize()
         self._set_state(last)
 
     def _set_state(self, n: int) -> None:
-        if self.backend.kind == "hybrid":
+        if self.backend.memory.kind == "hybrid":
             self._state.recurrent[LAST] = np.frombuffer(np.int64(n).tobytes(), np.uint8)
-            self.backend.restore(0, n, (), self._state)
-            self.backend.synchronize()
+            self.backend.memory.restore(0, n, (), self._state)
+            self.backend.memory.synchronize()
 
     def _back(self, n: int) -> None:
-        self.backend.rewind(0, n)
+        self.backend.memory.rewind(0, n)
         self._set_state(n)
 
     def _row_bytes(self) -> int:
-        return self.backend.shape.sizes.rows(0, 2) - self.backend.shape.sizes.rows(0, 1)
+        return self.backend.memory.shape.sizes.rows(0, 2) - self.backend.memory.shape.sizes.rows(0, 1)
 
     def _single(self, n: int) -> None:
         self.backend.decode([SequenceTokens(0, (n % 190 + 5,), n)])
@@ -275,7 +275,7 @@ class Bench:
 
     def _timed(self, function: object) -> float:
         api.llama_synchronize(self.backend._ctx)
-        self.backend.synchronize()
+        self.backend.memory.synchronize()
         began = time.perf_counter()
         assert callable(function)
         function()

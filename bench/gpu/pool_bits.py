@@ -64,9 +64,9 @@ class Text:
                 found.append(np.array(backend.logits(0)))
                 begin = end
                 if end == self.cut:
-                    state = backend.save_state(0, end) if backend.kind == "hybrid" else None
-                    saved = Saved(end, backend.save_rows(0, 0, end).block, state)
-                    backend.synchronize()
+                    state = backend.memory.save_state(0, end) if backend.memory.kind == "hybrid" else None
+                    saved = Saved(end, backend.memory.save_rows(0, 0, end).block, state)
+                    backend.memory.synchronize()
         return found, saved
 
 
@@ -102,10 +102,10 @@ def compare(options: argparse.Namespace, shape: str, kv: str) -> None:
         assert mine is not None
         if options.select and resident == options.resident[0]:
             wanted[-N_SINGLE:] = found[-N_SINGLE:]
-        backend.clear(0)
-        backend.restore(0, 0, [(Rows(saved.rows), 0, saved.n)])
+        backend.memory.clear(0)
+        backend.memory.restore(0, 0, [(Rows(saved.rows), 0, saved.n)])
         if saved.state is not None:
-            backend.restore(0, saved.n, (), saved.state)
+            backend.memory.restore(0, saved.n, (), saved.state)
         resumed, _ = text.run(backend, saved.n)
         read = backend.streamed
         cells = [

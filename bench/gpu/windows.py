@@ -56,13 +56,13 @@ def row(family: Family, path: Path, kv: str, flash: str, *, full: bool) -> str:
     loaded = load(settings)
     try:
         backend = loaded.backend
-        _, ring, _ = backend._memory.window
+        _, ring, _ = backend.memory.kv.window
         same: list[str] = []
         others: list[str] = []
         for n in lengths(window, ring):
             if n + N_REST <= N_CTX:
                 (same if restores(backend, n, backend.tokenizer.n_vocab, N_REST) else others).append(str(n))
-        device = "GPU" if backend.batch_cost > 0 else "CPU"
+        device = "GPU" if backend.facts.batch_cost > 0 else "CPU"
         cells = (family.arch, window, "none: --swa-full" if full else ring, device, kv, flash)
         return f"| {' | '.join(map(str, cells))} | {' '.join(same)} | {' '.join(others)} |"
     except StateError as error:

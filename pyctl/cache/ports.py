@@ -182,6 +182,13 @@ class SequenceMemory(Protocol):
     def rewind(self, seq: int, n: int) -> None:
         """Drop rows from ``n`` on, at 0 as `clear`; unless rows are enough, it needs the state at ``n`` next."""
 
+    def rollback(self, seq: int, n: int) -> int:
+        """Take back what the last evaluation added to ``seq`` from ``n`` on, drafts only, and once only.
+
+        Returns how many tokens the sequence holds now: ``n``, or fewer when it had to go back to a mark. StateError
+        beyond what can be taken back; the sequence is empty then.
+        """
+
     def clear(self, seq: int) -> None:
         """Drop everything ``seq`` holds."""
 

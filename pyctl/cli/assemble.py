@@ -122,7 +122,7 @@ def assemble(settings: CommandSettings, go_on: Callable[[], bool] = lambda: True
     except BaseException:
         loaded.backend.unload()
         raise
-    least = BESIDE_MODEL if loaded.backend.draft_type else 1
+    least = BESIDE_MODEL if loaded.backend.facts.draft_type else 1
     remembered = CacheDrafts(least=least) if settings.drafts.has("cache") else None
     speculation = _speculation(settings, loaded, remembered)
     info = replace(loaded.info, draft_types=speculation.names)
@@ -170,11 +170,11 @@ def _load(settings: CommandSettings, budget: int | None, go_on: Callable[[], boo
     backend = loaded.backend
     if settings.engine.exact:
         backend.check_restoring()
-        info = replace(loaded.info, n_ctx=backend.n_ctx, memory=backend.memory_text)
+        info = replace(loaded.info, n_ctx=backend.facts.n_ctx, memory=backend.memory_text)
         # Other servers write what they evaluated together with other sequences, too.
         mixed = hashlib.blake2b(f"{info.fingerprint} exact".encode(), digest_size=16).hexdigest()
         loaded = replace(loaded, info=replace(info, fingerprint=mixed))
-    level = logging.INFO if backend.shape.places == ANYWHERE else logging.WARNING
+    level = logging.INFO if backend.memory.shape.places == ANYWHERE else logging.WARNING
     log.log(level, "memory of the model: %s", loaded.info.memory)
     return loaded
 
@@ -184,17 +184,17 @@ def _speculation(settings: CommandSettings, loaded: Loaded, remembered: CacheDra
     backend, drafts = loaded.backend, settings.drafts
     ngrams = ngram_sources(drafts.ordered_types, settings.ngrams)
     sources: list[DraftSource] = [*ngrams, remembered] if remembered is not None else [*ngrams]
-    model = ModelDrafts(backend, drafts.n_draft, drafts.n_draft_min) if backend.draft_type else None
+    model = ModelDrafts(backend, drafts.n_draft, drafts.n_draft_min) if backend.facts.draft_type else None
     lengths = [source.most for source in ngrams]
     lengths += [remembered.most] if remembered is not None else []
     lengths += [model.n_max] if model is not None else []
     longest = max(lengths, default=0)
     rates = acceptance_rates(settings.synthetic, longest)
-    if longest and not backend.most_drafts:
+    if longest and not backend.facts.most_drafts:
         log.warning("no drafts: what this model remembers cannot be taken back")
         return Speculation()
     exact = settings.engine.exact
-    width = min(drafts.n_draft, backend.n_rollback) if exact else 0
+    width = min(drafts.n_draft, backend.facts.n_rollback) if exact else 0
     if longest and exact and not width:
         # A way back to a mark evaluates tokens again, in other batches than before.
         log.warning("no drafts: with --exact, this model drafts with a head or a draft model only")
@@ -203,7 +203,7 @@ def _speculation(settings: CommandSettings, loaded: Loaded, remembered: CacheDra
         sources,
         model,
         pace=Pace(fixed=exact),
-        n_free=backend.n_rollback,
+        n_free=backend.facts.n_rollback,
         width=width,
         acceptance=SyntheticAcceptance(rates) if rates else None,
     )
@@ -249,7 +249,7 @@ def _disk_tier(settings: DiskSettings, loaded: Loaded) -> DiskTier | None:
             settings.disk_mib * MIB or None,
             min_tokens=settings.min_tokens,
             daily_bytes=settings.daily_mib * MIB or None,
-            sizes=loaded.backend.shape.sizes,
+            sizes=loaded.backend.memory.shape.sizes,
             space=allocate,
         )
     except OSError as error:

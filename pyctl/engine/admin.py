@@ -232,7 +232,9 @@ class EngineAdmin:
     def _memory(self) -> EngineMemory:
         prefix_cache, backend = self._engine.prefix_cache, self._engine.backend
         remembered = self._engine.speculation.n_bytes, backend.image_bytes
-        return EngineMemory(prefix_cache.cache.n_bytes, backend.block_bytes(), prefix_cache.recent.n_bytes, *remembered)
+        return EngineMemory(
+            prefix_cache.cache.n_bytes, backend.memory.block_bytes(), prefix_cache.recent.n_bytes, *remembered
+        )
 
     def _sequence(self, seq: LiveSequence) -> SequenceView:
         active, is_busy = self._engine.scheduler.occupancy.last.get(seq.id), self._is_busy(seq)
@@ -257,7 +259,7 @@ class EngineAdmin:
         began = time.perf_counter()
         # Without --exact it is not recorded which batches were evaluated while other sequences had cells.
         is_known = self._engine.settings.exact or len(self._engine.sequences) == 1
-        n_bytes = self._engine.backend.save_file(seq.id, path, seq.tokens, seq.ends if is_known else ())
+        n_bytes = self._engine.backend.memory.save_file(seq.id, path, seq.tokens, seq.ends if is_known else ())
         return SequenceFile(seq.n, n_bytes, (time.perf_counter() - began) * 1e3)
 
     def _restore(self, seq: LiveSequence, path: Path) -> SequenceFile:
@@ -267,12 +269,12 @@ class EngineAdmin:
         engine.prefix_cache.park(seq)
         try:
             try:
-                saved = engine.backend.load_file(seq.id, path)
+                saved = engine.backend.memory.load_file(seq.id, path)
             except (StateError, OutOfCellsError):  # how many cells it needs only the file knows
                 engine.prefix_cache.forget(seq)
                 if not engine.cells.empty():
                     raise
-                saved = engine.backend.load_file(seq.id, path)
+                saved = engine.backend.memory.load_file(seq.id, path)
         except (StateError, OutOfCellsError) as error:
             engine.prefix_cache.forget(seq)
             raise RequestError(f"Unable to restore slot: {error}") from error

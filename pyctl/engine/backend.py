@@ -1,6 +1,6 @@
-"""What the engine needs of a model: facts that do not change while the program runs, and three small protocols.
+"""What the engine needs of a model: facts that do not change while the program runs, and small protocols.
 
-Whatever needs only one of them takes only that: decoding an `Evaluator`, the snapshots a `SequenceMemory`.
+Each caller takes only those it needs: decoding an `Evaluator`, the cache a `SequenceMemory`, tools a `Vocabulary`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,15 @@ from pyctl.prompt import Picture, Tokens
 
 __all__ = [
     "Backend",
+    "BackendFacts",
+    "Control",
     "EngineInfo",
     "Evaluator",
     "Lifecycle",
     "Sampler",
     "SequenceTokens",
     "TopTokens",
+    "Vocabulary",
 ]
 
 
@@ -99,7 +102,7 @@ class Sampler(Protocol):
 class SequenceTokens(NamedTuple):
     """``tokens`` to be evaluated in sequence ``seq`` from ``position`` on, where it ends.
 
-    The first ``n_sure`` of them stay, one at least; the others are drafts, which `Evaluator.keep` may take back.
+    The first ``n_sure`` of them stay, one at least; the others are drafts, which `rollback` may take back.
     """
 
     seq: int
@@ -113,85 +116,131 @@ class SequenceTokens(NamedTuple):
         return len(self.tokens) - self.n_sure
 
 
+@dataclass(frozen=True)
+class BackendFacts:
+    """What a backend can do, in tokens.
+
+    One of its ``n_seqs`` sequences has ``n_ctx`` at most, all together ``n_cells``, one evaluation ``n_ubatch``, and
+    one `Evaluator.decode` ``n_outputs`` outputs, which are ``n_seqs`` or more. A batch should have ``batch_cost`` on
+    average, so that it costs little beside them; see `batch_ends`. With ``is_async`` a device evaluates on its own:
+    `decode` returns when that has begun.
+
+    `SequenceMemory.rollback` takes back ``n_rollback`` drafts of a sequence for nothing; with ``has_planes``, only if
+    that had as many tokens as all others in its `decode`. It takes back ``most_drafts`` at all, with a mark; 0 for a
+    memory that takes nothing back. ``draft_type`` is what `Evaluator.draft` asks, as in ``--spec-type``: "draft-mtp" or
+    "draft-simple"; empty without a draft model.
+    """
+
+    n_ctx: int
+    n_cells: int
+    n_seqs: int
+    n_ubatch: int
+    n_outputs: int
+    batch_cost: int = 0
+    is_async: bool = False
+    n_rollback: int = 0
+    has_planes: bool = False
+    most_drafts: int = 0
+    draft_type: str = ""
+
+
+class Vocabulary(Protocol):
+    """What text and grammars need of a model, also while that is freed. Any thread may ask."""
+
+    def is_end(self, token: int) -> bool:
+        """Whether the model ends its reply with ``token``."""
+
+    def piece(self, token: int) -> bytes:
+        """The bytes of one generated token."""
+
+    def check(self, sampling: Sampling) -> None:
+        """Raise RequestError if ``sampling`` has a grammar that cannot be compiled; else it is ready from now on.
+
+        It may take a second.
+        """
+
+    def prepare(self) -> None:
+        """Do at once what the first grammar would have to wait for: a second or two for a large vocabulary."""
+
+
+class Control(Protocol):
+    """Ends evaluations early, and shows that they go on. Any thread may call, but `allow` only the engine's."""
+
+    def interrupt(self) -> None:
+        """Let the evaluation that runs now, and all later ones, fail soon, where the device can."""
+
+    @property
+    def can_preempt(self) -> bool:
+        """Whether an evaluation looks often enough for `preempt` to be of use."""
+
+    def allow(self, is_so: bool) -> None:
+        """Whether evaluations from now on may fail with PreemptedError.
+
+        What their sequences hold is undefined then, but rows before where they stood are as they were.
+        """
+
+    def preempt(self, is_wanted: bool = True) -> None:
+        """End the evaluation that runs, or the next one, early, if it allows that; or do not any more."""
+
+    @property
+    def heartbeat(self) -> int:
+        """Counts up while an evaluation makes progress, where the device tells."""
+
+
 class Evaluator(Protocol):
-    """Evaluates tokens in sequences 0 .. n_seqs - 1 of up to ``n_ctx`` tokens, and chooses the next ones.
+    """Evaluates tokens in sequences 0 .. n_seqs - 1, and chooses the next ones.
 
     An evaluation appends to its sequences and replaces the outputs of the one before, which samplers and `top_tokens`
-    refer to by index. One that fails raises EngineError, or UnavailableError after `interrupt`, and then nobody knows
-    what its sequences hold; but OutOfCellsError when there are not enough cells, and then they hold what they held.
+    refer to by index. One that fails raises EngineError, or UnavailableError after `Control.interrupt`, and what its
+    sequences hold is undefined; but OutOfCellsError when there are not enough cells, and then they hold what they held.
     """
 
     @property
-    def n_ctx(self) -> int:
-        """The most tokens of one sequence."""
+    def facts(self) -> BackendFacts:
+        """The same as long as the model is loaded."""
 
     @property
-    def n_cells(self) -> int:
-        """The most tokens of all sequences together."""
+    def memory(self) -> SequenceMemory:
+        """What the sequences hold."""
 
     @property
-    def n_seqs(self) -> int:
-        """How many sequences there are."""
+    def vocabulary(self) -> Vocabulary:
+        """The tokens."""
 
     @property
-    def n_ubatch(self) -> int:
-        """The most tokens of one evaluation."""
-
-    @property
-    def batch_cost(self) -> int:
-        """How many tokens a batch should have on average, so that it costs little beside them; see `batch_ends`."""
-
-    @property
-    def is_async(self) -> bool:
-        """Whether a device evaluates on its own: `decode` returns when that has begun."""
-
-    @property
-    def n_outputs(self) -> int:
-        """The most outputs of one `decode`, ``n_seqs`` or more."""
-
-    @property
-    def n_rollback(self) -> int:
-        """The most drafts of a sequence that `keep` takes back for nothing; see `has_planes`."""
-
-    @property
-    def has_planes(self) -> bool:
-        """Whether ``n_rollback`` counts only for sequences that had as many tokens as all others of their `decode`."""
-
-    @property
-    def most_drafts(self) -> int:
-        """The most drafts of a sequence that `keep` can take back at all, with a mark beyond ``n_rollback``; 0 for a
-        memory that takes nothing back."""
+    def control(self) -> Control:
+        """For other threads."""
 
     @property
     def streamed(self) -> StreamCounts | None:
         """What attention has read from RAM, and what it chose, since the start; None without a pool."""
 
     @property
-    def draft_type(self) -> str:
-        """What `draft` asks, as in ``--spec-type``: "draft-mtp" or "draft-simple"; empty without a draft model."""
-
-    def evaluate(self, seq: int, tokens: Tokens, start: int, *, output: bool = True) -> None:
-        """Evaluate ``tokens`` as one batch from position ``start`` on; output 0, if wanted, is the last token's."""
-
-    def encode(self, picture: Picture) -> bool:
-        """Make ready what `evaluate_picture` needs of ``picture``; whether that was anything.
-
-        RequestError if its file cannot be decoded.
-        """
-
-    @property
     def image_bytes(self) -> int:
         """Bytes of what is kept of images, to be evaluated now or again."""
 
-    def evaluate_picture(self, seq: int, picture: Picture, first: int, last: int, *, output: bool = False) -> None:
-        """Evaluate tokens [first, last) of a prompt, which are of ``picture``, as one batch at the end of ``seq``."""
+    def evaluate(
+        self, seq: int, tokens: Tokens, start: int, *, output: bool = True, picture: Picture | None = None
+    ) -> None:
+        """Evaluate ``tokens`` as one batch from position ``start`` on; output 0, if wanted, is the last token's.
+
+        All of them may be of a ``picture``, which is encoded if it was not."""
+
+    def encode(self, picture: Picture) -> bool:
+        """Make ready what `evaluate` needs of ``picture``; whether that was anything.
+
+        RequestError if its file cannot be decoded.
+        """
 
     def decode(self, items: Sequence[SequenceTokens]) -> None:
         """Evaluate one or more tokens for each of several sequences, ``n_ubatch`` in all or one each.
 
         There is an output after each token from an item's last sure one on, numbered through all items. An item with
-        more drafts than ``n_rollback`` is marked before, so that `keep` can go back to where it began.
+        more drafts than ``n_rollback`` is marked before, so that `rollback` can go back to where it began.
         """
+
+    def draft(self, items: Sequence[SequenceTokens], n: int) -> list[tuple[int, ...]]:
+        """What the draft model expects after the tokens of each item, of which none is evaluated yet: up to ``n``."""
 
     def output(self) -> Block:
         """A copy of output 0 of the last evaluation, for `recall`."""
@@ -202,56 +251,11 @@ class Evaluator(Protocol):
     def pin(self, seq: int, ranges: Pins) -> None:
         """From now on these rows of ``seq`` are among those that `decode` selects (`PoolPlan.select`), if it does."""
 
-    def keep(self, seq: int, n: int) -> int:
-        """Take back what the last evaluation added to ``seq`` from ``n`` on, drafts only, and once only.
-
-        Returns how many tokens the sequence holds now: ``n``, or fewer when it had to go back to a mark. StateError
-        beyond what can be taken back; the sequence is empty then.
-        """
-
-    def draft(self, items: Sequence[SequenceTokens], n: int) -> list[tuple[int, ...]]:
-        """What the draft model expects after the tokens of each item, of which none is evaluated yet: up to ``n``."""
-
     def sampler(self, sampling: Sampling, prompt: Tokens) -> Sampler:
         """A sampler whose penalties have seen the end of ``prompt``."""
 
-    def check(self, sampling: Sampling) -> None:
-        """Raise RequestError if ``sampling`` has a grammar that cannot be compiled; else it is ready from now on.
-
-        Any thread may ask, also while the model is freed. It may take a second.
-        """
-
-    def interrupt(self) -> None:
-        """Let the evaluation that runs now, and all later ones, fail soon, where the device can. Any thread."""
-
-    @property
-    def can_break(self) -> bool:
-        """Whether an evaluation looks often enough for `break_off` to be of use."""
-
-    def allow_break(self, is_so: bool) -> None:
-        """Whether evaluations from now on may fail with BrokenOffError.
-
-        What their sequences hold nobody knows then, but rows before where they stood are as they were.
-        """
-
-    def break_off(self, is_wanted: bool = True) -> None:
-        """End the evaluation that runs, or the next one, early, if it allows that; or do not any more. Any thread."""
-
-    @property
-    def n_beats(self) -> int:
-        """Counts up while an evaluation makes progress, where the device tells. Any thread."""
-
-    def prepare(self) -> None:
-        """Do at once what the first grammar would have to wait for: a second or two for a large vocabulary."""
-
     def top_tokens(self, index: int, token: int, n: int) -> TopTokens:
         """The log-probability of ``token`` and of the ``n`` most likely tokens at output ``index``."""
-
-    def is_end(self, token: int) -> bool:
-        """Whether the model ends its reply with ``token``."""
-
-    def piece(self, token: int) -> bytes:
-        """The bytes of one generated token."""
 
     def embed(self, tokens: Tokens) -> NDArray[np.float32]:
         """The embeddings of ``tokens``, shape (1, width) if the model pools them and (n, width) if not; with pooling
@@ -265,10 +269,9 @@ class Lifecycle(Protocol):
         """Load the model again after `unload`, empty; ModelError when that fails or it is not the same any more."""
 
     def unload(self) -> None:
-        """Free the context and the model; only `load`, `unload` and `synchronize` may be called after it.
+        """Free the context and the model, and what the device holds; only `load`, `unload`, the vocabulary, the control
+        and `SequenceMemory.synchronize` may be used after it."""
 
-        Nothing is held any more."""
 
-
-class Backend(Evaluator, SequenceMemory, Lifecycle, Protocol):
+class Backend(Evaluator, Lifecycle, Protocol):
     """One model with its sequences. Only the engine's thread may call it once the engine runs."""

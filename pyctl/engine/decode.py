@@ -51,18 +51,18 @@ class Generation:
 
     def __init__(self, evaluator: Evaluator, handle: RequestHandle, seq: LiveSequence) -> None:
         request = handle.request
-        room = evaluator.n_ctx - len(request.prompt)
+        room = evaluator.facts.n_ctx - len(request.prompt)
         self.n_predicted = 0
         self.stop_type: StopType = "limit"
         self.first_token = 0.0
         self._evaluator, self._handle, self._request, self._seq = evaluator, handle, request, seq
         self._streamed = evaluator.streamed
-        self._is_end, self._piece = evaluator.is_end, evaluator.piece
+        self._is_end, self._piece = evaluator.vocabulary.is_end, evaluator.vocabulary.piece
         self._limit = room if request.max_tokens < 0 else min(request.max_tokens, room)
         self._ended = self._limit == 0
         self._text = TextStream(request.stop)
         self._lines = LineLimits(request.n_indent) if request.n_indent or request.max_ms else None
-        self._budget = ReasoningBudget(request.reasoning, evaluator.piece) if request.reasoning is not None else None
+        self._budget = ReasoningBudget(request.reasoning, self._piece) if request.reasoning is not None else None
         self._sampler: Sampler | None = None
         self._token = 0
         self._unsent: list[int] = []
@@ -149,7 +149,7 @@ class Generation:
             learn(n_accepted if is_right else n_drafted, n_accepted)
         if n_right == len(drafts) and not self._ended:
             return (token,)
-        held = self._evaluator.keep(seq.id, seq.n)
+        held = self._evaluator.memory.rollback(seq.id, seq.n)
         if held == seq.n:
             return (token,)
         again = tuple(seq.tokens[held:].tolist())

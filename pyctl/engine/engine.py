@@ -48,7 +48,7 @@ class Engine:
         self.clock = clock
         self.backend = backend
         self.settings = settings
-        self.prefix_cache = PrefixCache(backend, cache, settings, disk)
+        self.prefix_cache = PrefixCache(backend.memory, cache, settings, disk)
         self.counters = EngineCounters()
         self.replies = RecentReplies(clock)
         self.scheduler = Scheduler(backend, settings, self.prefix_cache, self.counters, clock)
@@ -65,7 +65,7 @@ class Engine:
         """Queue a request."""
         self.scheduler.add(handle)
         if not handle.request.background:
-            self.backend.break_off(False)  # it is here
+            self.backend.control.preempt(False)  # it is here
 
     def when_idle(self, job: Job[Any]) -> None:
         """Have ``job`` done when its sequence is free, before the next request gets it."""
@@ -79,7 +79,7 @@ class Engine:
     @property
     def most_waiting(self) -> int:
         """How many may wait, including those for which a sequence is free. Any thread may ask."""
-        return self.settings.n_queue + max(self.backend.n_seqs - len(self.running), 0)
+        return self.settings.n_queue + max(self.backend.facts.n_seqs - len(self.running), 0)
 
     def step(self) -> bool:
         """Schedule, run, deliver: a batch of one prompt, a token of all replies. Whether work is left that is due."""
@@ -158,7 +158,7 @@ class Engine:
 
     def _decode(self, requests: list[ActiveRequest], *, is_timed: bool) -> None:
         requests, n_free = self.scheduler.with_room(requests)
-        batches = verify_batches(requests, self.backend, self.speculation, n_free, self.cells.make_room)
+        batches = verify_batches(requests, self.backend.facts, self.speculation, n_free, self.cells.make_room)
         began = time.perf_counter()
         # What finds no cells is tried again by the next step.
         if all(map(self._evaluate, batches)) and self.speculation and batches:
@@ -168,7 +168,7 @@ class Engine:
     def _evaluate(self, batch: list[BatchItem]) -> bool:
         """Evaluate one batch and resume those that wait for it; False if nothing was evaluated for want of cells."""
         try:
-            if not self.backend.is_async:
+            if not self.backend.facts.is_async:
                 self.tell()
             self.backend.decode([item.tokens for item in batch])
             self.tell()

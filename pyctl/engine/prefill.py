@@ -13,7 +13,7 @@ from pyctl.engine.engine_stats import EngineCounters, PrefillLog
 from pyctl.engine.request import Progress
 from pyctl.engine.schedule.admission import ActiveRequest, Steps
 from pyctl.engine.schedule.cells import CellPool
-from pyctl.errors import BrokenOffError, OutOfCellsError, StateError
+from pyctl.errors import OutOfCellsError, PreemptedError, StateError
 from pyctl.prompt import Prompt
 
 __all__ = ["Prefill"]
@@ -30,9 +30,9 @@ class Prefill:
 
     def ends(self, prompt: Prompt, *, free: bool = False) -> list[int]:
         """Where batches of ``prompt`` end; ``free``: as if a batch cost nothing."""
-        backend, min_batch = self._backend, self._prefix_cache.settings.min_batch
-        ends = batch_ends(prompt, backend.n_ubatch, min_batch, 0 if free else backend.batch_cost)
-        return backend.shape.places.added_to(ends)
+        facts, min_batch = self._backend.facts, self._prefix_cache.settings.min_batch
+        ends = batch_ends(prompt, facts.n_ubatch, min_batch, 0 if free else facts.batch_cost)
+        return self._backend.memory.shape.places.added_to(ends)
 
     def after_reply(self, seq: LiveSequence, lookup: CacheLookup) -> CacheLookup:
         """``lookup`` with the batch ends for the tokens to follow in ``seq``.
@@ -40,7 +40,7 @@ class Prefill:
         After generated text no batch is one of a cold run, so batches may end wherever a client may resume: at every
         boundary. One turn has few of them, whatever they cost.
         """
-        if seq.n_exact == seq.n or not self._backend.batch_cost:
+        if seq.n_exact == seq.n or not self._backend.facts.batch_cost:
             return lookup
         return replace(lookup, ends=self.ends(lookup.request.prompt, free=True))
 
@@ -63,9 +63,9 @@ class Prefill:
                 yield None  # that took a while: others may have a token first
             while (refused := self._evaluate(active, seq, end, plan)) is not None:
                 yield refused if isinstance(refused, OutOfCellsError) else None
-            last = seq.n if self._backend.is_async else end  # what a device has begun takes its time later
+            last = seq.n if self._backend.facts.is_async else end  # what a device has begun takes its time later
             # The very end of a prompt is a batch end of longer prompts only if it fills its batch.
-            is_cold = end <= n_exact and (end < len(prompt) or end - previous == self._backend.n_ubatch)
+            is_cold = end <= n_exact and (end < len(prompt) or end - previous == self._backend.facts.n_ubatch)
             seq.append(prompt.tokens[seq.n : end], exact=is_cold)
             seq.in_picture = picture is not None and end < picture.end
             shown.reached(end)
@@ -83,25 +83,23 @@ class Prefill:
 
     def _evaluate(
         self, active: ActiveRequest, seq: LiveSequence, end: int, plan: CachePlan
-    ) -> BrokenOffError | OutOfCellsError | None:
-        """Evaluate up to ``end``. The error if that is to be tried again: it was broken off for another request, or
-        there is no room until another one makes way."""
+    ) -> PreemptedError | OutOfCellsError | None:
+        """Evaluate up to ``end``. The error if that is to be tried again: it was preempted by another request, or there
+        is no room until another one makes way."""
         prompt = active.handle.request.prompt
         picture = prompt.picture_at(seq.n)
         with self._prefix_cache.cache.locked(*plan.restored):
             has_room = self._cells.make_room(end - seq.n)
         if not has_room:
             self._cells.make_room(end - seq.n)  # its rows are in the sequence already
-        may_break = active.handle.request.background and picture is None and self._backend.can_break
-        before = self._before(seq) if may_break else None
-        self._backend.allow_break(before is not None)
+        tokens, control = prompt.tokens[seq.n : end], self._backend.control
+        is_preemptible = active.handle.request.background and picture is None and control.can_preempt
+        before = self._before(seq) if is_preemptible else None
+        control.allow(before is not None)
         try:
-            if picture is not None:
-                self._backend.evaluate_picture(seq.id, picture, seq.n, end, output=end == len(prompt))
-            else:
-                self._backend.evaluate(seq.id, prompt.tokens[seq.n : end], seq.n, output=end == len(prompt))
-        except BrokenOffError as error:
-            self._backend.break_off(False)
+            self._backend.evaluate(seq.id, tokens, seq.n, output=end == len(prompt), picture=picture)
+        except PreemptedError as error:
+            control.preempt(False)
             if before is None:
                 raise
             self._take_back(seq, before)
@@ -109,7 +107,7 @@ class Prefill:
         except OutOfCellsError as error:
             return self._evaluate(active, seq, end, plan) if self._empty(plan) else error
         finally:
-            self._backend.allow_break(False)
+            control.allow(False)
         self._counters.count_call(1, end)
         return None
 
@@ -121,19 +119,19 @@ class Prefill:
 
     def _before(self, seq: LiveSequence) -> State | None:
         """The state to which the sequence can return, rows apart; None where rows and state are not all."""
-        if not self._backend.shape.has_rows:
+        if not self._backend.memory.shape.has_rows:
             return None
         try:
-            return self._backend.save_state(seq.id, seq.n) if seq.n else State()
+            return self._backend.memory.save_state(seq.id, seq.n) if seq.n else State()
         except (StateError, MemoryError):
             return None
 
     def _take_back(self, seq: LiveSequence, before: State) -> None:
         """Let the sequence be where it was before an evaluation that was broken off."""
         if not seq.n:
-            return self._backend.clear(seq.id)
-        self._backend.rewind(seq.id, seq.n)
-        self._backend.restore(seq.id, seq.n, (), before)
+            return self._backend.memory.clear(seq.id)
+        self._backend.memory.rewind(seq.id, seq.n)
+        self._backend.memory.restore(seq.id, seq.n, (), before)
 
 
 def _tell_progress(active: ActiveRequest, seq: LiveSequence, stats: RequestStats) -> None:

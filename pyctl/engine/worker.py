@@ -172,7 +172,7 @@ class Worker:
             self._open.add(handle)
             self._inbox.put(handle)
         if not request.background:
-            self._engine.backend.break_off()
+            self._engine.backend.control.preempt()
         return handle
 
     def warm(self, request: Request) -> None:
@@ -187,11 +187,11 @@ class Worker:
 
     def check(self, sampling: Sampling) -> None:
         """Raise RequestError for a grammar that cannot be compiled; may take a second, but not of the engine's time."""
-        self._engine.backend.check(sampling)
+        self._engine.backend.vocabulary.check(sampling)
 
     def prepare(self) -> None:
         """Do at once what the first grammar would have to wait for."""
-        self._engine.backend.prepare()
+        self._engine.backend.vocabulary.prepare()
 
     def call(self, function: Callable[[], R], *, needs_model: bool = False, seq: int = -1) -> Future[R]:
         """Run ``function`` on the engine's thread, between two steps; cancelled if the worker closes first.
@@ -205,7 +205,7 @@ class Worker:
             if not refused:
                 self._inbox.put(job)
         if needs_model:
-            self._engine.backend.break_off()
+            self._engine.backend.control.preempt()
         if refused:
             job.fail(self._trouble)
         return job.future
@@ -229,7 +229,7 @@ class Worker:
             self._fail_open(UnavailableError("the server is shutting down"))
             self._inbox.put(None)
             if not self._stalled and not self._no_more_steps.wait(min(FINISH_SECONDS, wait)):
-                self._engine.backend.interrupt()
+                self._engine.backend.control.interrupt()
         if not self._stalled:
             self._thread.join(max(self._deadline - time.monotonic(), 0.0))
         if first and not self._over.is_set():
@@ -243,7 +243,7 @@ class Worker:
             # A process that was stopped, or whose machine was, has not stalled: only looks that are close count.
             now = time.monotonic()
             passed, last = min(now - last, 2 * WATCH_SECONDS), now
-            before, sign = sign, (self._n_steps, self._engine.backend.n_beats)
+            before, sign = sign, (self._n_steps, self._engine.backend.control.heartbeat)
             stalled = stalled + passed if self._working and sign == before and not self._closing else 0.0
             if 0 < self._stall_seconds <= stalled:
                 log.critical("the engine has work and made no progress for %.0f s", stalled)

@@ -1,11 +1,15 @@
-"""What the sequences of one llama_context hold: rows and states, moved by the extension."""
+"""What the sequences of a llama_context hold: rows and states, moved by the extension."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
+
+from llama_cpp import llama_cpp as api
 
 from pyctl.cache import (
     NOTHING,
@@ -15,17 +19,18 @@ from pyctl.cache import (
     BlockSizes,
     Held,
     MemoryShape,
-    ResumePlaces,
     Rows,
     SavedSequence,
     Span,
     State,
 )
+from pyctl.engine.backend import BackendFacts, SequenceTokens
 from pyctl.engine.pool.pool_plan import PoolPlan
 from pyctl.errors import OutOfCellsError, StateError
 from pyctl.llama.draft.draft_model import Follower
-from pyctl.llama.library import HostBuffer, allocate, checked
-from pyctl.llama.llama_tokenizer import LlamaTokenizer
+from pyctl.llama.library import HostBuffer, KVState, allocate, checked
+from pyctl.llama.memory_check import places_of
+from pyctl.llama.pool.row_pool import open_pool
 from pyctl.llama.sequence_file import StateForm, load_file, save_file
 from pyctl.prompt import Tokens
 
@@ -42,139 +47,214 @@ class HeldRows:
 
 
 class ContextMemory:
-    """The `SequenceMemory` of `LlamaBackend`, which opens and closes the context."""
+    """The `SequenceMemory` of a model's context, which may be freed and made again: see `open` and `close`.
 
-    tokenizer: LlamaTokenizer
-    identity: str
-    places: ResumePlaces
-    n_ctx: int
-    n_cells: int
-    n_seqs: int
-    n_ubatch: int
-    _ctx: Any
-    _memory: Any = None  # KVState, while the context lives
-    _drafts: Follower
-    _least: dict[int, tuple[int, int]]
-    _handles: set[int]  # of what is held
-    _pool: PoolPlan | None
-    _sizes: BlockSizes
+    ``kv`` is the extension's view of the context, None while there is none, and ``drafts`` follows what is evaluated.
+    ``identity`` names what saved bytes mean, and ``n_ctx`` is the most of one sequence; the owner sets these. With
+    ``marks`` a hybrid takes back long drafts, too, for a further state of each sequence. With a ``pool`` the rows of
+    the one sequence lie there.
+    """
 
-    @property
-    def kind(self) -> Literal["attention", "hybrid", "opaque"]:
-        """Rows alone, rows and a state, or a state of the whole sequence that is llama.cpp's own."""
-        kind: Literal["attention", "hybrid", "opaque"] = self._memory.kind
-        return kind
+    def __init__(self, pool: PoolPlan | None, *, marks: bool) -> None:
+        self.kv: Any = None
+        self.drafts = Follower(None, 0)
+        self.identity = ""
+        self.n_ctx = 0
+        self.kind: Literal["attention", "hybrid", "opaque"] = "opaque"
+        self.shape = MemoryShape(NOWHERE, BlockSizes(0, 0, 0))
+        self._pool, self._marks = pool, marks
+        self._handles: set[int] = set()  # of what is held
+        # From where on `rollback` may take back each sequence, and from where on it may go back to a mark.
+        self._least: dict[int, tuple[int, int]] = {}
 
-    @property
-    def is_async(self) -> bool:
-        """Whether rows and states are copied beside the evaluation; GPUs have to hold them all for that."""
-        return bool(self._memory.is_async)
+    def open(self, ctx: Any, facts: BackendFacts, n_vocab: int) -> None:
+        """Attend to ``ctx``, whose sequence 0 holds one token, from which the layout is read; it is dropped.
+
+        RuntimeError or ValueError where that cannot be. `measure` follows, when what drafts is there."""
+        address = ctypes.cast(ctx, ctypes.c_void_p).value or 0
+        self._ctx, self._facts, self._n_vocab = ctx, facts, n_vocab
+        self._n_planes = int(api.llama_n_rs_seq(ctx))
+        self._handles, self._least = set(), {}
+        if self._pool is None:
+            self.kv = KVState(address, 0, marks=self._marks, defers=True)
+        else:
+            self.kv = open_pool(address, self._pool, marks=self._marks)
+        self.kind = self.kv.kind
+        self.clear(0)
+        places = self.shape.places
+        if not self.identity:  # else they are known from the first time
+            places = places_of(self.kv, facts.n_cells, on_gpu=facts.batch_cost > 0)
+        self.shape = MemoryShape(
+            places=places,
+            sizes=self.shape.sizes,
+            cut_anywhere=self.kind == "attention",
+            has_rows=self.kind != "opaque",
+            can_hold=bool(self.kv.can_hold),
+            is_pool=self._pool is not None,
+        )
+
+    def measure(self) -> None:
+        """Find what the blocks of the memory and of what drafts measure."""
+        one, two = (self.kv.rows_size(0, n) if self.kind != "opaque" else 0 for n in (1, 2))
+        sizes = [2 * one - two, two - one, self.kv.state_size(0) if self.kind != "opaque" else -1]
+        if (drafts := self.drafts.model) is not None:
+            one, two = drafts.rows_size(0, 1), drafts.rows_size(0, 2)
+            sizes += [2 * one - two, two - one, drafts.state_size(0)]
+        self.shape = replace(self.shape, sizes=BlockSizes(*sizes))
+
+    def give_up(self) -> None:
+        """Have nothing saved any more: what is restored does not go on with the same bits."""
+        self.shape = replace(self.shape, places=NOWHERE)
+
+    def close(self) -> None:
+        """Let go of the context, which is about to be freed, and of what lies on its device."""
+        self.drafts.close()
+        self.kv = None
 
     @property
     def layout(self) -> str:
         """What rows and states look like, as text."""
-        return str(self._memory.layout)
-
-    @property
-    def shape(self) -> MemoryShape:
-        kind = self.kind
-        return MemoryShape(
-            self.places,
-            self._sizes,
-            kind == "attention",
-            kind != "opaque",
-            self._memory.can_hold,
-            self._pool is not None,
-        )
-
-    def _measured(self) -> BlockSizes:
-        """What the blocks of the memory and of what drafts measure."""
-        one, two = (self._memory.rows_size(0, n) if self.kind != "opaque" else 0 for n in (1, 2))
-        state = self._memory.state_size(0) if self.kind != "opaque" else -1
-        if (drafts := self._drafts.model) is None:
-            return BlockSizes(2 * one - two, two - one, state)
-        draft_one, draft_two = drafts.rows_size(0, 1), drafts.rows_size(0, 2)
-        draft_sizes = 2 * draft_one - draft_two, draft_two - draft_one, drafts.state_size(0)
-        return BlockSizes(2 * one - two, two - one, state, *draft_sizes)
+        return str(self.kv.layout)
 
     def state_size(self, seq: int) -> int:
-        return int(self._memory.state_size(seq)) + self._sizes.draft_state
+        return int(self.kv.state_size(seq)) + self.shape.sizes.draft_state
 
     def synchronize(self) -> None:
-        if self._ctx is not None:
-            self._memory.finish()
-        if drafts := self._drafts.settled():
+        if self.kv is not None:
+            self.kv.finish()
+        if drafts := self.drafts.settled():
             drafts.synchronize()
 
     def block_bytes(self) -> BlockBytes:
-        in_flight = self._memory.in_flight_bytes if self._ctx is not None else 0
-        in_flight += self._drafts.model.in_flight_bytes if self._drafts.model is not None else 0
+        in_flight = self.kv.in_flight_bytes if self.kv is not None else 0
+        in_flight += self.drafts.model.in_flight_bytes if self.drafts.model is not None else 0
         return BlockBytes(HostBuffer.used(), HostBuffer.held(), in_flight)
 
     def expect_blocks(self, n_bytes: int) -> None:
         HostBuffer.reserve(n_bytes)
 
     def save_rows(self, seq: int, first: int, last: int, *, hold: bool = False) -> Rows:
-        draft = self._drafts.save_rows(seq, first, last)
+        draft = self.drafts.save_rows(seq, first, last)
         if hold:
             return Rows(self.hold(seq, first, last), draft)
         if self.kind == "opaque":
             return Rows(NOTHING, draft)
-        block = allocate(self._memory.rows_size(first, last))
-        checked(self._memory.save_rows, seq, first, last, block)
+        block = allocate(self.kv.rows_size(first, last))
+        checked(self.kv.save_rows, seq, first, last, block)
         return Rows(block, draft)
 
     def save_state(self, seq: int, n: int) -> State:
-        draft = self._drafts.save_state(seq, n)
+        draft = self.drafts.save_state(seq, n)
         if self.kind == "attention":
             return State.of(NOTHING, draft)
         # llama.cpp itself must not copy across two pinned ranges, and the state of kind `opaque` is its own.
-        block = allocate(self._memory.state_size(seq), pinned=self.kind != "opaque")
-        checked(self._memory.save_state, seq, n, block)
+        block = allocate(self.kv.state_size(seq), pinned=self.kind != "opaque")
+        checked(self.kv.save_state, seq, n, block)
         return State.of(block, draft)
 
     # -- rows that stay on the device --------------------------------------------------------------------------------
 
     def hold(self, seq: int, first: int, last: int) -> HeldRows:
-        held = HeldRows(checked(self._memory.hold, seq, first, last), last - first, self._sizes.rows(first, last))
+        held = HeldRows(checked(self.kv.hold, seq, first, last), last - first, self.shape.sizes.rows(first, last))
         self._handles.add(held.handle)
         return held
 
     def release(self, held: Held) -> None:
-        if self._ctx is not None and _handle(held) in self._handles:
+        if self.kv is not None and _handle(held) in self._handles:
             self._handles.remove(_handle(held))
-            self._memory.release(_handle(held))
+            self.kv.release(_handle(held))
 
     def release_all(self) -> None:
         while self._handles:
-            self._memory.release(self._handles.pop())
+            self.kv.release(self._handles.pop())
 
     def fetch(self, held: Held, first: int, last: int) -> Block:
-        block = allocate(self._sizes.rows(first, last))
-        checked(self._memory.fetch, _handle(held), first, last, block)
+        block = allocate(self.shape.sizes.rows(first, last))
+        checked(self.kv.fetch, _handle(held), first, last, block)
         return block
 
     def n_own(self, held: Held, first: int, last: int) -> int:
-        return int(checked(self._memory.n_own, _handle(held), first, last))
+        return int(checked(self.kv.n_own, _handle(held), first, last))
 
     @property
     def n_held(self) -> int:
-        return int(self._memory.n_held) if self._memory.can_hold else 0
+        return int(self.kv.n_held) if self.shape.can_hold else 0
 
     @property
     def n_free(self) -> int:
         """Cells that neither a sequence nor held rows take."""
-        if self._memory.can_hold:
-            return int(self._memory.n_free)
-        return self.n_cells - sum(map(self._n_held, range(self.n_seqs)))
+        if self.shape.can_hold:
+            return int(self.kv.n_free)
+        return self._facts.n_cells - sum(map(self.n_tokens, range(self._facts.n_seqs)))
 
-    def _reserve(self, n: int, *, in_parts: bool = False) -> None:
+    def reserve(self, n: int, *, in_parts: bool = False) -> None:
         """Have nothing held where ``n`` tokens will go that are evaluated or read next; OutOfCellsError if it cannot.
 
         ``in_parts`` if llama.cpp may divide them: then there may have to be twice as many free cells.
         """
-        if self._memory is not None:
-            checked(self._memory.reserve, n, in_parts)
+        if self.kv is not None:
+            checked(self.kv.reserve, n, in_parts)
+
+    def position(self, seq: int, n: int) -> int:
+        """Where llama.cpp has token ``n`` of ``seq``, or will have the next one."""
+        return int(self.kv.position(seq, n)) if self.kv is not None else n
+
+    # -- what drafts leave -------------------------------------------------------------------------------------------
+
+    @property
+    def n_rollback(self) -> int:
+        """See `BackendFacts`."""
+        return self.n_ctx if self.kind == "attention" else self._n_planes if self.kind == "hybrid" else 0
+
+    @property
+    def most_drafts(self) -> int:
+        """See `BackendFacts`."""
+        most = self._facts.n_ubatch - 1 if self.kv.has_marks else self.n_rollback
+        return self._pool.most_drafts(most, self._n_planes) if self._pool is not None else most
+
+    def mark(self, items: Sequence[SequenceTokens]) -> dict[int, int]:
+        """Mark where ``items`` begin whose drafts need that, before they are evaluated; from where on each may go back
+        to its mark, -1 for none."""
+        marks = {item.seq: -1 for item in items}
+        for item in items:
+            if self.n_rollback < item.n_drafts <= self.most_drafts:
+                checked(self.kv.mark, item.seq, item.position)
+                marks[item.seq] = item.position + item.n_sure
+        return marks
+
+    def evaluated(self, items: Sequence[SequenceTokens] = (), marks: Mapping[int, int] = MappingProxyType({})) -> None:
+        """An evaluation has ended, of ``items`` with drafts, if any, and these ``marks``: those are what `rollback` may
+        take back now."""
+        bounds = self._bounds(items) if items else {}
+        self._least = {seq: (bounds.get(seq, -1), marked) for seq, marked in marks.items()}
+
+    def _bounds(self, items: Sequence[SequenceTokens]) -> dict[int, int]:
+        """For each sequence of the evaluation that was just made, from where on it can be taken back.
+
+        This is the one place that knows: llama.cpp says that it has gone back even where it cannot. The planes of a
+        recurrent cell hold the states after its last tokens, as many as this evaluation had. If one sequence had more
+        than another it was several evaluations, of which each may move the cells of others without their planes.
+        """
+        if self.kind == "attention":
+            return {item.seq: item.position + item.n_sure for item in items}
+        if self.kind == "opaque" or len({len(item.tokens) for item in items}) > 1:
+            return {}
+        ends = {item: item.position + len(item.tokens) for item in items}
+        return {item.seq: max(item.position + item.n_sure, end - self._n_planes) for item, end in ends.items()}
+
+    def rollback(self, seq: int, n: int) -> int:
+        end, (least, marked) = self.n_tokens(seq), self._least.pop(seq, (-1, -1))
+        if n == end:
+            return n
+        held = n
+        if not 0 < least <= n < end or not self.kv.cut(seq, n):
+            if not 0 < marked <= n < end:
+                self.clear(seq)
+                raise StateError(f"tokens from {n} on of {end} cannot be taken back")
+            held = checked(self.kv.reset, seq)
+        if drafts := self.drafts.settled():
+            drafts.keep(seq, held)
+        return held
 
     # -- back into sequences -----------------------------------------------------------------------------------------
 
@@ -183,7 +263,7 @@ class ContextMemory:
         if self.kind == "attention" and state is not None and not state.parts:
             state = None
         self._load_own(seq, first, n, spans, state)
-        if drafts := self._drafts.settled():
+        if drafts := self.drafts.settled():
             if spans:
                 drafts.load_rows(seq, first, [(rows.draft, at, last) for rows, at, last in spans])
             if state is not None:
@@ -194,49 +274,50 @@ class ContextMemory:
         self._least.pop(seq, None)
         block = state.recurrent if state is not None and self.kind != "attention" else None
         if self.kind == "opaque":
-            if block is not None and n - self._n_held(seq) > self.n_free:
+            if block is not None and n - self.n_tokens(seq) > self.n_free:
                 raise OutOfCellsError  # the state holds everything; llama.cpp would only say that it failed
             spans = ()
         sources = [(rows.block if rows.held is None else _handle(rows.held), at, last) for rows, at, last in spans]
         if sources and block is not None:
-            checked(self._memory.load_prefix, seq, first, sources, n, block)
+            checked(self.kv.load_prefix, seq, first, sources, n, block)
         elif sources:
-            checked(self._memory.load_rows, seq, first, sources)
+            checked(self.kv.load_rows, seq, first, sources)
         elif block is not None:
-            checked(self._memory.load_state, seq, n, block)
+            checked(self.kv.load_state, seq, n, block)
 
-    def _n_held(self, seq: int) -> int:
-        return int(self._memory.n_tokens(seq))
+    def n_tokens(self, seq: int) -> int:
+        """How many ``seq`` holds."""
+        return int(self.kv.n_tokens(seq))
 
     def rewind(self, seq: int, n: int) -> None:
         self._least.pop(seq, None)
-        checked(self._memory.rewind, seq, n)
-        if drafts := self._drafts.settled():
+        checked(self.kv.rewind, seq, n)
+        if drafts := self.drafts.settled():
             drafts.rewind(seq, n)
 
     def clear(self, seq: int) -> None:
         self._least.pop(seq, None)
-        self._memory.clear(seq)
-        self._drafts.forget(seq)
-        if self._drafts.model is not None:
-            self._drafts.model.clear(seq)
+        self.kv.clear(seq)
+        self.drafts.forget(seq)
+        if self.drafts.model is not None:
+            self.drafts.model.clear(seq)
 
     def save_file(self, seq: int, path: Path, tokens: Tokens, ends: Sequence[int]) -> int:
         if tokens.size and int(tokens.min()) < 0:
             raise StateError("Unable to save slot: it holds an image")
-        if self.places == NOWHERE:
+        if self.shape.places == NOWHERE:
             raise StateError("Unable to save slot: this model's memory does not come back to the same bits")
-        self._reserve(0)
+        self.reserve(0)
         return save_file(self._ctx, seq, path, tokens, ends, self.identity)
 
     def load_file(self, seq: int, path: Path) -> SavedSequence:
         form = StateForm.of(self.layout) if self.kind != "opaque" else None
         self._least.pop(seq, None)
-        n_vocab = self.tokenizer.n_vocab
-        saved = load_file(self._ctx, seq, path, self.n_ctx, n_vocab, self.identity, form, self._reserve)
+        most, n_vocab = self.n_ctx, self._n_vocab
+        saved = load_file(self._ctx, seq, path, most, n_vocab, self.identity, form, self.reserve)
         n = int(saved.tokens.size)
         self._check_positions(seq, n)
-        return saved if self.places.allow(n) else replace(saved, ends=())
+        return saved if self.shape.places.allow(n) else replace(saved, ends=())
 
     def _check_positions(self, seq: int, n: int) -> None:
         """StateError unless ``seq`` has a row at each position below ``n`` and its state stands there.
@@ -244,15 +325,15 @@ class ContextMemory:
         llama.cpp takes positions from a file as they are, and files of llama-server have no checksum.
         """
         if n and self.kind != "opaque":
-            block = allocate(self._memory.rows_size(0, min(n, self.n_ubatch)))
-            for first in range(0, n, self.n_ubatch):
-                last = min(first + self.n_ubatch, n)
-                part = block[: self._memory.rows_size(first, last)]
-                checked(self._memory.save_rows, seq, first, last, part)
-                self._memory.finish()
+            block = allocate(self.kv.rows_size(0, min(n, self._facts.n_ubatch)))
+            for first in range(0, n, self._facts.n_ubatch):
+                last = min(first + self._facts.n_ubatch, n)
+                part = block[: self.kv.rows_size(first, last)]
+                checked(self.kv.save_rows, seq, first, last, part)
+                self.kv.finish()
         if n and self.kind == "hybrid":
             self.save_state(seq, n)
-            self._memory.finish()
+            self.kv.finish()
 
 
 def _handle(held: Held) -> int:

@@ -80,12 +80,12 @@ def _facts(
     # The instruction sets and device libraries in use: each has kernels of its own, which round differently.
     yield (api.llama_print_system_info() or b"").decode("utf-8", "replace")
     yield sorted(item for item in os.environ.items() if _matters(item[0]))
-    yield backend.layout
-    if backend.kind == "opaque":
+    yield backend.memory.layout
+    if backend.memory.kind == "opaque":
         # The layout says nothing of a state that is llama.cpp's own.
-        yield settings.type_k, settings.type_v, settings.flash_attn, settings.swa_full, backend.n_seqs
+        yield settings.type_k, settings.type_v, settings.flash_attn, settings.swa_full, backend.facts.n_seqs
     # Where batches end: rows and states of the same tokens in other batches differ by a rounding.
-    yield backend.n_ubatch, RULES, batch_cost(settings)
+    yield backend.facts.n_ubatch, RULES, batch_cost(settings)
     yield tuple(getattr(settings, name) for name in (*ROPE_FIELDS, *YARN_FIELDS)), rope_factors
     yield settings.metadata
     for adapter, scale in settings.lora:
@@ -106,7 +106,7 @@ def _rope_factors(backend: LlamaBackend, settings: ModelSettings) -> str:
     """Which of its two tables of factors for positions llama.cpp takes: that depends on the size of the context."""
     key = f"{metadata_text(backend.model, 'general.architecture')}.rope.scaling.original_context_length"
     given = dict(settings.metadata).get(key) or metadata_text(backend.model, key)
-    return "long" if backend.n_ctx > int(given or api.llama_model_n_ctx_train(backend.model)) else "short"
+    return "long" if backend.facts.n_ctx > int(given or api.llama_model_n_ctx_train(backend.model)) else "short"
 
 
 def _content(file: Path, tensors: Sequence[FileTensor]) -> Iterator[bytes]:

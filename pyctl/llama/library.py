@@ -23,7 +23,14 @@ import numpy as np
 from llama_cpp import llama_cpp as api
 
 from pyctl.cache import Block
-from pyctl.errors import LibraryMismatchError, OutOfCellsError, StateError
+from pyctl.errors import (
+    EngineError,
+    LibraryMismatchError,
+    OutOfCellsError,
+    PreemptedError,
+    StateError,
+    UnavailableError,
+)
 from pyctl.limit import limit
 
 __all__ = [
@@ -33,6 +40,7 @@ __all__ = [
     "LibraryLog",
     "NextnHead",
     "Pulse",
+    "PulseControl",
     "RowStore",
     "allocate",
     "build_version",
@@ -195,6 +203,62 @@ redirect_log, captured_log, forget_log_errors, last_log_error, log_callback = (
     _library_log.last_error,
     _library_log.callback,
 )
+
+# -- ending evaluations early ------------------------------------------------------------------------------------------
+
+ABORTED = 2
+"""What llama_decode returns when `Pulse` stopped it."""
+
+LEAST_LOOKS = 32
+"""Where a GPU does all but a few steps, it would be waited for all the same."""
+
+
+class PulseControl:
+    """The `Control` of evaluations that ``pulse`` is attached to."""
+
+    def __init__(self) -> None:
+        self.pulse = Pulse()
+        self._is_allowed = False
+        self._n_looks = 0  # how often the last evaluation could have been ended
+
+    def run(self, evaluate: Callable[[], int]) -> None:
+        """Evaluate; EngineError unless that returns 0."""
+        before = self.pulse.count
+        if not self._is_allowed:
+            code = evaluate()
+        else:
+            with captured_log() as lines:
+                code = evaluate()
+            for line in lines if code != ABORTED else ():  # else it has only failed as it should
+                log.log(logging.WARNING if code else logging.DEBUG, "%s", line)
+        if code == 0:
+            self._n_looks = self.pulse.count - before
+        elif code == ABORTED:
+            stopped, preempted = UnavailableError("the evaluation was stopped"), PreemptedError("it was preempted")
+            raise stopped if self.pulse.is_stopped else preempted
+        elif code == 1:
+            raise OutOfCellsError
+        else:
+            raise EngineError(f"evaluation failed: llama_decode returned {code}")
+
+    def interrupt(self) -> None:
+        self.pulse.stop()
+
+    @property
+    def can_preempt(self) -> bool:
+        return self._n_looks >= LEAST_LOOKS or self.pulse.is_watching
+
+    def allow(self, is_so: bool) -> None:
+        self._is_allowed = is_so
+        self.pulse.allow(is_so)
+
+    def preempt(self, is_wanted: bool = True) -> None:
+        self.pulse.ask(is_wanted)
+
+    @property
+    def heartbeat(self) -> int:
+        return self.pulse.count
+
 
 # -- pinned memory -----------------------------------------------------------------------------------------------------
 

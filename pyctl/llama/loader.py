@@ -113,7 +113,7 @@ def load(
     )
     if plan.pool is not None and plan.gpus and (rate := backend.copy_rate()):
         log.info("%s", " ".join(plan.pool.lines(rate)))
-    if not backend.is_async:
+    if not backend.facts.is_async:
         _note_blocking_copies(plan)
     if not drafts.draft_types and api.llama_model_n_layer_nextn(backend.model) > 0:
         log.info("this model has a head that drafts, which is off: --spec-type draft-mtp makes replies come faster")
@@ -305,9 +305,9 @@ def _describe(path: Path, backend: LlamaBackend, settings: ModelSettings, pool: 
         model_tags=tuple(sorted(set(settings.tags))),
         arch=metadata_text(model, "general.architecture"),
         ftype_name=api.llama_ftype_name(api.llama_model_ftype(model)).decode(),
-        n_ctx=backend.n_ctx,
+        n_ctx=backend.facts.n_ctx,
         n_ctx_train=int(api.llama_model_n_ctx_train(model)),
-        n_seqs=backend.n_seqs,
+        n_seqs=backend.facts.n_seqs,
         n_vocab=tokenizer.n_vocab,
         n_embd=int(api.llama_model_n_embd(model)),
         n_params=int(api.llama_model_n_params(model)),
@@ -320,7 +320,7 @@ def _describe(path: Path, backend: LlamaBackend, settings: ModelSettings, pool: 
         pooling=backend.embedder.pooling if backend.embedder is not None else "",
         rerank_template=rerank.decode("utf-8", "replace") if rerank else "",
         rerank_marks=_rerank_marks(tokenizer),
-        fingerprint=backend.identity,
+        fingerprint=backend.memory.identity,
         pool=pool,
         vision=backend.encoder is not None,
         lora=settings.lora,

@@ -82,27 +82,27 @@ def restores(backend: Backend, n: int, n_vocab: int, n_rest: int = TRIAL_REST) -
 
     ``n_rest`` tokens follow. The sequence is empty before and afterwards.
     """
-    tokens = made_up_text(n + n_rest, n_vocab)
+    tokens, memory = made_up_text(n + n_rest, n_vocab), backend.memory
     _evaluate(backend, tokens[:n], 0)
-    rows, state = backend.save_rows(0, 0, n), backend.save_state(0, n)
-    backend.synchronize()
+    rows, state = memory.save_rows(0, 0, n), memory.save_state(0, n)
+    memory.synchronize()
     expected = _evaluate(backend, tokens[n:], n)
-    backend.clear(0)
+    memory.clear(0)
     _evaluate(backend, tokens[::-1], 0)
-    backend.clear(0)
+    memory.clear(0)
     try:
-        backend.restore(0, 0, [(rows, 0, n)], state)
+        memory.restore(0, 0, [(rows, 0, n)], state)
         return same_bits(expected, _evaluate(backend, tokens[n:], n))
     except StateError:
         return False
     finally:
-        backend.clear(0)
+        memory.clear(0)
 
 
 def _evaluate(backend: Backend, tokens: Tokens, start: int) -> list[Block]:
     """The output of each batch."""
     found = []
-    for first in range(0, len(tokens), backend.n_ubatch):
-        backend.evaluate(0, tokens[first : first + backend.n_ubatch], start + first)
+    for first in range(0, len(tokens), backend.facts.n_ubatch):
+        backend.evaluate(0, tokens[first : first + backend.facts.n_ubatch], start + first)
         found.append(backend.output())
     return found

@@ -20,7 +20,7 @@ from pyctl.llama.grammar import Candidates, Grammar, GrammarCompiler
 from pyctl.llama.llama_tokenizer import LlamaTokenizer
 from pyctl.prompt import Tokens, as_tokens
 
-__all__ = ["DrySamplers", "IndexedSampler", "LlamaSampler", "top_logprobs"]
+__all__ = ["DrySamplers", "IndexedSampler", "LlamaSampler", "LlamaVocabulary", "top_logprobs"]
 
 MIROSTAT_M = 100
 """Tokens that mirostat 1 looks at to estimate the distribution; llama.cpp's own tools use the same."""
@@ -66,6 +66,34 @@ class DrySamplers:
         """Let go of the vocabulary."""
         with self._lock:
             self._vocab = None
+
+
+class LlamaVocabulary:
+    """The `Vocabulary` of ``tokenizer``, which is read until `close`, for contexts of ``n_ctx`` tokens."""
+
+    def __init__(self, tokenizer: LlamaTokenizer, n_ctx: int) -> None:
+        self.grammars, self.dry = GrammarCompiler(tokenizer), DrySamplers(tokenizer)
+        self.end_tokens = tokenizer.end_tokens()
+        self._tokenizer, self._n_ctx = tokenizer, n_ctx
+
+    def is_end(self, token: int) -> bool:
+        return token in self.end_tokens
+
+    def piece(self, token: int) -> bytes:
+        return self._tokenizer.piece(token, special=False)
+
+    def check(self, sampling: Sampling) -> None:
+        if sampling.grammar:
+            self.grammars.matcher(sampling.grammar, sampling.grammar_kind)
+        self.dry.prepare(sampling, self._n_ctx)
+
+    def prepare(self) -> None:
+        self.grammars.prepare()
+
+    def close(self) -> None:
+        """Let go of the model, which is about to be freed."""
+        self.grammars.close()
+        self.dry.close()
 
 
 _MOST_KNOWN = 8

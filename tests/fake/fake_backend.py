@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyctl.cache.snapshot import Block
-from pyctl.engine.backend import SequenceTokens, TopTokens
+from pyctl.engine.backend import BackendFacts, SequenceTokens, TopTokens
 from pyctl.engine.pool.pool_plan import PoolPlan, StreamCounts
 from pyctl.engine.pool.selection import CHUNK, Pins, SelectSettings
 from pyctl.engine.sampling import Sampling
-from pyctl.errors import BrokenOffError, EngineError, RequestError, StateError
+from pyctl.errors import EngineError, PreemptedError, RequestError, StateError
 from pyctl.prompt import Picture, Tokens
 from tests.fake.fake_memory import FakeMemory, FakeSequence, hash_of
 
@@ -56,53 +56,65 @@ class FakeBackend(FakeMemory):
     ) -> None:
         super().__init__(kind, n_seqs, n_cells or n_ctx, draft_type, can_hold, pool is not None)
         self.pool, self.streamed = pool, None if pool is None else StreamCounts()
-        self.n_ctx, self.n_ubatch, self.n_vocab = n_ctx, n_ubatch, n_vocab
-        self.batch_cost = batch_cost
-        self.n_outputs = n_outputs or n_ubatch
-        self.n_rollback = {"attention": n_ctx, "hybrid": n_planes, "opaque": 0}[kind]
-        self.most_drafts = {"attention": n_ctx, "hybrid": max(most_drafts, n_planes), "opaque": 0}[kind]
-        self.has_planes = kind == "hybrid"
-        self.is_async = False
+        self.n_vocab = n_vocab
+        self.facts = BackendFacts(
+            n_ctx=n_ctx,
+            n_cells=self.n_cells,
+            n_seqs=n_seqs,
+            n_ubatch=n_ubatch,
+            n_outputs=n_outputs or n_ubatch,
+            batch_cost=batch_cost,
+            n_rollback={"attention": n_ctx, "hybrid": n_planes, "opaque": 0}[kind],
+            has_planes=kind == "hybrid",
+            most_drafts={"attention": n_ctx, "hybrid": max(most_drafts, n_planes), "opaque": 0}[kind],
+            draft_type=draft_type,
+        )
         self.n_evaluated = 0
-        self.n_beats = self.image_bytes = 0
+        self.heartbeat = self.image_bytes = 0
         self.closed = False
         self.interrupted = threading.Event()
-        self.can_break, self.may_break, self.is_break_wanted = True, False, False
+        self.can_preempt, self.is_preemptible, self.is_preempt_wanted = True, False, False
         self._outputs: list[bytes] = []
         self._pins: Pins = ()
 
+    @property
+    def memory(self) -> FakeBackend:
+        """It is its own memory, vocabulary and control."""
+        return self
+
+    vocabulary = control = memory
+
     # -- evaluation --------------------------------------------------------------------------------------------------
 
-    def evaluate(self, seq: int, tokens: Tokens, start: int, *, output: bool = True) -> None:
-        if not 0 < tokens.size <= self.n_ubatch:
+    def evaluate(
+        self, seq: int, tokens: Tokens, start: int, *, output: bool = True, picture: Picture | None = None
+    ) -> None:
+        if not 0 < tokens.size <= self.facts.n_ubatch:
             raise EngineError(f"a batch of {tokens.size} tokens")
         self._check_cells(int(tokens.size))
-        if self.is_break_wanted and self.may_break:
+        if self.is_preempt_wanted and self.is_preemptible:
             self._advance(self._seqs[seq], tokens[::-1], start)
-            raise BrokenOffError("broken off")
+            raise PreemptedError("preempted")
         after = self._advance(self._seqs[seq], tokens, start)
         self._outputs = [after] if output else []
 
     def encode(self, picture: Picture) -> bool:
         return False
 
-    def evaluate_picture(self, seq: int, picture: Picture, first: int, last: int, *, output: bool = False) -> None:
-        self.evaluate(seq, picture.tokens[first - picture.start : last - picture.start], first, output=output)
-
     def decode(self, items: Sequence[SequenceTokens]) -> None:
         # Rounding is not modelled here: several tokens of a sequence give what they would give one by one.
         n_outputs = sum(item.n_drafts + 1 for item in items)
         n_tokens = sum(len(item.tokens) for item in items)
-        if n_outputs > self.n_outputs or n_tokens > max(self.n_ubatch, self.n_seqs):
+        if n_outputs > self.facts.n_outputs or n_tokens > max(self.facts.n_ubatch, self.n_seqs):
             raise EngineError(f"{n_tokens} tokens with {n_outputs} outputs")
         self._check_cells(n_tokens)
         self._outputs = []
         widths = sorted({0, *(len(item.tokens) for item in items)})
         for item in items:
             held, position = self._seqs[item.seq], item.position
-            if item.n_sure < 1 or item.n_drafts > self.most_drafts:
+            if item.n_sure < 1 or item.n_drafts > self.facts.most_drafts:
                 raise EngineError(f"{item.n_sure} sure tokens and {item.n_drafts} drafts")
-            mark = (position, held.state) if item.n_drafts > self.n_rollback else None
+            mark = (position, held.state) if item.n_drafts > self.facts.n_rollback else None
             states = []
             for i, token in enumerate(item.tokens):
                 one = np.array([token], np.int32)
@@ -113,7 +125,7 @@ class FakeBackend(FakeMemory):
             held.n_least = max(end - item.n_drafts, 0) if self.kind != "opaque" else end
             # Llama.cpp evaluates as many tokens of each sequence at once: planes are those of the last such part.
             n_last = len(item.tokens) - widths[widths.index(len(item.tokens)) - 1]
-            held.states, held.mark = states[-min(n_last, self.n_rollback + 1) :], mark
+            held.states, held.mark = states[-min(n_last, self.facts.n_rollback + 1) :], mark
 
     def output(self) -> Block:
         return np.frombuffer(self._outputs[0], np.uint8)
@@ -121,7 +133,7 @@ class FakeBackend(FakeMemory):
     def recall(self, output: Block) -> None:
         self._outputs = [output.tobytes()]
 
-    def keep(self, seq: int, n: int) -> int:
+    def rollback(self, seq: int, n: int) -> int:
         held = self._seqs[seq]
         end, mark = len(held.cells), held.mark
         least, states = held.n_least, held.states
@@ -185,7 +197,7 @@ class FakeBackend(FakeMemory):
             else:
                 read = StreamCounts(self.pool.pass_bytes(start))
             self.streamed = self.streamed.plus(read)
-        if start + tokens.size > self.n_ctx:
+        if start + tokens.size > self.facts.n_ctx:
             raise EngineError(f"{start + tokens.size} tokens are more than a sequence may have")
         # Like attention, a row depends on all rows before it; like GEMM rounding, on the shape of its batch.
         shape = str(tokens.size).encode() + (chosen or b"")
@@ -212,11 +224,11 @@ class FakeBackend(FakeMemory):
     def interrupt(self) -> None:
         self.interrupted.set()
 
-    def allow_break(self, is_so: bool) -> None:
-        self.may_break = is_so
+    def allow(self, is_so: bool) -> None:
+        self.is_preemptible = is_so
 
-    def break_off(self, is_wanted: bool = True) -> None:
-        self.is_break_wanted = is_wanted
+    def preempt(self, is_wanted: bool = True) -> None:
+        self.is_preempt_wanted = is_wanted
 
     def prepare(self) -> None:
         pass
@@ -231,7 +243,7 @@ class FakeBackend(FakeMemory):
         return bytes([ord("a") + token % 26])
 
     def embed(self, tokens: Tokens) -> NDArray[np.float32]:
-        if tokens.size > self.n_ubatch:
+        if tokens.size > self.facts.n_ubatch:
             raise RequestError("too many tokens")
         return np.array([[tokens.sum(), tokens.size]], np.float32)
 

@@ -29,7 +29,7 @@ LONG |= {"stream": True, "return_progress": True}
 
 ENDLESS = """
 import sys, time
-from pyctl.llama import LlamaBackend, llama_backend
+from pyctl.llama import LlamaBackend, library
 
 decode = LlamaBackend._decode
 
@@ -38,15 +38,15 @@ def until_stopped(self, batch, selects):
         return decode(self, batch, selects)
     print("a long batch begins", file=sys.stderr, flush=True)
     code = decode(self, batch, selects)
-    while code == 0 and not self._pulse.is_stopped:
+    while code == 0 and not self.control.pulse.is_stopped:
         time.sleep(0.01)
-    return code or llama_backend.ABORTED
+    return code or library.ABORTED
 
 LlamaBackend._decode = until_stopped
 """
 """Has a long batch last until somebody stops it, so that no machine is too fast or too slow for a test."""
 
-DEAF = ENDLESS + "LlamaBackend.interrupt = lambda self: None"
+DEAF = ENDLESS + "library.PulseControl.interrupt = lambda self: None"
 """Nobody can stop it."""
 
 

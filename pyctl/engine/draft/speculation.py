@@ -11,7 +11,7 @@ from itertools import takewhile
 from typing import NamedTuple, Protocol
 
 from pyctl.engine.backend import Evaluator, SequenceTokens
-from pyctl.engine.draft.calibration import CalibratedBackend, calibrate
+from pyctl.engine.draft.calibration import calibrate
 from pyctl.engine.draft.pace import Pace, PacedDraft
 from pyctl.engine.draft.source import DraftJob, DraftSource, RememberingSource
 from pyctl.errors import EngineError
@@ -56,7 +56,7 @@ class ModelDrafts:
     """
 
     def __init__(self, evaluator: Evaluator, n_max: int, n_min: int = 0) -> None:
-        self.name = evaluator.draft_type
+        self.name = evaluator.facts.draft_type
         self.n_max, self._n_min = n_max, n_min
         self._evaluator = evaluator
 
@@ -107,10 +107,10 @@ class Speculation:
         """Whether there are any sources."""
         return bool(self._all)
 
-    def calibrate(self, backend: CalibratedBackend, longest: int) -> None:
+    def calibrate(self, evaluator: Evaluator, longest: int) -> None:
         """Measure what drafts of up to ``longest`` tokens cost, before the first request: at most some seconds."""
         if self._all and not self._pace.is_fixed:
-            calibrate(self._pace, backend, longest, self._model.n_max if self._model is not None else 0)
+            calibrate(self._pace, evaluator, longest, self._model.n_max if self._model is not None else 0)
 
     @property
     def sources(self) -> tuple[DraftSource, ...]:

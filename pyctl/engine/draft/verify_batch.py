@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from pyctl.engine.backend import Backend, SequenceTokens
+from pyctl.engine.backend import BackendFacts, SequenceTokens
 from pyctl.engine.draft.source import DraftJob
 from pyctl.engine.draft.speculation import NO_DRAFT, Draft, Speculation
 from pyctl.engine.schedule.admission import ActiveRequest
@@ -23,7 +23,7 @@ class BatchItem(NamedTuple):
 
 def verify_batches(
     requests: Sequence[ActiveRequest],
-    backend: Backend,
+    facts: BackendFacts,
     speculation: Speculation,
     n_free: int,
     make_room: Callable[[int], bool],
@@ -34,34 +34,33 @@ def verify_batches(
     """
     if not speculation or not requests:
         return [[_item(active, NO_DRAFT) for active in requests]] if requests else []
-    jobs = _jobs(requests, backend, n_free)
+    jobs = _jobs(requests, facts, n_free)
     drafts = speculation.propose(jobs)
-    counts_planes = backend.has_planes
-    if counts_planes and len(jobs) > 1:
-        drafts = _widened(jobs, drafts, backend.n_rollback)
+    if facts.has_planes and len(jobs) > 1:
+        drafts = _widened(jobs, drafts, facts.n_rollback)
     make_room(sum(len(job.sure) + len(draft.tokens) for job, draft in zip(jobs, drafts, strict=True)))
     groups: dict[int, list[BatchItem]] = {}
     for active, draft in zip(requests, drafts, strict=True):
         item = _item(active, draft)
         # Planes count where all have as many tokens; others go back to marks, or go back nowhere.
-        needs_planes = counts_planes and 0 < len(draft.tokens) <= backend.n_rollback
+        needs_planes = facts.has_planes and 0 < len(draft.tokens) <= facts.n_rollback
         groups.setdefault(len(item.tokens.tokens) if needs_planes else 0, []).append(item)
-    most = max(backend.n_ubatch, backend.n_seqs)
+    most = max(facts.n_ubatch, facts.n_seqs)
     return [batch for group in groups.values() for batch in _filled(group, most)]
 
 
-def _jobs(requests: Sequence[ActiveRequest], backend: Backend, n_free: int) -> list[DraftJob]:
+def _jobs(requests: Sequence[ActiveRequest], facts: BackendFacts, n_free: int) -> list[DraftJob]:
     """Who may have how many drafts: everybody the same share of outputs, tokens and cells."""
     n = len(requests)
-    share = min(backend.n_outputs // n - 1, n_free // n, backend.most_drafts)
+    share = min(facts.n_outputs // n - 1, n_free // n, facts.most_drafts)
     jobs = []
     for active in requests:
         assert active.seq is not None
         assert active.pending is not None
         sure, position = active.pending
-        most = min(share, backend.n_ctx - position - len(sure), backend.n_ubatch // n - len(sure))
+        most = min(share, facts.n_ctx - position - len(sure), facts.n_ubatch // n - len(sure))
         if len(sure) > 1:  # behind a mark: to go back there again would be to go round in circles
-            most = min(most, backend.n_rollback)
+            most = min(most, facts.n_rollback)
         jobs.append(DraftJob(active.id, active.seq, sure, max(most, 0)))
     return jobs
 

@@ -48,11 +48,12 @@ class Scheduler:
         counters: EngineCounters,
         clock: Clock,
     ) -> None:
-        self.occupancy = Occupancy([LiveSequence(i, backend.n_ctx) for i in range(backend.n_seqs)])
+        facts = backend.facts
+        self.occupancy = Occupancy([LiveSequence(i, facts.n_ctx) for i in range(facts.n_seqs)])
         self.running = self.occupancy.running
-        self.cells = CellPool(self.occupancy, backend.n_cells, prefix_cache)
-        self.waiting = Admission(backend.n_cells, backend.n_ctx)
-        self.warm_ups = WarmUps(prefix_cache, backend.n_ubatch, clock)
+        self.cells = CellPool(self.occupancy, facts.n_cells, prefix_cache)
+        self.waiting = Admission(facts.n_cells, facts.n_ctx)
+        self.warm_ups = WarmUps(prefix_cache, facts.n_ubatch, clock)
         self.idle_jobs: list[Job[Any]] = []
         self._backend, self._settings, self._clock = backend, settings, clock
         self._prefix_cache = prefix_cache
@@ -100,7 +101,7 @@ class Scheduler:
 
         So a title or a completion does not wait for the whole of a long prompt, and that gets every second batch.
         """
-        short = [each for each in ready[1:] if each.n_missing <= self._backend.n_ubatch and not self._has_passed]
+        short = [each for each in ready[1:] if each.n_missing <= self._backend.facts.n_ubatch and not self._has_passed]
         self._has_passed = bool(short)
         return next(iter(short or ready), None)
 
@@ -239,7 +240,7 @@ class Scheduler:
         try:
             self._prefix_cache.resume(seq, kept)
         except OutOfCellsError as error:
-            self._backend.clear(seq.id)
+            self._backend.memory.clear(seq.id)
             if self.cells.empty():
                 self._detach(active, seq)
             elif len(self.running) == 1:

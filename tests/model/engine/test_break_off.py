@@ -16,7 +16,7 @@ from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, Request
 from pyctl.engine.worker import Worker
-from pyctl.errors import BrokenOffError
+from pyctl.errors import PreemptedError
 from pyctl.llama import LlamaBackend, Loaded
 from pyctl.llama.library import Pulse, api
 from pyctl.prompt import Prompt
@@ -47,12 +47,12 @@ def test_a_batch_that_is_broken_off_is_evaluated_later(kind: str) -> None:
     handle, (seq,) = warm_up(engine, prompt), engine.sequences
     for _ in range(3):
         before = seq.n
-        backend.break_off()
+        backend.control.preempt()
         engine.step()
         if kind == "opaque":  # it has nothing to go back to but what takes as long
             assert seq.n == before + (N if before else 40)
         else:
-            assert (seq.n, backend.is_break_wanted) == (before, False)
+            assert (seq.n, backend.is_preempt_wanted) == (before, False)
             assert engine.step()
             assert seq.n > before
     other = ask(engine, Prompt.of(np.full(30, 7)), 3)
@@ -73,7 +73,7 @@ def test_what_somebody_waits_for_is_not_broken_off() -> None:
     handle = RequestHandle(request(prompt, 3))
     engine.submit(handle)
     while not handle.is_over:
-        backend.break_off()
+        backend.control.preempt()
         engine.step()
     assert collect(handle).tokens == cold(FakeBackend(), prompt, 3).tokens
 
@@ -116,8 +116,8 @@ def test_logits_are_those_of_a_cold_run(
 
     cold(backend, prompt, 1)
     expected = backend.logits(0)
-    pulse, real, ctx = PulseThatBreaks(), backend._pulse, ctypes.cast(backend._ctx, ctypes.c_void_p).value or 0
-    monkeypatch.setattr(backend, "_pulse", pulse)
+    pulse, real, ctx = PulseThatBreaks(), backend.control.pulse, ctypes.cast(backend._ctx, ctypes.c_void_p).value or 0
+    monkeypatch.setattr(backend.control, "pulse", pulse)
     api.llama_set_abort_callback(backend._ctx, pulse.callback, None)
     try:
         engine = Engine(backend, RamCache(0, None), EngineSettings(exact=True))
@@ -126,7 +126,7 @@ def test_logits_are_those_of_a_cold_run(
         before = seq.n
         assert before > 0
         for part in range(1, 6):
-            pulse.breaks_at = pulse.count + backend._n_looks * part // 6
+            pulse.breaks_at = pulse.count + backend.control._n_looks * part // 6
             engine.step()
             assert (seq.n, pulse.breaks_at) == (before, 0), "broken off, and said so"
         while engine.step():
@@ -137,7 +137,7 @@ def test_logits_are_those_of_a_cold_run(
     assert collect(handle).done is not None
     assert (last(engine) == expected).all()
     for each in engine.sequences:
-        backend.clear(each.id)
+        backend.memory.clear(each.id)
     engine.prefix_cache.cache.clear()
 
 
@@ -148,23 +148,23 @@ def test_a_device_that_asks_nobody_is_looked_at_between_its_layers(
     """As where a GPU holds everything; and it goes on as if it had not been."""
     backend = open_model(shape, n_ubatch=N, flash_attn="on").backend
     assert isinstance(backend, LlamaBackend)
-    prompt, before, pulse = prompt_of(400, n_ids=250), backend._pulse, Pulse()
+    prompt, before, pulse = prompt_of(400, n_ids=250), backend.control.pulse, Pulse()
     assert ask(Engine(backend, RamCache(0, None), EngineSettings()), prompt, 1).error is None
     expected = backend.logits(0)
-    backend.clear(0)
+    backend.memory.clear(0)
     assert not before.is_watching, "the CPU asks by itself"
     pulse.watch(ctypes.cast(backend._ctx, ctypes.c_void_p).value or 0)
-    monkeypatch.setattr(backend, "_pulse", pulse)
-    monkeypatch.setattr(backend, "_n_looks", 0)
-    assert backend.can_break
+    monkeypatch.setattr(backend.control, "pulse", pulse)
+    monkeypatch.setattr(backend.control, "_n_looks", 0)
+    assert backend.control.can_preempt
     engine = Engine(backend, RamCache(0, None), EngineSettings(exact=True))
     handle, (seq,) = warm_up(engine, prompt), engine.sequences
     for _ in range(3):
         held = seq.n
-        backend.break_off()
+        backend.control.preempt()
         engine.step()
         assert seq.n == held
-        backend.break_off(False)
+        backend.control.preempt(False)
         assert engine.step()
         assert seq.n > held
     while engine.step():
@@ -177,15 +177,15 @@ def test_a_device_that_asks_nobody_is_looked_at_between_its_layers(
     assert reply.done.stats.n_evaluated <= N
     assert pulse.count == seen, "nobody else's evaluation is stopped at"
     assert (backend.logits(0) == expected).all()
-    backend.clear(seq.id)
+    backend.memory.clear(seq.id)
     engine.prefix_cache.cache.clear()
 
 
 def test_a_request_breaks_off_what_runs(open_model: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch) -> None:
     backend = open_model("tiny-hybrid", n_ubatch=N).backend
     backend.evaluate(0, prompt_of(N).tokens, 0)  # as any start does
-    backend.clear(0)
-    assert backend.can_break
+    backend.memory.clear(0)
+    assert backend.control.can_preempt
     heard: list[int] = []
     begun, asked, real = threading.Event(), threading.Event(), backend.evaluate
 
@@ -194,7 +194,7 @@ def test_a_request_breaks_off_what_runs(open_model: Callable[..., Loaded], monke
         assert asked.wait(60)
         try:
             real(*args, **more)  # type: ignore[arg-type]
-        except BrokenOffError:
+        except PreemptedError:
             heard.append(1)
             raise
 
@@ -210,7 +210,7 @@ def test_a_request_breaks_off_what_runs(open_model: Callable[..., Loaded], monke
     finally:
         asked.set()
         monkeypatch.undo()
-        worker.call(lambda: backend.clear(0)).result(60)
+        worker.call(lambda: backend.memory.clear(0)).result(60)
         worker.call(lambda: setattr(backend, "unload", lambda: None)).result(60)
         worker.close()
         del backend.unload  # type: ignore[attr-defined]

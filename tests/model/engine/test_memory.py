@@ -14,7 +14,7 @@ from tests.unit.engine.drive import ask, chat
 
 def test_fifty_turns_in_four_branches(open_model: Callable[..., Loaded]) -> None:
     backend = open_model("tiny-hybrid", n_ctx=16384).backend
-    backend.clear(0)
+    backend.memory.clear(0)
     engine = Engine(backend, RamCache(256, None), EngineSettings(exact=True))
     branches = [[(1, 700)]]
     for turn in range(50):
@@ -38,12 +38,12 @@ def test_fifty_turns_in_four_branches(open_model: Callable[..., Loaded]) -> None
             digest = hash((digest, token))
             positions.add(digest)
     n_snapshots = len(engine.prefix_cache.cache.snapshots())
-    row_bytes = backend.shape.sizes.rows(0, 2) - backend.shape.sizes.rows(0, 1)
-    state_bytes = backend.state_size(0)
+    row_bytes = backend.memory.shape.sizes.rows(0, 2) - backend.memory.shape.sizes.rows(0, 1)
+    state_bytes = backend.memory.state_size(0)
     assert n_snapshots > 50
     theoretical = len(positions) * row_bytes + n_snapshots * state_bytes
     assert engine.prefix_cache.cache.n_bytes <= 1.05 * theoretical
     assert engine.prefix_cache.cache.n_bytes >= theoretical
     rows_only = engine.prefix_cache.cache.n_bytes - n_snapshots * state_bytes
     assert rows_only <= 1.05 * len(positions) * row_bytes, "also without the states, which are most of it here"
-    backend.clear(0)
+    backend.memory.clear(0)

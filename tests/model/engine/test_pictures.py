@@ -160,8 +160,8 @@ def test_a_cancelled_prefill_goes_on_and_leaves_no_half_image(opened: Open) -> N
     expected = [cold(backend, prompt, 8, EXACT) for prompt in (first, second)]
     for n_steps in range(2, 7):
         encoder_of(loaded).rows.clear()
-        for seq in range(backend.n_seqs):
-            backend.clear(seq)
+        for seq in range(backend.facts.n_seqs):
+            backend.memory.clear(seq)
         engine = Engine(backend, RamCache(32, None), EXACT)
         ask(engine, first, 8, cancel_after=n_steps)
         assert not any(first.is_inside(snapshot.n) for snapshot in engine.prefix_cache.cache.snapshots())
@@ -228,12 +228,12 @@ def test_drafts_pause_inside_an_image_and_go_on_behind(opened: Open, types: tupl
     prompt = prompt_of(loaded, HEAD + USER + repeated, A, repeated, C, f"{repeated}{END}{REPLY}{repeated}")
     plain = cold(backend, prompt, 24, EXACT if "draft-mtp" in types else None)
     sources = ngram_sources(("ngram-mod",), NgramSettings())
-    model = ModelDrafts(backend, 3) if backend.draft_type else None
+    model = ModelDrafts(backend, 3) if backend.facts.draft_type else None
     engine = Engine(
         backend,
         RamCache(32, None),
         EngineSettings(),
-        speculation=Speculation(sources, model, n_free=backend.n_rollback),
+        speculation=Speculation(sources, model, n_free=backend.facts.n_rollback),
     )
     reply = ask(engine, prompt, 24)
     assert reply.error is None
@@ -262,7 +262,7 @@ def test_what_stands_for_an_image_is_no_draft(opened: Open, kind: str) -> None:
         return drafts
 
     sources[0].propose = propose  # type: ignore[method-assign]
-    speculation = Speculation(sources, n_free=loaded.backend.n_rollback)
+    speculation = Speculation(sources, n_free=loaded.backend.facts.n_rollback)
     reply = ask(
         Engine(loaded.backend, RamCache(32, None), EngineSettings(), speculation=speculation), prompt, 12, sampling=said
     )

@@ -227,8 +227,8 @@ def test_a_model_samples_as_it_did(name: str, sampling: Sampling, open_model: Ca
     assert seen[0]
     assert seen[1] == seen[0]
     assert seen[2] == seen[0]
-    for seq in range(backend.n_seqs):
-        backend.clear(seq)
+    for seq in range(backend.facts.n_seqs):
+        backend.memory.clear(seq)
 
 
 def test_an_end_that_cannot_be_kept_leaves_nothing_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,6 +243,6 @@ def test_an_end_that_cannot_be_kept_leaves_nothing_on_the_device(monkeypatch: py
     assert ask(engine, prompt_of(20, 300), 4).done is not None
     assert not len(cache.ends)
     ask(engine, prompt_of(21, 50), 4)
-    assert backend.n_held >= 256, "no sequence has the cells of its snapshots now"
+    assert backend.memory.n_held >= 256, "no sequence has the cells of its snapshots now"
     cache.clear()
-    assert backend.n_held == 0
+    assert backend.memory.n_held == 0

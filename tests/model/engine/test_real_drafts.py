@@ -70,7 +70,7 @@ def reply_of(
     backend: LlamaBackend, prompt: Prompt, speculation: Speculation, fields: dict[str, Any]
 ) -> tuple[list[int], list[Any], str, str]:
     """Tokens, their probabilities, text and end of a reply with all of a new context for itself."""
-    backend.clear(0)
+    backend.memory.clear(0)
     engine = Engine(backend, RamCache(8, None), EngineSettings(exact=True), speculation=speculation)
     handle = RequestHandle(request(prompt, **{"n": 60, **_named(fields)}))
     engine.submit(handle)
@@ -143,7 +143,7 @@ def test_four_at_once_draft_in_one_evaluation(drafting: Callable[..., LlamaBacke
 
 def check_chosen(backend: LlamaBackend, tokens: list[int], n_prompt: int, probs: list[Any]) -> None:
     """Each token is the likeliest after those before, within what batches of another shape may round otherwise."""
-    backend.clear(0)
+    backend.memory.clear(0)
     ids, errors = np.array(tokens, np.int32), []
     for first in range(0, n_prompt, 64):
         backend.evaluate(0, ids[first : min(first + 64, n_prompt)], first)
@@ -152,5 +152,5 @@ def check_chosen(backend: LlamaBackend, tokens: list[int], n_prompt: int, probs:
         errors.append(max(abs(own[1] - probs[i - n_prompt][0][1]), best[1] - own[1]))
         assert probs[i - n_prompt][0][0] == ids[i]
         backend.evaluate(0, ids[i : i + 1], i)
-    backend.clear(0)
+    backend.memory.clear(0)
     assert max(errors) < 0.005

@@ -81,7 +81,7 @@ def test_a_wrap_onto_a_live_slot(backend: LlamaBackend, victim: str) -> None:
     expect(backend, *prompts.values())
     moments = range(steps_of(prompts[victim])) if victim != "none" else [None]
     for moment in moments:
-        backend.clear(0)
+        backend.memory.clear(0)
         engine = engine_of(backend, 2)
         check(engine, prompts["short"])
         ask(engine, prompts["tiny"], cancel_after=1 if victim != "tiny" else moment)
@@ -101,7 +101,7 @@ def test_a_history_that_became_shorter_than_its_snapshot(backend: LlamaBackend, 
     long, short = chat((1, 360), (2, 300), (3, 240)), chat((1, 360), (2, 300))
     shorter = Prompt.of(long.tokens[:400], [b for b in long.boundaries if b < 400])
     expect(backend, long, short, shorter)
-    backend.clear(0)
+    backend.memory.clear(0)
     engine = engine_of(backend, 8)
     check(engine, long)
     asked = moment is not None and ask(engine, short, cancel_after=moment).tokens
@@ -119,7 +119,7 @@ def test_twenty_turns_advance_every_turn(backend: LlamaBackend, moment: int | No
         messages += [(100 + turn, 40 + 7 * (turn % 5)), (200 + turn, 33 + turn)]
         prompts.append(chat(*messages))
     expect(backend, *prompts, n=2)
-    backend.clear(0)
+    backend.memory.clear(0)
     engine = engine_of(backend, 4)
     restored = 0
     for turn, prompt in enumerate(prompts):
@@ -142,7 +142,7 @@ def test_markers_inside_content_hide_nothing(backend: LlamaBackend) -> None:
     longer = np.concatenate([tokens, chat((3, 120)).tokens])
     follow = Prompt.of(longer, np.flatnonzero(longer == START))
     expect(backend, prompt, follow)
-    backend.clear(0)
+    backend.memory.clear(0)
     engine = engine_of(backend, 8)
     check(engine, prompt)
     assert check(engine, follow) >= len(tokens) - 3 - 64
@@ -153,10 +153,10 @@ def test_no_system_message_and_no_boundaries(backend: LlamaBackend) -> None:
     plain = Prompt.of(np.random.default_rng(5).integers(0, 250, 300))
     longer = Prompt.of([*plain.tokens, *np.random.default_rng(6).integers(0, 250, 200)])
     expect(backend, first, plain, longer)
-    backend.clear(0)
+    backend.memory.clear(0)
     engine = engine_of(backend, 8)
     check(engine, first)
     assert check(engine, first) >= 192
     check(engine, plain)
-    shared = last_end(batch_ends(longer, backend.n_ubatch), len(plain))
+    shared = last_end(batch_ends(longer, backend.facts.n_ubatch), len(plain))
     assert check(engine, longer) == shared > len(plain) - 64, "text without messages resumes at the last batch end"

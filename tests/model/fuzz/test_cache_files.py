@@ -131,16 +131,20 @@ class FuzzedCache:
     def engine(self, recovers: bool = True) -> Engine:
         """As after a restart. The thread that looks through the directory may come late, so that lies are read."""
         store = DiskStore(
-            self.directory, self.loaded.info.fingerprint, None, min_tokens=16, sizes=self.loaded.backend.shape.sizes
+            self.directory,
+            self.loaded.info.fingerprint,
+            None,
+            min_tokens=16,
+            sizes=self.loaded.backend.memory.shape.sizes,
         )
         with pytest.MonkeyPatch.context() as patch:
             if not recovers:
                 patch.setattr(DiskTier, "_recover", lambda tier: None)
             tier = DiskTier(store, DiskPolicy("full"), cold_max=80)
         tier._recovery.join(60)
-        self.loaded.backend.clear(0)
+        self.loaded.backend.memory.clear(0)
         backend = self.loaded.backend
-        speculation = Speculation([ModelDrafts(backend)] if backend.draft_type else [])
+        speculation = Speculation([ModelDrafts(backend)] if backend.facts.draft_type else [])
         return Engine(backend, RamCache(8, None), EngineSettings(exact=True), tier, speculation)
 
     @property

@@ -61,7 +61,7 @@ def whole(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> WholeFile
     path = tmp_path_factory.mktemp("slots") / "slot.bin"
     ask(engine, Prompt(as_tokens(TOKENS)), 2)
     (seq,) = engine.sequences
-    engine.backend.save_file(seq.id, path, seq.tokens, seq.ends)
+    engine.backend.memory.save_file(seq.id, path, seq.tokens, seq.ends)
     n_ends = len(seq.ends)
     return WholeFile(path, path.read_bytes()[: -(END.size + DIGEST_SIZE + 4 * n_ends)])
 
@@ -80,7 +80,7 @@ def test_the_next_request_is_served(
     (seq,) = engine.sequences
     engine.prefix_cache.forget(seq)
     try:
-        saved = engine.backend.load_file(seq.id, path)
+        saved = engine.backend.memory.load_file(seq.id, path)
     except StateError:
         event("refused")
         engine.prefix_cache.forget(seq)
@@ -99,7 +99,7 @@ def test_positions_that_are_not_the_tokens_are_refused(engine: Engine, whole: Wh
     path, good = whole.path, whole.content
     (seq,) = engine.sequences
     last = (TOKENS.size + 1).to_bytes(4, "little")
-    is_hybrid, refused = engine.backend.kind == "hybrid", 0
+    is_hybrid, refused = engine.backend.memory.kind == "hybrid", 0
     for at in range(len(good) - 4):
         if good[at : at + 4] != last:
             continue
@@ -107,7 +107,7 @@ def test_positions_that_are_not_the_tokens_are_refused(engine: Engine, whole: Wh
             path.write_bytes(good[:at] + other.to_bytes(4, "little") + good[at + 4 :])
             engine.prefix_cache.forget(seq)
             try:
-                engine.backend.load_file(seq.id, path)
+                engine.backend.memory.load_file(seq.id, path)
             except StateError:
                 refused += 1
                 engine.prefix_cache.forget(seq)

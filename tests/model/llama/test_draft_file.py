@@ -81,7 +81,7 @@ TEXT = [ord(char) - 33 for char in "onceuponatimetherewasasea" * 6]
 
 def drafts_along(backend: LlamaBackend, n: int = 20) -> list[tuple[int, ...]]:
     """Drafts at each step of a greedy reply, of which every other one is verified; checks that they change no token."""
-    backend.clear(0)
+    backend.memory.clear(0)
     for first in range(0, len(TEXT), 50):
         backend.evaluate(0, as_tokens(TEXT[first : first + 50]), first)
     token, position, found = int(backend.logits(0).argmax()), len(TEXT), []
@@ -94,7 +94,7 @@ def drafts_along(backend: LlamaBackend, n: int = 20) -> list[tuple[int, ...]]:
             token, position = int(backend.logits(output).argmax()), position + 1
             if output < len(verified) and token != verified[output]:
                 break
-        assert backend.keep(0, position) == position
+        assert backend.memory.rollback(0, position) == position
     return found
 
 
@@ -104,7 +104,7 @@ def drafts_along(backend: LlamaBackend, n: int = 20) -> list[tuple[int, ...]]:
 )
 def test_a_file_of_its_own_drafts(opened: Open, draft: str, type: str, n_most: int) -> None:
     backend = opened("tiny-hybrid-nextn", draft)
-    assert backend.draft_type == type
+    assert backend.facts.draft_type == type
     found = drafts_along(backend)
     assert {len(each) for each in found} == {n_most}
     assert len(set(found)) > 10
@@ -134,13 +134,13 @@ def test_rows_of_another_file_are_nothing(opened: Open) -> None:
     )
     tokens = as_tokens(TEXT[:60])
     first.evaluate(0, tokens, 0)
-    first.synchronize()
-    rows, state = first.save_rows(0, 0, 60), first.save_state(0, 60)
-    first.synchronize()
-    assert rows.draft.size == first.shape.sizes.draft_rows(0, 60) > 0
-    assert state.draft.size == first.shape.sizes.draft_state > 0
+    first.memory.synchronize()
+    rows, state = first.memory.save_rows(0, 0, 60), first.memory.save_state(0, 60)
+    first.memory.synchronize()
+    assert rows.draft.size == first.memory.shape.sizes.draft_rows(0, 60) > 0
+    assert state.draft.size == first.memory.shape.sizes.draft_state > 0
     for backend, is_known in ((same, True), (other, False)):
-        backend.restore(0, 0, [(rows, 0, 60)], state)
+        backend.memory.restore(0, 0, [(rows, 0, 60)], state)
         items = [SequenceTokens(0, (80,), 60)]
         assert (backend.draft(items, 3) == first.draft(items, 3)) == is_known
 
@@ -161,15 +161,15 @@ def test_another_vocabulary_is_an_error_in_the_log_and_no_drafts(
         write_model(tmp_path / f"{i}.gguf", shape, vocab=other)
         caplog.clear()
         backend = opened("tiny-hybrid-nextn", tmp_path / f"{i}.gguf")
-        assert backend.draft_type == ""
+        assert backend.facts.draft_type == ""
         (error,) = [record.message for record in caplog.records if record.levelno == logging.ERROR]
         assert error.startswith(f"no drafts from {tmp_path / f'{i}.gguf'}: {reason}")
         assert backend.draft([SequenceTokens(0, (80,), 0)], 3) == [()]
     # A few tokens more are none that it could draft.
     write_model(tmp_path / "more.gguf", replace(TINY_DENSE, vocab_size=282 + 128))
-    assert opened("tiny-hybrid-nextn", tmp_path / "more.gguf").draft_type == "draft-simple"
+    assert opened("tiny-hybrid-nextn", tmp_path / "more.gguf").facts.draft_type == "draft-simple"
     write_model(tmp_path / "begin.gguf", TINY_DENSE, vocab=replace(vocab, tokens=("zz", *vocab.tokens[1:])))
-    assert opened("tiny-hybrid-nextn", tmp_path / "begin.gguf").draft_type == "draft-simple"
+    assert opened("tiny-hybrid-nextn", tmp_path / "begin.gguf").facts.draft_type == "draft-simple"
 
 
 def test_a_file_that_is_no_head_for_this_model_is_refused(opened: Open, tmp_path: Path) -> None:

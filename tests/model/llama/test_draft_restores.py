@@ -45,8 +45,8 @@ def conversation() -> list[Prompt]:
 def kept(server: DraftServer) -> tuple[bytes, bytes]:
     """What the head has of the conversation that is there: its rows, and the hidden row for the next one."""
     backend, n = server.backend, server.engine.sequences[0].n
-    rows, hidden = backend.save_rows(0, 0, n).draft, backend.save_state(0, n).draft
-    backend.synchronize()
+    rows, hidden = backend.memory.save_rows(0, 0, n).draft, backend.memory.save_state(0, n).draft
+    backend.memory.synchronize()
     return rows.tobytes(), hidden.tobytes()
 
 
@@ -125,7 +125,9 @@ def test_a_draft_model_of_its_own_drafts_what_it_drafts_cold(
                 assert server.restored == {"disk": "disk"}.get(way, server.restored) != "none"
             rows = kept(server)[0]
             n = server.engine.sequences[0].n
-            assert len(rows) == backend.shape.sizes.draft_rows(0, n), f"{way}: it has followed from the first token on"
+            assert len(rows) == backend.memory.shape.sizes.draft_rows(0, n), (
+                f"{way}: it has followed from the first token on"
+            )
         server.close()
 
 
@@ -137,7 +139,7 @@ def test_what_is_not_restored_shows_in_the_drafts(
     expected, rows = put_away(backend, tmp_path / "whole")
     assert put_away(backend, tmp_path / "again") == (expected, rows)
     assert isinstance(backend, LlamaBackend)
-    restore = backend.restore
+    restore = backend.memory.restore
 
     def less(seq: int, first: int, spans: Sequence[Span], state: State | None = None) -> None:
         if what == "rows":
@@ -146,7 +148,7 @@ def test_what_is_not_restored_shows_in_the_drafts(
             state = State.of(state.recurrent)
         restore(seq, first, spans, state)
 
-    monkeypatch.setattr(backend, "restore", less)
+    monkeypatch.setattr(backend.memory, "restore", less)
     found, other_rows = put_away(backend, tmp_path / "less")
     assert [turn.tokens for turn in found] == [turn.tokens for turn in expected], "drafts choose nothing"
     assert found[0] == expected[0]
@@ -256,7 +258,7 @@ def test_what_follows_a_prompt_from_before_the_head_is_remembered(
         server = DraftServer(plain, tmp_path / way, OTHER)
         server.ask(prompts[0], 40)
         server.close()
-        backend.clear(0)
+        backend.memory.clear(0)
         server = DraftServer(backend, tmp_path / way, OTHER)
         turns = [server.ask(prompts[1], 40)]
         first = server.n_cached
@@ -265,10 +267,10 @@ def test_what_follows_a_prompt_from_before_the_head_is_remembered(
         turns.append(server.ask(prompts[2], 40))
         assert server.n_cached > first + 50
         n = server.engine.sequences[0].n
-        rows = backend.save_rows(0, first, n).draft
-        backend.synchronize()
-        assert rows.size == backend.shape.sizes.draft_rows(first, n)
-        assert not backend.save_rows(0, first - 1, n).draft.size
+        rows = backend.memory.save_rows(0, first, n).draft
+        backend.memory.synchronize()
+        assert rows.size == backend.memory.shape.sizes.draft_rows(first, n)
+        assert not backend.memory.save_rows(0, first - 1, n).draft.size
         found[way] = turns, rows.tobytes()
         server.close()
     assert found["ram"] == found["sleep"] == found["disk"] == found["live"]

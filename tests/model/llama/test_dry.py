@@ -31,7 +31,7 @@ def test_breakers_are_looked_up_before_the_engine_has_the_request(
     made: list[int] = []
     init = sampler.api.llama_sampler_init_dry
     monkeypatch.setattr(sampler.api, "llama_sampler_init_dry", lambda *args: made.append(1) or init(*args))
-    model.backend.check(sampling)
+    model.backend.vocabulary.check(sampling)
     assert len(made) == 1
     first = say(sampling)
     assert say(sampling) == first

@@ -42,12 +42,12 @@ def backend_of(open_model: Callable[..., Loaded]) -> Callable[..., LlamaBackend]
 
 
 def engine_on(backend: LlamaBackend, directory: Path | None = None, *, exact: bool = True) -> Engine:
-    backend.release_all()
-    for seq in range(backend.n_seqs):
-        backend.clear(seq)
+    backend.memory.release_all()
+    for seq in range(backend.facts.n_seqs):
+        backend.memory.clear(seq)
     tier = None
     if directory is not None:
-        store = DiskStore(directory, backend.identity, None, min_tokens=32)
+        store = DiskStore(directory, backend.memory.identity, None, min_tokens=32)
         tier = DiskTier(store, DiskPolicy.parse("full"), cold_max=10240, close_seconds=60)
     return Engine(backend, RamCache(0, None), EngineSettings(exact=exact), tier)
 

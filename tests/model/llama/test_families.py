@@ -22,6 +22,7 @@ from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.request import Failed, Piece
 from pyctl.errors import StateError
 from pyctl.llama import LlamaBackend, Loaded, load, memory_check
+from pyctl.llama.context_memory import ContextMemory
 from pyctl.prompt import Prompt
 from tests.unit.engine.drive import chat, request
 from tools.generator.families import FAMILIES, WINDOW, Family, cached_family
@@ -87,19 +88,19 @@ def cold_replies(backend: LlamaBackend) -> dict[str, list[object]]:
     engine = Engine(backend, RamCache(0, 0), EngineSettings(exact=True))
     replies = {}
     for name, prompt in PROMPTS.items():
-        backend.clear(0)
+        backend.memory.clear(0)
         engine.prefix_cache.forget(engine.sequences[0])
         replies[name], cached = probabilities(engine, prompt, cache_prompt=False)
         assert cached == 0
-    backend.clear(0)
+    backend.memory.clear(0)
     return replies
 
 
 def engine_on(directory: Path, backend: LlamaBackend) -> Engine:
-    store = DiskStore(directory, backend.identity, None, min_tokens=32)
+    store = DiskStore(directory, backend.memory.identity, None, min_tokens=32)
     tier = DiskTier(store, DiskPolicy.parse("full"), cold_max=10240, close_seconds=60)
-    backend.release_all()
-    backend.clear(0)
+    backend.memory.release_all()
+    backend.memory.clear(0)
     return Engine(backend, RamCache(0, None), EngineSettings(exact=True), tier)
 
 
@@ -110,8 +111,8 @@ SMOKE = [pytest.param(name, marks=[pytest.mark.smoke] * (name == "tiny-lfm2")) f
 def test_replies_are_those_of_a_cold_run(name: str, open_family: Callable[..., Loaded], tmp_path: Path) -> None:
     loaded = open_family(name)
     backend, family = loaded.backend, FAMILIES[name]
-    assert backend._memory.type == family.memory
-    assert backend.shape.places == PLACES.get(name, ANYWHERE)
+    assert backend.memory.kv.type == family.memory
+    assert backend.memory.shape.places == PLACES.get(name, ANYWHERE)
     expected = cold_replies(backend)
     assert len({str(reply) for reply in expected.values()}) == len(expected) - 2, "two prompts are asked twice"
     shares = []
@@ -129,14 +130,16 @@ def test_replies_are_those_of_a_cold_run(name: str, open_family: Callable[..., L
 @pytest.mark.parametrize("name", ["tiny-qwen4exp", "tiny-glm5-next"])
 def test_a_memory_with_a_further_cache_is_no_plain_hybrid(name: str, open_family: Callable[..., Loaded]) -> None:
     loaded = open_family(name)
-    assert loaded.backend.kind == "opaque"
+    assert loaded.backend.memory.kind == "opaque"
     assert loaded.info.memory == "whole sequences of llama_memory_hybrid_idx"
 
 
 def test_a_window_says_where_it_is_resumed(open_family: Callable[..., Loaded]) -> None:
     text = open_family("tiny-gemma3").info.memory
     assert text.endswith("with a sliding window: resumed within 64 tokens, then every 256")
-    assert open_family("tiny-gemma3", swa_full=True).backend.shape.places == ResumePlaces(WINDOW, memory_check.TILE)
+    assert open_family("tiny-gemma3", swa_full=True).backend.memory.shape.places == ResumePlaces(
+        WINDOW, memory_check.TILE
+    )
 
 
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-lfm2", "tiny-mamba2", "tiny-gemma3"])
@@ -144,7 +147,7 @@ def test_a_memory_that_is_not_on_the_list_is_tried(
     name: str, open_family: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory_check, "TESTED", frozenset())
-    assert open_family(name).backend.shape.places == PLACES.get(name, ANYWHERE)
+    assert open_family(name).backend.memory.shape.places == PLACES.get(name, ANYWHERE)
 
 
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-lfm2", "tiny-mamba2"])
@@ -154,13 +157,13 @@ def test_a_memory_that_does_not_come_back_is_not_cached(
     """Rows or states that lose a bit on their way, of a class that no test knows."""
     monkeypatch.setattr(memory_check, "TESTED", frozenset())
     for part in ("save_rows", "save_state"):
-        monkeypatch.setattr(LlamaBackend, part, losing_a_bit(getattr(LlamaBackend, part)))
+        monkeypatch.setattr(ContextMemory, part, losing_a_bit(getattr(ContextMemory, part)))
     backend = open_family(name, n_seqs=2).backend
-    assert backend.shape.places == NOWHERE
-    assert backend.n_ctx == 1024, "each of two sequences has its share, so that none has to make way"
+    assert backend.memory.shape.places == NOWHERE
+    assert backend.facts.n_ctx == 1024, "each of two sequences has its share, so that none has to make way"
     assert backend.memory_text.startswith("not cached: llama_")
     with pytest.raises(StateError, match="same bits"):
-        backend.save_file(0, tmp_path / "slot", np.arange(3, dtype=np.int32), ())
+        backend.memory.save_file(0, tmp_path / "slot", np.arange(3, dtype=np.int32), ())
     engine = engine_on(tmp_path, backend)
     expected = [probabilities(engine, PROMPTS["first"], cache_prompt=False)[0] for _ in range(2)]
     for _ in range(3):

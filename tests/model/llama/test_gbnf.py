@@ -72,7 +72,7 @@ def test_no_grammar_of_a_client_takes_long_or_ends_the_process(model: Loaded, gr
     began = time.thread_time()
     sampling = Sampling(grammar=grammar)
     try:
-        model.backend.check(sampling)
+        model.backend.vocabulary.check(sampling)
     except RequestError:
         return
     finally:
@@ -259,7 +259,7 @@ def test_a_string_that_names_a_control_token_may_be_it(model: Loaded) -> None:
 )
 def test_what_is_wrong_with_a_grammar_is_said(model: Loaded, grammar: str, said: str) -> None:
     with pytest.raises(RequestError, match="failed to parse grammar") as caught:
-        model.backend.check(Sampling(grammar=grammar))
+        model.backend.vocabulary.check(Sampling(grammar=grammar))
     assert said in str(caught.value)
 
 

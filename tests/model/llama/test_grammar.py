@@ -281,9 +281,9 @@ def test_what_is_forced_is_read_by_the_constraint(model: Loaded) -> None:
 def test_a_constraint_is_checked_before_anything_is_evaluated(model: Loaded) -> None:
     for schema in ({"$ref": "#"}, {"allOf": [{"minLength": 3}, {"maxLength": 2}], "type": "string"}):
         with pytest.raises(RequestError):
-            model.backend.check(Sampling(**bound(json_constraint(schema))))
+            model.backend.vocabulary.check(Sampling(**bound(json_constraint(schema))))
     with pytest.raises(RequestError, match="line 1"):
-        model.backend.check(Sampling(grammar="unknown"))
+        model.backend.vocabulary.check(Sampling(grammar="unknown"))
 
 
 def test_a_constraint_can_be_checked_while_the_model_is_freed(model_path: Callable[[str], Path]) -> None:
@@ -293,7 +293,7 @@ def test_a_constraint_can_be_checked_while_the_model_is_freed(model_path: Callab
         backend = load(settings, keep_vocabulary=keeps).backend
         backend.unload()
         with contextlib.nullcontext() if keeps else pytest.raises(UnavailableError):
-            backend.check(sampling)
+            backend.vocabulary.check(sampling)
 
 
 def test_probabilities_after_sampling(model: Loaded) -> None:

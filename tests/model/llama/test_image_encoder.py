@@ -183,7 +183,7 @@ def test_webp_is_seen_as_the_same_pixels_in_a_bmp(loaded: Loaded, mode: str) -> 
     images = images_of(loaded)
     first, second = (np.random.default_rng(seed).integers(0, 256, (70, 100, 3), np.uint8) for seed in (1, 2))
     plain = images.picture(file_of(1))
-    expected = images.rows_of(plain, 0, plain.n_tokens)
+    expected = images.rows_of(plain, 0, plain.memory.n_tokens)
     for file in (webp(first, mode=mode), webp(first, second, mode=mode)):
         picture = images.picture(file)
         assert (file.width, file.height, picture.key != plain.key) == (100, 70, True)

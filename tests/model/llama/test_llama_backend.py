@@ -28,9 +28,9 @@ from tests.unit.engine.drive import ask, cold
 @pytest.fixture
 def hybrid(open_model: Callable[..., Loaded]) -> Iterator[Loaded]:
     loaded = open_model("tiny-hybrid")
-    loaded.backend.clear(0)
+    loaded.backend.memory.clear(0)
     yield loaded
-    loaded.backend.clear(0)
+    loaded.backend.memory.clear(0)
 
 
 def test_text_survives_the_vocabulary(hybrid: Loaded) -> None:
@@ -113,9 +113,9 @@ def test_batches_that_do_not_fit_are_refused(open_model: Callable[..., Loaded]) 
         backend.evaluate(0, as_tokens(range(64)), start)
     with pytest.raises(OutOfCellsError):
         backend.decode([SequenceTokens(0, (1,), 256)])
-    backend.clear(0)
+    backend.memory.clear(0)
     backend.evaluate(0, as_tokens(range(64)), 0)
-    backend.clear(0)
+    backend.memory.clear(0)
 
 
 def test_a_memory_without_movable_rows_is_saved_whole(model_path: Callable[[str], Path]) -> None:
@@ -124,10 +124,10 @@ def test_a_memory_without_movable_rows_is_saved_whole(model_path: Callable[[str]
     params.n_ctx, params.n_seq_max, params.n_ubatch, params.n_threads = 2048, 2, 64, 1
     params.kv_unified = False  # one stream of cells per sequence, which the extension does not take apart
     backend = LlamaBackend(lambda: (model, api.llama_init_from_model(model, params)))
-    assert backend.kind == "opaque"
-    assert backend.shape.sizes.rows(0, 10) == 0
+    assert backend.memory.kind == "opaque"
+    assert backend.memory.shape.sizes.rows(0, 10) == 0
     with pytest.raises(ValueError, match="no rows that could be moved"):
-        backend._memory.rows_size(0, 10)
+        backend.memory.kv.rows_size(0, 10)
     rng = np.random.default_rng(0)
     first, second = (Prompt.of(rng.integers(0, 250, 500), [200, 300, 480]) for _ in range(2))
     expected = [cold(backend, prompt, 12).tokens for prompt in (first, second)]
@@ -180,18 +180,18 @@ def test_penalties_over_all_tokens_take_no_more_memory_than_the_context(hybrid: 
 def test_a_damaged_sequence_file_is_refused(open_model: Callable[..., Loaded], tmp_path: Path, shape: str) -> None:
     backend = open_model(shape).backend
     tokens = as_tokens(range(40))
-    backend.clear(0)
+    backend.memory.clear(0)
     backend.evaluate(0, tokens, 0)
     expected = backend.logits(0)
     path = tmp_path / "a.bin"
-    assert backend.save_file(0, path, tokens, [40]) == path.stat().st_size
+    assert backend.memory.save_file(0, path, tokens, [40]) == path.stat().st_size
     whole = path.read_bytes()
     rng = np.random.default_rng(0)
 
     def load_bytes(data: bytes) -> SavedSequence:
         path.write_bytes(data)
-        backend.clear(0)
-        return backend.load_file(0, path)
+        backend.memory.clear(0)
+        return backend.memory.load_file(0, path)
 
     for cut in rng.integers(0, len(whole), 20).tolist():
         with pytest.raises(StateError):
@@ -209,7 +209,7 @@ def test_a_damaged_sequence_file_is_refused(open_model: Callable[..., Loaded], t
     backend.decode([SequenceTokens(0, (5,), 40)])
     assert np.isfinite(backend.logits(0)).all()
     assert backend.logits(0).shape == expected.shape
-    backend.clear(0)
+    backend.memory.clear(0)
     path.write_bytes(whole)
     other = open_model(shape, n_ubatch=32).backend
     with pytest.raises(StateError, match="another model"):
@@ -254,25 +254,27 @@ def test_an_evaluation_is_interrupted_and_counts_its_progress(model_path: Callab
     settings = ModelSettings(path=str(model_path("tiny-hybrid")), n_ctx=4096, n_ubatch=2048, n_threads=1)
     backend = load(settings).backend
     try:
-        before = backend.n_beats
+        before = backend.control.heartbeat
         backend.evaluate(0, as_tokens([5] * 2048), 0)
-        n_nodes = backend.n_beats - before
+        n_nodes = backend.control.heartbeat - before
         assert n_nodes > 20
-        first, began = backend.n_beats, [0]
+        first, began = backend.control.heartbeat, [0]
 
         def evaluate() -> None:
-            backend.clear(0)
-            began[0] = backend.n_beats
+            backend.memory.clear(0)
+            began[0] = backend.control.heartbeat
             backend.evaluate(0, as_tokens([5] * 2048), 0)
 
         # On another thread: the evaluation holds this one, but not the interpreter.
-        stopper = threading.Thread(target=lambda: (_until(lambda: backend.n_beats > first), backend.interrupt()))
+        stopper = threading.Thread(
+            target=lambda: (_until(lambda: backend.control.heartbeat > first), backend.control.interrupt())
+        )
         stopper.start()
         with pytest.raises(UnavailableError, match="stopped"):
             [evaluate() for _ in range(1000)]  # until it comes in time
         stopper.join()
-        assert backend.n_beats - began[0] < n_nodes
-        backend.clear(0)
+        assert backend.control.heartbeat - began[0] < n_nodes
+        backend.memory.clear(0)
         with pytest.raises(UnavailableError, match="stopped"):
             backend.evaluate(0, as_tokens([5]), 0)
     finally:
@@ -288,7 +290,8 @@ def test_names_of_saved_sequences_may_have_255_bytes_and_no_more(hybrid: Loaded,
     hybrid.backend.evaluate(0, as_tokens([1, 2, 3]), 0)
     for name in ("a" * 255, "ä" * 127 + "b"):
         assert (
-            hybrid.backend.save_file(0, tmp_path / name, as_tokens([1, 2, 3]), ()) == (tmp_path / name).stat().st_size
+            hybrid.backend.memory.save_file(0, tmp_path / name, as_tokens([1, 2, 3]), ())
+            == (tmp_path / name).stat().st_size
         )
     with pytest.raises(RequestError, match="Invalid filename"):
-        hybrid.backend.save_file(0, tmp_path / ("a" * 256), as_tokens([1, 2, 3]), ())
+        hybrid.backend.memory.save_file(0, tmp_path / ("a" * 256), as_tokens([1, 2, 3]), ())

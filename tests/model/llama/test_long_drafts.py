@@ -90,11 +90,11 @@ def test_after_the_way_back_every_bit_is_as_if_nothing_had_been_drafted(
 
     prefill(backend)
     expected = go_on()
-    backend.clear(0)
+    backend.memory.clear(0)
     prefill(backend)
     wrong = tokens(8, 40 - n_right)
     backend.decode([SequenceTokens(0, (*reply[: n_right + 1], *wrong), N)])
-    assert backend.keep(0, N + n_right + 1) == N
+    assert backend.memory.rollback(0, N + n_right + 1) == N
     assert equal(go_on(), expected)
 
 
@@ -105,8 +105,8 @@ def test_what_was_right_stays_without_a_way_back(opened: Opened, name: str) -> N
     prefill(backend)
     backend.decode([SequenceTokens(0, reply, N)])
     first = outputs(backend, 41)
-    assert backend.keep(0, N + 41) == N + 41
-    backend.clear(0)
+    assert backend.memory.rollback(0, N + 41) == N + 41
+    backend.memory.clear(0)
     prefill(backend)
     backend.decode([SequenceTokens(0, (*reply[:40], 1), N)])
     assert equal(outputs(backend, 40), first[:40])
@@ -116,17 +116,17 @@ def test_rows_alone_are_taken_back_for_nothing(opened: Opened) -> None:
     backend = opened("dense")
     prefill(backend)
     backend.decode([SequenceTokens(0, tokens(3, 50), N)])
-    assert backend.keep(0, N + 4) == N + 4
+    assert backend.memory.rollback(0, N + 4) == N + 4
 
 
 @pytest.mark.parametrize(("n_wrong", "held"), [(3, N + 38), (4, N)])
 def test_planes_are_used_where_they_suffice(opened: Opened, n_wrong: int, held: int) -> None:
     backend = opened("planes")
-    assert backend.n_rollback == 3
-    assert backend.most_drafts == 127
+    assert backend.facts.n_rollback == 3
+    assert backend.facts.most_drafts == 127
     prefill(backend)
     backend.decode([SequenceTokens(0, tokens(3, 41), N)])
-    assert backend.keep(0, N + 41 - n_wrong) == held
+    assert backend.memory.rollback(0, N + 41 - n_wrong) == held
 
 
 @pytest.mark.parametrize("name", HYBRIDS)
@@ -138,11 +138,11 @@ def test_two_sequences_go_back_to_marks_of_one_evaluation(opened: Opened, name: 
         prefill(backend, seq)
         backend.decode([SequenceTokens(seq, tokens(20 + seq, 3), N, 3)])
         expected += outputs(backend, 1)
-        backend.clear(seq)
+        backend.memory.clear(seq)
     for seq in range(2):
         prefill(backend, seq)
     backend.decode([SequenceTokens(seq, tokens(20 + seq, 10 + 20 * seq), N) for seq in range(2)])
-    assert [backend.keep(seq, N + 2) for seq in (1, 0)] == [N, N]
+    assert [backend.memory.rollback(seq, N + 2) for seq in (1, 0)] == [N, N]
     for seq in range(2):
         backend.decode([SequenceTokens(seq, tokens(20 + seq, 3), N, 3)])
         (logits,) = outputs(backend, 1)
@@ -156,20 +156,20 @@ def test_beyond_what_was_drafted_there_is_no_way_back(opened: Opened, name: str)
         prefill(backend)
         backend.decode([SequenceTokens(0, tokens(3, 40), N, 2)])
         with pytest.raises(StateError):
-            backend.keep(0, n)
-        assert backend._n_held(0) == 0, "the sequence is empty"
+            backend.memory.rollback(0, n)
+        assert backend.memory.n_tokens(0) == 0, "the sequence is empty"
     prefill(backend)
     backend.decode([SequenceTokens(0, tokens(3, 40), N, 2)])
-    assert backend.keep(0, N + 2) == N
+    assert backend.memory.rollback(0, N + 2) == N
     with pytest.raises(StateError):
-        backend.keep(0, N - 1)
+        backend.memory.rollback(0, N - 1)
 
 
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_without_marks_long_drafts_are_not_asked_for(model_path: Any, name: str) -> None:
     settings = ModelSettings(path=str(model_path(MODELS[name][0])), n_ctx=256, n_ubatch=64, n_threads=1)
     backend = load(settings).backend
-    assert backend.most_drafts == backend.n_rollback == 0
+    assert backend.facts.most_drafts == backend.facts.n_rollback == 0
     backend.unload()
 
 
@@ -201,17 +201,17 @@ def test_replies_are_those_without_drafts_and_nothing_is_verified_twice(
     endless = Sampling(temperature=0.0, ignore_eos=True)
     expected = ask(Engine(backend, RamCache(4, 2**26), EngineSettings()), prompt, n, sampling=endless).tokens
     source = Guesses({prompt: expected}, 40, wrong, seed=3)
-    model = ModelDrafts(backend, 3) if backend.draft_type else None
-    speculation = Counting([source], model, n_free=backend.n_rollback)
+    model = ModelDrafts(backend, 3) if backend.facts.draft_type else None
+    speculation = Counting([source], model, n_free=backend.facts.n_rollback)
     for seq in range(2):
-        backend.clear(seq)
+        backend.memory.clear(seq)
     engine = Engine(backend, RamCache(4, 2**26), EngineSettings(), speculation=speculation)
     reply = ask(engine, prompt, n, sampling=endless)
     assert reply.error is None
     assert reply.tokens == expected
     replays = [step for step in speculation.steps if step[0] > 1]
-    assert all(n_drafts <= backend.n_rollback for _, n_drafts in replays)
-    assert any(n_drafts > backend.n_rollback for _, n_drafts in speculation.steps)
+    assert all(n_drafts <= backend.facts.n_rollback for _, n_drafts in replays)
+    assert any(n_drafts > backend.facts.n_rollback for _, n_drafts in speculation.steps)
     assert bool(replays) == (wrong > 0.0)
     # After a replay the next step begins anew: no token is replayed twice.
     for (n_sure, _), (n_next, _) in zip(speculation.steps, speculation.steps[1:], strict=False):
@@ -228,7 +228,7 @@ def test_a_text_that_repeats_takes_fewer_steps(opened: Opened, kind: str) -> Non
     text = backend.tokenizer.tokenize(line * 3)
     forced = Sampling(temperature=0.0, grammar=f'root ::= "{line * 3}"', grammar_kind="gbnf")
     settings = NgramSettings()
-    speculation = Counting(ngram_sources([kind], settings), n_free=backend.n_rollback)
+    speculation = Counting(ngram_sources([kind], settings), n_free=backend.facts.n_rollback)
     engine = Engine(backend, RamCache(4, 2**26), EngineSettings(), speculation=speculation)
     reply = ask(engine, Prompt.of(text), 250, sampling=forced)
     assert reply.error is None
@@ -249,7 +249,7 @@ class RandomSequences:
             self.fill(seq)
 
     def fill(self, seq: int) -> None:
-        self.backend.clear(seq)
+        self.backend.memory.clear(seq)
         self.held[seq] = self.rng.integers(3, 256, int(self.rng.integers(20, 100))).tolist()
         self.backend.evaluate(seq, as_tokens(self.held[seq]), 0)
         self.owed[seq] = []
@@ -261,13 +261,13 @@ class RandomSequences:
             case "save":
                 seq = int(self.rng.integers(2))
                 n = len(self.held[seq])
-                rows, state = self.backend.save_rows(seq, 0, n), self.backend.save_state(seq, n)
-                self.backend.synchronize()
+                rows, state = self.backend.memory.save_rows(seq, 0, n), self.backend.memory.save_state(seq, n)
+                self.backend.memory.synchronize()
                 self.saved = list(self.held[seq]), rows, state
             case "load" if self.saved is not None:
                 seq, (held, rows, state) = int(self.rng.integers(2)), self.saved
-                self.backend.clear(seq)
-                self.backend.restore(seq, 0, [(rows, 0, len(held))], state)
+                self.backend.memory.clear(seq)
+                self.backend.memory.restore(seq, 0, [(rows, 0, len(held))], state)
                 self.held[seq], self.owed[seq] = list(held), []
             case _:
                 if self.rng.random() < 0.2:
@@ -284,10 +284,10 @@ class RandomSequences:
         widths = {len(item.tokens) for item in items}
         self.backend.decode(items)
         for item, right in zip(items, rights, strict=True):
-            if len(widths) > 1 and 0 < item.n_drafts <= self.backend.n_rollback:
+            if len(widths) > 1 and 0 < item.n_drafts <= self.backend.facts.n_rollback:
                 right = item.n_drafts  # what the engine never asks for: planes of unequal widths
             n = item.position + item.n_sure + right
-            kept = self.backend.keep(item.seq, n)
+            kept = self.backend.memory.rollback(item.seq, n)
             all_held = [*self.held[item.seq], *item.tokens][:n]
             assert kept in (n, item.position)
             self.n_resets += kept < n
@@ -298,11 +298,11 @@ class RandomSequences:
         for seq in range(2):
             probe = SequenceTokens(seq, (*self.owed[seq], 77), len(self.held[seq]), len(self.owed[seq]) + 1)
             tokens = [*self.held[seq], *probe.tokens]
-            assert self.backend._n_held(seq) == len(self.held[seq])
+            assert self.backend.memory.n_tokens(seq) == len(self.held[seq])
             self.backend.decode([probe])
             ours = self.backend.logits(0)
             self.held[seq], self.owed[seq] = tokens, []
-            other.clear(0)
+            other.memory.clear(0)
             for start in range(0, len(tokens), 100):
                 other.evaluate(0, as_tokens(tokens[start : start + 100]), start)
             theirs = other.logits(0)

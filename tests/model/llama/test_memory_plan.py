@@ -363,7 +363,7 @@ def test_a_head_and_its_planes_are_in_the_plan(
     drafts = replace(MTP, n_draft=n_draft, draft_type_k="f32")
     plans: list[MemoryPlan] = []
     loaded = load(settings, None, plans.append, drafts)
-    layout = loaded.backend.layout
+    layout = loaded.backend.memory.layout
     loaded.backend.unload()
     taken = taken_by(caplog.messages)
     (plan,) = plans
@@ -386,7 +386,7 @@ def test_a_head_and_its_planes_are_in_the_plan(
     plain.backend.unload()
     plain.backend.load()
     assert caplog.text.count("a head that drafts") == 1, "once, and not again after a sleep"
-    assert plain.backend.layout == layout
+    assert plain.backend.memory.layout == layout
     assert plain.info.fingerprint == loaded.info.fingerprint, "what is stored stays of use, with and without"
     plain.backend.unload()
 

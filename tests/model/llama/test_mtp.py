@@ -65,11 +65,11 @@ def opened(open_model: Callable[..., Loaded]) -> Callable[..., LlamaBackend]:
     ) -> LlamaBackend:
         chosen = {"n_ctx": 2048, "n_ubatch": UBATCH, "n_seqs": 3, **fields}
         backend = open_model(name, drafts=DraftSettings(draft_types=types, n_draft=n_draft), **chosen).backend
-        if isinstance(head := backend._drafts.model, MtpHead):
+        if isinstance(head := backend.memory.drafts.model, MtpHead):
             head._n_rows = 1 + n_draft if as_on_gpu else 1
-            hidden = backend._drafts._hidden
+            hidden = backend.memory.drafts._hidden
             real = hidden.real if isinstance(hidden, LateRows) else hidden
-            backend._drafts._hidden = LateRows(real) if as_on_gpu else real  # type: ignore[assignment]
+            backend.memory.drafts._hidden = LateRows(real) if as_on_gpu else real  # type: ignore[assignment]
         return backend
 
     return get
@@ -102,7 +102,7 @@ def greedy(
             end += 1
             if i == len(proposed) or proposed[i] != reply[-1]:
                 break
-        assert backend.keep(seq, end) == end
+        assert backend.memory.rollback(seq, end) == end
     return reply[:n], logits[:n], drafts
 
 
@@ -123,14 +123,14 @@ class PlainHead:
 
     def drafts(self, tokens: list[int], n: int) -> tuple[int, ...]:
         """After ``tokens``, of which the model has not evaluated the last, which are in its sequence 2 otherwise."""
-        self.backend.clear(2)
+        self.backend.memory.clear(2)
         rows = HiddenRows(ctypes.cast(self.backend._ctx, ctypes.c_void_p).value or 0)
         hidden = [np.zeros((1, rows.rows(0).shape[1]), np.float32)]
         for first in range(0, len(tokens) - 1, UBATCH):
             part = tokens[first : min(first + UBATCH, len(tokens) - 1)]
             self.backend.evaluate(2, as_tokens(part), first)
             hidden.append(np.array(rows.rows(len(part))))
-        self.backend.clear(2)
+        self.backend.memory.clear(2)
         api.llama_memory_clear(api.llama_get_memory(self.ctx), True)
         given = np.concatenate(hidden)
         found: list[int] = []
@@ -186,12 +186,12 @@ def test_drafts_change_no_bit_of_a_logit(
         "head": head_of(backend),
     }
     for name, drafter in drafters.items():
-        backend.clear(0)
+        backend.memory.clear(0)
         reply, logits, drafts = greedy(backend, tokens, 80, drafter)
         assert reply == wrong[0], name
         assert all(np.array_equal(one, other) for one, other in zip(logits, wrong[1], strict=True)), name
         assert name != "right" or len(drafts) < 22  # steps, of 80 tokens
-    assert backend.n_rollback == 3
+    assert backend.facts.n_rollback == 3
 
 
 @pytest.mark.parametrize("as_on_gpu", [False, True], ids=["cpu", "gpu"])
@@ -202,22 +202,22 @@ def test_a_restored_sequence_drafts_what_it_would_have(
     backend = opened(shape, as_on_gpu=as_on_gpu)
     tokens = prompt(200)
     reply, _, cold = greedy(backend, tokens, 40, head_of(backend))
-    backend.clear(0)
+    backend.memory.clear(0)
     prefill(backend, tokens)
-    rows, state = backend.save_rows(0, 0, 200), backend.save_state(0, 200)
-    backend.synchronize()
+    rows, state = backend.memory.save_rows(0, 0, 200), backend.memory.save_state(0, 200)
+    backend.memory.synchronize()
     draft_rows = rows.draft
-    assert draft_rows.size == backend.shape.sizes.draft_rows(0, 200)
-    assert state.draft.size == backend.shape.sizes.draft_state
+    assert draft_rows.size == backend.memory.shape.sizes.draft_rows(0, 200)
+    assert state.draft.size == backend.memory.shape.sizes.draft_state
 
     def resumed(seq: int, *, with_rows: bool, with_state: bool) -> list[tuple[int, tuple[int, ...]]]:
         for other in range(3):
-            backend.clear(other)
+            backend.memory.clear(other)
         prefill(backend, prompt(200, seed=7), seq)  # something else was there
-        backend.clear(seq)
+        backend.memory.clear(seq)
         held = Rows(rows.own, draft_rows if with_rows else NOTHING)
         loaded = state if with_state else type(state).of(state.recurrent)
-        backend.restore(seq, 0, [(held, 0, 90), (held, 90, 200)], loaded)
+        backend.memory.restore(seq, 0, [(held, 0, 90), (held, 90, 200)], loaded)
         drafts, end, said = [], 200, 1
         while said < 30:
             draft = backend.draft([SequenceTokens(seq, (reply[said - 1],), end)], 3)[0]
@@ -227,7 +227,7 @@ def test_a_restored_sequence_drafts_what_it_would_have(
             while n_right < 3 and draft[n_right] == reply[said + n_right]:
                 n_right += 1
             end, said = end + n_right + 1, said + n_right + 1
-            assert backend.keep(seq, end) == end
+            assert backend.memory.rollback(seq, end) == end
         return drafts
 
     for seq in (0, 2):
@@ -245,13 +245,13 @@ def test_a_restored_sequence_drafts_what_it_would_have(
 
 def logits_after(backend: LlamaBackend, tokens: list[int], probe: int, seq: int = 1) -> NDArray[np.float32]:
     """What follows ``tokens`` and ``probe`` if nothing was ever taken back."""
-    backend.clear(seq)
+    backend.memory.clear(seq)
     prefill(backend, tokens[:100], seq)
     for position, token in enumerate(tokens[100:], 100):
         backend.decode([SequenceTokens(seq, (token,), position)])
     backend.decode([SequenceTokens(seq, (probe,), len(tokens))])
     found = backend.logits(0)
-    backend.clear(seq)
+    backend.memory.clear(seq)
     return found
 
 
@@ -274,7 +274,7 @@ def test_drafts_are_taken_back(opened: Callable[..., LlamaBackend], n_back: int)
     backend = opened()
     tokens = ready(backend, [(11, 12, 13, 14)])
     kept = tokens[: 104 - n_back]
-    assert backend.keep(0, len(kept)) == len(kept)
+    assert backend.memory.rollback(0, len(kept)) == len(kept)
     backend.decode([SequenceTokens(0, (50,), len(kept))])
     found = backend.logits(0)
     assert near(found, logits_after(backend, kept, 50))
@@ -302,16 +302,16 @@ def test_nothing_else_is_taken_back(
     backend = opened()
     ready(backend, batches, n_sure)
     with pytest.raises(StateError, match="cannot be taken back"):
-        backend.keep(0, n)
+        backend.memory.rollback(0, n)
     ready(backend, [])  # it is empty now, and works
 
 
 def test_what_was_taken_back_is_not_taken_back_again(opened: Callable[..., LlamaBackend]) -> None:
     backend = opened()
     ready(backend, [(11, 12, 13, 14)])
-    backend.keep(0, 103)
+    backend.memory.rollback(0, 103)
     with pytest.raises(StateError):
-        backend.keep(0, 102)
+        backend.memory.rollback(0, 102)
 
 
 @pytest.mark.parametrize("what", ["state", "rows", "rewound", "other"])
@@ -320,17 +320,17 @@ def test_what_was_loaded_or_moved_is_not_taken_back(opened: Callable[..., LlamaB
     tokens = ready(backend, [(11, 12, 13, 14)])
     n = 104
     if what == "state":
-        backend.restore(0, n, (), backend.save_state(0, n))
+        backend.memory.restore(0, n, (), backend.memory.save_state(0, n))
     elif what == "rows":
-        backend.restore(0, n, [])
+        backend.memory.restore(0, n, [])
     elif what == "rewound":
-        state = backend.save_state(0, n)
-        backend.rewind(0, n)
-        backend.restore(0, n, (), state)
+        state = backend.memory.save_state(0, n)
+        backend.memory.rewind(0, n)
+        backend.memory.restore(0, n, (), state)
     else:
         backend.evaluate(1, as_tokens(tokens[:20]), 0)  # may move the cell without its planes
     with pytest.raises(StateError):
-        backend.keep(0, n - 1)
+        backend.memory.rollback(0, n - 1)
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
@@ -347,14 +347,14 @@ def test_others_may_be_evaluated_while_drafts_are_taken_back(
         backend.decode([SequenceTokens(seq, (7, 8, 9, 10)[:width], len(texts[seq])) for seq in group])
         for seq in group:
             texts[seq] += (7, 8, 9, 10)[: max(width - 1 - seq % width, 1)]
-            backend.keep(seq, len(texts[seq]))
+            backend.memory.rollback(seq, len(texts[seq]))
         single = order[2]
         backend.decode([SequenceTokens(single, (20,), len(texts[single]))])
         texts[single].append(20)
     for seq, text in texts.items():
         backend.decode([SequenceTokens(seq, (50,), len(text))])
         found = backend.logits(0)
-        backend.keep(seq, len(text) + 1)
+        backend.memory.rollback(seq, len(text) + 1)
         fresh = opened(n_seqs=1)
         prefill(fresh, text)
         fresh.decode([SequenceTokens(0, (50,), len(text))])
@@ -367,8 +367,8 @@ def test_unequal_widths_are_not_taken_back(opened: Callable[..., LlamaBackend]) 
     prefill(backend, prompt(80), 1)
     backend.decode([SequenceTokens(0, (1, 2, 3, 4), 70), SequenceTokens(1, (5, 6), 80)])
     with pytest.raises(StateError):
-        backend.keep(0, 72)
-    assert backend.keep(1, 82) == 82
+        backend.memory.rollback(0, 72)
+    assert backend.memory.rollback(1, 82) == 82
 
 
 def test_several_sequences_draft_what_each_would_alone(opened: Callable[..., LlamaBackend]) -> None:
@@ -396,11 +396,11 @@ def test_a_missing_part_costs_drafts_only(opened: Callable[..., LlamaBackend]) -
     backend = opened()
     tokens = prompt(128)
     prefill(backend, tokens)
-    backend._drafts.settled().clear(0)  # type: ignore[union-attr]
+    backend.memory.drafts.settled().clear(0)  # type: ignore[union-attr]
     assert len(backend.draft([SequenceTokens(0, (4,), 128)], 3)[0]) == 3
-    assert backend.save_rows(0, 0, 128).draft.size == 0
+    assert backend.memory.save_rows(0, 0, 128).draft.size == 0
     backend.decode([SequenceTokens(0, (4, 5, 6, 7), 128)])
-    backend.keep(0, 130)
+    backend.memory.rollback(0, 130)
     assert len(backend.draft([SequenceTokens(0, (4,), 130)], 3)[0]) == 3
 
 
@@ -408,7 +408,7 @@ def test_too_many_outputs_are_refused(opened: Callable[..., LlamaBackend]) -> No
     backend = opened()
     prefill(backend, prompt(20))
     with pytest.raises(EngineError, match="outputs"):
-        backend.decode([SequenceTokens(0, tuple(range(backend.n_outputs + 1)), 20)])
+        backend.decode([SequenceTokens(0, tuple(range(backend.facts.n_outputs + 1)), 20)])
 
 
 def test_a_head_that_is_not_there_is_said(model_path: Callable[[str], Path]) -> None:
@@ -438,8 +438,8 @@ def test_llama_cpp_would_go_on_from_a_wrong_state(
     """What the bound is for: without it nobody would notice. If this fails, llama.cpp has learned to."""
     backend = opened()
     tokens = ready(backend, batches)
-    backend._least[0] = (n, -1)
-    assert backend.keep(0, n) == n
+    backend.memory._least[0] = (n, -1)
+    assert backend.memory.rollback(0, n) == n
     backend.decode([SequenceTokens(0, (50,), n)])
     assert not near(backend.logits(0), logits_after(backend, tokens[:n], 50))
 
@@ -448,14 +448,14 @@ def test_a_sequence_that_went_back_is_emptied_like_any(opened: Callable[..., Lla
     """What is no number in any plane does not outlive it."""
     backend = opened("tiny-hybrid-nextn")
     tokens = ready(backend, [])
-    state = backend.save_state(0, 100)
-    backend.synchronize()
+    state = backend.memory.save_state(0, 100)
+    backend.memory.synchronize()
     state.recurrent[64:].view(np.float32)[:] = np.nan
-    backend.restore(0, 100, (), state)
+    backend.memory.restore(0, 100, (), state)
     backend.decode([SequenceTokens(0, (1, 2, 3, 4), 100)])
     assert np.isnan(backend.logits(0)).all()
-    backend.keep(0, 102)
-    backend.clear(0)
+    backend.memory.rollback(0, 102)
+    backend.memory.clear(0)
     prefill(backend, tokens)
     assert np.isfinite(backend.logits(0)).all()
 
@@ -486,7 +486,7 @@ class Walk:
 
     def step(self) -> None:
         self.random.choice((self.draft, self.draft, self.plain, self.batch, self.resume, self.waste, self.other))()
-        assert self.backend._n_held(0) == len(self.tokens)
+        assert self.backend.memory.n_tokens(0) == len(self.tokens)
 
     def draft(self) -> None:
         sure = self.some(self.random.choice((1, 1, 1, 2)))
@@ -495,7 +495,7 @@ class Walk:
         n_drafts = 4 - len(sure)
         self.backend.decode([SequenceTokens(0, (*sure, *made[:n_drafts]), len(self.tokens), len(sure))])
         self.tokens += (*sure, *made[: self.random.randrange(n_drafts + 1)])
-        self.backend.keep(0, len(self.tokens))
+        self.backend.memory.rollback(0, len(self.tokens))
 
     def plain(self) -> None:
         for token in self.some(self.random.choice((1, 5, 20))):
@@ -510,19 +510,19 @@ class Walk:
     def resume(self) -> None:
         """Saved, and loaded in two parts; the first of them may still be there."""
         n = len(self.tokens)
-        rows, state = self.backend.save_rows(0, 0, n), self.backend.save_state(0, n)
-        self.backend.synchronize()
+        rows, state = self.backend.memory.save_rows(0, 0, n), self.backend.memory.save_state(0, n)
+        self.backend.memory.synchronize()
         first = self.random.randrange(n)
         if self.random.random() < 0.5 or first == 0:
-            self.backend.clear(0)
+            self.backend.memory.clear(0)
             first = 0
         else:
-            self.backend.rewind(0, first)
+            self.backend.memory.rewind(0, first)
         at = self.random.randrange(first, n + 1)
         for begin, end in ((first, at), (at, n)):
             if begin < end:
-                self.backend.restore(0, begin, [(rows, begin, end)])
-        self.backend.restore(0, n, (), state)
+                self.backend.memory.restore(0, begin, [(rows, begin, end)])
+        self.backend.memory.restore(0, n, (), state)
 
     def waste(self) -> None:
         """A draft whose tokens never come to be evaluated."""
@@ -531,7 +531,7 @@ class Walk:
     def other(self) -> None:
         """Another sequence passes by."""
         prefill(self.backend, list(self.some(self.random.choice((4, 70)))), 1)
-        self.backend.clear(1)
+        self.backend.memory.clear(1)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -549,13 +549,13 @@ def test_rows_are_those_of_the_tokens_whatever_has_happened(
     n = len(walk.tokens)
 
     def rows() -> NDArray[np.float32]:
-        block = backend.save_rows(0, 0, n).draft
-        backend.synchronize()
-        assert block.size == backend.shape.sizes.draft_rows(0, n)
+        block = backend.memory.save_rows(0, 0, n).draft
+        backend.memory.synchronize()
+        assert block.size == backend.memory.shape.sizes.draft_rows(0, n)
         return block[128:].view(np.float16).astype(np.float32)
 
-    found, state = rows(), backend.save_state(0, n).draft
-    backend.clear(0)
+    found, state = rows(), backend.memory.save_state(0, n).draft
+    backend.memory.clear(0)
     prefill(backend, walk.tokens)
     cold = rows()
     assert np.abs(cold).max() > 1.0
@@ -563,38 +563,38 @@ def test_rows_are_those_of_the_tokens_whatever_has_happened(
         assert np.mean(np.abs(found - cold) > 0.1) < 0.1
         return
     assert np.abs(found - cold).max() < 0.1
-    assert np.abs(state[64:].view(np.float32) - backend.save_state(0, n).draft[64:].view(np.float32)).max() < 0.1
+    assert np.abs(state[64:].view(np.float32) - backend.memory.save_state(0, n).draft[64:].view(np.float32)).max() < 0.1
 
 
 def test_what_is_saved_means_the_same_with_and_without_a_head(opened: Callable[..., LlamaBackend]) -> None:
     drafting, plain = opened(), opened(types=())
-    assert drafting.identity == plain.identity
-    assert (plain.draft_type, plain.shape.sizes.draft_rows(0, 9), plain.n_rollback) == ("", 0, 0)
+    assert drafting.memory.identity == plain.memory.identity
+    assert (plain.facts.draft_type, plain.memory.shape.sizes.draft_rows(0, 9), plain.facts.n_rollback) == ("", 0, 0)
     tokens = prompt(90)
     for one, other in ((drafting, plain), (plain, drafting)):
         prefill(one, tokens)
-        rows, state = one.save_rows(0, 0, 90), one.save_state(0, 90)
-        one.synchronize()
-        other.restore(0, 0, [(rows, 0, 90)], state)
+        rows, state = one.memory.save_rows(0, 0, 90), one.memory.save_state(0, 90)
+        one.memory.synchronize()
+        other.memory.restore(0, 0, [(rows, 0, 90)], state)
         other.decode([SequenceTokens(0, (4,), 90)])
         one.decode([SequenceTokens(0, (4,), 90)])
         assert np.array_equal(one.logits(0), other.logits(0))
         assert len(other.draft([SequenceTokens(0, (4,), 91)], 3)[0]) == (3 if other is drafting else 0)
-        one.clear(0)
-        other.clear(0)
+        one.memory.clear(0)
+        other.memory.clear(0)
 
 
 def test_rows_may_be_loaded_behind_a_draft_that_came_to_nothing(opened: Callable[..., LlamaBackend]) -> None:
     backend = opened()
     tokens = prompt(120)
     prefill(backend, tokens)
-    rows, state = backend.save_rows(0, 0, 120), backend.save_state(0, 120)
+    rows, state = backend.memory.save_rows(0, 0, 120), backend.memory.save_state(0, 120)
     cold = backend.draft([SequenceTokens(0, (4,), 120)], 3)
-    backend.clear(0)
+    backend.memory.clear(0)
     prefill(backend, tokens[:64])
     backend.draft([SequenceTokens(0, (9,), 64)], 3)
-    backend.restore(0, 64, [(rows, 64, 120)], state)
-    assert backend.save_rows(0, 0, 120).draft.size == rows.draft.size
+    backend.memory.restore(0, 64, [(rows, 64, 120)], state)
+    assert backend.memory.save_rows(0, 0, 120).draft.size == rows.draft.size
     assert backend.draft([SequenceTokens(0, (4,), 120)], 3) == cold
 
 
@@ -604,7 +604,7 @@ def test_a_gpu_evaluates_as_many_rows_in_each_call(
 ) -> None:
     """Whatever was right before: else llama.cpp makes another graph for each width."""
     backend = opened(as_on_gpu=True)
-    head = backend._drafts.model
+    head = backend.memory.drafts.model
     assert isinstance(head, MtpHead)
     shapes = []
     real = head._head
@@ -624,7 +624,7 @@ def test_a_gpu_evaluates_as_many_rows_in_each_call(
         drafts = backend.draft([SequenceTokens(0, (4,), end)], 3)[0]
         backend.decode([SequenceTokens(0, (4, *drafts), end)])
         end += 1 + n_right
-        backend.keep(0, end)
+        backend.memory.rollback(0, end)
     assert set(shapes[4:]) == {(4, 4)}
 
 
@@ -632,7 +632,7 @@ def test_a_cut_does_not_wait_for_the_head(opened: Callable[..., LlamaBackend], m
     """What is saved between two batches of a prompt is evaluated when the second is on its way, or when asked for."""
     backend, tokens = opened(as_on_gpu=True), prompt(160)
     asked: list[str] = []
-    head = backend._drafts.model
+    head = backend.memory.drafts.model
     assert isinstance(head, MtpHead)
     for name in ("follow", "save_rows", "save_state"):
         real = getattr(head, name)
@@ -641,28 +641,28 @@ def test_a_cut_does_not_wait_for_the_head(opened: Callable[..., LlamaBackend], m
     for first, last in ((0, 64), (64, 128), (128, 160)):
         backend.evaluate(0, as_tokens(tokens[first:last]), first)
         asked.clear()
-        blocks.append((backend.save_rows(0, first, last).draft, backend.save_state(0, last).draft))
+        blocks.append((backend.memory.save_rows(0, first, last).draft, backend.memory.save_state(0, last).draft))
         assert asked == []
-    backend.synchronize()
+    backend.memory.synchronize()
     assert asked == ["follow", "save_rows", "save_state"]
     late = [(rows.copy(), state.copy()) for rows, state in blocks]
-    backend.clear(0)
+    backend.memory.clear(0)
     plain = opened()
     for (first, last), (rows, state) in zip(((0, 64), (64, 128), (128, 160)), late, strict=True):
         plain.evaluate(0, as_tokens(tokens[first:last]), first)
-        assert np.array_equal(plain.save_rows(0, first, last).draft, rows)
-        assert np.array_equal(plain.save_state(0, last).draft, state)
+        assert np.array_equal(plain.memory.save_rows(0, first, last).draft, rows)
+        assert np.array_equal(plain.memory.save_state(0, last).draft, state)
 
 
 def test_what_is_being_saved_outlives_its_sequence(opened: Callable[..., LlamaBackend]) -> None:
     backend, tokens = opened(as_on_gpu=True), prompt(64)
     prefill(backend, tokens)
-    rows, state = backend.save_rows(0, 0, 64).draft, backend.save_state(0, 64).draft
-    backend.clear(0)
-    backend.synchronize()
+    rows, state = backend.memory.save_rows(0, 0, 64).draft, backend.memory.save_state(0, 64).draft
+    backend.memory.clear(0)
+    backend.memory.synchronize()
     prefill(backend, tokens)
-    again = backend.save_rows(0, 0, 64).draft
-    backend.synchronize()
+    again = backend.memory.save_rows(0, 0, 64).draft
+    backend.memory.synchronize()
     assert np.array_equal(rows, again)
     assert state[:64].any()
 
@@ -673,15 +673,15 @@ def test_an_interrupted_head_holds_up_nothing(model_path: Callable[[str], Path])
     backend = load(settings, drafts=DraftSettings(draft_types=("draft-mtp",))).backend
     tokens = prompt(100)
     prefill(backend, tokens)
-    backend._drafts._hidden = LateRows(backend._drafts._hidden)  # type: ignore[assignment, arg-type]
+    backend.memory.drafts._hidden = LateRows(backend.memory.drafts._hidden)  # type: ignore[assignment, arg-type]
     backend.evaluate(0, as_tokens([5, 6, 7]), 100)
-    state, rows = backend.save_state(0, 103), backend.save_rows(0, 0, 103).draft
-    backend.interrupt()
-    backend.synchronize()
+    state, rows = backend.memory.save_state(0, 103), backend.memory.save_rows(0, 0, 103).draft
+    backend.control.interrupt()
+    backend.memory.synchronize()
     assert state.recurrent.size > 0
     assert not rows[:64].any()  # signed by nobody: the rows of the last tokens were never evaluated
     assert backend.draft([SequenceTokens(0, (4,), 103)], 3) == [()]
     with pytest.raises(UnavailableError):
         backend.decode([SequenceTokens(0, (4,), 103)])
-    backend.clear(0)
+    backend.memory.clear(0)
     backend.unload()

@@ -23,7 +23,7 @@ from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.pool.pool_settings import PoolSettings
 from pyctl.engine.pool.selection import SelectSettings
-from pyctl.errors import BrokenOffError, ModelError, StateError
+from pyctl.errors import ModelError, PreemptedError, StateError
 from pyctl.llama import LlamaBackend, Loaded, llama_backend, load
 from pyctl.prompt import as_tokens
 from tests.effort import examples
@@ -66,7 +66,7 @@ def test_every_number_of_layers_on_the_device_gives_the_same_bits(
         for first, last in ((0, 64), (64, 128), (128, 150), *((i, i + 1) for i in range(150, 180))):
             backend.evaluate(0, tokens[first:last], first)
             found.append(backend.logits(0).tobytes())
-        backend.rewind(0, 0)
+        backend.memory.rewind(0, 0)
         return found
 
     plain = opened(name, 0, type_kv=type_kv)
@@ -78,7 +78,11 @@ def test_every_number_of_layers_on_the_device_gives_the_same_bits(
         assert pool.n_resident == (n_layers if n == n_layers else max(n - 2, 0))
         assert logits(backend) == expected
         assert (backend.streamed.n_bytes > 0) == (pool.n_streamed > 0)
-        assert (backend.n_ctx, backend.n_cells, backend.layout) == (N_CTX, N_CTX, plain.backend.layout)
+        assert (backend.facts.n_ctx, backend.facts.n_cells, backend.memory.layout) == (
+            N_CTX,
+            N_CTX,
+            plain.backend.memory.layout,
+        )
         assert pooled.info.fingerprint == plain.info.fingerprint
 
 
@@ -122,7 +126,9 @@ def test_files_go_from_one_kind_of_server_to_the_other(opened: Opened, tmp_path:
     expected = [cold(opened("tiny-hybrid", 0).backend, each).tokens for each in (prompt, longer)]
     for n_tokens, asked in zip(sizes, (prompt, longer), strict=True):
         loaded = opened("tiny-hybrid", n_tokens)
-        store = DiskStore(tmp_path, loaded.info.fingerprint, None, min_tokens=100, sizes=loaded.backend.shape.sizes)
+        store = DiskStore(
+            tmp_path, loaded.info.fingerprint, None, min_tokens=100, sizes=loaded.backend.memory.shape.sizes
+        )
         tier = DiskTier(store, DiskPolicy.parse("full"), cold_max=10240)
         engine = Engine(loaded.backend, RamCache(32, None), EngineSettings(exact=True), tier)
         replies.append(ask(engine, asked))
@@ -140,13 +146,13 @@ def test_drafts_are_taken_back_as_without(opened: Opened, types: tuple[str, ...]
         backend.evaluate(0, tokens[:64], 0)
         backend.evaluate(0, tokens[64:], 64)
         for n_drafts, n_right in ((3, 0), (3, 2), (20, 5), (20, 19), (3, 3)):
-            if n_drafts <= backend.most_drafts:
+            if n_drafts <= backend.facts.most_drafts:
                 item = SequenceTokens(0, tuple(range(30, 31 + n_drafts)), n)
                 seen.append(backend.draft([item], 3))
                 backend.decode([item])
                 seen.append([backend.logits(i).tobytes() for i in range(n_drafts + 1)])
-                n = backend.keep(0, n + 1 + n_right)
-        found.append((seen, n, backend.most_drafts, backend.n_rollback))
+                n = backend.memory.rollback(0, n + 1 + n_right)
+        found.append((seen, n, backend.facts.most_drafts, backend.facts.n_rollback))
     assert found[0] == found[1] == found[2]
     assert len(found[0][0]) >= 2 * 3
 
@@ -155,7 +161,7 @@ def test_drafts_are_taken_back_as_without(opened: Opened, types: tuple[str, ...]
 @pytest.mark.parametrize(("name", "n_tokens"), [("tiny-hybrid", 0), ("tiny-dense", N_CTX // 2)])
 def test_the_plan_has_room_for_what_is_chosen(opened: Opened, name: str, n_tokens: int, type_kv: str) -> None:
     loaded = opened(name, n_tokens, type_kv=type_kv, select=SelectSettings(500, 10, 100))
-    pool, memory = loaded.info.pool, loaded.backend._memory
+    pool, memory = loaded.info.pool, loaded.backend.memory.kv
     assert pool is not None
     slack = 4096 * 2 * (pool.n_layers + 4)  # of each buffer
     assert memory.select_bytes - slack <= pool.select_bytes <= memory.select_bytes
@@ -193,7 +199,7 @@ def test_pins_are_among_what_is_chosen(opened: Opened) -> None:
     found = []
     for pins in ((), ((128, 192),), ((896, 960),)):
         ask(engine_of(backend), prompt, 4, pins=pins)
-        chosen = [backend._memory.chosen(layer) for layer in range(2)]
+        chosen = [backend.memory.kv.chosen(layer) for layer in range(2)]
         assert all(pins[0][0] // 64 in chunks for chunks in chosen) if pins else True
         found.append(chosen)
     assert len({str(chosen) for chosen in found}) > 1
@@ -204,16 +210,16 @@ def test_drafts_are_fewer_where_rows_are_chosen(opened: Opened) -> None:
     backend = opened("tiny-hybrid-nextn", N_CTX, "draft-mtp", "cache", select=FEW).backend
     pool = opened("tiny-hybrid-nextn", N_CTX, "draft-mtp", "cache", select=FEW).info.pool
     assert pool is not None
-    assert backend.most_drafts == pool.n_selecting - 1 - backend.n_rollback == 12
+    assert backend.facts.most_drafts == pool.n_selecting - 1 - backend.facts.n_rollback == 12
     tokens, n = as_tokens(np.random.default_rng(1).integers(0, 250, 500)), 500
     for start in range(0, n, 64):
         backend.evaluate(0, tokens[start : min(start + 64, n)], start)
     for n_drafts, n_right in ((3, 1), (12, 5), (12, 12)):
         backend.decode([SequenceTokens(0, tuple(range(30, 31 + n_drafts)), n)])
-        held = backend.keep(0, n + 1 + n_right)
+        held = backend.memory.rollback(0, n + 1 + n_right)
         if held < n + 1 + n_right:  # back at a mark
             backend.decode([SequenceTokens(0, tuple(range(30, 31 + n_right + 3)), held, 1 + n_right)])
-            held = backend.keep(0, held + 1 + n_right)
+            held = backend.memory.rollback(0, held + 1 + n_right)
         n = held
     with pytest.raises(StateError, match="17 tokens"):
         backend.decode([SequenceTokens(0, tuple(range(30, 47)), n, 17)])
@@ -239,32 +245,32 @@ def test_a_batch_that_is_broken_off_leaves_nothing(opened: Opened, n_beats: int)
     tokens = as_tokens(np.random.default_rng(5).integers(0, 250, 128))
     backend = opened("tiny-hybrid", N_CTX // 2).backend
     backend.evaluate(0, tokens[:64], 0)
-    state = backend.save_state(0, 64)
+    state = backend.memory.save_state(0, 64)
 
     def again() -> bytes:
-        backend.rewind(0, 64)
-        backend.restore(0, 64, (), state)
+        backend.memory.rewind(0, 64)
+        backend.memory.restore(0, 64, (), state)
         backend.evaluate(0, tokens[64:], 64)
         return backend.logits(0).tobytes()
 
     def break_off() -> None:
-        while backend.n_beats < wanted:
+        while backend.control.heartbeat < wanted:
             pass
-        backend.break_off()
+        backend.control.preempt()
 
     expected = again()
-    assert backend.can_break
-    backend.allow_break(True)
-    wanted = backend.n_beats + n_beats
+    assert backend.control.can_preempt
+    backend.control.allow(True)
+    wanted = backend.control.heartbeat + n_beats
     other = threading.Thread(target=break_off)
     other.start()
     try:
-        with pytest.raises(BrokenOffError):
+        with pytest.raises(PreemptedError):
             [again() for _ in range(1000)]  # until it comes in time
     finally:
         other.join()
-        backend.break_off(False)
-        backend.allow_break(False)
+        backend.control.preempt(False)
+        backend.control.allow(False)
     assert again() == expected
 
 
@@ -272,9 +278,9 @@ def test_a_context_may_be_smaller_than_the_trial(model_path: Callable[[str], Pat
     model = ModelSettings(path=str(model_path("tiny-hybrid")), n_ctx=100, n_threads=1)
     loaded = load(model, pool=PoolSettings(128))
     assert (loaded.info.n_ctx, loaded.info.pool.n_resident) == (256, 0)
-    assert loaded.backend.n_ubatch == 512
+    assert loaded.backend.facts.n_ubatch == 512
     loaded.backend._prepare_device()  # as where a device computes on its own: no more than there is room for
-    assert loaded.backend._n_held(0) == 0
+    assert loaded.backend.memory.n_tokens(0) == 0
     loaded.backend.unload()
 
 

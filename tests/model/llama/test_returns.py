@@ -37,9 +37,9 @@ def check(engine: Engine, backend: LlamaBackend) -> None:
     cache = engine.prefix_cache.cache
     check_invariants(cache)
     held = [segment.held for segment in cache.segments() if segment.held is not None]
-    assert {each.handle for each in held} == backend._handles, "rows are held for the cache alone"
+    assert {each.handle for each in held} == backend.memory._handles, "rows are held for the cache alone"
     assert all(segment.held is not None or segment.rows.size for segment in cache.segments())
-    assert engine.cells.n_used + backend.n_held <= backend.n_cells
+    assert engine.cells.n_used + backend.memory.n_held <= backend.facts.n_cells
 
 
 SHAPES = [("tiny-hybrid", {}), ("tiny-dense", {}), ("tiny-hybrid", {"type_k": "q8_0", "type_v": "q8_0"})]
@@ -61,7 +61,7 @@ def test_a_return_moves_no_byte_to_or_from_ram(
     assert counts.returned > 3 * 100, "all but those of the head, which stay, came from the device"
     assert not any(segment.rows.size for segment in cache.segments())
     assert engine.prefix_cache.totals.n_cached["ram"] + engine.prefix_cache.totals.n_cached["live"] > 3 * 200
-    backend.clear(0)
+    backend.memory.clear(0)
 
 
 @pytest.mark.parametrize(("shape", "options"), SHAPES)
@@ -73,8 +73,8 @@ def test_bits_are_those_of_a_cold_run_when_device_and_ram_are_full(
     backend = open_model(shape, n_ctx=1024, n_seqs=2, **options).backend
     choice = random.Random(f"{shape}{budget}")
     talks = [[seed] for seed in range(6)]
-    row_bytes = backend.shape.sizes.rows(0, 2) - backend.shape.sizes.rows(0, 1)
-    n_bytes = int(budget * (4096 * row_bytes + 40 * backend.state_size(0))) if budget is not None else None
+    row_bytes = backend.memory.shape.sizes.rows(0, 2) - backend.memory.shape.sizes.rows(0, 1)
+    n_bytes = int(budget * (4096 * row_bytes + 40 * backend.memory.state_size(0))) if budget is not None else None
     engine = Engine(backend, RamCache(0, n_bytes), EngineSettings(exact=True))
     asked: list[tuple[Prompt, NDArray[np.float32]]] = []
     for _ in range(30):
@@ -95,6 +95,6 @@ def test_bits_are_those_of_a_cold_run_when_device_and_ram_are_full(
     assert totals.n_cached["ram"] > 0
     assert totals.failed_restores == 0
     assert (counts.lost > 0 or engine.prefix_cache.cache.n_evicted > 0) == (budget is not None)
-    backend.release_all()
+    backend.memory.release_all()
     for prompt, found in asked:
         assert (bits(backend, None, prompt) == found).all()

@@ -28,7 +28,7 @@ def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaBackend]:
 
 def tokens(backend: LlamaBackend, sampling: Sampling, n: int = 60) -> list[int]:
     prompt = as_tokens(list(range(100, 160)))
-    backend.clear(0)
+    backend.memory.clear(0)
     backend.evaluate(0, prompt, 0)
     chooser, found = backend.sampler(sampling, prompt), []
     for position in range(prompt.size, prompt.size + n):

@@ -42,7 +42,7 @@ class PlainModel:
     def check(self, tokens: Sequence[int], draft: Sequence[int], n: int = N) -> None:
         """Fail unless ``draft`` is what follows ``tokens``, greedily, except where two tokens are equally likely."""
         backend = self._backend
-        backend.clear(0)
+        backend.memory.clear(0)
         for first in range(0, len(tokens), 64):
             backend.evaluate(0, as_tokens(tokens[first : first + 64]), first)
         position = len(tokens)

@@ -28,8 +28,8 @@ def prompt_of(seed: int, n: int) -> Prompt:
 
 
 def fresh(backend: LlamaBackend, **options: object) -> Engine:
-    for seq in range(backend.n_seqs):
-        backend.clear(seq)
+    for seq in range(backend.facts.n_seqs):
+        backend.memory.clear(seq)
     return Engine(backend, RamCache(32, None), EngineSettings(**options))
 
 
@@ -80,13 +80,16 @@ def test_a_suspended_sequence_comes_back_to_the_byte(open_model: Callable[..., L
     (active,) = engine.running
     assert active.seq is not None
     n = active.seq.n
-    before = (backend.save_rows(0, 0, n).block.tobytes(), backend.save_state(0, n).recurrent.tobytes())
+    before = (backend.memory.save_rows(0, 0, n).block.tobytes(), backend.memory.save_state(0, n).recurrent.tobytes())
     engine.scheduler.suspend(active)
     assert engine.sequences[0].n == 0
     engine.scheduler._admit()
     assert (engine.running, active.kept) == ([active], None)
     seq = active.seq.id
-    assert (backend.save_rows(seq, 0, n).block.tobytes(), backend.save_state(seq, n).recurrent.tobytes()) == before
+    assert (
+        backend.memory.save_rows(seq, 0, n).block.tobytes(),
+        backend.memory.save_state(seq, n).recurrent.tobytes(),
+    ) == before
     run(engine)
     assert collect(handle).tokens == cold(backend, prompt, 60, sampling=ENDLESS).tokens
 
@@ -94,25 +97,25 @@ def test_a_suspended_sequence_comes_back_to_the_byte(open_model: Callable[..., L
 def test_no_room_has_an_error_of_its_own_and_changes_nothing(open_model: Callable[..., Loaded]) -> None:
     backend = open_model("tiny-hybrid", n_ctx=512, n_seqs=2).backend
     for seq in range(2):
-        backend.clear(seq)
+        backend.memory.clear(seq)
     tokens = as_tokens(np.random.default_rng(4).integers(1, 250, 320))
     for seq, n in ((0, 320), (1, 128)):
         for start in range(0, n, 64):
             backend.evaluate(seq, tokens[start : start + 64], start)
-    rows, state = backend.save_rows(0, 0, 320), backend.save_state(0, 320)
+    rows, state = backend.memory.save_rows(0, 0, 320), backend.memory.save_state(0, 320)
     backend.evaluate(1, tokens[128:192], 128)
     with pytest.raises(OutOfCellsError):
         backend.evaluate(1, tokens[192:256], 192)
-    backend.clear(0)
+    backend.memory.clear(0)
     backend.evaluate(1, tokens[192:256], 192)
     with pytest.raises(OutOfCellsError):
-        backend.restore(0, 0, [(rows, 0, 320)])
-    backend.restore(0, 0, [(rows, 0, 256)])
-    backend.clear(1)
-    backend.clear(0)
-    backend.restore(0, 0, [(rows, 0, 320)])
-    backend.restore(0, 320, (), state)
-    backend.clear(0)
+        backend.memory.restore(0, 0, [(rows, 0, 320)])
+    backend.memory.restore(0, 0, [(rows, 0, 256)])
+    backend.memory.clear(1)
+    backend.memory.clear(0)
+    backend.memory.restore(0, 0, [(rows, 0, 320)])
+    backend.memory.restore(0, 320, (), state)
+    backend.memory.clear(0)
 
 
 @pytest.mark.parametrize(
@@ -129,5 +132,5 @@ def test_what_one_client_may_send(
 ) -> None:
     chosen = {"n_ctx": 2048, "n_seqs": 4, "n_threads": 1, "n_ubatch": 64, **settings}
     loaded = load(ModelSettings(path=str(model_path("tiny-hybrid")), **chosen))  # type: ignore[arg-type]
-    assert (loaded.info.n_ctx, loaded.backend.n_ctx, loaded.backend.n_cells) == (n_ctx, n_ctx, n_cells)
+    assert (loaded.info.n_ctx, loaded.backend.facts.n_ctx, loaded.backend.facts.n_cells) == (n_ctx, n_ctx, n_cells)
     loaded.backend.unload()

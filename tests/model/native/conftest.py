@@ -51,8 +51,8 @@ def store(model_path: Callable[[str], object]) -> Iterator[Callable[..., Store]]
         backend.evaluate(0, as_tokens([1]), 0)
         address = ctypes.cast(backend._ctx, ctypes.c_void_p).value or 0
         chosen_rows = select or {}
-        backend._memory = RowStore(address, n_ctx, resident, stages=stages, marks=marks, lag=lag, **chosen_rows)
-        backend._memory.clear(0)
+        backend.memory.kv = RowStore(address, n_ctx, resident, stages=stages, marks=marks, lag=lag, **chosen_rows)
+        backend.memory.kv.clear(0)
         return Store(backend)
 
     yield get

@@ -32,7 +32,7 @@ class Store:
     @property
     def rows(self) -> RowStore:
         """Nobody else has it, so it goes before the context does."""
-        return self.backend._memory
+        return self.backend.memory.kv
 
     def evaluate(self, tokens: Tokens, start: int, *, select: bool = False) -> np.ndarray:
         batch = self.backend._batch

@@ -54,25 +54,25 @@ def opaque(model_path: Callable[[str], Path]) -> Iterator[LlamaBackend]:
     params.n_ctx, params.n_seq_max, params.n_ubatch, params.n_threads = 512, 2, 64, 1
     params.kv_unified = False
     backend = LlamaBackend(lambda: (model, api.llama_init_from_model(model, params)))
-    assert backend.kind == "opaque"
+    assert backend.memory.kind == "opaque"
     yield backend
     backend.unload()
 
 
 def filled(backend: LlamaBackend) -> None:
-    backend.clear(0)
+    backend.memory.clear(0)
     backend.evaluate(0, as_tokens(range(N)), 0)
 
 
 def saved_rows(backend: LlamaBackend) -> Block:
-    rows = backend.save_rows(0, 0, N).block
-    backend.synchronize()
+    rows = backend.memory.save_rows(0, 0, N).block
+    backend.memory.synchronize()
     return rows
 
 
 def saved_state(backend: LlamaBackend) -> Block:
-    state = backend.save_state(0, N).recurrent
-    backend.synchronize()
+    state = backend.memory.save_state(0, N).recurrent
+    backend.memory.synchronize()
     return state
 
 
@@ -110,19 +110,19 @@ def test_a_claim_whose_size_wraps_around_is_refused(hybrid: LlamaBackend) -> Non
     row_bytes = (rows.size - 64) // N
     step = 2**64 // (row_bytes & -row_bytes)  # so many rows more have the same size in 64 bits
     assert (N + step) * row_bytes % 2**64 == N * row_bytes
-    hybrid.clear(0)
+    hybrid.memory.clear(0)
     with pytest.raises(StateError, match="claims positions"):
-        hybrid.restore(0, 0, [(Rows(claiming(rows, 0, N + step)), 0, N)])
+        hybrid.memory.restore(0, 0, [(Rows(claiming(rows, 0, N + step)), 0, N)])
     goes_on(hybrid)
 
 
 def test_sizes_are_told_of_ranges_that_can_be(hybrid: LlamaBackend) -> None:
-    row_bytes = hybrid.shape.sizes.rows(0, 2) - hybrid.shape.sizes.rows(0, 1)
-    assert hybrid.shape.sizes.rows(5, 2**31 - 1) == 64 + (2**31 - 6) * row_bytes
-    assert hybrid._memory.rows_size(5, 2**31 - 1) == 64 + (2**31 - 6) * row_bytes
+    row_bytes = hybrid.memory.shape.sizes.rows(0, 2) - hybrid.memory.shape.sizes.rows(0, 1)
+    assert hybrid.memory.shape.sizes.rows(5, 2**31 - 1) == 64 + (2**31 - 6) * row_bytes
+    assert hybrid.memory.kv.rows_size(5, 2**31 - 1) == 64 + (2**31 - 6) * row_bytes
     for first, last in ((0, 2**31), (0, 2**62), (-1, 5), (2**62, 2**63 - 1)):
         with pytest.raises(StateError, match="not a range"):
-            checked(hybrid._memory.rows_size, first, last)
+            checked(hybrid.memory.kv.rows_size, first, last)
 
 
 @pytest.mark.parametrize("where", ["hybrid", "pooled"])
@@ -132,7 +132,7 @@ def test_crafted_rows_are_refused_or_loaded(where: str, request: pytest.FixtureR
     backend: LlamaBackend = request.getfixturevalue(where)
     filled(backend)
     rows = saved_rows(backend)
-    backend.clear(0)
+    backend.memory.clear(0)
     numbers = st.one_of(st.integers(-2, N + 2), st.sampled_from(ODD))
     spans = []
     for _ in range(data.draw(st.integers(1, 3))):
@@ -142,7 +142,7 @@ def test_crafted_rows_are_refused_or_loaded(where: str, request: pytest.FixtureR
         first, last = data.draw(st.one_of(st.just((0, N)), st.tuples(numbers, numbers)))
         spans.append((Rows(crafted), first, last))
     with suppress(StateError, OutOfCellsError):
-        backend.restore(0, 0, spans)
+        backend.memory.restore(0, 0, spans)
     goes_on(backend)
 
 
@@ -153,7 +153,7 @@ def test_a_crafted_state_is_refused_or_loaded(hybrid: LlamaBackend, data: st.Dat
     state = mutated(saved_state(hybrid), data)
     n = data.draw(st.one_of(st.just(N), st.sampled_from(ODD)))
     with suppress(StateError, OutOfCellsError, OverflowError):
-        hybrid.restore(0, n, (), State.of(state))
+        hybrid.memory.restore(0, n, (), State.of(state))
     goes_on(hybrid)
 
 
@@ -162,9 +162,9 @@ def test_a_crafted_state_is_refused_or_loaded(hybrid: LlamaBackend, data: st.Dat
 def test_a_crafted_state_of_the_library_itself_is_refused_or_loaded(opaque: LlamaBackend, data: st.DataObject) -> None:
     filled(opaque)
     state = mutated(saved_state(opaque), data)
-    opaque.clear(0)
+    opaque.memory.clear(0)
     with suppress(StateError, OutOfCellsError):
-        opaque.restore(0, N, (), State.of(state))
+        opaque.memory.restore(0, N, (), State.of(state))
     goes_on(opaque)
 
 
@@ -178,10 +178,10 @@ def test_a_state_that_is_no_number_does_not_outlive_its_sequence(kind: str, requ
     state = saved_state(backend).copy()
     floats = state[64 + (state.size - 64) % 4 :].view("<f4") if kind == "hybrid" else state[-4096:].view("<f4")
     floats[:] = np.nan
-    backend.clear(0)
+    backend.memory.clear(0)
     if kind == "hybrid":
         backend.evaluate(0, as_tokens(range(N)), 0)
-    backend.restore(0, N, (), State.of(state))
+    backend.memory.restore(0, N, (), State.of(state))
     backend.evaluate(0, as_tokens([5]), N)
     assert np.isnan(backend.logits(0)).any(), "the state was of no consequence"
     goes_on(backend)

@@ -31,7 +31,7 @@ N_CELLS, N_SEQS, BATCH = 1024, 3, 64
 def backend(open_model: Callable[..., Loaded], request: pytest.FixtureRequest) -> LlamaBackend:
     name, options = request.param
     backend = open_model(name, n_ctx=N_CELLS, n_seqs=N_SEQS, n_ubatch=BATCH, **options).backend
-    assert backend.n_cells == N_CELLS
+    assert backend.facts.n_cells == N_CELLS
     return backend
 
 
@@ -53,20 +53,20 @@ def run(backend: LlamaBackend, tokens: Tokens, start: int = 0, seq: int = 0) -> 
 
 
 def held_block(backend: LlamaBackend, held: HeldRows, first: int, last: int) -> Block:
-    block = backend.fetch(held, first, last)
-    backend.synchronize()
+    block = backend.memory.fetch(held, first, last)
+    backend.memory.synchronize()
     return block
 
 
 def saved_block(backend: LlamaBackend, seq: int, first: int, last: int) -> Block:
-    block = backend.save_rows(seq, first, last).block
-    backend.synchronize()
+    block = backend.memory.save_rows(seq, first, last).block
+    backend.memory.synchronize()
     return block
 
 
 def put_state(backend: LlamaBackend, seq: int, n: int, state: State) -> None:
-    if backend.kind == "hybrid":
-        backend.restore(seq, n, (), state)
+    if backend.memory.kind == "hybrid":
+        backend.memory.restore(seq, n, (), state)
 
 
 @each_layout
@@ -77,27 +77,27 @@ def test_two_conversations_in_turn_equal_cold_runs(backend: LlamaBackend) -> Non
     cold, held, states = [], [], []
     for tokens in prompts:
         cold.append(run(backend, tokens)[-2:])
-        backend.clear(0)
+        backend.memory.clear(0)
     for tokens in prompts:
         run(backend, tokens[:n])
-        held.append(backend.hold(0, 0, n))
-        states.append(backend.save_state(0, n))
-        backend.clear(0)
-    assert backend.n_free == N_CELLS - 2 * n
+        held.append(backend.memory.hold(0, 0, n))
+        states.append(backend.memory.save_state(0, n))
+        backend.memory.clear(0)
+    assert backend.memory.n_free == N_CELLS - 2 * n
     for turn in (0, 1, 1, 0):
-        backend.restore(0, 0, [(Rows(held[turn]), 0, n)])
+        backend.memory.restore(0, 0, [(Rows(held[turn]), 0, n)])
         put_state(backend, 0, n, states[turn])
-        assert backend.n_free == N_CELLS - 2 * n
+        assert backend.memory.n_free == N_CELLS - 2 * n
         warm = run(backend, prompts[turn], n)
         assert all((a == b).all() for a, b in zip(warm, cold[turn], strict=True))
-        assert backend.n_free == N_CELLS - 2 * n - rest
-        backend.clear(0)
+        assert backend.memory.n_free == N_CELLS - 2 * n - rest
+        backend.memory.clear(0)
     for rows in held:
-        backend.release(rows)
-        backend.release(rows)
-    assert backend.n_free == N_CELLS
+        backend.memory.release(rows)
+        backend.memory.release(rows)
+    assert backend.memory.n_free == N_CELLS
     with pytest.raises(StateError, match="not held any more"):
-        backend.fetch(held[0], 0, n)
+        backend.memory.fetch(held[0], 0, n)
 
 
 @pytest.mark.parametrize("short", [64, 323, 512])
@@ -111,22 +111,22 @@ def test_places_change_where_no_cell_is_free(backend: LlamaBackend, short: int) 
     held, blocks = [], []
     for seq, n in enumerate(sizes):
         run(backend, tokens_of(seq, n), seq=seq)
-        held.append(backend.hold(seq, 0, n))
+        held.append(backend.memory.hold(seq, 0, n))
         blocks.append(saved_block(backend, seq, 0, n))
     for seq in (0, 1):
-        backend.clear(seq)
-    assert backend.n_free == 0
+        backend.memory.clear(seq)
+    assert backend.memory.n_free == 0
     for turn in (1, 0, 1, 0, 0):
         n = sizes[turn]
-        backend.restore(0, 0, [(Rows(held[turn]), 0, n)])
+        backend.memory.restore(0, 0, [(Rows(held[turn]), 0, n)])
         assert (saved_block(backend, 0, 0, n) == blocks[turn]).all()
         for rows, block, size in zip(held, blocks, sizes, strict=True):
             assert (held_block(backend, rows, 0, size) == block).all()
         with pytest.raises(OutOfCellsError):
             backend.evaluate(1, tokens_of(3, 1), 0)
-        backend.clear(0)
+        backend.memory.clear(0)
     for rows in held:
-        backend.release(rows)
+        backend.memory.release(rows)
 
 
 @each_layout
@@ -142,24 +142,24 @@ def test_a_conversation_takes_over_the_cells_of_another(backend: LlamaBackend) -
         (64, 65, 300),
     ):
         cold = run(backend, tokens[:end]) and saved_block(backend, 0, 0, end), library_state(backend)
-        rows, state, held = cold[0], backend.save_state(0, end), backend.hold(0, 0, end)
-        backend.clear(0)
+        rows, state, held = cold[0], backend.memory.save_state(0, end), backend.memory.hold(0, 0, end)
+        backend.memory.clear(0)
         backend.evaluate(0, tokens_of(9, 1), 0)  # elsewhere for a while
         for source in (held, rows):
-            backend.clear(0)
+            backend.memory.clear(0)
             run(backend, tokens[:fork])
             run(backend, other[:n_other], fork)
-            before = backend.n_free
-            backend.rewind(0, fork)
-            assert backend.n_free == before + n_other - fork
-            backend.restore(0, fork, [(Rows(source), fork, end)])
+            before = backend.memory.n_free
+            backend.memory.rewind(0, fork)
+            assert backend.memory.n_free == before + n_other - fork
+            backend.memory.restore(0, fork, [(Rows(source), fork, end)])
             put_state(backend, 0, end, state)
             assert (saved_block(backend, 0, 0, end) == rows).all()
             assert (library_state(backend) == cold[1]).all(), "the cells differ from those of a cold run"
             assert (held_block(backend, held, 0, end) == rows).all()
-        backend.release(held)
-        backend.clear(0)
-    assert backend.n_free == N_CELLS
+        backend.memory.release(held)
+        backend.memory.clear(0)
+    assert backend.memory.n_free == N_CELLS
 
 
 @one_hybrid
@@ -168,20 +168,20 @@ def test_a_few_free_cells_are_enough(backend: LlamaBackend) -> None:
     n = 24
     run(backend, tokens_of(1, n))
     small = saved_block(backend, 0, 0, n)
-    backend.clear(0)
+    backend.memory.clear(0)
     run(backend, tokens_of(2, N_CELLS - n))
-    block, held = saved_block(backend, 0, 0, N_CELLS - n), backend.hold(0, 0, N_CELLS - n)
-    backend.clear(0)
-    backend.restore(0, 0, [(Rows(small), 0, n)])
-    assert backend.n_free == 0
+    block, held = saved_block(backend, 0, 0, N_CELLS - n), backend.memory.hold(0, 0, N_CELLS - n)
+    backend.memory.clear(0)
+    backend.memory.restore(0, 0, [(Rows(small), 0, n)])
+    assert backend.memory.n_free == 0
     assert (saved_block(backend, 0, 0, n) == small).all()
     assert (held_block(backend, held, 0, N_CELLS - n) == block).all()
-    backend.clear(0)
+    backend.memory.clear(0)
     # Some from RAM and some that are held: there are free cells, and cells that are left.
-    backend.restore(0, 0, [(Rows(small), 0, n), (Rows(held), n, 2 * n)])
-    assert backend.n_free == 0
+    backend.memory.restore(0, 0, [(Rows(small), 0, n), (Rows(held), n, 2 * n)])
+    assert backend.memory.n_free == 0
     assert (held_block(backend, held, 0, N_CELLS - n) == block).all()
-    backend.release(held)
+    backend.memory.release(held)
 
 
 @one_hybrid
@@ -189,17 +189,17 @@ def test_what_is_evaluated_finds_its_cells_ready(backend: LlamaBackend) -> None:
     """One relocation serves many steps: the held rows lie above all that is evaluated until the cells run out."""
     n = 300
     run(backend, tokens_of(1, n))
-    held, block = backend.hold(0, 0, n), saved_block(backend, 0, 0, n)
-    backend.clear(0)
+    held, block = backend.memory.hold(0, 0, n), saved_block(backend, 0, 0, n)
+    backend.memory.clear(0)
     backend.evaluate(0, tokens_of(2, 1), 0)
     assert (held_block(backend, held, 0, n) == block).all()
     for position in range(1, N_CELLS - n):
         backend.decode([SequenceTokens(0, (position % 250,), position)])
-    assert backend.n_free == 0
+    assert backend.memory.n_free == 0
     assert (held_block(backend, held, 0, n) == block).all()
     with pytest.raises(OutOfCellsError):
         backend.decode([SequenceTokens(0, (1,), N_CELLS - n)])
-    backend.release(held)
+    backend.memory.release(held)
     backend.decode([SequenceTokens(0, (1,), N_CELLS - n)])
 
 
@@ -207,13 +207,13 @@ def test_an_evaluation_that_is_stopped_leaves_held_rows(open_model: Callable[...
     backend = open_model("tiny-hybrid", n_ctx=N_CELLS, n_ubatch=BATCH).backend
     n = 2 * BATCH
     run(backend, tokens_of(1, n))
-    held, block = backend.hold(0, 0, n), saved_block(backend, 0, 0, n)
-    backend.clear(0)
-    backend.interrupt()
+    held, block = backend.memory.hold(0, 0, n), saved_block(backend, 0, 0, n)
+    backend.memory.clear(0)
+    backend.control.interrupt()
     with pytest.raises(UnavailableError):
         backend.evaluate(0, tokens_of(2, BATCH), 0)
     assert (held_block(backend, held, 0, n) == block).all()
-    assert backend.n_free == N_CELLS - n
+    assert backend.memory.n_free == N_CELLS - n
 
 
 @one_hybrid
@@ -221,15 +221,15 @@ def test_rows_that_are_not_there_cannot_be_held(backend: LlamaBackend) -> None:
     run(backend, tokens_of(1, BATCH))
     for first, last in ((0, BATCH + 1), (BATCH, BATCH + 1), (5, 5), (6, 5), (-1, 3)):
         with pytest.raises(StateError):
-            backend.hold(0, first, last)
-    held = backend.hold(0, 10, 20)
+            backend.memory.hold(0, first, last)
+    held = backend.memory.hold(0, 10, 20)
     for first, last in ((9, 12), (12, 21), (15, 15)):
         with pytest.raises(StateError):
-            backend.fetch(held, first, last)
+            backend.memory.fetch(held, first, last)
         with pytest.raises(StateError):
-            backend.restore(1, first, [(Rows(held), first, last)])
-    backend.release(held)
-    assert backend.n_own(held, 10, 20) == 0
+            backend.memory.restore(1, first, [(Rows(held), first, last)])
+    backend.memory.release(held)
+    assert backend.memory.n_own(held, 10, 20) == 0
 
 
 @dataclass
@@ -273,7 +273,7 @@ def each_row(backend: LlamaBackend, block: Block, n: int) -> list[bytes]:
     """The bytes of each of the ``n`` rows of a block: a slice of each plane."""
     parts = [np.frombuffer(b"", np.uint8).reshape(n, 0)] if n == 0 else []
     at = HEADER
-    layout = backend.layout
+    layout = backend.memory.layout
     if "ext=1" in layout:
         parts.append(block[at : at + 12 * n].reshape(n, 12))
         at += 12 * n
@@ -330,14 +330,14 @@ class Machine:
 
     def hold(self, seq: int, first: int, last: int) -> None:
         if first < last:
-            held = self.backend.hold(seq, first, last)
+            held = self.backend.memory.hold(seq, first, last)
             self.model.held[held] = (first, self.model.seqs[seq][first:last])
 
     def release(self, held: HeldRows) -> None:
         first, rows = self.model.held.pop(held)
         others = self.model.kept | self.model.live
-        assert self.backend.n_own(held, first, first + len(rows)) == sum(row not in others for row in rows)
-        self.backend.release(held)
+        assert self.backend.memory.n_own(held, first, first + len(rows)) == sum(row not in others for row in rows)
+        self.backend.memory.release(held)
 
     def load(self, seq: int, held: HeldRows, last: int, from_ram: bool) -> None:
         """Append what ``held`` has, up to ``last``, where ``seq`` ends within it or at its beginning."""
@@ -353,9 +353,9 @@ class Machine:
             source, n_needed = held, sum(row in self.model.live for row in wanted)
         if n_needed > self.model.n_free:
             with pytest.raises(OutOfCellsError):
-                self.backend.restore(seq, start, [(Rows(source), start, last)])
+                self.backend.memory.restore(seq, start, [(Rows(source), start, last)])
             return
-        self.backend.restore(seq, start, [(Rows(source), start, last)])
+        self.backend.memory.restore(seq, start, [(Rows(source), start, last)])
         if from_ram:
             copies = self.model.new(len(wanted))
             self.model.bytes.update(zip(copies, (self.model.bytes[row] for row in wanted), strict=True))
@@ -364,12 +364,12 @@ class Machine:
             self.model.load(seq, wanted)
 
     def rewind(self, seq: int, n: int) -> None:
-        self.backend.rewind(seq, n)
+        self.backend.memory.rewind(seq, n)
         del self.model.seqs[seq][n:]
 
     def check(self) -> None:
         backend, model = self.backend, self.model
-        assert backend.n_free == model.n_free
+        assert backend.memory.n_free == model.n_free
         for held, (first, rows) in model.held.items():
             block = held_block(backend, held, first, first + len(rows))
             assert each_row(backend, block, len(rows)) == [model.bytes[row] for row in rows]
@@ -383,7 +383,7 @@ def block_of(backend: LlamaBackend, first: int, last: int, seed: int) -> Block:
     """A block of these rows of sequence 0, which has one at least, with any bytes (csrc/core/block.h)."""
     header = saved_block(backend, 0, 0, 1)[:HEADER].copy()
     header[16:32].view(np.int64)[:] = first, last
-    rest = np.random.default_rng(seed).integers(0, 256, backend.shape.sizes.rows(first, last) - HEADER, np.uint8)
+    rest = np.random.default_rng(seed).integers(0, 256, backend.memory.shape.sizes.rows(first, last) - HEADER, np.uint8)
     return np.concatenate([header, rest])
 
 
@@ -397,21 +397,21 @@ def test_rows_from_ram_find_the_cells_that_later_rows_leave(open_model: Callable
     others, rest, between, wanted = (
         block_of(backend, first, first + n, seed) for seed, first in enumerate((0, n, n, 0))
     )
-    backend.clear(0)
-    backend.restore(0, 0, [(Rows(others), 0, n), (Rows(rest), n, 2 * n)])
-    held_rest = backend.hold(0, n, 2 * n)
-    backend.rewind(0, n)
-    backend.restore(0, n, [(Rows(between), n, 2 * n)])  # in the cells of what is held, which moves up
-    held_others = backend.hold(0, 0, n)
-    backend.rewind(0, 0)
-    assert backend.n_free == n
-    backend.restore(0, 0, [(Rows(wanted), 0, n), (Rows(held_rest), n, 2 * n)])
-    assert backend.n_free == 0
+    backend.memory.clear(0)
+    backend.memory.restore(0, 0, [(Rows(others), 0, n), (Rows(rest), n, 2 * n)])
+    held_rest = backend.memory.hold(0, n, 2 * n)
+    backend.memory.rewind(0, n)
+    backend.memory.restore(0, n, [(Rows(between), n, 2 * n)])  # in the cells of what is held, which moves up
+    held_others = backend.memory.hold(0, 0, n)
+    backend.memory.rewind(0, 0)
+    assert backend.memory.n_free == n
+    backend.memory.restore(0, 0, [(Rows(wanted), 0, n), (Rows(held_rest), n, 2 * n)])
+    assert backend.memory.n_free == 0
     assert (saved_block(backend, 0, 0, n) == wanted).all()
     assert (saved_block(backend, 0, n, 2 * n) == rest).all()
     assert (held_block(backend, held_others, 0, n) == others).all()
     for held in (held_others, held_rest):
-        backend.release(held)
+        backend.memory.release(held)
 
 
 @pytest.mark.parametrize("backend", [LAYOUTS[0], LAYOUTS[4], LAYOUTS[5]], indirect=True)
@@ -422,7 +422,7 @@ def test_any_order_of_calls_keeps_all_rows(backend: LlamaBackend, data: st.DataO
     model = machine.model
     seqs = st.integers(0, N_SEQS - 1)
     for seq in range(N_SEQS):
-        backend.clear(seq)
+        backend.memory.clear(seq)
     try:
         for step in range(data.draw(st.integers(5, 40), label="steps")):
             seq = data.draw(seqs, label="seq")
@@ -460,7 +460,7 @@ def test_any_order_of_calls_keeps_all_rows(backend: LlamaBackend, data: st.DataO
                 held = data.draw(st.sampled_from(list(model.held)))
                 first, rows = model.held[held]
                 if n > first + len(rows) or n < first:
-                    backend.clear(seq)
+                    backend.memory.clear(seq)
                     model.seqs[seq].clear()
                 machine.load(seq, held, first + data.draw(st.integers(0, len(rows))), data.draw(st.booleans()))
             elif what == "release" and model.held:
@@ -472,7 +472,7 @@ def test_any_order_of_calls_keeps_all_rows(backend: LlamaBackend, data: st.DataO
             machine.check()
     finally:
         for held in model.held:
-            backend.release(held)
+            backend.memory.release(held)
         for seq in range(N_SEQS):
-            backend.clear(seq)
-        assert backend.n_free == N_CELLS
+            backend.memory.clear(seq)
+        assert backend.memory.n_free == N_CELLS

@@ -124,16 +124,16 @@ def test_continued_rewound_and_restored_equal_cold(backend: LlamaBackend, data: 
     places = st.one_of(st.sampled_from(edges), st.integers(1, talk.n - 1))
     cuts = sorted(data.draw(st.sets(places, min_size=1, max_size=6), label="cuts"))
     ends = talk.ends(cuts)
-    backend.clear(0)
+    backend.memory.clear(0)
     cold = talk.run(backend, ends)
 
-    backend.clear(0)
+    backend.memory.clear(0)
     chain, states, whole, start = [], {}, {}, 0
     for cut in cuts:
         talk.run(backend, [end for end in ends if end <= cut], start)
-        assert backend._memory.n_tokens(0) == cut
-        chain.append((backend.save_rows(0, start, cut).block, start, cut))
-        states[cut] = backend.save_state(0, cut).recurrent
+        assert backend.memory.kv.n_tokens(0) == cut
+        chain.append((backend.memory.save_rows(0, start, cut).block, start, cut))
+        states[cut] = backend.memory.save_state(0, cut).recurrent
         whole[cut] = library_state(backend)
         start = cut
     assert_same(talk.run(backend, ends, start), cold)
@@ -141,18 +141,18 @@ def test_continued_rewound_and_restored_equal_cold(backend: LlamaBackend, data: 
     n = data.draw(st.sampled_from(cuts), label="rewound to")
     if talk.is_inside(n):
         with pytest.raises(StateError, match="inside an image"):
-            backend.rewind(0, n)
-        assert backend._memory.n_tokens(0) == talk.n
+            backend.memory.rewind(0, n)
+        assert backend.memory.kv.n_tokens(0) == talk.n
     else:
-        backend.rewind(0, n)
+        backend.memory.rewind(0, n)
         put_state(backend, n, states)
         assert_same(talk.run(backend, ends, n), cold)
 
     n = data.draw(st.sampled_from(cuts), label="restored to")
     keep = data.draw(st.sampled_from([0, *(each for each in [*edges, *cuts] if each <= n)]), label="kept")
-    backend.rewind(0, 0 if talk.is_inside(keep) else keep)
+    backend.memory.rewind(0, 0 if talk.is_inside(keep) else keep)
     keep = 0 if talk.is_inside(keep) else keep
-    backend.restore(0, keep, [(Rows(rows), max(a, keep), b) for rows, a, b in chain if keep < b <= n])
+    backend.memory.restore(0, keep, [(Rows(rows), max(a, keep), b) for rows, a, b in chain if keep < b <= n])
     put_state(backend, n, states)
     assert (library_state(backend) == whole[n]).all()
     assert_same(talk.run(backend, ends, n), cold)
@@ -164,12 +164,12 @@ def test_rows_taken_a_few_at_a_time_equal_one_whole(backend: LlamaBackend) -> No
     talk = talk_of(1)
     talk.run(backend, talk.ends())
     whole = library_state(backend)
-    pieces = [(backend.save_rows(0, a, min(a + 7, talk.n)), a, min(a + 7, talk.n)) for a in range(0, talk.n, 7)]
-    state = backend.save_state(0, talk.n)
-    backend.clear(0)
+    pieces = [(backend.memory.save_rows(0, a, min(a + 7, talk.n)), a, min(a + 7, talk.n)) for a in range(0, talk.n, 7)]
+    state = backend.memory.save_state(0, talk.n)
+    backend.memory.clear(0)
     for piece in pieces:
-        backend.restore(0, piece[1], [piece])
-    backend.restore(0, talk.n, (), state)
+        backend.memory.restore(0, piece[1], [piece])
+    backend.memory.restore(0, talk.n, (), state)
     assert (library_state(backend) == whole).all()
 
 
@@ -185,7 +185,7 @@ def test_images_change_what_is_said(backend: LlamaBackend) -> None:
     tall.parts[1] = Part(20, found[0].parts[1].values, 4)
     logits = []
     for talk in (*found, other, tall):
-        backend.clear(0)
+        backend.memory.clear(0)
         logits.append(talk.run(backend, talk.ends())[talk.n])
     assert np.abs(logits[0] - logits[1]).max() > 0
     assert np.abs(logits[0] - logits[2]).max() > 0
@@ -198,33 +198,33 @@ def test_held_rows_come_back_beside_others(backend: LlamaBackend) -> None:
     colds, helds, states = [], [], []
     n = talks[0].parts[-1].start
     for talk in talks:
-        backend.clear(0)
+        backend.memory.clear(0)
         colds.append(talk.run(backend, talk.ends()))
     for talk in talks:
-        backend.clear(0)
+        backend.memory.clear(0)
         talk.run(backend, [end for end in talk.ends() if end <= n])
-        helds.append(backend.hold(0, 0, n))
-        states.append(backend.save_state(0, n))
-        saved, fetched = backend.save_rows(0, 0, n).block, backend.fetch(helds[-1], 0, n)
-        part = backend.fetch(helds[-1], 50, 60)
-        backend.synchronize()
+        helds.append(backend.memory.hold(0, 0, n))
+        states.append(backend.memory.save_state(0, n))
+        saved, fetched = backend.memory.save_rows(0, 0, n).block, backend.memory.fetch(helds[-1], 0, n)
+        part = backend.memory.fetch(helds[-1], 50, 60)
+        backend.memory.synchronize()
         assert (saved == fetched).all()
         assert (part[HEADER : HEADER + 10 * EXT] == saved[HEADER + 50 * EXT : HEADER + 60 * EXT]).all()
-    backend.clear(0)
+    backend.memory.clear(0)
     for turn in (0, 1, 1, 0):
         other = MixedText(7, 30, (6, 5), 30)
         other.run(backend, other.ends(), seq=1)
-        backend.restore(0, 0, [(Rows(helds[turn]), 0, n)])
-        backend.restore(0, n, (), states[turn])
+        backend.memory.restore(0, 0, [(Rows(helds[turn]), 0, n)])
+        backend.memory.restore(0, n, (), states[turn])
         warm = talks[turn].run(backend, talks[turn].ends(), n)
-        backend.clear(1)
+        backend.memory.clear(1)
         # Beside another conversation, cells and so the order of sums differ.
         assert np.abs(warm[talks[turn].n] - colds[turn][talks[turn].n]).max() < 1e-2
-        backend.clear(0)
-        backend.restore(0, 0, [(Rows(helds[turn]), 0, n)])
-        backend.restore(0, n, (), states[turn])
+        backend.memory.clear(0)
+        backend.memory.restore(0, 0, [(Rows(helds[turn]), 0, n)])
+        backend.memory.restore(0, n, (), states[turn])
         assert_same(talks[turn].run(backend, talks[turn].ends(), n), colds[turn])
-        backend.clear(0)
+        backend.memory.clear(0)
 
 
 @one_hybrid
@@ -234,30 +234,32 @@ def test_two_sequences_in_cells_of_each_others(backend: LlamaBackend) -> None:
     ends = [talk.ends(list(range(0, talk.n, 16))[1:]) for talk in talks]
     alone = []
     for talk, stops in zip(talks, ends, strict=True):
-        backend.clear(0)
+        backend.memory.clear(0)
         alone.append(talk.run(backend, stops))
-    backend.clear(0)
+    backend.memory.clear(0)
     done = [0, 0]
     while done != [talk.n for talk in talks]:
         for seq, talk in enumerate(talks):
             stops = [end for end in ends[seq] if end > done[seq]][:2]
             talk.run(backend, stops, done[seq], seq)
             done[seq] = stops[-1] if stops else done[seq]
-    saved = [(backend.save_rows(i, 0, talk.n), backend.save_state(i, talk.n)) for i, talk in enumerate(talks)]
-    backend.synchronize()
+    saved = [
+        (backend.memory.save_rows(i, 0, talk.n), backend.memory.save_state(i, talk.n)) for i, talk in enumerate(talks)
+    ]
+    backend.memory.synchronize()
     for seq in (0, 1):
-        backend.clear(seq)
+        backend.memory.clear(seq)
     for seq, talk in enumerate(talks):
-        backend.restore(0, 0, [(saved[seq][0], 0, talk.n)])
-        backend.restore(0, talk.n, (), saved[seq][1])
-        rows = backend.save_rows(0, 0, talk.n).block
+        backend.memory.restore(0, 0, [(saved[seq][0], 0, talk.n)])
+        backend.memory.restore(0, talk.n, (), saved[seq][1])
+        rows = backend.memory.save_rows(0, 0, talk.n).block
         assert (rows == saved[seq][0].block).all()
-        backend.clear(0)
+        backend.memory.clear(0)
         talk.run(backend, ends[seq])
-        cold = backend.save_rows(0, 0, talk.n).block
-        backend.synchronize()
+        cold = backend.memory.save_rows(0, 0, talk.n).block
+        backend.memory.synchronize()
         assert (cold[HEADER : HEADER + talk.n * EXT] == rows[HEADER : HEADER + talk.n * EXT]).all()
-        backend.clear(0)
+        backend.memory.clear(0)
 
 
 @each_layout
@@ -265,14 +267,18 @@ def test_cells_of_what_was_dropped_are_taken_over(backend: LlamaBackend) -> None
     """What is loaded into a sequence that was just emptied lies where it would have lain otherwise."""
     before, talk = talk_of(5), MixedText(6, 60, (5, 5), 40)
     talk.run(backend, talk.ends())
-    saved, state, whole = backend.save_rows(0, 0, talk.n).block, backend.save_state(0, talk.n), library_state(backend)
+    saved, state, whole = (
+        backend.memory.save_rows(0, 0, talk.n).block,
+        backend.memory.save_state(0, talk.n),
+        library_state(backend),
+    )
     for old in (before, talk, MixedText(7, 200)):
-        backend.clear(0)
+        backend.memory.clear(0)
         library_state(backend)
         old.run(backend, old.ends())
-        backend.clear(0)  # llama.cpp does not know of it yet
-        backend.restore(0, 0, [(Rows(saved), 0, talk.n)])
-        backend.restore(0, talk.n, (), state)
+        backend.memory.clear(0)  # llama.cpp does not know of it yet
+        backend.memory.restore(0, 0, [(Rows(saved), 0, talk.n)])
+        backend.memory.restore(0, talk.n, (), state)
         assert (library_state(backend) == whole).all()
 
 
@@ -287,34 +293,34 @@ def drafting(model_path: Callable[[str], Path]) -> Iterator[LlamaBackend]:
 def test_drafts_behind_an_image_are_taken_back(drafting: LlamaBackend) -> None:
     """With planes and with marks: what was drafted wrong leaves nothing, and positions go on behind the image."""
     backend, talk = drafting, MixedText(8, 20, (6, 4), 10)
-    n, n_planes = talk.n, backend.n_rollback
+    n, n_planes = talk.n, backend.facts.n_rollback
     assert n_planes >= 2
     found = []
     for n_drafts, is_marked in ((n_planes, False), (n_planes + 2, True)):
         for wrong in (7, 8):
-            backend.clear(0)
+            backend.memory.clear(0)
             talk.run(backend, talk.ends())
             drafts = (2, *[wrong] * (n_drafts - 1))
             backend.decode([SequenceTokens(0, (1, *drafts), n)])
-            held = backend.keep(0, n + 2)
+            held = backend.memory.rollback(0, n + 2)
             assert held == (n if is_marked else n + 2)
-            assert backend._memory.n_tokens(0) == held
-            assert backend._memory.position(0, held) == held - 24 + 6
+            assert backend.memory.kv.n_tokens(0) == held
+            assert backend.memory.kv.position(0, held) == held - 24 + 6
             backend.decode([SequenceTokens(0, ((1, 2) if is_marked else ()) + (3, 4), held, 4 if is_marked else 2)])
             found.append(backend.logits(0))
         assert (found[-1] == found[-2]).all()
     assert np.abs(found[0] - found[2]).max() < 0.1, "the two ways differ by rounding alone"
-    backend.clear(0)
+    backend.memory.clear(0)
 
 
 @one_hybrid
 def test_blocks_that_cannot_follow_are_refused(backend: LlamaBackend) -> None:
     talk = MixedText(9, 20, (5, 4), 20)
     talk.run(backend, talk.ends())
-    rows = backend.save_rows(0, 0, talk.n).block
-    backend.synchronize()
+    rows = backend.memory.save_rows(0, 0, talk.n).block
+    backend.memory.synchronize()
     exts = rows[HEADER : HEADER + talk.n * EXT].view(np.int32).reshape(talk.n, 3)
-    backend.clear(0)
+    backend.memory.clear(0)
     changes: list[tuple[int, int, int]] = [
         (5, 0, 6),  # text at another column
         (20, 1, 21),  # an image that begins on another line
@@ -327,28 +333,28 @@ def test_blocks_that_cannot_follow_are_refused(backend: LlamaBackend) -> None:
         before = exts[row].copy()
         exts[row, field] = value
         with pytest.raises(StateError, match="cannot follow"):
-            backend.restore(0, 0, [(Rows(rows), 0, talk.n)])
-        assert backend._memory.n_tokens(0) == 0
+            backend.memory.restore(0, 0, [(Rows(rows), 0, talk.n)])
+        assert backend.memory.kv.n_tokens(0) == 0
         exts[row] = before
     # Text that says it is of an image is no such change: --image-min-tokens 1 makes images of one row, which have the
     # position of text. What is loaded is what was saved.
     before, exts[5, 2] = exts[5, 2], -1
-    backend.restore(0, 0, [(Rows(rows), 0, talk.n)])
-    again = backend.save_rows(0, 0, talk.n).block
-    backend.synchronize()
+    backend.memory.restore(0, 0, [(Rows(rows), 0, talk.n)])
+    again = backend.memory.save_rows(0, 0, talk.n).block
+    backend.memory.synchronize()
     assert (again == rows).all()
-    assert [backend._memory.position(0, n) for n in (5, 6, 20, 40)] == [5, 6, 20, 25]
-    backend.clear(0)
+    assert [backend.memory.kv.position(0, n) for n in (5, 6, 20, 40)] == [5, 6, 20, 25]
+    backend.memory.clear(0)
     exts[5, 2] = before
-    backend.restore(0, 0, [(Rows(rows), 0, 30)])
+    backend.memory.restore(0, 0, [(Rows(rows), 0, 30)])
     other = MixedText(10, 60)
     other.run(backend, other.ends(), seq=1)
-    text = backend.save_rows(1, 0, 60).block
-    backend.synchronize()
+    text = backend.memory.save_rows(1, 0, 60).block
+    backend.memory.synchronize()
     with pytest.raises(StateError, match="cannot follow"):  # inside the image
-        backend.restore(0, 30, [(Rows(text), 30, 60)])
-    backend.restore(0, 30, [(Rows(rows), 30, talk.n)])
-    assert backend._memory.n_tokens(0) == talk.n
+        backend.memory.restore(0, 30, [(Rows(text), 30, 60)])
+    backend.memory.restore(0, 30, [(Rows(rows), 30, talk.n)])
+    assert backend.memory.kv.n_tokens(0) == talk.n
 
 
 @one_hybrid
@@ -356,12 +362,12 @@ def test_images_are_told_where_there_are_some_alone(backend: LlamaBackend, open_
     backend.evaluate(0, as_tokens(range(20)), 0)
     for columns, count in ((0, 4), (4, 0), (4, -1)):
         with pytest.raises(ValueError, match="no image"):
-            backend._memory.add_image(0, columns, count)
+            backend.memory.kv.add_image(0, columns, count)
     dense = open_model("tiny-dense", n_ctx=256).backend
     dense.evaluate(0, as_tokens(range(20)), 0)
     with pytest.raises(ValueError, match="no image"):
-        dense._memory.add_image(0, 4, 4)
-    dense.clear(0)
+        dense.memory.kv.add_image(0, 4, 4)
+    dense.memory.clear(0)
 
 
 @one_hybrid
@@ -370,5 +376,5 @@ def test_a_slot_file_holds_no_image(backend: LlamaBackend, tmp_path: Path) -> No
     talk.run(backend, talk.ends())
     tokens = np.concatenate([part.values if not part.columns else np.full(20, -5) for part in talk.parts])
     with pytest.raises(StateError, match="holds an image"):
-        backend.save_file(0, tmp_path / "slot", as_tokens(tokens), ())
+        backend.memory.save_file(0, tmp_path / "slot", as_tokens(tokens), ())
     assert not list(tmp_path.iterdir())

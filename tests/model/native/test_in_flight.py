@@ -21,7 +21,7 @@ from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.errors import StateError
-from pyctl.llama import LlamaBackend, llama_backend, load
+from pyctl.llama import LlamaBackend, context_memory, load
 from pyctl.prompt import Prompt, as_tokens
 from tests.unit.cache.checks import check_invariants
 from tests.unit.engine.drive import ask
@@ -41,7 +41,7 @@ def open_lagging(model_path: Callable[[str], Path], monkeypatch: pytest.MonkeyPa
     def get(lag: int) -> LlamaBackend:
         if lag > LAG and api.llama_supports_gpu_offload():
             pytest.skip("a device says itself when a copy is complete")
-        monkeypatch.setattr(llama_backend, "KVState", partial(_core.KVState, lag=lag))
+        monkeypatch.setattr(context_memory, "KVState", partial(_core.KVState, lag=lag))
         settings = ModelSettings(path=str(model_path("tiny-hybrid")), n_ctx=4096, n_ubatch=64, n_threads=1)
         opened.append(load(settings).backend)
         return opened[-1]
@@ -62,7 +62,7 @@ def live_bytes() -> int:
 
 def test_what_was_evicted_is_freed_while_copies_run_beside_the_computation(open_lagging: Opened) -> None:
     backend = open_lagging(LAG)
-    assert backend.is_async
+    assert backend.facts.is_async
     before = live_bytes()
     budget = 3 * 2**20
     engine = Engine(backend, RamCache(32, budget), EngineSettings())
@@ -73,37 +73,37 @@ def test_what_was_evicted_is_freed_while_copies_run_beside_the_computation(open_
         check_invariants(cache)
         largest = max(largest, *(max(s.state.n_bytes, s.segment.rows.nbytes) for s in cache.snapshots()))
         assert live_bytes() - before <= cache.n_bytes + (LAG + 1) * largest
-        assert backend._memory.in_flight_bytes <= (LAG + 1) * largest
+        assert backend.memory.kv.in_flight_bytes <= (LAG + 1) * largest
     assert cache.n_evicted > 20, "nothing was ever at stake"
     cache.clear()
-    backend.synchronize()
+    backend.memory.synchronize()
     assert live_bytes() == before
 
 
 def test_a_device_that_never_catches_up_is_waited_for(open_lagging: Opened) -> None:
     backend = open_lagging(10**6)
     before = live_bytes()
-    size = backend.shape.sizes.rows(0, 10)
+    size = backend.memory.shape.sizes.rows(0, 10)
     backend.evaluate(0, as_tokens(range(50)), 0)
     for _ in range(2 * MOST_CALLS):
-        backend.save_rows(0, 0, 10)  # and nobody keeps it
-        assert live_bytes() - before == backend._memory.in_flight_bytes <= MOST_CALLS * size
-    assert backend._memory.in_flight_bytes == MOST_CALLS * size
+        backend.memory.save_rows(0, 0, 10)  # and nobody keeps it
+        assert live_bytes() - before == backend.memory.kv.in_flight_bytes <= MOST_CALLS * size
+    assert backend.memory.kv.in_flight_bytes == MOST_CALLS * size
 
 
 def test_nothing_is_held_after_a_wait(open_lagging: Opened) -> None:
     backend = open_lagging(10**6)
     before = live_bytes()
     backend.evaluate(0, as_tokens(range(50)), 0)
-    rows, state = backend.save_rows(0, 0, 50).block, backend.save_state(0, 50)
-    backend.rewind(0, 20)
-    backend.restore(0, 20, [(Rows(rows), 20, 50)])
-    backend.restore(0, 50, (), state)
-    assert backend._memory.in_flight_bytes == 2 * (rows.nbytes + state.n_bytes), "each is written and read"
+    rows, state = backend.memory.save_rows(0, 0, 50).block, backend.memory.save_state(0, 50)
+    backend.memory.rewind(0, 20)
+    backend.memory.restore(0, 20, [(Rows(rows), 20, 50)])
+    backend.memory.restore(0, 50, (), state)
+    assert backend.memory.kv.in_flight_bytes == 2 * (rows.nbytes + state.n_bytes), "each is written and read"
     del rows, state
     assert live_bytes() > before
-    backend.synchronize()
-    assert backend._memory.in_flight_bytes == 0
+    backend.memory.synchronize()
+    assert backend.memory.kv.in_flight_bytes == 0
     assert live_bytes() == before
 
 
@@ -112,8 +112,8 @@ def test_what_was_refused_is_not_held(open_lagging: Opened) -> None:
     before = live_bytes()
     backend.evaluate(0, as_tokens(range(50)), 0)
     with pytest.raises(StateError):
-        backend.save_rows(0, 0, 51)
+        backend.memory.save_rows(0, 0, 51)
     with pytest.raises(StateError):
-        backend.restore(0, 50, [(Rows(np.zeros(100, np.uint8)), 50, 51)])
-    assert backend._memory.in_flight_bytes == 0
+        backend.memory.restore(0, 50, [(Rows(np.zeros(100, np.uint8)), 50, 51)])
+    assert backend.memory.kv.in_flight_bytes == 0
     assert live_bytes() == before

@@ -83,7 +83,7 @@ def assert_same(warm: dict[int, np.ndarray], cold: dict[int, np.ndarray]) -> Non
 
 def library_state(backend: LlamaBackend) -> np.ndarray:
     """llama.cpp's own copy of sequence 0: positions and rows in the order of their cells, and the recurrent state."""
-    backend._memory.reserve(0)  # llama.cpp learns of what was dropped when it is to take cells
+    backend.memory.kv.reserve(0)  # llama.cpp learns of what was dropped when it is to take cells
     found = np.empty(api.llama_state_seq_get_size(backend._ctx, 0), np.uint8)
     pointer = found.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
     assert api.llama_state_seq_get_data(backend._ctx, pointer, found.size, 0) == found.size
@@ -91,8 +91,8 @@ def library_state(backend: LlamaBackend) -> np.ndarray:
 
 
 def put_state(backend: LlamaBackend, n: int, states: dict[int, np.ndarray]) -> None:
-    if backend.kind == "hybrid":
-        backend.restore(0, n, (), State.of(states[n]))
+    if backend.memory.kind == "hybrid":
+        backend.memory.restore(0, n, (), State.of(states[n]))
 
 
 @each_layout
@@ -102,32 +102,32 @@ def test_continued_rewound_and_restored_equal_cold(backend: LlamaBackend, data: 
     tokens = tokens_of(data.draw(st.integers(0, 99), label="prompt"))
     cuts = sorted(data.draw(st.sets(st.integers(1, N - 1), min_size=1, max_size=6), label="cuts"))
     ends = ends_of(cuts)
-    backend.clear(0)
+    backend.memory.clear(0)
     cold = run(backend, tokens, ends)
 
     # Again, saving at the cuts: taking snapshots must not change a thing.
-    backend.clear(0)
+    backend.memory.clear(0)
     chain, states, whole, start = [], {}, {}, 0
     for cut in cuts:
         before = [end for end in ends if start < end <= cut]
         assert_same(run(backend, tokens, before, start), cold)
-        chain.append((backend.save_rows(0, start, cut).block, start, cut))
-        states[cut] = backend.save_state(0, cut).recurrent
+        chain.append((backend.memory.save_rows(0, start, cut).block, start, cut))
+        states[cut] = backend.memory.save_state(0, cut).recurrent
         whole[cut] = library_state(backend)
         start = cut
     assert_same(run(backend, tokens, ends, start), cold)
 
     # Rewound in place: rows stay, only the state comes back.
     n = data.draw(st.sampled_from(cuts), label="rewound to")
-    backend.rewind(0, n)
+    backend.memory.rewind(0, n)
     put_state(backend, n, states)
     assert_same(run(backend, tokens, ends, n), cold)
 
     # Restored: some live rows are kept, the rest comes from the chain, cut wherever that falls.
     n = data.draw(st.sampled_from(cuts), label="restored to")
     keep = data.draw(st.integers(0, n), label="kept")
-    backend.rewind(0, keep)
-    backend.restore(0, keep, [(Rows(rows), max(a, keep), b) for rows, a, b in chain if keep < b <= n])
+    backend.memory.rewind(0, keep)
+    backend.memory.restore(0, keep, [(Rows(rows), max(a, keep), b) for rows, a, b in chain if keep < b <= n])
     put_state(backend, n, states)
     assert (library_state(backend) == whole[n]).all()
     assert_same(run(backend, tokens, ends, n), cold)
@@ -137,14 +137,14 @@ def test_continued_rewound_and_restored_equal_cold(backend: LlamaBackend, data: 
 def test_a_chain_of_many_segments_equals_one_whole(backend: LlamaBackend) -> None:
     tokens = tokens_of(1)
     run(backend, tokens, ends_of([]))
-    whole = backend.save_rows(0, 0, N).block
-    pieces = [(backend.save_rows(0, a, min(a + 7, N)), a, min(a + 7, N)) for a in range(0, N, 7)]
-    backend.rewind(0, 0)
-    backend.restore(0, 0, pieces)
-    assert (backend.save_rows(0, 0, N).block == whole).all()
-    backend.rewind(0, 0)
-    backend.restore(0, 0, [(Rows(whole), 0, 300), (Rows(whole), 300, N)])
-    assert (backend.save_rows(0, 0, N).block == whole).all()
+    whole = backend.memory.save_rows(0, 0, N).block
+    pieces = [(backend.memory.save_rows(0, a, min(a + 7, N)), a, min(a + 7, N)) for a in range(0, N, 7)]
+    backend.memory.rewind(0, 0)
+    backend.memory.restore(0, 0, pieces)
+    assert (backend.memory.save_rows(0, 0, N).block == whole).all()
+    backend.memory.rewind(0, 0)
+    backend.memory.restore(0, 0, [(Rows(whole), 0, 300), (Rows(whole), 300, N)])
+    assert (backend.memory.save_rows(0, 0, N).block == whole).all()
 
 
 HEADER = struct.Struct("<4sIQqq32s")
@@ -162,16 +162,16 @@ def test_blocks_have_the_bytes_that_files_hold(backend: LlamaBackend) -> None:
     """csrc/core/block.h: files of earlier releases stay readable only as long as this does not change."""
     run(backend, tokens_of(6), [40])
     layout = re.fullmatch(
-        r"(attention|hybrid) ext=([01]) transposed=([01]) k=(\S+) v=(\S+) state=(\S*)", backend.layout
+        r"(attention|hybrid) ext=([01]) transposed=([01]) k=(\S+) v=(\S+) state=(\S*)", backend.memory.layout
     )
     assert layout is not None
     tensors = [tuple(map(int, part)) for part in re.findall(r"\d+:(\d+)x(\d+),", layout[4] + layout[5])]
     assert layout[3] == ("1" if any(n_runs > 1 for _, n_runs in tensors) else "0")
 
     first, last = 10, 30
-    n, block = last - first, backend.save_rows(0, first, last).block
-    assert HEADER.unpack(block[:64].tobytes()) == (b"ROWS", 1, fnv1a(backend.layout), first, last, bytes(32))
-    single, at = backend.save_rows(0, 13, 14).block[64:], 64
+    n, block = last - first, backend.memory.save_rows(0, first, last).block
+    assert HEADER.unpack(block[:64].tobytes()) == (b"ROWS", 1, fnv1a(backend.memory.layout), first, last, bytes(32))
+    single, at = backend.memory.save_rows(0, 13, 14).block[64:], 64
     further_positions = [(12, 1)] if layout[2] == "1" else []
     for row, n_runs in further_positions + tensors:
         runs = block[at : at + n_runs * n * row].reshape(n_runs, n, row)
@@ -180,9 +180,9 @@ def test_blocks_have_the_bytes_that_files_hold(backend: LlamaBackend) -> None:
     assert at == block.size
     assert single.size == 0
 
-    if backend.kind == "hybrid":
-        state = backend.save_state(0, 40).recurrent
-        assert HEADER.unpack(state[:64].tobytes()) == (b"STAT", 1, fnv1a(backend.layout), 0, 40, bytes(32))
+    if backend.memory.kind == "hybrid":
+        state = backend.memory.save_state(0, 40).recurrent
+        assert HEADER.unpack(state[:64].tobytes()) == (b"STAT", 1, fnv1a(backend.memory.layout), 0, 40, bytes(32))
         assert state.size == 64 + sum(map(int, layout[6].split(",")[:-1]))
 
 
@@ -192,16 +192,16 @@ def test_two_prompts_do_not_mix(backend: LlamaBackend) -> None:
     ends = ends_of([350])
     cold = {}
     for tokens in (first, second):
-        backend.clear(0)
+        backend.memory.clear(0)
         cold[tokens.tobytes()] = run(backend, tokens, ends)
-    backend.clear(0)
+    backend.memory.clear(0)
     run(backend, first, [end for end in ends if end <= 350])
-    rows, state = backend.save_rows(0, 0, 350).block, backend.save_state(0, 350)
-    backend.clear(0)
+    rows, state = backend.memory.save_rows(0, 0, 350).block, backend.memory.save_state(0, 350)
+    backend.memory.clear(0)
     run(backend, second, ends)
-    backend.rewind(0, 0)
-    backend.restore(0, 0, [(Rows(rows), 0, 350)])
-    backend.restore(0, 350, (), state)
+    backend.memory.rewind(0, 0)
+    backend.memory.restore(0, 0, [(Rows(rows), 0, 350)])
+    backend.memory.restore(0, 350, (), state)
     assert_same(run(backend, first, ends, 350), cold[first.tobytes()])
 
 
@@ -210,14 +210,18 @@ def test_two_prompts_do_not_mix(backend: LlamaBackend) -> None:
 def test_a_prefix_is_its_rows_and_its_state(backend: LlamaBackend, keep: int) -> None:
     tokens, ends = tokens_of(8), ends_of([100, 350])
     cold = run(backend, tokens, ends)
-    backend.clear(0)
+    backend.memory.clear(0)
     run(backend, tokens, [end for end in ends if end <= 350])
-    rows, state, cells = backend.save_rows(0, 0, 350).block, backend.save_state(0, 350), library_state(backend)
+    rows, state, cells = (
+        backend.memory.save_rows(0, 0, 350).block,
+        backend.memory.save_state(0, 350),
+        library_state(backend),
+    )
     if not keep:
-        backend.clear(0)
+        backend.memory.clear(0)
         run(backend, tokens_of(9), ends)
-    backend.rewind(0, keep)
-    backend.restore(0, keep, [(Rows(rows), keep, 350)], state)
+    backend.memory.rewind(0, keep)
+    backend.memory.restore(0, keep, [(Rows(rows), keep, 350)], state)
     assert (library_state(backend) == cells).all()
     assert_same(run(backend, tokens, ends, 350), cold)
 
@@ -225,19 +229,19 @@ def test_a_prefix_is_its_rows_and_its_state(backend: LlamaBackend, keep: int) ->
 def test_a_prefix_without_cells_leaves_nothing(open_model: Callable[..., Loaded]) -> None:
     large = open_model("tiny-hybrid").backend
     tokens = tokens_of(5, 200)
-    large.clear(0)
+    large.memory.clear(0)
     cold = run(large, tokens, ends_of([], 200))
-    rows, state = large.save_rows(0, 0, 200).block, large.save_state(0, 200)
+    rows, state = large.memory.save_rows(0, 0, 200).block, large.memory.save_state(0, 200)
     small = open_model("tiny-hybrid", n_ctx=256, n_seqs=2).backend
     run(small, tokens, [64])
     for start in (0, 64):
         small.evaluate(1, tokens[start : start + 64], start)
     with pytest.raises(OutOfCellsError):
-        small.restore(0, 64, [(Rows(rows), 64, 200)], state)
-    assert (small._n_held(0), small._n_held(1)) == (0, 128)
-    small.clear(1)
-    small.restore(0, 0, [(Rows(rows), 0, 200)], state)
-    small.clear(0)
+        small.memory.restore(0, 64, [(Rows(rows), 64, 200)], state)
+    assert (small.memory.n_tokens(0), small.memory.n_tokens(1)) == (0, 128)
+    small.memory.clear(1)
+    small.memory.restore(0, 0, [(Rows(rows), 0, 200)], state)
+    small.memory.clear(0)
     assert_same(run(small, tokens, ends_of([], 200)), cold)
 
 
@@ -248,28 +252,28 @@ class TestRefusals:
     def ready(self, open_model: Callable[..., Loaded]) -> Iterator[Ready]:
         backend = open_model("tiny-hybrid").backend
         tokens = tokens_of(4)
-        backend.clear(0)
+        backend.memory.clear(0)
         cold = run(backend, tokens, ends_of([300]))
-        backend.clear(0)
+        backend.memory.clear(0)
         run(backend, tokens, [end for end in ends_of([300]) if end <= 300])
         yield backend, tokens, cold
         assert_same(run(backend, tokens, ends_of([300]), 300), cold)
 
     def test_short_buffers(self, ready: Ready) -> None:
-        memory = ready[0]._memory
+        memory = ready[0].memory.kv
         with pytest.raises(ValueError, match="need a buffer of"):
             memory.save_rows(0, 0, 300, bytearray(memory.rows_size(0, 300) - 1))
         with pytest.raises(ValueError, match="the state needs a buffer of"):
             memory.save_state(0, 300, bytearray(5))
         with pytest.raises(StateError, match="shorter than its header"):
-            ready[0].restore(0, 300, [(Rows(np.zeros(8, np.uint8)), 300, 301)])
+            ready[0].memory.restore(0, 300, [(Rows(np.zeros(8, np.uint8)), 300, 301)])
         with pytest.raises(StateError, match=r"has \d+ bytes, not"):
-            ready[0].restore(0, 300, [(Rows(ready[0].save_rows(0, 0, 300).block[:-1]), 0, 300)])
+            ready[0].memory.restore(0, 300, [(Rows(ready[0].memory.save_rows(0, 0, 300).block[:-1]), 0, 300)])
         with pytest.raises(StateError, match=r"a state has \d+ bytes"):
-            ready[0].restore(0, 300, (), State.of(ready[0].save_state(0, 300).recurrent[:-4]))
+            ready[0].memory.restore(0, 300, (), State.of(ready[0].memory.save_state(0, 300).recurrent[:-4]))
 
     def test_readonly_and_strided_buffers(self, ready: Ready) -> None:
-        memory = ready[0]._memory
+        memory = ready[0].memory.kv
         size = memory.rows_size(0, 10)
         with pytest.raises((ValueError, BufferError)):
             memory.save_rows(0, 0, 10, bytes(size))
@@ -279,89 +283,93 @@ class TestRefusals:
     @pytest.mark.parametrize(("first", "last"), [(-1, 10), (10, 10), (200, 100), (290, 301), (5000, 5010)])
     def test_ranges(self, ready: Ready, first: int, last: int) -> None:
         with pytest.raises((ValueError, StateError)):
-            ready[0].save_rows(0, first, last)
+            ready[0].memory.save_rows(0, first, last)
 
     def test_wrong_positions(self, ready: Ready) -> None:
         backend = ready[0]
-        rows, state = backend.save_rows(0, 100, 300).block, backend.save_state(0, 300)
+        rows, state = backend.memory.save_rows(0, 100, 300).block, backend.memory.save_state(0, 300)
         with pytest.raises(StateError, match="cannot be saved"):
-            backend.save_state(0, 299)
+            backend.memory.save_state(0, 299)
         with pytest.raises(StateError, match="belongs to position 300"):
-            backend.restore(0, 200, (), state)
+            backend.memory.restore(0, 200, (), state)
         with pytest.raises(StateError, match="ends at 300"):
-            backend.restore(0, 100, [(Rows(rows), 100, 300)])
+            backend.memory.restore(0, 100, [(Rows(rows), 100, 300)])
         with pytest.raises(StateError, match="do not follow"):
-            backend.restore(0, 300, [(Rows(rows), 301, 302)])
+            backend.memory.restore(0, 300, [(Rows(rows), 301, 302)])
         with pytest.raises(StateError, match="not inside the block"):
-            backend.restore(0, 300, [(Rows(rows), 300, 310)])
+            backend.memory.restore(0, 300, [(Rows(rows), 300, 310)])
         with pytest.raises(StateError, match="cannot be rewound"):
-            backend.rewind(0, 301)
+            backend.memory.rewind(0, 301)
         with pytest.raises(StateError, match="sequence 1 is not in"):
-            backend.save_rows(1, 0, 10)
+            backend.memory.save_rows(1, 0, 10)
 
     def test_prefixes(self, ready: Ready) -> None:
         backend = ready[0]
-        rows, state = backend.save_rows(0, 0, 300).block, backend.save_state(0, 300)
+        rows, state = backend.memory.save_rows(0, 0, 300).block, backend.memory.save_state(0, 300)
         with pytest.raises(StateError, match="belongs to position 300"):
-            backend.restore(0, 300, [(Rows(rows), 0, 200)], state)
+            backend.memory.restore(0, 300, [(Rows(rows), 0, 200)], state)
         for spans in ([], [(rows, 0, 200)]):
             with pytest.raises(StateError, match="does not belong behind these rows"):
-                checked(backend._memory.load_prefix, 0, 0, spans, 300, state.recurrent)
+                checked(backend.memory.kv.load_prefix, 0, 0, spans, 300, state.recurrent)
         with pytest.raises(StateError, match="ends at 300"):
-            backend.restore(0, 100, [(Rows(rows), 100, 300)], state)
+            backend.memory.restore(0, 100, [(Rows(rows), 100, 300)], state)
         with pytest.raises(StateError, match="not a block of kind"):
-            backend.restore(0, 300, [(Rows(rows), 300, 300)], State.of(rows))
+            backend.memory.restore(0, 300, [(Rows(rows), 300, 300)], State.of(rows))
 
     def test_states_for_rows_and_noise(self, ready: Ready) -> None:
         backend = ready[0]
         with pytest.raises(StateError, match="not a block of kind"):
-            backend.restore(0, 300, (), State.of(backend.save_rows(0, 0, 300).block))
+            backend.memory.restore(0, 300, (), State.of(backend.memory.save_rows(0, 0, 300).block))
         noise = np.random.default_rng(0).integers(0, 256, 4096).astype(np.uint8)
         with pytest.raises(StateError, match="not a block of kind"):
-            backend.restore(0, 300, [(Rows(noise), 300, 310)])
+            backend.memory.restore(0, 300, [(Rows(noise), 300, 310)])
 
     def test_foreign_layout(self, ready: Ready, open_model: Callable[..., Loaded]) -> None:
         for name, options in (("tiny-hybrid", {"type_k": "q8_0", "type_v": "q8_0"}), ("tiny-dense", {})):
             other = open_model(name, **options).backend
-            other.clear(0)
+            other.memory.clear(0)
             run(other, ready[1], [64])
             with pytest.raises(StateError, match="another layout"):
-                ready[0].restore(0, 300, [(other.save_rows(0, 0, 64), 300, 310)])
-            assert other.layout != ready[0].layout
+                ready[0].memory.restore(0, 300, [(other.memory.save_rows(0, 0, 64), 300, 310)])
+            assert other.memory.layout != ready[0].memory.layout
 
 
 def test_rows_that_do_not_fit_the_context(open_model: Callable[..., Loaded]) -> None:
     small = open_model("tiny-hybrid", n_ctx=256).backend
     large = open_model("tiny-hybrid").backend
     tokens = tokens_of(5)
-    large.clear(0)
+    large.memory.clear(0)
     run(large, tokens, ends_of([]))
-    rows = large.save_rows(0, 0, N).block
+    rows = large.memory.save_rows(0, 0, N).block
     with pytest.raises(OutOfCellsError):
-        small.restore(0, 0, [(Rows(rows), 0, N)])
+        small.memory.restore(0, 0, [(Rows(rows), 0, N)])
 
 
 def test_more_rows_than_take_their_cells_at_a_time(open_model: Callable[..., Loaded]) -> None:
     n, cut = 9000, 5000
     backend = open_model("tiny-hybrid", n_ctx=n + 100).backend
     tokens = tokens_of(7, n)
-    backend.clear(0)
-    for start in range(0, n, backend.n_ubatch):
-        backend.evaluate(0, tokens[start : start + backend.n_ubatch], start, output=False)
-    parts = [(backend.save_rows(0, 0, cut).block, 0, cut), (backend.save_rows(0, cut, n).block, cut, n)]
-    whole, state, cells = backend.save_rows(0, 0, n).block, backend.save_state(0, n), library_state(backend)
+    backend.memory.clear(0)
+    for start in range(0, n, backend.facts.n_ubatch):
+        backend.evaluate(0, tokens[start : start + backend.facts.n_ubatch], start, output=False)
+    parts = [(backend.memory.save_rows(0, 0, cut).block, 0, cut), (backend.memory.save_rows(0, cut, n).block, cut, n)]
+    whole, state, cells = (
+        backend.memory.save_rows(0, 0, n).block,
+        backend.memory.save_state(0, n),
+        library_state(backend),
+    )
     backend.evaluate(0, tokens[:64], n)
     cold = backend.logits(0)
     for keep in (0, 100):
-        backend.rewind(0, keep)
+        backend.memory.rewind(0, keep)
         spans = [(Rows(block), max(first, keep), last) for block, first, last in parts]
-        backend.restore(0, keep, spans)
-        backend.restore(0, n, (), state)
+        backend.memory.restore(0, keep, spans)
+        backend.memory.restore(0, n, (), state)
         assert (library_state(backend) == cells).all()
-        assert (backend.save_rows(0, 0, n).block == whole).all()
+        assert (backend.memory.save_rows(0, 0, n).block == whole).all()
         backend.evaluate(0, tokens[:64], n)
         assert (backend.logits(0) == cold).all()
-    backend.clear(0)
+    backend.memory.clear(0)
 
 
 def test_sequences_of_a_unified_cache_move_rows_independently(open_model: Callable[..., Loaded]) -> None:
@@ -371,16 +379,16 @@ def test_sequences_of_a_unified_cache_move_rows_independently(open_model: Callab
     for seq, tokens in enumerate(prompts):
         for start in range(0, 200, 50):
             backend.evaluate(seq, tokens[start : start + 50], start)
-        saved.append((backend.save_rows(seq, 0, 200).block, backend.save_state(seq, 200)))
+        saved.append((backend.memory.save_rows(seq, 0, 200).block, backend.memory.save_state(seq, 200)))
     for seq in (2, 0, 1):
         rows, state = saved[seq]
-        backend.rewind(seq, 60)
-        backend.restore(seq, 60, [(Rows(rows), 60, 200)])
-        backend.restore(seq, 200, (), state)
-        assert (backend.save_rows(seq, 0, 200).block == rows).all()
-        assert (backend.save_state(seq, 200).recurrent == state.recurrent).all()
+        backend.memory.rewind(seq, 60)
+        backend.memory.restore(seq, 60, [(Rows(rows), 60, 200)])
+        backend.memory.restore(seq, 200, (), state)
+        assert (backend.memory.save_rows(seq, 0, 200).block == rows).all()
+        assert (backend.memory.save_state(seq, 200).recurrent == state.recurrent).all()
     for seq in range(3):
-        backend.clear(seq)
+        backend.memory.clear(seq)
 
 
 def test_different_prompts_give_different_logits(open_model: Callable[..., Loaded]) -> None:
@@ -388,7 +396,7 @@ def test_different_prompts_give_different_logits(open_model: Callable[..., Loade
         backend = open_model(name).backend
         seen = []
         for seed in range(4):
-            backend.clear(0)
+            backend.memory.clear(0)
             seen.append(run(backend, tokens_of(seed, 200), [64, 128, 192, 200])[200])
         assert all(np.isfinite(logits).all() and logits.std() > 1e-3 for logits in seen)
         assert all(np.abs(a - b).max() > 1e-3 for i, a in enumerate(seen) for b in seen[:i])

@@ -61,11 +61,11 @@ def same(ours: list[np.ndarray], others: list[np.ndarray]) -> bool:
 
 
 def test_what_follows_the_mark_has_the_same_bits(backend: LlamaBackend) -> None:
-    memory = backend._memory
+    memory = backend.memory.kv
     assert memory.has_marks
     prompt(backend, 0, 1)
     expected = go_on(backend, 0, 5, 1, 4, 17, 1)
-    backend.clear(0)
+    backend.memory.clear(0)
     prompt(backend, 0, 1)
     memory.mark(0, N)
     for seed, widths in enumerate([(1,), (40,), (3, 1, 1), (64, 64), (1, 33)]):
@@ -77,26 +77,26 @@ def test_what_follows_the_mark_has_the_same_bits(backend: LlamaBackend) -> None:
 
 
 def test_the_state_itself_is_the_one_at_the_mark(backend: LlamaBackend) -> None:
-    memory = backend._memory
+    memory = backend.memory.kv
     prompt(backend, 0, 2)
     memory.mark(0, N)
-    before = backend.save_state(0, N).recurrent
-    backend.synchronize()
+    before = backend.memory.save_state(0, N).recurrent
+    backend.memory.synchronize()
     before = before.copy()
     go_on(backend, 0, 9, 30)
     memory.reset(0)
-    after = backend.save_state(0, N).recurrent
-    backend.synchronize()
+    after = backend.memory.save_state(0, N).recurrent
+    backend.memory.synchronize()
     assert np.array_equal(before, after)
 
 
 def test_each_sequence_has_its_own_mark(backend: LlamaBackend) -> None:
-    memory = backend._memory
+    memory = backend.memory.kv
     expected = []
     for seq in (0, 1):
         prompt(backend, seq, seq)
         expected.append(go_on(backend, seq, 7, 1, 5))
-        backend.clear(seq)
+        backend.memory.clear(seq)
     for seq in (0, 1):
         prompt(backend, seq, seq)
     for seq in (1, 0):
@@ -112,7 +112,7 @@ def test_each_sequence_has_its_own_mark(backend: LlamaBackend) -> None:
 
 
 def test_a_later_mark_replaces_the_earlier_one(backend: LlamaBackend) -> None:
-    memory = backend._memory
+    memory = backend.memory.kv
     prompt(backend, 0, 3)
     memory.mark(0, N)
     go_on(backend, 0, 4, 6)
@@ -124,26 +124,26 @@ def test_a_later_mark_replaces_the_earlier_one(backend: LlamaBackend) -> None:
 
 @pytest.mark.parametrize("change", ["rewind", "clear", "load_state", "load_rows"])
 def test_there_is_no_way_back_over_a_change(backend: LlamaBackend, change: str) -> None:
-    memory = backend._memory
+    memory = backend.memory.kv
     prompt(backend, 0, 1)
-    state = backend.save_state(0, N)
-    rows = backend.save_rows(0, 0, N).block
+    state = backend.memory.save_state(0, N)
+    rows = backend.memory.save_rows(0, 0, N).block
     memory.mark(0, N)
     if change == "rewind":
-        backend.rewind(0, N - 10)
+        backend.memory.rewind(0, N - 10)
     elif change == "load_state":
-        backend.restore(0, N, (), state)
+        backend.memory.restore(0, N, (), state)
     else:
-        backend.clear(0)
+        backend.memory.clear(0)
     if change == "load_rows":
-        backend.restore(0, 0, [(Rows(rows), 0, N)])
-        backend.restore(0, N, (), state)
+        backend.memory.restore(0, 0, [(Rows(rows), 0, N)])
+        backend.memory.restore(0, N, (), state)
     with pytest.raises(ValueError, match="no mark"):
         memory.reset(0)
 
 
 def test_only_where_a_sequence_stands_can_it_be_marked(backend: LlamaBackend) -> None:
-    memory = backend._memory
+    memory = backend.memory.kv
     with pytest.raises(ValueError, match="no mark"):
         memory.reset(0)
     with pytest.raises(ValueError, match="stands at 0"):
@@ -165,18 +165,18 @@ def test_without_room_nothing_can_be_marked(
 ) -> None:
     unasked = name == "tiny-hybrid"  # the other has nothing to keep
     backend = (open_model(name) if unasked else opened(model_path(name))).backend
-    assert not backend._memory.has_marks
-    backend.clear(0)
+    assert not backend.memory.kv.has_marks
+    backend.memory.clear(0)
     prompt(backend, 0, 1)
     with pytest.raises(ValueError, match="no room for marks"):
-        backend._memory.mark(0, N)
-    backend.clear(0)
+        backend.memory.kv.mark(0, N)
+    backend.memory.clear(0)
 
 
 def drafted(backend: LlamaBackend, seed: int, look: Callable[[], None]) -> list[np.ndarray]:
     """Steps of a reply after N tokens, each with drafts of which some are wrong, up to long ones; the logits of all."""
     rng, at, found, kinds = np.random.default_rng(seed), N, [], set()
-    most = min(backend.most_drafts, 20)
+    most = min(backend.facts.most_drafts, 20)
     for step in range(12):
         n_drafts = int(rng.integers(1, most + 1)) if step % 3 else min(1, most)
         item = SequenceTokens(0, tuple(tokens(1000 * seed + step, 1 + n_drafts).tolist()), at)
@@ -184,10 +184,10 @@ def drafted(backend: LlamaBackend, seed: int, look: Callable[[], None]) -> list[
         found += [backend.logits(i) for i in range(1 + n_drafts)]
         look()
         n_right = int(rng.integers(0, n_drafts + 1))
-        held = backend.keep(0, at + 1 + n_right)
+        held = backend.memory.rollback(0, at + 1 + n_right)
         look()
         if held < at + 1 + n_right:  # back to the mark: what was right is evaluated once more, and is sure now
-            assert n_drafts > backend.n_rollback
+            assert n_drafts > backend.facts.n_rollback
             again = item.tokens[held - at : 1 + n_right]
             backend.decode([SequenceTokens(0, again, held, len(again))])
             found.append(backend.logits(0))
@@ -203,36 +203,36 @@ def test_drafts_and_marks_leave_what_is_held_and_are_no_different_beside_it(back
     """Drafts take cells where held rows lie; what is taken back was never held, and what is held has not moved on."""
     prompt(backend, 0, 1)
     expected = drafted(backend, 3, lambda: None)
-    ends = backend._n_held(0)
-    backend.clear(0)
+    ends = backend.memory.n_tokens(0)
+    backend.memory.clear(0)
 
     # Another conversation had the low cells, and leaves about as many free as this one needs.
-    n = backend.n_cells - ends - n_free
+    n = backend.facts.n_cells - ends - n_free
     for start in range(0, n, 64):
         backend.evaluate(1, tokens(9, n)[start : start + 64], start)
-    other, own_end = backend.hold(1, 0, n), N
-    before = backend.save_rows(1, 0, n).block
-    backend.synchronize()
-    backend.clear(1)
+    other, own_end = backend.memory.hold(1, 0, n), N
+    before = backend.memory.save_rows(1, 0, n).block
+    backend.memory.synchronize()
+    backend.memory.clear(1)
     prompt(backend, 0, 1)
-    own = backend.hold(0, 0, own_end)
-    mine = backend.save_rows(0, 0, own_end).block
-    backend.synchronize()
+    own = backend.memory.hold(0, 0, own_end)
+    mine = backend.memory.save_rows(0, 0, own_end).block
+    backend.memory.synchronize()
 
     def look() -> None:
         for held, block, last in ((other, before, n), (own, mine, own_end)):
-            found = backend.fetch(held, 0, last)
-            backend.synchronize()
+            found = backend.memory.fetch(held, 0, last)
+            backend.memory.synchronize()
             assert np.array_equal(found, block)
 
     assert same(drafted(backend, 3, look), expected)
-    assert backend._n_held(0) == ends
-    assert backend.n_held == n, "its own rows lie where the sequence has them"
-    state = backend.save_state(0, ends)
-    last = backend.save_rows(0, own_end, ends).block
-    backend.synchronize()
-    backend.clear(0)
-    backend.restore(0, 0, [(Rows(own), 0, own_end), (Rows(last), own_end, ends)])
-    backend.restore(0, ends, (), state)
+    assert backend.memory.n_tokens(0) == ends
+    assert backend.memory.n_held == n, "its own rows lie where the sequence has them"
+    state = backend.memory.save_state(0, ends)
+    last = backend.memory.save_rows(0, own_end, ends).block
+    backend.memory.synchronize()
+    backend.memory.clear(0)
+    backend.memory.restore(0, 0, [(Rows(own), 0, own_end), (Rows(last), own_end, ends)])
+    backend.memory.restore(0, ends, (), state)
     look()
-    backend.release_all()
+    backend.memory.release_all()

@@ -83,16 +83,19 @@ def test_where_rows_lie_and_what_was_before_makes_no_difference(
     tokens, other = tokens_of(2, N), tokens_of(3, N)
     n = LAYERS[name]
     all_resident = prompt_of(chooser(name, kv, resident=[*range(n)]), tokens)
-    block, state = all_resident.backend.save_rows(0, 0, N_PROMPT).block, all_resident.backend.save_state(0, N_PROMPT)
+    block, state = (
+        all_resident.backend.memory.save_rows(0, 0, N_PROMPT).block,
+        all_resident.backend.memory.save_state(0, N_PROMPT),
+    )
     wanted = reply(all_resident, tokens)
     assert all_resident.rows.selected_chunks == 20 * 4 * n
     assert all_resident.rows.fetched_chunks == 0
-    rows = all_resident.backend.save_rows(0, 0, N).block
+    rows = all_resident.backend.memory.save_rows(0, 0, N).block
     for resident, lag in (([n - 1], 0), ([], 2)):
         made = prompt_of(chooser(name, kv, resident=resident, lag=lag), tokens)
         assert_same(reply(made, tokens), wanted)
         made.rows.finish()
-        assert (made.backend.save_rows(0, 0, N).block == rows).all()
+        assert (made.backend.memory.save_rows(0, 0, N).block == rows).all()
         fetched = made.rows.fetched_chunks
         assert 0 < fetched < made.rows.selected_chunks
         # Another conversation between, and back by what was saved.
@@ -104,7 +107,7 @@ def test_where_rows_lie_and_what_was_before_makes_no_difference(
         assert made.rows.fetched_chunks > fetched
         # The rows of the reply are there for whoever reads all of them.
         made.rows.finish()
-        assert (made.backend.save_rows(0, 0, N).block == rows).all()
+        assert (made.backend.memory.save_rows(0, 0, N).block == rows).all()
 
 
 def test_a_reply_is_taken_back_and_goes_on(chooser: Callable[..., Store]) -> None:
@@ -119,7 +122,7 @@ def test_a_reply_is_taken_back_and_goes_on(chooser: Callable[..., Store]) -> Non
         start = fresh.rows.n_rows
         found = reply(fresh, mixed, start)
         cold = chooser("tiny-dense", resident=[])
-        cold.resume(n, [(fresh.backend.save_rows(0, 0, n).block, 0, n)], np.empty(0, np.uint8))
+        cold.resume(n, [(fresh.backend.memory.save_rows(0, 0, n).block, 0, n)], np.empty(0, np.uint8))
         cold.run(mixed, n, [*range(n + 96, N_PROMPT, 96)])
         assert_same(found, reply(cold, mixed, start))
         fresh.rows.rewind(0, n)
@@ -186,7 +189,7 @@ def test_chunks_are_those_that_queries_look_at_most(tmp_path: Path, store: Calla
     for kv in ("f16", "q8_0"):
         made = store("tiny-two", kv, resident=[0], n_ctx=2000, select={**FEW, "block": block}, path=path)
         prompt_of(made, tokens)
-        rows = made.backend.save_rows(0, 0, N_PROMPT).block
+        rows = made.backend.memory.save_rows(0, 0, N_PROMPT).block
         made.rows.finish()
         for start in range(N_PROMPT, N, 2):
             made.evaluate(tokens[start : start + 2], start, select=True)
@@ -278,7 +281,7 @@ def test_a_stopped_evaluation_leaves_the_rows_before_it(chooser: Callable[..., S
     batch.fill(0, tokens[N_PROMPT + 7 : N_PROMPT + 8], N_PROMPT + 7)
     assert made.rows.decode(ctypes.addressof(batch.struct), select=True) == 2
     assert made.rows.n_rows == N_PROMPT + 7
-    made.backend._pulse.attach(ctypes.cast(made.backend._ctx, ctypes.c_void_p).value or 0)
+    made.backend.control.pulse.attach(ctypes.cast(made.backend._ctx, ctypes.c_void_p).value or 0)
     assert_same(reply(made, tokens, N_PROMPT + 7), wanted)
 
 

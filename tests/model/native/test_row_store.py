@@ -25,7 +25,7 @@ def n_layers(name: str) -> int:
 
 
 def cold(backend: LlamaBackend, tokens: Tokens, ends: list[int] = ENDS) -> dict[int, np.ndarray]:
-    backend.clear(0)
+    backend.memory.clear(0)
     return run(evaluate_on(backend), tokens, 0, ends)
 
 
@@ -36,19 +36,21 @@ def test_logits_blocks_and_states_are_those_of_a_full_cache(
     tokens = tokens_of(1)
     reference = full(name, kv)
     wanted = cold(reference, tokens)
-    rows, state = reference.save_rows(0, 0, N).block, reference.save_state(0, N).recurrent
+    rows, state = reference.memory.save_rows(0, 0, N).block, reference.memory.save_state(0, N).recurrent
     n = n_layers(name)
     for resident, stages, lag in (([*range(n)], 2, 0), ([n - 1], 2 if n > 2 else 1, 1), ([], 1, 0)):
         made = store(name, kv, resident=resident, stages=stages, lag=lag)
-        assert made.backend.layout == reference.layout
+        assert made.backend.memory.layout == reference.memory.layout
         assert_same(made.run(tokens), wanted)
         assert made.rows.n_rows == N
         assert api.llama_memory_seq_pos_max(api.llama_get_memory(made.backend._ctx), 0) == N - 1
-        saved = made.backend.save_rows(0, 0, N).block
+        saved = made.backend.memory.save_rows(0, 0, N).block
         made.rows.finish()
         assert (saved == rows).all()
-        assert (made.backend.save_rows(0, 300, 301).block[64:] == reference.save_rows(0, 300, 301).block[64:]).all()
-        assert (made.backend.save_state(0, N).recurrent == state).all()
+        assert (
+            made.backend.memory.save_rows(0, 300, 301).block[64:] == reference.memory.save_rows(0, 300, 301).block[64:]
+        ).all()
+        assert (made.backend.memory.save_state(0, N).recurrent == state).all()
         streams_often = n - len(resident) > stages  # else each layer has a stage of its own
         assert (made.rows.streamed_bytes > 0) == streams_often
 
@@ -67,11 +69,11 @@ def test_conversations_take_turns_and_go_back(
     chains: list[list[tuple[Block, int, int]]] = [[], []]
     states: list[dict[int, Block]] = [{}, {}]
     for i, (source, evaluate) in enumerate([(made.backend, made.evaluate), (reference, evaluate_on(reference))]):
-        source.clear(0)
+        source.memory.clear(0)
         for start, cut in ((0, 256), (256, 450), (450, 590)):
             assert_same(run(evaluate, prompts[i][:cut], start, ENDS), wanted[i])
-            chains[i].append((source.save_rows(0, start, cut).block, start, cut))
-            states[i][cut] = source.save_state(0, cut).recurrent
+            chains[i].append((source.memory.save_rows(0, start, cut).block, start, cut))
+            states[i][cut] = source.memory.save_state(0, cut).recurrent
     for i, n, kept in [(1, 450, 0), (0, 590, 0), (0, 256, 256), (1, 590, 0), (1, 450, 333), (0, 450, 0)]:
         if kept:
             made.rows.rewind(0, kept)
@@ -111,7 +113,7 @@ def test_more_rows_than_cells_one_token_at_a_time(
     tokens = tokens_of(4, 520)
     ends = [90, *range(91, 521)]
     made = store("tiny-dense", resident=[0, 1, 2], stages=1)
-    assert made.backend.n_cells == 256
+    assert made.backend.facts.n_cells == 256
     wanted = cold(full("tiny-dense", "f16"), tokens, ends)
     assert_same(made.run(tokens, ends=ends), wanted)
     assert made.rows.streamed_bytes == 0
@@ -134,12 +136,12 @@ def test_a_graph_is_taken_as_it_was_left(
     assert_same(made.run(tokens, ends=ends), wanted)
     repeated = made.rows.repeated
     assert repeated > 100, "the library makes a new graph for these now and then, not often"
-    block, state = made.backend.save_rows(0, 0, 330).block, None
+    block, state = made.backend.memory.save_rows(0, 0, 330).block, None
     made.rows.rewind(0, 300 if name == "tiny-dense" else 0)
-    if made.backend.kind == "hybrid":
+    if made.backend.memory.kind == "hybrid":
         made.rows.clear(0)
         assert_same(made.run(tokens, ends=[end for end in ends if end <= 330]), wanted)
-        state = made.backend.save_state(0, 330)
+        state = made.backend.memory.save_state(0, 330)
         made.rows.clear(0)
         made.evaluate(tokens[:1], 0)
         made.rows.clear(0)
@@ -175,7 +177,7 @@ def test_the_library_has_its_own_graph_back(
     api.llama_memory_clear(memory, True)
     made.rows.clear(0)
     assert_same(made.run(tokens, ends=ends), wanted)
-    backend._memory = KVState(ctypes.cast(backend._ctx, ctypes.c_void_p).value or 0)
+    backend.memory.kv = KVState(ctypes.cast(backend._ctx, ctypes.c_void_p).value or 0)
     api.llama_memory_clear(memory, True)
     assert_same(run(own, tokens, 0, [1, 2, 3]), run(evaluate_on(full("tiny-dense", "f16")), tokens, 0, [1, 2, 3]))
 
@@ -187,18 +189,18 @@ def test_large_restores_are_right(store: Callable[..., Store]) -> None:
     block[:64] = made_header(made, n)
     block[64:] = np.random.default_rng(5).integers(0, 60, block.size - 64, dtype=np.uint8)
     made.rows.load_rows(0, 0, [(block, 0, 11_111), (block, 11_111, n)])
-    saved = made.backend.save_rows(0, 0, n).block
+    saved = made.backend.memory.save_rows(0, 0, n).block
     made.rows.finish()
     assert (saved == block).all()
     assert made.rows.n_free == 1
-    part = made.backend.save_rows(0, 22_998, n).block
+    part = made.backend.memory.save_rows(0, 22_998, n).block
     assert (part[64 : 64 + 256] == block[64 + 22_998 * 128 :][:256]).all()
 
 
 def made_header(made: Store, n: int) -> np.ndarray:
     """The header of a block of rows [0, n)."""
     made.evaluate(as_tokens([1]), 0)
-    header = made.backend.save_rows(0, 0, 1).block[:64].copy()
+    header = made.backend.memory.save_rows(0, 0, 1).block[:64].copy()
     header[24:32] = np.frombuffer(np.int64(n).tobytes(), np.uint8)
     made.rows.clear(0)
     return header
@@ -208,7 +210,7 @@ def test_what_does_not_fit_is_refused(store: Callable[..., Store]) -> None:
     made = store("tiny-hybrid", resident=[0], n_ctx=300)
     tokens = tokens_of(6, 300)
     wanted = made.run(tokens, ends=[96, 192, 288, 300])
-    block, state = made.backend.save_rows(0, 0, 300).block, made.backend.save_state(0, 300)
+    block, state = made.backend.memory.save_rows(0, 0, 300).block, made.backend.memory.save_state(0, 300)
     with pytest.raises(OutOfCellsError):
         made.evaluate(tokens[:1], 300)
     with pytest.raises(OutOfCellsError):
@@ -250,7 +252,7 @@ def test_held_rows_stay_in_their_places(store: Callable[..., Store], name: str, 
     beside = made.run(other, ends=[96, 192])
     made.rows.clear(0)
     made.run(tokens)
-    rows, state = made.backend.save_rows(0, 0, N).block, made.backend.save_state(0, N).recurrent
+    rows, state = made.backend.memory.save_rows(0, 0, N).block, made.backend.memory.save_state(0, N).recurrent
     low, high, inside = (checked(made.rows.hold, 0, *span) for span in ((0, 254), (254, N), (300, 310)))
     assert (made.rows.n_held, made.rows.n_own(high, 254, N), made.rows.n_free) == (0, 0, 400)
     wanted = made.evaluate(more, N)
@@ -278,7 +280,7 @@ def test_held_rows_stay_in_their_places(store: Callable[..., Store], name: str, 
             checked(made.rows.fetch, high, *span, part)
     made.rows.clear(0)
     made.resume(N, [(copy, 0, 254), (high, 254, N)], state)
-    again, there = made.backend.save_rows(0, 0, N).block, made.backend.save_rows(0, 300, 500).block
+    again, there = made.backend.memory.save_rows(0, 0, N).block, made.backend.memory.save_rows(0, 300, 500).block
     made.rows.finish()
     assert (again == rows).all()
     assert (there == part).all()
@@ -311,7 +313,7 @@ def stop_within(made: Store, tokens: Tokens, first: int, last: int) -> None:
     batch.fill(0, tokens[first:last], first)
     assert made.rows.decode(ctypes.addressof(batch.struct)) == 2
     assert made.rows.n_rows == first
-    made.backend._pulse.attach(ctypes.cast(made.backend._ctx, ctypes.c_void_p).value or 0)
+    made.backend.control.pulse.attach(ctypes.cast(made.backend._ctx, ctypes.c_void_p).value or 0)
 
 
 def test_a_stopped_evaluation_leaves_the_rows_before_it(store: Callable[..., Store]) -> None:
@@ -329,7 +331,7 @@ def test_a_graph_that_was_left_is_right_after_a_stop(store: Callable[..., Store]
     wanted = made.run(tokens, ends=ends)
     made.rows.clear(0)
     made.run(tokens[:100], ends=ends)
-    state, repeated = made.backend.save_state(0, 100), made.rows.repeated
+    state, repeated = made.backend.memory.save_state(0, 100), made.rows.repeated
     stop_within(made, tokens, 100, 101)
     checked(made.rows.load_state, 0, 100, state.recurrent)
     assert_same(made.run(tokens, 100, ends), wanted)
@@ -394,7 +396,7 @@ def test_buffers_live_until_their_copies_are_complete(store: Callable[..., Store
     wanted = made.run(tokens, ends=[96, 192, 200])
     made.rows.clear(0)
     assert_same(made.run(tokens, ends=[96, 192, 200]), wanted)
-    block = made.backend.save_rows(0, 0, 200).block
+    block = made.backend.memory.save_rows(0, 0, 200).block
     assert made.rows.in_flight_bytes >= block.size
     made.rows.finish()
     assert made.rows.in_flight_bytes == 0

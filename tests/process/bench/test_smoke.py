@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.request import Request
 from pyctl.errors import EngineError
-from pyctl.prompt import Prompt, Tokens
+from pyctl.prompt import Prompt
 from tests.fake import FakeBackend
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -51,7 +52,7 @@ def test_one_that_fails_makes_all_fail() -> None:
 
 def test_a_failed_request_ends_a_measurement() -> None:
     class Broken(FakeBackend):
-        def evaluate(self, seq: int, tokens: Tokens, start: int, *, output: bool = True) -> None:
+        def evaluate(self, *args: Any, **kwargs: Any) -> None:
             raise EngineError("broken")
 
     engine = Engine(Broken(), RamCache(4, None), EngineSettings())

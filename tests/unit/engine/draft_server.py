@@ -65,12 +65,12 @@ class DraftServer:
         self.start()
 
     def start(self) -> None:
-        for seq in range(self.backend.n_seqs):
+        for seq in range(self.backend.facts.n_seqs):
             self.backend.clear(seq)
         store = DiskStore(self.directory, "model", None, min_tokens=32, sizes=self.backend.shape.sizes)
         self.tier = DiskTier(store, DiskPolicy.parse("full"), cold_max=10240, close_seconds=60)
         self.source = ModelDrafts(self.backend)
-        speculation = Speculation([self.source] if self.backend.draft_type else [])
+        speculation = Speculation([self.source] if self.backend.facts.draft_type else [])
         options = EngineSettings(exact=self.exact)
         self.engine = Engine(self.backend, RamCache(32, None), options, self.tier, speculation)
 

@@ -89,9 +89,9 @@ def cold(
     backend: Backend, prompt: Prompt, n: int = 8, options: EngineSettings | None = None, **fields: object
 ) -> Reply:
     """The reply of a fresh engine without any cache, on a backend that holds nothing afterwards."""
-    for seq in range(backend.n_seqs):
-        backend.clear(seq)
+    for seq in range(backend.facts.n_seqs):
+        backend.memory.clear(seq)
     reply = ask(Engine(backend, RamCache(0, 0), options or EngineSettings()), prompt, n, cache_prompt=False, **fields)
-    for seq in range(backend.n_seqs):
-        backend.clear(seq)
+    for seq in range(backend.facts.n_seqs):
+        backend.memory.clear(seq)
     return reply

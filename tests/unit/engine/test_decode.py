@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -98,7 +99,7 @@ def test_drafts_change_nothing_but_the_number_of_steps(
     assert len(backend._seqs[0].rows) == seq.n, "the engine knows what is left of the drafts"
     assert backend._seqs[0].rows == one_by_one._seqs[0].rows[: seq.n]
     assert not source.replies
-    if kind == "attention" or width <= backend.n_rollback:
+    if kind == "attention" or width <= backend.facts.n_rollback:
         assert backend.digest(0) == one_by_one.digest(0)
     check_invariants(engine.prefix_cache.cache)
 
@@ -176,7 +177,7 @@ def test_control_tokens_are_text_where_the_request_says_so() -> None:
     hidden = reply.tokens[3]
     shown, backend = plain("attention", n=8, control_texts={hidden: b"<mark>"})
     assert shown.tokens == reply.tokens
-    texts = [b"<mark>" if token == hidden else backend.piece(token) for token in reply.tokens]
+    texts = [b"<mark>" if token == hidden else backend.vocabulary.piece(token) for token in reply.tokens]
     assert shown.text == b"".join(texts).decode("utf-8", "replace")
 
 
@@ -186,7 +187,7 @@ def test_what_a_step_gave_is_told_at_once_while_the_next_is_evaluated(is_async: 
     endless = Sampling(temperature=0.0, ignore_eos=True)
     known, _ = plain("hybrid", n=80, sampling=endless)
     backend = FakeBackend("hybrid")
-    backend.is_async = is_async
+    backend.facts = replace(backend.facts, is_async=is_async)
     source = Foresight({PROMPT: known.tokens}, 3, lambda _: False)
     engine = Engine(backend, RamCache(8, None), EngineSettings(), speculation=Speculation([source]))
     handle = RequestHandle(request(PROMPT, 41, sampling=endless))

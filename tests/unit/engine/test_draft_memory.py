@@ -144,7 +144,7 @@ def check_plain(server: DraftServer, kind: str, prompt: Prompt, directory: Path)
     assert server.tier.store.damaged == 0
     expected, at_end = cold(kind, prompt, directory)
     assert turn.tokens == expected.tokens
-    assert turn.drafts or kind == "opaque" or not server.backend.draft_type
+    assert turn.drafts or kind == "opaque" or not server.backend.facts.draft_type
     return digest(server) == at_end
 
 

@@ -135,7 +135,7 @@ def test_an_evaluation_that_fails_ends_the_request_and_nothing_else() -> None:
     good = chat((1, 300))
     expected = ask(engine, good).tokens
     original = backend.evaluate
-    backend.evaluate = lambda seq, tokens, start, output: (_ for _ in ()).throw(EngineError("boom"))
+    backend.evaluate = lambda *args, **kwargs: (_ for _ in ()).throw(EngineError("boom"))
     reply = ask(engine, chat((1, 300), (2, 100)))
     assert str(reply.error) == "boom"
     backend.evaluate = original

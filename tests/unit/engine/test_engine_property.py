@@ -73,14 +73,14 @@ def shortened(conversation: list[Message]) -> list[Message]:
 class SeeingBackend(FakeBackend):
     """It knows where there are images, and that none can be cut."""
 
-    def evaluate_picture(self, seq: int, picture: Picture, first: int, last: int, *, output: bool = False) -> None:
-        assert picture.start <= first < last <= picture.end
-        self.__dict__.setdefault("images", {}).setdefault(seq, []).append(picture)
-        super().evaluate_picture(seq, picture, first, last, output=output)
-
-    def evaluate(self, seq: int, tokens: Tokens, start: int, *, output: bool = True) -> None:
+    def evaluate(
+        self, seq: int, tokens: Tokens, start: int, *, output: bool = True, picture: Picture | None = None
+    ) -> None:
         assert tokens.min() >= 0 or len(set(np.sign(tokens))) == 1, "text and an image in one batch"
-        super().evaluate(seq, tokens, start, output=output)
+        if picture is not None:
+            assert picture.start <= start < start + tokens.size <= picture.end
+            self.__dict__.setdefault("images", {}).setdefault(seq, []).append(picture)
+        super().evaluate(seq, tokens, start, output=output, picture=picture)
 
     def rewind(self, seq: int, n: int) -> None:
         held = self.__dict__.setdefault("images", {}).setdefault(seq, [])
@@ -248,7 +248,7 @@ class Conversations(RuleBasedStateMachine):
 
     def deepest(self, prompt: Prompt) -> int:
         """What a plain search over everything that is stored says can be restored."""
-        ends = batch_ends(prompt, self.backend.n_ubatch, batch_cost=self.backend.batch_cost)
+        ends = batch_ends(prompt, self.backend.facts.n_ubatch, batch_cost=self.backend.facts.batch_cost)
         best = 0
         for snapshot in self.engine.prefix_cache.cache.snapshots():
             stored = tokens_of(snapshot)

@@ -37,9 +37,9 @@ class Faulty(FakeBackend):
         self.release = threading.Event()
         self.waits = threading.Event()
 
-    def evaluate(self, seq: int, tokens: Any, start: int, *, output: bool = True) -> None:
+    def evaluate(self, *args: Any, **kwargs: Any) -> None:
         self._maybe()
-        super().evaluate(seq, tokens, start, output=output)
+        super().evaluate(*args, **kwargs)
 
     def decode(self, items: Any) -> None:
         if self.n_good:
@@ -184,8 +184,8 @@ def test_a_long_evaluation_that_makes_progress_is_left_alone(faulty: Any, monkey
     backend, worker = faulty(stall_seconds=0.3)
     looks: list[int] = []
     is_idle = threading.Event()
-    n_beats = property(lambda _: looks.append(1) or (1 if is_idle.is_set() else len(looks)))
-    monkeypatch.setattr(Faulty, "n_beats", n_beats, raising=False)
+    heartbeat = property(lambda _: looks.append(1) or (1 if is_idle.is_set() else len(looks)))
+    monkeypatch.setattr(Faulty, "heartbeat", heartbeat, raising=False)
     watched: list[object] = []
 
     def watch() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -62,7 +63,7 @@ def check_at_rest(engine: Engine, backend: FakeBackend) -> None:
     assert not engine.running
     assert not engine.waiting
     assert cache.retained == []
-    assert [seq.id for seq in engine.sequences] == list(range(backend.n_seqs))
+    assert [seq.id for seq in engine.sequences] == list(range(backend.facts.n_seqs))
     assert [len(held.rows) for held in backend._seqs] == [seq.n for seq in engine.sequences]
     check_held(engine, backend)
 
@@ -76,7 +77,7 @@ def check_held(engine: Engine, backend: FakeBackend) -> None:
     for segment in cache.segments():
         assert segment.held is not None or segment.rows.size or backend.kind == "opaque", "rows that are nowhere"
         assert segment.held is None or segment.held.n_cells == segment.tokens.size
-    assert engine.cells.n_used + backend.n_held <= backend.n_cells
+    assert engine.cells.n_used + backend.n_held <= backend.facts.n_cells
 
 
 def alone(prompt: Prompt, n: int, kind: str = "hybrid", n_ctx: int = 1024, **fields: object) -> Reply:
@@ -423,7 +424,7 @@ class NotedCosts(Costs):
 @pytest.mark.parametrize("is_async", [False, True])
 def test_only_prompts_that_are_evaluated_alone_say_what_tokens_cost(is_async: bool) -> None:
     backend = FakeBackend(n_ctx=4096, n_seqs=2, n_ubatch=64)
-    backend.is_async = is_async
+    backend.facts = replace(backend.facts, is_async=is_async)
     engine = engine_of(backend)
     costs = engine.prefix_cache.cache.costs = NotedCosts()
     first, *others = (prompt_of(seed, 300) for seed in (1, 2, 3))

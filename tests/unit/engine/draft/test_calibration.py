@@ -101,7 +101,7 @@ def test_what_cannot_be_measured_stops_nothing(
 
     try:
         expected = said(backend)
-        backend.clear(0)
+        backend.memory.clear(0)
         with monkeypatch.context() as patch:
             patch.setattr(backend, "decode", refuse)
             Speculation(model=ModelDrafts(backend, 3), pace=Pace(), n_free=3).calibrate(backend, 3)

@@ -62,9 +62,9 @@ class Drafting:
             for i, (longest, wrong, silent) in enumerate(self.guesses)
         ]
         model = ModelDrafts(backend, self.n_model) if self.n_model else None
-        width = min(self.n_model or 3, backend.n_rollback) if self.is_fixed else 0
+        width = min(self.n_model or 3, backend.facts.n_rollback) if self.is_fixed else 0
         pace = None if self.is_fixed else Pace(fixed=not self.is_paced)
-        speculation = Speculation(self.sources, model, pace=pace, n_free=backend.n_rollback, width=width)
+        speculation = Speculation(self.sources, model, pace=pace, n_free=backend.facts.n_rollback, width=width)
         return Engine(backend, RamCache(*self.cache), EngineSettings(**options), speculation=speculation)
 
 

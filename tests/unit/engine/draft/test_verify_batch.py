@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -64,7 +65,7 @@ def waiting(key: int, n: int, sure: tuple[int, ...] = (5,)) -> ActiveRequest:
 def batches_of(
     backend: FakeBackend, requests: list[ActiveRequest], speculation: Speculation, n_free: int = 1000
 ) -> list[list[BatchItem]]:
-    return verify_batches(requests, backend, speculation, n_free, lambda n: True)
+    return verify_batches(requests, backend.facts, speculation, n_free, lambda n: True)
 
 
 def widths(batches: list[list[BatchItem]]) -> list[list[int]]:
@@ -81,7 +82,7 @@ def test_everybody_gets_the_same_share_of_what_there_is() -> None:
     assert source.most == dict.fromkeys(range(4), 5)
     batches_of(backend, [waiting(key, 10) for key in range(4)], speculation, n_free=9)
     assert source.most == dict.fromkeys(range(4), 2), "cells"
-    backend.n_outputs = 1000
+    backend.facts = replace(backend.facts, n_outputs=1000)
     batches_of(backend, [waiting(key, 10) for key in range(4)], speculation)
     assert source.most == dict.fromkeys(range(4), 15), "tokens of one evaluation"
     batches_of(backend, [waiting(0, 196)], speculation)
@@ -123,14 +124,14 @@ def test_a_replay_beside_others_keeps_its_planes() -> None:
     assert widths(batches) == [[5], [4]]
     for batch in batches:
         backend.decode([item.tokens for item in batch])
-    assert backend.keep(0, 12) == 12
-    assert backend.keep(1, 11) == 11
+    assert backend.rollback(0, 12) == 12
+    assert backend.rollback(1, 11) == 11
     together = FakeBackend("hybrid", n_seqs=2, n_planes=3)
     for seq in (0, 1):
         together.evaluate(seq, as_tokens([1] * 10), 0)
     together.decode([item.tokens for batch in batches for item in batch])
     with pytest.raises(StateError):
-        together.keep(0, 12)
+        together.rollback(0, 12)
 
 
 def test_more_tokens_than_one_evaluation_takes_are_several() -> None:
@@ -199,7 +200,7 @@ def test_a_model_drafts_for_all_at_once_or_for_nobody(n_max: int, kind: str) -> 
     engine = Engine(backend, RamCache(8, None), EngineSettings(), speculation=speculation)
     handles = [submit(engine, prompt_of(seed, 150), 40, sampling=ENDLESS) for seed in (1, 2, 3)]
     run(engine)
-    assert {n for _, n in asked} == {n_max, min(n_max, backend.n_rollback)}, "fewer behind a mark"
+    assert {n for _, n in asked} == {n_max, min(n_max, backend.facts.n_rollback)}, "fewer behind a mark"
     assert max(n for n, _ in asked) == 3
     assert all(handle.drafts.n_accepted > 10 for handle in handles)
 
