@@ -8,9 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pyctl.cache.disk.store import DiskStore
-from pyctl.cache.disk_tier import DiskTier
-from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.ram import RamCache
 from pyctl.engine.draft.draft_settings import DraftSettings, NgramSettings
 from pyctl.engine.draft.ngram import ngram_sources
@@ -27,7 +24,7 @@ from pyctl.llama import Loaded
 from pyctl.llama.vision.image_encoder import ImageEncoder
 from pyctl.prompt import Picture, Prompt, as_tokens
 from tests.pictures import image_bytes
-from tests.unit.engine.drive import Reply, ask, cold, collect, request
+from tests.unit.engine.drive import Reply, ask, cold, collect, request, tier_on
 
 EXACT = EngineSettings(exact=True)
 HEAD = "<|im_start|>system\nYou look at pictures and say what you see in them, at length.<|im_end|>\n"
@@ -107,8 +104,7 @@ def test_what_is_restored_is_what_a_cold_run_says(opened: Open, tmp_path: Path, 
         expected[title] = reply, reference.backend.logits(0)
 
     def run(loaded: Loaded) -> dict[str, tuple[int, int]]:
-        store = DiskStore(tmp_path / "kv", "pictures", None, min_tokens=32)
-        tier = DiskTier(store, DiskPolicy.parse("full"), cold_max=10240, close_seconds=60)
+        tier = tier_on(tmp_path / "kv", "pictures", min_tokens=32)
         engine = Engine(loaded.backend, RamCache(32, None), EXACT, tier)
         found = {}
         for title, prompt in conversations(loaded).items():

@@ -8,9 +8,6 @@ from typing import Any, cast
 
 import pytest
 
-from pyctl.cache.disk.store import DiskStore
-from pyctl.cache.disk_tier import DiskTier
-from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.ram import RamCache
 from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.engine import Engine
@@ -20,7 +17,7 @@ from pyctl.engine.request import Done, Failed, Piece
 from pyctl.engine.sampling import Sampling
 from pyctl.llama import LlamaBackend, Loaded
 from pyctl.prompt import Prompt
-from tests.unit.engine.drive import chat, request
+from tests.unit.engine.drive import chat, request, tier_on
 
 ENDLESS = Sampling(temperature=0.0, ignore_eos=True)
 
@@ -47,8 +44,7 @@ def engine_on(backend: LlamaBackend, directory: Path | None = None, *, exact: bo
         backend.memory.clear(seq)
     tier = None
     if directory is not None:
-        store = DiskStore(directory, backend.memory.identity, None, min_tokens=32)
-        tier = DiskTier(store, DiskPolicy.parse("full"), cold_max=10240, close_seconds=60)
+        tier = tier_on(directory, backend.memory.identity, min_tokens=32)
     return Engine(backend, RamCache(0, None), EngineSettings(exact=exact), tier)
 
 

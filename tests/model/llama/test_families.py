@@ -9,9 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyctl.cache.disk.store import DiskStore
-from pyctl.cache.disk_tier import DiskTier
-from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.places import ANYWHERE, NOWHERE, ResumePlaces
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import Rows
@@ -24,7 +21,7 @@ from pyctl.errors import StateError
 from pyctl.llama import LlamaBackend, Loaded, load, memory_check
 from pyctl.llama.context_memory import ContextMemory
 from pyctl.prompt import Prompt
-from tests.unit.engine.drive import chat, request
+from tests.unit.engine.drive import chat, request, tier_on
 from tools.generator.families import FAMILIES, WINDOW, Family, cached_family
 
 RING = 256
@@ -97,8 +94,7 @@ def cold_replies(backend: LlamaBackend) -> dict[str, list[object]]:
 
 
 def engine_on(directory: Path, backend: LlamaBackend) -> Engine:
-    store = DiskStore(directory, backend.memory.identity, None, min_tokens=32)
-    tier = DiskTier(store, DiskPolicy.parse("full"), cold_max=10240, close_seconds=60)
+    tier = tier_on(directory, backend.memory.identity, min_tokens=32)
     backend.memory.release_all()
     backend.memory.clear(0)
     return Engine(backend, RamCache(0, None), EngineSettings(exact=True), tier)

@@ -6,9 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pyctl.cache.disk.store import DiskStore
-from pyctl.cache.disk_tier import DiskTier
-from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.ram import RamCache
 from pyctl.engine.backend import Backend, SequenceTokens
 from pyctl.engine.draft.source import DraftJob
@@ -19,7 +16,7 @@ from pyctl.engine.sampling import Sampling
 from pyctl.errors import UnavailableError
 from pyctl.prompt import Prompt, Tokens
 from tests.unit.cache.checks import check_invariants
-from tests.unit.engine.drive import ask
+from tests.unit.engine.drive import ask, tier_on
 
 ENDLESS = Sampling(temperature=0.0, ignore_eos=True)
 
@@ -67,8 +64,7 @@ class DraftServer:
     def start(self) -> None:
         for seq in range(self.backend.facts.n_seqs):
             self.backend.clear(seq)
-        store = DiskStore(self.directory, "model", None, min_tokens=32, sizes=self.backend.shape.sizes)
-        self.tier = DiskTier(store, DiskPolicy.parse("full"), cold_max=10240, close_seconds=60)
+        self.tier = tier_on(self.directory, "model", min_tokens=32, sizes=self.backend.shape.sizes)
         self.source = ModelDrafts(self.backend)
         speculation = Speculation([self.source] if self.backend.facts.draft_type else [])
         options = EngineSettings(exact=self.exact)

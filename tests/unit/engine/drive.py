@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from pyctl.cache.disk.store import DiskStore
+from pyctl.cache.disk_tier import DiskTier
+from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.ram import RamCache
 from pyctl.engine.backend import Backend
 from pyctl.engine.engine import Engine
@@ -64,6 +69,12 @@ def collect(handle: RequestHandle) -> Reply:
         elif isinstance(event, Failed):
             reply.error = event.error
     return reply
+
+
+def tier_on(directory: Path, model: str = "fake", policy: str = "full", **store: Any) -> DiskTier:
+    """A disk tier on a directory, without a budget; ``store`` are more options of `DiskStore`."""
+    files = DiskStore(directory, model, None, **{"min_tokens": 100, **store})
+    return DiskTier(files, DiskPolicy.parse(policy), cold_max=10240, close_seconds=60)
 
 
 def engine_of(backend: Backend, n_slots: int = 32, budget: int | None = None, **options: object) -> Engine:

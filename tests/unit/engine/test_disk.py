@@ -13,8 +13,6 @@ import pytest
 
 from pyctl.cache import device_tier
 from pyctl.cache.disk.index import Index
-from pyctl.cache.disk.store import DiskStore
-from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.ports import Reason, RowsOf
 from pyctl.cache.ram import RamCache
@@ -25,19 +23,14 @@ from pyctl.engine.worker import Worker
 from pyctl.prompt import Prompt
 from tests.fake import FakeBackend
 from tests.unit.cache.checks import check_invariants
-from tests.unit.engine.drive import ask, cold
+from tests.unit.engine.drive import ask, cold, tier_on
 from tests.unit.engine.test_engine import KINDS, chat
 from tests.unit.server.fake import INFO
 
 
 def engine_on(directory: Path, kind: str, policy: str = "full", n_slots: int = 32, **store: object) -> Engine:
     """A fresh engine and backend, as after a restart, on a cache directory."""
-    tier = DiskTier(
-        DiskStore(directory, "fake", None, min_tokens=100, **store),
-        DiskPolicy.parse(policy),
-        cold_max=10240,
-        close_seconds=60,
-    )
+    tier = tier_on(directory, policy=policy, **store)
     return Engine(FakeBackend(kind), RamCache(n_slots, None), EngineSettings(exact=True), tier)
 
 

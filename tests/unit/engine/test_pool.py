@@ -11,9 +11,6 @@ import numpy as np
 import pytest
 
 from pyctl.cache import device_tier
-from pyctl.cache.disk.store import DiskStore
-from pyctl.cache.disk_tier import DiskTier
-from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.prefix_cache import PARK_MIN
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import Span
@@ -26,7 +23,7 @@ from pyctl.engine.worker import Worker
 from pyctl.errors import NotSupportedError, RequestError
 from pyctl.prompt import Prompt
 from tests.fake import FakeBackend
-from tests.unit.engine.drive import ask, cold, request
+from tests.unit.engine.drive import ask, cold, request, tier_on
 from tests.unit.engine.test_engine import chat
 from tests.unit.engine.test_scheduler import check_held
 from tests.unit.engine.test_worker import INFO
@@ -70,8 +67,7 @@ def test_files_do_not_depend_on_it(tmp_path: Path, kind: str, pools: Sequence[Po
     prompt, replies = turns(300, 700), []
     for pool in pools:
         backend = FakeBackend(kind, pool=pool)
-        store = DiskStore(tmp_path, "fake", None, min_tokens=100)
-        tier = DiskTier(store, DiskPolicy.parse("full"), cold_max=10240, close_seconds=60)
+        tier = tier_on(tmp_path)
         engine = Engine(backend, RamCache(32, None), EngineSettings(exact=True), tier)
         replies.append(ask(engine, prompt))
         engine.prefix_cache.close()

@@ -10,16 +10,14 @@ from typing import Any
 
 import pytest
 
-from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.disk_tier import DiskTier
-from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.ram import RamCache
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
 from tests.fake import FakeBackend
 from tests.unit.cache.checks import check_invariants
-from tests.unit.engine.drive import Reply, ask, cold, collect, request
+from tests.unit.engine.drive import Reply, ask, cold, collect, request, tier_on
 from tests.unit.engine.test_engine import KINDS, chat
 from tests.waiting import until
 
@@ -59,8 +57,7 @@ def drive(monkeypatch: pytest.MonkeyPatch) -> Iterator[HangingDrive]:
 
 
 def engine_on(directory: Path, kind: str = "hybrid") -> Engine:
-    store = DiskStore(directory, "fake", None, min_tokens=100)
-    tier = DiskTier(store, DiskPolicy("full"), cold_max=0, close_seconds=60)
+    tier = tier_on(directory)
     return Engine(FakeBackend(kind, n_seqs=2), RamCache(16, None), EngineSettings(exact=True), tier)
 
 
