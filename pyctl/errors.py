@@ -15,6 +15,7 @@
     - BusyError            too many requests wait already (HTTP 503 with Retry-After)
   + EngineError            llama.cpp failed while serving (HTTP 500)
     - StateError           bytes that do not fit the model's memory; a cache miss, never a failed request
+    - NotWrittenError      a snapshot that a store does not get; the others wait as before
     - OutOfCellsError      the context has no room left; says nothing about what was to be put there
 """
 
@@ -31,6 +32,7 @@ __all__ = [
     "ModelError",
     "NotFoundError",
     "NotSupportedError",
+    "NotWrittenError",
     "OutOfCellsError",
     "PyctlError",
     "RequestError",
@@ -117,6 +119,10 @@ class PreemptedError(EngineError):
 
 class StateError(EngineError):
     """Saved rows or a saved state do not fit the live memory; the sequence stays usable."""
+
+
+class NotWrittenError(EngineError):
+    """A snapshot is not written: its rows were given up, or the store has no room for it, or no time."""
 
 
 class OutOfCellsError(EngineError):

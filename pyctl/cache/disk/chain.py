@@ -25,7 +25,7 @@ from pyctl.cache.disk.readers import DiskReads, finished
 from pyctl.cache.disk.segment_files import read_header, read_jobs
 from pyctl.cache.ports import Reading
 from pyctl.cache.snapshot import DIGEST_BYTES, NOTHING, Block, FileMark, Segment, Snapshot, State
-from pyctl.errors import StateError
+from pyctl.errors import NotWrittenError, StateError
 from pyctl.prompt import Tokens, as_tokens
 
 __all__ = ["ChainNames", "PendingSnapshot", "SegmentFile", "StoredFile", "check_chain", "open_chain"]
@@ -165,12 +165,12 @@ class ChainNames:
                 self._running.update(_bytes(segment.tokens[: last - segment.start]))
 
     def name(self, segment: Segment, rows: Block) -> SegmentFile:
-        """The next one of ``missing``, which has these ``rows``, named; LookupError if they were given up."""
+        """The next one of ``missing``, which has these ``rows``, named; NotWrittenError if they were given up."""
         whole = self._running.copy()
         whole.update(_bytes(segment.tokens))
         link = _link(segment, rows, self.last, whole.digest())
         if segment.dropped:
-            raise LookupError(f"the rows before {segment.end} were given up")
+            raise NotWrittenError(f"the rows before {segment.end} were given up")
         self._running.update(_bytes(segment.tokens[: self._reach[segment] - segment.start]))
         segment.file.name, segment.file.parent, self.last = link.name, link.parent, link.name
         return link

@@ -39,7 +39,7 @@ from pyctl.cache.disk.readers import RESTORE_SECONDS, DiskReads, Readers, Stalle
 from pyctl.cache.disk.writer import StoreWriter
 from pyctl.cache.ports import Reading
 from pyctl.cache.snapshot import Block, Prefix, Segment, Snapshot
-from pyctl.errors import StateError
+from pyctl.errors import NotWrittenError, StateError
 from pyctl.prompt import Tokens, common_prefix
 
 __all__ = ["DiskStore"]
@@ -277,7 +277,7 @@ class DiskStore:
 
     def write(self, snapshot: Snapshot, label: str = "", *, spilled: bool = False) -> int:
         """Store ``snapshot``, as `StoreWriter.write` says; 0 also if there is no room for it."""
-        with suppress(LookupError):
+        with suppress(NotWrittenError):
             return self.files.write(snapshot, label, spilled=spilled)
         return 0
 

@@ -16,7 +16,7 @@ from typing import Protocol
 from pyctl.cache.disk.readers import STALL_SECONDS
 from pyctl.cache.ports import AGAIN_SECONDS, MOST_BEHIND_BYTES, PieceOf, Reason, RowsOf
 from pyctl.cache.snapshot import NOTHING, Block, Prefix, Segment, Snapshot
-from pyctl.errors import StateError
+from pyctl.errors import NotWrittenError, StateError
 from pyctl.limit import limit
 
 __all__ = ["WriteQueue", "copy_of"]
@@ -68,7 +68,7 @@ class _Piece:
 
 
 class _Write(Protocol):
-    """Writes a snapshot and returns the bytes that took; LookupError if it was given up or has no room."""
+    """Writes a snapshot and returns the bytes that took; NotWrittenError if it was given up or has no room."""
 
     def __call__(self, snapshot: Snapshot, reason: Reason, rows_of: RowsOf | None) -> int: ...
 
@@ -156,10 +156,10 @@ class WriteQueue:
             if not piece.snapshot.for_disk or any(
                 each.dropped and not each.file.is_there for each in piece.snapshot.chain
             ):
-                raise LookupError("others needed the cells of its rows, or it was dropped")
+                raise NotWrittenError("others needed the cells of its rows, or it was dropped")
             if (rows := piece_of(piece.segment)) is None and not self.is_moving:
-                raise LookupError("RAM has no room for a part of it")
-        except (LookupError, StateError, MemoryError) as error:
+                raise NotWrittenError("RAM has no room for a part of it")
+        except (NotWrittenError, StateError, MemoryError) as error:
             piece.error = error
         else:
             if rows is None:
@@ -261,7 +261,7 @@ class WriteQueue:
             for job in left_over:
                 self._give_up(job)
             if self._piece is not None:
-                self._piece.error = LookupError("there is no time")
+                self._piece.error = NotWrittenError("there is no time")
             self._changed.notify_all()
             return not left_over and not self._n_large
 
@@ -380,9 +380,9 @@ class WriteQueue:
                 elif snapshot.for_disk and not self._last_chance and job.prefix not in self._jobs:
                     self._jobs |= {job.prefix: job} if self._make_room(job) else {}
         except Exception as error:
-            if is_large and isinstance(error, (LookupError, StateError, MemoryError)):
+            if is_large and isinstance(error, (NotWrittenError, StateError, MemoryError)):
                 log.warning("the prefix of %d tokens is not written: %s", snapshot.n, error)
-            elif not isinstance(error, LookupError):
+            elif not isinstance(error, NotWrittenError):
                 self.n_failed += 1
                 log.exception("a snapshot at %d could not be written", snapshot.n)
             self.n_given_up += is_large
@@ -405,7 +405,7 @@ class WriteQueue:
                 self._piece = None
                 self._n_busy += 1
         if piece.rows is None:
-            raise piece.error or LookupError("there is no time")
+            raise piece.error or NotWrittenError("there is no time")
         return piece.rows
 
     def _refused(self, error: OSError) -> None:

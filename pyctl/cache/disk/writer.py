@@ -22,6 +22,7 @@ from pyctl.cache.disk.index import Index, Key, Record
 from pyctl.cache.disk.segment_files import parts_of, remove_file, write_file
 from pyctl.cache.ports import RowsOf
 from pyctl.cache.snapshot import DRAFT, NOTHING, RECURRENT, Block, Segment, Snapshot
+from pyctl.errors import NotWrittenError
 from pyctl.limit import limit
 
 __all__ = ["OpenWrite", "StoreWriter"]
@@ -80,9 +81,9 @@ class StoreWriter:
 
         ``label`` says to people what it holds. ``rows_of`` gives the rows of a segment that is missing, where they are
         not in RAM. What is ``spilled`` may take part of the bytes of a day only, and does not come in the place of what
-        is worth more. 0 when it is too short, here already, or does not fit the bytes of the day. LookupError when its
-        rows were given up, or the directory has no room for it. OSError when the disk does not take it; nothing stays
-        behind then, and nothing can be found before all is there.
+        is worth more. 0 when it is too short, here already, or does not fit the bytes of the day. NotWrittenError when
+        its rows were given up, or the directory has no room for it. OSError when the disk does not take it; nothing
+        stays behind then, and nothing can be found before all is there.
         """
         for _ in range(3):  # segments that were there when it began may be gone at the end
             if (writing := self._open(snapshot, label, spilled)) is None:
@@ -95,7 +96,7 @@ class StoreWriter:
                 self._end(writing)
             if written is not None:
                 return written
-        raise LookupError("others remove what it hangs on")
+        raise NotWrittenError("others remove what it hangs on")
 
     def _open(self, snapshot: Snapshot, label: str, spilled: bool) -> OpenWrite | None:
         """What is to be written of ``snapshot``; None where `write` writes nothing."""
@@ -109,7 +110,7 @@ class StoreWriter:
             return None
         raw = snapshot.state.n_bytes + sum(each.n_bytes + each.only_held_bytes for each in names.missing)
         if self.directory.budget is not None and raw > self.directory.budget:
-            raise LookupError(f"it may need {raw / 2**20:,.0f} MiB, more than --kv-cache-budget")
+            raise NotWrittenError(f"it may need {raw / 2**20:,.0f} MiB, more than --kv-cache-budget")
         if spilled:
             may = self._may_spill(raw, today) and self._would_stay(snapshot)
         elif not (may := self._has_day(raw, today)):
@@ -119,7 +120,7 @@ class StoreWriter:
     def add(self, writing: OpenWrite, segment: Segment, rows: Block) -> None:
         """Write ``segment``, the next of those missing, whose bytes are ``rows``, under a temp name.
 
-        LookupError if its rows were given up.
+        NotWrittenError if its rows were given up.
         """
         link = writing.names.name(segment, rows)
         writing.links.append(link)
@@ -133,7 +134,7 @@ class StoreWriter:
     def _finish(self, writing: OpenWrite) -> int | None:
         """Write the state and publish everything; how many bytes that took, None if segments that were there are gone.
 
-        LookupError if the directory has no room for it, or does not want it any more.
+        NotWrittenError if the directory has no room for it, or does not want it any more.
         """
         names, snapshot = writing.names, writing.snapshot
         assert names.last is not None
@@ -146,7 +147,7 @@ class StoreWriter:
         chain = [self.key(name) for name in (*stem, *(link.name for link in writing.links))]
         done = self._publish(snapshot, writing.records, chain, writing.label)
         if done == 0:
-            raise LookupError("the directory has no room for it, or does not want it any more")
+            raise NotWrittenError("the directory has no room for it, or does not want it any more")
         if done is not None:
             sync_directory(self.home)
             for link in writing.links:
