@@ -213,7 +213,7 @@ def test_a_damaged_sequence_file_is_refused(open_model: Callable[..., Loaded], t
     path.write_bytes(whole)
     other = open_model(shape, n_ubatch=32).backend
     with pytest.raises(StateError, match="another model"):
-        other.load_file(0, path)
+        other.memory.load_file(0, path)
 
 
 def test_closed_and_opened_again_it_is_the_same(model_path: Callable[[str], Path], tmp_path: Path) -> None:

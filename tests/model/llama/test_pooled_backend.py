@@ -117,7 +117,7 @@ def test_conversations_that_take_turns(
         assert reply.error is None
         assert reply.tokens == cold(plain, prompt, 4).tokens
         check_invariants(engine.prefix_cache.cache)
-        assert engine.cells.n_used + engine.prefix_cache.device.n_cells <= pooled.n_cells
+        assert engine.cells.n_used + engine.prefix_cache.device.n_cells <= pooled.facts.n_cells
 
 
 @pytest.mark.parametrize("sizes", [(0, N_CTX // 2), (N_CTX // 2, 0), (N_CTX, N_CTX // 2)])

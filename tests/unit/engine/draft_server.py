@@ -63,8 +63,8 @@ class DraftServer:
 
     def start(self) -> None:
         for seq in range(self.backend.facts.n_seqs):
-            self.backend.clear(seq)
-        self.tier = tier_on(self.directory, "model", min_tokens=32, sizes=self.backend.shape.sizes)
+            self.backend.memory.clear(seq)
+        self.tier = tier_on(self.directory, "model", min_tokens=32, sizes=self.backend.memory.shape.sizes)
         self.source = ModelDrafts(self.backend)
         speculation = Speculation([self.source] if self.backend.facts.draft_type else [])
         options = EngineSettings(exact=self.exact)

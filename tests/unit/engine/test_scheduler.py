@@ -77,7 +77,7 @@ def check_held(engine: Engine, backend: FakeBackend) -> None:
     for segment in cache.segments():
         assert segment.held is not None or segment.rows.size or backend.kind == "opaque", "rows that are nowhere"
         assert segment.held is None or segment.held.n_cells == segment.tokens.size
-    assert engine.cells.n_used + backend.n_held <= backend.facts.n_cells
+    assert engine.cells.n_used + backend.memory.n_held <= backend.facts.n_cells
 
 
 def alone(prompt: Prompt, n: int, kind: str = "hybrid", n_ctx: int = 1024, **fields: object) -> Reply:
