@@ -21,8 +21,8 @@ from pyctl.cache.snapshot import Block, Rows, State
 from pyctl.chat.template import Template
 from pyctl.engine.backend import SequenceTokens
 from pyctl.engine.model_settings import ModelSettings
-from pyctl.engine.pool.pool_settings import PoolSettings
-from pyctl.engine.pool.selection import CHUNK, SelectSettings
+from pyctl.engine.pool import PoolSettings
+from pyctl.engine.selection import CHUNK, SelectSettings
 from pyctl.llama import Loaded, load
 from pyctl.models import builtin_model
 from pyctl.prompt import as_tokens

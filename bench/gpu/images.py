@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from bench.gpu.machine import describe, vram_mib
 from bench.gpu.servers import Server, llama_server, pyctl
 from pyctl.engine.model_settings import ModelSettings
-from pyctl.engine.vision.vision_settings import VisionSettings
+from pyctl.engine.vision_settings import VisionSettings
 from pyctl.image_file import ImageFile
 from pyctl.llama import LlamaBackend, MemoryPlan, load
 from pyctl.llama.devices import devices

@@ -43,14 +43,13 @@ from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.placements import experts_on_cpu
-from pyctl.engine.pool.pool_plan import StreamCounts
-from pyctl.engine.pool.pool_settings import PoolSettings
-from pyctl.engine.pool.selection import SelectSettings
+from pyctl.engine.pool import PoolSettings, StreamCounts
 from pyctl.engine.request import Done, Request
 from pyctl.engine.sampling import Sampling
+from pyctl.engine.selection import SelectSettings
 from pyctl.errors import EngineError, ModelError, PyctlError
 from pyctl.llama import LlamaBackend, load, reserve_pinned
-from pyctl.prompt import Prompt, Tokens, as_tokens
+from pyctl.prompt import Picture, Prompt, Tokens, as_tokens
 from tools.generator import SHAPES, cached_model
 
 HEADER_BYTES, FIRST, LAST = 64, slice(16, 24), slice(24, 32)
@@ -149,11 +148,13 @@ class Bench:
         backend, step = self.backend, self.options.ubatch
         evaluate, n = backend.evaluate, 0
 
-        def made_up(seq: int, tokens: Tokens, start: int, *, output: bool = True) -> None:
+        def made_up(
+            seq: int, tokens: Tokens, start: int, *, output: bool = True, picture: Picture | None = None
+        ) -> None:
             if tokens.size == step and not output and start + 2 * step < n:
                 self._append(start, start + step)
             else:
-                evaluate(seq, tokens, start, output=output)
+                evaluate(seq, tokens, start, output=output, picture=picture)
 
         setattr(backend, "evaluate", made_up)  # noqa: B010
         for n in [depth for depth in self.depths if depth >= LONG] or self.depths[-1:]:

@@ -24,8 +24,8 @@ from bench.gpu.pool import model_file, tokens_of
 from pyctl.cache.snapshot import Block, Rows, State
 from pyctl.engine.backend import SequenceTokens
 from pyctl.engine.model_settings import ModelSettings
-from pyctl.engine.pool.pool_settings import PoolSettings
-from pyctl.engine.pool.selection import SelectSettings
+from pyctl.engine.pool import PoolSettings
+from pyctl.engine.selection import SelectSettings
 from pyctl.errors import PyctlError
 from pyctl.llama import LlamaBackend, load
 from tools.generator import SHAPES

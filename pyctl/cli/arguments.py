@@ -24,10 +24,10 @@ from pyctl.convert import FALSE_WORDS, TRUE_WORDS, Convert
 from pyctl.engine.draft.draft_settings import DraftSettings, NgramSettings, SyntheticSettings
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.model_settings import SERVED_SEQS, ModelSettings
-from pyctl.engine.pool.pool_settings import PoolSettings
-from pyctl.engine.pool.selection import SelectSettings
+from pyctl.engine.pool import PoolSettings
 from pyctl.engine.sampling import RANDOM_SEED, Sampling
-from pyctl.engine.vision.vision_settings import VisionSettings
+from pyctl.engine.selection import SelectSettings
+from pyctl.engine.vision_settings import VisionSettings
 from pyctl.errors import ConfigError, RequestError
 from pyctl.models import HubSettings
 from pyctl.server import Cors, ListenSettings, ReplySettings, ServerSettings

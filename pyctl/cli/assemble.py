@@ -40,10 +40,10 @@ from pyctl.engine.draft.speculation import ModelDrafts, Speculation
 from pyctl.engine.draft.synthetic import SyntheticAcceptance, acceptance_rates
 from pyctl.engine.engine import Engine
 from pyctl.engine.sampling import Sampling
-from pyctl.engine.vision.image_rows import MOST_ROWS_BYTES
 from pyctl.engine.worker import Worker
 from pyctl.errors import ConfigError, ModelError, PyctlError
 from pyctl.llama import Loaded, MemoryPlan, allocate, load, reserve_pinned
+from pyctl.llama.image_encoder import MOST_ROWS_BYTES
 from pyctl.models import HubSettings, builtin_model
 from pyctl.server.service import Service, Shared
 

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyctl.cache import Block, SequenceMemory
-from pyctl.engine.pool.pool_plan import PoolPlan, StreamCounts
-from pyctl.engine.pool.selection import Pins
+from pyctl.engine.pool import PoolPlan, StreamCounts
 from pyctl.engine.sampling import Sampling
+from pyctl.engine.selection import Pins
 from pyctl.prompt import Picture, Tokens
 
 __all__ = [

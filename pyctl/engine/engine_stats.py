@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from pyctl.cache import BlockBytes, CacheView, DeviceCounts
 from pyctl.engine.engine_settings import Clock
-from pyctl.engine.pool.pool_plan import StreamCounts
+from pyctl.engine.pool import StreamCounts
 from pyctl.engine.request import DraftCounts, Request, Timings
 from pyctl.limit import limit
 

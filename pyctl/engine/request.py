@@ -9,9 +9,9 @@ from itertools import zip_longest
 from typing import Literal, NamedTuple, TypeAlias
 
 from pyctl.cache import DiskPolicy, RequestStats, Source
-from pyctl.engine.pool.pool_plan import StreamCounts
-from pyctl.engine.pool.selection import Pins
+from pyctl.engine.pool import StreamCounts
 from pyctl.engine.sampling import Sampling
+from pyctl.engine.selection import Pins
 from pyctl.engine.stream import ReasoningLimit
 from pyctl.errors import EngineError, PyctlError
 from pyctl.prompt import Prompt

@@ -25,12 +25,12 @@ from pyctl.cache import (
     State,
 )
 from pyctl.engine.backend import BackendFacts, SequenceTokens
-from pyctl.engine.pool.pool_plan import PoolPlan
+from pyctl.engine.pool import PoolPlan
 from pyctl.errors import OutOfCellsError, StateError
 from pyctl.llama.draft.draft_model import Follower
 from pyctl.llama.library import HostBuffer, KVState, allocate, checked
 from pyctl.llama.memory_check import places_of
-from pyctl.llama.pool.row_pool import open_pool
+from pyctl.llama.pool import open_pool
 from pyctl.llama.sequence_file import StateForm, load_file, save_file
 from pyctl.prompt import Tokens
 

@@ -222,7 +222,7 @@ class DryRun:
         return sums
 
 
-NO_DRAFTS = DraftSettings()
+NO_DRAFTS: DraftSettings = DraftSettings()
 
 
 @contextmanager

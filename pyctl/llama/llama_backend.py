@@ -13,20 +13,19 @@ from numpy.typing import NDArray
 
 from pyctl.cache import NOWHERE, Block
 from pyctl.engine.backend import BackendFacts, SequenceTokens, TopTokens
-from pyctl.engine.pool.pool_plan import PoolPlan, StreamCounts
-from pyctl.engine.pool.selection import Pins
+from pyctl.engine.pool import PoolPlan, StreamCounts
 from pyctl.engine.sampling import Sampling
+from pyctl.engine.selection import Pins
 from pyctl.errors import EngineError, ModelError, NotSupportedError
 from pyctl.llama.batch import Batch, Embedder, ImageBatch
 from pyctl.llama.context_memory import ContextMemory
 from pyctl.llama.draft.draft_model import Follower, MakeDraftModel
+from pyctl.llama.image_encoder import ImageEncoder
 from pyctl.llama.library import PulseControl, build_version, checked
 from pyctl.llama.llama_tokenizer import LlamaTokenizer
 from pyctl.llama.memory_check import TRIAL_TOKENS, describe, is_tested, restores
-from pyctl.llama.pool.row_pool import counts_of
-from pyctl.llama.pool.trial import same_bits, trial
+from pyctl.llama.pool import counts_of, same_bits, trial
 from pyctl.llama.sampler import IndexedSampler, LlamaSampler, LlamaVocabulary, top_logprobs
-from pyctl.llama.vision.image_encoder import ImageEncoder
 from pyctl.prompt import Picture, Tokens, as_tokens
 
 __all__ = ["LlamaBackend"]

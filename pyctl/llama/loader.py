@@ -14,9 +14,8 @@ from llama_cpp import llama_cpp as api
 from pyctl.engine.backend import EngineInfo
 from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.model_settings import NUMA, POOLING, ModelSettings
-from pyctl.engine.pool.pool_plan import PoolPlan
-from pyctl.engine.pool.pool_settings import PoolSettings
-from pyctl.engine.vision.vision_settings import VisionSettings
+from pyctl.engine.pool import PoolPlan, PoolSettings
+from pyctl.engine.vision_settings import VisionSettings
 from pyctl.errors import ModelError, UnavailableError
 from pyctl.limit import limit
 from pyctl.llama.batch import Embedder
@@ -27,9 +26,11 @@ from pyctl.llama.draft.mtp import MtpHead
 from pyctl.llama.draft.separate_model import SeparateModel
 from pyctl.llama.fingerprint import file_digest, fingerprint, metadata_text
 from pyctl.llama.fit import fit_settings
+from pyctl.llama.image_encoder import ImageEncoder
 from pyctl.llama.library import build_version, forget_log_errors, last_log_error, redirect_log
 from pyctl.llama.llama_backend import LlamaBackend
 from pyctl.llama.llama_tokenizer import LlamaTokenizer
+from pyctl.llama.make_encoder import make_encoder
 from pyctl.llama.memory import MemoryPlan
 from pyctl.llama.params import (
     ModelParams,
@@ -46,9 +47,7 @@ from pyctl.llama.params import (
     uses_own_head,
     with_ubatch,
 )
-from pyctl.llama.pool.pool_fit import fit_pool
-from pyctl.llama.vision.image_encoder import ImageEncoder
-from pyctl.llama.vision.make_encoder import make_encoder
+from pyctl.llama.pool_fit import fit_pool
 
 __all__ = ["Loaded", "load"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
-from pyctl.engine.pool.pool_plan import PoolPlan
+from pyctl.engine.pool import PoolPlan
 
 __all__ = ["MemoryPlan", "Place", "Usage"]
 

@@ -6,7 +6,7 @@ from pyctl.cache import ANYWHERE, NOWHERE, Block, ResumePlaces
 from pyctl.engine.backend import Backend
 from pyctl.errors import StateError
 from pyctl.llama.library import KVState
-from pyctl.llama.pool.trial import made_up_text, same_bits
+from pyctl.llama.pool import made_up_text, same_bits
 from pyctl.prompt import Tokens
 
 __all__ = ["TESTED", "TRIAL_TOKENS", "describe", "is_tested", "places_of", "restores"]

@@ -16,9 +16,9 @@ from pyctl.chat.constraint import Constraint, json_constraint
 from pyctl.chat.rendering import Continue
 from pyctl.chat.reply import ReasoningSplitter, ReasoningTokens, ReplySplitter
 from pyctl.engine.backend import EngineInfo
-from pyctl.engine.pool.selection import Pins
 from pyctl.engine.request import Request
 from pyctl.engine.sampling import RANDOM_SEED, Sampling
+from pyctl.engine.selection import Pins
 from pyctl.engine.stream import ReasoningLimit
 from pyctl.errors import ContextSizeError, NotSupportedError, RequestError
 from pyctl.image_file import ImageFile

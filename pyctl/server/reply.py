@@ -22,7 +22,7 @@ from pyctl.chat.chat_format import PreparedChat
 from pyctl.chat.reply import ReplyDelta, ReplySplitter
 from pyctl.engine.backend import TopTokens
 from pyctl.engine.handle import RequestHandle
-from pyctl.engine.pool.pool_plan import PoolPlan, StreamCounts
+from pyctl.engine.pool import PoolPlan, StreamCounts
 from pyctl.engine.request import Done, DraftCounts, Event, Failed, Piece, Progress, Request, Timings
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import EngineError, PyctlError

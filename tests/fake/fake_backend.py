@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from pyctl.cache.snapshot import Block
 from pyctl.engine.backend import BackendFacts, SequenceTokens, TopTokens
-from pyctl.engine.pool.pool_plan import PoolPlan, StreamCounts
-from pyctl.engine.pool.selection import CHUNK, Pins, SelectSettings
+from pyctl.engine.pool import PoolPlan, StreamCounts
 from pyctl.engine.sampling import Sampling
+from pyctl.engine.selection import CHUNK, Pins, SelectSettings
 from pyctl.errors import EngineError, PreemptedError, RequestError, StateError
 from pyctl.prompt import Picture, Tokens
 from tests.fake.fake_memory import FakeMemory, FakeSequence, hash_of

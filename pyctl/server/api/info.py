@@ -10,9 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pyctl.chat.images import MEDIA_MARKER
-from pyctl.engine.pool.pool_plan import PoolPlan
-from pyctl.engine.pool.selection import CHUNK, SelectSettings
+from pyctl.engine.pool import PoolPlan
 from pyctl.engine.request import Request as EngineRequest
+from pyctl.engine.selection import CHUNK, SelectSettings
 from pyctl.errors import NotFoundError, NotSupportedError, RequestError, UnavailableError
 from pyctl.prompt import Prompt
 from pyctl.server.body import ReplyOptions, parse_json, parse_object, scales_of

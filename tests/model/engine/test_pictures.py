@@ -17,11 +17,11 @@ from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.sampling import Sampling
-from pyctl.engine.vision.vision_settings import VisionSettings
+from pyctl.engine.vision_settings import VisionSettings
 from pyctl.errors import EngineError, RequestError
 from pyctl.image_file import ImageFile
 from pyctl.llama import Loaded
-from pyctl.llama.vision.image_encoder import ImageEncoder
+from pyctl.llama.image_encoder import ImageEncoder
 from pyctl.prompt import Picture, Prompt, as_tokens
 from tests.pictures import image_bytes
 from tests.unit.engine.drive import Reply, ask, cold, collect, request, tier_on

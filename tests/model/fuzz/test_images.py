@@ -11,11 +11,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pyctl.engine.model_settings import ModelSettings
-from pyctl.engine.vision.vision_settings import VisionSettings
+from pyctl.engine.vision_settings import VisionSettings
 from pyctl.errors import RequestError
 from pyctl.image_file import ImageFile
 from pyctl.llama import load
-from pyctl.llama.vision.image_encoder import ImageEncoder
+from pyctl.llama.image_encoder import ImageEncoder
 from tests.effort import examples
 from tests.pictures import image_bytes
 

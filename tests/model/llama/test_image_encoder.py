@@ -20,17 +20,16 @@ from PIL import Image
 
 from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.model_settings import ModelSettings
-from pyctl.engine.pool.pool_settings import PoolSettings
-from pyctl.engine.vision.image_rows import ImageRows
-from pyctl.engine.vision.vision_settings import VisionSettings
+from pyctl.engine.pool import PoolSettings
+from pyctl.engine.vision_settings import VisionSettings
 from pyctl.errors import ModelError, NotSupportedError, RequestError
 from pyctl.image_file import ImageFile
 from pyctl.llama import Loaded, load
 from pyctl.llama.devices import devices
 from pyctl.llama.dry_runs import dry_run
 from pyctl.llama.fit import fit_settings
-from pyctl.llama.vision.image_encoder import ImageEncoder, _Graphs, _Ready
-from pyctl.llama.vision.make_encoder import make_encoder
+from pyctl.llama.image_encoder import ImageEncoder, ImageRows, _Graphs, _Ready
+from pyctl.llama.make_encoder import make_encoder
 from pyctl.prompt import Picture
 from tests.effort import examples
 from tests.pictures import image_bytes
@@ -183,7 +182,7 @@ def test_webp_is_seen_as_the_same_pixels_in_a_bmp(loaded: Loaded, mode: str) -> 
     images = images_of(loaded)
     first, second = (np.random.default_rng(seed).integers(0, 256, (70, 100, 3), np.uint8) for seed in (1, 2))
     plain = images.picture(file_of(1))
-    expected = images.rows_of(plain, 0, plain.memory.n_tokens)
+    expected = images.rows_of(plain, 0, plain.n_tokens)
     for file in (webp(first, mode=mode), webp(first, second, mode=mode)):
         picture = images.picture(file)
         assert (file.width, file.height, picture.key != plain.key) == (100, 70, True)
@@ -276,7 +275,7 @@ def test_the_largest_image_is_encoded_at_the_start(
     model: ModelSettings, tiny_mmproj: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """On a device of its own, so that a full one shows at the start and not in the middle of a prompt."""
-    vision, patch = VisionSettings(str(tiny_mmproj), image_max_tokens=64), "pyctl.llama.vision"
+    vision, patch = VisionSettings(str(tiny_mmproj), image_max_tokens=64), "pyctl.llama"
     monkeypatch.setattr(f"{patch}.make_encoder._device_of", lambda *_: devices()[-1])
     encoded: list[tuple[int, int]] = []
     encode = ImageEncoder._encode
@@ -327,7 +326,7 @@ def test_images_of_several_sizes_one_after_another(
     model: ModelSettings, loaded: Loaded, tiny_mmproj: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a GPU a small one is encoded between two of a size where a graph of another size was captured."""
-    monkeypatch.setattr("pyctl.llama.vision.make_encoder._device_of", lambda *_: devices()[-1])
+    monkeypatch.setattr("pyctl.llama.make_encoder._device_of", lambda *_: devices()[-1])
     found = load(model, vision=VisionSettings(str(tiny_mmproj), image_max_tokens=64))
     images, grids = images_of(found), []
     code_of = mtmd_cpp.mtmd_encode_chunk
@@ -337,7 +336,7 @@ def test_images_of_several_sizes_one_after_another(
         grids.append((mtmd_cpp.mtmd_image_tokens_get_nx(image), mtmd_cpp.mtmd_image_tokens_get_ny(image)))
         return int(code_of(ctx, chunk))
 
-    monkeypatch.setattr("pyctl.llama.vision.image_encoder.mtmd.mtmd_encode_chunk", watched)
+    monkeypatch.setattr("pyctl.llama.image_encoder.mtmd.mtmd_encode_chunk", watched)
     files = [file_of(seed, *size) for seed, size in enumerate([(100, 70)] * 3 + [(128, 128)] * 2 + [(100, 70)] * 2)]
     pictures = [images.picture(file) for file in files]
     rows = [images.rows_of(picture, 0, picture.n_tokens) for picture in pictures]

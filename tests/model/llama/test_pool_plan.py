@@ -14,15 +14,14 @@ import pytest
 
 from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.model_settings import ModelSettings
-from pyctl.engine.pool.pool_plan import PoolPlan
-from pyctl.engine.pool.pool_settings import PoolSettings
-from pyctl.engine.pool.selection import SelectSettings
+from pyctl.engine.pool import PoolPlan, PoolSettings
+from pyctl.engine.selection import SelectSettings
 from pyctl.errors import ModelError
 from pyctl.llama import MemoryPlan, dry_runs
 from pyctl.llama.devices import Device
 from pyctl.llama.library import redirect_log
 from pyctl.llama.memory import MIB
-from pyctl.llama.pool.pool_fit import fit_pool
+from pyctl.llama.pool_fit import fit_pool
 from tools.generator import SHAPES
 
 N_CTX = 65_536

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pyctl.llama.vision.image_encoder import ImageEncoder
+from pyctl.llama.image_encoder import ImageEncoder
 
 MACHINE = {"GPU": "none", "build": "llama.cpp"}
 

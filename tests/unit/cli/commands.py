@@ -22,9 +22,9 @@ from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.draft.draft_settings import MODEL_TYPES, DraftSettings
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.model_settings import ModelSettings
-from pyctl.engine.pool.pool_settings import PoolSettings
+from pyctl.engine.pool import PoolSettings
 from pyctl.engine.request import Done, Piece, Request, Timings
-from pyctl.engine.vision.vision_settings import VisionSettings
+from pyctl.engine.vision_settings import VisionSettings
 from pyctl.engine.worker import Worker
 from pyctl.errors import ModelError
 from pyctl.llama import Loaded

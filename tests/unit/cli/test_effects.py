@@ -25,8 +25,8 @@ from pyctl.engine.model_settings import ModelSettings
 from pyctl.errors import ModelError
 from pyctl.llama import fit, load, loader
 from pyctl.llama.library import redirect_log
-from pyctl.llama.pool.pool_fit import fit_pool
-from pyctl.llama.vision.make_encoder import make_encoder
+from pyctl.llama.make_encoder import make_encoder
+from pyctl.llama.pool_fit import fit_pool
 from pyctl.setting import CHAT, GENERAL, SAMPLING, SERVER, Flag, Section
 from tests.model.llama.test_memory_plan import Run
 from tests.unit.cli.commands import HI, Seen, look

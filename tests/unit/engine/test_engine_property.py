@@ -21,10 +21,10 @@ from pyctl.chat.boundaries import boundaries, headers
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
-from pyctl.engine.pool.pool_plan import PoolPlan
-from pyctl.engine.pool.selection import SelectSettings
+from pyctl.engine.pool import PoolPlan
 from pyctl.engine.request import Request
 from pyctl.engine.schedule import warm_ups
+from pyctl.engine.selection import SelectSettings
 from pyctl.image_file import ImageFile
 from pyctl.prompt import Picture, Prompt, Tokens, as_tokens, common_prefix
 from tests.effort import examples

@@ -21,7 +21,7 @@ from pyctl.cache.disk.writer import OpenWrite, StoreWriter
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.snapshot import Block, BlockBytes, Held, Segment, State
 from pyctl.engine.engine import Engine
-from pyctl.engine.pool.pool_plan import PoolPlan
+from pyctl.engine.pool import PoolPlan
 from pyctl.errors import StateError
 from tests.fake import FakeBackend
 from tests.unit.cache.checks import check_invariants

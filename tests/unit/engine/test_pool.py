@@ -17,8 +17,8 @@ from pyctl.cache.snapshot import Span
 from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.pool.pool_plan import PoolPlan, StreamCounts
-from pyctl.engine.pool.selection import SelectSettings
+from pyctl.engine.pool import PoolPlan, StreamCounts
+from pyctl.engine.selection import SelectSettings
 from pyctl.engine.worker import Worker
 from pyctl.errors import NotSupportedError, RequestError
 from pyctl.prompt import Prompt

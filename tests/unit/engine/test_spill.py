@@ -22,7 +22,7 @@ from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import Block, Held, Snapshot
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.pool.pool_plan import PoolPlan
+from pyctl.engine.pool import PoolPlan
 from pyctl.errors import StateError
 from pyctl.prompt import Prompt
 from tests.fake import FakeBackend

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from pyctl.cache.cache_stats import RequestStats
-from pyctl.engine.pool.pool_plan import PoolPlan, StreamCounts
-from pyctl.engine.pool.selection import SelectSettings
+from pyctl.engine.pool import PoolPlan, StreamCounts
 from pyctl.engine.request import Done, Event, Piece, Request, Timings
+from pyctl.engine.selection import SelectSettings
 from pyctl.server import ServerSettings
 from tests.unit.server.fake import Bench
 

@@ -1,14 +1,42 @@
-"""Which layers of a pool stay on the device: arithmetic, before anything is loaded."""
+"""A pool of rows: its settings, where rows lie, and what attention has read."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from pyctl.engine.pool.selection import SelectSettings
+from pyctl.convert import integer
+from pyctl.engine.selection import SelectSettings
+from pyctl.setting import CONTEXT
 
-__all__ = ["PoolPlan", "StreamCounts"]
+__all__ = ["PoolPlan", "PoolSettings", "StreamCounts"]
+
+
+@dataclass(frozen=True)
+class PoolSettings:
+    """``n_pooled`` rows of all layers may lie on the device; -1 as many as fit, if not all do, and 0 is no pool.
+
+    To ``select`` among rows takes a pool, of all that fit unless ``n_pooled`` says how many.
+    """
+
+    n_pooled: int = CONTEXT.flag(
+        0,
+        "--kv-pool",
+        "tokens whose K and V may lie on the device, off = all of the context, auto = what fits; the rest is read from "
+        "RAM whenever it is needed, and no reply depends on it",
+        integer(1, auto=-1, off=0),
+        "PYCTL_KV_POOL",
+        "off|auto|TOKENS",
+        shown="off",
+    )
+    select: SelectSettings = field(default_factory=SelectSettings)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether there is to be a pool."""
+        return bool(self.n_pooled or self.select.n_selected)
+
 
 COPY_RATE = 20e9
 """Bytes a second from RAM to a device, for what is said before it can be measured: PCIe 4 with 16 lanes."""

@@ -10,9 +10,8 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.model_settings import ModelSettings
-from pyctl.engine.pool.pool_plan import PoolPlan
-from pyctl.engine.pool.pool_settings import PoolSettings
-from pyctl.engine.pool.selection import BLOCK, CHUNK, SelectSettings
+from pyctl.engine.pool import PoolPlan, PoolSettings
+from pyctl.engine.selection import BLOCK, CHUNK, SelectSettings
 from pyctl.errors import ModelError
 from pyctl.llama.dry_runs import DryRun, dry_run
 from pyctl.llama.fit import CTX_STEP, gpu_shortage, refusal, shortage

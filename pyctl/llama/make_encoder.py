@@ -6,13 +6,13 @@ import logging
 from pathlib import Path
 
 from pyctl.engine.model_settings import FLASH_MODES, ModelSettings
-from pyctl.engine.vision.vision_settings import VisionSettings
+from pyctl.engine.vision_settings import VisionSettings
 from pyctl.errors import ModelError
 from pyctl.llama.devices import Device, check_gguf, devices
 from pyctl.llama.fingerprint import file_digest
+from pyctl.llama.image_encoder import ImageEncoder
+from pyctl.llama.image_grid import ImageGrid
 from pyctl.llama.params import context_params, gpus
-from pyctl.llama.vision.image_encoder import ImageEncoder
-from pyctl.llama.vision.image_grid import ImageGrid
 
 __all__ = ["make_encoder"]
 

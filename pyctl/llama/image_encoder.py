@@ -1,4 +1,4 @@
-"""The encoder of images beside a model: what a file becomes in a prompt, and the rows that the model reads of it."""
+"""Images: the encoder that llama.cpp's mtmd has, and the rows that it has made."""
 
 from __future__ import annotations
 
@@ -15,16 +15,57 @@ from llama_cpp import llama_cpp as api
 from llama_cpp import mtmd_cpp as mtmd
 from numpy.typing import NDArray
 
-from pyctl.engine.vision.image_rows import ImageRows
 from pyctl.errors import EngineError, ModelError, RequestError
 from pyctl.image_file import ImageFile
 from pyctl.limit import limit
 from pyctl.llama.devices import Device, tensor_bytes
+from pyctl.llama.image_grid import ImageGrid
 from pyctl.llama.library import build_version, forget_log_errors, last_log_error, log_callback
-from pyctl.llama.vision.image_grid import ImageGrid
 from pyctl.prompt import Picture, Tokens, as_tokens
 
-__all__ = ["ImageEncoder"]
+__all__ = ["MOST_ROWS_BYTES", "ImageEncoder", "ImageRows"]
+
+MOST_ROWS_BYTES = limit(
+    256 * 2**20,
+    "what an encoder has made of images, kept in memory, within --cache-ram",
+    "the oldest are encoded again",
+    "memory",
+    "bytes",
+)
+
+
+class ImageRows:
+    """At most ``limit`` bytes of rows: what was not used for longest is forgotten first; the latest always stays."""
+
+    def __init__(self, limit: int = MOST_ROWS_BYTES) -> None:
+        self.limit = limit
+        self.n_bytes = 0
+        self._rows: OrderedDict[bytes, NDArray[np.float32]] = OrderedDict()
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def get(self, key: bytes) -> NDArray[np.float32]:
+        """The rows of one image, shape (n, width); KeyError if they are not there."""
+        self._rows.move_to_end(key)
+        return self._rows[key]
+
+    def put(self, key: bytes, rows: NDArray[np.float32]) -> None:
+        """Keep ``rows``, and forget others if that is too much."""
+        self.n_bytes += rows.nbytes - (self._rows[key].nbytes if key in self._rows else 0)
+        self._rows[key] = rows
+        self._rows.move_to_end(key)
+        while len(self._rows) > 1 and self.n_bytes > self.limit:
+            self.n_bytes -= self._rows.popitem(last=False)[1].nbytes
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._rows.clear()
+        self.n_bytes = 0
+
 
 MOST_READY_BYTES = limit(
     256 * 2**20,

@@ -1,4 +1,4 @@
-"""Whether rows in a pool give what rows in llama.cpp's own context give, asked once at the start."""
+"""The pool of rows in the extension, and the trial of its bits at the start."""
 
 from __future__ import annotations
 
@@ -9,9 +9,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pyctl.engine.pool import PoolPlan, StreamCounts
+from pyctl.engine.selection import BLOCK
+from pyctl.llama.library import RowStore
 from pyctl.prompt import Tokens, as_tokens
 
-__all__ = ["made_up_text", "same_bits", "trial"]
+__all__ = ["counts_of", "made_up_text", "open_pool", "same_bits", "trial"]
+
+
+def open_pool(address: int, plan: PoolPlan, *, marks: bool) -> RowStore:
+    """The pool of the context at ``address``; RuntimeError where there can be none."""
+    chosen: dict[str, int] = {}
+    if (select := plan.select) is not None:
+        chosen = {"select_rows": select.n_chosen, "sinks": select.n_sinks, "tail": select.n_tail, "block": BLOCK}
+        chosen["select_batch"] = plan.n_selecting
+    resident, n_stages = list(plan.resident), max(plan.n_stages, 1)
+    return RowStore(address, plan.n_rows, resident, marks=marks, stages=n_stages, **chosen)
+
+
+def counts_of(rows: RowStore) -> StreamCounts:
+    """What attention has read and chosen since it was opened."""
+    return StreamCounts(rows.streamed_bytes, rows.wait_ms, rows.selected_chunks, rows.fetched_chunks)
+
 
 GPU_TOKENS, CPU_TOKENS = 600, 290
 """Beyond a multiple of 256, where the shapes of the graph change; and no more, since processors are slow."""

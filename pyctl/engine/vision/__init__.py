@@ -1,1 +1,0 @@
-"""Images as the engine knows them: how they are set up."""

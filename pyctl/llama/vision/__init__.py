@@ -1,1 +1,0 @@
-"""Images for llama.cpp: the only caller of libmtmd, which calls itself experimental."""
