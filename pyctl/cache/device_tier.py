@@ -65,7 +65,7 @@ class DeviceTier:
         self.locked = cache.locked
         self._n_ahead = 0  # behind how many requests one last looked for what is too large to be written in the end
         self._fetched: weakref.WeakKeyDictionary[Segment, weakref.ref[Block]] = weakref.WeakKeyDictionary()
-        cache.on_drop = self.release
+        cache.pool.on_drop = self.release
         if cache.enabled:
             memory.release_all()
 

@@ -6,19 +6,19 @@ import heapq
 import logging
 import math
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from pyctl.cache.costs import Costs
 from pyctl.cache.eviction import LeastValue
 from pyctl.cache.prefix_tree import PrefixTree
-from pyctl.cache.prompt_ends import PromptEnds
 from pyctl.cache.reservation import Reservation, Slot, Slots
 from pyctl.cache.segment_pool import SegmentPool
 from pyctl.cache.snapshot import Prefix, PromptMatch, Segment, Snapshot, needed_by
+from pyctl.limit import limit
 
-__all__ = ["RamCache"]
+__all__ = ["MOST_ENDS", "RamCache"]
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +27,9 @@ QUIET_SECONDS = 60.0
 
 HALF_TURNS = 8.0
 """After so many requests without one, a conversation is half as likely to go on with the next."""
+
+
+MOST_ENDS = limit(8, "ends of prompts that are kept for equal prompts", "the least recently used leave", "memory")
 
 
 class RamCache:
@@ -38,17 +41,15 @@ class RamCache:
     Rows that the device holds take no bytes here, but those of what has to stay count as if they did, so that they can
     come. Not thread-safe: the engine's thread owns it.
 
-    Callbacks, to be set by who needs them; none may change the cache. ``on_drop`` is told of a segment just before its
-    rows are given up, ``on_evict`` of a snapshot that leaves for want of room, with all its rows still there, and the
-    seconds that it could be expected to save.
+    ``on_evict``, which may not change the cache, is called with a snapshot that leaves for want of room, all its rows
+    still there, and the seconds that it could be expected to save.
     """
 
     def __init__(self, n_slots: int, budget: int | None, costs: Costs | None = None) -> None:
         self.slots = Slots(n_slots)
         self.budget = budget
         self.costs = costs or Costs()
-        self.on_drop: Callable[[Segment], None] = lambda segment: None
-        self.pool = SegmentPool(lambda segment: self.on_drop(segment))
+        self.pool = SegmentPool()
         self.on_evict: Callable[[Snapshot, float], None] = lambda snapshot, worth: None
         self.n_evicted = self.n_refused = self.n_shed = self.n_lost = 0
         self.tree: PrefixTree[int] = PrefixTree()
@@ -59,7 +60,7 @@ class RamCache:
         self.pinned: set[Snapshot] = set()
         self.retained: list[Snapshot] = []
         self.locks: Counter[Snapshot] = Counter()
-        self.ends = PromptEnds(self.pool, self.locks, self._room, self._shrink, lambda: self.slots.n_empty)
+        self.ends = PromptEnds(self)
         self._weights: tuple[int, dict[Segment, float]] = -1, {}  # and the turn that they are of
         self._quiet_until = 0.0
 
@@ -389,3 +390,93 @@ class RamCache:
         snapshot = self.slots.clear(slot)
         self.pinned.discard(snapshot)
         self.pool.release(snapshot)
+
+
+class PromptEnds:
+    """Snapshots at the very ends of prompts, whose states have the outputs there, for equal prompts alone.
+
+    Conversations continue elsewhere, so these are the first that ``cache`` evicts, the least recently used before
+    others; none that is locked.
+    """
+
+    def __init__(self, cache: RamCache) -> None:
+        self._cache = cache
+        self._ends: OrderedDict[Prefix, Snapshot] = OrderedDict()
+
+    def __iter__(self) -> Iterator[Snapshot]:
+        return iter(self._ends.values())
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    @property
+    def _n_places(self) -> float:
+        return min(self._cache.slots.n_empty, MOST_ENDS)
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of their states, which become free at least when all of them leave."""
+        return sum(end.state.n_bytes for end in self)
+
+    def get(self, prefix: Prefix) -> Snapshot | None:
+        """The one of the whole prompt ``prefix``, which is about to be used."""
+        if prefix in self._ends:
+            self._ends.move_to_end(prefix)
+        return self._ends.get(prefix)
+
+    def through(self, segment: Segment) -> list[Snapshot]:
+        """Those that need ``segment``."""
+        return [end for end in self if segment in end.chain]
+
+    def may_add(self, n_bytes: int, *, is_wanted: bool) -> bool:
+        """Whether one that adds ``n_bytes`` can stay. Unless it ``is_wanted``, only others of its kind leave for it."""
+        return self._n_places > 0 and (is_wanted or self._cache._room(n_bytes) + self.n_bytes >= 0)
+
+    def add(self, snapshot: Snapshot, *, is_wanted: bool) -> bool:
+        """Keep one, locked by the caller, instead of an older one of its prompt; False if there is no room for it.
+
+        ValueError if it builds on rows that were given up.
+        """
+        if not self._cache.pool.is_whole(snapshot):
+            raise ValueError("the snapshot builds on rows that were given up")
+        self._cache.pool.retain(snapshot)
+        if (older := self._ends.get(snapshot.prefix)) is not None:
+            self.drop(older)
+        self._ends[snapshot.prefix] = snapshot
+        self.fit()
+        if is_wanted:
+            self._cache._shrink()
+        if self._cache._room(0) < 0 or len(self) > self._n_places:
+            self.drop(snapshot)
+            return False
+        return True
+
+    def drop(self, snapshot: Snapshot) -> None:
+        """Give one up, if it is here."""
+        if self._ends.get(snapshot.prefix) is snapshot:
+            del self._ends[snapshot.prefix]
+            self._cache.pool.release(snapshot)
+
+    def fit(self, n_bytes: int = 0) -> None:
+        """Have as many leave, none that is locked, as places and ``n_bytes`` more make necessary."""
+        for end in list(self):
+            if self._cache._room(n_bytes) >= 0 and len(self) <= self._n_places:
+                return
+            if end not in self._cache.locks:
+                self.drop(end)
+
+    def lose(self, segment: Segment) -> None:
+        """Give up all that need ``segment``."""
+        for end in self.through(segment):
+            self.drop(end)
+
+    def lose_from(self, snapshot: Snapshot) -> None:
+        """Give up those of prompts that begin with what ``snapshot`` holds."""
+        for end in list(self):
+            if any(each is snapshot.segment and last >= snapshot.n for each, last in end.chain.items()):
+                self.drop(end)
+
+    def clear(self) -> None:
+        """Give up all."""
+        for end in list(self):
+            self.drop(end)

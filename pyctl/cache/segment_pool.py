@@ -12,13 +12,13 @@ __all__ = ["SegmentPool"]
 class SegmentPool:
     """Counts references and bytes of what snapshots hold: ``n_bytes`` is all that they take in RAM.
 
-    A segment is alive from its first snapshot to its last. ``on_drop`` is told of it just before its
-    rows are given up.
+    A segment is alive from its first snapshot to its last. ``on_drop``, which may not change the cache, is called with
+    it just before its rows are given up.
     """
 
-    def __init__(self, on_drop: Callable[[Segment], None]) -> None:
+    def __init__(self) -> None:
         self.n_bytes = 0
-        self._on_drop = on_drop
+        self.on_drop: Callable[[Segment], None] = lambda segment: None
         self._alive: dict[Segment, None] = {}
 
     def __iter__(self) -> Iterator[Segment]:
@@ -65,7 +65,7 @@ class SegmentPool:
                 return
             del self._alive[segment]
             self.n_bytes -= segment.n_bytes
-            self._on_drop(segment)
+            self.on_drop(segment)
             segment.drop()  # a live sequence may still point here, and its bytes stop counting now
             segment = segment.parent
 

@@ -8,8 +8,7 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 
-from pyctl.cache.prompt_ends import MOST_ENDS
-from pyctl.cache.ram import RamCache
+from pyctl.cache.ram import MOST_ENDS, RamCache
 from pyctl.cache.snapshot import PromptMatch
 from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.engine import Engine

@@ -227,7 +227,7 @@ class RamHistories(RuleBasedStateMachine):
     @initialize(n_slots=st.integers(0, 8), budget=st.sampled_from([None, 700, 2000]))
     def start(self, n_slots: int, budget: int | None) -> None:
         self.cache = RamCache(n_slots, budget)
-        self.cache.on_drop, self.cache.on_evict = self.dropped, self.evicted
+        self.cache.pool.on_drop, self.cache.on_evict = self.dropped, self.evicted
         self.seed = self.n_evicted = 0
         self.open: list[tuple[Reservation, Snapshot, set[Snapshot]]] = []
 
