@@ -9,16 +9,18 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Literal
 
 from pyctl.cache.costs import Costs
 from pyctl.cache.eviction import LeastValue
 from pyctl.cache.prefix_tree import PrefixTree
-from pyctl.cache.reservation import Reservation, Slot, Slots
 from pyctl.cache.segment_pool import SegmentPool
 from pyctl.cache.snapshot import Prefix, PromptMatch, Segment, Snapshot, needed_by
 from pyctl.limit import limit
 
-__all__ = ["MOST_ENDS", "RamCache"]
+__all__ = ["MOST_ENDS", "RamCache", "Reservation", "Slot"]
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +32,68 @@ HALF_TURNS = 8.0
 
 
 MOST_ENDS = limit(8, "ends of prompts that are kept for equal prompts", "the least recently used leave", "memory")
+
+
+@dataclass(eq=False)
+class Slot:
+    """A numbered place for one snapshot."""
+
+    index: int
+    snapshot: Snapshot | None = None
+    reserved: bool = False
+
+
+class Slots:
+    """All slots: ``n_slots`` of them, or with 0 as many as there are snapshots. A prefix is in at most one."""
+
+    def __init__(self, n_slots: int) -> None:
+        self.n_slots = n_slots
+        self._slots = [Slot(index) for index in range(n_slots)]
+        self._empty = dict.fromkeys(self._slots)  # what is empty for longest comes first
+        self._by_prefix: dict[Prefix, Slot] = {}
+
+    def __iter__(self) -> Iterator[Slot]:
+        return iter(self._slots)
+
+    def __getitem__(self, index: int) -> Slot:
+        return self._slots[index]
+
+    @property
+    def n_empty(self) -> float:
+        """How many hold nothing; no end of them without a number."""
+        return (self.n_slots or math.inf) - len(self._by_prefix)
+
+    def occupied(self) -> list[tuple[Slot, Snapshot]]:
+        """Those that hold a snapshot, with it."""
+        return [(slot, slot.snapshot) for slot in self._slots if slot.snapshot is not None]
+
+    def of(self, prefix: Prefix) -> Slot | None:
+        """The one that holds the snapshot of ``prefix``."""
+        return self._by_prefix.get(prefix)
+
+    def empty(self) -> Slot | None:
+        """One that holds nothing and that nobody reserved, empty for longest; None if there is none."""
+        slot = next((slot for slot in self._empty if not slot.reserved), None)
+        if slot is None and not self.n_slots:
+            slot = Slot(len(self._slots))
+            self._slots.append(slot)
+            self._empty[slot] = None
+        return slot
+
+    def fill(self, slot: Slot, snapshot: Snapshot) -> None:
+        """Put ``snapshot``, whose prefix no other slot holds, into an empty one."""
+        del self._empty[slot]
+        slot.snapshot = snapshot
+        self._by_prefix[snapshot.prefix] = slot
+
+    def clear(self, slot: Slot) -> Snapshot:
+        """Take out what ``slot`` holds."""
+        snapshot = slot.snapshot
+        assert snapshot is not None
+        del self._by_prefix[snapshot.prefix]
+        slot.snapshot = None
+        self._empty[slot] = None
+        return snapshot
 
 
 class RamCache:
@@ -157,7 +221,7 @@ class RamCache:
                 return None
             slot = self.slots[index]
         slot.reserved = True
-        return Reservation(prefix, slot, self._publish)
+        return Reservation(prefix, slot, self)
 
     def drop(self, snapshot: Snapshot) -> None:
         """Remove a snapshot, such as one that failed to restore."""
@@ -390,6 +454,48 @@ class RamCache:
         snapshot = self.slots.clear(slot)
         self.pinned.discard(snapshot)
         self.pool.release(snapshot)
+
+
+@dataclass(eq=False)
+class Reservation:
+    """A slot promised to ``prefix``. Leaving the ``with`` block without `confirm` gives it back unchanged.
+
+    with cache.prepare(prefix, n_bytes) as reservation:
+        ...                                   # an exception here leaves the cache as it was
+        reservation.confirm(snapshot)
+    """
+
+    prefix: Prefix
+    slot: Slot
+    cache: RamCache
+    status: Literal["open", "confirmed", "aborted"] = "open"
+
+    def confirm(self, snapshot: Snapshot) -> bool:
+        """Publish ``snapshot``; False when the budget has no room for it or what the slot holds was locked meanwhile.
+
+        Raises ValueError when the snapshot is not of the reserved prefix or the reservation has ended.
+        """
+        if self.status != "open":
+            raise ValueError(f"the reservation of {self.prefix} is {self.status}")
+        if snapshot.prefix != self.prefix:
+            raise ValueError(f"the slot is reserved for {self.prefix}, not for {snapshot.prefix}")
+        self.slot.reserved = False
+        self.status = "confirmed"
+        return self.cache._publish(self, snapshot)
+
+    def abort(self) -> None:
+        """Give the slot back; what it holds stays. Does nothing after `confirm`."""
+        if self.status == "open":
+            self.slot.reserved = False
+            self.status = "aborted"
+
+    def __enter__(self) -> Reservation:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.abort()
 
 
 class PromptEnds:

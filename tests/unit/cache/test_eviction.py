@@ -17,8 +17,7 @@ from pyctl.cache.disk.graph import FileGraph
 from pyctl.cache.disk.index import Key, Record
 from pyctl.cache.eviction import LeastValue, Likelihoods
 from pyctl.cache.prefix_tree import PrefixTree
-from pyctl.cache.ram import RamCache
-from pyctl.cache.reservation import Reservation, Slot
+from pyctl.cache.ram import RamCache, Reservation, Slot
 from pyctl.cache.snapshot import NOTHING, PromptMatch, Segment, Snapshot, State
 from pyctl.prompt import as_tokens
 from tests.effort import examples
