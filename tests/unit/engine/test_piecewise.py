@@ -61,11 +61,12 @@ def idle(engine: Engine, n: int = 10_000) -> int:
     """Let it be idle for ``n`` looks, or until it does nothing any more; how many there were. Each is as late as what
     the one before had written."""
     device, tier = engine.prefix_cache.device, tier_of(engine)
+    queue = tier.queue
     for looked in range(n):
         if device.copy_next(tier) is None:
             return looked
-        with tier.queue._changed:
-            tier.queue._changed.wait_for(lambda: is_asking(tier) or not tier.queue._n_busy, 60)
+        with queue._changed:  # a job that the thread has not begun yet counts as busy
+            queue._changed.wait_for(lambda: is_asking(tier) or not (queue._n_busy or queue._may_write()), 60)
     return n
 
 
