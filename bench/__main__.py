@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from bench.common import parser_of
 
 SCRIPTS = (
-    "exact", "kv", "held", "ttft", "batch", "speculative", "agent_edits", "controller",
+    "exact", "kv", "held", "ttft", "batch", "speculative", "agent_edits", "controller", "draft_length",
     "policy", "codec", "disk", "warm", "frontend", "recall", "selection", "budgets", "spill", "replay",
     "grammar", "request_path", "threads", "soak",
 )  # fmt: skip

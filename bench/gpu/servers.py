@@ -153,10 +153,10 @@ def _read(response: http.client.HTTPResponse, began: float) -> Reply:
     return Reply(text, (first - began) * 1e3, (end - began) * 1e3, n_predicted, max(last - first, 0.0) * 1e3, timings)
 
 
-def pyctl(flags: Sequence[str], cache_dir: Path | None, log: Path) -> Server:
+def pyctl(flags: Sequence[str], cache_dir: Path | None, log: Path, program: Sequence[str] = PYCTL_SERVE) -> Server:
     """`pyctl serve`, with the ends of all prompts on disk if there is a directory."""
     disk = ["--kv-cache-dir", str(cache_dir), "--disk-prefix-cache", "full", "--kv-cache-budget", BUDGET_MIB]
-    return Server("pyctl", [*PYCTL_SERVE, *flags, *(disk if cache_dir else ())], log)
+    return Server("pyctl", [*program, *flags, *(disk if cache_dir else ())], log)
 
 
 def llama_server(binary: str, flags: Sequence[str], log: Path) -> Server:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import tempfile
 import threading
 import time
@@ -35,6 +36,7 @@ from bench.gpu.report import OURS, PEER
 from bench.gpu.servers import Completion, Server, llama_server, pyctl
 from bench.gpu.speculative_report import WITHOUT, document
 from bench.gpu.workloads import Conversation
+from tools.server_process import PYCTL_SERVE
 
 PARTS = ("lengths", "company", "defaults", "restart", "widths")
 N_MAX = 3
@@ -44,6 +46,8 @@ SHORT = 2048
 
 N_WARM, N_QUIET = 16, 64
 """Tokens generated before anything counts: once loaded, and right before the measurement, so that costs are known."""
+
+CHANCE_DRAFTS = (sys.executable, "-m", "bench.gpu.chance_drafts")
 
 _ALONE = threading.Lock()
 
@@ -79,8 +83,7 @@ class Case:
             return ["--spec-type", "draft-mtp"]
         if not self.n_max:
             return []
-        synthetic = ["--spec-synth-len", f"{self.length:g}"] if self.length else []
-        return ["--spec-type", "draft-mtp", "--spec-draft-n-max", str(self.n_max), *synthetic]
+        return ["--spec-type", "draft-mtp", "--spec-draft-n-max", str(self.n_max)]
 
 
 def planned(options: argparse.Namespace) -> list[Case]:
@@ -157,11 +160,13 @@ class Run:
         flags, log = self.flags(case), self.work / f"{self.shape}-{number}-{name}.log"
         if name == PEER:
             slots = ["--slot-save-path", str(self.work)] if case.part == "restart" else []
-            return llama_server(str(self.llama_server), [*flags, *slots], log)
+            chance = ["--spec-synth-len", f"{case.length:g}"] if case.length else []
+            return llama_server(str(self.llama_server), [*flags, *chance, *slots], log)
         if case.part == "restart":
             flags = [*flags, "--exact"]  # drafts in every step, whether they pay or not
         directory = None if case.part == "defaults" else Path(tempfile.mkdtemp(prefix="cache-", dir=self.work))
-        return pyctl(flags, directory, log)
+        program = (*CHANCE_DRAFTS, f"{case.length:g}", str(case.n_max)) if case.length else PYCTL_SERVE
+        return pyctl(flags, directory, log, program)
 
     @property
     def names(self) -> list[str]:

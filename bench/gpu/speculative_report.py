@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench.gpu.report import OURS, PEER, median_of, ratio, table_lines
-from pyctl.engine.draft.draft_settings import SyntheticSettings
-from pyctl.engine.draft.synthetic import acceptance_rates
 
-__all__ = ["WITHOUT", "aims", "document"]
+__all__ = ["WITHOUT", "acceptance_rates", "aims", "document"]
 
 Record = dict[str, Any]
 
@@ -22,6 +20,19 @@ FASTER, TOGETHER, PREFILL, VRAM_MIB = 1.15, 1.05, 0.97, 200.0
 """Aims: against llama-server at length 2 and above, in company, of a prompt's speed without a head, and beyond it."""
 
 
+def acceptance_rates(length: float, n_max: int) -> tuple[float, ...]:
+    """How often each of ``n_max`` drafts is right, together with all before it: powers of one number whose sum is
+    ``length`` - 1."""
+    low, high = 0.0, 1.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        if sum(middle**i for i in range(1, n_max + 1)) < length - 1:
+            low = middle
+        else:
+            high = middle
+    return tuple(round(high, 9) ** i for i in range(1, n_max + 1))
+
+
 def length(record: Record) -> float:
     """Tokens per step."""
     return float(1 + record["accepted"] / record["steps"])
@@ -31,7 +42,7 @@ def at_wanted(record: Record) -> float:
     """Tokens per second if drafts as long as these had yielded what chance yields on average: it was more or less."""
     if not record["wanted"] or not record["drafts"]:
         return float(record["rate"])
-    rates = acceptance_rates(SyntheticSettings(synth_length=record["wanted"]), record["n_max"])
+    rates = acceptance_rates(record["wanted"], record["n_max"])
     mean = min(record["drafted"] / record["drafts"], record["n_max"])
     whole = int(mean)
     expected = sum(rates[:whole]) + (mean - whole) * sum(rates[whole : whole + 1])

@@ -21,7 +21,7 @@ from pyctl.chat import FormatSettings, keep_reasoning
 from pyctl.cli.logs import VERBOSE, LogSettings
 from pyctl.cli.other_forms import FURTHER, IGNORED, NO_OP, REJECTED, REMOVED, BoundBySchema, OtherForms, Questions
 from pyctl.convert import FALSE_WORDS, TRUE_WORDS, Convert
-from pyctl.engine.draft.draft_settings import DraftSettings, NgramSettings, SyntheticSettings
+from pyctl.engine.draft.draft_settings import DraftSettings, NgramSettings
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.model_settings import SERVED_SEQS, ModelSettings
 from pyctl.engine.pool import PoolSettings
@@ -186,7 +186,6 @@ class CommandSettings:
     vision: VisionSettings
     drafts: DraftSettings
     ngrams: NgramSettings
-    synthetic: SyntheticSettings
     hub: HubSettings
     cache: CacheSettings
     disk: DiskSettings
@@ -214,7 +213,7 @@ OWNERS: tuple[type[Any], ...] = (
         EngineSettings,
     ),
     *(DiskSettings, Sampling, Cors, LogSettings, TerminalSettings, ModelSettings, VisionSettings, PoolSettings),
-    *(SelectSettings, DraftSettings, NgramSettings, SyntheticSettings, OtherForms),
+    *(SelectSettings, DraftSettings, NgramSettings, OtherForms),
 )
 """Every class with settings that flags set, in the order of --help within a section."""
 
@@ -304,7 +303,6 @@ def _settings(given: Given, environ: Mapping[str, str], n_seqs: int, warnings: S
         vision=fill(VisionSettings, values),
         drafts=fill(DraftSettings, values),
         ngrams=fill(NgramSettings, values),
-        synthetic=fill(SyntheticSettings, values),
         hub=fill(HubSettings, values),
         cache=fill(CacheSettings, values),
         disk=fill(DiskSettings, values),

@@ -33,11 +33,10 @@ from pyctl.cli.arguments import CommandSettings
 from pyctl.cli.logs import LoadProgress
 from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.draft.cache_drafts import BESIDE_MODEL, CacheDrafts
+from pyctl.engine.draft.draft_length import DraftLengthController
 from pyctl.engine.draft.ngram import ngram_sources
-from pyctl.engine.draft.pace import Pace
 from pyctl.engine.draft.source import DraftSource
 from pyctl.engine.draft.speculation import ModelDrafts, Speculation
-from pyctl.engine.draft.synthetic import SyntheticAcceptance, acceptance_rates
 from pyctl.engine.engine import Engine
 from pyctl.engine.sampling import Sampling
 from pyctl.engine.worker import Worker
@@ -189,7 +188,6 @@ def _speculation(settings: CommandSettings, loaded: Loaded, remembered: CacheDra
     lengths += [remembered.most] if remembered is not None else []
     lengths += [model.n_max] if model is not None else []
     longest = max(lengths, default=0)
-    rates = acceptance_rates(settings.synthetic, longest)
     if longest and not backend.facts.most_drafts:
         log.warning("no drafts: what this model remembers cannot be taken back")
         return Speculation()
@@ -199,14 +197,8 @@ def _speculation(settings: CommandSettings, loaded: Loaded, remembered: CacheDra
         # A way back to a mark evaluates tokens again, in other batches than before.
         log.warning("no drafts: with --exact, this model drafts with a head or a draft model only")
         return Speculation()
-    speculation = Speculation(
-        sources,
-        model,
-        pace=Pace(fixed=exact),
-        n_free=backend.facts.n_rollback,
-        width=width,
-        acceptance=SyntheticAcceptance(rates) if rates else None,
-    )
+    lengths_of = None if exact else DraftLengthController(backend.facts.n_rollback)
+    speculation = Speculation(sources, model, lengths=lengths_of, width=width)
     speculation.calibrate(backend, longest)
     return speculation
 

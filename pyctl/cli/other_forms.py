@@ -172,7 +172,7 @@ IGNORED: Mapping[str, int] = _names(
 --control-vector-scaled -ctxcp
 --ctx-checkpoints --swa-checkpoints -r --reverse-prompt
 --mtmd-batch-max-tokens --video-fps --video-timestamp-interval
---video-ffmpeg-dir --ui-config --webui-config --ui-config-file --webui-config-file
+--video-ffmpeg-dir --spec-synth-len --spec-synth-rates --ui-config --webui-config --ui-config-file --webui-config-file
 --tools --tools-runtime --mcp-servers-config --mcp-servers-json --cache-reuse --models-dir
 --models-preset --models-max -sps --slot-prompt-similarity --log-prompts-dir -to --timeout
 -lcs --lookup-cache-static -lcd --lookup-cache-dynamic

@@ -30,14 +30,12 @@ class PendingTokens(NamedTuple):
 class Verify(NamedTuple):
     """With this a reply is resumed: ``output`` is the number of its last token's; those of ``drafts`` follow.
 
-    The last of the drafts, all but ``n_drafted``, only make the batch wider. With ``n_taken`` from 0 on so many are
-    taken as they are, and the next is not, whatever the model says: for benchmarks.
+    The last of the drafts, all but ``n_drafted``, only make the batch wider.
     """
 
     output: int
     drafts: tuple[int, ...] = ()
     n_drafted: int = 0
-    n_taken: int = -1
 
 
 class Generation:
@@ -129,14 +127,13 @@ class Generation:
 
         Returns the tokens to evaluate next.
         """
-        output, drafts, n_drafted, n_taken = verify
+        output, drafts, n_drafted = verify
         seq, n_right, is_right = self._seq, 0, True
         while True:
-            taken = drafts[n_right] if n_right < n_taken else None
-            token = self._next(output + n_right, taken)
+            token = self._next(output + n_right)
             if n_right == len(drafts):
                 break
-            is_right = token == drafts[n_right] if n_taken < 0 else taken is not None
+            is_right = token == drafts[n_right]
             if not is_right:
                 break
             n_right += 1
@@ -156,23 +153,16 @@ class Generation:
         seq.truncate(held)
         return (*again, token)
 
-    def _next(self, index: int, taken: int | None = None) -> int:
-        """Sample from output ``index``, send the final text, and note whether the reply has ended.
-
-        A token that is ``taken`` is not sampled, and never ends the reply by itself.
-        """
+    def _next(self, index: int) -> int:
+        """Sample from output ``index``, send the final text, and note whether the reply has ended."""
         sampler = self._sampler
         assert sampler is not None
-        if taken is not None:
-            token = taken
-        elif self._budget is None:
-            token = sampler.sample(index)
-        else:
-            token = self._budgeted(sampler, self._budget, index)
+        budget = self._budget
+        token = sampler.sample(index) if budget is None else self._budgeted(sampler, budget, index)
         if self.n_predicted == 0:  # only now has the device done what it was given
             self.first_token = time.perf_counter()
         self.n_predicted += 1
-        if taken is None and self._is_end(token):
+        if self._is_end(token):
             self.stop_type, self._ended = "eos", True
             return token
         self._unsent.append(token)

@@ -163,7 +163,7 @@ class Engine:
         # What finds no cells is tried again by the next step.
         if all(map(self._evaluate, batches)) and self.speculation and batches:
             n_tokens = sum(len(item.tokens) for batch in batches for _, item, _ in batch)
-            self.speculation.settle(n_tokens, (time.perf_counter() - began) * 1e3 if is_timed else None)
+            self.speculation.record(n_tokens, (time.perf_counter() - began) * 1e3 if is_timed else None)
 
     def _evaluate(self, batch: list[BatchItem]) -> bool:
         """Evaluate one batch and resume those that wait for it; False if nothing was evaluated for want of cells."""
@@ -208,7 +208,7 @@ class Engine:
                 n_alike = self.waiting.n_alike(active, self.running)
                 cache.save_end(seq, lookup, stats, self.backend.output, n_alike)
                 cache.persist(plan)
-                with self.speculation.following(active.id, request.prompt.tokens, request.sampling.seed) as learn:
+                with self.speculation.following(active.id, request.prompt.tokens) as learn:
                     yield from reply.rest(learn)
         timings = reply.timings(stats, active.submitted, active.started)
         if not request.background:

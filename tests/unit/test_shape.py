@@ -29,7 +29,6 @@ OVER = {
     "GenerationBody fields": 17,
     "LlamaBackend.__init__ parameters": 10,
     "LlamaSampler.__init__ parameters": 7,
-    "Pace._options parameters": 7,
     "PendingSnapshot.__init__ parameters": 7,
     "RamCache public": 24,
     "ReplyOptions fields": 17,

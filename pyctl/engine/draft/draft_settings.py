@@ -9,7 +9,7 @@ from pyctl.engine.model_settings import KV_TYPES, ModelSettings
 from pyctl.engine.placements import CPU_EXPERTS, as_placements, cpu_experts
 from pyctl.setting import SPECULATION, Flag
 
-__all__ = ["DRAFT_TYPES", "MODEL_TYPES", "DraftSettings", "NgramSettings", "SyntheticSettings"]
+__all__ = ["DRAFT_TYPES", "MODEL_TYPES", "DraftSettings", "NgramSettings"]
 
 DRAFT_TYPES = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "cache", "draft-simple", "draft-mtp")
 """What can propose drafts, in the order in which it is asked: llama-server's, and `cache`, which is pyctl's own."""
@@ -185,32 +185,3 @@ class NgramSettings:
     map_k4v_size_m: int = SPECULATION.flag(48, "--spec-ngram-map-k4v-size-m", "ngram-map-k4v: tokens of a draft", _SIZE)
     mod_match: int = SPECULATION.flag(24, "--spec-ngram-mod-n-match", "ngram-mod: tokens looked up", _SIZE)
     mod_max: int = SPECULATION.flag(64, "--spec-ngram-mod-n-max", "ngram-mod: most tokens of a draft", _LENGTH)
-
-
-def rates(text: str) -> tuple[float, ...]:
-    """Numbers, separated by commas."""
-    return tuple(float(number()(part.strip())) for part in text.split(","))
-
-
-@dataclass(frozen=True)
-class SyntheticSettings:
-    """The mean number of tokens of a step, the one without a draft included, or for each draft of a step how often it
-    is right together with all before it. Neither by default."""
-
-    synth_length: float = SPECULATION.flag(
-        -1.0,
-        "--spec-synth-len",
-        "for benchmarks: as many tokens of a step are right, on average, whatever the model says",
-        number(),
-        "LLAMA_ARG_SPEC_SYNTH_LEN",
-        "L",
-        shown="",
-    )
-    synth_rates: tuple[float, ...] = SPECULATION.flag(
-        (),
-        "--spec-synth-rates",
-        "the same by the share of steps in which each draft is right",
-        rates,
-        "LLAMA_ARG_SPEC_SYNTH_RATES",
-        "P0,P1,...",
-    )

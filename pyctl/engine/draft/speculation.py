@@ -8,45 +8,30 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import takewhile
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from pyctl.engine.backend import Evaluator, SequenceTokens
-from pyctl.engine.draft.calibration import calibrate
-from pyctl.engine.draft.pace import Pace, PacedDraft
+from pyctl.engine.draft.draft_length import DraftLengthController, DraftResult, calibrate
 from pyctl.engine.draft.source import DraftJob, DraftSource, RememberingSource
 from pyctl.errors import EngineError
 from pyctl.prompt import Tokens
 
-__all__ = ["NO_DRAFT", "Acceptance", "Draft", "ModelDrafts", "Speculation"]
+__all__ = ["NO_DRAFT", "Draft", "ModelDrafts", "Speculation"]
 
 log = logging.getLogger(__name__)
 
 
 class Draft(NamedTuple):
-    """What is evaluated behind a request's sure tokens; the first ``n_drafted`` come from a source.
+    """Tokens evaluated after a request's sure ones; the first ``n_drafted`` come from a source.
 
-    The others only make the batch wider. ``n_taken``: see `pyctl.engine.decode.Verify`.
+    The others only make the batch wider.
     """
 
     tokens: tuple[int, ...] = ()
     n_drafted: int = 0
-    n_taken: int = -1
 
 
 NO_DRAFT = Draft()
-
-
-class Acceptance(Protocol):
-    """Says how many drafts count as right, whatever the model says: for benchmarks."""
-
-    def begin(self, key: int, seed: int) -> None:
-        """A request with this seed begins to decode."""
-
-    def end(self, key: int) -> None:
-        """It decodes no more; of no effect for one that never began."""
-
-    def draw(self, key: int, n: int) -> int:
-        """How many of the ``n`` drafts of request ``key``, from the first one on."""
 
 
 class ModelDrafts:
@@ -77,10 +62,10 @@ class ModelDrafts:
 
 
 class Speculation:
-    """Drafts from the first that has any of ``sources``, the draft model's last, as many as ``pace`` says.
+    """Drafts from the first that has any of ``sources``, the draft model's last, as long as ``lengths`` says.
 
-    ``n_free`` drafts of a request cost nothing to take back. With ``width`` each draft has that many tokens, cut or
-    filled up, so that what is computed depends on nothing that was ever drafted. ``acceptance`` decides what is right.
+    Without it drafts are as long as they may be. With ``width`` each has that many tokens, cut or filled up, so that
+    what is computed depends on nothing that was ever drafted.
     """
 
     def __init__(
@@ -88,19 +73,16 @@ class Speculation:
         sources: Sequence[DraftSource] = (),
         model: ModelDrafts | None = None,
         *,
-        pace: Pace | None = None,
-        n_free: int = 0,
+        lengths: DraftLengthController | None = None,
         width: int = 0,
-        acceptance: Acceptance | None = None,
     ) -> None:
         self._sources, self._model = tuple(sources), model
         self._all: tuple[DraftSource, ...] = (*sources, model) if model is not None else self._sources
-        self._pace = pace or Pace(fixed=True)
-        self._n_free, self._width, self._acceptance = n_free, width, acceptance
+        self._lengths, self._width = lengths, width
         # Of the step that is under way: who takes part, whose drafts they have and what became of these.
         self._jobs: Sequence[DraftJob] = ()
         self._drafted_by: dict[int, DraftSource] = {}
-        self._results: dict[int, PacedDraft] = {}
+        self._results: dict[int, DraftResult] = {}
         self._proposing_ms: dict[str, float] = {}
 
     def __bool__(self) -> bool:
@@ -109,8 +91,8 @@ class Speculation:
 
     def calibrate(self, evaluator: Evaluator, longest: int) -> None:
         """Measure what drafts of up to ``longest`` tokens cost, before the first request: at most some seconds."""
-        if self._all and not self._pace.is_fixed:
-            calibrate(self._pace, evaluator, longest, self._model.n_max if self._model is not None else 0)
+        if self._all and self._lengths is not None:
+            calibrate(self._lengths, evaluator, longest, self._model.n_max if self._model is not None else 0)
 
     @property
     def sources(self) -> tuple[DraftSource, ...]:
@@ -134,19 +116,16 @@ class Speculation:
         return tuple(source.name for source in self._all)
 
     @contextlib.contextmanager
-    def following(self, key: int, prompt: Tokens, seed: int = 0) -> Iterator[Callable[[int, int], None]]:
+    def following(self, key: int, prompt: Tokens) -> Iterator[Callable[[int, int], None]]:
         """The sources know request ``key`` meanwhile; yields what is told the numbers of `DraftSource.learn`."""
         try:
-            if self._acceptance is not None:
-                self._acceptance.begin(key, seed)
             for source in self._all:
                 source.begin(key, prompt)
             yield partial(self._learn, key)
         finally:
             self._drafted_by.pop(key, None)
-            self._pace.end(key)
-            if self._acceptance is not None:
-                self._acceptance.end(key)
+            if self._lengths is not None:
+                self._lengths.end(key)
             for source in self._all:
                 source.end(key)
 
@@ -167,16 +146,17 @@ class Speculation:
             self._ask_model(self._model, found)
         return [self._draft(job, tokens) for job, tokens in zip(jobs, found, strict=True)]
 
-    def settle(self, n_tokens: int, decode_ms: float | None) -> None:
+    def record(self, n_tokens: int, decode_ms: float | None) -> None:
         """The step is over: ``n_tokens`` were evaluated in this time, None if something else was done meanwhile."""
-        drafts = [self._results.get(job.key) or PacedDraft(job.key) for job in self._jobs]
-        self._pace.settle(drafts, n_tokens, decode_ms, self._proposing_ms)
+        if self._lengths is not None and self._jobs:
+            drafts = [self._results.get(job.key) or DraftResult(job.key) for job in self._jobs]
+            self._lengths.record(drafts, n_tokens, decode_ms, self._proposing_ms)
 
     def _most(self, job: DraftJob, name: str, limit: int, *, together: bool = False) -> int:
         limit = min(limit, self._width) if self._width else limit
-        if limit <= 0:
-            return 0
-        return self._pace.most(job.key, name, limit, len(self._jobs), n_free=self._n_free, together=together)
+        if limit <= 0 or self._lengths is None:
+            return max(limit, 0)
+        return self._lengths.length(job.key, name, limit, len(self._jobs), together=together)
 
     def _ask_model(self, model: ModelDrafts, found: list[tuple[int, ...]]) -> None:
         """One evaluation drafts for all who have nothing yet, and one verifies where all have as many tokens.
@@ -215,12 +195,11 @@ class Speculation:
         n, width = len(tokens), min(self._width, job.most)
         if n == 0 and width == 0:
             return NO_DRAFT
-        n_taken = self._acceptance.draw(job.key, n) if n and self._acceptance is not None else -1
-        return Draft((*tokens, *job.sure[-1:] * (width - n)), n, n_taken)
+        return Draft((*tokens, *job.sure[-1:] * (width - n)), n)
 
     def _learn(self, key: int, n_drafted: int, n_accepted: int) -> None:
         source = self._drafted_by[key]
-        self._results[key] = PacedDraft(key, source.name, n_drafted, n_accepted)
+        self._results[key] = DraftResult(key, source.name, n_drafted, n_accepted)
         source.learn(key, n_drafted, n_accepted)
 
 

@@ -229,7 +229,7 @@ def test_drafts_pause_inside_an_image_and_go_on_behind(opened: Open, types: tupl
         backend,
         RamCache(32, None),
         EngineSettings(),
-        speculation=Speculation(sources, model, n_free=backend.facts.n_rollback),
+        speculation=Speculation(sources, model),
     )
     reply = ask(engine, prompt, 24)
     assert reply.error is None
@@ -258,7 +258,7 @@ def test_what_stands_for_an_image_is_no_draft(opened: Open, kind: str) -> None:
         return drafts
 
     sources[0].propose = propose  # type: ignore[method-assign]
-    speculation = Speculation(sources, n_free=loaded.backend.facts.n_rollback)
+    speculation = Speculation(sources)
     reply = ask(
         Engine(loaded.backend, RamCache(32, None), EngineSettings(), speculation=speculation), prompt, 12, sampling=said
     )

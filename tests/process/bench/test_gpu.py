@@ -247,6 +247,30 @@ def test_speeds_are_compared_at_the_length_that_was_asked_for() -> None:
     assert table["length 2: against llama-server"] == ("1.16x", True)
 
 
+@pytest.mark.parametrize(("length", "n_max"), [(1.0, 3), (1.5, 3), (3.0, 3), (4.0, 3), (2.0, 1)])
+def test_rates_have_the_mean_length_that_was_asked_for(length: float, n_max: int) -> None:
+    from bench.gpu.speculative_report import acceptance_rates
+
+    rates = acceptance_rates(length, n_max)
+    assert len(rates) == n_max
+    assert 1 + sum(rates) == pytest.approx(length, abs=1e-6)
+    assert list(rates) == sorted(rates, reverse=True)
+
+
+@pytest.mark.parametrize(("length", "least", "most"), [(1.0, 0.0, 0.0), (2.5, 0.35, 0.65), (4.0, 0.999, 1.0)])
+def test_drafts_are_accepted_by_chance(
+    length: float, least: float, most: float, model_path: Callable[[str], Path], tmp_path: Path
+) -> None:
+    from bench.gpu.servers import pyctl
+    from bench.gpu.speculative import CHANCE_DRAFTS
+
+    flags = ["-m", str(model_path("tiny-hybrid-nextn")), "-c", "1024", "-t", "1", "--spec-type", "draft-mtp", "--exact"]
+    with pyctl(flags, None, tmp_path / "log", (*CHANCE_DRAFTS, f"{length:g}", "3")) as server:
+        reply = server.complete("one two three", 300)
+    assert reply.n_predicted == 300, "no reply ends by itself"
+    assert least <= reply.n_accepted / reply.n_drafted <= most
+
+
 def test_steps_without_a_draft_are_no_bad_luck() -> None:
     from bench.gpu.speculative_report import at_wanted
 

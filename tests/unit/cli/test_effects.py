@@ -410,8 +410,6 @@ EFFECTS: dict[str, Effect] = {
     "--spec-ngram-map-k4v-size-m": Effect("3", ngrams("ngram-map-k4v"), ("--spec-type", "ngram-map-k4v")),
     "--spec-ngram-mod-n-match": Effect("16", ngrams("ngram-mod"), ("--spec-type", "ngram-mod")),
     "--spec-ngram-mod-n-max": Effect("52", ngrams("ngram-mod"), ("--spec-type", "ngram-mod")),
-    "--spec-synth-len": Effect("4", taken, ("--spec-type", "ngram-simple")),
-    "--spec-synth-rates": Effect("1,1,0.5", taken, ("--spec-type", "ngram-simple", "--spec-ngram-simple-size-m", "3")),
     # -- chat format
     "--chat-template": Effect("{{ messages[0].content }}", prompt),
     "--chat-template-file": Effect(FILE, prompt),

@@ -112,8 +112,6 @@ ROUND_TRIPS: dict[str, tuple[str, str, Any]] = {
     "map_k4v_size_m": ("10", "ngrams.map_k4v_size_m", 10),
     "mod_match": ("16", "ngrams.mod_match", 16),
     "mod_max": ("60", "ngrams.mod_max", 60),
-    "synth_length": ("2.5", "synthetic.synth_length", 2.5),
-    "synth_rates": ("0.9,0.5", "synthetic.synth_rates", (0.9, 0.5)),
     "dynatemp_range": ("0.2", "replies.sampling.dynatemp_range", 0.2),
     "dynatemp_exponent": ("2", "replies.sampling.dynatemp_exponent", 2.0),
     "top_k": ("20", "replies.sampling.top_k", 20),

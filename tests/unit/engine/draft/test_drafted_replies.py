@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pyctl.cache.ram import RamCache
-from pyctl.engine.draft.pace import Pace
+from pyctl.engine.draft.draft_length import DraftLengthController
 from pyctl.engine.draft.speculation import ModelDrafts, Speculation
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
@@ -63,8 +63,8 @@ class Drafting:
         ]
         model = ModelDrafts(backend, self.n_model) if self.n_model else None
         width = min(self.n_model or 3, backend.facts.n_rollback) if self.is_fixed else 0
-        pace = None if self.is_fixed else Pace(fixed=not self.is_paced)
-        speculation = Speculation(self.sources, model, pace=pace, n_free=backend.facts.n_rollback, width=width)
+        lengths = DraftLengthController(backend.facts.n_rollback) if self.is_paced and not self.is_fixed else None
+        speculation = Speculation(self.sources, model, lengths=lengths, width=width)
         return Engine(backend, RamCache(*self.cache), EngineSettings(**options), speculation=speculation)
 
 

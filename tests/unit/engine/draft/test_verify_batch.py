@@ -12,7 +12,7 @@ from pyctl.cache.ram import RamCache
 from pyctl.cache.sequence import LiveSequence
 from pyctl.engine.backend import SequenceTokens
 from pyctl.engine.decode import PendingTokens
-from pyctl.engine.draft.pace import Pace
+from pyctl.engine.draft.draft_length import DraftLengthController
 from pyctl.engine.draft.source import DraftJob
 from pyctl.engine.draft.speculation import ModelDrafts, Speculation
 from pyctl.engine.draft.verify_batch import BatchItem, verify_batches
@@ -237,14 +237,14 @@ def test_a_model_is_asked_for_as_many_as_pay() -> None:
             asked.append(n)
             return super().draft(items, n)
 
-    class Choosing(Pace):
-        def most(self, key: int, source: str, limit: int, *args: object, **fields: object) -> int:
+    class Choosing(DraftLengthController):
+        def length(self, key: int, source: str, limit: int, *args: object, **fields: object) -> int:
             return min(key, limit)
 
     backend = Counting("hybrid", n_seqs=4, n_planes=5, draft_type="draft-mtp")
     for seq in range(4):
         backend.evaluate(seq, as_tokens([1] * 10), 0)
-    speculation = Speculation(model=ModelDrafts(backend, 5), pace=Choosing())
+    speculation = Speculation(model=ModelDrafts(backend, 5), lengths=Choosing())
     assert widths(batches_of(backend, [waiting(key, 10) for key in (0, 1)], speculation)) == [[2, 2]]
     assert widths(batches_of(backend, [waiting(key, 10) for key in (0, 3, 2)], speculation)) == [[4, 4, 4]]
     assert widths(batches_of(backend, [waiting(0, 10)], speculation)) == [[1]]

@@ -1,0 +1,250 @@
+"""How many tokens to draft: the length that is expected to give the most tokens per second.
+
+Costs are in plain steps: the time in which each request that decodes gets one token without drafts. If p is the moving
+share of accepted drafts, the gain of n drafts is (1 + p + ... + p^n) / cost. The cost is that of proposing n tokens, of
+a step as wide as measured, of evaluating accepted drafts again after a rollback, and of a new CUDA graph. While the
+best gain is below `MIN_GAIN` the source pauses; a short probe ends each pause. A budget bounds what drafts lose.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from pyctl.engine.backend import Evaluator, SequenceTokens
+from pyctl.errors import EngineError
+from pyctl.prompt import as_tokens
+
+__all__ = ["LENGTHS", "DraftLengthController", "DraftResult", "calibrate"]
+
+LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # compared, besides the longest allowed one
+MIN_GAIN = 1.02  # speed with drafts, as a multiple of that without, below which a source pauses
+MIN_PAUSE, MAX_PAUSE, PROBE = 6, 512, 2  # tokens; pauses double, up to 16 times, while no draft pays
+LOSS, BUDGET = 0.02, 24.0  # share of the time, and plain steps, that drafts may lose; up to two budgets are saved
+PRIOR, PRIOR_WEIGHT = 0.8, 3.0  # accepted share before anything is known, and for how many drafts it counts
+REQUEST_DECAY, SOURCE_DECAY = 0.06, 0.02  # weight that evidence loses with each draft: for a request, for a source
+REMEASURE, GRAPH_STEPS = 256, 16  # steps: to a new measurement of plain ones; that share a draft model's CUDA graph
+CALIBRATION_S = 3.0  # seconds after which no measurement begins at the start
+
+
+class DraftResult(NamedTuple):
+    """One request in a step: ``source`` proposed ``n_drafted`` tokens, the first ``n_accepted`` were right."""
+
+    key: int
+    source: str = ""
+    n_drafted: int = 0
+    n_accepted: int = 0
+
+
+class Curve:
+    """A cost by number of tokens that never falls, in a line between measured numbers; by ``slope`` before these."""
+
+    def __init__(self, start: int = 0, cost: float = 0.0, slope: float = 0.0) -> None:
+        self._samples: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=8))
+        self._tokens, self._costs = [start, start + 4096], [cost, cost + 4096 * slope]
+
+    def add(self, n: int, cost: float) -> None:
+        """``n`` tokens cost so much. Once is no evidence: it may have loaded kernels."""
+        self._samples[n].append(cost)
+        found = {self._tokens[0]: self._costs[0]}
+        found |= {each: _quartile(samples) for each, samples in sorted(self._samples.items()) if len(samples) > 1}
+        if len(found) > 1:
+            tokens, costs = list(found), [*accumulate([*found.values()][::-1], min)][::-1]
+            slope = (costs[-1] - costs[-2]) / (tokens[-1] - tokens[-2])
+            self._tokens, self._costs = [*tokens, tokens[-1] + 4096], [*costs, costs[-1] + 4096 * slope]
+
+    def __call__(self, n: int) -> float:
+        return float(np.interp(n, self._tokens, self._costs))
+
+
+def _quartile(samples: deque[float]) -> float:
+    return sorted(samples)[(len(samples) - 1) // 4]  # anything may hold up a step
+
+
+class StepCosts:
+    """Costs of steps for ``n_seqs`` requests: measured at the start, and kept current while decoding."""
+
+    def __init__(self, n_seqs: int) -> None:
+        self.n_seqs, self.of, self.plain_ms = n_seqs, Curve(n_seqs, 1.0, 0.1 / n_seqs), 0.0
+        self.n_steps, self._measured, self.graph = 0, 0, 0.0  # the second step of a width captures a CUDA graph
+        self.plain: deque[float] = deque(maxlen=4)  # milliseconds with the context of now
+
+    def needs_plain(self) -> bool:
+        """Whether the next step should have no drafts."""
+        return len(self.plain) < 2 or self.n_steps - self._measured >= REMEASURE * (1 + self.graph)
+
+    def add(self, n_tokens: int, ms: float) -> None:
+        """Count a step of ``n_tokens`` that took ``ms``."""
+        self.n_steps += 1
+        if n_tokens <= self.n_seqs:
+            self.plain.append(ms)
+            self.plain_ms, self._measured = _quartile(self.plain), self.n_steps
+        elif self.plain_ms:  # as a ratio, since both grow with the context
+            self.of.add(n_tokens, max(ms / self.plain_ms, 1.0))
+
+
+class Drafts:
+    """The moving share of accepted drafts of a source, in one request or in all, and what was decided on it."""
+
+    def __init__(self, decay: float = REQUEST_DECAY) -> None:
+        self._keep, self._n_tried, self._n_right = 1 - decay, 0.0, 0.0
+        self.pause, self.is_probing = 0, False  # tokens that are left of a pause; a probe ends it
+        self.asked, self.length = (0, 0, 0, 0, 0), 0  # the length was chosen for these
+
+    def add(self, n_drafted: int, n_accepted: int) -> None:
+        """Count a draft."""
+        self._n_tried = self._n_tried * self._keep + min(n_accepted + 1, n_drafted)
+        self._n_right = self._n_right * self._keep + n_accepted
+        self.length, self.is_probing = 0, self.is_probing and 2 * n_accepted >= n_drafted
+
+    def rest(self, n_tokens: int) -> None:
+        """Pause; the share counts no more than the prior then, so that the next drafts decide."""
+        least = PRIOR_WEIGHT / max(self._n_tried, PRIOR_WEIGHT)
+        self._n_tried, self._n_right = self._n_tried * least, self._n_right * least
+        self.pause, self.is_probing = n_tokens, True
+
+    def share(self, prior: float) -> float:
+        """More than seen, as far as the prior allows: what was seen little of is worth a try."""
+        n = self._n_tried + PRIOR_WEIGHT
+        seen = (self._n_right + PRIOR_WEIGHT * prior) / n
+        return min(max(seen, min(seen + 0.6 * math.sqrt(seen * (1 - seen) / n), prior)), 0.999)
+
+
+class DraftLengthController:
+    """Chooses draft lengths before steps, and learns from results. Drafts over ``n_free`` tokens are rolled back by
+    evaluating the accepted ones again. The engine's thread alone calls it."""
+
+    def __init__(self, n_free: int = 1024) -> None:
+        self._n_free, self._budget = n_free, BUDGET
+        self._costs: dict[int, StepCosts] = {}
+        self.proposing: defaultdict[tuple[str, int], Curve] = defaultdict(Curve)  # ms by source and requests
+        self._sources: defaultdict[str, Drafts] = defaultdict(lambda: Drafts(SOURCE_DECAY))
+        self._next_pause: defaultdict[str, int] = defaultdict(lambda: MIN_PAUSE)
+        self._requests: defaultdict[int, defaultdict[str, Drafts]] = defaultdict(lambda: defaultdict(Drafts))
+        self._width, self._place = (0, 0), 0  # requests and tokens of the last step, and the steps since the first such
+
+    def costs(self, n_seqs: int) -> StepCosts:
+        """Costs of steps for so many requests."""
+        return self._costs.setdefault(n_seqs, StepCosts(n_seqs))
+
+    def length(self, key: int, source: str, limit: int, n_seqs: int = 1, *, together: bool = False) -> int:
+        """Tokens, at most ``limit``, that ``source`` should draft for ``key`` in a step of ``n_seqs`` requests.
+
+        With ``together`` all of them get as many.
+        """
+        costs, drafts = self.costs(n_seqs), self._requests[key][source]
+        if limit <= 0 or costs.needs_plain() or drafts.pause:
+            return 0
+        asked = limit, n_seqs, costs.n_steps // 16, self._width[0], self._width[1]
+        if drafts.asked != asked or not drafts.length:
+            gain, cost, n = self._best(drafts, source, costs, limit, together=together)
+            drafts.asked, drafts.length = asked, 0
+            if gain > MIN_GAIN:
+                drafts.is_probing, self._next_pause[source] = False, MIN_PAUSE
+            elif drafts.is_probing:
+                n = min(PROBE, limit)
+            else:
+                pause = self._next_pause[source]
+                drafts.rest(round(min(pause * (1 + GRAPH_STEPS * costs.graph), MAX_PAUSE)))
+                self._next_pause[source] = min(2 * pause, 16 * MIN_PAUSE)
+                return 0
+            drafts.length = n if cost <= self._budget else 0
+        return drafts.length
+
+    def _best(
+        self, drafts: Drafts, source: str, costs: StepCosts, limit: int, *, together: bool
+    ) -> tuple[float, float, int]:  # gain, cost beyond a plain step, length
+        n_seqs, known = costs.n_seqs, self._sources[source].share(PRIOR)
+        p = known if together and n_seqs > 1 else drafts.share(known)
+        graph, proposing, options = costs.graph / (GRAPH_STEPS if together else 1), self.proposing[source, n_seqs], []
+        for n in [*(n for n in LENGTHS if n < limit), limit]:
+            width = n_seqs * (1 + n)  # as if all requests had as many drafts
+            cost = costs.of(width) - 1 + proposing(n) / costs.plain_ms
+            if n > self._n_free:
+                cost += (1 - p**n) * (costs.of(n_seqs * (2 + round(p * (1 - p**n) / (1 - p)))) - 1)
+            total = 1 + cost + graph * (self._width != (n_seqs, width))
+            options.append(((1 - p ** (n + 1)) / (1 - p) / total, cost, n))
+        return max(options)
+
+    def record(
+        self, drafts: Sequence[DraftResult], n_tokens: int, ms: float | None, proposing_ms: Mapping[str, float]
+    ) -> None:
+        """A step of ``n_tokens`` took ``ms``, None if the device did something else, too; sources ``proposing_ms``."""
+        n_seqs, width, costs = len(drafts), (len(drafts), n_tokens), self.costs(len(drafts))
+        self._place = 0 if width != self._width else self._place + 1
+        excess = (costs.graph / 4, costs.graph, 0.0)[min(self._place, 2)]
+        lost = costs.of(n_tokens) - 1 + (excess if self._width[0] == n_seqs else 0.0)
+        if ms is not None:
+            if not excess:
+                costs.add(n_tokens, ms)
+            for source, each_ms in proposing_ms.items():
+                n = max((draft.n_drafted for draft in drafts if draft.source == source), default=1)
+                self.proposing[source, n_seqs].add(n, each_ms)
+                lost += each_ms / costs.plain_ms if costs.plain_ms else 0.0
+        self._width = width
+        for key, source, n_drafted, n_accepted in drafts:
+            for state in self._requests[key].values():
+                state.pause = max(state.pause - 1 - n_accepted, 0)
+            if n_drafted:
+                self._sources[source].add(n_drafted, n_accepted)
+                self._requests[key][source].add(n_drafted, n_accepted)
+                lost -= n_accepted / n_seqs
+        self._budget = min(self._budget + LOSS - lost, 2 * BUDGET)
+
+    def end(self, key: int) -> None:
+        """The request has ended."""
+        self._requests.pop(key, None)
+
+
+def calibrate(controller: DraftLengthController, evaluator: Evaluator, longest: int, n_model: int) -> None:
+    """Measure steps with drafts of up to ``longest`` tokens, those of the draft model up to ``n_model``.
+
+    Each step runs four times: the first may load kernels, the second capture a CUDA graph, and the others count.
+    """
+    until, facts = time.monotonic() + CALIBRATION_S, evaluator.facts
+    lengths = sorted({0, *range(1, n_model + 1), *(n for n in LENGTHS if n <= longest)})
+    try:
+        for n_seqs in sorted({*range(1, min(facts.n_seqs, 4) + 1), facts.n_seqs}):
+            most = min(min(facts.n_outputs, facts.n_ubatch) // n_seqs - 1, facts.most_drafts)
+            costs, graphs_ms, ends = controller.costs(n_seqs), [0.0], [8] * n_seqs
+            for seq in range(n_seqs):
+                evaluator.memory.clear(seq)
+                evaluator.evaluate(seq, as_tokens(range(1, 9)), 0)
+            for n in (n for n in lengths if n <= most):
+                n_model_drafts = n if n <= n_model and facts.draft_type else 0
+                took = [_measure(evaluator, ends, n, n_model_drafts) for _ in range(4) if time.monotonic() < until]
+                for draft_ms, ms in took[2:]:
+                    costs.add(n_seqs * (1 + n), ms)
+                    if n_model_drafts:
+                        controller.proposing[facts.draft_type, n_seqs].add(n, draft_ms)
+                graphs_ms += [took[1][1] - min(ms for _, ms in took[2:])] if took[2:] else []
+            costs.graph = max(sorted(graphs_ms)[len(graphs_ms) // 2], 0.0) / (costs.plain_ms or math.inf)
+            costs.plain.clear()  # there was hardly a context
+    except EngineError as error:
+        logging.getLogger(__name__).warning("drafts could not be measured: %s", error)
+    for seq in range(facts.n_seqs):
+        evaluator.memory.clear(seq)
+
+
+def _measure(evaluator: Evaluator, ends: list[int], n: int, n_model: int) -> tuple[float, float]:
+    """Milliseconds of ``n_model`` drafts after the ``ends`` of sequences, and of verifying ``n``."""
+    evaluator.top_tokens(0, 1, 1)  # the device has done its work
+    began = time.perf_counter()
+    if n_model:
+        evaluator.draft([SequenceTokens(seq, (1,), end) for seq, end in enumerate(ends)], n_model)
+    times = [time.perf_counter()]
+    # Different tokens, so that a mixture of experts needs as many as it would.
+    evaluator.decode([SequenceTokens(seq, tuple(range(1, 2 + n)), end) for seq, end in enumerate(ends)])
+    for _ in range(4):  # reading an output is no part of a step
+        evaluator.top_tokens(0, 1, 1)
+        times.append(time.perf_counter())
+    ends[:] = [evaluator.memory.rollback(seq, end + 1) for seq, end in enumerate(ends)]
+    step, *readings = (after - before for before, after in pairwise(times))
+    return (times[0] - began) * 1e3, max(step - min(readings), 0.0) * 1e3

@@ -1,0 +1,244 @@
+"""Drafts are as long as pays, pause while none pays, and never lose more than the budget."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyctl.engine.draft import draft_length
+from pyctl.engine.draft.draft_length import BUDGET, LOSS, DraftLengthController, DraftResult, calibrate
+from pyctl.errors import EngineError
+from tests.effort import examples
+from tests.fake import FakeBackend
+
+Cost = Callable[[int], float]
+"""Of a step, by tokens."""
+
+
+@dataclass
+class Run:
+    """Time in plain steps, with drafts and without, and the lengths that were chosen."""
+
+    time: float = 0.0
+    plain: float = 0.0
+    lengths: list[int] = field(default_factory=list)
+
+    @property
+    def slowdown(self) -> float:
+        return self.time / self.plain
+
+
+def line(slope: float) -> Cost:
+    return lambda width: 1 + slope * (width - 1)
+
+
+def measured(
+    cost: Cost, *, limit: int = 64, n_seqs: int = 1, n_free: int = 1024, draft_ms: float = 0.0
+) -> DraftLengthController:
+    """A controller that knows what all widths cost, a plain step of one request being 10 ms."""
+    controller = DraftLengthController(n_free)
+    for n in range(limit + 1):
+        for _ in range(2):
+            controller.costs(n_seqs).add(n_seqs * (1 + n), 10 * cost(n_seqs * (1 + n)))
+            if n:
+                controller.proposing["some", n_seqs].add(n, n * draft_ms)
+    return controller
+
+
+def simulate(
+    controller: DraftLengthController,
+    cost: Cost,
+    shares: Sequence[float],
+    n_steps: int,
+    limit: int = 3,
+    *,
+    n_seqs: int = 1,
+    draft_ms: float = 0.0,
+    together: bool = False,
+    seed: int = 0,
+) -> Run:
+    """Steps of a server; each stretch of 300 steps has the next of the ``shares`` of right drafts."""
+    rng, run, plain_ms = random.Random(seed), Run(), 10 * cost(n_seqs)
+    for step in range(n_steps):
+        share = shares[step // 300 % len(shares)]
+        asked = [controller.length(key, "some", limit, n_seqs, together=together) for key in range(n_seqs)]
+        asked = [max(asked)] * n_seqs if together else asked
+        right = [next((i for i in range(n) if rng.random() >= share), n) for n in asked]
+        width = n_seqs + sum(asked)
+        ms, proposing_ms = 10 * cost(width), draft_ms * (max(asked) if together else sum(asked))
+        run.time += (ms + proposing_ms) / plain_ms
+        run.plain += 1 + sum(right) / n_seqs
+        run.lengths.append(max(asked))
+        results = [
+            DraftResult(key, "some" if n else "", n, a) for key, n, a in zip(range(n_seqs), asked, right, strict=True)
+        ]
+        controller.record(results, width, ms, {"some": proposing_ms} if any(asked) else {})
+    return run
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(
+    slope=st.floats(0, 1),
+    shares=st.lists(st.sampled_from([0.0, 0.2, 0.5, 0.7, 0.9, 1.0]), min_size=1, max_size=4),
+    limit=st.integers(1, 64),
+    n_seqs=st.integers(1, 4),
+    draft_ms=st.sampled_from([0.0, 0.5, 5.0]),
+    together=st.booleans(),
+    seed=st.integers(0, 9),
+)
+def test_no_more_is_lost_than_the_budget(
+    slope: float, shares: list[float], limit: int, n_seqs: int, draft_ms: float, together: bool, seed: int
+) -> None:
+    cost = line(slope)
+    controller = measured(cost, limit=limit, n_seqs=n_seqs, draft_ms=draft_ms)
+    run = simulate(controller, cost, shares, 900, limit, n_seqs=n_seqs, draft_ms=draft_ms, together=together, seed=seed)
+    last = n_seqs * (cost(n_seqs * (1 + limit)) + draft_ms * limit)  # requests of one step do not share its budget
+    assert run.time <= run.plain * (1 + LOSS) + BUDGET + last
+
+
+@pytest.mark.parametrize("slope", [0.05, 0.3, 1.0])
+@pytest.mark.parametrize("limit", [3, 64])
+def test_what_is_never_right_pauses(slope: float, limit: int) -> None:
+    run = simulate(measured(line(slope), limit=limit), line(slope), [0.0], 3000, limit)
+    assert run.slowdown < 1.03
+    assert 0 < sum(n > 0 for n in run.lengths) < 300
+
+
+@pytest.mark.parametrize("shares", [(0.0, 1.0), (1.0, 0.0)])
+def test_drafts_resume_when_they_pay_again(shares: Sequence[float]) -> None:
+    run = simulate(measured(line(0.3)), line(0.3), shares, 600)
+    first, second = run.lengths[:300], run.lengths[300:]
+    good, bad = (second, first) if shares[1] else (first, second)
+    assert sum(n == 3 for n in good) > 180
+    assert sum(n > 0 for n in bad) < 90
+
+
+@pytest.mark.parametrize(
+    ("slope", "share", "best"),
+    [(0.02, 0.98, range(16, 65)), (0.1, 0.8, range(2, 9)), (0.3, 0.7, range(1, 4)), (0.9, 0.7, range(1))],
+)
+def test_the_length_is_the_one_that_pays_most(slope: float, share: float, best: range) -> None:
+    run = simulate(measured(line(slope)), line(slope), [share], 2000, 64)
+    assert sorted(run.lengths[-500:])[250] in best
+
+
+def test_the_time_to_draft_counts() -> None:
+    run = simulate(measured(line(0.05), draft_ms=20.0), line(0.05), [1.0], 2000, draft_ms=20.0)
+    assert sum(n > 0 for n in run.lengths) < 60
+
+
+def test_drafts_that_are_evaluated_again_are_kept_short() -> None:
+    free = simulate(measured(line(0.1)), line(0.1), [0.85], 1500, 16)
+    dear = simulate(measured(line(0.1), n_free=3), line(0.1), [0.85], 1500, 16)
+    assert sorted(free.lengths[-500:])[250] > 3
+    assert sorted(dear.lengths[-500:])[250] == 3
+
+
+def test_a_request_begins_with_plain_steps_that_are_measured() -> None:
+    controller = DraftLengthController()
+    for ms in (None, 10.0, 10.0):
+        assert controller.length(0, "some", 3) == 0
+        controller.record([DraftResult(0)], 1, ms, {})
+    assert controller.length(0, "some", 3) == 3
+
+
+def test_plain_steps_are_measured_anew() -> None:
+    """Costs grow with the context, and drafts in each step would hide that."""
+    controller, n_plain = measured(line(0.1)), 0
+    for step in range(4000):
+        n = controller.length(0, "some", 3)
+        n_plain += n == 0
+        ms = 10 + step / 200
+        controller.record([DraftResult(0, "some" if n else "", n, n)], 1 + n, ms * (1 + 0.1 * n), {})
+    assert 10 < n_plain < 40
+    assert controller.costs(1).plain_ms == pytest.approx(ms, rel=0.15)
+
+
+def test_a_step_with_a_prompt_measures_nothing() -> None:
+    controller = measured(line(0.1), draft_ms=0.5)
+    for key in range(20):
+        assert controller.length(key, "some", 3) == 3
+        controller.record([DraftResult(key, "some", 3, 3)], 4, None, {"some": 400.0})
+    assert controller.length(20, "some", 3) == 3
+
+
+@pytest.mark.parametrize(("share", "n_drafting"), [(1.0, range(80, 101)), (0.0, range(20))])
+def test_what_was_disturbed_at_the_start_is_measured_by_probes(share: float, n_drafting: range) -> None:
+    controller = measured(lambda width: 1 + 3 * (width > 1), draft_ms=2.0)
+    run = simulate(controller, line(0.1), [share], 400, draft_ms=0.5)
+    assert sum(n > 0 for n in run.lengths[-100:]) in n_drafting
+
+
+def test_slow_steps_after_a_new_width_are_no_measurement() -> None:
+    controller = measured(line(0.1))
+    controller.costs(1).graph = 1.6
+    for _ in range(12):
+        for ms in (15.0, 23.0, 10.0, 10.0):
+            controller.record([DraftResult(0)], 1, ms, {})
+        for ms in (16.0, 24.0, 11.0):
+            controller.record([DraftResult(0, "some", 1, 1)], 2, ms, {})
+    assert controller.costs(1).plain_ms == 10.0
+    assert controller.costs(1).of(2) == pytest.approx(1.1)
+
+
+def test_the_same_calls_have_the_same_answers() -> None:
+    runs = [simulate(measured(line(0.1), n_seqs=3), line(0.1), [0.7], 400, 32, n_seqs=3, seed=3) for _ in range(2)]
+    assert runs[0] == runs[1]
+
+
+def test_requests_are_forgotten() -> None:
+    controller = measured(line(0.1))
+    simulate(controller, line(0.1), [0.7], 50)
+    controller.end(0)
+    assert not controller._requests
+
+
+# -- calibration -------------------------------------------------------------------------------------------------------
+
+
+def test_steps_are_measured_before_the_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that each step moves by its tokens."""
+    backend = FakeBackend("hybrid", n_seqs=2, n_planes=3, draft_type="draft-mtp")
+    now, decode, draft = 0.0, backend.decode, backend.draft
+
+    def timed_decode(items):  # type: ignore[no-untyped-def]
+        nonlocal now
+        now += 0.009 + 0.001 * sum(len(item.tokens) for item in items)
+        decode(items)
+
+    def timed_draft(items, n):  # type: ignore[no-untyped-def]
+        nonlocal now
+        now += 0.002 * n
+        return draft(items, n)
+
+    monkeypatch.setattr(backend, "decode", timed_decode)
+    monkeypatch.setattr(backend, "draft", timed_draft)
+    monkeypatch.setattr(draft_length.time, "perf_counter", lambda: now)
+    monkeypatch.setattr(draft_length.time, "monotonic", lambda: now)
+    controller = DraftLengthController(3)
+    calibrate(controller, backend, 3, 3)
+    for n_seqs in (1, 2):
+        costs = controller.costs(n_seqs)
+        assert costs.plain_ms == pytest.approx(9 + n_seqs)
+        assert costs.graph == pytest.approx(0.0)
+        assert costs.of(n_seqs * 4) == pytest.approx((9 + n_seqs * 4) / (9 + n_seqs))
+        assert controller.proposing["draft-mtp", n_seqs](3) == pytest.approx(6.0)
+        assert costs.needs_plain(), "there was hardly a context"
+    assert not any(seq.rows for seq in backend._seqs)
+
+
+def test_a_failed_measurement_stops_nothing(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    backend = FakeBackend("hybrid", n_planes=3, draft_type="draft-mtp")
+
+    def refuse(items: object) -> None:
+        raise EngineError("no")
+
+    monkeypatch.setattr(backend, "decode", refuse)
+    calibrate(DraftLengthController(), backend, 3, 3)
+    assert "drafts could not be measured: no" in caplog.text
+    assert not any(seq.rows for seq in backend._seqs)
