@@ -14,6 +14,7 @@ import random
 import statistics
 import time
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from llama_cpp import llama_cpp as api
 
 from bench.common import answered, parse, parser_of, show, tell
 from bench.compare import add_comparison, compare
+from pyctl.cache.ports import MemoryShape
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import Rows, State
 from pyctl.chat.chat_format import ChatFormat, ChatRequest
@@ -56,6 +58,11 @@ class NullBackend(FakeBackend):
 
     def save_rows(self, seq: int, first: int, last: int, *, hold: bool = False) -> Rows:
         return Rows(EMPTY)
+
+    @cached_property
+    def shape(self) -> MemoryShape:
+        """Made once, as that of a real memory."""
+        return super().shape
 
     def save_state(self, seq: int, n: int) -> State:
         return State.of(EMPTY)

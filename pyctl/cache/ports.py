@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Protocol, TypeAlias, TypeVar
 
 from pyctl.cache.costs import Costs
 from pyctl.cache.disk.file_format import BlockSizes
@@ -281,13 +282,14 @@ class Entry:
         return self.name.partition("-")[2][:SHORT_DIGITS]
 
 
-@runtime_checkable
-class Reads(Protocol):
-    """Reads of a store that are under way."""
+class Reads(ABC):
+    """Reads of a store that are under way. A class, since each step asks whether it got one."""
 
+    @abstractmethod
     def ready(self) -> bool:
         """Whether there is no use in waiting: all are here, one has failed, or the store hangs."""
 
+    @abstractmethod
     def wait(self, seconds: float) -> None:
         """Wait until they are ready, ``seconds`` at most."""
 

@@ -322,8 +322,8 @@ class Snapshot:
 
     def spans(self, first: int, last: int) -> list[Span]:
         """The rows [first, last) of the chain, in order; where they are on the device, from there."""
-        found = [(each.parts, max(first, each.start), min(stop, last)) for each, stop in self.chain.items()]
-        return [span for span in reversed(found) if span[1] < span[2]]
+        found = ((each, max(first, each.start), min(stop, last)) for each, stop in reversed(self.chain.items()))
+        return [(segment.parts, start, end) for segment, start, end in found if start < end]
 
 
 def needed_by(snapshots: Iterable[Snapshot]) -> set[Segment]:

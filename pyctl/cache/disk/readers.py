@@ -14,7 +14,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from functools import partial
 from typing import Any, TypeVar
 
-from pyctl.cache.ports import Reading
+from pyctl.cache.ports import Reading, Reads
 from pyctl.errors import StateError
 from pyctl.limit import limit
 
@@ -101,7 +101,7 @@ class Readers:
                 del tell
 
 
-class DiskReads:
+class DiskReads(Reads):
     """Some reads of ``readers`` that somebody waits for, until ``deadline`` (monotonic seconds) at most."""
 
     def __init__(self, futures: Sequence[Future[Any]], readers: Readers, deadline: float) -> None:
