@@ -202,7 +202,7 @@ def test_replies_are_those_without_drafts_and_nothing_is_verified_twice(
     expected = ask(Engine(backend, RamCache(4, 2**26), EngineSettings()), prompt, n, sampling=endless).tokens
     source = Guesses({prompt: expected}, 40, wrong, seed=3)
     model = ModelDrafts(backend, 3) if backend.facts.draft_type else None
-    speculation = Counting([source], model, n_free=backend.facts.n_rollback)
+    speculation = Counting([source], model)
     for seq in range(2):
         backend.memory.clear(seq)
     engine = Engine(backend, RamCache(4, 2**26), EngineSettings(), speculation=speculation)
@@ -228,7 +228,7 @@ def test_a_text_that_repeats_takes_fewer_steps(opened: Opened, kind: str) -> Non
     text = backend.tokenizer.tokenize(line * 3)
     forced = Sampling(temperature=0.0, grammar=f'root ::= "{line * 3}"', grammar_kind="gbnf")
     settings = NgramSettings()
-    speculation = Counting(ngram_sources([kind], settings), n_free=backend.facts.n_rollback)
+    speculation = Counting(ngram_sources([kind], settings))
     engine = Engine(backend, RamCache(4, 2**26), EngineSettings(), speculation=speculation)
     reply = ask(engine, Prompt.of(text), 250, sampling=forced)
     assert reply.error is None

@@ -45,17 +45,14 @@ class WatchedCache(RamCache):
         if reservation is None:
             self.lost += [snapshot for snapshot in before if snapshot not in self.snapshots()]
             return None
-        publish = reservation.publish
-
-        def watched(reservation, snapshot):  # type: ignore[no-untyped-def]
-            before = self.snapshots()
-            done = publish(reservation, snapshot)
-            if not done:
-                self.lost += [each for each in before if each not in self.snapshots()]
-            return done
-
-        reservation.publish = watched
         return reservation
+
+    def _publish(self, reservation, snapshot):  # type: ignore[no-untyped-def]
+        before = self.snapshots()
+        done = super()._publish(reservation, snapshot)
+        if not done:
+            self.lost += [each for each in before if each not in self.snapshots()]
+        return done
 
 
 def bytes_of(snapshot: Snapshot) -> int:
