@@ -5,17 +5,17 @@ from __future__ import annotations
 from tools.house import measure
 
 CEILINGS = {
-    "files": 213,
-    "lines": 37_430,
-    "lines of csrc": 6780,
-    "lines of tests": 47_310,
-    "methods of the ports": 64,
-    "imports between rooms": 475,
-    "imports of cache by engine": 16,
-    "callables handed on in cache and engine": 55,
-    "fields of LiveSequence": 17,
+    "files": 168,
+    "lines": 36_525,
+    "lines of csrc": 6776,
+    "lines of tests": 46_859,
+    "methods of the ports": 46,
+    "imports between rooms": 437,
+    "imports of cache by engine": 15,
+    "callables handed on in cache and engine": 42,
+    "fields of LiveSequence": 12,
     "fields of Prompt": 6,
-    "longest chain of imports": 37,
+    "longest chain of imports": 34,
     "words of the glossary": 30,
 }
 
