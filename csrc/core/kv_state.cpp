@@ -221,7 +221,7 @@ bool kv_state::cut(llama_seq_id seq, int64_t n) {
 }
 
 // The library begins a sequence by multiplying the state that lies in its cell by zero. What is not a number, from a
-// prompt that the model cannot bear or from a block that somebody made, would stay, and spoil all that come after.
+// prompt that the model cannot bear or from a crafted block, would stay, and spoil all that come after.
 void kv_state::wipe(llama_seq_id seq) {
     if (recurrent == nullptr || recurrent->seq_pos_max(seq) < 0) {
         return;

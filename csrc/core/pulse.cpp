@@ -18,7 +18,7 @@ class pulse {
 public:
     void attach(uintptr_t ctx) { llama_set_abort_callback(reinterpret_cast<llama_context *>(ctx), beat, this); }
 
-    // Devices ask nobody between two nodes. The scheduler does, if it has a callback, and waits for the device then: it
+    // Devices have no callback between two nodes. The scheduler does, if it has a callback, and waits for the device then: it
     // gets one only while evaluations may end early, and waits behind attention, so a few times in a batch.
     void watch(uintptr_t ctx) {
         watched = reinterpret_cast<llama_context *>(ctx);

@@ -80,10 +80,10 @@ public:
     // library may divide it. What was dropped is settled. Else out_of_cells: for one in parts possibly with up to 2 n free ones.
     virtual void reserve(int64_t n, bool in_parts) = 0;
 
-    // Lets the library know what was dropped. Whoever asks it for anything of a sequence calls this before.
+    // Lets the library know what was dropped. Call this before asking it for anything of a sequence.
     virtual void settle() {}
 
-    // Somebody else drops the rows of `seq` from n on: tells from which position, -1 inside an image.
+    // A caller drops the rows of `seq` from n on: tells from which position, -1 inside an image.
     virtual llama_pos cut(llama_seq_id seq, int64_t n) = 0;
 
 protected:

@@ -22,10 +22,10 @@ public:
     ticket take();
 
     // Whether the copies that `t` stands for are complete. Waits for nothing; where the device cannot be asked, they are
-    // when somebody has waited for them.
+    // when a caller has waited for them.
     bool is_complete(ticket t);
 
-    // Whether `is_complete` learns of anything that nobody has waited for.
+    // Whether `is_complete` learns of copies without a waiting caller.
     bool can_ask() const { return askable; }
 
     // Waits for the copies that `t` stands for.

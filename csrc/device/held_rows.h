@@ -1,5 +1,5 @@
-// Which cells hold rows that somebody wants to have again, whatever the library does with its sequences. Bookkeeping
-// alone: whoever lets a cell be overwritten copies its bytes before and says where they are.
+// Which cells hold rows that a caller wants to have again, whatever the library does with its sequences. Bookkeeping
+// alone: a caller that lets a cell be overwritten copies its bytes before and says where they are.
 #pragma once
 
 #include "compat.h"
@@ -50,7 +50,7 @@ public:
     // What the library knows of `held` from row `first` on, which it has.
     const llama_kv_cell_ext * exts_of(handle held, int64_t first) const;
 
-    // The bytes were copied, as if all at once: whoever had the row in `from` has it in `to`.
+    // The bytes were copied, as if all at once: an owner of the row in `from` has it in `to`.
     void moved(const std::vector<cell_move> & moves);
 
 private:

@@ -289,7 +289,7 @@ void attention_rows::fill(const std::vector<cell_run> & runs, const std::vector<
     relocate(moves);
 }
 
-// Each row goes where it shall be: no two go to one cell, and none to one that somebody else needs.
+// Each row goes where it shall be: no two go to one cell, and none to one that another row needs.
 void attention_rows::relocate(const std::vector<cell_move> & all) {
     std::vector<cell_move> moves;
     moves.reserve(all.size());
@@ -303,7 +303,7 @@ void attention_rows::relocate(const std::vector<cell_move> & all) {
     if (moves.empty()) {
         return;
     }
-    // First those whose cells nobody has to leave, then those whose cells these have left.
+    // First those whose cells are free, then those whose cells these have left.
     std::vector<cell_move> ready;
     ready.reserve(moves.size());
     std::vector<int64_t> waits(cells().size(), -1);  // for each cell, which move waits until it is left

@@ -82,7 +82,7 @@ void * host_arena::allocate(size_t size) {
                 return base_ + found;
             }
         }
-        if (!grown) {  // and nobody else has grown it meanwhile
+        if (!grown) {  // and no other thread has grown it meanwhile
             return nullptr;
         }
     }
@@ -172,7 +172,7 @@ bool host_arena::grow() {
     return true;
 }
 
-// Gives the last slab that nobody uses back to the system.
+// Gives the last unused slab back to the system.
 void host_arena::shrink() {
     const std::lock_guard<std::mutex> one_at_a_time(growing_);
     size_t                            at;

@@ -4,7 +4,7 @@
 // no driver; registering pages that are there already takes a tenth of the time. So a thread touches and registers
 // slab after slab, a little ahead of what is used, and what was freed is used again. Slabs go back to the system only
 // where buffers outside of the arena, for which it had no hole large enough, would else make the sum exceed the limit,
-// and, of what is beyond a lower bound, when nobody has wanted memory for a while.
+// and, of what is beyond a lower bound, when no memory was wanted for a while.
 #pragma once
 
 #include <atomic>
@@ -22,7 +22,7 @@ public:
     static constexpr size_t slab = size_t(64) << 20;
 
     // One per process, because memory is registered with the device library for the whole process, and never destroyed,
-    // because buffers outlive whoever opened it.
+    // because buffers outlive the object that opened it.
     static host_arena & instance();
 
     // Hold up to `limit` bytes, what `count_outside` counts included, and keep `ahead` of them ready beyond what is used.
@@ -89,7 +89,7 @@ private:
     size_t                   n_ready_    = 0;  // slabs touched and registered
     size_t                   outside_    = 0;
     bool                     registered_ = true;
-    bool                     full_       = false;  // the system refused more, or nobody wants more
+    bool                     full_       = false;  // the system refused more, or no more is wanted
     bool                     keeps_      = false;  // the system takes nothing back
     std::vector<bool>        ready_;      // by slab
     std::map<size_t, size_t> free_;       // offset -> size, of what is ready, never adjacent

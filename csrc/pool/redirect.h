@@ -4,7 +4,7 @@
 // the place of ours and the rows' positions; what reads the cache gets ours, as long as they are, and a causal mask. Nodes
 // are found by the cache's tensors that they are views of, and have their own sources back after the evaluation, since
 // the library uses graphs again. Where nothing would be changed in the next one either they keep ours, and it is not
-// asked about: a device then knows that the graph is the same. Nothing is decided here: whoever owns the rows says where
+// asked about: a device then knows that the graph is the same. Nothing is decided here: the owner of the rows says where
 // each layer's lie.
 #pragma once
 

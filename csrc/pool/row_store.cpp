@@ -214,7 +214,7 @@ void row_store::remember_exts(int64_t p0, int64_t p1) {
     }
 }
 
-// Of a sequence whose end is elsewhere the library gets one row, the last; its bytes are nobody's.
+// Of a sequence whose end is elsewhere the library gets one row, the last; its bytes mean nothing.
 void row_store::place_last() {
     cache.seq_rm(only_seq, static_cast<llama_pos>(n_rows), -1);
     if (cache.seq_pos_max(only_seq) + 1 == n_rows) {
@@ -409,7 +409,7 @@ void row_store::truncate(llama_seq_id, int64_t n) {
     place_last();
 }
 
-// The library's own rows from n on are dropped by whoever asks; the one before is there since the last evaluation.
+// The library's own rows from n on are dropped by the caller; the one before is there since the last evaluation.
 llama_pos row_store::cut(llama_seq_id seq, int64_t n) {
     if (n < n_rows) {
         truncate(seq, n);

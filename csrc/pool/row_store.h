@@ -4,7 +4,7 @@
 // memory and pass through a stage on the device in each evaluation (row_stages.h).
 //
 // The row of a position has one place. What is held there stays when the sequence is cut, and is in the way of any other
-// row of that position: whoever wants it written has to release what is held before.
+// row of that position: a caller that writes it has to release what is held before.
 #pragma once
 
 #include "core/row_memory.h"

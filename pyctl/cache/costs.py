@@ -6,7 +6,7 @@ __all__ = ["Costs"]
 
 _TOKEN_SECONDS = 1e-3
 _LOAD_SECONDS = 1 / 8e9
-"""Of a byte. A guess that stays: copies to a GPU are only started, so nobody knows when they end."""
+"""Of a byte. A guess that stays: copies to a GPU are only started, and their end is not measured."""
 
 _READ_RATE = 1e9
 _READ_LATENCY = 0.01

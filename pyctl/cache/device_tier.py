@@ -139,11 +139,11 @@ class DeviceTier:
         for segment in snapshot.chain:
             if not segment.alive and segment.held is not None:
                 self.release(segment)
-                if not segment.rows.size:  # nobody has them now
+                if not segment.rows.size:  # they are nowhere now
                     segment.drop()
 
     def n_ready(self, snapshot: Snapshot, first: int, last: int) -> int:
-        """How many rows [first, last) of ``snapshot`` lie in cells that nobody else has, and need no further ones."""
+        """How many rows [first, last) of ``snapshot`` lie in cells of their own, and need no further ones."""
         spans = snapshot.spans(first, last)
         return sum(self._memory.n_own(rows.held, *span) for rows, *span in spans if rows.held is not None)
 
@@ -220,7 +220,7 @@ class DeviceTier:
         return not n_bytes or not self.is_behind(n_bytes + self._spare)
 
     def piece_of(self, segment: Segment) -> Block | None:
-        """A copy of its rows for somebody who needs bytes, and they are there; None if too much waits for the disk."""
+        """A copy of its rows as bytes, which are there; None if too much waits for the disk."""
         return None if self.is_behind(segment.only_held_bytes + self._spare) else self.copy_of(segment)
 
     @property
@@ -284,7 +284,7 @@ class DeviceTier:
                 disk.write(each, reason=Reason.LARGE)
 
     def rows_of(self, segment: Segment) -> Block:
-        """A copy of its rows for somebody who needs bytes, there after `synchronize`."""
+        """A copy of its rows as bytes, there after `synchronize`."""
         return segment.rows if segment.rows.size or segment.held is None else self._fetch(segment)
 
     def copy_of(self, segment: Segment) -> Block:

@@ -148,7 +148,7 @@ class DiskTier:
         return [each for each in self.store.directory.entries() if each.fingerprint == self.store.fingerprint]
 
     def stored(self, snapshot: Snapshot) -> bool:
-        """Whether the state of ``snapshot`` is on disk; waits for nobody."""
+        """Whether the state of ``snapshot`` is on disk; does not wait."""
         return self.store.contains(snapshot.prefix)
 
     def refuse(self, snapshot: Snapshot) -> None:
@@ -248,7 +248,7 @@ class DiskTier:
             log.warning("the prefix cache could not be written completely within %.0f s", self.close_seconds)
         self._recovery.join(max(deadline - time.monotonic(), 0.1))
         if done and not self._recovery.is_alive():
-            self.store.close()  # which would wait for whoever still uses it
+            self.store.close()  # which would wait for its users
         return done and self.queue.n_failed == n_failed
 
     def _note_read(self, n_bytes: int, seconds: float) -> None:

@@ -129,7 +129,7 @@ def choose_cuts(prompt: Prompt, ends: Sequence[int], start: int, min_step: int, 
 
 
 def next_turn(prompt: Prompt, n_common: int) -> int:
-    """Where a prompt resumes that is this one, written anew and gone on; 0 where nobody can tell.
+    """Where a prompt resumes that is this one, written anew and continued; 0 if unknown.
 
     One message alone that begins as another prompt did, for ``n_common`` tokens, is a task with a conversation inside,
     which grows within it.

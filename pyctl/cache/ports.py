@@ -58,7 +58,7 @@ class CacheRequest(Protocol):
 
     @property
     def background(self) -> bool:
-        """Whether nobody waits for it."""
+        """Whether it has no waiting client."""
 
     @property
     def after(self) -> CacheRequest | None:
@@ -200,7 +200,7 @@ class SequenceMemory(Protocol):
         """
 
     def load_file(self, seq: int, path: Path) -> SavedSequence:
-        """Fill ``seq``, which is empty, from such a file. Raises StateError, and then nobody knows what it holds."""
+        """Fill ``seq``, which is empty, from such a file. Raises StateError, and then its content is undefined."""
 
 
 # -- the store ---------------------------------------------------------------------------------------------------------

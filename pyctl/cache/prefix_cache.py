@@ -43,7 +43,7 @@ __all__ = ["PrefixCache"]
 log = logging.getLogger(__name__)
 
 END_MIN = 64
-"""So many tokens behind the last batch end are worth a snapshot of a prompt's end, though nobody may ask it again."""
+"""So many tokens behind the last batch end are worth a snapshot of a prompt's end, though it may never recur."""
 
 PARK_MIN = 64
 """Fewer new tokens than this are not worth a snapshot when a live sequence is given away."""
@@ -70,7 +70,7 @@ class PrefixCache:
             cache.on_evict = partial(disk.write, reason=Reason.EVICTED, rows_of=self.device.rows_of)
 
     def lookup(self, request: CacheRequest, ends: Sequence[int], seq: LiveSequence, stats: RequestStats) -> CacheLookup:
-        """What can be restored of a prompt with these batch ends into ``seq``; remembers it, if somebody sent it."""
+        """What can be restored of a prompt with these batch ends into ``seq``; remembers it, if a client sent it."""
         began, match = time.perf_counter(), PromptMatch(request.prompt.tokens)
         if not request.cache_prompt:
             return CacheLookup(request, match, ends)
@@ -249,7 +249,7 @@ class PrefixCache:
         self.cache.release(kept)
 
     def release(self, kept: Snapshot) -> None:
-        """Give up what `suspend` took: nobody will `resume` it."""
+        """Give up what `suspend` took, without `resume`."""
         self.cache.release(kept)
 
     def forget(self, seq: LiveSequence) -> None:

@@ -72,7 +72,7 @@ class Slots:
         return self._by_prefix.get(prefix)
 
     def empty(self) -> Slot | None:
-        """One that holds nothing and that nobody reserved, empty for longest; None if there is none."""
+        """One that holds nothing and is not reserved, empty for longest; None if there is none."""
         slot = next((slot for slot in self._empty if not slot.reserved), None)
         if slot is None and not self.n_slots:
             slot = Slot(len(self._slots))

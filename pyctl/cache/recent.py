@@ -138,7 +138,7 @@ class RecentPrompts:
         shared: list[int] = []
         most, row = -1, [0]
         for place, recent in zip(self._places, self._recent, strict=True):
-            # The best so far has ``most`` in common with the prompt. Whoever parts from it elsewhere is known already.
+            # The best so far has ``most`` in common with the prompt. Prompts that leave it elsewhere are known already.
             if most >= 0 and row[place] != most:
                 shared.append(min(row[place], most))
                 continue

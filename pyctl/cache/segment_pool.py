@@ -56,7 +56,7 @@ class SegmentPool:
             segment = segment.parent
 
     def release(self, snapshot: Snapshot) -> None:
-        """``snapshot`` is gone; so are the segments that nobody else needs."""
+        """``snapshot`` is gone; so are the segments that only it needed."""
         self.n_bytes -= snapshot.state.n_bytes
         segment: Segment | None = snapshot.segment
         while segment is not None:

@@ -66,7 +66,7 @@ NOTHING: Block = np.empty(0, np.uint8)
 
 
 class BlockBytes(NamedTuple):
-    """Bytes of saved blocks: ``used`` by all that live, whoever holds them; ``held`` of the system for these and the
+    """Bytes of saved blocks: ``used`` by all that live; ``held`` of the system for these and the
     next; ``in_flight`` of those that are being copied."""
 
     used: int
@@ -114,7 +114,7 @@ Span: TypeAlias = tuple[Rows, int, int]
 @dataclass(eq=False)
 class FileMark:
     """What the disk tier knows of a segment, shared by its copies: its file's name, the name of that one's parent, both
-    opaque to all others, and whether the file was there when somebody last looked."""
+    opaque to all others, and whether the file was there at the last look."""
 
     name: object = None
     parent: object = None
@@ -169,7 +169,7 @@ class Segment:
         return self.references > 0
 
     def drop(self) -> None:
-        """Give the rows up: the memory goes now, whoever still points here."""
+        """Give the rows up: the memory goes now, references or not."""
         self.rows = self.draft_rows = NOTHING
         self.held = None
         self.dropped = True
@@ -283,7 +283,7 @@ class Snapshot:
         return dict(self.links())
 
     def links(self) -> Iterator[tuple[Segment, int]]:
-        """The same, one after the other, as far as somebody asks."""
+        """The same, one after the other, as far as the caller asks."""
         n, segment = self.n, self.segment
         while True:
             yield segment, min(n, segment.end)

@@ -6,7 +6,7 @@ import os
 
 from pyctl.engine.model_settings import SPIN, ModelSettings, limit_spinning
 
-if SPIN not in os.environ:  # the command line may have said it already; later nobody would look
+if SPIN not in os.environ:  # the command line may have said it already; later it has no effect
     limit_spinning(ModelSettings.poll)
 
 from pyctl.llama.devices import devices

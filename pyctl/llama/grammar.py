@@ -150,7 +150,7 @@ class GrammarCompiler:
             self._prepared()
 
     def close(self) -> None:
-        """Let go of the tokenizer, once nobody reads it any more."""
+        """Release the tokenizer after its last reader."""
         with self._preparing:
             self._tokenizer = None
 
@@ -282,7 +282,7 @@ class Grammar:
     """What binds one reply, at once or from a trigger on.
 
     A lazy one that refuses what a trigger found sleeps on, and one that becomes too complex binds no longer: a reply
-    does not fail because of calls that nobody asked for. RequestError if the grammar does not parse.
+    does not fail because of calls that were not asked for. RequestError if the grammar does not parse.
     """
 
     def __init__(self, vocab: Any, sampling: Sampling, compiler: GrammarCompiler) -> None:

@@ -13,7 +13,7 @@ from pyctl.errors import ModelError
 __all__ = ["ImageGrid"]
 
 LEAST_TOKENS, MOST_TOKENS = 8, 4096
-"""Of the encoders of Qwen, unless somebody asks for other bounds."""
+"""Of the encoders of Qwen, unless flags give other bounds."""
 
 
 @dataclass(frozen=True)

@@ -282,7 +282,7 @@ def reserve_pinned(budget: int | None, initial: int = 0, behind: int = 0) -> boo
 
     ``initial`` bytes of it, at most half, are made ready once, for what a restart loads. Memory that was pinned is used
     again; it is returned to make room for blocks that found no hole large enough in it, and, of up to ``behind`` bytes
-    more that wait for the disk at times, when nobody needs them any longer. False, and plain memory from then on, where
+    more that wait for the disk at times, when they are no longer needed. False, and plain memory from then on, where
     no loaded device library can pin any.
     """
     most = keep = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

@@ -143,7 +143,7 @@ bench/results/threads.md has the figures. Prompts are evaluated by hundreds of t
 
 
 CPU_UBATCH, GPU_UBATCH = 512, 1024
-"""Tokens of one evaluation where nobody said how many: llama.cpp's own number, and what pays on a GPU."""
+"""Tokens of one evaluation by default: llama.cpp's own number, and what pays on a GPU."""
 
 
 def gpus(settings: ModelSettings) -> list[Device]:

@@ -43,7 +43,7 @@ class DrySamplers:
             api.llama_sampler_free(made)
 
     def copy(self, s: Sampling, n_last: int) -> Any:
-        """One for ``s`` that looks at the last ``n_last`` tokens; whoever gets it frees it. None after `close`."""
+        """One for ``s`` that looks at the last ``n_last`` tokens; the caller frees it. None after `close`."""
         key = (s.dry_multiplier, s.dry_base, s.dry_allowed_length, n_last, s.dry_sequence_breakers)
         with self._lock:
             if key not in self._known:
@@ -243,7 +243,7 @@ class LlamaSampler:
             self._add(self._mirostat(sampling))
             return
         links = self._links(sampling)
-        # Without a temperature, the most likely token is chosen right away, unless somebody asks how likely it is.
+        # Without a temperature, the most likely token is chosen right away, unless its probability is asked for.
         greedy = sampling.temperature <= 0.0 and "temperature" in sampling.samplers and not sampling.post_sampling_probs
         for name in sampling.samplers:
             if name not in ("temperature", "adaptive_p") or not greedy:

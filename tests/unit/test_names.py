@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -94,3 +95,12 @@ def test_public_names_are_documented() -> None:
             if not documented and member not in explained:
                 bare.append(f"{name}.{owner}.{member}".replace("..", "."))
     assert not bare
+
+
+def test_sentences_name_their_subjects() -> None:
+    """No part of the program is a person without a name, in code or comments."""
+    root = PACKAGE.parent
+    paths = [*modules().values(), *(root / "csrc").rglob("*.*"), *(PACKAGE / "page" / "static").glob("*.js")]
+    unnamed = re.compile(r"\b(whoever|nobody|somebody)\b", re.IGNORECASE)
+    found = [path for path in paths if unnamed.search(path.read_text(encoding="utf-8"))]
+    assert [str(path.relative_to(root)) for path in found] == []

@@ -118,7 +118,7 @@ class PendingSnapshot:
 class SegmentFile:
     """A segment that is to be written with what were its rows when it was named, and the files that it is and hangs on.
 
-    The draft model's rows are no part of the name: whoever evaluates the same without a draft model means this file.
+    The draft model's rows are no part of the name: a server without a draft model uses the same file.
     """
 
     name: SegmentName

@@ -31,7 +31,7 @@ THREADS = min(16, os.cpu_count() or 1)
 class Contents:
     """What a directory held when it was last looked at: its bytes, and by fingerprint the states and if they are exact.
 
-    Immutable, so that whoever has it waits for nobody.
+    Immutable, so that readers never wait.
     """
 
     n_bytes: int = 0
@@ -75,7 +75,7 @@ class CacheDirectory:
         self._looking = threading.Lock()  # a look at the index never replaces what a later one saw
         self._file_bytes = 0
         self._seen: tuple[sqlite3.Connection, int] | None = None
-        # What the index holds at that version. Both belong to whoever is in a transaction.
+        # What the index holds at that version. Both belong to the thread in a transaction.
         self._graph: FileGraph | None = None
         self._graph_of: Version | None = None
         self._changes: list[tuple[Record, bool]] = []
@@ -112,7 +112,7 @@ class CacheDirectory:
                 self.contents = replace(self.contents, n_bytes=self._file_bytes + beside)
 
     def forget(self, fingerprint: str, name: StateName) -> None:
-        """Tell nobody of a state any more until the index is looked at again; waits for nobody, either."""
+        """Hide a state until the index is read again; does not wait."""
         old = self.contents
         states = {other: is_exact for other, is_exact in old.of(fingerprint).items() if other != name}
         lengths = frozenset(other.n for other in states)
@@ -163,7 +163,7 @@ class CacheDirectory:
     def recover(self) -> VerifyReport:
         """Make index and files agree after a crash or a lost index, by names and headers only, within the budget.
 
-        Removes temp files of dead processes, damaged headers and what nobody can use; adopts whole files.
+        Removes temp files of dead processes, damaged headers and unusable files; adopts whole files.
         """
         return self._check(deep=False, fix=True)
 

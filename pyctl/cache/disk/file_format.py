@@ -154,7 +154,7 @@ def parse(file: str) -> Name | None:
 
 
 def is_obsolete(file: str) -> bool:
-    """Whether older versions of this program made ``file`` and nobody reads it any more, or left it when killed."""
+    """Whether older versions of this program made ``file``, which is no longer read, or left it when killed."""
     return _OBSOLETE.fullmatch(file) is not None
 
 
@@ -241,8 +241,8 @@ MOST_UNKNOWN, MOST_RATIO = 2**26, 1000
 class BlockSizes:
     """What the blocks of a model have: n rows ``base`` + n * ``row`` bytes, a state ``state``; -1 if that differs.
 
-    Those of the draft model have the same with ``draft_`` before it, 0 without one. As text the model's alone: whoever
-    verifies cannot know which draft model it was.
+    Those of the draft model have the same with ``draft_`` before it, 0 without one. As text the model's alone,
+    since `verify` cannot know which draft model it was.
     """
 
     base: int

@@ -55,7 +55,7 @@ class FileGraph:
                 self._tree.touch(key, used)
 
     def unsound(self) -> set[Key]:
-        """Files that nobody can use: on an incomplete chain, or segments without a state."""
+        """Unusable files: on an incomplete chain, or segments without a state."""
         sound: set[Key] = set()
         broken: set[Key] = set()
         for record in self.records.values():
@@ -82,7 +82,7 @@ class FileGraph:
         return found
 
     def remove(self, key: Key) -> list[Record]:
-        """Take out a file with everything that hangs on it and the segments that nobody needs then."""
+        """Take out a file with everything that hangs on it and the segments that are not needed then."""
         removed: list[Record] = []
         waiting = [key]
         while waiting:

@@ -90,7 +90,7 @@ def is_corrupt(error: sqlite3.Error) -> bool:
 
 
 class Index:
-    """Transactions on the file at ``path``. ``lost`` is set when it began empty, until somebody filled it.
+    """Transactions on the file at ``path``. ``lost`` is set when it began empty, until it is filled.
 
     Safe from any thread. Reading never waits for a writer. OSError if the file cannot be opened; sqlite3.Error from
     transactions, after which a corrupt index was replaced by an empty one.
@@ -127,7 +127,7 @@ class Index:
 
     @contextmanager
     def between(self) -> Iterator[sqlite3.Connection]:
-        """The connection that writes, while nobody in this process is in a transaction."""
+        """The connection that writes, while no thread of this process is in a transaction."""
         with self._writer as connection:
             yield connection
 
@@ -219,7 +219,7 @@ class Index:
 
 
 class _Connection:
-    """One connection to the file that is at the index's path now, even after somebody replaced it."""
+    """One connection to the file that is at the index's path now, even after another process replaced it."""
 
     def __init__(self, index: Index) -> None:
         self.index, self.path = index, index.path

@@ -102,7 +102,7 @@ class Readers:
 
 
 class DiskReads(Reads):
-    """Some reads of ``readers`` that somebody waits for, until ``deadline`` (monotonic seconds) at most."""
+    """Some reads of ``readers`` with a waiting caller, until ``deadline`` (monotonic seconds) at most."""
 
     def __init__(self, futures: Sequence[Future[Any]], readers: Readers, deadline: float) -> None:
         self._futures, self._readers, self._deadline = futures, readers, deadline

@@ -27,7 +27,7 @@ NOT_DAMAGE = {
     *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM, errno.EAGAIN, errno.EINTR),
     *(errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENODEV),
 }
-"""Errors of a read that say nothing about the file: short of something, somebody else's, or a drive that is away."""
+"""Errors of a read that say nothing about the file: short of something, of another owner, or a drive that is away."""
 
 FIRST_READ = 4096
 """Bytes read in the hope that they hold the whole header."""
@@ -58,7 +58,7 @@ def write_file(path: Path, header: Header, blocks: dict[PartKind, Block], pool: 
 def read_header(path: Path, sizes: BlockSizes | None = None) -> Header:
     """The header of the file at ``path``, whose fingerprint is that of the directory; FileNotFoundError or Damage.
 
-    With ``sizes`` its parts have those, so that nobody takes more memory for it.
+    With ``sizes`` its parts have those, so that no more memory is taken for it.
     """
     with _opened(path) as descriptor:
         size = os.fstat(descriptor).st_size

@@ -60,7 +60,7 @@ def _now(function: Callable[[], None]) -> None:
 
 
 class _Stopwatch:
-    """How long some reads took until the last of them returned, whoever waited for them."""
+    """How long some reads took until the last of them returned."""
 
     def __init__(self, futures: Iterable[Future[None]]) -> None:
         self._began = self._ended = time.monotonic()
@@ -115,7 +115,7 @@ class DiskStore:
             if is_older(self.home):
                 write_atomic(self.home / RULES, rules_id().encode(), sync=False)
         if sizes is not None:
-            with suppress(OSError):  # for whoever verifies without the model
+            with suppress(OSError):  # for `verify`, which has no model
                 write_atomic(self.home / SIZES, str(sizes).encode(), sync=False)
 
     def close(self) -> None:

@@ -45,7 +45,7 @@ class VerifyReport:
     ``missing``: in the index without a file; ``unknown``: whole files that were not in the index; ``broken``: damaged
     files; ``useless``: segments that no state needs, and what hangs on an incomplete chain; ``temps``: left over
     by processes that are gone, and by older versions.
-    ``foreign`` files are somebody else's, and stay.
+    ``foreign`` files belong to other programs, and stay.
     """
 
     files: int = 0
@@ -98,7 +98,7 @@ def verify(directory: Path, index: Index, run: Runner | None, fix: bool) -> Veri
 
 
 def read_sizes(home: Path) -> BlockSizes | None:
-    """What the parts of the files in ``home`` measure; None if nobody has said so."""
+    """What the parts of the files in ``home`` measure; None if that is unknown."""
     try:
         return BlockSizes.parse((home / SIZES).read_text(encoding="ascii"))
     except (OSError, ValueError):

@@ -421,7 +421,7 @@ class WriteQueue:
 
 
 def copy_of(snapshot: Snapshot, rows_of: RowsOf | None = None, *, lean: bool = False) -> Snapshot:
-    """A copy with segments of its own that share the bytes, so that nobody can take them away.
+    """A copy with segments of its own that share the bytes, so that no eviction takes them away.
 
     ``rows_of`` gives rows that only the device has, if the disk has none. A ``lean`` copy has no rows that are there.
     """

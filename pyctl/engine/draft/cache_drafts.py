@@ -1,8 +1,8 @@
 """The source ``cache``: what followed where the last tokens stood before, in anything that the cache remembers.
 
 Agents write again what they have just read: files with changes, arguments of calls, quotes. A request that may use the
-cache drafts from all prompts that the cache remembers, whoever sent them, and from replies, its own included; one that
-may not, from its own text alone, which nobody else sees. Drafts never choose a token, but like cached prefixes they
+cache drafts from all prompts that the cache remembers, of all clients, and from replies, its own included; one that
+may not, from its own text alone, which no other client sees. Drafts never choose a token, but like cached prefixes they
 show in how fast tokens come.
 """
 
@@ -212,7 +212,7 @@ def _rest(expected: list[_Expected], n: int) -> list[_Expected]:
 class CacheDrafts:
     """Copies drafts of at most ``longest`` tokens; ``capacity`` tokens are remembered, a power of two.
 
-    Where fewer than ``least`` tokens agree it leaves drafting to whoever is asked next.
+    Where fewer than ``least`` tokens agree it leaves drafting to the next source.
     The engine's thread calls it and waits for nothing: texts are handed over to a thread that takes them in.
     """
 

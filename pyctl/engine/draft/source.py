@@ -12,7 +12,7 @@ __all__ = ["DraftJob", "DraftSource", "RememberingSource"]
 
 
 class DraftJob(NamedTuple):
-    """Somebody who can use drafts: ``seq`` holds what is evaluated, ``sure`` tokens come next, one at least.
+    """A reply that can use drafts: ``seq`` holds what is evaluated, ``sure`` tokens come next, one at least.
 
     Up to ``most`` drafts may follow the last of these. ``key`` is one for each request.
     """

@@ -35,7 +35,7 @@ NO_DRAFT = Draft()
 
 
 class ModelDrafts:
-    """A source: what the draft model of ``evaluator`` expects, up to ``n_max`` tokens or as many as somebody wants.
+    """A source: what the draft model of ``evaluator`` expects, up to ``n_max`` tokens or as many as are wanted.
 
     Where it ends sooner, so that there are fewer than ``n_min``, they are none.
     """

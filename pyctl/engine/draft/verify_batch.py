@@ -66,7 +66,7 @@ def _jobs(requests: Sequence[ActiveRequest], facts: BackendFacts, n_free: int) -
 
 
 def _widened(jobs: Sequence[DraftJob], drafts: Sequence[Draft], n_rollback: int) -> list[Draft]:
-    """Have those who draft less than others get tokens that nobody expects, so that one evaluation serves all."""
+    """Fill up shorter drafts with tokens that are not expected, so that one evaluation serves all."""
     width = max(
         (len(draft.tokens) for job, draft in zip(jobs, drafts, strict=True) if _is_short(job, draft, n_rollback)),
         default=0,

@@ -67,7 +67,7 @@ class DraftModel(Protocol):
     def save_rows(self, seq: int, first: int, last: int, out: Block | None = None) -> Block:
         """Rows [first, last) of ``seq``, or NOTHING where one is missing. The bytes are there after `synchronize`.
 
-        They go to ``out``, if it is given, which has the size and is signed by nobody yet."""
+        They go to ``out``, if it is given, which has the size and is not signed yet."""
 
     def load_rows(self, seq: int, first: int, spans: Sequence[BlockSpan]) -> None:
         """Append rows to ``seq`` from ``first`` on; where a block is empty or another's, it goes on without them."""
@@ -101,8 +101,8 @@ None where that cannot draft for this model."""
 class Follower:
     """Tells ``model``, if there is one, what the context at address ``ctx`` evaluated, when that costs least.
 
-    That is after the next evaluation was begun: a device then computes both, and nobody waits for it. Where hidden rows
-    cannot be copied so early, it is before that, or as soon as somebody asks for the model.
+    That is after the next evaluation was begun: a device then computes both without a wait. Where hidden rows
+    cannot be copied so early, it is before that, or as soon as the model is needed.
     """
 
     def __init__(self, model: DraftModel | None, ctx: int) -> None:
@@ -127,7 +127,7 @@ class Follower:
         self._owed, self._is_copied = list(zip(items, firsts, strict=False)), is_copied
 
     def forget(self, seq: int) -> None:
-        """Nobody needs to know any more what was evaluated in ``seq``, but for what is being saved."""
+        """Forget the tokens evaluated in ``seq``, but for those that are being saved."""
         if any(each == seq for each, _ in self._unsaved):
             self._settle(before=False)
         self._owed = [(item, first) for item, first in self._owed if item.seq != seq]
@@ -139,7 +139,7 @@ class Follower:
 
     def save_rows(self, seq: int, first: int, last: int) -> Block:
         """Those of the model. What it owes is not evaluated for that while a device is busy: the block is filled later,
-        at the latest when somebody asks for the model, and if that cannot be done, it is signed by nobody."""
+        at the latest when the model is needed; if that cannot be done, it stays unsigned."""
         if self.model is None or not self._may_wait:
             model = self.settled()
             return model.save_rows(seq, first, last) if model is not None else NOTHING

@@ -120,7 +120,7 @@ class MtpHead:
             raise ModelError("the model's head for drafts cannot be evaluated")
         self._memory = KVState(address, 0)
         self._n_rows = self._window if self._memory.is_async else 1  # in each call
-        if self._memory.is_async:  # a device loads now what large batches and drafts need, and not while somebody waits
+        if self._memory.is_async:  # a device loads kernels of large batches and drafts now, before a request waits
             self._head.evaluate(0, 1, [0] * self._n_batch, np.zeros((self._n_batch, self._width), np.float32))
             self._head.draft([(0, self._n_batch + 1, [0], self._none)], n_max, self._n_rows)
         self._memory.clear(0)

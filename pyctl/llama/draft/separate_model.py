@@ -40,7 +40,7 @@ class _Followed:
     """What is known of a sequence, which the trunk holds up to ``end``.
 
     The context holds [first, held) of what the trunk evaluated, and behind it ``ahead``: what was drafted from, of
-    which nobody knows yet whether it stays, to get to ``draft``. ``owed`` were evaluated by the trunk alone, from
+    which may not stay, to get to ``draft``. ``owed`` were evaluated by the trunk alone, from
     ``held`` on. A recurrent state cannot be cut, so there is a copy of the one at ``mark``; if it is not the one of the
     last row that is held, it is stale.
     """

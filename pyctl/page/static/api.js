@@ -16,7 +16,7 @@ export function setKey(value) {
 export class Refusal extends Error {
   constructor(message, status) {
     super(message);
-    this.status = status; // 0 if nobody answered
+    this.status = status; // 0 without an answer
   }
 }
 

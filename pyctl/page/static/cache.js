@@ -38,7 +38,7 @@ export const refresh = () => view && look();
 
 const isShown = () => $("cache").offsetParent !== null && getComputedStyle($("cache")).visibility === "visible";
 
-// Once a second while somebody can see it; nothing is sent as long as nothing has changed.
+// Once a second while it is visible; nothing is sent as long as nothing has changed.
 async function watch() {
   for (;;) {
     const began = performance.now();

@@ -242,7 +242,7 @@ async function reply(message, continues = false) {
   if (own === conversation) {
     const made = elementOf(message);
     if (made) {
-      run.streamed.draw(made, run); // what came since the last frame: nobody may be there to make HTML of it
+      run.streamed.draw(made, run); // what came since the last frame: the server may be gone, which makes HTML of it
       await drawn.fill(made, true);
     }
     draw();
