@@ -32,7 +32,7 @@ class CacheSettings:
     n_slots: int = CACHE.flag(
         0,
         "--prefix-cache-slots",
-        "snapshots kept at most, 0 = as many as there is room for",
+        "most snapshots, 0 = as many as --cache-ram holds",
         integer(0),
         "PYCTL_PREFIX_CACHE_SLOTS",
         limit=SetLimit("snapshots in RAM, by number; 0 is no limit", "snapshots are evicted", "memory"),
@@ -40,7 +40,7 @@ class CacheSettings:
     ram_mib: int = CACHE.flag(
         8192,
         "-cram --cache-ram",
-        "MiB of snapshots, -1 = no limit, 0 = none",
+        "MiB of RAM for snapshots, -1 = no limit, 0 = no snapshots",
         integer(-1),
         "LLAMA_ARG_CACHE_RAM",
         limit=SetLimit("snapshots in RAM", "snapshots are evicted", "memory", "MiB"),
@@ -54,7 +54,7 @@ class DiskSettings:
     cache_dir: str = DISK.flag(
         "",
         "--kv-cache-dir",
-        "directory in which prompt prefixes survive a restart, made if missing; none without it",
+        "directory of snapshots that survive restarts; pyctl creates it (default: none)",
         directory,
         "PYCTL_KV_CACHE_DIR",
         "DIR",
@@ -62,18 +62,22 @@ class DiskSettings:
     disk_mib: int = DISK.flag(
         16384,  # less than RAM has is of little use (bench/results/spill-4-gib.md)
         "--kv-cache-budget",
-        "MiB in that directory, 0 = no limit",
+        "MiB of that directory, 0 = no limit",
         integer(0),
         "PYCTL_KV_CACHE_BUDGET",
         limit=SetLimit("files of the cache directory", "files are evicted", "disk", "MiB"),
     )
     min_tokens: int = DISK.flag(
-        512, "--kv-cache-min-tokens", "shorter prefixes are not written", integer(0), "PYCTL_KV_CACHE_MIN_TOKENS"
+        512,
+        "--kv-cache-min-tokens",
+        "do not write shorter prefixes",
+        integer(0),
+        "PYCTL_KV_CACHE_MIN_TOKENS",
     )
     cold_max: int = DISK.flag(
         10240,
         "--kv-cache-cold-max",
-        "policy full also writes the beginning of longer prompts, at most N tokens, 0 = never",
+        "with policy full: also write the first tokens of longer prompts, at most N, 0 = never",
         integer(0),
         "PYCTL_KV_CACHE_COLD_MAX",
     )
@@ -81,9 +85,9 @@ class DiskSettings:
     disk_policy: str = DISK.flag(
         "auto:30,spill",
         "--disk-prefix-cache",
-        "what is written: off, full (where a prompt ends), auto:N (what it shares with the newest N prompts, and what "
-        "the next ones will), auto (auto:30) or N (its first N tokens); with ,spill behind it, or with spill alone, "
-        "also what leaves RAM and is worth it",
+        "prefixes to write: off, full (whole prompts), auto:N (prefixes shared with the newest N "
+        "prompts or the next ones), auto (auto:30) or N (the first N tokens); appending ,spill, or "
+        "spill alone, also writes snapshots that RAM evicts and that pay",
         policy,
         "PYCTL_DISK_PREFIX_CACHE",
         "POLICY",
@@ -92,7 +96,7 @@ class DiskSettings:
     daily_mib: int = DISK.flag(
         131_072,
         "--kv-cache-daily-writes",
-        "MiB written within a day at most, 0 = no limit",
+        "most MiB written in one day, 0 = no limit",
         integer(0),
         "PYCTL_KV_CACHE_DAILY_WRITES",
         limit=SetLimit("bytes written within a day; 0 is no limit", "nothing more is written that day", "disk", "MiB"),

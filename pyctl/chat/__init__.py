@@ -42,7 +42,7 @@ class FormatSettings:
     chat_template: str = FORMAT.flag(
         "",
         "--chat-template",
-        "Jinja text instead of the model's, or chatml",
+        "Jinja template in place of the model's, or chatml",
         jinja_text,
         "LLAMA_ARG_CHAT_TEMPLATE",
         "TEXT",
@@ -50,7 +50,7 @@ class FormatSettings:
     template_kwargs: Mapping[str, Any] = FORMAT.flag(
         {},
         "--chat-template-kwargs",
-        "further values for the template",
+        "values for the template",
         json_object,
         "LLAMA_ARG_CHAT_TEMPLATE_KWARGS",
         "JSON",
@@ -58,8 +58,8 @@ class FormatSettings:
     prompt_replay: str = FORMAT.flag(
         "equal",
         "--prompt-replay",
-        "own replies go into later prompts as they were sampled: equal (if the message that the client returns means"
-        " the same), full (also if it lacks the reasoning) or off",
+        "use the sampled tokens of earlier replies in prompts: equal (if the client's message has the "
+        "same meaning), full (also if it lacks the reasoning) or off",
         choice("equal", "full", "off"),
         "PYCTL_PROMPT_REPLAY",
         "MODE",

@@ -34,19 +34,19 @@ class LogSettings:
     verbosity: int = LOG.flag(
         3,
         "-lv --verbosity --log-verbosity",
-        "1 errors, 2 warnings (where a chat begins), 3 information, 4 trace, 5 all",
+        "1 errors, 2 warnings (the default of chat), 3 information, 4 trace, 5 all",
         integer(-1),
         "LLAMA_ARG_LOG_VERBOSITY",
         also=(
-            Flag("-v --verbose --log-verbose", "log everything, and show it in replies", const=VERBOSE),
+            Flag("-v --verbose --log-verbose", "log everything; replies include debugging fields", const=VERBOSE),
             Flag("--log-disable", "log nothing", const=-1),
         ),
     )
-    log_file: str = LOG.flag("", "--log-file", "log to this file, too", str, "LLAMA_ARG_LOG_FILE", "FILE")
+    log_file: str = LOG.flag("", "--log-file", "also write the log to this file", str, "LLAMA_ARG_LOG_FILE", "FILE")
     timestamps: bool = LOG.flag(
         True,
         "--log-timestamps",
-        "begin each line with the time",
+        "start each line with the time",
         None,
         "LLAMA_ARG_LOG_TIMESTAMPS",
         off="--no-log-timestamps",

@@ -68,17 +68,17 @@ class OtherForms:
     """Settled by `arguments`, which fills the settings with what these mean."""
 
     mmap: bool = MODEL.flag(
-        True, "--mmap", "map the file into memory; older form of -lm", None, "LLAMA_ARG_MMAP", off="--no-mmap"
+        True, "--mmap", "map the file into memory; superseded by -lm", None, "LLAMA_ARG_MMAP", off="--no-mmap"
     )
-    mlock: bool = MODEL.flag(False, "--mlock", "keep the model in RAM; older form of -lm", None, "LLAMA_ARG_MLOCK")
+    mlock: bool = MODEL.flag(False, "--mlock", "lock the model in RAM; superseded by -lm", None, "LLAMA_ARG_MLOCK")
     lora_unapplied: bool = MODEL.flag(False, "--lora-init-without-apply", "load adapters at scale 0")
     rope_scale: float = CONTEXT.flag(
-        1.0, "--rope-scale", "the context grows by N", number(1e-9), "LLAMA_ARG_ROPE_SCALE", shown=""
+        1.0, "--rope-scale", "scale the context by N", number(1e-9), "LLAMA_ARG_ROPE_SCALE", shown=""
     )
     template_file: str = FORMAT.flag(
         "",
         "--chat-template-file",
-        "--chat-template from a file",
+        "file of a Jinja template in place of the model's",
         file_text,
         "LLAMA_ARG_CHAT_TEMPLATE_FILE",
         "FILE",
@@ -86,7 +86,7 @@ class OtherForms:
     reasoning: str = FORMAT.flag(
         "auto",
         "-rea --reasoning",
-        "thinking: on, off or auto (the template decides)",
+        "reasoning: on, off or auto (the template decides)",
         on_off_auto,
         "LLAMA_ARG_REASONING",
         "WHEN",
@@ -94,7 +94,7 @@ class OtherForms:
     reasoning_effort: str = FORMAT.flag(
         "default",
         "--reasoning-effort",
-        "effort for the template, such as low or high; default = its own",
+        "reasoning effort for the template, such as low or high; default = the template's",
         str,
         "LLAMA_ARG_REASONING_EFFORT",
         "LEVEL",
@@ -103,24 +103,29 @@ class OtherForms:
     reasoning_preserve: bool = FORMAT.flag(
         True,
         "--reasoning-preserve",
-        "tell the template to keep the thoughts of earlier replies, or not to",
+        "keep the reasoning of earlier replies in prompts",
         None,
         "LLAMA_ARG_REASONING_PRESERVE",
         off="--no-reasoning-preserve",
     )
     jinja: bool = FORMAT.flag(
-        True, "--jinja", "templates are always rendered as Jinja", None, "LLAMA_ARG_JINJA", off="--no-jinja"
+        True,
+        "--jinja",
+        "no effect: templates are always Jinja",
+        None,
+        "LLAMA_ARG_JINJA",
+        off="--no-jinja",
     )
     rerank: bool = SERVER.flag(
-        False, "--rerank --reranking", "serve ranks: --embeddings with --pooling rank", None, "LLAMA_ARG_RERANKING"
+        False, "--rerank --reranking", "serve reranking: --embeddings with --pooling rank", None, "LLAMA_ARG_RERANKING"
     )
     key_file: tuple[str, ...] = SERVER.flag(
-        (), "--api-key-file", "file with one key a line", key_lines, "LLAMA_ARG_API_KEY_FILE", "FILE"
+        (), "--api-key-file", "file of accepted keys, one a line", key_lines, "LLAMA_ARG_API_KEY_FILE", "FILE"
     )
 
 
 FURTHER: tuple[tuple[Section, Flag], ...] = (
-    (SAMPLING, Flag("--grammar-file", "the same from a file", file_text, metavar="FILE", dest="grammar")),
+    (SAMPLING, Flag("--grammar-file", "file of a GBNF grammar", file_text, metavar="FILE", dest="grammar")),
     (
         SAMPLING,
         Flag(
@@ -133,7 +138,7 @@ FURTHER: tuple[tuple[Section, Flag], ...] = (
     ),
     (
         SAMPLING,
-        Flag("-jf --json-schema-file", "the same from a file", bound_by_schema_file, metavar="FILE", dest="grammar"),
+        Flag("-jf --json-schema-file", "file of a JSON schema", bound_by_schema_file, metavar="FILE", dest="grammar"),
     ),
 )
 """Flags for a field whose class cannot know how to read them."""

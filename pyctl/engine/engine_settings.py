@@ -38,17 +38,22 @@ class EngineSettings:
     min_step: int = CACHE.flag(
         DEFAULT_STEP,
         "-cms --checkpoint-min-step",
-        "tokens between snapshots within a long stretch, 0 = none there",
+        "tokens between snapshots within one long message, 0 = none within messages",
         integer(0),
         "LLAMA_ARG_CHECKPOINT_MIN_SPACING_NT",
     )
     exact: bool = CACHE.flag(
-        False, "--exact", "never reuse generated text unevaluated", None, "PYCTL_EXACT", off="--no-exact"
+        False,
+        "--exact",
+        "evaluate generated text again as a prompt, so that a reply depends on its request alone",
+        None,
+        "PYCTL_EXACT",
+        off="--no-exact",
     )
     clear_idle: bool = CACHE.flag(
         True,
         "--cache-idle-slots",
-        "move idle sequences to the cache when a request is served alone, not only when room is short",
+        "save idle sequences to the cache when one request runs alone, not only when the context is full",
         None,
         "LLAMA_ARG_CACHE_IDLE_SLOTS",
         off="--no-cache-idle-slots",
@@ -56,7 +61,7 @@ class EngineSettings:
     n_queue: int = SERVER.flag(
         512,
         "--queue",
-        "replies that may wait to be begun; each choice and each prompt of a list is one",
+        "most waiting replies; each choice and each prompt of a list counts",
         integer(1),
         "PYCTL_QUEUE",
         limit=SetLimit("replies that wait to be begun", "503 with Retry-After", "request"),
@@ -64,14 +69,14 @@ class EngineSettings:
     sleep_seconds: int = SERVER.flag(
         -1,
         "--sleep-idle-seconds",
-        "unload the model after this long without a request, -1 = never",
+        "unload the model after so many seconds without a request, -1 = never",
         idle_seconds,
         metavar="SECONDS",
     )
     stall_seconds: int = SERVER.flag(
         60,
         "--stall-timeout",
-        "end with an error if the engine makes no progress for so long, 0 = never",
+        "exit with an error after so many seconds without progress of the engine, 0 = never",
         integer(0),
         "PYCTL_STALL_TIMEOUT",
         "SECONDS",

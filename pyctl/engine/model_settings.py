@@ -130,7 +130,7 @@ class ModelSettings:
         (), "-a --alias", "names for clients, comma-separated", words, "LLAMA_ARG_ALIAS", "NAMES", many=True
     )
     tags: tuple[str, ...] = MODEL.flag(
-        (), "--tags", "what /v1/models says of the model, comma-separated", words, "LLAMA_ARG_TAGS", "TAGS", many=True
+        (), "--tags", "tags in /v1/models, comma-separated", words, "LLAMA_ARG_TAGS", "TAGS", many=True
     )
     n_gpu_layers: int = MODEL.flag(
         -1,
@@ -151,12 +151,12 @@ class ModelSettings:
         (), "-ts --tensor-split", "share of each GPU", proportions, "LLAMA_ARG_TENSOR_SPLIT", "N,N,..."
     )
     main_gpu: int = MODEL.flag(
-        0, "-mg --main-gpu", "the GPU of split modes none and row", integer(0), "LLAMA_ARG_MAIN_GPU"
+        0, "-mg --main-gpu", "GPU for split modes none and row", integer(0), "LLAMA_ARG_MAIN_GPU"
     )
     load_mode: str = MODEL.flag(
         "auto",
         "-lm --load-mode",
-        f"how the file is read: {', '.join(LOAD_MODES)}",
+        f"read the file by: {', '.join(LOAD_MODES)}",
         choice(*LOAD_MODES),
         "LLAMA_ARG_LOAD_MODE",
         "MODE",
@@ -180,7 +180,7 @@ class ModelSettings:
     placements: tuple[tuple[str, str], ...] = MODEL.flag(
         (),
         "-ot --override-tensor",
-        "where tensors go whose names match; may be repeated",
+        "buffer for tensors whose names match; may be repeated",
         as_placements,
         "LLAMA_ARG_OVERRIDE_TENSOR",
         "PATTERN=BUFFER,...",
@@ -211,18 +211,23 @@ class ModelSettings:
         ),
     )
     fit: bool = MODEL.flag(
-        True, "-fit --fit", "fit what was not given into memory: on or off", on_off, "LLAMA_ARG_FIT", "WHEN"
+        True,
+        "-fit --fit",
+        "fit missing values into memory: on or off",
+        on_off,
+        "LLAMA_ARG_FIT",
+        "WHEN",
     )
     fit_target: tuple[int, ...] = MODEL.flag(
         (1024,), "-fitt --fit-target", "MiB to leave free on each GPU", integers, "LLAMA_ARG_FIT_TARGET", "MiB,..."
     )
     fit_ctx: int = MODEL.flag(
-        4096, "-fitc --fit-ctx", "context that fitting leaves at least", integer(1), "LLAMA_ARG_FIT_CTX"
+        4096, "-fitc --fit-ctx", "smallest context that --fit chooses", integer(1), "LLAMA_ARG_FIT_CTX"
     )
     metadata: tuple[tuple[str, int | float | bool | str], ...] = MODEL.flag(
         (),
         "--override-kv",
-        "metadata in place of the file's; types int, float, bool, str; may be repeated",
+        "override metadata of the file; types int, float, bool, str; may be repeated",
         as_metadata,
         metavar="KEY=TYPE:VALUE,...",
         many=True,
@@ -232,7 +237,7 @@ class ModelSettings:
         True, "--repack", "rearrange weights for the CPU", None, "LLAMA_ARG_REPACK", off="-nr --no-repack"
     )
     no_host: bool = MODEL.flag(
-        False, "--no-host", "no host buffers, which leaves room for extra ones", None, "LLAMA_ARG_NO_HOST"
+        False, "--no-host", "bypass host buffers, so that extra buffers can be used", None, "LLAMA_ARG_NO_HOST"
     )
     numa: str = MODEL.flag(
         "",
@@ -249,24 +254,36 @@ class ModelSettings:
         unscaled,
         metavar="FILES",
         many=True,
-        also=(Flag("--lora-scaled", "the same with scales", scaled, metavar="FILE:SCALE,...", many=True),),
+        also=(
+            Flag(
+                "--lora-scaled",
+                "LoRA adapters with scales; may be repeated",
+                scaled,
+                metavar="FILE:SCALE,...",
+                many=True,
+            ),
+        ),
     )
     n_ctx: int = CONTEXT.flag(
-        0, "-c --ctx-size", "tokens of context, 0 = what the model has", integer(0), "LLAMA_ARG_CTX_SIZE"
+        0,
+        "-c --ctx-size",
+        "tokens of context that all requests share, 0 = the model's",
+        integer(0),
+        "LLAMA_ARG_CTX_SIZE",
     )
     n_seqs: int = CONTEXT.flag(
         1,
         "-np --parallel",
-        f"replies side by side, -1 = {SERVED_SEQS} when serving, 1 for chat",
+        f"requests that run at the same time, -1 = {SERVED_SEQS} for serve, 1 for chat",
         integer(1, MOST_SEQS, **{"-1": -1}),
         "LLAMA_ARG_N_PARALLEL",
         shown="-1",
-        limit=SetLimit(f"replies side by side, at most {MOST_SEQS}", "requests wait", "request"),
+        limit=SetLimit(f"requests that run at the same time, at most {MOST_SEQS}", "requests wait", "request"),
     )
     kv_unified: bool = CONTEXT.flag(
         True,
         "-kvu --kv-unified",
-        "replies side by side share the context; off: each has an equal part",
+        "running requests share the context; off: each gets an equal part",
         None,
         "LLAMA_ARG_KV_UNIFIED",
         off="-no-kvu --no-kv-unified",
@@ -274,7 +291,7 @@ class ModelSettings:
     n_ctx_per_seq: int = CONTEXT.flag(
         0,
         "--kv-unified-per-slot",
-        "context that one client gets at most; without -c, there is that much for each",
+        "largest context of one request; without -c, the context of each",
         integer(1),
         "LLAMA_ARG_KV_UNIFIED_PER_SLOT",
     )
@@ -285,13 +302,13 @@ class ModelSettings:
         0, "-ub --ubatch-size", "tokens in one evaluation", integer(1), "LLAMA_ARG_UBATCH", shown="512, 1024 on a GPU"
     )
     n_threads: int = CONTEXT.flag(
-        -1, "-t --threads", "CPU threads for generation, -1 = chosen", integer(), "LLAMA_ARG_THREADS"
+        -1, "-t --threads", "CPU threads for generation, -1 = automatic", integer(), "LLAMA_ARG_THREADS"
     )
     n_threads_batch: int = CONTEXT.flag(
-        0, "-tb --threads-batch", "CPU threads for prompts, 0 = as many as -t says, else one per core", integer()
+        0, "-tb --threads-batch", "CPU threads for prompts, 0 = the value of -t, else one per core", integer()
     )
     poll: int = CONTEXT.flag(
-        50, "--poll", "how long CPU threads spin before they sleep, 0 = not at all", integer(0, 100)
+        50, "--poll", "how long CPU threads spin before they sleep, 0 = none, 100 = longest", integer(0, 100)
     )
     flash_attn: str = CONTEXT.flag(
         "auto",
@@ -311,7 +328,12 @@ class ModelSettings:
         "TYPE",
     )
     type_v: str = CONTEXT.flag(
-        "f16", "-ctv --cache-type-v", "type of V, likewise", choice(*KV_TYPES), "LLAMA_ARG_CACHE_TYPE_V", "TYPE"
+        "f16",
+        "-ctv --cache-type-v",
+        "type of V in the KV cache, as -ctk",
+        choice(*KV_TYPES),
+        "LLAMA_ARG_CACHE_TYPE_V",
+        "TYPE",
     )
     offload_kqv: bool = CONTEXT.flag(
         True,
@@ -322,9 +344,11 @@ class ModelSettings:
         off="-nkvo --no-kv-offload",
     )
     op_offload: bool = CONTEXT.flag(
-        True, "--op-offload", "host operations on the GPU for large batches", off="--no-op-offload"
+        True, "--op-offload", "run operations of CPU tensors on the GPU for large batches", off="--no-op-offload"
     )
-    swa_full: bool = CONTEXT.flag(False, "--swa-full", "sliding windows keep all tokens", None, "LLAMA_ARG_SWA_FULL")
+    swa_full: bool = CONTEXT.flag(
+        False, "--swa-full", "allocate the full context for sliding-window layers", None, "LLAMA_ARG_SWA_FULL"
+    )
     rope_scaling: str = CONTEXT.flag(
         "", "--rope-scaling", "none, linear or yarn", choice(*ROPE_SCALING), "LLAMA_ARG_ROPE_SCALING_TYPE", "TYPE"
     )
@@ -332,7 +356,7 @@ class ModelSettings:
         0.0, "--rope-freq-base", "base frequency", number(0.0), "LLAMA_ARG_ROPE_FREQ_BASE"
     )
     rope_freq_scale: float = CONTEXT.flag(
-        0.0, "--rope-freq-scale", "the context grows by 1/N", number(0.0), "LLAMA_ARG_ROPE_FREQ_SCALE"
+        0.0, "--rope-freq-scale", "scale the context by 1/N", number(0.0), "LLAMA_ARG_ROPE_FREQ_SCALE"
     )
     yarn_orig_ctx: int = CONTEXT.flag(
         0, "--yarn-orig-ctx", "context before YaRN", integer(0), "LLAMA_ARG_YARN_ORIG_CTX"

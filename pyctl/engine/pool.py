@@ -23,8 +23,8 @@ class PoolSettings:
     n_pooled: int = CONTEXT.flag(
         0,
         "--kv-pool",
-        "tokens whose K and V may lie on the device, off = all of the context, auto = what fits; the rest is read from "
-        "RAM whenever it is needed, and no reply depends on it",
+        "tokens of K and V on the device, off = the whole context, auto = as many as fit; attention "
+        "reads the others from RAM; replies do not change",
         integer(1, auto=-1, off=0),
         "PYCTL_KV_POOL",
         "off|auto|TOKENS",

@@ -148,12 +148,19 @@ class Sampling:
 
     seed: int = SAMPLING.flag(RANDOM_SEED, "-s --seed", "-1 = random", as_seed, metavar="SEED", shown="-1")
     temperature: float = SAMPLING.flag(
-        0.8, "--temp --temperature", "0 = always the likeliest", not_negative, "LLAMA_ARG_TEMPERATURE", range=cut(0.0)
+        0.8,
+        "--temp --temperature",
+        "temperature, 0 = always the most likely token",
+        not_negative,
+        "LLAMA_ARG_TEMPERATURE",
+        range=cut(0.0),
     )
     dynatemp_range: float = SAMPLING.flag(
         0.0, "--dynatemp-range", "dynamic temperature, 0 = off", number(), range=cut()
     )
-    dynatemp_exponent: float = SAMPLING.flag(1.0, "--dynatemp-exp", "its exponent", number(), range=cut())
+    dynatemp_exponent: float = SAMPLING.flag(
+        1.0, "--dynatemp-exp", "exponent of the dynamic temperature", number(), range=cut()
+    )
     top_k: int = SAMPLING.flag(40, "--top-k", "0 = off", integer(-1), "LLAMA_ARG_TOP_K", range=cut(0, INT32_MAX))
     top_p: float = SAMPLING.flag(0.95, "--top-p", "1 = off", number(), "LLAMA_ARG_TOP_P", range=cut(0.0, 1.0))
     min_p: float = SAMPLING.flag(0.05, "--min-p", "0 = off", number(), "LLAMA_ARG_MIN_P", range=cut(0.0, 1.0))
@@ -162,7 +169,7 @@ class Sampling:
     xtc_probability: float = SAMPLING.flag(0.0, "--xtc-probability", "0 = off", number(), range=cut(0.0, 1.0))
     xtc_threshold: float = SAMPLING.flag(0.1, "--xtc-threshold", "1 = off", number(), range=cut(0.0, 1.0))
     repeat_last_n: int = SAMPLING.flag(
-        64, "--repeat-last-n", "tokens looked at by the penalties, 0 = off", integer(0), range=refuse(-1)
+        64, "--repeat-last-n", "tokens that penalties scan, 0 = off", integer(0), range=refuse(-1)
     )
     repeat_penalty: float = SAMPLING.flag(
         1.0, "--repeat-penalty", "1 = off", number(), "LLAMA_ARG_REPEAT_PENALTY", range=cut()
@@ -174,22 +181,24 @@ class Sampling:
         0.0, "--frequency-penalty", "0 = off", number(), "LLAMA_ARG_FREQUENCY_PENALTY", range=cut()
     )
     dry_multiplier: float = SAMPLING.flag(0.0, "--dry-multiplier", "0 = off", number(), range=cut())
-    dry_base: float = SAMPLING.flag(1.75, "--dry-base", "at least 1", number(1.0), range=ignore(1.0))
+    dry_base: float = SAMPLING.flag(1.75, "--dry-base", "DRY base, at least 1", number(1.0), range=ignore(1.0))
     dry_allowed_length: int = SAMPLING.flag(
-        2, "--dry-allowed-length", "repetition that costs nothing", integer(0), range=refuse(0)
+        2, "--dry-allowed-length", "longest repetition without a DRY penalty", integer(0), range=refuse(0)
     )
     dry_penalty_last_n: int = SAMPLING.flag(
-        64, "--dry-penalty-last-n", "tokens looked at, 0 = off", integer(0), range=refuse(-1)
+        64, "--dry-penalty-last-n", "tokens that DRY scans, 0 = off", integer(0), range=refuse(-1)
     )
     dry_sequence_breakers: tuple[str, ...] = SAMPLING.flag(
         ("\n", ":", '"', "*"),
         "--dry-sequence-breaker",
-        "replaces the usual ones, none = no breakers; may be repeated",
+        "replace the DRY breakers, none = no breakers; may be repeated",
         breaker,
         metavar="TEXT",
         many=True,
     )
-    mirostat: int = SAMPLING.flag(0, "--mirostat", "0 = off, 1 or 2 = its version", integer(0, 2), range=cut(0, 2))
+    mirostat: int = SAMPLING.flag(
+        0, "--mirostat", "version of Mirostat, 1 or 2, 0 = off", integer(0, 2), range=cut(0, 2)
+    )
     mirostat_tau: float = SAMPLING.flag(5.0, "--mirostat-ent", "target entropy", number(), range=cut())
     mirostat_eta: float = SAMPLING.flag(0.1, "--mirostat-lr", "learning rate", number(), range=cut())
     min_keep: int = field(default=0, metadata={"range": refuse(0)})
@@ -199,17 +208,17 @@ class Sampling:
         "samplers in order, separated by ';'",
         by_names,
         metavar="NAMES",
-        also=(Flag("--sampler-seq --sampling-seq", "the same by letters", by_letters, metavar="LETTERS"),),
+        also=(Flag("--sampler-seq --sampling-seq", "samplers in order, by letters", by_letters, metavar="LETTERS"),),
     )
     logit_bias: tuple[tuple[int, float], ...] = SAMPLING.flag(
         (),
         "-l --logit-bias",
-        "make a token likelier or less likely: 15043+1, 15043-1; may be repeated",
+        "add to a token's logit: 15043+1, 15043-1; may be repeated",
         as_bias,
         metavar="ID+BIAS",
         many=True,
     )
-    ignore_eos: bool = SAMPLING.flag(False, "--ignore-eos", "do not end at the end-of-text token")
+    ignore_eos: bool = SAMPLING.flag(False, "--ignore-eos", "continue after the end-of-text token")
     grammar: str = SAMPLING.flag("", "--grammar", "GBNF that replies must follow", str, metavar="GBNF")
     grammar_kind: GrammarKind = "gbnf"
     grammar_lazy: bool = False
@@ -219,12 +228,12 @@ class Sampling:
     adaptive_target: float = SAMPLING.flag(
         -1.0,
         "--adaptive-target",
-        "probability that tokens should have; below 0 = off",
+        "target probability of adaptive sampling, below 0 = off",
         number(high=1.0),
         range=cut(high=1.0),
     )
     adaptive_decay: float = SAMPLING.flag(
-        0.9, "--adaptive-decay", "how slowly that adapts", number(0.0, 0.99), range=refuse(0, 0.99)
+        0.9, "--adaptive-decay", "decay of adaptive sampling", number(0.0, 0.99), range=refuse(0, 0.99)
     )
     post_sampling_probs: bool = False
 

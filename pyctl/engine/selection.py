@@ -34,23 +34,23 @@ class SelectSettings:
     n_selected: int = CONTEXT.flag(
         0,
         "--kv-select",
-        "tokens that each generated token attends to beside the first and last ones, 0 = all; approximate: what is "
-        "not among the best chunks of 64 is not seen, and a reply may miss it",
+        "tokens that each generated token attends to, in addition to --kv-sinks and --kv-tail, 0 = all; "
+        "approximate: attention skips all but the best chunks of 64 tokens",
         integer(0),
         "PYCTL_KV_SELECT",
         "TOKENS",
     )
     n_sinks: int = CONTEXT.flag(
-        64, "--kv-sinks", "with --kv-select: first tokens that are always attended to", integer(0), "PYCTL_KV_SINKS"
+        64, "--kv-sinks", "with --kv-select: first tokens that attention always includes", integer(0), "PYCTL_KV_SINKS"
     )
     n_tail: int = CONTEXT.flag(
-        256, "--kv-tail", "with --kv-select: last tokens that are always attended to", integer(0), "PYCTL_KV_TAIL"
+        256, "--kv-tail", "with --kv-select: last tokens that attention always includes", integer(0), "PYCTL_KV_TAIL"
     )
     pinned: str = CONTEXT.flag(
         "head",
         "--kv-pin",
-        "with --kv-select: what is always attended to, as far as half of its tokens reach: head, that is everything "
-        "before the second message, or none; requests may name more (kv_pin)",
+        "with --kv-select: messages that attention always includes, up to half of its tokens: head (all "
+        "before the second message) or none; requests add messages with kv_pin",
         choice("head", "none"),
         "PYCTL_KV_PIN",
         "head|none",

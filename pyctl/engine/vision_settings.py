@@ -28,7 +28,7 @@ class VisionSettings:
     mmproj_path: str = MODEL.flag(
         "",
         "-mm --mmproj",
-        "GGUF file with the vision encoder, for images in prompts; -hf brings its own",
+        "GGUF file of the vision encoder; -hf fetches the repository's own",
         str,
         "LLAMA_ARG_MMPROJ",
         "FILE",
@@ -36,7 +36,7 @@ class VisionSettings:
     mmproj_offload: bool = MODEL.flag(
         True,
         "--mmproj-offload",
-        "the vision encoder on the GPU",
+        "run the vision encoder on the GPU",
         None,
         "LLAMA_ARG_MMPROJ_OFFLOAD",
         off="--no-mmproj-offload",
@@ -44,7 +44,7 @@ class VisionSettings:
     mmproj_device: str = MODEL.flag(
         "",
         "-mmdev --mmproj-device",
-        "on this device, none = on no GPU",
+        "device of the vision encoder, none = CPU",
         one_device,
         "MTMD_BACKEND_DEVICE",
         "NAME",
@@ -53,7 +53,7 @@ class VisionSettings:
     image_min_tokens: int = MODEL.flag(
         -1,
         "--image-min-tokens",
-        "tokens that an image takes at least",
+        "fewest tokens of an image",
         integer(-1),
         "LLAMA_ARG_IMAGE_MIN_TOKENS",
         shown="the encoder's own",
@@ -61,7 +61,7 @@ class VisionSettings:
     image_max_tokens: int = MODEL.flag(
         -1,
         "--image-max-tokens",
-        "at most; fewer are faster, and show less",
+        "most tokens of an image; fewer are faster and show less detail",
         integer(-1),
         "LLAMA_ARG_IMAGE_MAX_TOKENS",
         shown="the encoder's own",

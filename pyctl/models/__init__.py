@@ -38,32 +38,42 @@ class HubSettings:
     hf_repo: str = HUB.flag(
         "",
         "-hf -hfr --hf-repo",
-        "model from huggingface.co, kept in its cache; Q4_K_M or Q8_0 where no QUANT is given, else the first file",
+        "model from huggingface.co, stored in its cache; QUANT is Q4_K_M or Q8_0 by default, else the first file",
         hub_name,
         "LLAMA_ARG_HF_REPO",
         "USER/MODEL[:QUANT]",
     )
-    hf_file: str = HUB.flag("", "-hff --hf-file", "this file of it", str, "LLAMA_ARG_HF_FILE", "FILE")
+    hf_file: str = HUB.flag("", "-hff --hf-file", "file of that repository", str, "LLAMA_ARG_HF_FILE", "FILE")
     hf_token: str = HUB.flag("", "-hft --hf-token", "access token", printable, "HF_TOKEN", "TOKEN")
     model_url: str = HUB.flag(
-        "", "-mu --model-url", "model from this address", web_address, "LLAMA_ARG_MODEL_URL", "URL"
+        "",
+        "-mu --model-url",
+        "download the model from this address; interrupted downloads resume",
+        web_address,
+        "LLAMA_ARG_MODEL_URL",
+        "URL",
     )
-    offline: bool = HUB.flag(False, "--offline", "only what has been fetched before", None, "LLAMA_ARG_OFFLINE")
+    offline: bool = HUB.flag(False, "--offline", "use downloaded files only", None, "LLAMA_ARG_OFFLINE")
     draft_repo: str = HUB.flag(
         "",
         "-hfd -hfrd --hf-repo-draft --spec-draft-hf",
-        "draft model from there; -md names a file of it",
+        "draft model from huggingface.co; -md names a file of the repository",
         hub_name,
         "LLAMA_ARG_SPEC_DRAFT_HF_REPO",
         "USER/MODEL[:QUANT]",
     )
     mmproj_url: str = HUB.flag(
-        "", "-mmu --mmproj-url", "vision encoder from this address", web_address, "LLAMA_ARG_MMPROJ_URL", "URL"
+        "",
+        "-mmu --mmproj-url",
+        "download the vision encoder from this address",
+        web_address,
+        "LLAMA_ARG_MMPROJ_URL",
+        "URL",
     )
     mmproj_auto: bool = HUB.flag(
         True,
         "--mmproj-auto",
-        "-hf also fetches the vision encoder in the repository, if there is one",
+        "-hf also fetches the repository's vision encoder",
         None,
         "LLAMA_ARG_MMPROJ_AUTO",
         off="--no-mmproj --no-mmproj-auto",

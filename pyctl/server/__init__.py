@@ -85,7 +85,7 @@ class ListenSettings:
     hosts: tuple[str, ...] = SERVER.flag(
         ("127.0.0.1",),
         "--host",
-        "addresses to listen on, comma-separated, or paths ending in .sock",
+        "addresses or paths that end in .sock, comma-separated",
         addresses,
         "LLAMA_ARG_HOST",
         "HOSTS",
@@ -117,14 +117,26 @@ class Cors:
     """
 
     origins: str = SERVER.flag(
-        "*", "--cors-origins", "pages that may ask, or localhost", str, "LLAMA_ARG_CORS_ORIGINS", "LIST"
+        "*",
+        "--cors-origins",
+        "origins of web pages that may send requests, or localhost",
+        str,
+        "LLAMA_ARG_CORS_ORIGINS",
+        "LIST",
     )
     methods: str = SERVER.flag(
-        "GET, POST, DELETE, OPTIONS", "--cors-methods", "how they may ask", str, "LLAMA_ARG_CORS_METHODS", "LIST"
+        "GET, POST, DELETE, OPTIONS",
+        "--cors-methods",
+        "methods that they may use",
+        str,
+        "LLAMA_ARG_CORS_METHODS",
+        "LIST",
     )
-    headers: str = SERVER.flag("*", "--cors-headers", "headers they may send", str, "LLAMA_ARG_CORS_HEADERS", "LIST")
+    headers: str = SERVER.flag(
+        "*", "--cors-headers", "headers that they may send", str, "LLAMA_ARG_CORS_HEADERS", "LIST"
+    )
     credentials: bool = SERVER.flag(
-        True, "--cors-credentials", "with credentials", None, "LLAMA_ARG_CORS_CREDENTIALS", off="--no-cors-credentials"
+        True, "--cors-credentials", "allow credentials", None, "LLAMA_ARG_CORS_CREDENTIALS", off="--no-cors-credentials"
     )
 
 
@@ -137,18 +149,16 @@ class ServerSettings:
     """
 
     api_keys: tuple[str, ...] = SERVER.flag(
-        (), "--api-key", "keys that clients may use, comma-separated", keys, "LLAMA_API_KEY", "KEYS", many=True
+        (), "--api-key", "accepted keys, comma-separated", keys, "LLAMA_API_KEY", "KEYS", many=True
     )
     ping_seconds: int = SERVER.flag(
         30,
         "--sse-ping-interval",
-        "seconds of silence before a stream sends a comment, -1 = never",
+        "seconds between heartbeats of a silent stream, -1 = never",
         integer(-1),
         "LLAMA_ARG_SSE_PING_INTERVAL",
     )
-    api_prefix: str = SERVER.flag(
-        "", "--api-prefix", "path before all others", url_path, "LLAMA_ARG_API_PREFIX", "PATH"
-    )
+    api_prefix: str = SERVER.flag("", "--api-prefix", "prefix of all paths", url_path, "LLAMA_ARG_API_PREFIX", "PATH")
     show_page: bool = SERVER.flag(
         True, "--ui --webui", "serve the page at /", None, "LLAMA_ARG_UI", off="--no-ui --no-webui"
     )
@@ -156,12 +166,12 @@ class ServerSettings:
         "", "--path", "directory of files to serve at /", existing, "LLAMA_ARG_STATIC_PATH", "DIR"
     )
     media_path: str = SERVER.flag(
-        "", "--media-path", "directory whose images clients may name as file://NAME", existing, metavar="DIR"
+        "", "--media-path", "directory of images that requests name as file://NAME", existing, metavar="DIR"
     )
     show_slots: bool = SERVER.flag(True, "--slots", "serve /slots", None, "LLAMA_ARG_ENDPOINT_SLOTS", off="--no-slots")
     show_metrics: bool = SERVER.flag(False, "--metrics", "serve /metrics", None, "LLAMA_ARG_ENDPOINT_METRICS")
     show_prompts: bool = SERVER.flag(
-        False, "--show-prompts", "GET /cache shows how prompts end, also without an API key", None, "PYCTL_SHOW_PROMPTS"
+        False, "--show-prompts", "GET /cache shows ends of prompts, also without an API key", None, "PYCTL_SHOW_PROMPTS"
     )
     change_props: bool = SERVER.flag(False, "--props", "allow POST /props", None, "LLAMA_ARG_ENDPOINT_PROPS")
     slot_save_path: Path | None = SERVER.flag(  # noqa: RUF009
@@ -187,15 +197,15 @@ class ReplySettings:
 
     sampling: Sampling = field(default_factory=Sampling)
     n_predict: int = SAMPLING.flag(
-        -1, "-n --predict --n-predict", "tokens of a reply, -1 = no limit", integer(-1), "LLAMA_ARG_N_PREDICT"
+        -1, "-n --predict --n-predict", "most tokens of a reply, -1 = no limit", integer(-1), "LLAMA_ARG_N_PREDICT"
     )
     cache_prompt: bool = CACHE.flag(
-        True, "--cache-prompt", "reuse earlier prompts", None, "LLAMA_ARG_CACHE_PROMPT", off="--no-cache-prompt"
+        True, "--cache-prompt", "resume prompts at snapshots", None, "LLAMA_ARG_CACHE_PROMPT", off="--no-cache-prompt"
     )
     warm_next: bool = CACHE.flag(
         True,
         "--warm-next",
-        "evaluate replies as the next prompt will have them, while the engine is idle",
+        "prewarm: evaluate the reply in the form of the next prompt while the engine is idle",
         None,
         "PYCTL_WARM_NEXT",
         off="--no-warm-next",
@@ -203,7 +213,7 @@ class ReplySettings:
     warm: tuple[Mapping[str, Any], ...] = SERVER.flag(
         (),
         "--warm",
-        "chat requests (JSON, one or a list) whose prompts are evaluated at the start",
+        "file of chat requests (JSON, one or a list) to evaluate at the start",
         chat_bodies,
         "PYCTL_WARM",
         "FILE",
@@ -212,18 +222,22 @@ class ReplySettings:
     reasoning_format: str = FORMAT.flag(
         "auto",
         "--reasoning-format",
-        f"where thoughts go: {', '.join(REASONING_FORMATS)}",
+        f"field of the reasoning: {', '.join(REASONING_FORMATS)}",
         choice(*REASONING_FORMATS),
         "LLAMA_ARG_THINK",
         "FORMAT",
     )
     reasoning_budget: int = FORMAT.flag(
-        -1, "--reasoning-budget", "tokens of thinking, -1 = no limit, 0 = none", integer(-1), "LLAMA_ARG_THINK_BUDGET"
+        -1,
+        "--reasoning-budget",
+        "most tokens of reasoning, -1 = no limit, 0 = none",
+        integer(-1),
+        "LLAMA_ARG_THINK_BUDGET",
     )
     reasoning_budget_message: str = FORMAT.flag(
         "",
         "--reasoning-budget-message",
-        "what the model is made to say when that is used up",
+        "text that ends the reasoning when its budget is used up",
         str,
         "LLAMA_ARG_THINK_BUDGET_MESSAGE",
         "TEXT",
@@ -231,12 +245,12 @@ class ReplySettings:
     prefill_assistant: bool = SERVER.flag(
         True,
         "--prefill-assistant",
-        "a reply goes on where the last message is the assistant's",
+        "continue the last message if it is the assistant's",
         None,
         "LLAMA_ARG_PREFILL_ASSISTANT",
         off="--no-prefill-assistant",
     )
-    spm_infill: bool = SERVER.flag(False, "--spm-infill", "/infill puts what comes after the gap first")
+    spm_infill: bool = SERVER.flag(False, "--spm-infill", "/infill puts the suffix before the prefix")
     embd_normalize: int = SERVER.flag(
         2,
         "--embd-normalize",

@@ -44,7 +44,7 @@ class DraftSettings:
     draft_types: tuple[str, ...] = SPECULATION.flag(
         (),
         "--spec-type",
-        f"what proposes drafts, comma-separated: {', '.join(DRAFT_TYPES)}, or none",
+        f"sources of drafts, comma-separated: {', '.join(DRAFT_TYPES)}, or none",
         as_draft_types,
         "LLAMA_ARG_SPEC_TYPE",
         "TYPES",
@@ -52,15 +52,19 @@ class DraftSettings:
         also=(Flag("--spec-default", "the same as --spec-type ngram-mod", const=("ngram-mod",), many=True),),
     )
     n_draft: int = SPECULATION.flag(
-        3, "--spec-draft-n-max", "tokens that a draft model proposes", integer(0), "LLAMA_ARG_SPEC_DRAFT_N_MAX"
+        3, "--spec-draft-n-max", "most tokens of a draft", integer(0), "LLAMA_ARG_SPEC_DRAFT_N_MAX"
     )
     n_draft_min: int = SPECULATION.flag(
-        0, "--spec-draft-n-min", "tokens below which its draft is dropped", integer(), "LLAMA_ARG_SPEC_DRAFT_N_MIN"
+        0,
+        "--spec-draft-n-min",
+        "drop drafts of fewer tokens",
+        integer(),
+        "LLAMA_ARG_SPEC_DRAFT_N_MIN",
     )
     draft_p_min: float = SPECULATION.flag(
         0.0,
         "--spec-draft-p-min --draft-p-min",
-        "probability of a token below which its draft ends",
+        "end a draft at a token below this probability",
         number(),
         "LLAMA_ARG_SPEC_DRAFT_P_MIN",
         "P",
@@ -68,7 +72,7 @@ class DraftSettings:
     draft_path: str = SPECULATION.flag(
         "",
         "-md --model-draft --spec-draft-model",
-        "GGUF file of a draft model, or of a head",
+        "GGUF file of a draft model or of a head",
         str,
         "LLAMA_ARG_SPEC_DRAFT_MODEL",
         "FILE",
@@ -76,28 +80,28 @@ class DraftSettings:
     draft_gpu_layers: int = SPECULATION.flag(
         -1,
         "-ngld --gpu-layers-draft --n-gpu-layers-draft --spec-draft-ngl",
-        "its layers on the GPU: a number, auto (-1) or all (-2)",
+        "layers of the draft model on the GPU: a number, auto (-1) or all (-2)",
         integer(-2, auto=-1, all=-2),
         "LLAMA_ARG_N_GPU_LAYERS_DRAFT",
     )
     draft_devices: tuple[str, ...] = SPECULATION.flag(
         (),
         "-devd --device-draft --spec-draft-device",
-        "devices for it, comma-separated, none = only the CPU (default: as -dev says)",
+        "devices of the draft model, comma-separated, none = CPU (default: as -dev says)",
         words,
         metavar="NAMES",
     )
     draft_placements: tuple[tuple[str, str], ...] = SPECULATION.flag(
         (),
         "-otd --override-tensor-draft --spec-draft-override-tensor",
-        "where its tensors go whose names match; may be repeated",
+        "buffer for tensors of the draft model whose names match; may be repeated",
         as_placements,
         metavar="PATTERN=BUFFER,...",
         many=True,
         also=(
             Flag(
                 "-cmoed --cpu-moe-draft --spec-draft-cpu-moe",
-                "keep all its experts on the CPU",
+                "keep all experts of the draft model on the CPU",
                 None,
                 "LLAMA_ARG_SPEC_DRAFT_CPU_MOE",
                 const=((CPU_EXPERTS, "CPU"),),
@@ -105,7 +109,7 @@ class DraftSettings:
             ),
             Flag(
                 "-ncmoed --n-cpu-moe-draft --spec-draft-n-cpu-moe --spec-draft-ncmoe",
-                "keep the experts of its first N layers on the CPU",
+                "keep the experts of the draft model's first N layers on the CPU",
                 cpu_experts,
                 "LLAMA_ARG_SPEC_DRAFT_N_CPU_MOE",
                 many=True,
@@ -113,18 +117,21 @@ class DraftSettings:
         ),
     )
     draft_threads: int = SPECULATION.flag(
-        0, "-td --threads-draft --spec-draft-threads", "CPU threads for its tokens, 0 = as many as -t says", integer()
+        0,
+        "-td --threads-draft --spec-draft-threads",
+        "CPU threads of the draft model for tokens, 0 = the value of -t",
+        integer(),
     )
     draft_threads_batch: int = SPECULATION.flag(
         0,
         "-tbd --threads-batch-draft --spec-draft-threads-batch",
-        "CPU threads for its prompts, 0 = as many as -td says",
+        "CPU threads of the draft model for prompts, 0 = the value of -td",
         integer(),
     )
     draft_type_k: str = SPECULATION.flag(
         "f16",
         "-ctkd --cache-type-k-draft --spec-draft-type-k",
-        "type of K in the KV cache of a draft model",
+        "type of K in the draft model's KV cache",
         choice(*KV_TYPES),
         "LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_K",
         "TYPE",
@@ -132,7 +139,7 @@ class DraftSettings:
     draft_type_v: str = SPECULATION.flag(
         "f16",
         "-ctvd --cache-type-v-draft --spec-draft-type-v",
-        "type of V, likewise",
+        "type of V, as -ctkd",
         choice(*KV_TYPES),
         "LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_V",
         "TYPE",
