@@ -46,6 +46,7 @@ from pyctl.llama.params import (
     pool_cells,
     uses_own_head,
     with_ubatch,
+    without_amx,
 )
 from pyctl.llama.pool_fit import fit_pool
 
@@ -90,11 +91,11 @@ def load(
         api.llama_numa_init(NUMA[settings.numa])
     check_gguf(path)
     drafts = with_inferred_type(drafts or DraftSettings())
-    settings = with_ubatch(settings)
+    settings = without_amx(with_ubatch(settings))
     encoder = make_encoder(settings, vision) if vision is not None and vision.mmproj_path else None
     pooled = fit_pool(settings, drafts, pool) if pool is not None and pool.is_wanted else None
     if pooled is not None and encoder is not None:
-        raise ModelError("--kv-pool and --mmproj do not go together: a pool has no rows of images")
+        raise ModelError("--kv-pool excludes --mmproj: a pool holds no rows of images")
     settings, plan = pooled or fit_settings(settings, drafts, encoder.usage if encoder is not None else None)
     if announce is not None:
         announce(plan)
@@ -115,7 +116,7 @@ def load(
     if not backend.facts.is_async:
         _note_blocking_copies(plan)
     if not drafts.draft_types and api.llama_model_n_layer_nextn(backend.model) > 0:
-        log.info("this model has a head that drafts, which is off: --spec-type draft-mtp makes replies come faster")
+        log.info("the model has a draft head: --spec-type draft-mtp enables it")
     tokenizer = LlamaTokenizer(_load_vocabulary(path)) if keep_vocabulary else backend.tokenizer
     if keep_vocabulary:
         backend.use_vocabulary(tokenizer)
@@ -126,7 +127,7 @@ def _note_blocking_copies(plan: MemoryPlan) -> None:
     """Say once that copies of rows and states hold up the evaluation, where a GPU would make that unexpected."""
     holders = [place.name for place in plan.places if place.usage.kv or place.usage.states]
     if any(place.usage.kv or place.usage.states for place in plan.gpus):
-        log.warning("saving and restoring hold up evaluation: K, V and states lie on %s", " and ".join(holders))
+        log.warning("saving and restoring block evaluation: K, V and states are on %s", " and ".join(holders))
 
 
 class _Source:
@@ -185,7 +186,7 @@ def _open_draft_file(
         if is_head:
             check_head(model, drafts.draft_path)
         if difference := vocabulary_difference(trunk, model):
-            log.error("no drafts from %s: %s", path, difference)
+            log.error("draft model %s disabled: %s", path, difference)
             api.llama_model_free(model)
             return None
         if is_head and (widths := [int(api.llama_model_n_embd(one)) for one in (trunk, model)]) != widths[::-1]:

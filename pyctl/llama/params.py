@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -37,7 +38,10 @@ __all__ = [
     "n_planes",
     "pool_cells",
     "with_ubatch",
+    "without_amx",
 ]
+
+log = logging.getLogger(__name__)
 
 TYPES = {name: int(gguf.GGMLQuantizationType[name.upper()]) for name in KV_TYPES}
 
@@ -92,7 +96,7 @@ class ModelParams:
     def _tensor_split(self, settings: ModelSettings) -> Any:
         n_devices = api.llama_max_devices()
         if len(settings.tensor_split) > n_devices:
-            raise ModelError(f"--tensor-split names {len(settings.tensor_split)} devices, {n_devices} are possible")
+            raise ModelError(f"--tensor-split has {len(settings.tensor_split)} shares for {n_devices} devices")
         return (ctypes.c_float * n_devices)(*settings.tensor_split)
 
     def _devices(self, names: tuple[str, ...]) -> Any:
@@ -100,16 +104,16 @@ class ModelParams:
             return self._pointer((ctypes.c_void_p * 1)(None))
         gpus = {device.name: device.handle for device in devices() if device.is_gpu}
         if unknown := [name for name in names if name not in gpus]:
-            raise ModelError(f"--device: no {unknown[0]} here; there are {', '.join(gpus) or 'none but the CPU'}")
+            raise ModelError(f"--device: no device {unknown[0]}; found {', '.join(gpus) or 'only the CPU'}")
         return self._pointer((ctypes.c_void_p * (len(names) + 1))(*(gpus[name] for name in names), None))
 
     def _placements(self, settings: ModelSettings) -> Any:
         buffers = {device.buffer_name: device.buffer_type for device in devices()}
         if unknown := [name for _, name in settings.placements if name not in buffers]:
-            raise ModelError(f"--override-tensor: no buffer type {unknown[0]} here; there are {', '.join(buffers)}")
+            raise ModelError(f"--override-tensor: no buffer type {unknown[0]}; found {', '.join(buffers)}")
         most = int(api.llama_max_tensor_buft_overrides())
         if len(settings.placements) >= most:
-            raise ModelError(f"{len(settings.placements)} tensor placements are more than llama.cpp's {most - 1}")
+            raise ModelError(f"{len(settings.placements)} tensor placements; llama.cpp allows {most - 1}")
         rows = [_Placement(pattern.encode(), buffers[name]) for pattern, name in settings.placements]
         return self._pointer((_Placement * (len(rows) + 1))(*rows, _Placement(None, None)))
 
@@ -157,6 +161,18 @@ def with_ubatch(settings: ModelSettings) -> ModelSettings:
     if settings.n_ubatch:
         return settings
     return replace(settings, n_ubatch=min(GPU_UBATCH if gpus(settings) else CPU_UBATCH, settings.n_batch))
+
+
+def without_amx(settings: ModelSettings) -> ModelSettings:
+    """``settings`` without rearranged weights where llama.cpp would multiply them with AMX.
+
+    In the pinned release, ggml_backend_amx_mul_mat adds offsets in bytes to pointers of floats: of several sequences
+    in one batch of a hybrid model all but the first get wrong results. Small quantised weights crash it.
+    """
+    if not settings.repack or b"AMX_INT8 = 1" not in (api.llama_print_system_info() or b""):
+        return settings
+    log.info("--repack disabled: the AMX kernels of this llama.cpp give wrong results")
+    return replace(settings, repack=False)
 
 
 def batch_cost(settings: ModelSettings) -> int:
