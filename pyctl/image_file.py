@@ -60,7 +60,7 @@ class ImageFile:
         if not (0 < width <= _MOST_SIDE and 0 < height <= _MOST_SIDE):
             raise RequestError(f"the image has {width} x {height} pixels, each side must have 1 to {_MOST_SIDE}")
         if width * height * cost > MOST_PIXELS:
-            raise RequestError(f"the image has {width} x {height} pixels, {MOST_PIXELS // cost} at most can be read")
+            raise RequestError(f"the image has {width} x {height} pixels, at most {MOST_PIXELS // cost} are allowed")
         return cls(data, kind, width, height)
 
     @cached_property
@@ -89,7 +89,7 @@ class ImageFile:
         except zlib.error:
             raise RequestError("the PNG image is broken") from None
         if n_bytes > most:
-            raise RequestError("the PNG image has more pixels than it says")
+            raise RequestError("the PNG image has more pixels than its header says")
         if n_bytes < expected:
             raise RequestError("the PNG image is cut off")
 
@@ -112,11 +112,11 @@ def _png(data: bytes) -> tuple[int, int, int]:
     """Width, height, and bytes of a channel."""
     if data[8:16] != b"\0\0\0\rIHDR":
         if len(data) >= 16:
-            raise RequestError("the PNG image is broken: it does not begin with its size")
+            raise RequestError("the PNG image is broken: no size at its start")
         raise IndexError
     width, height, depth, colour, _, _, interlace = struct.unpack_from(">IIBBBBB", data, 16)
     if (colour, depth) not in _PNG_CHANNELS or interlace > 1:
-        raise RequestError("the PNG image is broken: there are no such pixels")
+        raise RequestError("the PNG image is broken: unknown kind of pixels")
     for kind, _ in _png_chunks(data):
         if kind == b"IEND":
             return width, height, depth // 16 + 1
@@ -212,7 +212,7 @@ def _bmp(data: bytes) -> tuple[int, int, int]:
     elif header in (40, 56, 108, 124):
         width, height, _, depth = struct.unpack_from("<iiHH", data, 18)
     else:
-        raise RequestError("the BMP image is broken, or of a kind that is not known")
+        raise RequestError("the BMP image is broken or of an unknown kind")
     height = abs(height)
     if width > 0 and offset + ((width * depth + 31) // 32 * 4) * height > len(data):
         raise IndexError

@@ -21,7 +21,7 @@ def policy(text: str) -> str:
         DiskPolicy.of_server(text)
     except RequestError:
         known = f"off, full, auto, auto:N, N, with N from 1 to {MAX_COUNT}, spill, or one of them and ,spill"
-        raise ValueError(f"{text!r} is none of {known}") from None
+        raise ValueError(f"{text!r} must be one of {known}") from None
     return text.lower()
 
 
@@ -68,11 +68,7 @@ class DiskSettings:
         limit=SetLimit("files of the cache directory", "files are evicted", "disk", "MiB"),
     )
     min_tokens: int = DISK.flag(
-        512,
-        "--kv-cache-min-tokens",
-        "do not write shorter prefixes",
-        integer(0),
-        "PYCTL_KV_CACHE_MIN_TOKENS",
+        512, "--kv-cache-min-tokens", "do not write shorter prefixes", integer(0), "PYCTL_KV_CACHE_MIN_TOKENS"
     )
     cold_max: int = DISK.flag(
         10240,
@@ -106,5 +102,5 @@ class DiskSettings:
         if self.disk_policy.isdigit() and int(self.disk_policy) < self.min_tokens:
             raise ConfigError(
                 f"--disk-prefix-cache {self.disk_policy} is below --kv-cache-min-tokens {self.min_tokens}: "
-                "nothing would ever be written"
+                "nothing would be written"
             )

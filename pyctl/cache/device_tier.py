@@ -212,7 +212,7 @@ class DeviceTier:
                 try:
                     self._copy_if_spare(segment)
                 except (StateError, MemoryError) as error:
-                    log.warning("rows were not copied to RAM: %s", error)
+                    log.warning("cannot copy rows to RAM: %s", error)
 
     def may_copy(self, snapshot: Snapshot) -> bool:
         """Whether all that RAM lacks of it may be copied for the disk at once, beside what the cache counts."""
@@ -255,7 +255,7 @@ class DeviceTier:
                 if self._copy_if_spare(segment):
                     return True
             except (StateError, MemoryError) as error:
-                log.warning("rows were not copied to RAM: %s", error)
+                log.warning("cannot copy rows to RAM: %s", error)
                 return False
         return False
 
@@ -312,7 +312,7 @@ class DeviceTier:
             try:
                 kept = self._copy(segment)
             except (StateError, MemoryError) as error:
-                log.warning("rows were lost on their way to RAM: %s", error)
+                log.warning("copy of rows to RAM failed: %s", error)
                 kept = False
             if not kept:
                 self._lose(segment)

@@ -76,7 +76,7 @@ class _SnapshotWriter:
         try:
             self._files.save(self._recent.newest_first())
         except OSError as error:
-            log.warning("the recent prompts could not be written: %s", error)
+            log.warning("cannot write recent prompts: %s", error)
 
     def label(self, snapshot: Snapshot) -> str:
         """How the prefix begins and ends."""
@@ -213,7 +213,7 @@ class DiskTier:
         try:
             self.queue.write(snapshot, reason, worth=worth, n_bytes=n_bytes, rows_of=rows_of)
         except (StateError, MemoryError) as error:
-            log.warning("the snapshot at %d is not written: %s", snapshot.n, error)
+            log.warning("snapshot at %d tokens not written: %s", snapshot.n, error)
 
     def flush(self, timeout: float) -> bool:
         """Wait until what was queued is written, ``timeout`` seconds at most; False if something is left."""
@@ -245,7 +245,7 @@ class DiskTier:
         self.queue.run_soon(self._writer.save_recent)
         done = self.queue.close(self.close_seconds, piece_of)
         if not done:
-            log.warning("the prefix cache could not be written completely within %.0f s", self.close_seconds)
+            log.warning("disk cache: writes are incomplete after %.0f s", self.close_seconds)
         self._recovery.join(max(deadline - time.monotonic(), 0.1))
         if done and not self._recovery.is_alive():
             self.store.close()  # which would wait for its users
@@ -265,4 +265,4 @@ class DiskTier:
         try:
             self.store.directory.recover()
         except OSError as error:
-            log.warning("the prefix cache on disk could not be looked through: %s", error)
+            log.warning("cannot scan the disk cache: %s", error)

@@ -171,7 +171,7 @@ class PrefixCache:
                         self.device.copy_spare(*(each for each in snapshot.chain if each.start >= covered))
                 self.device.give_back(snapshot)
         except (StateError, MemoryError) as error:
-            log.warning("no snapshot at %d: %s", seq.n, error)
+            log.warning("cannot save a snapshot at %d tokens: %s", seq.n, error)
         self._hold_less()
         stats.save_ms += (time.perf_counter() - began) * 1e3
 
@@ -203,7 +203,7 @@ class PrefixCache:
                     seq.keep(end.segment, n)
             self.device.give_back(end)
         except (StateError, MemoryError) as error:
-            log.warning("the end of a prompt was not kept: %s", error)
+            log.warning("cannot save the end of a prompt: %s", error)
         stats.save_ms += (time.perf_counter() - began) * 1e3
 
     def persist(self, plan: CachePlan) -> None:
@@ -326,7 +326,7 @@ class PrefixCache:
             seq.n_expected = candidate.n
             restored = yield from restore(candidate, lookup.match.tokens, lookup.ends, seq, self.memory)
         except (OutOfCellsError, StateError) as error:  # says nothing about the snapshot
-            log.warning("no room for the snapshot at %d, evaluating instead: %s", candidate.n, error)
+            log.warning("no room to restore the snapshot at %d tokens, evaluating instead: %s", candidate.n, error)
             self.forget(seq)
             return None
         finally:

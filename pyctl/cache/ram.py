@@ -381,8 +381,8 @@ class RamCache:
         if time.monotonic() >= self._quiet_until:
             self._quiet_until = time.monotonic() + QUIET_SECONDS
             log.warning(
-                "no snapshot at %d tokens: with what it builds on and what has to stay it needs %.1f MiB of RAM, and "
-                "snapshots may take %.1f MiB; shorter prefixes of it stay",
+                "no snapshot at %d tokens: with its parents and all locked snapshots it needs %.1f MiB, "
+                "--cache-ram is %.1f MiB; shorter prefixes stay cached",
                 *(prefix.n, n_bytes / 2**20, self.budget / 2**20),
             )
         return False

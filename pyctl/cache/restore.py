@@ -241,7 +241,7 @@ def publish(arrival: Arrival, seq: LiveSequence, cache: RamCache, device: Device
     try:
         snapshot = yield from arrival.complete()
     except StateError as error:  # rows that the live sequence had already
-        log.warning("a snapshot from disk stays incomplete: %s", error)
+        log.warning("cannot load all of a snapshot from disk: %s", error)
         return False
     if any(segment.dropped for segment in snapshot.chain):  # shared with one that was given up meanwhile
         return False
@@ -340,7 +340,7 @@ def restore(
             else:
                 memory.restore(live.id, keep, snapshot.spans(keep, n), snapshot.state if n == snapshot.n else None)
     except StateError as error:
-        log.warning("snapshot at %d could not be restored, evaluating instead: %s", n, error)
+        log.warning("cannot restore the snapshot at %d tokens, evaluating instead: %s", n, error)
         memory.clear(live.id)
         live.reset(tokens[:0])
         return False

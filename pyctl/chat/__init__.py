@@ -48,12 +48,7 @@ class FormatSettings:
         "TEXT",
     )
     template_kwargs: Mapping[str, Any] = FORMAT.flag(
-        {},
-        "--chat-template-kwargs",
-        "values for the template",
-        json_object,
-        "LLAMA_ARG_CHAT_TEMPLATE_KWARGS",
-        "JSON",
+        {}, "--chat-template-kwargs", "values for the template", json_object, "LLAMA_ARG_CHAT_TEMPLATE_KWARGS", "JSON"
     )
     prompt_replay: str = FORMAT.flag(
         "equal",

@@ -101,7 +101,7 @@ def message_starts(template: Template, tokenizer: Tokenizer, specials: Mapping[s
     gaps = _Gaps(template, tokenizer, {token for text, token in specials.items() if text.strip()})
     starts = {start for start in _starts(gaps, template.capabilities) if start is not None}
     if not starts:
-        log.warning("no special token begins the messages of this chat template: prompts have no message boundaries")
+        log.warning("chat template: no special token starts a message, so prompts have no message boundaries")
     return tuple(sorted(starts))
 
 

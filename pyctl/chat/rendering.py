@@ -163,7 +163,7 @@ def unreadable(at: str, kind: object) -> RequestError:
         return RequestError(
             f"{at}: image input is not supported - hint: if this is unexpected, you may need to provide the mmproj"
         )
-    return RequestError(f"{at}: only parts of type text can be read, not {json.dumps(kind)[:80]}")
+    return RequestError(f"{at}: only parts of type text are supported, not {json.dumps(kind)[:80]}")
 
 
 def _checked_call(call: object, at: str) -> Message:

@@ -80,7 +80,7 @@ class ReplayLog:
             except FileNotFoundError:
                 continue
             except OSError as error:
-                log.warning("remembered replies could not be read: %s", error)
+                log.warning("cannot read remembered replies: %s", error)
 
     def has(self, reply: SampledReply) -> bool:
         """Whether it is in the newer file; any thread may ask."""
@@ -104,7 +104,7 @@ class ReplayLog:
                 os.close(descriptor)
             self._fresh.add(reply)
         except OSError as error:
-            log.warning("a reply could not be remembered on disk: %s", error)
+            log.warning("cannot write a remembered reply: %s", error)
 
     def replace(self, entries: Iterable[tuple[bytes, SampledReply]]) -> None:
         """Write only these, the oldest first, as far as there is room for the newest; for files of another limit."""
@@ -120,7 +120,7 @@ class ReplayLog:
             write_atomic(self._path, b"".join(reversed(lines)))
             self._older.unlink(missing_ok=True)
         except OSError as error:
-            log.warning("remembered replies could not be written: %s", error)
+            log.warning("cannot write remembered replies: %s", error)
 
     def _opened(self, n_bytes: int) -> int:
         """The newer file, which has room for so many bytes."""

@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if argv[0] not in COMMANDS:
             what = "flags come after a command, not before it" if argv[0].startswith("-") else "unknown command"
-            raise ConfigError(f"{what}: {argv[0]!r}; commands are {', '.join(COMMANDS)}")
+            raise ConfigError(f"{what}: {argv[0]!r}; the commands are {', '.join(COMMANDS)}")
         return _run(argv[0], argv[1:])
     except ConfigError as error:
         # Hubs, model files and templates have their say in these.

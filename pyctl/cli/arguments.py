@@ -235,7 +235,7 @@ def parse_serve(argv: Sequence[str], environ: Mapping[str, str] = os.environ) ->
     sections = {section: flags for section, flags in FLAGS.items() if section is not CHAT}
     given = _read("serve [-m FILE | -hf REPO] [flags]", argv, environ, sections)
     if environ.get("LLAMA_API_KEY") == "" and not {"api_keys", "key_file"} & given.values.keys():
-        raise ConfigError("LLAMA_API_KEY is set but empty: unset it to let every client ask")
+        raise ConfigError("LLAMA_API_KEY is set but empty: unset it to serve without a key")
     return _settings(given, environ, SERVED_SEQS)
 
 
@@ -273,7 +273,7 @@ def _read(
         print(version_line())
         raise SystemExit(0)
     if refused := [name for name in given.unused if name in REJECTED]:
-        raise ConfigError(f"{refused[0]} is for llama-server only: pyctl can neither answer it nor do without")
+        raise ConfigError(f"{refused[0]} is not supported: pyctl has no equivalent of this flag of llama-server")
     if removed := [name for name in given.unused if name in REMOVED]:
         raise ConfigError(f"{removed[0]}: the argument has been removed. use {REMOVED[removed[0]]}")
     known = {flag.env for flag in (*flags, *FLAGS[SERVER])}
@@ -402,7 +402,7 @@ def _check_pool(values: Mapping[str, Any]) -> None:
     """ConfigError for what cannot be combined with a pool."""
     name = "--kv-pool" if values.get("n_pooled") else "--kv-select"
     if values.get("n_selected") and values.get("exact"):
-        raise ConfigError("--kv-select and --exact exclude each other: replies are then approximate")
+        raise ConfigError("--kv-select makes replies approximate, so it excludes --exact")
     for is_wrong, why in (
         (values["n_seqs"] != 1, f"one reply at a time, not --parallel {values['n_seqs']}"),
         (values.get("flash_attn") == "off", "flash attention, which --flash-attn off forbids"),

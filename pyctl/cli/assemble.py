@@ -77,7 +77,7 @@ def found(settings: CommandSettings) -> CommandSettings:
             try:
                 vision = replace(vision, mmproj_path=str(fetch_companion(hub, path) or ""), is_optional=True)
             except ConfigError as error:
-                log.warning("no images: %s", error)
+                log.warning("images disabled: %s", error)
     if hub.mmproj_url and not vision.mmproj_path:
         vision = replace(vision, mmproj_path=str(fetch(HubSettings(model_url=hub.mmproj_url, offline=hub.offline))))
     if hub.draft_repo:
@@ -164,7 +164,7 @@ def _load(settings: CommandSettings, budget: int | None, go_on: Callable[[], boo
         except ModelError as error:
             if not (settings.vision.is_optional and settings.vision.mmproj_path):
                 raise
-            log.warning("no images: %s", error)
+            log.warning("images disabled: %s", error)
             loaded = load_with()
     backend = loaded.backend
     if settings.engine.exact:
@@ -189,13 +189,13 @@ def _speculation(settings: CommandSettings, loaded: Loaded, remembered: CacheDra
     lengths += [model.n_max] if model is not None else []
     longest = max(lengths, default=0)
     if longest and not backend.facts.most_drafts:
-        log.warning("no drafts: what this model remembers cannot be taken back")
+        log.warning("drafts disabled: this model's memory has no rollback")
         return Speculation()
     exact = settings.engine.exact
     width = min(drafts.n_draft, backend.facts.n_rollback) if exact else 0
     if longest and exact and not width:
         # A way back to a mark evaluates tokens again, in other batches than before.
-        log.warning("no drafts: with --exact, this model drafts with a head or a draft model only")
+        log.warning("drafts disabled: with --exact, this model takes drafts from a head or a draft model only")
         return Speculation()
     lengths_of = None if exact else DraftLengthController(backend.facts.n_rollback)
     speculation = Speculation(sources, model, lengths=lengths_of, width=width)

@@ -109,12 +109,7 @@ class OtherForms:
         off="--no-reasoning-preserve",
     )
     jinja: bool = FORMAT.flag(
-        True,
-        "--jinja",
-        "no effect: templates are always Jinja",
-        None,
-        "LLAMA_ARG_JINJA",
-        off="--no-jinja",
+        True, "--jinja", "no effect: templates are always Jinja", None, "LLAMA_ARG_JINJA", off="--no-jinja"
     )
     rerank: bool = SERVER.flag(
         False, "--rerank --reranking", "serve reranking: --embeddings with --pooling rank", None, "LLAMA_ARG_RERANKING"

@@ -40,14 +40,14 @@ def open_in_browser(address: str) -> None:
     """
     has_screen = sys.platform == "darwin" or any(map(os.environ.get, ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY")))
     if not address or not has_screen:
-        log.warning("--open: no browser here, the page is at %s", address or "no address that a browser can open")
+        log.warning("--open: no browser found, the page is at %s", address or "no address for a browser")
         return
     threading.Thread(target=_open, args=(address,), name="pyctl-open", daemon=True).start()
 
 
 def _open(address: str) -> None:
     if not webbrowser.open(address):
-        log.warning("--open: no browser could be started, the page is at %s", address)
+        log.warning("--open: cannot start a browser, the page is at %s", address)
 
 
 def run_serve(settings: CommandSettings) -> int:
@@ -61,7 +61,7 @@ def run_serve(settings: CommandSettings) -> int:
         try:
             serve(serving.gate, sockets, listen, on_ready=serving.run, on_stop=serving.close)
         except EngineError as error:
-            log.critical("the server ends: %s", error)
+            log.critical("the server exits: %s", error)
             code = 1
         finally:
             complete = serving.close()
@@ -86,11 +86,11 @@ class _Serving:
         if self._settings.server.has_page:
             page = page_address(address, self._settings.server.api_prefix)
             if page:
-                log.info("the page: %s", page)
+                log.info("page: %s", page)
             if self._settings.listen.open_page:
                 open_in_browser(page)
         elif self._settings.listen.open_page:
-            log.warning("--open: there is no page, because of --no-ui or --path")
+            log.warning("--open ignored: --no-ui or --path removes the page")
         service = self._service = assemble(self._settings, go_on=lambda: not self._closing.is_set())
         if self._closing.is_set():
             service.worker.close(unload=False)
@@ -102,7 +102,7 @@ class _Serving:
                 service.worker.warm(prepare_warm_up(service, ChatBody.of(body)))
             except PyctlError as error:
                 log.warning("--warm: %s", error)
-        log.info("%s on %s", service.worker.info.model_path, address)
+        log.info("serving %s on %s", service.worker.info.model_path, address)
         service.worker.watch()
 
     def close(self) -> bool:

@@ -89,7 +89,7 @@ class EngineAdmin:
             if cache.pin(name, pinned):
                 return True
             if any(snapshot.prefix.name == name for snapshot in cache.snapshots()):
-                raise RequestError(f"{name} and what else is pinned take more memory than the cache may have")
+                raise RequestError(f"{name} does not fit: all pinned prefixes together exceed --cache-ram")
             return False
 
         return self._worker.call(run)
@@ -292,9 +292,7 @@ class EngineAdmin:
     def _check_files(self) -> None:
         """With a pool llama.cpp, which reads and writes these files, knows one row."""
         if self._engine.backend.streamed is not None:
-            raise NotSupportedError(
-                "with --kv-pool a slot cannot be saved or restored as a file; --kv-cache-dir keeps prefixes"
-            )
+            raise NotSupportedError("--kv-pool does not support slot files; use --kv-cache-dir to keep prefixes")
 
     def _erase(self, seq: LiveSequence) -> int:
         n = seq.n

@@ -114,13 +114,13 @@ class Engine:
             try:
                 self.prefix_cache.park(seq)
             except Exception:
-                log.exception("the end of a conversation could not be saved")
+                log.exception("cannot save the end of a conversation")
                 self.prefix_cache.forget(seq)
         self.prefix_cache.device.leave_all()
         self.prefix_cache.settle()
         self.backend.unload()
         self.asleep = True
-        log.info("idle: the model is freed until the next request")
+        log.info("idle: model unloaded until the next request")
 
     def wake(self) -> None:
         """Load the model again if it was freed; ModelError when that fails."""
@@ -128,7 +128,7 @@ class Engine:
             began = time.perf_counter()
             self.backend.load()
             self.asleep = False
-            log.info("the model is loaded again after %.1f s", time.perf_counter() - began)
+            log.info("model loaded again in %.1f s", time.perf_counter() - began)
 
     @property
     def close_seconds(self) -> float:
@@ -251,4 +251,4 @@ class Engine:
         if active.n_warmed:
             self.prefix_cache.totals.n_warm_ups += 1
             ms = (time.perf_counter() - began) * 1e3
-            log.info("made ready: a prompt of %d tokens, %d evaluated in %.0f ms", n_prompt, active.n_warmed, ms)
+            log.info("prewarm      %7s tokens  %7s new  %.0f ms", f"{n_prompt:,}", f"{active.n_warmed:,}", ms)

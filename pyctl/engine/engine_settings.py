@@ -22,7 +22,7 @@ MOST_WARM_UPS = limit(16, "background requests that wait", "the oldest are given
 def idle_seconds(text: str) -> int:
     """Seconds from 1 up, or -1."""
     if (value := int(integer(-1)(text))) == 0:
-        raise ValueError("0 is neither a time nor -1")
+        raise ValueError("0 seconds is too short; use -1 for never")
     return value
 
 

@@ -177,6 +177,7 @@ class PrefillLog:
         self._next_line = now + LINE_SECONDS
         speed = (n - self._start) / (now - self._began)
         log.info(
-            "request %d: prefill at %d of %d tokens (%d %%), %.0f tok/s, %.0f s to go",
-            *(self._task, n, self._n_prompt, 100 * n // self._n_prompt, speed, (self._n_prompt - n) / speed),
+            "prefill      %7s of %s tokens  %3d %%  %6.0f tok/s  %4.0f s left  request %d",
+            *(f"{n:,}", f"{self._n_prompt:,}", 100 * n // self._n_prompt),
+            *(speed, (self._n_prompt - n) / speed, self._task),
         )

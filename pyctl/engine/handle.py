@@ -68,7 +68,7 @@ class RequestHandle:
         self._n_put += _size(piece)
         if self._n_put - self._n_taken > MOST_UNREAD:
             self.cancel()
-            self.put(Failed(EngineError("the client left too much of the reply unread")))
+            self.put(Failed(EngineError("the client reads too slowly: its unread reply exceeds the limit")))
         else:
             self._held.append(piece)
 

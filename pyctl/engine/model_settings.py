@@ -211,12 +211,7 @@ class ModelSettings:
         ),
     )
     fit: bool = MODEL.flag(
-        True,
-        "-fit --fit",
-        "fit missing values into memory: on or off",
-        on_off,
-        "LLAMA_ARG_FIT",
-        "WHEN",
+        True, "-fit --fit", "fit missing values into memory: on or off", on_off, "LLAMA_ARG_FIT", "WHEN"
     )
     fit_target: tuple[int, ...] = MODEL.flag(
         (1024,), "-fitt --fit-target", "MiB to leave free on each GPU", integers, "LLAMA_ARG_FIT_TARGET", "MiB,..."
@@ -239,14 +234,7 @@ class ModelSettings:
     no_host: bool = MODEL.flag(
         False, "--no-host", "bypass host buffers, so that extra buffers can be used", None, "LLAMA_ARG_NO_HOST"
     )
-    numa: str = MODEL.flag(
-        "",
-        "--numa",
-        "distribute, isolate or numactl",
-        choice(*NUMA),
-        "LLAMA_ARG_NUMA",
-        "TYPE",
-    )
+    numa: str = MODEL.flag("", "--numa", "distribute, isolate or numactl", choice(*NUMA), "LLAMA_ARG_NUMA", "TYPE")
     lora: tuple[tuple[str, float], ...] = MODEL.flag(
         (),
         "--lora",

@@ -26,17 +26,7 @@ __all__ = [
 RANDOM_SEED = 0xFFFFFFFF
 """The seed value that asks for a fresh random seed."""
 
-DEFAULT_SAMPLERS = (
-    "penalties",
-    "dry",
-    "top_n_sigma",
-    "top_k",
-    "typ_p",
-    "top_p",
-    "min_p",
-    "xtc",
-    "temperature",
-)
+DEFAULT_SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
 """Order in which llama-server applies its samplers unless a request says otherwise."""
 
 SAMPLERS = (*DEFAULT_SAMPLERS, "infill", "adaptive_p")

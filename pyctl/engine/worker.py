@@ -233,7 +233,7 @@ class Worker:
         if not self._stalled:
             self._thread.join(max(self._deadline - time.monotonic(), 0.0))
         if first and not self._over.is_set():
-            log.error("the engine did not stop: what it had to write to disk is lost")
+            log.error("the engine did not stop: pending cache writes are lost")
         return self._complete
 
     def watch(self) -> None:
@@ -248,7 +248,7 @@ class Worker:
             if 0 < self._stall_seconds <= stalled:
                 log.critical("the engine has work and made no progress for %.0f s", stalled)
                 self._stalled = True
-                self._give_up(EngineError("the engine does not answer any more"))
+                self._give_up(EngineError("the engine makes no progress"))
         if self._trouble is not None:
             raise self._trouble
 
@@ -267,7 +267,7 @@ class Worker:
             self._complete = complete
         except BaseException as error:
             log.critical("the engine's thread has ended", exc_info=error)
-            self._give_up(EngineError(f"the engine has ended: {str(error) or type(error).__name__}"))
+            self._give_up(EngineError(f"the engine has failed: {str(error) or type(error).__name__}"))
             self._save_rest()
         finally:
             self._no_more_steps.set()
@@ -278,7 +278,7 @@ class Worker:
         try:
             self._engine.prefix_cache.close()
         except Exception:
-            log.exception("the cache could not be written")
+            log.exception("cannot write the cache")
 
     def _serve(self) -> None:
         busy = False
@@ -324,8 +324,8 @@ class Worker:
         try:
             self._engine.wake()  # takes what it takes: `_working` is not set yet
         except Exception as error:
-            log.error("the model cannot be loaded again: %s", error)
-            reason = UnavailableError(f"the model cannot be loaded again: {error}")
+            log.error("cannot reload the model: %s", error)
+            reason = UnavailableError(f"cannot reload the model: {error}")
             if isinstance(item, RequestHandle):
                 item.put(Failed(reason))
             else:

@@ -139,6 +139,6 @@ class Embedder:
 
     def _vector(self, pointer: Any) -> NDArray[np.float32]:
         if not pointer:
-            raise EngineError("llama.cpp gave no embeddings")
+            raise EngineError("llama.cpp returned no embeddings")
         values = np.ctypeslib.as_array(ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float)), (self._width,))
         return np.array(values, np.float32)

@@ -250,7 +250,7 @@ class ContextMemory:
         if not 0 < least <= n < end or not self.kv.cut(seq, n):
             if not 0 < marked <= n < end:
                 self.clear(seq)
-                raise StateError(f"tokens from {n} on of {end} cannot be taken back")
+                raise StateError(f"cannot roll back from {end} to {n} tokens")
             held = checked(self.kv.reset, seq)
         if drafts := self.drafts.settled():
             drafts.keep(seq, held)
@@ -338,5 +338,5 @@ class ContextMemory:
 
 def _handle(held: Held) -> int:
     if not isinstance(held, HeldRows):
-        raise StateError("these rows are held by something else")
+        raise StateError("these rows are already held")
     return held.handle

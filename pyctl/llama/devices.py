@@ -159,7 +159,7 @@ def file_tensors(file: Path) -> list[FileTensor]:
     forget_log_errors()
     head = ggml.gguf_init_from_file(str(file).encode(), _Params(True, None))
     if not head:
-        raise ModelError(f"cannot read the head of {file}: {last_log_error('ggml gave no reason')}")
+        raise ModelError(f"cannot read the metadata of {file}: {last_log_error('ggml gave no reason')}")
     try:
         data = ggml.gguf_get_data_offset(head)
         return [

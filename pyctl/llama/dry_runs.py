@@ -99,7 +99,7 @@ class DryRun:
         places = tuple(self._place_of(match[1]) for line in log if (match := KV_LAYER.search(line)))
         sizes = [(float(match[1]) * MIB, int(match[2])) for line in log if (match := KV_SIZE.search(line))]
         if not places or len(sizes) != 1:
-            raise ModelError("this model has not one cache of K and V")
+            raise ModelError("this model has no single cache of K and V")
         if len(set(places)) > 1:
             raise ModelError(f"K and V are on several devices: {', '.join(sorted(set(places)))}")
         return places, sizes[0][0] / sizes[0][1]

@@ -47,11 +47,15 @@ def fit_settings(
                 break
             settings = _move_to_cpu(run, settings, plan, missing, experts=not placed)
     if plan.n_ctx < (settings.n_ctx or run.n_ctx_train):
-        log.warning("the context is cut from %d to %d tokens to fit into memory (-c)", run.n_ctx_train, plan.n_ctx)
+        log.warning("context reduced from %d to %d tokens to fit into memory (-c)", run.n_ctx_train, plan.n_ctx)
     if not placed and settings.placements:
-        log.warning("the experts of %d layers stay on the CPU (--n-cpu-moe)", len(settings.placements))
+        log.warning("experts of %d layers kept on the CPU to fit into memory (--n-cpu-moe)", len(settings.placements))
     if movable and settings.n_gpu_layers >= 0:
-        log.warning("%d of %d layers go to the GPU (-ngl)", max(settings.n_gpu_layers - 1, 0), run.n_layers)
+        log.warning(
+            "%d of %d layers placed on the GPU to fit into memory (-ngl)",
+            max(settings.n_gpu_layers - 1, 0),
+            run.n_layers,
+        )
     needed = plan.host.usage.total - (plan.host.usage.weights if _is_mapped(settings) else 0)
     if shortage(settings, plan.host):
         raise ModelError(refusal(plan.n_ctx, needed, plan.host.free or 0))

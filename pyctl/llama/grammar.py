@@ -220,7 +220,7 @@ def _tried(matcher: llguidance.LLMatcher) -> llguidance.LLMatcher:
         mask = trial.compute_bitmask()
         seconds = time.thread_time() - began
         if seconds > _SLOW_SECONDS:
-            raise RequestError("it takes too long to find out what may come next")
+            raise RequestError("the grammar is too slow: finding the next tokens takes too long")
         spent += seconds
         allowed = np.flatnonzero(np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little"))
         if not allowed.size:
@@ -255,7 +255,7 @@ class _Pieces:
 def _vocabulary_of(tokenizer: LlamaTokenizer) -> llguidance.LLTokenizer:
     ends = sorted(tokenizer.end_tokens())
     if not ends:
-        raise RequestError("the model has no token that ends a reply, so that no schema can bind one")
+        raise RequestError("the model has no end-of-text token, which schemas require")
     # What begins with this byte is no text: a control token comes only where the grammar names it.
     marked = tokenizer.control_tokens() | set(ends)
     pieces = tokenizer.all_pieces()
@@ -293,7 +293,7 @@ class Grammar:
         self.is_asleep = sampling.grammar_lazy
         self._matcher = _Matcher(compiler.matcher(sampling.grammar, sampling.grammar_kind), vocab)
         if sampling.grammar_prefill and not self.is_asleep and not self._read(sampling.grammar_prefill.encode()):
-            raise RequestError("the grammar does not allow what the prompt holds of the reply")
+            raise RequestError("the grammar does not allow the beginning of the reply in the prompt")
 
     def allows(self, token: int) -> bool:
         """Whether ``token`` may come next."""
@@ -335,7 +335,7 @@ class Grammar:
     def _give_up(self, error: RequestError) -> None:
         if self._watch is None:
             raise error
-        log.warning("the calls of a reply are bound no longer: %s", error)
+        log.warning("tool calls of this reply are no longer constrained: %s", error)
         self._watch, self.is_asleep = None, True
 
     def _read(self, text: bytes) -> bool:

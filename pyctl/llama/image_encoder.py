@@ -214,12 +214,12 @@ class ImageEncoder:
 
     def _check(self) -> None:
         if not mtmd.mtmd_support_vision(self._ctx):
-            raise ModelError(f"{self._path} is no vision encoder")
+            raise ModelError(f"{self._path} is not a vision encoder")
         if not mtmd.mtmd_decode_use_mrope(self._ctx) or mtmd.mtmd_decode_use_non_causal(self._ctx, None):
-            raise ModelError(f"images as {self._path} makes them are not supported; those of Qwen are")
+            raise ModelError(f"{self._path} is not supported: only vision encoders of Qwen models are")
         for width, height in PROBES:
             if self._grid_of(self._tokenized(width, height, None)) != self.grid.of(width, height):
-                raise ModelError(f"{self._path} cuts images in a way that is not known here")
+                raise ModelError(f"{self._path} splits images in an unknown way")
 
     def _encode_largest(self) -> None:
         side = self.grid.largest
@@ -229,7 +229,7 @@ class ImageEncoder:
         except EngineError as error:
             why = last_log_error(str(error))
             most = f"an image of {self.grid.limits[1]} tokens does not fit beside the model: {why}"
-            raise ModelError(f"{most}; what would help: a smaller --image-max-tokens, --no-mmproj-offload") from error
+            raise ModelError(f"{most}; try a smaller --image-max-tokens or --no-mmproj-offload") from error
 
     def _texts_around(self) -> tuple[list[int], list[int]]:
         """What libmtmd puts before and behind an image."""
@@ -286,7 +286,7 @@ class ImageEncoder:
         else:
             ready = self._opened(file, picture.n_tokens)
         if self._grid_of(ready) != (picture.columns, picture.lines):
-            raise EngineError("the image was cut in a way that is not known here")
+            raise EngineError("the image was split in an unknown way")
         return ready
 
     def _opened(self, file: ImageFile, n_tokens: int) -> _Ready:
@@ -304,7 +304,7 @@ class ImageEncoder:
         try:
             size = mtmd.mtmd_bitmap_get_nx(found.bitmap), mtmd.mtmd_bitmap_get_ny(found.bitmap)
             if size != (file.width, file.height):
-                raise RequestError(f"the {file.kind.upper()} image has another size than it says")
+                raise RequestError(f"the {file.kind.upper()} image has another size than its header says")
             return self._chunk_of(found.bitmap, n_tokens)
         finally:
             mtmd.mtmd_bitmap_free(found.bitmap)
@@ -324,10 +324,10 @@ class ImageEncoder:
         code = mtmd.mtmd_tokenize(self._ctx, chunks, ctypes.byref(text), bitmaps, 1)
         ready = _Ready(chunks, None, n_tokens * self.grid.token_bytes)
         if code != 0:
-            raise EngineError(f"the image could not be cut: mtmd_tokenize returned {code}")
+            raise EngineError(f"cannot split the image: mtmd_tokenize returned {code}")
         images = [chunk for chunk in ready.chunks() if _is_image(chunk)]
         if len(images) != 1:
-            raise EngineError(f"the image became {len(images)} parts")
+            raise EngineError(f"the image was split into {len(images)} parts instead of one")
         ready.chunk = images[0]
         return ready
 
@@ -363,12 +363,12 @@ class ImageEncoder:
             other = self._tokenized(*small, np.zeros((small[1], small[0], 3), np.uint8))
             self._graphs.encoded(self.grid.of(*small))
             if (code := mtmd.mtmd_encode_chunk(self._ctx, other.chunk)) != 0:
-                raise EngineError(f"a small image could not be encoded: mtmd_encode_chunk returned {code}")
+                raise EngineError(f"cannot encode a small image: mtmd_encode_chunk returned {code}")
         self._graphs.encoded(grid)
         code = mtmd.mtmd_encode_chunk(self._ctx, ready.chunk)
         pointer = mtmd.mtmd_get_output_embd(self._ctx) if code == 0 else None
         if not pointer:
-            raise EngineError(f"the image could not be encoded: mtmd_encode_chunk returned {code}")
+            raise EngineError(f"cannot encode the image: mtmd_encode_chunk returned {code}")
         n_floats = columns * lines * self._width
         values = np.ctypeslib.as_array(ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float)), (n_floats,))
         return np.array(values.reshape(columns * lines, self._width), np.float32)
@@ -383,12 +383,12 @@ def _webp_pixels(file: ImageFile) -> NDArray[np.uint8]:
     try:
         from PIL import Image
     except ImportError:
-        raise RequestError("WebP images need the Python package Pillow, which is not installed here") from None
+        raise RequestError("WebP images need Python's Pillow: pip install pillow") from None
     try:
         with Image.open(io.BytesIO(file.data), formats=("WEBP",)) as image:
             pixels = np.asarray(image.convert("RGB"))
     except (OSError, ValueError, RuntimeError, SyntaxError, EOFError, KeyError):
         raise RequestError("the WEBP image is broken") from None
     if pixels.shape != (file.height, file.width, 3):
-        raise RequestError("the WEBP image has another size than it says")
+        raise RequestError("the WEBP image has another size than its header says")
     return np.ascontiguousarray(pixels)

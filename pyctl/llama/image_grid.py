@@ -45,7 +45,7 @@ class ImageGrid:
 
         patch, merge = number("patch_size"), number("spatial_merge_size", 2)
         if patch <= 0 or merge <= 0:
-            raise ModelError(f"{path} is no vision encoder")
+            raise ModelError(f"{path} is not a vision encoder")
         # llama.cpp takes what is not positive for nothing.
         given = least if least > 0 else -1, most if most > 0 else -1
         sizes = (number(name) for name in ("embedding_length", "feed_forward_length", "attention.head_count"))

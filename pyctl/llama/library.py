@@ -234,7 +234,7 @@ class PulseControl:
         if code == 0:
             self._n_looks = self.pulse.count - before
         elif code == ABORTED:
-            stopped, preempted = UnavailableError("the evaluation was stopped"), PreemptedError("it was preempted")
+            stopped, preempted = UnavailableError("the evaluation was stopped"), PreemptedError("preempted")
             raise stopped if self.pulse.is_stopped else preempted
         elif code == 1:
             raise OutOfCellsError

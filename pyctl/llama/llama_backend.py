@@ -96,7 +96,7 @@ class LlamaBackend:
             self._prepare_device()
         identity = self._identify(self) if self._identify is not None else memory.layout
         if memory.identity and identity != memory.identity:
-            raise ModelError("the model is not the one that was loaded before")
+            raise ModelError("the model file has changed since it was loaded")
         memory.identity = identity
         if self._make_drafts is not None:
             memory.drafts = Follower(self._make_drafts(self.model, ctx, control.pulse.attach), address)
@@ -106,7 +106,7 @@ class LlamaBackend:
         self.embedder = self._make_embedder(self.model) if self._make_embedder is not None else None
         if self.encoder is not None:
             if memory.kind == "opaque":
-                raise ModelError("--mmproj: images need a model whose rows can be moved, which this one's cannot")
+                raise ModelError("--mmproj: images require movable rows, which this model does not have")
             self.encoder.open(self.model)
 
     def _open_memory(self) -> None:
@@ -123,7 +123,7 @@ class LlamaBackend:
             self.check_restoring()
         if expected is not None:
             if not same_bits(expected, self._trial()):
-                raise ModelError(f"llama.cpp {build_version()} computes something else with --kv-pool than without")
+                raise ModelError(f"llama.cpp {build_version()} gives other results with --kv-pool than without")
             memory.clear(0)
 
     def check_restoring(self) -> None:

@@ -32,7 +32,7 @@ def make_encoder(settings: ModelSettings, vision: VisionSettings) -> ImageEncode
     if device is not None and settings.flash_attn == "off":
         extra = grid.compute_bytes(flash_attn=False) - grid.compute_bytes(flash_attn=True)
         log.warning(
-            "without flash attention (-fa off) images of up to %d tokens take %d MiB more of %s (--image-max-tokens)",
+            "-fa off: images of up to %d tokens take %d MiB more of %s (limit them with --image-max-tokens)",
             *(grid.limits[1], extra >> 20, device.name),
         )
     return ImageEncoder(path, grid, file_digest(path), device, n_threads=n_threads, flash_attn=flash_attn)
@@ -47,5 +47,5 @@ def _device_of(settings: ModelSettings, vision: VisionSettings) -> Device | None
         return next(iter(gpus(settings)), None)
     found = next((device for device in devices() if device.is_gpu and device.name == name), None)
     if found is None:
-        raise ModelError(f"--mmproj-device: no {name} here")
+        raise ModelError(f"--mmproj-device: no device {name}")
     return found

@@ -40,11 +40,11 @@ def fit_pool(
         try:
             rows = _PooledRows(run, settings, select, most_selecting(settings, drafts))
         except ModelError as error:
-            log.warning("no %s: %s", "--kv-pool" if select is None else "--kv-select", error)
+            log.warning("%s disabled: %s", "--kv-pool" if select is None else "--kv-select", error)
             return None
         most = _padded(settings.n_ctx or run.n_ctx_train)
         if n_tokens < 0 and select is None and rows.need_no_pool(most):
-            log.info("no --kv-pool: %s", "there is room for all of K and V" if rows.is_on_gpu else "there is no GPU")
+            log.info("--kv-pool disabled: %s", "all of K and V fit" if rows.is_on_gpu else "no GPU")
             return None
         plan = rows.plan(most, n_tokens)
         if shortage(settings, plan.host) and not settings.n_ctx and settings.fit:
@@ -54,7 +54,7 @@ def fit_pool(
                 fits = not shortage(settings, rows.plan(middle, n_tokens).host)
                 least, most = (middle, most) if fits else (least, middle)
             plan = rows.plan(least, n_tokens)
-            log.warning("the context is cut from %d to %d tokens to fit into memory (-c)", first, plan.n_ctx)
+            log.warning("context reduced from %d to %d tokens to fit into memory (-c)", first, plan.n_ctx)
     if shortage(settings, plan.host):
         raise ModelError(refusal(plan.n_ctx, plan.host.usage.total, plan.host.free or 0))
     return replace(settings, n_ctx=plan.n_ctx), plan
@@ -90,7 +90,9 @@ class _PooledRows:
         settings, n_layers, layer_bytes = self._settings, self._n_layers, n_rows * self._layer_row
         if 0 <= n_tokens * n_layers < n_rows:
             least = -(-n_rows // n_layers)
-            raise ModelError(f"--kv-pool {n_tokens} is too small for {n_rows} tokens of context: the least is {least}")
+            raise ModelError(
+                f"--kv-pool {n_tokens} is too small for {n_rows} tokens of context: it must be at least {least}"
+            )
         base = self._run.plan(pool_cells(settings), n_rows)
         index, place = next((i, each) for i, each in enumerate(base.places) if each.name == self._place)
         place = _with(place, compute=self._compute(n_rows, is_gpu=place.is_gpu))

@@ -151,7 +151,7 @@ def load_file(
     pointer = state.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
     forget_log_errors()
     if int(api.llama_state_seq_set_data(ctx, pointer, state.size, seq)) != state.size:
-        log.warning("%s is of no use: %s", path, last_log_error("llama.cpp gave no reason"))
+        log.warning("cannot restore %s: %s", path, last_log_error("llama.cpp gave no reason"))
         raise StateError(INVALID)
     last = int(api.llama_memory_seq_pos_max(api.llama_get_memory(ctx), seq))
     if last + 1 != tokens.size or (tokens.size and not 0 <= int(tokens.min()) <= int(tokens.max()) < n_vocab):
@@ -170,7 +170,7 @@ def _verified(data: NDArray[np.uint8], identity: str) -> tuple[NDArray[np.uint8]
     if n_ends * 4 + DIGEST_SIZE > body.size or _digest(body).digest() != checksum:
         raise StateError(INVALID)
     if body[-DIGEST_SIZE:].tobytes() != _digest(identity.encode()).digest():
-        raise StateError("it was saved with another model or other settings")
+        raise StateError("the file is of another model or other settings")
     first = body.size - DIGEST_SIZE - 4 * n_ends
     return body[:first], tuple(np.frombuffer(body[first : first + 4 * n_ends].tobytes(), np.int32).tolist())
 

@@ -99,5 +99,5 @@ def split_names(name: str) -> list[str]:
     if (part := SPLIT_NAME.match(name)) is None:
         return [name]
     if int(part[3]) > MOST_PARTS:
-        raise ConfigError(f"{name} is one of too many files: a model may have {MOST_PARTS}")
+        raise ConfigError(f"{name} has too many parts: at most {MOST_PARTS} are allowed")
     return [f"{part[1]}-{index:05d}-of-{part[3]}.gguf" for index in range(1, int(part[3]) + 1)]

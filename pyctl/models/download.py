@@ -57,7 +57,7 @@ def fetch_url(address: str, offline: bool) -> Path:
     try:
         url = httpx.URL(address)
     except httpx.InvalidURL as error:
-        raise ConfigError(f"{one_line(address)} is no address: {error}") from error
+        raise ConfigError(f"{one_line(address)} is not an address: {error}") from error
     folder, _, last = url.raw_path.partition(b"?")[0].decode("ascii").rpartition("/")
     name = unquote(last).rpartition("/")[2]
     if not name.endswith(".gguf") or not name.isprintable():
@@ -73,11 +73,11 @@ def fetch_url(address: str, offline: bool) -> Path:
             if (directory / part).exists():  # OSError for a name that is too long
                 continue
             if offline:
-                raise ConfigError(f"{part} has not been fetched before, and --offline is given")
+                raise ConfigError(f"{part} is not downloaded yet, and --offline forbids it")
             directory.mkdir(parents=True, exist_ok=True)
             download(source, directory / part)
         except OSError as error:
-            raise ConfigError(f"cannot keep {part} in {directory}: {error.strerror or error}") from error
+            raise ConfigError(f"cannot store {part} in {directory}: {error.strerror or error}") from error
     return directory / name
 
 
@@ -116,7 +116,7 @@ def download(
             furthest = max(furthest, part.n_bytes)
             if failures >= MOST_TRIES:
                 raise _refusal(url, reason) from reason
-            log.warning("%s broke off after %d bytes (%s); trying again", _shown(url), part.n_bytes, reason_of(reason))
+            log.warning("%s interrupted after %d bytes (%s); resuming", _shown(url), part.n_bytes, reason_of(reason))
             time.sleep(pause_seconds * 2 ** (failures - 1))
         part.finish(target)
 
@@ -134,10 +134,12 @@ def _receive(client: httpx.Client, url: httpx.URL, part: _Part, bar: Progress, t
         if status not in (200, 206):
             raise ConfigError(f"{_shown(url)} answers with status {status}")
         if headers.get("Content-Encoding", "identity") != "identity":
-            raise ConfigError(f"{_shown(url)} sends the file as {one_line(headers['Content-Encoding'])}, not as it is")
+            raise ConfigError(
+                f"{_shown(url)} sends the file with content encoding {one_line(headers['Content-Encoding'])}"
+            )
         length = headers.get("Content-Length", "")
         if not length.isdecimal() and "chunked" not in headers.get("Transfer-Encoding", ""):
-            raise ConfigError(f"{_shown(url)} does not say where the file ends")
+            raise ConfigError(f"{_shown(url)} sends no length of the file")
         if status == 206:
             if not asked or not _continues(headers, part):
                 part.begin("")
@@ -157,7 +159,7 @@ def _receive(client: httpx.Client, url: httpx.URL, part: _Part, bar: Progress, t
     if part.head != MAGIC:
         begin = part.head
         part.begin("")
-        raise ConfigError(f"{_shown(url)} is no GGUF file: it begins with {begin!r}")
+        raise ConfigError(f"{_shown(url)} is not a GGUF file: it starts with {begin!r}")
     if size is not None and part.n_bytes != size:
         raise _Broken(f"{part.n_bytes} of {size} bytes came")
 

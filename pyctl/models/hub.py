@@ -40,7 +40,7 @@ def fetch(settings: HubSettings) -> Path:
     if settings.model_url:
         return fetch_url(settings.model_url, settings.offline)
     repo, _, quant = settings.hf_repo.partition(":")
-    unreachable = "--offline is given"
+    unreachable = "--offline forbids it"
     if not settings.offline:
         try:
             return _download(repo, quant, settings)
@@ -49,11 +49,11 @@ def fetch(settings: HubSettings) -> Path:
             unreachable = f"{constants.ENDPOINT} cannot be reached ({reason_of(error)})"
     revision = _cached(repo)
     if revision is None:
-        raise ConfigError(f"{repo} has not been fetched before, and {unreachable}")
+        raise ConfigError(f"{repo} is not downloaded yet, and {unreachable}")
     names = sorted(str(file.file_path.relative_to(revision.snapshot_path)) for file in revision.files)
     wanted = _choose(names, quant, settings.hf_file, f"what was fetched of {repo}")
     if missing := [name for name in split_names(wanted) if name not in names]:
-        raise ConfigError(f"{missing[0]} of {repo} has not been fetched before, and {unreachable}")
+        raise ConfigError(f"{missing[0]} of {repo} is not downloaded yet, and {unreachable}")
     return revision.snapshot_path / wanted
 
 
@@ -142,7 +142,7 @@ def _check_magic(path: Path, repo: str) -> None:
     if head != MAGIC:
         for each in (path.resolve(), path):
             each.unlink(missing_ok=True)
-        raise ConfigError(f"{path.name} of {repo} is no GGUF file: it begins with {head!r}")
+        raise ConfigError(f"{path.name} of {repo} is not a GGUF file: it starts with {head!r}")
 
 
 @contextmanager
@@ -151,7 +151,7 @@ def _refusals(repo: str) -> Iterator[None]:
     try:
         yield
     except GatedRepoError as error:
-        raise ConfigError(f"{repo} is open only to users that accepted its terms; then pass --hf-token") from error
+        raise ConfigError(f"{repo} requires that you accept its terms; then pass --hf-token") from error
     except RepositoryNotFoundError as error:
         raise ConfigError(f"there is no model {repo} at {constants.ENDPOINT}, or it needs --hf-token") from error
     except LocalEntryNotFoundError:
@@ -159,7 +159,7 @@ def _refusals(repo: str) -> Iterator[None]:
     except EntryNotFoundError as error:
         raise ConfigError(f"{repo}: {reason_of(error)}") from error
     except HFValidationError as error:
-        raise ConfigError(f"{repo} is no name of a model: {reason_of(error)}") from error
+        raise ConfigError(f"{repo} is not the name of a model: {reason_of(error)}") from error
     except HfHubHTTPError as error:
         if error.response is not None and error.response.status_code >= 500:
             raise
@@ -172,13 +172,13 @@ def _choose(names: Sequence[str], quant: str, file: str, where: str) -> str:
     if file:
         if file in names:
             return file
-        raise ConfigError(f"no file {file} in {where}; there are {_list(models)}")
+        raise ConfigError(f"no file {file} in {where}; found {_list(models)}")
     for wanted in (quant,) if quant else PREFERRED:
         pattern = re.compile(re.escape(wanted) + "[.-]", re.IGNORECASE)
         if hit := next((name for name in models if pattern.search(name)), ""):
             return hit
     if quant or not models:
-        raise ConfigError(f"no GGUF file{' of quant ' + quant if quant else ''} in {where}; there are {_list(models)}")
+        raise ConfigError(f"no GGUF file{' of quant ' + quant if quant else ''} in {where}; found {_list(models)}")
     return models[0]
 
 

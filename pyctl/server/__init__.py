@@ -32,14 +32,14 @@ REASONING_FORMATS: dict[str, Literal["auto", "deepseek", "none"]] = {
 def addresses(text: str) -> tuple[str, ...]:
     """One address or several."""
     if not (found := words(text)):
-        raise ValueError(f"{text!r} is no address")
+        raise ValueError(f"{text!r} is not an address")
     return found
 
 
 def keys(text: str) -> tuple[str, ...]:
     """One key or several; an empty text is an error: it must not open the server."""
     if not (found := words(text)):
-        raise ValueError("there is no key in it; leave it out to let every client ask")
+        raise ValueError("no key given; omit the flag to serve without a key")
     return found
 
 
@@ -67,9 +67,9 @@ def chat_bodies(text: str) -> tuple[Mapping[str, Any], ...]:
     try:
         value = json.loads(file_text(text))
     except RecursionError as error:
-        raise ValueError(f"{text!r} is no JSON: {error}") from error
+        raise ValueError(f"{text!r} is not JSON: {error}") from error
     except json.JSONDecodeError as error:
-        raise ValueError(f"{text!r} is no JSON: {error}") from error
+        raise ValueError(f"{text!r} is not JSON: {error}") from error
     bodies = tuple(value) if isinstance(value, list) else (value,)
     if not all(isinstance(body, dict) for body in bodies):
         raise ValueError(f"{text!r} is neither a JSON object nor a list of them")
@@ -106,7 +106,7 @@ class ListenSettings:
 
     def __post_init__(self) -> None:
         if bool(self.ssl_key_file) != bool(self.ssl_cert_file):
-            raise ConfigError("--ssl-key-file and --ssl-cert-file need each other")
+            raise ConfigError("--ssl-key-file and --ssl-cert-file must be given together")
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,7 @@ def check_letters(text: str, n_ctx: int) -> None:
     """RequestError for a text that would take much memory to tokenise, though no reply to it is possible or asked."""
     most = max(MOST_LETTERS, LETTERS_PER_TOKEN * n_ctx)
     if len(text) > most:
-        raise RequestError(f"a text of {len(text)} letters is too long: at most {most} are tokenised")
+        raise RequestError(f"a text of {len(text)} characters is too long: at most {most} are allowed")
 
 
 INT32_MAX = 2**31 - 1
@@ -384,7 +384,7 @@ def _pins(value: Any, name: str) -> tuple[tuple[int, int], ...]:
             raise RequestError(f"'{name}' must be a list of pairs of token counts, [[from, to], ...]")
         first, last = (Integer(0)(number, name) for number in pair)
         if first >= last:
-            raise RequestError(f"'{name}' has a range from {first} to {last}: there is nothing in it")
+            raise RequestError(f"'{name}' has an empty range from {first} to {last}")
         found.append((first, last))
     return tuple(found)
 

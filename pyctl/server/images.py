@@ -64,7 +64,7 @@ def fetch_image(url: str) -> bytes:
         if isinstance(found, bytes):
             return found
         url = urljoin(url, found)
-    raise RequestError(f"the image is not there after {_MOST_REDIRECTS} redirects")
+    raise RequestError(f"the address of the image redirects more than {_MOST_REDIRECTS} times")
 
 
 def is_public(address: Address) -> bool:
@@ -89,9 +89,9 @@ def _fetch_one(url: str, end: float) -> bytes | str:
             if response.status in _REDIRECTS:
                 return _header(response, b"location").decode("latin-1")
             if response.status != 200:
-                raise RequestError(f"the address of the image answers with status {response.status}")
+                raise RequestError(f"the address of the image returned status {response.status}")
             if _header(response, b"content-encoding") not in (b"", b"identity"):
-                raise RequestError("the image is not sent as it is")
+                raise RequestError("the image must be sent without content encoding")
             data = bytearray()
             for chunk in response.iter_stream():
                 data += chunk
@@ -99,9 +99,9 @@ def _fetch_one(url: str, end: float) -> bytes | str:
                     raise RequestError(f"the image has more than {_MOST_FETCHED_BYTES} bytes")
             return bytes(data)
     except httpcore.TimeoutException:
-        raise RequestError(f"the image does not come within {_MOST_SECONDS:.0f} seconds") from None
+        raise RequestError(f"the image did not arrive within {_MOST_SECONDS:.0f} seconds") from None
     except (httpcore.NetworkError, httpcore.ProtocolError, OSError, ValueError) as error:
-        raise RequestError(f"the image cannot be fetched: {_line(error)}") from None
+        raise RequestError(f"cannot fetch the image: {_line(error)}") from None
 
 
 def _host(url: str) -> str:
@@ -345,7 +345,7 @@ def _decoded(text: str) -> bytes:
             part = text[at : at + _STEP_LETTERS]
             found += base64.b64decode(part + "=" * (-len(part) % 4), validate=True)
     except ValueError:  # also of what is not ASCII
-        raise RequestError("the image is no base64, and no address that is known") from None
+        raise RequestError("the image must be base64 or a data, http, https or file URL") from None
     return bytes(found)
 
 
@@ -363,7 +363,7 @@ def _file(name: str, media_path: str) -> bytes:
         with open(descriptor, "rb") as file:
             facts = os.fstat(descriptor)
             if not stat.S_ISREG(facts.st_mode):
-                raise RequestError(f"{name[:200]} is no file")
+                raise RequestError(f"{name[:200]} is not a file")
             if facts.st_size > _MOST_BYTES:
                 raise RequestError(f"the image has more than {_MOST_BYTES} bytes")
             return file.read(_MOST_BYTES)

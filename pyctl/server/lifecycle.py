@@ -85,7 +85,7 @@ def _bind_unix(path: str) -> socket.socket:
             if not stat.S_ISSOCK(os.lstat(path).st_mode):
                 raise OSError(errno.EEXIST, "a file of that name exists")
             if _is_alive(path):
-                raise OSError(errno.EADDRINUSE, "another server listens there")
+                raise OSError(errno.EADDRINUSE, "the address is in use")
             os.unlink(path)  # left by a server that was killed
         sock.bind(path)
         sock.listen()  # at once: a server that does not listen looks as if it had been killed
@@ -170,7 +170,9 @@ def raise_file_limit(max_connections: int) -> int:
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     possible = max_connections if soft == resource.RLIM_INFINITY else max(soft - OWN_FILES, 8)
     if possible < max_connections:
-        log.warning("only %d connections instead of %d: the limit of open files is %d", possible, max_connections, soft)
+        log.warning(
+            "--max-connections is %d instead of %d: the limit of open files is %d", possible, max_connections, soft
+        )
     return min(possible, max_connections)
 
 
@@ -344,7 +346,7 @@ class LoadingApp:
         try:
             await self._app(scope, receive, send)
         except asyncio.CancelledError:  # only at the very end: requests are not cancelled before
-            log.warning("%s: given up, the server ends", scope.get("path", ""))
+            log.warning("%s: abandoned, the server is shutting down", scope.get("path", ""))
 
 
 BACKLOG = limit(512, "connections that wait to be taken", "the client's system tries again", "connection")
@@ -399,7 +401,7 @@ def serve(
         config.load()
     except ssl.SSLError as error:
         files = f"--ssl-cert-file {listen.ssl_cert_file} with --ssl-key-file {listen.ssl_key_file}"
-        raise ConfigError(f"{files}: no certificate in PEM with its key") from error
+        raise ConfigError(f"{files}: not a PEM certificate with its key") from error
     except OSError as error:
         raise ConfigError(f"cannot read {error.filename}: {error.strerror}") from error
     address = address_of(sockets, "https" if listen.ssl_cert_file else "http")
@@ -481,7 +483,7 @@ class _Server(uvicorn.Server):
         if not self.should_exit:
             self._end()
         elif time.monotonic() - self._ending_since > AGAIN_SECONDS:
-            log.error("ended at once by a second signal: what was not written to disk yet is lost")
+            log.error("second signal: exiting at once; pending cache writes are lost")
             leave(1)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -553,7 +555,7 @@ def _on_thread(function: Callable[[], object]) -> asyncio.Future[None]:
         try:
             function()
         except Exception:
-            log.exception("stopping failed")
+            log.exception("shutdown failed")
         finally:
             with contextlib.suppress(RuntimeError):  # the loop is gone
                 loop.call_soon_threadsafe(done.set_result, None)

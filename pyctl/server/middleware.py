@@ -152,9 +152,11 @@ def check_origin(headers: Headers, settings: ServerSettings) -> None:
         return
     host = headers.get("host", "")
     if not host or origin.partition("://")[2] != host:
-        raise ForbiddenError("only pages of this server, and those that --cors-origins names, may do this")
+        raise ForbiddenError("only pages of this server and of --cors-origins may send this request")
     if not settings.api_keys and may_be_rebound(host):
-        raise ForbiddenError(f"pages of this server may do this with an API key, or if --cors-origins names {origin}")
+        raise ForbiddenError(
+            f"pages of this server may send this request with an API key, or if --cors-origins names {origin}"
+        )
 
 
 _PASSED_ON = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip")

@@ -81,7 +81,7 @@ def prepare(service: Service, body: AnyBody, fetched: Fetched = NOTHING) -> list
         except RequestError as error:
             if not request.sampling.grammar_lazy:
                 raise
-            log.warning("calls are not bound to the schemas of the tools: %s", error)
+            log.warning("tool calls are not constrained to their schemas: %s", error)
             request = replace(request, sampling=sampling)
         for number in range(body.n):
             nth = _nth(request, number)

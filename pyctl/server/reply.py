@@ -450,70 +450,63 @@ def cache_header(known: Done | Progress) -> dict[str, str]:
 
 
 def log_done(path: str, done: Done, text_of: TextOf, pool: PoolPlan | None = None) -> None:
-    """Log a request that was served; on a miss, also where and how its prompt left the nearest recent one.
+    """Log a served request in one line, and a miss in a second one.
 
-    With a ``pool`` it says how many MiB of what was restored went to the device, and what was read from RAM.
+    With a ``pool``, the line has the MiB of restored rows that went to the device and that stayed in RAM.
     """
     report, timings = done.stats, done.timings
-    # A device may still be busy when the prefill has been handed to it; the first token waits for it.
-    prefill_ms = max(report.prefill_ms, timings.prompt_ms - report.lookup_ms - report.restore_ms)
-    warmed = f" ({report.n_warmed} of them made ready before)" if report.n_warmed else ""
-    moved = _moved(pool, report.n_loaded) if pool is not None and report.n_loaded else ""
-    restored = f"{report.n_cached} from {report.source}{warmed} in {_time(report.lookup_ms + report.restore_ms)}{moved}"
-    log.info(
-        "%s: %d prompt tokens, %s, %d evaluated in %s%s; %d predicted in %s%s%s, the first after %s%s; stop: %s",
-        path,
-        report.n_prompt,
-        restored if report.n_cached else "none cached",
-        report.n_evaluated,
-        _time(prefill_ms),
-        _speed(report.n_evaluated, prefill_ms),
-        timings.n_predicted,
-        _time(timings.predicted_ms),
-        _speed(timings.n_predicted - 1, timings.predicted_ms),
-        _drafts(timings.drafts),
-        _time(timings.first_token_ms),
-        _streamed(timings.streamed),
-        done.stop_type,
-    )
+    source = f"{report.n_cached:,} from {report.source}" if report.n_cached else "0 cached"
+    fields = [
+        f"{_endpoint(path)} {report.n_prompt:7,} tokens",
+        f"{source:>19} {_time(report.lookup_ms + report.restore_ms):>8}",
+        f"{report.n_evaluated:7,} new",
+        f"first token {_time(timings.first_token_ms):>8}",
+        f"{timings.n_predicted:6,} generated {_speed(timings.n_predicted - 1, timings.predicted_ms):>12}",
+        f"stop {done.stop_type}",
+        *([f"{report.n_warmed:,} prewarmed"] if report.n_warmed else ()),
+        *_drafts(timings.drafts),
+        *(_moved(pool, report.n_loaded) if pool is not None and report.n_loaded else ()),
+        *_streamed(timings.streamed),
+    ]
+    log.info("%s", "  ".join(fields))
     if report.miss is not None:
         miss = report.miss
         log.info(
-            "%s: token %d differs from a recent prompt; nearest snapshot at %d; was %r, is %r",
-            path,
-            miss.position,
-            miss.nearest,
-            text_of(miss.recent),
-            text_of(miss.given),
+            "%s token %s differs from a recent prompt  nearest snapshot %s  was %r  is %r",
+            *(_endpoint(path), f"{miss.position:,}", f"{miss.nearest:,}", text_of(miss.recent), text_of(miss.given)),
         )
 
 
-def _moved(pool: PoolPlan, n: int) -> str:
+def _endpoint(path: str) -> str:
+    """The endpoint as lines of the log begin with it: "chat" for /v1/chat/completions."""
+    return f"{path.rpartition('/v1/')[2].strip('/').removesuffix('/completions'):<12}"
+
+
+def _moved(pool: PoolPlan, n: int) -> Iterable[str]:
     row_bytes = pool.layer_bytes / pool.n_rows / MIB
     up, kept = (n * row_bytes * n_layers for n_layers in (pool.n_resident, pool.n_streamed))
-    return f" ({up:.0f} MiB of K and V to the device, {kept:.0f} stayed in RAM)"
+    yield f"K and V: {up:,.0f} MiB to the device, {kept:,.0f} MiB in RAM"
 
 
-def _streamed(counts: StreamCounts | None) -> str:
-    if counts is None:
-        return ""
-    read = f"; {counts.n_bytes / MIB:.0f} MiB read from RAM, waited {_time(counts.wait_ms)}" if counts.n_bytes else ""
-    chosen = f"; {counts.n_selected} chunks selected, {counts.n_fetched} of them from RAM" if counts.n_selected else ""
-    return read + chosen
+def _streamed(counts: StreamCounts | None) -> Iterable[str]:
+    if counts is not None and counts.n_bytes:
+        yield f"{counts.n_bytes / MIB:,.0f} MiB read from RAM, waited {_time(counts.wait_ms)}"
+    if counts is not None and counts.n_selected:
+        yield f"{counts.n_selected:,} chunks selected, {counts.n_fetched:,} from RAM"
 
 
 def log_error(path: str, error: Exception) -> None:
     """Log a request that ended with an error, with a traceback if it is unexpected."""
     if isinstance(error, PyctlError):
-        log.warning("%s: %s: %s", path, type(error).__name__, error)
+        log.warning("%s %s: %s", _endpoint(path), type(error).__name__, error)
     else:
-        log.error("%s: unexpected error", path, exc_info=error)
+        log.error("%s unexpected error", _endpoint(path), exc_info=error)
 
 
 def log_disconnect(path: str, replies: Sequence[Reply]) -> None:
-    """Log a request whose client did not wait for the end."""
+    """Log a request whose client closed the connection."""
     n_predicted = sum(max(reply.n_predicted, len(reply.tokens)) for reply in replies)
-    log.info("%s: cancelled, the client left after %d predicted tokens", path, n_predicted)
+    log.info("%s cancelled: the client disconnected  %s generated", _endpoint(path), f"{n_predicted:,}")
 
 
 def _time(ms: float) -> str:
@@ -521,15 +514,13 @@ def _time(ms: float) -> str:
 
 
 def _speed(n: int, ms: float) -> str:
-    return f" ({n * 1e3 / ms:.1f} tok/s)" if n > 0 and ms > 0 else ""
+    return f"{n * 1e3 / ms:.1f} tok/s" if n > 0 and ms > 0 else ""
 
 
-def _drafts(drafts: DraftCounts) -> str:
-    """How many tokens of drafts were right, and how long those were that a step kept on average."""
-    if not drafts.n_drafts:
-        return ""
-    n_right, n_all = drafts.n_accepted, drafts.n_drafted
-    return f", {n_right} of {n_all} drafted accepted ({n_right / n_all:.0%}, {n_right / drafts.n_drafts:.2f} a draft)"
+def _drafts(drafts: DraftCounts) -> Iterable[str]:
+    if drafts.n_drafts:
+        share, length = drafts.n_accepted / drafts.n_drafted, drafts.n_accepted / drafts.n_drafts
+        yield f"drafts {drafts.n_accepted:,}/{drafts.n_drafted:,} accepted ({share:.0%}, {length:.2f} a draft)"
 
 
 async def merged(handles: Sequence[RequestHandle]) -> AsyncGenerator[tuple[int, list[Event]], None]:

@@ -184,7 +184,7 @@ class Afterwards:
             try:
                 function()
             except Exception:
-                log.exception("what comes after a reply failed")
+                log.exception("work after a reply failed")
 
 
 class _Job(Generic[R]):

@@ -167,7 +167,7 @@ class ConversationStore:
             kept = self._used(name)
         if kept.is_full:
             most = self._kept.limit // SHARE
-            raise RequestError(f"the conversation {name} has more than {most} bytes and cannot go on")
+            raise RequestError(f"the conversation {name} has more than {most} bytes and cannot be continued")
         account.charge(kept.n_bytes)
         return [message for part in kept.messages for message in msgspec.json.decode(part)]
 
@@ -258,7 +258,7 @@ class ResponseStore:
         """
         stored, name = _Stored(_json(body), _json(messages), parent), body["id"]
         if not self._stored.fits(stored.n_bytes):
-            log.warning("response %s is not kept: it has %d bytes", name, stored.n_bytes)
+            log.warning("response %s not stored: %d bytes exceed the limit", name, stored.n_bytes)
             return
         with self._stored.lock:
             if parent is not None and parent not in self._stored:

@@ -49,7 +49,7 @@ class PipeReader:
 
     def read(self, default: str = "") -> str:
         if default:
-            raise RequestError("there is no terminal to edit on; give the new text after /edit")
+            raise RequestError("no terminal to edit in; give the new text after /edit")
         try:
             line = self._file.readline()
         except UnicodeDecodeError as error:

@@ -138,14 +138,14 @@ class Conversation:
                 stopped, images = turn.get("stopped") is True, images if role == "user" else ()
                 messages.append(Message(role, content, reasoning, stopped, calls, images))
             else:
-                raise RequestError(f"message {index + 1} has the role {role!r}, which a chat cannot hold there")
+                raise RequestError(f"message {index + 1} has the role {role!r}, which is not allowed there")
         return cls(system, tuple(messages))
 
     def _last_question(self) -> int:
         for index in range(len(self.messages) - 1, -1, -1):
             if self.messages[index].role == "user":
                 return index
-        raise RequestError("nothing has been asked yet")
+        raise RequestError("no message has been sent yet")
 
 
 def _content(content: object) -> tuple[str | None, tuple[str, ...]]:
@@ -222,7 +222,7 @@ def load(path: Path) -> Conversation:
         if not isinstance(turns, list):
             raise RequestError("no list of messages")
         if isinstance(document, dict) and document.get("version", VERSION) != VERSION:
-            raise RequestError(f"version {document['version']} is not known")
+            raise RequestError(f"unknown version {document['version']}")
         return Conversation.from_file(turns)
     except OSError as error:
         raise RequestError(f"cannot load {path}: {error.strerror}") from error

@@ -219,7 +219,7 @@ class Chat:
 
 def _path(argument: str) -> Path:
     if not argument:
-        raise RequestError("which file?")
+        raise RequestError("missing file name")
     try:
         return Path(argument).expanduser()
     except RuntimeError as error:

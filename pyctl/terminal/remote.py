@@ -87,7 +87,7 @@ class RemoteBackend:
                 if delta.says:
                     yield delta
         if not reply.finished:
-            raise UnavailableError(f"{self._url} ended the reply before its end")
+            raise UnavailableError(f"{self._url} closed the connection within a reply")
         yield ChatDelta(stats=reply.stats(time.perf_counter() - started))
 
     def close(self) -> None:
@@ -131,7 +131,7 @@ class _Reply:
             calls = tuple(_call(call) for call in said.get("tool_calls") or ())
             delta = ChatDelta(str(said.get("reasoning_content") or ""), str(said.get("content") or ""), calls)
         except (ValueError, TypeError, AttributeError, LookupError) as error:
-            raise EngineError(f"the server sent what is not a chat completion: {event[:80]!r}") from error
+            raise EngineError(f"the server sent no chat completion: {event[:80]!r}") from error
         self.finished = self.finished or bool(self._finish_reason)
         if self._first is None and delta.says:
             self._first = seconds

@@ -142,7 +142,7 @@ class FakeBackend(FakeMemory):
             return n
         if not 0 <= least <= n < end or (self.kind == "hybrid" and mark is None and end - n >= len(states)):
             self.clear(seq)
-            raise StateError(f"tokens from {n} on of {end} cannot be taken back")
+            raise StateError(f"cannot roll back from {end} to {n} tokens")
         if self.kind == "hybrid":
             n, held.state = mark if mark is not None else (n, states[n - end - 1])
         held.at = n

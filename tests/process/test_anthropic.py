@@ -121,4 +121,4 @@ def test_a_client_that_leaves_stops_the_work(server: Server) -> None:
             assert (await client.messages.create(**asked())).content
 
     asyncio.run(leave())
-    until(lambda: server.log().count("/v1/messages: cancelled, the client left") == 2)
+    until(lambda: server.log().count("messages     cancelled: the client disconnected") == 2)

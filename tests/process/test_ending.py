@@ -224,4 +224,4 @@ def test_what_cannot_be_written_is_told_by_the_exit_code(start: Start, tmp_path:
             path.rename(tmp_path / path.name)
             path.write_text("")
     assert server.stop() == 1, server.log()
-    assert "cannot be written" in server.log() or "could not be written" in server.log()
+    assert "cannot write" in server.log()

@@ -53,7 +53,7 @@ def test_it_sleeps_keeps_its_cache_and_wakes(start: Start) -> None:
         assert not is_sleeping(server)
     fresh = start("tiny-hybrid", "--exact")
     assert ask(fresh, "What is in chapter one?", "And in two?")["choices"] == warm["choices"]
-    assert "the model is freed" in server.log()
+    assert "model unloaded" in server.log()
     assert server.stop() == 0
     assert "Traceback" not in server.log()
 
@@ -143,7 +143,7 @@ def test_prompts_are_made_ready_at_the_start_and_replies_while_nobody_asks(start
     asked.write_text(json.dumps([{"messages": [SYSTEM]}, {"messages": "nonsense"}]))
     server = start("tiny-hybrid", "--warm", str(asked))
     until(lambda: httpx.get(f"{server.url}/cache").json()["totals"]["warm_ups"])
-    assert "made ready" in server.log()
+    assert "prewarm" in server.log()
     assert "--warm: 'messages' must be a list" in server.log()
     first = ask(server, "What is in chapter one?")
     assert first["timings"]["warmed_n"] == first["timings"]["cache_n"] > 700

@@ -150,7 +150,7 @@ def raw_request(server: Server, body: dict[str, Any]) -> socket.socket:
     return connection
 
 
-LEFT = "/v1/chat/completions: cancelled, the client left"
+LEFT = "chat         cancelled: the client disconnected"
 
 
 @pytest.mark.parametrize("stream", [True, False])

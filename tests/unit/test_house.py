@@ -6,7 +6,7 @@ from tools.house import measure
 
 CEILINGS = {
     "files": 168,
-    "lines": 36_525,
+    "lines": 36_570,
     "lines of csrc": 6776,
     "lines of tests": 46_859,
     "methods of the ports": 46,

@@ -81,7 +81,7 @@ def test_interlaced_png() -> None:
 def test_a_png_that_inflates_to_more_than_it_says() -> None:
     image = ImageFile.of(png(10, 10, bytes(16 << 20)))
     assert len(image.data) < 20_000
-    with pytest.raises(RequestError, match="more pixels than it says"):
+    with pytest.raises(RequestError, match="more pixels than its header says"):
         image.check_inflated()
 
 
@@ -104,7 +104,7 @@ def test_sizes_are_bounded() -> None:
     side = 8001
     assert side * side > MOST_PIXELS
     for data in (png(side, side, b""), png(6000, 6000, b"", depth=16)):
-        with pytest.raises(RequestError, match="at most can be read"):
+        with pytest.raises(RequestError, match=r"at most .* are allowed"):
             ImageFile.of(data)
     with pytest.raises(RequestError, match="32768"):
         ImageFile.of(png(40_000, 1, b""))
@@ -154,8 +154,8 @@ def test_a_jpeg_of_too_many_scans() -> None:
         (b"\0\0\0\x18ftypavif", "AVIF"),
         (b"\0\0\0\x18ftypmp42", "video"),
         (b"\xff\xd8\xff\xda\0\x08", "no size"),
-        (b"\x89PNG\r\n\x1a\n" + bytes(40), "does not begin"),
-        (png(1, 1, b"", depth=3), "no such pixels"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(40), "no size at its start"),
+        (png(1, 1, b"", depth=3), "unknown kind of pixels"),
         (b"BM" + bytes(60), "BMP image is broken"),
         (b"\xff\xd8" + b"\xff\xe0\0\x02" * 70_000, "parts before its pixels"),
         (png(1, 1, b"")[:33] + chunk(b"tEXt", b"") * 70_000, "parts"),

@@ -111,7 +111,7 @@ class PendingSnapshot:
         self.cancel()
         self.is_lost = True
         self._failed(error)
-        return StateError(f"the prefix cache on disk: {error or type(error).__name__}")
+        return StateError(f"disk cache: {error or type(error).__name__}")
 
 
 @dataclass(frozen=True)

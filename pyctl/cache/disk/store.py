@@ -188,7 +188,7 @@ class DiskStore:
         """Whether a read was given up that has not returned yet."""
         if self._hangs and not (self.directory.readers.is_busy or self._lookups.is_busy):
             self._hangs = False
-            log.warning("the prefix cache on disk can be read again")
+            log.warning("disk cache: reads work again")
         return self._hangs
 
     def _look(self, state: StateName) -> tuple[StoredFile, list[StoredFile], Tokens]:
@@ -255,7 +255,7 @@ class DiskStore:
         """Note why a read failed; being short of memory or descriptors says nothing about the files."""
         if isinstance(error, StalledReadError):
             if not self._hangs:
-                log.warning("the prefix cache on disk hangs; until it answers, prompts are evaluated instead")
+                log.warning("disk cache: reads hang, evaluating instead until they work again")
             self._hangs = True
             return
         vanished = isinstance(error, FileNotFoundError)
@@ -267,7 +267,7 @@ class DiskStore:
         elif isinstance(error, (OSError, MemoryError)):
             return
         else:
-            log.error("%s cannot be read", state, exc_info=error)
+            log.error("cannot read %s", state, exc_info=error)
         name = parse(file)
         assert name is not None
         self.directory.forget(self.fingerprint, state)

@@ -335,7 +335,7 @@ class WriteQueue:
             try:
                 step()
             except Exception:
-                log.exception("the prefix cache on disk")
+                log.exception("disk cache: a write job failed")
             finally:
                 del step  # which may hold memory while this thread waits
                 with self._changed:
@@ -381,10 +381,10 @@ class WriteQueue:
                     self._jobs |= {job.prefix: job} if self._make_room(job) else {}
         except Exception as error:
             if is_large and isinstance(error, (NotWrittenError, StateError, MemoryError)):
-                log.warning("the prefix of %d tokens is not written: %s", snapshot.n, error)
+                log.warning("prefix of %d tokens not written: %s", snapshot.n, error)
             elif not isinstance(error, NotWrittenError):
                 self.n_failed += 1
-                log.exception("a snapshot at %d could not be written", snapshot.n)
+                log.exception("cannot write the snapshot at %d tokens", snapshot.n)
             self.n_given_up += is_large
         finally:
             with self._changed:
@@ -413,7 +413,7 @@ class WriteQueue:
         self.n_failed += 1
         reason = error.strerror or str(error)
         if reason != self._failure:  # else each snapshot would say so
-            log.warning("the prefix cache cannot be written, serving goes on from RAM: %s", reason)
+            log.warning("cannot write the disk cache, serving from RAM: %s", reason)
         self._failure = reason
         with self._changed:
             if not self._last_chance:

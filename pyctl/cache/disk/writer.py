@@ -180,8 +180,8 @@ class StoreWriter:
         if self._told != (day := int(time.time() // 86_400)):
             self._told = day
             log.warning(
-                "%.1f GiB were written to the prefix cache today, more would exceed --kv-cache-daily-writes: until "
-                "midnight (UTC) what is new is kept in memory only",
+                "disk cache: %.1f GiB written today, the limit of --kv-cache-daily-writes; new snapshots stay in "
+                "RAM until midnight UTC",
                 written / 2**30,
             )
 

@@ -82,7 +82,7 @@ class BoundCalls:
                 error = error or problem
         if error is not None and (tools.forced or any(tool.strict for tool in tools.tools)):
             raise error
-        log.warning("calls are not bound to the schemas of these tools: %s", error)
+        log.warning("tool calls are not constrained to their schemas: %s", error)
         return None
 
     def _loosened(self, tool: Tool, probes: Iterator[int]) -> Tool:
@@ -156,9 +156,9 @@ def find_call_format(template: Template) -> CallFormat:
         sample = ""
     found = next((form for form in FORMATS if form.recognizes(sample)), None)
     if found is not None:
-        log.info("tool calls are read and bound in the form of %s", found.name)
+        log.info("tool calls: format of %s, parsed and constrained", found.name)
     elif capabilities.tool_calls:
-        log.warning("the chat template writes tool calls in an unknown form: replies may hold calls as text")
+        log.warning("tool calls: unknown format of the chat template; replies may contain calls as text")
     elif capabilities.tools:
-        log.warning("the chat template tells of tools, but writes no calls: JSON between <tool_call> tags is one")
+        log.warning("tool calls: no format in the chat template; JSON in <tool_call> tags is parsed")
     return found or FALLBACK

@@ -25,7 +25,7 @@ def as_draft_types(text: str) -> tuple[str, ...]:
     names = words(text)
     for name in names:
         if name in _NOT_HERE:
-            raise ValueError(f"{name} is for llama-server only; there are {', '.join(DRAFT_TYPES)}")
+            raise ValueError(f"{name} is not supported; use one of {', '.join(DRAFT_TYPES)}")
         if name not in (*DRAFT_TYPES, "none"):
             raise ValueError(f"unknown speculative type: {name}")
     return ("none",) if "none" in names else names
@@ -55,11 +55,7 @@ class DraftSettings:
         3, "--spec-draft-n-max", "most tokens of a draft", integer(0), "LLAMA_ARG_SPEC_DRAFT_N_MAX"
     )
     n_draft_min: int = SPECULATION.flag(
-        0,
-        "--spec-draft-n-min",
-        "drop drafts of fewer tokens",
-        integer(),
-        "LLAMA_ARG_SPEC_DRAFT_N_MIN",
+        0, "--spec-draft-n-min", "drop drafts of fewer tokens", integer(), "LLAMA_ARG_SPEC_DRAFT_N_MIN"
     )
     draft_p_min: float = SPECULATION.flag(
         0.0,

@@ -183,7 +183,7 @@ class Speculation:
         try:
             drafts = (propose or source.propose)([self._jobs[i] for i, _ in wanted])
         except EngineError as error:  # what cannot be drafted comes token by token
-            log.warning("no drafts of %s: %s", source.name, error)
+            log.warning("draft source %s failed: %s", source.name, error)
             return
         self._proposing_ms[source.name] = (time.perf_counter() - began) * 1e3
         for (i, n), proposed in zip(wanted, drafts, strict=True):

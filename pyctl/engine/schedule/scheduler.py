@@ -210,13 +210,13 @@ class Scheduler:
         try:
             active.kept = self._prefix_cache.suspend(seq)
         except (EngineError, MemoryError) as error:
-            log.warning("request %d could not be suspended: %s", active.id, error)
+            log.warning("cannot suspend request %d: %s", active.id, error)
             self.fail(active, OutOfCellsError())
             return
         if seq.shares:
             seq.ends = []  # it will come back to other cells
         self._counters.n_suspended += 1
-        log.info("request %d suspended with %d tokens: the context is full", active.id, seq.n)
+        log.info("suspend      %7s tokens saved: context is full  request %d", f"{seq.n:,}", active.id)
         self._detach(active, seq)
 
     def _detach(self, active: ActiveRequest, seq: LiveSequence) -> None:

@@ -30,13 +30,13 @@ def with_inferred_type(drafts: DraftSettings) -> DraftSettings:
     by_model = [name for name in MODEL_TYPES if name in types]
     if path and not types:
         types = ("draft-mtp" if is_head else "draft-simple",)
-        log.info("%s is used for --spec-type %s", path, types[0])
+        log.info("draft model %s: --spec-type %s", path, types[0])
     elif "draft-simple" in types and not path:
-        log.error("--spec-type draft-simple needs a draft model: give --model-draft")
+        log.error("--spec-type draft-simple disabled: it requires --model-draft")
         types = tuple(name for name in types if name != "draft-simple")
     elif len(by_model) > 1:
         other = by_model[not is_head]
-        log.warning("one draft model at a time: --spec-type %s is left out", other)
+        log.warning("--spec-type %s disabled: only one draft model runs at a time", other)
         types = tuple(name for name in types if name != other)
     return replace(drafts, draft_types=types)
 

@@ -117,7 +117,7 @@ class MtpHead:
         self._seqs = [_Followed(self._width) for _ in range(int(api.llama_n_seq_max(ctx)))]
         self._head = NextnHead(address, p_min)
         if self._head.evaluate(0, 0, [0], self._none) != 0:
-            raise ModelError("the model's head for drafts cannot be evaluated")
+            raise ModelError("cannot evaluate the draft head of the model")
         self._memory = KVState(address, 0)
         self._n_rows = self._window if self._memory.is_async else 1  # in each call
         if self._memory.is_async:  # a device loads kernels of large batches and drafts now, before a request waits

@@ -89,11 +89,11 @@ class SeparateModel:
             address = ctypes.cast(ctx, ctypes.c_void_p).value or 0
             attach(address)
             if self._decode(self._put(0, 0, [0], 0)) != 0:
-                raise ModelError("the draft model cannot be evaluated")
+                raise ModelError("cannot evaluate the draft model")
             self._memory = KVState(address, 0, marks=True)
             self._memory.clear(0)
             if self._memory.kind == "opaque":
-                raise ModelError("the draft model cannot take back what it has evaluated")
+                raise ModelError("the memory of the draft model has no rollback")
             self._is_hybrid = self._memory.kind == "hybrid"
             self._signature = signature(self.type, identity, self._memory.layout)
             if not p_min:

@@ -245,7 +245,7 @@ def _part(block: _Block, at: str) -> dict[str, Any]:
             raise RequestError(f"{at}: the source of an image must be of type base64 or url")
         return ImagePart(source.url if source.type == "url" else source.data, at)
     if source.type != "text":
-        raise RequestError("a document must be plain text: its source must be of type text")
+        raise RequestError("a document must be plain text: its source must have type text")
     return {"type": "text", "text": source.data}
 
 

@@ -188,7 +188,7 @@ def _functions(value: Any, space: str | None = None) -> list[tuple[str | None, d
         elif kind == "namespace" and space is None and isinstance(name, str) and name:
             found += _functions(tool.get("tools"), name)
         else:
-            log.warning("a tool of type %.40r is left out: only functions can be called", kind)
+            log.warning("tool of type %.40r ignored: only functions are supported", kind)
     return found
 
 
@@ -222,7 +222,7 @@ def messages_of(value: Any, name: str, account: ByteAccount) -> list[Any]:
     if not isinstance(value, list):
         raise RequestError(f"'{name}' must be a string or a list of items")
     if len(value) > _MAX_ITEMS:
-        raise RequestError(f"'{name}' has {len(value)} items, {_MAX_ITEMS} at most are taken")
+        raise RequestError(f"'{name}' has {len(value)} items; at most {_MAX_ITEMS} are allowed")
     messages = []
     for index, item in enumerate(value):
         if not isinstance(item, dict):
@@ -237,7 +237,7 @@ def _message(item: _Item, at: str, account: ByteAccount) -> dict[str, Any]:
         content = _content(item.content, f"{at}.content")
         if role == "assistant" and not isinstance(content, str):
             if any(isinstance(part, ImagePart) for part in content):
-                raise RequestError(f"{at}: a message of the assistant can have no images")
+                raise RequestError(f"{at}: an assistant message cannot have images")
             content = "".join(part["text"] for part in content)
         return {"role": role, "content": content}
     if kind == "function_call":
@@ -252,7 +252,7 @@ def _message(item: _Item, at: str, account: ByteAccount) -> dict[str, Any]:
         return {"role": "tool", "tool_call_id": _required(item.call_id, f"{at}.call_id"), "content": output}
     if kind == "reasoning":
         return {"role": "assistant", "reasoning_content": _reasoning(item, at, account)}
-    raise RequestError(f"{at}: an item of type {str(kind)[:40]!r} cannot be read")
+    raise RequestError(f"{at}: items of type {str(kind)[:40]!r} are not supported")
 
 
 def _required(value: str | None, at: str) -> str:

@@ -49,7 +49,7 @@ def test_a_draft_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "b.gguf").write_bytes(b"GGUF\xff\xff\x00\x00")
     for name, reason in (
         ("a.gguf", "a.gguf is not a GGUF file"),
-        ("b.gguf", "cannot read the head of .*b.gguf: .*version"),
+        ("b.gguf", "cannot read the metadata of .*b.gguf: .*version"),
         ("missing.gguf", "cannot read the draft model .*missing.gguf: No such file or directory"),
     ):
         log_callback(4, b"what failed before is not the cause", None)
@@ -163,7 +163,7 @@ def test_another_vocabulary_is_an_error_in_the_log_and_no_drafts(
         backend = opened("tiny-hybrid-nextn", tmp_path / f"{i}.gguf")
         assert backend.facts.draft_type == ""
         (error,) = [record.message for record in caplog.records if record.levelno == logging.ERROR]
-        assert error.startswith(f"no drafts from {tmp_path / f'{i}.gguf'}: {reason}")
+        assert error.startswith(f"draft model {tmp_path / f'{i}.gguf'} disabled: {reason}")
         assert backend.draft([SequenceTokens(0, (80,), 0)], 3) == [()]
     # A few tokens more are none that it could draft.
     write_model(tmp_path / "more.gguf", replace(TINY_DENSE, vocab_size=282 + 128))

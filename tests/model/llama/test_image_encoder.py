@@ -229,7 +229,7 @@ def test_files_that_are_no_encoder_are_refused(model: ModelSettings, tiny_mmproj
         (tmp_path / "none.gguf", "cannot read the vision encoder"),
         (text, "is not a GGUF file"),
         (junk, "cannot read the vision encoder"),
-        (Path(model.path), "is no vision encoder"),
+        (Path(model.path), "is not a vision encoder"),
         (wide, "cannot load the vision encoder"),
     ):
         with pytest.raises(ModelError, match=message):
@@ -289,7 +289,7 @@ def test_the_largest_image_is_encoded_at_the_start(
     assert encoded == [(8, 8)]
     assert not caplog.records
     make_encoder(replace(model, flash_attn="off"), VisionSettings(str(tiny_mmproj), image_max_tokens=1024))
-    assert "without flash attention (-fa off) images of up to 1024 tokens take 128 MiB more of CPU" in caplog.text
+    assert "-fa off: images of up to 1024 tokens take 128 MiB more of CPU" in caplog.text
     monkeypatch.setattr(f"{patch}.image_encoder.mtmd.mtmd_encode_chunk", lambda *_: 1)
     with pytest.raises(ModelError, match=r"an image of 64 tokens does not fit beside the model.*--image-max-tokens"):
         load(model, vision=vision)

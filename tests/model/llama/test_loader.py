@@ -79,9 +79,9 @@ def test_metadata_in_place_of_the_file_s(opened: Callable[..., Loaded]) -> None:
 
 def test_placements_and_devices_that_are_not_there(opened: Callable[..., Loaded]) -> None:
     opened(placements=((r"blk\.0\.", "CPU"),), devices=("none",)).backend.unload()
-    with pytest.raises(ModelError, match="--override-tensor: no buffer type CUDA7 here; there are CPU"):
+    with pytest.raises(ModelError, match="--override-tensor: no buffer type CUDA7; found CPU"):
         opened(placements=((r"blk\.0\.", "CUDA7"),))
-    with pytest.raises(ModelError, match="--device: no CUDA7 here; there are "):
+    with pytest.raises(ModelError, match="--device: no device CUDA7; found "):
         opened(devices=("CUDA7",))
 
 

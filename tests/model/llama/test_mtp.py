@@ -301,7 +301,7 @@ def test_nothing_else_is_taken_back(
     """llama.cpp says of most of these that it has done it, and goes on from a wrong state."""
     backend = opened()
     ready(backend, batches, n_sure)
-    with pytest.raises(StateError, match="cannot be taken back"):
+    with pytest.raises(StateError, match="cannot roll back"):
         backend.memory.rollback(0, n)
     ready(backend, [])  # it is empty now, and works
 

@@ -196,7 +196,7 @@ def test_a_pool_takes_what_fitting_leaves(
     on_gpu(10_000 * MIB)
     settings = ModelSettings(path=str(path), n_ctx=N_CTX)
     assert fit_pool(settings, DraftSettings(), PoolSettings(-1)) is None
-    assert caplog.messages[-1] == "no --kv-pool: there is room for all of K and V"
+    assert caplog.messages[-1] == "--kv-pool disabled: all of K and V fit"
 
 
 def test_the_context_is_cut_to_what_ram_has_room_for(
@@ -223,13 +223,15 @@ def test_what_cannot_be_pooled_runs_as_before(
     caplog.set_level(logging.INFO)
     settings, drafts = ModelSettings(path=str(model_path("tiny-hybrid")), n_ctx=4096), DraftSettings()
     assert fit_pool(settings, drafts, PoolSettings(-1)) is None
-    assert caplog.messages[-1] == "no --kv-pool: there is no GPU"
-    with pytest.raises(ModelError, match="--kv-pool 2047 is too small for 4096 tokens of context: the least is 2048"):
+    assert caplog.messages[-1] == "--kv-pool disabled: no GPU"
+    with pytest.raises(
+        ModelError, match="--kv-pool 2047 is too small for 4096 tokens of context: it must be at least 2048"
+    ):
         fit_pool(settings, drafts, PoolSettings(2047))
 
     def refused(reason: str) -> None:
         assert fit_pool(settings, drafts, PoolSettings(4096)) is None
-        assert caplog.messages[-1].startswith(f"no --kv-pool: {reason}")
+        assert caplog.messages[-1].startswith(f"--kv-pool disabled: {reason}")
 
     whole = dry_runs.tensor_bytes(Path(settings.path))
     with monkeypatch.context() as patch:
@@ -250,7 +252,7 @@ def test_what_cannot_be_pooled_runs_as_before(
 
     with monkeypatch.context() as patch:
         patch.setattr(dry_runs, "captured_log", changed(lambda lines: [x for line in lines for x in [line] * 2]))
-        refused("this model has not one cache of K and V")
+        refused("this model has no single cache of K and V")
     gpu = Device("CUDA0", "a GPU", True, 0, "CUDA0", 0, MIB, MIB)
     with monkeypatch.context() as patch:
         patch.setattr(dry_runs, "devices", lambda: (gpu,))

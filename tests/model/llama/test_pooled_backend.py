@@ -301,5 +301,5 @@ def test_another_release_of_llama_cpp_is_found_out(
 
     monkeypatch.setattr(llama_backend, "trial", changed)
     model = ModelSettings(path=str(model_path("tiny-hybrid")), n_ctx=N_CTX, n_threads=1)
-    with pytest.raises(ModelError, match=r"llama.cpp .* computes something else with --kv-pool than without"):
+    with pytest.raises(ModelError, match=r"llama.cpp .* gives other results with --kv-pool than without"):
         load(model, pool=PoolSettings(N_CTX))

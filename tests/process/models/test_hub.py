@@ -215,9 +215,8 @@ def test_a_split_model_of_which_a_part_is_missing(run: Run, tmp_path: Path) -> N
     (part,) = tmp_path.rglob("model-BF16-00002-of-00002.gguf")
     part.unlink()
     (message,) = run({"hf_repo": "org/model-GGUF:BF16", "offline": True})
-    assert message == (
-        "model-BF16-00002-of-00002.gguf of org/model-GGUF has not been fetched before, and --offline is given"
-    )
+    part = "model-BF16-00002-of-00002.gguf"
+    assert message == (f"{part} of org/model-GGUF is not downloaded yet, and --offline forbids it")
 
 
 def test_what_the_hub_does_not_have(run: Run, hub: str) -> None:
@@ -236,17 +235,15 @@ def test_what_the_hub_does_not_have(run: Run, hub: str) -> None:
         "no file x.gguf in org/model-GGUF; there are model-BF16-00001-of-00002.gguf, model-Q4_K_M.gguf,"
         " model-Q8_0.gguf",
         "no GGUF file in org/none; there are none",
-        "org/secret is open only to users that accepted its terms; then pass --hf-token",
-        "org/model-GGUF has not been fetched before, and --offline is given",
+        "org/secret requires that you accept its terms; then pass --hf-token",
+        "org/model-GGUF is not downloaded yet, and --offline forbids it",
         [],
     ]
 
 
 def test_no_network_and_nothing_fetched(run: Run) -> None:
     (message,) = run({"hf_repo": "org/model-GGUF"}, endpoint="http://127.0.0.1:9")
-    assert str(message).startswith(
-        "org/model-GGUF has not been fetched before, and http://127.0.0.1:9 cannot be reached ("
-    )
+    assert str(message).startswith("org/model-GGUF is not downloaded yet, and http://127.0.0.1:9 cannot be reached (")
 
 
 def test_models_by_address(run: Run, hub: str, tmp_path: Path) -> None:
@@ -258,7 +255,7 @@ def test_models_by_address(run: Run, hub: str, tmp_path: Path) -> None:
     missing = {"model_url": f"{hub}/files/x.gguf"}
     assert run(missing, {**missing, "offline": True}, {"model_url": f"{hub}/files/README.md"}) == [
         f"{hub}/files/x.gguf answers with status 404",
-        "x.gguf has not been fetched before, and --offline is given",
+        "x.gguf is not downloaded yet, and --offline forbids it",
         f"{hub}/files/README.md does not end in the name of a GGUF file",
     ]
     (message,) = run({"model_url": "http://127.0.0.1:9/x.gguf"})

@@ -111,7 +111,7 @@ def test_an_address_in_use_is_one_line() -> None:
 
 def test_a_certificate_that_is_none_is_one_line_with_its_file(tmp_path: Path) -> None:
     (tmp_path / "cert").write_text("no")
-    for key, words in (("cert", "no certificate in PEM with its key"), ("missing", "No such file or directory")):
+    for key, words in (("cert", "not a PEM certificate with its key"), ("missing", "No such file or directory")):
         files = {"ssl_cert_file": str(tmp_path / "cert"), "ssl_key_file": str(tmp_path / key)}
         with pytest.raises(ConfigError, match=f"{key}: {words}"):
             serve(create_loading_app(ServerSettings()), [], ListenSettings(**files))

@@ -118,7 +118,7 @@ def test_piped_without_stats(tmp_path: Path) -> None:
             "/nonsense\nnever\n",
             "error: unknown command /nonsense; /help lists them, and // begins a message with a slash",
         ),
-        ("/undo\n", "error: nothing has been asked yet"),
+        ("/undo\n", "error: no message has been sent yet"),
         (b"\xff\n", "error: the input is not utf-8 text"),
     ],
 )

@@ -132,7 +132,7 @@ def test_closing_gives_up_what_a_full_disk_does_not_take(
     assert not behind._thread.is_alive()
     assert behind.n_waiting == 0
     assert behind.n_failed >= 3
-    assert len([record for record in caplog.records if "cannot be written" in record.message]) == 1, "it is said once"
+    assert len([record for record in caplog.records if "cannot write" in record.message]) == 1, "it is said once"
 
 
 def test_calls_are_made_by_the_thread_that_writes(writer: SlowWriter, behind: WriteQueue) -> None:

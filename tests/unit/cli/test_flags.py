@@ -307,16 +307,16 @@ def test_flash_attention_words_and_the_older_bare_flag() -> None:
         (["-np", "0"], "-np: 0 is too small, the least is 1"),
         (["--port", "65536"], "--port: 65536 is too large, the most is 65535"),
         (["--port", "-1"], "--port: -1 is too small, the least is 0"),
-        (["--host", " , "], "--host: ' , ' is no address"),
-        (["--api-key", ""], "--api-key: there is no key in it"),
-        (["--api-key", " "], "--api-key: there is no key in it"),
-        (["--api-key", ","], "--api-key: there is no key in it"),
+        (["--host", " , "], "--host: ' , ' is not an address"),
+        (["--api-key", ""], "--api-key: no key given"),
+        (["--api-key", " "], "--api-key: no key given"),
+        (["--api-key", ","], "--api-key: no key given"),
         (["-ngl", "most"], "-ngl: 'most' is not a whole number or auto or all"),
         (["-ctk", "q9"], "-ctk: 'q9' is none of f32, f16, bf16, q8_0, q4_0, q4_1, iq4_nl, q5_0, q5_1"),
         (["--spec-type", "foo"], "--spec-type: unknown speculative type: foo"),
         (
             ["--spec-type", "draft-eagle3"],
-            "--spec-type: draft-eagle3 is for llama-server only; there are ngram-simple,",
+            "--spec-type: draft-eagle3 is not supported; use one of ngram-simple,",
         ),
         (["--spec-draft-n-max", "-1"], "--spec-draft-n-max: -1 is too small, the least is 0"),
         (["-fa", "maybe"], "-fa: 'maybe' is none of on, off, auto"),
@@ -341,12 +341,12 @@ def test_flash_attention_words_and_the_older_bare_flag() -> None:
         ),
         (
             ["--disk-prefix-cache", "400"],
-            "--disk-prefix-cache 400 is below --kv-cache-min-tokens 512: nothing would ever be written",
+            "--disk-prefix-cache 400 is below --kv-cache-min-tokens 512: nothing would be written",
         ),
         (
             ["--disk-prefix-cache", "core"],
-            "--disk-prefix-cache: 'core' is none of off, full, auto, auto:N, N, with N from 1 to 1000000, spill, or "
-            "one of them and ,spill",
+            "--disk-prefix-cache: 'core' must be one of off, full, auto, auto:N, N, with N from 1 to 1000000, spill, "
+            "or one of them and ,spill",
         ),
         (["--temp", "hot"], "--temp: 'hot' is not a number"),
         (["--temp", "nan"], "--temp: 'nan' is not a finite number"),
@@ -366,9 +366,9 @@ def test_flash_attention_words_and_the_older_bare_flag() -> None:
             "--chat-template-file: cannot read '/no/file': No such file or directory",
         ),
         (["--api-key-file", "/dev/null"], "--api-key-file: no key in '/dev/null'"),
-        (["--ssl-key-file", "k"], "--ssl-key-file and --ssl-cert-file need each other"),
+        (["--ssl-key-file", "k"], "--ssl-key-file and --ssl-cert-file must be given together"),
         (["--reasoning-format", "x"], "--reasoning-format: 'x' is none of auto, none, deepseek, deepseek-legacy"),
-        (["-dr", "ai/x"], "-dr is for llama-server only: pyctl can neither answer it nor do without"),
+        (["-dr", "ai/x"], "-dr is not supported: pyctl has no equivalent of this flag of llama-server"),
         (["-ot", "attn"], "-ot: 'attn' is not of the form PATTERN=BUFFER"),
         (["-ot", "(=CPU"], "-ot: '(' is not a regular expression: "),
         (["-ncmoe", "-1"], "-ncmoe: -1 is too small, the least is 0"),
@@ -381,7 +381,7 @@ def test_flash_attention_words_and_the_older_bare_flag() -> None:
         (["-hff", "x.gguf"], "--hf-file needs --hf-repo"),
         (["--path", "/nowhere"], "--path: '/nowhere' does not exist"),
         (["--api-prefix", "llm/"], "--api-prefix: 'llm/' is not a path such as /llm"),
-        (["--sleep-idle-seconds", "0"], "--sleep-idle-seconds: 0 is neither a time nor -1"),
+        (["--sleep-idle-seconds", "0"], "--sleep-idle-seconds: 0 seconds is too short; use -1 for never"),
     ],
 )
 def test_what_is_refused_is_one_clear_line(argv: list[str], text: str) -> None:

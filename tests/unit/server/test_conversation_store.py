@@ -46,7 +46,7 @@ def test_one_that_outgrows_its_share_says_so_and_no_other_goes() -> None:
     store = ConversationStore(SHARE * 1000)
     other, name = store.create(["z"], {})["id"], store.create([], {})["id"]
     store.add(name, ["x" * 500])
-    with pytest.raises(RequestError, match="more than 1000 bytes and cannot go on"):
+    with pytest.raises(RequestError, match="more than 1000 bytes and cannot be continued"):
         said(store, name)
     assert said(store, other) == ["z"]
     with pytest.raises(RequestError, match="may have 1000 bytes"):

@@ -44,7 +44,7 @@ def test_a_client_who_leaves_stops_the_work(
 
     with caplog.at_level(logging.INFO, logger="pyctl.server"):
         asyncio.run(run())
-    assert "the client left" in caplog.text
+    assert "the client disconnected" in caplog.text
 
 
 def test_all_prompts_of_a_request_are_stopped() -> None:

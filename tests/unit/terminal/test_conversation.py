@@ -37,7 +37,7 @@ def test_edited_replaces_the_last_question() -> None:
 
 def test_nothing_to_take_back() -> None:
     for change in (Conversation.undone, Conversation.reopened, Conversation.question):
-        with pytest.raises(RequestError, match="nothing has been asked yet"):
+        with pytest.raises(RequestError, match="no message has been sent yet"):
             change(Conversation(system="s"))
 
 

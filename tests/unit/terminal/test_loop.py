@@ -117,7 +117,7 @@ def test_what_is_no_image_says_so(script: Any, tmp_path: Path) -> None:
     names = ("a.txt", "none.png", "huge.png", ".")
     chat, view, _ = start(script.backend(), *(f"/image {tmp_path / name}" for name in names), "/image")
     assert chat.run() == 0
-    said = ("only PNG, JPEG", "No such file", "more than", "Is a directory", "which file?")
+    said = ("only PNG, JPEG", "No such file", "more than", "Is a directory", "missing file name")
     assert all(words in error for words, error in zip(said, view.errors, strict=True))
 
 
@@ -143,7 +143,7 @@ def test_regen_and_edit_and_undo(script: Any) -> None:
 def test_undo_without_a_question_is_an_error_that_ends_nothing(script: Any) -> None:
     chat, view, _ = start(script.backend(), "/undo", "/regen", "/edit")
     assert chat.run() == 0
-    assert view.errors == ["nothing has been asked yet"] * 3
+    assert view.errors == ["no message has been sent yet"] * 3
 
 
 def test_system_and_clear(script: Any) -> None:
@@ -167,7 +167,7 @@ def test_save_and_load(script: Any, tmp_path: Path) -> None:
 def test_file_commands_without_a_usable_file(script: Any) -> None:
     chat, view, _ = start(script.backend(), "/save", "/load", "/load /no/such/file", "/save ~nobody-of-that-name/x")
     chat.run()
-    assert view.errors[:2] == ["which file?", "which file?"]
+    assert view.errors[:2] == ["missing file name", "missing file name"]
     assert view.errors[2] == "cannot load /no/such/file: No such file or directory"
     assert view.errors[3].endswith("no such user")
 

@@ -155,7 +155,7 @@ def test_tool_calls(backend: RemoteBackend) -> None:
         CallDelta(0, arguments='{"x": 1}'),
         CallDelta(1, "b", "g"),
     ]
-    with pytest.raises(EngineError, match="not a chat completion"):
+    with pytest.raises(EngineError, match="no chat completion"):
         list(backend.stream([{"role": "user", "content": "odd calls"}]))
 
 
@@ -223,11 +223,11 @@ def test_name(server: ScriptedServer, backend: RemoteBackend) -> None:
         ("503", UnavailableError, "because of\n503"),
         ("html", EngineError, "the server answered with HTTP status 502"),
         ("elsewhere", EngineError, "the server answered with HTTP status 307"),
-        ("broken", UnavailableError, "ended the reply before its end"),
+        ("broken", UnavailableError, "closed the connection within a reply"),
         ("error", UnavailableError, "shutting down"),
         ("odd error", EngineError, "plain"),
-        ("nonsense", EngineError, "the server sent what is not a chat completion"),
-        ("odd", EngineError, "the server sent what is not a chat completion"),
+        ("nonsense", EngineError, "the server sent no chat completion"),
+        ("odd", EngineError, "the server sent no chat completion"),
     ],
 )
 def test_refusals_and_failures(backend: RemoteBackend, question: str, kind: type[PyctlError], text: str) -> None:

@@ -64,7 +64,7 @@ def test_places_that_cannot_be_written(tmp_path: Path) -> None:
         (b"{}", "no list of messages"),
         (b"3", "no list of messages"),
         (b'{"messages": 3}', "no list of messages"),
-        (b'{"messages": [], "version": 2}', "version 2 is not known"),
+        (b'{"messages": [], "version": 2}', "unknown version 2"),
         (b"[1]", "message 1 has no text"),
     ],
 )

@@ -183,7 +183,7 @@ def test_one_source_that_fails_costs_drafts_only(caplog: pytest.LogCaptureFixtur
     for seed, handle in zip((1, 2), handles, strict=True):
         tokens = [token for event in handle.drain() for token in getattr(event, "tokens", ())]
         assert tokens == alone(prompt_of(seed, 150), 20, sampling=ENDLESS).tokens
-    assert "no drafts of draft-mtp" in caplog.text
+    assert "draft source draft-mtp failed" in caplog.text
 
 
 @pytest.mark.parametrize(("n_max", "kind"), [(3, "hybrid"), (4, "hybrid"), (2, "attention")])

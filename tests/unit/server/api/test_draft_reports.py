@@ -89,7 +89,7 @@ def test_properties_name_what_drafts() -> None:
 def test_the_log_has_the_share(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     drafting().chat()
-    assert ", 3 of 8 drafted accepted (38%, 1.00 a draft), the first after" in caplog.text
+    assert "  drafts 3/8 accepted (38%, 1.00 a draft)" in caplog.text
     caplog.clear()
     drafting(DraftCounts()).chat()
-    assert "drafted" not in caplog.text
+    assert "drafts" not in caplog.text

@@ -83,7 +83,7 @@ def test_what_ram_could_not_hold_is_not_pinned(bench: Bench) -> None:
     bench.engine.prefix_cache.cache.budget = 1
     response = bench.client.post("/cache/pin", json={"id": name})
     assert response.status_code == 400
-    assert "more memory" in response.json()["error"]["message"]
+    assert "does not fit" in response.json()["error"]["message"]
     assert bench.client.get("/cache").json()["prefixes"][0]["pinned"] is False
 
 
