@@ -8,7 +8,7 @@ __version__ = "0.2.0"
 
 
 def version_line() -> str:
-    """This release, and that of llama.cpp's bindings."""
+    """Name and release of pyctl and of llama.cpp's bindings."""
     from importlib.metadata import version
 
     return f"pyctl {__version__} (llama-cpp-python {version('llama_cpp_python')})"

@@ -1,7 +1,6 @@
-"""Files that appear whole or not at all: written under a temp name, synced, renamed. Only their owner may read them.
+"""Atomic file writes: write a temp file, sync it, rename it. New files have mode 0600, new directories 0700.
 
-The writer of a temp file holds a lock on it, which tells files that a killed process left from those that a living one
-is writing, in whatever container that runs.
+The writer holds a lock on its temp file. The lock shows whether the writer still runs, in any container.
 """
 
 from __future__ import annotations
@@ -31,27 +30,27 @@ __all__ = [
 ]
 
 ABANDONED_SECONDS = 600.0
-"""Where there are no locks, a temp file not written to for so long is abandoned."""
+"""A temp file that has not been written for this long is abandoned; used only on file systems without locks."""
 
 PRIVATE = 0o600
-"""The mode of files that may hold prompts: texts, tokens, rows and states."""
+"""Mode of files that may hold prompts: text, tokens, rows and states."""
 
 _TEMP = re.compile(r"\.(\d{1,10})-[0-9a-f]{16}\.tmp")
 
 
 def temp_name() -> str:
-    """A new name for a file of this process that is being written."""
+    """A new name for a temp file of this process."""
     return f".{os.getpid()}-{secrets.token_hex(8)}.tmp"
 
 
 def temp_pid(name: str) -> int | None:
-    """The process that made the temp file ``name``; None if it is none."""
+    """Id of the process that created the temp file ``name``; None if ``name`` is not a temp name."""
     found = _TEMP.fullmatch(name)
     return int(found[1]) if found else None
 
 
 def make_private(directory: Path) -> None:
-    """Make ``directory`` and what is missing above it, for its owner alone; what exists keeps its mode. OSError."""
+    """Create ``directory`` and missing parents with mode 0700. Existing ones keep their mode. Raises OSError."""
     if directory.is_dir():
         return
     if directory.parent != directory:
@@ -62,11 +61,11 @@ def make_private(directory: Path) -> None:
         if not directory.is_dir():
             raise
     else:
-        directory.chmod(0o700)  # a umask may have taken away even the owner's bits
+        directory.chmod(0o700)  # the umask may have cleared even the owner's bits
 
 
 def open_private(path: Path, flags: int) -> int:
-    """`os.open`; a file that this makes is for its owner alone, whatever the umask. One that exists keeps its mode."""
+    """`os.open` that creates files with mode 0600, for any umask. Existing files keep their mode."""
     try:
         descriptor = os.open(path, flags | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE)
     except FileExistsError:
@@ -79,8 +78,9 @@ def open_private(path: Path, flags: int) -> int:
 
 @contextmanager
 def temp_path(directory: Path) -> Iterator[Path]:
-    """A new file under a temp name in ``directory``, locked as long as the block runs; removed if it still has that
-    name at the end. OSError if none can be made.
+    """Create a locked temp file in ``directory`` for the time of the block, then remove it unless it was renamed.
+
+    Raises OSError.
     """
     path, descriptor = _locked_temp(directory)
     try:
@@ -95,14 +95,14 @@ def _locked_temp(directory: Path) -> tuple[Path, int]:
         descriptor = open_private(path, os.O_RDWR | os.O_EXCL)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:  # another process looks whether it is abandoned
+        except BlockingIOError:  # another process checks whether the file is abandoned
             _give_up(path, descriptor)
             continue
         except OSError:
-            return path, descriptor  # no locks there
+            return path, descriptor  # the file system has no locks
         if os.fstat(descriptor).st_nlink:
             return path, descriptor
-        os.close(descriptor)  # another process took it for abandoned
+        os.close(descriptor)  # another process removed it as abandoned
 
 
 def _give_up(path: Path, descriptor: int) -> None:
@@ -113,10 +113,10 @@ def _give_up(path: Path, descriptor: int) -> None:
 
 @contextmanager
 def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
-    """A new file, open for writing, that takes the place of ``path`` when the block ends without an exception.
+    """Open a new file for writing that replaces ``path`` if the block ends without an exception.
 
-    Otherwise ``path`` stays as it was. Without ``sync`` a power failure may leave an empty file. OSError if it cannot
-    be written; ValueError if ``path`` cannot be a name.
+    Otherwise ``path`` keeps its content. Without ``sync``, a power failure may leave an empty file. Raises OSError if
+    the write fails, ValueError if ``path`` is not a valid name.
     """
     temporary, descriptor = _locked_temp(path.parent)
     try:
@@ -131,13 +131,13 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
 
 
 def write_atomic(path: Path, data: bytes, *, sync: bool = True) -> None:
-    """Write ``data`` to ``path``, which is the old file or the new one at any moment; OSError if it cannot be."""
+    """Write ``data`` to ``path`` atomically: readers see the old file or the new one. Raises OSError."""
     with replacing(path, sync=sync) as file:
         file.write(data)
 
 
 def sync_directory(directory: Path) -> None:
-    """Make the names in ``directory`` survive a power failure."""
+    """Sync the entries of ``directory``, so that they survive a power failure."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -146,7 +146,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def is_abandoned(path: Path) -> bool:
-    """Whether ``path`` is a temp file without a living writer."""
+    """Whether ``path`` is a temp file whose writer no longer runs."""
     if temp_pid(path.name) is None:
         return False
     try:
@@ -157,7 +157,7 @@ def is_abandoned(path: Path) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # no locks there
+    except OSError:  # the file system has no locks
         return time.time() - os.fstat(descriptor).st_mtime > ABANDONED_SECONDS
     finally:
         os.close(descriptor)

@@ -1,4 +1,4 @@
-"""What the text after a flag may be: text to value, with a ValueError that says what was expected."""
+"""Converters for the values of flags: each turns text into a value, or raises a ValueError that names the format."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 Convert: TypeAlias = Callable[[str], Any]
-"""Text to value; the text of a ValueError says what was expected."""
+"""Converts text to a value; the text of a ValueError names the expected format."""
 
 INT32_MAX = 2**31 - 1
 TRUE_WORDS = frozenset({"1", "on", "true", "enabled"})
@@ -37,7 +37,7 @@ FALSE_WORDS = frozenset({"0", "off", "false", "disabled"})
 
 
 def integer(low: int | None = None, high: int = INT32_MAX, **named: int) -> Convert:
-    """Whole numbers within [low, high]; ``named`` are words that stand for one."""
+    """Whole numbers within [low, high]; each name in ``named`` is a word that stands for its number."""
 
     def convert(text: str) -> int:
         if text in named:
@@ -84,7 +84,7 @@ def choice(*options: str) -> Convert:
 
 
 def on_off_auto(text: str) -> str:
-    """``on``, ``off`` or ``auto``, also by llama-server's other words for them."""
+    """``on``, ``off`` or ``auto``; accepts llama-server's synonyms."""
     if text in TRUE_WORDS:
         return "on"
     if text in FALSE_WORDS:
@@ -93,12 +93,12 @@ def on_off_auto(text: str) -> str:
 
 
 def words(text: str) -> tuple[str, ...]:
-    """The parts of a comma-separated list, empty ones left out."""
+    """The non-empty parts of a comma-separated list."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def on_off(text: str) -> bool:
-    """``on`` or ``off``, also by llama-server's other words for them."""
+    """``on`` or ``off``; accepts llama-server's synonyms."""
     if text in TRUE_WORDS:
         return True
     if text in FALSE_WORDS:
@@ -107,14 +107,14 @@ def on_off(text: str) -> bool:
 
 
 def printable(text: str) -> str:
-    """Text that fits into a header."""
+    """Printable ASCII, as an HTTP header requires."""
     if not (text.isascii() and text.isprintable()):
         raise ValueError("a key can only hold printable ASCII characters")
     return text
 
 
 def directory(text: str) -> str:
-    """A directory, or a place where one can be made."""
+    """The path of a directory that exists or can be created."""
     try:
         path = Path(text).expanduser()
     except RuntimeError:
@@ -125,7 +125,7 @@ def directory(text: str) -> str:
 
 
 def integers(text: str) -> tuple[int, ...]:
-    """Whole numbers from 0 up, separated by commas."""
+    """Whole numbers >= 0, separated by commas."""
     return tuple(int(integer(0)(part)) for part in text.split(","))
 
 
@@ -152,7 +152,7 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def web_address(text: str) -> str:
-    """An http or https address; http where it does not say."""
+    """An http or https address; http is the default."""
     address = (text if "://" in text else f"http://{text}").rstrip("/")
     if not re.fullmatch(r"https?://[^/\s]+(/\S*)?", address):
         raise ValueError(f"{text!r} is not an http or https address")

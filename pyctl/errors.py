@@ -1,22 +1,22 @@
-"""Every error that pyctl raises on purpose.
+"""Exceptions that pyctl raises.
 
 * PyctlError
-  + ConfigError            flags or files the program cannot start with
+  + ConfigError            invalid flags or files: the program cannot start
     - ModelError           a GGUF that cannot be loaded, or does not fit
-    - LibraryMismatchError llama.cpp, its headers and the extension are not of one release
-  + RequestError           a request that cannot be served as it stands (HTTP 400)
-    - ContextSizeError     a prompt that is longer than the context
+    - LibraryMismatchError llama.cpp, its headers and the extension are of different releases
+  + RequestError           an invalid request (HTTP 400)
+    - ContextSizeError     a prompt longer than the context
     - AuthenticationError  a missing or wrong API key (HTTP 401)
-    - ForbiddenError       what pages of other origins may not do (HTTP 403)
+    - ForbiddenError       forbidden to pages of other origins (HTTP 403)
     - NotFoundError        an unknown path or model (HTTP 404)
-    - TooLargeError        a body beyond the limit (HTTP 413)
-    - NotSupportedError    something this model or build lacks (HTTP 501)
+    - TooLargeError        a body over the limit (HTTP 413)
+    - NotSupportedError    a feature that this model or build lacks (HTTP 501)
   + UnavailableError       loading or shutting down (HTTP 503)
-    - BusyError            too many requests wait already (HTTP 503 with Retry-After)
-  + EngineError            llama.cpp failed while serving (HTTP 500)
+    - BusyError            the queue is full (HTTP 503 with Retry-After)
+  + EngineError            llama.cpp failed during a request (HTTP 500)
     - StateError           bytes that do not fit the model's memory; a cache miss, never a failed request
-    - NotWrittenError      a snapshot that a store does not get; the others wait as before
-    - OutOfCellsError      the context has no room left; says nothing about what was to be put there
+    - NotWrittenError      a snapshot that a store did not write; other writes are unaffected
+    - OutOfCellsError      the context has no free cells; the data to load may still be valid
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ __all__ = [
 
 
 class PyctlError(Exception):
-    """Base of all errors raised on purpose."""
+    """Base class of pyctl's exceptions."""
 
 
 class ConfigError(PyctlError):
-    """The program cannot start as it was asked to; the text is one line for the user."""
+    """The program cannot start with these settings; the text is one line for the user."""
 
 
 class ModelError(ConfigError):
@@ -55,17 +55,18 @@ class ModelError(ConfigError):
 
 
 class LibraryMismatchError(ConfigError):
-    """The loaded llama.cpp library and the compiled extension are not of the same release."""
+    """The loaded llama.cpp library and the compiled extension are of different releases."""
 
 
 class RequestError(PyctlError):
-    """The client sent something that cannot be served."""
+    """The client sent an invalid request."""
 
 
 class ContextSizeError(RequestError):
-    """The prompt has more tokens than one request may have, alone.
+    """The prompt exceeds the tokens that one request may have when it runs alone.
 
-    ``n_prompt_tokens`` and ``n_ctx`` are token counts. The first counts the beginning alone where that was enough.
+    ``n_prompt_tokens`` and ``n_ctx`` are token counts. Tokenization may stop at the limit, so ``n_prompt_tokens`` may
+    be a lower bound.
     """
 
     def __init__(self, n_prompt_tokens: int, n_ctx: int) -> None:
@@ -81,19 +82,19 @@ class AuthenticationError(RequestError):
 
 
 class ForbiddenError(RequestError):
-    """The request is forbidden, with or without a key."""
+    """The request is forbidden, even with a valid key."""
 
 
 class NotFoundError(RequestError):
-    """No such path, model or object."""
+    """The path, model or object does not exist."""
 
 
 class TooLargeError(RequestError):
-    """The body has more bytes than the server takes."""
+    """The body has more bytes than the server accepts."""
 
 
 class NotSupportedError(RequestError):
-    """The model, the build or this version lacks what was asked for."""
+    """The model, the build or this version lacks a requested feature."""
 
 
 class UnavailableError(PyctlError):
@@ -101,7 +102,7 @@ class UnavailableError(PyctlError):
 
 
 class BusyError(UnavailableError):
-    """As many requests wait as may wait; another try in ``retry_seconds`` may find room."""
+    """The queue is full; the client may retry after ``retry_seconds``."""
 
     retry_seconds = 5
 
@@ -110,11 +111,11 @@ class BusyError(UnavailableError):
 
 
 class EngineError(PyctlError):
-    """llama.cpp failed while it served a request."""
+    """llama.cpp failed during a request."""
 
 
 class PreemptedError(EngineError):
-    """An evaluation ended early for a request that waits; its caller knows what the sequence held before."""
+    """An evaluation stopped early in favour of a waiting request; the caller knows the sequence's content before it."""
 
 
 class StateError(EngineError):
@@ -122,13 +123,13 @@ class StateError(EngineError):
 
 
 class NotWrittenError(EngineError):
-    """A snapshot is not written: its rows were given up, or the store has no room for it, or no time."""
+    """A snapshot is not written: its rows were evicted, or the store lacked room or time."""
 
 
 class OutOfCellsError(EngineError):
-    """The context has no cells left for more tokens; the sequence holds what it held.
+    """The context has no free cells; the sequence is unchanged.
 
-    The text is llama-server's, which clients look for.
+    The text is llama-server's, since clients match it.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
-"""Image files as clients send them: what they are and how large, told from their bytes before anything decodes them.
+"""Format and size of image files, read from their headers before decoding.
 
-A decoder trusts what a file says of itself. So what it says is read and bounded here, with no memory but the file's.
+Decoders trust the sizes in a header. This module checks them against limits first and allocates no pixels.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MOST_SEGMENTS = limit(65_536, "parts of an image file before its pixels", "400"
 _MOST_SCANNED = limit(1_000_000_000, "pixels of a JPEG, times its scans", "400", "request")
 
 _SLACK_BYTES = 1 << 20
-"""What a PNG may hold after its pixels; some do."""
+"""Bytes that a PNG may hold after its pixels; some files do."""
 _STEP_BYTES = 1 << 20
 
 _OTHERS = {
@@ -37,7 +37,7 @@ _OTHERS = {
 
 @dataclass(frozen=True, eq=False)
 class ImageFile:
-    """``ImageFile.of(data)``; ``width`` and ``height`` are pixels, as the file says."""
+    """An image file; create with `of`. ``width`` and ``height`` are pixels, from the header."""
 
     data: bytes = field(repr=False)
     kind: ImageKind
@@ -46,8 +46,9 @@ class ImageFile:
 
     @classmethod
     def of(cls, data: bytes) -> ImageFile:
-        """The image whose file has the bytes ``data``. RequestError for other bytes, images that cannot be read here,
-        too large, or cut off; a file may be broken in other ways that only its decoding shows.
+        """Parse the bytes ``data`` of a file. Raises RequestError if it is no supported image, too large or truncated.
+
+        Other damage shows only when the image is decoded.
         """
         found = next(((kind, read) for magic, kind, read in _READERS if data.startswith(magic)), None)
         if found is None or (found[0] == "webp" and data[8:12] != b"WEBP"):
@@ -65,13 +66,13 @@ class ImageFile:
 
     @cached_property
     def digest(self) -> bytes:
-        """What tells its file from others, 16 bytes."""
+        """BLAKE2b of the file, 16 bytes."""
         return hashlib.blake2b(self.data, digest_size=16).digest()
 
     def check_inflated(self) -> None:
-        """Raise RequestError if its compressed pixels are more, or fewer, than the file says.
+        """Raise RequestError if the compressed pixels inflate to more or fewer bytes than the header implies.
 
-        To be called before it is decoded: what a few kilobytes of PNG inflate to may be gigabytes.
+        Call it before decoding: a few kilobytes of PNG may inflate to gigabytes.
         """
         if self.kind != "png":
             return
@@ -79,7 +80,7 @@ class ImageFile:
         most = expected + _SLACK_BYTES
         n_bytes = 0
         inflater = zlib.decompressobj(-zlib.MAX_WBITS)
-        skip = 2  # the header of the zlib stream; its checksum is not looked at
+        skip = 2  # the header of the zlib stream; its checksum is not verified
         try:
             for part in _png_pixels(self.data):
                 part, skip = part[skip:], max(skip - len(part), 0)
@@ -109,7 +110,7 @@ _HEIC_BRANDS = (b"hei", b"hev", b"mif", b"msf")
 
 
 def _png(data: bytes) -> tuple[int, int, int]:
-    """Width, height, and bytes of a channel."""
+    """Width, height, and bytes per channel."""
     if data[8:16] != b"\0\0\0\rIHDR":
         if len(data) >= 16:
             raise RequestError("the PNG image is broken: no size at its start")
@@ -133,7 +134,7 @@ _PNG_CHANNELS = {
 
 
 def _png_chunks(data: bytes) -> Iterator[tuple[bytes, memoryview]]:
-    """Type and content of each chunk; IndexError where the file ends within one."""
+    """Type and content of each chunk. Raises IndexError if the file ends within a chunk."""
     view, at = memoryview(data), 8
     for _ in range(_MOST_SEGMENTS):
         if at == len(data):
@@ -153,11 +154,11 @@ def _png_pixels(data: bytes) -> Iterator[memoryview]:
 
 
 _PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
-"""Adam7: first column and line, and the steps between those of a pass."""
+"""Adam7 (PNG specification, section 8): for each pass the first column and line, and the steps in x and y."""
 
 
 def _png_bytes(data: bytes) -> int:
-    """How many bytes the pixels of a PNG must inflate to."""
+    """Bytes that the pixels of a PNG must inflate to."""
     width, height, depth, colour, _, _, interlace = struct.unpack_from(">IIBBBBB", data, 16)
     bits = depth * _PNG_CHANNELS[colour, depth]
     passes = _PASSES if interlace else ((0, 0, 1, 1),)
@@ -187,7 +188,7 @@ def _jpeg(data: bytes) -> tuple[int, int, int]:
 
 
 def _next_mark(data: bytes, at: int) -> int:
-    """Where the next mark begins; what stands before it is padding."""
+    """Offset of the next marker; bytes before it are padding."""
     found = data.find(b"\xff", at)
     if found < 0:
         raise IndexError
@@ -202,7 +203,7 @@ def _gif(data: bytes) -> tuple[int, int, int]:
 
 
 _GIF_RATIO = 4096
-"""More pixels than a byte of LZW stands for: a code has 12 bits and a string of 4,096 pixels at most."""
+"""Upper bound of pixels per LZW byte: a code has 12 bits and stands for at most 4,096 pixels."""
 
 
 def _bmp(data: bytes) -> tuple[int, int, int]:
@@ -220,7 +221,7 @@ def _bmp(data: bytes) -> tuple[int, int, int]:
 
 
 def _webp(data: bytes) -> tuple[int, int, int]:
-    """What decodes it holds the pixels twice."""
+    """Width, height, and 2: the decoder holds the pixels twice."""
     (size,), kind = struct.unpack_from("<I", data, 4), data[12:16]
     if 8 + size > len(data):
         raise IndexError
@@ -246,4 +247,4 @@ _READERS: tuple[tuple[bytes, ImageKind, Callable[[bytes], tuple[int, int, int]]]
     (b"BM", "bmp", _bmp),
     (b"RIFF", "webp", _webp),
 )
-"""How each kind begins, and what reads width, height, and how much one pixel counts."""
+"""Magic bytes, kind, and the function that returns width, height, and the cost of one pixel."""

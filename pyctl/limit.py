@@ -1,8 +1,8 @@
-"""Bounds, declared where they are enforced; docs/limits.md is made from it (`python -m tools.limits`).
+"""Limits, declared where they are enforced; `python -m tools.limits` generates docs/limits.md from them.
 
     MAX_STOPS = limit(256, "stop strings of a request", "400", "request")
 
-A limit that users can set is a setting that says so: ``SERVER.flag(64, "--queue", ..., limit=SetLimit(...))``.
+A limit that users can set is declared with its flag: ``SERVER.flag(64, "--queue", ..., limit=SetLimit(...))``.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ __all__ = ["LIMITS", "Limit", "LimitKind", "SetLimit", "limit"]
 N = TypeVar("N", int, float)
 
 LimitKind = Literal["request", "reply", "connection", "memory", "disk", "process"]
-"""The kinds of bounds: a request, a reply, connections, what stays in memory, what lies on disk, the process itself."""
+"""The bounded resource: a request, a reply, connections, RAM, disk, or the process itself."""
 
 
 @dataclass(frozen=True)
 class Limit:
-    """``what`` is bounded by ``value`` (in ``unit``); beyond it happens ``effect``, for a client mostly a status."""
+    """Bound ``value`` (in ``unit``) of ``what``; ``effect`` of exceeding it, for a client usually an HTTP status."""
 
     what: str
     value: float
@@ -31,7 +31,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class SetLimit:
-    """The same of a limit that a flag sets; flag and default are the setting's."""
+    """A limit that a flag sets; value and flag are those of the setting."""
 
     what: str
     effect: str
@@ -40,10 +40,10 @@ class SetLimit:
 
 
 LIMITS: list[Limit] = []
-"""All limits of the modules that are imported so far."""
+"""Limits of all imported modules."""
 
 
 def limit(value: N, what: str, effect: str, kind: LimitKind, unit: str = "") -> N:
-    """``value``, noted as the bound of ``what``. ``unit`` "bytes" is shown as KiB and MiB."""
+    """Register ``value`` as the bound of ``what`` and return it. ``unit`` "bytes" is shown as KiB or MiB."""
     LIMITS.append(Limit(what, value, unit, effect, kind))
     return value

@@ -1,4 +1,4 @@
-"""What the engine and the cache know of a request: token ids and the places where messages begin."""
+"""Prompts as the engine and the cache see them: token ids and the boundaries of messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pyctl.image_file import ImageFile
 __all__ = ["Picture", "Prompt", "Tokens", "as_tokens", "common_prefix"]
 
 Tokens: TypeAlias = NDArray[np.int32]
-"""Token ids, shape (n,), read-only once they are part of a Prompt. Those of an image are negative."""
+"""Token ids, shape (n,), read-only once they are part of a Prompt. Ids of image tokens are negative."""
 
 
 def as_tokens(values: ArrayLike) -> Tokens:
@@ -30,13 +30,13 @@ def as_tokens(values: ArrayLike) -> Tokens:
 
 
 BLOCK = 4096
-"""Tokens compared at a time, so that prompts that part early cost little."""
+"""Tokens per comparison, so that prompts that differ early compare fast."""
 
 
 def common_prefix(a: Tokens, b: Tokens) -> int:
-    """How many leading tokens ``a`` and ``b`` share."""
-    # Bytes are compared without letting go of the interpreter, as numpy does for each block: on the engine's thread,
-    # getting it back from a busy thread takes longer than all the comparing.
+    """The number of leading tokens that ``a`` and ``b`` share."""
+    # `tobytes` keeps the GIL. numpy's comparison releases it for each block, and on the engine's thread reacquiring it
+    # from a busy thread takes longer than the comparison.
     n = min(a.size, b.size)
     for start in range(0, n, BLOCK):
         low, high = start, min(start + BLOCK, n)
@@ -54,9 +54,9 @@ def common_prefix(a: Tokens, b: Tokens) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """An image in a prompt, from token ``start`` on: ``columns`` times ``lines`` tokens, line by line.
+    """An image in a prompt that begins at token ``start`` and takes ``columns`` times ``lines`` tokens, row-major.
 
-    Images with the same ``key`` are the same to the model; ``source`` is the file.
+    Images with the same ``key`` are equal to the model. ``source`` is the file.
     """
 
     key: bytes
@@ -67,17 +67,17 @@ class Picture:
 
     @property
     def n_tokens(self) -> int:
-        """How many tokens of the prompt it takes."""
+        """Tokens that the image takes."""
         return self.columns * self.lines
 
     @property
     def end(self) -> int:
-        """The token count after it."""
+        """The token count after the image."""
         return self.start + self.n_tokens
 
     @cached_property
     def tokens(self) -> Tokens:
-        """What stands for it in the prompt, shape (n_tokens,): ids below -1, made of the key."""
+        """Placeholder ids of the image, shape (n_tokens,), all below -1: SHAKE-128 of the key."""
         drawn = np.frombuffer(hashlib.shake_128(self.key).digest(4 * self.n_tokens), np.dtype("<u4"))
         ids = (drawn | np.uint32(1 << 31)).view(np.int32)
         return as_tokens(np.where(ids == -1, np.int32(-2), ids))
@@ -85,13 +85,13 @@ class Picture:
 
 @dataclass(frozen=True, eq=False)
 class Prompt:
-    """Token ids of one request, and the places in it at which prompts may part.
+    """Token ids of one request, and the positions at which prompts may diverge.
 
-    ``boundaries`` are token counts at which a message begins, ascending, each in (0, len(tokens)); the generation
-    header, where there is one, is the last. Wrong boundaries raise ValueError. ``headers`` are those at which the
-    assistant begins; None if the template does not show them. ``turn`` is the header of the reply to the user's last
-    message, whatever tools said since; 0 if unknown. ``line_ends`` are token counts at which a line ends, ascending, in
-    raw text: before the first message.
+    ``boundaries`` are token counts at which a message begins, ascending, each in (0, len(tokens)); the last one is the
+    generation header, if there is one. ``headers`` are the boundaries at which the assistant begins; None if the
+    template does not show them. ``turn`` is the header of the reply to the user's last message, before any tool
+    results; 0 if unknown. ``line_ends`` are token counts at which a line of raw text ends, ascending, before the first
+    message. Raises ValueError for boundaries out of order or out of range.
     """
 
     tokens: Tokens
@@ -115,25 +115,25 @@ class Prompt:
 
     @classmethod
     def of(cls, tokens: ArrayLike, boundaries: Iterable[int] = ()) -> Prompt:
-        """A prompt from anything that looks like a list of ids; boundaries are sorted and deduplicated."""
+        """A prompt of any sequence of ids; boundaries are sorted and deduplicated."""
         ids = as_tokens(tokens)
         return cls(ids, tuple(sorted({int(b) for b in boundaries if 0 < b < ids.size})))
 
     @property
     def end(self) -> int:
-        """Where the generation header begins, or the whole length without boundaries."""
+        """Position of the generation header; the whole length if there are no boundaries."""
         return self.boundaries[-1] if self.boundaries else len(self)
 
     @property
     def opening(self) -> int:
-        """Where the first reply begins, after a head and a message; 0 if unknown.
+        """Position of the first reply; 0 if unknown, or if no message precedes the first header.
 
-        A task in one message alone has none: it grows within.
+        A prompt of one message is a task whose conversation grows inside the message.
         """
         return self.headers[0] if self.headers and self.headers[0] > self.boundaries[0] else 0
 
     def first(self, n: int) -> Prompt:
-        """The first ``n`` tokens of it, with what lies within them; no image that does not end there."""
+        """The first ``n`` tokens, or fewer so as not to split an image, with the boundaries and images within them."""
         n = next((picture.start for picture in self.pictures if picture.start < n < picture.end), n)
         return Prompt(
             as_tokens(self.tokens[:n]),
@@ -145,7 +145,7 @@ class Prompt:
         )
 
     def picture_at(self, n: int) -> Picture | None:
-        """The image that token ``n`` belongs to."""
+        """The image that contains token ``n``, if any."""
         at = bisect.bisect_right(self.pictures, n, key=lambda picture: picture.start)
         picture = self.pictures[at - 1] if at else None
         return picture if picture is not None and n < picture.end else None

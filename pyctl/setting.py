@@ -1,11 +1,11 @@
-"""Settings that users can set: the field of a frozen dataclass says its default, its flag, its variable and its help.
+"""User settings: the field of a frozen dataclass declares its default, flag, environment variable and help.
 
     @dataclass(frozen=True)
     class ServerSettings:
         port: int = SERVER.flag(8080, "--port", "port to listen on", integer(0, 65535), "LLAMA_ARG_PORT")
 
-Every class of settings stands next to its reader, and that is all: the command line finds the flags through the
-fields (`flags_of`) and fills the class with what was given (`fill`).
+Each settings class stands in the module that reads it. The command line collects the flags from the fields
+(`flags_of`) and fills the class with the parsed values (`fill`).
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Flag:
-    """One way to set the field ``dest``; ``names`` and ``off`` are separated by blanks, ``off`` are negations.
+    """A flag that sets the field ``dest``; ``names`` and ``off`` are separated by blanks, ``off`` are negations.
 
-    Without ``convert`` it is a switch that stores ``const``. ``bare`` is the text that counts where no value follows
-    ("-fa -c 0" means "-fa on -c 0"). ``many``: given twice, the tuples are joined. ``default`` is what --help shows.
+    Without ``convert`` the flag is a switch that stores ``const``. ``bare`` is the value if none follows the flag
+    ("-fa -c 0" means "-fa on -c 0"). With ``many``, repeated flags join their tuples. --help shows ``default``.
     """
 
     names: str
@@ -59,13 +59,13 @@ class Flag:
     default: str = ""
 
     def spellings(self) -> list[str]:
-        """Everything that may be typed for it."""
+        """All spellings, negations included."""
         return [*self.names.split(), *self.off.split()]
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of --help."""
+    """A section of --help."""
 
     title: str
 
@@ -88,7 +88,7 @@ class Section:
     ) -> T:
         """A field with ``default``, set by this flag and by those of ``also``.
 
-        --help shows ``shown`` where the default reads badly. ``facts`` go into the field's metadata, for others.
+        ``shown`` replaces the default in --help. ``facts`` are added to the metadata of the field.
         """
         text = _shown(default, convert) if shown is None else shown
         first = Flag(names, help, convert, env, metavar, off, const, bare, many, default=text)
@@ -99,7 +99,7 @@ class Section:
 
 
 def _shown(default: object, convert: Convert | None) -> str:
-    """A default as users would write it; empty where there is nothing to say."""
+    """The default as users type it; empty if it has no textual form."""
     if isinstance(default, bool):
         return "on" if default else "off"
     if isinstance(default, tuple) and default and all(isinstance(item, int) for item in default):
@@ -122,7 +122,7 @@ CHAT = Section("chat")
 
 
 def flags_of(owner: type[Any]) -> list[tuple[Section, Flag]]:
-    """The flags of ``owner``'s fields, in order, each with its destination and its part of --help."""
+    """The flags of ``owner``'s fields, in order, each with its destination, and their sections of --help."""
     return [
         (item.metadata["section"], replace(flag, dest=item.name))
         for item in fields(owner)
@@ -131,6 +131,6 @@ def flags_of(owner: type[Any]) -> list[tuple[Section, Flag]]:
 
 
 def fill(owner: Callable[..., T], values: Mapping[str, Any], **more: Any) -> T:
-    """An ``owner`` with those of ``values`` that are named as its fields, and ``more``."""
+    """Construct ``owner`` from those ``values`` whose names are fields of it, and ``more``."""
     names = {item.name for item in fields(cast(Any, owner))}
     return owner(**{name: value for name, value in values.items() if name in names}, **more)

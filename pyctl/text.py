@@ -1,4 +1,4 @@
-"""What chat, engine, server and terminal need of text alike."""
+"""Text functions that chat, engine, server and terminal share."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _LETTERS = string.digits + string.ascii_letters
 
 
 _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""What a terminal obeys, what reorders or breaks lines of text on a screen, and what no encoding has."""
+"""Control characters, bidirectional overrides, line separators and lone surrogates."""
 
 
 def clean(text: str) -> str:
-    """``text`` from elsewhere for a terminal, which shows it and obeys nothing in it; line ends and tabs stay."""
+    """``text`` without characters that control a terminal; line feeds and tabs are kept."""
     return _OBEYED.sub("", text)
 
 
 def one_line(text: str) -> str:
-    """``text`` from elsewhere for a line of a log or a table; what is not printable becomes an escape, as in a repr."""
+    """``text`` for one line of a log or table; non-printable characters become escapes, as in a repr."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
@@ -34,19 +34,19 @@ _MARK = re.compile(r"<\|[^|<>\n]{1,30}\|>|</?think>")
 
 
 def plain(text: str) -> str:
-    """Tokens as people read them, as `plain` of page/static/dom.js does: without marks, with names for roles."""
+    """Token text for display, without markup and with role names; same rules as `plain` of page/static/dom.js."""
     text = _HALF_MARK.sub("", text)
     text = _MESSAGE.sub(lambda found: _ROLES.get(found[1], f"{found[1]}: "), text)
     return " ".join(_MARK.sub(" ", text).split())
 
 
 def reason_of(error: Exception) -> str:
-    """What ``error`` says, without line ends; its kind if it says nothing."""
+    """The message of ``error`` on one line; its type if the message is empty."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def overlap(text: str, word: str) -> int:
-    """Length of the longest proper beginning of ``word`` that ends ``text``."""
+    """Length of the longest proper prefix of ``word`` that is a suffix of ``text``."""
     for size in range(min(len(word) - 1, len(text)), 0, -1):
         if text.endswith(word[:size]):
             return size
@@ -54,5 +54,5 @@ def overlap(text: str, word: str) -> int:
 
 
 def random_id(size: int = 32) -> str:
-    """So many random letters and digits; 32 is how llama-server names replies and calls."""
+    """A random string of ``size`` letters and digits; llama-server's ids of replies and calls have 32."""
     return "".join(secrets.choice(_LETTERS) for _ in range(size))
