@@ -1,4 +1,4 @@
-"""Looking into the engine and its cache from outside, by way of the thread that owns them."""
+"""Inspection and control of the engine and its cache from other threads."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ R = TypeVar("R")
 
 
 class EngineAdmin:
-    """Shows and changes what the engine holds. Any thread; the future of each call holds its result.
+    """Reads and changes the engine's sequences and cache, from any thread. Futures hold the results.
 
-    Each call is done between two steps of the engine, those that change a sequence once it is idle. Numbers of
-    sequences wrap around, as in llama-server.
+    Calls run between two steps of the engine; calls that change a sequence wait until it is idle. Sequence numbers are
+    taken modulo the number of sequences, as in llama-server.
     """
 
     def __init__(self, worker: Worker, engine: Engine) -> None:
@@ -50,38 +50,38 @@ class EngineAdmin:
         self._parts = KnownParts()
         self._contents: object = None
         self._stored: tuple[object, list[Entry]] = None, []
-        self._revision = time.time_ns() // 10**6  # none of those before a restart
+        self._revision = time.time_ns() // 10**6  # differs from all revisions before a restart
 
     # -- the engine --------------------------------------------------------------------------------------------------
 
     def stats(self) -> Future[EngineStats]:
-        """The counters as they are now; a sleeping engine sleeps on."""
+        """Return the current counters, without waking a sleeping engine."""
         return self._worker.call(self._stats)
 
     def memory(self) -> Future[EngineMemory]:
-        """What the engine keeps in memory in addition to the model; a sleeping engine sleeps on."""
+        """Return the engine's memory use apart from the model, without waking a sleeping engine."""
         return self._worker.call(self._memory)
 
     def embed(self, tokens: Tokens) -> Future[NDArray[np.float32]]:
-        """The embeddings of ``tokens``, shape (1 or n, width); see Evaluator.embed for the errors."""
+        """Return the embeddings of ``tokens``, shape (1 or n, width); errors as `Evaluator.embed`."""
         return self._worker.call(lambda: self._embed(tokens), needs_model=True)
 
     # -- the cache ---------------------------------------------------------------------------------------------------
 
     def view(self) -> Future[CacheView]:
-        """What the cache holds."""
+        """Return the contents of the cache."""
         return self._worker.call(self._view)
 
     def replies(self) -> Future[list[tuple[float, Timings]]]:
-        """What recent replies took, each with its age in seconds."""
+        """Return (age in seconds, timings) of recent replies."""
         return self._worker.call(lambda: self._engine.replies.by_age())
 
     def revision(self) -> Future[int]:
-        """The `CacheView.revision` of now, for less than the view costs."""
+        """Return the current `CacheView.revision`, cheaper than `view`."""
         return self._worker.call(self._revise)
 
     def pin(self, name: str, pinned: bool) -> Future[bool]:
-        """Pin or unpin a snapshot by its id; False if there is none. RequestError if RAM could not hold all of it."""
+        """Pin or unpin a snapshot by id; False if there is none. RequestError if all pinned exceed the RAM cache."""
 
         def run() -> bool:
             self._n_changes += 1
@@ -95,13 +95,13 @@ class EngineAdmin:
         return self._worker.call(run)
 
     def drop(self, name: str) -> Future[bool]:
-        """Drop a snapshot from RAM and the device by its id; False if there is none. RequestError if it is pinned."""
+        """Drop a snapshot from RAM and the device by id; False if there is none. RequestError if it is pinned."""
         return self._worker.call(lambda: self._drop(name))
 
     def stored(self) -> list[Entry]:
-        """What the disk has for this model, the last used first; waits for the disk, on the caller's thread.
+        """Return the entries on disk for this model, last used first. Blocks the caller's thread on disk access.
 
-        Hits and ages are those of when something came or went.
+        Hits and ages date from the last time an entry was added or removed.
         """
         disk = self._engine.prefix_cache.disk
         if disk is None:
@@ -114,9 +114,9 @@ class EngineAdmin:
         return entries
 
     def drop_stored(self, name: str) -> bool:
-        """Remove a snapshot by its id from disk and from what waits to be written; False if there is none.
+        """Remove a snapshot by id from the disk and the write queue; False if there is none.
 
-        RequestError if it is pinned. Waits for the disk, on the caller's thread.
+        RequestError if it is pinned. Blocks the caller's thread on disk access.
         """
         disk = self._engine.prefix_cache.disk
         if disk is None:
@@ -125,13 +125,13 @@ class EngineAdmin:
         return disk.remove(name)
 
     def check_stored(self, name: str) -> None:
-        """RequestError if the snapshot of this id is pinned on disk, for this model. Waits for the disk."""
+        """Raise RequestError if the snapshot with this id is pinned on disk for this model. Blocks on disk access."""
         disk = self._engine.prefix_cache.disk
         if disk is not None and any(each.pinned and each.name == name for each in disk.entries()):
             raise RequestError(f"{name} is pinned: unpin it first")
 
     def clear(self) -> Future[int]:
-        """Drop every snapshot that is not pinned, and texts to draft from; how many went. Live sequences stay."""
+        """Drop all unpinned snapshots and all draft texts; return the number of snapshots. Live sequences stay."""
 
         def run() -> int:
             self._n_changes += 1
@@ -144,19 +144,19 @@ class EngineAdmin:
     # -- the sequences -----------------------------------------------------------------------------------------------
 
     def sequences(self) -> Future[tuple[SequenceView, ...]]:
-        """All live sequences."""
+        """Return views of all sequences."""
         return self._worker.call(lambda: tuple(self._sequence(seq) for seq in self._engine.sequences))
 
     def save(self, seq: int, path: Path) -> Future[SequenceFile]:
-        """Write a sequence to ``path``; StateError if that fails."""
+        """Write a sequence to ``path``. Raises StateError on failure."""
         return self._when_idle(seq, lambda live: self._save(live, path))
 
     def restore(self, seq: int, path: Path) -> Future[SequenceFile]:
-        """Fill a sequence from ``path``; RequestError, and an empty sequence, if that fails."""
+        """Fill a sequence from ``path``. On failure, raises RequestError and leaves the sequence empty."""
         return self._when_idle(seq, lambda live: self._restore(live, path))
 
     def erase(self, seq: int) -> Future[int]:
-        """Empty a sequence; how many tokens it held."""
+        """Empty a sequence; return the number of tokens it held."""
         return self._when_idle(seq, self._erase)
 
     # -- on the engine's thread --------------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ class EngineAdmin:
         return self._engine.scheduler.occupancy.owner(seq) is not None
 
     def _revise(self) -> int:
-        """Count up if anything has changed since the last call."""
+        """Increment the revision if anything has changed since the last call."""
         engine, cache, disk = self._engine, self._engine.prefix_cache.cache, self._engine.prefix_cache.disk
         totals = engine.prefix_cache.totals
         seen = [
@@ -184,7 +184,7 @@ class EngineAdmin:
             *(totals.requests, totals.n_saved, engine.counters.n_calls, len(engine.running)),
             *((seq.n, self._is_busy(seq)) for seq in engine.sequences),
         ]
-        contents = disk.contents if disk is not None else None  # another object after each change
+        contents = disk.contents if disk is not None else None  # a new object after each change
         if seen != self._seen or contents is not self._contents:
             self._seen, self._contents, self._revision = seen, contents, self._revision + 1
         return self._revision
@@ -257,7 +257,7 @@ class EngineAdmin:
     def _save(self, seq: LiveSequence, path: Path) -> SequenceFile:
         self._check_files()
         began = time.perf_counter()
-        # Without --exact it is not recorded which batches were evaluated while other sequences had cells.
+        # Without --exact the engine does not record which batches ran while other sequences had cells.
         is_known = self._engine.settings.exact or len(self._engine.sequences) == 1
         n_bytes = self._engine.backend.memory.save_file(seq.id, path, seq.tokens, seq.ends if is_known else ())
         return SequenceFile(seq.n, n_bytes, (time.perf_counter() - began) * 1e3)
@@ -270,7 +270,7 @@ class EngineAdmin:
         try:
             try:
                 saved = engine.backend.memory.load_file(seq.id, path)
-            except (StateError, OutOfCellsError):  # how many cells it needs only the file knows
+            except (StateError, OutOfCellsError):  # only the file tells how many cells it needs
                 engine.prefix_cache.forget(seq)
                 if not engine.cells.empty():
                     raise
@@ -290,7 +290,7 @@ class EngineAdmin:
         return SequenceFile(seq.n, saved.n_bytes, (time.perf_counter() - began) * 1e3)
 
     def _check_files(self) -> None:
-        """With a pool llama.cpp, which reads and writes these files, knows one row."""
+        """Raise NotSupportedError with a pool: llama.cpp reads and writes these files, and knows only one row."""
         if self._engine.backend.streamed is not None:
             raise NotSupportedError("--kv-pool does not support slot files; use --kv-cache-dir to keep prefixes")
 

@@ -1,6 +1,6 @@
-"""What the engine needs of a model: facts that do not change while the program runs, and small protocols.
+"""The interface between engine and model: constant facts, and small protocols.
 
-Each caller takes only those it needs: decoding an `Evaluator`, the cache a `SequenceMemory`, tools a `Vocabulary`.
+Each caller depends on one of them: decoding on `Evaluator`, the cache on `SequenceMemory`, tools on `Vocabulary`.
 """
 
 from __future__ import annotations
@@ -34,17 +34,15 @@ __all__ = [
 
 @dataclass(frozen=True)
 class EngineInfo:
-    """Sizes are tokens unless the name says otherwise; ``model_size`` is bytes, ``n_params`` weights.
+    """Facts about the model and its context. Sizes are tokens; ``model_size`` is bytes, ``n_params`` weights.
 
-    ``n_ctx`` is what one client may send and get: all cells, which it may have to wait for, or its fixed share.
-
-    ``fingerprint`` is equal for two processes exactly when their saved rows and states may be mixed. ``vocab_type`` is
-    llama.cpp's number. ``pooling`` says how embeddings are made of a text, empty when there are none.
-    ``draft_types`` name what proposes drafts, as --spec-type does. ``vision``: prompts may hold images.
-    ``lora`` are adapters, (path, scale). ``model_alias`` is the name for clients, the first of ``model_aliases`` if
-    there are any. A reranker is asked with ``rerank_template``, or without one with the tokens of ``rerank_marks``
-    before, between and after query and document. ``pool`` is where rows lie that are not all on the device.
-    ``memory`` says which kind of memory the model has in llama.cpp, and where a sequence of it can be resumed.
+    ``n_ctx`` is the limit of prompt and reply of one request: all cells if shared, else its equal part.
+    Processes with the same ``fingerprint`` may share saved rows and states. ``vocab_type`` is llama.cpp's number.
+    ``pooling`` is the pooling of embeddings, empty without embeddings. ``draft_types`` are values of --spec-type.
+    ``vision``: prompts may contain images. ``lora`` are (path, scale). ``model_alias`` is the name for clients, the
+    first of ``model_aliases`` if any. A reranker's prompt is ``rerank_template``, or if that is empty query and
+    document with ``rerank_marks`` before, between and after them. ``pool`` tells where rows lie, None if all are on
+    the device. ``memory`` describes llama.cpp's kind of memory, and where sequences can resume.
     """
 
     model_path: str
@@ -82,27 +80,27 @@ TopTokens = tuple[tuple[int, float], ...]
 
 
 class Sampler(Protocol):
-    """Chooses tokens for one request; remembers what its penalties need."""
+    """The sampler of one request, with the history for its penalties."""
 
     def sample(self, index: int) -> int:
-        """A token from the logits of output ``index`` of the last evaluation."""
+        """Return a token sampled from output ``index`` of the last evaluation."""
 
     def force(self, index: int, token: int) -> None:
-        """Sample from output ``index`` as if no token but ``token`` were possible."""
+        """Accept ``token`` at output ``index`` as if no other token were possible."""
 
     def top_tokens(self, token: int, n: int) -> TopTokens:
-        """The probability of the last ``token`` and of the ``n`` most likely ones after sampling, without zeros.
+        """Return the nonzero probabilities after sampling of the last ``token`` and the ``n`` most likely ones.
 
-        Only for a `Sampling` with ``post_sampling_probs``."""
+        Requires a `Sampling` with ``post_sampling_probs``."""
 
     def close(self) -> None:
-        """Free what it holds in llama.cpp; calling twice is harmless."""
+        """Free the llama.cpp objects. Idempotent."""
 
 
 class SequenceTokens(NamedTuple):
-    """``tokens`` to be evaluated in sequence ``seq`` from ``position`` on, where it ends.
+    """``tokens`` to append to sequence ``seq``, which has ``position`` tokens.
 
-    The first ``n_sure`` of them stay, one at least; the others are drafts, which `rollback` may take back.
+    The first ``n_sure`` >= 1 tokens are final; the others are drafts, which `SequenceMemory.rollback` may remove.
     """
 
     seq: int
@@ -112,23 +110,22 @@ class SequenceTokens(NamedTuple):
 
     @property
     def n_drafts(self) -> int:
-        """How many of the tokens are drafts."""
+        """The number of drafts among the tokens."""
         return len(self.tokens) - self.n_sure
 
 
 @dataclass(frozen=True)
 class BackendFacts:
-    """What a backend can do, in tokens.
+    """Limits of a backend, in tokens.
 
-    One of its ``n_seqs`` sequences has ``n_ctx`` at most, all together ``n_cells``, one evaluation ``n_ubatch``, and
-    one `Evaluator.decode` ``n_outputs`` outputs, which are ``n_seqs`` or more. A batch should have ``batch_cost`` on
-    average, so that it costs little beside them; see `batch_ends`. With ``is_async`` a device evaluates on its own:
-    `decode` returns when that has begun.
+    One of the ``n_seqs`` sequences holds up to ``n_ctx``, all together ``n_cells``. One evaluation takes up to
+    ``n_ubatch``; one `Evaluator.decode` returns up to ``n_outputs`` >= ``n_seqs`` outputs. Batches of ``batch_cost`` on
+    average keep the overhead per batch low; see `batch_ends`. With ``is_async``, `decode` returns once the device has
+    started.
 
-    `SequenceMemory.rollback` takes back ``n_rollback`` drafts of a sequence for nothing; with ``has_planes``, only if
-    that had as many tokens as all others in its `decode`. It takes back ``most_drafts`` at all, with a mark; 0 for a
-    memory that takes nothing back. ``draft_type`` is what `Evaluator.draft` asks, as in ``--spec-type``: "draft-mtp" or
-    "draft-simple"; empty without a draft model.
+    `SequenceMemory.rollback` removes up to ``n_rollback`` drafts of a sequence at no cost; with ``has_planes``, only if
+    all items of the `decode` had equally many tokens. With a mark it removes up to ``most_drafts``; 0: it cannot.
+    ``draft_type`` is the draft model of `Evaluator.draft`: "draft-mtp", "draft-simple", or empty for none.
     """
 
     n_ctx: int
@@ -145,133 +142,127 @@ class BackendFacts:
 
 
 class Vocabulary(Protocol):
-    """What text and grammars need of a model, also while that is freed. Any thread may ask."""
+    """The vocabulary for text and grammars, also while the model is unloaded. Thread-safe."""
 
     def is_end(self, token: int) -> bool:
         """Whether the model ends its reply with ``token``."""
 
     def piece(self, token: int) -> bytes:
-        """The bytes of one generated token."""
+        """Return the bytes of one generated token."""
 
     def check(self, sampling: Sampling) -> None:
-        """Raise RequestError if ``sampling`` has a grammar that cannot be compiled; else it is ready from now on.
-
-        It may take a second.
-        """
+        """Compile the grammar of ``sampling`` and keep it, which may take a second. RequestError if it is invalid."""
 
     def prepare(self) -> None:
-        """Do at once what the first grammar would have to wait for: a second or two for a large vocabulary."""
+        """Prepare the vocabulary for grammars, so that the first one need not wait: 1-2 s for a large vocabulary."""
 
 
 class Control(Protocol):
-    """Ends evaluations early, and shows that they go on. Any thread may call, but `allow` only the engine's."""
+    """Interrupts evaluations and reports their progress. Thread-safe except `allow`, for the engine's thread."""
 
     def interrupt(self) -> None:
-        """Let the evaluation that runs now, and all later ones, fail soon, where the device can."""
+        """Make the running evaluation and all later ones fail soon, if the device supports it."""
 
     @property
     def can_preempt(self) -> bool:
-        """Whether an evaluation looks often enough for `preempt` to be of use."""
+        """Whether evaluations check for `preempt` often enough."""
 
     def allow(self, is_so: bool) -> None:
-        """Whether evaluations from now on may fail with PreemptedError.
+        """Set whether evaluations from now on may fail with PreemptedError.
 
-        What their sequences hold is undefined then, but rows before where they stood are as they were.
+        After it the sequence's contents are undefined, except rows before the start of the evaluation.
         """
 
     def preempt(self, is_wanted: bool = True) -> None:
-        """End the evaluation that runs, or the next one, early, if it allows that; or do not any more."""
+        """Request that the current or next evaluation ends early, if allowed; False withdraws the request."""
 
     @property
     def heartbeat(self) -> int:
-        """Counts up while an evaluation makes progress, where the device tells."""
+        """A counter that grows while an evaluation makes progress, if the device reports it."""
 
 
 class Evaluator(Protocol):
-    """Evaluates tokens in sequences 0 .. n_seqs - 1, and chooses the next ones.
+    """Evaluates and samples tokens in sequences 0 .. n_seqs - 1.
 
-    An evaluation appends to its sequences and replaces the outputs of the one before, which samplers and `top_tokens`
-    refer to by index. One that fails raises EngineError, or UnavailableError after `Control.interrupt`, and what its
-    sequences hold is undefined; but OutOfCellsError when there are not enough cells, and then they hold what they held.
+    An evaluation appends to its sequences and replaces the previous outputs; samplers and `top_tokens` refer to outputs
+    by index. Errors: OutOfCellsError leaves the sequences unchanged. After EngineError, and UnavailableError (after
+    `Control.interrupt`), the contents of the sequences are undefined.
     """
 
     @property
     def facts(self) -> BackendFacts:
-        """The same as long as the model is loaded."""
+        """The backend's limits, constant while the model is loaded."""
 
     @property
     def memory(self) -> SequenceMemory:
-        """What the sequences hold."""
+        """The contents of the sequences."""
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The tokens."""
+        """The model's vocabulary."""
 
     @property
     def control(self) -> Control:
-        """For other threads."""
+        """Interruption and progress, for other threads."""
 
     @property
     def streamed(self) -> StreamCounts | None:
-        """What attention has read from RAM, and what it chose, since the start; None without a pool."""
+        """Counts of the pool since the start; None without a pool."""
 
     @property
     def image_bytes(self) -> int:
-        """Bytes of what is kept of images, to be evaluated now or again."""
+        """Bytes of all encoded images in memory."""
 
     def evaluate(
         self, seq: int, tokens: Tokens, start: int, *, output: bool = True, picture: Picture | None = None
     ) -> None:
-        """Evaluate ``tokens`` as one batch from position ``start`` on; output 0, if wanted, is the last token's.
+        """Evaluate ``tokens`` as one batch from position ``start`` on. With ``output``, output 0 is the last token's.
 
-        All of them may be of a ``picture``, which is encoded if it was not."""
+        With ``picture`` all tokens are part of it; it is encoded first if necessary."""
 
     def encode(self, picture: Picture) -> bool:
-        """Make ready what `evaluate` needs of ``picture``; whether that was anything.
-
-        RequestError if its file cannot be decoded.
-        """
+        """Encode ``picture`` for `evaluate`; False if it was encoded before. RequestError for an invalid file."""
 
     def decode(self, items: Sequence[SequenceTokens]) -> None:
-        """Evaluate one or more tokens for each of several sequences, ``n_ubatch`` in all or one each.
+        """Evaluate one or more tokens for each of several sequences, up to ``n_ubatch`` in total or one each.
 
-        There is an output after each token from an item's last sure one on, numbered through all items. An item with
-        more drafts than ``n_rollback`` is marked before, so that `rollback` can go back to where it began.
+        Outputs are those of each item's last sure token and its drafts, numbered across items. A sequence with more
+        drafts than ``n_rollback`` is marked first, so that `rollback` can return to its start.
         """
 
     def draft(self, items: Sequence[SequenceTokens], n: int) -> list[tuple[int, ...]]:
-        """What the draft model expects after the tokens of each item, of which none is evaluated yet: up to ``n``."""
+        """Return up to ``n`` drafts of the draft model for each item. The items' tokens are not evaluated yet."""
 
     def output(self) -> Block:
-        """A copy of output 0 of the last evaluation, for `recall`."""
+        """Return a copy of output 0 of the last evaluation, for `recall`."""
 
     def recall(self, output: Block) -> None:
-        """Have ``output`` as output 0, the only one, until the next evaluation."""
+        """Set ``output`` as output 0, the only one, until the next evaluation."""
 
     def pin(self, seq: int, ranges: Pins) -> None:
-        """From now on these rows of ``seq`` are among those that `decode` selects (`PoolPlan.select`), if it does."""
+        """Include the rows ``ranges`` of ``seq`` in all later selections of `decode` (`PoolPlan.select`)."""
 
     def sampler(self, sampling: Sampling, prompt: Tokens) -> Sampler:
-        """A sampler whose penalties have seen the end of ``prompt``."""
+        """Return a sampler whose penalties include the end of ``prompt``."""
 
     def top_tokens(self, index: int, token: int, n: int) -> TopTokens:
-        """The log-probability of ``token`` and of the ``n`` most likely tokens at output ``index``."""
+        """Return the log-probabilities of ``token`` and of the ``n`` most likely tokens at output ``index``."""
 
     def embed(self, tokens: Tokens) -> NDArray[np.float32]:
-        """The embeddings of ``tokens``, shape (1, width) if the model pools them and (n, width) if not; with pooling
-        "rank", a score for each class. RequestError when there are more than it takes. No sequence changes."""
+        """Return embeddings of ``tokens``, shape (1, width) if the model pools them, else (n, width); with pooling
+        "rank", one score per class. RequestError for too many tokens. Sequences do not change."""
 
 
 class Lifecycle(Protocol):
-    """Frees the model and loads it again. It is loaded when the object is made."""
+    """Unloads and reloads the model. It is loaded on construction."""
 
     def load(self) -> None:
-        """Load the model again after `unload`, empty; ModelError when that fails or it is not the same any more."""
+        """Reload the model after `unload`, with empty sequences. ModelError on failure, or if the model changed."""
 
     def unload(self) -> None:
-        """Free the context and the model, and what the device holds; only `load`, `unload`, the vocabulary, the control
-        and `SequenceMemory.synchronize` may be used after it."""
+        """Free the context, the model and all device memory. After it only `load`, `unload`, the vocabulary, the
+        control and `SequenceMemory.synchronize` are valid."""
 
 
 class Backend(Evaluator, Lifecycle, Protocol):
-    """One model with its sequences. Only the engine's thread may call it once the engine runs."""
+    """One model with its sequences. Once the engine runs, only the engine's thread may call it."""

@@ -1,7 +1,7 @@
-"""Decoding: from the outputs of one evaluation to the tokens of the next, until a reply ends.
+"""Decoding: samples tokens from one evaluation's outputs for the next evaluation, until the reply ends.
 
-A step evaluates the tokens that are sure to follow and, with drafts, some that may; each is sampled from the model's
-own outputs all the same. Drafts that were guessed right save steps, and choose nothing.
+A step evaluates the sampled tokens and, optionally, drafts. Every token is sampled from the model's outputs, so drafts
+save steps and never change the reply.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ __all__ = ["Generation", "PendingTokens", "Verify"]
 
 
 class PendingTokens(NamedTuple):
-    """A reply waits for ``tokens`` to be evaluated from ``position`` on; drafts may follow them."""
+    """The ``tokens`` that a reply needs evaluated next, from ``position`` on. Drafts may follow them."""
 
     tokens: tuple[int, ...]
     position: int
 
 
 class Verify(NamedTuple):
-    """With this a reply is resumed: ``output`` is the number of its last token's; those of ``drafts`` follow.
+    """The result of an evaluation: ``output`` is the index of the last sure token's output, those of ``drafts`` follow.
 
-    The last of the drafts, all but ``n_drafted``, only make the batch wider.
+    Drafts after the first ``n_drafted`` are padding of the batch.
     """
 
     output: int
@@ -39,12 +39,11 @@ class Verify(NamedTuple):
 
 
 class Generation:
-    """One reply on the sequence ``seq``: once that holds the prompt, `first` samples a token, `rest` everything else.
+    """One reply on the sequence ``seq``: after the prompt, `first` samples one token and `rest` all others.
 
-    Events go to ``handle``. ``n_predicted`` counts sampled tokens, ``first_token`` is when the first one was known, in
-    seconds of the performance counter, 0 if there was none. Use it in a ``with`` block, which makes the sampler at its
-    head, so that a grammar is refused (RequestError) before anything is evaluated, and frees it. Between two steps the
-    sequence may lie elsewhere.
+    Events go to ``handle``. ``n_predicted`` counts sampled tokens; ``first_token`` is the time of the first one in
+    seconds of the performance counter, 0 for none. A ``with`` block creates and frees the sampler, so that an invalid
+    grammar raises RequestError before the prompt is evaluated. The sequence may be suspended between two steps.
     """
 
     def __init__(self, evaluator: Evaluator, handle: RequestHandle, seq: LiveSequence) -> None:
@@ -83,7 +82,7 @@ class Generation:
             self._sampler.close()
 
     def timings(self, stats: RequestStats, submitted: float, started: float) -> Timings:
-        """Those of the reply, which has ended now; both are seconds of the performance counter."""
+        """Return the timings of the ended reply; ``submitted`` and ``started`` are performance counter seconds."""
         finished = time.perf_counter()
         first_token = self.first_token or finished
         streamed = self._evaluator.streamed
@@ -99,14 +98,14 @@ class Generation:
         )
 
     def first(self) -> None:
-        """Sample the first token from output 0, unless none is wanted."""
+        """Sample the first token from output 0, unless the limit is 0 tokens."""
         if not self._ended:
             self._token = self._next(0)
 
     def rest(self, learn: Callable[[int, int], None]) -> Generator[PendingTokens, Verify, None]:
-        """Evaluate and sample until the reply ends; the sequence then holds all tokens but the last, or fewer.
+        """Evaluate and sample until the reply ends; the sequence then holds at most all tokens but the last.
 
-        After each step with drafts, ``learn`` gets how many were verified and how many of these were right.
+        After each step with drafts, calls ``learn`` with the numbers of drafts verified and accepted.
         """
         seq = self._seq
         sure: tuple[int, ...] = (self._token,)
@@ -123,10 +122,7 @@ class Generation:
             self._send(rest)
 
     def _match(self, verify: Verify, learn: Callable[[int, int], None]) -> tuple[int, ...]:
-        """Sample for as long as what comes was drafted, and have the other drafts taken back.
-
-        Returns the tokens to evaluate next.
-        """
+        """Sample while tokens match the drafts, roll the other drafts back, and return the tokens to evaluate next."""
         output, drafts, n_drafted = verify
         seq, n_right, is_right = self._seq, 0, True
         while True:
@@ -154,12 +150,12 @@ class Generation:
         return (*again, token)
 
     def _next(self, index: int) -> int:
-        """Sample from output ``index``, send the final text, and note whether the reply has ended."""
+        """Sample from output ``index``, send the final text, and record whether the reply has ended."""
         sampler = self._sampler
         assert sampler is not None
         budget = self._budget
         token = sampler.sample(index) if budget is None else self._budgeted(sampler, budget, index)
-        if self.n_predicted == 0:  # only now has the device done what it was given
+        if self.n_predicted == 0:  # sampling waited for the device
             self.first_token = time.perf_counter()
         self.n_predicted += 1
         if self._is_end(token):
@@ -184,7 +180,7 @@ class Generation:
         return token
 
     def _budgeted(self, sampler: Sampler, budget: ReasoningBudget, index: int) -> int:
-        """A token that the limit of the reasoning allows, or forces."""
+        """Sample a token, or force one when the reasoning budget requires it."""
         if self._handle.ends_reasoning:
             self._handle.ends_reasoning = False
             budget.end()

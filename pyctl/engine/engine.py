@@ -1,4 +1,4 @@
-"""A request on its way through the engine, and tasks that wait between requests."""
+"""The engine: steps, the stages of a request, and tasks between requests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["Engine", "EngineSettings"]
 log = logging.getLogger(__name__)
 
 WAIT_SECONDS = 0.005
-"""For how long a step waits for the disk when there is nothing else to do; what arrives meanwhile waits, too."""
+"""Longest wait of a step for the disk when there is no other work; requests that arrive meanwhile wait as well."""
 
 
 class Engine:
@@ -65,24 +65,24 @@ class Engine:
         """Queue a request."""
         self.scheduler.add(handle)
         if not handle.request.background:
-            self.backend.control.preempt(False)  # it is here
+            self.backend.control.preempt(False)  # the request that preempted has arrived
 
     def when_idle(self, job: Job[Any]) -> None:
-        """Have ``job`` done when its sequence is free, before the next request gets it."""
+        """Run ``job`` once its sequence is free, before the next request gets it."""
         self.scheduler.idle_jobs.append(job)
 
     @property
     def n_waiting(self) -> int:
-        """Requests that wait to be begun. Any thread may ask."""
+        """The number of requests not yet started. Thread-safe."""
         return len(self.waiting.queue)
 
     @property
     def most_waiting(self) -> int:
-        """How many may wait, including those for which a sequence is free. Any thread may ask."""
+        """The limit of `n_waiting`, including requests for free sequences. Thread-safe."""
         return self.settings.n_queue + max(self.backend.facts.n_seqs - len(self.running), 0)
 
     def step(self) -> bool:
-        """Schedule, run, deliver: a batch of one prompt, a token of all replies. Whether work is left that is due."""
+        """Run one step: one batch of one prompt and one token of all replies. Returns whether work is due."""
         prefill, decode = self.scheduler.schedule()
         if prefill is not None:
             self.tell()
@@ -97,18 +97,18 @@ class Engine:
         return self.scheduler.has_work or self.warm_ups.seconds == 0
 
     def tell(self) -> None:
-        """Deliver the events of the last steps: while the device evaluates, not while it waits for the next step."""
+        """Deliver the events of the last steps. Called while the device evaluates, so that delivery costs no time."""
         for active in self.running:
             active.handle.release()
 
     def recover(self, error: PyctlError) -> None:
-        """A step failed at an unknown point: fail all requests with ``error``, and empty all sequences."""
+        """After a failed step, fail all requests with ``error`` and empty all sequences."""
         self.scheduler.end_all(error)
         for seq in self.sequences:
             self.prefix_cache.forget(seq)
 
     def sleep(self) -> None:
-        """Free the model, after the ends of all conversations went to the cache; nothing may be running."""
+        """Park all sequences and unload the model. Requires that no request runs."""
         self.warm_ups.clear()
         for seq in self.sequences:
             try:
@@ -123,7 +123,7 @@ class Engine:
         log.info("idle: model unloaded until the next request")
 
     def wake(self) -> None:
-        """Load the model again if it was freed; ModelError when that fails."""
+        """Reload the model if it is unloaded. Raises ModelError on failure."""
         if self.asleep:
             began = time.perf_counter()
             self.backend.load()
@@ -132,19 +132,19 @@ class Engine:
 
     @property
     def close_seconds(self) -> float:
-        """How long `close` may take: what the disk is given to write the rest."""
+        """Longest duration of `close`: the disk's time for pending writes."""
         disk = self.prefix_cache.disk
         return disk.close_seconds if disk is not None else 0.0
 
     def close(self, reason: PyctlError) -> bool:
-        """End all requests with ``reason``; whether everything is on disk then that was to be there."""
+        """End all requests with ``reason``; return whether all pending cache writes completed."""
         self.scheduler.end_all(reason)
         for job in self.scheduler.idle_jobs:
             job.fail(reason)
         return self.prefix_cache.close()
 
     def _resume(self, active: ActiveRequest, verify: Verify | None = None) -> None:
-        """Run a request up to its next batch or token, and note what it waits for then."""
+        """Run a request up to its next batch or token and record the step that it waits for."""
         if active.steps is None:
             active.steps = self._serve(active)
         try:
@@ -160,13 +160,13 @@ class Engine:
         requests, n_free = self.scheduler.with_room(requests)
         batches = verify_batches(requests, self.backend.facts, self.speculation, n_free, self.cells.make_room)
         began = time.perf_counter()
-        # What finds no cells is tried again by the next step.
+        # The next step retries batches that found no cells.
         if all(map(self._evaluate, batches)) and self.speculation and batches:
             n_tokens = sum(len(item.tokens) for batch in batches for _, item, _ in batch)
             self.speculation.record(n_tokens, (time.perf_counter() - began) * 1e3 if is_timed else None)
 
     def _evaluate(self, batch: list[BatchItem]) -> bool:
-        """Evaluate one batch and resume those that wait for it; False if nothing was evaluated for want of cells."""
+        """Evaluate one batch and resume its requests; False if it was not evaluated for lack of cells."""
         try:
             if not self.backend.facts.is_async:
                 self.tell()
@@ -190,7 +190,7 @@ class Engine:
     # -- one request -------------------------------------------------------------------------------------------------
 
     def _serve(self, active: ActiveRequest) -> Steps:
-        """The whole way of a request; a background one has no reply."""
+        """Run all stages of a request; a background request has no reply."""
         handle, request, seq, cache = active.handle, active.handle.request, active.seq, self.prefix_cache
         assert seq is not None
         active.started = time.perf_counter()
@@ -220,7 +220,7 @@ class Engine:
     def _evaluate_prompt(
         self, active: ActiveRequest, seq: LiveSequence, lookup: CacheLookup, stats: RequestStats
     ) -> Generator[Step, Verify, tuple[CacheLookup, CachePlan]]:
-        """Restore what the cache has of a prompt and evaluate the rest, with snapshots on the way."""
+        """Restore the longest cached prefix of a prompt and evaluate the rest, with a snapshot at each cut."""
         cache, is_background = self.prefix_cache, active.handle.request.background
         cache.leave(seq, lookup, stats)
         self.scheduler.give_all_cells(lookup)
@@ -239,7 +239,7 @@ class Engine:
         return lookup, plan
 
     def _make_ready(self, active: ActiveRequest, seq: LiveSequence, lookup: CacheLookup, stats: RequestStats) -> Steps:
-        """Evaluate a prompt ahead, if that is worth it, and count all that was evaluated, however often it stopped."""
+        """Evaluate a prompt ahead if worthwhile, and count evaluated tokens across all interruptions."""
         began = time.perf_counter()
         if self.warm_ups.is_worth_it(lookup, seq, stats.n_prompt):
             replaced = self.warm_ups.replaced_end(lookup, seq)

@@ -14,7 +14,7 @@ from pyctl.setting import CACHE, SERVER
 __all__ = ["MOST_WARM_UPS", "Clock", "EngineSettings"]
 
 Clock: TypeAlias = Callable[[], float]
-"""Seconds that only grow: `time.monotonic`, or in tests a clock that they move."""
+"""A monotonic clock in seconds: `time.monotonic`, or a fake clock in tests."""
 
 MOST_WARM_UPS = limit(16, "background requests that wait", "the oldest are given up", "process")
 
@@ -28,10 +28,11 @@ def idle_seconds(text: str) -> int:
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """``min_batch``: see plan.MIN_BATCH. ``min_step``: tokens between the sparse cuts of a long stretch, 0 for none.
+    """Settings of the engine; flags explain the others.
 
-    ``exact``: reuse nothing that a cold run would not have computed the same way, generated text included.
-    ``clear_idle``: a request that is served alone has all cells to itself, as if there were one sequence.
+    ``min_batch``: see plan.MIN_BATCH. ``min_step``: tokens between the sparse cuts of a long message, 0 for none.
+    ``exact``: reuse only rows that a cold run computes the same way, so no generated text.
+    ``clear_idle``: a request that runs alone uses all cells, as with one sequence.
     """
 
     min_batch: int = MIN_BATCH

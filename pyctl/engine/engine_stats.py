@@ -1,4 +1,4 @@
-"""What the engine shows of itself: counters, views of its sequences, and lines in the log during a long prefill."""
+"""Observability of the engine: counters, views of its sequences, and log lines during a long prefill."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ __all__ = [
 
 @dataclass
 class EngineCounters:
-    """Sums since the start; ``n_*`` are tokens except for the calls of llama_decode, times are milliseconds.
+    """Totals since the start; ``n_*`` are tokens except as noted, times are milliseconds.
 
-    ``n_busy`` adds up the sequences of each call, ``n_longest`` is the longest sequence seen, ``n_suspended`` counts
-    how often a reply had to give its cells to others. What a request evaluates,
-    predicts and drafts counts when it is served; requests that were cancelled count as calls only.
+    ``n_calls`` counts llama_decode calls, ``n_busy`` sums their sequences, ``n_longest`` is the length of the longest
+    sequence, ``n_suspended`` counts suspended replies. Tokens of a request count when it ends with a reply; cancelled
+    requests count as calls only.
     """
 
     n_calls: int = 0
@@ -46,20 +46,20 @@ class EngineCounters:
     drafts: DraftCounts = field(default_factory=DraftCounts)
 
     def count_call(self, n_seqs: int, length: int) -> None:
-        """One call for ``n_seqs`` sequences, the longest of which has ``length`` tokens now."""
+        """Count one call for ``n_seqs`` sequences, the longest with ``length`` tokens after it."""
         self.n_calls += 1
         self.n_busy += n_seqs
         self.n_longest = max(self.n_longest, length)
 
     def count_embedded(self, n_tokens: int, ms: float) -> None:
-        """A text was evaluated for its embeddings or its rank."""
+        """Count one text evaluated for embeddings or rank."""
         self.n_calls += 1
         self.n_busy += 1
         self.n_evaluated += n_tokens
         self.prompt_ms += ms
 
     def count_reply(self, timings: Timings) -> None:
-        """A request ended with a reply."""
+        """Count a request that ended with a reply."""
         self.n_cached += timings.n_cached
         self.n_evaluated += timings.n_evaluated
         self.prompt_ms += timings.prompt_ms
@@ -74,25 +74,25 @@ _HOUR = 3600.0
 
 
 class RecentReplies:
-    """What the last replies of the last hour took."""
+    """Timings of the last replies within an hour."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._replies: deque[tuple[float, Timings]] = deque(maxlen=MOST_REPLIES)
 
     def add(self, timings: Timings) -> None:
-        """A request ended with a reply."""
+        """Add the timings of a request that ended with a reply."""
         self._replies.append((self._clock(), timings))
 
     def by_age(self) -> list[tuple[float, Timings]]:
-        """Each with its age in seconds, the oldest first."""
+        """Return (age in seconds, timings), oldest first."""
         now = self._clock()
         return [(now - at, timings) for at, timings in self._replies if now - at < _HOUR]
 
 
 @dataclass(frozen=True)
 class EngineMemory:
-    """Bytes of the snapshots in RAM, of all saved blocks, of the recent prompts, of texts to draft from, of images."""
+    """Bytes of RAM snapshots, all saved blocks, recent prompts, texts to draft from, and encoded images."""
 
     snapshots: int
     blocks: BlockBytes
@@ -103,11 +103,11 @@ class EngineMemory:
 
 @dataclass(frozen=True)
 class EngineStats:
-    """What was done since the start, and ``recent``ly, since it was asked for last; how many requests run and wait now.
+    """Counters since the start (``total``) and since the previous query (``recent``), and the current load.
 
-    Of those that wait, ``n_suspended`` replies have begun and hold ``suspended_bytes`` of RAM, part of the cache's.
-    ``n_cells`` of the context are there, ``n_cells_used`` taken by sequences and ``n_cells_held`` by rows of snapshots
-    alone; ``device`` counts what became of these. ``streamed`` is what attention read from RAM, None without a pool.
+    Of ``n_waiting`` requests, ``n_suspended`` have begun and hold ``suspended_bytes`` of the cache's RAM. The context
+    has ``n_cells``: sequences use ``n_cells_used``, held rows ``n_cells_held``; ``device`` counts uses of held rows.
+    ``streamed`` counts reads of attention from RAM, None without a pool.
     """
 
     total: EngineCounters
@@ -127,10 +127,10 @@ class EngineStats:
 
 @dataclass(frozen=True)
 class SequenceView:
-    """One sequence. ``task`` counts the requests and is -1 before the first, whose ``request`` is None.
+    """One sequence. ``task`` is the id of its last request; before the first it is -1 and ``request`` is None.
 
-    ``n_tokens`` are in the sequence, of which ``prompt`` arrived and ``reply`` was generated. The other counts are of
-    the request that is served now, 0 for none: prompt tokens restored and evaluated, and tokens predicted.
+    The sequence holds ``n_tokens``: the received ``prompt`` and the generated ``reply``. ``n_cached``, ``n_evaluated``
+    and ``n_predicted`` belong to the running request, 0 for none.
     """
 
     id: int
@@ -148,7 +148,7 @@ class SequenceView:
 
 @dataclass(frozen=True)
 class SequenceFile:
-    """A sequence was saved or restored: tokens, bytes of the file, milliseconds."""
+    """Result of saving or restoring a sequence: tokens, bytes of the file, milliseconds."""
 
     n_tokens: int
     n_bytes: int
@@ -156,13 +156,13 @@ class SequenceFile:
 
 
 LINE_SECONDS = 5.0
-"""Between two lines; a prefill that is shorter gets none."""
+"""Seconds between two lines; a shorter prefill logs none."""
 
 log = logging.getLogger(__name__)
 
 
 class PrefillLog:
-    """Tells how far the prefill of request ``task`` has come, from ``start`` to ``n_prompt`` tokens."""
+    """Logs the progress of the prefill of request ``task``, from ``start`` to ``n_prompt`` tokens."""
 
     def __init__(self, task: int, start: int, n_prompt: int) -> None:
         self._task, self._start, self._n_prompt = task, start, n_prompt
@@ -170,7 +170,7 @@ class PrefillLog:
         self._next_line = self._began + LINE_SECONDS
 
     def reached(self, n: int) -> None:
-        """The first ``n`` tokens are evaluated."""
+        """Record that the first ``n`` tokens are evaluated."""
         now = time.monotonic()
         if now < self._next_line or n >= self._n_prompt:
             return

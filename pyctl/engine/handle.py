@@ -1,4 +1,4 @@
-"""The events of one request, from the engine's thread to its consumer, in a thread or in asyncio."""
+"""The channel of one request's events, from the engine's thread to a blocking or asyncio consumer."""
 
 from __future__ import annotations
 
@@ -23,20 +23,19 @@ MOST_UNREAD = limit(
 )
 
 REST_SECONDS = 0.002
-"""A consumer that took a piece of text rests so long before it waits for the next one. Waking a thread costs the one
-that generates some microseconds; pieces that come faster than this are taken together instead."""
+"""Pause of a consumer between a piece of text and waiting for the next one. Waking a thread costs the engine some
+microseconds; pieces that arrive faster are read together."""
 
 SIGNAL_SECONDS = 0.2
-"""A blocked consumer looks up this often, so that Ctrl-C gets through."""
+"""Longest uninterrupted wait of a blocking consumer, so that Ctrl-C works."""
 
 
 class RequestHandle:
-    """One consumer iterates, blocking or async, until a Done or Failed event has been delivered.
+    """The events of one request; one consumer iterates, blocking or async, up to a Done or Failed event.
 
-    ``drafts`` are counted by the engine's thread during the reply; any thread may read them.
-    `hold`, `release` and `put` are called by the engine's thread, except for an end that comes from elsewhere, `cancel`
-    and `end_reasoning` by any thread. ``is_over`` says that an end was put: later events are not delivered. A consumer
-    that leaves too much unread gets an error after it, and the work stops.
+    The engine's thread calls `hold`, `release` and `put` and counts ``drafts``. Any thread may read ``drafts``, call
+    `cancel` and `end_reasoning`, and put an end. With ``is_over`` an end was put; later events are dropped. If more
+    than MOST_UNREAD tokens are unread, the request is cancelled and the consumer gets an error after them.
     """
 
     def __init__(self, request: Request) -> None:
@@ -53,16 +52,16 @@ class RequestHandle:
         self._n_put = self._n_taken = 0  # tokens; one thread changes each
 
     def cancel(self) -> None:
-        """Stop the work at the next batch end or token; the last event may be missing then."""
+        """Stop the request at the next batch end or token. It may end without a last event."""
         self.cancelled = True
 
     def end_reasoning(self) -> None:
-        """Have the reasoning end at the next token, if the request has a limit for it and the reply is within one."""
+        """End the reasoning at the next token, if the request has a reasoning limit and the reply is in reasoning."""
         self.ends_reasoning = True
 
     def hold(self, piece: Piece) -> None:
-        """Deliver ``piece`` with the next `release` or `put`: the consumer is not woken yet, since that takes the
-        interpreter from the engine while the device has nothing to do."""
+        """Deliver ``piece`` with the next `release` or `put`. Waking the consumer now would take the interpreter
+        from the engine while the device idles."""
         if self.is_over:
             return
         self._n_put += _size(piece)
@@ -73,13 +72,13 @@ class RequestHandle:
             self._held.append(piece)
 
     def release(self) -> None:
-        """Deliver what was held."""
+        """Deliver held pieces."""
         if self._held:
             self._deliver_held()
             self._wake_up()
 
     def put(self, event: Event) -> None:
-        """Deliver an event, after all that was held."""
+        """Deliver held pieces, then ``event``."""
         if isinstance(event, Piece):
             self.hold(event)
             return self.release()
@@ -90,18 +89,18 @@ class RequestHandle:
         self._wake_up()
 
     def _deliver_held(self) -> None:
-        with suppress(IndexError):  # an end that comes from elsewhere delivers them, too
+        with suppress(IndexError):  # another thread that puts an end delivers them, too
             while self._held:
                 self._events.put(self._held.popleft())
 
     def _wake_up(self) -> None:
-        """Waking an event loop costs a system call, so it happens only while one waits."""
+        """Wake the consumer if it waits in an event loop, which costs a system call."""
         wake, self._wake = self._wake, None
         if wake is not None:
             wake()
 
     def drain(self) -> list[Event]:
-        """Events that are here already, taken without waiting."""
+        """Return all available events without blocking."""
         events = []
         while not self._ended and not self._events.empty():
             events.append(self._taken(self._events.get()))
@@ -147,16 +146,16 @@ class RequestHandle:
             def wake(loop: asyncio.AbstractEventLoop = loop, finish: Callable[[], None] = finish) -> None:
                 try:
                     loop.call_soon_threadsafe(finish)
-                except RuntimeError:  # the consumer's loop is gone, and the consumer with it
+                except RuntimeError:  # the consumer's loop is closed
                     self.cancel()
 
             self._wake = wake
-            if self._events.empty():  # nothing came between the test and the line above
+            if self._events.empty():  # no event arrived since the loop's test
                 await woken
         self._wake = None
         return self._taken(self._events.get())
 
 
 def _size(piece: Piece) -> int:
-    """How many tokens it mentions."""
+    """Return the number of token entries in ``piece``, at least 1."""
     return 1 + len(piece.tokens) + sum(map(len, piece.probs))

@@ -31,10 +31,10 @@ SERVED_SEQS = 4
 """Sequences of a server without ``--parallel``, as in llama-server."""
 
 MOST_SEQS = 255
-"""llama.cpp's 256 without the one by which rows are restored."""
+"""llama.cpp's 256 less the one used to restore rows."""
 
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
-"""Types of the KV cache, by ggml's names in lower case."""
+"""Types of the KV cache: ggml's names in lower case."""
 
 SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
 LOAD_MODES = {"auto": -1, "none": 0, "mmap": 1, "mlock": 2, "mmap+mlock": 3, "dio": 4}
@@ -43,11 +43,11 @@ FLASH_MODES = {"on": 1, "off": 0, "auto": -1}
 NUMA = {"distribute": 1, "isolate": 2, "numactl": 3}
 ROPE_SCALING = {"none": 0, "linear": 1, "yarn": 2}
 POOLING = {"none": 0, "mean": 1, "cls": 2, "last": 3, "rank": 4}
-"""With llama.cpp's numbers; -1 is its own choice."""
+"""llama.cpp's numbers of all these modes; -1 is its default."""
 
 
 def proportions(text: str) -> tuple[float, ...]:
-    """Shares, separated by commas or slashes; one at least above 0."""
+    """Parse shares separated by commas or slashes. Raises ValueError if all are 0."""
     values = tuple(float(number(0.0)(part)) for part in re.split("[,/]+", text))
     if not any(values):
         raise ValueError("at least one proportion must be above 0")
@@ -55,7 +55,7 @@ def proportions(text: str) -> tuple[float, ...]:
 
 
 def as_metadata(text: str) -> tuple[tuple[str, int | float | bool | str], ...]:
-    """``KEY=TYPE:VALUE,...`` with the types int, float, bool and str, in llama.cpp's limits of 127 bytes."""
+    """Parse ``KEY=TYPE:VALUE,...`` with types int, float, bool and str, up to 127 bytes each as in llama.cpp."""
     found: list[tuple[str, int | float | bool | str]] = []
     for part in words(text):
         match = re.fullmatch(r"([^=]{1,127})=(int|float|bool|str):(.{0,127})", part)
@@ -76,12 +76,12 @@ def as_metadata(text: str) -> tuple[tuple[str, int | float | bool | str], ...]:
 
 
 def unscaled(text: str) -> tuple[tuple[str, float], ...]:
-    """Adapter files, separated by commas, each at full scale."""
+    """Parse adapter files separated by commas, each with scale 1."""
     return tuple((name, 1.0) for name in words(text))
 
 
 def scaled(text: str) -> tuple[tuple[str, float], ...]:
-    """``FILE:SCALE,...``."""
+    """Parse ``FILE:SCALE,...``."""
     found = []
     for part in words(text):
         name, colon, scale = part.rpartition(":")
@@ -93,7 +93,7 @@ def scaled(text: str) -> tuple[tuple[str, float], ...]:
 
 SPIN = "GOMP_SPINCOUNT"
 SPIN_PER_LEVEL = 40
-"""A level of 50 is about a tenth of a millisecond: no slower where no other process wants the cores."""
+"""At level 50 a thread spins for about 0.1 ms, which is no slower on an idle machine."""
 
 SPIN_OF_LIBGOMP = 300_000
 
@@ -101,11 +101,10 @@ _spin_is_given = SPIN in os.environ or "OMP_WAIT_POLICY" in os.environ
 
 
 def limit_spinning(level: int, *, waits_for_gpu: bool = False) -> None:
-    """How long llama.cpp's threads (OpenMP) spin at a barrier before they sleep: 0 not at all, 100 longest.
+    """Set how long llama.cpp's OpenMP threads spin at a barrier: ``level`` from 0, not at all, to 100.
 
-    libgomp would spin for milliseconds: on a busy machine threads then wait for each other at every node of a graph
-    (bench/results/threads.md). Where they wait for a GPU in each layer instead, waking them up would cost more. Has an
-    effect before the libraries are loaded only, and never against the environment.
+    Must precede the loading of the libraries. Never overrides the environment. libgomp's default of milliseconds slows
+    a busy machine (bench/results/threads.md); threads that wait for a GPU keep it, since waking them costs more.
     """
     if not _spin_is_given:
         os.environ[SPIN] = str(SPIN_OF_LIBGOMP if waits_for_gpu else SPIN_PER_LEVEL * level)
@@ -116,13 +115,13 @@ class ModelSettings:
     """The model file and the context that llama.cpp makes for it; counts are tokens or layers.
 
     ``n_gpu_layers`` -1 means as many as fit, -2 all. ``placements`` are (regular expression over tensor names, buffer
-    type), the first match counts. With ``fit``, what was not given is made to fit: the context down to ``fit_ctx``
-    tokens, then the layers on the GPU, so that ``fit_target`` MiB stay free on each. ``metadata`` are (key, value),
-    ``lora`` are (file, scale). ``n_threads`` below 1 means as many as the layers are worth, and ``n_threads_batch``
-    below 1 the same number, or then one per core. ``n_ubatch`` 0 is what pays on this machine. ``n_ctx`` 0, ``rope_*``
-    0 or empty, ``yarn_orig_ctx`` 0, other ``yarn_*`` -1 and an empty ``pooling`` mean the model's own. ``tensor_split``
-    are proportions, empty for an even split. ``pooling`` is none, mean, cls, last or rank, for ``embeddings`` only. All
-    ``n_seqs`` share ``n_ctx`` if ``kv_unified``, and one has ``n_ctx_per_seq`` of it at most, 0 for no such bound.
+    type); the first match applies. ``fit`` reduces values not given, the context to ``fit_ctx`` tokens at least, then
+    the layers on the GPU, until ``fit_target`` MiB are free on each GPU. ``metadata`` are (key, value), ``lora`` (file,
+    scale). ``n_threads`` below 1 is automatic; ``n_threads_batch`` below 1 is ``n_threads`` if given, else one per
+    core. ``n_ubatch`` 0 is automatic. ``n_ctx`` 0, ``rope_*`` 0 or empty, ``yarn_orig_ctx`` 0, other ``yarn_*`` -1 and
+    an empty ``pooling`` mean the model's own. ``tensor_split`` are proportions, empty for an even split. ``pooling``
+    requires ``embeddings``. With ``kv_unified`` all ``n_seqs`` share ``n_ctx``, each up to ``n_ctx_per_seq``, 0 for no
+    limit.
     """
 
     path: str = MODEL.flag("", "-m --model", "GGUF file to load", str, "LLAMA_ARG_MODEL", "FILE")

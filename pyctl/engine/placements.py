@@ -1,4 +1,4 @@
-"""Where tensors go whose names match: placements, as pairs of a regular expression and a buffer type."""
+"""Placements of tensors: pairs of a regular expression over tensor names and a buffer type."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ DENSE_FFN = r"\.ffn_(up|down|gate)\."
 
 
 def experts_on_cpu(n_layers: int) -> tuple[tuple[str, str], ...]:
-    """Placements that keep the experts of the first ``n_layers`` layers on the CPU."""
+    """Return placements that keep the experts of the first ``n_layers`` layers on the CPU."""
     return tuple((rf"blk\.{layer}{CPU_EXPERTS}", "CPU") for layer in range(n_layers))
 
 
 def as_placements(text: str) -> tuple[tuple[str, str], ...]:
-    """``PATTERN=BUFFER,...``: regular expressions over names of tensors, and the buffer type where these go."""
+    """Parse ``PATTERN=BUFFER,...``. Raises ValueError."""
     found = []
     for part in words(text):
         pattern, equals, buffer = part.partition("=")
@@ -35,10 +35,10 @@ def as_placements(text: str) -> tuple[tuple[str, str], ...]:
 
 
 def cpu_experts(text: str) -> tuple[tuple[str, str], ...]:
-    """Placements that keep the experts of the first N layers on the CPU."""
+    """Parse N, and return placements that keep the experts of the first N layers on the CPU."""
     return experts_on_cpu(integer(0, 10_000)(text))
 
 
 def cpu_ffn(text: str) -> tuple[tuple[str, str], ...]:
-    """Placements that keep the dense feed-forward weights of the first N layers on the CPU."""
+    """Parse N, and return placements that keep the dense feed-forward weights of the first N layers on the CPU."""
     return tuple((rf"blk\.{layer}{DENSE_FFN}", "CPU") for layer in range(integer(0, 10_000)(text)))

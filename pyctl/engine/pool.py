@@ -1,4 +1,4 @@
-"""A pool of rows: its settings, where rows lie, and what attention has read."""
+"""The KV pool: its settings, the placement of its rows, and counts of its transfers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["PoolPlan", "PoolSettings", "StreamCounts"]
 
 @dataclass(frozen=True)
 class PoolSettings:
-    """``n_pooled`` rows of all layers may lie on the device; -1 as many as fit, if not all do, and 0 is no pool.
+    """Settings of the pool: ``n_pooled`` rows of all layers on the device, -1 as many as fit, 0 for no pool.
 
-    To ``select`` among rows takes a pool, of all that fit unless ``n_pooled`` says how many.
+    ``select`` requires a pool; with ``n_pooled`` 0 it then has as many rows as fit.
     """
 
     n_pooled: int = CONTEXT.flag(
@@ -34,21 +34,21 @@ class PoolSettings:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether there is to be a pool."""
+        """Whether the settings request a pool."""
         return bool(self.n_pooled or self.select.n_selected)
 
 
 COPY_RATE = 20e9
-"""Bytes a second from RAM to a device, for what is said before it can be measured: PCIe 4 with 16 lanes."""
+"""Assumed bytes per second from RAM to a device before a measurement: PCIe 4 x16."""
 
 MIB = 2**20
 
 
 class StreamCounts(NamedTuple):
-    """Bytes of rows that were copied to the device for attention to read, and milliseconds that it waited for them.
+    """Bytes of rows copied to the device for attention, and milliseconds that attention waited for them.
 
-    With --kv-select also the chunks that were selected, pinned ones included, and those of them that were copied from
-    RAM for it, both summed over layers and evaluations.
+    With --kv-select also the selected chunks, pinned ones included, and how many of them were copied from RAM, both
+    summed over layers and evaluations.
     """
 
     n_bytes: int = 0
@@ -57,7 +57,7 @@ class StreamCounts(NamedTuple):
     n_fetched: int = 0
 
     def plus(self, more: StreamCounts) -> StreamCounts:
-        """Both together."""
+        """Return the sum of both."""
         return StreamCounts(
             self.n_bytes + more.n_bytes,
             self.wait_ms + more.wait_ms,
@@ -66,19 +66,18 @@ class StreamCounts(NamedTuple):
         )
 
     def since(self, before: StreamCounts) -> StreamCounts:
-        """What came after ``before``."""
+        """Return the difference to the earlier counts ``before``."""
         n_bytes, wait_ms, n_selected, n_fetched = before
         return self.plus(StreamCounts(-n_bytes, -wait_ms, -n_selected, -n_fetched))
 
 
 @dataclass(frozen=True)
 class PoolPlan:
-    """Rows of ``n_rows`` tokens in ``n_layers`` layers with attention, ``layer_bytes`` in each.
+    """Placement of the rows of ``n_rows`` tokens in ``n_layers`` attention layers with ``layer_bytes`` each.
 
-    Those of ``n_resident`` layers lie on the device. Those of the others, which are *streamed*, lie in RAM; in every
-    evaluation one layer after the other is copied into one of ``n_stages`` stages, each as large as a layer. With
-    ``select`` generated tokens, up to ``n_selecting`` at once, attend to a part of them only, which takes
-    ``select_bytes`` more on the device.
+    The rows of ``n_resident`` layers are on the device. Other layers are *streamed*: their rows are in RAM, and each
+    evaluation copies layer after layer into one of ``n_stages`` device buffers of ``layer_bytes``. With ``select``, up
+    to ``n_selecting`` generated tokens at once attend to selected rows only; this takes ``select_bytes`` on the device.
     """
 
     n_rows: int
@@ -92,29 +91,29 @@ class PoolPlan:
 
     @classmethod
     def of(cls, n: int, n_rows: int, n_layers: int, layer_bytes: int) -> PoolPlan:
-        """With as many resident layers as there can be where the device has room for ``n`` of them, one at least."""
+        """Return the plan with the most resident layers for a device with room for ``n`` layers, 1 at least."""
         n_stages = 0 if n >= n_layers else min(max(n, 1), 2)
         return cls(n_rows, n_layers, min(max(n, 1) - n_stages, n_layers), n_stages, layer_bytes)
 
     @property
     def n_streamed(self) -> int:
-        """Layers whose rows lie in RAM."""
+        """The number of layers with rows in RAM."""
         return self.n_layers - self.n_resident
 
     @property
     def resident(self) -> tuple[int, ...]:
-        """The numbers of the resident layers. Streamed ones are far apart, so that one is copied while others work."""
+        """Indices of the resident layers. Streamed layers are spread out, so that copies overlap with computation."""
         streamed = {(2 * i + 1) * self.n_layers // (2 * self.n_streamed) for i in range(self.n_streamed)}
         return tuple(i for i in range(self.n_layers) if i not in streamed)
 
     @property
     def stage_bytes(self) -> int:
-        """Bytes on the device through which rows pass."""
+        """Bytes of the stages."""
         return self.n_stages * self.layer_bytes
 
     @property
     def device_bytes(self) -> int:
-        """Bytes on the device, those of the stages too."""
+        """Bytes on the device, including stages."""
         return self.n_resident * self.layer_bytes + self.stage_bytes
 
     @property
@@ -123,16 +122,16 @@ class PoolPlan:
         return self.n_streamed * self.layer_bytes
 
     def pass_bytes(self, n: int) -> int:
-        """Bytes that are copied to evaluate one batch behind ``n`` tokens, of a prompt if there is `select`."""
+        """Return the bytes copied to evaluate one batch after ``n`` tokens; with `select`, one of a prompt."""
         return self.host_bytes * n // self.n_rows
 
     def most_drafts(self, n: int, n_planes: int) -> int:
-        """How many of ``n`` drafts there may be: what is sure behind a mark may be as many tokens and one, and has as
-        many drafts as there are planes."""
+        """Return the limit of drafts, at most ``n``. With `select`, an item after a mark has up to limit + 1 sure
+        tokens and ``n_planes`` drafts, which must fit into ``n_selecting``."""
         return n if self.select is None else max(min(n, self.n_selecting - 1 - n_planes), 0)
 
     def lines(self, rate: float = COPY_RATE) -> Iterator[str]:
-        """What streaming costs at ``rate`` bytes a second: nothing to say without it."""
+        """Yield log lines with the cost of streaming at ``rate`` bytes per second; none without streamed layers."""
         if self.n_streamed:
             depths = [n for n in (32_768, 131_072) if n < self.n_rows] + [self.n_rows]
             speeds = (f"{_rounded(rate / self.pass_bytes(n))} at {n:,} tokens" for n in depths)

@@ -1,4 +1,4 @@
-"""A prompt on its way into its sequence, batch by batch."""
+"""Prefill: evaluates a prompt into its sequence, batch by batch."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class Prefill:
         self._counters = counters
 
     def ends(self, prompt: Prompt, *, free: bool = False) -> list[int]:
-        """Where batches of ``prompt`` end; ``free``: as if a batch cost nothing."""
+        """Return the batch ends of ``prompt``; with ``free``, as if batches had no overhead."""
         facts, min_batch = self._backend.facts, self._prefix_cache.settings.min_batch
         ends = batch_ends(prompt, facts.n_ubatch, min_batch, 0 if free else facts.batch_cost)
         return self._backend.memory.shape.places.added_to(ends)
 
     def after_reply(self, seq: LiveSequence, lookup: CacheLookup) -> CacheLookup:
-        """``lookup`` with the batch ends for the tokens to follow in ``seq``.
+        """Return ``lookup`` with batch ends for the tokens after those in ``seq``.
 
-        After generated text no batch is one of a cold run, so batches may end wherever a client may resume: at every
-        boundary. One turn has few of them, whatever they cost.
+        After generated text no batch equals one of a cold run, so batches end at every boundary, where clients may
+        resume. One turn has few boundaries, so their overhead is small.
         """
         if seq.n_exact == seq.n or not self._backend.facts.batch_cost:
             return lookup
@@ -47,9 +47,9 @@ class Prefill:
     def run(
         self, active: ActiveRequest, seq: LiveSequence, ends: Sequence[int], plan: CachePlan, stats: RequestStats
     ) -> Steps:
-        """Append what is missing of the prompt up to each of ``ends``, and to ``stats.n_prompt``, as there is room.
+        """Evaluate the missing tokens up to each of ``ends``, then up to ``stats.n_prompt``, as cells allow.
 
-        Output 0 is that of the prompt's end then. After ``ends`` a batch is another one than a cold run's."""
+        Afterwards output 0 is that of the prompt's end. A batch after ``ends`` differs from a cold run's."""
         prompt = active.handle.request.prompt
         began, save_before = time.perf_counter(), stats.save_ms
         first, last, n_exact = seq.n, seq.n, max(ends, default=0)
@@ -60,10 +60,10 @@ class Prefill:
                 continue
             picture = prompt.picture_at(seq.n)
             if picture is not None and self._backend.encode(picture):
-                yield None  # that took a while: others may have a token first
+                yield None  # encoding is slow: other requests decode a token first
             while (refused := self._evaluate(active, seq, end, plan)) is not None:
                 yield refused if isinstance(refused, OutOfCellsError) else None
-            last = seq.n if self._backend.facts.is_async else end  # what a device has begun takes its time later
+            last = seq.n if self._backend.facts.is_async else end  # an asynchronous device has only begun the last batch
             # The very end of a prompt is a batch end of longer prompts only if it fills its batch.
             is_cold = end <= n_exact and (end < len(prompt) or end - previous == self._backend.facts.n_ubatch)
             seq.append(prompt.tokens[seq.n : end], exact=is_cold)
@@ -78,20 +78,20 @@ class Prefill:
         if plan.restored and plan.restored[0].state.output.size and not stats.n_evaluated:
             self._backend.recall(plan.restored[0].state.output)
         stats.prefill_ms = (time.perf_counter() - began) * 1e3 - (stats.save_ms - save_before)
-        if not active.in_company:  # else others had their share of this time
+        if not active.in_company:  # otherwise the time includes other requests
             self._prefix_cache.cache.costs.note_evaluated(first, last, stats.prefill_ms / 1e3)
 
     def _evaluate(
         self, active: ActiveRequest, seq: LiveSequence, end: int, plan: CachePlan
     ) -> PreemptedError | OutOfCellsError | None:
-        """Evaluate up to ``end``. The error if that is to be tried again: it was preempted by another request, or there
-        is no room until another one makes way."""
+        """Evaluate up to ``end``. Returns the error if the caller must retry: another request preempted the evaluation,
+        or no cells are free."""
         prompt = active.handle.request.prompt
         picture = prompt.picture_at(seq.n)
         with self._prefix_cache.cache.locked(*plan.restored):
             has_room = self._cells.make_room(end - seq.n)
         if not has_room:
-            self._cells.make_room(end - seq.n)  # its rows are in the sequence already
+            self._cells.make_room(end - seq.n)  # may evict the restored snapshots: their rows are in the sequence
         tokens, control = prompt.tokens[seq.n : end], self._backend.control
         is_preemptible = active.handle.request.background and picture is None and control.can_preempt
         before = self._before(seq) if is_preemptible else None
@@ -112,13 +112,13 @@ class Prefill:
         return None
 
     def _empty(self, plan: CachePlan) -> bool:
-        """Take out of the context whatever is not in use, what the prompt was restored from last."""
+        """Remove all unused rows from the context; the snapshots that the prompt was restored from go last."""
         with self._prefix_cache.cache.locked(*plan.restored):
             gave = self._cells.empty()
         return gave or self._cells.empty()
 
     def _before(self, seq: LiveSequence) -> State | None:
-        """The state to which the sequence can return, rows apart; None where rows and state are not all."""
+        """Return the state for `_take_back`; None if the memory cannot separate rows from state, or on failure."""
         if not self._backend.memory.shape.has_rows:
             return None
         try:
@@ -127,7 +127,7 @@ class Prefill:
             return None
 
     def _take_back(self, seq: LiveSequence, before: State) -> None:
-        """Let the sequence be where it was before an evaluation that was broken off."""
+        """Return the sequence to its contents before an interrupted evaluation."""
         if not seq.n:
             return self._backend.memory.clear(seq.id)
         self._backend.memory.rewind(seq.id, seq.n)

@@ -1,4 +1,4 @@
-"""A request as the engine sees it, and the events by which it answers."""
+"""Requests to the engine, and the events of their replies."""
 
 from __future__ import annotations
 
@@ -36,16 +36,15 @@ StopType: TypeAlias = Literal["eos", "word", "limit"]
 
 @dataclass(frozen=True)
 class Request:
-    """What to generate after ``prompt``.
+    """A request to generate after ``prompt``.
 
-    ``max_tokens`` -1 means until the context is full, 0 means prefill only. ``stop`` are strings that end the reply and
-    are not part of it. ``n_probs`` asks for that many most likely tokens with each sampled one. ``disk_policy``
-    replaces the server's for this prompt. ``seq`` asks for that sequence, -1 for any. Two more limits, 0 for none: a
-    line with less than ``n_indent`` blanks at its start, and a line end later than ``max_ms`` after the first token.
-    ``pins`` are tokens that the reply attends to whatever else is chosen, where it does not attend to all.
-    ``control_texts`` are control tokens that belong to the reply's text, and as what; others leave no trace in it.
-    A ``background`` request only has its prompt evaluated, up to the last batch end in it, while nothing else is to be
-    done. With ``after`` no client asked for it: it is the beginning of what may follow the reply to that request.
+    ``max_tokens``: -1 until the context is full, 0 prefill only. ``stop`` strings end the reply, which excludes them.
+    ``n_probs`` is the number of most likely tokens returned with each token. ``disk_policy`` replaces the server's.
+    ``seq`` is the required sequence, -1 for any. Two limits, 0 for none, also end the reply: a line with fewer than
+    ``n_indent`` leading blanks, and the first line end more than ``max_ms`` after the first token. ``pins`` are ranges
+    that attention always includes with --kv-select. ``control_texts`` maps control tokens to their text in the reply;
+    all others have none. A ``background`` request only evaluates its prompt, up to its last batch end, while no other
+    work is due. With ``after`` it has no client: it is the expected beginning of the turn after that request.
     """
 
     prompt: Prompt
@@ -67,14 +66,14 @@ class Request:
 
 
 MOST_POSITIONS = 64
-"""Places in a draft that are counted one by one."""
+"""Draft positions with a count of their own."""
 
 
 @dataclass(frozen=True)
 class DraftCounts:
-    """What became of drafts: of ``n_drafts`` with ``n_drafted`` tokens, ``n_accepted`` tokens are part of a reply.
+    """Draft totals: ``n_drafts`` drafts with ``n_drafted`` tokens, of which replies accepted ``n_accepted``.
 
-    ``by_position`` counts the accepted tokens by their place in the draft.
+    ``by_position`` counts accepted tokens by their position in the draft.
     """
 
     n_drafts: int = 0
@@ -84,7 +83,7 @@ class DraftCounts:
 
     @staticmethod
     def of(n_drafted: int, n_accepted: int) -> DraftCounts:
-        """The counts of one draft, which has tokens."""
+        """Return the counts of one nonempty draft."""
         places = (1,) * n_accepted + (0,) * (n_drafted - n_accepted)
         return DraftCounts(1, n_drafted, n_accepted, places[:MOST_POSITIONS])
 
@@ -98,7 +97,7 @@ class DraftCounts:
 class Timings:
     """Counts in tokens, times in milliseconds; ``first_token_ms`` counts from submission.
 
-    ``streamed`` is what attention has read from RAM and what it chose, None without a pool.
+    ``streamed`` counts transfers of the pool, None without one.
     """
 
     n_cached: int
@@ -113,10 +112,9 @@ class Timings:
 
 @dataclass(frozen=True)
 class Progress:
-    """Prefill has reached ``n_processed`` of ``n_prompt`` prompt tokens, ``n_cached`` of them restored from ``source``
-    into sequence ``seq``.
+    """Prefill progress: ``n_processed`` of ``n_prompt`` tokens, ``n_cached`` of them restored from ``source``.
 
-    The first one comes right after the restore, before anything is evaluated.
+    The first event of a request follows the restore, before any evaluation.
     """
 
     n_prompt: int
@@ -128,11 +126,11 @@ class Progress:
 
 
 class Piece(NamedTuple):
-    """Text that is final: never half a character, never part of a stop string.
+    """Final text: never half a character, never part of a stop string.
 
-    ``text`` may be empty when tokens ended within a character. ``tokens`` are the ids sampled since the last piece;
-    ``probs`` holds, per token, (id, logprob) of the sampled token followed by the ``n_probs`` most likely ones;
-    probabilities instead of their logarithms if they are those after sampling.
+    ``text`` may be empty if the tokens end within a character. ``tokens`` are the ids sampled since the last piece.
+    ``probs`` holds for each token (id, logprob) of the sampled token, then of the ``n_probs`` most likely ones; with
+    ``post_sampling_probs``, probabilities instead of logarithms.
     """
 
     text: str
@@ -153,13 +151,13 @@ class Done:
 
 @dataclass(frozen=True)
 class Failed:
-    """The request ended without a reply; ``error`` says why."""
+    """The request ended with ``error``."""
 
     error: Exception
 
 
 def as_client_error(error: Exception) -> PyctlError:
-    """The error for the client of a request that ``error`` ended; one that is not ours is logged."""
+    """Return the error to report to the client. Logs unexpected errors and wraps them in EngineError."""
     if isinstance(error, PyctlError):
         return error
     log.error("unexpected error", exc_info=error)

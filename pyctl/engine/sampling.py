@@ -1,4 +1,4 @@
-"""Sampling parameters of one request, under llama-server's names and defaults."""
+"""Sampling parameters of one request, with llama-server's names and defaults."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ __all__ = [
 ]
 
 RANDOM_SEED = 0xFFFFFFFF
-"""The seed value that asks for a fresh random seed."""
+"""The seed value that selects a random seed."""
 
 DEFAULT_SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
-"""Order in which llama-server applies its samplers unless a request says otherwise."""
+"""llama-server's default order of samplers."""
 
 SAMPLERS = (*DEFAULT_SAMPLERS, "infill", "adaptive_p")
-"""All that a request may name. Wherever ``adaptive_p`` stands, it comes last and chooses the token."""
+"""All valid names of samplers. ``adaptive_p`` always runs last and chooses the token, wherever it is named."""
 
 SAMPLER_LETTERS = dict(zip("edskypmxtia", SAMPLERS, strict=True))
-"""llama-server's short names."""
+"""llama-server's one-letter names."""
 
 _SAMPLER_ALIASES = {
     **{name.replace("_", ""): name for name in SAMPLERS},
@@ -44,12 +44,12 @@ _SAMPLER_ALIASES = {
 
 
 def sampler_named(text: str) -> str | None:
-    """The sampler that ``text`` means in any of llama-server's spellings; None for none."""
+    """Return the sampler for any of llama-server's spellings; None if unknown."""
     return _SAMPLER_ALIASES.get(text.lower().replace("_", "").replace("-", ""))
 
 
 class Range(NamedTuple):
-    """What a request may say; llama-server cuts other values to the nearer end, refuses them, or ignores them."""
+    """The valid range of a parameter, and llama-server's treatment of other values: clamp, refuse or ignore."""
 
     low: float
     high: float
@@ -57,52 +57,52 @@ class Range(NamedTuple):
 
 
 def cut(low: float = -math.inf, high: float = math.inf) -> Range:
-    """Values beyond the ends are cut to them, as llama-server does."""
+    """Return a range that clamps values, as llama-server does."""
     return Range(low, high, "cut")
 
 
 def refuse(low: float, high: float = INT32_MAX) -> Range:
-    """Whole numbers beyond the ends are refused."""
+    """Return a range of integers that refuses other values."""
     return Range(low, high, "refuse")
 
 
 def ignore(low: float) -> Range:
-    """A value below ``low`` counts as absent."""
+    """Return a range that treats values below ``low`` as absent."""
     return Range(low, math.inf, "ignore")
 
 
 def range_of(item: Field[Any]) -> Range | None:
-    """The range of a field of `Sampling`; None for one that is no plain number."""
+    """Return the range of a field of `Sampling`; None for fields that are not numbers."""
     found: Range | None = item.metadata.get("range")
     return found
 
 
 def by_names(text: str) -> tuple[str, ...]:
-    """Names of samplers in order, separated by semicolons, in any spelling."""
+    """Parse names of samplers in any spelling, separated by semicolons."""
     given = (part.strip().lower() for part in text.split(";") if part.strip())
     return tuple(sampler_named(name) or name for name in given)
 
 
 def by_letters(text: str) -> tuple[str, ...]:
-    """The same by one letter each."""
+    """Parse samplers as one letter each. Raises ValueError for an unknown letter."""
     if unknown := [letter for letter in text if letter not in SAMPLER_LETTERS]:
         raise ValueError(f"{unknown[0]!r} is none of the letters {''.join(SAMPLER_LETTERS)}")
     return tuple(SAMPLER_LETTERS[letter] for letter in text)
 
 
 def as_seed(text: str) -> int:
-    """A seed; -1 stands for a random one."""
+    """Parse a seed; -1 selects a random one."""
     value = int(integer(-1, RANDOM_SEED)(text))
     return RANDOM_SEED if value == -1 else value
 
 
 def not_negative(text: str) -> float:
-    """A number; below 0 means 0."""
+    """Parse a number; negative values become 0."""
     return max(float(number()(text)), 0.0)
 
 
 def as_bias(text: str) -> tuple[tuple[int, float], ...]:
-    """``ID+BIAS`` or ``ID-BIAS``, as one pair."""
+    """Parse ``ID+BIAS`` or ``ID-BIAS`` into one pair."""
     match = re.fullmatch(r"([0-9]+)([+-][0-9]*\.?[0-9]+|-inf)", text)
     if match is None:
         raise ValueError(f"{text!r} is not of the form TOKEN_ID+BIAS or TOKEN_ID-BIAS")
@@ -110,7 +110,7 @@ def as_bias(text: str) -> tuple[tuple[int, float], ...]:
 
 
 def breaker(text: str) -> tuple[str, ...]:
-    """One sequence breaker with its escapes resolved; ``none`` is no breaker."""
+    """Parse one sequence breaker and resolve its escapes; ``none`` returns no breaker."""
     escapes = {"n": "\n", "r": "\r", "t": "\t"}
     return () if text == "none" else (re.sub(r"\\([nrt'\"\\])", lambda m: escapes.get(m[1], m[1]), text),)
 
@@ -120,20 +120,19 @@ GrammarKind: TypeAlias = Literal["gbnf", "llguidance"]
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen.
+    """Sampling parameters.
 
     Sampling()                    # llama-server's defaults: temperature 0.8, top-k 40, top-p 0.95, min-p 0.05
     Sampling(temperature=0.0)     # greedy
     Sampling(seed=7, top_k=20)
 
-    ``logit_bias`` holds (token id, bias) pairs; -inf forbids a token. ``grammar`` is in the notation of llama.cpp, or
-    of the library llguidance, as ``grammar_kind`` says; the latter must be no text of a client, since it may overflow a
-    stack. A ``grammar_lazy`` grammar binds nothing until the reply's text, special tokens included, holds a match of
-    one of ``grammar_triggers`` (regular expressions); then it binds from the match's first group that took part, or
-    from the match. Where the reply begins with ``grammar_hidden`` (an opening, empty if the prompt has it, and a
-    closing), only the text after that counts. Any other grammar has read ``grammar_prefill`` before the reply
-    begins. ``post_sampling_probs`` asks for probabilities as they are after all samplers, not the model's own. A
-    number's range is declared with it and holds for requests; values that nothing can be made of raise RequestError.
+    ``logit_bias`` holds (token id, bias) pairs; -inf forbids a token. ``grammar`` has the syntax of ``grammar_kind``:
+    llama.cpp's GBNF, or llguidance, never from a client because it may overflow the stack. A ``grammar_lazy`` grammar
+    starts once the reply's text, special tokens included, matches one of the regular expressions ``grammar_triggers``;
+    it applies from the first group that matched, else from the match. Text within ``grammar_hidden`` (an opening, empty
+    if the prompt ends with it, and a closing) at the start of the reply cannot trigger it. Other grammars consume
+    ``grammar_prefill`` first. ``post_sampling_probs`` selects probabilities after all samplers, not the model's own.
+    Each number declares its range for requests. Invalid values raise RequestError.
     """
 
     seed: int = SAMPLING.flag(RANDOM_SEED, "-s --seed", "-1 = random", as_seed, metavar="SEED", shown="-1")

@@ -1,4 +1,4 @@
-"""Which rows a generated token attends to where these are not all: settings, what is pinned, and the room it takes."""
+"""Sparse attention for generated tokens (--kv-select): settings, pinned ranges, and row counts."""
 
 from __future__ import annotations
 
@@ -10,25 +10,27 @@ from pyctl.convert import choice, integer
 from pyctl.errors import RequestError
 from pyctl.setting import CONTEXT
 
-if TYPE_CHECKING:  # it needs numpy, for which --help does not wait
+if TYPE_CHECKING:  # it imports numpy, which would slow --help
     from pyctl.prompt import Prompt
 
 __all__ = ["BLOCK", "CHUNK", "Pins", "SelectSettings"]
 
 CHUNK = 64
-"""Tokens that are chosen together."""
+"""Tokens selected as one unit."""
 
 BLOCK = 4
-"""Keys whose mean stands for them when chunks are scored: fewer find more and take more room."""
+"""Keys averaged into one to score chunks. Fewer are more accurate and take more memory."""
 
 Pins = tuple[tuple[int, int], ...]
-"""Ranges of tokens, [from, to), ascending, none touches another."""
+"""Ranges of tokens [first, last), ascending, neither overlapping nor adjacent."""
 
 
 @dataclass(frozen=True)
 class SelectSettings:
-    """A generated token attends to the first ``n_sinks`` and the last ``n_tail`` tokens, and to ``n_selected`` between:
-    pinned chunks, and those that its own queries score best in each layer. 0: to all, and nothing else counts.
+    """A generated token attends to the first ``n_sinks`` and last ``n_tail`` tokens, and to ``n_selected`` between.
+
+    These are the pinned chunks and, in each layer, the chunks that its queries score highest. ``n_selected`` 0 means
+    full attention.
     """
 
     n_selected: int = CONTEXT.flag(
@@ -58,19 +60,19 @@ class SelectSettings:
 
     @property
     def n_chosen(self) -> int:
-        """``n_selected`` in whole chunks."""
+        """``n_selected`` rounded up to whole chunks."""
         return _whole(self.n_selected)
 
     @property
     def n_rows(self) -> int:
-        """The most rows that a token attends to, itself and those beside it in a batch not counted."""
+        """The most rows that a token attends to, excluding those of its own batch."""
         return _whole(self.n_sinks) + self.n_chosen + self.n_tail if self.n_selected else 0
 
     def pins(self, prompt: Prompt, asked: Iterable[tuple[int, int]] = ()) -> Pins:
-        """What a reply to ``prompt`` always attends to beside sinks and tail: the chunks of ``asked`` and of the head.
+        """Return the pinned ranges of a reply to ``prompt``, without sinks and tail: chunks of ``asked`` and the head.
 
-        RequestError if those of ``asked`` leave no room for one chunk that is chosen. The head gets half of the room,
-        or what is left of it.
+        The head takes up to half of ``n_selected``, or the remaining room. RequestError if ``asked`` leaves no room for
+        one selected chunk.
         """
         most, begin = self.n_chosen - CHUNK, _whole(self.n_sinks)
         ranges = _joined((max(first, begin), min(last, len(prompt))) for first, last in asked)
@@ -87,7 +89,7 @@ class SelectSettings:
 
 
 def _joined(ranges: Iterable[tuple[int, int]]) -> Pins:
-    """The chunks that ``ranges`` touch, as few ranges."""
+    """Return the chunks that ``ranges`` touch, merged into as few ranges as possible."""
     found: list[tuple[int, int]] = []
     for first, last in sorted(ranges):
         if first >= last:

@@ -1,4 +1,4 @@
-"""The text of a reply as it becomes final, and what ends it or its reasoning: stop strings, lines, time, budgets."""
+"""The final text of a reply, and its limits: stop strings, lines, time and reasoning budgets."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["LineLimits", "ReasoningBudget", "ReasoningLimit", "TextStream", "end
 
 
 class TextStream:
-    """Feed it the bytes of each token; it returns the text that can be sent.
+    """Converts the bytes of tokens to text that can be sent.
 
-    Text that might become a stop string is held back until it cannot. Once a stop string has appeared,
-    ``stopping_word`` names it and nothing after it comes out. Bytes that are no UTF-8 become U+FFFD.
+    Text that may begin a stop string is withheld until it no longer can. After a stop string, ``stopping_word`` holds
+    it and `feed` returns no more text. Invalid UTF-8 becomes U+FFFD.
     """
 
     def __init__(self, stop: tuple[str, ...] = ()) -> None:
@@ -24,15 +24,15 @@ class TextStream:
         self._held = ""
 
     def feed(self, data: bytes) -> str:
-        """Text that became final with ``data``; empty after a stop string."""
-        # The incremental decoder of the library does the same in Python, for every token.
+        """Append ``data`` and return the text that became final; empty after a stop string."""
+        # codecs' incremental decoder does the same in slower Python code.
         data = self._rest + data
         text, used = codecs.utf_8_decode(data, "replace", False)
         self._rest = data[used:]
         return self._release(text) if self._stop else text
 
     def flush(self) -> str:
-        """What was held back, at the end of the reply; half a character at the end becomes U+FFFD."""
+        """Return the withheld text at the end of the reply. An incomplete character becomes U+FFFD."""
         text = self._rest.decode("utf-8", "replace")
         self._rest = b""
         if not self._stop:
@@ -54,7 +54,7 @@ class TextStream:
 
 
 class _Stops:
-    """All stop strings as one automaton (Aho and Corasick): a letter costs the same however many they are."""
+    """All stop strings as one Aho-Corasick automaton: the cost per letter is independent of their number."""
 
     def __init__(self, words: Iterable[str]) -> None:
         self._next: list[dict[str, int]] = [{}]
@@ -78,8 +78,8 @@ class _Stops:
         return len(self._next) > 1
 
     def search(self, text: str) -> tuple[int, str, int]:
-        """Where a word begins first in ``text``, and that word; -1 and none if there is none, and how much of the end
-        of ``text`` may be the beginning of one."""
+        """Find the first word in ``text``: (its start, the word, 0). If there is none: (-1, "", the length of the
+        longest end of ``text`` that begins a word)."""
         found, state = (len(text), ""), 0
         for at, letter in enumerate(text, 1):
             state = self._step(state, letter)
@@ -102,15 +102,15 @@ class _Stops:
 
 
 def ends_within_character(data: bytes) -> bool:
-    """Whether more bytes have to follow for ``data`` to be whole characters."""
+    """Whether ``data`` ends with an incomplete UTF-8 character."""
     return codecs.utf_8_decode(data[-3:], "ignore", False)[1] < len(data[-3:])
 
 
 class LineLimits:
-    """Feed it the reply's final text; `ended` becomes true where a limit ends the reply.
+    """Limits on the lines of a reply; ``ended`` is true once a limit has ended it.
 
-    ``n_indent`` is the least number of blanks or tabs that a line after the first has to begin with, 0 for any. Once
-    the time is up, the reply ends with a line (llama-server's ``t_max_predict_ms``).
+    ``n_indent`` is the required number of leading blanks or tabs of each line after the first, 0 for any. After the
+    time limit the reply ends at the next line end (llama-server's ``t_max_predict_ms``).
     """
 
     def __init__(self, n_indent: int) -> None:
@@ -119,7 +119,7 @@ class LineLimits:
         self._blanks = -1  # of the line so far; -1 when its text has begun
 
     def feed(self, text: str, time_is_up: bool) -> str:
-        """What of ``text`` belongs to the reply."""
+        """Return the part of ``text`` that belongs to the reply."""
         if self._n_indent:
             for at, letter in enumerate(text):
                 if letter == "\n":
@@ -137,9 +137,9 @@ class LineLimits:
 
 @dataclass(frozen=True)
 class ReasoningLimit:
-    """At most ``n_tokens`` from a ``start`` on until one of ``ends``; then ``forced`` follows, whatever the model says.
+    """At most ``n_tokens`` between ``start`` and one of ``ends``; at the limit, the tokens ``forced`` are generated.
 
-    All are token ids. ``read`` is what the prompt holds already of the reply, from the reasoning's start on.
+    All are token ids. ``read`` are tokens of a reasoning block that the prompt already opens.
     """
 
     n_tokens: int
@@ -150,9 +150,9 @@ class ReasoningLimit:
 
 
 class ReasoningBudget:
-    """Ask `next` before each token, tell `saw` after it. A reply that opens another block gets the limit anew.
+    """Enforces a `ReasoningLimit`: call `next` before each token and `saw` after it. Each block has the full limit.
 
-    The end is never forced within a character; ``piece`` gives the bytes of a token.
+    The end is never forced within a character; ``piece`` returns the bytes of a token.
     """
 
     def __init__(self, limit: ReasoningLimit, piece: Callable[[int], bytes]) -> None:
@@ -165,18 +165,18 @@ class ReasoningBudget:
             self.saw(token)
 
     def end(self) -> None:
-        """Use up what is left of an open block."""
+        """End an open block at the next token."""
         if self._left > 0:
             self._left = 0
 
     def next(self) -> int | None:
-        """The token that has to come now, None for any."""
+        """Return the token to force now, None for any."""
         if self._left == 0 and not self._forced and not ends_within_character(self._bytes()):
             self._forced = list(self._limit.forced)
         return self._forced[0] if self._forced else None
 
     def saw(self, token: int) -> None:
-        """``token`` came."""
+        """Record the generated ``token``."""
         self._last = [*self._last[-self._window() :], token]
         if self._forced:
             del self._forced[0]

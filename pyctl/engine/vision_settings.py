@@ -1,4 +1,4 @@
-"""The file that lets a model see, and how large images become, as frozen settings."""
+"""Settings of the vision encoder and of image sizes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["VisionSettings"]
 
 
 def one_device(text: str) -> str:
-    """The name of one device."""
+    """Parse the name of one device."""
     if "," in text:
         raise ValueError("only one device may be specified for the mmproj")
     return text
@@ -20,9 +20,11 @@ def one_device(text: str) -> str:
 
 @dataclass(frozen=True)
 class VisionSettings:
-    """``mmproj_path`` is the vision encoder of the model, empty for none. It is on a GPU if ``mmproj_offload``: on
-    ``mmproj_device``, empty for the model's first; "none" is none. ``image_min_tokens`` and ``image_max_tokens`` bound
-    what an image is resized to; -1 is the encoder's own bound. ``is_optional``: no flag asked for it.
+    """``mmproj_path`` is the GGUF file of the vision encoder, empty for none.
+
+    With ``mmproj_offload`` it runs on ``mmproj_device``, empty for the model's first GPU, "none" for the CPU. Images
+    are resized to ``image_min_tokens`` .. ``image_max_tokens``; -1 is the encoder's own limit. ``is_optional``: no flag
+    requested the encoder.
     """
 
     mmproj_path: str = MODEL.flag(

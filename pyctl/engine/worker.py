@@ -1,4 +1,4 @@
-"""The thread that owns llama.cpp: takes requests from any thread and runs the engine until it is closed."""
+"""The engine's thread: owns llama.cpp, accepts requests from any thread, and runs the engine until closed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ R = TypeVar("R")
 log = logging.getLogger(__name__)
 
 FINISH_SECONDS = 2.0
-"""How long a step may go on after closing before it is interrupted, which loses what its sequences hold."""
+"""Longest duration of a step after closing. Then it is interrupted, which loses the contents of its sequences."""
 
 STEP_SECONDS = limit(
     20.0, "a step of the engine that cannot be interrupted, at the end", "not waited for, exit code 1", "process", "s"
@@ -38,17 +38,17 @@ STEP_SECONDS = limit(
 MAX_FAILED_STEPS = limit(3, "steps of the engine in a row that fail", "the server ends, exit code 1", "process")
 
 IDLE_SECONDS = 2.0
-"""So long after a client's last request, rows that only the device has are copied to what is free of the cache's RAM,
-and those that have no room there to the disk, before prompts that are evaluated ahead of the next one."""
+"""Idle time after a client's last request before held rows without a copy go to free RAM of the cache, else to disk.
+Background requests start after this copy."""
 
 WATCH_SECONDS = 1.0
-"""Between two looks at the engine's thread."""
+"""Interval between two checks of the engine's thread."""
 
 
 class IdleJobs:
-    """One list of jobs, each with the time at which it is due: evaluate ahead, free the model, copy rows.
+    """Schedule of idle work: background requests, unloading the model, copying held rows.
 
-    ``is_ahead`` says that no client waits for the work that the engine does.
+    ``is_ahead``: the engine's current work has no waiting client.
     """
 
     def __init__(self, engine: Engine, sleep_seconds: float) -> None:
@@ -58,7 +58,7 @@ class IdleJobs:
         self._copy_at = math.inf
 
     def worked(self) -> None:
-        """Count idle time from now on: the engine has ended its work."""
+        """Restart the idle time: the engine has finished its work."""
         self._last_work = self._clock()
         if not self.is_ahead:
             self._last_asked = self._last_work
@@ -66,13 +66,13 @@ class IdleJobs:
 
     @property
     def seconds(self) -> float | None:
-        """How long until the next job is due; None if there is none."""
+        """Seconds until the next job is due; None if there is none."""
         now = self._clock()
         due = min(at for at, _ in self._jobs(now))
         return max(due - now, 0.0) if due < math.inf else None
 
     def run(self) -> bool:
-        """Do the first job that is due; returns whether the engine has steps to make then."""
+        """Run the first due job; return whether the engine has steps to run."""
         now = self._clock()
         due = [job for at, job in self._jobs(now) if at <= now]
         if due and due[0] is not None:
@@ -82,7 +82,7 @@ class IdleJobs:
         return self.is_ahead
 
     def _jobs(self, now: float) -> list[tuple[float, Callable[[], None] | None]]:
-        """Each job with its due time, the more urgent before others; None for steps of the engine."""
+        """Return (due time, job), most urgent first; the job None stands for steps of the engine."""
         engine = self._engine
         copy_at = math.inf if engine.asleep else self._copy_at
         ahead = engine.warm_ups.seconds if copy_at > now + AGAIN_SECONDS else None
@@ -98,11 +98,11 @@ class IdleJobs:
 
 
 class Worker:
-    """Runs ``engine`` on a thread of its own.
+    """Runs ``engine`` on its own thread. All methods are thread-safe.
 
-    After ``sleep_seconds`` without work, below 0 never, the model is freed until there is work again. What fails ends
-    the requests that it was for, and the thread continues; if it cannot, or makes no progress for ``stall_seconds``
-    (0: however long), everything that waits for it fails at once and `trouble` says why. Any thread may call anything.
+    After ``sleep_seconds`` without work (negative: never) the model is unloaded until the next request. An error ends
+    only the requests of its step. If the thread ends, or makes no progress for ``stall_seconds`` (0: no limit), all
+    requests and calls fail and `trouble` holds the reason.
     """
 
     def __init__(self, engine: Engine, info: EngineInfo, sleep_seconds: float = -1, stall_seconds: float = 0) -> None:
@@ -111,7 +111,7 @@ class Worker:
         self._stall_seconds = stall_seconds
         self._idle = IdleJobs(engine, sleep_seconds)
         self._inbox: queue.SimpleQueue[RequestHandle | Job[Any] | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()  # guards what is open, and whether more may come
+        self._lock = threading.Lock()  # guards the open requests and the states of closing
         self._open: set[RequestHandle] = set()
         self._current: Job[Any] | None = None
         self._closing = False
@@ -137,19 +137,19 @@ class Worker:
 
     @property
     def is_sleeping(self) -> bool:
-        """Whether the model is freed for now; the next request loads it again."""
+        """Whether the model is unloaded; the next request reloads it."""
         return self._engine.asleep
 
     @property
     def trouble(self) -> PyctlError | None:
-        """Why nothing will be served any more, None as long as all is well."""
+        """The error that ended the service, None while it runs."""
         return self._trouble
 
     def submit(self, request: Request) -> RequestHandle:
         """Queue ``request``; iterate over the handle for its events.
 
-        An empty prompt gets an empty reply. Raises ContextSizeError when the prompt can never fit, BusyError when too
-        many requests wait already, UnavailableError after `close` or in `trouble`.
+        An empty prompt gets an empty reply. Raises ContextSizeError if the prompt can never fit, RequestError for
+        invalid token ids, BusyError if the queue is full, and UnavailableError after `close` or in `trouble`.
         """
         n_ctx = self._info.n_ctx
         if len(request.prompt) >= n_ctx:
@@ -176,28 +176,28 @@ class Worker:
         return handle
 
     def warm(self, request: Request) -> None:
-        """Queue a background request without a consumer; a sleeping engine sleeps on."""
+        """Queue a background request without a consumer. Does not wake a sleeping engine."""
         handle = RequestHandle(request)
         if len(request.prompt) < self._info.n_ctx:
             self.call(lambda: None if self._engine.asleep else self._engine.submit(handle))
 
     def before_close(self, function: Callable[[], None]) -> None:
-        """Have `close` call ``function`` first; it ends other threads that may use the model's vocabulary."""
+        """Register ``function`` for `close` to call first, to end other threads that use the vocabulary."""
         self._before_close.append(function)
 
     def check(self, sampling: Sampling) -> None:
-        """Raise RequestError for a grammar that cannot be compiled; may take a second, but not of the engine's time."""
+        """Raise RequestError for an invalid grammar. May take a second, without blocking the engine's thread."""
         self._engine.backend.vocabulary.check(sampling)
 
     def prepare(self) -> None:
-        """Do at once what the first grammar would have to wait for."""
+        """Prepare the vocabulary for grammars; see Vocabulary.prepare."""
         self._engine.backend.vocabulary.prepare()
 
     def call(self, function: Callable[[], R], *, needs_model: bool = False, seq: int = -1) -> Future[R]:
-        """Run ``function`` on the engine's thread, between two steps; cancelled if the worker closes first.
+        """Run ``function`` on the engine's thread between two steps; cancelled if the worker closes first.
 
-        With ``needs_model`` it is work: a sleeping engine is woken for it. Otherwise the engine may be asleep. With
-        ``seq`` it waits until no request owns that sequence.
+        ``needs_model`` wakes a sleeping engine; otherwise the model may be unloaded. With ``seq`` the function waits
+        until no request owns that sequence.
         """
         job = Job(function, needs_model=needs_model, seq=seq)
         with self._lock:
@@ -211,11 +211,11 @@ class Worker:
         return job.future
 
     def close(self, timeout: float | None = None, *, unload: bool = True) -> bool:
-        """End all requests with UnavailableError and stop after the current step; a long one is interrupted.
+        """End all requests with UnavailableError and stop after the current step; interrupt a long one. Idempotent.
 
-        Waits ``timeout`` seconds at most, by default as long as the engine may take to close and a margin for the step.
-        Returns whether everything is written that was to be kept. Without ``unload`` the model stays until the process
-        ends, since other threads may still use its vocabulary. Idempotent.
+        Waits up to ``timeout`` seconds, by default `Engine.close_seconds` and a margin for the step. Returns whether
+        all pending cache writes completed. Without ``unload`` the model stays loaded, since other threads may still use
+        its vocabulary.
         """
         for function in self._before_close:
             function()
@@ -237,10 +237,10 @@ class Worker:
         return self._complete
 
     def watch(self) -> None:
-        """Wait for the end of the worker. Raises what `trouble` says: its thread ended, or makes no progress."""
+        """Wait for the end of the worker. Raises `trouble` if its thread fails or makes no progress."""
         stalled, sign, last = 0.0, None, time.monotonic()
         while not self._over.wait(WATCH_SECONDS) and self._trouble is None:
-            # A process that was stopped, or whose machine was, has not stalled: only looks that are close count.
+            # Counts at most two intervals per check: a stopped process or machine is not a stall.
             now = time.monotonic()
             passed, last = min(now - last, 2 * WATCH_SECONDS), now
             before, sign = sign, (self._n_steps, self._engine.backend.control.heartbeat)
@@ -274,7 +274,7 @@ class Worker:
             self._over.set()
 
     def _save_rest(self) -> None:
-        """After a failure: what the cache holds is still good, and goes to disk if it can."""
+        """After a failure, write the cache to disk if possible: its contents are still valid."""
         try:
             self._engine.prefix_cache.close()
         except Exception:
@@ -286,7 +286,7 @@ class Worker:
             if busy and self._inbox.empty():
                 busy = self._step()
                 if self._idle.is_ahead and not self._engine.running:
-                    busy = False  # the next one may have to wait for rows that are to be copied
+                    busy = False  # let idle jobs decide: copying rows precedes background requests
                 if not busy:
                     self._idle.worked()
                 continue
@@ -302,7 +302,7 @@ class Worker:
             self._n_steps += 1
 
     def _step(self) -> bool:
-        """Run one step of the engine; returns whether work is left."""
+        """Run one step of the engine; return whether work is left."""
         self._working = True
         try:
             busy = self._engine.step()
@@ -317,12 +317,12 @@ class Worker:
         return busy
 
     def _take(self, item: RequestHandle | Job[Any]) -> bool:
-        """Begin with ``item``; returns whether the engine has work to do."""
+        """Start ``item``; return whether the engine has work."""
         if isinstance(item, Job) and not item.needs_model:
             self._do(item)
             return False
         try:
-            self._engine.wake()  # takes what it takes: `_working` is not set yet
+            self._engine.wake()  # loading has no time limit: `_working` is not set yet
         except Exception as error:
             log.error("cannot reload the model: %s", error)
             reason = UnavailableError(f"cannot reload the model: {error}")
@@ -346,14 +346,14 @@ class Worker:
         if item.seq >= 0:
             return self._engine.when_idle(item)
         self._working, self._current = True, item
-        self._engine.tell()  # it may take long
+        self._engine.tell()  # deliver before a call that may take long
         item.run()
         self._current = None
 
     # -- from any thread ---------------------------------------------------------------------------------------------
 
     def _give_up(self, reason: PyctlError) -> None:
-        """Fail everything that waits for the engine's thread, now and later."""
+        """Fail all requests and calls with ``reason``, now and later."""
         with self._lock:
             self._trouble, self._ended = reason, True
         self._fail_open(reason)
