@@ -1,1 +1,1 @@
-"""Drafts: tokens that may follow, from n-grams, from what the cache remembers, or from a model; they choose nothing."""
+"""Drafts from n-grams, the cache's texts, or a model. They save steps and never change a reply."""

@@ -1,9 +1,8 @@
-"""The source ``cache``: what followed where the last tokens stood before, in anything that the cache remembers.
+"""The source ``cache``: drafts the continuation of earlier occurrences of the last tokens, in all remembered texts.
 
-Agents write again what they have just read: files with changes, arguments of calls, quotes. A request that may use the
-cache drafts from all prompts that the cache remembers, of all clients, and from replies, its own included; one that
-may not, from its own text alone, which no other client sees. Drafts never choose a token, but like cached prefixes they
-show in how fast tokens come.
+Agents often repeat text they have read: edited files, arguments of calls, quotes. A request that may use the cache
+drafts from all remembered prompts and replies, of all clients. Other requests draft from their own text only, which
+stays private. Drafts never change a token, but like cached prefixes they affect the speed that clients observe.
 """
 
 from __future__ import annotations
@@ -25,32 +24,29 @@ from pyctl.prompt import Tokens, as_tokens
 __all__ = ["BESIDE_MODEL", "CacheDrafts"]
 
 BLOCK = 512
-"""A prompt is taken in by blocks of so many tokens, each known by all tokens up to its end: what is there stays."""
+"""Tokens of a block. Prompts are added by block, identified by the digest of its prefix; known blocks are skipped."""
 
 OVERLAP = 32
-"""Tokens before a new block that are taken in again, so that what leads there is found with what follows."""
+"""Tokens before a new block that are added again, so that matches can span its start."""
 
 HAND_OVER = 16
-"""Generated tokens that are handed over together."""
+"""Generated tokens passed to the index's thread at a time."""
 
 LONGEST = 64
 """Tokens of the longest draft."""
 
 BESIDE_MODEL = 7
-"""Tokens that have to agree where a draft model could draft instead: with fewer it is right more often."""
+"""Least matching tokens if there is a draft model: for shorter matches the model is right more often."""
 
 TRUST = 2
-"""Drafts for each token that agreed."""
+"""Drafts per matching token."""
 
 LONGEST_CHANGE, MOST_CHANGES = 8, 4
-"""Tokens of a change that is expected again where the text is as it was there; how many that begin with one token."""
+"""Most tokens of a change that is predicted again; most changes with the same first token."""
 
 
 class _Text(NamedTuple):
-    """An errand: add ``tokens``, which stand from ``start`` on in the text that begins with ``prompt``.
-
-    They go into the ``private`` index, if there is one.
-    """
+    """A job: add ``tokens`` at position ``start`` of the text that begins with ``prompt``, to ``private`` if set."""
 
     prompt: Tokens
     start: int
@@ -59,16 +55,16 @@ class _Text(NamedTuple):
 
 
 FORGET = _Text(as_tokens([]), 0, as_tokens([]))
-"""The errand to forget everything."""
+"""The job to drop all texts."""
 
 
 class _Keeper:
-    """Adds what is handed over to an index; everything here runs on its thread."""
+    """Runs the jobs of the queue on its own thread."""
 
     def __init__(self, index: TokenIndex) -> None:
         self._index = index
-        self._blocks: OrderedDict[bytes, int] = OrderedDict()  # by digest: up to which count of added tokens it was
-        self._tail: tuple[Tokens | None, int] = (None, 0)  # whose text the index ends with, and where in it
+        self._blocks: OrderedDict[bytes, int] = OrderedDict()  # by digest: `n_added` after the block
+        self._tail: tuple[Tokens | None, int] = (None, 0)  # the last text in the index, and the position there
 
     def run(self, queue: SimpleQueue[_Text | Event | None]) -> None:
         while (text := queue.get()) is not None:
@@ -86,7 +82,7 @@ class _Keeper:
                 self._remember(text.tokens)
 
     def _remember(self, prompt: Tokens) -> None:
-        """Add those blocks of a prompt that are not there, or not any more."""
+        """Add the blocks of a prompt that the index lacks or has overwritten."""
         digest = hashlib.blake2b(digest_size=16)
         data = memoryview(prompt.astype("<i4", copy=False).tobytes())
         for start in range(0, prompt.size, BLOCK):
@@ -111,7 +107,7 @@ class _Keeper:
 
 @dataclass(eq=False)
 class _Change:
-    """Where the text that is followed has ``first`` to ``last``, ``span`` tokens, the new one had ``instead``."""
+    """A replacement of the source text's ``span`` tokens from ``first`` to ``last`` by ``instead``."""
 
     first: int
     last: int
@@ -122,7 +118,7 @@ class _Change:
 
 
 class _Expected(NamedTuple):
-    """A token, and the place to go on from behind it; if it is due to a ``change``, whether that ends with it."""
+    """A predicted token and the source place after it; with a ``change``, whether the token ``ends`` it."""
 
     token: int
     place: int
@@ -132,10 +128,10 @@ class _Expected(NamedTuple):
 
 @dataclass(eq=False)
 class _Course:
-    """Where a request is: ``n_known`` tokens were looked at, ``n_given`` handed over.
+    """The state of a request: ``n_known`` tokens compared with the source, ``n_given`` passed to the index.
 
-    The next tokens are expected at ``place``, after ``length`` that agreed and the rest of a change that has ``begun``.
-    Without a place, ``parted`` is where the text left the one it had followed, and ``since`` what came instead.
+    The source continues at ``place``, after ``length`` matching tokens and the rest of a change that has ``begun``.
+    With ``place`` 0, ``parted`` is the source place where the text diverged, and ``since`` the tokens after that.
     """
 
     prompt: Tokens
@@ -150,7 +146,7 @@ class _Course:
     changes: dict[int, list[_Change]] = field(default_factory=dict)  # by the first token, the newest first
 
     def expect(self, index: TokenIndex, n: int) -> list[_Expected]:
-        """The next ``n`` tokens, if the text goes on as the one it follows, with the changes that it had so far."""
+        """Predict the next ``n`` tokens: the source text with the changes learnt so far."""
         expected = list(self.begun)
         place = expected[-1].place if expected else self.place
         text = index.read(place, 2 * (n + LONGEST_CHANGE))
@@ -169,7 +165,7 @@ class _Course:
         return expected[:n]
 
     def part(self, fresh: list[int]) -> None:
-        """The text is at an end or goes on otherwise, with ``fresh``."""
+        """Leave the source: it has ended, or the text diverges with ``fresh``."""
         done: tuple[int, ...] = ()
         if self.begun and (change := self.begun[0].change) is not None:
             done = change.instead[: len(change.instead) - len(self.begun)]
@@ -188,7 +184,7 @@ class _Course:
         return None, 1
 
     def learn(self, old: list[int], instead: tuple[int, ...]) -> None:
-        """Remember that ``old`` became ``instead``."""
+        """Record the replacement of ``old`` by ``instead``."""
         changes = self.changes.setdefault(old[0], [])
         for change in changes:
             if change.last == old[-1] and change.instead == instead:
@@ -202,7 +198,7 @@ class _Course:
 
 
 def _rest(expected: list[_Expected], n: int) -> list[_Expected]:
-    """What is still to come of the change within which the first ``n`` end."""
+    """Return the remaining tokens of the change within which the first ``n`` end."""
     rest: list[_Expected] = []
     while not expected[n - 1].ends and not (rest and rest[-1].ends):
         rest.append(expected[n + len(rest)])
@@ -210,10 +206,9 @@ def _rest(expected: list[_Expected], n: int) -> list[_Expected]:
 
 
 class CacheDrafts:
-    """Copies drafts of at most ``longest`` tokens; ``capacity`` tokens are remembered, a power of two.
+    """Copies drafts of up to ``longest`` tokens from the last ``capacity`` tokens, a power of two.
 
-    Where fewer than ``least`` tokens agree it leaves drafting to the next source.
-    The engine's thread calls it and waits for nothing: texts are handed over to a thread that takes them in.
+    With fewer than ``least`` matching tokens it proposes nothing. Calls never block: another thread adds the texts.
     """
 
     name = "cache"
@@ -230,12 +225,12 @@ class CacheDrafts:
 
     @property
     def n_bytes(self) -> int:
-        """What is remembered takes about so many bytes, with what requests that share nothing have of their own."""
+        """Approximate bytes of all indices, including private ones."""
         private = [course.index for course in self._courses.values() if course.index not in (None, self.index)]
         return self.index.n_bytes + sum(index.n_bytes for index in private if index is not None)
 
     def follow(self, recent: RecentPrompts) -> None:
-        """Remember what ``recent`` does: its prompts of before a restart, and each that comes."""
+        """Add the prompts of ``recent``, those from before a restart and all later ones."""
         newest: list[Tokens] = []
         n_tokens = 0
         for one in recent.newest_first():
@@ -248,15 +243,15 @@ class CacheDrafts:
         recent.listener = self.remember
 
     def remember(self, tokens: Tokens) -> None:
-        """Take in a prompt that others may draft from."""
+        """Add a prompt to the shared index."""
         self._queue.put(_Text(tokens, 0, tokens))
 
     def forget(self) -> None:
-        """Forget all texts but what requests that share nothing have of their own."""
+        """Drop the shared index."""
         self._queue.put(FORGET)
 
     def flush(self) -> None:
-        """Wait until what was handed over is taken in: for tests and measurements."""
+        """Wait until all texts are added, for tests and measurements."""
         done = Event()
         self._queue.put(done)
         done.wait()
@@ -270,7 +265,7 @@ class CacheDrafts:
         return [tuple(self._draft(job)) if job.key in self._courses else () for job in jobs]
 
     def learn(self, key: int, n_drafted: int, n_accepted: int) -> None:
-        pass  # the next tokens tell
+        pass  # `_keep_up` compares the next tokens instead
 
     def end(self, key: int) -> None:
         self._courses.pop(key, None)
@@ -284,7 +279,7 @@ class CacheDrafts:
             course.n_known = n - 1
         index = course.index
         text = [*job.seq.tokens[max(job.seq.n - CONTEXT, 0) :].tolist(), *job.sure]
-        if n - course.n_known > len(text):  # not asked for long
+        if n - course.n_known > len(text):  # not called for more than CONTEXT tokens
             course.part([])
             course.n_known, course.parted = n, 0
         fresh = text[len(text) - (n - course.n_known) :]
@@ -308,7 +303,7 @@ class CacheDrafts:
         return private
 
     def _hand_over(self, job: DraftJob, course: _Course) -> None:
-        """What was generated, in pieces."""
+        """Pass generated tokens to the index's thread, HAND_OVER or more at a time."""
         if job.seq.n - course.n_given >= HAND_OVER:
             private = None if course.index is self.index else course.index
             tokens = as_tokens(job.seq.tokens[course.n_given :])
@@ -340,12 +335,12 @@ class CacheDrafts:
             n = 0 if course.begun else index.follow(course.place, fresh)
             if not n:
                 break
-            course.place += n  # nothing was changed here
+            course.place += n  # the text follows the source here, without the change
             fresh = fresh[n:]
         course.part(fresh)
 
     def _anchor(self, course: _Course, index: TokenIndex, text: list[int]) -> None:
-        """Find the place to go on from: near where the text parted from what it followed, or anywhere."""
+        """Find a source place for the end of ``text``: near the divergence, else anywhere."""
         place, length = index.near(course.parted, course.since) if course.parted else (0, 0)
         if place:
             self._compare(course, index, place - length, course.since[:-length])
@@ -354,7 +349,7 @@ class CacheDrafts:
         course.place, course.length = place, length
 
     def _compare(self, course: _Course, index: TokenIndex, place: int, instead: list[int]) -> None:
-        """What the text had followed goes on at ``place``, and had something else before, or nothing."""
+        """Learn the change between the divergence and ``place``: the source's tokens there became ``instead``."""
         n = place - course.parted
         if 0 <= n <= LONGEST_CHANGE and len(instead) <= LONGEST_CHANGE:
             old = index.read(course.parted, max(n, 1))

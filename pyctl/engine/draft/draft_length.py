@@ -1,9 +1,9 @@
-"""How many tokens to draft: the length that is expected to give the most tokens per second.
+"""Draft lengths: the controller chooses the length with the most expected tokens per second.
 
-Costs are in plain steps: the time in which each request that decodes gets one token without drafts. If p is the moving
-share of accepted drafts, the gain of n drafts is (1 + p + ... + p^n) / cost. The cost is that of proposing n tokens, of
-a step as wide as measured, of evaluating accepted drafts again after a rollback, and of a new CUDA graph. While the
-best gain is below `MIN_GAIN` the source pauses; a short probe ends each pause. A budget bounds what drafts lose.
+The unit of cost is a plain step, in which each decoding request gets one token without drafts. With p the moving share
+of accepted drafts, the gain of n drafts is (1 + p + ... + p^n) / cost. The cost sums the proposal of n tokens, the
+measured step of that width, the repeated evaluation of accepted drafts after a rollback, and a new CUDA graph. While
+the best gain is below `MIN_GAIN`, the source pauses; a short probe ends each pause. A budget limits the time lost.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from pyctl.prompt import as_tokens
 
 __all__ = ["LENGTHS", "DraftLengthController", "DraftResult", "calibrate"]
 
-LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # compared, besides the longest allowed one
-MIN_GAIN = 1.02  # speed with drafts, as a multiple of that without, below which a source pauses
-MIN_PAUSE, MAX_PAUSE, PROBE = 6, 512, 2  # tokens; pauses double, up to 16 times, while no draft pays
-LOSS, BUDGET = 0.02, 24.0  # share of the time, and plain steps, that drafts may lose; up to two budgets are saved
-PRIOR, PRIOR_WEIGHT = 0.8, 3.0  # accepted share before anything is known, and for how many drafts it counts
-REQUEST_DECAY, SOURCE_DECAY = 0.06, 0.02  # weight that evidence loses with each draft: for a request, for a source
-REMEASURE, GRAPH_STEPS = 256, 16  # steps: to a new measurement of plain ones; that share a draft model's CUDA graph
-CALIBRATION_S = 3.0  # seconds after which no measurement begins at the start
+LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # compared, in addition to the longest allowed
+MIN_GAIN = 1.02  # speedup by drafts below which a source pauses
+MIN_PAUSE, MAX_PAUSE, PROBE = 6, 512, 2  # tokens; pauses double, up to 16 times, while drafts do not pay
+LOSS, BUDGET = 0.02, 24.0  # drafts may lose this share of time and this many plain steps; credit is capped at twice
+PRIOR, PRIOR_WEIGHT = 0.8, 3.0  # prior of the accepted share, and its weight in drafts
+REQUEST_DECAY, SOURCE_DECAY = 0.06, 0.02  # decay of evidence per draft, in a request and in a source
+REMEASURE, GRAPH_STEPS = 256, 16  # steps between measurements of plain ones; steps per CUDA graph of a draft model
+CALIBRATION_S = 3.0  # seconds after which calibration starts no measurement
 
 
 class DraftResult(NamedTuple):
-    """One request in a step: ``source`` proposed ``n_drafted`` tokens, the first ``n_accepted`` were right."""
+    """One request in a step: ``source`` drafted ``n_drafted`` tokens, of which the first ``n_accepted`` matched."""
 
     key: int
     source: str = ""
@@ -44,14 +44,14 @@ class DraftResult(NamedTuple):
 
 
 class Curve:
-    """A cost by number of tokens that never falls, in a line between measured numbers; by ``slope`` before these."""
+    """A non-decreasing cost by number of tokens: linear between measurements, ``slope`` before any."""
 
     def __init__(self, start: int = 0, cost: float = 0.0, slope: float = 0.0) -> None:
         self._samples: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=8))
         self._tokens, self._costs = [start, start + 4096], [cost, cost + 4096 * slope]
 
     def add(self, n: int, cost: float) -> None:
-        """``n`` tokens cost so much. Once is no evidence: it may have loaded kernels."""
+        """Add a measurement. A single one per ``n`` is ignored, since it may include loading kernels."""
         self._samples[n].append(cost)
         found = {self._tokens[0]: self._costs[0]}
         found |= {each: _quartile(samples) for each, samples in sorted(self._samples.items()) if len(samples) > 1}
@@ -65,16 +65,16 @@ class Curve:
 
 
 def _quartile(samples: deque[float]) -> float:
-    return sorted(samples)[(len(samples) - 1) // 4]  # anything may hold up a step
+    return sorted(samples)[(len(samples) - 1) // 4]  # other processes may delay a step
 
 
 class StepCosts:
-    """Costs of steps for ``n_seqs`` requests: measured at the start, and kept current while decoding."""
+    """Costs of steps for ``n_seqs`` requests, measured at startup and updated while decoding."""
 
     def __init__(self, n_seqs: int) -> None:
         self.n_seqs, self.of, self.plain_ms = n_seqs, Curve(n_seqs, 1.0, 0.1 / n_seqs), 0.0
         self.n_steps, self._measured, self.graph = 0, 0, 0.0  # the second step of a width captures a CUDA graph
-        self.plain: deque[float] = deque(maxlen=4)  # milliseconds with the context of now
+        self.plain: deque[float] = deque(maxlen=4)  # milliseconds, at the current context length
 
     def needs_plain(self) -> bool:
         """Whether the next step should have no drafts."""
@@ -91,12 +91,12 @@ class StepCosts:
 
 
 class Drafts:
-    """The moving share of accepted drafts of a source, in one request or in all, and what was decided on it."""
+    """The moving share of accepted drafts of a source, in one request or in all, and the last decision."""
 
     def __init__(self, decay: float = REQUEST_DECAY) -> None:
         self._keep, self._n_tried, self._n_right = 1 - decay, 0.0, 0.0
-        self.pause, self.is_probing = 0, False  # tokens that are left of a pause; a probe ends it
-        self.asked, self.length = (0, 0, 0, 0, 0), 0  # the length was chosen for these
+        self.pause, self.is_probing = 0, False  # tokens left of a pause, which a probe ends
+        self.asked, self.length = (0, 0, 0, 0, 0), 0  # inputs for which `length` was chosen
 
     def add(self, n_drafted: int, n_accepted: int) -> None:
         """Count a draft."""
@@ -105,21 +105,22 @@ class Drafts:
         self.length, self.is_probing = 0, self.is_probing and 2 * n_accepted >= n_drafted
 
     def rest(self, n_tokens: int) -> None:
-        """Pause; the share counts no more than the prior then, so that the next drafts decide."""
+        """Pause for ``n_tokens`` and reduce the evidence to the prior's weight, so that the next drafts decide."""
         least = PRIOR_WEIGHT / max(self._n_tried, PRIOR_WEIGHT)
         self._n_tried, self._n_right = self._n_tried * least, self._n_right * least
         self.pause, self.is_probing = n_tokens, True
 
     def share(self, prior: float) -> float:
-        """More than seen, as far as the prior allows: what was seen little of is worth a try."""
+        """Return an upper estimate of the accepted share, capped by ``prior``: sources with few drafts get a try."""
         n = self._n_tried + PRIOR_WEIGHT
         seen = (self._n_right + PRIOR_WEIGHT * prior) / n
         return min(max(seen, min(seen + 0.6 * math.sqrt(seen * (1 - seen) / n), prior)), 0.999)
 
 
 class DraftLengthController:
-    """Chooses draft lengths before steps, and learns from results. Drafts over ``n_free`` tokens are rolled back by
-    evaluating the accepted ones again. The engine's thread alone calls it."""
+    """Chooses draft lengths and learns from results. Only the engine's thread calls it.
+
+    Drafts over ``n_free`` tokens cost a repeated evaluation of the accepted ones on rollback."""
 
     def __init__(self, n_free: int = 1024) -> None:
         self._n_free, self._budget = n_free, BUDGET
@@ -128,16 +129,16 @@ class DraftLengthController:
         self._sources: defaultdict[str, Drafts] = defaultdict(lambda: Drafts(SOURCE_DECAY))
         self._next_pause: defaultdict[str, int] = defaultdict(lambda: MIN_PAUSE)
         self._requests: defaultdict[int, defaultdict[str, Drafts]] = defaultdict(lambda: defaultdict(Drafts))
-        self._width, self._place = (0, 0), 0  # requests and tokens of the last step, and the steps since the first such
+        self._width, self._place = (0, 0), 0  # requests and tokens of the last step; equal steps before it
 
     def costs(self, n_seqs: int) -> StepCosts:
-        """Costs of steps for so many requests."""
+        """Return the costs of steps for ``n_seqs`` requests."""
         return self._costs.setdefault(n_seqs, StepCosts(n_seqs))
 
     def length(self, key: int, source: str, limit: int, n_seqs: int = 1, *, together: bool = False) -> int:
-        """Tokens, at most ``limit``, that ``source`` should draft for ``key`` in a step of ``n_seqs`` requests.
+        """Return the draft length, at most ``limit``, of ``source`` for ``key`` in a step of ``n_seqs`` requests.
 
-        With ``together`` all of them get as many.
+        With ``together`` all requests draft equally many tokens.
         """
         costs, drafts = self.costs(n_seqs), self._requests[key][source]
         if limit <= 0 or costs.needs_plain() or drafts.pause:
@@ -165,7 +166,7 @@ class DraftLengthController:
         p = known if together and n_seqs > 1 else drafts.share(known)
         graph, proposing, options = costs.graph / (GRAPH_STEPS if together else 1), self.proposing[source, n_seqs], []
         for n in [*(n for n in LENGTHS if n < limit), limit]:
-            width = n_seqs * (1 + n)  # as if all requests had as many drafts
+            width = n_seqs * (1 + n)  # assumes equal drafts for all requests
             cost = costs.of(width) - 1 + proposing(n) / costs.plain_ms
             if n > self._n_free:
                 cost += (1 - p**n) * (costs.of(n_seqs * (2 + round(p * (1 - p**n) / (1 - p)))) - 1)
@@ -176,7 +177,7 @@ class DraftLengthController:
     def record(
         self, drafts: Sequence[DraftResult], n_tokens: int, ms: float | None, proposing_ms: Mapping[str, float]
     ) -> None:
-        """A step of ``n_tokens`` took ``ms``, None if the device did something else, too; sources ``proposing_ms``."""
+        """Record a step of ``n_tokens``: ``ms`` is None if it did other work, ``proposing_ms`` is by source."""
         n_seqs, width, costs = len(drafts), (len(drafts), n_tokens), self.costs(len(drafts))
         self._place = 0 if width != self._width else self._place + 1
         excess = (costs.graph / 4, costs.graph, 0.0)[min(self._place, 2)]
@@ -199,14 +200,14 @@ class DraftLengthController:
         self._budget = min(self._budget + LOSS - lost, 2 * BUDGET)
 
     def end(self, key: int) -> None:
-        """The request has ended."""
+        """Drop the state of an ended request."""
         self._requests.pop(key, None)
 
 
 def calibrate(controller: DraftLengthController, evaluator: Evaluator, longest: int, n_model: int) -> None:
-    """Measure steps with drafts of up to ``longest`` tokens, those of the draft model up to ``n_model``.
+    """Measure steps with drafts of up to ``longest`` tokens, for the draft model up to ``n_model``.
 
-    Each step runs four times: the first may load kernels, the second capture a CUDA graph, and the others count.
+    Each step runs four times: the first may load kernels, the second may capture a CUDA graph, the last two count.
     """
     until, facts = time.monotonic() + CALIBRATION_S, evaluator.facts
     lengths = sorted({0, *range(1, n_model + 1), *(n for n in LENGTHS if n <= longest)})
@@ -226,7 +227,7 @@ def calibrate(controller: DraftLengthController, evaluator: Evaluator, longest: 
                         controller.proposing[facts.draft_type, n_seqs].add(n, draft_ms)
                 graphs_ms += [took[1][1] - min(ms for _, ms in took[2:])] if took[2:] else []
             costs.graph = max(sorted(graphs_ms)[len(graphs_ms) // 2], 0.0) / (costs.plain_ms or math.inf)
-            costs.plain.clear()  # there was hardly a context
+            costs.plain.clear()  # the context was almost empty
     except EngineError as error:
         logging.getLogger(__name__).warning("drafts could not be measured: %s", error)
     for seq in range(facts.n_seqs):
@@ -234,15 +235,15 @@ def calibrate(controller: DraftLengthController, evaluator: Evaluator, longest: 
 
 
 def _measure(evaluator: Evaluator, ends: list[int], n: int, n_model: int) -> tuple[float, float]:
-    """Milliseconds of ``n_model`` drafts after the ``ends`` of sequences, and of verifying ``n``."""
-    evaluator.top_tokens(0, 1, 1)  # the device has done its work
+    """Return the milliseconds of drafting ``n_model`` tokens at the ``ends`` of sequences, and of verifying ``n``."""
+    evaluator.top_tokens(0, 1, 1)  # waits for the device
     began = time.perf_counter()
     if n_model:
         evaluator.draft([SequenceTokens(seq, (1,), end) for seq, end in enumerate(ends)], n_model)
     times = [time.perf_counter()]
-    # Different tokens, so that a mixture of experts needs as many as it would.
+    # Different tokens, so that a mixture of experts uses a realistic number of experts.
     evaluator.decode([SequenceTokens(seq, tuple(range(1, 2 + n)), end) for seq, end in enumerate(ends)])
-    for _ in range(4):  # reading an output is no part of a step
+    for _ in range(4):  # to subtract the time of reading an output
         evaluator.top_tokens(0, 1, 1)
         times.append(time.perf_counter())
     ends[:] = [evaluator.memory.rollback(seq, end + 1) for seq, end in enumerate(ends)]

@@ -1,4 +1,4 @@
-"""What proposes drafts, and how many, as frozen settings."""
+"""Settings of draft sources."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pyctl.setting import SPECULATION, Flag
 __all__ = ["DRAFT_TYPES", "MODEL_TYPES", "DraftSettings", "NgramSettings"]
 
 DRAFT_TYPES = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "cache", "draft-simple", "draft-mtp")
-"""What can propose drafts, in the order in which it is asked: llama-server's, and `cache`, which is pyctl's own."""
+"""Draft sources in the order of their use: llama-server's, and pyctl's own `cache`."""
 
 MODEL_TYPES = ("draft-simple", "draft-mtp")
-"""Those that need a model."""
+"""The sources that require a model."""
 
 _NOT_HERE = ("draft-eagle3", "draft-dflash", "draft-dspark", "ngram-cache")
 
 
 def as_draft_types(text: str) -> tuple[str, ...]:
-    """Names of `DRAFT_TYPES`, separated by commas, or ``none`` alone."""
+    """Parse names of `DRAFT_TYPES` separated by commas; ``none`` overrides all others."""
     names = words(text)
     for name in names:
         if name in _NOT_HERE:
@@ -33,12 +33,12 @@ def as_draft_types(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class DraftSettings:
-    """``draft_types`` are of `DRAFT_TYPES`, as they were given, or "none"; the built-in model has one untold.
-    ``draft_path`` is the GGUF file of a draft model, or of a head for the model that is not in its own file.
+    """``draft_types`` are names of `DRAFT_TYPES` as given, or "none"; the built-in model sets one by default.
 
-    A draft model proposes ``n_draft`` tokens, fewer where it is less sure than ``draft_p_min`` of one, and then none at
-    all if they are fewer than ``n_draft_min``. Layers, devices, placements and threads are those of ``draft_path``;
-    without devices or threads it has those of the model. The types of K and V are those of any draft model, a head too.
+    ``draft_path`` is the GGUF file of a draft model or of a separate head. A draft ends after ``n_draft`` tokens or at
+    a token with probability below ``draft_p_min``; drafts of fewer than ``n_draft_min`` tokens are dropped. Layers,
+    devices, placements and threads apply to ``draft_path``; devices and threads default to the model's. The types of K
+    and V apply to any draft model or head.
     """
 
     draft_types: tuple[str, ...] = SPECULATION.flag(
@@ -147,17 +147,17 @@ class DraftSettings:
         return tuple(name for name in DRAFT_TYPES if name in self.draft_types)
 
     def has(self, name: str) -> bool:
-        """Whether ``name`` is to propose drafts."""
+        """Whether ``draft_types`` contains ``name``."""
         return name in self.draft_types
 
     def of_context(self, model: ModelSettings) -> ModelSettings:
-        """Settings for the context of a draft model, if ``model`` are those of the model that it drafts for."""
+        """Return settings for the context of a draft model; ``model`` are those of the target model."""
         return replace(
             model, type_k=self.draft_type_k, type_v=self.draft_type_v, embeddings=False, lora=(), kv_unified=True
         )
 
     def of_file(self, model: ModelSettings) -> ModelSettings:
-        """Settings for ``draft_path`` and a context on it, likewise."""
+        """Return settings for ``draft_path`` and its context; ``model`` are those of the target model."""
         settings = self.of_context(model)
         if self.draft_threads > 0:
             threads = self.draft_threads, self.draft_threads_batch
@@ -178,7 +178,7 @@ _SIZE, _LENGTH = integer(1, 1024), integer(0, 1024)
 
 @dataclass(frozen=True)
 class NgramSettings:
-    """``size_n``, ``n_match``: tokens that must have stood there before. ``size_m``, ``mod_max``: tokens of a draft."""
+    """Settings of n-gram sources: ``size_n`` and ``match`` are matching tokens, ``size_m`` and ``max`` draft tokens."""
 
     simple_size_n: int = SPECULATION.flag(12, "--spec-ngram-simple-size-n", "ngram-simple: tokens looked up", _SIZE)
     simple_size_m: int = SPECULATION.flag(48, "--spec-ngram-simple-size-m", "ngram-simple: tokens of a draft", _SIZE)

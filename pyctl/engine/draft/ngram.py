@@ -1,11 +1,10 @@
-"""Drafts from the request's own tokens: what followed when its last few tokens stood there before.
+"""Drafts from the request's own tokens: the continuation of an earlier occurrence of its last n tokens.
 
-Token by token, of drafted tokens, too, as llama-server's ngram-mod does it. Its other names choose how many tokens are
-looked up and drafted. What a request has seen is its own: llama-server has one table for all slots, so that one
-client's text becomes another's draft, and whether a draft is accepted shows in the timings. A collision of hashes
-costs a wrong draft, no more.
+The lookup repeats for each drafted token, as in llama-server's ngram-mod; the other names differ in the numbers of
+tokens matched and drafted. Each request has its own table. llama-server's single table for all slots would draft one
+client's text for another, which the timings reveal. A hash collision costs only a wrong draft.
 
-Each token costs a few numbers: a hash of any stretch of the text is the difference of two sums.
+Hashes are polynomial prefix hashes, so that the hash of any n-gram is one subtraction.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ __all__ = ["NgramSource", "ngram_sources"]
 
 
 def ngram_sources(types: Sequence[str], settings: NgramSettings) -> list[NgramSource]:
-    """The sources among ``types``, in llama-server's order, which ``types`` does not change."""
+    """Return the n-gram sources in ``types``, always in llama-server's order."""
     s = settings
     known = [
         NgramSource("ngram-simple", s.simple_size_n, s.simple_size_m),
@@ -35,11 +34,10 @@ def ngram_sources(types: Sequence[str], settings: NgramSettings) -> list[NgramSo
 
 
 class NgramSource:
-    """The `DraftSource` ``name``: looks up the last ``n_match`` tokens, and drafts the ``most`` that followed.
+    """The `DraftSource` ``name``: looks up the last ``n_match`` tokens and drafts up to ``most`` that followed.
 
-    A draft that reaches the end of the text goes on where it began, so that periods are drafted whole.
-
-    It holds up to 32 bytes for each token of the requests that decode, and a few MiB for each of these.
+    A draft may extend past the end of the text, since lookups include drafted tokens: repetitions continue. Memory: up
+    to 32 bytes per token and a few MiB per decoding request.
     """
 
     def __init__(self, name: str, n_match: int, most: int) -> None:
@@ -87,7 +85,7 @@ _MIX = 0x9E3779B97F4A7C15
 
 
 def _powers(factor: int) -> NDArray[np.uint64]:
-    """The powers 0 to _STEP of ``factor``, modulo 2**64."""
+    """Return ``factor`` ** i modulo 2**64 for i = 0 .. _STEP, shape (_STEP + 1,)."""
     powers = np.full(_STEP + 1, factor, np.uint64)
     powers[0] = 1
     return np.multiply.accumulate(powers)
@@ -97,9 +95,9 @@ _POWERS, _INVERSES = _powers(_FACTOR), _powers(pow(_FACTOR, -1, 2**64))
 
 
 class _Text:
-    """The tokens of a request, which only become more, and hashes of every stretch of them, modulo 2**64.
+    """The tokens of a request, append-only, with hashes of all their n-grams modulo 2**64.
 
-    A stretch t[0] .. t[n-1] has the hash t[0] F^(n-1) + .. + t[n-1]; what is kept are those of all beginnings.
+    The hash of t[0] .. t[n-1] is t[0] F^(n-1) + .. + t[n-1]; the hashes of all prefixes are stored.
     """
 
     def __init__(self, tokens: Tokens) -> None:
@@ -120,7 +118,7 @@ class _Text:
                 self._tokens[i], self._hashes[i + 1] = token, value
         else:
             self._tokens[self.n : n] = tokens
-            for start in range(self.n, n, _STEP):  # beginning(i) / F^i is a running sum
+            for start in range(self.n, n, _STEP):  # hash(prefix i) / F^i is a running sum
                 part = self._tokens[start : min(start + _STEP, n)].astype(np.uint64)
                 m = part.size
                 sums = np.add.accumulate(part * _INVERSES[1 : m + 1]) + self._hashes[start]
@@ -131,24 +129,23 @@ class _Text:
         return int(self._tokens[i])
 
     def part(self, first: int, n: int) -> tuple[int, ...]:
-        """``n`` tokens from ``first`` on."""
+        """Return ``n`` tokens from ``first`` on."""
         return tuple(self._tokens[first : first + n].tolist())
 
     def hash(self, first: int, n: int, top: int) -> int:
-        """Of ``n`` tokens from ``first`` on; ``top`` is F^n."""
+        """Return the hash of ``n`` tokens from ``first`` on; ``top`` is F^n."""
         return (int(self._hashes[first + n]) - int(self._hashes[first]) * top) & _MASK
 
     def hashes(self, first: int, last: int, n: int, top: int) -> NDArray[np.uint64]:
-        """Of the ``n`` tokens from each of [first, last) on, shape (last - first,)."""
+        """Return the hashes of the n-grams that start in [first, last), shape (last - first,)."""
         hashes: NDArray[np.uint64] = self._hashes[first + n : last + n] - self._hashes[first:last] * np.uint64(top)
         return hashes
 
 
 class _Places:
-    """Where stretches of ``n`` tokens begin, by their hashes: sorted in an array, and the latest ones in a dict.
+    """Start positions of n-grams by hash: a sorted array, and a dict for the latest. Equal hashes: the last position.
 
-    Of equal ones the last. A number in the array is 40 bits of the hash and 24 of the place, for sorting numbers takes
-    a quarter of the time of sorting pairs.
+    Array items pack 40 bits of the hash and 24 of the position: sorting integers takes a quarter of the time of pairs.
     """
 
     def __init__(self, n: int) -> None:
@@ -158,7 +155,7 @@ class _Places:
         self._latest: dict[int, int] = {}
 
     def put(self, text: _Text, last: int) -> None:
-        """The stretches that begin before ``last`` and are not there yet."""
+        """Add the n-grams that start before ``last`` and are not added yet."""
         first, self._n_put = self._n_put, last
         if last - first > _STEP // 16:
             self._merge_latest()
@@ -179,7 +176,7 @@ class _Places:
         self._sorted.sort()
 
     def find(self, value: int) -> int:
-        """Where a stretch with this hash begins, or -1."""
+        """Return the start of an n-gram with hash ``value``, or -1."""
         if (place := self._latest.get(value)) is not None:
             return place
         last = (value * _MIX & _MASK) | _PLACE

@@ -1,4 +1,4 @@
-"""What proposes drafts: tokens that may follow in a sequence, to be verified in one evaluation with its next token."""
+"""The interface of draft sources."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ __all__ = ["DraftJob", "DraftSource", "RememberingSource"]
 
 
 class DraftJob(NamedTuple):
-    """A reply that can use drafts: ``seq`` holds what is evaluated, ``sure`` tokens come next, one at least.
+    """A reply that can use drafts: ``seq`` holds the evaluated tokens, then come one or more ``sure`` tokens.
 
-    Up to ``most`` drafts may follow the last of these. ``key`` is one for each request.
+    Up to ``most`` drafts may follow them. ``key`` identifies the request.
     """
 
     key: int
@@ -24,34 +24,33 @@ class DraftJob(NamedTuple):
 
 
 class DraftSource(Protocol):
-    """Proposes drafts for requests between `begin` and `end`. The engine's thread alone calls it, and waits for it."""
+    """Proposes drafts for requests between `begin` and `end`. Only the engine's thread calls it, and blocks on it."""
 
     @property
     def name(self) -> str:
-        """As in ``--spec-type``."""
+        """The name in ``--spec-type``."""
 
     def begin(self, key: int, prompt: Tokens) -> None:
-        """A request with this prompt begins to decode; its first token is not known yet."""
+        """Register a request with this prompt, before its first token."""
 
     def propose(self, jobs: Sequence[DraftJob]) -> list[tuple[int, ...]]:
-        """What may follow, for each of ``jobs``; nothing where nothing is known. Not asked for every step."""
+        """Return drafts for each of ``jobs``, empty if none are known. Not called in every step."""
 
     def learn(self, key: int, n_drafted: int, n_accepted: int) -> None:
-        """Of the last drafts for a request, so many were verified, and the first ``n_accepted`` of them were right.
-
-        Only told to the source whose drafts they were."""
+        """Record that of this source's last drafts for a request ``n_drafted`` were verified, the first ``n_accepted``
+        with success."""
 
     def end(self, key: int) -> None:
-        """The request decodes no more; of no effect for one that never began."""
+        """Unregister a request; no effect for an unknown one."""
 
 
 @runtime_checkable
 class RememberingSource(Protocol):
-    """A source that keeps texts from one request to the next."""
+    """A source that keeps texts across requests."""
 
     @property
     def n_bytes(self) -> int:
-        """What is kept takes about so many bytes."""
+        """Approximate bytes of the kept texts."""
 
     def forget(self) -> None:
-        """Keep none of it."""
+        """Drop all kept texts."""

@@ -1,4 +1,4 @@
-"""Asks the sources of drafts, in their order, for all that decode, and tells them what became of their drafts."""
+"""Speculation: collects drafts from all sources for decoding requests, and reports the results to the sources."""
 
 from __future__ import annotations
 
@@ -22,10 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class Draft(NamedTuple):
-    """Tokens evaluated after a request's sure ones; the first ``n_drafted`` come from a source.
-
-    The others only make the batch wider.
-    """
+    """Tokens evaluated after a request's sure ones: the first ``n_drafted`` come from a source, the rest is padding."""
 
     tokens: tuple[int, ...] = ()
     n_drafted: int = 0
@@ -35,10 +32,7 @@ NO_DRAFT = Draft()
 
 
 class ModelDrafts:
-    """A source: what the draft model of ``evaluator`` expects, up to ``n_max`` tokens or as many as are wanted.
-
-    Where it ends sooner, so that there are fewer than ``n_min``, they are none.
-    """
+    """The draft model of ``evaluator`` as a source of up to ``n_max`` tokens; drops drafts below ``n_min`` tokens."""
 
     def __init__(self, evaluator: Evaluator, n_max: int, n_min: int = 0) -> None:
         self.name = evaluator.facts.draft_type
@@ -62,10 +56,10 @@ class ModelDrafts:
 
 
 class Speculation:
-    """Drafts from the first that has any of ``sources``, the draft model's last, as long as ``lengths`` says.
+    """Drafts from the first of ``sources`` that has any, else from the draft model, of a length chosen by ``lengths``.
 
-    Without it drafts are as long as they may be. With ``width`` each has that many tokens, cut or filled up, so that
-    what is computed depends on nothing that was ever drafted.
+    Without ``lengths`` drafts have the largest allowed length. With ``width`` each is cut or padded to that many
+    tokens, so that the computation does not depend on the drafts.
     """
 
     def __init__(
@@ -79,7 +73,7 @@ class Speculation:
         self._sources, self._model = tuple(sources), model
         self._all: tuple[DraftSource, ...] = (*sources, model) if model is not None else self._sources
         self._lengths, self._width = lengths, width
-        # Of the step that is under way: who takes part, whose drafts they have and what became of these.
+        # The current step: its jobs, the sources of their drafts, and the results.
         self._jobs: Sequence[DraftJob] = ()
         self._drafted_by: dict[int, DraftSource] = {}
         self._results: dict[int, DraftResult] = {}
@@ -90,34 +84,34 @@ class Speculation:
         return bool(self._all)
 
     def calibrate(self, evaluator: Evaluator, longest: int) -> None:
-        """Measure what drafts of up to ``longest`` tokens cost, before the first request: at most some seconds."""
+        """Measure the cost of drafts of up to ``longest`` tokens before the first request, in a few seconds."""
         if self._all and self._lengths is not None:
             calibrate(self._lengths, evaluator, longest, self._model.n_max if self._model is not None else 0)
 
     @property
     def sources(self) -> tuple[DraftSource, ...]:
-        """All of them, in the order in which they are asked."""
+        """All sources in the order of their use."""
         return self._all
 
     @property
     def n_bytes(self) -> int:
-        """What the sources remember between requests takes about so many bytes."""
+        """Approximate bytes of the texts that sources keep across requests."""
         return sum(source.n_bytes for source in self._all if isinstance(source, RememberingSource))
 
     def forget(self) -> None:
-        """Have the sources forget what they remember between requests."""
+        """Drop the texts that sources keep across requests."""
         for source in self._all:
             if isinstance(source, RememberingSource):
                 source.forget()
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Those of the sources, as in ``--spec-type``, in the order in which they are asked."""
+        """Names of the sources, as in ``--spec-type``, in the order of their use."""
         return tuple(source.name for source in self._all)
 
     @contextlib.contextmanager
     def following(self, key: int, prompt: Tokens) -> Iterator[Callable[[int, int], None]]:
-        """The sources know request ``key`` meanwhile; yields what is told the numbers of `DraftSource.learn`."""
+        """Register request ``key`` with all sources; yields a callback for (n_drafted, n_accepted)."""
         try:
             for source in self._all:
                 source.begin(key, prompt)
@@ -130,7 +124,7 @@ class Speculation:
                 source.end(key)
 
     def propose(self, jobs: Sequence[DraftJob]) -> list[Draft]:
-        """Drafts for each of ``jobs``, who decode in one step; never more than may follow."""
+        """Return drafts for each of ``jobs`` of one step, within their limits."""
         self._jobs = jobs
         self._drafted_by.clear()
         self._results.clear()
@@ -147,7 +141,7 @@ class Speculation:
         return [self._draft(job, tokens) for job, tokens in zip(jobs, found, strict=True)]
 
     def record(self, n_tokens: int, decode_ms: float | None) -> None:
-        """The step is over: ``n_tokens`` were evaluated in this time, None if something else was done meanwhile."""
+        """Record that the step evaluated ``n_tokens`` in ``decode_ms``, None if the step also did other work."""
         if self._lengths is not None and self._jobs:
             drafts = [self._results.get(job.key) or DraftResult(job.key) for job in self._jobs]
             self._lengths.record(drafts, n_tokens, decode_ms, self._proposing_ms)
@@ -159,9 +153,9 @@ class Speculation:
         return self._lengths.length(job.key, name, limit, len(self._jobs), together=together)
 
     def _ask_model(self, model: ModelDrafts, found: list[tuple[int, ...]]) -> None:
-        """One evaluation drafts for all who have nothing yet, and one verifies where all have as many tokens.
+        """Draft with the model for all jobs without drafts, in one evaluation.
 
-        So all get as many drafts as the one who should have most.
+        All get the largest wanted length, since one evaluation verifies drafts of equal length.
         """
         jobs = [(i, job) for i, job in enumerate(self._jobs) if not found[i] and job.most > 0]
         wanted = (self._most(job, model.name, min(job.most, model.n_max), together=True) for _, job in jobs)
@@ -176,13 +170,13 @@ class Speculation:
         found: list[tuple[int, ...]],
         propose: Callable[[Sequence[DraftJob]], list[tuple[int, ...]]] | None = None,
     ) -> None:
-        """Put into ``found`` what ``source`` has for ``wanted``: numbers of jobs, and how many drafts each may have."""
+        """Put drafts of ``source`` into ``found``; ``wanted`` holds (index of the job, limit of its draft)."""
         if not wanted:
             return
         began = time.perf_counter()
         try:
             drafts = (propose or source.propose)([self._jobs[i] for i, _ in wanted])
-        except EngineError as error:  # what cannot be drafted comes token by token
+        except EngineError as error:  # decoding continues without drafts
             log.warning("draft source %s failed: %s", source.name, error)
             return
         self._proposing_ms[source.name] = (time.perf_counter() - began) * 1e3
@@ -204,5 +198,5 @@ class Speculation:
 
 
 def _is_text(token: int) -> bool:
-    """Whether a model could say ``token``: what stands for an image in prompts it cannot."""
+    """Whether a model can generate ``token``; negative ids are tokens of images."""
     return token >= 0

@@ -1,7 +1,7 @@
-"""Where the last tokens of a text stood before, in up to millions of tokens: a ring of tokens with chains of hashes.
+"""An index of n-grams over up to millions of tokens: a ring buffer of tokens with hash chains.
 
-One thread adds, another asks, and neither waits for the other. What is asked for is compared with the tokens
-themselves, so an answer that meets a change is at worst no answer.
+One thread writes and another reads, without locks. Lookups compare the tokens themselves, so a concurrent write at
+worst hides a match.
 """
 
 from __future__ import annotations
@@ -17,42 +17,42 @@ __all__ = ["CONTEXT", "GAP", "MAX_TOKENS", "TokenIndex"]
 MAX_TOKENS = limit(2**21, "tokens that drafts are copied from", "the oldest are forgotten", "memory")
 
 GAP = -1
-"""Stands in the ring between texts, as a token that no model has."""
+"""Separator of texts in the ring, not a valid token id."""
 
 GRAMS = (4, 8, 16, 32)
-"""Lengths that are looked up, longest first; each is twice the one before."""
+"""Indexed n-gram lengths, each twice the one before; lookups start with the longest."""
 
 CONTEXT = 64
-"""Longest match that is told from longer ones."""
+"""Longest match measured; longer ones count the same."""
 
 MOST_LOOKS = 8
-"""Places that are looked at for each length: the newest."""
+"""Most places compared per n-gram length, newest first."""
 
 NEAR = 4096
-"""So many tokens behind the place asked for are near it."""
+"""Tokens after the place `find` prefers, for equal matches."""
 
 BACK, AHEAD, NEXT = 32, 128, 2
-"""Where a text that parts from another is looked for first: by two tokens and more, or one that is no further."""
+"""Window of `near` before and after its place; a single matching token must be within NEXT."""
 
 PAGE = 4096
 
 CHUNK = 4096
-"""Tokens added at a time: between two the other threads may have the interpreter."""
+"""Tokens added at a time; other threads may run between chunks."""
 
 _FACTOR, _SPREAD, _MASK = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 2**64 - 1
 
 
 class TokenIndex:
-    """The newest ``capacity`` tokens that were added, a power of two; a place is a number below it."""
+    """The last ``capacity`` tokens added, a power of two. Places are positions in the ring, 0 for none."""
 
     def __init__(self, capacity: int = MAX_TOKENS) -> None:
         self.capacity = capacity
         self.n_added = 0
-        self.tail = 1  # place 0 stays a gap: in the tables it means nothing
+        self.tail = 1  # place 0 stays a gap: in the tables 0 means none
         self._mask = capacity - 1
         self._shift = 64 - self._mask.bit_length()
         self._run = 0  # tokens since the last gap
-        # Zeros take no memory before they are written.
+        # Zero pages take no memory until written.
         self.ring: Tokens = np.zeros(capacity, np.int32)
         self.ring[:2] = GAP
         self._ring_of = memoryview(self.ring)  # type: ignore[arg-type]
@@ -61,7 +61,7 @@ class TokenIndex:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes in use of the tokens and the tables: a token touches a page of each table of hashes."""
+        """Bytes in use by tokens and tables. Each token may touch a page of each hash table."""
         n = min(self.n_added, self.capacity)
         return 4 * n * (1 + len(GRAMS)) + min(PAGE * n, 4 * self.capacity) * len(GRAMS)
 
@@ -71,22 +71,22 @@ class TokenIndex:
         self._newest_of = [memoryview(table) for table in self._newest]  # type: ignore[arg-type]
         self._before_of = [memoryview(table) for table in self._before]  # type: ignore[arg-type]
 
-    # -- the thread that adds ----------------------------------------------------------------------------------------
+    # -- the writing thread ------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """What is added next does not follow what was added last."""
+        """Start a new text."""
         if self._run:
             self.tail, self._run = min(self.tail + 1, self.capacity - 1), 0
             self.ring[self.tail] = GAP
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all tokens."""
         self.ring[:] = GAP
         self._make_tables()
         self.tail, self._run, self.n_added = 1, 0, 0
 
     def add(self, tokens: Tokens) -> None:
-        """Add ``tokens``, each 0 or more, at the end."""
+        """Append ``tokens``, all >= 0, to the current text."""
         for start in range(0, tokens.size, CHUNK):
             self._add(tokens[start : start + CHUNK])
 
@@ -95,7 +95,7 @@ class TokenIndex:
         if tokens.size > room:
             if room:
                 self._add(tokens[:room])
-            self.ring[self.capacity - 1] = self.ring[1] = GAP  # no text lies across the ends of the ring
+            self.ring[self.capacity - 1] = self.ring[1] = GAP  # texts do not wrap around
             self.tail, self._run = 1, 0
             return self._add(tokens[room:])
         n, first = int(tokens.size), self.tail
@@ -103,14 +103,14 @@ class TokenIndex:
         self.ring[first + n] = GAP
         self.ring[first : first + n] = tokens
         places = np.arange(first, first + n, dtype=np.int32)
-        # Of the n-gram that ends at each token; doubled, it is that of the n-gram before and this one.
+        # Hashes of the n-gram ending at each token; doubling n combines two adjacent n-grams.
         hashes = self.ring[first - context : first + n].astype(np.uint64) + np.uint64(1)
         length = 1
         for level, gram in enumerate(GRAMS):
             while length < gram:
                 hashes[length:] += hashes[:-length] * np.uint64(pow(_FACTOR, length, 2**64))
                 length *= 2
-            # The first ones reach back into what is not there.
+            # The first n-grams would begin before the text.
             skipped = max(gram - 1 - context, 0)
             if skipped < n:
                 buckets = (hashes[context + skipped :] * np.uint64(_SPREAD)) >> np.uint64(self._shift)
@@ -128,13 +128,12 @@ class TokenIndex:
         last = np.append(~same, True)
         newest[buckets[last]] = places[last]
 
-    # -- the thread that asks ----------------------------------------------------------------------------------------
+    # -- the reading thread ------------------------------------------------------------------------------------------
 
     def find(self, text: list[int], near: int = 0) -> tuple[int, int]:
-        """Where the end of ``text`` stands: the place behind the longest match, and its length; (0, 0) for none.
+        """Find the longest match of the end of ``text``: (the place after it, its length); (0, 0) for none.
 
-        ``text`` should have CONTEXT tokens. Of matches that are as long, one soon behind ``near`` is taken, or else the
-        newest.
+        Compares the last CONTEXT tokens. Of equal matches it prefers one within NEAR after ``near``, then the newest.
         """
         if len(text) < GRAMS[0]:
             return 0, 0
@@ -157,7 +156,7 @@ class TokenIndex:
         return (found, longest) if found else (0, 0)
 
     def near(self, place: int, tokens: list[int]) -> tuple[int, int]:
-        """Where the last of ``tokens`` stand soon behind ``place``, or a little before it; as `find`, the nearest."""
+        """Find the last of ``tokens``, 1 to 4, in a window around ``place``, the nearest; returns as `find`."""
         first = max(place - BACK, 0)
         window = self.ring[first : place + AHEAD]
         for length in range(min(len(tokens), 4), 0, -1):
@@ -173,7 +172,7 @@ class TokenIndex:
         return 0, 0
 
     def follow(self, place: int, tokens: list[int]) -> int:
-        """How many of ``tokens`` stand from ``place`` on."""
+        """Return how many of ``tokens`` match the ring from ``place`` on."""
         there = self.ring[place : place + len(tokens)].tolist()
         n = 0
         for one, other in zip(there, tokens, strict=False):
@@ -183,12 +182,12 @@ class TokenIndex:
         return n
 
     def read(self, place: int, n: int) -> list[int]:
-        """Up to ``n`` tokens from ``place`` on, to where the text ends."""
+        """Return up to ``n`` tokens from ``place`` on, at most to the end of the text."""
         tokens: list[int] = self.ring[place : place + n].tolist()
         return tokens[: tokens.index(GAP)] if GAP in tokens else tokens
 
     def _buckets(self, text: list[int]) -> list[tuple[int, int]]:
-        """For each length, the longest first: which level, and where its newest place is noted."""
+        """Return (level, bucket) for each n-gram length at the end of ``text``, longest first."""
         found, value, n = [], 0, 0
         for level, gram in enumerate(GRAMS):
             if gram > len(text):
@@ -200,7 +199,7 @@ class TokenIndex:
         return found[::-1]
 
     def _match(self, place: int, end: Tokens) -> int:
-        """How many tokens up to the one at ``place`` are the last ones of ``end``."""
+        """Return how many tokens up to and including ``place`` match the end of ``end``."""
         n = min(end.size, place + 1)
         different = (self.ring[place + 1 - n : place + 1] != end[end.size - n :])[::-1]
         first = int(different.argmax())

@@ -1,4 +1,4 @@
-"""What is evaluated together when several requests decode: their sure tokens, and drafts as far as there is room."""
+"""Verify batches: the sure tokens of all decoding requests, and drafts as outputs, tokens and cells allow."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def verify_batches(
     n_free: int,
     make_room: Callable[[int], bool],
 ) -> list[list[BatchItem]]:
-    """Evaluations, one after the other, for ``requests``, which all wait for tokens.
+    """Return the evaluations, in order, for decoding ``requests``.
 
-    ``n_free`` cells are left beside those that are sure to be needed; ``make_room`` is asked for all that are taken.
+    ``n_free`` cells are available for drafts; ``make_room`` is called once with the total number of tokens.
     """
     if not speculation or not requests:
         return [[_item(active, NO_DRAFT) for active in requests]] if requests else []
@@ -42,7 +42,7 @@ def verify_batches(
     groups: dict[int, list[BatchItem]] = {}
     for active, draft in zip(requests, drafts, strict=True):
         item = _item(active, draft)
-        # Planes count where all have as many tokens; others go back to marks, or go back nowhere.
+        # Rollback to a plane requires equal token counts in the batch; other items use marks or have no drafts.
         needs_planes = facts.has_planes and 0 < len(draft.tokens) <= facts.n_rollback
         groups.setdefault(len(item.tokens.tokens) if needs_planes else 0, []).append(item)
     most = max(facts.n_ubatch, facts.n_seqs)
@@ -50,7 +50,7 @@ def verify_batches(
 
 
 def _jobs(requests: Sequence[ActiveRequest], facts: BackendFacts, n_free: int) -> list[DraftJob]:
-    """Who may have how many drafts: everybody the same share of outputs, tokens and cells."""
+    """Return a draft job for each request: all get the same share of outputs, tokens and cells."""
     n = len(requests)
     share = min(facts.n_outputs // n - 1, n_free // n, facts.most_drafts)
     jobs = []
@@ -59,14 +59,14 @@ def _jobs(requests: Sequence[ActiveRequest], facts: BackendFacts, n_free: int) -
         assert active.pending is not None
         sure, position = active.pending
         most = min(share, facts.n_ctx - position - len(sure), facts.n_ubatch // n - len(sure))
-        if len(sure) > 1:  # behind a mark: to go back there again would be to go round in circles
+        if len(sure) > 1:  # these follow a rollback to a mark: another mark there could repeat forever
             most = min(most, facts.n_rollback)
         jobs.append(DraftJob(active.id, active.seq, sure, max(most, 0)))
     return jobs
 
 
 def _widened(jobs: Sequence[DraftJob], drafts: Sequence[Draft], n_rollback: int) -> list[Draft]:
-    """Fill up shorter drafts with tokens that are not expected, so that one evaluation serves all."""
+    """Pad shorter drafts to equal length, so that one evaluation serves all requests."""
     width = max(
         (len(draft.tokens) for job, draft in zip(jobs, drafts, strict=True) if _is_short(job, draft, n_rollback)),
         default=0,
@@ -91,7 +91,7 @@ def _item(active: ActiveRequest, draft: Draft) -> BatchItem:
 
 
 def _filled(items: list[BatchItem], most: int) -> list[list[BatchItem]]:
-    """Batches of at most so many tokens."""
+    """Split ``items`` into batches of at most ``most`` tokens."""
     batches: list[list[BatchItem]] = [[]]
     n = 0
     for item in items:

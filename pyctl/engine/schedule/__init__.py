@@ -1,1 +1,1 @@
-"""The scheduler: which request runs, on which sequence, with which cells."""
+"""The scheduler: assigns sequences and cells to requests."""

@@ -1,4 +1,4 @@
-"""Requests that wait for a sequence and for cells, in the order in which they came."""
+"""Admission: requests that wait for a sequence and cells, by arrival."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ MOST_PASSED = limit(
 )
 
 MOST_RESERVE = 2048
-"""Tokens of a reply, or an eighth of the context if that is less, for which there is room when it begins."""
+"""Tokens reserved for a reply when it begins, or an eighth of the context if that is less."""
 
 Step: TypeAlias = PendingTokens | Reads | OutOfCellsError | None
 Steps: TypeAlias = Generator[Step, Verify, None]
-"""None after a prefill batch, PendingTokens while decoding, which Verify answers, Reads while the disk is read, and
-the error where a batch has to wait until another request makes way."""
+"""Yields None after a prefill batch, PendingTokens while decoding (sent: Verify), Reads during disk reads, and
+OutOfCellsError if a batch waits for cells of other requests."""
 
 
 @dataclass(eq=False)
 class ActiveRequest:
-    """A request on its way, the sequence that serves it, and the generator that does.
+    """A request in the engine, with its sequence and the generator ``steps`` that runs it.
 
-    ``step`` is what it waits for. ``arrived`` counts requests as they come, ``id`` as they begin; ``stats`` is there
-    when the work has begun. ``submitted`` and ``started`` are seconds of the performance counter. A suspended one has
-    ``kept`` what its sequence held. ``passed`` is how many younger ones began while there was no room for it,
-    ``in_company`` says that others ran at the same time. A background request begins after ``quiet`` seconds without a
-    client's request, and has evaluated ``n_warmed`` tokens, whenever it ran.
+    It waits for ``step``. ``arrived`` numbers requests by arrival, ``id`` by start; ``stats`` is None before the start.
+    ``submitted`` and ``started`` are seconds of the performance counter. ``kept`` holds a suspended request's sequence.
+    ``passed`` counts younger requests that began while this one had no room. ``in_company``: others ran at the same
+    time. A background request begins after ``quiet`` seconds without a client's request; ``n_warmed`` counts its
+    evaluated tokens across interruptions.
     """
 
     handle: RequestHandle
@@ -64,42 +64,42 @@ class ActiveRequest:
 
     @property
     def n_needed(self) -> int:
-        """Cells that it holds, with those for all of its prompt."""
+        """Cells for the whole prompt, or for the sequence if that is longer."""
         n_prompt = len(self.handle.request.prompt)
         return n_prompt if self.seq is None or self.stats is None else max(self.seq.n, n_prompt)
 
     @property
     def pending(self) -> PendingTokens | None:
-        """Tokens of its reply that wait to be evaluated; None while its prompt is."""
+        """Tokens of the reply that wait for evaluation; None during prefill."""
         return self.step if isinstance(self.step, PendingTokens) else None
 
     @property
     def reads(self) -> Reads | None:
-        """What it reads from disk; None if it does not."""
+        """Pending disk reads; None for none."""
         return self.step if isinstance(self.step, Reads) else None
 
     @property
     def n_pending(self) -> int:
-        """Tokens of its reply that wait to be evaluated."""
+        """The number of tokens of the reply that wait for evaluation."""
         return len(self.pending.tokens) if self.pending is not None else 0
 
     @property
     def n_missing(self) -> int:
-        """Tokens of its prompt that are not evaluated; all of them as long as it has not begun."""
+        """Tokens of the prompt not yet evaluated; all before the start."""
         n_prompt = len(self.handle.request.prompt)
         return n_prompt if self.seq is None or self.stats is None else n_prompt - self.seq.n
 
     def unbegin(self) -> None:
-        """Let nothing be begun of it."""
+        """Return to the state before the start."""
         if self.steps is not None:
             self.steps.close()
         self.seq, self.steps, self.stats, self.step = None, None, None, None
 
 
 class Job(Generic[R]):
-    """A function to be called between two steps, as soon as no request owns sequence ``seq``, and its result.
+    """A function to call between two steps, once no request owns sequence ``seq`` (-1: none), and its future.
 
-    ``seq`` -1 is none. With ``needs_model`` a model that is freed is loaded for it.
+    With ``needs_model``, an unloaded model is loaded first.
     """
 
     def __init__(self, function: Callable[[], R], *, needs_model: bool = False, seq: int = -1) -> None:
@@ -113,14 +113,14 @@ class Job(Generic[R]):
             try:
                 result = self._function()
             except BaseException as error:
-                with contextlib.suppress(Exception):  # it has failed already if the thread was given up
+                with contextlib.suppress(Exception):  # `fail` may have set an error from another thread
                     self.future.set_exception(error)
             else:
                 with contextlib.suppress(Exception):
                     self.future.set_result(result)
 
     def fail(self, error: Exception | None) -> None:
-        """Say that it will never be called, or not end: with ``error``, or as cancelled."""
+        """Fail the future with ``error``, or cancel it: the function never runs or never returns."""
         with contextlib.suppress(Exception):
             if error is None:
                 self.future.cancel()
@@ -129,9 +129,9 @@ class Job(Generic[R]):
 
 
 class Occupancy:
-    """Which of the ``running`` requests owns which of ``sequences``, and which one each served ``last``.
+    """Assignment of ``running`` requests to ``sequences``, and the ``last`` request of each sequence id.
 
-    ``named`` are the ids of sequences that clients called by number, so that they may come back to them.
+    ``named`` are ids of sequences that clients requested by number and may request again.
     """
 
     def __init__(self, sequences: list[LiveSequence]) -> None:
@@ -141,30 +141,30 @@ class Occupancy:
         self.named: set[int] = set()
 
     def owner(self, seq: LiveSequence) -> ActiveRequest | None:
-        """The request that owns ``seq``; None if it is free."""
+        """Return the request that owns ``seq``; None if it is free."""
         return next((active for active in self.running if active.seq is seq), None)
 
     def used(self, seq: LiveSequence) -> int:
-        """The number of the request that ``seq`` served last, -1 for none."""
+        """Return the id of the last request of ``seq``, -1 for none."""
         return self.last[seq.id].id if seq.id in self.last else -1
 
     def free_for(self, active: ActiveRequest) -> list[LiveSequence]:
-        """The free sequences that ``active`` may have: all, or the one that it asks for."""
+        """Return the free sequences for ``active``: all, or only the requested one."""
         asked = active.handle.request.seq
         return [seq for seq in self.sequences if asked in (-1, seq.id) and self.owner(seq) is None]
 
     def to_park(self) -> list[LiveSequence]:
-        """The sequences with tokens of a request that is over: free ones, and those whose owner has not begun."""
+        """Return nonempty sequences of ended requests: free ones, and those whose owner has not begun."""
         owned = {active.seq.id for active in self.running if active.seq is not None and active.stats is not None}
         return [seq for seq in self.sequences if seq.n and seq.id not in owned]
 
 
 class Admission:
-    """Lets a request begin, or a suspended one resume, when its prompt and a reserve for its reply fit.
+    """Starts or resumes a request when its prompt and a reserve for its reply fit into the free cells.
 
-    They have to fit into ``n_cells`` in addition to the cells of the running ones; a request alone, of at most
-    ``n_ctx`` tokens, always does. First come, first served: what does not fit is passed by younger ones that do, but
-    not for ever. ``queue`` and ``suspended`` are ordered by arrival.
+    ``n_cells`` include the cells of running requests; a request that runs alone always fits. Order is by arrival, but
+    up to MOST_PASSED younger requests that fit may pass one that does not. ``queue`` and ``suspended`` are ordered by
+    arrival.
     """
 
     def __init__(self, n_cells: int, n_ctx: int) -> None:
@@ -177,32 +177,32 @@ class Admission:
         return bool(self.queue or self.suspended)
 
     def __iter__(self) -> Iterator[ActiveRequest]:
-        """All that wait, the first to come first."""
+        """Iterate over all waiting requests by arrival."""
         return heapq.merge(self.suspended, self.queue, key=attrgetter("arrived"))
 
     def n_alike(self, active: ActiveRequest, running: Sequence[ActiveRequest]) -> int:
-        """How many others that have not begun have the very prompt of ``active``: they are choices of one request."""
+        """Return how many requests not yet begun share the prompt object of ``active``: choices of one API request."""
         prompt = active.handle.request.prompt
         return sum(each.stats is None and each.handle.request.prompt is prompt for each in (*self.queue, *running))
 
     def put_back(self, active: ActiveRequest) -> None:
-        """Let a request wait at the place that it had; a suspended one if it has ``kept`` something."""
+        """Insert a request by arrival, among the suspended ones if it has ``kept`` a snapshot."""
         insort(self.queue if active.kept is None else self.suspended, active, key=attrgetter("arrived"))
 
     def clear(self) -> None:
-        """Forget all that wait."""
+        """Remove all waiting requests."""
         self.queue.clear()
         self.suspended.clear()
 
     def take_cancelled(self) -> list[ActiveRequest]:
-        """The cancelled ones; they are out of the queue then."""
+        """Remove and return the cancelled requests."""
         found = [active for active in self if active.handle.cancelled]
         for active in found:
             self._take(active)
         return found
 
     def take_next(self, occupancy: Occupancy) -> ActiveRequest | None:
-        """The one that begins or resumes now, out of the queue then; None if there is none."""
+        """Remove and return the request that begins or resumes now, None for none."""
         running, n_seqs = occupancy.running, len(occupancy.sequences)
         claimed = sum(map(self._claim, running))
         blocked: list[ActiveRequest] = []
@@ -215,13 +215,13 @@ class Admission:
                 self._take(active)
                 return active
             blocked.append(active)
-            # Suspended requests take memory, so no more begin that may have to be suspended.
+            # Suspended requests take memory: start no more that may be suspended.
             if active.passed >= MOST_PASSED or len(self.suspended) >= n_seqs:
                 break
         return None
 
     def _claim(self, active: ActiveRequest) -> int:
-        """Cells that a request holds and is likely to take soon."""
+        """Return the cells of a request and its reserve."""
         request = active.handle.request
         most = self._n_ctx if request.max_tokens < 0 else min(len(request.prompt) + request.max_tokens, self._n_ctx)
         return min(active.n_needed + self._reserve, most)

@@ -1,4 +1,4 @@
-"""The cells of the context, which all sequences share, and which sequence is parked when they run out."""
+"""The shared cells of the context, and the choice of sequences to park when cells run out."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from pyctl.prompt import Prompt
 __all__ = ["CellPool", "SequenceWorth"]
 
 LEAST_FREE = 256
-"""Cells that held rows leave free in addition to those that are needed, for batches that are divided."""
+"""Cells kept free of held rows in addition to the needed ones, since llama.cpp may split batches."""
 
 
 class SequenceWorth:
     """The worth of idle sequences in expected seconds, by the policy of ``cache``.
 
-    A prompt that continues a live sequence has its tokens at once. Otherwise rows and state come from RAM, or are
-    evaluated if that takes less or RAM does not have them.
+    A prompt that continues a live sequence costs nothing up to its end. Otherwise its rows and state are loaded from
+    RAM, or evaluated if RAM lacks them or evaluation is faster.
     """
 
     def __init__(self, memory: SequenceMemory, cache: RamCache, occupancy: Occupancy) -> None:
         self._memory, self._cache, self._occupancy = memory, cache, occupancy
 
     def likely(self, seq: LiveSequence) -> float:
-        """How many prompts to expect that resume in ``seq``."""
+        """Return the expected number of prompts that resume in ``seq``."""
         return self._cache.policy.likely_within(seq.facts.asked)
 
     def left(self, seq: LiveSequence, n: int = 0) -> float:
-        """The seconds that are lost when only its first ``n`` tokens stay."""
+        """Return the expected seconds lost if ``seq`` keeps only its first ``n`` tokens."""
         if n >= seq.n:
             return 0.0
         seconds = self._cache.costs.evaluate(n if self._memory.shape.cut_anywhere else 0, seq.n)
@@ -38,11 +38,11 @@ class SequenceWorth:
         return self.likely(seq) * seconds
 
     def best(self, idle: Iterable[LiveSequence], prompt: Prompt, *, clears: bool) -> LiveSequence:
-        """The sequence of ``idle`` for ``prompt``: the highest gain, less the worth of the tokens that it replaces.
+        """Return the sequence of ``idle`` for ``prompt`` with the highest gain minus the worth of the replaced tokens.
 
-        Nothing is lost where the conversation continues after its last prompt, however it is written now. Where all are
-        as good, it is the one that shares most, then the one that was not used for longest. With ``clears`` all make
-        way anyway but those that clients call by number.
+        Replacing a reply loses nothing if the prompt shares the whole previous prompt. Ties go to the longest shared
+        prefix, then to the least recently used. With ``clears`` only sequences that clients named by number have worth,
+        since the others are parked anyway.
         """
 
         def rank(seq: LiveSequence) -> tuple[float, int, int]:
@@ -57,9 +57,9 @@ class SequenceWorth:
         return max(idle, key=rank)
 
     def leaving(self, idle: Collection[LiveSequence], n: int) -> LiveSequence:
-        """Which of ``idle`` makes way for ``n`` cells: least is lost by it, for each cell where one is not enough.
+        """Return the sequence of ``idle`` to park for ``n`` cells: the least worth, per cell if none is large enough.
 
-        Those that a request is about to have go last.
+        Sequences assigned to a request go last.
         """
         used = self._occupancy.used
         free = [seq for seq in idle if self._occupancy.owner(seq) is None] or idle
@@ -68,9 +68,9 @@ class SequenceWorth:
         return min(free, key=lambda seq: (self.left(seq) / seq.n, used(seq)))
 
     def _gained(self, seq: LiveSequence, prompt: Prompt, shared: int) -> float:
-        """Seconds by which ``prompt`` is ready sooner than in an empty sequence.
+        """Return the seconds saved for ``prompt`` compared with an empty sequence.
 
-        Rows that many conversations share are kept for all of them: no sequence is taken for these alone.
+        Rows common to many conversations are no gain: snapshots hold them for all sequences.
         """
         if not shared:
             return 0.0
@@ -91,9 +91,9 @@ class SequenceWorth:
 
 
 class CellPool:
-    """``n_cells`` cells, of which each token of each sequence takes one, and held rows some of the others.
+    """``n_cells`` cells: each token of a sequence takes one, held rows take some of the others.
 
-    A sequence that makes room is parked: the cache keeps it if it is worth it.
+    To free cells, sequences are parked; the cache keeps their snapshots by worth.
     """
 
     def __init__(self, occupancy: Occupancy, n_cells: int, prefix_cache: PrefixCache) -> None:
@@ -103,20 +103,19 @@ class CellPool:
 
     @property
     def n_used(self) -> int:
-        """Cells that sequences take, or are taking by a restore."""
+        """Cells that sequences use, including restores in progress."""
         return sum(max(seq.n, seq.n_expected) for seq in self._occupancy.sequences)
 
     def make_room(self, n: int, n_ready: int = 0) -> bool:
-        """Have ``n`` cells free for a sequence, or held for it in ``n_ready`` of them already.
+        """Free ``n`` cells for a sequence, of which ``n_ready`` already hold its rows.
 
-        Held rows leave the device for it. Idle sequences are parked where held rows are not enough, or are likelier to
-        be of use. False if those that are in use, and what only the device has of locked snapshots, leave
-        too few.
+        Evicts held rows from the device. Parks idle sequences if that is not enough, or if held rows are likelier to be
+        used. False if running requests and locked snapshots without a copy leave too few cells.
         """
         if self._device.is_pool:
             self._device.vacate(self.n_used, self.n_used + n)
             return self.n_used + n <= self.n_cells
-        # A batch of several sequences may be taken apart, and each part looks for its cells anew.
+        # llama.cpp may split a batch of several sequences, and allocates the cells of each part separately.
         extra = min(n, LEAST_FREE) if len(self._occupancy.sequences) > 1 else 0
         while True:
             idle, most = self._occupancy.to_park(), self.n_cells - self.n_used - n
@@ -133,16 +132,13 @@ class CellPool:
             self._park(least)
 
     def empty(self) -> bool:
-        """Take out of the context whatever is not in use; returns whether that gave cells."""
+        """Remove all unused rows from the context; return whether that freed cells."""
         n_held, parked = self._device.n_cells, self.clear_idle()
         self._device.shrink(0)
         return parked or self._device.n_cells < n_held
 
     def clear_idle(self, *, named: bool = True) -> bool:
-        """Park all idle sequences, those that clients call by number only with ``named``.
-
-        Returns whether one of them held anything.
-        """
+        """Park all idle sequences, those that clients named only with ``named``; return whether any had tokens."""
         idle = [seq for seq in self._occupancy.to_park() if named or seq.id not in self._occupancy.named]
         for seq in idle:
             self._park(seq)

@@ -1,4 +1,4 @@
-"""The scheduler: lets requests begin, suspends, resumes and ends them, and decides what each step evaluates."""
+"""The scheduler: starts, suspends, resumes and ends requests, and selects the work of each step."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ __all__ = ["Decision", "Scheduler"]
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.05
-"""Waiting requests are looked at when something has changed, and this often for those that were cancelled."""
+"""Interval of checks for cancelled waiting requests. Other changes trigger a check at once."""
 
 
 class Decision(NamedTuple):
-    """What a step runs: the next batch of one request's ``prefill``, if any, and a token of all that ``decode``."""
+    """The work of a step: the next prompt batch of ``prefill``, if any, and one token of each of ``decode``."""
 
     prefill: ActiveRequest | None
     decode: list[ActiveRequest]
 
 
 class Scheduler:
-    """Requests that are ``running``, each on a sequence, and those that are ``waiting`` to begin or to resume.
+    """Requests ``running`` on sequences, and requests ``waiting`` to begin or resume.
 
-    All share ``cells``. Where they are short, the youngest is suspended: it waits as it is, with all that its sequence
-    held. Background requests run alone, one at a time, and begin anew after they made way.
+    All share ``cells``. When cells run out, the youngest request is suspended with its sequence in RAM. Background
+    requests run alone, one at a time, and start again after an interruption.
     """
 
     def __init__(
@@ -60,17 +60,17 @@ class Scheduler:
         self._counters = counters
         self._n_arrived = 0
         self._n_begun = 0
-        self._look_again = 0.0  # when to look at waiting requests, unless something changes before
-        self._is_over_committed = False  # the context had fewer cells than were counted: none begins until one ends
-        self._has_passed = False  # the last prefill was a short one that passed others
+        self._look_again = 0.0  # time of the next check of waiting requests, unless something changes before
+        self._is_over_committed = False  # llama.cpp had fewer cells than counted: no request begins until one ends
+        self._has_passed = False  # the last prefill was short and passed others
 
     @property
     def has_work(self) -> bool:
-        """Whether a request or a job is there, running or waiting; background requests count once they run."""
+        """Whether requests or jobs run or wait. Background requests count once they run."""
         return bool(self.running or self.waiting or self.idle_jobs)
 
     def add(self, handle: RequestHandle) -> None:
-        """Let a request wait for its turn."""
+        """Queue a request."""
         if handle.request.background:
             return self.warm_ups.put(handle, self.occupancy.sequences)
         self.warm_ups.arrived(handle.request)
@@ -79,7 +79,7 @@ class Scheduler:
         self._look_again = 0.0
 
     def schedule(self) -> Decision:
-        """Resume or begin the requests whose turn it is, end the cancelled ones, and choose what to run."""
+        """Start or resume due requests, end cancelled ones, and return the work of the next step."""
         if self.waiting or self.idle_jobs:
             self._stop_warm_up()
         self._run_idle_jobs()
@@ -97,9 +97,9 @@ class Scheduler:
         )
 
     def _next_prefill(self, ready: Sequence[ActiveRequest]) -> ActiveRequest | None:
-        """The first of ``ready``, but one that needs a single batch waits for one of another request at most.
+        """Return the first of ``ready``, but every second time one that needs only a single batch, if any.
 
-        So a title or a completion does not wait for the whole of a long prompt, and that gets every second batch.
+        Short requests (titles, completions) then do not wait for a long prompt, which gets every second batch.
         """
         short = [each for each in ready[1:] if each.n_missing <= self._backend.facts.n_ubatch and not self._has_passed]
         self._has_passed = bool(short)
@@ -120,7 +120,7 @@ class Scheduler:
     # -- begin -------------------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        """Let waiting requests resume or begin; looks only if something has changed or some time has passed."""
+        """Start or resume waiting requests, at most every LOOK_SECONDS unless something has changed."""
         now = self._clock()
         if not self.waiting or (self.running and now < self._look_again):
             return
@@ -138,7 +138,7 @@ class Scheduler:
             self.note_shared()
 
     def _begin(self, active: ActiveRequest) -> None:
-        """Let a request run on the free sequence where that gains most."""
+        """Start a request on the free sequence with the highest gain."""
         free, asked = self.occupancy.free_for(active), active.handle.request
         clears = self._clears and not self.running
         seq = active.seq = self.cells.worth.best(free, asked.prompt, clears=clears)
@@ -149,7 +149,7 @@ class Scheduler:
         self.running.append(active)
 
     def give_all_cells(self, lookup: CacheLookup) -> None:
-        """A request that is served alone gets all cells: it then costs and yields what it does alone."""
+        """Give all cells to a request that runs alone, so that its cost and its reply do not depend on earlier ones."""
         if len(self.running) == 1 and self._clears:
             with self._prefix_cache.cache.locked(*lookup.snapshots):
                 self.cells.clear_idle(named=self._settings.exact)
@@ -157,9 +157,9 @@ class Scheduler:
                 seq.shares = False
 
     def note_shared(self) -> None:
-        """With --exact, note where several sequences take cells: from now on nothing of them is to be resumed.
+        """With --exact, mark sequences that share the context with others: the cache must not reuse their new rows.
 
-        Attention sums in the order of cells. So bits depend on which cells others take, even between two batches.
+        Attention sums in cell order, so result bits depend on the cells of other sequences.
         """
         holding = [seq for seq in self.occupancy.sequences if seq.n or self.occupancy.owner(seq) is not None]
         if self._settings.exact and len(holding) > 1:
@@ -173,9 +173,9 @@ class Scheduler:
     # -- suspend and resume -------------------------------------------------------------------------------------------
 
     def with_room(self, decoding: Sequence[ActiveRequest]) -> tuple[list[ActiveRequest], int]:
-        """Those of ``decoding`` whose tokens fit in addition to all prompts, and the cells that are left for drafts.
+        """Suspend the youngest requests until the tokens of ``decoding`` fit in addition to all prompts.
 
-        The youngest have to wait.
+        Returns the remaining requests of ``decoding``, and the cells left for drafts.
         """
         staying = list(decoding)
         while True:
@@ -189,7 +189,7 @@ class Scheduler:
             self.suspend(youngest)
 
     def make_way(self, error: OutOfCellsError) -> None:
-        """There were fewer cells than were counted: let the youngest wait, and no other begin until one ends.
+        """After ``error``, suspend the youngest request and start no other until one ends.
 
         A request that runs alone ends with ``error``."""
         if len(self.running) == 1:
@@ -198,11 +198,11 @@ class Scheduler:
         self.suspend(self._youngest())
 
     def suspend(self, active: ActiveRequest) -> None:
-        """Let a running request wait as it is: what its sequence holds goes to RAM, its generator stays."""
+        """Suspend a running request: save its sequence to RAM and keep its generator."""
         active.handle.release()
         seq = active.seq
         assert seq is not None
-        if active.stats is None or active.reads is not None or not seq.n:  # nothing of it is evaluated yet
+        if active.stats is None or active.reads is not None or not seq.n:  # nothing is evaluated yet
             self.running.remove(active)
             active.unbegin()
             self.waiting.put_back(active)
@@ -214,20 +214,20 @@ class Scheduler:
             self.fail(active, OutOfCellsError())
             return
         if seq.shares:
-            seq.ends = []  # it will come back to other cells
+            seq.ends = []  # it resumes in other cells
         self._counters.n_suspended += 1
         log.info("suspend      %7s tokens saved: context is full  request %d", f"{seq.n:,}", active.id)
         self._detach(active, seq)
 
     def _detach(self, active: ActiveRequest, seq: LiveSequence) -> None:
-        """Let a request that has ``kept`` everything wait; its ``seq`` stays with it, an empty one takes the place."""
+        """Move a request with ``kept`` set to the waiting ones, with its ``seq``; an empty sequence replaces that."""
         self.running.remove(active)
         self.occupancy.sequences[seq.id] = LiveSequence(seq.id, seq.capacity)
         self.occupancy.last.pop(seq.id, None)
         self.waiting.put_back(active)
 
     def _resume(self, active: ActiveRequest) -> None:
-        """Give a suspended request a sequence again."""
+        """Restore a suspended request to a free sequence."""
         seq, kept = active.seq, active.kept
         assert seq is not None
         assert kept is not None
@@ -259,7 +259,7 @@ class Scheduler:
     # -- end ---------------------------------------------------------------------------------------------------------
 
     def end(self, active: ActiveRequest) -> None:
-        """End a request at once; its sequence is free."""
+        """End a request at once and free its sequence."""
         active.handle.release()
         if active.steps is not None:
             active.steps.close()
@@ -274,7 +274,7 @@ class Scheduler:
         self._is_over_committed = False
 
     def fail(self, active: ActiveRequest, error: Exception) -> None:
-        """End a request with ``error``, and empty its sequence, whose content is unknown."""
+        """End a request with ``error`` and empty its sequence, whose contents are undefined."""
         if active.stats is not None and active.seq is not None:
             self._prefix_cache.forget(active.seq)
         self.end(active)

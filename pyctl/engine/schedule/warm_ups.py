@@ -1,4 +1,4 @@
-"""Background requests: prompts that are evaluated before a client asks for them."""
+"""Background requests: evaluation of prompts before a client requests them."""
 
 from __future__ import annotations
 
@@ -28,39 +28,38 @@ from pyctl.prompt import Tokens, common_prefix
 __all__ = ["WarmUps"]
 
 AT_ONCE_SECONDS = 0.05
-"""So long after a reply a client may ask again at once, and is not to wait for a batch of a warm-up then."""
+"""Delay after a reply, so that an immediate next request does not wait for a batch of a warm-up."""
 
 QUIET_SECONDS = 1.0
-"""So long no client must have asked before a warm-up begins that hardly makes the next turn faster."""
+"""Delay without client requests before a warm-up with little gain for the next turn."""
 
 QUIET_BATCHES = 1
-"""And as long as so many batches take, for which a request that comes then may have to wait."""
+"""Such a warm-up also waits for the duration of this many batches, the longest that it can delay a request."""
 
 MOST_UNUSED = 4
-"""After so many warm-ups in a row that no request has used, each waits that long."""
+"""After this many unused warm-ups in a row, each waits as if its gain were small."""
 
 MOST_READY = 256
-"""Warm-ups that are remembered until a request uses them, which is only counted."""
+"""Finished warm-ups remembered to count whether requests use them."""
 
 MOST_AGAIN = 2048
-"""Tokens before a reply that a warm-up may evaluate with it; where more is missing, the cache is too small for it."""
+"""Tokens before a reply that a warm-up may evaluate again. If more are missing, the cache is too small for it."""
 
 
 class WarmUps:
-    """Prompts that are evaluated before a client asks for them, one at a time, while there is no other work.
+    """The queue of background requests, which run one at a time while no other request runs.
 
-    They are background requests: prompts that a client wants to be ready, and the beginnings of next turns, as far as
-    they are certain when a reply has ended. A request stops them between two batches. The evaluated part
-    stays, the rest follows later, unless the conversation has continued by itself. All is evaluated in the batches of a
-    cold run, up to the last batch end within the prompt. Where batches are costly, the next message need not begin at
-    one: unless everything has to be exact, the tokens up to there are evaluated as well.
+    These are prompts that clients sent ahead, and the certain beginnings of next turns after replies. Client requests
+    interrupt them between two batches, or within one if the device supports it; the evaluated part stays, and the rest
+    follows later unless the conversation has continued. Batches are those of a cold run, up to the last batch end
+    within the prompt. Without --exact a warm-up also evaluates the tokens from there to the next message's boundary.
     """
 
     def __init__(self, prefix_cache: PrefixCache, n_ubatch: int, clock: Clock) -> None:
         self._clock = clock
         self._prefix_cache, self._n_ubatch = prefix_cache, n_ubatch
         self._queue: list[ActiveRequest] = []
-        # Those of clients, as they came: their tokens, and none of their images' files, which are large.
+        # The latest client requests: tokens only, since image files are large.
         self._lately: deque[tuple[ref[Request], Tokens]] = deque(maxlen=MOST_WARM_UPS)
         self._now: ActiveRequest | None = None
         self._quiet_since = -math.inf  # monotonic seconds
@@ -69,14 +68,14 @@ class WarmUps:
         )  # tokens that were evaluated for a prompt that resumes there
         self._n_unused = 0
 
-    # -- the line ----------------------------------------------------------------------------------------------------
+    # -- the queue ---------------------------------------------------------------------------------------------------
 
     def put(self, handle: RequestHandle, sequences: Sequence[LiveSequence] = ()) -> None:
-        """Have the prompt of ``handle`` evaluated, unless its conversation has gone on already."""
+        """Queue ``handle``, unless its conversation has already continued."""
         request = handle.request
         active = ActiveRequest(handle)
         if request.after is not None:
-            if not self._prefix_cache.cache.enabled:  # there would be no way back to the live end
+            if not self._prefix_cache.cache.enabled:  # the sequence could not return to its live end
                 return
             came = list(self._lately)
             at = next((i for i, (each, _) in enumerate(came) if each() is request.after), -1)
@@ -84,7 +83,7 @@ class WarmUps:
                 return
             tokens, exact = request.prompt.tokens, self._prefix_cache.settings.exact
             active.quiet = AT_ONCE_SECONDS
-            # The next turn resumes there just as well, only not in the batches of a cold run.
+            # The next turn can resume near the end already, though not in the batches of a cold run.
             is_near = not exact and (
                 any(0 < seq.n == seq.shared(tokens) for seq in sequences) or self._is_kept(request)
             )
@@ -96,12 +95,12 @@ class WarmUps:
             self._queue.pop(0).handle.put(Failed(BusyError(MOST_WARM_UPS)))
 
     def _is_kept(self, request: Request) -> bool:
-        """Whether some snapshot, exact or not, has all but a little of the prompt: another one came in between."""
+        """Whether a snapshot, exact or not, covers the prompt up to MIN_BATCH tokens."""
         match, least = PromptMatch(request.prompt.tokens), len(request.prompt) - MIN_BATCH
         return any(each.n >= least for each in self._prefix_cache.cache.lookup(match, len(request.prompt)))
 
     def arrived(self, request: Request) -> None:
-        """A client asks: what its request evaluates by itself is given up."""
+        """Cancel the warm-ups that the client's ``request`` makes redundant."""
         tokens = request.prompt.tokens
         self._lately.append((ref(request), tokens))
         self._queue = [each for each in self._queue if not _goes_on(tokens, each.handle.request)]
@@ -109,11 +108,11 @@ class WarmUps:
             self._now.handle.cancel()
 
     def ended(self) -> None:
-        """A client's request is over."""
+        """Restart the quiet time after the end of a client's request."""
         self._quiet_since = self._clock()
 
     def take(self) -> ActiveRequest | None:
-        """The next one that is due, out of the queue then. No other request may wait now."""
+        """Remove and return the next due request, if any. Requires that no other request waits."""
         self._queue = [each for each in self._queue if not each.handle.cancelled]
         now = self._clock()
         self._now = next((each for each in self._queue if self._quiet_since + each.quiet <= now), None)
@@ -122,24 +121,24 @@ class WarmUps:
         return self._now
 
     def put_back(self, active: ActiveRequest) -> None:
-        """Let one that was stopped begin anew when there is time."""
+        """Queue an interrupted request first, to start again later."""
         active.unbegin()
         if not active.handle.cancelled:
             self._queue.insert(0, active)
 
     @property
     def seconds(self) -> float | None:
-        """How long until the next one may begin; None if there is none."""
+        """Seconds until the next request may begin; None if there is none."""
         quiet = min((each.quiet for each in self._queue), default=None)
         return max(self._quiet_since + quiet - self._clock(), 0.0) if quiet is not None else None
 
     def clear(self) -> list[ActiveRequest]:
-        """Give up all that wait; returns them."""
+        """Empty the queue and return its requests."""
         waiting, self._queue = self._queue, []
         return waiting
 
     def forget(self) -> None:
-        """Drop the requests without a client, and forget all prompts."""
+        """Drop the requests without a client and the record of client prompts."""
         if self._now is not None and self._now.handle.request.after is not None:
             self._now.handle.cancel()
         self._queue = [each for each in self._queue if each.handle.request.after is None]
@@ -148,28 +147,28 @@ class WarmUps:
     # -- the work ----------------------------------------------------------------------------------------------------
 
     def aim(self, request: Request, ends: Sequence[int]) -> tuple[list[int], int]:
-        """Those of the batch ``ends`` that a background request gets, and its own end, there or after them."""
+        """Return the subset of batch ``ends`` for a background request, and its goal, at or after the last of them."""
         last = last_end(self._prefix_cache.places(request.prompt, ends), len(request.prompt))
-        return list(ends_within(ends, 0, last)), max(last, self._rest(request, last))  # those inside of images, too
+        return list(ends_within(ends, 0, last)), max(last, self._rest(request, last))  # including ends inside images
 
     def is_worth_it(self, lookup: CacheLookup, seq: LiveSequence, goal: int) -> bool:
-        """Whether more is ready afterwards than now, without what only a small cache makes necessary."""
+        """Whether the warm-up gains a snapshot, and does not merely refill a cache that is too small."""
         request, nearest, last = lookup.request, lookup.ways[0].n if lookup.ways else 0, max(lookup.ends, default=0)
         if nearest >= last and (goal == last or lookup.match.prefix(goal) in self._prefix_cache.cache):
             return False
         if request.after is None:
             return True
-        # The live end is as good, unless every batch has to be one of a cold run.
+        # Without --exact the live end is as good.
         is_live = last <= seq.n == seq.shared(request.prompt.tokens) and not self._prefix_cache.settings.exact
         return not is_live and nearest >= _shared(request.after, request) - MOST_AGAIN
 
     def replaced_end(self, lookup: CacheLookup, seq: LiveSequence) -> Prefix | None:
-        """The live end of ``seq`` if all of its tokens are evaluated anew, in the batches of a cold run."""
+        """Return the live end of ``seq`` if the warm-up evaluates its tokens again, in the batches of a cold run."""
         n = seq.shared(lookup.match.tokens)
         return lookup.match.prefix(seq.n) if 0 < seq.n == n < max(lookup.ends, default=0) else None
 
     def note(self, active: ActiveRequest, match: PromptMatch, first: int, n: int) -> None:
-        """A background request has evaluated its prompt from ``first`` up to ``n``, where it ended or was stopped."""
+        """Record that a background request evaluated tokens ``first`` to ``n`` before it ended or was interrupted."""
         if n <= first:
             return
         before = self._ready.pop(match.prefix(first), 0) if first else 0
@@ -180,14 +179,14 @@ class WarmUps:
         self._prefix_cache.totals.n_warmed += n - first
 
     def evaluated(self, lookup: CacheLookup, replaced: Prefix | None) -> None:
-        """A prompt is ready: the live end that it ``replaced`` is given up, if it was parked before."""
+        """Count a finished warm-up, and drop the unused parked snapshot of the live end that it ``replaced``."""
         snapshot = self._prefix_cache.cache.get(replaced) if replaced is not None else None
         if snapshot is not None and not snapshot.exact and not snapshot.hits:
             self._prefix_cache.cache.drop(snapshot)
         self._n_unused += lookup.request.after is not None
 
     def _rest(self, request: Request, last: int) -> int:
-        """Up to where the prompt is evaluated after its ``last`` batch end: to the message after the reply, or 0."""
+        """Return the boundary after the reply, to evaluate up to after the ``last`` batch end; 0 for none."""
         next_message = request.prompt.boundaries[-1] if request.prompt.boundaries else 0
         if request.after is None or self._prefix_cache.settings.exact:
             return 0
@@ -195,9 +194,7 @@ class WarmUps:
         return next_message if is_behind and self._prefix_cache.memory.shape.places.allow(next_message) else 0
 
     def used(self, match: PromptMatch, n: int) -> int:
-        """How many of the ``n`` tokens that a request did not have to evaluate had been made ready for it; each counts
-        for one request only.
-        """
+        """Return how many of a request's ``n`` restored tokens warm-ups evaluated. Each counts for one request only."""
         found = self._ready.pop(match.prefix(n), 0) if n and self._ready else 0
         if found:
             self._n_unused = 0
@@ -210,9 +207,10 @@ def _shared(one: CacheRequest, other: CacheRequest) -> int:
 
 
 def _goes_on(tokens: Tokens, warm_up: Request) -> bool:
-    """Whether a request with these has all that ``warm_up`` shares with the one before it, whose conversation went on.
+    """Whether a request with ``tokens`` continues the conversation of ``warm_up``.
 
-    A prompt that a client sent to be made ready continues no conversation.
+    It does if it has all tokens that ``warm_up`` shares with the request before. Prompts that clients sent ahead
+    continue no conversation.
     """
     before = warm_up.after
     n_common = common_prefix(tokens, warm_up.prompt.tokens)
