@@ -1,4 +1,4 @@
-"""The one place of the package that talks to llama.cpp, through llama-cpp-python and the extension."""
+"""The interface to llama.cpp, through llama-cpp-python and the extension. No other package calls llama.cpp."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 from pyctl.engine.model_settings import SPIN, ModelSettings, limit_spinning
 
-if SPIN not in os.environ:  # the command line may have said it already; later it has no effect
+if SPIN not in os.environ:  # must precede the libraries; the command line may have set it
     limit_spinning(ModelSettings.poll)
 
 from pyctl.llama.devices import devices

@@ -1,4 +1,4 @@
-"""Batches for llama_decode, and the context that makes embeddings."""
+"""Batches for llama_decode, and embeddings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Batch", "Embedder", "ImageBatch"]
 
 
 class Batch:
-    """A llama_batch whose arrays are numpy's, so that filling it is a handful of copies."""
+    """A llama_batch over numpy arrays, filled by a few copies."""
 
     def __init__(self, capacity: int) -> None:
         self.tokens = np.zeros(capacity, np.int32)
@@ -40,9 +40,9 @@ class Batch:
             setattr(self.struct, name, ctypes.cast(array.ctypes.data, type(getattr(self.struct, name))))
 
     def fill_all(self, items: Sequence[SequenceTokens]) -> tuple[int, list[int]]:
-        """Hold the tokens of ``items``, with outputs from each one's last sure one on.
+        """Fill in the tokens of ``items``, with outputs from the last sure token of each on.
 
-        Returns how many tokens there are, and the places of those with outputs."""
+        Returns the number of tokens, and the indices of those with outputs."""
         n, outputs = 0, []
         for seq, tokens, position, n_sure in items:
             first_output = n + n_sure - 1
@@ -55,7 +55,7 @@ class Batch:
         return n, outputs
 
     def fill(self, seq: int, tokens: Tokens, start: int, *, every: bool = False, last: bool = True) -> None:
-        """``tokens`` of one sequence from position ``start`` on; output is wanted of ``every`` one or the ``last``."""
+        """Fill in ``tokens`` of ``seq`` from position ``start`` on, with output of ``every`` or the ``last`` one."""
         n = int(tokens.size)
         self.tokens[:n] = tokens
         self.positions[:n] = np.arange(start, start + n)
@@ -66,23 +66,23 @@ class Batch:
 
 
 class ImageBatch:
-    """A llama_batch of rows that an encoder of images made, ``width`` floats each."""
+    """A llama_batch of image embeddings, ``width`` floats each."""
 
     def __init__(self, capacity: int, width: int) -> None:
         self._rows = np.zeros((capacity, width), np.float32)
         self._positions = np.zeros(4 * capacity, np.int32)
-        self._batch = Batch(capacity)  # what both kinds have
+        self._batch = Batch(capacity)  # the arrays common to both kinds
         self.struct: Any = self._batch.struct
         self.struct.token = None  # type: ignore[assignment]
         for name, array in (("embd", self._rows), ("pos", self._positions)):
             setattr(self.struct, name, ctypes.cast(array.ctypes.data, type(getattr(self.struct, name))))
 
     def fill(self, seq: int, rows: NDArray[np.float32], position: int, first: int, columns: int, *, last: bool) -> None:
-        """Rows ``first``, ``first`` + 1, ... of an image at ``position``; output is wanted of the ``last``."""
+        """Fill in rows ``first``, ``first`` + 1, ... of an image at ``position``; with ``last``, output of the last."""
         n = len(rows)
         at = np.arange(first, first + n)
         self._rows[:n] = rows
-        # Section by section: that of the image as a whole, its lines, its columns, and one that is not used.
+        # M-RoPE sections: the image's position, line, column, and an unused one.
         self._positions[:n] = position
         self._positions[n : 2 * n] = position + at // columns
         self._positions[2 * n : 3 * n] = position + at % columns
@@ -94,7 +94,7 @@ class ImageBatch:
 
 
 class Embedder:
-    """Embeds one text at a time on ``ctx``, a context with embeddings, of which it becomes the owner."""
+    """Embeds one text at a time on ``ctx``, a context with embeddings, which it owns."""
 
     def __init__(self, model: Any, ctx: Any) -> None:
         self._ctx = ctx
@@ -104,15 +104,15 @@ class Embedder:
         n_classes, n_embd = api.llama_model_n_cls_out(model), api.llama_model_n_embd_out(model)
         self._width = int(n_classes if self.pooling == "rank" else n_embd)
         self._n_batch = int(api.llama_n_ubatch(ctx))
-        # Where only the end counts and sees all before it, a text may come in several batches.
+        # If only the last token counts and attention is causal, a text may span several batches.
         is_long = self.pooling in ("last", "rank") and bool(self._memory) and api.llama_get_causal_attn(ctx)
         self.n_max = int(api.llama_n_ctx(ctx)) if is_long else self._n_batch
         self._batch = Batch(self._n_batch)
 
     def embed(self, tokens: Tokens) -> NDArray[np.float32]:
-        """The embeddings of ``tokens``, shape (1, width), or (n, width) without pooling; for "rank", (1, classes).
+        """Return embeddings of ``tokens``, shape (1, width), or (n, width) without pooling; for "rank" (1, classes).
 
-        RequestError when there are more than a batch or the context holds, EngineError when llama.cpp fails.
+        RequestError if they exceed a batch or the context, EngineError if llama.cpp fails.
         """
         n = int(tokens.size)
         if n > self.n_max > self._n_batch:

@@ -1,4 +1,4 @@
-"""What the sequences of a llama_context hold: rows and states, moved by the extension."""
+"""The memory of a llama_context: rows and states of its sequences, copied by the extension."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ __all__ = ["ContextMemory", "HeldRows"]
 
 @dataclass(frozen=True, eq=False)
 class HeldRows:
-    """``n_cells`` rows on the device, ``n_bytes`` as a block; the extension knows them by ``handle``."""
+    """Held rows of ``n_cells`` tokens, ``n_bytes`` as a block; ``handle`` identifies them in the extension."""
 
     handle: int
     n_cells: int
@@ -47,12 +47,12 @@ class HeldRows:
 
 
 class ContextMemory:
-    """The `SequenceMemory` of a model's context, which may be freed and made again: see `open` and `close`.
+    """The `SequenceMemory` of a model's context, which `close` and `open` may replace.
 
-    ``kv`` is the extension's view of the context, None while there is none, and ``drafts`` follows what is evaluated.
-    ``identity`` names what saved bytes mean, and ``n_ctx`` is the most of one sequence; the owner sets these. With
-    ``marks`` a hybrid takes back long drafts, too, for a further state of each sequence. With a ``pool`` the rows of
-    the one sequence lie there.
+    ``kv`` is the extension's view of the context, None without one. ``drafts`` mirrors evaluations to the draft model.
+    The owner sets ``identity``, the fingerprint of saved bytes, and ``n_ctx``, the limit of one sequence. ``marks``
+    lets hybrids roll back long drafts, for one more state per sequence. With a ``pool`` the only sequence's rows are
+    there.
     """
 
     def __init__(self, pool: PoolPlan | None, *, marks: bool) -> None:
@@ -63,14 +63,14 @@ class ContextMemory:
         self.kind: Literal["attention", "hybrid", "opaque"] = "opaque"
         self.shape = MemoryShape(NOWHERE, BlockSizes(0, 0, 0))
         self._pool, self._marks = pool, marks
-        self._handles: set[int] = set()  # of what is held
-        # From where on `rollback` may take back each sequence, and from where on it may go back to a mark.
+        self._handles: set[int] = set()  # of held rows
+        # By sequence, the least counts to which `rollback` may return: by cutting, and by its mark.
         self._least: dict[int, tuple[int, int]] = {}
 
     def open(self, ctx: Any, facts: BackendFacts, n_vocab: int) -> None:
-        """Attend to ``ctx``, whose sequence 0 holds one token, from which the layout is read; it is dropped.
+        """Attach to ``ctx``, read its layout from the one token of sequence 0, and drop that token.
 
-        RuntimeError or ValueError where that cannot be. `measure` follows, when what drafts is there."""
+        RuntimeError or ValueError on failure. Call `measure` once the draft model is open."""
         address = ctypes.cast(ctx, ctypes.c_void_p).value or 0
         self._ctx, self._facts, self._n_vocab = ctx, facts, n_vocab
         self._n_planes = int(api.llama_n_rs_seq(ctx))
@@ -82,7 +82,7 @@ class ContextMemory:
         self.kind = self.kv.kind
         self.clear(0)
         places = self.shape.places
-        if not self.identity:  # else they are known from the first time
+        if not self.identity:  # otherwise known from the first `open`
             places = places_of(self.kv, facts.n_cells, on_gpu=facts.batch_cost > 0)
         self.shape = MemoryShape(
             places=places,
@@ -94,7 +94,7 @@ class ContextMemory:
         )
 
     def measure(self) -> None:
-        """Find what the blocks of the memory and of what drafts measure."""
+        """Measure the block sizes of the memory and of the draft model."""
         one, two = (self.kv.rows_size(0, n) if self.kind != "opaque" else 0 for n in (1, 2))
         sizes = [2 * one - two, two - one, self.kv.state_size(0) if self.kind != "opaque" else -1]
         if (drafts := self.drafts.model) is not None:
@@ -103,17 +103,17 @@ class ContextMemory:
         self.shape = replace(self.shape, sizes=BlockSizes(*sizes))
 
     def give_up(self) -> None:
-        """Have nothing saved any more: what is restored does not go on with the same bits."""
+        """Disable saving, since restored sequences do not reproduce the same bits."""
         self.shape = replace(self.shape, places=NOWHERE)
 
     def close(self) -> None:
-        """Let go of the context, which is about to be freed, and of what lies on its device."""
+        """Detach from the context, before the owner frees it, and free device memory."""
         self.drafts.close()
         self.kv = None
 
     @property
     def layout(self) -> str:
-        """What rows and states look like, as text."""
+        """The layout of rows and states as text."""
         return str(self.kv.layout)
 
     def state_size(self, seq: int) -> int:
@@ -147,12 +147,12 @@ class ContextMemory:
         draft = self.drafts.save_state(seq, n)
         if self.kind == "attention":
             return State.of(NOTHING, draft)
-        # llama.cpp itself must not copy across two pinned ranges, and the state of kind `opaque` is its own.
+        # llama.cpp writes `opaque` states itself, and must not copy across two pinned ranges.
         block = allocate(self.kv.state_size(seq), pinned=self.kind != "opaque")
         checked(self.kv.save_state, seq, n, block)
         return State.of(block, draft)
 
-    # -- rows that stay on the device --------------------------------------------------------------------------------
+    # -- held rows ---------------------------------------------------------------------------------------------------
 
     def hold(self, seq: int, first: int, last: int) -> HeldRows:
         held = HeldRows(checked(self.kv.hold, seq, first, last), last - first, self.shape.sizes.rows(first, last))
@@ -182,24 +182,24 @@ class ContextMemory:
 
     @property
     def n_free(self) -> int:
-        """Cells that neither a sequence nor held rows take."""
+        """Cells used by neither sequences nor held rows."""
         if self.shape.can_hold:
             return int(self.kv.n_free)
         return self._facts.n_cells - sum(map(self.n_tokens, range(self._facts.n_seqs)))
 
     def reserve(self, n: int, *, in_parts: bool = False) -> None:
-        """Have nothing held where ``n`` tokens will go that are evaluated or read next; OutOfCellsError if it cannot.
+        """Free the cells of held rows for the next ``n`` tokens. Raises OutOfCellsError if there are too few.
 
-        ``in_parts`` if llama.cpp may divide them: then there may have to be twice as many free cells.
+        ``in_parts``: llama.cpp may split them, which can require twice as many free cells.
         """
         if self.kv is not None:
             checked(self.kv.reserve, n, in_parts)
 
     def position(self, seq: int, n: int) -> int:
-        """Where llama.cpp has token ``n`` of ``seq``, or will have the next one."""
+        """Return llama.cpp's position of token ``n`` of ``seq``, or of the next token."""
         return int(self.kv.position(seq, n)) if self.kv is not None else n
 
-    # -- what drafts leave -------------------------------------------------------------------------------------------
+    # -- rollback ----------------------------------------------------------------------------------------------------
 
     @property
     def n_rollback(self) -> int:
@@ -213,8 +213,10 @@ class ContextMemory:
         return self._pool.most_drafts(most, self._n_planes) if self._pool is not None else most
 
     def mark(self, items: Sequence[SequenceTokens]) -> dict[int, int]:
-        """Mark where ``items`` begin whose drafts need that, before they are evaluated; from where on each may go back
-        to its mark, -1 for none."""
+        """Mark the starts of ``items`` whose drafts require it, before their evaluation.
+
+        Returns by sequence the least count to which a rollback may use the mark, -1 for none.
+        """
         marks = {item.seq: -1 for item in items}
         for item in items:
             if self.n_rollback < item.n_drafts <= self.most_drafts:
@@ -223,17 +225,16 @@ class ContextMemory:
         return marks
 
     def evaluated(self, items: Sequence[SequenceTokens] = (), marks: Mapping[int, int] = MappingProxyType({})) -> None:
-        """An evaluation has ended, of ``items`` with drafts, if any, and these ``marks``: those are what `rollback` may
-        take back now."""
+        """Record an evaluation of ``items`` with drafts and ``marks``: `rollback` applies to these only."""
         bounds = self._bounds(items) if items else {}
         self._least = {seq: (bounds.get(seq, -1), marked) for seq, marked in marks.items()}
 
     def _bounds(self, items: Sequence[SequenceTokens]) -> dict[int, int]:
-        """For each sequence of the evaluation that was just made, from where on it can be taken back.
+        """Return by sequence the least count to which the last evaluation can be rolled back without a mark.
 
-        This is the one place that knows: llama.cpp says that it has gone back even where it cannot. The planes of a
-        recurrent cell hold the states after its last tokens, as many as this evaluation had. If one sequence had more
-        than another it was several evaluations, of which each may move the cells of others without their planes.
+        llama.cpp reports success even if it cannot roll back. The planes of a recurrent cell hold the states after its
+        last tokens of this evaluation. With unequal token counts llama.cpp splits the batch, and each part may move the
+        cells of others without their planes.
         """
         if self.kind == "attention":
             return {item.seq: item.position + item.n_sure for item in items}
@@ -256,7 +257,7 @@ class ContextMemory:
             drafts.keep(seq, held)
         return held
 
-    # -- back into sequences -----------------------------------------------------------------------------------------
+    # -- restoring ---------------------------------------------------------------------------------------------------
 
     def restore(self, seq: int, first: int, spans: Sequence[Span], state: State | None = None) -> None:
         n = spans[-1][2] if spans else first
@@ -270,12 +271,12 @@ class ContextMemory:
                 drafts.load_state(seq, n, state.draft)
 
     def _load_own(self, seq: int, first: int, n: int, spans: Sequence[Span], state: State | None) -> None:
-        """The model's own parts: rows [``first``, ``n``), and the state there."""
+        """Load the model's own rows [``first``, ``n``) and the state at ``n``, without the draft model's."""
         self._least.pop(seq, None)
         block = state.recurrent if state is not None and self.kind != "attention" else None
         if self.kind == "opaque":
             if block is not None and n - self.n_tokens(seq) > self.n_free:
-                raise OutOfCellsError  # the state holds everything; llama.cpp would only say that it failed
+                raise OutOfCellsError  # the state includes all rows; llama.cpp would report only a failure
             spans = ()
         sources = [(rows.block if rows.held is None else _handle(rows.held), at, last) for rows, at, last in spans]
         if sources and block is not None:
@@ -286,7 +287,7 @@ class ContextMemory:
             checked(self.kv.load_state, seq, n, block)
 
     def n_tokens(self, seq: int) -> int:
-        """How many ``seq`` holds."""
+        """Return the number of tokens in ``seq``."""
         return int(self.kv.n_tokens(seq))
 
     def rewind(self, seq: int, n: int) -> None:
@@ -320,9 +321,9 @@ class ContextMemory:
         return saved if self.shape.places.allow(n) else replace(saved, ends=())
 
     def _check_positions(self, seq: int, n: int) -> None:
-        """StateError unless ``seq`` has a row at each position below ``n`` and its state stands there.
+        """Raise StateError unless ``seq`` has rows at all positions below ``n``, and its state at ``n``.
 
-        llama.cpp takes positions from a file as they are, and files of llama-server have no checksum.
+        llama.cpp does not check positions from files, and llama-server's files have no checksum.
         """
         if n and self.kind != "opaque":
             block = allocate(self.kv.rows_size(0, min(n, self._facts.n_ubatch)))

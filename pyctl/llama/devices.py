@@ -1,4 +1,4 @@
-"""Devices and their memory, and the sizes of the tensors in a GGUF file, both asked of ggml."""
+"""Devices with their memory, and the tensors of GGUF files, read through ggml."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ __all__ = [
 
 CPU, GPU, IGPU = 0, 1, 2
 
-"""ggml_backend_dev_type; what comes after them (accelerators) holds no weights."""
+"""ggml_backend_dev_type; higher values are accelerators, which hold no weights."""
 
 
 @dataclass(frozen=True)
 class Device:
-    """``free`` and ``total`` are bytes, None where the device does not say; ``handle`` is a ggml_backend_dev_t."""
+    """A device. ``free`` and ``total`` are bytes, None if unknown; ``handle`` is a ggml_backend_dev_t."""
 
     name: str
     description: str
@@ -47,7 +47,7 @@ class Device:
 
 
 def devices() -> tuple[Device, ...]:
-    """All devices, GPUs in llama.cpp's order."""
+    """Return all devices, GPUs in llama.cpp's order."""
     api.llama_backend_init()
     ggml = _ggml()
     found = []
@@ -77,12 +77,12 @@ def devices() -> tuple[Device, ...]:
 
 
 def host_available() -> int | None:
-    """Memory that can be had without swapping, in bytes; None where the system does not say."""
+    """Return the memory available without swapping in bytes, None if unknown."""
     return _meminfo("MemAvailable:")
 
 
 def host_total() -> int | None:
-    """Memory of the machine in bytes."""
+    """Return the memory of the machine in bytes, None if unknown."""
     return _meminfo("MemTotal:")
 
 
@@ -95,14 +95,14 @@ def _meminfo(name: str) -> int | None:
 
 
 class _Params(ctypes.Structure):
-    """gguf_init_params: without a context to fill, no tensor is made."""
+    """gguf_init_params; ``ctx`` null creates no tensors."""
 
     _fields_ = (("no_alloc", ctypes.c_bool), ("ctx", ctypes.c_void_p))
 
 
 @cache
 def _ggml() -> Any:
-    """The ggml that llama.cpp uses, with the types of what is called here."""
+    """Return llama.cpp's ggml library with the signatures used here."""
     library = open_library("libggml.so")
     pointer, size = ctypes.c_void_p, ctypes.c_size_t
     signatures: dict[str, tuple[Any, list[Any]]] = {
@@ -130,7 +130,7 @@ def _ggml() -> Any:
 
 @dataclass(frozen=True)
 class FileTensor:
-    """A tensor in a GGUF file: ``n_bytes`` from byte ``first`` of the file on."""
+    """A tensor in a GGUF file: ``n_bytes`` at offset ``first`` of the file."""
 
     name: str
     first: int
@@ -138,12 +138,12 @@ class FileTensor:
 
 
 def model_files(path: Path) -> list[Path]:
-    """All files of the model that ``path`` is, or is a part of."""
+    """Return all files of the model, if ``path`` is its file or one of its parts."""
     return [path.with_name(name) for name in split_names(path.name)]
 
 
 def check_gguf(path: Path, what: str = "model") -> None:
-    """Raise ModelError, a line that says why, if ``path`` cannot be read or is no GGUF file."""
+    """Raise ModelError if ``path`` cannot be read or is not a GGUF file."""
     try:
         with path.open("rb") as file:
             magic = file.read(4)
@@ -154,7 +154,7 @@ def check_gguf(path: Path, what: str = "model") -> None:
 
 
 def file_tensors(file: Path) -> list[FileTensor]:
-    """The tensors of one GGUF file, in its order. Raises ModelError."""
+    """Return the tensors of one GGUF file in file order. Raises ModelError."""
     ggml = _ggml()
     forget_log_errors()
     head = ggml.gguf_init_from_file(str(file).encode(), _Params(True, None))
@@ -175,5 +175,5 @@ def file_tensors(file: Path) -> list[FileTensor]:
 
 
 def tensor_bytes(path: Path) -> Mapping[str, int]:
-    """Bytes of each tensor, over all files of a split model. Raises ModelError."""
+    """Return bytes by tensor name, over all files of a split model. Raises ModelError."""
     return {tensor.name: tensor.n_bytes for file in model_files(path) for tensor in file_tensors(file)}

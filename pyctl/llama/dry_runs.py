@@ -1,4 +1,4 @@
-"""What a model will take on each device, by a dry run of llama.cpp."""
+"""Dry runs of llama.cpp: the memory that a model requires on each device."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = ["NO_DRAFTS", "DryRun", "dry_run"]
 HOST = "host"
 
 ALL_GPUS = "Meta"
-"""How llama.cpp calls what --split-mode tensor makes of them; their names follow in parentheses."""
+"""llama.cpp's name of the combined device of --split-mode tensor, followed by the GPUs' names in parentheses."""
 
 LAYER = re.compile(r"load_tensors: layer +(\d+) assigned to device ([^ ,]+)")
 
@@ -46,7 +46,7 @@ KV_SIZE = re.compile(r"llama_kv_cache\w*: size = +([\d.]+) MiB \( *(\d+) cells")
 STATES = re.compile(r"(\S+) RS buffer size = +([\d.]+) MiB")
 
 SAMPLE_CELLS = 16_384
-"""Of a context that is asked for the size of a row, which llama.cpp tells in hundredths of a MiB of all of them."""
+"""Context for measuring the size of a row: llama.cpp prints the total with a resolution of 0.01 MiB."""
 
 COMPUTE = re.compile(r"(\S+) compute buffer size = +([\d.]+) MiB")
 
@@ -54,8 +54,8 @@ COMPUTE = re.compile(r"(\S+) compute buffer size = +([\d.]+) MiB")
 class DryRun:
     """A model without weights; ``n_layers`` and ``n_ctx_train`` are the file's, ``tensors`` bytes by name.
 
-    ``drafts`` say what it shall take back; with ``is_head`` its head drafts. ``draft_file`` is another such model that
-    drafts for this one. ``vision`` is where an encoder of images is, empty for the CPU, and its bytes.
+    ``drafts`` are its draft settings; ``is_head``: its own head drafts. ``draft_file`` is its draft model. ``vision``
+    is the device of the vision encoder, empty for the CPU, and its bytes.
     """
 
     def __init__(
@@ -84,9 +84,9 @@ class DryRun:
         self._weights = self._weights_by_place(layers)
 
     def pooled_layers(self) -> tuple[tuple[str, ...], float]:
-        """The places of the layers that have K and V, in their order, and bytes of both of one token in all of them.
+        """Return the places of the layers with K and V in order, and the bytes of one token in all of them.
 
-        ModelError says why a pool cannot hold them.
+        Raises ModelError if a pool cannot hold them.
         """
         if any("rope_factors_long" in name for name in self.tensors):
             raise ModelError("this model's positions depend on the size of the context")
@@ -105,13 +105,13 @@ class DryRun:
         return places, sizes[0][0] / sizes[0][1]
 
     def metadata(self, key: str) -> str:
-        """The value of ``key`` in the model's file, as text; empty if there is none."""
+        """Return the value of ``key`` in the model's file as text; empty if there is none."""
         return metadata_text(self._model, key)
 
     def plan(self, n_ctx: int, n_rows: int = 0) -> MemoryPlan:
-        """The memory for a context of ``n_ctx`` tokens, and for what drafts for one of ``n_rows``, by default as many.
+        """Return the memory for a context of ``n_ctx`` tokens and a draft model's of ``n_rows``, by default as many.
 
-        Raises ModelError if no such context can be made.
+        Raises ModelError if llama.cpp refuses the context.
         """
         n_seqs = self._settings.n_seqs
         ctx, kv, states, compute = self._context(context_params(self._settings, n_ctx, drafts=self._drafts))
@@ -121,7 +121,7 @@ class DryRun:
         finally:
             api.llama_free(ctx)
         states = {place: size // n_states for place, size in states.items()}
-        # A mark is a state as a plane is, one for each sequence.
+        # A mark is a state like a plane, one per sequence.
         n_earlier = n_states - 1 + finds(self._drafts) if states else 0
         planes = {place: size * n_earlier for place, size in states.items()}
         state_bytes = sum(states.values()) // n_seqs
@@ -139,7 +139,7 @@ class DryRun:
         return MemoryPlan(n_cells, n_seqs, row_bytes, state_bytes, tuple(places), self.layers, n_earlier)
 
     def _context(self, params: Any) -> tuple[Any, dict[str, int], dict[str, int], dict[str, int]]:
-        """A context without memory, and the bytes of K and V, states and computing that it would take by place."""
+        """Return a context without memory, and its bytes of K and V, states and compute buffers by place."""
         forget_log_errors()
         with captured_log() as log:
             ctx = api.llama_init_from_model(self._model, params)
@@ -148,10 +148,10 @@ class DryRun:
         return ctx, self._kv_by_place(log), self._sum_by_place(STATES, log), self._sum_by_place(COMPUTE, log)
 
     def _draft_model(self, trunk: Any, n_ctx: int) -> dict[str, int]:
-        """Bytes by place of what drafts for the context ``trunk``."""
+        """Return the bytes by place of the draft model or head for the context ``trunk``."""
         if self._draft_file is not None and not self._draft_file._is_head:
             plan = self._draft_file.plan(draft_cells(self._settings, self._drafts, n_ctx))
-            # It marks the state that it drafts from: one more for each sequence.
+            # It marks the state before drafting: one more per sequence.
             return {place.name: place.usage.total + place.usage.states for place in plan.places}
         drafter = self._draft_file or self
         if not drafter._is_head:
@@ -163,13 +163,13 @@ class DryRun:
         return {place: sum(part.get(place, 0) for part in parts) for place in {*chain(*parts)}}
 
     def _place_of(self, name: str) -> str:
-        """Where something is that llama.cpp says to be on a device or in a buffer type called ``name``."""
+        """Return the place for llama.cpp's name of a device or buffer type."""
         if name.startswith(f"{ALL_GPUS}("):
             return ALL_GPUS
         return next((gpu.name for gpu in self._gpus if name in (gpu.name, gpu.buffer_name)), HOST)
 
     def _spread(self, sizes: Mapping[str, int]) -> dict[str, int]:
-        """The bytes by place, those that all GPUs share as --tensor-split says, or evenly."""
+        """Return bytes by place; distribute those common to all GPUs by --tensor-split, or evenly."""
         shared = sizes.get(ALL_GPUS, 0)
         found = {place: size for place, size in sizes.items() if place != ALL_GPUS}
         gpus = [gpu.name for gpu in self._gpus if not self._settings.devices or gpu.name in self._settings.devices]
@@ -181,7 +181,7 @@ class DryRun:
         return found
 
     def _weights_by_place(self, layers: Mapping[int, str]) -> dict[str, int]:
-        """Bytes of weights by place. The last of ``layers`` is the output; what is in no layer is on the host."""
+        """Return the bytes of weights by place. The last of ``layers`` is the output; other tensors are on the host."""
         output = self._place_of(layers[max(layers)]) if layers else HOST
         sums: dict[str, int] = {}
         for name, size in self.tensors.items():
@@ -196,12 +196,12 @@ class DryRun:
                     break
             sums[place] = sums.get(place, 0) + size
         if "output.weight" not in self.tensors and output != HOST:
-            # The embeddings serve as output, too, and are there twice.
+            # Tied embeddings are stored twice: as input and as output.
             sums[output] = sums.get(output, 0) + self.tensors.get("token_embd.weight", 0)
         return sums
 
     def _kv_by_place(self, log: list[str]) -> dict[str, int]:
-        """Bytes of K and V by place: each cache is spread evenly over its layers."""
+        """Return the bytes of K and V by place, each cache spread evenly over its layers."""
         sums: dict[str, int] = {}
         layers: list[str] = []
         for line in log:
@@ -229,7 +229,7 @@ NO_DRAFTS: DraftSettings = DraftSettings()
 def dry_run(
     settings: ModelSettings, drafts: DraftSettings = NO_DRAFTS, vision: tuple[str, int] | None = None
 ) -> Iterator[DryRun]:
-    """The model of ``settings``, and what drafts for it, without weights. Raises ModelError as loading them would."""
+    """Open the model of ``settings`` and its draft model without weights. Raises ModelError as loading would."""
     with ExitStack() as stack:
         draft_file = None
         if drafts.draft_path and drafts.n_draft > 0:
@@ -244,7 +244,7 @@ def dry_run(
 
 @contextmanager
 def _without_weights(settings: ModelSettings, *, with_head: bool) -> Iterator[tuple[Any, list[str]]]:
-    """A llama_model, and what llama.cpp said when it made it."""
+    """Yield a llama_model without weights, and llama.cpp's log of loading it."""
     params = ModelParams(settings, with_head=with_head)
     params.struct.no_alloc = True
     params.struct.load_mode = LOAD_MODES["none"]

@@ -1,4 +1,4 @@
-"""What saved rows and states mean: a digest of everything that decides their bytes."""
+"""Fingerprints: a digest of everything that determines the bytes of rows and states."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ __all__ = ["file_digest", "fingerprint", "metadata_text"]
 SAMPLE_BYTES = 4096
 
 SAMPLE_STEP = 2**23
-"""Of each tensor these many bytes are read at its beginning, at its end, and once in so many between: some 10 MB of a
-model of 17 GB. A change smaller than that and within one tensor would go unseen."""
+"""SAMPLE_BYTES of each tensor are read at its end and every SAMPLE_STEP bytes from its start: about 10 MB of a 17 GB
+model. Changes between the samples are not detected."""
 
 ROPE_FIELDS = ("rope_scaling", "rope_freq_base", "rope_freq_scale")
 YARN_FIELDS = ("yarn_orig_ctx", "yarn_ext_factor", "yarn_attn_factor", "yarn_beta_slow", "yarn_beta_fast")
 
 HARMLESS = ("DEBUG", "BACKTRACE", "PINNED", "REGISTER_HOST")
-"""What is in the names of ggml's variables that change no number."""
+"""Parts of the names of ggml's environment variables that do not affect results."""
 
 
 def fingerprint(backend: LlamaBackend, settings: ModelSettings, layers: Sequence[str]) -> str:
-    """BLAKE2b-128 of the model's files, adapters, layout, positions, batches, kernels and devices; 32 hex digits.
+    """Return the BLAKE2b-128 of model files, adapters, layout, positions, batches, kernels and devices; 32 hex digits.
 
-    ``layers`` are the devices of the layers. Equal flags give the same again, wherever the files are and whenever they
-    were made; a flag that changes no byte does not count. ModelError if a file cannot be read.
+    ``layers`` are the devices of the layers. The digest is independent of paths, file times, and flags that do not
+    affect bytes. ModelError if a file cannot be read.
     """
     digest = hashlib.blake2b(digest_size=16)
     files = {file: file_tensors(file) for file in model_files(Path(settings.path))}
@@ -55,7 +55,7 @@ def fingerprint(backend: LlamaBackend, settings: ModelSettings, layers: Sequence
 
 
 def file_digest(path: Path) -> str:
-    """BLAKE2b-128 of a model's files: sizes, metadata and samples of the weights. ModelError if one cannot be read."""
+    """Return the BLAKE2b-128 of a model's sizes, metadata and weight samples. ModelError if a file cannot be read."""
     digest = hashlib.blake2b(digest_size=16)
     try:
         for file in model_files(path):
@@ -67,7 +67,7 @@ def file_digest(path: Path) -> str:
 
 
 def metadata_text(model: Any, key: str, default: str = "") -> str:
-    """The value of ``key`` in the file of a llama_model, as text."""
+    """Return the value of ``key`` in the metadata of a llama_model as text."""
     buffer = ctypes.create_string_buffer(1024)
     n = api.llama_model_meta_val_str(model, key.encode(), buffer, len(buffer))
     return buffer.value.decode("utf-8", "replace") if n >= 0 else default
@@ -77,14 +77,14 @@ def _facts(
     backend: LlamaBackend, settings: ModelSettings, layers: Sequence[str], rope_factors: str
 ) -> Iterator[object]:
     yield build_version()
-    # The instruction sets and device libraries in use: each has kernels of its own, which round differently.
+    # Instruction sets and device libraries: their kernels round differently.
     yield (api.llama_print_system_info() or b"").decode("utf-8", "replace")
     yield sorted(item for item in os.environ.items() if _matters(item[0]))
     yield backend.memory.layout
     if backend.memory.kind == "opaque":
-        # The layout says nothing of a state that is llama.cpp's own.
+        # The layout does not describe llama.cpp's own state format.
         yield settings.type_k, settings.type_v, settings.flash_attn, settings.swa_full, backend.facts.n_seqs
-    # Where batches end: rows and states of the same tokens in other batches differ by a rounding.
+    # Batch ends: rows and states of the same tokens in other batches round differently.
     yield backend.facts.n_ubatch, RULES, batch_cost(settings)
     yield tuple(getattr(settings, name) for name in (*ROPE_FIELDS, *YARN_FIELDS)), rope_factors
     yield settings.metadata
@@ -103,14 +103,14 @@ def _matters(variable: str) -> bool:
 
 
 def _rope_factors(backend: LlamaBackend, settings: ModelSettings) -> str:
-    """Which of its two tables of factors for positions llama.cpp takes: that depends on the size of the context."""
+    """Return which of the two RoPE factor tables llama.cpp uses, which depends on the context size."""
     key = f"{metadata_text(backend.model, 'general.architecture')}.rope.scaling.original_context_length"
     given = dict(settings.metadata).get(key) or metadata_text(backend.model, key)
     return "long" if backend.facts.n_ctx > int(given or api.llama_model_n_ctx_train(backend.model)) else "short"
 
 
 def _content(file: Path, tensors: Sequence[FileTensor]) -> Iterator[bytes]:
-    """The size of a GGUF file, all that comes before its tensors, and samples of each of those."""
+    """Yield the size of a GGUF file, its bytes before the tensors, and samples of each tensor."""
     with file.open("rb") as stream:
         size = os.fstat(stream.fileno()).st_size
         yield size.to_bytes(8, "little")

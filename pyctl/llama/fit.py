@@ -1,4 +1,4 @@
-"""Settings made to fit into the memory that is free."""
+"""Fitting of settings into free memory."""
 
 from __future__ import annotations
 
@@ -30,11 +30,10 @@ ATTEMPTS = 4
 def fit_settings(
     settings: ModelSettings, drafts: DraftSettings = NO_DRAFTS, vision: tuple[str, int] | None = None
 ) -> tuple[ModelSettings, MemoryPlan]:
-    """The settings with what was left open filled in, and the memory that they will take with ``drafts``.
+    """Return the settings with automatic values filled in, and their memory including ``drafts``.
 
-    ``vision`` is the device of an encoder of images, empty for the CPU, and its bytes.
-
-    Raises ModelError when the context cannot fit at all.
+    ``vision`` is the device of the vision encoder, empty for the CPU, and its bytes. Raises ModelError if the context
+    cannot fit.
     """
     movable = settings.fit and settings.n_gpu_layers == -1 and not settings.tensor_split
     movable = movable and settings.split_mode != "tensor"  # all layers are on all GPUs
@@ -64,8 +63,9 @@ def fit_settings(
 
 
 def _split_of(layers: Sequence[str], settings: ModelSettings) -> tuple[float, ...]:
-    """Shares that put each layer where it was in the dry run. Left open, the split would follow what is free at the
-    moment, and what is saved would mean another thing after each start. Empty where nothing is split by layers.
+    """Return the shares that reproduce the dry run's assignment of layers; empty without a split by layers.
+
+    llama.cpp's default split depends on the free memory, and would change the fingerprint at each start.
     """
     names = settings.devices or tuple(device.name for device in devices() if device.is_gpu)
     counts = tuple(float(sum(layer == name for layer in layers)) for name in names)
@@ -73,10 +73,10 @@ def _split_of(layers: Sequence[str], settings: ModelSettings) -> tuple[float, ..
 
 
 def _fit_context(run: DryRun, settings: ModelSettings) -> MemoryPlan:
-    """With the context that was asked for, else with the largest up to the model's own that fits."""
+    """Return the plan with the requested context, else with the largest that fits, up to the model's own."""
     most = settings.n_ctx or run.n_ctx_train
     if most > run.n_ctx_train:
-        # Even a dry run keeps books about every cell, so what is out of all reason is not tried.
+        # Even a dry run allocates data per cell, so far too large contexts are refused first.
         low = run.plan(min(settings.fit_ctx, most))
         free = sum(place.free or 0 for place in low.places)
         if None not in (place.free for place in low.places) and low.row_bytes * most > free:
@@ -86,7 +86,7 @@ def _fit_context(run: DryRun, settings: ModelSettings) -> MemoryPlan:
     fits = not (gpu_shortage(settings, plan) or shortage(settings, plan.host))
     if fits or settings.n_ctx or not settings.fit or least == most:
         return plan
-    # Every part of it grows in a straight line with the context.
+    # Every part grows linearly with the context.
     low = run.plan(least)
     n_ctx = most
     for index, (before, after) in enumerate(zip(low.places, plan.places, strict=True)):
@@ -99,7 +99,7 @@ def _fit_context(run: DryRun, settings: ModelSettings) -> MemoryPlan:
 def _move_to_cpu(
     run: DryRun, settings: ModelSettings, plan: MemoryPlan, missing: int, *, experts: bool
 ) -> ModelSettings:
-    """With more weights on the CPU, so that ``missing`` bytes of GPU memory become free: experts if there are any."""
+    """Return settings with more weights on the CPU to free ``missing`` bytes of GPU memory: experts if possible."""
     if experts:
         found = _by_layer(run, EXPERTS)
         n = len(settings.placements)
@@ -115,7 +115,7 @@ def _move_to_cpu(
 
 
 def refusal(n_ctx: int, needed: int, free: int) -> str:
-    """What is said of a context that does not fit."""
+    """Return the error message for a context that does not fit."""
     return (
         f"cannot make the context: {n_ctx} tokens need about {needed // MIB:,} MiB of memory and "
         f"{free // MIB:,} MiB are free; try a smaller --ctx-size"
@@ -123,7 +123,7 @@ def refusal(n_ctx: int, needed: int, free: int) -> str:
 
 
 def _by_layer(run: DryRun, wanted: re.Pattern[str]) -> list[int]:
-    """Bytes of the tensors in each layer whose names match ``wanted``."""
+    """Return for each layer the bytes of the tensors whose names match ``wanted``."""
     sums = [0] * run.n_layers
     for name, size in run.tensors.items():
         layer = re.match(r"blk\.(\d+)\.", name)
@@ -133,7 +133,7 @@ def _by_layer(run: DryRun, wanted: re.Pattern[str]) -> list[int]:
 
 
 def _count_to_free(sizes: Sequence[int], missing: int) -> int:
-    """How many of ``sizes``, from the first on, make up for ``missing``; all of them if none do."""
+    """Return the least number of leading ``sizes`` that sum to ``missing``, or all."""
     total = 0
     for count, size in enumerate(sizes, 1):
         total += size
@@ -143,12 +143,12 @@ def _count_to_free(sizes: Sequence[int], missing: int) -> int:
 
 
 def gpu_shortage(settings: ModelSettings, plan: MemoryPlan) -> int:
-    """Bytes that the GPUs lack."""
+    """Return the bytes that the GPUs lack."""
     return sum(shortage(settings, place, index) for index, place in enumerate(plan.gpus))
 
 
 def shortage(settings: ModelSettings, place: Place, index: int = 0) -> int:
-    """Bytes that ``place`` lacks; GPU number ``index`` keeps its margin."""
+    """Return the bytes that ``place`` lacks, with the --fit-target margin of GPU ``index``."""
     if not place.is_gpu:
         return place.shortage(mapped=_is_mapped(settings))
     margins = settings.fit_target

@@ -1,7 +1,7 @@
-"""GBNF, the notation in which clients write grammars for llama.cpp, read in linear time and without recursion.
+"""Parser of GBNF, llama.cpp's grammar notation: linear time, no recursion.
 
-What is read is what llama.cpp reads of it, oddities included: of two rules of one name the last counts, an empty class
-is no character at all, and a repetition beyond 2,000 times has no upper end. What is refused besides says so.
+It follows llama.cpp's parser (src/llama-grammar.cpp), oddities included: the last of two rules with one name applies,
+an empty class matches the empty text, and an upper limit above 2,000 repetitions is no limit.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MAX_REPEATS = limit(2_000, "repetitions of one item of a grammar that are count
 
 
 class Markers:
-    """The tokens that a grammar may name: ``controls`` are those that stand for no text, by their names."""
+    """Tokens that a grammar may name: ``controls`` are the control tokens by name."""
 
     def __init__(self, controls: Mapping[str, int], n_vocab: int, token_of: Callable[[str], int | None]) -> None:
         self.n_vocab, self.token_of = n_vocab, token_of
@@ -44,22 +44,22 @@ class Markers:
         self._split = re.compile(f"({'|'.join(map(re.escape, names))})") if names else None
 
     def parts(self, text: str) -> list[tuple[str, int | None]]:
-        """``text`` cut where it names control tokens, with these."""
+        """Split ``text`` at names of control tokens into (part, its control token or None)."""
         parts = self._split.split(text) if self._split is not None else [text]
         return [(part, self._controls.get(part)) for part in parts if part]
 
 
 def read_gbnf(text: str, markers: Markers) -> Rules:
-    """The rules of the grammar ``text``. RequestError says what is wrong, and in which line.
+    """Parse the grammar ``text``. Raises RequestError with the line and the reason.
 
-    A string that names a control token may be that token, as in llama.cpp, or the same letter by letter.
+    A string that names a control token matches that token, as in llama.cpp, or the same text letter by letter.
     """
     if len(text.encode("utf-8", "surrogatepass")) > _MAX_BYTES:
         raise RequestError(f"failed to parse grammar: it has more than {_MAX_BYTES} bytes")
     return _Parser(text, markers).read()
 
 
-# Each takes a character for one thing only, so that none ever goes back further than one character.
+# Patterns without ambiguity: none backtracks by more than one character.
 _BLANKS = re.compile(r"(?:[ \t]|#[^\r\n]*)*")
 _SPACE = re.compile(r"(?:[ \t\r\n]|#[^\r\n]*)*")
 _NAME = re.compile(r"[a-zA-Z0-9-]+")
@@ -73,7 +73,7 @@ _ESCAPES = {"t": "\t", "r": "\r", "n": "\n", "\\": "\\", '"': '"', "[": "[", "]"
 
 
 class _Group:
-    """A rule, or a group in parentheses, that is being read. ``begun`` is where the item of a repetition begins."""
+    """A rule or a group in parentheses during parsing. ``begun`` is the start of the last item, for repetitions."""
 
     def __init__(self, rule: int, at: int) -> None:
         self.rule, self.at = rule, at
@@ -149,7 +149,7 @@ class _Parser:
                 return [*group.done, group.items]
 
     def _item(self, group: _Group, sign: str) -> bool:
-        """Read one item or repetition, if one stands here."""
+        """Parse one item or repetition; False if there is none here."""
         if sign == '"':
             self._add(group, self._string())
         elif sign == "[":

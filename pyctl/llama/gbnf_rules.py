@@ -1,4 +1,4 @@
-"""What a grammar in GBNF consists of, once it is read: rules of characters, tokens, references and repetitions."""
+"""The parsed form of a GBNF grammar: rules of characters, tokens, references and repetitions."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ __all__ = [
 MAX_CODE_POINT = 0x10FFFF
 
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
-"""Code points from the first to the last of each pair, sorted and apart."""
+"""Inclusive ranges of code points, sorted, neither overlapping nor adjacent."""
 
 
 class Characters(NamedTuple):
-    """One code point out of ``ranges``; none fits if they are empty."""
+    """One code point of ``ranges``; matches nothing if they are empty."""
 
     ranges: Ranges
 
 
 class Token(NamedTuple):
-    """The token ``number``, or any other than it."""
+    """The token ``number``, or with ``other`` any token except it."""
 
     number: int
     other: bool
@@ -63,14 +63,14 @@ Alternative: TypeAlias = "list[Item]"
 
 @dataclass(frozen=True)
 class Rules:
-    """The alternatives of each rule; ``root`` is the index of the one that replies follow."""
+    """The alternatives of each rule; ``root`` is the index of the start rule."""
 
     alternatives: list[list[Alternative]]
     root: int
 
 
 def bare_rule(item: Item) -> int | None:
-    """The rule that ``item`` refers to, once or repeatedly."""
+    """Return the rule that ``item`` refers to, once or repeatedly; None for none."""
     bare = item.item if isinstance(item, Repeat) else item
     return bare.rule if isinstance(bare, Reference) else None
 
@@ -80,12 +80,12 @@ _SURROGATES = (0xD800, 0xDFFF)
 
 @lru_cache(maxsize=1024)
 def letter(text: str) -> Characters:
-    """Just this one."""
+    """Return the characters that match only ``text``, one character."""
     return Characters(normal([(ord(text), ord(text))]))
 
 
 def normal(ranges: Sequence[tuple[int, int]]) -> Ranges:
-    """``ranges`` sorted and joined, without NUL and surrogates, which no text holds."""
+    """Return ``ranges`` sorted and merged, without NUL and surrogates, which valid text cannot contain."""
     joined: list[tuple[int, int]] = []
     for low, high in sorted((max(low, 1), min(high, MAX_CODE_POINT)) for low, high in ranges):
         if low > high:
@@ -105,7 +105,7 @@ def normal(ranges: Sequence[tuple[int, int]]) -> Ranges:
 
 
 def inverse(ranges: Sequence[tuple[int, int]]) -> Ranges:
-    """All code points of texts that are not in ``ranges``."""
+    """Return all code points of valid text outside ``ranges``."""
     others, start = [], 1
     for low, high in normal(ranges):
         others.append((start, low - 1))

@@ -1,7 +1,7 @@
-"""A grammar in GBNF as one for llguidance that accepts the same texts.
+"""Translation of GBNF into equivalent llguidance grammars.
 
-What is regular becomes one regular expression, which costs next to nothing at each token. Where rules hold each other,
-every character is a terminal of its own: the library takes the longest terminal that fits, and GBNF knows no terminals.
+Regular grammars become one regular expression, which is cheap per token. In recursive grammars every character is a
+terminal of its own: llguidance matches the longest terminal, and GBNF has no terminals.
 """
 
 from __future__ import annotations
@@ -26,17 +26,16 @@ from pyctl.llama.gbnf_rules import (
 __all__ = ["translated"]
 
 _MAX_PATTERN = 40_000
-"""Characters of a regular expression, and about as many states of what it becomes."""
+"""Characters of a regular expression, and about as many states of its automaton."""
 _MAX_PATTERN_DEPTH = 60
 _MAX_LEVELS = limit(1_000, "rules of a grammar that hold each other, one in the next", "400", "request", "levels")
-"""The library follows one rule to the next on the stack of a thread, which ends somewhere beyond 2,000."""
+"""llguidance recurses per rule; a thread's stack ends somewhere above 2,000 levels."""
 
 
 def translated(rules: Rules, end_tokens: frozenset[int], n_vocab: int) -> list[str]:
-    """Grammars for llguidance, without its header line, each of which accepts what ``rules`` accept.
+    """Return equivalent grammars for llguidance without its header line, to try in order if it refuses one.
 
-    If the first is too much for the library, the next may not be. ``end_tokens`` end a reply and are never a part of
-    it. RequestError if no text at all is accepted.
+    ``end_tokens`` end a reply and are never part of it. RequestError if the rules accept no text.
     """
     alternatives = _useful(rules, end_tokens, n_vocab)
     if rules.root not in alternatives:
@@ -52,13 +51,13 @@ def translated(rules: Rules, end_tokens: frozenset[int], n_vocab: int) -> list[s
     return found
 
 
-# -- what may come up in a reply ---------------------------------------------------------------------------------------
+# -- productive and reachable rules ------------------------------------------------------------------------------------
 
 
 def _useful(rules: Rules, end_tokens: frozenset[int], n_vocab: int) -> dict[int, list[Alternative]]:
-    """The rules that may come up in a text, without the alternatives that no text follows."""
+    """Return the reachable rules, without alternatives that match no text."""
     users: dict[int, list[tuple[int, int]]] = {}
-    missing: list[list[int]] = []  # of each alternative of each rule: references that are not known to be possible
+    missing: list[list[int]] = []  # by rule and alternative: references not yet known as possible
     possible: set[int] = set()
     waiting: list[int] = []
 
@@ -100,14 +99,14 @@ def _useful(rules: Rules, end_tokens: frozenset[int], n_vocab: int) -> dict[int,
 
 
 def _needed(item: Item) -> int | None:
-    """The rule without which ``item`` cannot be."""
+    """Return the rule that ``item`` requires, None for none."""
     if isinstance(item, Repeat):
         return bare_rule(item) if item.low else None
     return item.rule if isinstance(item, Reference) else None
 
 
 def _is_dead(item: Item, possible: set[int], end_tokens: frozenset[int], n_vocab: int) -> bool:
-    """Whether ``item`` is a repetition of what cannot be, as it may be where it needs none."""
+    """Whether ``item`` is an optional repetition of an impossible item."""
     if not isinstance(item, Repeat) or item.low:
         return False
     rule = bare_rule(item)
@@ -115,7 +114,7 @@ def _is_dead(item: Item, possible: set[int], end_tokens: frozenset[int], n_vocab
 
 
 def _never(item: Item, end_tokens: frozenset[int], n_vocab: int) -> bool:
-    """Whether nothing in a reply can be ``item``."""
+    """Whether nothing in a reply can match ``item``."""
     if isinstance(item, Repeat):
         return bool(item.low) and _never(item.item, end_tokens, n_vocab)
     if isinstance(item, Characters):
@@ -129,7 +128,7 @@ def _never(item: Item, end_tokens: frozenset[int], n_vocab: int) -> bool:
 
 
 class _Pattern(NamedTuple):
-    """A regular expression; ``size`` is about what it takes to run it."""
+    """A regular expression; ``size`` approximates the states of its automaton."""
 
     text: str
     size: int
@@ -140,21 +139,21 @@ _EMPTY = _Pattern("", 0)
 
 
 class _Patterns:
-    """Regular expressions of rules, as far as there are any that are not too long."""
+    """Regular expressions of rules, within the limits of length and depth."""
 
     def __init__(self, rules: dict[int, list[Alternative]]) -> None:
         self._rules = rules
         self._known: dict[int, _Pattern | None] = {}
 
     def of(self, rule: int) -> _Pattern | None:
-        """The expression for what ``rule`` accepts; None if there is none."""
+        """Return the expression equivalent to ``rule``; None if not regular or too long."""
         if rule not in self._known:
             for circle in _circles(self._rules, rule):
                 self._solve(circle)
         return self._known[rule]
 
     def _solve(self, circle: list[int]) -> None:
-        """Find the expressions of rules that hold each other, given those of all others that they hold."""
+        """Solve the mutually recursive rules ``circle``, given the expressions of all other rules they use."""
         inside = frozenset(circle)
         self._known.update(dict.fromkeys(circle))
         for backwards in (False, True):
@@ -164,9 +163,10 @@ class _Patterns:
                 return
 
     def _equations(self, circle: list[int], inside: frozenset[int], backwards: bool) -> _Equations | None:
-        """Each rule as a sum: what stands before a rule of the circle, by that rule, and under None what stands alone.
+        """Return linear equations: for each rule the prefix of each target rule of ``circle``; None: no target.
 
-        That is possible if these rules stand at the end of alternatives only, or ``backwards`` at the beginning only.
+        Requires that target rules occur only at the end of alternatives, with ``backwards`` only at the beginning;
+        None if not.
         """
         equations: _Equations = {}
         for rule in circle:
@@ -214,7 +214,7 @@ _Equations = dict[int, dict["int | None", _Pattern]]
 
 
 def _solved(equations: _Equations, backwards: bool) -> dict[int, _Pattern | None]:
-    """The solution of linear ``equations``: one rule after the other is put into all others (Arden's rule)."""
+    """Solve linear ``equations`` by elimination with Arden's rule."""
     failed: dict[int, _Pattern | None] = dict.fromkeys(equations)
     order = list(equations)
     for index, rule in enumerate(order):
@@ -262,7 +262,7 @@ def _bounded(pattern: _Pattern) -> _Pattern | None:
 
 
 def _joined(parts: Sequence[_Pattern]) -> _Pattern | None:
-    """One after the other."""
+    """Concatenate ``parts``; None if too long."""
     if sum(len(part.text) for part in parts) > _MAX_PATTERN:
         return None
     depth = max((part.depth for part in parts), default=0)
@@ -320,8 +320,8 @@ class _Writer:
         return "".join([f"start: r{root}\n", *rules, *terminals])
 
     def _body(self, rule: int, alternatives: list[Alternative]) -> str:
-        """A rule that goes on with itself at its end is written as a repetition: otherwise each of its characters
-        would stay open until the last one."""
+        """Return the body of a rule. Tail recursion becomes repetition: otherwise the parser would keep an item open
+        per character."""
         again = [items[:-1] for items in alternatives if items and items[-1] == Reference(rule)]
         last = [items for items in alternatives if not items or items[-1] != Reference(rule)]
         if not any(again):
@@ -351,7 +351,7 @@ class _Writer:
 
 
 def _circles(rules: dict[int, list[Alternative]], root: int) -> Iterator[list[int]]:
-    """The rules under ``root``, those together that hold each other, every one after what it holds (Tarjan)."""
+    """Yield the strongly connected components of the rules under ``root``, callees first (Tarjan's algorithm)."""
     index: dict[int, int] = {}
     low: dict[int, int] = {}
     stack: list[int] = []
@@ -387,7 +387,7 @@ def _circles(rules: dict[int, list[Alternative]], root: int) -> Iterator[list[in
 
 
 def _levels(rules: dict[int, list[Alternative]], root: int) -> int:
-    """On no way from one rule to the next, each for the first time, are there more than so many."""
+    """Return an upper bound of the number of distinct rules on any path from ``root``."""
     levels: dict[int, int] = {}
     for circle in _circles(rules, root):
         held = (bare_rule(item) for rule in circle for items in rules[rule] for item in items)

@@ -1,4 +1,4 @@
-"""Grammars that bind a reply, and the array of tokens that they and llama.cpp's samplers work on."""
+"""Grammars of replies, and the candidate array that grammars and llama.cpp's samplers modify."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ log = logging.getLogger(__name__)
 _ENTRY = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 
 _GROUP = 64
-"""Tokens of which only the largest logit is looked at when the most likely ones are searched."""
+"""Tokens of a group, represented by its largest logit in the search for the most likely tokens."""
 
 
 class Candidates:
-    """One entry per token that is left, at first all ``n_vocab``."""
+    """The array of candidate tokens, initially all ``n_vocab``."""
 
     def __init__(self, n_vocab: int) -> None:
         self._ids = np.arange(n_vocab, dtype=np.int32)
@@ -48,23 +48,22 @@ class Candidates:
 
     @property
     def left(self) -> NDArray[Any]:
-        """The entries that are left, as (id, logit, p). A sampler that drops the first ones (XTC) moves the pointer."""
+        """The remaining entries (id, logit, p). XTC drops the first ones by moving the pointer."""
         at = ctypes.cast(self.array.data, ctypes.c_void_p).value or 0
         first = (at - self._entries.ctypes.data) // _ENTRY.itemsize
         return self._entries[first : first + self.array.size]
 
     def fill(self, logits: Any) -> None:
-        """Begin with all tokens; ``logits`` is a pointer to one float per token."""
+        """Reset to all tokens; ``logits`` points to one float per token."""
         self._entries["id"] = self._ids
         self._entries["logit"] = np.ctypeslib.as_array(logits, self._ids.shape)
         self._entries["p"] = 0.0
         self.array.data, self.array.size, self.array.selected, self.array.sorted = self._data, self._ids.size, -1, False
 
     def fill_best(self, logits: Any, n: int, also: Tokens) -> None:
-        """Begin with the ``n`` most likely tokens and perhaps some more, ``also`` these, by id; see `fill`.
+        """Reset to at least the ``n`` most likely tokens and the ids ``also``, sorted by id; see `fill`.
 
-        Writing down every token costs more than all that is done with a few of them afterwards. The vocabulary is
-        dealt out to groups: the n-th largest of their maxima is exceeded or met by n tokens at least.
+        Faster than filling all entries. At least n tokens reach the n-th largest of the maxima of groups.
         """
         values = np.ctypeslib.as_array(logits, self._ids.shape)
         n_groups = values.size // _GROUP
@@ -73,7 +72,7 @@ class Candidates:
         most = values[: n_groups * _GROUP].reshape(_GROUP, n_groups).max(axis=0)
         bound = np.partition(most, n_groups - n)[n_groups - n]
         ids = np.flatnonzero(values >= bound)
-        if ids.size < n:  # something is not a number
+        if ids.size < n:  # a logit is NaN
             return self.fill(logits)
         if also.size:
             ids = np.union1d(ids, also)
@@ -82,19 +81,19 @@ class Candidates:
         self.array.data, self.array.size, self.array.selected, self.array.sorted = self._data, ids.size, -1, False
 
     def keep_only(self, token: int) -> None:
-        """Make every token but ``token`` impossible."""
+        """Set the logits of all tokens except ``token`` to minus infinity."""
         self.left["logit"][self.left["id"] != token] = -np.inf
 
     def forbid(self, forbidden: NDArray[np.bool_]) -> None:
-        """Make every token impossible whose entry in ``forbidden``, shape (n_vocab,), is true."""
+        """Set the logits of tokens to minus infinity where ``forbidden``, shape (n_vocab,), is true."""
         self.left["logit"][forbidden[self.left["id"]]] = -np.inf
 
     def apply(self, sampler: Any) -> None:
-        """Let ``sampler`` change, sort or shorten the array, or select an entry."""
+        """Apply ``sampler``, which may change, sort or shorten the array, or select an entry."""
         api.llama_sampler_apply(sampler, ctypes.byref(self.array))
 
     def choose(self, chain: Any) -> int | None:
-        """The token that ``chain`` selects; None if all that were left are impossible."""
+        """Return the token that ``chain`` selects; None if all remaining tokens are impossible."""
         self.apply(chain)
         if self.array.selected < 0:
             return None
@@ -102,7 +101,7 @@ class Candidates:
         return int(chosen["id"]) if chosen["logit"] > -np.inf else None
 
     def top(self, token: int, n: int) -> tuple[tuple[int, float], ...]:
-        """(id, probability) of ``token``, then of the ``n`` most likely ones that are left, without zeros."""
+        """Return (id, probability) of ``token``, then of the ``n`` most likely remaining tokens, without zeros."""
         left = self.left
         order = np.argsort(-left["p"], kind="stable")[:n]
         own = left["p"][left["id"] == token]
@@ -111,10 +110,10 @@ class Candidates:
 
 
 class GrammarCompiler:
-    """Makes the matchers of grammars for llguidance, on the vocabulary of ``tokenizer``, which is read until `close`.
+    """Compiles grammars to llguidance matchers for the vocabulary of ``tokenizer``, used until `close`. Thread-safe.
 
-    The vocabulary is prepared for it when the first one is asked for, which takes about two seconds for one of 250,000
-    tokens, and a grammar may take one: ask on a thread that has the time, and the engine's finds it ready. Thread-safe.
+    The first call prepares the vocabulary (about 2 s for 250,000 tokens), and a grammar may take 1 s. Compile on
+    another thread first; the engine's thread then finds the grammar in the cache.
     """
 
     def __init__(self, tokenizer: LlamaTokenizer) -> None:
@@ -126,7 +125,7 @@ class GrammarCompiler:
         self._known: OrderedDict[tuple[str, GrammarKind], llguidance.LLMatcher | RequestError] = OrderedDict()
 
     def matcher(self, grammar: str, kind: GrammarKind = "llguidance") -> llguidance.LLMatcher:
-        """One that has read nothing yet; RequestError if it cannot be made, or if it allows no reply."""
+        """Return a new matcher. RequestError if the grammar is invalid or allows no reply."""
         with self._remembering:
             found = self._known.get((grammar, kind))
             if found is not None:
@@ -145,12 +144,12 @@ class GrammarCompiler:
         return found.deep_copy()
 
     def prepare(self) -> None:
-        """Prepare the vocabulary now; nothing happens if that is done, or if the model has no end of a reply."""
+        """Prepare the vocabulary. No effect if done, or if the model has no end-of-text token."""
         with contextlib.suppress(RequestError, UnavailableError):
             self._prepared()
 
     def close(self) -> None:
-        """Release the tokenizer after its last reader."""
+        """Release the tokenizer after current uses end."""
         with self._preparing:
             self._tokenizer = None
 
@@ -203,14 +202,14 @@ _LIMITS: dict[GrammarKind, llguidance.LLParserLimits] = {
     ),
     "llguidance": _limits(10_000, 1_000_000),
 }
-"""So that no grammar takes much more than a second, nor a token more than a fraction of one."""
+"""Limits that keep compilation to about a second, and each token to a fraction of one."""
 
 _TRIAL_MASKS, _TRIAL_SECONDS = 12, 0.3
 _SLOW_SECONDS = 0.15
 
 
 def _tried(matcher: llguidance.LLMatcher) -> llguidance.LLMatcher:
-    """``matcher``, if it can begin and what it takes for some first tokens is bearable; else RequestError."""
+    """Return ``matcher`` after a trial of some tokens. RequestError if it is invalid or too slow."""
     trial = matcher.deep_copy() if not matcher.is_error() else matcher
     rng, spent = random.Random(0), 0.0
     for _ in range(_TRIAL_MASKS):
@@ -235,12 +234,12 @@ def _tried(matcher: llguidance.LLMatcher) -> llguidance.LLMatcher:
 
 
 _SLICE = r'[^"\\\x00-\x1F\x7F]{1,30}'
-"""Tokens whose text is so are allowed or not all at once, within strings. Each further such set makes preparing slower,
-and this one makes masks as fast as the library's four."""
+"""llguidance precomputes masks for tokens that match this slice. More slices slow preparation; this one makes masks as
+fast as the library's default four."""
 
 
 class _Pieces:
-    """A vocabulary as llguidance wants it. It is never asked for the tokens of a text: no grammar here forces any."""
+    """A vocabulary for llguidance. It never tokenizes text, since no grammar here forces tokens."""
 
     bos_token_id = None
     special_token_ids = ()
@@ -256,7 +255,7 @@ def _vocabulary_of(tokenizer: LlamaTokenizer) -> llguidance.LLTokenizer:
     ends = sorted(tokenizer.end_tokens())
     if not ends:
         raise RequestError("the model has no end-of-text token, which schemas require")
-    # What begins with this byte is no text: a control token comes only where the grammar names it.
+    # The prefix 0xFF marks control tokens, which match only where the grammar names them.
     marked = tokenizer.control_tokens() | set(ends)
     pieces = tokenizer.all_pieces()
     tokens = [b"\xff" + piece if token in marked else piece for token, piece in enumerate(pieces)]
@@ -279,10 +278,10 @@ def _first_line(text: str) -> str:
 
 
 class Grammar:
-    """What binds one reply, at once or from a trigger on.
+    """The grammar of one reply, active at once or from a trigger on. RequestError if it is invalid.
 
-    A lazy one that refuses what a trigger found sleeps on, and one that becomes too complex binds no longer: a reply
-    does not fail because of calls that were not asked for. RequestError if the grammar does not parse.
+    A lazy grammar stays inactive if it rejects the text of a trigger, and is disabled if it becomes too complex: a
+    reply never fails because of optional tool calls.
     """
 
     def __init__(self, vocab: Any, sampling: Sampling, compiler: GrammarCompiler) -> None:
@@ -296,7 +295,7 @@ class Grammar:
             raise RequestError("the grammar does not allow the beginning of the reply in the prompt")
 
     def allows(self, token: int) -> bool:
-        """Whether ``token`` may come next."""
+        """Whether the grammar allows ``token`` next."""
         if self.is_asleep:
             return True
         try:
@@ -306,7 +305,7 @@ class Grammar:
             return True
 
     def restrict(self, candidates: Candidates) -> None:
-        """Set the logits of all tokens that may not come next to minus infinity."""
+        """Set the logits of all disallowed tokens to minus infinity."""
         if self.is_asleep:
             return
         try:
@@ -315,7 +314,7 @@ class Grammar:
             self._give_up(error)
 
     def accept(self, token: int) -> None:
-        """``token`` comes next; one that is not allowed, since it was forced, is passed over."""
+        """Record the next ``token``. Ignores a disallowed one, which was forced."""
         if not self.is_asleep:
             if self.allows(token) and not self.is_asleep:
                 self._matcher.read(token)
@@ -323,7 +322,7 @@ class Grammar:
             self._wake(text)
 
     def _wake(self, text: bytes) -> None:
-        """Bind from here on, unless the grammar does not allow ``text``, with which it has to begin."""
+        """Activate the grammar if it accepts ``text`` as its beginning."""
         before = self._matcher.copy()
         try:
             self.is_asleep = not self._read(text)
@@ -349,7 +348,7 @@ class Grammar:
 
 
 class _Matcher:
-    """A matcher of llguidance. It is never told to read a token that it does not allow."""
+    """A matcher of llguidance. Callers `read` allowed tokens only."""
 
     def __init__(self, matcher: llguidance.LLMatcher, vocab: Any) -> None:
         self._matcher = matcher
@@ -370,7 +369,7 @@ class _Matcher:
             self._checked(self._matcher.consume_token(token))
 
     def copy(self) -> _Matcher:
-        """Another one that has read the same."""
+        """Return a copy with the same state."""
         return _Matcher(self._matcher.deep_copy(), self._vocab)
 
     def _checked(self, result: R) -> R:

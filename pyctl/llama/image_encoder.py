@@ -1,4 +1,4 @@
-"""Images: the encoder that llama.cpp's mtmd has, and the rows that it has made."""
+"""The vision encoder of llama.cpp's libmtmd, and a cache of encoded images."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MOST_ROWS_BYTES = limit(
 
 
 class ImageRows:
-    """At most ``limit`` bytes of rows: what was not used for longest is forgotten first; the latest always stays."""
+    """An LRU cache of image rows with at most ``limit`` bytes; the latest entry always stays."""
 
     def __init__(self, limit: int = MOST_ROWS_BYTES) -> None:
         self.limit = limit
@@ -49,12 +49,12 @@ class ImageRows:
         return len(self._rows)
 
     def get(self, key: bytes) -> NDArray[np.float32]:
-        """The rows of one image, shape (n, width); KeyError if they are not there."""
+        """Return the rows of one image, shape (n, width). Raises KeyError."""
         self._rows.move_to_end(key)
         return self._rows[key]
 
     def put(self, key: bytes, rows: NDArray[np.float32]) -> None:
-        """Keep ``rows``, and forget others if that is too much."""
+        """Add ``rows`` and evict others beyond the limit."""
         self.n_bytes += rows.nbytes - (self._rows[key].nbytes if key in self._rows else 0)
         self._rows[key] = rows
         self._rows.move_to_end(key)
@@ -62,7 +62,7 @@ class ImageRows:
             self.n_bytes -= self._rows.popitem(last=False)[1].nbytes
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all rows."""
         self._rows.clear()
         self.n_bytes = 0
 
@@ -78,22 +78,22 @@ MOST_READY_BYTES = limit(
 MOST_KNOWN = limit(4096, "image files that are known to be readable", "the oldest are decoded again", "memory", "files")
 
 CUBLAS_BYTES = 32 * 2**20
-"""What llama.cpp gives cuBLAS to work in, the most there is."""
+"""Largest cuBLAS workspace of llama.cpp."""
 
 MARKER = b"<__media__>"
 
 PROBES = ((1, 1), (32, 32), (33, 47), (640, 480), (1023, 767), (1920, 1080), (4000, 3000), (8000, 20), (31, 9000))
-"""Sizes by which the encoder is asked whether it cuts images as is thought here."""
+"""Test sizes to compare libmtmd's grid of images with `ImageGrid`."""
 
 
 class _Ready:
-    """A decoded and resized image, as the encoder takes it; frees what libmtmd holds."""
+    """A decoded and resized image in libmtmd's form, which it owns."""
 
     def __init__(self, chunks: Any, chunk: Any, n_bytes: int) -> None:
         self._chunks, self.chunk, self.n_bytes = chunks, chunk, n_bytes
 
     def chunks(self) -> list[Any]:
-        """The texts around the image, and the image."""
+        """Return the chunks: the image, and the texts around it."""
         return [mtmd.mtmd_input_chunks_get(self._chunks, i) for i in range(mtmd.mtmd_input_chunks_size(self._chunks))]
 
     def __del__(self) -> None:
@@ -101,16 +101,16 @@ class _Ready:
 
 
 SMALL = ((1, 1), (1, 400), (400, 1))
-"""Sizes of which the encoder makes few tokens."""
+"""Image sizes with few tokens."""
 
 Grid = tuple[int, int]
 
 
 class _Graphs:
-    """Knows when a CUDA graph of the encoder would be replaced by one of another size, as llama.cpp does it.
+    """Predicts when llama.cpp would update the encoder's CUDA graph for another image size.
 
-    It captures what is computed twice in a row and launches that until something else comes. What it captures next is
-    put into the graph that it has, and with cuBLAS 13.1 a kernel then ends the process ("an illegal instruction").
+    llama.cpp captures a computation that repeats, launches the graph until the size changes, and updates the graph in
+    place with the next capture. With cuBLAS 13.1 the updated graph aborts the process ("an illegal instruction").
     """
 
     def __init__(self) -> None:
@@ -118,23 +118,21 @@ class _Graphs:
         self._is_captured = self._is_launched = False
 
     def would_replace(self, grid: Grid) -> bool:
-        """Whether to encode an image of ``grid`` now would do that."""
+        """Whether encoding an image of ``grid`` now would update the graph."""
         return self._is_captured and not self._is_launched and grid == self._last
 
     def encoded(self, grid: Grid) -> None:
-        """An image of ``grid`` was encoded."""
+        """Record the encoding of an image of ``grid``."""
         self._is_launched = grid == self._last
         self._is_captured = self._is_captured or self._is_launched
         self._last = grid
 
 
 class ImageEncoder:
-    """The encoder in the file ``path`` for ``model``, a llama_model, of which it has to be let go before.
+    """The vision encoder in the file ``path``, on ``device``, None for the CPU. ModelError for an unusable file.
 
-    ``grid`` says what sizes become, ``identity`` names the file, ``around`` are the tokens before and behind images.
-    It computes on ``device``, None for the CPU. ModelError for a file that cannot be used.
-
-    `picture` may be called by any thread at any time; everything else belongs to the thread that owns the model.
+    ``grid`` computes sizes, ``identity`` is the file's digest, ``around`` are the tokens before and after images. Call
+    `close` before the model is freed. `picture` is thread-safe; all other methods belong to the model's thread.
     """
 
     def __init__(
@@ -151,20 +149,20 @@ class ImageEncoder:
         self.n_encoded = 0
         self._path, self._device = path, device
         self._n_threads, self._flash_attn = n_threads, flash_attn
-        # Rows that another kind of device made differ by a rounding, and must never meet these.
+        # Rows from another kind of device round differently and must not be mixed with these.
         place = device.description if device is not None else "CPU"
         self._prefix = "\0".join([identity, build_version(), place, *map(str, grid.limits)]).encode()
         self._ctx: Any = None
         self._graphs = _Graphs()
         self.around: tuple[Tokens, Tokens] = as_tokens([]), as_tokens([])
-        self._books = threading.Lock()  # over what is known and ready: held for moments
-        self._decoding = threading.Lock()  # over the encoder's life, while others than its thread decode
+        self._books = threading.Lock()  # guards `_known` and `_ready`; held briefly
+        self._decoding = threading.Lock()  # keeps the encoder open while other threads decode
         self._known: OrderedDict[bytes, None] = OrderedDict()
         self._ready: OrderedDict[bytes, _Ready] = OrderedDict()
 
     @property
     def usage(self) -> tuple[str, int]:
-        """Where it is, empty for the CPU, and about how many bytes it takes there."""
+        """The name of its device, empty for the CPU, and the approximate bytes there."""
         n_bytes = sum(tensor_bytes(self._path).values()) + self.grid.compute_bytes(flash_attn=self._flash_attn != 0)
         if self._device is None:
             return "", n_bytes
@@ -172,14 +170,14 @@ class ImageEncoder:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of rows that were made, and of pixels that wait."""
+        """Bytes of cached rows and of decoded pixels."""
         with self._books:
             return self.rows.n_bytes + sum(each.n_bytes for each in self._ready.values())
 
     # -- opening and closing -----------------------------------------------------------------------------------------
 
     def open(self, model: Any) -> None:
-        """Load the encoder, and on a GPU let it take all the memory that it will need."""
+        """Load the encoder; on a GPU, encode the largest image to allocate all its memory."""
         mtmd.mtmd_log_set(log_callback, ctypes.c_void_p(0))
         mtmd.mtmd_helper_log_set(log_callback, ctypes.c_void_p(0))
         params = mtmd.mtmd_context_params_default()
@@ -205,7 +203,7 @@ class ImageEncoder:
             raise
 
     def close(self) -> None:
-        """Free what it holds in llama.cpp; rows that were made stay."""
+        """Free the encoder; cached rows stay."""
         with self._decoding, self._books:
             self._ready.clear()
             if self._ctx is not None:
@@ -232,7 +230,7 @@ class ImageEncoder:
             raise ModelError(f"{most}; try a smaller --image-max-tokens or --no-mmproj-offload") from error
 
     def _texts_around(self) -> tuple[list[int], list[int]]:
-        """What libmtmd puts before and behind an image."""
+        """Return the tokens that libmtmd puts before and after an image."""
         ready, n_images = self._tokenized(64, 64, None), 0
         texts: tuple[list[int], list[int]] = ([], [])
         for chunk in ready.chunks():
@@ -247,14 +245,14 @@ class ImageEncoder:
     # -- a file becomes a picture ------------------------------------------------------------------------------------
 
     def n_tokens(self, file: ImageFile) -> int:
-        """How many tokens stand for ``file`` in a prompt, by what it says of its size."""
+        """Return the number of tokens of ``file`` in a prompt, by the size in its header."""
         columns, lines = self.grid.of(file.width, file.height)
         return columns * lines
 
     def picture(self, file: ImageFile) -> Picture:
-        """What stands for ``file`` in a prompt, at its beginning.
+        """Return the picture of ``file``, for position 0.
 
-        RequestError if it cannot be decoded, which is tried the first time, unless the model is freed just now.
+        Decodes a new file, and raises RequestError if that fails; skips this while the model is unloaded.
         """
         columns, lines = self.grid.of(file.width, file.height)
         key = hashlib.blake2b(self._prefix + b"\0" + file.digest, digest_size=32).digest()
@@ -263,7 +261,7 @@ class ImageEncoder:
             if key in self._known:
                 self._known.move_to_end(key)
                 return picture
-        with self._decoding:  # one at a time, for what it takes of memory
+        with self._decoding:  # one at a time, to limit memory
             if self._ctx is not None:
                 ready = self._decoded(picture)
                 with self._books:
@@ -278,7 +276,7 @@ class ImageEncoder:
             self._ready.popitem(last=False)
 
     def _decoded(self, picture: Picture) -> _Ready:
-        """The pixels of its file, resized. RequestError if that cannot be read."""
+        """Decode and resize the file of ``picture``. RequestError if it is invalid."""
         file = picture.source
         file.check_inflated()
         if file.kind == "webp":
@@ -290,9 +288,9 @@ class ImageEncoder:
         return ready
 
     def _opened(self, file: ImageFile, n_tokens: int) -> _Ready:
-        """What libmtmd makes of a file that it knows."""
+        """Decode ``file`` with libmtmd, which supports its format."""
         options = mtmd.mtmd_helper_init_opt_default()
-        # What is no image would be given to a program that reads videos.
+        # libmtmd would pass other files to ffmpeg.
         options.video_params.ffmpeg_bin_dir = b"/nonexistent"
         data = (ctypes.c_uint8 * len(file.data)).from_buffer_copy(file.data)
         found = mtmd.mtmd_helper_bitmap_init_from_buf_wrapper(self._ctx, data, len(file.data), False, options)
@@ -339,7 +337,7 @@ class ImageEncoder:
     # -- a picture becomes rows --------------------------------------------------------------------------------------
 
     def encode(self, picture: Picture) -> bool:
-        """Make the rows of ``picture`` ready; False if they were. RequestError or EngineError if that fails."""
+        """Encode ``picture``; False if its rows are cached. Raises RequestError or EngineError."""
         if picture.key in self.rows:
             return False
         with self._books:
@@ -351,14 +349,14 @@ class ImageEncoder:
         return True
 
     def rows_of(self, picture: Picture, first: int, last: int) -> NDArray[np.float32]:
-        """Rows [first, last) of ``picture``, shape (last - first, n_embd)."""
+        """Return rows [first, last) of ``picture``, shape (last - first, n_embd)."""
         self.encode(picture)
         return self.rows.get(picture.key)[first:last]
 
     def _encode(self, ready: _Ready, columns: int, lines: int) -> NDArray[np.float32]:
         grid = columns, lines
         if self._device is not None and self._graphs.would_replace(grid):
-            # Behind an image of another size the graph is neither launched nor replaced.
+            # After an image of another size, llama.cpp neither launches nor updates the graph.
             small = next((size for size in SMALL if self.grid.of(*size) != grid), SMALL[0])
             other = self._tokenized(*small, np.zeros((small[1], small[0], 3), np.uint8))
             self._graphs.encoded(self.grid.of(*small))
@@ -379,7 +377,7 @@ def _is_image(chunk: Any) -> bool:
 
 
 def _webp_pixels(file: ImageFile) -> NDArray[np.uint8]:
-    """The pixels of a WebP file, of its first frame, shape (height, width, 3); libmtmd does not know the format."""
+    """Return the first frame of a WebP file, shape (height, width, 3). libmtmd does not support WebP."""
     try:
         from PIL import Image
     except ImportError:

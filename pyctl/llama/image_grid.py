@@ -1,4 +1,4 @@
-"""How many columns and lines of tokens an image becomes, and what a file says of the encoder in it."""
+"""Image sizes in tokens, and the facts about a vision encoder in its file."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from pyctl.errors import ModelError
 __all__ = ["ImageGrid"]
 
 LEAST_TOKENS, MOST_TOKENS = 8, 4096
-"""Of the encoders of Qwen, unless flags give other bounds."""
+"""Default limits of Qwen's encoders."""
 
 
 @dataclass(frozen=True)
 class ImageGrid:
-    """Images are resized to multiples of ``cell`` pixels, with at least and at most so many tokens, as libmtmd does it.
+    """Resizing of images to multiples of ``cell`` pixels within `limits`, as in libmtmd.
 
-    ``given_limits`` are what was asked for, -1 for none. The encoder has layers of ``width`` and ``feed_forward``, and
-    ``n_heads`` of attention.
+    ``given_limits`` are the least and most tokens set by flags, -1 for none. The encoder's layers have ``width``,
+    ``feed_forward`` and ``n_heads`` attention heads.
     """
 
     cell: int
@@ -33,7 +33,7 @@ class ImageGrid:
 
     @classmethod
     def read(cls, path: Path, least: int = -1, most: int = -1) -> ImageGrid:
-        """That of the encoder in a file. ModelError if it has none."""
+        """Read the grid of the encoder in a file. ModelError if it has none."""
         try:
             fields = GGUFReader(path).fields
         except (OSError, ValueError, IndexError) as error:
@@ -46,39 +46,39 @@ class ImageGrid:
         patch, merge = number("patch_size"), number("spatial_merge_size", 2)
         if patch <= 0 or merge <= 0:
             raise ModelError(f"{path} is not a vision encoder")
-        # llama.cpp takes what is not positive for nothing.
+        # llama.cpp ignores limits that are not positive.
         given = least if least > 0 else -1, most if most > 0 else -1
         sizes = (number(name) for name in ("embedding_length", "feed_forward_length", "attention.head_count"))
         return cls(patch * merge, given, merge, *sizes)
 
     @property
     def limits(self) -> tuple[int, int]:
-        """The least and the most tokens."""
+        """The least and most tokens of an image."""
         least, most = self.given_limits
         return least if least > 0 else LEAST_TOKENS, most if most > 0 else MOST_TOKENS
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of the pixels of one token, as the encoder gets them."""
+        """Bytes of one token's pixels: 3 float32 each."""
         return self.cell**2 * 3 * 4
 
     def compute_bytes(self, *, flash_attn: bool) -> int:
-        """About what the encoder needs to compute the largest image, without its weights."""
+        """Return the approximate bytes of compute buffers for the largest image."""
         n_patches = self.limits[1] * self.merge**2
         in_singles = self.feed_forward + 3 * self.width + 4 * (self.cell // self.merge) ** 2
-        in_halves = self.feed_forward + self.width  # what goes into the largest matrix product, and what comes out
+        in_halves = self.feed_forward + self.width  # operands of the largest matrix product
         n_bytes = n_patches * (4 * in_singles + 2 * in_halves)
         return n_bytes if flash_attn else n_bytes + 4 * self.n_heads * n_patches**2
 
     @property
     def largest(self) -> tuple[int, int]:
-        """Width and height of about the largest image in pixels."""
+        """Width and height in pixels of an image with about the most tokens."""
         side = max(int(np.sqrt(self.limits[1])), 1) * self.cell
         return side, side
 
     def of(self, width: int, height: int) -> tuple[int, int]:
-        """Columns and lines of an image of so many pixels."""
-        # In the same single precision as there, so that the same sizes are rounded up and down.
+        """Return (columns, lines) of tokens for an image of ``width`` x ``height`` pixels."""
+        # Single precision, as in libmtmd, for equal rounding.
         cell, single = self.cell, np.float32
         least, most = (n * cell * cell for n in self.limits)
         columns, lines = (max(int(np.floor(single(n) / single(cell) + single(0.5))), 1) for n in (width, height))

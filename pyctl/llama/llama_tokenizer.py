@@ -1,4 +1,4 @@
-"""Text to tokens and back by the model's own vocabulary. The vocabulary never changes, so any thread may use it."""
+"""Tokenizer of a model's vocabulary, which is constant and therefore thread-safe."""
 
 from __future__ import annotations
 
@@ -26,13 +26,15 @@ class LlamaTokenizer:
         self.sep = int(api.llama_vocab_sep(self._vocab))
         self.add_eos = bool(api.llama_vocab_get_add_eos(self._vocab))
         self.add_sep = bool(api.llama_vocab_get_add_sep(self._vocab))
-        # What stands for a row of an image where only tokens can be told.
+        # The id that stands for rows of images in interfaces with token ids only.
         ids = self.tokenize("<|image_pad|>")
         self.image_token = ids[0] if len(ids) == 1 else 0
         self._pieces: dict[tuple[int, bool], bytes] = {}
 
     def tokenize(self, text: str, *, add_special: bool = False, parse_special: bool = True) -> list[int]:
-        """Token ids of ``text``; ``add_special`` adds BOS if the model wants it, ``parse_special`` reads markers."""
+        """Return the token ids of ``text``.
+
+        ``add_special`` adds BOS and EOS as the model requires; ``parse_special`` parses names of special tokens."""
         data = text.encode("utf-8", "surrogatepass")
         size = len(data) + 2
         buffer = (api.llama_token * size)()
@@ -43,18 +45,18 @@ class LlamaTokenizer:
         return buffer[:n]
 
     def piece(self, token: int, *, special: bool = True) -> bytes:
-        """The bytes of one token; those of a control token are empty unless ``special``."""
+        """Return the bytes of one token; empty for a control token unless ``special``."""
         known = self._pieces.get((token, special))
         if known is None:
             known = self._pieces[token, special] = read_piece(self._vocab, token, special=special)
         return known
 
     def detokenize(self, tokens: Sequence[int], *, special: bool = True) -> bytes:
-        """The bytes of ``tokens``, piece by piece."""
+        """Return the concatenated bytes of ``tokens``."""
         return b"".join([self.piece(token, special=special) for token in tokens])
 
     def special_tokens(self) -> dict[str, int]:
-        """Control and user-defined tokens by their text."""
+        """Return control and user-defined tokens by their text."""
         found = {}
         for token in range(self.n_vocab):
             if api.llama_vocab_get_attr(self._vocab, token) & (CONTROL | USER_DEFINED):
@@ -62,26 +64,26 @@ class LlamaTokenizer:
         return found
 
     def control_tokens(self) -> frozenset[int]:
-        """Tokens that stand for no text."""
+        """Return all control tokens."""
         attributes = api.llama_vocab_get_attr
         return frozenset(token for token in range(self.n_vocab) if attributes(self._vocab, token) & CONTROL)
 
     def all_pieces(self) -> list[bytes]:
-        """The bytes of every token, those of control tokens, too."""
+        """Return the bytes of every token, control tokens included."""
         return [read_piece(self._vocab, token) for token in range(self.n_vocab)]
 
     def end_tokens(self) -> frozenset[int]:
-        """All tokens that end a reply."""
+        """Return all tokens that end a reply."""
         return frozenset(token for token in range(self.n_vocab) if api.llama_vocab_is_eog(self._vocab, token))
 
     def fim_tokens(self) -> dict[str, int]:
-        """The tokens for filling gaps that the model has: pre, suf, mid (prefix, suffix, middle), rep, sep."""
+        """Return the model's fill-in-the-middle tokens: pre, suf, mid (prefix, suffix, middle), rep, sep."""
         found = {name: getattr(api, f"llama_vocab_fim_{name}")(self._vocab) for name in FIM}
         return {name: int(token) for name, token in found.items() if token >= 0}
 
 
 def read_piece(vocab: Any, token: int, *, special: bool = True) -> bytes:
-    """The bytes of ``token``, those of a control token only if ``special``; empty for what is no token."""
+    """Return the bytes of ``token``; empty for an invalid id, and for a control token unless ``special``."""
     if not 0 <= token < api.llama_vocab_n_tokens(vocab):
         return b""
     buffer = ctypes.create_string_buffer(64)

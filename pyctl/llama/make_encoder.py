@@ -1,4 +1,4 @@
-"""The encoder of images that the settings ask for."""
+"""Construction of the vision encoder from settings."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ log = logging.getLogger(__name__)
 
 
 def make_encoder(settings: ModelSettings, vision: VisionSettings) -> ImageEncoder:
-    """The one of ``vision`` for the model of ``settings``, on its device; it is opened with the model.
+    """Return the encoder of ``vision`` for the model of ``settings``; it opens with the model.
 
-    ModelError if the file or the device is not there, or the file has no encoder.
+    ModelError if the file or the device does not exist, or the file has no encoder.
     """
     path = Path(vision.mmproj_path)
     check_gguf(path, "vision encoder")
@@ -39,7 +39,7 @@ def make_encoder(settings: ModelSettings, vision: VisionSettings) -> ImageEncode
 
 
 def _device_of(settings: ModelSettings, vision: VisionSettings) -> Device | None:
-    """The GPU of the encoder, None for the CPU."""
+    """Return the GPU of the encoder, None for the CPU."""
     name = vision.mmproj_device
     if not vision.mmproj_offload or name == "none":
         return None

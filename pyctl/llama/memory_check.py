@@ -1,4 +1,4 @@
-"""What kind of memory a model has in llama.cpp, and where a sequence of it comes back to the same bits."""
+"""Checks of llama.cpp's memory kinds: the places where restored sequences reproduce the same bits."""
 
 from __future__ import annotations
 
@@ -25,28 +25,27 @@ TESTED = frozenset(
         "llama_memory_recurrent",
     }
 )
-"""Classes of which a test restores sequences (tests/model/llama/test_families.py); others are tried at the start."""
+"""Memory classes covered by tests/model/llama/test_families.py; others are tested at startup."""
 
 TILE = 64
-"""Cells that attention on a CPU sums up together: GGML_FA_TILE_KV of ggml's ggml-cpu/common.h."""
+"""Cells that attention on a CPU sums as one tile: GGML_FA_TILE_KV of ggml's ggml-cpu/common.h."""
 
 TRIAL_TOKENS, TRIAL_REST = 96, 40
-"""Tokens that a trial saves, and that it evaluates after that; they fit into the smallest context."""
+"""Tokens that a trial saves, and tokens that it evaluates after them; both fit into the smallest context."""
 
 
 def is_tested(memory: KVState) -> bool:
-    """Whether tests cover memories of this class. A model without a memory has nothing to restore."""
+    """Whether tests cover this memory class, or the model has no memory to restore."""
     return not memory.type or memory.type in TESTED
 
 
 def places_of(memory: KVState, n_cells: int, *, on_gpu: bool) -> ResumePlaces:
-    """Where a sequence of ``memory`` may be saved, if llama.cpp restores it at all.
+    """Return the places where sequences of ``memory`` may be saved, if llama.cpp restores them at all.
 
-    Layers with a sliding window keep their rows in a ring. llama.cpp saves the rows of the window alone and restores
-    them to the first cells, and attention sums in the order of cells. So the sums are the same within the window, and
-    where a window begins at the first cell anyway: a whole ring behind it. A ring that never wraps may be shifted by
-    tiles, but not on a GPU, where the sums depend on how many cells are in use, too
-    (bench/results/gpu-windows.md).
+    Sliding-window layers keep rows in a ring of cells. llama.cpp saves only the window and restores it to the first
+    cells, and attention sums in cell order. So sums match within the first window, and a whole number of rings after
+    it. A ring that never wraps may be shifted by tiles, except on a GPU, where sums also depend on the number of used
+    cells (bench/results/gpu-windows.md).
     """
     window, ring, is_chunked = memory.window
     if memory.kind != "opaque" or not window:
@@ -61,7 +60,7 @@ def places_of(memory: KVState, n_cells: int, *, on_gpu: bool) -> ResumePlaces:
 
 
 def describe(memory: KVState, places: ResumePlaces) -> str:
-    """One line for people."""
+    """Return a one-line description of the memory."""
     if not memory.type:
         return "none: each text is evaluated in one batch"
     if places == NOWHERE:
@@ -78,9 +77,9 @@ def describe(memory: KVState, places: ResumePlaces) -> str:
 
 
 def restores(backend: Backend, n: int, n_vocab: int, n_rest: int = TRIAL_REST) -> bool:
-    """Whether ``n`` tokens of a made-up text, saved and loaded in sequence 0, go on with the same outputs to the bit.
+    """Whether ``n_rest`` tokens have bit-identical outputs after ``n`` test tokens are saved and restored.
 
-    ``n_rest`` tokens follow. The sequence is empty before and afterwards.
+    Uses sequence 0, which is empty before and after.
     """
     tokens, memory = made_up_text(n + n_rest, n_vocab), backend.memory
     _evaluate(backend, tokens[:n], 0)
@@ -100,7 +99,7 @@ def restores(backend: Backend, n: int, n_vocab: int, n_rest: int = TRIAL_REST) -
 
 
 def _evaluate(backend: Backend, tokens: Tokens, start: int) -> list[Block]:
-    """The output of each batch."""
+    """Evaluate ``tokens`` in batches and return the output of each."""
     found = []
     for first in range(0, len(tokens), backend.facts.n_ubatch):
         backend.evaluate(0, tokens[first : first + backend.facts.n_ubatch], start + first)

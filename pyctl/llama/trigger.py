@@ -1,4 +1,4 @@
-"""What wakes a grammar that sleeps until a reply comes to something that it binds."""
+"""Triggers that activate a lazy grammar within a reply."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from pyctl.errors import RequestError
 __all__ = ["TriggerWatch"]
 
 _WINDOW = 512
-"""Bytes that a trigger has at most: what was searched is not searched again, however long a reply becomes."""
+"""Longest match of a trigger in bytes, so that a search does not rescan the whole reply."""
 
 
 class TriggerWatch:
-    """Feed it the bytes of a reply, token by token.
+    """Searches the bytes of a reply, token by token, for triggers.
 
-    ``patterns`` are regular expressions, ``^`` for where the text begins in which they count: behind the ``hidden``
-    stretch (its opening and its closing) if the reply begins with one; an empty opening means that it does. Raises
-    RequestError for a pattern that is none.
+    ``patterns`` are regular expressions; ``^`` is the start of the searched text. If the reply begins with the opening
+    of ``hidden`` (always, if that is empty), the search starts after its closing. RequestError for an invalid pattern.
     """
 
     def __init__(self, patterns: Sequence[str], hidden: tuple[str, str] | None = None) -> None:
@@ -32,7 +31,7 @@ class TriggerWatch:
         self._searched = 0
 
     def feed(self, piece: bytes) -> bytes | None:
-        """None, or what the grammar has to have read if it begins now: the first group of a match that took part."""
+        """Append ``piece``. On a match return the text for the grammar, from the first matched group on; else None."""
         self._held += piece
         if self._state == "begin":
             begun = bytes(self._held.lstrip())
@@ -55,7 +54,7 @@ class TriggerWatch:
             if found := pattern.search(self._held, first):
                 group = next((number for number in range(1, pattern.groups + 1) if found.group(number)), 0)
                 text = bytes(self._held[found.start(group) :])
-                # What is not begun with this is not asked about it again.
+                # If the grammar rejects the text, the next search must not find it again.
                 del self._held[:]
                 self._held += b"\0"
                 self._searched = 0
