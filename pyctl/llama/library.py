@@ -1,8 +1,7 @@
-"""llama.cpp's libraries and the extension in this process, what llama.cpp says, and memory that devices copy fast.
+"""llama.cpp's libraries, the extension, llama.cpp's log, and pinned memory.
 
-Importing this module loads the libraries and then the extension, once: the extension is not linked to them, its symbols
-are found because they were loaded before it with global visibility. Everything else here waits until it is called. Of
-the log and of the pinned memory there is one per process, as there is one llama.cpp; both may be used by any thread.
+Importing this module loads the libraries, then the extension: it is not linked to them and resolves its symbols through
+their global visibility. The log and the pinned memory are per process and thread-safe.
 """
 
 from __future__ import annotations
@@ -65,12 +64,12 @@ LIBRARIES = {"llama.cpp": ("libllama.so", "llama_version"), "ggml": ("libggml-ba
 
 
 def open_library(name: str) -> ctypes.CDLL:
-    """One of the shared libraries that llama-cpp-python installed; its symbols are global from then on."""
+    """Load a shared library of llama-cpp-python with global symbols."""
     return ctypes.CDLL(str(Path(str(api._base_path)) / name), mode=ctypes.RTLD_GLOBAL)
 
 
 def library_versions() -> dict[str, str]:
-    """Versions of what is loaded: the bindings, libllama and libggml."""
+    """Return the loaded versions of the bindings, libllama and libggml."""
     versions = {"llama-cpp-python": llama_cpp.__version__}
     for name, (library, symbol) in LIBRARIES.items():
         function = getattr(open_library(library), symbol)
@@ -80,7 +79,7 @@ def library_versions() -> dict[str, str]:
 
 
 def build_version() -> str:
-    """One line that names the llama.cpp in the process, such as ``llama.cpp 0.5.0 (ggml 0.25.3)``."""
+    """Return the versions as one line, such as ``llama.cpp 0.5.0 (ggml 0.25.3, llama-cpp-python 0.3.1)``."""
     versions = library_versions()
     return (
         f"llama.cpp {versions['llama.cpp']} (ggml {versions['ggml']}, llama-cpp-python {versions['llama-cpp-python']})"
@@ -88,10 +87,7 @@ def build_version() -> str:
 
 
 def check_versions(built: dict[str, str], loaded: dict[str, str]) -> None:
-    """Compare the versions the extension was built for with those that are loaded.
-
-    Raises LibraryMismatchError that names both and what to reinstall.
-    """
+    """Compare the extension's build versions with the loaded ones. Raises LibraryMismatchError if they differ."""
     for name, wanted in built.items():
         if loaded[name] != wanted:
             raise LibraryMismatchError(
@@ -111,7 +107,7 @@ except ImportError as error:
         "reinstall both: pip install --force-reinstall --no-cache-dir pyctl"
     ) from error
 
-# The extension knows the versions of the headers that it was compiled with, which the pin file names.
+# The extension contains the versions of the headers that it was compiled with, which the pin file sets.
 check_versions(
     {"llama-cpp-python": _core.BINDINGS_VERSION, "llama.cpp": _core.LLAMA_VERSION, "ggml": _core.GGML_VERSION},
     _loaded,
@@ -124,23 +120,22 @@ NextnHead = _core.NextnHead
 RowStore = _core.RowStore
 Pulse = _core.Pulse
 
-# -- what llama.cpp says -----------------------------------------------------------------------------------------------
+# -- llama.cpp's log ---------------------------------------------------------------------------------------------------
 
 LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.INFO, 4: logging.WARNING}
 ERROR, CONTINUED = 4, 5
 """ggml_log_level: none, debug, info, warn, error, and "continue the last line"."""
 
 FUNCTION = re.compile(r"^(\w+: )+")
-"""Names of functions that llama.cpp puts before its messages."""
+"""Prefix of llama.cpp's messages: names of functions."""
 
 log = logging.getLogger("llama.cpp")
 
 
 class LibraryLog:
-    """Receives llama.cpp's messages: for the logger ``llama.cpp``, or for who captures them.
+    """Receives llama.cpp's messages for the logger ``llama.cpp``, or for a capture. Thread-safe.
 
-    Any thread may call anything. llama.cpp does not say who a message is for: what other threads make it say meanwhile
-    is captured, too, so captures take turns.
+    A capture also receives messages caused by other threads, so only one thread captures at a time.
     """
 
     def __init__(self) -> None:
@@ -152,11 +147,11 @@ class LibraryLog:
         self.callback = api.llama_log_callback(lambda level, text, _: self.receive(level, text))
 
     def redirect(self) -> None:
-        """Receive everything that llama.cpp says from now on. It is logged one level quieter than it was said."""
+        """Receive all messages of llama.cpp from now on and log them one level lower."""
         api.llama_log_set(self.callback, ctypes.c_void_p(0))
 
     def receive(self, level: int, text: bytes) -> None:
-        """One message of llama.cpp, or the rest of the last one."""
+        """Process one message of llama.cpp, or a continuation of the last one."""
         line = text.decode("utf-8", "replace").strip()
         with self._lock:
             if level != CONTINUED:
@@ -173,7 +168,7 @@ class LibraryLog:
 
     @contextmanager
     def captured(self) -> Iterator[list[str]]:
-        """The lines that are said within the block, which go nowhere else. Waits while another thread captures."""
+        """Yield a list of the lines received within the block, which are not logged. Waits for other captures."""
         lines: list[str] = []
         with self._turn:
             before, self._captured = self._captured, lines
@@ -183,12 +178,12 @@ class LibraryLog:
                 self._captured = before
 
     def forget_errors(self) -> None:
-        """What is asked about from now on has nothing to do with what failed before."""
+        """Drop earlier errors, so that `last_error` reports only later ones."""
         with self._lock:
             self._errors = []
 
     def last_error(self, default: str) -> str:
-        """The first error since the last call or `forget_errors`, the cause of those after it; or ``default``."""
+        """Return the first error since the last call or `forget_errors`, the cause of later ones; or ``default``."""
         with self._lock:
             errors, self._errors = self._errors, []
         return FUNCTION.sub("", "; ".join(errors[0].splitlines())) if errors else default
@@ -207,29 +202,30 @@ redirect_log, captured_log, forget_log_errors, last_log_error, log_callback = (
 # -- ending evaluations early ------------------------------------------------------------------------------------------
 
 ABORTED = 2
-"""What llama_decode returns when `Pulse` stopped it."""
+"""llama_decode's result when `Pulse` stops it."""
 
 LEAST_LOOKS = 32
-"""Where a GPU does all but a few steps, it would be waited for all the same."""
+"""Least checks per evaluation for preemption: with fewer, a GPU runs almost all of it without one."""
 
 
 class PulseControl:
-    """The `Control` of evaluations that ``pulse`` is attached to."""
+    """The `Control` of evaluations with ``pulse`` attached."""
 
     def __init__(self) -> None:
         self.pulse = Pulse()
         self._is_allowed = False
-        self._n_looks = 0  # how often the last evaluation could have been ended
+        self._n_looks = 0  # checks of the last evaluation
 
     def run(self, evaluate: Callable[[], int]) -> None:
-        """Evaluate; EngineError unless that returns 0."""
+        """Run ``evaluate`` and raise the error for its llama_decode code: UnavailableError, PreemptedError,
+        OutOfCellsError or EngineError."""
         before = self.pulse.count
         if not self._is_allowed:
             code = evaluate()
         else:
             with captured_log() as lines:
                 code = evaluate()
-            for line in lines if code != ABORTED else ():  # else it has only failed as it should
+            for line in lines if code != ABORTED else ():  # an abort is no failure
                 log.log(logging.WARNING if code else logging.DEBUG, "%s", line)
         if code == 0:
             self._n_looks = self.pulse.count - before
@@ -271,19 +267,18 @@ SLACK = limit(
 )
 
 AHEAD = 3 * 2**28
-"""Bytes kept ready for the next snapshots: rows of a long stretch and some states."""
+"""Bytes pinned ahead for the next snapshots: rows of a long message and some states."""
 
 QUIET_SECONDS = 30.0
-"""After so long without a snapshot, pinned memory goes back to the system that only waiting for the disk had taken."""
+"""Delay without snapshots before pinned memory for pending disk writes returns to the system."""
 
 
 def reserve_pinned(budget: int | None, initial: int = 0, behind: int = 0) -> bool:
-    """Make pinned memory ready, in the background, for a cache of ``budget`` bytes; None for half of the machine's.
+    """Pin memory in the background for a cache of ``budget`` bytes; None for half of the machine's memory.
 
-    ``initial`` bytes of it, at most half, are made ready once, for what a restart loads. Memory that was pinned is used
-    again; it is returned to make room for blocks that found no hole large enough in it, and, of up to ``behind`` bytes
-    more that wait for the disk at times, when they are no longer needed. False, and plain memory from then on, where
-    no loaded device library can pin any.
+    ``initial`` bytes, at most half, are pinned first, for snapshots loaded at a restart. Pinned memory is reused; it
+    returns to the system to make room for blocks that fit no hole, and when the up to ``behind`` bytes for pending disk
+    writes are idle. False if no loaded device library can pin memory; blocks are then pageable.
     """
     most = keep = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     if budget is not None:
@@ -297,12 +292,12 @@ def reserve_pinned(budget: int | None, initial: int = 0, behind: int = 0) -> boo
 
 
 def allocate(size: int, *, pinned: bool = True) -> Block:
-    """A block of ``size`` bytes, uninitialised; pinned if there is room. MemoryError without memory. Any thread."""
+    """Return an uninitialised block of ``size`` bytes, pinned if there is room. Raises MemoryError. Thread-safe."""
     return np.frombuffer(memoryview(HostBuffer(size, pinned)), np.uint8) if size else np.empty(0, np.uint8)
 
 
 def checked(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Call the extension; its refusals become StateError, or OutOfCellsError."""
+    """Call the extension; convert its errors to StateError or OutOfCellsError."""
     try:
         return function(*args, **kwargs)
     except _core.OutOfCells as error:

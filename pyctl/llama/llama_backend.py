@@ -32,15 +32,14 @@ __all__ = ["LlamaBackend"]
 
 
 class LlamaBackend:
-    """Evaluates on the context that ``make`` returns with its model, and owns both, and the memory of its sequences.
+    """The `Backend` on one llama_context; it owns the model and context that ``make`` returns.
 
-    The layout of the memory is read from what the library writes, so one token is evaluated and dropped first.
-    ``identify`` names what saved bytes mean, by default that layout; it must not change when the model is opened again.
-    ``embedder`` makes what embeds texts. ``most_tokens`` says how many of the cells, which all share, one sequence may
-    have, by default all; ``n_outputs`` how many outputs there is room for, by default one for each sequence.
-    ``make_drafts`` makes what drafts, from the model, its context, and what lets `Pulse` take part in a further one.
-    With ``marks`` a hybrid takes back long drafts, too, for a further state of each sequence. With a ``pool`` there are
-    cells for a batch only, of one sequence, and rows lie there. ``encoder`` is opened and closed with the model.
+    ``identify`` returns the fingerprint of saved bytes, by default the memory's layout; it must be equal after a
+    reload. ``embedder`` creates the embedder. ``most_tokens`` maps the number of cells to the limit of one sequence, by
+    default all; ``n_outputs`` is the room for outputs, by default one per sequence. ``make_drafts`` creates the draft
+    model from the model, its context, and a function that attaches `Pulse` to another context. ``marks`` lets hybrids
+    roll back long drafts, for one more state per sequence. With a ``pool`` the context has cells for one batch of one
+    sequence, and the pool holds the rows. ``encoder`` opens and closes with the model.
     """
 
     def __init__(
@@ -86,7 +85,7 @@ class LlamaBackend:
             self.use_vocabulary(self.tokenizer, keep=False)
         n_seqs, n_ubatch = int(api.llama_n_seq_max(ctx)), int(api.llama_n_ubatch(ctx))
         n_outputs = max(self._n_outputs, n_seqs)
-        # What follows from the memory is known once it is open.
+        # `_open_memory` fills in the limits that depend on the memory.
         self.facts = BackendFacts(n_cells, n_cells, n_seqs, n_ubatch, n_outputs, self._batch_cost)
         self._batch = Batch(max(n_ubatch, n_seqs))
         self._image_batch: ImageBatch | None = None
@@ -127,7 +126,7 @@ class LlamaBackend:
             memory.clear(0)
 
     def check_restoring(self) -> None:
-        """Save and restore a made-up text; if a bit of what follows differs, nothing is to be saved any more."""
+        """Save and restore a test text; disable saving if any bit of the outputs after it differs."""
         if not self.memory.kv.type:
             return
         n = min(self.memory.shape.places.window or TRIAL_TOKENS, TRIAL_TOKENS)
@@ -136,7 +135,7 @@ class LlamaBackend:
             self._ask_memory()
 
     def _ask_memory(self) -> None:
-        """Have facts and memory agree. A sequence that cannot be saved has its share: no other may need its cells."""
+        """Update the facts from the memory. Sequences that cannot be saved get equal parts of the cells."""
         memory, n = self.memory, self._most_tokens(self.facts.n_cells)
         memory.n_ctx = n if memory.shape.places != NOWHERE else min(n, self.facts.n_cells // self.facts.n_seqs)
         self.facts = replace(
@@ -150,7 +149,7 @@ class LlamaBackend:
 
     @property
     def memory_text(self) -> str:
-        """What kind of memory the model has and where it is resumed, for people."""
+        """A one-line description of the memory and its resume places."""
         return describe(self.memory.kv, self.memory.shape.places)
 
     def _trial(self) -> list[NDArray[np.float32]]:
@@ -158,7 +157,7 @@ class LlamaBackend:
         return trial(self.evaluate, self.logits, *sizes, on_gpu=self._batch_cost > 0)
 
     def copy_rate(self) -> float:
-        """Bytes a second from RAM into a stage of the pool, measured now; 0 without one."""
+        """Measure the bytes per second from RAM to a stage of the pool; 0 without one."""
         return float(self.memory.kv.copy_rate()) if self._pool is not None else 0.0
 
     @property
@@ -199,9 +198,9 @@ class LlamaBackend:
     def evaluate_image(
         self, seq: int, rows: NDArray[np.float32], start: int, first: int, columns: int, *, output: bool = False
     ) -> None:
-        """Evaluate ``rows``, shape (n, n_embd), which are those from ``first`` on of an image with so many columns.
+        """Evaluate ``rows``, shape (n, n_embd), rows from ``first`` on of an image with ``columns``.
 
-        The first of the image is token ``start`` of the sequence.
+        The image begins at token ``start`` of the sequence.
         """
         n, width = rows.shape
         self._reserve(n)
@@ -215,7 +214,7 @@ class LlamaBackend:
         self._outputs = [n - 1] if output else []
 
     def _reserve(self, n: int) -> None:
-        """Have cells for a batch of ``n`` tokens."""
+        """Reserve cells for a batch of ``n`` tokens."""
         if n > self.facts.n_ubatch:
             raise EngineError(f"a batch of {n} tokens is larger than {self.facts.n_ubatch}")
         self.memory.reserve(n)
@@ -237,7 +236,7 @@ class LlamaBackend:
         return drafts.draft(items, n) if drafts is not None else [() for _ in items]
 
     def _evaluate(self, items: Sequence[SequenceTokens], n: int, batch: Any = None, *, selects: bool = False) -> None:
-        """Run ``batch``, ``n`` tokens of ``items``; by default that of text."""
+        """Run ``batch``, by default the text batch, with ``n`` tokens of ``items``."""
         memory, struct = self.memory, batch or self._batch.struct
         memory.drafts.prepare()
         struct.n_tokens = n
@@ -247,7 +246,7 @@ class LlamaBackend:
         memory.drafts.evaluated(items, n)
 
     def _prepare_device(self) -> None:
-        """Let a device load what large batches need now, and not while the first prompt waits."""
+        """Evaluate a full batch, so that the device loads its kernels before the first prompt."""
         n = min(self.facts.n_ubatch, self.facts.n_cells)
         self.evaluate(0, as_tokens([max(self.tokenizer.bos, 0)] * n), 0)
         api.llama_synchronize(self._ctx)
@@ -263,7 +262,7 @@ class LlamaBackend:
             checked(self.memory.kv.pin, ranges)
 
     def logits(self, index: int) -> NDArray[np.float32]:
-        """A copy of the logits of output ``index``, shape (n_vocab,)."""
+        """Return a copy of the logits of output ``index``, shape (n_vocab,)."""
         if self._recalled is not None:
             return np.array(self._recalled)
         pointer = api.llama_get_logits_ith(self._ctx, self._outputs[index])
@@ -276,14 +275,14 @@ class LlamaBackend:
         self._recalled = output.view(np.float32)
 
     def use_vocabulary(self, tokenizer: LlamaTokenizer, *, keep: bool = True) -> None:
-        """Compile grammars with ``tokenizer``; if it is to be kept, it stays usable while the model is freed."""
+        """Compile grammars with ``tokenizer``; with ``keep`` it stays usable while the model is unloaded."""
         n_window = self._pool.n_rows if self._pool is not None else int(api.llama_n_ctx_seq(self._ctx))
         self.vocabulary, self._keeps_vocabulary = LlamaVocabulary(tokenizer, n_window), keep
 
     # -- choosing tokens ---------------------------------------------------------------------------------------------
 
     def sampler(self, sampling: Sampling, prompt: Tokens) -> IndexedSampler:
-        text = prompt[prompt >= 0]  # images have nothing that could be repeated
+        text = prompt[prompt >= 0]  # penalties ignore images
         words = self.vocabulary
         sampler = LlamaSampler(self.model, self._ctx, sampling, text, words.end_tokens, words.grammars, words.dry)
         return IndexedSampler(sampler, lambda index: self._outputs[index], lambda: self._recalled)
@@ -303,7 +302,7 @@ class LlamaBackend:
 
     def _free(self) -> None:
         self._streamed_before = self.streamed or StreamCounts()
-        self.memory.close()  # what it holds on the device goes before the context that it belongs to
+        self.memory.close()  # device memory must be freed before its context
         if not self._keeps_vocabulary:
             self.vocabulary.close()
         if self.embedder is not None:

@@ -1,4 +1,4 @@
-"""Opens a GGUF file and makes a context for it, or says in one line why not."""
+"""Loading of models: opens GGUF files and creates contexts."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model that is ready to evaluate."""
+    """A loaded model."""
 
     backend: LlamaBackend
     tokenizer: LlamaTokenizer
     info: EngineInfo
-    images: ImageEncoder | None = None  # of any thread, for what its `picture` is asked
+    images: ImageEncoder | None = None  # `picture` is thread-safe
 
 
 def load(
@@ -75,14 +75,12 @@ def load(
     keep_vocabulary: bool = False,
     pool: PoolSettings | None = None,
 ) -> Loaded:
-    """Load the model and make its context.
+    """Load the model, its context, and optionally a draft model, a vision encoder and a pool.
 
-    ``drafts`` say which draft model there is to be, too, and ``vision`` which encoder of images. ``announce`` hears
-    where memory will go before any of it is taken, ``progress`` hears fractions from 0 to 1 and says whether to go on.
-    With ``keep_vocabulary`` the tokenizer has a copy of its own and stays usable while the backend is closed. ``pool``
-    says how much of K and V may lie on the device, by default all, and how much of it a token attends to. Raises
-    ModelError when a file is missing, damaged or unsupported, or when it does not fit into memory, and UnavailableError
-    when ``progress`` said no.
+    ``announce`` receives the memory plan before allocation. ``progress`` receives fractions from 0 to 1 and returns
+    whether to continue. With ``keep_vocabulary`` the tokenizer has its own copy of the vocabulary, usable while the
+    model is unloaded. Raises ModelError if a file is missing, damaged, unsupported or too large for memory, and
+    UnavailableError if ``progress`` stopped loading.
     """
     path = Path(settings.path)
     redirect_log()
@@ -124,14 +122,14 @@ def load(
 
 
 def _note_blocking_copies(plan: MemoryPlan) -> None:
-    """Say once that copies of rows and states hold up the evaluation, where a GPU would make that unexpected."""
+    """Warn that copies of rows and states block evaluation, if GPUs hold some of them."""
     holders = [place.name for place in plan.places if place.usage.kv or place.usage.states]
     if any(place.usage.kv or place.usage.states for place in plan.gpus):
         log.warning("saving and restoring block evaluation: K, V and states are on %s", " and ".join(holders))
 
 
 class _Source:
-    """Makes the model and its context, again and again the same."""
+    """Creates the same model and context on each call."""
 
     def __init__(
         self,
@@ -157,7 +155,7 @@ class _Source:
 
 
 def _draft_maker(settings: ModelSettings, drafts: DraftSettings) -> MakeDraftModel | None:
-    """What makes the draft model that ``drafts`` ask for."""
+    """Return the factory of the draft model or head of ``drafts``, None for none."""
     if drafts.draft_path and drafts.n_draft > 0:
         return lambda model, ctx, attach: _open_draft_file(settings, drafts, model, ctx, attach)
     if not uses_own_head(drafts):
@@ -178,7 +176,7 @@ def _draft_maker(settings: ModelSettings, drafts: DraftSettings) -> MakeDraftMod
 def _open_draft_file(
     settings: ModelSettings, drafts: DraftSettings, trunk: Any, trunk_ctx: Any, attach: Callable[[int], None]
 ) -> DraftModel | None:
-    """The draft model or the head in the file of ``drafts``; none, with a word in the log, if its tokens are others."""
+    """Open the draft model or head in the file of ``drafts``; log and return None if its vocabulary differs."""
     path, is_head, of_file = Path(drafts.draft_path), drafts.has("draft-mtp"), drafts.of_file(settings)
     check_gguf(path)
     model, ctx = _load_model(path, of_file, None, with_head=is_head), None
@@ -249,13 +247,13 @@ def _own_pooling(model: Any) -> int:
 
 
 def _make_embedder(model: Any, settings: ModelSettings) -> Embedder:
-    """A context for one text at a time. One of which only the end counts may be longer than a batch."""
+    """Create a context for one text at a time. With pooling by the last token, texts may exceed a batch."""
     n_ctx = max(min(settings.n_ctx or MOST_EMBEDDED, MOST_EMBEDDED), settings.n_ubatch)
     kind = POOLING.get(settings.pooling, _own_pooling(model))
     if kind not in (POOLING["last"], POOLING["rank"]):
         n_ctx = settings.n_ubatch
     params = context_params(replace(settings, n_seqs=1, n_batch=settings.n_ubatch), n_ctx)
-    params.n_outputs_max = params.n_outputs_max_per_seq = settings.n_ubatch  # without pooling every token has one
+    params.n_outputs_max = params.n_outputs_max_per_seq = settings.n_ubatch  # without pooling every token has an output
     params.embeddings = True
     params.pooling_type = POOLING.get(settings.pooling, -1)
     return Embedder(model, _make_context(model, settings, params))
@@ -276,7 +274,7 @@ def _make_context(model: Any, settings: ModelSettings, params: Any) -> Any:
 
 
 def _apply_adapters(model: Any, ctx: Any, settings: ModelSettings) -> None:
-    """Load LoRA adapters, which belong to the model from then on, and use them in ``ctx``."""
+    """Load LoRA adapters, which the model then owns, and apply them to ``ctx``."""
     if not settings.lora:
         return
     forget_log_errors()
@@ -300,7 +298,7 @@ def _describe(path: Path, backend: LlamaBackend, settings: ModelSettings, pool: 
     return EngineInfo(
         model_path=str(path),
         model_name=name,
-        model_alias=min(settings.alias, default=path.name),  # llama-server keeps them in order
+        model_alias=min(settings.alias, default=path.name),  # llama-server sorts aliases
         model_aliases=tuple(sorted(set(settings.alias))) or (path.name,),
         model_tags=tuple(sorted(set(settings.tags))),
         arch=metadata_text(model, "general.architecture"),
@@ -335,7 +333,7 @@ def _rerank_marks(tokenizer: LlamaTokenizer) -> tuple[tuple[int, ...], tuple[int
 
 
 def _special(model: Any, tokenizer: LlamaTokenizer, name: str, token: int) -> str:
-    """The text of a special token that the file names; llama.cpp makes one up where it does not."""
+    """Return the text of a special token; empty if the file does not define it, since llama.cpp then uses a default."""
     if not metadata_text(model, f"tokenizer.ggml.{name}_token_id"):
         return ""
     return tokenizer.piece(token).decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""How much memory a model will take, and where: known before any of it is taken."""
+"""Memory plans: the required memory by place, before allocation."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ __all__ = ["MemoryPlan", "Place", "Usage"]
 MIB = 2**20
 
 MOST_PLANES = 2**30
-"""More bytes of planes than this deserve a word: each further sequence takes as many as the first."""
+"""Bytes of planes above which the plan warns: each sequence takes as many again."""
 
 
 @dataclass(frozen=True)
 class Usage:
-    """Bytes: the model's tensors, K and V of the whole context, recurrent states, and buffers of the computation.
+    """Bytes of weights, K and V of the whole context, recurrent states, and compute buffers.
 
-    ``planes`` are states of earlier tokens, ``drafts`` everything of the draft model but a head's weights, ``vision``
-    about what the encoder of images takes, ``selection`` what choosing rows needs (--kv-select).
+    ``planes`` are states of earlier tokens and marks, ``drafts`` the draft model except the weights of a head in the
+    model's file, ``vision`` approximately the vision encoder, ``selection`` the selection of rows (--kv-select).
     """
 
     weights: int = 0
@@ -34,7 +34,7 @@ class Usage:
 
     @property
     def total(self) -> int:
-        """Bytes of everything."""
+        """The sum of all fields."""
         return sum(getattr(self, item.name) for item in fields(Usage))
 
     def __add__(self, other: Usage) -> Usage:
@@ -43,7 +43,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class Place:
-    """One GPU, or the host's memory; ``free`` is bytes before anything is taken, None if it is not known."""
+    """A GPU's or the host's memory; ``free`` is bytes before allocation, None if unknown."""
 
     name: str
     is_gpu: bool
@@ -51,7 +51,7 @@ class Place:
     free: int | None
 
     def shortage(self, margin: int = 0, *, mapped: bool = False) -> int:
-        """Bytes missing if ``margin`` shall stay free, 0 if it fits; ``mapped`` weights can leave memory again."""
+        """Return the missing bytes if ``margin`` is to stay free, 0 if all fits. ``mapped`` weights do not count."""
         if self.free is None:
             return 0
         return max(self.usage.total - (self.usage.weights if mapped else 0) + margin - self.free, 0)
@@ -59,11 +59,11 @@ class Place:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What goes where, the host last; ``row_bytes`` is K and V of one token, ``state_bytes`` a state of a sequence.
+    """Memory by place, the host last; ``row_bytes`` is K and V of one token, ``state_bytes`` one state of a sequence.
 
-    ``layers`` are the devices of the layers, the output last, by llama.cpp's names. Of each sequence there are
-    ``n_planes`` states besides the last one: planes, and a mark if drafts may be longer. With a ``pool`` K and V are
-    divided between a device and the host.
+    ``layers`` are llama.cpp's names of the layers' devices, the output last. Each sequence has ``n_planes`` states in
+    addition to the last: planes, and a mark if drafts may be longer. A ``pool`` divides K and V between a device and
+    the host.
     """
 
     n_ctx: int
@@ -77,16 +77,16 @@ class MemoryPlan:
 
     @property
     def host(self) -> Place:
-        """The memory of the processor."""
+        """The host's memory."""
         return self.places[-1]
 
     @property
     def gpus(self) -> tuple[Place, ...]:
-        """The memories of the GPUs."""
+        """The GPUs' memories."""
         return self.places[:-1]
 
     def lines(self, cache_bytes: int | None = None) -> Iterator[str]:
-        """A table; ``cache_bytes`` is the most that the prefix cache may take of the host, None without a limit."""
+        """Yield a table. ``cache_bytes`` is the limit of the prefix cache in RAM, None for none."""
         kv = [place.usage.kv for place in self.places]
         n_streamed, n_layers, streamed_bytes = 0, 0, 0
         if self.pool is not None:
@@ -117,7 +117,7 @@ class MemoryPlan:
             yield from self.pool.lines()
 
     def warnings(self, cache_bytes: int | None = None) -> Iterator[str]:
-        """What does not fit, and which flags would help."""
+        """Yield warnings about missing memory, with flags that help."""
         for place in self.gpus:
             if missing := place.shortage():
                 flags = "a smaller -c, -ctk q8_0 -ctv q8_0, --n-cpu-moe (experts) or a smaller -ngl"

@@ -1,4 +1,4 @@
-"""llama.cpp's parameters for a model and a context, from the settings."""
+"""llama.cpp's parameters of models and contexts."""
 
 from __future__ import annotations
 
@@ -53,11 +53,10 @@ class _Placement(ctypes.Structure):
 
 
 class ModelParams:
-    """``struct`` is a llama_model_params. What it points to lives as long as this object, which must outlive the load.
+    """A llama_model_params in ``struct``, and the memory that it points to. The object must outlive the load.
 
-    ``stopped`` says whether what `report` was given ended the load. ``with_head``: load what drafts tokens, too.
-
-    Raises ModelError for devices and buffer types that are not there.
+    ``stopped``: the callback of `report` ended the load. ``with_head`` also loads the draft head. Raises ModelError for
+    unknown devices and buffer types.
     """
 
     def __init__(self, settings: ModelSettings, *, with_head: bool = False) -> None:
@@ -83,7 +82,7 @@ class ModelParams:
             params.kv_overrides = self._metadata(settings)
 
     def report(self, progress: Callable[[float], bool]) -> None:
-        """Tell ``progress`` fractions from 0 to 1; it says whether to go on."""
+        """Call ``progress`` with fractions from 0 to 1 during the load; it returns whether to continue."""
 
         def tell(fraction: float, _: ctypes.c_void_p) -> bool:
             self.stopped = not progress(fraction)
@@ -121,7 +120,7 @@ class ModelParams:
         rows = (api.llama_model_kv_override * (len(settings.metadata) + 1))()
         for row, (key, value) in zip(rows, settings.metadata, strict=False):
             row.key = key.encode()
-            # A bool is an int, too, so it comes first.
+            # bool is a subclass of int, so it comes first.
             for tag, kind, field in (
                 (api.LLAMA_KV_OVERRIDE_TYPE_BOOL, bool, "val_bool"),
                 (api.LLAMA_KV_OVERRIDE_TYPE_INT, int, "val_i64"),
@@ -140,24 +139,24 @@ class ModelParams:
 
 
 BYTES_PER_THREAD = 2**20
-"""Weights of a layer that are worth a thread: with fewer, waiting for each other takes longer than the work.
+"""Least weights of a layer per thread for single tokens: with fewer, barriers take longer than the work.
 
-bench/results/threads.md has the figures. Prompts are evaluated by hundreds of tokens, so there every core is worth it.
+Prompts use every core (bench/results/threads.md).
 """
 
 
 CPU_UBATCH, GPU_UBATCH = 512, 1024
-"""Tokens of one evaluation by default: llama.cpp's own number, and what pays on a GPU."""
+"""Default tokens of one evaluation: llama.cpp's own, and a larger one for GPUs."""
 
 
 def gpus(settings: ModelSettings) -> list[Device]:
-    """What may compute besides the processor; even without a layer of its own it may take large batches."""
+    """Return the GPUs in use. Even without layers they may compute large batches."""
     found = [device for device in devices() if device.is_gpu]
     return [gpu for gpu in found if not settings.devices or gpu.name in settings.devices]
 
 
 def with_ubatch(settings: ModelSettings) -> ModelSettings:
-    """``settings`` with a number of tokens of one evaluation."""
+    """Return ``settings`` with ``n_ubatch`` set."""
     if settings.n_ubatch:
         return settings
     return replace(settings, n_ubatch=min(GPU_UBATCH if gpus(settings) else CPU_UBATCH, settings.n_batch))
@@ -176,13 +175,13 @@ def without_amx(settings: ModelSettings) -> ModelSettings:
 
 
 def batch_cost(settings: ModelSettings) -> int:
-    """How many tokens a batch should have on average, see `batch_ends`: half of a full one, which a GPU evaluates as
-    fast (bench/results/gpu-batches.md, gpu-long.md); 0 without a GPU, where batches cost little."""
+    """Return the preferred average tokens of a batch, see `batch_ends`: half a full one on a GPU, which evaluates it as
+    fast per token (bench/results/gpu-batches.md, gpu-long.md); 0 without a GPU, where batches cost little."""
     return settings.n_ubatch // 2 if gpus(settings) else 0
 
 
 def layer_bytes(model: Any) -> int:
-    """Bytes of weights per layer of a loaded model, on average."""
+    """Return the average bytes of weights per layer of a loaded model."""
     return int(api.llama_model_size(model)) // max(int(api.llama_model_n_layer(model)), 1)
 
 
@@ -191,40 +190,40 @@ MOST_SELECTING = limit(
 )
 
 LONG_DRAFT = limit(64, "tokens of a draft from n-grams or from the cache", "cut", "request")
-"""llama-server's longest by default; each costs room for the logits of one more token."""
+"""llama-server's default maximum; each token costs memory for one more output of logits."""
 
 
 def n_planes(settings: ModelSettings, drafts: DraftSettings) -> int:
-    """How many states of the tokens before the last one a recurrent cell keeps, so that drafts can be taken back."""
+    """Return the number of earlier states that a recurrent cell keeps for rollback of drafts."""
     by_model = drafts.has("draft-mtp") or drafts.has("draft-simple")
-    # llama.cpp keeps the tokens whose states these are in one batch, and ends the process where that has no room.
+    # llama.cpp requires the tokens of these states in one batch, and aborts if they exceed it.
     return max(min(drafts.n_draft, with_ubatch(settings).n_ubatch - 2), 0) if by_model else 0
 
 
 def finds(drafts: DraftSettings) -> bool:
-    """Whether there may be drafts that are found, and longer than what planes take back."""
+    """Whether n-gram or cache sources are active, whose drafts may be longer than the planes."""
     return any(name.startswith("ngram-") or name == "cache" for name in drafts.draft_types)
 
 
 def uses_own_head(drafts: DraftSettings) -> bool:
-    """Whether the head in the model's own file is to draft."""
+    """Whether the head in the model's own file drafts."""
     return drafts.has("draft-mtp") and not drafts.draft_path and drafts.n_draft > 0
 
 
 def check_head(model: Any, path: str) -> None:
-    """ModelError unless the model from the file ``path`` has a head for drafts."""
+    """Raise ModelError unless the model from the file ``path`` has a draft head."""
     if api.llama_model_n_layer_nextn(model) != 1:
         raise ModelError(f"{path} has no head for --spec-type draft-mtp: it needs one nextn block")
 
 
 def most_outputs(settings: ModelSettings, drafts: DraftSettings) -> int:
-    """Outputs that one evaluation may need; room for a whole batch's would cost half a GB with a large vocabulary."""
+    """Return the most outputs of one evaluation. Those of a whole batch would take 0.5 GB with a large vocabulary."""
     return max(settings.n_seqs * (1 + n_planes(settings, drafts)), 1 + LONG_DRAFT if finds(drafts) else 0)
 
 
 def most_selecting(settings: ModelSettings, drafts: DraftSettings) -> int:
-    """Tokens of the largest evaluation that selects rows: sure ones, which a mark may make as many as drafts, and
-    drafts. Scores take room for each."""
+    """Return the most tokens of an evaluation that selects rows: drafts, and after a mark as many sure tokens. Scores
+    take memory for each."""
     return min(2 * most_outputs(settings, drafts), MOST_SELECTING, with_ubatch(settings).n_ubatch)
 
 
@@ -234,9 +233,9 @@ def context_params(
     n_layer_bytes: int | None = None,
     drafts: DraftSettings | None = None,
 ) -> Any:
-    """A llama_context_params for ``n_ctx`` tokens, or a few more if each sequence has its share of them.
+    """Return a llama_context_params for ``n_ctx`` tokens, padded per sequence without ``kv_unified``.
 
-    ``n_layer_bytes``: see `layer_bytes`, None for many. ``drafts`` are those that it shall evaluate and take back.
+    ``n_layer_bytes``: see `layer_bytes`; None uses all cores. ``drafts`` sets the room for outputs and earlier states.
     """
     params = api.llama_context_default_params()
     params.n_ctx = n_ctx if settings.kv_unified else _padded(n_ctx // settings.n_seqs) * settings.n_seqs
@@ -262,7 +261,7 @@ def context_params(
     params.yarn_orig_ctx = settings.yarn_orig_ctx
     params.yarn_ext_factor, params.yarn_attn_factor = settings.yarn_ext_factor, settings.yarn_attn_factor
     params.yarn_beta_fast, params.yarn_beta_slow = settings.yarn_beta_fast, settings.yarn_beta_slow
-    # Rows move between sequences only within one stream of cells; shares are counted by the engine (`most_tokens`).
+    # Rows can be shared between sequences only within one stream of cells; `most_tokens` limits each sequence.
     params.kv_unified = True
     params.no_perf = True
     return params
@@ -271,25 +270,24 @@ def context_params(
 def head_params(
     settings: ModelSettings, drafts: DraftSettings, trunk: Any, n_ctx: int, n_layer_bytes: int | None = None
 ) -> Any:
-    """A llama_context_params for a head that follows the context ``trunk`` for ``n_ctx`` tokens; ``settings`` are those
-    of the trunk."""
+    """Return a llama_context_params for a head of the context ``trunk`` with ``settings``, for ``n_ctx`` tokens."""
     params = context_params(drafts.of_context(settings), n_ctx, n_layer_bytes)
     params.ctx_type, params.ctx_other = api.LLAMA_CONTEXT_TYPE_MTP, trunk
     return params
 
 
 def pool_cells(settings: ModelSettings) -> int:
-    """Cells of a context whose rows lie in a pool: for a batch, the row before it, and the trial at the start."""
+    """Return the cells of a context with a pool: for a batch, the row before it, and the trial at startup."""
     return max(_padded(with_ubatch(settings).n_ubatch + 256), 1024)
 
 
 def draft_cells(settings: ModelSettings, drafts: DraftSettings, n_cells: int) -> int:
-    """Cells of a draft model of its own: room for what each sequence was drafted last, beside the trunk's tokens."""
+    """Return the cells of a separate draft model: the trunk's, and the last draft of each sequence."""
     return n_cells + settings.n_seqs * drafts.n_draft
 
 
 def most_tokens(settings: ModelSettings, n_cells: int) -> int:
-    """How many tokens one sequence may have in a context of ``n_cells``."""
+    """Return the limit of one sequence in a context of ``n_cells``."""
     share = n_cells if settings.kv_unified else n_cells // settings.n_seqs
     return min(share, settings.n_ctx_per_seq) if settings.n_ctx_per_seq else share
 

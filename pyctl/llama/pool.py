@@ -1,4 +1,4 @@
-"""The pool of rows in the extension, and the trial of its bits at the start."""
+"""The extension's KV pool, and the test of its bits at startup."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["counts_of", "made_up_text", "open_pool", "same_bits", "trial"]
 
 
 def open_pool(address: int, plan: PoolPlan, *, marks: bool) -> RowStore:
-    """The pool of the context at ``address``; RuntimeError where there can be none."""
+    """Open the pool of the context at ``address``. Raises RuntimeError if it is not possible."""
     chosen: dict[str, int] = {}
     if (select := plan.select) is not None:
         chosen = {"select_rows": select.n_chosen, "sinks": select.n_sinks, "tail": select.n_tail, "block": BLOCK}
@@ -28,15 +28,15 @@ def open_pool(address: int, plan: PoolPlan, *, marks: bool) -> RowStore:
 
 
 def counts_of(rows: RowStore) -> StreamCounts:
-    """What attention has read and chosen since it was opened."""
+    """Return the counts of ``rows`` since it was opened."""
     return StreamCounts(rows.streamed_bytes, rows.wait_ms, rows.selected_chunks, rows.fetched_chunks)
 
 
 GPU_TOKENS, CPU_TOKENS = 600, 290
-"""Beyond a multiple of 256, where the shapes of the graph change; and no more, since processors are slow."""
+"""Tokens of the trial: just above a multiple of 256, where graph shapes change, and few for slow CPUs."""
 
 N_SINGLE = 3
-"""Tokens that come alone, as those of a reply do."""
+"""Tokens evaluated one at a time, as in a reply."""
 
 
 def trial(
@@ -48,10 +48,9 @@ def trial(
     *,
     on_gpu: bool,
 ) -> list[NDArray[np.float32]]:
-    """The logits after each batch of a made-up text in sequence 0, which is empty, has room for ``n_rows`` and holds it
-    afterwards.
+    """Evaluate a test text in the empty sequence 0, with room for ``n_rows``; return the logits after each batch.
 
-    ``evaluate`` takes a sequence, tokens and a position, ``logits`` the number of an output.
+    ``evaluate`` takes a sequence, tokens and a position, ``logits`` an output index. The text stays in the sequence.
     """
     n_tokens = min(GPU_TOKENS if on_gpu else CPU_TOKENS, n_rows - N_SINGLE)
     tokens = made_up_text(n_tokens + N_SINGLE, n_vocab)
@@ -63,10 +62,10 @@ def trial(
 
 
 def made_up_text(n: int, n_vocab: int) -> Tokens:
-    """``n`` token ids, shape (n,), of a vocabulary with ``n_vocab``."""
+    """Return ``n`` test token ids below ``n_vocab``, shape (n,)."""
     return as_tokens((np.arange(n) * 7919 + 13) % n_vocab)
 
 
 def same_bits(one: Sequence[NDArray[Any]], other: Sequence[NDArray[Any]]) -> bool:
-    """Whether both trials gave the same bits."""
+    """Whether both trials have identical bits."""
     return all(a.tobytes() == b.tobytes() for a, b in zip(one, other, strict=True))

@@ -1,4 +1,4 @@
-"""How many layers of a pool stay on the device, and the memory that everything takes then."""
+"""Fitting of a KV pool: the number of resident layers, and the total memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pyctl.llama.params import TYPES, most_selecting, pool_cells, with_ubatch
 __all__ = ["fit_pool"]
 
 ROWS_AT_ONCE = 4096
-"""Rows of a layer whose means are made together."""
+"""Rows of a layer whose means are computed together."""
 
 log = logging.getLogger(__name__)
 
@@ -29,10 +29,10 @@ log = logging.getLogger(__name__)
 def fit_pool(
     settings: ModelSettings, drafts: DraftSettings, pooled: PoolSettings
 ) -> tuple[ModelSettings, MemoryPlan] | None:
-    """As `fit_settings`, with a pool as ``pooled`` says; None if there is to be none.
+    """Fit as `fit_settings`, with a pool as in ``pooled``; None for no pool.
 
-    Then the log says why: a pool cannot hold this model's rows, or there is room for all of them. ModelError where
-    there are to be too few on the device, or where the host has no room for what is streamed.
+    Without a pool, the log has the reason: it cannot hold this model's rows, or all rows fit. ModelError if --kv-pool
+    is too small, or the host has no room for the streamed layers.
     """
     select = pooled.select if pooled.select.n_selected else None
     n_tokens = pooled.n_pooled or -1
@@ -61,7 +61,7 @@ def fit_pool(
 
 
 class _PooledRows:
-    """Where the rows of ``run`` can lie; ModelError says why there can be no pool."""
+    """Placements of the rows of ``run``. ModelError if a pool is not possible."""
 
     def __init__(self, run: DryRun, settings: ModelSettings, select: SelectSettings | None, n_selecting: int) -> None:
         self._run, self._settings = run, settings
@@ -72,21 +72,21 @@ class _PooledRows:
 
     @property
     def is_on_gpu(self) -> bool:
-        """Whether the device that attends is not the host."""
+        """Whether attention runs on a GPU."""
         return self._place != self._run.plan(CTX_STEP).host.name
 
     def need_no_pool(self, n_rows: int) -> bool:
-        """Whether nothing is gained by one: all fits, or attention reads what lies in RAM anyway."""
+        """Whether a pool gains nothing: all rows fit, or attention runs on the host."""
         if not self.is_on_gpu:
             return True
         base = self._run.plan(CTX_STEP)
         free = sum(place.free or 0 for place in base.places)
         if n_rows * self._layer_row * self._n_layers > free:
-            return False  # out of all reason, perhaps: llama.cpp is not asked
+            return False  # a dry run this large could fail
         return not gpu_shortage(self._settings, self._run.plan(n_rows))
 
     def plan(self, n_rows: int, n_tokens: int) -> MemoryPlan:
-        """The memory for ``n_rows``, with as many layers on the device as ``n_tokens`` pay for, or as fit."""
+        """Return the memory for ``n_rows`` with ``n_tokens`` worth of layers on the device; -1 as many as fit."""
         settings, n_layers, layer_bytes = self._settings, self._n_layers, n_rows * self._layer_row
         if 0 <= n_tokens * n_layers < n_rows:
             least = -(-n_rows // n_layers)
@@ -99,7 +99,7 @@ class _PooledRows:
         n_fitting = n_tokens * n_layers // n_rows
         if n_tokens < 0:
             missing = 0
-            for n_streamed in (0, n_layers):  # what is chosen of streamed layers takes room of its own
+            for n_streamed in (0, n_layers):  # selection in streamed layers takes extra memory
                 whole = _with(place, kv=layer_bytes * n_layers, selection=self._selection(n_rows, n_streamed))
                 missing = shortage(settings, whole, index)
                 if not missing:
@@ -115,8 +115,8 @@ class _PooledRows:
         return replace(base, n_ctx=n_rows, row_bytes=row_bytes, places=tuple(places), pool=pool)
 
     def _compute(self, n_rows: int, *, is_gpu: bool) -> int:
-        """Bytes that attention needs for so many rows and llama.cpp does not know of: a mask, and on a GPU, where rows
-        are quantised, one layer's in f16 behind attention's output."""
+        """Return the bytes of attention for ``n_rows`` missing in llama.cpp's estimate: a mask, and on a GPU with
+        quantised rows one layer in f16 and attention's output."""
         n_ubatch = -(-with_ubatch(self._settings).n_ubatch // 64) * 64
         n_bytes = 2 * n_ubatch * n_rows
         converted = sum(2 * self._n_elements for width in self._widths if width < 2)
@@ -126,7 +126,7 @@ class _PooledRows:
         return n_bytes
 
     def _selection(self, n_rows: int, n_streamed: int) -> int:
-        """Bytes of what choosing rows needs (`RowStore.select_bytes`)."""
+        """Return the bytes for selecting rows, as `RowStore.select_bytes`."""
         select, n = self._select, self._n_selecting
         if select is None:
             return 0
@@ -143,7 +143,7 @@ class _PooledRows:
 
     @property
     def _heads(self) -> tuple[int, int]:
-        """How many heads queries have in the layer with most of them, and how wide values are."""
+        """The most query heads of any layer, and the width of values."""
         arch = self._run.metadata("general.architecture")
         n_heads = max(map(int, re.findall(r"\d+", self._run.metadata(f"{arch}.attention.head_count"))), default=1)
         width = self._run.metadata(f"{arch}.attention.value_length")
@@ -151,7 +151,7 @@ class _PooledRows:
 
     @property
     def _widths(self) -> tuple[float, float]:
-        """Bytes of an element of K and of V."""
+        """Bytes per element of K and of V."""
         return _element_bytes(self._settings.type_k), _element_bytes(self._settings.type_v)
 
     @property

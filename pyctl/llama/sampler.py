@@ -1,4 +1,4 @@
-"""A chain of llama.cpp's samplers for one request, without the links that would change nothing."""
+"""Chains of llama.cpp's samplers, without samplers that have no effect."""
 
 from __future__ import annotations
 
@@ -23,14 +23,13 @@ from pyctl.prompt import Tokens, as_tokens
 __all__ = ["DrySamplers", "IndexedSampler", "LlamaSampler", "LlamaVocabulary", "top_logprobs"]
 
 MIROSTAT_M = 100
-"""Tokens that mirostat 1 looks at to estimate the distribution; llama.cpp's own tools use the same."""
+"""Tokens with which mirostat 1 estimates the distribution, as in llama.cpp's tools."""
 
 
 class DrySamplers:
-    """Samplers against repetition (DRY), made once for each set of breakers and then copied.
+    """A cache of DRY samplers by parameters. Thread-safe; uses the vocabulary of ``tokenizer`` until `close`.
 
-    To make one, llama.cpp looks through the vocabulary of ``tokenizer`` for each breaker, which takes as long as many
-    tokens of a reply. Thread-safe; the vocabulary is read until `close`.
+    Creating one is slow, since llama.cpp searches the vocabulary for each breaker; copying is fast.
     """
 
     def __init__(self, tokenizer: LlamaTokenizer) -> None:
@@ -43,7 +42,7 @@ class DrySamplers:
             api.llama_sampler_free(made)
 
     def copy(self, s: Sampling, n_last: int) -> Any:
-        """One for ``s`` that looks at the last ``n_last`` tokens; the caller frees it. None after `close`."""
+        """Return a sampler for ``s`` over the last ``n_last`` tokens, owned by the caller. None after `close`."""
         key = (s.dry_multiplier, s.dry_base, s.dry_allowed_length, n_last, s.dry_sequence_breakers)
         with self._lock:
             if key not in self._known:
@@ -58,18 +57,18 @@ class DrySamplers:
             return api.llama_sampler_clone(self._known[key])
 
     def prepare(self, s: Sampling, n_ctx: int) -> None:
-        """Make the one that ``s`` needs in a context of ``n_ctx`` tokens, if it needs one."""
+        """Create the sampler for ``s`` in a context of ``n_ctx`` tokens, if DRY is on."""
         if s.dry_multiplier != 0.0 and (made := self.copy(s, _last(s.dry_penalty_last_n, n_ctx))):
             api.llama_sampler_free(made)
 
     def close(self) -> None:
-        """Let go of the vocabulary."""
+        """Release the vocabulary."""
         with self._lock:
             self._vocab = None
 
 
 class LlamaVocabulary:
-    """The `Vocabulary` of ``tokenizer``, which is read until `close`, for contexts of ``n_ctx`` tokens."""
+    """The `Vocabulary` of ``tokenizer``, used until `close`, for contexts of ``n_ctx`` tokens."""
 
     def __init__(self, tokenizer: LlamaTokenizer, n_ctx: int) -> None:
         self.grammars, self.dry = GrammarCompiler(tokenizer), DrySamplers(tokenizer)
@@ -91,7 +90,7 @@ class LlamaVocabulary:
         self.grammars.prepare()
 
     def close(self) -> None:
-        """Let go of the model, which is about to be freed."""
+        """Release the model, before its owner frees it."""
         self.grammars.close()
         self.dry.close()
 
@@ -100,15 +99,14 @@ _MOST_KNOWN = 8
 
 
 def _last(n: int, n_ctx: int) -> int:
-    """``n`` tokens, or all that the context holds for -1; the library takes memory for them right away."""
+    """Return ``n`` limited to the context, which -1 means; llama.cpp allocates memory for all of them."""
     return n_ctx if n < 0 else min(n, n_ctx)
 
 
 class LlamaSampler:
-    """Samples from the context's outputs; penalties have seen the end of ``prompt``.
+    """Samples from the context's outputs; penalties include the end of ``prompt``.
 
-    ``end_tokens`` are forbidden when the request ignores the end of the reply. A grammar that does not parse raises
-    RequestError; ``compiler`` has the others.
+    ``ignore_eos`` forbids ``end_tokens``. ``compiler`` compiles the grammar; RequestError if it is invalid.
     """
 
     def __init__(
@@ -132,9 +130,9 @@ class LlamaSampler:
         self._grammar: Grammar | None = None
         self._candidates: Candidates | None = None
         self._asks_probs = sampling.post_sampling_probs
-        self._n_best = 0  # of how many of the most likely tokens the chain chooses in any case; 0: unknown
-        self._biased = as_tokens([])  # beside these, ascending
-        self._lowered: frozenset[int] = frozenset()  # instead of these, where one is enough
+        self._n_best = 0  # the chain depends only on this many most likely tokens; 0: on all
+        self._biased = as_tokens([])  # and on these, ascending
+        self._lowered: frozenset[int] = frozenset()  # with `_n_best` 1: the tokens with a negative bias
         try:
             if sampling.grammar:
                 self._grammar = Grammar(self._vocab, sampling, compiler)
@@ -150,11 +148,10 @@ class LlamaSampler:
                 api.llama_sampler_accept(self._chain, token)
 
     def sample(self, index: int, recalled: NDArray[np.float32] | None = None) -> int:
-        """A token from output ``index`` of the last evaluation, or from ``recalled`` logits; the chain and the grammar
-        remember it.
+        """Sample from output ``index`` or from ``recalled`` logits; the chain and the grammar record the token.
 
-        A grammar is asked about one token, and about all of them only if it refuses that, since a question about all
-        takes longer than everything else here (common/sampling.cpp does the same). If it allows none, the reply ends.
+        The grammar first checks one sampled token, and restricts all candidates only if it rejects that, which is far
+        slower (as common/sampling.cpp). If it allows no token, returns EOS.
         """
         grammar, candidates = self._grammar, self._candidates
         is_bound = grammar is not None and not grammar.is_asleep
@@ -191,13 +188,13 @@ class LlamaSampler:
         return token
 
     def _logits(self, index: int, recalled: NDArray[np.float32] | None) -> Any:
-        """A pointer to those of output ``index``, or to ``recalled`` ones."""
+        """Return a pointer to the logits of output ``index``, or to ``recalled``."""
         if recalled is not None:
             return recalled.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
         return api.llama_get_logits_ith(self._ctx, index)
 
     def force(self, index: int, token: int, recalled: NDArray[np.float32] | None = None) -> None:
-        """Sample from that output as if only ``token`` were possible: the next random numbers are the same."""
+        """Sample as if only ``token`` were possible, so that the random generator advances as in `sample`."""
         candidates = self._candidates = self._candidates or Candidates(self._n_vocab)
         candidates.fill(self._logits(index, recalled))
         candidates.keep_only(token)
@@ -210,7 +207,7 @@ class LlamaSampler:
         api.llama_sampler_accept(self._chain, token)
 
     def top_tokens(self, token: int, n: int) -> TopTokens:
-        """The probability of ``token`` and of the ``n`` most likely ones, as the last sampling left them."""
+        """Return the probabilities of ``token`` and of the ``n`` most likely tokens after the last sampling."""
         return self._candidates.top(token, n) if self._candidates is not None else ()
 
     def close(self) -> None:
@@ -232,7 +229,7 @@ class LlamaSampler:
             self._n_best = _n_best(sampling)
         if self._n_best == 1 and all(value <= 0.0 for value in bias.values()):
             self._lowered = frozenset(bias)
-        elif self._n_best and bias:  # so many of the others may have been in front of those that are wanted
+        elif self._n_best and bias:  # biased tokens may displace as many of the most likely
             self._n_best += len(bias)
             self._biased = as_tokens(sorted(bias))
         if bias:
@@ -243,7 +240,7 @@ class LlamaSampler:
             self._add(self._mirostat(sampling))
             return
         links = self._links(sampling)
-        # Without a temperature, the most likely token is chosen right away, unless its probability is asked for.
+        # At temperature 0 a greedy sampler suffices, unless the request requires probabilities.
         greedy = sampling.temperature <= 0.0 and "temperature" in sampling.samplers and not sampling.post_sampling_probs
         for name in sampling.samplers:
             if name not in ("temperature", "adaptive_p") or not greedy:
@@ -256,7 +253,7 @@ class LlamaSampler:
             self._add(api.llama_sampler_init_dist(self._seed))
 
     def _suppressed(self) -> list[int]:
-        """Tokens that the model's file forbids."""
+        """Return the tokens that the model's file forbids."""
         n = ctypes.c_int32()
         tokens = api.llama_vocab_get_suppress_tokens(self._vocab, ctypes.byref(n))
         return [int(token) for token in tokens[: n.value]] if tokens else []
@@ -268,7 +265,7 @@ class LlamaSampler:
         return api.llama_sampler_init_mirostat_v2(self._seed, tau, eta)
 
     def _links(self, s: Sampling) -> dict[str, Callable[[], None]]:
-        """For each sampler by name, what adds it to the chain unless its values turn it off."""
+        """Return by name functions that add a sampler to the chain unless its values disable it."""
 
         def when(active: bool, make: Callable[[], Any]) -> Callable[[], None]:
             return lambda: self._add(make()) if active else None
@@ -307,9 +304,9 @@ class LlamaSampler:
 
 
 class IndexedSampler:
-    """``sampler`` by numbers of outputs, for each of which ``place`` is where it stands in the last batch.
+    """A `Sampler` by output index: ``place`` maps it to an index in the last batch.
 
-    ``recalled`` are logits that are there instead of the only output.
+    ``recalled`` returns logits that replace the only output, or None.
     """
 
     def __init__(
@@ -333,7 +330,7 @@ class IndexedSampler:
 
 
 def top_logprobs(logits: NDArray[np.float32], token: int, n: int) -> TopTokens:
-    """The log-probability of ``token`` and of the ``n`` most likely ones, from ``logits`` of shape (n_vocab,)."""
+    """Return the log-probabilities of ``token`` and the ``n`` most likely tokens; ``logits`` has shape (n_vocab,)."""
     logprobs = logits.astype(np.float64)
     logprobs -= logprobs.max()
     logprobs -= np.log(np.exp(logprobs).sum())
@@ -344,10 +341,10 @@ def top_logprobs(logits: NDArray[np.float32], token: int, n: int) -> TopTokens:
 
 
 def _n_best(s: Sampling) -> int:
-    """How many of the most likely tokens are enough to choose one of, 0 for an unknown number.
+    """Return how many of the most likely tokens determine the choice, 0 for unknown.
 
-    Without a temperature it is the first, which none of the links that cut loses. With top-k at the head of the chain
-    it is k, and as many more as penalties before it may push down.
+    At temperature 0 it is 1, since truncating samplers keep the first. With top-k first in the chain it is k, plus the
+    number of tokens that penalties before it may lower.
     """
     penalised = s.repeat_last_n if "penalties" in s.samplers and _penalises(s) else 0
     only_lowers = s.repeat_penalty >= 1.0 and s.frequency_penalty >= 0.0 and s.presence_penalty >= 0.0

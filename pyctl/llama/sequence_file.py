@@ -1,9 +1,9 @@
-"""Live sequences in files, as llama-server saves and restores them; each program can read the other's.
+"""Slot files: sequences on disk, compatible with llama-server in both directions.
 
-The file is llama.cpp's (llama_state_seq_save_file). Where it keeps token ids, llama-server packs little-endian words:
--1, a version, the count of tokens, the tokens, and a count of images, which is 0 here. Older files hold only tokens.
-After the state, where llama-server does not look, follow the exact batch ends, a BLAKE2b-128 of what saved bytes mean
-here and one of everything before it, the number of ends, and a magic. Files without that end are llama-server's.
+The format is llama.cpp's (llama_state_seq_save_file). Its token list holds llama-server's little-endian words: -1, a
+version, the number of tokens, the tokens, and the number of images, here 0. Older files hold only tokens. pyctl appends
+after the state, which llama-server ignores: the exact batch ends, the BLAKE2b-128 of the fingerprint, that of
+everything before, the number of ends, and a magic. Files without this trailer come from llama-server.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ MAGIC = api.LLAMA_STATE_SEQ_MAGIC
 HEADER = struct.Struct("<III")
 STATE_MAGIC = 0xAF143CD8
 PREFIX = struct.Struct("<II")
-"""HEADER: magic, version, and the number of words that follow before the state. PREFIX: what stands before a state in
-memory, llama.cpp's io_magic and a sequence."""
+"""HEADER: magic, version, number of words before the state. PREFIX, before a state in memory: llama.cpp's io_magic and
+a sequence id."""
 
 DIGEST_SIZE = 16
 END = struct.Struct("<16sI8s")
 END_MAGIC = b"pyctlsq1"
 
 INVALID = "No available space in KV cache or invalid slot save file"
-"""llama-server's words for every file that cannot be used."""
+"""llama-server's error for all invalid files."""
 
 
 @dataclass(frozen=True)
 class StateForm:
-    """Where positions are in the state of a sequence, as llama.cpp writes it: of the cells, and of the recurrent state.
+    """Offsets of the positions of cells and recurrent state in llama.cpp's sequence state.
 
-    A cell takes ``cell`` bytes and its rows ``row``, in ``n_parts`` tensors, each with a head of 12 bytes.
+    A cell has ``cell`` bytes and ``row`` bytes of rows in ``n_parts`` tensors, each with a header of 12 bytes.
     """
 
     cell: int
@@ -64,16 +64,16 @@ class StateForm:
 
     @classmethod
     def of(cls, layout: str) -> StateForm:
-        """From the layout's text (csrc/core/layout.cpp)."""
+        """Parse the layout's text (csrc/core/layout.cpp)."""
         kind, ext, *_ = layout.split()
         parts = [re.fullmatch(r"\d+:(\d+)x(\d+)", part) for part in re.split("[ =,]", layout)]
         rows = [int(part[1]) * int(part[2]) for part in parts if part is not None]
         return cls(12 if ext == "ext=0" else 24, sum(rows), len(rows), kind == "hybrid")
 
     def check(self, state: NDArray[np.uint8], n: int) -> None:
-        """StateError unless the cells are those of ``n`` tokens and the recurrent state stands behind them.
+        """Raise StateError unless ``state`` has the cells of ``n`` tokens and the recurrent state at the last.
 
-        llama.cpp takes any position, and one that is the largest of all would stay in the sequence for ever.
+        llama.cpp accepts any position; the largest one could never be removed from the sequence.
         """
         cells_end = 8 + n * self.cell
         if not n or state[:8].tobytes() != struct.pack("<II", 1, n) or state.size < cells_end:
@@ -87,17 +87,17 @@ class StateForm:
 
 
 def save_file(ctx: Any, seq: int, path: Path, tokens: Tokens, ends: Sequence[int], identity: str) -> int:
-    """Write sequence ``seq``, which holds ``tokens``, and return the bytes written; StateError if that fails.
+    """Write sequence ``seq``, which holds ``tokens``, and return the bytes written.
 
-    RequestError for too long a name. ``identity`` names what saved bytes mean; a file of another one is refused.
+    `load_file` refuses other values of ``identity``, the fingerprint. Raises StateError, RequestError for a long name.
     """
     words = np.concatenate([as_tokens([PACKED, VERSION, tokens.size]), tokens, as_tokens([0])]).astype(np.int32)
     pointer = words.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
     forget_log_errors()
     try:
         make_private(path.parent)
-        # Not synced: what a power failure cuts off does not have its digest, and is refused.
-        with temp_path(path.parent) as temporary:  # llama.cpp fills the file that is there
+        # Not synced: the digest detects files truncated by a power failure.
+        with temp_path(path.parent) as temporary:  # llama.cpp writes to the existing file
             if not api.llama_state_seq_save_file(ctx, os.fsencode(temporary), seq, pointer, words.size):
                 raise StateError(f"Unable to save slot: {last_log_error('llama.cpp gave no reason')}")
             with temporary.open("r+b") as file:
@@ -124,11 +124,9 @@ def load_file(
     form: StateForm | None,
     reserve: Callable[[int], None],
 ) -> SavedSequence:
-    """Fill sequence ``seq`` from ``path``, whose state has this ``form`` if that is known.
+    """Fill sequence ``seq`` from ``path``. Checks the state with ``form``, and calls ``reserve`` with its cells first.
 
-    ``reserve`` is told before how many cells it will take.
-
-    StateError when there is no such file, when it is damaged, of another model, or longer than ``n_ctx`` tokens.
+    StateError if the file is missing, damaged, of another model, or longer than ``n_ctx`` tokens.
     """
     try:
         data: NDArray[np.uint8] = np.memmap(path, np.uint8, "c")
@@ -143,8 +141,8 @@ def load_file(
     if form is not None:
         form.check(data[HEADER.size + words.nbytes :], int(tokens.size))
     reserve(int(tokens.size))
-    # llama_state_seq_load_file ends the program when a file is cut; reading from memory, llama.cpp minds the end. There
-    # it wants a prefix, for which the last bytes before the state do, in our private copy of them.
+    # llama_state_seq_load_file aborts on a truncated file; reading from memory checks the size. It requires a prefix,
+    # which overwrites the bytes before the state in this private mapping.
     start = HEADER.size + words.nbytes - PREFIX.size
     state = data[start:]
     state[: PREFIX.size] = np.frombuffer(PREFIX.pack(STATE_MAGIC, seq), np.uint8)
@@ -160,7 +158,7 @@ def load_file(
 
 
 def _verified(data: NDArray[np.uint8], identity: str) -> tuple[NDArray[np.uint8], tuple[int, ...]]:
-    """What llama.cpp wrote, and the batch ends after it; the former is everything in a file of llama-server."""
+    """Return llama.cpp's part of the file and the batch ends; a file of llama-server is all llama.cpp's part."""
     if data.size < END.size:
         return data, ()
     checksum, n_ends, magic = END.unpack(data[-END.size :].tobytes())
@@ -180,7 +178,7 @@ def _digest(data: Any = b"") -> hashlib.blake2b:
 
 
 def _words(data: NDArray[np.uint8]) -> Tokens:
-    """The words of the token list, between the header and the state."""
+    """Return the words of the token list between header and state."""
     if data.size < HEADER.size:
         raise StateError(INVALID)
     magic, version, n_words = HEADER.unpack(data[: HEADER.size].tobytes())

@@ -1,1 +1,1 @@
-"""Draft models on llama.cpp: the model's own head, small models in files of their own, and what both have in common."""
+"""Draft models on llama.cpp: MTP heads and separate small models."""

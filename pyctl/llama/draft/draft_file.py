@@ -1,4 +1,4 @@
-"""What a GGUF file with a draft model says of itself, and whether it fits a model."""
+"""GGUF files of draft models: their type, and their compatibility with a model."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ log = logging.getLogger(__name__)
 
 
 def with_inferred_type(drafts: DraftSettings) -> DraftSettings:
-    """``drafts`` with the type of its file if it names none; without a draft model that has no file.
+    """Return ``drafts`` with the type of its file if it names none, and at most one draft model type.
 
-    A file with a head is for ``draft-mtp``, as in llama-server, any other for ``draft-simple``. Of both only one can be
-    had. Raises ModelError if the file cannot be read.
+    A file with a head is ``draft-mtp``, as in llama-server, any other ``draft-simple``, which requires a file. Raises
+    ModelError if the file cannot be read.
     """
     types, path = drafts.ordered_types, drafts.draft_path
     if path:
@@ -42,14 +42,14 @@ def with_inferred_type(drafts: DraftSettings) -> DraftSettings:
 
 
 N_UNCOMPARED = 5
-"""Tokens at the beginning, most of them control tokens, whose texts may differ as in llama-server."""
+"""First tokens, mostly control tokens, whose texts may differ, as in llama-server."""
 
 MOST_MORE_TOKENS = 128
-"""By so many the numbers of tokens may differ."""
+"""Largest difference of the vocabulary sizes."""
 
 
 def vocabulary_difference(model: Any, draft: Any) -> str:
-    """Why the tokens of the llama_model ``draft`` are not those of ``model``; empty if they are."""
+    """Return how the vocabulary of the llama_model ``draft`` differs from that of ``model``; empty if it does not."""
     first, second = api.llama_model_get_vocab(model), api.llama_model_get_vocab(draft)
     if api.llama_vocab_type(first) != api.llama_vocab_type(second):
         return "its vocabulary is of another type"

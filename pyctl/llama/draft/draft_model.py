@@ -1,4 +1,4 @@
-"""What follows the sequences in llama.cpp and guesses how they go on, and how blocks that it saves are signed."""
+"""The interface of draft models, the `Follower` that updates them, and signatures of their saved blocks."""
 
 from __future__ import annotations
 
@@ -17,43 +17,43 @@ from pyctl.llama.library import HiddenRows, allocate
 __all__ = ["SIGNATURE_BYTES", "BlockSpan", "DraftModel", "Follower", "MakeDraftModel", "is_signed", "signature"]
 
 SIGNATURE_BYTES = 64
-"""Bytes at the head of each saved block of a draft model that say who wrote it; what follows stays aligned."""
+"""Bytes of the signature at the start of a draft model's saved blocks; keeps the data aligned."""
 
 
 BlockSpan: TypeAlias = tuple[Block, int, int]
-"""Positions [first, last) out of a block of the draft model's rows."""
+"""A block of the draft model's rows, and the range [first, last) of its positions."""
 
 
 class DraftModel(Protocol):
-    """Follows what the model (the *trunk*) evaluates in each sequence, and drafts. Called by the backend alone.
+    """Follows the evaluations of the model (the *trunk*) in each sequence, and drafts. Only the backend calls it.
 
-    It may have missed anything: what it drafts is then worse, and nothing else. Its rows may therefore begin late or
-    have a gap, and a block that another draft model wrote is nothing to it. Positions are token counts.
+    Missed tokens only lower the quality of drafts. Therefore its rows may begin late or have gaps, and it ignores
+    blocks of other draft models. Positions are token counts.
     """
 
     @property
     def type(self) -> str:
-        """As in ``--spec-type``: ``draft-mtp`` or ``draft-simple``."""
+        """The name in ``--spec-type``: ``draft-mtp`` or ``draft-simple``."""
 
     @property
     def needs_hidden(self) -> bool:
         """Whether `follow` needs the trunk's hidden rows."""
 
     def follow(self, seq: int, tokens: Sequence[int], start: int, hidden: NDArray[np.float32] | None) -> None:
-        """The trunk evaluated ``tokens`` of ``seq`` from position ``start`` on.
+        """Follow the trunk's evaluation of ``tokens`` of ``seq`` from position ``start`` on.
 
-        ``hidden``, shape (len(tokens), n_embd), are the rows that the trunk made of them; the array is the caller's
-        again on return. Positions that were followed already are ignored; the work may wait until it is needed.
+        ``hidden``, shape (len(tokens), n_embd), are the trunk's hidden rows, valid during the call. Positions followed
+        before are ignored. The model may defer its evaluation.
         """
 
     def draft(self, items: Sequence[SequenceTokens], n: int) -> list[tuple[int, ...]]:
-        """What may follow each item's tokens, none of which is evaluated yet: ``n`` tokens, or fewer.
+        """Return up to ``n`` drafts after each item's tokens, which are not evaluated yet.
 
-        An item with no tokens before its position, or whose rows are gone, still gets a draft, if only a poor one.
+        Items without rows before their position also get drafts, of lower quality.
         """
 
     def keep(self, seq: int, n: int) -> None:
-        """The trunk holds ``n`` tokens of ``seq`` now: drop what was followed beyond them."""
+        """Drop rows beyond the trunk's ``n`` tokens of ``seq``."""
 
     def rewind(self, seq: int, n: int) -> None:
         """Drop rows from ``n`` on; `load_state` of position ``n`` may come next."""
@@ -62,47 +62,47 @@ class DraftModel(Protocol):
         """Drop everything of ``seq``."""
 
     def rows_size(self, first: int, last: int) -> int:
-        """Bytes of the block of rows [first, last), 0 if empty."""
+        """Return the bytes of the block of rows [first, last), 0 if empty."""
 
     def save_rows(self, seq: int, first: int, last: int, out: Block | None = None) -> Block:
-        """Rows [first, last) of ``seq``, or NOTHING where one is missing. The bytes are there after `synchronize`.
+        """Save rows [first, last) of ``seq``; NOTHING if one is missing. The block is complete after `synchronize`.
 
-        They go to ``out``, if it is given, which has the size and is not signed yet."""
+        ``out``, if given, is an unsigned block of the right size to fill."""
 
     def load_rows(self, seq: int, first: int, spans: Sequence[BlockSpan]) -> None:
-        """Append rows to ``seq`` from ``first`` on; where a block is empty or another's, it goes on without them."""
+        """Append rows to ``seq`` from ``first`` on; skip blocks that are empty or of other draft models."""
 
     def state_size(self, seq: int) -> int:
-        """Bytes of the state of any position of ``seq``."""
+        """Return the bytes of a state of ``seq`` at any position."""
 
     def save_state(self, seq: int, n: int, out: Block | None = None) -> Block:
-        """What drafting at ``n`` needs besides rows, or NOTHING if it is not known, likewise."""
+        """Save the state for drafting at ``n``, NOTHING if unknown; otherwise as `save_rows`."""
 
     def load_state(self, seq: int, n: int, block: Block) -> None:
-        """Go on at ``n`` from such a block; from one that is empty or another's, without."""
+        """Continue at ``n`` from a saved state; without it if ``block`` is empty or of another draft model."""
 
     @property
     def in_flight_bytes(self) -> int:
-        """Bytes of blocks that are being copied."""
+        """Bytes of blocks with copies in progress."""
 
     def synchronize(self) -> None:
-        """Wait until every block that was saved is complete."""
+        """Wait until all saved blocks are complete."""
 
     def close(self) -> None:
-        """Free what it holds in llama.cpp; its trunk lives on."""
+        """Free the draft model, not its trunk."""
 
 
 MakeDraftModel = Callable[[Any, Any, Callable[[int], None]], DraftModel | None]
-"""Makes what drafts, from the model, its context, and what lets a further context be stopped like that one.
+"""Creates the draft model from the model, its context, and a function that attaches `Pulse` to another context.
 
-None where that cannot draft for this model."""
+Returns None if it cannot draft for this model."""
 
 
 class Follower:
-    """Tells ``model``, if there is one, what the context at address ``ctx`` evaluated, when that costs least.
+    """Passes the evaluations of the context at address ``ctx`` to ``model``, if any, with a delay.
 
-    That is after the next evaluation was begun: a device then computes both without a wait. Where hidden rows
-    cannot be copied so early, it is before that, or as soon as the model is needed.
+    The best time is after the start of the next evaluation: the device then computes both without a wait. If hidden
+    rows cannot be copied by then, it is before that start, or on the next use of the model.
     """
 
     def __init__(self, model: DraftModel | None, ctx: int) -> None:
@@ -113,12 +113,12 @@ class Follower:
         self._unsaved: list[tuple[int, Callable[[DraftModel], Block]]] = []
 
     def prepare(self) -> None:
-        """The next evaluation is about to begin: what it would overwrite is handed over now."""
+        """Pass on hidden rows that the next evaluation would overwrite. Call it before each evaluation."""
         if not self._is_copied:
             self._settle(before=False)
 
     def evaluated(self, items: Sequence[SequenceTokens], n: int) -> None:
-        """An evaluation of ``items``, ``n`` tokens in all, has begun."""
+        """Record the start of an evaluation of ``items``, ``n`` tokens in total."""
         if self.model is None:
             return
         is_copied = self._hidden is None or (len(items) == 1 and self._hidden.start(n))
@@ -127,19 +127,19 @@ class Follower:
         self._owed, self._is_copied = list(zip(items, firsts, strict=False)), is_copied
 
     def forget(self, seq: int) -> None:
-        """Forget the tokens evaluated in ``seq``, but for those that are being saved."""
+        """Drop the pending tokens of ``seq``, except for pending saves."""
         if any(each == seq for each, _ in self._unsaved):
             self._settle(before=False)
         self._owed = [(item, first) for item, first in self._owed if item.seq != seq]
 
     def settled(self) -> DraftModel | None:
-        """The model, which knows everything now."""
+        """Pass on all pending evaluations and return the model."""
         self._settle(before=False)
         return self.model
 
     def save_rows(self, seq: int, first: int, last: int) -> Block:
-        """Those of the model. What it owes is not evaluated for that while a device is busy: the block is filled later,
-        at the latest when the model is needed; if that cannot be done, it stays unsigned."""
+        """Save the model's rows. While the device is busy, the block is filled later, at the next use of the model;
+        if that fails, it stays unsigned."""
         if self.model is None or not self._may_wait:
             model = self.settled()
             return model.save_rows(seq, first, last) if model is not None else NOTHING
@@ -148,7 +148,7 @@ class Follower:
         return block
 
     def save_state(self, seq: int, n: int) -> Block:
-        """The same for the model's part of a state."""
+        """Save the model's state, as `save_rows`."""
         if self.model is None or not self._may_wait:
             model = self.settled()
             return model.save_state(seq, n) if model is not None else NOTHING
@@ -158,18 +158,18 @@ class Follower:
 
     @property
     def _may_wait(self) -> bool:
-        """Whether to ask the model now would mean to wait for the device, and to let it wait afterwards."""
+        """Whether using the model now would stall the device."""
         return bool(self._owed) and self._is_copied and self._hidden is not None
 
     def close(self) -> None:
-        """Free the model and what is held of the context."""
+        """Free the model and the hidden rows."""
         self._owed, self._unsaved = [], []
         if self.model is not None:
             self.model.close()
         self.model = self._hidden = None
 
     def _settle(self, *, before: bool) -> None:
-        """``before``: the hidden rows of a further evaluation were copied since."""
+        """Pass on pending evaluations; ``before``: the copy of another evaluation's hidden rows has started since."""
         owed, is_copied = self._owed, self._is_copied
         unsaved, self._unsaved = self._unsaved, []
         self._owed, self._is_copied = [], False
@@ -193,11 +193,11 @@ def _unsigned(size: int) -> Block:
 
 
 def signature(*names: str) -> bytes:
-    """The head of blocks of the draft model that ``names`` tell from all others: file, layout."""
+    """Return the signature for blocks of the draft model identified by ``names``: type, file, layout."""
     digest = hashlib.blake2b("\0".join(names).encode(), digest_size=32).digest()
     return digest.ljust(SIGNATURE_BYTES, b"\0")
 
 
 def is_signed(block: Block, by: bytes) -> bool:
-    """Whether ``block`` begins with the signature ``by``; an empty one does not."""
+    """Whether ``block`` begins with the signature ``by``; False if empty."""
     return block.size > SIGNATURE_BYTES and block[:SIGNATURE_BYTES].tobytes() == by

@@ -1,4 +1,4 @@
-"""The model's own head that guesses further tokens (MTP, a "nextn" block): its rows, and what it drafts from."""
+"""Drafts from an MTP head ("nextn" block) of the model: its rows and hidden states."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ log = logging.getLogger(__name__)
 
 
 class _Followed:
-    """What is known of one sequence, which the trunk holds up to ``end``.
+    """The head's state of one sequence, in which the trunk has ``end`` tokens.
 
-    Row p of the head belongs to the token at p and the trunk's hidden row before it. Rows [first, last) are there; the
-    one at ``end`` may be, too, for the token ``ahead`` that was to follow. ``tokens`` are the latest before ``end``, at
-    least those of rows that are owed, and `hidden` has the trunk's rows of these and of the token before them.
+    Row p of the head is computed from the token at p and the trunk's hidden row before it. The head holds rows [first,
+    last), and possibly one at ``end`` for the expected token ``ahead``. ``tokens`` are the latest before ``end``, at
+    least those of missing rows; `hidden` has the trunk's rows of these and of the token before them.
     """
 
     def __init__(self, width: int, n: int = 0) -> None:
-        """With nothing of what was before ``n``."""
+        """Start at ``n`` without earlier rows."""
         self.first = self.last = self.end = n
         self.tokens: list[int] = []
         self.ahead = -1
-        self.is_known = n == 0  # the last hidden row; else zeros stand for one that was lost
+        self.is_known = n == 0  # whether the last hidden row is known; zeros replace an unknown one
         self._rows = np.zeros((1, width), np.float32)
         self._n_rows = 1
 
@@ -48,11 +48,11 @@ class _Followed:
         return self.end - self.last
 
     def hidden(self, n: int) -> NDArray[np.float32]:
-        """The hidden rows before the latest ``n`` tokens, and that of the last one."""
+        """Return the hidden rows of the latest ``n`` tokens and of the token before them, shape (n + 1, width)."""
         return self._rows[self._n_rows - n - 1 : self._n_rows]
 
     def append(self, tokens: list[int], hidden: NDArray[np.float32]) -> None:
-        """``tokens`` came after the others."""
+        """Append ``tokens`` with their hidden rows."""
         n = self._n_rows + len(tokens)
         if n > len(self._rows):
             grown = np.empty((2 * n, self._rows.shape[1]), np.float32)
@@ -63,7 +63,7 @@ class _Followed:
         self.tokens += tokens
 
     def drop(self, n: int) -> None:
-        """The last ``n`` tokens are gone."""
+        """Remove the last ``n`` tokens."""
         self.end -= n
         if n <= len(self.tokens):
             del self.tokens[len(self.tokens) - n :]
@@ -72,12 +72,12 @@ class _Followed:
             self.stand_at(np.zeros(self._rows.shape[1], np.float32), is_known=self.end == 0)
 
     def stand_at(self, row: NDArray[np.float32], *, is_known: bool) -> None:
-        """``row`` is the last hidden row, and there are none before it."""
+        """Set ``row`` as the only hidden row, that of the last token."""
         self._rows, self._n_rows = np.array(row[None]), 1
         self.tokens, self.is_known = [], is_known
 
     def forget_all_but(self, n: int) -> None:
-        """Keep the latest ``n`` tokens, and not many more."""
+        """Keep the latest ``n`` tokens and at most MOST_SPARE more."""
         n_more = len(self.tokens) - n
         if n_more > (MOST_SPARE if n else 0):
             self._rows, self._n_rows = np.array(self.hidden(n)), n + 1
@@ -85,12 +85,12 @@ class _Followed:
 
 
 class MtpHead:
-    """Drafts ``n_max`` tokens at a time on ``ctx``, a context of type MTP beside its trunk's, of which it is the owner.
+    """Drafts ``n_max`` tokens at a time on ``ctx``, a context of type MTP, which it owns.
 
-    Rows of small batches are owed until the next draft, which evaluates them with its first token. A GPU loads the
-    weights for one row as for many, so each call there evaluates ``n_max`` + 1 rows, some once more: then one graph
-    serves all calls. ``p_min``: no token that is less likely is drafted. ``model``, if the head is in a file of its
-    own, belongs to it, too, and ``identity`` tells that file from others.
+    Rows of small batches stay pending until the next draft, which evaluates them with its first token. On a GPU each
+    call evaluates ``n_max`` + 1 rows, some again, so that one graph serves all calls at the same cost. A draft ends
+    before a token below probability ``p_min``. ``model``, also owned, is the file of a separate head, identified by
+    ``identity``.
     """
 
     type = "draft-mtp"
@@ -119,8 +119,8 @@ class MtpHead:
         if self._head.evaluate(0, 0, [0], self._none) != 0:
             raise ModelError("cannot evaluate the draft head of the model")
         self._memory = KVState(address, 0)
-        self._n_rows = self._window if self._memory.is_async else 1  # in each call
-        if self._memory.is_async:  # a device loads kernels of large batches and drafts now, before a request waits
+        self._n_rows = self._window if self._memory.is_async else 1  # per call
+        if self._memory.is_async:  # load the device's kernels of large batches and drafts before the first request
             self._head.evaluate(0, 1, [0] * self._n_batch, np.zeros((self._n_batch, self._width), np.float32))
             self._head.draft([(0, self._n_batch + 1, [0], self._none)], n_max, self._n_rows)
         self._memory.clear(0)
@@ -138,13 +138,13 @@ class MtpHead:
         new = [int(token) for token in tokens[n_past:]]
         if not new:
             return
-        if at.last > at.end and at.ahead != new[0]:  # another token was to follow
+        if at.last > at.end and at.ahead != new[0]:  # another token was expected
             self._cut(seq, at.end)
         at.append(new, hidden[n_past:])
         if at.n_owed >= self._most_owed:
             self._pay(seq)
             at = self._seqs[seq]
-        # After a prompt's batch there is only what a snapshot would bring; later, what is left when drafts were wrong.
+        # After a prompt's batch keep only the rows of a snapshot; later, also those needed after rejected drafts.
         n_before = self._n_rows - 1 + self._window if self._n_rows > 1 and len(new) <= self._window else 0
         at.forget_all_but(max(at.n_owed, n_before))
 
@@ -163,7 +163,7 @@ class MtpHead:
         self._seqs[seq] = _Followed(self._width)
 
     def _lose(self, seq: int, n: int) -> None:
-        """Go on at ``n`` with nothing of what was before."""
+        """Restart at ``n`` without earlier rows."""
         self.clear(seq)
         self._seqs[seq] = _Followed(self._width, n)
 
@@ -175,7 +175,7 @@ class MtpHead:
         at.first, at.last = min(at.first, n), n
 
     def _pay(self, seq: int) -> None:
-        """Evaluate the rows that are owed; what fails leaves none."""
+        """Evaluate the pending rows; on failure drop all rows."""
         at = self._seqs[seq]
         while at.n_owed > 0:
             n_owed, n = at.n_owed, min(at.n_owed, self._n_batch)
@@ -189,7 +189,7 @@ class MtpHead:
 
     @staticmethod
     def _note(code: int) -> None:
-        """What ends an evaluation of the head costs drafts; if it is the end of everything, the trunk's says so."""
+        """Log a failed evaluation, which costs only drafts. Fatal errors also fail the trunk, which reports them."""
         if code != 0:
             log.debug("the head for drafts gave up: llama_decode returned %d", code)
 
@@ -260,16 +260,16 @@ class MtpHead:
             self._cut(seq, first)
         n_own = sum(1 for _ in takewhile(lambda span: is_signed(span[0], self._signature), reversed(spans)))
         own, last = spans[len(spans) - n_own :], spans[-1][2] if spans else first
-        if not (at.end == at.last == first and n_own == len(spans)):  # what comes before those is not known
+        if not (at.end == at.last == first and n_own == len(spans)):  # rows before those are unknown
             self._lose(seq, own[0][1] if own else last)
         if own and not self._append(seq, own):
             self._lose(seq, last)
         self._seqs[seq].stand_at(self._none[0], is_known=last == 0)
 
     def _append(self, seq: int, spans: Sequence[BlockSpan]) -> bool:
-        """Append rows of its own; False if something is wrong with them."""
+        """Append this head's rows; False on failure."""
         at, blocks = self._seqs[seq], [(block[SIGNATURE_BYTES:], first, last) for block, first, last in spans]
-        # Rows can be appended to others alone, so where there are none before them there is one in between.
+        # The extension appends only to existing rows, so a temporary row precedes the first ones.
         begins_late = at.first == at.last > 0
         if begins_late and self._head.evaluate(seq, at.last - 1, [0], self._none) != 0:
             return False
@@ -317,13 +317,13 @@ class MtpHead:
         self._is_saving = False
 
     def _settle(self) -> None:
-        """Rows that are still being copied must not be evaluated again meanwhile."""
+        """Wait for copies of rows, which must not be evaluated again meanwhile."""
         if self._is_saving:
             self.synchronize()
 
     def close(self) -> None:
         self._memory.finish()
-        del self._memory  # what it holds on the device goes before the context
+        del self._memory  # device memory must be freed before its context
         self._head.close()
         api.llama_free(self._ctx)
         if self._model is not None:

@@ -1,4 +1,4 @@
-"""A small model of its own that follows the large one in every sequence, and guesses how it goes on."""
+"""Drafts from a separate small model that follows the large one in every sequence."""
 
 from __future__ import annotations
 
@@ -26,23 +26,22 @@ __all__ = ["SeparateModel"]
 log = logging.getLogger(__name__)
 
 NO_CELLS = 1
-"""What llama_decode returns without room, and then nothing has changed."""
+"""llama_decode's result for lack of cells; the context is unchanged."""
 
 SMALL = 32
-"""Fewer tokens than these are not evaluated on their own: they wait for the next draft, whose first batch they join."""
+"""Batches of fewer tokens wait for the next draft and join its first batch."""
 
 N_BEST = 10
-"""Tokens over which the probability of a drafted one is counted, as in llama-server."""
+"""Most likely tokens over which a draft's probability is normalised, as in llama-server."""
 
 
 @dataclass
 class _Followed:
-    """What is known of a sequence, which the trunk holds up to ``end``.
+    """The draft model's state of a sequence, in which the trunk has ``end`` tokens.
 
-    The context holds [first, held) of what the trunk evaluated, and behind it ``ahead``: what was drafted from, of
-    which may not stay, to get to ``draft``. ``owed`` were evaluated by the trunk alone, from
-    ``held`` on. A recurrent state cannot be cut, so there is a copy of the one at ``mark``; if it is not the one of the
-    last row that is held, it is stale.
+    The context holds the trunk's tokens [first, held), then ``ahead``: the unconfirmed tokens evaluated for ``draft``.
+    ``owed`` are the trunk's tokens from ``held`` on, by batch. A recurrent state cannot be cut, so there is a copy at
+    ``mark``; the state is stale if it does not belong to the last held row.
     """
 
     first: int = 0
@@ -59,11 +58,11 @@ class _Followed:
 
 
 class SeparateModel:
-    """Drafts on ``ctx``, a context of ``model`` with the trunk's number of sequences; once made, it owns both.
+    """Drafts on ``ctx``, a context of ``model`` with the trunk's number of sequences; owns both once constructed.
 
-    ``n_vocab`` is the trunk's: no other token is drafted, and with ``p_min`` none that is less likely than that among
-    the ten best. ``identity`` tells the file from others. ``attach`` lets `Pulse` take part in the context at an
-    address. Raises ModelError for a model that cannot draft.
+    A draft ends before a token outside the trunk's ``n_vocab``, or below probability ``p_min`` among the N_BEST most
+    likely. ``identity`` identifies the file. ``attach`` attaches `Pulse` to the context at an address. Raises
+    ModelError for a model that cannot draft.
     """
 
     type = "draft-simple"
@@ -103,7 +102,7 @@ class SeparateModel:
             raise
 
     def _sample_on_device(self, n_seqs: int) -> None:
-        """Where the device can, it tells the best token alone, and not the logits of all."""
+        """Sample greedily on the device, if it can, instead of copying logits."""
         for seq in range(n_seqs):
             sampler = api.llama_sampler_chain_init(api.llama_sampler_chain_default_params())
             api.llama_sampler_chain_add(sampler, api.llama_sampler_init_greedy())
@@ -147,12 +146,12 @@ class SeparateModel:
         at.owed, at.ahead, at.mark, at.is_stale = [], [], -1, False
 
     def _lose(self, seq: int, n: int) -> None:
-        """Go on at ``n`` with nothing of what was before."""
+        """Restart at ``n`` without earlier rows."""
         self.clear(seq)
         self._seqs[seq].first = self._seqs[seq].held = n
 
     def _cut(self, seq: int, n: int) -> None:
-        """Let the context hold [first, n)."""
+        """Cut the context to [first, n)."""
         at = self._seqs[seq]
         if self._is_hybrid and at.mark == n:
             self._memory.reset(seq)
@@ -162,7 +161,7 @@ class SeparateModel:
         at.held, at.ahead, at.mark = n, [], -1
 
     def _confirm(self, seq: int) -> None:
-        """Compare what the context is ahead with what the trunk evaluated, and leave there what is the same."""
+        """Compare ``ahead`` with the trunk's tokens and keep the common prefix."""
         at = self._seqs[seq]
         owed = list(itertools.chain(*at.owed))
         if at.ahead:
@@ -183,7 +182,7 @@ class SeparateModel:
             at.owed = batches
 
     def _pay(self, seq: int) -> None:
-        """Evaluate what is owed, by the batches that it came in; what fails is lost."""
+        """Evaluate the pending tokens in their original batches; on failure drop all rows."""
         self._confirm(seq)
         at = self._seqs[seq]
         end, n = at.end, self._n_batch
@@ -215,13 +214,13 @@ class SeparateModel:
         return [self._seqs[item.seq].draft[:n] for item in items]
 
     def _has_drafted(self, item: SequenceTokens, n: int) -> bool:
-        """Whether the same was asked before and nothing came of it, such as for want of room."""
+        """Whether the last draft is for the same tokens and unused, for example for lack of cells."""
         at = self._seqs[item.seq]
         is_same = at.end == at.held == item.position and tuple(at.ahead[: len(item.tokens)]) == item.tokens
         return is_same and len(at.draft) >= n
 
     def _prepare(self, item: SequenceTokens) -> list[int]:
-        """Evaluate all before the end of ``item`` that does not fit into one batch with it; returns that batch."""
+        """Evaluate pending tokens that do not fit into one batch with ``item``; return that batch."""
         at = self._seqs[item.seq]
         if at.end < item.position:
             self._lose(item.seq, item.position)
@@ -238,7 +237,7 @@ class SeparateModel:
         return tokens[n_early:]
 
     def _draft(self, group: Sequence[tuple[SequenceTokens, list[int]]], n: int) -> None:
-        """Draft behind the tokens of each, which are one batch together."""
+        """Draft after the tokens of each item; together they are one batch."""
         outputs, n_tokens = [], 0
         for item, tokens in group:
             n_tokens = self._put(n_tokens, item.seq, tokens, item.position + len(item.tokens) - len(tokens))
@@ -278,7 +277,7 @@ class SeparateModel:
                 at.ahead.append(at.draft[-1])
 
     def _choose(self, output: int) -> int:
-        """The most likely token at ``output``; -1 if it is no token of the trunk's, or not likely enough."""
+        """Return the most likely token at ``output``; -1 if not in the trunk's vocabulary, or below ``p_min``."""
         token = api.LLAMA_TOKEN_NULL
         if self._samplers:
             token = int(api.llama_get_sampled_token_ith(self._ctx, output))
@@ -293,7 +292,7 @@ class SeparateModel:
         return token if token < self._n_vocab else -1
 
     def _put(self, n: int, seq: int, tokens: Sequence[int], start: int, *, output: bool = True) -> int:
-        """Put ``tokens`` into the batch behind the first ``n``, with one output; returns how many there are now."""
+        """Put ``tokens`` into the batch after the first ``n``, with one output; return the new number of tokens."""
         batch, end = self._batch, n + len(tokens)
         batch.tokens[n:end] = tokens
         batch.positions[n:end] = np.arange(start, start + len(tokens))
@@ -308,7 +307,7 @@ class SeparateModel:
 
     @staticmethod
     def _note(code: int) -> None:
-        """What ends an evaluation here costs drafts; if it is the end of everything, the trunk's says so."""
+        """Log a failed evaluation, which costs only drafts. Fatal errors also fail the trunk, which reports them."""
         if code != 0:
             log.debug("the draft model gave up: llama_decode returned %d", code)
 
@@ -331,7 +330,7 @@ class SeparateModel:
         last = spans[-1][2] if spans else first
         self.keep(seq, first)
         if at.end == first and all(is_signed(block, self._signature) for block, _, _ in spans):
-            if at.owed:  # else a stale state may well stay so: the rows after a hybrid's come before its state
+            if at.owed:  # otherwise keep a stale state: a hybrid's rows load before its state
                 self._pay(seq)
             if at.ahead:
                 self._cut(seq, first)
@@ -388,7 +387,7 @@ class SeparateModel:
         api.llama_model_free(self._model)
 
     def _let_go(self) -> None:
-        """Free what was made on the context, which goes next."""
+        """Free the memory view and the samplers before the context."""
         if hasattr(self, "_memory"):
             self._memory.finish()
             del self._memory
