@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
@@ -18,7 +19,7 @@ from pyctl.chat.images import ImageReader, shown, split_marked, split_marker
 from pyctl.chat.rendering import Continue, RenderedChat, Renderer, unreadable
 from pyctl.chat.replay import Replay
 from pyctl.chat.reply import ParsedReply, ReasoningSplitter, ReasoningTokens, ReplyDelta, ReplyPart, ReplySplitter
-from pyctl.chat.template import Template
+from pyctl.chat.template import EFFORTS, Template
 from pyctl.chat.tools import Tools, read_tools, template_tools
 from pyctl.errors import RequestError
 from pyctl.image_file import ImageFile
@@ -251,6 +252,26 @@ class PreparedChat:
         message = request.reasoning_budget_message
         return ReasoningTokens.of(self._chat.tokenizer, request.reasoning_budget, tags.open, tags.ends, message, read)
 
+    def effort_change(self, recent: str, given: str) -> str:
+        """Names the efforts of a recent prompt and of this one if they explain the difference; empty if they do not.
+
+        ``recent`` and ``given`` are the texts around the first difference. Renders the conversation for each effort.
+        """
+        if recent == given or not self._chat.capabilities.reasoning_effort:
+            return ""
+        n = _n_common(recent, given)
+        recent, given = (text[n:].rstrip("\ufffd") for text in (recent, given))  # without parts of characters
+        others = dict(self._request.template_kwargs or {})
+        effort = others.pop("reasoning_effort", "default")
+        for other in ("default", *EFFORTS):
+            kwargs = others if other == "default" else {**others, "reasoning_effort": other}
+            with suppress(RequestError):
+                text = self._chat.prepare(replace(self._request, template_kwargs=kwargs)).text
+                n = _n_common(text, self.text)
+                if text != self.text and text.startswith(recent, n) and self.text.startswith(given, n):
+                    return f"reasoning_effort was {other}, is {effort}"
+        return ""
+
     def _echo(self) -> ReplyDelta:
         """The part of the reply that the prompt holds already, as it would have been read."""
         if not self.rendered.begun:
@@ -333,6 +354,11 @@ class PreparedChat:
 
     def _text_of(self, tokens: Sequence[int], special: bool) -> str:
         return self._chat.tokenizer.detokenize(tokens, special=special).decode("utf-8", "replace")
+
+
+def _n_common(one: str, other: str) -> int:
+    """How many characters two texts have in common at the start."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def _next(last: Mapping[str, Any], text: str) -> list[dict[str, Any]]:

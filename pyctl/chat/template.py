@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -21,6 +22,7 @@ from pyctl.chat import CHATML, keep_reasoning
 from pyctl.errors import ModelError, RequestError
 
 __all__ = [
+    "EFFORTS",
     "SAMPLE_CALL_ID",
     "SAMPLE_KEY",
     "SAMPLE_TOOL",
@@ -31,6 +33,9 @@ __all__ = [
     "sample_message",
     "sample_tool",
 ]
+
+EFFORTS = ("low", "medium", "high", "xhigh")
+"""Values of ``reasoning_effort`` that templates know; Qwen3.8's knows low, medium and xhigh."""
 
 SAMPLE_CALL_ID = "Ab3dEf7hI"
 """Nine letters and digits, which is the only form that some templates take."""
@@ -240,11 +245,11 @@ class TemplateCapabilities:
 
 
 def _reads_effort(template: Template, messages: Sequence[Mapping[str, Any]]) -> bool:
-    try:
-        low, high = (template.render(messages, reasoning_effort=effort) for effort in ("low", "high"))
-    except RequestError:
-        return False
-    return low != high
+    texts = set()
+    for effort in EFFORTS:
+        with suppress(RequestError):
+            texts.add(template.render(messages, reasoning_effort=effort))
+    return len(texts) > 1
 
 
 def _shows(

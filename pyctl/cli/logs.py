@@ -62,7 +62,9 @@ def start_log(settings: LogSettings, warnings: Sequence[str]) -> None:
             handlers.append(_LogFile(settings.log_file, encoding="utf-8"))
         except OSError as error:
             raise ConfigError(f"cannot write --log-file {settings.log_file}: {error.strerror}") from error
-    formatter = _LineFormatter("%(asctime)s %(message)s" if settings.timestamps else "%(message)s", "%H:%M:%S")
+    formatter = _LineFormatter(
+        "%(asctime)s %(mark)s%(message)s" if settings.timestamps else "%(mark)s%(message)s", "%H:%M:%S"
+    )
     for handler in handlers:
         handler.setFormatter(formatter)
     logging.basicConfig(level=_LOG_LEVELS.get(settings.verbosity, logging.DEBUG), handlers=handlers)
@@ -98,6 +100,7 @@ class _LineFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         shown = logging.makeLogRecord(record.__dict__)
+        shown.mark = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
         if isinstance(record.args, tuple):
             shown.args = tuple(map(_shown, record.args))
         elif record.args:

@@ -89,7 +89,7 @@ def load(
         api.llama_numa_init(NUMA[settings.numa])
     check_gguf(path)
     drafts = with_inferred_type(drafts or DraftSettings())
-    settings = without_amx(with_ubatch(settings))
+    repacks, settings = settings.repack, without_amx(with_ubatch(settings))
     encoder = make_encoder(settings, vision) if vision is not None and vision.mmproj_path else None
     pooled = fit_pool(settings, drafts, pool) if pool is not None and pool.is_wanted else None
     if pooled is not None and encoder is not None:
@@ -111,6 +111,8 @@ def load(
     )
     if plan.pool is not None and plan.gpus and (rate := backend.copy_rate()):
         log.info("%s", " ".join(plan.pool.lines(rate)))
+    if repacks and not settings.repack:
+        log.info("--repack disabled: the AMX kernels of this llama.cpp give wrong results")
     if not backend.facts.is_async:
         _note_blocking_copies(plan)
     if not drafts.draft_types and api.llama_model_n_layer_nextn(backend.model) > 0:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import logging
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -40,8 +39,6 @@ __all__ = [
     "with_ubatch",
     "without_amx",
 ]
-
-log = logging.getLogger(__name__)
 
 TYPES = {name: int(gguf.GGMLQuantizationType[name.upper()]) for name in KV_TYPES}
 
@@ -170,7 +167,6 @@ def without_amx(settings: ModelSettings) -> ModelSettings:
     """
     if not settings.repack or b"AMX_INT8 = 1" not in (api.llama_print_system_info() or b""):
         return settings
-    log.info("--repack disabled: the AMX kernels of this llama.cpp give wrong results")
     return replace(settings, repack=False)
 
 

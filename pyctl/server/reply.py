@@ -11,12 +11,13 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, TypeAlias
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from pyctl.cache import RequestStats
+from pyctl.cache import Divergence, RequestStats
 from pyctl.chat.cached_tokenizer import Tokenizer
 from pyctl.chat.chat_format import PreparedChat
 from pyctl.chat.reply import ReplyDelta, ReplySplitter
@@ -449,12 +450,12 @@ def cache_header(known: Done | Progress) -> dict[str, str]:
     return {"x-pyctl-cache": f"source={source}; cached={cached}; evaluated={evaluated}"}
 
 
-def log_done(path: str, done: Done, text_of: TextOf, pool: PoolPlan | None = None) -> None:
+def log_done(path: str, done: Done, reply: Reply) -> None:
     """Log a served request in one line, and a miss in a second one.
 
-    With a ``pool``, the line has the MiB of restored rows that went to the device and that stayed in RAM.
+    With a pool, the line has the MiB of restored rows that went to the device and that stayed in RAM.
     """
-    report, timings = done.stats, done.timings
+    report, timings, pool = done.stats, done.timings, reply.service.info.pool
     source = f"{report.n_cached:,} from {report.source}" if report.n_cached else "0 cached"
     fields = [
         f"{_endpoint(path)} {report.n_prompt:7,} tokens",
@@ -470,11 +471,18 @@ def log_done(path: str, done: Done, text_of: TextOf, pool: PoolPlan | None = Non
     ]
     log.info("%s", "  ".join(fields))
     if report.miss is not None:
-        miss = report.miss
-        log.info(
-            "%s token %s differs from a recent prompt  nearest snapshot %s  was %r  is %r",
-            *(_endpoint(path), f"{miss.position:,}", f"{miss.nearest:,}", text_of(miss.recent), text_of(miss.given)),
-        )
+        reply.service.afterwards.add(partial(_log_miss, path, report.miss, reply))
+
+
+def _log_miss(path: str, miss: Divergence, reply: Reply) -> None:
+    """Log where a prompt differs from a recent one, and whether another reasoning effort is the reason."""
+    was, given = reply.service.text_of(miss.recent), reply.service.text_of(miss.given)
+    chat = reply.prepared.chat
+    reason = chat.effort_change(was, given) if chat is not None else ""
+    log.info(
+        "%s token %s differs from a recent prompt  nearest snapshot %s  %swas %r  is %r",
+        *(_endpoint(path), f"{miss.position:,}", f"{miss.nearest:,}", reason and f"{reason}  ", was, given),
+    )
 
 
 def _endpoint(path: str) -> str:
@@ -576,8 +584,7 @@ class ReplyResponse:
     ) -> None:
         self._replies = replies
         self._combine = combine
-        self._text_of = service.text_of
-        self._running, self._pool = service.shared.running, service.info.pool
+        self._running = service.shared.running
         options = replies[0].reply.options
         self._streams = options.stream
         self._ping_seconds = (
@@ -616,8 +623,8 @@ class ReplyResponse:
             bodies = [each.reply.whole(done) for each, done in zip(self._replies, finals, strict=True)]
             headers = cache_header(finals[0]) if len(finals) == 1 else {}
             response: Response = JsonResponse(self._combine(bodies), headers=headers)
-            for done in finals:
-                log_done(path, done, self._text_of, self._pool)
+            for each, done in zip(self._replies, finals, strict=True):
+                log_done(path, done, each.reply)
         except Exception as error:
             log_error(path, error)
             response = self._replies[-1].reply.error_response(error)
@@ -654,7 +661,7 @@ class ReplyResponse:
                         raise event.error
                     frames.append(_frames(self._replies[number].reply, event))
                     if isinstance(event, Done):
-                        log_done(path, event, self._text_of, self._pool)
+                        log_done(path, event, self._replies[number].reply)
                 yield b"".join(frames)
 
     async def _send(self, send: Send, body: bytes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol, TextIO
@@ -34,6 +35,9 @@ __all__ = [
 ]
 
 
+_POLL_SECONDS = 0.2
+
+
 class Reader(Protocol):
     """A source of messages and commands."""
 
@@ -42,21 +46,31 @@ class Reader(Protocol):
 
 
 class PipeReader:
-    """One line at a time, as it is."""
+    """One line at a time, unchanged, read from the descriptor of ``file``."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
+        self._read = bytearray()
+        self._is_open = True
 
     def read(self, default: str = "") -> str:
         if default:
             raise RequestError("no terminal to edit in; give the new text after /edit")
+        while b"\n" not in self._read and self._is_open:
+            # A signal may come just before a read blocks: its handler runs when the poll ends.
+            if select.select([self._file], [], [], _POLL_SECONDS)[0]:
+                part = os.read(self._file.fileno(), 2**16)
+                self._read += part
+                self._is_open = bool(part)
+        if not self._read:
+            raise EOFError
+        n = self._read.find(b"\n") + 1 or len(self._read)
+        line = bytes(self._read[:n])
+        del self._read[:n]
         try:
-            line = self._file.readline()
+            return line.decode(self._file.encoding).rstrip("\r\n")
         except UnicodeDecodeError as error:
             raise RequestError(f"the input is not {error.encoding} text") from error
-        if not line:
-            raise EOFError
-        return line.rstrip("\r\n")
 
 
 class TerminalReader:

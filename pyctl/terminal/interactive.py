@@ -268,7 +268,6 @@ def run_chat(backend: ChatBackend, *, prompt: str | None = None, system: str = "
     Returns the exit code: 0, 1 after an error in plain mode or a backend that does not answer, 130 after Ctrl-C in
     plain mode.
     """
-    _on_error(sys.stdin, "strict")
     _on_error(sys.stdout, "replace")
     _on_error(sys.stderr, "replace")
     terminal = sys.stdin.isatty() and sys.stdout.isatty()

@@ -22,7 +22,7 @@ def pyctl(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
 
 def only_line(stderr: str) -> str:
     """What is said besides where the page is, which is served while the model loads."""
-    (line,) = (line for line in stderr.splitlines() if " the page: http://" not in line)
+    (line,) = (line for line in stderr.splitlines() if " page: http://" not in line)
     return line
 
 
@@ -56,7 +56,7 @@ def test_a_model_that_cannot_be_loaded(damaged: dict[str, Path], command: str, k
         (["serve", "--no-such-flag"], "unknown flag --no-such-flag"),
         (["serve", "-ctv", "q8_0", "-fa", "off"], "needs flash attention"),
         (["serve", "-c", "-5"], "-c: -5 is too small"),
-        (["dance"], "unknown command: 'dance'; commands are"),
+        (["dance"], "unknown command: 'dance'; the commands are"),
         (["-m", "x.gguf"], "flags come after a command, not before it: '-m'"),
         (["cache", "ls", "x"], "unexpected argument 'x'; a directory is named by --kv-cache-dir"),
         (["chat", "--url", "http://127.0.0.1:1", "-m", "x.gguf"], "exclude each other"),

@@ -203,7 +203,7 @@ def test_an_engine_that_is_lost_ends_streams_with_an_error_and_the_process_with_
     with contextlib.suppress(httpx.TransportError):  # it may be gone already
         assert httpx.get(f"{server.url}/health").status_code == 503
     assert server.process.wait(60) == 1, server.log()
-    assert "the server ends" in server.log()
+    assert "the server exits" in server.log()
 
 
 def test_running_out_of_memory_is_the_end_of_one_reply_only(start: Start) -> None:

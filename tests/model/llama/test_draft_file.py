@@ -39,7 +39,7 @@ def test_a_draft_model_without_a_file_is_an_error_in_the_log_as_in_llama_server(
 ) -> None:
     assert with_inferred_type(DraftSettings(("draft-simple", "cache"))).draft_types == ("cache",)
     assert [(record.levelno, record.message) for record in caplog.records] == [
-        (logging.ERROR, "--spec-type draft-simple needs a draft model: give --model-draft")
+        (logging.ERROR, "--spec-type draft-simple disabled: it requires --model-draft")
     ]
 
 

@@ -237,7 +237,7 @@ def test_closed_and_opened_again_it_is_the_same(model_path: Callable[[str], Path
     data = bytearray(path.read_bytes())
     data[-100] ^= 1
     path.write_bytes(data)
-    with pytest.raises(ModelError, match="not the one"):
+    with pytest.raises(ModelError, match="has changed"):
         engine.wake()
     assert engine.asleep
     path.unlink()

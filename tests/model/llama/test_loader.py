@@ -108,4 +108,4 @@ def test_copies_that_hold_up_evaluation_are_told_once(caplog: pytest.LogCaptureF
     for places, expected in (((*gpus, host), ["CUDA0 and CUDA1"]), ((host,), [])):
         caplog.clear()
         loader._note_blocking_copies(MemoryPlan(512, 1, 1.0, 1, places))
-        assert [message.split(" lie on ")[1] for message in caplog.messages] == expected
+        assert [message.split(" are on ")[1] for message in caplog.messages] == expected

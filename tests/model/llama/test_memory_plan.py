@@ -374,7 +374,7 @@ def test_a_head_and_its_planes_are_in_the_plan(
     assert usage.states + usage.planes == pytest.approx(taken["RS"], rel=0.01)
     assert usage.weights == pytest.approx(taken["model"], rel=0.03)
     assert usage.total == pytest.approx(sum(taken.values()), rel=0.03)
-    assert "a head that drafts" not in caplog.text
+    assert "a draft head" not in caplog.text
     assert usage.drafts > 0.9 * 16384 * shape.head_size * shape.num_kv_heads * (2 + 4)
     with dry_run(settings) as run:
         without = run.plan(16384)
@@ -382,10 +382,10 @@ def test_a_head_and_its_planes_are_in_the_plan(
     assert (without.n_planes, without.host.usage.planes, without.host.usage.drafts) == (0, 0, 0)
     assert without.host.usage.weights < usage.weights, "the head's"
     assert (without.layers, without.row_bytes) == (plan.layers, plan.row_bytes)
-    assert caplog.text.count("this model has a head that drafts, which is off: --spec-type draft-mtp") == 1
+    assert caplog.text.count("the model has a draft head: --spec-type draft-mtp") == 1
     plain.backend.unload()
     plain.backend.load()
-    assert caplog.text.count("a head that drafts") == 1, "once, and not again after a sleep"
+    assert caplog.text.count("a draft head") == 1, "once, and not again after a sleep"
     assert plain.backend.memory.layout == layout
     assert plain.info.fingerprint == loaded.info.fingerprint, "what is stored stays of use, with and without"
     plain.backend.unload()

@@ -238,7 +238,7 @@ def test_what_cannot_be_pooled_runs_as_before(
         patch.setattr(dry_runs, "tensor_bytes", lambda _: {**whole, "rope_factors_long.weight": 64})
         refused("this model's positions depend on the size of the context")
         assert fit_pool(settings, drafts, PoolSettings(select=SelectSettings(64))) is None
-        assert caplog.messages[-1].startswith("no --kv-select: this model's positions")
+        assert caplog.messages[-1].startswith("--kv-select disabled: this model's positions")
     captured = dry_runs.captured_log
 
     def changed(change: Callable[[list[str]], list[str]]) -> Any:

@@ -1,4 +1,4 @@
-"""A draft model of its own drafts what it would say itself, whatever it was made to follow, take back and restore."""
+"""A draft model of its own drafts what it would say itself, whatever it was made to follow, no rollback and restore."""
 
 from __future__ import annotations
 
@@ -349,7 +349,7 @@ def test_a_model_whose_memory_cannot_be_cut_is_refused(model_path: Callable[[str
     given = context_params(settings, 512)
     given.kv_unified = False
     context = api.llama_init_from_model(model, given)
-    with pytest.raises(ModelError, match="take back"):
+    with pytest.raises(ModelError, match="no rollback"):
         SeparateModel(model, context, N_VOCAB)
     api.llama_free(context)
     api.llama_model_free(model)

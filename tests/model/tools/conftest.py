@@ -21,6 +21,7 @@ class Loaded:
 
     def __init__(self, path: Path, cache_type: int = llama_cpp.GGML_TYPE_F16) -> None:
         model_params = llama_cpp.llama_model_default_params()
+        model_params.use_extra_bufts = False  # kernels of AMX crash
         model_params.n_gpu_layers = 0
         self.model = llama_cpp.llama_model_load_from_file(str(path).encode(), model_params)
         assert self.model, f"llama.cpp cannot load {path}"

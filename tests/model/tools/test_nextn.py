@@ -26,6 +26,7 @@ def evaluate(path: Path, tokens: Sequence[int], hidden: Matrix | None = None) ->
     """Logits and hidden rows of all tokens: the trunk's, or with hidden rows the head's."""
     model_params = llama_cpp.llama_model_default_params()
     model_params.load_mtp, model_params.n_gpu_layers = hidden is not None, 0
+    model_params.use_extra_bufts = False  # kernels of AMX crash
     model = llama_cpp.llama_model_load_from_file(str(path).encode(), model_params)
     assert model, f"llama.cpp cannot load {path}"
     params = llama_cpp.llama_context_default_params()

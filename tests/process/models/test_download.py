@@ -305,7 +305,7 @@ def test_every_part_of_an_address_tells_models_apart(
     assert len(found) == 7
     assert {path.name for path in found} == {"m.gguf", "m n.gguf"}
     for address in (f"{base.replace('http', 'https')}/x/m.gguf", "http://127.0.0.1:9/x/m.gguf"):
-        with pytest.raises(ConfigError, match="has not been fetched before"):
+        with pytest.raises(ConfigError, match="is not downloaded yet"):
             fetch_url(address, offline=True)
     assert all(path.is_relative_to(tmp_path / "pyctl" / "models") for path in found)
 
@@ -331,7 +331,7 @@ def test_names_that_no_model_has(name: str, tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("m" * 255 + ".gguf", "cannot keep"), ("m-00001-of-99999.gguf", "may have 512")]
+    ("name", "said"), [("m" * 255 + ".gguf", "cannot store"), ("m-00001-of-99999.gguf", "at most 512")]
 )
 def test_names_of_no_file(name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

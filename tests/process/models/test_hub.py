@@ -187,7 +187,7 @@ def test_the_vision_encoder_beside_a_model_comes_with_it(run: Run, hub: str) -> 
 
 def test_a_vision_encoder_that_is_none(run: Run) -> None:
     (message,) = run({"hf_repo": "org/odd", "sees": True})
-    assert str(message).startswith("mmproj.gguf of org/odd is no GGUF file")
+    assert str(message).startswith("mmproj.gguf of org/odd is not a GGUF file")
 
 
 def test_what_was_fetched_is_found_without_a_network(run: Run, hub: str) -> None:
@@ -205,7 +205,7 @@ def test_what_was_fetched_is_found_without_a_network(run: Run, hub: str) -> None
         Hub.broken = False
     (missing,) = run({"hf_repo": "org/model-GGUF:Q8_0", "offline": True})
     assert missing == (
-        "no GGUF file of quant Q8_0 in what was fetched of org/model-GGUF; there are model-BF16-00001-of-00002.gguf,"
+        "no GGUF file of quant Q8_0 in what was fetched of org/model-GGUF; found model-BF16-00001-of-00002.gguf,"
         " model-Q4_K_M.gguf"
     )
 
@@ -230,11 +230,10 @@ def test_what_the_hub_does_not_have(run: Run, hub: str) -> None:
         {},
     ) == [
         f"there is no model org/nothing at {hub}, or it needs --hf-token",
-        "no GGUF file of quant Q5_K_M in org/model-GGUF; there are model-BF16-00001-of-00002.gguf, model-Q4_K_M.gguf,"
+        "no GGUF file of quant Q5_K_M in org/model-GGUF; found model-BF16-00001-of-00002.gguf, model-Q4_K_M.gguf,"
         " model-Q8_0.gguf",
-        "no file x.gguf in org/model-GGUF; there are model-BF16-00001-of-00002.gguf, model-Q4_K_M.gguf,"
-        " model-Q8_0.gguf",
-        "no GGUF file in org/none; there are none",
+        "no file x.gguf in org/model-GGUF; found model-BF16-00001-of-00002.gguf, model-Q4_K_M.gguf, model-Q8_0.gguf",
+        "no GGUF file in org/none; found none",
         "org/secret requires that you accept its terms; then pass --hf-token",
         "org/model-GGUF is not downloaded yet, and --offline forbids it",
         [],

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
 import os
 import signal
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 
 from pyctl.chat.reply import CallDelta
-from pyctl.errors import EngineError
+from pyctl.errors import EngineError, RequestError
 from pyctl.terminal.console import PipeReader
 from pyctl.terminal.conversation import Call, ChatDelta, Conversation, Message, ReplyStats
 from pyctl.terminal.interactive import Chat
@@ -277,7 +276,14 @@ def test_only_the_first_of_several_interrupts_counts() -> None:
 
 
 def test_pipe_reader() -> None:
-    reader = PipeReader(io.StringIO("one\r\ntwo \\\n\nlast"))
-    assert [reader.read() for _ in range(4)] == ["one", "two \\", "", "last"]
-    with pytest.raises(EOFError):
-        reader.read()
+    output, source = os.pipe()
+    os.write(source, b"one\r\ntwo \\\n\n\xff\nlast")
+    os.close(source)
+    with open(output, encoding="utf-8") as file:
+        reader = PipeReader(file)
+        assert [reader.read() for _ in range(3)] == ["one", "two \\", ""]
+        with pytest.raises(RequestError, match="the input is not utf-8 text"):
+            reader.read()
+        assert reader.read() == "last"
+        with pytest.raises(EOFError):
+            reader.read()
