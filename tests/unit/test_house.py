@@ -6,9 +6,9 @@ from tools.house import measure
 
 CEILINGS = {
     "files": 168,
-    "lines": 36_570,
+    "lines": 36_590,
     "lines of csrc": 6776,
-    "lines of tests": 46_859,
+    "lines of tests": 46_880,
     "methods of the ports": 46,
     "imports between rooms": 437,
     "imports of cache by engine": 15,
