@@ -114,7 +114,7 @@ def test_the_tree_is_that_of_the_server(tab: Tab) -> None:
     second.hover()
     second.get_by_role("button", name="Edit message").click()
     second.get_by_role("textbox", name="Message").fill("What is the code of the north door?")
-    edited = tab.act(second.get_by_role("button", name="Ask in a new branch"))
+    edited = tab.act(second.get_by_role("button", name="Send in a new branch"))
     # Until then the reply before is still lit.
     tab.until(lambda: tab.page.evaluate("lit.used") == [edited["cache"]["restored"]])
 

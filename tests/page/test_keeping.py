@@ -51,14 +51,14 @@ def test_export_wipe_and_import_give_the_same_trees(tab: Tab) -> None:
     first.hover()
     first.get_by_role("button", name="Edit message").click()
     first.get_by_role("textbox", name="Message").fill("Another one")
-    tab.act(first.get_by_role("button", name="Ask in a new branch"))
+    tab.act(first.get_by_role("button", name="Send in a new branch"))
     tab.page.get_by_role("button", name="New chat").click()
     tab.say("A second conversation", saying("Yes."))
     before = exported(tab)
     assert [len(each["messages"]) for each in trees(before)] == [7, 2]
 
     wipe(tab)
-    assert tab.page.get_by_role("heading", name="What shall we talk about?").is_visible()
+    assert tab.page.get_by_role("heading", name="Start a conversation").is_visible()
     tab.reload()
     assert not any("One" in name or "second" in name for name in names(tab))
     import_text(tab, before)

@@ -65,7 +65,7 @@ def fill(tab: Tab) -> None:
     first.hover()
     first.get_by_role("button", name="Edit message").click()
     first.get_by_role("textbox").fill("Another first question, with other words.")
-    tab.act(first.get_by_role("button", name="Ask in a new branch"))
+    tab.act(first.get_by_role("button", name="Send in a new branch"))
     tab.until(lambda: tab.replies.last.locator("pre").count())
     tab.until(lambda: tab.page.locator("#cache .node").count() > 1)
 

@@ -24,12 +24,12 @@ def numbers(text: str) -> list[int]:
 
 
 def test_from_the_first_message_to_the_last_token(tab: Tab) -> None:
-    assert tab.page.get_by_role("heading", name="What shall we talk about?").is_visible()
+    assert tab.page.get_by_role("heading", name="Start a conversation").is_visible()
     first = tab.say(FACTS)
     assert tab.texts() == [FACTS, "Noted: your name is Ada; the code of the north door is 4711."]
     legend = tab.replies.last.locator(".legend").inner_text()
-    assert f"{first['prompt_n']} read in" in legend
-    assert f"{first['predicted_n']} written in" in legend
+    assert f"{first['prompt_n']} evaluated in" in legend
+    assert f"{first['predicted_n']} generated in" in legend
     assert "tokens/s" in legend
     assert tab.replies.last.locator(".bar").get_attribute("aria-label") == (
         f"0 tokens restored, {first['prompt_n']} read, {first['predicted_n']} written"
@@ -45,7 +45,7 @@ def test_from_the_first_message_to_the_last_token(tab: Tab) -> None:
     legend = tab.replies.last.locator(".legend").inner_text()
     assert second["cache_n"] > 0
     assert f"{second['cache_n']} restored live" in legend
-    assert f"{second['prompt_n']} read in" in legend
+    assert f"{second['prompt_n']} evaluated in" in legend
     if "draft_n" in second:
         assert f"{second['draft_n_accepted']} of {second['draft_n']}" in legend
     assert tab.page.locator("#text").input_value() == ""
@@ -88,7 +88,7 @@ def test_an_edited_message_is_a_branch_that_resumes_from_what_both_share(tab: Ta
     assert field.input_value() == "What is my name?"
     field.fill("What is the code of the north door?")
     with tab.page.expect_response("**/v1/chat/completions") as asked:
-        second.get_by_role("button", name="Ask in a new branch").click()
+        second.get_by_role("button", name="Send in a new branch").click()
     edited = tab.timings(asked.value)
     assert edited["cache_n"] > 1000
     assert edited["prompt_n"] < 40
@@ -270,7 +270,7 @@ def test_a_reply_is_edited_and_continued(tab: Tab) -> None:
     reply.hover()
     reply.get_by_role("button", name="Edit message").click()
     reply.get_by_role("textbox", name="Message").fill("There are nine")
-    reply.get_by_role("button", name="Keep as a new branch").click()
+    reply.get_by_role("button", name="Save in a new branch").click()
     tab.until(lambda: tab.texts()[-1] == "There are nine")
     assert tab.replies.last.locator(".branch").inner_text().count("2/2")
     tab.configure(json=json.dumps(saying(" valves, all of brass.")))

@@ -31,7 +31,7 @@ async function call(path, { body, quiet = false, ...options } = {}) {
       answer = await fetch(path, { ...options, headers, body: body && JSON.stringify(body), cache: "no-store" });
     } catch (error) {
       if (error.name === "AbortError") throw error;
-      throw new Refusal("The server does not answer.", 0);
+      throw new Refusal("No answer from the server.", 0);
     }
     if (answer.ok) return answer;
     const said = await answer.json().catch(() => ({}));
@@ -40,7 +40,7 @@ async function call(path, { body, quiet = false, ...options } = {}) {
     if (sent !== key) continue;
     if (quiet || !askForKey) throw refusal;
     asking ??= askForKey(Boolean(sent)).finally(() => (asking = null));
-    if (!(await asking)) throw new Refusal("This server wants an API key.", 401);
+    if (!(await asking)) throw new Refusal("This server requires an API key.", 401);
   }
 }
 

@@ -59,7 +59,7 @@ async function change(conversation) {
   const system = el("textarea", { name: "system", rows: 5, spellcheck: "false" });
   system.value = conversation.system ?? settings.systemPrompt();
   const fields = el("div", { class: "settings" }, el("label", {}, el("span", {}, "Title"), title),
-    el("label", {}, el("span", {}, "System prompt; the next reply reads everything after it anew"), system));
+    el("label", {}, el("span", {}, "System prompt (the next reply evaluates everything after it again)"), system));
   const buttons = [["Rename", "save", "primary"], ["Cancel", ""], ["Export this one", "export"]];
   const answer = await ask("Conversation", fields, ...buttons);
   if (answer === "export") return download([conversation], "conversation.json");
@@ -72,8 +72,8 @@ async function change(conversation) {
 }
 
 async function erase(conversation) {
-  const text = `“${store.titleOf(conversation)}” goes, with all its branches. ` +
-    "What the server remembers of it stays until its room is needed.";
+  const text = `“${store.titleOf(conversation)}” is deleted with all its branches. ` +
+    "The server's cache keeps its prefixes until it needs the room.";
   if (conversation.leaf !== null && !(await sure("Delete this conversation?", text, "Delete"))) return;
   forget(conversation);
   await store.drop(conversation.id);
@@ -119,7 +119,7 @@ async function load(file) {
     made = store.parse(await file.text(), new Set(conversations.map((each) => each.id)));
     for (const each of made) await store.save(each);
   } catch (error) {
-    return tell(`Nothing was imported: ${error.message}`);
+    return tell(`Import failed: ${error.message}`);
   }
   conversations.push(...made);
   if (made.length) open(made[0]);
@@ -214,7 +214,7 @@ function buttons() {
 
 // -- the server ------------------------------------------------------------------------------------------------------
 
-const WAITS = { 0: "The server does not answer; trying again.", 503: "The model is being loaded." };
+const WAITS = { 0: "No answer from the server; retrying.", 503: "Loading the model." };
 let connecting = null;
 
 function notice(text, ...more) {
@@ -239,7 +239,7 @@ async function meet(quiet) {
       document.body.dataset.ready = "1";
       if (error.status === 401) {
         const enter = el("button", { type: "button", onclick: () => connect(false) }, "Enter the key");
-        return notice("This server wants an API key. ", enter);
+        return notice("This server requires an API key. ", enter);
       }
       notice(WAITS[error.status] ?? error.message);
       await new Promise((go) => setTimeout(go, 1000));

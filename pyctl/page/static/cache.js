@@ -183,7 +183,7 @@ function update(made, { item, depth, passes, join, up, down }) {
     down ? line("down", depth, item.children.some((child) => child.onPath)) : null, el("b", { class: "dot" }));
   const [, words, meta, acts] = made.children;
   if (!node) {
-    made.setAttribute("aria-label", `Branches part after ${tokens(item.n)}`);
+    made.setAttribute("aria-label", `Branches diverge after ${tokens(item.n)}`);
     return put(meta, el("b", {}, count(item.n)), " tokens are shared from here up");
   }
   const where = node.tiers.map((tier) => TIERS[tier]);
@@ -239,9 +239,9 @@ export function start(given) {
   view.note = el("p", { class: "note dim" });
   view.drawn = el("div", { class: "picture" }, view.map.element);
   const button = (text, title, onclick) => el("button", { type: "button", title, onclick }, text);
-  put($("cache"), el("header", {}, el("h2", {}, "What is remembered"), el("span", { class: "grow" }),
-    button("Warm", "Read the open conversation ahead, as far as it is certain", warm),
-    button("Drop all", "Drop what is in memory and not pinned", clear),
+  put($("cache"), el("header", {}, el("h2", {}, "Prefix cache"), el("span", { class: "grow" }),
+    button("Prewarm", "Evaluate the open conversation now, before the next message", warm),
+    button("Drop all", "Drop all prefixes in RAM that are not pinned", clear),
     icon("⤢", "Enlarge", enlarge, { class: "icon enlarge" }),
     icon("✕", "Close", () => document.body.classList.remove("show-cache"), { class: "icon close" })),
   view.totals, view.drawn, view.note, view.tree, view.chart);
@@ -255,7 +255,7 @@ function enlarge() {
 }
 
 async function clear() {
-  const text = "All prefixes in memory that are not pinned go. What is on disk stays there.";
+  const text = "Drops all prefixes in RAM that are not pinned. Prefixes on disk stay.";
   if (await sure("Drop everything?", text, "Drop")) change(() => api.remove("cache"));
 }
 
@@ -263,7 +263,7 @@ async function warm() {
   await change(async () => {
     tell("Reading ahead");
     const { ready, evaluated } = await api.post("cache/warm", { messages: hooks.messages() });
-    tell(`${tokens(ready)} are ready, ${count(evaluated)} of them read now`);
+    tell(`${tokens(ready)} are cached, ${count(evaluated)} evaluated now`);
   });
 }
 
@@ -293,7 +293,7 @@ function draw() {
     el("p", { class: "dim" }, `Memory of the model: ${latest.model_memory}`));
   const roots = treeOf(latest);
   view.drawn.hidden = view.tree.hidden = !roots.length;
-  if (!roots.length && !failed) view.note.textContent = "Nothing yet. Prompts leave what is worth it here.";
+  if (!roots.length && !failed) view.note.textContent = "The cache is empty.";
   view.map.draw(roots, latest.sequences, { used, added });
   const held = view.tree.contains(document.activeElement) ? document.activeElement : null;
   keyed(view.tree, rowsOf(roots), ({ item }) => item.id, row, update);

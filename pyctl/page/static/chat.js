@@ -50,7 +50,7 @@ async function keep(own = conversation) {
   try {
     await store.save(own);
   } catch (error) {
-    tell(`The browser did not keep this conversation: ${error.message}`);
+    tell(`The browser could not store this conversation: ${error.message}`);
   }
   hooks.changed();
 }
@@ -78,9 +78,9 @@ export function draw() {
 
 const hello = () =>
   el("div", { class: "hello" }, el("span", { class: "logo big", "aria-hidden": "true" }),
-    el("h2", {}, "What shall we talk about?"),
-    el("p", { class: "dim" }, "Each reply shows what was remembered and what was read anew. " +
-      "Edit a message to branch: what the branches share is not read twice."));
+    el("h2", {}, "Start a conversation"),
+    el("p", { class: "dim" }, "Each reply shows how many tokens came from the cache and how many were evaluated. " +
+      "Edit a message to branch. Branches share their common prefix."));
 
 function drawSystem() {
   const text = conversation.system ?? settings.systemPrompt();
@@ -131,7 +131,7 @@ function answer(message, results) {
 async function erase(message) {
   const own = conversation;
   const follow = store.families(own).get(message.id);
-  if (follow && !(await sure("Delete this message?", "What follows it goes, too, in all branches.", "Delete"))) return;
+  if (follow && !(await sure("Delete this message?", "All messages after it are deleted, in all branches.", "Delete"))) return;
   if (runs.has(own.id)) return tell("A reply is being written");
   store.prune(own, message.id);
   if (own === conversation) draw();
@@ -141,7 +141,7 @@ async function erase(message) {
 function edit(message) {
   if (busy()) return;
   const ours = message.role === "assistant";
-  drawn.edit(elementOf(message), ours ? "Keep as a new branch" : "Ask in a new branch", (content) => {
+  drawn.edit(elementOf(message), ours ? "Save in a new branch" : "Send in a new branch", (content) => {
     const { parent, role, files, reasoning } = message;
     store.add(conversation, parent, { role, content, files, reasoning, finish: ours ? "edited" : undefined });
     if (!ours) return reply(store.add(conversation, conversation.leaf, { role: "assistant" }));

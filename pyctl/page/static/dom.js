@@ -141,7 +141,7 @@ export async function copy(text, button = null) {
     field.select();
     const done = document.execCommand("copy");
     field.remove();
-    if (!done) return tell("Copying was refused");
+    if (!done) return tell("The browser refused to copy");
   }
   say("Copied");
   if (!button) return;

@@ -98,7 +98,7 @@ export function drawCalls(box, message, canAnswer = false) {
 
 // -- what it cost ----------------------------------------------------------------------------------------------------
 
-const ENDS = { stopped: "Stopped.", length: "The limit of tokens ended this reply.", edited: "Edited." };
+const ENDS = { stopped: "Stopped.", length: "Stopped at the token limit.", edited: "Edited." };
 const FROM = { live: "live", ram: "from RAM", disk: "from disk" };
 
 export function drawStats(box, message, run) {
@@ -120,7 +120,7 @@ function costs(stats) {
   const dot = (kind) => el("b", { class: "dot " + kind, "aria-hidden": "true" });
   const item = (kind, text) => el("span", { class: "item" }, dot(kind), text);
   const speed = (value) => (value ? " · " + rate(value) : "");
-  const ahead = stats.warmed_n ? `, ${count(stats.warmed_n)} made ready ahead` : "";
+  const ahead = stats.warmed_n ? `, ${count(stats.warmed_n)} prewarmed` : "";
   // At the speed of this very prompt; of a few tokens nothing can be said.
   const saved = read >= 32 ? (restored * stats.prompt_ms) / read : 0;
   return [
@@ -131,25 +131,25 @@ function costs(stats) {
     el("div", { class: "legend" },
       restored ? item(source, `${count(restored)} restored ${FROM[source]}${ahead}`) : null,
       item("evaluated",
-        `${count(read)} read in ${time(stats.prompt_ms)}${read > 16 ? speed(stats.prompt_per_second) : ""}`),
-      item("said", `${count(written)} written in ${time(stats.predicted_ms)}${speed(stats.predicted_per_second)}`),
+        `${count(read)} evaluated in ${time(stats.prompt_ms)}${read > 16 ? speed(stats.prompt_per_second) : ""}`),
+      item("said", `${count(written)} generated in ${time(stats.predicted_ms)}${speed(stats.predicted_per_second)}`),
       stats.draft_n
         ? el("span", {}, `${count(stats.draft_n_accepted)} of ${count(stats.draft_n)} drafts accepted`) : null,
-      saved > 1000 ? el("span", {}, `about ${time(saved)} of reading saved`) : null),
+      saved > 1000 ? el("span", {}, `about ${time(saved)} saved`) : null),
     cache.miss ? el("p", { class: "miss" }, missed(cache.miss)) : null,
   ];
 }
 
 // Where the prompt left a recent one, in words.
 function missed({ position, nearest, was, is }) {
-  const from = nearest ? `what comes after token ${count(nearest)} was read again` : "all of it was read again";
+  const from = nearest ? `evaluated again from token ${count(nearest)} on` : "evaluated again from the start";
   const at = `At token ${count(position)} this differs from a recent prompt; ${from}.`;
   if (was === undefined) return at;
   let n = 0;
   while (n < was.length && n < is.length && was[n] === is[n]) n++;
   const start = was.lastIndexOf(" ", n - 1) + 1, first = Math.max(start, n - 24);
   const cut = (text) => "…" + plain(text.slice(first, n + 40)).slice(0, 60);
-  if (n === is.length) return `${at} That one went on where this ends.`;
+  if (n === is.length) return `${at} The recent prompt is longer.`;
   return [at + " It was ", el("del", {}, cut(was)), ", it is ", el("ins", {}, cut(is)), "."];
 }
 
@@ -159,7 +159,7 @@ function drawProgress(box, { total, cache, processed, time_ms: ms }) {
   const known = cache ? `${count(cache)} of ${tokens(total)} restored` : tokens(total);
   box.drawn = null;
   if (box.firstElementChild?.localName !== "progress")
-    put(box, el("progress", { "aria-label": "Reading the prompt" }), el("div", { class: "legend" }));
+    put(box, el("progress", { "aria-label": "Evaluating the prompt" }), el("div", { class: "legend" }));
   const [bar, words] = box.children;
   bar.max = total;
   bar.value = processed;

@@ -24,7 +24,7 @@ const FIELDS = [
   ["min_p", "Min p", 0, 1, 0.01],
   ["repeat_penalty", "Repeat penalty", 0.5, 2, 0.05],
   ["presence_penalty", "Presence penalty", -2, 2, 0.1],
-  ["max_tokens", "Most tokens", -1, 1e6, 1],
+  ["max_tokens", "Token limit", -1, 1e6, 1],
   ["seed", "Seed", -1, 4294967295, 1],
 ];
 let defaults = {};
@@ -91,7 +91,7 @@ function form(active) {
   const usual = (name) => (Number.isFinite(defaults[name]) ? +defaults[name].toFixed(3) : defaults[name]);
   const rows = FIELDS.map(([name, label, min, max, step]) =>
     labelled(label, number(name, { min, max, step, placeholder: usual(name) })));
-  const thinking = [["", "as the model does"], ["on", "on"], ["off", "off"]];
+  const thinking = [["", "model's default"], ["on", "on"], ["off", "off"]];
   const placeholder = api.hasKey() ? "known" : "none";
   const key = el("input", { name: "key", type: "password", autocomplete: "off", placeholder });
   const themes = [["system", "as the system"], ["light", "light"], ["dark", "dark"]];
@@ -99,14 +99,14 @@ function form(active) {
     area("system", "System prompt of new chats", (active ?? values).system, 4),
     el("div", { class: "grid" }, rows,
       choice("thinking", "Reasoning", thinking, values.thinking ?? ""),
-      labelled("Most tokens of reasoning", number("reasoning_budget", { min: 0, placeholder: "no limit" }))),
-    area("json", "Anything else of a request, as JSON", values.json, 2, '{"tools": [...]}'),
-    labelled("Keep as preset", el("input", { name: "name", value: active?.name ?? "", placeholder: "Name" })),
+      labelled("Limit of reasoning tokens", number("reasoning_budget", { min: 0, placeholder: "no limit" }))),
+    area("json", "Other request fields, as JSON", values.json, 2, '{"tools": [...]}'),
+    labelled("Save as preset", el("input", { name: "name", value: active?.name ?? "", placeholder: "Name" })),
     el("hr"),
     el("div", { class: "grid" }, choice("theme", "Appearance", themes, state.theme),
-      choice("stats", "What replies cost", [["yes", "show"], ["no", "hide"]], state.stats ? "yes" : "no"),
+      choice("stats", "Statistics of replies", [["yes", "show"], ["no", "hide"]], state.stats ? "yes" : "no"),
       labelled("API key", key),
-      api.hasKey() ? el("button", { type: "button", class: "low", onclick: forget }, "Forget the key") : null),
+      api.hasKey() ? el("button", { type: "button", class: "low", onclick: forget }, "Remove the key") : null),
     el("p", { class: "error", role: "alert" }));
 }
 
@@ -123,7 +123,7 @@ export async function openSettings() {
   body.closest("form").addEventListener("submit", (event) => {
     if (event.submitter?.value !== "save" || isObject(json.value)) return;
     event.preventDefault();
-    note.textContent = "This is no JSON object.";
+    note.textContent = "Not a JSON object.";
     json.focus();
   });
   const fields = body.closest("form").elements, answer = await closing;
@@ -151,9 +151,9 @@ export async function openSettings() {
 // Whether there is one now; `refused` if there was one and it did not do.
 export async function askForKey(refused) {
   const field = el("input", { name: "key", type: "password", autocomplete: "off", autofocus: true, required: true });
-  const text = refused ? "The key that was used is not one of this server's." : "It was started with --api-key.";
+  const text = refused ? "The server rejected this key." : "The server runs with --api-key.";
   const body = el("div", { class: "settings" }, el("p", { class: "dim" }, text), labelled("API key", field));
-  const answer = await ask("This server wants an API key", body, ["Use it", "save", "primary"], ["Not now", ""]);
+  const answer = await ask("This server requires an API key", body, ["Use it", "save", "primary"], ["Cancel", ""]);
   if (answer !== "save") return false;
   api.setKey(field.value.trim());
   return true;

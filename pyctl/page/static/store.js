@@ -147,10 +147,10 @@ export function parse(text, known) {
   try {
     data = JSON.parse(text);
   } catch {
-    throw new Error("This is no JSON.");
+    throw new Error("Not JSON.");
   }
   if (data?.format !== "pyctl-conversations" || !Array.isArray(data.conversations))
-    throw new Error("This is no export of this page.");
+    throw new Error("Not an export of this page.");
   return data.conversations.map((given) => {
     const made = create(), messages = given?.messages ?? {};
     if (isText(given?.id) && !known.has(given.id)) made.id = given.id;
