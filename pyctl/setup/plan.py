@@ -118,7 +118,7 @@ def make_plan(machine: Machine, options: SetupOptions) -> BuildPlan:
         return BuildPlan("none", _no_card(machine))
     if machine.driver is None:
         raise ConfigError(
-            "this machine has an NVIDIA card, but libcuda.so.1 of its driver is not found; install the driver "
+            "this machine has an NVIDIA card, but its driver is not found (libcuda.so.1); install the driver "
             f"({LEAST_DRIVER} or newer; Ubuntu: sudo apt install nvidia-driver-{LEAST_DRIVER}), or start the container "
             "with --gpus all; to build for the CPU: pyctl setup --cpu"
         )

@@ -18,7 +18,7 @@ from pyctl.errors import ConfigError
 from pyctl.setup.machine import Compiler, Machine, Program
 from pyctl.setup.source import pip_environment
 
-__all__ = ["TOOLKIT_RELEASE", "Toolkit", "Tools", "install_toolkit", "install_tools", "probe_system_toolkit"]
+__all__ = ["TOOLKIT_RELEASE", "BuildTools", "Toolkit", "install_toolkit", "install_tools", "probe_system_toolkit"]
 
 TOOLKIT_RELEASE = "13.5.0"
 
@@ -73,7 +73,7 @@ class Toolkit:
 
 
 @dataclass(frozen=True)
-class Tools:
+class BuildTools:
     """Paths of cmake and ninja."""
 
     cmake: str
@@ -95,7 +95,7 @@ def install_toolkit(pip: Sequence[str], work: Path, compiler: Compiler) -> Toolk
     return Toolkit(TOOLKIT_RELEASE, root / "bin" / "nvcc", root, cudart, cublas, stub, libraries, ())
 
 
-def install_tools(pip: Sequence[str], work: Path, machine: Machine) -> Tools:
+def install_tools(pip: Sequence[str], work: Path, machine: Machine) -> BuildTools:
     """cmake and ninja of the system, or from PyPI below ``work`` where they are missing or old. Raises ConfigError."""
     place = work / "tools"
     cmake, ninja = place / "cmake" / "data" / "bin" / "cmake", place / "bin" / "ninja"
@@ -103,7 +103,7 @@ def install_tools(pip: Sequence[str], work: Path, machine: Machine) -> Tools:
     wanted = [wheel for wheel, has in zip(TOOL_WHEELS, (own, machine.ninja is not None), strict=True) if not has]
     if wanted and not place.exists():
         _install(pip, wanted, place)
-    return Tools(_path(machine.cmake if own else None, cmake), _path(machine.ninja, ninja))
+    return BuildTools(_path(machine.cmake if own else None, cmake), _path(machine.ninja, ninja))
 
 
 def _path(program: Program | None, installed: Path) -> str:
