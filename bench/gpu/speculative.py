@@ -36,7 +36,7 @@ from bench.gpu.report import OURS, PEER
 from bench.gpu.servers import Completion, Server, llama_server, pyctl
 from bench.gpu.speculative_report import WITHOUT, document
 from bench.gpu.workloads import Conversation
-from tools.server_process import PYCTL_SERVE
+from pyctl.measure.server_process import PYCTL_SERVE
 
 PARTS = ("lengths", "company", "defaults", "restart", "widths")
 N_MAX = 3
