@@ -9,8 +9,6 @@ from pyctl.measure.bench_run import AGAIN, COLD, FROM_DISK, FROM_RAM, NEXT, OURS
 
 __all__ = ["is_wrong", "picture", "table_lines"]
 
-MIB = 2**20
-
 WAY, SERVER, COLUMN = 24, 13, 10
 
 WAYS = (COLD, NEXT, AGAIN, FROM_RAM, FROM_DISK)
@@ -32,8 +30,8 @@ def table_lines(records: Sequence[Record], header: Sequence[str]) -> Iterator[st
     yield from _drafts(records)
     yield from _exact([record for record in records if record["kind"] == "exact"])
     for record in _of(records, "memory"):
-        vram = "" if record["vram"] is None else f", VRAM {_mib(record['vram'])}"
-        yield f"{'memory':{WAY}}{record['server']:{SERVER}}RAM {_mib(record['ram'])}{vram}"
+        vram = "" if record["vram_mib"] is None else f", VRAM {record['vram_mib']:,.0f} MiB"
+        yield f"{'memory':{WAY}}{record['server']:{SERVER}}RAM {record['ram_mib']:,.0f} MiB{vram}"
     for record in _of(records, "skipped"):
         yield f"{'skipped':{WAY}}{record['what']}: {record['why']}"
     for record in _of(records, "failed"):
@@ -75,10 +73,14 @@ def _drafts(records: Sequence[Record]) -> Iterator[str]:
     for record in _of(records, "drafts"):
         before = plain.get(record["depth"], {}).get("rate")
         rates = f"{_number(record['rate'])} tokens/s instead of {_number(before)}"
-        yield f"{'drafts of its head':{WAY}}{rates}, {record['accepted']:.0%} accepted"
-    shares = [record["accepted"] for record in plain.values() if record.get("accepted") is not None]
-    if shares:
-        yield f"{'drafts':{WAY}}{sum(shares) / len(shares):.0%} accepted"
+        yield f"{'drafts of its head':{WAY}}{rates}, {_share([record])}"
+    if any(record["drafted"] for record in plain.values()):
+        yield f"{'drafts':{WAY}}{_share(list(plain.values()))}"
+
+
+def _share(records: Sequence[Record]) -> str:
+    drafted, accepted = (sum(record[field] for record in records) for field in ("drafted", "accepted"))
+    return f"{accepted} of {drafted} drafted tokens accepted" if drafted else "nothing drafted"
 
 
 def _exact(records: Sequence[Record]) -> Iterator[str]:
@@ -92,10 +94,6 @@ def _exact(records: Sequence[Record]) -> Iterator[str]:
 
 def _difference(record: Record) -> str:
     return f"{record['difference']:.2g}" if record["cached"] else "not restored"
-
-
-def _mib(n_bytes: int) -> str:
-    return f"{n_bytes / MIB:,.0f} MiB"
 
 
 # -- picture -----------------------------------------------------------------------------------------------------------

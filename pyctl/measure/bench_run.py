@@ -7,7 +7,6 @@ llama-server, which gets the requests of the first start.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from typing import Any
 
 from pyctl.measure.client import AskedServer, Messages, Probs, TimedReply
 from pyctl.measure.coding_chat import FOLLOW_UPS, coding_chat, source_text, turn
+from pyctl.measure.observed import evict, resident_mib
 from pyctl.measure.server_process import PYCTL_SERVE
 
 __all__ = [
@@ -134,7 +134,7 @@ class BenchRun:
         With ``is_cold`` the files of the cache are taken out of the page cache first.
         """
         if is_cold:
-            _evict(self.work / "cache")
+            evict([path for path in (self.work / "cache").rglob("*") if path.is_file()])
         server, self._vram_before = AskedServer(name, command, self.work / "log"), self.options.vram()
         try:
             server.start()
@@ -183,8 +183,8 @@ class BenchRun:
         for depth in done:
             self._ask(server, AGAIN, depth, self._follow(server, depth, 1), N_SHORT)
         vram = self.options.vram()
-        used = vram - self._vram_before if vram is not None and self._vram_before is not None else None
-        self._note("memory", server=server.name, ram=resident_bytes(server.pid), vram=used)
+        used = (vram - self._vram_before) / MIB if vram is not None and self._vram_before is not None else None
+        self._note("memory", server=server.name, ram_mib=resident_mib(server.pid), vram_mib=used)
 
     def _prepare(self, server: AskedServer, *, is_first: bool) -> None:
         """Have kernels loaded; at the first start, learn speed and context and say how long the run will take."""
@@ -237,11 +237,9 @@ class BenchRun:
         self.say(f"{server.name}: {depth:,} tokens, {way}: {reply.first_ms:,.0f} ms, {reply.evaluated:,} evaluated")
         return reply
 
-    def _decode(self, server: AskedServer, depth: int, messages: Messages, what: str = "") -> None:
+    def _decode(self, server: AskedServer, depth: int, messages: Messages) -> None:
         reply = self._ask(server, NEXT, depth, messages, self.options.n_decode, ignore_eos=True)
-        n_drafted = int(reply.timings.get("draft_n", 0))
-        share = int(reply.timings.get("draft_n_accepted", 0)) / n_drafted if n_drafted else None
-        self._note("decode", server=server.name, what=what, depth=depth, rate=reply.rate, accepted=share)
+        self._note("decode", server=server.name, depth=depth, rate=reply.rate, **_drafted(reply))
 
     def _drafts(self) -> None:
         """Replies with drafts of the model's head; the first one, for which steps are still new, does not count."""
@@ -251,8 +249,7 @@ class BenchRun:
             if self._fits(depth, "drafts"):
                 reply = server.ask(turn(messages, "Yes.", FOLLOW_UPS[1]), self.options.n_decode, ignore_eos=True)
                 reply = server.ask(turn(messages, "Yes.", FOLLOW_UPS[0]), self.options.n_decode, ignore_eos=True)
-                share = int(reply.timings.get("draft_n_accepted", 0)) / max(int(reply.timings.get("draft_n", 0)), 1)
-                self._note("drafts", depth=depth, rate=reply.rate, accepted=share)
+                self._note("drafts", depth=depth, rate=reply.rate, **_drafted(reply))
 
     # -- exactness ---------------------------------------------------------------------------------------------------
 
@@ -301,6 +298,11 @@ def difference(warm: Sequence[Probs], cold: Sequence[Probs]) -> float:
     return largest
 
 
+def _drafted(reply: TimedReply) -> dict[str, int]:
+    names = {"drafted": "draft_n", "accepted": "draft_n_accepted"}
+    return {name: int(reply.timings.get(theirs, 0)) for name, theirs in names.items()}
+
+
 def _likeliest(probs: Mapping[str, float]) -> str:
     return max(probs, key=lambda token: probs[token], default="")
 
@@ -308,25 +310,6 @@ def _likeliest(probs: Mapping[str, float]) -> str:
 def minutes(seconds: float) -> str:
     """A duration for people: 40 s, 3 min."""
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
-
-
-def resident_bytes(pid: int) -> int:
-    """Bytes of RAM that a process holds, without pages of the model's file."""
-    lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
-    sizes = {line.split(":")[0]: int(line.split()[1]) for line in lines if line.startswith("Rss")}
-    return (sizes.get("RssAnon", 0) + sizes.get("RssShmem", 0)) * 1024
-
-
-def _evict(directory: Path) -> None:
-    """Take the files below ``directory`` out of the page cache."""
-    for path in directory.rglob("*"):
-        if path.is_file():
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            finally:
-                os.close(descriptor)
 
 
 def _last_words(text: str) -> str:
