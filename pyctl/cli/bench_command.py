@@ -26,7 +26,7 @@ from pyctl.errors import ConfigError, ModelError
 from pyctl.measure.bench_report import is_wrong, picture, table_lines
 from pyctl.measure.bench_run import BenchOptions, BenchRun
 from pyctl.models import builtin_model
-from pyctl.setting import DISK, GENERAL, LOG, SERVER, Flag
+from pyctl.setting import CHAT, DISK, GENERAL, LOG, SERVER, Flag
 from pyctl.text import one_line
 
 __all__ = ["kept_flags", "run_bench"]
@@ -143,7 +143,8 @@ def _server_flags(settings: CommandSettings, rest: Sequence[str]) -> tuple[str, 
 
 def kept_flags(argv: Sequence[str], dropped: Collection[str]) -> list[str]:
     """``argv`` without the flags whose destinations are ``dropped``, and without their values."""
-    known: dict[str, Flag] = {name: flag for flags in FLAGS.values() for flag in flags for name in flag.spellings()}
+    of_serve = (flag for section, flags in FLAGS.items() if section is not CHAT for flag in flags)
+    known: dict[str, Flag] = {name: flag for flag in of_serve for name in flag.spellings()}
     kept: list[str] = []
     words = list(argv)
     while words:

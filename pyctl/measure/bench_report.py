@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
@@ -9,7 +10,7 @@ from pyctl.measure.bench_run import AGAIN, COLD, FROM_DISK, FROM_RAM, NEXT, OURS
 
 __all__ = ["is_wrong", "picture", "table_lines"]
 
-WAY, SERVER, COLUMN = 24, 13, 10
+TABLE, WAY, SERVER, COLUMN = 80, 24, 13, 10
 
 WAYS = (COLD, NEXT, AGAIN, FROM_RAM, FROM_DISK)
 
@@ -33,9 +34,9 @@ def table_lines(records: Sequence[Record], header: Sequence[str]) -> Iterator[st
         vram = "" if record["vram_mib"] is None else f", VRAM {record['vram_mib']:,.0f} MiB"
         yield f"{'memory':{WAY}}{record['server']:{SERVER}}RAM {record['ram_mib']:,.0f} MiB{vram}"
     for record in _of(records, "skipped"):
-        yield f"{'skipped':{WAY}}{record['what']}: {record['why']}"
+        yield from _wrapped("skipped", f"{record['what']}: {record['why']}")
     for record in _of(records, "failed"):
-        yield f"{'failed':{WAY}}{record['server']}: {record['why']}"
+        yield from _wrapped("failed", f"{record['server']}: {record['why']}")
 
 
 def is_wrong(records: Iterable[Record]) -> bool:
@@ -50,6 +51,10 @@ def _breaks(record: Record) -> bool:
 
 def _of(records: Iterable[Record], kind: str) -> list[Record]:
     return [record for record in records if record["kind"] == kind]
+
+
+def _wrapped(title: str, text: str) -> list[str]:
+    return textwrap.wrap(text, TABLE, initial_indent=f"{title:{WAY}}", subsequent_indent=" " * WAY)
 
 
 def _rows(title: str, records: Sequence[Record], field: str, depths: Sequence[int]) -> Iterator[str]:
@@ -72,7 +77,7 @@ def _drafts(records: Sequence[Record]) -> Iterator[str]:
     plain = {record["depth"]: record for record in _of(records, "decode") if record["server"] == OURS}
     for record in _of(records, "drafts"):
         before = plain.get(record["depth"], {}).get("rate")
-        rates = f"{_number(record['rate'])} tokens/s instead of {_number(before)}"
+        rates = f"{_number(record['rate'])} instead of {_number(before)} tokens/s"
         yield f"{'drafts of its head':{WAY}}{rates}, {_share([record])}"
     if any(record["drafted"] for record in plain.values()):
         yield f"{'drafts':{WAY}}{_share(list(plain.values()))}"
@@ -80,7 +85,7 @@ def _drafts(records: Sequence[Record]) -> Iterator[str]:
 
 def _share(records: Sequence[Record]) -> str:
     drafted, accepted = (sum(record[field] for record in records) for field in ("drafted", "accepted"))
-    return f"{accepted} of {drafted} drafted tokens accepted" if drafted else "nothing drafted"
+    return f"{accepted} of {drafted} accepted" if drafted else "nothing drafted"
 
 
 def _exact(records: Sequence[Record]) -> Iterator[str]:

@@ -37,7 +37,7 @@ def test_the_table_has_80_columns_and_every_figure() -> None:
     lines = list(table_lines(records(), ["pyctl 0.2.0"]))
     text = "\n".join(lines)
     assert max(map(len, lines)) <= 80
-    for part in ("43,691", "12,346", "41.3", "63.0 tokens/s instead of 41.3", "60 of 90 drafted", "from disk 0"):
+    for part in ("43,691", "12,346", "41.3", "63.0 instead of 41.3", "60 of 90 accepted", "from disk 0"):
         assert part in text
     assert text.count(PEER) == 6  # cold, next turn, another chat, prefill, decode, memory
 
