@@ -101,6 +101,7 @@ def _wishes(settings: CommandSettings) -> Wishes:
 
 def _llama_facts(settings: CommandSettings) -> LlamaFacts:
     from pyctl.doctor.facts import LlamaFacts, cuda_can_pin
+    from pyctl.setup import unused_card
 
     try:
         from pyctl.llama.devices import file_tensors
@@ -108,6 +109,7 @@ def _llama_facts(settings: CommandSettings) -> LlamaFacts:
         return LlamaFacts(error=" ".join(str(error).split()))
     return LlamaFacts(
         gpus=_gpus,
+        idle_card=unused_card,
         cuda=_cuda_version,
         pin_error=cuda_can_pin,
         plan=lambda: _plan(settings),

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from pyctl.doctor.facts import Facts
 from pyctl.doctor.finding import Finding, slow, wrong
+from pyctl.setup.plan import DRIVER_ERRORS, LEAST_DRIVER
 
 __all__ = ["build", "driver", "libraries", "link", "persistence", "pinned", "power", "shared_memory"]
 
-DRIVER_OF = {11: "450", 12: "525", 13: "580"}
+DRIVER_OF = {11: "450", 12: "525", 13: LEAST_DRIVER}
 """The oldest driver that speaks a CUDA version."""
 
 SETUP = "pyctl setup"
@@ -17,16 +18,12 @@ SETUP = "pyctl setup"
 NO_GPUS = "start the container with --gpus all, and install nvidia-container-toolkit on the host"
 
 CUINIT = {
-    2: ("the card has no memory left for another program", "end programs that nvidia-smi lists"),
-    34: ("the driver's library is a stub for compilers", "take the toolkit's stubs directory out of LD_LIBRARY_PATH"),
-    46: ("another program has the card for itself", "sudo nvidia-smi -c DEFAULT"),
-    100: ("the driver shows no card", "unset CUDA_VISIBLE_DEVICES; look at nvidia-smi"),
-    802: ("the switch between the cards is not started", "sudo systemctl start nvidia-fabricmanager"),
-    803: ("the driver was updated, and the old kernel module still runs", "sudo reboot"),
-    804: ("the driver's compatibility library does not fit this card", "take its directory out of LD_LIBRARY_PATH"),
-    999: ("/dev/nvidia-uvm is missing or not usable", "sudo nvidia-modprobe -u"),
+    **DRIVER_ERRORS,
+    2: "the card has no memory left for another program; end programs that nvidia-smi lists",
+    46: "another program has the card for itself; sudo nvidia-smi -c DEFAULT",
+    804: "the driver's compatibility library does not fit this card; take its directory out of LD_LIBRARY_PATH",
 }
-"""What a code of cuInit means, and what mends it."""
+"""What a code of cuInit means, and after a semicolon what mends it."""
 
 LEAST_SHARED = 2**28
 
@@ -42,14 +39,12 @@ def driver(facts: Facts) -> list[Finding] | None:
     """The NVIDIA driver is there, works, and speaks the CUDA version of the build."""
     if not facts.has_nvidia:
         return None
-    mend = NO_GPUS if facts.is_container else f"sudo apt install nvidia-driver-{DRIVER_OF[13]}, then reboot"
+    mend = NO_GPUS if facts.is_container else f"sudo apt install nvidia-driver-{LEAST_DRIVER}, then reboot"
     found = facts.driver
     if found is None:
         return [wrong("an NVIDIA card is here, but no driver (libcuda.so.1)", mend)]
     if found.error:
-        text, mend = CUINIT.get(found.error, ("the driver does not start", "look at nvidia-smi and dmesg"))
-        if found.error == 100 and facts.is_container:
-            mend = NO_GPUS
+        text, _, mend = CUINIT.get(found.error, "the driver fails; look at nvidia-smi and dmesg").partition("; ")
         return [wrong(f"{text} (cuInit {found.error})", mend)]
     needed = facts.llama.cuda()
     if needed > found.cuda[0] > 0:
@@ -63,11 +58,10 @@ def build(facts: Facts) -> list[Finding] | None:
     """llama.cpp was built for the card that is here."""
     if not facts.has_nvidia:
         return None
-    if facts.llama.gpus():
-        return []
-    if facts.llama.cuda():
-        return []  # the driver is in the way, and its check says so
-    return [wrong("an NVIDIA card is here, but llama.cpp was built for the CPU", SETUP)]
+    if facts.llama.gpus() or facts.driver is None or facts.driver.error:
+        return []  # an error of the driver has a check of its own
+    text, _, mend = facts.llama.idle_card().rpartition("; ")
+    return [wrong(text, mend.rpartition(": ")[2])] if text else []
 
 
 def pinned(facts: Facts) -> list[Finding] | None:

@@ -31,7 +31,7 @@ class Check:
 CHECKS = (
     Check("llama.cpp", card_checks.libraries),
     Check("driver", card_checks.driver),
-    Check("build", card_checks.build, is_quick=True),
+    Check("build", card_checks.build),
     Check("model", storage_checks.model_files),
     Check("memory plan", storage_checks.memory_plan),
     Check("overcommit", system_checks.overcommit, is_quick=True),

@@ -33,7 +33,8 @@ def _not_loaded(*_: object) -> NoReturn:
 class LlamaFacts:
     """What llama.cpp's libraries say, asked only when a check needs it. Each function may raise UnknownError.
 
-    ``gpus`` are the names of GPUs they can use. ``cuda`` is the CUDA version that they were built with, 0 without CUDA.
+    ``gpus`` are the names of GPUs they can use; ``idle_card`` says why they use none, and after the last semicolon what
+    helps. ``cuda`` is the CUDA version that they were built with, 0 without CUDA.
     ``pin_error`` is empty if memory can be pinned. ``plan`` are the warnings of a dry run with the given flags, it
     raises ModelError if the model cannot be served so; ``tensors`` reads a model's file, ModelError for one that is
     damaged. ``error`` says why the libraries cannot be loaded, empty if they can.
@@ -41,6 +42,7 @@ class LlamaFacts:
 
     error: str = ""
     gpus: Callable[[], Sequence[str]] = field(default_factory=lambda: _not_loaded)
+    idle_card: Callable[[], str] = field(default_factory=lambda: _not_loaded)
     cuda: Callable[[], int] = field(default_factory=lambda: _not_loaded)
     pin_error: Callable[[], str] = field(default_factory=lambda: _not_loaded)
     plan: Callable[[], Sequence[str]] = field(default_factory=lambda: _not_loaded)

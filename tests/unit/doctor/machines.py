@@ -37,7 +37,7 @@ AT_REST = CardState(
 )  # fmt: skip
 
 LIBRARIES = {
-    "gpus": lambda: ["CUDA0"], "cuda": lambda: 13, "pin_error": lambda: "", "plan": list,
+    "gpus": lambda: ["CUDA0"], "idle_card": lambda: "", "cuda": lambda: 13, "pin_error": lambda: "", "plan": list,
     "tensors": lambda path: [("output", 100, path.stat().st_size - 100)],
 }  # fmt: skip
 

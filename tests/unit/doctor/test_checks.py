@@ -12,6 +12,7 @@ import pytest
 from pyctl.doctor.disk_speed import DiskSpeed, disk_speed
 from pyctl.doctor.examine import CHECKS, examine, screen
 from pyctl.errors import ModelError
+from pyctl.setup import unused_card
 from pyctl.setup.machine import Driver
 from tests.unit.doctor.machines import AT_REST, GIB, PCI_CARD, QUIET, RTX_3090, desktop
 
@@ -30,6 +31,10 @@ def refuse(*_: object) -> Any:
     raise ModelError("cannot make the context: 9 tokens need too much")
 
 
+def idle_card() -> str:
+    return unused_card({"XDG_DATA_HOME": "/nowhere"}, lambda: Driver((13, 0), "580", (RTX_3090,)), lambda: ())
+
+
 def tensors_beyond(path: Path) -> list[tuple[str, int, int]]:
     return [("output", 100, 1001)]
 
@@ -39,14 +44,14 @@ FOUND = {
     "no driver in a container": (
         "driver", {".dockerenv": ""}, {"find_driver": lambda: None}, "no driver", "--gpus all",
     ),
-    "old kernel module": ("driver", {}, {"find_driver": broken(803)}, "old kernel module still runs", "sudo reboot"),
-    "no device file": ("driver", {}, {"find_driver": broken(999)}, "/dev/nvidia-uvm", "nvidia-modprobe -u"),
+    "old kernel module": ("driver", {}, {"find_driver": broken(803)}, "kernel module differ", "restart the machine"),
+    "no device file": ("driver", {}, {"find_driver": broken(999)}, "fails to start", "nvidia-modprobe -u"),
     "another code": ("driver", {}, {"find_driver": broken(7)}, "cuInit 7", "nvidia-smi"),
     "old driver": (
         "driver", {}, {"find_driver": lambda: Driver((12, 4), "550.54", (RTX_3090,))},
         "driver 550.54 speaks CUDA 12.4, this build needs CUDA 13", "580",
     ),
-    "CPU build": ("build", {}, {"gpus": list, "cuda": lambda: 0}, "built for the CPU", "pyctl setup"),
+    "CPU build": ("build", {}, {"gpus": list, "idle_card": idle_card}, "RTX 3090 is idle", "pyctl setup"),
     "other release": ("llama.cpp", {}, {"error": "built for 0.5, 0.6 is loaded"}, "0.6 is loaded", "reinstall"),
     "pageable": ("pinned memory", {}, {"pin_error": lambda: "code 2"}, "cannot be pinned: code 2", "driver"),
     "less power": ("power limit", {}, {"card_states": states(power_limit=250_000)}, "250 W of 350 W", "-i 0 -pl 350"),
