@@ -98,14 +98,13 @@ class BenchRun:
     def run(self) -> None:
         """Measure all that fits the budget; a server that fails leaves a record of kind "failed"."""
         self._began = self.clock()
-        cache = ("--kv-cache-dir", str(self.work / "cache"), "--kv-cache-budget", str(self.options.cache_mib))
-        with self._part(OURS, (*PYCTL_SERVE, *self.options.flags, *cache)) as server:
+        with self._part(OURS, self._command()) as server:
             self._measure(server, is_first=True)
             self._compare_in_memory(server, self._mode)
         if not self._n_ctx:
             return  # nothing was measured; the record says why
         small = str(min(self._n_ctx, max(self.options.depths) + RESERVE))
-        with self._part(OURS, (*PYCTL_SERVE, *self.options.flags, *cache, "-c", small), is_cold=True) as server:
+        with self._part(OURS, self._command("-c", small), is_cold=True) as server:
             self._return(server)
             self._compare_from_disk(server, self._mode)
         if self.options.both_modes and not self.options.is_exact:
@@ -124,6 +123,11 @@ class BenchRun:
     @property
     def _mode(self) -> str:
         return "--exact" if self.options.is_exact else "by default"
+
+    def _command(self, *more: str) -> tuple[str, ...]:
+        """`pyctl serve` with a cache below ``work``, never the user's."""
+        cache = ("--kv-cache-dir", str(self.work / "cache"), "--kv-cache-budget", str(self.options.cache_mib))
+        return *PYCTL_SERVE, *self.options.flags, *cache, *more
 
     # -- servers -----------------------------------------------------------------------------------------------------
 
@@ -243,7 +247,7 @@ class BenchRun:
 
     def _drafts(self) -> None:
         """Replies with drafts of the model's head; the first one, for which steps are still new, does not count."""
-        with self._part(OURS, (*PYCTL_SERVE, *self.options.flags, *self.options.head_flags)) as server:
+        with self._part(OURS, self._command(*self.options.head_flags)) as server:
             depth = self._depths()[0]
             messages = self._chat(f"{depth}", depth)
             if self._fits(depth, "drafts"):
@@ -255,10 +259,9 @@ class BenchRun:
 
     def _exact_mode(self) -> None:
         """The comparisons again with --exact, whose caches are others."""
-        cache = ("--exact", "--kv-cache-dir", str(self.work / "cache"))
         for is_cold, compare in ((False, self._compare_in_memory), (True, self._compare_from_disk)):
             if self._fits(4 * EXACT_TOKENS, "--exact"):
-                with self._part(OURS, (*PYCTL_SERVE, *self.options.flags, *cache), is_cold=is_cold) as server:
+                with self._part(OURS, self._command("--exact"), is_cold=is_cold) as server:
                     compare(server, "--exact")
 
     def _compare_in_memory(self, server: AskedServer, mode: str) -> None:
