@@ -25,7 +25,7 @@ from pyctl.doctor.nvml import used_bytes
 from pyctl.errors import ConfigError, ModelError
 from pyctl.measure.bench_report import is_wrong, picture, table_lines
 from pyctl.measure.bench_run import BenchOptions, BenchRun
-from pyctl.models import builtin_model
+from pyctl.models import builtin_model, split_names
 from pyctl.setting import CHAT, DISK, GENERAL, LOG, SERVER, Flag
 from pyctl.text import one_line
 
@@ -239,10 +239,11 @@ def _header(flags: Sequence[str]) -> list[str]:
     """Model, machine and flags, in lines of 80 columns."""
     from pyctl.llama.library import build_version
 
+    path = Path(flags[1])
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     cpu = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.processor())
-    size = Path(flags[1]).stat().st_size / 2**30
-    model = f"{one_line(Path(flags[1]).name)}, {size:.1f} GiB"
+    size = sum(path.with_name(name).stat().st_size for name in split_names(path.name))
+    model = f"{one_line(path.name)}, {size / MIB:,.0f} MiB"
     found = [f"pyctl {__version__}, {build_version()}", f"{cpu}, {len(os.sched_getaffinity(0))} cores", model]
     found += [" ".join(map(one_line, flags[2:]))] if flags[2:] else []
     return [line if len(line) <= 80 else f"{line[:79]}…" for line in found]

@@ -9,7 +9,7 @@ import mmap
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -38,12 +38,15 @@ def run_doctor(argv: Sequence[str]) -> int:
     if options.help:
         parser.print_help()
         return 0
-    settings = parse_serve(rest)
+    settings = _with_fetched(parse_serve(rest))
     # Only now: --help needs none of it.
     from pyctl.doctor.examine import examine, screen
     from pyctl.doctor.facts import Facts
 
-    found = examine(Facts(wishes=_wishes(settings), llama=_llama_facts(settings)))
+    # Without a disk cache, the place where one would be.
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    wishes = _wishes(settings, default_cache=f"{home}/pyctl")
+    found = examine(Facts(wishes=wishes, llama=_llama_facts(settings)))
     if options.json:
         print(json.dumps({"sound": found.is_sound, **asdict(found)}, indent=1))
     else:
@@ -81,15 +84,27 @@ class _DoctorParser(argparse.ArgumentParser):
         raise ConfigError(f"{message}; see {self.prog} --help")
 
 
-def _wishes(settings: CommandSettings) -> Wishes:
+def _with_fetched(settings: CommandSettings) -> CommandSettings:
+    """With the path of a model that -hf names and that is there already; nothing is fetched."""
+    if settings.model.path or not settings.hub.hf_repo:
+        return settings
+    from pyctl.cli.assemble import found
+
+    try:
+        return found(replace(settings, hub=replace(settings.hub, offline=True)))
+    except ConfigError:
+        return settings
+
+
+def _wishes(settings: CommandSettings, default_cache: str = "") -> Wishes:
     from pyctl.doctor.facts import Wishes
 
-    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     model = settings.model
     path = Path(model.path).expanduser() if model.path else None
+    cache = settings.disk.cache_dir or default_cache
     return Wishes(
         model_files=tuple(path.with_name(name) for name in split_names(path.name)) if path is not None else (),
-        cache_dir=Path(settings.disk.cache_dir or f"{home}/pyctl").expanduser(),
+        cache_dir=Path(cache).expanduser() if cache else None,
         cache_bytes=settings.disk.disk_mib * MIB,
         ram_bytes=max(settings.cache.ram_mib, 0) * MIB,
         locks_memory="mlock" in model.load_mode,
@@ -144,10 +159,9 @@ class _PlannedError(Exception):
 
 def _plan(settings: CommandSettings) -> list[str]:
     """The warnings of a load with these settings that ends before memory is allocated. Raises ModelError."""
-    from pyctl.cli.assemble import found
     from pyctl.llama import load
 
-    settings, heard = found(settings), _Warnings()
+    heard = _Warnings()
 
     def announce(plan: MemoryPlan) -> None:
         raise _PlannedError(plan)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pyctl.doctor import card_checks, storage_checks, system_checks
 from pyctl.doctor.facts import Facts
 from pyctl.doctor.finding import Finding, UnknownError
-from pyctl.text import one_line
+from pyctl.text import one_line, reason_of
 
 __all__ = ["CHECKS", "Check", "Examination", "examine", "screen"]
 
@@ -76,8 +76,8 @@ def examine(facts: Facts, checks: Sequence[Check] = CHECKS) -> Examination:
     for check in checks:
         try:
             found = check.look(facts)
-        except UnknownError as error:
-            found = [Finding("unknown", f"cannot be told: {error}")]
+        except (UnknownError, OSError, ValueError, LookupError) as error:  # no check may end a server
+            found = [Finding("unknown", f"cannot be told: {reason_of(error)}")]
         if found is None:
             absent.append(check.name)
         elif not found:

@@ -53,11 +53,12 @@ class LlamaFacts:
 class Wishes:
     """What the flags of serve ask of the machine; sizes are bytes.
 
-    ``model_files`` are all files of the model, ``cache_dir`` the directory of the disk cache, which need not exist.
+    ``model_files`` are all files of the model. ``cache_dir`` is the directory of the disk cache, which need not exist,
+    None without a disk cache.
     """
 
     model_files: tuple[Path, ...] = ()
-    cache_dir: Path = Path("~/.cache/pyctl")
+    cache_dir: Path | None = None
     cache_bytes: int = 16 * 2**30
     ram_bytes: int = 8 * 2**30
     locks_memory: bool = False

@@ -54,12 +54,14 @@ def model_place(facts: Facts) -> list[Finding] | None:
     if not files:
         return None
     size = sum(path.stat().st_size for path in files)
-    return _place(facts, files[0], f"the model ({size / GIB:.1f} GiB) loads slowly", "copy the model to a local SSD")
+    return _place(facts, files[0], f"the model of {size / GIB:.1f} GiB loads slowly", "copy the model to a local SSD")
 
 
-def cache_place(facts: Facts) -> list[Finding]:
+def cache_place(facts: Facts) -> list[Finding] | None:
     """The cache directory is on a disk of this machine, which keeps files over a restart."""
     place = facts.wishes.cache_dir
+    if place is None:
+        return None
     mount = facts.mount_of(place)
     if mount.kind in IN_MEMORY:
         text = f"{existing(place)} is in RAM ({mount.kind}): a cache there does not outlive a reboot"
@@ -70,7 +72,7 @@ def cache_place(facts: Facts) -> list[Finding]:
 def cache_disk(facts: Facts) -> list[Finding] | None:
     """The disk of the cache directory has no moving parts."""
     place = facts.wishes.cache_dir
-    if facts.mount_of(place).kind.startswith((*NETWORK, *IN_MEMORY)):
+    if place is None or facts.mount_of(place).kind.startswith((*NETWORK, *IN_MEMORY)):
         return None
     rotates = facts.is_rotating(place)
     if not rotates:
@@ -78,8 +80,10 @@ def cache_disk(facts: Facts) -> list[Finding] | None:
     return [slow(f"{existing(place)} is on a disk with moving parts", "--kv-cache-dir on an SSD")]
 
 
-def cache_space(facts: Facts) -> list[Finding]:
+def cache_space(facts: Facts) -> list[Finding] | None:
     """The disk has room for the cache."""
+    if facts.wishes.cache_dir is None:
+        return None
     place = existing(facts.wishes.cache_dir)
     try:
         free = shutil.disk_usage(place).free
@@ -92,8 +96,10 @@ def cache_space(facts: Facts) -> list[Finding]:
     return [wrong(text, "remove files") if free < LEAST_FREE else slow(text, mend)]
 
 
-def cache_speed(facts: Facts) -> list[Finding]:
+def cache_speed(facts: Facts) -> list[Finding] | None:
     """The disk reads and writes fast, measured with a file of 64 MiB."""
+    if facts.wishes.cache_dir is None:
+        return None
     place = existing(facts.wishes.cache_dir)
     try:
         speed = facts.disk_speed(place)
@@ -118,11 +124,14 @@ def memory_plan(facts: Facts) -> list[Finding] | None:
     return [slow(text, mend or "set the flag yourself, or take a smaller model") for text, _, mend in parts]
 
 
-def _place(facts: Facts, path: Path, effect: str, mend: str) -> list[Finding]:
+def _place(facts: Facts, path: Path, effect: str, mend: str) -> list[Finding] | None:
     found = _network(facts, path, effect, mend)
-    if not found and facts.is_rotating(path):
-        found = [slow(f"{path.name} is on a disk with moving parts: {effect}", mend)]
-    return found
+    if found:
+        return found
+    rotates = facts.is_rotating(path)
+    if not rotates:
+        return None if rotates is None else []
+    return [slow(f"{path.name} is on a disk with moving parts: {effect}", mend)]
 
 
 def _network(facts: Facts, path: Path, effect: str, mend: str) -> list[Finding]:
