@@ -78,11 +78,11 @@ def run_setup(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
         return _remove(places, arguments.yes)
     machine = look_at_machine(environ)
     plan = make_plan(machine, options)
-    for line in describe(machine, plan, jobs_for(machine, options.jobs)):
-        print(line)
     if plan.kind == "none":
         print(plan.why)
         return 0
+    for line in describe(machine, plan, jobs_for(machine, options.jobs)):
+        print(line)
     try:
         return _set_up(machine, plan, options, places, arguments)
     except OSError as error:

@@ -9,6 +9,7 @@ import fcntl
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -152,7 +153,8 @@ def compile_libraries(build: Build, source: Path, lock: int) -> None:
         try:
             code = _follow(process, build, progress, n_architectures)
         except KeyboardInterrupt:
-            # The terminal sends the signal to ninja too, which waits for its compilers to end.
+            # A terminal sends the signal to ninja too, which ends its compilers.
+            process.send_signal(signal.SIGINT)
             process.wait()
             build.say(f"stopped at {progress.share:.0%}; run pyctl setup again to go on")
             raise

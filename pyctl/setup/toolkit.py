@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,10 +120,11 @@ def _install(pip: Sequence[str], wheels: Sequence[str], place: Path) -> None:
     part = place.with_name(f"{place.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
-    command = [*pip, "install", "--disable-pip-version-check", "--quiet", "--no-deps", "--no-compile"]
+    command = [*pip, "install", "--disable-pip-version-check", "--no-deps", "--no-compile"]
+    command += [] if sys.stdout.isatty() else ["--quiet"]  # several hundred MB deserve a bar
     command += ["--only-binary", ":all:", "--no-cache-dir", "--target", str(part / "site"), *wheels]
-    # pip unpacks in TMPDIR first, which may be small.
-    environment = {**pip_environment(), "TMPDIR": str(part)}
+    # pip unpacks in TMPDIR first, which may be small; a user's setting of --user excludes --target.
+    environment = {**pip_environment(), "TMPDIR": str(part), "PIP_USER": "0"}
     if subprocess.run(command, env=environment, check=False).returncode != 0:
         raise ConfigError(f"pip could not install {', '.join(wheels)} (see above)")
     (part / "site").rename(place)

@@ -43,10 +43,9 @@ def build(environ: dict[str, str], *architectures: str) -> Path:
 
 
 def test_a_machine_without_a_card_has_nothing_to_do(run: Run, tmp_path: Path) -> None:
-    code, lines = run(BARE)
+    code, (line,) = run(BARE)
     assert code == 0
-    assert lines[0] == "found: no NVIDIA card"
-    assert lines[-1].startswith("nothing to do: this machine has no NVIDIA card")
+    assert line.startswith("nothing to do: this machine has no NVIDIA card")
     assert not list(tmp_path.iterdir())
 
 

@@ -241,6 +241,26 @@ def test_a_failed_compilation_shows_its_end_and_the_log(
     assert len(text.splitlines()) <= 33
 
 
+def test_ctrl_c_ends_ninja_and_says_how_to_go_on(
+    make_build: Callable[[], Build], programs: Programs, work: Path
+) -> None:
+    said: list[str] = []
+
+    def now(calls: list[None] = []) -> float:  # noqa: B006
+        calls.append(None)
+        if len(calls) > 2:  # the first line of ninja
+            raise KeyboardInterrupt
+        return 0.0
+
+    waiting = 'trap "echo ended >> {calls}; exit 2" INT; echo "[1/3] Building CXX object a.cpp.o"; while :; do :; done'
+    programs.make("ninja-that-waits", 'case " $* " in *" -n "*) exit 0;; esac; ' + waiting)
+    tools = replace(make_build().tools, ninja=str(programs.directory / "ninja-that-waits"))
+    with build_lock(work) as lock, pytest.raises(KeyboardInterrupt):
+        compile_libraries(replace(make_build(), tools=tools, say=said.append, now=now), work / "source", lock)
+    assert programs.called()[-1] == "ended"
+    assert said[-1].endswith("run pyctl setup again to go on")
+
+
 def test_two_builds_exclude_each_other(work: Path) -> None:
     with build_lock(work), pytest.raises(ConfigError, match="another pyctl setup is building"), build_lock(work):
         pass

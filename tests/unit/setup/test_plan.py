@@ -140,4 +140,4 @@ def test_what_was_found_and_will_be_done_is_said() -> None:
         "       about 3 minutes with 16 jobs, 0.7 GB to download, 0.7 GB afterwards",
     ]
     wsl = replace(BARE, is_wsl=True)
-    assert describe(wsl, make_plan(wsl, SetupOptions()), 1)[0] == "found: no NVIDIA card, WSL2"
+    assert describe(wsl, make_plan(wsl, SetupOptions(cpu=True)), 1)[0] == "found: no NVIDIA card, WSL2"
