@@ -14,6 +14,9 @@ TABLE, WAY, SERVER, COLUMN = 80, 24, 13, 10
 
 WAYS = (COLD, NEXT, AGAIN, FROM_RAM, FROM_DISK)
 
+EXPECTED = {FROM_RAM: "ram", FROM_DISK: "disk"}
+"""Where the prompts of a row were restored from."""
+
 
 def table_lines(records: Sequence[Record], header: Sequence[str]) -> Iterator[str]:
     """The lines of the table below ``header``; columns are depths, in prompt tokens."""
@@ -24,9 +27,12 @@ def table_lines(records: Sequence[Record], header: Sequence[str]) -> Iterator[st
         yield f"{'prompt tokens':{WAY + SERVER}}" + "".join(f"{depth:>{COLUMN},}" for depth in depths)
         yield "first token, ms"
         for way in WAYS:
-            yield from _rows(f"  {way}", [r for r in records if r.get("way") == way], "first_ms", depths)
+            found = [record for record in records if record.get("way") == way]
+            texts = ["missed" if _is_missed(record) else _number(record["first_ms"]) for record in found]
+            yield from _rows(f"  {way}", found, texts, depths)
         for kind, title in (("prefill", "prefill, tokens/s"), ("decode", "decode, tokens/s")):
-            yield from _rows(title, [r for r in records if r["kind"] == kind], "rate", depths)
+            found = _of(records, kind)
+            yield from _rows(title, found, [_number(record["rate"]) for record in found], depths)
         yield ""
     yield from _drafts(records)
     yield from _exact([record for record in records if record["kind"] == "exact"])
@@ -57,12 +63,18 @@ def _wrapped(title: str, text: str) -> list[str]:
     return textwrap.wrap(text, TABLE, initial_indent=f"{title:{WAY}}", subsequent_indent=" " * WAY)
 
 
-def _rows(title: str, records: Sequence[Record], field: str, depths: Sequence[int]) -> Iterator[str]:
-    """A line per server; a way that none took has no line."""
+def _is_missed(record: Record) -> bool:
+    """Whether a prompt was not restored from the place that its row is about."""
+    return record["source"] != EXPECTED.get(record["way"], record["source"])
+
+
+def _rows(title: str, records: Sequence[Record], texts: Sequence[str], depths: Sequence[int]) -> Iterator[str]:
+    """A line per server, with a text for each record; a way that none took has no line."""
     for server in (OURS, PEER):
-        found = {record["depth"]: record[field] for record in records if record["server"] == server}
-        if any(value is not None for value in found.values()):
-            cells = "".join(f"{_number(found.get(depth)):>{COLUMN}}" for depth in depths)
+        pairs = zip(records, texts, strict=True)
+        found = {record["depth"]: text for record, text in pairs if record["server"] == server}
+        if found:
+            cells = "".join(f"{found.get(depth, '-'):>{COLUMN}}" for depth in depths)
             yield f"{title:{WAY}}{server:{SERVER}}{cells}"
             title = ""
 
@@ -110,7 +122,7 @@ COLORS = {OURS: "#2f6fde", PEER: "#9aa0a6"}
 
 def picture(records: Sequence[Record], title: str) -> str:
     """An SVG: milliseconds to the first token at the deepest prompt, a bar for each way and server."""
-    found = [record for record in records if record.get("way") in WAYS]
+    found = [record for record in records if record.get("way") in WAYS and not _is_missed(record)]
     deepest = max((record["depth"] for record in found), default=0)
     found = [record for record in found if record["depth"] == deepest]
     longest = max((record["first_ms"] for record in found), default=1.0)

@@ -22,7 +22,14 @@ def records() -> list[dict[str, Any]]:
     for server in (OURS, PEER):
         for way in (COLD, NEXT, AGAIN, *((FROM_RAM, FROM_DISK) if server == OURS else ())):
             found += [
-                {"kind": "first token", "server": server, "way": way, "depth": depth, "first_ms": depth / 3.0}
+                {
+                    "kind": "first token",
+                    "server": server,
+                    "way": way,
+                    "depth": depth,
+                    "first_ms": depth / 3.0,
+                    "source": {FROM_RAM: "ram", FROM_DISK: "disk"}.get(way, ""),
+                }
                 for depth in DEPTHS
             ]
         counts = {"drafted": 0, "accepted": 0}
@@ -40,6 +47,13 @@ def test_the_table_has_80_columns_and_every_figure() -> None:
     for part in ("43,691", "12,346", "41.3", "63.0 instead of 41.3", "60 of 90 accepted", "from disk 0"):
         assert part in text
     assert text.count(PEER) == 6  # cold, next turn, another chat, prefill, decode, memory
+
+
+def test_a_restore_from_another_place_is_no_figure() -> None:
+    found = [{**record, "source": "none"} if record.get("way") == FROM_DISK else record for record in records()]
+    (line,) = (line for line in table_lines(found, []) if FROM_DISK in line)
+    assert line.split()[-4:] == ["missed"] * len(DEPTHS)
+    assert FROM_DISK not in picture(found, "model")
 
 
 def test_a_table_of_nothing_says_why() -> None:
