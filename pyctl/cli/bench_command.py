@@ -17,10 +17,10 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
 
 from pyctl import __version__
 from pyctl.cli.arguments import FLAGS, CommandSettings, parse_serve
+from pyctl.cli.command_parser import CommandParser
 from pyctl.doctor.nvml import used_bytes
 from pyctl.errors import ConfigError, ModelError
 from pyctl.measure.bench_report import is_wrong, picture, table_lines
@@ -94,7 +94,7 @@ def run_bench(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _BenchParser(
+    parser = CommandParser(
         prog="pyctl bench",
         usage="pyctl bench [-m FILE | -hf REPO] [--quick] [--llama-server PATH] [flags of pyctl serve]",
         description="Measure first tokens, replies, exactness and memory on this machine. Flags of pyctl serve count, "
@@ -110,11 +110,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", metavar="FILE", help="write every figure to this file")
     parser.add_argument("--picture", metavar="FILE", help="write a picture of the first tokens, as SVG")
     return parser
-
-
-class _BenchParser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message}; see {self.prog} --help")
 
 
 def _depths(numbers: Sequence[int]) -> tuple[int, ...]:

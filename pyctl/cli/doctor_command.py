@@ -11,9 +11,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from pyctl.cli.arguments import CommandSettings, parse_serve
+from pyctl.cli.command_parser import CommandParser
 from pyctl.errors import ConfigError
 from pyctl.models import split_names
 
@@ -54,19 +55,18 @@ def run_doctor(argv: Sequence[str]) -> int:
     return 0 if found.is_sound else 1
 
 
-def log_findings(settings: CommandSettings) -> None:
-    """Log the worst findings of the checks that take no time; called when the libraries are loaded."""
+def log_findings(settings: CommandSettings, root: Path = Path("/")) -> None:
+    """Log the worst findings of the checks that take no time and ask no library."""
     from pyctl.doctor.examine import CHECKS, examine
     from pyctl.doctor.facts import Facts
 
-    facts = Facts(wishes=_wishes(settings), llama=_llama_facts(settings))
-    found = examine(facts, [check for check in CHECKS if check.is_quick])
+    found = examine(Facts(root, wishes=_wishes(settings)), [check for check in CHECKS if check.is_quick])
     for finding in [each for each in found.findings if each.level != "unknown"][:N_LOGGED]:
         log.warning("%s; what would help: %s", finding.text, finding.mend)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _DoctorParser(
+    parser = CommandParser(
         prog="pyctl doctor",
         usage="pyctl doctor [-m FILE] [--json] [flags of pyctl serve]",
         description="Say what is wrong or slow on this machine, and what mends it. With -m and flags of pyctl serve, "
@@ -77,11 +77,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--help", action="store_true", help="print this text")
     parser.add_argument("--json", action="store_true", help="print every finding as JSON")
     return parser
-
-
-class _DoctorParser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message}; see {self.prog} --help")
 
 
 def _with_fetched(settings: CommandSettings) -> CommandSettings:
