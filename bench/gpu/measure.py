@@ -29,11 +29,12 @@ from typing import Any
 
 from bench.common import RESULTS
 from bench.compare import MeasurementError, measured
-from bench.gpu.machine import available_mib, cached_share, describe, direct_rate, evict, settle, storage_reads, vram_mib
+from bench.gpu.machine import available_mib, cached_share, describe, direct_rate, settle, storage_reads, vram_mib
 from bench.gpu.report import BARE, BY_DEFAULT, COLD, ONE_MESSAGE, OURS, PEER, RESTART, SPARE_MIB, WARM_RESTART, aims
 from bench.gpu.run import N_FIRST, QUESTION, Clock, Results, Run, Visit
 from bench.gpu.servers import Server, llama_server, pyctl
 from bench.gpu.workloads import Conversation, alternate, cut, edited, grow, once, restarted
+from pyctl.measure.observed import evict
 from tools.generator import SHAPES
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -10,6 +10,7 @@ import webbrowser
 
 from pyctl.cli.arguments import CommandSettings
 from pyctl.cli.assemble import assemble, found
+from pyctl.cli.doctor_command import log_findings
 from pyctl.cli.logs import start_log
 from pyctl.errors import EngineError, PyctlError
 from pyctl.llama import devices
@@ -106,6 +107,7 @@ class _Serving:
                 service.worker.warm(prepare_warm_up(service, ChatBody.of(body)))
             except PyctlError as error:
                 log.warning("--warm: %s", error)
+        log_findings(self._settings)
         log.info("serving %s on %s", service.worker.info.model_path, address)
         service.worker.watch()
 

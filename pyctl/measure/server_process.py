@@ -1,4 +1,4 @@
-"""A server program as a child process on a free port: what the benchmarks, the contract tests and the demo start."""
+"""A server program as a child process on a free port: what `pyctl bench`, the demo and the tests start."""
 
 from __future__ import annotations
 
@@ -51,15 +51,18 @@ class ServerProcess:
 
     @property
     def url(self) -> str:
+        """Its address, without a path."""
         return f"http://127.0.0.1:{self.port}"
 
     @property
     def pid(self) -> int:
+        """The id of the running process."""
         assert self._process is not None
         return self._process.pid
 
     @property
     def is_running(self) -> bool:
+        """Whether it was started and has not ended."""
         return self._process is not None and self._process.poll() is None
 
     def start(self, port: int = 0) -> None:
@@ -123,7 +126,7 @@ class ServerProcess:
 
 @contextlib.contextmanager
 def _reserved(port: int) -> Iterator[int]:
-    """A port, any free one for 0, that nobody else is given meanwhile; a server that reuses addresses can listen."""
+    """A port, any free one for 0, that no other process gets meanwhile; a server that reuses addresses can listen."""
     with socket.socket() as bound:
         for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
             bound.setsockopt(socket.SOL_SOCKET, option, 1)
