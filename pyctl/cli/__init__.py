@@ -14,12 +14,13 @@ USAGE = """usage: pyctl COMMAND [flags]
 commands:
   serve    answer llama-server's HTTP API
   chat     talk in the terminal, in this process or with --url to a running server
+  setup    build llama.cpp for this machine's NVIDIA card
   cache    look through a cache directory: ls, verify, prune, pin, unpin, rm
 
 pyctl COMMAND --help lists the flags; pyctl --version prints the version.
 """
 
-COMMANDS = ("serve", "chat", "cache")
+COMMANDS = ("serve", "chat", "setup", "cache")
 
 SWITCH_SECONDS = 0.0005
 
@@ -57,6 +58,10 @@ def _run(command: str, argv: Sequence[str]) -> int:
         from pyctl.cli.cache_command import run_cache
 
         return run_cache(argv)
+    if command == "setup":
+        from pyctl.cli.setup_command import run_setup
+
+        return run_setup(argv)
     from pyctl.cli.arguments import parse_chat, parse_serve
 
     settings = parse_serve(argv) if command == "serve" else parse_chat(argv)

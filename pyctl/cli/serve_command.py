@@ -12,12 +12,14 @@ from pyctl.cli.arguments import CommandSettings
 from pyctl.cli.assemble import assemble, found
 from pyctl.cli.logs import start_log
 from pyctl.errors import EngineError, PyctlError
+from pyctl.llama import devices
 from pyctl.server.app import create_app, create_loading_app
 from pyctl.server.body import ChatBody
 from pyctl.server.lifecycle import LoadingApp, bind, leave, serve
 from pyctl.server.memory import share_heaps
 from pyctl.server.prepare import prepare_warm_up
 from pyctl.server.service import Service
+from pyctl.setup import unused_card
 
 __all__ = ["open_in_browser", "page_address", "run_serve"]
 
@@ -54,6 +56,8 @@ def run_serve(settings: CommandSettings) -> int:
     """Serve until a signal; returns the exit code: 1 if the engine failed, or could not write all it had to."""
     share_heaps()
     start_log(settings.log, settings.warnings)
+    if not any(device.is_gpu for device in devices()) and (line := unused_card()):
+        log.warning("%s", line)
     listen, code = settings.listen, 0
     with bind(listen.hosts, listen.port) as sockets:
         # Before requests are taken: Ctrl-C must end a download.

@@ -22,6 +22,8 @@ WIDE_TABLES = {"contract.md", "disk-format.md", "limits.md", "native.md"}
 
 OTHERS = {
     *("--fix", "--json", "--help", "--version"),  # of pyctl cache, of all commands
+    *("--dry-run", "--yes", "--jobs", "--arch", "--cpu", "--system-cuda", "--keep-toolkit", "--dir"),  # of pyctl setup
+    *("--remove", "--gpus"),  # of pyctl setup, of docker and podman
     *("--no-cache-dir", "--url", "--only", "--gib", "--models", "--restore-chat-history"),  # of pip, bench, aider
     *("--continue", "--resume", "--schema", "--functions", "--auth-type", "--model", "--config"),  # of clients
     *("--against", "--parts", "--servers"),  # of bench
