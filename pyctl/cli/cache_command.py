@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyctl.cache import DiskSettings
+from pyctl.cache import DiskSettings, default_directory
 from pyctl.errors import ConfigError
 from pyctl.setting import flags_of
 from pyctl.text import one_line, plain
@@ -36,9 +36,10 @@ def run_cache(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     arguments, rest = parser.parse_known_args(argv)
     if rest:
         raise ConfigError(f"unexpected argument {rest[0]!r}; a directory is named by {DIRECTORY.names}")
-    if not arguments.kv_cache_dir:
-        raise ConfigError(f"no directory; pass {DIRECTORY.names} or set {DIRECTORY.env}")
-    path = Path(arguments.kv_cache_dir).expanduser()
+    try:
+        path = Path(arguments.kv_cache_dir).expanduser() if arguments.kv_cache_dir else default_directory(environ)
+    except RuntimeError as error:
+        raise ConfigError(f"no directory; pass {DIRECTORY.names} or set {DIRECTORY.env}") from error
     if not path.is_dir():
         raise ConfigError(f"{path} is not a directory")
     # Only now: --help needs none of it.
@@ -60,7 +61,8 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     parser = _Parser(prog="pyctl cache", description="Look through a cache directory and keep it tidy.")
     shared = _Parser(add_help=False)
     default = environ.get(DIRECTORY.env, "")
-    shared.add_argument(DIRECTORY.names, metavar="DIR", default=default, help="the directory that servers were given")
+    where = f"the directory of the servers (default: {DIRECTORY.default.partition(',')[0]})"
+    shared.add_argument(DIRECTORY.names, metavar="DIR", default=default, help=where)
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
 
     def command(name: str, function: object, text: str) -> argparse.ArgumentParser:

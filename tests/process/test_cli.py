@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.conftest import Server, clean_environment
+from tests.process.conftest import Server
+from tools.server_process import clean_environment
 
 
 def pyctl(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
