@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyctl.engine.request import Request
 from pyctl.errors import EngineError, RequestError
 from pyctl.server import Cors, ReplySettings, ServerSettings
 from pyctl.server.api.ollama import chat_body, generate_body
@@ -14,10 +17,12 @@ from pyctl.server.body import ChatBody, CompletionBody, InfillBody
 from tests.pictures import GridReader
 from tests.unit.chat import toy
 from tests.unit.server.api.test_images import URL, openai, prompt_of
-from tests.unit.server.fake import HI, N_CTX, Bench, fail, play
+from tests.unit.server.fake import HI, N_CTX, Bench, Gate, Script, fail, play
+from tests.unit.server.parts import Caller
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {}}}}}
 TOOLS = "{{ tools | tojson if tools }}" + toy.CHATML
+FUNCTION: dict[str, Any] = {"name": "f", "arguments": {"a": 1}}
 BASE64 = URL.partition(",")[2]
 
 
@@ -66,12 +71,11 @@ def test_a_chat_streams_unless_it_says_no() -> None:
 def test_the_same_prompt_as_of_all_other_apis() -> None:
     bench = Bench(play("x"), TOOLS)
     system, asked = {"role": "system", "content": "s"}, {"role": "user", "content": "a"}
-    function = {"name": "f", "arguments": {"a": 1}}
-    called = {"role": "assistant", "content": "c", "tool_calls": [{"function": function}]}
+    called = {"role": "assistant", "content": "c", "tool_calls": [{"function": FUNCTION}]}
     result = {"role": "tool", "tool_name": "f", "content": "r"}
     theirs = {
         **called,
-        "tool_calls": [{"id": "x", "type": "function", "function": {**function, "arguments": '{"a":1}'}}],
+        "tool_calls": [{"id": "x", "type": "function", "function": {**FUNCTION, "arguments": '{"a":1}'}}],
     }
     ours = tokens(bench, "/api/chat", {"messages": [system, asked, called, result], "tools": [TOOL]})
     messages = [system, asked, theirs, {"role": "tool", "tool_call_id": "x", "content": "r"}]
@@ -145,6 +149,46 @@ def test_what_is_wrong_is_said_in_ollamas_form(path: str, body: Any, status: int
     assert response.status_code == status, response.text
     assert list(response.json()) == ["error"]
     assert words in response.json()["error"]
+
+
+def test_what_open_webui_sends() -> None:
+    """Version 0.12.4: ids of calls may be null, an image has no head, and the settings of a chat come as they are."""
+    messages = [
+        {"role": "user", "content": "a", "images": [BASE64]},
+        {"role": "assistant", "content": "", "tool_calls": [{"index": 0, "id": None, "function": {**FUNCTION}}]},
+        {"role": "tool", "content": "r", "tool_call_id": None},
+    ]
+    body = {"model": "toy-1:latest", "messages": messages, "stream": True, "options": {"num_predict": 4}}
+    body |= {"tools": [TOOL], "metadata": {}, "system": "s", "think": True, "keep_alive": -1}
+    *_, last = lines(Bench(play("x"), TOOLS, images=GridReader()), "/api/chat", body)
+    assert last["done"]
+    unloading = {"model": "toy-1:latest", "keep_alive": 0, "prompt": ""}
+    assert Bench(play("x")).post("/api/generate", unloading).json()["done"]
+    embedded = {"model": "m", "input": ["a", "b"], "prompt": "a\nb"}
+    bench = Bench(replies=ReplySettings(embeddings=True), pooling="mean")
+    assert len(bench.post("/api/embed", embedded).json()["embeddings"]) == 2
+
+
+def test_a_silent_stream_repeats_an_empty_chunk() -> None:
+    """A comment, or an empty line, is no JSON: clients read each line."""
+    silence = Gate(threading.Event())
+
+    def script(request: Request) -> Script:
+        first, second, *rest = play("a")(request)
+        return [first, second, silence, *rest]
+
+    async def run() -> None:
+        caller = Caller(Bench(script), "/api/chat", {"messages": HI, "sse_ping_interval": 1})
+        call = asyncio.ensure_future(caller.call())
+        await caller.until(lambda: bool(b"".join(caller.bodies)))
+        silence.opened.set()
+        await call
+        chunks = [json.loads(line) for line in b"".join(caller.bodies).splitlines()]
+        assert (chunks[0]["message"], chunks[0]["done"]) == ({"role": "assistant", "content": ""}, False)
+        assert "".join(chunk["message"]["content"] for chunk in chunks) == "a"
+        assert chunks[-1]["done"]
+
+    asyncio.run(run())
 
 
 def test_a_failure_in_the_middle_is_a_line() -> None:
