@@ -115,5 +115,6 @@ class _Serving:
     def close(self) -> bool:
         """Stop loading, or end the engine; whether all is written that was to be kept. Idempotent."""
         self._closing.set()
+        self.gate.close()
         # Requests that clients have given up may be tokenised still: `leave` ends the process with the model in it.
         return self._service is None or self._service.worker.close(unload=False)
