@@ -211,12 +211,9 @@ def _prepare_vocabulary(worker: Worker) -> None:
 
 
 def _announce(plan: MemoryPlan, budget: int | None) -> None:
-    """Say what will be used: in the log, or where that is quiet, to a person at the terminal."""
+    """Log what will be used."""
     table = "\n  ".join(plan.lines(budget))
-    if log.isEnabledFor(logging.INFO):
-        log.info(f"memory:\n  {table}")
-    elif sys.stderr.isatty():
-        print(f"memory:\n  {table}", file=sys.stderr)
+    log.info(f"memory:\n  {table}")
     for warning in plan.warnings(budget):
         log.warning("%s", warning)
 

@@ -212,7 +212,7 @@ def test_a_chat_at_the_terminal(tiny_mmproj: Path, model_path: Callable[[str], P
         "--mmproj",
         str(tiny_mmproj),
     ]
-    command += ["-t", "1", "-c", "2048", "-n", "6"]
+    command += ["-t", "1", "-c", "2048", "-n", "6", "--lines"]
     lines = f"/image {tmp_path / 'a.png'}\nWhat is this?\nAnd?\n/save {saved}\n"
     done = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=60, env=clean_environment())
     assert done.returncode == 0, done.stderr
