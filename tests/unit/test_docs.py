@@ -27,6 +27,7 @@ OTHERS = {
     *("--no-cache-dir", "--url", "--only", "--gib", "--models", "--restore-chat-history"),  # of pip, bench, aider
     *("--continue", "--resume", "--schema", "--functions", "--auth-type", "--model", "--config"),  # of clients
     *("--against", "--parts", "--servers"),  # of bench
+    *("--quick", "--depths", "--llama-server", "--budget", "--picture"),  # of pyctl bench
     *("--api-prefix", "--check", "--out", "--start", "--seconds", "--rate", "--weights"),  # of tools
 }
 """Flags of other programs, and of other commands than serve and chat."""
