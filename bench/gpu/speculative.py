@@ -83,7 +83,7 @@ class Case:
         if self.part == "defaults":
             return ["--spec-type", "draft-mtp"]
         if not self.n_max:
-            return []
+            return ["--spec-type", "none"]
         return ["--spec-type", "draft-mtp", "--spec-draft-n-max", str(self.n_max)]
 
 

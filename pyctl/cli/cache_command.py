@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyctl.cache import DiskSettings
+from pyctl.cache import DiskSettings, default_directory
 from pyctl.cli.command_parser import CommandParser
 from pyctl.errors import ConfigError
 from pyctl.setting import flags_of
@@ -37,9 +37,10 @@ def run_cache(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     arguments, rest = parser.parse_known_args(argv)
     if rest:
         raise ConfigError(f"unexpected argument {rest[0]!r}; a directory is named by {DIRECTORY.names}")
-    if not arguments.kv_cache_dir:
-        raise ConfigError(f"no directory; pass {DIRECTORY.names} or set {DIRECTORY.env}")
-    path = Path(arguments.kv_cache_dir).expanduser()
+    try:
+        path = Path(arguments.kv_cache_dir).expanduser() if arguments.kv_cache_dir else default_directory(environ)
+    except RuntimeError as error:
+        raise ConfigError(f"no directory; pass {DIRECTORY.names} or set {DIRECTORY.env}") from error
     if not path.is_dir():
         raise ConfigError(f"{path} is not a directory")
     # Only now: --help needs none of it.
@@ -61,7 +62,8 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     parser = CommandParser(prog="pyctl cache", description="Look through a cache directory and keep it tidy.")
     shared = CommandParser(add_help=False)
     default = environ.get(DIRECTORY.env, "")
-    shared.add_argument(DIRECTORY.names, metavar="DIR", default=default, help="the directory that servers were given")
+    where = f"the directory of the servers (default: {DIRECTORY.default.partition(',')[0]})"
+    shared.add_argument(DIRECTORY.names, metavar="DIR", default=default, help=where)
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=CommandParser)
 
     def command(name: str, function: object, text: str) -> argparse.ArgumentParser:

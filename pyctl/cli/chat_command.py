@@ -38,9 +38,10 @@ def chat_backend(settings: CommandSettings) -> Iterator[ChatBackend]:
         return
     # Only now: a running server needs no engine here.
     from pyctl.cli.assemble import assemble, found
+    from pyctl.cli.defaults import with_directory
     from pyctl.terminal.local import LocalBackend
 
-    service = assemble(found(settings))
+    service = assemble(found(with_directory(settings)))
     try:
         yield LocalBackend(service)
     finally:

@@ -10,6 +10,7 @@ import webbrowser
 
 from pyctl.cli.arguments import CommandSettings
 from pyctl.cli.assemble import assemble, found
+from pyctl.cli.defaults import with_directory
 from pyctl.cli.doctor_command import log_findings
 from pyctl.cli.logs import start_log
 from pyctl.errors import EngineError, PyctlError
@@ -62,7 +63,7 @@ def run_serve(settings: CommandSettings) -> int:
     listen, code = settings.listen, 0
     with bind(listen.hosts, listen.port) as sockets:
         # Before requests are taken: Ctrl-C must end a download.
-        serving = _Serving(found(settings))
+        serving = _Serving(found(with_directory(settings)))
         try:
             serve(serving.gate, sockets, listen, on_ready=serving.run, on_stop=serving.close)
         except EngineError as error:
@@ -114,5 +115,6 @@ class _Serving:
     def close(self) -> bool:
         """Stop loading, or end the engine; whether all is written that was to be kept. Idempotent."""
         self._closing.set()
+        self.gate.close()
         # Requests that clients have given up may be tokenised still: `leave` ends the process with the model in it.
         return self._service is None or self._service.worker.close(unload=False)

@@ -11,8 +11,9 @@ from typing import Any
 
 import httpx
 import pytest
+from tools.server_process import clean_environment
 
-from tests.process.conftest import Server, clean_environment
+from tests.process.conftest import Server
 
 MAX_STEPS = 20
 """Where the agent gives up; a model of random weights never finishes by itself."""

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tools.server_process import clean_environment
 
-from tests.process.conftest import Server, clean_environment
+from tests.process.conftest import Server
 
 
 def pyctl(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:

@@ -15,8 +15,9 @@ from typing import Any
 
 import httpx
 import pytest
+from tools.server_process import clean_environment
 
-from tests.process.conftest import Server, clean_environment, source_of
+from tests.process.conftest import Server, source_of
 from tests.waiting import until
 
 Start = Callable[..., Server]
@@ -30,6 +31,7 @@ LONG |= {"stream": True, "return_progress": True}
 ENDLESS = """
 import sys, time
 from pyctl.llama import LlamaBackend, library
+from tools.server_process import clean_environment
 
 decode = LlamaBackend._decode
 

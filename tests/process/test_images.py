@@ -16,9 +16,10 @@ import anthropic
 import httpx
 import openai
 import pytest
+from tools.server_process import clean_environment
 
 from tests.pictures import image_bytes
-from tests.process.conftest import Server, clean_environment, source_of
+from tests.process.conftest import Server, source_of
 
 PNG, JPEG = image_bytes(320, 240, seed=1), image_bytes(160, 128, "jpeg", seed=2)
 TEXT = "You are shown pictures, and say what is in them, at some length and with care. " * 4

@@ -18,8 +18,9 @@ from threading import Thread
 
 import httpx
 import pytest
+from tools.server_process import clean_environment
 
-from tests.process.conftest import Server, clean_environment, n_on_disk
+from tests.process.conftest import Server, n_on_disk
 from tests.process.test_cli import pyctl
 from tests.waiting import until
 

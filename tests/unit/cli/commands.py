@@ -143,7 +143,7 @@ def look(monkeypatch: pytest.MonkeyPatch, argv: list[str], at: Callable[[Seen], 
         tokenizer = ByteTokenizer(TOKENIZER_SPECIALS, eos="<|im_end|>")
         by_model = [name for name in seen.drafts.ordered_types if name in MODEL_TYPES]
         backend = _Backend(draft_type=by_model[0] if by_model else "")
-        return Loaded(backend, tokenizer, info, seen.images)  # type: ignore[arg-type]
+        return Loaded(backend, tokenizer, info, seen.images, seen.drafts)  # type: ignore[arg-type]
 
     def submit(_: Worker, request: Request) -> RequestHandle:
         seen.requests.append(request)
