@@ -24,6 +24,9 @@ PARENT_DEATH_SIGNAL = 1
 
 STOP_SECONDS = 30.0
 
+LIBRARY_CHOICE = "PYCTL_LIBS"
+"""The variable that chooses between builds of llama.cpp, the same for a server as for the program that starts it."""
+
 
 def clean_environment() -> dict[str, str]:
     """The environment without settings (LLAMA_ARG_*, PYCTL_*), and without the disk cache in the user's directory."""

@@ -56,7 +56,7 @@ FOUND = {
     "pageable": ("pinned memory", {}, {"pin_error": lambda: "code 2"}, "cannot be pinned: code 2", "driver"),
     "less power": ("power limit", {}, {"card_states": states(power_limit=250_000)}, "250 W of 350 W", "-i 0 -pl 350"),
     "few lanes": ("PCIe link", {}, {"card_states": states(lanes=(4, 16))}, "4 of 16 PCIe lanes", "slot"),
-    "old slot": ("PCIe link", {}, {"card_states": states(generations=(3, 4))}, "copies between RAM and card take 2 times", "slot"),
+    "old slot": ("PCIe link", {}, {"card_states": states(generations=(3, 4))}, "card take 2 times", "slot"),
     "unloading": ("persistence", {}, {"card_states": states(is_persistent=False)}, "unloads", "nvidia-smi -pm 1"),
     "overcommit": ("overcommit", {"proc/sys/vm/overcommit_memory": "2"}, {}, "is 2", "overcommit_memory=0"),
     "swap": (
