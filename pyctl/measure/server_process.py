@@ -29,8 +29,12 @@ LIBRARY_CHOICE = "PYCTL_LIBS"
 
 
 def clean_environment() -> dict[str, str]:
-    """The environment without settings (LLAMA_ARG_*, PYCTL_*), and without the disk cache in the user's directory."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("LLAMA_ARG_", "PYCTL_"))}
+    """The environment without settings (LLAMA_ARG_*, PYCTL_*), and without the disk cache in the user's directory.
+
+    The choice of llama.cpp's libraries stays.
+    """
+    hidden = {name for name in os.environ if name.startswith(("LLAMA_ARG_", "PYCTL_"))} - {LIBRARY_CHOICE}
+    kept = {name: value for name, value in os.environ.items() if name not in hidden}
     return {**kept, "PYCTL_KV_CACHE": "off"}
 
 
