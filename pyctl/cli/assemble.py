@@ -211,8 +211,9 @@ def _prepare_vocabulary(worker: Worker) -> None:
 
 
 def _announce(plan: MemoryPlan, budget: int | None) -> None:
-    """Say what will be used."""
-    say("\n  ".join(["memory:", *plan.lines(budget)]))
+    """Log what will be used."""
+    table = "\n  ".join(plan.lines(budget))
+    log.info(f"memory:\n  {table}")
     for warning in plan.warnings(budget):
         log.warning("%s", warning)
 

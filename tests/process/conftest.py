@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tools.server_process import clean_environment
+from pyctl.measure.server_process import clean_environment
 
 from tests.unit.engine.single_precision import F32_ROWS
 from tests.waiting import until

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tools.server_process import clean_environment
+from pyctl.measure.server_process import clean_environment
 
 from tests.process.conftest import Server
 

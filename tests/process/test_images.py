@@ -16,7 +16,7 @@ import anthropic
 import httpx
 import openai
 import pytest
-from tools.server_process import clean_environment
+from pyctl.measure.server_process import clean_environment
 
 from tests.pictures import image_bytes
 from tests.process.conftest import Server, source_of
@@ -213,7 +213,7 @@ def test_a_chat_at_the_terminal(tiny_mmproj: Path, model_path: Callable[[str], P
         "--mmproj",
         str(tiny_mmproj),
     ]
-    command += ["-t", "1", "-c", "2048", "-n", "6"]
+    command += ["-t", "1", "-c", "2048", "-n", "6", "--lines"]
     lines = f"/image {tmp_path / 'a.png'}\nWhat is this?\nAnd?\n/save {saved}\n"
     done = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=60, env=clean_environment())
     assert done.returncode == 0, done.stderr

@@ -387,6 +387,7 @@ def test_chat_takes_server_flags_without_effect() -> None:
         ("http://localhost:8080/", "http://localhost:8080"),
         ("localhost:8080", "http://localhost:8080"),
         ("https://example.org/v1", "https://example.org/v1"),
+        ("unix:///run/p.sock", "unix:///run/p.sock"),
     ],
 )
 def test_chat_with_a_server(text: str, url: str) -> None:

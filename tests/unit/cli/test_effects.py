@@ -463,9 +463,11 @@ EFFECTS: dict[str, Effect] = {
     "--embd-normalize": Effect("-1", embedding, ("--embedding",)),
     "--spm-infill": Effect("", infill),
     # -- chat
-    "-p": Effect("Hello", lambda seen: seen.chat["prompt"]),
-    "-sys": Effect("Be brief.", lambda seen: seen.chat["system"]),
-    "--stats": Effect("", lambda seen: seen.chat["stats"]),
+    "-p": Effect("Hello", lambda seen: seen.chat["settings"].prompt),
+    "-sys": Effect("Be brief.", lambda seen: seen.chat["settings"].system_prompt),
+    "--stats": Effect("", lambda seen: seen.chat["settings"].stats),
+    "--lines": Effect("", lambda seen: seen.chat["settings"].lines),
+    "--continue": Effect("", lambda seen: seen.chat["settings"].resumes),
     "--url": Effect("http://h", lambda seen: seen.remote[:1], (ALONE,)),
 }
 OF_CHAT = {"--api-key": Effect("k", lambda seen: seen.remote[1], (ALONE, "--url", "h"))}
