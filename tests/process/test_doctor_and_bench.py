@@ -11,8 +11,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from pyctl.doctor.examine import CHECKS
+from pyctl.measure.server_process import clean_environment
 from pyctl.models import builtin_model
-from tests.process.conftest import clean_environment
 from tests.waiting import until
 
 SMALL = ("--depths", "300", "600", "--quick", "-t", "1", "-c", "4096", "-np", "1", "--spec-type", "ngram-simple")

@@ -95,7 +95,7 @@ FOUND = {
         "cache directory", {"proc/self/mountinfo": MOUNTS.format("tmpfs", "tmpfs")}, {}, "does not outlive", "SSD",
     ),
     "cache on a disk": ("cache's disk", {"sys/class/block/nvme0n1/queue/rotational": "1"}, {}, "moving parts", "SSD"),
-    "no space": ("disk space", {}, {"cache_bytes": 2**60}, "GiB free", ""),
+    "no space": ("disk space", {}, {"cache_bytes": 2**60}, "GiB free", "--kv-cache-budget"),
     "slow disk": ("disk speed", {}, {"disk_speed": lambda place: DiskSpeed(9e7, 1e8)}, "reads 100 MB/s", "SSD"),
     "plan": ("memory plan", {}, {"plan": lambda: ["CUDA0 has 9 MiB too little; what would help: -np 1"]},
              "9 MiB too little", "-np 1"),
