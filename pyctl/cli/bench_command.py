@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -191,6 +191,7 @@ def _work_directory(settings: CommandSettings) -> Iterator[Path]:
     given = settings.disk.cache_dir and not settings.disk.is_default
     cache = Path(settings.disk.cache_dir) if given else default_directory(os.environ)
     place = cache.expanduser().absolute().parent
+    is_new = not place.exists()
     try:
         place.mkdir(parents=True, exist_ok=True)
         work = tempfile.mkdtemp(prefix="pyctl-bench-", dir=place)
@@ -200,6 +201,9 @@ def _work_directory(settings: CommandSettings) -> Iterator[Path]:
         yield Path(work)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+        if is_new:
+            with suppress(OSError):  # another program may have put something there
+                place.rmdir()
 
 
 def _cache_mib(work: Path) -> int:

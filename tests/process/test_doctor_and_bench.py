@@ -24,7 +24,7 @@ def command(*arguments: str) -> list[str]:
 
 
 def environment(home: Path) -> dict[str, str]:
-    return {**clean_environment(), "XDG_CACHE_HOME": str(home)}
+    return {**clean_environment(), "XDG_CACHE_HOME": str(home), "PYCTL_KV_CACHE": "on"}
 
 
 def test_doctor_makes_every_check_and_sees_a_model_that_is_cut_off(tmp_path: Path) -> None:
