@@ -14,11 +14,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
 from pyctl import __version__
+from pyctl.cache import default_directory
 from pyctl.cli.arguments import FLAGS, CommandSettings, parse_serve
 from pyctl.cli.command_parser import CommandParser
 from pyctl.doctor.nvml import used_bytes
@@ -44,7 +45,7 @@ BUILTIN_CONTEXT = "65536"
 
 LEAST_CACHE_MIB, MOST_CACHE_MIB = 256, 16384
 
-OWN_DISK_FLAGS = frozenset({"cache_dir", "disk_mib"})
+OWN_DISK_FLAGS = frozenset({"cache_dir", "disk_mib", "kv_cache"})
 """What `pyctl bench` sets itself; other flags of the disk cache are the user's."""
 
 DROPPED = frozenset(
@@ -185,10 +186,12 @@ def _head_flags(settings: CommandSettings, flags: Sequence[str]) -> tuple[str, .
 
 @contextmanager
 def _work_directory(settings: CommandSettings) -> Iterator[Path]:
-    """A temporary directory on the disk that a cache would be on: beside the user's cache directory, which may not
-    exist, else in the user's directory for caches."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    place = Path(settings.disk.cache_dir).expanduser().absolute().parent if settings.disk.cache_dir else home
+    """A temporary directory on the disk that a cache would be on: beside the given cache directory or the default one,
+    which need not exist."""
+    given = settings.disk.cache_dir and not settings.disk.is_default
+    cache = Path(settings.disk.cache_dir) if given else default_directory(os.environ)
+    place = cache.expanduser().absolute().parent
+    is_new = not place.exists()
     try:
         place.mkdir(parents=True, exist_ok=True)
         work = tempfile.mkdtemp(prefix="pyctl-bench-", dir=place)
@@ -198,6 +201,9 @@ def _work_directory(settings: CommandSettings) -> Iterator[Path]:
         yield Path(work)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+        if is_new:
+            with suppress(OSError):  # another program may have put something there
+                place.rmdir()
 
 
 def _cache_mib(work: Path) -> int:
