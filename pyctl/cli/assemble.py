@@ -29,7 +29,7 @@ from pyctl.chat.constraint import json_constraint
 from pyctl.chat.replay import DEFAULT_REPLAY_BYTES, Replay
 from pyctl.chat.template import Template
 from pyctl.cli.arguments import CommandSettings
-from pyctl.cli.defaults import cache_budget, say, stored_bytes
+from pyctl.cli.defaults import cache_budget, stored_bytes
 from pyctl.cli.logs import LoadProgress
 from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.draft.cache_drafts import BESIDE_MODEL, CacheDrafts

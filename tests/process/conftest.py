@@ -11,8 +11,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from pyctl.measure.server_process import clean_environment
 
+from pyctl.measure.server_process import clean_environment
 from tests.unit.engine.single_precision import F32_ROWS
 from tests.waiting import until
 

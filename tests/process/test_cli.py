@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pyctl.measure.server_process import clean_environment
 
+from pyctl.measure.server_process import clean_environment
 from tests.process.conftest import Server
 
 
