@@ -18,7 +18,7 @@ from pyctl.cli.arguments import CommandSettings
 from pyctl.errors import ConfigError
 from pyctl.llama import MemoryPlan
 
-__all__ = ["cache_budget", "say", "stored_bytes", "with_directory"]
+__all__ = ["cache_budget", "stored_bytes", "with_directory"]
 
 log = logging.getLogger("pyctl")
 
@@ -34,7 +34,7 @@ OTHERS_RAM = 2 * GIB
 """Memory that the least budget leaves to other programs and to the page cache."""
 
 
-def say(text: str) -> None:
+def _say(text: str) -> None:
     """Tell the user ``text``: in the log, or where that is quiet, at the terminal."""
     if log.isEnabledFor(logging.INFO):
         log.info("%s", text)
@@ -78,7 +78,7 @@ def with_directory(settings: CommandSettings) -> CommandSettings:
         log.warning("no disk cache: cannot use %s: %s; --kv-cache-dir names another", directory, reason)
         return replace(settings, disk=replace(disk, cache_dir=""))
     size = f" of at most {disk_mib / 1024:,.1f}" if disk_mib else ""
-    say(
+    _say(
         f"disk cache: {directory} holds {n_prefixes:,} prefixes, {n_bytes / GIB:,.1f}{size} GiB; "
         "its files contain text of prompts; --no-kv-cache turns it off"
     )
