@@ -72,6 +72,8 @@ def run_bench(argv: Sequence[str]) -> int:
         if not Path(path).expanduser().absolute().parent.is_dir():
             raise ConfigError(f"cannot write {path}: its directory does not exist")
     flags = _server_flags(settings, rest)
+    if head_flags := _head_flags(settings, flags):
+        flags = (*flags, "--spec-type", "none")  # what drafts gain is a row of its own
     peer = _peer(options.llama_server, flags) if options.llama_server else ()
     with _interrupted_by_signals(), _work_directory(settings) as work:
         measured = BenchOptions(
@@ -79,7 +81,7 @@ def run_bench(argv: Sequence[str]) -> int:
             budget=options.budget or (QUICK_BUDGET if options.quick else BUDGET),
             n_decode=64 if options.quick else 128,
             both_modes=not options.quick, is_exact=settings.engine.exact,
-            head_flags=_head_flags(settings, flags), cache_mib=_cache_mib(work), vram=used_bytes,
+            head_flags=head_flags, cache_mib=_cache_mib(work), vram=used_bytes,
         )  # fmt: skip
         run = BenchRun(measured, work, lambda text: print(f"{run.seconds:6.1f} s  {text}", file=sys.stderr, flush=True))
         began = time.strftime("%Y-%m-%d %H:%M")
@@ -169,16 +171,17 @@ def _peer(path: str, flags: Sequence[str]) -> tuple[str, ...]:
 
 def _head_flags(settings: CommandSettings, flags: Sequence[str]) -> tuple[str, ...]:
     """The flags for drafts from the model's own head, if it has one and no flag asks for drafts."""
-    if settings.drafts.draft_types or settings.drafts.draft_path:
+    drafts = settings.drafts
+    if not drafts.is_automatic and (drafts.draft_types or drafts.draft_path):
         return ()
     # Only now: the import loads llama.cpp.
-    from pyctl.llama.devices import tensor_bytes
+    from pyctl.llama.draft.draft_file import count_heads
 
     try:
-        has_head = any(name.endswith(".nextn.eh_proj.weight") for name in tensor_bytes(Path(flags[1])))
+        n_heads = count_heads(Path(flags[1]))
     except ModelError as error:
         raise ConfigError(str(error)) from error
-    return ("--spec-type", "draft-mtp") if has_head else ()
+    return ("--spec-type", "draft-mtp", "--spec-draft-n-max", str(drafts.n_draft)) if n_heads == 1 else ()
 
 
 # -- places ------------------------------------------------------------------------------------------------------------
