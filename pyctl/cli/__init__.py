@@ -14,13 +14,15 @@ USAGE = """usage: pyctl COMMAND [flags]
 commands:
   serve    answer llama-server's HTTP API
   chat     talk in the terminal, in this process or with --url to a running server
+  launch   run Claude Code, Codex, OpenCode or another program on a server
+  service  install, show or remove a systemd service of the user
   setup    build llama.cpp for this machine's NVIDIA card
   cache    look through a cache directory: ls, verify, prune, pin, unpin, rm
 
 pyctl COMMAND --help lists the flags; pyctl --version prints the version.
 """
 
-COMMANDS = ("serve", "chat", "setup", "cache")
+COMMANDS = ("serve", "chat", "launch", "service", "setup", "cache")
 
 SWITCH_SECONDS = 0.0005
 
@@ -58,6 +60,14 @@ def _run(command: str, argv: Sequence[str]) -> int:
         from pyctl.cli.cache_command import run_cache
 
         return run_cache(argv)
+    if command == "launch":
+        from pyctl.cli.launch_command import run_launch
+
+        return run_launch(argv)
+    if command == "service":
+        from pyctl.cli.service_command import run_service
+
+        return run_service(argv)
     if command == "setup":
         from pyctl.cli.setup_command import run_setup
 
