@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from pyctl.cli.arguments import CommandSettings, parse_launch
 from pyctl.cli.launch_settings import LaunchSettings
-from pyctl.cli.programs import PROGRAMS, Endpoint, Program
+from pyctl.cli.programs import PROGRAMS, ClientProgram, Endpoint
 from pyctl.errors import ConfigError
 from pyctl.text import one_line
 
@@ -111,7 +111,7 @@ def _check_model(path: str, settings: CommandSettings, url: str) -> None:
 
 
 def invocation_of(
-    program: Program, to: Endpoint, arguments: Sequence[str], environ: Mapping[str, str], directory: Path
+    program: ClientProgram, to: Endpoint, arguments: Sequence[str], environ: Mapping[str, str], directory: Path
 ) -> Invocation:
     """The command and environment of ``program``; its files are written to ``directory``."""
     command, added = [program.executable, *program.arguments(to)], dict(program.environment(to))
@@ -130,7 +130,7 @@ def invocation_of(
     return Invocation((*command, *arguments), {**kept, **added}, added, removed)
 
 
-def _show(invocation: Invocation, program: Program, to: Endpoint, directory: Path) -> None:
+def _show(invocation: Invocation, program: ClientProgram, to: Endpoint, directory: Path) -> None:
     """Print what would run as lines for a shell."""
     for number, (name, text) in enumerate(program.files(to).items()):
         print(f"# {name} names a temporary file, here {directory / f'{number}.json'}: {text}")

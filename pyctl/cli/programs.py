@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["PROGRAMS", "Endpoint", "Program"]
+__all__ = ["PROGRAMS", "ClientProgram", "Endpoint"]
 
 MOST_REPLY_TOKENS = 32_000
 
@@ -33,15 +33,17 @@ class Endpoint:
 
 
 def _no_settings(endpoint: Endpoint) -> Mapping[str, str]:
+    """None."""
     return {}
 
 
 def _no_arguments(endpoint: Endpoint) -> Sequence[str]:
+    """None."""
     return ()
 
 
 @dataclass(frozen=True)
-class Program:
+class ClientProgram:
     """A program and its settings for an `Endpoint`.
 
     ``arguments`` come before the user's. ``files`` are texts of temporary files: the name is the flag, or else the
@@ -111,8 +113,8 @@ def _aider(to: Endpoint) -> Mapping[str, Any]:
     return {f"openai/{to.model}": {**sizes, **free, "litellm_provider": "openai", "mode": "chat"}}
 
 
-PROGRAMS: Mapping[str, Program] = {
-    "claude": Program(
+PROGRAMS: Mapping[str, ClientProgram] = {
+    "claude": ClientProgram(
         "claude",
         "npm install -g @anthropic-ai/claude-code",
         environment=_claude,
@@ -120,25 +122,25 @@ PROGRAMS: Mapping[str, Program] = {
         files=lambda to: {"--settings": json.dumps({"env": _claude(to)})},
         unset=("ANTHROPIC_API_KEY", *(f"CLAUDE_CODE_USE_{name}" for name in ("BEDROCK", "VERTEX", "FOUNDRY"))),
     ),
-    "codex": Program(
+    "codex": ClientProgram(
         "codex",
         "npm install -g @openai/codex",
         arguments=_codex,
         environment=lambda to: {"PYCTL_LAUNCH_KEY": to.key},
     ),
-    "opencode": Program(
+    "opencode": ClientProgram(
         "opencode",
         "npm install -g opencode-ai",
         environment=lambda to: {"OPENCODE_CONFIG_CONTENT": json.dumps(_opencode(to))},
     ),
-    "qwen": Program(
+    "qwen": ClientProgram(
         "qwen",
         "npm install -g @qwen-code/qwen-code",
         arguments=lambda to: ["--auth-type", "openai", "--openai-base-url", to.v1, "--model", to.model],
         environment=lambda to: {"OPENAI_BASE_URL": to.v1, "OPENAI_API_KEY": to.key, "OPENAI_MODEL": to.model},
         files=lambda to: {"QWEN_CODE_SYSTEM_SETTINGS_PATH": json.dumps(_qwen(to))},
     ),
-    "aider": Program(
+    "aider": ClientProgram(
         "aider",
         "pipx install aider-chat",
         # Flags count more than a .env file of the project.
@@ -146,7 +148,7 @@ PROGRAMS: Mapping[str, Program] = {
         environment=lambda to: {"OPENAI_API_KEY": to.key},
         files=lambda to: {"--model-metadata-file": json.dumps(_aider(to))},
     ),
-    "open-webui": Program(
+    "open-webui": ClientProgram(
         "open-webui",
         "pipx install open-webui",
         arguments=lambda to: ["serve", "--port", "3000"],  # its default port is the server's

@@ -15,6 +15,7 @@ import pytest
 
 from tests.process.conftest import Server, clean_environment
 from tests.waiting import until
+from tools.container import CONTAINERFILE, stages, words_of
 
 PROGRAM = f"""#!{sys.executable}
 import json, os, signal, sys, urllib.request as web
@@ -106,3 +107,13 @@ def test_a_server_that_does_not_start(environment: dict[str, str], tmp_path: Pat
     assert said[-1].startswith("pyctl: error: the server ended with exit code 2: ")
     assert "noise.gguf" in said[-1]
     assert not Path(environment["RECORD"]).exists()
+
+
+def test_the_health_check_of_the_image(start: Callable[..., Server]) -> None:
+    (check,) = (each for each in stages(CONTAINERFILE.read_text())[-1] if each.name == "HEALTHCHECK")
+    server = start("tiny-hybrid")
+    _, *arguments = [word.replace("http://127.0.0.1:8080", server.url) for word in words_of(check)]
+    command = [sys.executable, *arguments]
+    assert subprocess.run(command, timeout=60, env=clean_environment()).returncode == 0
+    server.stop()
+    assert subprocess.run(command, timeout=60, env=clean_environment(), stderr=subprocess.DEVNULL).returncode != 0

@@ -24,7 +24,8 @@ OTHERS = {
     *("--fix", "--json", "--help", "--version"),  # of pyctl cache, of all commands
     *("--dry-run", "--yes", "--jobs", "--arch", "--cpu", "--system-cuda", "--keep-toolkit", "--dir"),  # of pyctl setup
     *("--remove", "--gpus"),  # of pyctl setup, of docker and podman
-    *("--print", "--env", "--settings", "--model-metadata-file"),  # of pyctl service, docker, claude, aider
+    *("--print", "--settings", "--model-metadata-file"),  # of pyctl service, claude, aider
+    *("--build-arg", "--detach", "--read-only", "--shm-size", "--stop-timeout", "--tmpfs"),  # of docker
     *("--no-cache-dir", "--url", "--only", "--gib", "--models", "--restore-chat-history"),  # of pip, bench, aider
     *("--continue", "--resume", "--schema", "--functions", "--auth-type", "--model", "--config"),  # of clients
     *("--against", "--parts", "--servers"),  # of bench
