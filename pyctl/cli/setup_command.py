@@ -66,21 +66,23 @@ def run_setup(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
         cpu=arguments.cpu,
         architectures=parse_architectures(arguments.arch) if arguments.arch else (),
         system_cuda=arguments.system_cuda,
-        jobs=arguments.jobs,
+        jobs=arguments.jobs or 0,
     )
     if options.cpu and (options.architectures or options.system_cuda):
         raise ConfigError("--cpu excludes --arch and --system-cuda")
+    if arguments.jobs is not None and arguments.jobs < 1:
+        raise ConfigError("--jobs must be at least 1")
     given = Path(arguments.dir).expanduser().resolve() if arguments.dir else None
     places = _Places(given or data_home(environ), given / "setup" if given is not None else build_home(environ))
     if arguments.remove:
         return _remove(places, arguments.yes)
     machine = look_at_machine(environ)
     plan = make_plan(machine, options)
-    for line in describe(machine, plan, jobs_for(machine, options.jobs)):
-        print(line)
     if plan.kind == "none":
         print(plan.why)
         return 0
+    for line in describe(machine, plan, jobs_for(machine, options.jobs)):
+        print(line)
     try:
         return _set_up(machine, plan, options, places, arguments)
     except OSError as error:
@@ -99,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--cpu", action="store_true", help="build for the CPU, with all features that it has")
     parser.add_argument("--arch", metavar="LIST", help="compute capabilities to build for, such as 86,89")
     parser.add_argument("--system-cuda", action="store_true", help="use the CUDA toolkit that is installed here")
-    parser.add_argument("--jobs", "-j", type=int, default=0, metavar="N", help="compilers at a time")
+    parser.add_argument("--jobs", "-j", type=int, metavar="N", help="compilers at a time")
     parser.add_argument("--dir", metavar="DIR", help="place for everything, to be named by PYCTL_LIBS afterwards")
     parser.add_argument("--keep-toolkit", action="store_true", help="keep CUDA's compiler for the next build")
     parser.add_argument("--dry-run", action="store_true", help="say what was found and would be done")

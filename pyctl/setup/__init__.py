@@ -47,12 +47,13 @@ from pyctl.setup.plan import (
     parse_architectures,
 )
 from pyctl.setup.source import Pin, download_source, pip_command, read_pin, unpack_source
-from pyctl.setup.toolkit import Toolkit, Tools, install_toolkit, install_tools, probe_system_toolkit
+from pyctl.setup.toolkit import BuildTools, Toolkit, install_toolkit, install_tools, probe_system_toolkit
 
 __all__ = [
     "DRIVER_ERRORS",
     "Build",
     "BuildPlan",
+    "BuildTools",
     "BuiltLibraries",
     "Card",
     "Compiler",
@@ -63,7 +64,6 @@ __all__ = [
     "Program",
     "SetupOptions",
     "Toolkit",
-    "Tools",
     "build_home",
     "build_lock",
     "check_compiler",

@@ -9,6 +9,7 @@ import fcntl
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -22,7 +23,7 @@ from pyctl.setup.libraries import BuiltLibraries, cpu_features, write_built
 from pyctl.setup.machine import Compiler
 from pyctl.setup.progress import BuildProgress, Step, steps_of
 from pyctl.setup.source import Pin, download_source, read_pin, unpack_source
-from pyctl.setup.toolkit import Toolkit, Tools
+from pyctl.setup.toolkit import BuildTools, Toolkit
 
 __all__ = ["Build", "build_lock", "compile_libraries", "place_libraries", "stage_libraries", "unpacked_source"]
 
@@ -60,7 +61,7 @@ class Build:
 
     work: Path
     compiler: Compiler
-    tools: Tools
+    tools: BuildTools
     n_jobs: int
     toolkit: Toolkit | None = None
     architectures: tuple[str, ...] = ()
@@ -140,21 +141,26 @@ def compile_libraries(build: Build, source: Path, lock: int) -> None:
     progress = BuildProgress(steps_of(listed.stdout, n_architectures), build.n_jobs, build.now)
     polite = ["nice", "-n", "10"] if shutil.which("nice") else []
     command = [*polite, *ninja, "-j", str(build.n_jobs), *TARGETS]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=environment,
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env=environment,
         pass_fds=(lock,),
-    )  # fmt: skip
-    try:
-        code = _follow(process, build, progress, n_architectures)
-    except KeyboardInterrupt:
-        # The terminal sends the signal to ninja too, which waits for its compilers to end.
-        process.wait()
-        build.say(f"stopped at {progress.share:.0%}; run pyctl setup again to go on")
-        raise
-    finally:
-        if process.poll() is None:
-            process.terminate()
+    ) as process:
+        try:
+            code = _follow(process, build, progress, n_architectures)
+        except KeyboardInterrupt:
+            # A terminal sends the signal to ninja too, which ends its compilers.
+            process.send_signal(signal.SIGINT)
             process.wait()
+            build.say(f"stopped at {progress.share:.0%}; run pyctl setup again to go on")
+            raise
+        finally:
+            if process.poll() is None:
+                process.terminate()
     if code != 0:
         raise ConfigError(failure(build))
 

@@ -41,6 +41,9 @@ CHOICE = "PYCTL_LIBS"
 
 PACKAGE = "package"
 
+VISIBLE, HIDDEN = "CUDA_VISIBLE_DEVICES", ("", "-1")
+"""The variable that names the cards of a process, and its values that name none."""
+
 FEATURES = re.compile(r"avx|amx|fma|f16c|bmi|sse|ssse|sve|sme|asimd|i8mm|bf16")
 """CPU features that GGML_NATIVE uses; others come and go with kernels."""
 
@@ -80,12 +83,12 @@ def data_home(environ: Mapping[str, str] = os.environ) -> Path:
     chosen = environ.get(CHOICE, "")
     if chosen and chosen != PACKAGE:
         return Path(chosen)
-    return Path(environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "pyctl"
+    return Path(environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")) / "pyctl"
 
 
 def build_home(environ: Mapping[str, str] = os.environ) -> Path:
     """The directory for files that only a build needs: XDG_CACHE_HOME/pyctl/setup."""
-    return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pyctl" / "setup"
+    return Path(environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "pyctl" / "setup"
 
 
 def write_built(built: BuiltLibraries) -> None:
@@ -149,7 +152,7 @@ def use_libraries(
 
     Variables that are set already stay. The driver is asked only if there is a CUDA build of this release.
     """
-    if LIBRARY_PATH in environ or environ.get(CHOICE) == PACKAGE or not (data_home(environ) / "llama").is_dir():
+    if LIBRARY_PATH in environ or environ.get(CHOICE) == PACKAGE or not os.path.isdir(data_home(environ) / "llama"):
         return None
     release = read_pin().release
     candidates = [built for built in libraries_at(data_home(environ)) if built.release == release]
@@ -169,9 +172,9 @@ def unused_card(
 ) -> str:
     """One line for a process whose libraries use no GPU: why an NVIDIA card is idle, and the command that helps.
 
-    Empty if there is no such card, or if the user chose the libraries.
+    Empty if there is no such card, or if the user chose the libraries or hides the cards.
     """
-    if environ.get(CHOICE) == PACKAGE:
+    if environ.get(CHOICE) == PACKAGE or environ.get(VISIBLE) in HIDDEN:
         return ""
     driver = look()
     if driver is None or not (driver.cards or driver.error):

@@ -47,6 +47,12 @@ CUDA_SECONDS, CPU_SECONDS = 2712.0, 500.0
 CUDA_BYTES, CPU_BYTES = int(2.6 * GIB), int(0.7 * GIB)
 """Disk that a build needs at most; after it about 0.7 GiB and 20 MiB remain."""
 
+SIZES = {
+    "cpu": "0.1 GB to download, 20 MB afterwards",
+    "pypi": "0.7 GB to download, 0.7 GB afterwards",
+    "system": "0.1 GB to download, 0.1 GB afterwards",
+}
+
 DRIVER_ERRORS = {
     34: "a stub of libcuda.so.1 lies in the library path; remove its directory from LD_LIBRARY_PATH",
     100: "the driver shows no card; look at CUDA_VISIBLE_DEVICES, and start a container with --gpus all",
@@ -118,7 +124,7 @@ def make_plan(machine: Machine, options: SetupOptions) -> BuildPlan:
         return BuildPlan("none", _no_card(machine))
     if machine.driver is None:
         raise ConfigError(
-            "this machine has an NVIDIA card, but libcuda.so.1 of its driver is not found; install the driver "
+            "this machine has an NVIDIA card, but its driver is not found (libcuda.so.1); install the driver "
             f"({LEAST_DRIVER} or newer; Ubuntu: sudo apt install nvidia-driver-{LEAST_DRIVER}), or start the container "
             "with --gpus all; to build for the CPU: pyctl setup --cpu"
         )
@@ -228,13 +234,9 @@ def jobs_for(machine: Machine, wanted: int) -> int:
 def describe(machine: Machine, plan: BuildPlan, n_jobs: int) -> list[str]:
     """What was found and what will be done, in lines."""
     lines = [f"found: {_cards(machine)}", f"       {_builders(machine)}"]
-    if plan.kind != "none":
-        seconds = CPU_SECONDS + CUDA_SECONDS * len(plan.architectures)
-        size = "0.1 GB to download, 20 MB afterwards" if plan.kind == "cpu" else "0.7 GB to download, 0.7 GB afterwards"
-        if plan.kind == "system":
-            size = "0.1 GB to download, 0.1 GB afterwards"
-        lines.append(f"build: {plan.why}")
-        lines.append(f"       about {duration(seconds / n_jobs)} with {n_jobs} jobs, {size}")
+    seconds = CPU_SECONDS + CUDA_SECONDS * len(plan.architectures)
+    lines.append(f"build: {plan.why}")
+    lines.append(f"       about {duration(seconds / n_jobs)} with {n_jobs} jobs, {SIZES[plan.kind]}")
     return lines
 
 

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from pyctl.errors import ConfigError
 from pyctl.setup.machine import Compiler, Machine, Program
 from pyctl.setup.source import pip_environment
 
-__all__ = ["TOOLKIT_RELEASE", "Toolkit", "Tools", "install_toolkit", "install_tools", "probe_system_toolkit"]
+__all__ = ["TOOLKIT_RELEASE", "BuildTools", "Toolkit", "install_toolkit", "install_tools", "probe_system_toolkit"]
 
 TOOLKIT_RELEASE = "13.5.0"
 
@@ -73,7 +74,7 @@ class Toolkit:
 
 
 @dataclass(frozen=True)
-class Tools:
+class BuildTools:
     """Paths of cmake and ninja."""
 
     cmake: str
@@ -95,7 +96,7 @@ def install_toolkit(pip: Sequence[str], work: Path, compiler: Compiler) -> Toolk
     return Toolkit(TOOLKIT_RELEASE, root / "bin" / "nvcc", root, cudart, cublas, stub, libraries, ())
 
 
-def install_tools(pip: Sequence[str], work: Path, machine: Machine) -> Tools:
+def install_tools(pip: Sequence[str], work: Path, machine: Machine) -> BuildTools:
     """cmake and ninja of the system, or from PyPI below ``work`` where they are missing or old. Raises ConfigError."""
     place = work / "tools"
     cmake, ninja = place / "cmake" / "data" / "bin" / "cmake", place / "bin" / "ninja"
@@ -103,7 +104,7 @@ def install_tools(pip: Sequence[str], work: Path, machine: Machine) -> Tools:
     wanted = [wheel for wheel, has in zip(TOOL_WHEELS, (own, machine.ninja is not None), strict=True) if not has]
     if wanted and not place.exists():
         _install(pip, wanted, place)
-    return Tools(_path(machine.cmake if own else None, cmake), _path(machine.ninja, ninja))
+    return BuildTools(_path(machine.cmake if own else None, cmake), _path(machine.ninja, ninja))
 
 
 def _path(program: Program | None, installed: Path) -> str:
@@ -119,10 +120,11 @@ def _install(pip: Sequence[str], wheels: Sequence[str], place: Path) -> None:
     part = place.with_name(f"{place.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
-    command = [*pip, "install", "--disable-pip-version-check", "--quiet", "--no-deps", "--no-compile"]
+    command = [*pip, "install", "--disable-pip-version-check", "--no-deps", "--no-compile"]
+    command += [] if sys.stdout.isatty() else ["--quiet"]  # several hundred MB deserve a bar
     command += ["--only-binary", ":all:", "--no-cache-dir", "--target", str(part / "site"), *wheels]
-    # pip unpacks in TMPDIR first, which may be small.
-    environment = {**pip_environment(), "TMPDIR": str(part)}
+    # pip unpacks in TMPDIR first, which may be small; a user's setting of --user excludes --target.
+    environment = {**pip_environment(), "TMPDIR": str(part), "PIP_USER": "0"}
     if subprocess.run(command, env=environment, check=False).returncode != 0:
         raise ConfigError(f"pip could not install {', '.join(wheels)} (see above)")
     (part / "site").rename(place)

@@ -23,9 +23,9 @@ WIDE_TABLES = {"contract.md", "disk-format.md", "limits.md", "native.md"}
 OTHERS = {
     *("--fix", "--json", "--help", "--version"),  # of pyctl cache, of all commands
     *("--dry-run", "--yes", "--jobs", "--arch", "--cpu", "--system-cuda", "--keep-toolkit", "--dir"),  # of pyctl setup
-    *("--remove", "--gpus"),  # of pyctl setup, of docker and podman
     *("--print", "--settings", "--model-metadata-file"),  # of pyctl service, claude, aider
     *("--build-arg", "--detach", "--read-only", "--shm-size", "--stop-timeout", "--tmpfs"),  # of docker
+    *("--remove", "--gpus", "--no-deps", "--no-binary"),  # of pyctl setup, docker and podman, pip
     *("--no-cache-dir", "--url", "--only", "--gib", "--models", "--restore-chat-history"),  # of pip, bench, aider
     *("--continue", "--resume", "--schema", "--functions", "--auth-type", "--model", "--config"),  # of clients
     *("--against", "--parts", "--servers"),  # of bench

@@ -139,4 +139,5 @@ def test_an_idle_card_is_one_line(home: Path) -> None:
     assert "driver is not available" in line(None)
     assert "reports error 803" in line(Driver((13, 0), "580", error=803))
     assert line(DRIVER, PYCTL_LIBS="package") == ""
+    assert line(Driver((13, 0), "580", error=100), CUDA_VISIBLE_DEVICES="") == ""
     assert unused_card(environ, lambda: None, lambda: ()) == ""
