@@ -10,7 +10,6 @@ negation, and the last of several wins.
 from __future__ import annotations
 
 import os
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeAlias
@@ -18,6 +17,7 @@ from typing import Any, Literal, TypeAlias
 from pyctl import version_line
 from pyctl.cache import DEFAULT_DAILY_MIB, FREE_PART, CacheSettings, DiskSettings, default_directory
 from pyctl.chat import FormatSettings, keep_reasoning
+from pyctl.cli.help import help_text
 from pyctl.cli.logs import VERBOSE, LogSettings
 from pyctl.cli.other_forms import FURTHER, IGNORED, NO_OP, REJECTED, REMOVED, BoundBySchema, OtherForms, Questions
 from pyctl.convert import FALSE_WORDS, TRUE_WORDS, Convert
@@ -148,28 +148,6 @@ def _converted(name: str, convert: Convert, text: str) -> Any:
         raise ConfigError(f"{name}: {error}") from error
 
 
-def help_text(usage: str, sections: Mapping[Section, Iterable[Flag]]) -> str:
-    """Every flag under the title of its section, with its default and its variable."""
-    lines = [f"usage: {usage}"]
-    for section, flags in sections.items():
-        lines += ["", f"{section.title}:"]
-        for flag in flags:
-            lines += _help_lines(flag)
-    return "\n".join(lines) + "\n"
-
-
-def _help_lines(flag: Flag) -> list[str]:
-    names = ", ".join(flag.spellings()) + (f" {flag.metavar}" if flag.convert else "")
-    text = flag.help
-    if flag.default and (flag.off or flag.convert):
-        text += f" (default: {flag.default})"
-    text += f" [{flag.env}]" if flag.env else ""
-    body = textwrap.wrap(text, 76, break_long_words=False, break_on_hyphens=False)
-    if len(names) <= 28:
-        return [f"  {names:<28}  {body[0]}", *(" " * 32 + line for line in body[1:])]
-    return [f"  {names}", *(" " * 32 + line for line in body)]
-
-
 Action: TypeAlias = Literal["run", "devices", "models"]
 """The user's aim: to run, or to list devices or fetched models."""
 
@@ -233,7 +211,7 @@ def parse_serve(argv: Sequence[str], environ: Mapping[str, str] = os.environ) ->
     --help and --version print and raise SystemExit(0); anything that cannot be served raises ConfigError.
     """
     sections = {section: flags for section, flags in FLAGS.items() if section is not CHAT}
-    given = _read("serve [-m FILE | -hf REPO] [flags]", argv, environ, sections)
+    given = _read("serve", "[-m FILE | -hf REPO] [flags]", argv, environ, sections)
     if environ.get("LLAMA_API_KEY") == "" and not {"api_keys", "key_file"} & given.values.keys():
         raise ConfigError("LLAMA_API_KEY is set but empty: unset it to serve without a key")
     return _settings(given, environ, SERVED_SEQS)
@@ -242,7 +220,7 @@ def parse_serve(argv: Sequence[str], environ: Mapping[str, str] = os.environ) ->
 def parse_chat(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> CommandSettings:
     """The settings of ``pyctl chat``, likewise. The server's own flags are taken and have no effect."""
     sections = {CHAT: FLAGS[CHAT], **{section: flags for section, flags in FLAGS.items() if section is not SERVER}}
-    given = _read("chat [-m FILE | -hf REPO | --url URL] [flags]", argv, environ, sections)
+    given = _read("chat", "[-m FILE | -hf REPO | --url URL] [flags]", argv, environ, sections)
     warnings: list[str] = []
     if given.values.get("url"):
         for dest in ("path", "hf_repo", "model_url"):
@@ -259,7 +237,11 @@ def parse_chat(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
 
 
 def _read(
-    usage: str, argv: Sequence[str], environ: Mapping[str, str], sections: Mapping[Section, tuple[Flag, ...]]
+    command: str,
+    usage: str,
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    sections: Mapping[Section, tuple[Flag, ...]],
 ) -> Given:
     server_only = {name: int(flag.convert is not None) for flag in FLAGS[SERVER] for name in flag.spellings()}
     flags = [flag for group in sections.values() for flag in group]
@@ -267,7 +249,7 @@ def _read(
         argv, environ, flags, {**NO_OP, **IGNORED, **REJECTED, **dict.fromkeys(REMOVED, 1), **server_only}
     )
     if "help" in given.values:
-        print(help_text(f"pyctl {usage}", sections), end="")
+        print(help_text(command, f"pyctl {command} {usage}", sections, given.values["help"]), end="")
         raise SystemExit(0)
     if "version" in given.values:
         print(version_line())

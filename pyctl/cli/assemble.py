@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import hashlib
 import logging
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -29,7 +28,7 @@ from pyctl.chat.constraint import json_constraint
 from pyctl.chat.replay import DEFAULT_REPLAY_BYTES, Replay
 from pyctl.chat.template import Template
 from pyctl.cli.arguments import CommandSettings
-from pyctl.cli.defaults import cache_budget, say, stored_bytes
+from pyctl.cli.defaults import cache_budget, stored_bytes
 from pyctl.cli.logs import LoadProgress
 from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.draft.cache_drafts import BESIDE_MODEL, CacheDrafts
@@ -94,7 +93,7 @@ def assemble(settings: CommandSettings, go_on: Callable[[], bool] = lambda: True
     model, disk, chat, drafts = settings.model, settings.disk, settings.format, settings.drafts
     if not model.path:
         path = builtin_model()
-        print("no -m given: running the built-in model, which is tiny but remembers what you tell it", file=sys.stderr)
+        log.warning("no -m given: running the built-in model, which only remembers what you tell it")
         model = replace(model, path=str(path), n_ctx=model.n_ctx or 65536)
         chat = replace(chat, template_kwargs={"enable_thinking": False, **chat.template_kwargs})
         if not (drafts.draft_types or drafts.draft_path):
@@ -173,7 +172,7 @@ def _load(settings: CommandSettings, go_on: Callable[[], bool]) -> tuple[Loaded,
         # Other servers write what they evaluated together with other sequences, too.
         mixed = hashlib.blake2b(f"{info.fingerprint} exact".encode(), digest_size=16).hexdigest()
         loaded = replace(loaded, info=replace(info, fingerprint=mixed))
-    level = logging.INFO if backend.memory.shape.places == ANYWHERE else logging.WARNING
+    level = logging.DEBUG if backend.memory.shape.places == ANYWHERE else logging.WARNING
     log.log(level, "memory of the model: %s", loaded.info.memory)
     return loaded, budget
 

@@ -101,7 +101,7 @@ def _wishes(settings: CommandSettings, default_cache: str = "") -> Wishes:
         model_files=tuple(path.with_name(name) for name in split_names(path.name)) if path is not None else (),
         cache_dir=Path(cache).expanduser() if cache else None,
         cache_bytes=settings.disk.disk_mib * MIB,
-        ram_bytes=max(settings.cache.ram_mib, 0) * MIB,
+        ram_bytes=max(settings.cache.ram_mib or 0, 0) * MIB,
         locks_memory="mlock" in model.load_mode,
     )
 
@@ -154,6 +154,7 @@ class _PlannedError(Exception):
 
 def _plan(settings: CommandSettings) -> list[str]:
     """The warnings of a load with these settings that ends before memory is allocated. Raises ModelError."""
+    from pyctl.cli.defaults import cache_budget
     from pyctl.llama import load
 
     heard = _Warnings()
@@ -165,8 +166,7 @@ def _plan(settings: CommandSettings) -> list[str]:
     try:
         load(settings.model, None, announce, settings.drafts, settings.vision, pool=settings.pool)
     except _PlannedError as planned:
-        budget = None if settings.cache.ram_mib < 0 else settings.cache.ram_mib * MIB
-        return [*heard.texts, *planned.plan.warnings(budget)]
+        return [*heard.texts, *planned.plan.warnings(cache_budget(settings.cache, planned.plan))]
     finally:
         logging.getLogger().removeHandler(heard)
     return []

@@ -118,6 +118,12 @@ class EngineAdmin:
             self._stored = contents, entries
         return entries
 
+    @property
+    def n_saved(self) -> int | None:
+        """Snapshots that this process wrote to disk, None without one; also after the end."""
+        disk = self._engine.prefix_cache.disk
+        return None if disk is None else disk.view().written.n
+
     def drop_stored(self, name: str) -> bool:
         """Remove a snapshot by id from the disk and the write queue; False if there is none.
 

@@ -117,7 +117,7 @@ def load(
     if plan.pool is not None and plan.gpus and (rate := backend.copy_rate()):
         log.info("%s", " ".join(plan.pool.lines(rate)))
     if repacks and not settings.repack:
-        log.info("--repack disabled: the AMX kernels of this llama.cpp give wrong results")
+        log.debug("--repack disabled: the AMX kernels of this llama.cpp give wrong results")
     if not backend.facts.is_async:
         _note_blocking_copies(plan)
     if not drafts.draft_types and api.llama_model_n_layer_nextn(backend.model) > 0:

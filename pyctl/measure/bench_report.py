@@ -65,7 +65,7 @@ def _wrapped(title: str, text: str) -> list[str]:
 
 def _is_missed(record: Record) -> bool:
     """Whether a prompt was not restored from the place that its row is about."""
-    return record["source"] != EXPECTED.get(record["way"], record["source"])
+    return bool(record["source"] != EXPECTED.get(record["way"], record["source"]))
 
 
 def _rows(title: str, records: Sequence[Record], texts: Sequence[str], depths: Sequence[int]) -> Iterator[str]:

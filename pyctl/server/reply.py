@@ -159,13 +159,15 @@ def usage_json(done: Done, n_reasoning: int | None = None) -> dict[str, Any]:
     }
 
 
-def progress_json(progress: Progress) -> dict[str, Any]:
-    """llama-server's ``prompt_progress``."""
+def progress_json(progress: Progress, options: ReplyOptions) -> dict[str, Any]:
+    """llama-server's ``prompt_progress``; with ``return_cache`` also ``left_ms``, the estimate for the rest."""
+    left = {"left_ms": round(progress.seconds_left * 1e3)} if options.return_cache and progress.seconds_left else {}
     return {
         "total": progress.n_prompt,
         "cache": progress.n_cached,
         "processed": progress.n_processed,
         "time_ms": int(progress.ms),
+        **left,
     }
 
 
@@ -364,7 +366,7 @@ class Reply(ABC):
         if self.options.timings_per_token:
             parts += b',"timings":' + encode(timings_json(self._timings_so_far()))
         if progress is not None:
-            parts += b',"prompt_progress":' + encode(progress_json(progress))
+            parts += b',"prompt_progress":' + encode(progress_json(progress, self.options))
         return parts
 
     def _timings_so_far(self) -> Timings:
@@ -470,27 +472,38 @@ def cache_header(known: Done | Progress) -> dict[str, str]:
 
 
 def log_done(path: str, done: Done, reply: Reply) -> None:
-    """Log a served request in one line, and a miss in a second one.
-
-    With a pool, the line has the MiB of restored rows that went to the device and that stayed in RAM.
-    """
-    report, timings, pool = done.stats, done.timings, reply.service.info.pool
-    source = f"{report.n_cached:,} from {report.source}" if report.n_cached else "0 cached"
+    """Log a served request in one line, a miss in a second one, and at -lv 4 the details."""
+    report, timings = done.stats, done.timings
+    source = "RAM" if report.source == "ram" else report.source
+    cached = f"{report.n_cached:,} from {source}" if report.n_cached else "0 cached"
+    drafts = timings.drafts
     fields = [
         f"{_endpoint(path)} {report.n_prompt:7,} tokens",
-        f"{source:>19} {_time(report.lookup_ms + report.restore_ms):>8}",
+        f"{cached:>19}",
         f"{report.n_evaluated:7,} new",
-        f"first token {_time(timings.first_token_ms):>8}",
-        f"{timings.n_predicted:6,} generated {_speed(timings.n_predicted - 1, timings.predicted_ms):>12}",
-        f"stop {done.stop_type}",
-        *([f"{report.n_warmed:,} prewarmed"] if report.n_warmed else ()),
-        *_drafts(timings.drafts),
-        *(_moved(pool, report.n_loaded) if pool is not None and report.n_loaded else ()),
-        *_streamed(timings.streamed),
+        f"first {timings.first_token_ms / 1e3:6.2f} s",
+        f"{timings.n_predicted:6,}{_speed(timings.n_predicted - 1, timings.predicted_ms)}",
+        *([f"drafts {drafts.n_accepted:,}/{drafts.n_drafted:,}"] if drafts.n_drafts else ()),
     ]
-    log.info("%s", "  ".join(fields))
+    log.info("%s", "  ".join(fields).rstrip(), extra={"strong": cached.strip() if report.n_cached else ""})
+    if log.isEnabledFor(logging.DEBUG):
+        log.debug("%s %s", _endpoint(path), "  ".join(_details(done, reply)))
     if report.miss is not None:
         reply.service.afterwards.add(partial(_log_miss, path, report.miss, reply))
+
+
+def _details(done: Done, reply: Reply) -> Iterable[str]:
+    """With a pool, also the MiB of restored rows that went to the device and that stayed in RAM."""
+    report, timings, pool = done.stats, done.timings, reply.service.info.pool
+    yield f"restore {_time(report.lookup_ms + report.restore_ms)}"
+    yield f"stop {done.stop_type}"
+    if report.n_warmed:
+        yield f"{report.n_warmed:,} prewarmed"
+    if timings.drafts.n_drafts:
+        yield f"{timings.drafts.n_accepted / timings.drafts.n_drafts:.2f} tokens accepted a draft"
+    if pool is not None and report.n_loaded:
+        yield from _moved(pool, report.n_loaded)
+    yield from _streamed(timings.streamed)
 
 
 def _log_miss(path: str, miss: Divergence, reply: Reply) -> None:
@@ -525,7 +538,7 @@ def _streamed(counts: StreamCounts | None) -> Iterable[str]:
 def log_error(path: str, error: Exception) -> None:
     """Log a request that ended with an error, with a traceback if it is unexpected."""
     if isinstance(error, PyctlError):
-        log.warning("%s %s: %s", _endpoint(path), type(error).__name__, error)
+        log.warning("%s %s", _endpoint(path), error)
     else:
         log.error("%s unexpected error", _endpoint(path), exc_info=error)
 
@@ -541,13 +554,10 @@ def _time(ms: float) -> str:
 
 
 def _speed(n: int, ms: float) -> str:
-    return f"{n * 1e3 / ms:.1f} tok/s" if n > 0 and ms > 0 else ""
-
-
-def _drafts(drafts: DraftCounts) -> Iterable[str]:
-    if drafts.n_drafts:
-        share, length = drafts.n_accepted / drafts.n_drafted, drafts.n_accepted / drafts.n_drafts
-        yield f"drafts {drafts.n_accepted:,}/{drafts.n_drafted:,} accepted ({share:.0%}, {length:.2f} a draft)"
+    if n <= 0 or ms <= 0:
+        return ""
+    speed = n * 1e3 / ms
+    return f" at {speed:5.1f}/s" if speed < 100 else f" at {speed:5.0f}/s"
 
 
 async def merged(handles: Sequence[RequestHandle]) -> AsyncGenerator[tuple[int, list[Event]], None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -11,8 +12,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from pyctl.measure.server_process import clean_environment
 
+from pyctl.measure.server_process import clean_environment
 from tests.unit.engine.single_precision import F32_ROWS
 from tests.waiting import until
 
@@ -87,9 +88,10 @@ def start(
             process = subprocess.Popen(command, stderr=log, env=clean_environment())
         server = Server(process, "", log_path)
         started.append(server)
-        until(lambda: " on http://" in server.log() or process.poll() is not None)
+        until(lambda: "\n  cache  " in server.log() or process.poll() is not None)  # the last line of "ready in"
         assert process.poll() is None, server.log()
-        server.url = "http://" + server.log().rpartition(" on http://")[2].split()[0]
+        (address,) = re.findall(r"\n  OpenAI +(http://\S+)/v1\n", server.log())
+        server.url = str(address)
         assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}
         return server
 

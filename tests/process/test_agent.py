@@ -11,8 +11,8 @@ from typing import Any
 
 import httpx
 import pytest
-from pyctl.measure.server_process import clean_environment
 
+from pyctl.measure.server_process import clean_environment
 from tests.process.conftest import Server
 
 MAX_STEPS = 20

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from pyctl.measure.server_process import clean_environment
 
+from pyctl.measure.server_process import clean_environment
 from tests.process.conftest import Server, n_on_disk, source_of
 from tests.waiting import until
 

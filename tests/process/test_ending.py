@@ -15,8 +15,8 @@ from typing import Any
 
 import httpx
 import pytest
-from pyctl.measure.server_process import clean_environment
 
+from pyctl.measure.server_process import clean_environment
 from tests.process.conftest import Server, source_of
 from tests.waiting import until
 

@@ -16,8 +16,8 @@ import anthropic
 import httpx
 import openai
 import pytest
-from pyctl.measure.server_process import clean_environment
 
+from pyctl.measure.server_process import clean_environment
 from tests.pictures import image_bytes
 from tests.process.conftest import Server, source_of
 

@@ -18,8 +18,8 @@ from threading import Thread
 
 import httpx
 import pytest
-from pyctl.measure.server_process import clean_environment
 
+from pyctl.measure.server_process import clean_environment
 from tests.process.conftest import Server, n_on_disk
 from tests.process.test_cli import pyctl
 from tests.waiting import until

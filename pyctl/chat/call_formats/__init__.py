@@ -156,7 +156,7 @@ def find_call_format(template: Template) -> CallFormat:
         sample = ""
     found = next((form for form in FORMATS if form.recognizes(sample)), None)
     if found is not None:
-        log.info("tool calls: format of %s, parsed and constrained", found.name)
+        log.debug("tool calls: format of %s, parsed and constrained", found.name)
     elif capabilities.tool_calls:
         log.warning("tool calls: unknown format of the chat template; replies may contain calls as text")
     elif capabilities.tools:

@@ -94,7 +94,7 @@ class ResponseReply(EventReply):
 
     def reported(self, events: list[dict[str, Any]], progress: Progress) -> list[dict[str, Any]]:
         events = events or [self._still()]
-        events[-1] |= {**self._timings(), "prompt_progress": progress_json(progress)}
+        events[-1] |= {**self._timings(), "prompt_progress": progress_json(progress, self.options)}
         return events
 
     def frames(self, events: list[dict[str, Any]]) -> bytes:

@@ -154,7 +154,7 @@ def look(monkeypatch: pytest.MonkeyPatch, argv: list[str], at: Callable[[Seen], 
         return handle
 
     def serve(gate: LoadingApp, _: None, listen: Any, *, on_ready: Callable[[str], None], **given: Any) -> None:
-        on_ready("http://0.0.0.0:1")
+        on_ready("http://127.0.0.1:1")
         seen.gate, seen.served = gate, listen
         found.append(at(seen))
 
