@@ -14,12 +14,15 @@ USAGE = """usage: pyctl COMMAND [flags]
 commands:
   serve    answer llama-server's HTTP API
   chat     talk in the terminal, in this process or with --url to a running server
+  setup    build llama.cpp for this machine's NVIDIA card
   cache    look through a cache directory: ls, verify, prune, pin, unpin, rm
+  doctor   say what is wrong or slow on this machine, and what mends it
+  bench    measure this machine with a model: first tokens, replies, exactness
 
 pyctl COMMAND --help lists the flags; pyctl --version prints the version.
 """
 
-COMMANDS = ("serve", "chat", "cache")
+COMMANDS = ("serve", "chat", "setup", "cache", "doctor", "bench")
 
 SWITCH_SECONDS = 0.0005
 
@@ -57,6 +60,18 @@ def _run(command: str, argv: Sequence[str]) -> int:
         from pyctl.cli.cache_command import run_cache
 
         return run_cache(argv)
+    if command == "doctor":
+        from pyctl.cli.doctor_command import run_doctor
+
+        return run_doctor(argv)
+    if command == "bench":
+        from pyctl.cli.bench_command import run_bench
+
+        return run_bench(argv)
+    if command == "setup":
+        from pyctl.cli.setup_command import run_setup
+
+        return run_setup(argv)
     from pyctl.cli.arguments import parse_chat, parse_serve
 
     settings = parse_serve(argv) if command == "serve" else parse_chat(argv)

@@ -98,11 +98,14 @@ def _fields(
     yield "cache", cache
 
 
-def cache_text(ram_mib: int, directory: str, entries: Sequence[Entry]) -> str:
-    """Return the size of the cache in RAM, and what ``directory`` holds for this model; it is "" without one."""
-    ram = "off" if ram_mib == 0 else "RAM without limit" if ram_mib < 0 else f"{ram_mib:,} MiB of RAM"
+def cache_text(budget: int, directory: str, entries: Sequence[Entry]) -> str:
+    """Return the size of the cache in RAM, and what ``directory`` holds for this model; it is "" without one.
+
+    ``budget`` is in bytes, -1 for no limit.
+    """
+    ram = "off" if budget == 0 else "RAM without limit" if budget < 0 else f"{budget // MIB:,} MiB of RAM"
     if not directory:
-        return ram if ram_mib == 0 else f"{ram}; no directory, so nothing survives a restart (--kv-cache-dir)"
+        return ram if budget == 0 else f"{ram}; no directory, so nothing survives a restart (--kv-cache-dir)"
     if not entries:
         return f"{ram}; {directory} holds nothing of this model yet"
     n_bytes = sum(entry.n_bytes for entry in entries)

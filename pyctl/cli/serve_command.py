@@ -11,16 +11,19 @@ import webbrowser
 
 from pyctl.cli.arguments import CommandSettings
 from pyctl.cli.assemble import assemble, found
+from pyctl.cli.defaults import with_directory
+from pyctl.cli.doctor_command import log_findings
 from pyctl.cli.logs import start_log
 from pyctl.cli.ready import Addresses, cache_text, ready_text
 from pyctl.errors import EngineError, PyctlError
-from pyctl.llama import gpus
+from pyctl.llama import devices, gpus
 from pyctl.server.app import create_app, create_loading_app
 from pyctl.server.body import ChatBody
 from pyctl.server.lifecycle import LoadingApp, bind, leave, serve
 from pyctl.server.memory import share_heaps
 from pyctl.server.prepare import prepare_warm_up
 from pyctl.server.service import Service
+from pyctl.setup import unused_card
 
 __all__ = ["open_in_browser", "run_serve"]
 
@@ -48,10 +51,12 @@ def run_serve(settings: CommandSettings) -> int:
     """Serve until a signal; returns the exit code: 1 if the engine failed, or could not write all it had to."""
     share_heaps()
     start_log(settings.log, settings.warnings)
+    if not any(device.is_gpu for device in devices()) and (line := unused_card()):
+        log.warning("%s", line)
     listen, code = settings.listen, 0
     with bind(listen.hosts, listen.port) as sockets:
         # Before requests are taken: Ctrl-C must end a download.
-        serving = _Serving(found(settings))
+        serving = _Serving(found(with_directory(settings)))
         try:
             serve(serving.gate, sockets, listen, on_ready=serving.run, on_stop=serving.close)
         except EngineError as error:
@@ -96,23 +101,24 @@ class _Serving:
                 service.worker.warm(prepare_warm_up(service, ChatBody.of(body)))
             except PyctlError as error:
                 log.warning("--warm: %s", error)
+        log_findings(self._settings)
         if not server.api_keys and (warning := addresses.open_text(bound)):
             log.warning("%s", warning)
         self._log_ready(service, addresses)
         service.worker.watch()
 
     def _log_ready(self, service: Service, addresses: Addresses) -> None:
-        cache, disk = self._settings.cache, self._settings.disk
+        disk = self._settings.disk
         text = ready_text(
             time.monotonic() - self._began,
             addresses,
             has_page=self._settings.server.has_page,
             info=service.info,
             devices=[f"{gpu.description} ({gpu.name})" for gpu in gpus(self._settings.model)],
-            cache=cache_text(cache.ram_mib, disk.cache_dir, service.admin.stored()),
+            cache=cache_text(service.admin.view().result().budget, disk.cache_dir, service.admin.stored()),
         )
         # Not as an argument: those stay in one line. Names in it are the user's own.
-        log.info(text.replace("%", "%%"), extra={"strong": text.partition("\n")[0]})
+        log.info(text, extra={"strong": text.partition("\n")[0]})
 
     @property
     def saved_text(self) -> str:
@@ -123,5 +129,6 @@ class _Serving:
     def close(self) -> bool:
         """Stop loading, or end the engine; whether all is written that was to be kept. Idempotent."""
         self._closing.set()
+        self.gate.close()
         # Requests that clients have given up may be tokenised still: `leave` ends the process with the model in it.
         return self._service is None or self._service.worker.close(unload=False)

@@ -66,6 +66,11 @@ class EngineAdmin:
         """Return the embeddings of ``tokens``, shape (1 or n, width); errors as `Evaluator.embed`."""
         return self._worker.call(lambda: self._embed(tokens), needs_model=True)
 
+    @property
+    def n_embed(self) -> int:
+        """The number of tokens that `embed` takes."""
+        return self._engine.backend.facts.n_embed
+
     # -- the cache ---------------------------------------------------------------------------------------------------
 
     def view(self) -> Future[CacheView]:

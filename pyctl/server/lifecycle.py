@@ -329,24 +329,62 @@ class GuardedProtocol(H11Protocol):
         self.transport.close()
 
 
-class LoadingApp:
-    """Passes everything to one application until it is opened, and to another from then on.
+HELD_SECONDS = limit(600.0, "a request that waits for the model to be loaded", "503 with Retry-After", "request", "s")
 
-    `open` may be called from any thread.
+MOST_HELD = limit(256, "requests that wait for the model to be loaded", "503 with Retry-After", "process")
+
+
+class LoadingApp:
+    """Passes requests to one application until it is opened, and to another from then on.
+
+    A POST that comes before is held until then, up to ``seconds``: libraries try again only twice. What asks for the
+    state (GET) is told at once. `open` and `close` may be called from any thread.
     """
 
-    def __init__(self, loading: ASGIApp) -> None:
-        self._app = loading
+    def __init__(self, loading: ASGIApp, seconds: float = HELD_SECONDS) -> None:
+        self._app, self._seconds = loading, seconds
+        self._lock = threading.Lock()  # guards what follows
+        self._is_waiting = True
+        self._held: set[asyncio.Future[None]] = set()
 
     def open(self, app: ASGIApp) -> None:
         """Let requests through to ``app``."""
         self._app = app
+        self.close()
+
+    def close(self) -> None:
+        """Hold no request any more."""
+        with self._lock:
+            self._is_waiting, held = False, tuple(self._held)
+        for waiting in held:
+            with contextlib.suppress(RuntimeError):  # the loop is gone
+                waiting.get_loop().call_soon_threadsafe(_release, waiting)
+
+    async def _hold(self) -> None:
+        """Wait until requests are held no more, or for so long."""
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        with self._lock:
+            if not self._is_waiting or len(self._held) >= MOST_HELD:
+                return
+            self._held.add(waiting)
+        try:
+            await asyncio.wait((waiting,), timeout=self._seconds)
+        finally:
+            with self._lock:
+                self._held.discard(waiting)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
+            if self._is_waiting and scope["type"] == "http" and scope["method"] == "POST":
+                await self._hold()
             await self._app(scope, receive, send)
         except asyncio.CancelledError:  # only at the very end: requests are not cancelled before
             log.warning("%s: abandoned, the server is shutting down", scope.get("path", ""))
+
+
+def _release(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)
 
 
 BACKLOG = limit(512, "connections that wait to be taken", "the client's system tries again", "connection")

@@ -28,7 +28,16 @@ from pyctl.engine.request import Done, DraftCounts, Event, Failed, Piece, Progre
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import EngineError, PyctlError
 from pyctl.server.body import ReplyOptions
-from pyctl.server.http import PING, JsonResponse, encode, error_event, error_response, named_frames
+from pyctl.server.http import (
+    PING,
+    ErrorForm,
+    JsonResponse,
+    encode,
+    error_body,
+    error_response,
+    frame,
+    named_frames,
+)
 from pyctl.server.request_pool import client_left
 from pyctl.server.service import Service
 from pyctl.text import random_id
@@ -134,8 +143,11 @@ def cache_json(report: RequestStats, text_of: TextOf | None) -> dict[str, Any]:
     return body
 
 
-def usage_json(done: Done) -> dict[str, Any]:
-    """OpenAI's account of a reply, with the part of the cached tokens that was evaluated for it before it came."""
+def usage_json(done: Done, n_reasoning: int | None = None) -> dict[str, Any]:
+    """OpenAI's account of a reply, with the part of the cached tokens that was evaluated for it before it came.
+
+    ``n_reasoning`` tokens are reasoning, None where none is told apart.
+    """
     warmed = {"warmed_tokens": done.stats.n_warmed} if done.stats.n_warmed else {}
     n_prompt, n_predicted = done.stats.n_prompt, done.timings.n_predicted
     return {
@@ -143,6 +155,7 @@ def usage_json(done: Done) -> dict[str, Any]:
         "prompt_tokens": n_prompt,
         "total_tokens": n_prompt + n_predicted,
         "prompt_tokens_details": {"cached_tokens": done.timings.n_cached, **warmed},
+        **({} if n_reasoning is None else {"completion_tokens_details": {"reasoning_tokens": n_reasoning}}),
     }
 
 
@@ -252,6 +265,12 @@ class Reply(ABC):
     piece and then `whole`. Of a stream nothing is kept that the end does not need.
     """
 
+    media_type = "text/event-stream"
+    """Of a stream."""
+
+    error_form: ErrorForm = staticmethod(error_body)
+    """The form of errors."""
+
     end: bytes = b""
     """The end of a stream after the last reply."""
 
@@ -313,11 +332,11 @@ class Reply(ABC):
 
     def error_event(self, error: Exception) -> bytes:
         """``error`` as the last event of a stream that has begun."""
-        return error_event(error)
+        return frame(encode(self.error_form(error)))
 
     def error_response(self, error: Exception) -> Response:
         """``error`` as the whole answer."""
-        return error_response(error)
+        return error_response(error, self.error_form)
 
     def timings(self, done: Done) -> dict[str, Any]:
         """The account of a reply that has ended, with the cache's if the client asked for it."""
@@ -360,12 +379,11 @@ class Reply(ABC):
 
 
 class EventReply(Reply):
-    """A reply of named events: `begin`, then `more` for each part, then `close`."""
+    """A reply of events, which are objects: `begin`, then `more` for each part, then `close`."""
 
     def __init__(self, service: Service, prepared: PreparedReply) -> None:
         super().__init__(service, prepared)
         self.begun = False
-        self.n_reasoned = 0  # tokens whose text is reasoning and nothing else
         self._splitter = prepared.splitter
         self._open_reasoning = prepared.splitter.opening
 
@@ -394,16 +412,16 @@ class EventReply(Reply):
         events = self._begin()
         if self.options.return_progress:
             events = self.reported(events, progress)
-        return named_frames(events)
+        return self.sent(events)
 
     def progress_frames(self, progress: Progress) -> bytes:
-        return named_frames(self.reported([], progress))
+        return self.sent(self.reported([], progress))
 
     def piece_frames(self, piece: Piece) -> bytes:
-        return named_frames(self._begin()) + self.frames(self._take(piece))
+        return self.sent(self._begin()) + self.frames(self._take(piece))
 
     def ended(self, done: Done) -> bytes:
-        return named_frames(self._begin()) + self.frames(self._rest()) + named_frames(self.close(done))
+        return self.sent(self._begin()) + self.frames(self._rest()) + self.sent(self.close(done))
 
     def keep(self, piece: Piece) -> None:
         self.n_predicted += len(piece.tokens)
@@ -413,9 +431,13 @@ class EventReply(Reply):
         self._rest()
         return self.body(done)
 
+    def sent(self, events: list[dict[str, Any]]) -> bytes:
+        """``events`` as they are sent."""
+        return named_frames(events)
+
     def frames(self, events: list[dict[str, Any]]) -> bytes:
         """``events`` of one piece, as they are sent."""
-        return named_frames(events)
+        return self.sent(events)
 
     def _begin(self) -> list[dict[str, Any]]:
         if self.begun:
@@ -425,10 +447,7 @@ class EventReply(Reply):
 
     def _take(self, piece: Piece) -> list[dict[str, Any]]:
         text, self._open_reasoning = self._open_reasoning + piece.text, ""
-        delta = self._splitter.feed(text, piece.tokens)
-        if delta.reasoning and not delta.content and not delta.calls:
-            self.n_reasoned += len(piece.tokens)
-        return self.more(delta)
+        return self.more(self._splitter.feed(text, piece.tokens))
 
     def _rest(self) -> list[dict[str, Any]]:
         """Events of the text that was held back until the end; all that the prompt has opened, if no token came."""
@@ -686,7 +705,7 @@ class ReplyResponse:
     def _headers(self) -> list[tuple[bytes, bytes]]:
         progress = self._replies[0].reply.progress if len(self._replies) == 1 else None
         headers = {
-            "content-type": "text/event-stream",
+            "content-type": self._replies[0].reply.media_type,
             "cache-control": "no-cache",
             "x-accel-buffering": "no",
             **(cache_header(progress) if progress is not None else {}),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
@@ -14,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from pyctl.measure.server_process import clean_environment
 from tests.unit.engine.single_precision import F32_ROWS
 from tests.waiting import until
 
@@ -65,10 +65,6 @@ def n_on_disk(server: Server) -> int:
 def source_of(response: httpx.Response) -> str:
     """Where the prompt of a reply was restored from."""
     return response.headers["x-pyctl-cache"].partition(";")[0].removeprefix("source=")
-
-
-def clean_environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith(("LLAMA_ARG_", "PYCTL_"))}
 
 
 @pytest.fixture(scope="module")

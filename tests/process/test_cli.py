@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.conftest import Server, clean_environment
+from pyctl.measure.server_process import clean_environment
+from tests.process.conftest import Server
 
 
 def pyctl(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:

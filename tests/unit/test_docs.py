@@ -29,9 +29,12 @@ REFERENCE = {
 
 OTHERS = {
     *("--fix", "--json", "--help", "--version"),  # of pyctl cache, of all commands
+    *("--dry-run", "--yes", "--jobs", "--arch", "--cpu", "--system-cuda", "--keep-toolkit", "--dir"),  # of pyctl setup
+    *("--remove", "--gpus", "--no-deps", "--no-binary"),  # of pyctl setup, docker and podman, pip
     *("--no-cache-dir", "--url", "--only", "--gib", "--models", "--restore-chat-history"),  # of pip, bench, aider
     *("--continue", "--resume", "--schema", "--functions", "--auth-type", "--model", "--config"),  # of clients
     *("--against", "--parts", "--servers"),  # of bench
+    *("--quick", "--depths", "--llama-server", "--budget", "--picture"),  # of pyctl bench
     *("--api-prefix", "--check", "--out", "--start", "--seconds", "--rate", "--weights"),  # of tools
 }
 """Flags of other programs, and of other commands than serve and chat."""

@@ -236,7 +236,7 @@ class ResponseReply(EventReply):
             "output_tokens": n_predicted,
             "total_tokens": n_prompt + n_predicted,
             "input_tokens_details": {"cached_tokens": done.timings.n_cached},
-            "output_tokens_details": {"reasoning_tokens": self.n_reasoned},
+            "output_tokens_details": {"reasoning_tokens": self.prepared.splitter.n_reasoning},
         }
 
 

@@ -85,6 +85,7 @@ ROUND_TRIPS: dict[str, tuple[str, str, Any]] = {
     "min_step": ("0", "engine.min_step", 0),
     "exact": ("", "engine.exact", True),
     "cache_dir": ("/var/cache/kv", "disk.cache_dir", "/var/cache/kv"),
+    "kv_cache": ("", "disk.kv_cache", True),
     "disk_mib": ("100", "disk.disk_mib", 100),
     "min_tokens": ("0", "disk.min_tokens", 0),
     "cold_max": ("0", "disk.cold_max", 0),

@@ -57,10 +57,10 @@ def entry(n_bytes: int) -> Entry:
 @pytest.mark.parametrize(
     ("ram", "directory", "sizes", "text"),
     [
-        (8192, "/kv", [2**29] * 3, "8,192 MiB of RAM; /kv holds 3 prefixes, 1.5 GiB"),
+        (8192 * 2**20, "/kv", [2**29] * 3, "8,192 MiB of RAM; /kv holds 3 prefixes, 1.5 GiB"),
         (-1, "/kv", [2**20], "RAM without limit; /kv holds 1 prefix, 1.0 MiB"),
-        (1, "/kv", [], "1 MiB of RAM; /kv holds nothing of this model yet"),
-        (1, "", [], "1 MiB of RAM; no directory, so nothing survives a restart (--kv-cache-dir)"),
+        (2**20, "/kv", [], "1 MiB of RAM; /kv holds nothing of this model yet"),
+        (2**20, "", [], "1 MiB of RAM; no directory, so nothing survives a restart (--kv-cache-dir)"),
         (0, "", [], "off"),
     ],
 )

@@ -80,7 +80,8 @@ def test_every_other_flag_of_pyctl_is_its_own() -> None:
     documented = {name for names, *_ in contract() for name in names}
     own = {name for flag in SERVE_FLAGS for name in flag.spellings()} - documented
     assert own == {
-        *("--prefix-cache-slots", "--exact", "--no-exact", "--kv-cache-dir", "--kv-cache-budget"),
+        *("--prefix-cache-slots", "--exact", "--no-exact", "--kv-cache-dir", "--kv-cache-budget", "--kv-cache"),
+        "--no-kv-cache",
         *("--kv-cache-min-tokens", "--kv-cache-cold-max", "--disk-prefix-cache", "--kv-cache-daily-writes"),
         *(
             "--kv-pool",
