@@ -25,7 +25,7 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 _MAX_MESSAGES = limit(10_000, "`messages`", "400", "request")
 
 _ROLE = re.compile(r"[A-Za-z][\w-]*", re.ASCII)
-_MAX_ROLE = limit(64, "letters of a role that only the chat template knows", "400", "request")
+_MAX_ROLE = limit(64, "characters of a role that only the chat template knows", "400", "request")
 
 _BILLING = "x-anthropic-billing-header:"
 _STAMP = re.compile(r"\bcch=[^;\s]{1,16};")
