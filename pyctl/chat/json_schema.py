@@ -45,11 +45,9 @@ _BEYOND_REGULAR = re.compile(r"\(\?<?[=!]|\\[1-9k]")
 
 
 def ready_schema(schema: Any, root: Any = None) -> dict[str, Any]:
-    """An equivalent of ``schema`` that stands for itself, with definitions of its own; RequestError says what is wrong.
+    """Return an equivalent of ``schema`` with definitions of its own. RequestError says what is wrong.
 
-    ready_schema({"type": "string", "title": "Name"})  # {"type": "string"}
-
-    References in it are looked up in ``root``, or in ``schema`` itself.
+    References are looked up in ``root``, or in ``schema`` itself.
     """
     return _Reader(schema if root is None else root).read(schema)
 
