@@ -118,5 +118,5 @@ def test_a_directory_in_place_of_a_model_names_its_models(tmp_path: Path) -> Non
         (tmp_path / f"{name}.gguf").touch()
     with pytest.raises(ModelError, match=r"Is a directory; it holds a\.gguf, b\.gguf, .*, e\.gguf, \.\.\.$"):
         check_gguf(tmp_path)
-    with pytest.raises(ModelError, match="Is a directory$"):
+    with pytest.raises(ModelError, match=r"Is a directory$"):
         check_gguf(empty)
