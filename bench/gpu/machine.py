@@ -23,8 +23,8 @@ from pathlib import Path
 from pyctl.setup import find_compiler
 
 __all__ = [
-    "Cuda", "available_mib", "cached_share", "compilers", "describe", "direct_rate", "evict", "find_cuda",
-    "free_vram_mib", "resident_mib", "settle", "storage_reads", "vram_mib",
+    "Cuda", "available_mib", "cached_share", "compilers", "describe", "direct_rate", "find_cuda",
+    "free_vram_mib", "settle", "storage_reads", "vram_mib",
 ]  # fmt: skip
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -92,13 +92,6 @@ def _gpus(fields: str) -> list[list[str]]:
     return [[part.strip() for part in line.split(",")] for line in lines]
 
 
-def resident_mib(pid: int) -> float:
-    """MiB of RAM that the process holds, shared pages of the model file left out."""
-    lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
-    sizes = {line.split(":")[0]: int(line.split()[1]) for line in lines if line.startswith("Rss")}
-    return (sizes["RssAnon"] + sizes["RssShmem"]) / 1024
-
-
 def available_mib() -> float:
     """MiB that could be had without swapping."""
     lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
@@ -136,17 +129,6 @@ def settle(directory: Path, quiet: float = 4.0, limit: float = 60.0) -> int:
             before, since = now, time.monotonic()
         time.sleep(0.1)
     return sum(before.values())
-
-
-def evict(files: Sequence[Path]) -> None:
-    """Take the files out of the page cache."""
-    for path in files:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(descriptor)
 
 
 def cached_share(files: Sequence[Path]) -> float:

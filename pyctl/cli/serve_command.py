@@ -6,13 +6,17 @@ import logging
 import os
 import sys
 import threading
+import time
 import webbrowser
 
 from pyctl.cli.arguments import CommandSettings
 from pyctl.cli.assemble import assemble, found
+from pyctl.cli.defaults import with_directory
+from pyctl.cli.doctor_command import log_findings
 from pyctl.cli.logs import start_log
+from pyctl.cli.ready import Addresses, cache_text, ready_text
 from pyctl.errors import EngineError, PyctlError
-from pyctl.llama import devices
+from pyctl.llama import devices, gpus
 from pyctl.server.app import create_app, create_loading_app
 from pyctl.server.body import ChatBody
 from pyctl.server.lifecycle import LoadingApp, bind, leave, serve
@@ -21,18 +25,9 @@ from pyctl.server.prepare import prepare_warm_up
 from pyctl.server.service import Service
 from pyctl.setup import unused_card
 
-__all__ = ["open_in_browser", "page_address", "run_serve"]
+__all__ = ["open_in_browser", "run_serve"]
 
 log = logging.getLogger("pyctl")
-
-
-def page_address(addresses: str, prefix: str) -> str:
-    """Where a browser on this machine finds the page of a server at ``addresses``, empty if only a socket has it."""
-    for address in addresses.split(", "):
-        if address.startswith("http"):
-            # All interfaces are no place to go to.
-            return address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:") + prefix + "/"
-    return ""
 
 
 def open_in_browser(address: str) -> None:
@@ -61,7 +56,7 @@ def run_serve(settings: CommandSettings) -> int:
     listen, code = settings.listen, 0
     with bind(listen.hosts, listen.port) as sockets:
         # Before requests are taken: Ctrl-C must end a download.
-        serving = _Serving(found(settings))
+        serving = _Serving(found(with_directory(settings)))
         try:
             serve(serving.gate, sockets, listen, on_ready=serving.run, on_stop=serving.close)
         except EngineError as error:
@@ -69,6 +64,7 @@ def run_serve(settings: CommandSettings) -> int:
             code = 1
         finally:
             complete = serving.close()
+    log.info("stopped%s", serving.saved_text)
     return leave(code if complete else 1)
 
 
@@ -78,21 +74,20 @@ class _Serving:
     def __init__(self, settings: CommandSettings) -> None:
         self._settings = settings
         self._closing = threading.Event()
+        self._began = time.monotonic()
         self._service: Service | None = None
         self.gate = LoadingApp(create_loading_app(settings.server))
 
-    def run(self, address: str) -> None:
+    def run(self, bound: str) -> None:
         """Load the model, let requests through, and wait for `close`, which another thread may call at any time.
 
-        EngineError if the engine ends before.
+        ``bound`` are the server's addresses. EngineError if the engine ends before.
         """
-        log.debug("listening at %s, loading the model", address)
-        if self._settings.server.has_page:
-            page = page_address(address, self._settings.server.api_prefix)
-            if page:
-                log.info("page: %s", page)
-            if self._settings.listen.open_page:
-                open_in_browser(page)
+        log.debug("listening at %s, loading the model", bound)
+        server = self._settings.server
+        addresses = Addresses.of(bound, server.api_prefix)
+        if self._settings.listen.open_page and server.has_page:
+            open_in_browser(addresses.local and f"{addresses.local}/")
         elif self._settings.listen.open_page:
             log.warning("--open ignored: --no-ui or --path removes the page")
         service = self._service = assemble(self._settings, go_on=lambda: not self._closing.is_set())
@@ -106,11 +101,34 @@ class _Serving:
                 service.worker.warm(prepare_warm_up(service, ChatBody.of(body)))
             except PyctlError as error:
                 log.warning("--warm: %s", error)
-        log.info("serving %s on %s", service.worker.info.model_path, address)
+        log_findings(self._settings)
+        if not server.api_keys and (warning := addresses.open_text(bound)):
+            log.warning("%s", warning)
+        self._log_ready(service, addresses)
         service.worker.watch()
+
+    def _log_ready(self, service: Service, addresses: Addresses) -> None:
+        disk = self._settings.disk
+        text = ready_text(
+            time.monotonic() - self._began,
+            addresses,
+            has_page=self._settings.server.has_page,
+            info=service.info,
+            devices=[f"{gpu.description} ({gpu.name})" for gpu in gpus(self._settings.model)],
+            cache=cache_text(service.admin.view().result().budget, disk.cache_dir, service.admin.stored()),
+        )
+        # Not as an argument: those stay in one line. Names in it are the user's own.
+        log.info(text, extra={"strong": text.partition("\n")[0]})
+
+    @property
+    def saved_text(self) -> str:
+        """What the log says of the cache directory after the end; "" without one."""
+        saved = self._service.admin.n_saved if self._service is not None else None
+        return "" if saved is None else ", 1 prefix saved" if saved == 1 else f", {saved:,} prefixes saved"
 
     def close(self) -> bool:
         """Stop loading, or end the engine; whether all is written that was to be kept. Idempotent."""
         self._closing.set()
+        self.gate.close()
         # Requests that clients have given up may be tokenised still: `leave` ends the process with the model in it.
         return self._service is None or self._service.worker.close(unload=False)

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pyctl.cli.command_parser import CommandParser
 from pyctl.errors import ConfigError
 from pyctl.setup import (
     Build,
@@ -93,7 +94,7 @@ def run_setup(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _SetupParser(
+    parser = CommandParser(
         prog="pyctl setup",
         description="Build llama.cpp for this machine's NVIDIA card. The compiler and the libraries of CUDA come from "
         "PyPI. pyctl finds the result at its next start. A build that was interrupted goes on where it stopped.",
@@ -108,11 +109,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--remove", action="store_true", help="remove the libraries and everything else of setup")
     parser.add_argument("--yes", "-y", action="store_true", help="do not ask")
     return parser
-
-
-class _SetupParser(argparse.ArgumentParser):
-    def error(self, message: str) -> None:  # type: ignore[override]
-        raise ConfigError(f"{message}; see {self.prog} --help")
 
 
 def _set_up(

@@ -19,6 +19,7 @@ from pyctl.llama.llama_backend import LlamaBackend
 from pyctl.llama.llama_tokenizer import LlamaTokenizer
 from pyctl.llama.loader import Loaded, load
 from pyctl.llama.memory import MemoryPlan
+from pyctl.llama.params import gpus
 
 __all__ = [
     "LlamaBackend",
@@ -27,6 +28,7 @@ __all__ = [
     "MemoryPlan",
     "allocate",
     "devices",
+    "gpus",
     "load",
     "reserve_pinned",
 ]

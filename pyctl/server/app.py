@@ -14,7 +14,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
-from pyctl.errors import NotFoundError, RequestError, UnavailableError
+from pyctl.errors import LoadingError, NotFoundError, RequestError
 from pyctl.page import POLICY, Asset, asset, index, names
 from pyctl.page.markdown_process import MOST_TEXTS
 from pyctl.server import ServerSettings
@@ -24,13 +24,14 @@ from pyctl.server.api import (
     embeddings,
     info,
     metrics,
+    ollama,
     prefix_cache,
     responses,
     sequences,
     token_counts,
 )
 from pyctl.server.body import Body, at_most
-from pyctl.server.http import JsonResponse, error_response, http_exception
+from pyctl.server.http import ErrorForm, JsonResponse, error_response, form_of, http_exceptions
 from pyctl.server.middleware import (
     MAX_BODY_BYTES,
     MAX_IMAGES_BODY_BYTES,
@@ -69,6 +70,7 @@ _GET: dict[str, Handler] = {
     "/v1/health": info.health,
     "/models": info.models,
     "/v1/models": info.models,
+    "/v1/models/{id:path}": info.model,
     "/props": info.props,
     "/metrics": metrics.show,
     "/slots": sequences.show,
@@ -79,6 +81,10 @@ _GET: dict[str, Handler] = {
     "/cache": prefix_cache.show,
     "/v1/responses/{id}": responses.retrieve,
     "/v1/conversations/{id}": responses.retrieve_conversation,
+    "/api/tags": ollama.tags,
+    "/api/ps": ollama.loaded_models,
+    "/api/version": ollama.version,
+    "/api/blobs/{digest}": ollama.manage,
 }
 
 _POST: dict[str, Handler] = {
@@ -116,6 +122,12 @@ _POST: dict[str, Handler] = {
     "/v1/chat/completions/input_tokens": token_counts.chat_input_tokens,
     "/responses/input_tokens": responses.input_tokens,
     "/v1/responses/input_tokens": responses.input_tokens,
+    "/api/chat": ollama.chat,
+    "/api/generate": ollama.generate,
+    "/api/show": ollama.show,
+    "/api/embed": ollama.embed,
+    "/api/embeddings": ollama.embeddings,
+    **dict.fromkeys((f"/api/{name}" for name in ("pull", "push", "create", "copy", "blobs/{digest}")), ollama.manage),
 }
 
 _DELETE: dict[str, Handler] = {
@@ -124,6 +136,7 @@ _DELETE: dict[str, Handler] = {
     "/cache/{id}": prefix_cache.drop,
     "/v1/responses/{id}": responses.delete,
     "/v1/conversations/{id}": responses.delete_conversation,
+    "/api/delete": ollama.manage,
 }
 
 
@@ -141,18 +154,15 @@ _OWN_PAGES: frozenset[Handler] = frozenset(
 """Endpoints that pages of other origins may not use, though they may generate: these show or change shared state."""
 
 
-_ANTHROPIC: frozenset[Handler] = frozenset((anthropic.messages, anthropic.count_tokens))
-"""Endpoints whose errors are in Anthropic's form."""
-
-
 def create_app(service: Service) -> Starlette:
     """The ASGI application that answers with ``service``; it owns neither the worker nor its thread."""
     settings = service.shared.settings
     routes: list[BaseRoute] = [
-        Route(settings.api_prefix + path, _endpoint(service, handlers), methods=list(handlers))
+        Route(settings.api_prefix + path, _endpoint(service, handlers, form_of(path)), methods=list(handlers))
         for path, handlers in _by_path({"GET": _GET, "POST": _POST, "DELETE": _DELETE}).items()
     ]
     routes += page_routes(settings)
+    limit = MAX_IMAGES_BODY_BYTES if service.info.vision else MAX_BODY_BYTES
     if settings.static_path:
         routes.append(Mount(settings.api_prefix, StaticFiles(directory=settings.static_path, html=True)))
     return Starlette(
@@ -160,9 +170,9 @@ def create_app(service: Service) -> Starlette:
         middleware=[
             Middleware(CorsMiddleware, cors=settings.cors),
             Middleware(KeyMiddleware, keys=settings.api_keys, prefix=settings.api_prefix, files=_page_files(settings)),
-            Middleware(BodyLimitMiddleware, limit=MAX_IMAGES_BODY_BYTES if service.info.vision else MAX_BODY_BYTES),
+            Middleware(BodyLimitMiddleware, limit=limit, prefix=settings.api_prefix),
         ],
-        exception_handlers={HTTPException: http_exception},
+        exception_handlers={HTTPException: http_exceptions(settings.api_prefix)},
     )
 
 
@@ -170,7 +180,7 @@ def create_loading_app(settings: ServerSettings) -> Starlette:
     """The application until the model is loaded: the page, which waits for it, and 503 to everything else."""
 
     async def loading(request: Request, error: Exception) -> Response:
-        return error_response(UnavailableError("Loading model"))
+        return error_response(LoadingError(), form_of(request.url.path.removeprefix(settings.api_prefix)))
 
     return Starlette(
         routes=page_routes(settings),
@@ -188,12 +198,13 @@ def _by_path(methods: Mapping[str, Mapping[str, Handler]]) -> dict[str, dict[str
     return paths
 
 
-def _endpoint(service: Service, handlers: Mapping[str, Handler]) -> Callable[[Request], Awaitable[ASGIApp]]:
-    """The handler of a request's method with its errors turned into responses."""
+def _endpoint(
+    service: Service, handlers: Mapping[str, Handler], form: ErrorForm
+) -> Callable[[Request], Awaitable[ASGIApp]]:
+    """The handler of a request's method with its errors turned into responses in ``form``."""
 
     async def endpoint(request: Request) -> ASGIApp:
         handler = handlers["GET" if request.method == "HEAD" else request.method]
-        as_response = anthropic.error_response if handler in _ANTHROPIC else error_response
         try:
             if handler in _OWN_PAGES or (handler is sequences.show and service.shared.settings.slots_debug):
                 check_origin(request.headers, service.shared.settings)
@@ -201,10 +212,10 @@ def _endpoint(service: Service, handlers: Mapping[str, Handler]) -> Callable[[Re
         except ClientDisconnect:
             return Response(status_code=400)
         except RecursionError:
-            return as_response(depth_error())
+            return error_response(depth_error(), form)
         except Exception as error:
             log_error(request.url.path, error)
-            return as_response(error)
+            return error_response(error, form)
 
     return endpoint
 

@@ -10,6 +10,7 @@ import pytest
 
 from pyctl.cli.arguments import FLAGS, CommandSettings, parse_chat, parse_launch, parse_serve
 from pyctl.cli.other_forms import IGNORED, NO_OP, REJECTED
+from tools import figures
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
@@ -20,6 +21,12 @@ WIDTH, README_LINES = 100, 130
 WIDE_TABLES = {"contract.md", "disk-format.md", "limits.md", "native.md"}
 """Reference tables, some of them generated, whose cells hold whole sentences."""
 
+REFERENCE = {
+    *("architecture.md", "clients.md", "disk-format.md", "glossary.md", "limits.md"),
+    *("model.md", "native.md", "privacy.md", "requests.md"),
+}
+"""Pages about how the program works, which has nothing to copy."""
+
 OTHERS = {
     *("--fix", "--json", "--help", "--version"),  # of pyctl cache, of all commands
     *("--dry-run", "--yes", "--jobs", "--arch", "--cpu", "--system-cuda", "--keep-toolkit", "--dir"),  # of pyctl setup
@@ -29,6 +36,7 @@ OTHERS = {
     *("--no-cache-dir", "--url", "--only", "--gib", "--models", "--restore-chat-history"),  # of pip, bench, aider
     *("--continue", "--resume", "--schema", "--functions", "--auth-type", "--model", "--config"),  # of clients
     *("--against", "--parts", "--servers"),  # of bench
+    *("--quick", "--depths", "--llama-server", "--budget", "--picture"),  # of pyctl bench
     *("--api-prefix", "--check", "--out", "--start", "--seconds", "--rate", "--weights"),  # of tools
 }
 """Flags of other programs, and of other commands than serve and chat."""
@@ -107,3 +115,20 @@ def test_commands_are_understood(page: Path) -> None:
         assert READERS[command](flags).warnings == ()
     if page in (README, ROOT / "docs" / "24gb.md"):
         assert commands_of(page)
+
+
+@pytest.mark.parametrize("page", figures.PAGES, ids=ids(list(figures.PAGES)))
+def test_figures_are_those_of_bench_results(page: Path) -> None:
+    assert "<!-- figures: " in text_of(page)
+    assert figures.filled(text_of(page)) == text_of(page), "run python -m tools.figures"
+
+
+def test_each_table_of_figures_is_shown() -> None:
+    shown = re.findall(r"<!-- figures: ([\w-]+) -->", "".join(map(text_of, figures.PAGES)))
+    assert sorted(shown) == sorted(figures.FIGURES)
+
+
+@pytest.mark.parametrize("page", [page for page in DOCS if page.parent.name == "docs"], ids=lambda page: page.name)
+def test_a_page_that_people_use_opens_with_what_to_copy(page: Path) -> None:
+    if page.name not in REFERENCE:
+        assert text_of(page).splitlines()[2].startswith("```")

@@ -29,6 +29,7 @@ __all__ = [
     "end_stream",
     "find_streams",
     "health",
+    "model",
     "models",
     "props",
     "resume_stream",
@@ -67,7 +68,21 @@ async def models(service: Service, request: Request) -> Response:
         "parameters": "",
         "details": details,
     }
-    model = {
+    return JsonResponse({"models": [named], "object": "list", "data": [_model_json(service)]})
+
+
+async def model(service: Service, request: Request) -> Response:
+    """GET /v1/models/{id}"""
+    name = str(request.path_params["id"])
+    if not service.is_named(name):
+        raise NotFoundError(f"the model {name[:200]!r} does not exist; this server has {service.model!r}")
+    return JsonResponse({**_model_json(service), "id": name})
+
+
+def _model_json(service: Service) -> dict[str, Any]:
+    """The model as OpenAI writes it."""
+    info = service.info
+    return {
         "id": service.model,
         "aliases": info.model_aliases,
         "tags": info.model_tags,
@@ -85,7 +100,6 @@ async def models(service: Service, request: Request) -> Response:
             "ftype": info.ftype_name,
         },
     }
-    return JsonResponse({"models": [named], "object": "list", "data": [model]})
 
 
 async def props(service: Service, request: Request) -> Response:
