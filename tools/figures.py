@@ -202,7 +202,7 @@ def models() -> list[str]:
         left = next(cells for cells in body if cells[0].startswith("left of"))
         fitting = [name for name, rest in zip(head[1:], left[1:], strict=True) if number(rest) >= LEFT_FREE]
         contexts = [n for name in fitting if shape in name for n in re.findall(r"\d{2,3},\d{3}", name)]
-        return max(contexts, key=number)
+        return str(max(contexts, key=number))
 
     moe = "Qwen3.6-35B-A3B, Q4_K_M"
     whole = rows("24gb.md", moe, DOCS)[0][1].removesuffix(" tokens")
