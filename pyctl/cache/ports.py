@@ -216,7 +216,7 @@ AGAIN_SECONDS = 0.02
 """How soon to look again whether a segment is written."""
 
 MOST_BEHIND_BYTES = limit(
-    2**29, "snapshots that have left RAM and wait to be written", "the least worth are not", "memory", "bytes"
+    2**29, "evicted snapshots that wait to be written", "the least worth are dropped", "memory", "bytes"
 )
 
 

@@ -18,6 +18,7 @@ from pyctl import version_line
 from pyctl.cache import DEFAULT_DAILY_MIB, FREE_PART, CacheSettings, DiskSettings, default_directory
 from pyctl.chat import FormatSettings, keep_reasoning
 from pyctl.cli.help import help_text
+from pyctl.cli.launch_settings import LaunchSettings
 from pyctl.cli.logs import VERBOSE, LogSettings
 from pyctl.cli.other_forms import FURTHER, IGNORED, NO_OP, REJECTED, REMOVED, BoundBySchema, OtherForms, Questions
 from pyctl.convert import FALSE_WORDS, TRUE_WORDS, Convert
@@ -39,6 +40,7 @@ from pyctl.setting import (
     FORMAT,
     GENERAL,
     HUB,
+    LAUNCH,
     LOG,
     MODEL,
     SAMPLING,
@@ -51,7 +53,7 @@ from pyctl.setting import (
 )
 from pyctl.terminal import TerminalSettings
 
-__all__ = ["FLAGS", "OWNERS", "CommandSettings", "parse_chat", "parse_serve"]
+__all__ = ["FLAGS", "OWNERS", "CommandSettings", "parse_chat", "parse_launch", "parse_serve"]
 
 
 @dataclass(frozen=True)
@@ -210,11 +212,35 @@ def parse_serve(argv: Sequence[str], environ: Mapping[str, str] = os.environ) ->
 
     --help and --version print and raise SystemExit(0); anything that cannot be served raises ConfigError.
     """
-    sections = {section: flags for section, flags in FLAGS.items() if section is not CHAT}
-    given = _read("serve", "[-m FILE | -hf REPO] [flags]", argv, environ, sections)
+    return _settings(_read_serve("serve", "[-m FILE | -hf REPO] [flags]", argv, environ, {}), environ, SERVED_SEQS)
+
+
+def parse_launch(
+    program: str, argv: Sequence[str], environ: Mapping[str, str] = os.environ
+) -> tuple[CommandSettings, LaunchSettings]:
+    """The settings of ``pyctl launch``: those of the server that it may start, and its own; likewise."""
+    own = tuple(flag for _, flag in flags_of(LaunchSettings))
+    usage = f"{program} [--url URL | flags of a server] [-- arguments of {program}]"
+    given = _read_serve("launch", usage, argv, environ, {LAUNCH: own})
+    # A server that runs already is found by the address, and asked with the key.
+    known = {flag.dest for flag in own} | {"hosts", "api_keys", "key_file", "api_prefix", "path"}
+    others = tuple(name for dest, name in given.typed.items() if dest not in known)
+    return _settings(given, environ, SERVED_SEQS), fill(LaunchSettings, given.values, server_flags=others)
+
+
+def _read_serve(
+    command: str,
+    usage: str,
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    more: Mapping[Section, tuple[Flag, ...]],
+) -> Given:
+    given = _read(
+        command, usage, argv, environ, {**more, **{at: flags for at, flags in FLAGS.items() if at is not CHAT}}
+    )
     if environ.get("LLAMA_API_KEY") == "" and not {"api_keys", "key_file"} & given.values.keys():
         raise ConfigError("LLAMA_API_KEY is set but empty: unset it to serve without a key")
-    return _settings(given, environ, SERVED_SEQS)
+    return given
 
 
 def parse_chat(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> CommandSettings:

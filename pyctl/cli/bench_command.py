@@ -14,11 +14,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
 from pyctl import __version__
+from pyctl.cache import default_directory
 from pyctl.cli.arguments import FLAGS, CommandSettings, parse_serve
 from pyctl.cli.command_parser import CommandParser
 from pyctl.doctor.nvml import used_bytes
@@ -44,7 +45,7 @@ BUILTIN_CONTEXT = "65536"
 
 LEAST_CACHE_MIB, MOST_CACHE_MIB = 256, 16384
 
-OWN_DISK_FLAGS = frozenset({"cache_dir", "disk_mib"})
+OWN_DISK_FLAGS = frozenset({"cache_dir", "disk_mib", "kv_cache"})
 """What `pyctl bench` sets itself; other flags of the disk cache are the user's."""
 
 DROPPED = frozenset(
@@ -71,6 +72,8 @@ def run_bench(argv: Sequence[str]) -> int:
         if not Path(path).expanduser().absolute().parent.is_dir():
             raise ConfigError(f"cannot write {path}: its directory does not exist")
     flags = _server_flags(settings, rest)
+    if head_flags := _head_flags(settings, flags):
+        flags = (*flags, "--spec-type", "none")  # what drafts gain is a row of its own
     peer = _peer(options.llama_server, flags) if options.llama_server else ()
     with _interrupted_by_signals(), _work_directory(settings) as work:
         measured = BenchOptions(
@@ -78,7 +81,7 @@ def run_bench(argv: Sequence[str]) -> int:
             budget=options.budget or (QUICK_BUDGET if options.quick else BUDGET),
             n_decode=64 if options.quick else 128,
             both_modes=not options.quick, is_exact=settings.engine.exact,
-            head_flags=_head_flags(settings, flags), cache_mib=_cache_mib(work), vram=used_bytes,
+            head_flags=head_flags, cache_mib=_cache_mib(work), vram=used_bytes,
         )  # fmt: skip
         run = BenchRun(measured, work, lambda text: print(f"{run.seconds:6.1f} s  {text}", file=sys.stderr, flush=True))
         began = time.strftime("%Y-%m-%d %H:%M")
@@ -168,16 +171,17 @@ def _peer(path: str, flags: Sequence[str]) -> tuple[str, ...]:
 
 def _head_flags(settings: CommandSettings, flags: Sequence[str]) -> tuple[str, ...]:
     """The flags for drafts from the model's own head, if it has one and no flag asks for drafts."""
-    if settings.drafts.draft_types or settings.drafts.draft_path:
+    drafts = settings.drafts
+    if not drafts.is_automatic and (drafts.draft_types or drafts.draft_path):
         return ()
     # Only now: the import loads llama.cpp.
-    from pyctl.llama.devices import tensor_bytes
+    from pyctl.llama.draft.draft_file import count_heads
 
     try:
-        has_head = any(name.endswith(".nextn.eh_proj.weight") for name in tensor_bytes(Path(flags[1])))
+        n_heads = count_heads(Path(flags[1]))
     except ModelError as error:
         raise ConfigError(str(error)) from error
-    return ("--spec-type", "draft-mtp") if has_head else ()
+    return ("--spec-type", "draft-mtp", "--spec-draft-n-max", str(drafts.n_draft)) if n_heads == 1 else ()
 
 
 # -- places ------------------------------------------------------------------------------------------------------------
@@ -185,10 +189,12 @@ def _head_flags(settings: CommandSettings, flags: Sequence[str]) -> tuple[str, .
 
 @contextmanager
 def _work_directory(settings: CommandSettings) -> Iterator[Path]:
-    """A temporary directory on the disk that a cache would be on: beside the user's cache directory, which may not
-    exist, else in the user's directory for caches."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    place = Path(settings.disk.cache_dir).expanduser().absolute().parent if settings.disk.cache_dir else home
+    """A temporary directory on the disk that a cache would be on: beside the given cache directory or the default one,
+    which need not exist."""
+    given = settings.disk.cache_dir and not settings.disk.is_default
+    cache = Path(settings.disk.cache_dir) if given else default_directory(os.environ)
+    place = cache.expanduser().absolute().parent
+    is_new = not place.exists()
     try:
         place.mkdir(parents=True, exist_ok=True)
         work = tempfile.mkdtemp(prefix="pyctl-bench-", dir=place)
@@ -198,6 +204,9 @@ def _work_directory(settings: CommandSettings) -> Iterator[Path]:
         yield Path(work)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+        if is_new:
+            with suppress(OSError):  # another program may have put something there
+                place.rmdir()
 
 
 def _cache_mib(work: Path) -> int:

@@ -18,7 +18,7 @@ from pyctl.cli.arguments import CommandSettings
 from pyctl.errors import ConfigError
 from pyctl.llama import MemoryPlan
 
-__all__ = ["cache_budget", "say", "stored_bytes", "with_directory"]
+__all__ = ["cache_budget", "stored_bytes", "with_directory"]
 
 log = logging.getLogger("pyctl")
 
@@ -34,7 +34,7 @@ OTHERS_RAM = 2 * GIB
 """Memory that the least budget leaves to other programs and to the page cache."""
 
 
-def say(text: str) -> None:
+def _say(text: str) -> None:
     """Tell the user ``text``: in the log, or where that is quiet, at the terminal."""
     if log.isEnabledFor(logging.INFO):
         log.info("%s", text)
@@ -68,20 +68,15 @@ def with_directory(settings: CommandSettings) -> CommandSettings:
     directory = Path(disk.cache_dir).expanduser()
     try:
         with closing(CacheDirectory(directory)) as opened, temp_path(directory):
-            n_bytes = opened.n_bytes
-            n_prefixes = sum(len(states) for states in opened.contents.states.values())
-        disk_mib = _disk_mib(disk, shutil.disk_usage(directory).free + n_bytes)
+            disk_mib = _disk_mib(disk, shutil.disk_usage(directory).free + opened.n_bytes)
     except OSError as error:
         reason = error.strerror or error
         if not disk.is_default:
             raise ConfigError(f"cannot use --kv-cache-dir {directory}: {reason}") from error
         log.warning("no disk cache: cannot use %s: %s; --kv-cache-dir names another", directory, reason)
         return replace(settings, disk=replace(disk, cache_dir=""))
-    size = f" of at most {disk_mib / 1024:,.1f}" if disk_mib else ""
-    say(
-        f"disk cache: {directory} holds {n_prefixes:,} prefixes, {n_bytes / GIB:,.1f}{size} GiB; "
-        "its files contain text of prompts; --no-kv-cache turns it off"
-    )
+    size = f"at most {disk_mib:,} MiB" if disk_mib else "of any size"
+    _say(f"disk cache: {directory}, {size}; its files contain text of prompts; --no-kv-cache turns it off")
     return replace(settings, disk=replace(disk, disk_mib=disk_mib))
 
 

@@ -13,6 +13,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pyctl.cache import default_directory
 from pyctl.cli.arguments import CommandSettings, parse_serve
 from pyctl.cli.command_parser import CommandParser
 from pyctl.errors import ConfigError
@@ -44,9 +45,9 @@ def run_doctor(argv: Sequence[str]) -> int:
     from pyctl.doctor.examine import examine, screen
     from pyctl.doctor.facts import Facts
 
-    # Without a disk cache, the place where one would be.
-    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    wishes = _wishes(settings, default_cache=f"{home}/pyctl")
+    wishes = _wishes(settings)
+    if wishes.cache_dir is None and settings.disk.kv_cache:  # the place where a model's cache would be
+        wishes = replace(wishes, cache_dir=default_directory(os.environ))
     found = examine(Facts(wishes=wishes, llama=_llama_facts(settings)))
     if options.json:
         print(json.dumps({"sound": found.is_sound, **asdict(found)}, indent=1))
@@ -91,17 +92,17 @@ def _with_fetched(settings: CommandSettings) -> CommandSettings:
         return settings
 
 
-def _wishes(settings: CommandSettings, default_cache: str = "") -> Wishes:
+def _wishes(settings: CommandSettings) -> Wishes:
     from pyctl.doctor.facts import Wishes
 
     model = settings.model
     path = Path(model.path).expanduser() if model.path else None
-    cache = settings.disk.cache_dir or default_cache
+    disk, ram_mib = settings.disk, settings.cache.ram_mib
     return Wishes(
         model_files=tuple(path.with_name(name) for name in split_names(path.name)) if path is not None else (),
-        cache_dir=Path(cache).expanduser() if cache else None,
-        cache_bytes=settings.disk.disk_mib * MIB,
-        ram_bytes=max(settings.cache.ram_mib or 0, 0) * MIB,
+        cache_dir=Path(disk.cache_dir).expanduser() if disk.cache_dir else None,
+        cache_bytes=disk.disk_mib * MIB if disk.cache_dir and not disk.free_part else None,
+        ram_bytes=ram_mib * MIB if ram_mib is not None and ram_mib >= 0 else None,
         locks_memory="mlock" in model.load_mode,
     )
 

@@ -17,6 +17,10 @@ _EXAMPLES = {
         "pyctl serve -m Qwen3.6-27B-Q4_K_M.gguf",
         "pyctl serve -hf USER/MODEL:Q4_K_M --host 0.0.0.0 --api-key SECRET",
     ),
+    "launch": (
+        "pyctl launch claude",
+        "pyctl launch codex -m Qwen3.6-27B-Q4_K_M.gguf -- exec 'Explain this project.'",
+    ),
     "chat": (
         "pyctl chat -m Qwen3.6-27B-Q4_K_M.gguf",
         "pyctl chat --url http://localhost:8080 -p 'What is a prefix cache?'",
@@ -26,6 +30,8 @@ _EXAMPLES = {
 _ESSENTIAL = {
     "serve": """-m -hf -c -np -ngl --n-cpu-moe -ctk -ctv --cache-ram --kv-cache-dir --kv-cache-budget --exact
         --spec-type --mmproj --reasoning --host --port --api-key --open --metrics -lv""",
+    "launch": """--url --dry-run -m -hf -c -np -ngl -ctk -ctv --cache-ram --kv-cache-dir --spec-type --mmproj
+        --port --api-key""",
     "chat": """-m -hf --url --api-key -p -sys -c -ngl --n-cpu-moe -ctk -ctv --cache-ram --kv-cache-dir
         --spec-type --mmproj -n --temp --reasoning --stats -lv""",
 }

@@ -88,6 +88,7 @@ def _fields(
     if local:
         yield "OpenAI", f"{local}/v1"
         yield "Anthropic", local
+        yield "Ollama", local
     if addresses.network and addresses.network != local:
         yield "network", f"{addresses.network}/"
     for each in addresses.sockets:

@@ -118,7 +118,7 @@ class _Serving:
             cache=cache_text(service.admin.view().result().budget, disk.cache_dir, service.admin.stored()),
         )
         # Not as an argument: those stay in one line. Names in it are the user's own.
-        log.info(text.replace("%", "%%"), extra={"strong": text.partition("\n")[0]})
+        log.info(text, extra={"strong": text.partition("\n")[0]})
 
     @property
     def saved_text(self) -> str:

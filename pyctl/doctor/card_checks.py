@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from pyctl.doctor.facts import Facts
 from pyctl.doctor.finding import Finding, slow, wrong
 from pyctl.setup.plan import DRIVER_ERRORS, LEAST_DRIVER
@@ -101,21 +99,16 @@ def link(facts: Facts) -> list[Finding] | None:
     """Each card has all its PCIe lanes, at its own generation."""
     if not facts.has_nvidia or facts.is_wsl:
         return None
-    return [finding for card in facts.cards for finding in _links(card.name, card.lanes, card.generations)]
-
-
-def _links(name: str, lanes: Sequence[int | None], generations: Sequence[int | None]) -> list[Finding]:
     found = []
-    for (now, best), what in ((lanes, "PCIe lanes"), (generations, "PCIe generation")):
-        if now is not None and best is not None and now < best:
-            text = f"{name} has {what} {now} of {best}: restores from RAM take up to {_ratio(now, best, what)}"
-            found.append(slow(text, "use the mainboard's first slot, without a riser; look at its manual"))
+    for card in facts.cards:
+        (lanes, most), (generation, newest) = card.lanes, card.generations
+        # Lanes add up, and each generation doubles the last one's speed. What is unknown counts as the best.
+        slower = (most / lanes if lanes and most else 1.0) * 2.0 ** ((newest or 0) - (generation or newest or 0))
+        if slower > 1:
+            text = f"{card.name} has {lanes} of {most} PCIe lanes of generation {generation} of {newest}"
+            effect = f"copies between RAM and card take {slower:.0f} times as long"
+            found.append(slow(f"{text}: {effect}", "use the mainboard's slot for graphics cards, without a riser"))
     return found
-
-
-def _ratio(now: int, best: int, what: str) -> str:
-    times = best / max(now, 1) if what == "PCIe lanes" else 2.0 ** (best - now)
-    return f"{times:.0f} times as long"
 
 
 def shared_memory(facts: Facts) -> list[Finding] | None:

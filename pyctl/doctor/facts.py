@@ -54,13 +54,13 @@ class Wishes:
     """What the flags of serve ask of the machine; sizes are bytes.
 
     ``model_files`` are all files of the model. ``cache_dir`` is the directory of the disk cache, which need not exist,
-    None without a disk cache.
+    None without a disk cache. ``cache_bytes`` is None if the free space decides, ``ram_bytes`` if the free memory does.
     """
 
     model_files: tuple[Path, ...] = ()
     cache_dir: Path | None = None
-    cache_bytes: int = 16 * 2**30
-    ram_bytes: int = 8 * 2**30
+    cache_bytes: int | None = None
+    ram_bytes: int | None = None
     locks_memory: bool = False
 
 

@@ -13,7 +13,8 @@ __all__ = ["cache_disk", "cache_place", "cache_space", "cache_speed", "memory_pl
 
 GIB = 2**30
 
-LEAST_FREE = GIB
+SMALL = 10 * GIB
+"""Free bytes of which the default cache, a tenth, is too small to be of use."""
 
 LEAST_READ, LEAST_WRITE = 3e8, 1e8
 """Bytes per second: drives with moving parts and cards are below, SSDs above."""
@@ -89,11 +90,13 @@ def cache_space(facts: Facts) -> list[Finding] | None:
         free = shutil.disk_usage(place).free
     except OSError as error:
         raise UnknownError(f"{place}: {error.strerror}") from error
-    if free >= facts.wishes.cache_bytes:
+    wanted = facts.wishes.cache_bytes
+    if wanted is None and free < SMALL:
+        return [slow(f"{place} has {free / GIB:.1f} GiB free: the disk cache is small or off", "remove files")]
+    if wanted is None or free >= wanted:
         return []
-    text = f"{place} has {free / GIB:.1f} GiB free, the cache may take {facts.wishes.cache_bytes / GIB:.1f} GiB"
-    mend = f"--kv-cache-budget {free // 2**21}, or remove files"
-    return [wrong(text, "remove files") if free < LEAST_FREE else slow(text, mend)]
+    text = f"{place} has {free / GIB:.1f} GiB free, the cache may take {wanted / GIB:.1f} GiB"
+    return [slow(text, f"--kv-cache-budget {free // 2**21}, or remove files")]
 
 
 def cache_speed(facts: Facts) -> list[Finding] | None:

@@ -13,6 +13,9 @@ __all__ = ["container_memory", "cpu_governor", "memory_lock", "open_files", "ove
 
 GIB = 2**30
 
+USUAL_CACHE, OTHERS = 8 * GIB, 2 * GIB
+"""Bytes of a cache in RAM, and of what else a server takes of it without a model."""
+
 MOST_SWAPPED = 2**29
 """Bytes in swap that any desktop has after some days."""
 
@@ -68,16 +71,20 @@ def open_files(facts: Facts) -> list[Finding]:
 
 
 def container_memory(facts: Facts) -> list[Finding]:
-    """The memory limit of the container or service is above what --cache-ram may take."""
+    """The memory limit of the container or service is above what the cache in RAM may take.
+
+    By default that is half of the memory that the kernel shows as free, which is the host's.
+    """
     limits = list(_cgroup_limits(facts))
     if not limits:
         raise UnknownError("no control group of this process is found below /sys/fs/cgroup")
-    least = min(limits)
-    if least >= facts.ram_bytes or least >= facts.wishes.ram_bytes + 2 * GIB:
+    least, wanted = min(limits), facts.wishes.ram_bytes
+    if wanted is None:
+        wanted = facts.meminfo.get("MemAvailable", facts.ram_bytes) // 2
+    if least >= facts.ram_bytes or least >= wanted + OTHERS:
         return []
-    text = f"this container may use {_gib(least)}, --cache-ram alone {_gib(facts.wishes.ram_bytes)}"
-    half = least // 2 // 2**20
-    return [wrong(text, f"--cache-ram {half}, or give the container more memory")]
+    text = f"this container may use {_gib(least)}, the cache in RAM alone {_gib(wanted)}"
+    return [wrong(text, f"--cache-ram {least // 2 // 2**20}, or give the container more memory")]
 
 
 def _cgroup_limits(facts: Facts) -> Iterator[int]:
@@ -104,10 +111,11 @@ def windows_memory(facts: Facts) -> list[Finding] | None:
     """WSL2 has enough of Windows' memory, of which it takes half by default."""
     if not facts.is_wsl:
         return None
-    needed = facts.wishes.ram_bytes + 4 * GIB
+    wanted = USUAL_CACHE if facts.wishes.ram_bytes is None else facts.wishes.ram_bytes
+    needed = wanted + 2 * OTHERS
     if facts.ram_bytes >= needed:
         return []
-    text = f"WSL has {_gib(facts.ram_bytes)}, --cache-ram alone may take {_gib(facts.wishes.ram_bytes)}"
+    text = f"WSL has {_gib(facts.ram_bytes)}, of which the cache in RAM would take {_gib(wanted)}"
     mend = rf"memory={-(-needed // GIB)}GB below [wsl2] in %UserProfile%\.wslconfig, then wsl --shutdown"
     return [slow(text, mend)]
 

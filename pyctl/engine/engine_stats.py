@@ -68,7 +68,7 @@ class EngineCounters:
         self.drafts += timings.drafts
 
 
-MOST_REPLIES = limit(128, "replies whose speeds GET /cache tells", "the oldest are forgotten", "memory")
+MOST_REPLIES = limit(128, "replies with speeds in GET /cache", "the oldest are forgotten", "memory")
 
 _HOUR = 3600.0
 

@@ -24,10 +24,17 @@ PARENT_DEATH_SIGNAL = 1
 
 STOP_SECONDS = 30.0
 
+LIBRARY_CHOICE = "PYCTL_LIBS"
+"""The variable that chooses between builds of llama.cpp, the same for a server as for the program that starts it."""
+
 
 def clean_environment() -> dict[str, str]:
-    """The environment without settings (LLAMA_ARG_*, PYCTL_*), and without the disk cache in the user's directory."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("LLAMA_ARG_", "PYCTL_"))}
+    """The environment without settings (LLAMA_ARG_*, PYCTL_*), and without the disk cache in the user's directory.
+
+    The choice of llama.cpp's libraries stays.
+    """
+    hidden = {name for name in os.environ if name.startswith(("LLAMA_ARG_", "PYCTL_"))} - {LIBRARY_CHOICE}
+    kept = {name: value for name, value in os.environ.items() if name not in hidden}
     return {**kept, "PYCTL_KV_CACHE": "off"}
 
 

@@ -141,15 +141,15 @@ HEAD_SECONDS = limit(
     20.0, "sending a request's head, counted from the connection or its first byte", "closed, 408", "connection", "s"
 )
 
-KEPT_SECONDS = limit(75.0, "a connection without a request after a reply", "closed", "connection", "s")
+KEPT_SECONDS = limit(75.0, "an idle connection after a reply", "closed", "connection", "s")
 """Longer than clients keep one (httpx 5 s, aiohttp 15, nginx 60): whose end closes first must not matter to a request
 that is on its way."""
 
-BODY_SECONDS = limit(60.0, "sending a body, in addition to what its bytes may take", "closed, 408", "connection", "s")
+BODY_SECONDS = limit(60.0, "sending a body, in addition to the time for its bytes", "closed, 408", "connection", "s")
 
-BODY_RATE = limit(4096, "speed of a body, at least, after that", "closed, 408", "connection", "bytes a second")
+BODY_RATE = limit(4096, "slowest body after that time", "closed, 408", "connection", "bytes a second")
 
-WRITE_SECONDS = limit(300.0, "a client that takes nothing of its reply", "closed", "connection", "s")
+WRITE_SECONDS = limit(300.0, "a client that does not read its reply", "closed", "connection", "s")
 
 OWN_FILES = 128
 """Open files that are not connections: the cache, the model, the log."""
@@ -387,7 +387,7 @@ def _release(waiting: asyncio.Future[None]) -> None:
         waiting.set_result(None)
 
 
-BACKLOG = limit(512, "connections that wait to be taken", "the client's system tries again", "connection")
+BACKLOG = limit(512, "connections that wait to be accepted", "the client's system retries", "connection")
 
 HANDSHAKE_SECONDS = limit(10.0, "a TLS handshake", "closed", "connection", "s")
 
@@ -397,7 +397,7 @@ DRAIN_SECONDS = 3.0
 JOIN_SECONDS = 10.0
 """How long loading may take to stop."""
 
-END_SECONDS = limit(60.0, "the end of the server after a signal or a failure", "exit code 1", "process", "s")
+END_SECONDS = limit(60.0, "the stop of the server after a signal or a failure", "exit code 1", "process", "s")
 
 AGAIN_SECONDS = 0.5
 """A signal that comes sooner after the first is the same one, sent to a group and passed on by a parent."""

@@ -202,12 +202,10 @@ def _is_loopback(name: str) -> bool:
 MAX_BODY_BYTES = limit(32 * 2**20, "body of a request", "413", "request", "bytes")
 """About three times what a prompt of a million tokens takes as JSON, with every character escaped."""
 
-MAX_IMAGES_BODY_BYTES = limit(256 * 2**20, "body of a request where images can be seen", "413", "request", "bytes")
+MAX_IMAGES_BODY_BYTES = limit(256 * 2**20, "body of a request to a model with vision", "413", "request", "bytes")
 """Room for a long conversation with many screenshots, all of which come again with each message."""
 
-_MAX_TOGETHER_BYTES = limit(
-    512 * 2**20, "bodies of more than the first of these, together", "503 with Retry-After", "process", "bytes"
-)
+_MAX_TOGETHER_BYTES = limit(512 * 2**20, "all large bodies together", "503 with Retry-After", "process", "bytes")
 
 _DRAIN_BYTES = 8 * MAX_BODY_BYTES
 

@@ -92,9 +92,10 @@ def build_home(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def write_built(built: BuiltLibraries) -> None:
-    """Write built.json into the directory of ``built``."""
+    """Write built.json into the directory of ``built``, for all users, as the libraries are."""
     fields = {name: value for name, value in asdict(built).items() if name != "directory"}
     write_atomic(built.directory / BUILT, json.dumps(fields, indent=1).encode() + b"\n")
+    (built.directory / BUILT).chmod(0o644)
 
 
 def libraries_at(home: Path) -> list[BuiltLibraries]:

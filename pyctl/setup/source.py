@@ -78,7 +78,9 @@ def download_source(pip: list[str], directory: Path) -> Path:
     """Fetch the source distribution into ``directory``; pip verifies it against the pin. Raises ConfigError."""
     pin = read_pin()
     command = [*pip, "download", "--quiet", "--disable-pip-version-check", "--require-hashes", "--no-deps"]
-    command += ["--no-binary", ":all:", "--dest", str(directory), "--requirement", str(pin.path)]
+    # Not ":all:", which would also hold for the build backend.
+    command += ["--no-binary", pin.requirement.partition("==")[0]]
+    command += ["--dest", str(directory), "--requirement", str(pin.path)]
     # Without isolation pip takes the build backend that is already here instead of fetching it once more.
     if pip[0] == sys.executable and importlib.util.find_spec("scikit_build_core") is not None:
         command.append("--no-build-isolation")

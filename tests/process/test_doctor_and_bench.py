@@ -11,8 +11,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from pyctl.doctor.examine import CHECKS
+from pyctl.measure.server_process import clean_environment
 from pyctl.models import builtin_model
-from tests.process.conftest import clean_environment
 from tests.waiting import until
 
 SMALL = ("--depths", "300", "600", "--quick", "-t", "1", "-c", "4096", "-np", "1", "--spec-type", "ngram-simple")
@@ -24,7 +24,7 @@ def command(*arguments: str) -> list[str]:
 
 
 def environment(home: Path) -> dict[str, str]:
-    return {**clean_environment(), "XDG_CACHE_HOME": str(home)}
+    return {**clean_environment(), "XDG_CACHE_HOME": str(home), "PYCTL_KV_CACHE": "on"}
 
 
 def test_doctor_makes_every_check_and_sees_a_model_that_is_cut_off(tmp_path: Path) -> None:

@@ -29,11 +29,11 @@ RETRY_SECONDS = 60.0
 LAST_SECONDS = 1.0
 """How long before the end of closing no more segments are fetched from the device."""
 
-MAX_WAITING = limit(8, "snapshots that wait to be written", "the oldest is not written", "memory")
+MAX_WAITING = limit(8, "snapshots that wait to be written", "the oldest is dropped", "memory")
 
-MAX_SPILLED = limit(256, "snapshots that have left RAM and wait to be written", "the least worth are not", "memory")
+MAX_SPILLED = limit(256, "evicted snapshots that wait to be written", "the least worth are dropped", "memory")
 
-MAX_CALLS = limit(4096, "errands of a disk that hangs, such as noting a hit", "the oldest are not done", "memory")
+MAX_CALLS = limit(4096, "queued disk operations, such as counting a hit", "the oldest are dropped", "memory")
 
 
 @dataclass(eq=False)

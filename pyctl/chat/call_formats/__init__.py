@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 _MOST_KNOWN = 16
 _MOST_PROBES = limit(
-    200, "arguments looked at one by one where schemas of tools cannot be converted", "they may be any JSON", "request"
+    200, "arguments checked one by one if schemas of tools cannot be converted", "the others may be any JSON", "request"
 )
 _ANYTHING = {"type": "object", "additionalProperties": True}
 

@@ -93,12 +93,12 @@ def test_a_given_directory_that_cannot_be_used_is_an_error(tmp_path: Path) -> No
         with_directory(given)
 
 
-def test_the_first_line_says_what_the_directory_holds(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_first_line_says_where_the_directory_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "pyctl")
     with_directory(settings_of("--kv-cache-budget", "2048", home=tmp_path))
     assert caplog.messages == [
-        f"disk cache: {tmp_path}/pyctl/kv holds 0 prefixes, 0.0 of at most 2.0 GiB; "
-        "its files contain text of prompts; --no-kv-cache turns it off"
+        f"disk cache: {tmp_path}/pyctl/kv, at most 2,048 MiB; its files contain text of prompts; "
+        "--no-kv-cache turns it off"
     ]
     caplog.clear()
     assert with_directory(settings_of("--no-kv-cache", home=tmp_path)).disk == DiskSettings(kv_cache=False)

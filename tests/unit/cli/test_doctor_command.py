@@ -21,7 +21,7 @@ def test_serve_logs_the_two_worst_findings(tmp_path: Path, caplog: pytest.LogCap
         "proc/self/mountinfo": None,  # unknown
     }
     desktop(tmp_path, files)
-    log_findings(parse_serve(["--kv-cache-dir", str(tmp_path)], {}), tmp_path)
+    log_findings(parse_serve(["--kv-cache-dir", str(tmp_path), "--cache-ram", "8192"], {}), tmp_path)
     texts = [record.getMessage() for record in caplog.records]
     assert len(texts) == 2
     assert texts[0].endswith("; what would help: sudo sysctl vm.overcommit_memory=0")

@@ -23,6 +23,7 @@ print(code, *sorted(heavy), file=sys.stderr)
     [
         *(["--version"], ["--help"], ["serve", "--help"], ["chat", "--help"], ["cache", "--help"]),
         *(["doctor", "--help"], ["bench", "--help"]),
+        *(["launch", "--help"], ["launch", "claude", "--help"], ["service", "--help"], ["launch", "dance"]),
         *(["chat", "--version"], ["serve", "--no-such-flag"], ["cache", "dance"]),
     ],
     ids=" ".join,

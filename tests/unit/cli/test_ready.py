@@ -73,10 +73,10 @@ def test_the_block_has_a_line_for_each_address() -> None:
     text = ready_text(2.64, both, has_page=True, info=INFO, devices=["GPU (CUDA0)"], cache="off")
     lines = text.splitlines()
     assert lines[0] == "ready in 2.6 s"
-    names = ["page", "OpenAI", "Anthropic", "network", "socket", "model", "device", "cache"]
+    names = ["page", "OpenAI", "Anthropic", "Ollama", "network", "socket", "model", "device", "cache"]
     assert [line.split()[0] for line in lines[1:]] == names
     assert lines[2].split()[1] == "http://127.0.0.1:80/v1"
-    assert f"{INFO.n_ctx:,} tokens of context" in lines[6]
+    assert f"{INFO.n_ctx:,} tokens of context" in lines[7]
     without = ready_text(1.0, addresses("unix:///a.sock"), has_page=True, info=INFO, devices=[], cache="off")
     assert [line.split()[0] for line in without.splitlines()[1:]] == ["socket", "model", "device", "cache"]
     assert "\ndevice     CPU\n" in without
