@@ -22,7 +22,7 @@ WIDE_TABLES = {"contract.md", "disk-format.md", "limits.md", "native.md"}
 """Reference tables, some of them generated, whose cells hold whole sentences."""
 
 REFERENCE = {
-    *("architecture.md", "clients.md", "disk-format.md", "glossary.md", "limits.md"),
+    *("architecture.md", "disk-format.md", "glossary.md", "limits.md"),
     *("model.md", "native.md", "privacy.md", "requests.md"),
 }
 """Pages about how the program works, which has nothing to copy."""
