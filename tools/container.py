@@ -83,10 +83,10 @@ class Stage:
             assert match is not None, instruction.text
             if not (self.root / "bin").exists():
                 subprocess.run(["debootstrap", "--variant=minbase", match[1], str(self.root)], check=True)
-            for name in ("/etc/resolv.conf", "/etc/ssl/certs/ca-certificates.crt", "/etc/pip.conf"):
-                if Path(name).exists():  # this machine's way to the network
-                    (self.root / name[1:]).parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copy(name, self.root / name[1:])
+            shutil.copy("/etc/resolv.conf", self.root / "etc/resolv.conf")
+            if bundle := os.environ.get("SSL_CERT_FILE"):  # certificates of this machine's network
+                shutil.copy(bundle, self.root / "etc/host.crt")
+                self._environment |= {"SSL_CERT_FILE": "/etc/host.crt", "PIP_CERT": "/etc/host.crt"}
         elif instruction.name == "RUN":
             self.shell(instruction.text)
         elif instruction.name == "COPY":
@@ -118,8 +118,7 @@ class Stage:
 
     def shell(self, text: str) -> None:
         """Run ``text`` as the shell of a build does, as the stage's user."""
-        more = {name: value for name, value in os.environ.items() if name.startswith("PIP_") and self._wheels is None}
-        more |= {"PIP_FIND_LINKS": "/wheels"} if self._wheels is not None else {}
+        more = {"PIP_FIND_LINKS": "/wheels"} if self._wheels is not None else {}
         command = [
             "chroot",
             f"--userspec={self._user}",
