@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     )
     from pyctl.cache.prefix_cache import PrefixCache
     from pyctl.cache.ram import RamCache
+    from pyctl.cache.ram_budget import RamBudget
     from pyctl.cache.recent import RecentPrompts
     from pyctl.cache.restore import CacheLookup, CachePlan, MakeRoom
     from pyctl.cache.sequence import LiveSequence
@@ -76,6 +77,7 @@ _MODULES = (
     "ports",
     "recent",
     "ram",
+    "ram_budget",
     "device_tier",
     "restore",
     "prefix_cache",
@@ -124,6 +126,7 @@ __all__ = [
     "PrefixCache",
     "PromptFacts",
     "PromptMatch",
+    "RamBudget",
     "RamCache",
     "Reads",
     "RecentPrompts",

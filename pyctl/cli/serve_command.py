@@ -7,19 +7,24 @@ import os
 import sys
 import threading
 import webbrowser
+from collections.abc import Mapping, Sequence
 
+from pyctl.cache import RamBudget
 from pyctl.cli.arguments import CommandSettings
-from pyctl.cli.assemble import assemble, found
+from pyctl.cli.assemble import MIB, Host, ModelLoader, assemble, found
 from pyctl.cli.logs import start_log
-from pyctl.errors import EngineError, PyctlError
+from pyctl.cli.presets import Preset, find_models
+from pyctl.errors import ConfigError, EngineError, PyctlError
 from pyctl.server.app import create_app, create_loading_app
 from pyctl.server.body import ChatBody
 from pyctl.server.lifecycle import LoadingApp, bind, leave, serve
+from pyctl.server.load_order import LoadOrder
 from pyctl.server.memory import share_heaps
+from pyctl.server.models import ModelCard, Models, ModelSource
 from pyctl.server.prepare import prepare_warm_up
-from pyctl.server.service import Service
+from pyctl.server.service import Shared
 
-__all__ = ["open_in_browser", "page_address", "run_serve"]
+__all__ = ["open_in_browser", "page_address", "run_serve", "several"]
 
 log = logging.getLogger("pyctl")
 
@@ -50,14 +55,17 @@ def _open(address: str) -> None:
         log.warning("--open: cannot start a browser, the page is at %s", address)
 
 
-def run_serve(settings: CommandSettings) -> int:
-    """Serve until a signal; returns the exit code: 1 if the engine failed, or could not write all it had to."""
+def run_serve(settings: CommandSettings, argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
+    """Serve until a signal; returns the exit code: 1 if an engine failed, or could not write all it had to.
+
+    ``argv`` are the flags that ``settings`` were read from; of several models, each is read with them.
+    """
     share_heaps()
     start_log(settings.log, settings.warnings)
     listen, code = settings.listen, 0
     with bind(listen.hosts, listen.port) as sockets:
         # Before requests are taken: Ctrl-C must end a download.
-        serving = _Serving(found(settings))
+        serving = _Serving(found(settings), several(settings, argv, environ))
         try:
             serve(serving.gate, sockets, listen, on_ready=serving.run, on_stop=serving.close)
         except EngineError as error:
@@ -68,13 +76,69 @@ def run_serve(settings: CommandSettings) -> int:
     return leave(code if complete else 1)
 
 
-class _Serving:
-    """Answers at the address: a gate at once, and the application as soon as the model is loaded."""
+def several(settings: CommandSettings, argv: Sequence[str], environ: Mapping[str, str]) -> Models | None:
+    """The models that requests choose among; None if the settings name one model or none.
 
-    def __init__(self, settings: CommandSettings) -> None:
+    Raises ConfigError as `find_models` does, and for more models to load at the start than --models-max.
+    """
+    router, hub = settings.router, settings.hub
+    if not router.is_wanted:
+        return None
+    if settings.model.path or hub.hf_repo or hub.model_url:
+        log.warning("--models-dir and --models-preset have no effect: a model is named")
+        return None
+    presets = find_models(router, argv, environ)
+    first = [preset.name for preset in presets if preset.on_start]
+    if 0 < router.most_loaded < len(first):
+        raise ConfigError(f"{len(first)} models have load-on-startup, --models-max is {router.most_loaded}")
+    shared = Shared(settings.server)
+    ram = RamBudget(None if settings.cache.ram_mib < 0 else settings.cache.ram_mib * MIB)
+    host = Host(shared, ram, sum(map(_may_see, presets)))
+    if ram.n_bytes and host.n_encoders:
+        ram.n_bytes -= host.n_encoders * host.image_bytes(ram.n_bytes)
+    sources = [_source(preset, host) for preset in presets]
+    models = Models(shared, sources, LoadOrder(router.most_loaded, router.patience), autoload=router.autoload)
+    log.info("models: %s", ", ".join(preset.name for preset in presets))
+    return models
+
+
+def _may_see(preset: Preset) -> bool:
+    settings = preset.settings
+    return bool(settings.vision.mmproj_path or settings.hub.mmproj_url or settings.hub.hf_repo)
+
+
+def _source(preset: Preset, host: Host) -> ModelSource:
+    settings = preset.settings
+    card = ModelCard(
+        preset.name,
+        preset.aliases,
+        tuple(sorted(set(settings.model.tags))),
+        settings.model.path,
+        preset.origin,
+        ("pyctl", "serve", *preset.argv),
+        preset.text,
+        _may_see(preset),
+    )
+    return ModelSource(
+        card,
+        ModelLoader(settings, host),
+        preset.on_start,
+        preset.keeps,
+        preset.stop_seconds,
+        settings.engine.sleep_seconds,
+    )
+
+
+class _Serving:
+    """Answers at the address: a gate at once, and the application as soon as the model is loaded.
+
+    Of several ``models``, none has to be.
+    """
+
+    def __init__(self, settings: CommandSettings, models: Models | None) -> None:
         self._settings = settings
         self._closing = threading.Event()
-        self._service: Service | None = None
+        self._models = models
         self.gate = LoadingApp(create_loading_app(settings.server))
 
     def run(self, address: str) -> None:
@@ -82,7 +146,7 @@ class _Serving:
 
         EngineError if the engine ends before.
         """
-        log.debug("listening at %s, loading the model", address)
+        log.debug("listening at %s", address)
         if self._settings.server.has_page:
             page = page_address(address, self._settings.server.api_prefix)
             if page:
@@ -91,22 +155,38 @@ class _Serving:
                 open_in_browser(page)
         elif self._settings.listen.open_page:
             log.warning("--open ignored: --no-ui or --path removes the page")
-        service = self._service = assemble(self._settings, go_on=lambda: not self._closing.is_set())
-        if self._closing.is_set():
-            service.worker.close(unload=False)
+        models = self._models or self._load_one()
+        if models is None:
             return
+        self._models = models
+        self.gate.open(create_app(models))
+        if models.only is not None:
+            self._warm(models)
+        what = models.only.info.model_path if models.only is not None else "several models"
+        log.info("serving %s on %s", what, address)
+        models.run()
+
+    def _load_one(self) -> Models | None:
+        """The one model, loaded; None if `close` was called meanwhile."""
+        service = assemble(self._settings, lambda fraction: not self._closing.is_set())
+        models = self._models = Models.of(service)
+        if self._closing.is_set():
+            models.close()
+            return None
         service.worker.prepare()
-        self.gate.open(create_app(service))
+        return models
+
+    def _warm(self, models: Models) -> None:
+        service = models.only
+        assert service is not None
         for body in self._settings.replies.warm:
             try:
                 service.worker.warm(prepare_warm_up(service, ChatBody.of(body)))
             except PyctlError as error:
                 log.warning("--warm: %s", error)
-        log.info("serving %s on %s", service.worker.info.model_path, address)
-        service.worker.watch()
 
     def close(self) -> bool:
-        """Stop loading, or end the engine; whether all is written that was to be kept. Idempotent."""
+        """Stop loading, or end the engines; whether all is written that was to be kept. Idempotent."""
         self._closing.set()
         # Requests that clients have given up may be tokenised still: `leave` ends the process with the model in it.
-        return self._service is None or self._service.worker.close(unload=False)
+        return self._models is None or self._models.close()

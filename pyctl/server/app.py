@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, TypeAlias
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -29,7 +31,9 @@ from pyctl.server.api import (
     sequences,
     token_counts,
 )
-from pyctl.server.body import Body, at_most
+from pyctl.server.api import models as model_list
+from pyctl.server.body import Body, at_most, parse_json
+from pyctl.server.held import HeldResponse
 from pyctl.server.http import JsonResponse, error_response, http_exception
 from pyctl.server.middleware import (
     MAX_BODY_BYTES,
@@ -40,6 +44,7 @@ from pyctl.server.middleware import (
     check_origin,
     depth_error,
 )
+from pyctl.server.models import Models
 from pyctl.server.reply import log_error
 from pyctl.server.service import Service
 
@@ -52,82 +57,103 @@ class _TextsBody(Body, frozen=True):
     texts: Any = None
 
 
-async def _render(service: Service, request: Request) -> Response:
+async def _render(models: Models, request: Request) -> Response:
     """POST /page/markdown {"texts": [...]}: the HTML of each, harmless whatever the texts say."""
     texts = _TextsBody.parse(await request.body()).texts
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise RequestError("'texts' must be a list of strings")
     at_most(MOST_TEXTS, len(texts), "texts", "texts")
     # Threads of its own: what takes long here keeps no request from the engine.
-    return JsonResponse({"html": await service.shared.rendering.run(request, service.shared.markdown.render, texts)})
+    shared = models.shared
+    return JsonResponse({"html": await shared.rendering.run(request, shared.markdown.render, texts)})
 
 
 Handler: TypeAlias = Callable[[Service, Request], Awaitable[ASGIApp]]
+"""An endpoint of one model."""
 
-_GET: dict[str, Handler] = {
-    "/health": info.health,
-    "/v1/health": info.health,
-    "/models": info.models,
-    "/v1/models": info.models,
-    "/props": info.props,
-    "/metrics": metrics.show,
-    "/slots": sequences.show,
-    "/lora-adapters": info.adapters,
-    "/v1/stream": info.resume_stream,
-    "/tools": info.disabled,
-    "/cors-proxy": info.disabled,
-    "/cache": prefix_cache.show,
-    "/v1/responses/{id}": responses.retrieve,
-    "/v1/conversations/{id}": responses.retrieve_conversation,
+ProcessHandler: TypeAlias = Callable[[Models, Request], Awaitable[ASGIApp]]
+"""An endpoint of the process, for which no model is chosen."""
+
+Endpoint: TypeAlias = Callable[[Request], Awaitable[ASGIApp]]
+
+_OF_PROCESS: dict[str, dict[str, ProcessHandler]] = {
+    "GET": {
+        "/health": model_list.health,
+        "/v1/health": model_list.health,
+        "/models": model_list.show,
+        "/v1/models": model_list.show,
+        "/v1/stream": info.resume_stream,
+        "/tools": info.disabled,
+        "/cors-proxy": info.disabled,
+        "/v1/responses/{id}": responses.retrieve,
+        "/v1/conversations/{id}": responses.retrieve_conversation,
+    },
+    "POST": {
+        **dict.fromkeys(("/audio/transcriptions", "/v1/audio/transcriptions"), info.transcribe),
+        "/v1/chat/completions/control": completions.control,
+        "/v1/streams/lookup": info.find_streams,
+        "/tools": info.disabled,
+        "/cors-proxy": info.disabled,
+        "/page/markdown": _render,
+        "/v1/conversations": responses.create_conversation,
+        "/v1/conversations/{id}": responses.change_conversation,
+    },
+    "DELETE": {
+        "/v1/stream": info.end_stream,
+        "/v1/responses/{id}": responses.delete,
+        "/v1/conversations/{id}": responses.delete_conversation,
+    },
 }
 
-_POST: dict[str, Handler] = {
-    "/chat/completions": completions.chat_completions,
-    "/v1/chat/completions": completions.chat_completions,
-    "/v1/completions": completions.completions,
-    "/completion": completions.native_completion,
-    "/completions": completions.native_completion,
-    "/infill": completions.infill,
-    "/tokenize": token_counts.tokenize,
-    "/detokenize": token_counts.detokenize,
-    "/apply-template": token_counts.apply_template,
-    "/props": info.change_props,
-    "/slots/{id}": sequences.act,
-    "/lora-adapters": info.change_adapters,
-    "/embedding": embeddings.native,
-    "/embeddings": embeddings.native,
-    "/v1/embeddings": embeddings.openai,
-    **dict.fromkeys(("/rerank", "/reranking", "/v1/rerank", "/v1/reranking"), embeddings.rank),
-    **dict.fromkeys(("/audio/transcriptions", "/v1/audio/transcriptions"), info.transcribe),
-    "/v1/chat/completions/control": completions.control,
-    "/v1/streams/lookup": info.find_streams,
-    "/tools": info.disabled,
-    "/cors-proxy": info.disabled,
-    "/cache/pin": prefix_cache.pin,
-    "/page/markdown": _render,
-    "/cache/warm": prefix_cache.warm,
-    "/v1/messages": anthropic.messages,
-    "/v1/messages/count_tokens": anthropic.count_tokens,
-    "/v1/conversations": responses.create_conversation,
-    "/v1/conversations/{id}": responses.change_conversation,
-    "/responses": responses.create,
-    "/v1/responses": responses.create,
-    "/chat/completions/input_tokens": token_counts.chat_input_tokens,
-    "/v1/chat/completions/input_tokens": token_counts.chat_input_tokens,
-    "/responses/input_tokens": responses.input_tokens,
-    "/v1/responses/input_tokens": responses.input_tokens,
+_OF_ROUTER: dict[str, dict[str, ProcessHandler]] = {
+    "GET": {"/models/sse": model_list.events},
+    "POST": {"/models/load": model_list.load, "/models/unload": model_list.unload},
+}
+"""Endpoints of a process with several models."""
+
+_OF_MODEL: dict[str, dict[str, Handler]] = {
+    "GET": {
+        "/props": info.props,
+        "/metrics": metrics.show,
+        "/slots": sequences.show,
+        "/lora-adapters": info.adapters,
+        "/cache": prefix_cache.show,
+    },
+    "POST": {
+        "/chat/completions": completions.chat_completions,
+        "/v1/chat/completions": completions.chat_completions,
+        "/v1/completions": completions.completions,
+        "/completion": completions.native_completion,
+        "/completions": completions.native_completion,
+        "/infill": completions.infill,
+        "/tokenize": token_counts.tokenize,
+        "/detokenize": token_counts.detokenize,
+        "/apply-template": token_counts.apply_template,
+        "/props": info.change_props,
+        "/slots/{id}": sequences.act,
+        "/lora-adapters": info.change_adapters,
+        "/embedding": embeddings.native,
+        "/embeddings": embeddings.native,
+        "/v1/embeddings": embeddings.openai,
+        **dict.fromkeys(("/rerank", "/reranking", "/v1/rerank", "/v1/reranking"), embeddings.rank),
+        "/cache/pin": prefix_cache.pin,
+        "/cache/warm": prefix_cache.warm,
+        "/v1/messages": anthropic.messages,
+        "/v1/messages/count_tokens": anthropic.count_tokens,
+        "/responses": responses.create,
+        "/v1/responses": responses.create,
+        "/chat/completions/input_tokens": token_counts.chat_input_tokens,
+        "/v1/chat/completions/input_tokens": token_counts.chat_input_tokens,
+        "/responses/input_tokens": responses.input_tokens,
+        "/v1/responses/input_tokens": responses.input_tokens,
+    },
+    "DELETE": {
+        "/cache": prefix_cache.clear,
+        "/cache/{id}": prefix_cache.drop,
+    },
 }
 
-_DELETE: dict[str, Handler] = {
-    "/v1/stream": info.end_stream,
-    "/cache": prefix_cache.clear,
-    "/cache/{id}": prefix_cache.drop,
-    "/v1/responses/{id}": responses.delete,
-    "/v1/conversations/{id}": responses.delete_conversation,
-}
-
-
-_OWN_PAGES: frozenset[Handler] = frozenset(
+_OWN_PAGES: frozenset[object] = frozenset(
     (
         prefix_cache.show,
         prefix_cache.pin,
@@ -136,21 +162,50 @@ _OWN_PAGES: frozenset[Handler] = frozenset(
         info.change_props,
         sequences.act,
         info.change_adapters,
+        model_list.load,
+        model_list.unload,
     )
 )
 """Endpoints that pages of other origins may not use, though they may generate: these show or change shared state."""
 
-
-_ANTHROPIC: frozenset[Handler] = frozenset((anthropic.messages, anthropic.count_tokens))
+_ANTHROPIC: frozenset[object] = frozenset((anthropic.messages, anthropic.count_tokens))
 """Endpoints whose errors are in Anthropic's form."""
 
+_WITHOUT_WEIGHTS: frozenset[Handler] = frozenset(
+    (
+        *_OF_MODEL["GET"].values(),
+        *_OF_MODEL["DELETE"].values(),
+        prefix_cache.pin,
+        info.change_props,
+        info.change_adapters,
+        token_counts.tokenize,
+        token_counts.detokenize,
+        token_counts.apply_template,
+        token_counts.chat_input_tokens,
+        anthropic.count_tokens,
+        responses.input_tokens,
+    )
+)
+"""Endpoints that need the vocabulary or the cache of a model at most, which stay when it is unloaded."""
 
-def create_app(service: Service) -> Starlette:
-    """The ASGI application that answers with ``service``; it owns neither the worker nor its thread."""
-    settings = service.shared.settings
+_WITHOUT_NAME: dict[Handler, ProcessHandler] = {info.props: info.router_props, metrics.show: metrics.show_all}
+"""What answers where there are several models and a request names none."""
+
+
+def create_app(models: Models) -> Starlette:
+    """The ASGI application that answers with ``models``; it owns neither their workers nor their threads."""
+    settings = models.shared.settings
+    paths: dict[str, dict[str, Endpoint]] = {}
+    tables = (_OF_PROCESS,) if models.only is not None else (_OF_PROCESS, _OF_ROUTER)
+    for method, process_handlers in (item for table in tables for item in table.items()):
+        for path, process_handler in process_handlers.items():
+            paths.setdefault(path, {})[method] = _guarded(settings, process_handler, partial(process_handler, models))
+    for method, handlers in _OF_MODEL.items():
+        for path, handler in handlers.items():
+            paths.setdefault(path, {})[method] = _guarded(settings, handler, partial(_answer, models, handler))
     routes: list[BaseRoute] = [
-        Route(settings.api_prefix + path, _endpoint(service, handlers), methods=list(handlers))
-        for path, handlers in _by_path({"GET": _GET, "POST": _POST, "DELETE": _DELETE}).items()
+        Route(settings.api_prefix + path, _by_method(endpoints), methods=list(endpoints))
+        for path, endpoints in paths.items()
     ]
     routes += page_routes(settings)
     if settings.static_path:
@@ -160,7 +215,7 @@ def create_app(service: Service) -> Starlette:
         middleware=[
             Middleware(CorsMiddleware, cors=settings.cors),
             Middleware(KeyMiddleware, keys=settings.api_keys, prefix=settings.api_prefix, files=_page_files(settings)),
-            Middleware(BodyLimitMiddleware, limit=MAX_IMAGES_BODY_BYTES if service.info.vision else MAX_BODY_BYTES),
+            Middleware(BodyLimitMiddleware, limit=MAX_IMAGES_BODY_BYTES if models.sees_images else MAX_BODY_BYTES),
         ],
         exception_handlers={HTTPException: http_exception},
     )
@@ -179,34 +234,84 @@ def create_loading_app(settings: ServerSettings) -> Starlette:
     )
 
 
-def _by_path(methods: Mapping[str, Mapping[str, Handler]]) -> dict[str, dict[str, Handler]]:
-    """The handlers of each path by method; one route per path answers 405 for all others."""
-    paths: dict[str, dict[str, Handler]] = {}
-    for method, handlers in methods.items():
-        for path, handler in handlers.items():
-            paths.setdefault(path, {})[method] = handler
-    return paths
-
-
-def _endpoint(service: Service, handlers: Mapping[str, Handler]) -> Callable[[Request], Awaitable[ASGIApp]]:
-    """The handler of a request's method with its errors turned into responses."""
+def _by_method(endpoints: Mapping[str, Endpoint]) -> Endpoint:
+    """One endpoint for all methods of a path; a route for each path answers 405 for all others."""
 
     async def endpoint(request: Request) -> ASGIApp:
-        handler = handlers["GET" if request.method == "HEAD" else request.method]
-        as_response = anthropic.error_response if handler in _ANTHROPIC else error_response
-        try:
-            if handler in _OWN_PAGES or (handler is sequences.show and service.shared.settings.slots_debug):
-                check_origin(request.headers, service.shared.settings)
-            return await handler(service, request)
-        except ClientDisconnect:
-            return Response(status_code=400)
-        except RecursionError:
-            return as_response(depth_error())
-        except Exception as error:
-            log_error(request.url.path, error)
-            return as_response(error)
+        return await endpoints["GET" if request.method == "HEAD" else request.method](request)
 
     return endpoint
+
+
+def _guarded(settings: ServerSettings, handler: object, answer: Endpoint) -> Endpoint:
+    """``answer`` with the check of origins that ``handler`` needs, and its errors turned into responses."""
+
+    async def endpoint(request: Request) -> ASGIApp:
+        try:
+            if handler in _OWN_PAGES or (handler is sequences.show and settings.slots_debug):
+                check_origin(request.headers, settings)
+            return await answer(request)
+        except Exception as error:
+            return _response_to(error, handler, request)
+
+    return endpoint
+
+
+def _response_to(error: Exception, handler: object, request: Request) -> Response:
+    """The response to ``error`` in the form of the handler's API."""
+    as_response = anthropic.error_response if handler in _ANTHROPIC else error_response
+    if isinstance(error, ClientDisconnect):
+        return Response(status_code=400)
+    if isinstance(error, RecursionError):
+        return as_response(depth_error())
+    log_error(request.url.path, error)
+    return as_response(error)
+
+
+# -- the model of a request --------------------------------------------------------------------------------------------
+
+
+class _RoutedBody(msgspec.Struct, frozen=True):
+    """What decides on the way of a request to its model."""
+
+    model: Any = None
+    stream: Any = False
+
+
+async def _answer(models: Models, handler: Handler, request: Request) -> ASGIApp:
+    """What ``handler`` answers with the model of ``request``, the only place where that is chosen."""
+    if models.only is not None:
+        return await handler(models.only, request)
+    body = _RoutedBody() if request.method in ("GET", "HEAD", "DELETE") else _routed(await request.body())
+    name = body.model if isinstance(body.model, str) else request.query_params.get("model", "")
+    if not name and handler in _WITHOUT_NAME:
+        return await _WITHOUT_NAME[handler](models, request)
+    model = models.last_used if not name and handler is prefix_cache.show else None
+    model = model or models.named(name)
+    if model.service is not None and handler in _WITHOUT_WEIGHTS:
+        return await handler(model.service, request)
+    autoload = request.query_params.get("autoload", "")
+    if not (models.is_loaded(model) or (autoload in ("true", "1") if autoload else models.autoload)):
+        raise RequestError("model is not loaded")
+    return HeldResponse(
+        models,
+        model,
+        lambda service: handler(service, request),
+        lambda error: _response_to(error, handler, request),
+        ping_seconds=models.shared.settings.ping_seconds if body.stream is True else 0,
+        error_event=b"error" if handler in _ANTHROPIC else b"",
+    )
+
+
+def _routed(raw: bytes) -> _RoutedBody:
+    """The members of a body that matter here. Raises RequestError if it is not JSON."""
+    try:
+        return msgspec.json.decode(raw or b"{}", type=_RoutedBody)
+    except msgspec.ValidationError:  # no object: the query has to name the model
+        return _RoutedBody()
+    except msgspec.DecodeError:
+        parse_json(raw)
+        return _RoutedBody()
 
 
 def page_routes(settings: ServerSettings) -> list[Route]:
