@@ -219,7 +219,7 @@ MESSAGES: dict[str, tuple[Any, ...]] = {
         ],
     ),
     "max_tokens": (3, "x"),
-    "temperature": (0.5, "x"),
+    "temperature": (0, "x"),
     "top_p": (0.5,),
     "top_k": (5,),
     "stop_sequences": (["e"], "e"),

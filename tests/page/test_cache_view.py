@@ -196,9 +196,9 @@ def test_drop_all_asks_and_warm_makes_ready(empty_server: ServerProcess, open_ta
         tab.page.locator("#dialog").get_by_role("button", name="Drop").click()
         tab.until(lambda: not nodes(tab.server("cache")))
         with tab.page.expect_response("**/cache/warm") as answer:
-            tab.page.get_by_role("button", name="Warm", exact=True).click()
+            tab.page.get_by_role("button", name="Prewarm", exact=True).click()
         warmed: dict[str, int] = answer.value.json()
-        tab.until(lambda: f"{warmed['ready']:,} tokens are ready" in tab.noticed())
+        tab.until(lambda: f"{warmed['ready']:,} tokens are cached" in tab.noticed())
         return warmed
 
     warmed = drop_all_and_warm()

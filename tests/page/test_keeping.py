@@ -96,7 +96,7 @@ def test_a_file_that_is_no_export_is_refused_whole(tab: Tab) -> None:
     before = trees(exported(tab))
     for text in ["no json", *(json.dumps(wrong) for wrong in WRONG)]:
         import_text(tab, text)
-        tab.until(lambda: "Nothing was imported" in tab.noticed())
+        tab.until(lambda: "Import failed" in tab.noticed())
         tab.page.evaluate("document.querySelector('#live').textContent = ''")
         assert trees(exported(tab)) == before, text
     tab.reload()
@@ -136,7 +136,7 @@ def test_a_branch_of_no_message_opens_the_last_one(tab: Tab) -> None:
     named = json.dumps({"format": "pyctl-conversations", "conversations": [{"messages": {"constructor": message}}]})
     tab.page.evaluate("document.querySelector('#live').textContent = ''")
     import_text(tab, named)
-    tab.until(lambda: "Nothing was imported" in tab.noticed())
+    tab.until(lambda: "Import failed" in tab.noticed())
 
 
 def test_a_preset_is_kept_and_sent(tab: Tab) -> None:
@@ -193,7 +193,7 @@ def test_json_that_is_none_is_refused_where_it_is_entered(tab: Tab) -> None:
     for wrong in ("{", "[1]", "7"):
         dialog.locator('[name="json"]').fill(wrong)
         dialog.get_by_role("button", name="Save").click()
-        tab.until(lambda: "no JSON object" in dialog.get_by_role("alert").inner_text())
+        tab.until(lambda: "Not a JSON object" in dialog.get_by_role("alert").inner_text())
     tab.page.keyboard.press("Escape")
     tab.until_closed()
     with tab.page.expect_response("**/v1/chat/completions") as asked:

@@ -102,7 +102,7 @@ def test_an_edited_message_is_a_branch_that_resumes_from_what_both_share(tab: Ta
     branch.get_by_role("button", name="Previous branch").click()
     tab.until(lambda: tab.texts()[2] == "What is my name?")
     assert "Ada" in tab.texts()[3]
-    assert f"{whole['predicted_n']} written" in tab.replies.last.locator(".legend").inner_text()
+    assert f"{whole['predicted_n']} generated" in tab.replies.last.locator(".legend").inner_text()
     tab.reload()
     tab.until(lambda: tab.texts()[2] == "What is my name?")
     tab.page.locator(".message.user").nth(1).get_by_role("button", name="Next branch").click()
