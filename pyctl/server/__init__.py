@@ -117,7 +117,7 @@ class RouterSettings:
         "",
         "--models-dir",
         "directory of models that requests name; a model of several files has a folder of its own",
-        existing,
+        directory,
         "LLAMA_ARG_MODELS_DIR",
         "DIR",
     )
