@@ -122,10 +122,13 @@ def test_an_unload_that_was_asked_for_lets_no_request_in() -> None:
     assert waiting in clocked.running, "it loads the model again"
 
 
+STEPS = st.sampled_from(["ask", "ask", "end", "wait"])
+
+
 @given(
     most=st.integers(1, 3),
     patience=st.sampled_from([0.0, 0.5, 3.0]),
-    steps=st.lists(st.tuples(st.sampled_from(["ask", "ask", "end", "wait"]), st.integers(0, 4), st.floats(0, 8)), max_size=60),
+    steps=st.lists(st.tuples(STEPS, st.integers(0, 4), st.floats(0, 8)), max_size=60),
 )
 def test_whatever_comes_every_request_runs_in_bounded_time(
     most: int, patience: float, steps: list[tuple[str, int, float]]
