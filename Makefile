@@ -9,6 +9,7 @@ EXTRAS ?= test
 BIN := .venv/bin
 COMMA := ,
 BUILT := .venv/built
+SET_UP := .venv/set-up
 INSTALLED := .venv/installed-$(subst $(COMMA),-,$(EXTRAS))
 OF_EXTRAS := import importlib.metadata as m; \
   print(*(r.partition(';')[0] for r in m.requires('pyctl') if r.partition('extra == ')[2][1:-1] in '$(EXTRAS)'.split(',')))
@@ -23,16 +24,21 @@ export PYTHONDONTWRITEBYTECODE :=
 demo: install
 	$(BIN)/python -m tools.demo
 
-install: $(BUILT) $(INSTALLED)
+install: $(BUILT) $(INSTALLED) $(SET_UP)
 
 .venv/bin/pip:
 	$(PYTHON) -m venv .venv
 
 # The editable install follows changes in pyctl/ by itself; csrc/ and the pin need a new build.
 $(BUILT): .venv/bin/pip pyproject.toml CMakeLists.txt vendor/llama.cpp/pin.txt $(wildcard csrc/* csrc/*/*)
-	@echo "installing; llama.cpp is compiled unless pip's cache has it (about 5 minutes on 2 cores, longer with CUDA)"
+	@$(PYTHON) -m pyctl.setup
+	@echo "installing; llama.cpp is compiled for the CPU unless pip's cache has it (about 5 minutes on 2 cores)"
 	$(BIN)/pip install --disable-pip-version-check --editable .
 	@touch $@
+
+# One line on a machine without an NVIDIA card. A failure leaves pyctl on the CPU, and the next make tries again.
+$(SET_UP): $(BUILT)
+	@$(BIN)/pyctl setup --yes && touch $@ || echo "pyctl runs on the CPU until pyctl setup succeeds"
 
 # Other extras need no new build.
 $(INSTALLED): pyproject.toml | $(BUILT)

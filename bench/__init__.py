@@ -1,3 +1,3 @@
-"""Measurements: run each script as a module, `python -m bench.ttft`."""
+"""Measurements: run each script as a module, `python -m bench.disk`."""
 
 from __future__ import annotations

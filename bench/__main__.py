@@ -1,7 +1,7 @@
 """All benchmarks, one after the other; fails at the end if one of them did.
 
 python -m bench                      # what `make bench` runs: about forty minutes
-python -m bench --quick ttft batch   # only these, and only whether they work
+python -m bench --quick disk batch   # only these, and only whether they work
 python -m bench --keep               # tables to bench/results
 python -m bench --llama-server FILE  # beside ours where a script can: replay
 """
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from bench.common import parser_of
 
 SCRIPTS = (
-    "exact", "kv", "held", "ttft", "batch", "speculative", "agent_edits", "controller", "draft_length",
+    "exact", "kv", "held", "batch", "speculative", "agent_edits", "controller", "draft_length",
     "policy", "codec", "disk", "warm", "frontend", "recall", "selection", "budgets", "spill", "replay",
     "grammar", "request_path", "threads", "soak",
 )  # fmt: skip

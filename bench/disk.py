@@ -1,11 +1,11 @@
-"""The disk tier: what writing costs the client, how fast it reads, how much it writes, what a restart saves.
+"""The disk tier: what writing costs the client, how fast it reads, and how much it writes.
 
     python -m bench.disk                               # a dense shape with 16 KiB of rows per token
     python -m bench.disk -m model.gguf --tokens 8192 32768
 
-Four tables. `delay` compares turns with the tier on and off in one process, in turn. `read` compares DiskStore.read
+Three tables. `delay` compares turns with the tier on and off in one process, in turn. `read` compares DiskStore.read
 with a plain read of the same files, both from the page cache. `written` compares the files of each turn with its new
-rows and state. `restart` compares the first token after a restart with a cold one.
+rows and state. What a restart costs is measured by `pyctl bench`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench.common import WIDE_DENSE, add_model, median_seconds, parse, parser_of, show
-from bench.ttft import ask, prompt_of
+import numpy as np
+
+from bench.common import WIDE_DENSE, add_model, answered, median_seconds, parse, parser_of, show
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.persist import DiskPolicy
@@ -27,10 +28,27 @@ from pyctl.cache.snapshot import PromptMatch
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.model_settings import ModelSettings
+from pyctl.engine.request import Done, Request
+from pyctl.engine.sampling import Sampling
 from pyctl.llama import Loaded, allocate, load, reserve_pinned
+from pyctl.prompt import Prompt
 from tools.generator import write_model
 
 MIB = 2**20
+
+MESSAGE, HEADER = 64, 4
+"""Tokens of a message, and of a generation header."""
+
+
+def prompt_of(seeds: Sequence[int], head: int) -> Prompt:
+    """A head of ``head`` tokens, one message per further seed, and a generation header."""
+    parts = [np.random.default_rng(seed).integers(0, 200, head if i == 0 else MESSAGE) for i, seed in enumerate(seeds)]
+    parts.append(np.full(HEADER, 7))
+    return Prompt.of(np.concatenate(parts), np.cumsum([part.size for part in parts])[:-1])
+
+
+def ask(engine: Engine, prompt: Prompt, *, n_predict: int = 1) -> Done:
+    return answered(engine, Request(prompt, Sampling(temperature=0.0), max_tokens=n_predict))
 
 
 @contextmanager
@@ -125,29 +143,6 @@ def written(loaded: Loaded, n: int) -> list[list[object]]:
     return rows
 
 
-def restart(loaded: Loaded, n: int) -> list[object]:
-    """Milliseconds to the first token of the next turn, cold and after a restart."""
-    with tempfile.TemporaryDirectory() as name:
-        with engine_on(loaded, Path(name)) as engine:
-            ask(engine, prompt_of([1], n))
-        with engine_on(loaded, None) as engine:
-            cold = ask(engine, prompt_of([1, 2], n))
-        with engine_on(loaded, Path(name)) as engine:
-            warm = ask(engine, prompt_of([1, 2], n))
-    report, first = warm.stats, warm.timings.first_token_ms
-    ratio = f"{cold.timings.first_token_ms / first:.1f}x"
-    return [
-        n,
-        report.source,
-        report.n_cached,
-        report.n_evaluated,
-        f"{report.restore_ms:.1f}",
-        f"{first:.1f}",
-        f"{cold.timings.first_token_ms:.1f}",
-        ratio,
-    ]
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__)
     add_model(parser, None)
@@ -177,11 +172,6 @@ def main(argv: Sequence[str] | None = None) -> None:
                 "Bytes written per turn",
                 ["tokens", "turn", "new tokens", "written", "new rows + state", "ratio"],
                 [row for n in sizes for row in written(loaded, n)],
-            ),
-            "restart": (
-                "First token after a restart",
-                ["tokens", "source", "cached", "evaluated", "restore ms", "first token ms", "cold ms", "sooner"],
-                [restart(loaded, n) for n in sizes],
             ),
         }
         loaded.backend.unload()

@@ -27,8 +27,8 @@ from typing import NamedTuple
 import httpx
 
 from bench.common import parse, parser_of, show
+from pyctl.measure.server_process import PYCTL_SERVE, ServerProcess
 from tools.generator import TINY_HYBRID, cached_model
-from tools.server_process import PYCTL_SERVE, ServerProcess
 
 N_CONNECTIONS = 16
 SETTLE_SECONDS = 0.5

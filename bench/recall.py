@@ -20,7 +20,7 @@ from random import Random
 import httpx
 
 from bench.common import parse, parser_of, show
-from tools.server_process import PYCTL_SERVE, ServerProcess
+from pyctl.measure.server_process import PYCTL_SERVE, ServerProcess
 from tools.training.needles import needles
 
 SIZES = (

@@ -23,9 +23,9 @@ from bench.budgets import SCALE, TEMPLATE, is_late
 from bench.common import parse, parser_of, show
 from bench.sessions import AGENTS, BUDGETED, PLAIN, WORKLOADS, Message, Reply
 from bench.simulated import Known, Turn
+from pyctl.measure.server_process import PYCTL_SERVE, ServerProcess
 from pyctl.prompt import as_tokens
 from tools.generator import QWEN36_27B, TINY_FAT, cached_model
-from tools.server_process import PYCTL_SERVE, ServerProcess
 
 N_CTX = 65536
 N_SEQS = 4

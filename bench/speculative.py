@@ -20,8 +20,8 @@ from gguf import GGUFReader
 
 from bench.common import add_model, parse, parser_of, show, shown
 from bench.recall import Messages, prompts
+from pyctl.measure.server_process import PYCTL_SERVE, ServerProcess
 from pyctl.models import builtin_model
-from tools.server_process import PYCTL_SERVE, ServerProcess
 
 
 def types_of(model: str) -> list[str]:

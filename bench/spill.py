@@ -120,7 +120,7 @@ def row_of(name: str, gib: float, policy: str, disk: float) -> list[object]:
         shutil.rmtree(directory, ignore_errors=True)
     evaluated, floor = sum(turn.n_evaluated for turn in turns), sum(turn.floor for turn in turns)
     from_disk = sum(turn.n - turn.n_evaluated for turn in turns if turn.source == "disk")
-    written, spilled = (SCALE * n_bytes / 2**30 / len(turns) * 1000 for n_bytes in (view.written, view.spilled_bytes))
+    written, spilled = (SCALE * each.n_bytes / 2**30 / len(turns) * 1000 for each in (view.written, view.spilled))
     allowed = SPILLED_PER_DAY * disk
     chosen = (written - spilled) * TURNS_OF_A_DAY / 1000
     day = chosen + min(spilled * TURNS_OF_A_DAY / 1000, allowed)

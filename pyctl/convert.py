@@ -24,6 +24,7 @@ __all__ = [
     "on_off",
     "on_off_auto",
     "printable",
+    "server_address",
     "web_address",
     "words",
 ]
@@ -157,3 +158,13 @@ def web_address(text: str) -> str:
     if not re.fullmatch(r"https?://[^/\s]+(/\S*)?", address):
         raise ValueError(f"{text!r} is not an http or https address")
     return address
+
+
+def server_address(text: str) -> str:
+    """An http or https address, or ``unix://`` with the absolute path of a socket."""
+    if re.fullmatch(r"unix:///[^\0]+", text):
+        return text
+    try:
+        return web_address(text)
+    except ValueError as error:
+        raise ValueError(f"{error}, nor unix:///PATH") from None

@@ -11,8 +11,9 @@
     - NotFoundError        an unknown path or model (HTTP 404)
     - TooLargeError        a body over the limit (HTTP 413)
     - NotSupportedError    a feature that this model or build lacks (HTTP 501)
-  + UnavailableError       loading or shutting down (HTTP 503)
+  + UnavailableError       shutting down (HTTP 503)
     - BusyError            the queue is full (HTTP 503 with Retry-After)
+    - LoadingError         the model is not loaded yet (HTTP 503 with Retry-After)
   + EngineError            llama.cpp failed during a request (HTTP 500)
     - StateError           bytes that do not fit the model's memory; a cache miss, never a failed request
     - NotWrittenError      a snapshot that a store did not write; other writes are unaffected
@@ -29,6 +30,7 @@ __all__ = [
     "EngineError",
     "ForbiddenError",
     "LibraryMismatchError",
+    "LoadingError",
     "ModelError",
     "NotFoundError",
     "NotSupportedError",
@@ -98,11 +100,22 @@ class NotSupportedError(RequestError):
 
 
 class UnavailableError(PyctlError):
-    """The server is loading its model or shutting down."""
+    """The server cannot answer now; the client may retry after ``retry_seconds``, 0: not this server."""
+
+    retry_seconds = 0
+
+
+class LoadingError(UnavailableError):
+    """The server is loading its model."""
+
+    retry_seconds = 5
+
+    def __init__(self) -> None:
+        super().__init__("Loading model")  # llama-server's words
 
 
 class BusyError(UnavailableError):
-    """The queue is full; the client may retry after ``retry_seconds``."""
+    """The queue is full."""
 
     retry_seconds = 5
 

@@ -22,7 +22,7 @@ ImageKind: TypeAlias = Literal["png", "jpeg", "gif", "bmp", "webp"]
 
 MOST_PIXELS = limit(64_000_000, "pixels of an image; half as many of WebP or with 16 bits a channel", "400", "request")
 _MOST_SIDE = limit(32_768, "width and height of an image", "400", "request", "pixels")
-_MOST_SEGMENTS = limit(65_536, "parts of an image file before its pixels", "400", "request")
+_MOST_SEGMENTS = limit(65_536, "chunks of an image file before its pixels", "400", "request")
 _MOST_SCANNED = limit(1_000_000_000, "pixels of a JPEG, times its scans", "400", "request")
 
 _SLACK_BYTES = 1 << 20

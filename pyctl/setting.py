@@ -24,6 +24,7 @@ __all__ = [
     "FORMAT",
     "GENERAL",
     "HUB",
+    "LAUNCH",
     "LOG",
     "MODEL",
     "SAMPLING",
@@ -119,6 +120,7 @@ FORMAT = Section("chat format")
 LOG = Section("log")
 SERVER = Section("server")
 CHAT = Section("chat")
+LAUNCH = Section("launch")
 
 
 def flags_of(owner: type[Any]) -> list[tuple[Section, Flag]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -21,6 +22,9 @@ from tests.effort import examples
 from tools.generator import SHAPES, VISION_SHAPES, cached_model
 
 TESTS = Path(__file__).resolve().parent
+
+# No command that a test runs within this process keeps anything in the user's cache directory.
+os.environ["PYCTL_KV_CACHE"] = "off"
 
 # A runner that was started in the background may have left SIGINT ignored, for us and for every child.
 signal.signal(signal.SIGINT, signal.default_int_handler)

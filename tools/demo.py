@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 
-from tools.server_process import PYCTL_SERVE, ServerProcess
+from pyctl.measure.server_process import PYCTL_SERVE, ServerProcess
 
 HEAD = "You are the keeper of a long manual. " + " ".join(
     f"Rule {i}: valve {i * 7 % 97} opens at noon." for i in range(1, 501)

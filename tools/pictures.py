@@ -21,7 +21,7 @@ from typing import Any
 from PIL import Image
 from playwright.sync_api import Browser, Locator, Page, sync_playwright
 
-from tools.server_process import PYCTL_SERVE, ServerProcess
+from pyctl.measure.server_process import PYCTL_SERVE, ServerProcess
 
 HARBOUR = "You keep the book of a small harbour. " + " ".join(
     f"Berth {i} is for boats of up to {4 + i * 7 % 23} metres." for i in range(1, 25)

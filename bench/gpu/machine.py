@@ -1,6 +1,6 @@
 """The machine that is measured: what it is, its memory, its drive, and the compilers that llama.cpp is built with.
 
-Only the standard library is needed, since prepare.py runs before anything else is there.
+Only the standard library and `pyctl.setup` are needed, since prepare.py runs before anything else is there.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 
+from pyctl.setup import find_compiler
+
 __all__ = [
-    "Cuda", "available_mib", "cached_share", "compilers", "describe", "direct_rate", "evict", "find_cuda",
-    "free_vram_mib", "resident_mib", "settle", "storage_reads", "vram_mib",
+    "Cuda", "available_mib", "cached_share", "compilers", "describe", "direct_rate", "find_cuda",
+    "free_vram_mib", "settle", "storage_reads", "vram_mib",
 ]  # fmt: skip
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -90,13 +92,6 @@ def _gpus(fields: str) -> list[list[str]]:
     return [[part.strip() for part in line.split(",")] for line in lines]
 
 
-def resident_mib(pid: int) -> float:
-    """MiB of RAM that the process holds, shared pages of the model file left out."""
-    lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
-    sizes = {line.split(":")[0]: int(line.split()[1]) for line in lines if line.startswith("Rss")}
-    return (sizes["RssAnon"] + sizes["RssShmem"]) / 1024
-
-
 def available_mib() -> float:
     """MiB that could be had without swapping."""
     lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
@@ -134,17 +129,6 @@ def settle(directory: Path, quiet: float = 4.0, limit: float = 60.0) -> int:
             before, since = now, time.monotonic()
         time.sleep(0.1)
     return sum(before.values())
-
-
-def evict(files: Sequence[Path]) -> None:
-    """Take the files out of the page cache."""
-    for path in files:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(descriptor)
 
 
 def cached_share(files: Sequence[Path]) -> float:
@@ -220,33 +204,11 @@ class Cuda:
 
 
 def compilers() -> dict[str, str]:
-    """CC, CXX and CUDAHOSTCXX of the first C++ compiler that links libstdc++ as a shared library.
-
-    One that links it statically gives the extension a second copy beside Python's other modules, and the first
-    exception that crosses between the two ends the process. SystemExit if there is none.
-    """
-    tried = []
-    for name in (os.environ.get("CXX", ""), "/usr/bin/g++", "g++", "c++", "clang++"):
-        path = shutil.which(name) if name else None
-        if path is None or path in tried:
-            continue
-        tried.append(path)
-        if _shares_its_library(path):
-            c = {"g++": "gcc", "c++": "cc", "clang++": "clang"}.get(Path(path).name, "cc")
-            beside = Path(path).with_name(c)
-            return {"CXX": path, "CUDAHOSTCXX": path, "CC": str(beside) if beside.exists() else c}
-    raise SystemExit(f"no C++ compiler that links libstdc++ as a shared library; tried {', '.join(tried) or 'none'}")
-
-
-def _shares_its_library(compiler: str) -> bool:
-    with tempfile.TemporaryDirectory() as name:
-        source, library = Path(name) / "probe.cpp", Path(name) / "probe.so"
-        source.write_text("#include <string>\nstd::string twice(const std::string & s) { return s + s; }\n")
-        command = [compiler, "-shared", "-fPIC", "-o", str(library), str(source)]
-        if subprocess.run(command, capture_output=True, check=False).returncode != 0:
-            return False
-        needed = subprocess.run(["readelf", "-d", str(library)], capture_output=True, text=True, check=False).stdout
-        return any(f"[{shared}" in needed for shared in ("libstdc++.so", "libc++.so"))
+    """CC, CXX and CUDAHOSTCXX of a C++ compiler that links the C++ library as a shared one. SystemExit without one."""
+    compiler = find_compiler()
+    if compiler is None or not compiler.is_shared:
+        raise SystemExit("no C++ compiler that links its library as a shared one; name one by CXX")
+    return {"CXX": compiler.cxx, "CUDAHOSTCXX": compiler.cxx, "CC": compiler.cc}
 
 
 def find_cuda(architectures: str | None, *, build: bool) -> Cuda | None:

@@ -7,8 +7,8 @@
 Sections, the most telling first: base (first token, decode, prefill, memory and restarts at --sizes), defaults (first
 token and replies side by side with as few flags as possible), held (returns on the device), kv (copies in GB/s), memory
 (resident beside counted bytes over many prompts, without a cache directory), long (as base, at --long), exact (logits),
-card (27B within 24 GB), soak (bench.soak on the model, only if it is named). Each finding is written to
-gpu-side-by-side-<shape>.json and .md at once. What no longer fits --budget is skipped, and the tables say so.
+card (defaults and an expert's flags within 24 GB), soak (bench.soak on the model, only if it is named). Each finding is
+written to gpu-side-by-side-<shape>.json and .md at once. The tables name what no longer fitted --budget.
 """
 
 from __future__ import annotations
@@ -29,11 +29,15 @@ from typing import Any
 
 from bench.common import RESULTS
 from bench.compare import MeasurementError, measured
-from bench.gpu.machine import available_mib, cached_share, describe, direct_rate, evict, settle, storage_reads, vram_mib
+from bench.gpu.machine import available_mib, cached_share, describe, direct_rate, settle, storage_reads, vram_mib
 from bench.gpu.report import BARE, BY_DEFAULT, COLD, ONE_MESSAGE, OURS, PEER, RESTART, SPARE_MIB, WARM_RESTART, aims
-from bench.gpu.run import N_FIRST, QUESTION, Clock, Results, Run, Visit
+from bench.gpu.run import N_DECODE, N_FIRST, QUESTION, Clock, Results, Run, Visit
 from bench.gpu.servers import Server, llama_server, pyctl
+from bench.gpu.speculative import CHANCE_DRAFTS
 from bench.gpu.workloads import Conversation, alternate, cut, edited, grow, once, restarted
+from pyctl.engine.draft.draft_settings import AUTOMATIC_LENGTH
+from pyctl.measure.observed import evict
+from pyctl.measure.server_process import PYCTL_SERVE
 from tools.generator import SHAPES
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -43,8 +47,9 @@ PREFILL = {"27b": 2400.0, "35b-a3b": 5000.0}
 LOADING = {"27b": 10.0, "35b-a3b": 12.0}
 """Seconds until a server answers, likewise."""
 
-CARD_MIB = 24_000
-"""What a card of 24 GB has left beside the driver's own."""
+CARD_MIB, CARD_PROMPT, CARD_SHARE = 24_000, 60_000, 0.7
+"""What a card of 24 GB has left beside the driver's own, a prompt that fits into every context there, and the share of
+drafts that are accepted."""
 
 N_PROMPTS, PROMPT_TOKENS = 60, 2000
 """Of the section memory: with 27B, more than the default cache holds."""
@@ -270,33 +275,60 @@ def small_card(run: Run) -> Iterator[None]:
             process.stdin.close()
 
 
+def card_lines(shape: str) -> dict[str, tuple[list[str], tuple[str, ...]]]:
+    """By name, the flags behind `-m FILE` on a card of 24 GB (docs/24gb.md), and the program: heads have random weights
+    here, so `CARD_SHARE` of their drafts are accepted by chance."""
+    quantised = ["-c", "131072", "-ctk", "q8_0", "-ctv", "q8_0"]
+    lines: dict[str, tuple[list[str], tuple[str, ...]]] = {"defaults": ([], PYCTL_SERVE)}
+    if not shape.endswith("-nextn"):
+        return {**lines, "expert": (quantised, PYCTL_SERVE)}
+
+    def drafting(n: int) -> tuple[str, ...]:
+        return (*CHANCE_DRAFTS, f"{sum(CARD_SHARE**i for i in range(n + 1)):g}", str(n))
+
+    if shape.startswith("35b"):
+        quantised[1] = "98304"
+    quantised += ["-np", "1", "--spec-type", "draft-mtp"]
+    return {
+        "defaults": ([], drafting(AUTOMATIC_LENGTH)),
+        "defaults, no drafts": (["--spec-type", "none"], PYCTL_SERVE),
+        "expert": (quantised, drafting(3)),
+    }
+
+
 def card(run: Run) -> None:
-    """The long prompt and one more turn on what a 24 GB card has, q8_0 KV."""
-    n = run.options.long
+    """The defaults and an expert's line on what a 24 GB card has: a long prompt, one more turn, and a reply."""
+    n = min(run.options.long, CARD_PROMPT)
     if vram_mib() is None:
         return run.results.skip("card", "24 GB", "no GPU")
-    if not run.clock.fits(run.loading + run.clock.prefill(n) + 5):
-        return run.results.skip("card", "24 GB", "no time left")
-    flags = run.flags("q8_0", max(run.options.ctx, 131_072))
-    server = pyctl(["-m", str(run.model), *flags], None, run.work / f"{run.shape}-card.log")
-    try:
-        with small_card(run), closing(Conversation(run.shape, n).ask(COLD, n)) as steps:
-            before = vram_mib() or 0.0
-            server.start()
-            step = next(steps)
-            cold = server.ask(step.messages, N_FIRST)
-            following = [*step.messages, {"role": "assistant", "content": cold.text}, QUESTION]
-            warm = server.ask(following, N_FIRST)
-            run.results.add(
-                "card", "small card", flags=" ".join(flags), limit_mib=CARD_MIB, vram_mib=(vram_mib() or 0.0) - before,
-                prompt=cold.cached + cold.evaluated, first_ms=cold.first_ms, next_ms=warm.first_ms,
-                next_evaluated=warm.evaluated,
-            )  # fmt: skip
+    for number, (name, (flags, program)) in enumerate(card_lines(run.shape).items()):
+        if not run.clock.fits(run.loading + run.clock.prefill(n) + 15):
+            run.results.skip("card", name, "no time left")
+            continue
+        log = run.work / f"{run.shape}-card-{number}.log"
+        server = pyctl(["-m", str(run.model), *flags], None, log, program)
+        try:
+            with small_card(run), closing(Conversation(run.shape, n).ask(COLD, n)) as steps:
+                before, available = vram_mib() or 0.0, available_mib()
+                server.start()
+                step = next(steps)
+                cold = server.ask(step.messages, N_FIRST)
+                following = [*step.messages, {"role": "assistant", "content": cold.text}, QUESTION]
+                warm = server.ask(following, N_FIRST)
+                reply = server.ask(following, N_DECODE, ignore_eos=True)
+                run.results.add(
+                    "card", "small card", name=name, flags=" ".join(flags), limit_mib=CARD_MIB,
+                    vram_mib=(vram_mib() or 0.0) - before, ram_mib=available - available_mib(),
+                    context=server.get("/props")["default_generation_settings"]["n_ctx"],
+                    load_s=server.load_seconds, prompt=cold.cached + cold.evaluated, first_ms=cold.first_ms,
+                    next_ms=warm.first_ms, next_evaluated=warm.evaluated,
+                    tokens_per_second=(reply.n_predicted - 1) / reply.decode_ms * 1e3 if reply.decode_ms else None,
+                )  # fmt: skip
+                server.kill()
+        except (OSError, HTTPException, ValueError) as error:
+            run.results.skip("card", name, f"failed: {str(error)[:300]}")
+        finally:
             server.kill()
-    except (OSError, HTTPException, ValueError) as error:
-        run.results.skip("card", "24 GB", f"failed: {str(error)[:300]}")
-    finally:
-        server.kill()
 
 
 def base(run: Run) -> None:
@@ -323,8 +355,7 @@ WORK: dict[str, Callable[[Run], None]] = {
 
 def jobs(runs: Sequence[Run], only: Sequence[str]) -> list[tuple[str, Run, Callable[[Run], None]]]:
     """(section, model, what to do), the most telling first."""
-    planned = [(section, run) for section in WORK for run in runs if section != "card" or run is runs[0]]
-    return [(section, run, WORK[section]) for section, run in planned if section in only]
+    return [(section, run, work) for section, work in WORK.items() if section in only for run in runs]
 
 
 def wait_for(model: Path, clock: Clock) -> bool:

@@ -24,12 +24,13 @@ from pathlib import Path
 from typing import Any
 
 from bench.common import RESULTS
-from bench.gpu.machine import describe, evict, resident_mib, vram_mib
+from bench.gpu.machine import describe, vram_mib
 from bench.gpu.measure import small_card, wait_for
 from bench.gpu.report import OURS, PEER
 from bench.gpu.run import N_FIRST, Clock
 from bench.gpu.servers import Reply, Server, llama_server, pyctl
 from bench.gpu.workloads import Conversation
+from pyctl.measure.observed import evict, resident_mib
 
 Record = dict[str, Any]
 

@@ -31,7 +31,7 @@ import numpy as np
 from llama_cpp import llama_cpp as api
 from numpy.typing import NDArray
 
-from bench.gpu.machine import describe, evict, vram_mib
+from bench.gpu.machine import describe, vram_mib
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.persist import DiskPolicy
@@ -49,6 +49,7 @@ from pyctl.engine.sampling import Sampling
 from pyctl.engine.selection import SelectSettings
 from pyctl.errors import EngineError, ModelError, PyctlError
 from pyctl.llama import LlamaBackend, load, reserve_pinned
+from pyctl.measure.observed import evict
 from pyctl.prompt import Picture, Prompt, Tokens, as_tokens
 from tools.generator import SHAPES, cached_model
 

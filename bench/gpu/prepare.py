@@ -28,9 +28,9 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from types import ModuleType
 
 from bench.gpu.machine import Cuda, compilers, find_cuda
+from pyctl.setup import download_source, pip_command, read_pin
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 VENDOR = REPOSITORY / "vendor" / "llama.cpp"
@@ -96,7 +96,7 @@ def present(name: str, site: Path) -> bool:
 
 def install_bindings(place: Path, source: Path | None) -> None:
     """llama-cpp-python's own Python files into site/, unless this Python has the pinned release of it."""
-    wanted = unpacker().pinned()[0].partition("==")[2]
+    wanted = read_pin().release
     try:
         if importlib.metadata.version("llama_cpp_python") == wanted:
             return
@@ -123,26 +123,15 @@ def bindings_here() -> Path | None:
 # -- llama.cpp ---------------------------------------------------------------------------------------------------------
 
 
-def unpacker() -> ModuleType:
-    """vendor/llama.cpp/unpack.py as a module."""
-    spec = importlib.util.spec_from_file_location("unpack", VENDOR / "unpack.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def fetch_source(place: Path, given: Path | None) -> Path:
     """The unpacked source distribution: ``given``, or what pip fetches and verifies; the headers go to vendor/."""
     root = given
     if root is None or root.is_file():
         root = place / "source"
         if not (root / "vendor").is_dir():
-            unpack = unpacker()
             place.mkdir(parents=True, exist_ok=True)
-            archive = given or unpack.download(place)
-            if hashlib.sha256(archive.read_bytes()).hexdigest() != unpack.pinned()[1]:
+            archive = given or download_source(pip_command(place), place)
+            if hashlib.sha256(archive.read_bytes()).hexdigest() != read_pin().digest:
                 raise SystemExit(f"{archive} is not what vendor/llama.cpp/pin.txt names")
             temporary = place / "source.tmp"
             with tarfile.open(archive) as tar:

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.common import words
-from bench.gpu.machine import available_mib, resident_mib, vram_mib
+from bench.gpu.machine import available_mib, vram_mib
 from bench.gpu.report import COLD, FIRST_TOKEN, OURS, PEER, RESTART, document
 from bench.gpu.servers import Reply, Server
 from bench.gpu.workloads import RETURN, Conversation, Step
+from pyctl.measure.observed import resident_mib
 from tools.generator import SHAPES
 
 __all__ = ["N_FIRST", "QUESTION", "Clock", "Results", "Run", "Visit"]
@@ -125,8 +126,21 @@ class Run:
     """Seconds until a server answers: a guess at first, then what the last one took."""
 
     def flags(self, kv: str = "f16", n_ctx: int | None = None) -> list[str]:
-        """What both servers get."""
-        flags = ["-ngl", "99", "-fa", "on", "-c", str(n_ctx or self.options.ctx), "--parallel", "1"]
+        """What both servers get; drafts and RAM are llama-server's defaults."""
+        flags = [
+            "--spec-type",
+            "none",
+            "--cache-ram",
+            "8192",
+            "-ngl",
+            "99",
+            "-fa",
+            "on",
+            "-c",
+            str(n_ctx or self.options.ctx),
+            "--parallel",
+            "1",
+        ]
         return [*flags, "-ctk", kv, "-ctv", kv, *self.options.flags]
 
 

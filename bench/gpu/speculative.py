@@ -31,12 +31,13 @@ from pathlib import Path
 from typing import Any
 
 from bench.common import RESULTS, words
-from bench.gpu.machine import describe, free_vram_mib, resident_mib, vram_mib
+from bench.gpu.machine import describe, free_vram_mib, vram_mib
 from bench.gpu.report import OURS, PEER
 from bench.gpu.servers import Completion, Server, llama_server, pyctl
 from bench.gpu.speculative_report import WITHOUT, document
 from bench.gpu.workloads import Conversation
-from tools.server_process import PYCTL_SERVE
+from pyctl.measure.observed import resident_mib
+from pyctl.measure.server_process import PYCTL_SERVE
 
 PARTS = ("lengths", "company", "defaults", "restart", "widths")
 N_MAX = 3
@@ -82,7 +83,7 @@ class Case:
         if self.part == "defaults":
             return ["--spec-type", "draft-mtp"]
         if not self.n_max:
-            return []
+            return ["--spec-type", "none"]
         return ["--spec-type", "draft-mtp", "--spec-draft-n-max", str(self.n_max)]
 
 

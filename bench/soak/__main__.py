@@ -34,7 +34,7 @@ from bench.soak.judge import Judge
 from bench.soak.talk import Talker
 from bench.soak.target import Bounds, Target
 from bench.soak.upkeep import Operator
-from tools.server_process import PYCTL_SERVE, ServerProcess
+from pyctl.measure.server_process import PYCTL_SERVE, ServerProcess
 
 KINDS = ("grammars", "schemas", "counts", "json", "paths", "idle", "vanish", "operator", "kills")
 LONG = 0.3

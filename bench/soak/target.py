@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 
 from bench.soak.findings import Findings
-from tools.server_process import ServerProcess
+from pyctl.measure.server_process import ServerProcess
 
 KINDS_OF_DEATH = {"stop": signal.SIGTERM, "kill": signal.SIGKILL}
 

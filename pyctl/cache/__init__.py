@@ -9,7 +9,13 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pyctl.cache.cache_settings import CacheSettings, DiskSettings
+    from pyctl.cache.cache_settings import (
+        DEFAULT_DAILY_MIB,
+        FREE_PART,
+        CacheSettings,
+        DiskSettings,
+        default_directory,
+    )
     from pyctl.cache.cache_stats import (
         SHOWN,
         CacheStats,
@@ -91,7 +97,9 @@ _MODULES = (
 __all__ = [
     "AGAIN_SECONDS",
     "ANYWHERE",
+    "DEFAULT_DAILY_MIB",
     "DEFAULT_STEP",
+    "FREE_PART",
     "INDEX",
     "MIN_BATCH",
     "NOTHING",
@@ -141,6 +149,7 @@ __all__ = [
     "State",
     "Store",
     "batch_ends",
+    "default_directory",
     "ends_within",
     "last_end",
     "most_behind",

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from pyctl.convert import directory, integer
 from pyctl.errors import ConfigError, RequestError
 from pyctl.limit import SetLimit
 from pyctl.setting import CACHE, DISK
 
-__all__ = ["CacheSettings", "DiskSettings"]
+__all__ = ["DEFAULT_DAILY_MIB", "FREE_PART", "CacheSettings", "DiskSettings", "default_directory"]
+
+DEFAULT_DAILY_MIB, FREE_PART = 32_768, 10
+"""Bounds of the default directory: MiB written in one day, and the part of the free space that the files may take."""
+
+
+def default_directory(environ: Mapping[str, str]) -> Path:
+    """The default cache directory of the user. Raises RuntimeError if the user has no home directory."""
+    base = Path(environ.get("XDG_CACHE_HOME", ""))
+    if not base.is_absolute():  # the standard says to ignore such a value
+        home = environ.get("HOME", "")
+        base = (Path(home) if home else Path.home()) / ".cache"
+    return base / "pyctl" / "kv"
 
 
 def policy(text: str) -> str:
@@ -27,7 +41,7 @@ def policy(text: str) -> str:
 
 @dataclass(frozen=True)
 class CacheSettings:
-    """The prefix cache in memory; ``ram_mib`` 0 turns it off."""
+    """The prefix cache in memory; ``ram_mib`` 0 turns it off, -1 is no limit, None is for the free memory to decide."""
 
     n_slots: int = CACHE.flag(
         0,
@@ -37,35 +51,49 @@ class CacheSettings:
         "PYCTL_PREFIX_CACHE_SLOTS",
         limit=SetLimit("snapshots in RAM, by number; 0 is no limit", "snapshots are evicted", "memory"),
     )
-    ram_mib: int = CACHE.flag(
-        8192,
+    ram_mib: int | None = CACHE.flag(
+        None,
         "-cram --cache-ram",
         "MiB of RAM for snapshots, -1 = no limit, 0 = no snapshots",
         integer(-1),
         "LLAMA_ARG_CACHE_RAM",
-        limit=SetLimit("snapshots in RAM", "snapshots are evicted", "memory", "MiB"),
+        shown="half of the free memory, 8192 if there is room",
+        limit=SetLimit("MiB of snapshots in RAM", "snapshots are evicted", "memory"),
     )
 
 
 @dataclass(frozen=True)
 class DiskSettings:
-    """The prefix cache on disk; without ``cache_dir`` there is none."""
+    """The prefix cache on disk; without ``cache_dir`` there is none.
+
+    ``is_default``: no flag names the directory, so serving goes on without it if it cannot be used. The files may take
+    one ``free_part``-th of the free space, 0 for no such bound.
+    """
 
     cache_dir: str = DISK.flag(
         "",
         "--kv-cache-dir",
-        "directory of snapshots that survive restarts; pyctl creates it (default: none)",
+        "directory of snapshots that survive restarts; pyctl creates it",
         directory,
         "PYCTL_KV_CACHE_DIR",
         "DIR",
+        shown="$XDG_CACHE_HOME/pyctl/kv, none for the built-in model",
+    )
+    kv_cache: bool = DISK.flag(
+        True, "--kv-cache", "keep snapshots on disk", None, "PYCTL_KV_CACHE", off="--no-kv-cache"
     )
     disk_mib: int = DISK.flag(
         16384,  # less than RAM has is of little use (bench/results/spill-4-gib.md)
         "--kv-cache-budget",
-        "MiB of that directory, 0 = no limit",
+        "MiB of that directory, 0 = no limit; in the default one at most a tenth of the free space, unless given",
         integer(0),
         "PYCTL_KV_CACHE_BUDGET",
-        limit=SetLimit("files of the cache directory", "files are evicted", "disk", "MiB"),
+        limit=SetLimit(
+            "files of the cache directory; by default a tenth of the free space, if that is less",
+            "files are evicted",
+            "disk",
+            "MiB",
+        ),
     )
     min_tokens: int = DISK.flag(
         512, "--kv-cache-min-tokens", "do not write shorter prefixes", integer(0), "PYCTL_KV_CACHE_MIN_TOKENS"
@@ -92,11 +120,18 @@ class DiskSettings:
     daily_mib: int = DISK.flag(
         131_072,
         "--kv-cache-daily-writes",
-        "most MiB written in one day, 0 = no limit",
+        f"most MiB written in one day, 0 = no limit; {DEFAULT_DAILY_MIB} in the default directory",
         integer(0),
         "PYCTL_KV_CACHE_DAILY_WRITES",
-        limit=SetLimit("bytes written within a day; 0 is no limit", "nothing more is written that day", "disk", "MiB"),
+        limit=SetLimit(
+            f"bytes written within a day; {DEFAULT_DAILY_MIB:,} MiB in the default directory; 0 is no limit",
+            "nothing more is written that day",
+            "disk",
+            "MiB",
+        ),
     )
+    is_default: bool = False
+    free_part: int = 0
 
     def __post_init__(self) -> None:
         if self.disk_policy.isdigit() and int(self.disk_policy) < self.min_tokens:

@@ -31,9 +31,7 @@ SPARE_STATES, SPARE_PART = 4, 4
 is ready a state takes a hundred milliseconds to be saved instead of six (bench/results/gpu-long.md)."""
 
 
-PIECE_BYTES = limit(
-    2**28, "rows that leave the device at once", "a segment of more is two or more segments", "memory", "bytes"
-)
+PIECE_BYTES = limit(2**28, "rows copied from the device in one segment", "longer segments are split", "memory", "bytes")
 
 
 def most_behind(budget: int | None) -> int:

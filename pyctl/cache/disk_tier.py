@@ -229,12 +229,11 @@ class DiskTier:
             directory.contents.n_bytes,
             directory.budget or -1,
             self.n_hits,
-            self.queue.n_bytes,
+            self.queue.written,
             self.store.damaged,
             self.queue.n_waiting,
             self.queue.n_failed,
-            self.queue.n_spilled,
-            self.queue.spilled_bytes,
+            self.queue.spilled,
             self.queue.n_given_up,
         )
 

@@ -36,6 +36,7 @@ __all__ = [
     "SequenceMemory",
     "Store",
     "WriteJobs",
+    "Written",
 ]
 
 R = TypeVar("R")
@@ -215,7 +216,7 @@ AGAIN_SECONDS = 0.02
 """How soon to look again whether a segment is written."""
 
 MOST_BEHIND_BYTES = limit(
-    2**29, "snapshots that have left RAM and wait to be written", "the least worth are not", "memory", "bytes"
+    2**29, "evicted snapshots that wait to be written", "the least worth are dropped", "memory", "bytes"
 )
 
 
@@ -231,23 +232,34 @@ class Reason(IntEnum):
 
 
 @dataclass(frozen=True)
+class Written:
+    """``n`` snapshots that were written, and their bytes."""
+
+    n: int = 0
+    n_bytes: int = 0
+
+    def plus(self, n_bytes: int) -> Written:
+        """One more, of ``n_bytes``."""
+        return Written(self.n + 1, self.n_bytes + n_bytes)
+
+
+@dataclass(frozen=True)
 class DiskView:
     """Sums of the tier: lengths at which something is stored, bytes of the directory, its budget (-1: none), restores
-    that came from it, bytes written by this process, files found damaged, snapshots that wait to be written, and those
-    that could not be. ``spilled`` snapshots of ``spilled_bytes`` were written because they left RAM, ``given_up`` were
-    not, for want of time."""
+    that came from it, snapshots written by this process, files found damaged, snapshots that wait to be written, and
+    those that could not be. ``spilled`` are those written because they left RAM; ``given_up`` were not, for want of
+    time."""
 
     policy: str
     in_use: int
     n_bytes: int
     budget: int
     hits: int
-    written: int
+    written: Written
     damaged: int
     waiting: int = 0
     failed: int = 0
-    spilled: int = 0
-    spilled_bytes: int = 0
+    spilled: Written = Written()
     given_up: int = 0
 
 

@@ -32,7 +32,7 @@ HALF_TURNS = 8.0
 """After so many requests without one, a conversation is half as likely to go on with the next."""
 
 
-MOST_ENDS = limit(8, "ends of prompts that are kept for equal prompts", "the least recently used leave", "memory")
+MOST_ENDS = limit(8, "prompt ends", "the least recently used are evicted", "memory")
 
 
 @dataclass(eq=False)

@@ -97,9 +97,7 @@ _BOUNDARY_BYTES = 36
 _ENTRY_BYTES = 1500
 """What the containers around a prompt take, and its part of what prompts share, roughly."""
 
-_MOST_TOKENS = limit(
-    2**22, "tokens of recent prompts that new ones are compared with", "the oldest are forgotten", "memory"
-)
+_MOST_TOKENS = limit(2**22, "tokens of recent prompts", "the oldest are forgotten", "memory")
 
 
 class RecentPrompts:

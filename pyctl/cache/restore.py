@@ -125,7 +125,7 @@ def candidates(
     if 0 < live.n == shared <= limit and (not exact or same == live.n):
         found.append(Candidate("live", live.n, live.n))
     elif memory.shape.cut_anywhere:
-        n = last_common_end(ends, live.ends, min(shared, limit)) if exact else min(shared, limit)
+        n = last_common_end(ends, live.ends, min(shared, limit))
         found.append(Candidate("live", n, n))
 
     batches = CommonBatches(ends)
@@ -134,7 +134,7 @@ def candidates(
         if candidate is not None:
             found.append(candidate)
     if memory.shape.cut_anywhere:
-        found += _inside(prompt, ends, same, cache, exact=exact)
+        found += _inside(prompt, ends, same, cache)
     if may_end and len(cache.ends) and (end := cache.ends.get(prompt.prefix(n_prompt))) is not None:
         found += _end(end, prompt, ends, live, same, memory, exact=exact)
     # Of ways that are as good otherwise, going on where the sequence stands is best, then one that brings a state.
@@ -189,16 +189,12 @@ def from_snapshot(
     return Candidate("live" if keep == n else source, n, keep, snapshot, arrival)
 
 
-def _inside(
-    prompt: PromptMatch, ends: Sequence[int], same: int, cache: RamCache, *, exact: bool
-) -> Iterator[Candidate]:
-    """A position inside the snapshot that shares most: possible where rows alone suffice."""
+def _inside(prompt: PromptMatch, ends: Sequence[int], same: int, cache: RamCache) -> Iterator[Candidate]:
+    """The last common batch end inside the snapshot that shares most: possible where rows alone suffice."""
     snapshot, reach = cache.overlap(prompt)
-    if snapshot is None:
-        return
-    reach = min(reach, int(prompt.tokens.size) - 1)
-    n = last_common_end(ends, snapshot.ends, reach) if exact else reach
-    yield Candidate("ram", n, min(same, n), snapshot)
+    if snapshot is not None:
+        n = last_common_end(ends, snapshot.ends, min(reach, int(prompt.tokens.size) - 1))
+        yield Candidate("ram", n, min(same, n), snapshot)
 
 
 def _end(

@@ -58,9 +58,7 @@ class Tokenizer(Protocol):
         ...
 
 
-DEFAULT_MEMO_BYTES = limit(
-    64 << 20, "pieces of text whose tokens are remembered", "the oldest are forgotten", "memory", "bytes"
-)
+DEFAULT_MEMO_BYTES = limit(64 << 20, "texts with remembered tokens", "the oldest are forgotten", "memory", "bytes")
 
 """Holds some 8 million tokens of English: many conversations of 100K tokens."""
 

@@ -27,7 +27,7 @@ _COMBINATORS = ("allOf", "anyOf", "oneOf")
 _MAX_DEPTH = limit(100, "nesting of a JSON schema", "400", "request", "levels")
 _MAX_LEVELS = 600
 """Of all definitions together: the library follows one to the next on the stack of a thread."""
-_MAX_SCHEMAS = limit(10_000, "schemas within a JSON schema", "400", "request")
+_MAX_SCHEMAS = limit(10_000, "subschemas of a JSON schema", "400", "request")
 _REGEX_PARTS = 20
 """A regular expression is as much work as so many schemas."""
 _MAX_CHOICES = 1000
@@ -45,11 +45,9 @@ _BEYOND_REGULAR = re.compile(r"\(\?<?[=!]|\\[1-9k]")
 
 
 def ready_schema(schema: Any, root: Any = None) -> dict[str, Any]:
-    """An equivalent of ``schema`` that stands for itself, with definitions of its own; RequestError says what is wrong.
+    """Return an equivalent of ``schema`` with definitions of its own. RequestError says what is wrong.
 
-    ready_schema({"type": "string", "title": "Name"})  # {"type": "string"}
-
-    References in it are looked up in ``root``, or in ``schema`` itself.
+    References are looked up in ``root``, or in ``schema`` itself.
     """
     return _Reader(schema if root is None else root).read(schema)
 

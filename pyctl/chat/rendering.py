@@ -25,7 +25,7 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 _MAX_MESSAGES = limit(10_000, "`messages`", "400", "request")
 
 _ROLE = re.compile(r"[A-Za-z][\w-]*", re.ASCII)
-_MAX_ROLE = limit(64, "letters of a role that only the chat template knows", "400", "request")
+_MAX_ROLE = limit(64, "characters of a role that only the chat template knows", "400", "request")
 
 _BILLING = "x-anthropic-billing-header:"
 _STAMP = re.compile(r"\bcch=[^;\s]{1,16};")
@@ -33,12 +33,10 @@ _VERSION = re.compile(_BILLING + r" ?cc_version=[0-9.]{1,24}\.(?=[0-9a-f]{3};)")
 
 
 def check_messages(messages: object, images: dict[str, ImageFile] | None = None) -> list[Message]:
-    """Messages with a role, which only the template may know, and content as a string or a list of strings, one a part.
+    """Return checked messages: a role, and content as a string or a list of strings. RequestError names a wrong one.
 
-    A part may be an ImageFile: it becomes a mark in the text of its message, and goes into ``images`` by that.
-    Anything else raises RequestError, which names the message. Fields that no template reads are dropped. The stamps of
-    Claude Code, which would part a prompt from all before, are blotted out: one that it writes anew at the head of each
-    request, as llama-server does, and one that differs from conversation to conversation.
+    An ImageFile becomes a mark in the text and is added to ``images`` under it. Fields that no template reads are
+    dropped, and so are Claude Code's stamps, which would differ in each request (docs/clients.md).
     """
     if not isinstance(messages, list) or not messages:
         raise RequestError("'messages' must be a list with at least one message")

@@ -194,16 +194,14 @@ def _unpacked(fields: dict[str, object]) -> tuple[bytes, SampledReply]:
     return bytes.fromhex(str(fields["key"])), reply
 
 
-DEFAULT_REPLAY_BYTES = limit(
-    64 << 20, "replies that are remembered as they were sampled", "the oldest are forgotten", "memory", "bytes"
-)
+DEFAULT_REPLAY_BYTES = limit(64 << 20, "replies remembered as sampled", "the oldest are forgotten", "memory", "bytes")
 
 """Some 7 million tokens: weeks of an agent's work."""
 
 _MOST_ALIKE = 8
 """Replies that mean the same at the same place, such as those that differ in their reasoning only."""
 
-_MOST_UNWRITTEN = limit(256, "replies that wait to be written to disk", "the oldest are not written", "memory")
+_MOST_UNWRITTEN = limit(256, "remembered replies that wait for the disk", "the oldest are dropped", "memory")
 
 _ENTRY_BYTES = 600
 

@@ -231,7 +231,7 @@ class ReplySplitter:
 
     ``echo`` is the part of the reply that the prompt holds already, as it would have been read. ``opening`` is text of
     the prompt with which the content of the reply begins. ``on_end`` gets the whole reply in the end: its text, its
-    tokens and its parts.
+    tokens and its parts. ``n_reasoning`` counts the tokens so far whose text is reasoning and nothing else.
     """
 
     def __init__(
@@ -243,6 +243,7 @@ class ReplySplitter:
     ) -> None:
         self.echo = echo
         self.opening = opening
+        self.n_reasoning = 0
         self._parser = parser
         self._on_end = on_end
         self._texts: list[str] = []
@@ -252,6 +253,8 @@ class ReplySplitter:
     def feed(self, text: str, tokens: Sequence[int] = ()) -> ReplyDelta:
         """The parts that became certain with ``text``."""
         delta = self._parser.feed(text)
+        if delta.reasoning and not delta.content and not delta.calls:
+            self.n_reasoning += len(tokens)
         if self._on_end is not None:
             self._texts.append(text)
             self._tokens.extend(tokens)

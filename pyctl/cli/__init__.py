@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
 
 from pyctl import version_line
 
@@ -14,12 +15,27 @@ USAGE = """usage: pyctl COMMAND [flags]
 commands:
   serve    answer llama-server's HTTP API
   chat     talk in the terminal, in this process or with --url to a running server
+  launch   run Claude Code, Codex, OpenCode or another program on a server
+  service  install, show or remove a systemd service of the user
+  setup    build llama.cpp for this machine's NVIDIA card
   cache    look through a cache directory: ls, verify, prune, pin, unpin, rm
+  doctor   say what is wrong or slow on this machine, and what mends it
+  bench    measure this machine with a model: first tokens, replies, exactness
 
 pyctl COMMAND --help lists the flags; pyctl --version prints the version.
 """
 
-COMMANDS = ("serve", "chat", "cache")
+OWN_FLAGS = {
+    "launch": "launch_command:run_launch",
+    "service": "service_command:run_service",
+    "setup": "setup_command:run_setup",
+    "cache": "cache_command:run_cache",
+    "doctor": "doctor_command:run_doctor",
+    "bench": "bench_command:run_bench",
+}
+"""Module and function of each command that parses its own flags."""
+
+COMMANDS = ("serve", "chat", *OWN_FLAGS)
 
 SWITCH_SECONDS = 0.0005
 
@@ -53,10 +69,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(command: str, argv: Sequence[str]) -> int:
     # Help and mistakes end in the parsing, before what takes a while to import.
-    if command == "cache":
-        from pyctl.cli.cache_command import run_cache
-
-        return run_cache(argv)
+    if command in OWN_FLAGS:
+        module, function = OWN_FLAGS[command].split(":")
+        run: Callable[[Sequence[str]], int] = getattr(import_module(f"pyctl.cli.{module}"), function)
+        return run(argv)
     from pyctl.cli.arguments import parse_chat, parse_serve
 
     settings = parse_serve(argv) if command == "serve" else parse_chat(argv)

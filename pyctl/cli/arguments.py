@@ -10,18 +10,19 @@ negation, and the last of several wins.
 from __future__ import annotations
 
 import os
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeAlias
 
 from pyctl import version_line
-from pyctl.cache import CacheSettings, DiskSettings
+from pyctl.cache import DEFAULT_DAILY_MIB, FREE_PART, CacheSettings, DiskSettings, default_directory
 from pyctl.chat import FormatSettings, keep_reasoning
+from pyctl.cli.help import help_text
+from pyctl.cli.launch_settings import LaunchSettings
 from pyctl.cli.logs import VERBOSE, LogSettings
 from pyctl.cli.other_forms import FURTHER, IGNORED, NO_OP, REJECTED, REMOVED, BoundBySchema, OtherForms, Questions
 from pyctl.convert import FALSE_WORDS, TRUE_WORDS, Convert
-from pyctl.engine.draft.draft_settings import DraftSettings, NgramSettings
+from pyctl.engine.draft.draft_settings import AUTOMATIC, AUTOMATIC_LENGTH, DraftSettings, NgramSettings
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.model_settings import SERVED_SEQS, ModelSettings
 from pyctl.engine.pool import PoolSettings
@@ -39,6 +40,7 @@ from pyctl.setting import (
     FORMAT,
     GENERAL,
     HUB,
+    LAUNCH,
     LOG,
     MODEL,
     SAMPLING,
@@ -51,7 +53,7 @@ from pyctl.setting import (
 )
 from pyctl.terminal import TerminalSettings
 
-__all__ = ["FLAGS", "OWNERS", "CommandSettings", "parse_chat", "parse_serve"]
+__all__ = ["FLAGS", "OWNERS", "CommandSettings", "parse_chat", "parse_launch", "parse_serve"]
 
 
 @dataclass(frozen=True)
@@ -148,28 +150,6 @@ def _converted(name: str, convert: Convert, text: str) -> Any:
         raise ConfigError(f"{name}: {error}") from error
 
 
-def help_text(usage: str, sections: Mapping[Section, Iterable[Flag]]) -> str:
-    """Every flag under the title of its section, with its default and its variable."""
-    lines = [f"usage: {usage}"]
-    for section, flags in sections.items():
-        lines += ["", f"{section.title}:"]
-        for flag in flags:
-            lines += _help_lines(flag)
-    return "\n".join(lines) + "\n"
-
-
-def _help_lines(flag: Flag) -> list[str]:
-    names = ", ".join(flag.spellings()) + (f" {flag.metavar}" if flag.convert else "")
-    text = flag.help
-    if flag.default and (flag.off or flag.convert):
-        text += f" (default: {flag.default})"
-    text += f" [{flag.env}]" if flag.env else ""
-    body = textwrap.wrap(text, 76, break_long_words=False, break_on_hyphens=False)
-    if len(names) <= 28:
-        return [f"  {names:<28}  {body[0]}", *(" " * 32 + line for line in body[1:])]
-    return [f"  {names}", *(" " * 32 + line for line in body)]
-
-
 Action: TypeAlias = Literal["run", "devices", "models"]
 """The user's aim: to run, or to list devices or fetched models."""
 
@@ -234,17 +214,41 @@ def parse_serve(argv: Sequence[str], environ: Mapping[str, str] = os.environ) ->
 
     --help and --version print and raise SystemExit(0); anything that cannot be served raises ConfigError.
     """
-    sections = {section: flags for section, flags in FLAGS.items() if section is not CHAT}
-    given = _read("serve [-m FILE | -hf REPO] [flags]", argv, environ, sections)
+    return _settings(_read_serve("serve", "[-m FILE | -hf REPO] [flags]", argv, environ, {}), environ, SERVED_SEQS)
+
+
+def parse_launch(
+    program: str, argv: Sequence[str], environ: Mapping[str, str] = os.environ
+) -> tuple[CommandSettings, LaunchSettings]:
+    """The settings of ``pyctl launch``: those of the server that it may start, and its own; likewise."""
+    own = tuple(flag for _, flag in flags_of(LaunchSettings))
+    usage = f"{program} [--url URL | flags of a server] [-- arguments of {program}]"
+    given = _read_serve("launch", usage, argv, environ, {LAUNCH: own})
+    # A server that runs already is found by the address, and asked with the key.
+    known = {flag.dest for flag in own} | {"hosts", "api_keys", "key_file", "api_prefix", "path"}
+    others = tuple(name for dest, name in given.typed.items() if dest not in known)
+    return _settings(given, environ, SERVED_SEQS), fill(LaunchSettings, given.values, server_flags=others)
+
+
+def _read_serve(
+    command: str,
+    usage: str,
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    more: Mapping[Section, tuple[Flag, ...]],
+) -> Given:
+    given = _read(
+        command, usage, argv, environ, {**more, **{at: flags for at, flags in FLAGS.items() if at is not CHAT}}
+    )
     if environ.get("LLAMA_API_KEY") == "" and not {"api_keys", "key_file"} & given.values.keys():
         raise ConfigError("LLAMA_API_KEY is set but empty: unset it to serve without a key")
-    return _settings(given, environ, SERVED_SEQS)
+    return given
 
 
 def parse_chat(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> CommandSettings:
     """The settings of ``pyctl chat``, likewise. The server's own flags are taken and have no effect."""
     sections = {CHAT: FLAGS[CHAT], **{section: flags for section, flags in FLAGS.items() if section is not SERVER}}
-    given = _read("chat [-m FILE | -hf REPO | --url URL] [flags]", argv, environ, sections)
+    given = _read("chat", "[-m FILE | -hf REPO | --url URL] [flags]", argv, environ, sections)
     warnings: list[str] = []
     if given.values.get("url"):
         for dest in ("path", "hf_repo", "model_url"):
@@ -261,7 +265,11 @@ def parse_chat(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
 
 
 def _read(
-    usage: str, argv: Sequence[str], environ: Mapping[str, str], sections: Mapping[Section, tuple[Flag, ...]]
+    command: str,
+    usage: str,
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    sections: Mapping[Section, tuple[Flag, ...]],
 ) -> Given:
     server_only = {name: int(flag.convert is not None) for flag in FLAGS[SERVER] for name in flag.spellings()}
     flags = [flag for group in sections.values() for flag in group]
@@ -269,7 +277,7 @@ def _read(
         argv, environ, flags, {**NO_OP, **IGNORED, **REJECTED, **dict.fromkeys(REMOVED, 1), **server_only}
     )
     if "help" in given.values:
-        print(help_text(f"pyctl {usage}", sections), end="")
+        print(help_text(command, f"pyctl {command} {usage}", sections, given.values["help"]), end="")
         raise SystemExit(0)
     if "version" in given.values:
         print(version_line())
@@ -292,7 +300,7 @@ def _settings(given: Given, environ: Mapping[str, str], n_seqs: int, warnings: S
     """``n_seqs`` are the sequences that there are when nothing is said."""
     if given.values.get("n_seqs", -1) == -1:
         given = replace(given, values={**given.values, "n_seqs": 1 if _pools(given.values) else n_seqs})
-    values, more = _resolve(given)
+    values, more = _resolve(given, environ)
     try:
         sampling = fill(Sampling, values)
     except RequestError as error:
@@ -341,7 +349,7 @@ def _unused(names: Sequence[str]) -> tuple[str, ...]:
     return (f"without effect here: {', '.join(names)}",) if names else ()
 
 
-def _resolve(given: Given) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _resolve(given: Given, environ: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Settle what several flags say about one value."""
     values, warnings = dict(given.values), list(_unused(given.unused))
 
@@ -372,19 +380,17 @@ def _resolve(given: Given) -> tuple[dict[str, Any], tuple[str, ...]]:
     if values.get("path") and (download := [given.typed[x] for x in ("hf_repo", "model_url") if x in given.typed]):
         # As in llama-server, the file is where that model was to be kept; here it is the model.
         warnings.append(f"{download[0]} has no effect with {given.typed.get('path', 'LLAMA_ARG_MODEL')}")
-    if values.get("cache_dir"):
-        if values.get("ram_mib") == 0:
-            raise ConfigError("--kv-cache-dir needs the prefix cache, which --cache-ram 0 turns off")
-    else:
-        disk = {flag.dest for flag in FLAGS[DISK]}
-        idle = (name for dest, name in given.typed.items() if dest in disk)
-        warnings += [f"{name} has no effect without --kv-cache-dir" for name in idle]
     if not values.get("jinja", True):
         warnings.append("--no-jinja has no effect here")
     if values.get("rerank"):
         values |= {"embeddings": True, "pooling": "rank"}
+    warnings += _choose_directory(given, environ, values)
     if _pools(values):
         _check_pool(values)
+    others = ("draft_types", "draft_path", "draft_repo", "exact", "embeddings", "n_pooled", "n_selected")
+    if _names_model(values) and values.get("fit", True) and not any(values.get(dest) for dest in others):
+        values["draft_types"] = AUTOMATIC
+        values.setdefault("n_draft", AUTOMATIC_LENGTH)
     if not values.get("n_selected"):
         parts = {flag.dest for _, flag in flags_of(SelectSettings)} - {"n_selected"}
         warnings += [f"{name} has no effect without --kv-select" for dest, name in given.typed.items() if dest in parts]
@@ -394,6 +400,36 @@ def _resolve(given: Given) -> tuple[dict[str, Any], tuple[str, ...]]:
         values["n_ctx"] = values["n_ctx_per_seq"] * values["n_seqs"]
     values["api_keys"] = (*values.get("api_keys", ()), *values.get("key_file", ()))
     return values, tuple(warnings)
+
+
+def _names_model(values: Mapping[str, Any]) -> bool:
+    """Whether there is another model than the built-in one."""
+    return any(values.get(dest) for dest in ("path", "hf_repo", "model_url"))
+
+
+def _choose_directory(given: Given, environ: Mapping[str, str], values: dict[str, Any]) -> list[str]:
+    """Settle where the disk cache is: in the default directory if no flag says otherwise. Return warnings."""
+    has_ram, lacking = values.get("ram_mib") != 0, "without --kv-cache-dir"
+    if {"cache_dir", "kv_cache"} <= given.typed.keys() and not values["kv_cache"]:
+        raise ConfigError("--no-kv-cache and --kv-cache-dir exclude each other")
+    if not values.get("kv_cache", True) and "cache_dir" not in given.typed:
+        values["cache_dir"], lacking = "", "with --no-kv-cache"
+    elif values.get("cache_dir"):
+        if not has_ram:
+            raise ConfigError("--kv-cache-dir needs the prefix cache, which --cache-ram 0 turns off")
+        return []
+    elif not has_ram:
+        lacking = "with --cache-ram 0"
+    elif (_names_model(values) or values.get("kv_cache")) and not values.get("embeddings"):
+        try:
+            values["cache_dir"] = str(default_directory(environ))
+        except RuntimeError:
+            return ["no disk cache: the user has no home directory; --kv-cache-dir names another"]
+        values |= {"is_default": True, "free_part": 0 if "disk_mib" in values else FREE_PART}
+        values.setdefault("daily_mib", DEFAULT_DAILY_MIB)
+        return []
+    idle = {flag.dest for flag in FLAGS[DISK]} - {"kv_cache"}
+    return [f"{name} has no effect {lacking}" for dest, name in given.typed.items() if dest in idle]
 
 
 def _pools(values: Mapping[str, Any]) -> bool:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import gc
 import hashlib
 import logging
-import sys
 import threading
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,6 @@ from pathlib import Path
 from pyctl.cache import (
     ANYWHERE,
     REPLIES,
-    CacheDirectory,
     DiskPolicy,
     DiskSettings,
     DiskStore,
@@ -30,6 +28,7 @@ from pyctl.chat.constraint import json_constraint
 from pyctl.chat.replay import DEFAULT_REPLAY_BYTES, Replay
 from pyctl.chat.template import Template
 from pyctl.cli.arguments import CommandSettings
+from pyctl.cli.defaults import cache_budget, stored_bytes
 from pyctl.cli.logs import LoadProgress
 from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.draft.cache_drafts import BESIDE_MODEL, CacheDrafts
@@ -116,18 +115,14 @@ def assemble(settings: CommandSettings, report: Progress = lambda fraction: True
     """
     host = host or Host(Shared(settings.server))
     settings = _with_model(settings)
-    if host.ram is not None:
-        budget = host.ram.n_bytes
-    else:
-        budget = None if settings.cache.ram_mib < 0 else settings.cache.ram_mib * MIB
-    loaded = _load(settings, budget, report, host)
+    loaded, budget = _load(settings, report, host)
     try:
         chat_format, tier = _chat_format(settings, loaded)
     except BaseException:
         loaded.backend.unload()
         raise
     least = BESIDE_MODEL if loaded.backend.facts.draft_type else 1
-    remembered = CacheDrafts(least=least) if settings.drafts.has("cache") else None
+    remembered = CacheDrafts(least=least) if loaded.drafts.has("cache") else None
     speculation = _speculation(settings, loaded, remembered)
     info = replace(loaded.info, draft_types=speculation.names)
     if loaded.images is not None and budget is not None:  # what it makes of images counts within --cache-ram
@@ -199,7 +194,7 @@ def _with_model(settings: CommandSettings) -> CommandSettings:
     if model.path:
         return settings
     path = builtin_model()
-    print("no -m given: running the built-in model, which is tiny but remembers what you tell it", file=sys.stderr)
+    log.warning("no -m given: running the built-in model, which only remembers what you tell it")
     model = replace(model, path=str(path), n_ctx=model.n_ctx or 65536)
     chat = replace(chat, template_kwargs={"enable_thinking": False, **chat.template_kwargs})
     if not (drafts.draft_types or drafts.draft_path):
@@ -226,17 +221,19 @@ def _chat_format(settings: CommandSettings, loaded: Loaded) -> tuple[ChatFormat,
     return ChatFormat(template, loaded.tokenizer, chat.template_kwargs, replay, loaded.images), tier
 
 
-def _load(settings: CommandSettings, budget: int | None, report: Progress, host: Host) -> Loaded:
-    """The model, with memory made ready for what a cache of ``budget`` bytes will hold."""
+def _load(settings: CommandSettings, report: Progress, host: Host) -> tuple[Loaded, int | None]:
+    """The model and the bytes of RAM for snapshots, None for no limit, with memory made ready for them."""
     disk = settings.disk
+    budget = host.ram.n_bytes if host.ram is not None else cache_budget(settings.cache, None)
 
     def announce(plan: MemoryPlan) -> None:
+        nonlocal budget
         host.plan = plan
+        budget = cache_budget(settings.cache, plan) if host.ram is None else budget
         _announce(plan, budget)
         if settings.model.n_gpu_layers != 0 and not host.is_pinned:
             # While the model loads; what a restart will bring back goes into memory that is ready for it.
-            initial, waiting = (_stored_bytes(disk), most_behind(budget)) if disk.cache_dir else (0, 0)
-            reserve_pinned(budget, initial, waiting)
+            reserve_pinned(budget, stored_bytes(disk), most_behind(budget) if disk.cache_dir else 0)
             host.is_pinned = True
 
     with LoadProgress(settings.model.path) as progress:
@@ -255,7 +252,7 @@ def _load(settings: CommandSettings, budget: int | None, report: Progress, host:
                 raise
             log.warning("images disabled: %s", error)
             loaded = load_with()
-    return _checked(settings, loaded)
+    return _checked(settings, loaded), budget
 
 
 def _checked(settings: CommandSettings, loaded: Loaded) -> Loaded:
@@ -267,14 +264,14 @@ def _checked(settings: CommandSettings, loaded: Loaded) -> Loaded:
         # Other servers write what they evaluated together with other sequences, too.
         mixed = hashlib.blake2b(f"{info.fingerprint} exact".encode(), digest_size=16).hexdigest()
         loaded = replace(loaded, info=replace(info, fingerprint=mixed))
-    level = logging.INFO if backend.memory.shape.places == ANYWHERE else logging.WARNING
+    level = logging.DEBUG if backend.memory.shape.places == ANYWHERE else logging.WARNING
     log.log(level, "memory of the model: %s", loaded.info.memory)
     return loaded
 
 
 def _speculation(settings: CommandSettings, loaded: Loaded, remembered: CacheDrafts | None) -> Speculation:
     """The sources of drafts: none unless a flag asks for it, or where a memory takes nothing back."""
-    backend, drafts = loaded.backend, settings.drafts
+    backend, drafts = loaded.backend, loaded.drafts
     ngrams = ngram_sources(drafts.ordered_types, settings.ngrams)
     sources: list[DraftSource] = [*ngrams, remembered] if remembered is not None else [*ngrams]
     model = ModelDrafts(backend, drafts.n_draft, drafts.n_draft_min) if backend.facts.draft_type else None
@@ -305,23 +302,11 @@ def _prepare_vocabulary(worker: Worker) -> None:
 
 
 def _announce(plan: MemoryPlan, budget: int | None) -> None:
-    """Say what will be used: in the log, or where that is quiet, to a person at the terminal."""
+    """Log what will be used."""
     table = "\n  ".join(plan.lines(budget))
-    if log.isEnabledFor(logging.INFO):
-        log.info(f"memory:\n  {table}")
-    elif sys.stderr.isatty():
-        print(f"memory:\n  {table}", file=sys.stderr)
+    log.info(f"memory:\n  {table}")
     for warning in plan.warnings(budget):
         log.warning("%s", warning)
-
-
-def _stored_bytes(settings: DiskSettings) -> int:
-    """Bytes of the cache directory; 0 for one that cannot be read, which `_disk_tier` will complain about."""
-    try:
-        with closing(CacheDirectory(Path(settings.cache_dir).expanduser())) as directory:
-            return directory.n_bytes
-    except OSError:
-        return 0
 
 
 def _disk_tier(settings: DiskSettings, loaded: Loaded) -> DiskTier | None:
@@ -338,7 +323,7 @@ def _disk_tier(settings: DiskSettings, loaded: Loaded) -> DiskTier | None:
             sizes=loaded.backend.memory.shape.sizes,
             space=allocate,
         )
-    except OSError as error:
+    except OSError as error:  # it could be used before the model was loaded
         raise ConfigError(f"cannot use --kv-cache-dir {directory}: {error.strerror or error}") from error
     policy, text_of = DiskPolicy.of_server(settings.disk_policy), partial(readable, loaded.tokenizer)
     return DiskTier(store, policy, cold_max=settings.cold_max, text_of=text_of)

@@ -12,7 +12,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pyctl.cache import DiskSettings
+from pyctl.cache import DiskSettings, default_directory
+from pyctl.cli.command_parser import CommandParser
 from pyctl.errors import ConfigError
 from pyctl.setting import flags_of
 from pyctl.text import one_line, plain
@@ -36,9 +37,10 @@ def run_cache(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     arguments, rest = parser.parse_known_args(argv)
     if rest:
         raise ConfigError(f"unexpected argument {rest[0]!r}; a directory is named by {DIRECTORY.names}")
-    if not arguments.kv_cache_dir:
-        raise ConfigError(f"no directory; pass {DIRECTORY.names} or set {DIRECTORY.env}")
-    path = Path(arguments.kv_cache_dir).expanduser()
+    try:
+        path = Path(arguments.kv_cache_dir).expanduser() if arguments.kv_cache_dir else default_directory(environ)
+    except RuntimeError as error:
+        raise ConfigError(f"no directory; pass {DIRECTORY.names} or set {DIRECTORY.env}") from error
     if not path.is_dir():
         raise ConfigError(f"{path} is not a directory")
     # Only now: --help needs none of it.
@@ -57,11 +59,12 @@ def run_cache(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
 
 
 def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
-    parser = _Parser(prog="pyctl cache", description="Look through a cache directory and keep it tidy.")
-    shared = _Parser(add_help=False)
+    parser = CommandParser(prog="pyctl cache", description="Look through a cache directory and keep it tidy.")
+    shared = CommandParser(add_help=False)
     default = environ.get(DIRECTORY.env, "")
-    shared.add_argument(DIRECTORY.names, metavar="DIR", default=default, help="the directory that servers were given")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
+    where = f"the directory of the servers (default: {DIRECTORY.default.partition(',')[0]})"
+    shared.add_argument(DIRECTORY.names, metavar="DIR", default=default, help=where)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=CommandParser)
 
     def command(name: str, function: object, text: str) -> argparse.ArgumentParser:
         added = commands.add_parser(name, parents=[shared], help=text, description=text)
@@ -81,11 +84,6 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     ):
         command(name, function, text).add_argument("id", nargs="+", help="as ls shows it, or the beginning of one")
     return parser
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> None:  # type: ignore[override]
-        raise ConfigError(f"{message}; see {self.prog} --help")
 
 
 def _list(directory: CacheDirectory, arguments: argparse.Namespace) -> int:

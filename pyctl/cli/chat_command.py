@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
+import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import TextIO
 
 from pyctl.cli.arguments import CommandSettings
 from pyctl.cli.logs import start_log
@@ -18,9 +22,8 @@ __all__ = ["chat"]
 def chat(settings: CommandSettings) -> int:
     """Chat until the input ends; returns the exit code. SIGTERM and SIGHUP end it with what the cache has to write."""
     start_log(settings.log, settings.warnings)
-    terminal = settings.terminal
-    with _ending_by_signal(), chat_backend(settings) as backend:
-        return run_chat(backend, prompt=terminal.prompt, system=terminal.system_prompt, stats=terminal.stats)
+    with _ending_by_signal(), _without_echo(), chat_backend(settings) as backend:
+        return run_chat(backend, settings.terminal)
 
 
 @contextmanager
@@ -38,13 +41,38 @@ def chat_backend(settings: CommandSettings) -> Iterator[ChatBackend]:
         return
     # Only now: a running server needs no engine here.
     from pyctl.cli.assemble import assemble, found
+    from pyctl.cli.defaults import with_directory
     from pyctl.terminal.local import LocalBackend
 
-    service = assemble(found(settings))
+    service = assemble(found(with_directory(settings)))
     try:
         yield LocalBackend(service)
     finally:
         service.worker.close()
+
+
+@contextmanager
+def _without_echo() -> Iterator[None]:
+    """Keep keys that are typed while the model loads or replies out of what is shown; the next prompt has them."""
+    if not _is_foreground(sys.stdin):
+        yield
+        return
+    before = termios.tcgetattr(sys.stdin)
+    silent = [*before]
+    silent[3] &= ~termios.ECHO
+    termios.tcsetattr(sys.stdin, termios.TCSADRAIN, silent)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+def _is_foreground(file: TextIO) -> bool:
+    """Whether ``file`` is the terminal of this process, which may change it: not as a job in the background."""
+    try:
+        return os.tcgetpgrp(file.fileno()) == os.getpgrp()
+    except OSError:
+        return False
 
 
 @contextmanager

@@ -55,18 +55,17 @@ class LogSettings:
 
 def start_log(settings: LogSettings, warnings: Sequence[str]) -> None:
     """Send the log of everything to stderr and a file if there is one, and begin it with ``warnings``."""
-    handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr)]
+    screen = logging.StreamHandler(sys.stderr)
+    handlers: list[logging.Handler] = [screen]
     if settings.log_file:
         try:
             os.close(open_private(Path(settings.log_file), os.O_WRONLY))  # it tells what clients asked
             handlers.append(_LogFile(settings.log_file, encoding="utf-8"))
         except OSError as error:
             raise ConfigError(f"cannot write --log-file {settings.log_file}: {error.strerror}") from error
-    formatter = _LineFormatter(
-        "%(asctime)s %(mark)s%(message)s" if settings.timestamps else "%(mark)s%(message)s", "%H:%M:%S"
-    )
     for handler in handlers:
-        handler.setFormatter(formatter)
+        is_coloured = handler is screen and sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+        handler.setFormatter(_LineFormatter(with_time=settings.timestamps, is_coloured=is_coloured))
     logging.basicConfig(level=_LOG_LEVELS.get(settings.verbosity, logging.DEBUG), handlers=handlers)
     # Libraries have a line for each of their own steps.
     for name in ("httpx", "httpx2", "huggingface_hub"):
@@ -92,11 +91,16 @@ class _LogFile(logging.FileHandler):
 
 
 class _LineFormatter(logging.Formatter):
-    """Keeps text from elsewhere from forging lines of the log: it is shown with escapes, in one line.
+    """Shows text from elsewhere with escapes, in one line, so that it cannot forge lines of the log.
 
     That holds for the arguments of a message. What else has more lines (a table, a traceback) has them indented, so
-    that none looks like a message.
+    that none looks like a message. For a terminal, time and marks have colours, and so has the text that a record names
+    as ``strong``.
     """
+
+    def __init__(self, *, with_time: bool, is_coloured: bool = False) -> None:
+        super().__init__("%(asctime)s %(mark)s%(message)s" if with_time else "%(mark)s%(message)s", "%H:%M:%S")
+        self._is_coloured = is_coloured
 
     def format(self, record: logging.LogRecord) -> str:
         shown = logging.makeLogRecord(record.__dict__)
@@ -105,7 +109,26 @@ class _LineFormatter(logging.Formatter):
             shown.args = tuple(map(_shown, record.args))
         elif record.args:
             shown.args = {name: _shown(value) for name, value in record.args.items()}
-        return "\n  ".join(clean(super().format(shown)).splitlines())
+        text = "\n  ".join(clean(super().format(shown)).splitlines())
+        return self._coloured(text, shown) if self._is_coloured else text
+
+    def _coloured(self, text: str, record: logging.LogRecord) -> str:
+        time = record.asctime if self.usesTime() else ""
+        rest = text.removeprefix(time)
+        strong, mark = getattr(record, "strong", ""), getattr(record, "mark", "")
+        if mark:
+            rest = rest.replace(mark, _painted(_RED if record.levelno >= logging.ERROR else _YELLOW, mark), 1)
+        elif strong:
+            rest = rest.replace(strong, _painted(_GREEN, strong), 1)
+        return (_painted(_DIM, time) if time else "") + rest
+
+
+_RED, _GREEN, _YELLOW, _DIM = 31, 32, 33, 2
+
+
+def _painted(colour: int, text: str) -> str:
+    """``text`` in an ANSI colour."""
+    return f"\x1b[{colour}m{text}\x1b[0m"
 
 
 class _Escaped:

@@ -57,7 +57,15 @@ def bound_by_schema_file(text: str) -> BoundBySchema:
 class Questions:
     """Questions that are answered instead of running."""
 
-    help: bool = GENERAL.flag(False, "-h --help --usage", "show this and exit")
+    help: str = GENERAL.flag(
+        "",
+        "-h --help --usage",
+        "show the flags that matter, a section such as cache, flags with a word, or all",
+        str.lower,
+        metavar="[TOPIC]",
+        bare="",
+        shown="",
+    )
     version: bool = GENERAL.flag(False, "--version", "show the version and exit")
     list_devices: bool = GENERAL.flag(False, "--list-devices", "show the devices that can hold a model and exit")
     list_models: bool = GENERAL.flag(False, "-cl --cache-list", "show the models that -hf has fetched and exit")

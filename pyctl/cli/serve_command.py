@@ -6,15 +6,21 @@ import logging
 import os
 import sys
 import threading
+import time
 import webbrowser
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from pyctl.cache import RamBudget
+from pyctl.cache import DiskSettings, RamBudget
 from pyctl.cli.arguments import CommandSettings
-from pyctl.cli.assemble import MIB, Host, ModelLoader, assemble, found
+from pyctl.cli.assemble import Host, ModelLoader, assemble, found
+from pyctl.cli.defaults import cache_budget, with_directory
+from pyctl.cli.doctor_command import log_findings
 from pyctl.cli.logs import start_log
 from pyctl.cli.presets import Preset, find_models
+from pyctl.cli.ready import Addresses, cache_text, ready_text
 from pyctl.errors import ConfigError, EngineError, PyctlError
+from pyctl.llama import devices, gpus
 from pyctl.server.app import create_app, create_loading_app
 from pyctl.server.body import ChatBody
 from pyctl.server.lifecycle import LoadingApp, bind, leave, serve
@@ -22,20 +28,12 @@ from pyctl.server.load_order import LoadOrder
 from pyctl.server.memory import share_heaps
 from pyctl.server.models import ModelCard, Models, ModelSource
 from pyctl.server.prepare import prepare_warm_up
-from pyctl.server.service import Shared
+from pyctl.server.service import Service, Shared
+from pyctl.setup import unused_card
 
-__all__ = ["open_in_browser", "page_address", "run_serve", "several"]
+__all__ = ["open_in_browser", "run_serve", "several"]
 
 log = logging.getLogger("pyctl")
-
-
-def page_address(addresses: str, prefix: str) -> str:
-    """Where a browser on this machine finds the page of a server at ``addresses``, empty if only a socket has it."""
-    for address in addresses.split(", "):
-        if address.startswith("http"):
-            # All interfaces are no place to go to.
-            return address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:") + prefix + "/"
-    return ""
 
 
 def open_in_browser(address: str) -> None:
@@ -62,9 +60,12 @@ def run_serve(settings: CommandSettings, argv: Sequence[str], environ: Mapping[s
     """
     share_heaps()
     start_log(settings.log, settings.warnings)
+    if not any(device.is_gpu for device in devices()) and (line := unused_card()):
+        log.warning("%s", line)
     listen, code = settings.listen, 0
     with bind(listen.hosts, listen.port) as sockets:
         # Before requests are taken: Ctrl-C must end a download.
+        settings = with_directory(settings)
         serving = _Serving(found(settings), several(settings, argv, environ))
         try:
             serve(serving.gate, sockets, listen, on_ready=serving.run, on_stop=serving.close)
@@ -73,6 +74,7 @@ def run_serve(settings: CommandSettings, argv: Sequence[str], environ: Mapping[s
             code = 1
         finally:
             complete = serving.close()
+    log.info("stopped%s", serving.saved_text)
     return leave(code if complete else 1)
 
 
@@ -92,13 +94,13 @@ def several(settings: CommandSettings, argv: Sequence[str], environ: Mapping[str
     if 0 < router.most_loaded < len(first):
         raise ConfigError(f"{len(first)} models have load-on-startup, --models-max is {router.most_loaded}")
     shared = Shared(settings.server)
-    ram = RamBudget(None if settings.cache.ram_mib < 0 else settings.cache.ram_mib * MIB)
+    ram = RamBudget(cache_budget(settings.cache, None))
     host = Host(shared, ram, sum(map(_may_see, presets)))
     if ram.n_bytes and host.n_encoders:
         ram.n_bytes -= host.n_encoders * host.image_bytes(ram.n_bytes)
-    sources = [_source(preset, host) for preset in presets]
+    # The directory is one for all, and it has been tried.
+    sources = [_source(preset, host, settings.disk) for preset in presets]
     models = Models(shared, sources, LoadOrder(router.most_loaded, router.patience), autoload=router.autoload)
-    log.info("models: %s", ", ".join(preset.name for preset in presets))
     return models
 
 
@@ -107,8 +109,9 @@ def _may_see(preset: Preset) -> bool:
     return bool(settings.vision.mmproj_path or settings.hub.mmproj_url or settings.hub.hf_repo)
 
 
-def _source(preset: Preset, host: Host) -> ModelSource:
-    settings = preset.settings
+def _source(preset: Preset, host: Host, shared: DiskSettings) -> ModelSource:
+    disk = replace(preset.settings.disk, cache_dir=shared.cache_dir, disk_mib=shared.disk_mib)
+    settings = replace(preset.settings, disk=disk)
     card = ModelCard(
         preset.name,
         preset.aliases,
@@ -139,20 +142,19 @@ class _Serving:
         self._settings = settings
         self._closing = threading.Event()
         self._models = models
+        self._began = time.monotonic()
         self.gate = LoadingApp(create_loading_app(settings.server))
 
-    def run(self, address: str) -> None:
+    def run(self, bound: str) -> None:
         """Load the model, let requests through, and wait for `close`, which another thread may call at any time.
 
-        EngineError if the engine ends before.
+        ``bound`` are the server's addresses. EngineError if the engine ends before.
         """
-        log.debug("listening at %s", address)
-        if self._settings.server.has_page:
-            page = page_address(address, self._settings.server.api_prefix)
-            if page:
-                log.info("page: %s", page)
-            if self._settings.listen.open_page:
-                open_in_browser(page)
+        log.debug("listening at %s, loading the model", bound)
+        server = self._settings.server
+        addresses = Addresses.of(bound, server.api_prefix)
+        if self._settings.listen.open_page and server.has_page:
+            open_in_browser(addresses.local and f"{addresses.local}/")
         elif self._settings.listen.open_page:
             log.warning("--open ignored: --no-ui or --path removes the page")
         models = self._models or self._load_one()
@@ -161,9 +163,11 @@ class _Serving:
         self._models = models
         self.gate.open(create_app(models))
         if models.only is not None:
-            self._warm(models)
-        what = models.only.info.model_path if models.only is not None else "several models"
-        log.info("serving %s on %s", what, address)
+            self._warm(models.only)
+            log_findings(self._settings)
+        if not server.api_keys and (warning := addresses.open_text(bound)):
+            log.warning("%s", warning)
+        self._log_ready(models, addresses)
         models.run()
 
     def _load_one(self) -> Models | None:
@@ -176,17 +180,37 @@ class _Serving:
         service.worker.prepare()
         return models
 
-    def _warm(self, models: Models) -> None:
-        service = models.only
-        assert service is not None
+    def _warm(self, service: Service) -> None:
         for body in self._settings.replies.warm:
             try:
                 service.worker.warm(prepare_warm_up(service, ChatBody.of(body)))
             except PyctlError as error:
                 log.warning("--warm: %s", error)
 
+    def _log_ready(self, models: Models, addresses: Addresses) -> None:
+        disk, only = self._settings.disk, models.only
+        budget = cache_budget(self._settings.cache, None)
+        budget = only.admin.view().result().budget if only is not None else -1 if budget is None else budget
+        text = ready_text(
+            time.monotonic() - self._began,
+            addresses,
+            has_page=self._settings.server.has_page,
+            info=only.info if only is not None else ", ".join(model.name for model in models),
+            devices=[f"{gpu.description} ({gpu.name})" for gpu in gpus(self._settings.model)],
+            cache=cache_text(budget, disk.cache_dir, only.admin.stored() if only is not None else ()),
+        )
+        # Not as an argument: those stay in one line. Names in it are the user's own.
+        log.info(text, extra={"strong": text.partition("\n")[0]})
+
+    @property
+    def saved_text(self) -> str:
+        """What the log says of the cache directory after the end; "" without one."""
+        saved = self._models.n_saved if self._models is not None else None
+        return "" if saved is None else ", 1 prefix saved" if saved == 1 else f", {saved:,} prefixes saved"
+
     def close(self) -> bool:
         """Stop loading, or end the engines; whether all is written that was to be kept. Idempotent."""
         self._closing.set()
+        self.gate.close()
         # Requests that clients have given up may be tokenised still: `leave` ends the process with the model in it.
         return self._models is None or self._models.close()

@@ -70,6 +70,11 @@ class EngineAdmin:
         """Return how many conversations have a snapshot in RAM."""
         return self._worker.call(lambda: len(self._engine.prefix_cache.cache.conversation_ends()))
 
+    @property
+    def n_embed(self) -> int:
+        """The number of tokens that `embed` takes."""
+        return self._engine.backend.facts.n_embed
+
     # -- the cache ---------------------------------------------------------------------------------------------------
 
     def view(self) -> Future[CacheView]:
@@ -116,6 +121,12 @@ class EngineAdmin:
             entries = disk.entries()
             self._stored = contents, entries
         return entries
+
+    @property
+    def n_saved(self) -> int | None:
+        """Snapshots that this process wrote to disk, None without one; also after the end."""
+        disk = self._engine.prefix_cache.disk
+        return None if disk is None else disk.view().written.n
 
     def drop_stored(self, name: str) -> bool:
         """Remove a snapshot by id from the disk and the write queue; False if there is none.

@@ -119,7 +119,8 @@ class BackendFacts:
     """Limits of a backend, in tokens.
 
     One of the ``n_seqs`` sequences holds up to ``n_ctx``, all together ``n_cells``. One evaluation takes up to
-    ``n_ubatch``; one `Evaluator.decode` returns up to ``n_outputs`` >= ``n_seqs`` outputs. Batches of ``batch_cost`` on
+    ``n_ubatch``, `Evaluator.embed` up to ``n_embed``, 0 without embeddings; one `Evaluator.decode` returns up to
+    ``n_outputs`` >= ``n_seqs`` outputs. Batches of ``batch_cost`` on
     average keep the overhead per batch low; see `batch_ends`. With ``is_async``, `decode` returns once the device has
     started.
 
@@ -139,6 +140,7 @@ class BackendFacts:
     has_planes: bool = False
     most_drafts: int = 0
     draft_type: str = ""
+    n_embed: int = 0
 
 
 class Vocabulary(Protocol):

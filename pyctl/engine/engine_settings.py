@@ -16,7 +16,7 @@ __all__ = ["MOST_WARM_UPS", "Clock", "EngineSettings"]
 Clock: TypeAlias = Callable[[], float]
 """A monotonic clock in seconds: `time.monotonic`, or a fake clock in tests."""
 
-MOST_WARM_UPS = limit(16, "background requests that wait", "the oldest are given up", "process")
+MOST_WARM_UPS = limit(16, "background requests that wait", "the oldest are dropped", "process")
 
 
 def idle_seconds(text: str) -> int:
@@ -65,7 +65,7 @@ class EngineSettings:
         "most waiting replies; each choice and each prompt of a list counts",
         integer(1),
         "PYCTL_QUEUE",
-        limit=SetLimit("replies that wait to be begun", "503 with Retry-After", "request"),
+        limit=SetLimit("waiting replies", "503 with Retry-After", "request"),
     )
     sleep_seconds: int = SERVER.flag(
         -1,
@@ -81,5 +81,10 @@ class EngineSettings:
         integer(0),
         "PYCTL_STALL_TIMEOUT",
         "SECONDS",
-        limit=SetLimit("no progress of the engine while it has work", "all get 503, exit code 1", "process", "s"),
+        limit=SetLimit(
+            "no progress of the engine while it has work",
+            "requests get 503; the process exits with code 1",
+            "process",
+            "s",
+        ),
     )

@@ -17,7 +17,7 @@ __all__ = ["RequestHandle"]
 
 MOST_UNREAD = limit(
     2**16,
-    "tokens of a reply, and of `n_probs`, that wait for a client that does not read",
+    "tokens, with `n_probs`, that wait for a client that does not read",
     "the reply ends with an error",
     "memory",
 )

@@ -101,10 +101,9 @@ _spin_is_given = SPIN in os.environ or "OMP_WAIT_POLICY" in os.environ
 
 
 def limit_spinning(level: int, *, waits_for_gpu: bool = False) -> None:
-    """Set how long llama.cpp's OpenMP threads spin at a barrier: ``level`` from 0, not at all, to 100.
+    """Set how long OpenMP threads spin at a barrier, from 0 to 100, unless the environment does; before libraries load.
 
-    Must precede the loading of the libraries. Never overrides the environment. libgomp's default of milliseconds slows
-    a busy machine (bench/results/threads.md); threads that wait for a GPU keep it, since waking them costs more.
+    Threads that wait for a GPU keep libgomp's milliseconds (bench/results/threads.md).
     """
     if not _spin_is_given:
         os.environ[SPIN] = str(SPIN_OF_LIBGOMP if waits_for_gpu else SPIN_PER_LEVEL * level)

@@ -54,7 +54,7 @@ class Prefill:
         began, save_before = time.perf_counter(), stats.save_ms
         first, last, n_exact = seq.n, seq.n, max(ends, default=0)
         shown = PrefillLog(active.id, seq.n, len(prompt))
-        _tell_progress(active, seq, stats)
+        _tell_progress(active, seq, stats, 0.0)
         for previous, end in itertools.pairwise([0, *ends, stats.n_prompt]):
             if end <= seq.n:
                 continue
@@ -71,7 +71,7 @@ class Prefill:
             shown.reached(end)
             if end in plan.cuts:
                 self._prefix_cache.save(seq, plan, stats)
-            _tell_progress(active, seq, stats)
+            _tell_progress(active, seq, stats, shown.seconds_left)
             if end < len(prompt):
                 yield None
         stats.n_evaluated = seq.n - stats.n_cached
@@ -134,7 +134,7 @@ class Prefill:
         self._backend.memory.restore(seq.id, seq.n, (), before)
 
 
-def _tell_progress(active: ActiveRequest, seq: LiveSequence, stats: RequestStats) -> None:
+def _tell_progress(active: ActiveRequest, seq: LiveSequence, stats: RequestStats, seconds_left: float) -> None:
     if active.handle.request.return_progress:
         ms = (time.perf_counter() - active.started) * 1e3
-        active.handle.put(Progress(stats.n_prompt, stats.n_cached, seq.n, ms, stats.source, seq.id))
+        active.handle.put(Progress(stats.n_prompt, stats.n_cached, seq.n, ms, stats.source, seq.id, seconds_left))

@@ -114,6 +114,7 @@ class Timings:
 class Progress:
     """Prefill progress: ``n_processed`` of ``n_prompt`` tokens, ``n_cached`` of them restored from ``source``.
 
+    ``seconds_left`` is an estimate for the rest, 0 if unknown.
     The first event of a request follows the restore, before any evaluation.
     """
 
@@ -123,6 +124,7 @@ class Progress:
     ms: float
     source: Source
     seq: int = 0
+    seconds_left: float = 0.0
 
 
 class Piece(NamedTuple):

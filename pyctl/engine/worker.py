@@ -32,7 +32,11 @@ FINISH_SECONDS = 2.0
 """Longest duration of a step after closing. Then it is interrupted, which loses the contents of its sequences."""
 
 STEP_SECONDS = limit(
-    20.0, "a step of the engine that cannot be interrupted, at the end", "not waited for, exit code 1", "process", "s"
+    20.0,
+    "a step of the engine that cannot be interrupted, at the stop",
+    "the process exits with code 1",
+    "process",
+    "s",
 )
 
 MAX_FAILED_STEPS = limit(3, "steps of the engine in a row that fail", "the server ends, exit code 1", "process")

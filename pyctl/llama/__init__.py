@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 
 from pyctl.engine.model_settings import SPIN, ModelSettings, limit_spinning
+from pyctl.setup import use_libraries
 
 if SPIN not in os.environ:  # must precede the libraries; the command line may have set it
     limit_spinning(ModelSettings.poll)
+
+if "LLAMA_CPP_LIB_PATH" not in os.environ:  # so must the choice of the libraries
+    use_libraries()
 
 from pyctl.llama.devices import devices
 from pyctl.llama.library import allocate, reserve_pinned
@@ -15,6 +19,7 @@ from pyctl.llama.llama_backend import LlamaBackend
 from pyctl.llama.llama_tokenizer import LlamaTokenizer
 from pyctl.llama.loader import Loaded, load
 from pyctl.llama.memory import MemoryPlan
+from pyctl.llama.params import gpus
 
 __all__ = [
     "LlamaBackend",
@@ -23,6 +28,7 @@ __all__ = [
     "MemoryPlan",
     "allocate",
     "devices",
+    "gpus",
     "load",
     "reserve_pinned",
 ]

@@ -307,7 +307,7 @@ class ContextMemory:
         if tokens.size and int(tokens.min()) < 0:
             raise StateError("Unable to save slot: it holds an image")
         if self.shape.places == NOWHERE:
-            raise StateError("Unable to save slot: this model's memory does not come back to the same bits")
+            raise StateError("Unable to save slot: this model's memory does not restore to the same bits")
         self.reserve(0)
         return save_file(self._ctx, seq, path, tokens, ends, self.identity)
 

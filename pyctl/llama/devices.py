@@ -77,13 +77,41 @@ def devices() -> tuple[Device, ...]:
 
 
 def host_available() -> int | None:
-    """Return the memory available without swapping in bytes, None if unknown."""
-    return _meminfo("MemAvailable:")
+    """Return the memory available without swapping in bytes, None if unknown; limits of control groups apply."""
+    found = _meminfo("MemAvailable:")
+    return found if found is None else min(found, *(max(limit - used, 0) for limit, used in _group_limits()), found)
 
 
 def host_total() -> int | None:
-    """Return the memory of the machine in bytes, None if unknown."""
-    return _meminfo("MemTotal:")
+    """Return the memory of the machine in bytes, None if unknown; limits of control groups apply."""
+    found = _meminfo("MemTotal:")
+    return found if found is None else min(found, *(limit for limit, _ in _group_limits()), found)
+
+
+CGROUPS, OWN_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+"""Control groups of version 2, and the file that names the group of this process."""
+
+
+def _group_limits() -> list[tuple[int, int]]:
+    """Return limit and use in bytes of the control group of this process and of all around it, if they have a limit."""
+    try:
+        lines = OWN_GROUP.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    own = next((line[3:] for line in lines if line.startswith("0::")), "/")
+    group = CGROUPS / own.strip("/")
+    found = []
+    for directory in (group, *group.parents) if ".." not in own else (CGROUPS,):
+        try:
+            limit = int((directory / "memory.max").read_text(encoding="ascii"))
+            used = int((directory / "memory.current").read_text(encoding="ascii"))
+            pairs = (line.split() for line in (directory / "memory.stat").read_text(encoding="ascii").splitlines())
+            # The system gives up file pages first, as MemAvailable assumes, too.
+            files = sum(int(value) for name, value in pairs if name in ("active_file", "inactive_file"))
+        except (OSError, ValueError):  # no such group or file, or "max"
+            continue
+        found.append((limit, used - files))
+    return found
 
 
 def _meminfo(name: str) -> int | None:
@@ -142,13 +170,23 @@ def model_files(path: Path) -> list[Path]:
     return [path.with_name(name) for name in split_names(path.name)]
 
 
+MOST_NAMED = 5
+
+
+def _files_in(path: Path) -> str:
+    """The GGUF files of a directory that was named in place of one, for an error."""
+    names = sorted(each.name for each in path.glob("*.gguf")) if path.is_dir() else []
+    more = ", ..." if len(names) > MOST_NAMED else ""
+    return f"; it holds {', '.join(names[:MOST_NAMED])}{more}" if names else ""
+
+
 def check_gguf(path: Path, what: str = "model") -> None:
     """Raise ModelError if ``path`` cannot be read or is not a GGUF file."""
     try:
         with path.open("rb") as file:
             magic = file.read(4)
     except OSError as error:
-        raise ModelError(f"cannot read the {what} {path}: {error.strerror}") from error
+        raise ModelError(f"cannot read the {what} {path}: {error.strerror}{_files_in(path)}") from error
     if magic != b"GGUF":
         raise ModelError(f"{path} is not a GGUF file")
 

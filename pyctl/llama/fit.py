@@ -6,16 +6,19 @@ import logging
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.placements import CPU_EXPERTS, experts_on_cpu
 from pyctl.errors import ModelError
 from pyctl.llama.devices import devices
+from pyctl.llama.draft.draft_file import count_heads
 from pyctl.llama.dry_runs import NO_DRAFTS, DryRun, dry_run
 from pyctl.llama.memory import MIB, MemoryPlan, Place
+from pyctl.llama.params import gpus
 
-__all__ = ["CTX_STEP", "fit_settings", "gpu_shortage", "refusal", "shortage"]
+__all__ = ["CTX_STEP", "DRAFT_CTX", "fit_drafts", "fit_settings", "gpu_shortage", "refusal", "shortage"]
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +28,9 @@ CTX_STEP = 256
 EXPERTS = re.compile(CPU_EXPERTS)
 
 ATTEMPTS = 4
+
+DRAFT_CTX = 65_536
+"""Least context beside drafts that no flag asks for: coding agents work in less, but not well."""
 
 
 def fit_settings(
@@ -60,6 +66,42 @@ def fit_settings(
         raise ModelError(refusal(plan.n_ctx, needed, plan.host.free or 0))
     split = settings.tensor_split or _split_of(plan.layers, settings)
     return replace(settings, n_ctx=plan.n_ctx, tensor_split=split), plan
+
+
+def fit_drafts(settings: ModelSettings, drafts: DraftSettings, vision: tuple[str, int] | None = None) -> DraftSettings:
+    """Return automatic ``drafts`` as those of the head in the model's file, or none; others unchanged.
+
+    They need memory, all layers on GPUs, and beside them room for the given context, without -c for `DRAFT_CTX` tokens.
+    Each drafted token takes a state of each sequence; a draft of one is tried if longer ones take
+    too much.
+    """
+    if not drafts.is_automatic:
+        return drafts
+    none = replace(drafts, draft_types=())
+    if not (drafts.n_draft and gpus(settings) and count_heads(Path(settings.path)) == 1):
+        return none
+    for n_draft in sorted({drafts.n_draft, 1}, reverse=True):
+        tried = replace(drafts, draft_types=("draft-mtp",), n_draft=n_draft)
+        try:
+            with dry_run(settings, tried, vision) as run:
+                plan = _fit_context(run, settings)
+                least = settings.n_ctx or min(DRAFT_CTX, run.n_ctx_train)
+        except ModelError as error:  # such as no memory for the states, which even a dry run allocates
+            lacking = str(error)
+            continue
+        if _on_host(plan):
+            return none
+        if plan.n_ctx >= least and not (gpu_shortage(settings, plan) or shortage(settings, plan.host)):
+            log.info("the model's head drafts up to %d tokens a step; --spec-type none turns it off", n_draft)
+            return tried
+        lacking = f"{least:,} tokens of context do not fit beside them; -np 1 or -ctk q8_0 -ctv q8_0 makes room"
+    log.info("no drafts by default: %s", lacking)
+    return none
+
+
+def _on_host(plan: MemoryPlan) -> bool:
+    """Whether layers with K, V or states are on the host."""
+    return bool(plan.host.usage.kv or plan.host.usage.states)
 
 
 def _split_of(layers: Sequence[str], settings: ModelSettings) -> tuple[float, ...]:

@@ -28,7 +28,7 @@ __all__ = ["translated"]
 _MAX_PATTERN = 40_000
 """Characters of a regular expression, and about as many states of its automaton."""
 _MAX_PATTERN_DEPTH = 60
-_MAX_LEVELS = limit(1_000, "rules of a grammar that hold each other, one in the next", "400", "request", "levels")
+_MAX_LEVELS = limit(1_000, "nesting of rules of a grammar", "400", "request", "levels")
 """llguidance recurses per rule; a thread's stack ends somewhere above 2,000 levels."""
 
 

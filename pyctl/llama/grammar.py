@@ -197,8 +197,8 @@ def _limits(n_items: int, n_step_items: int) -> llguidance.LLParserLimits:
 
 _LIMITS: dict[GrammarKind, llguidance.LLParserLimits] = {
     "gbnf": _limits(
-        limit(2_000, "ways in which a client's grammar can go on at one place", "400", "reply"),
-        limit(300_000, "ways of a client's grammar that are looked at for one token", "400", "reply"),
+        limit(2_000, "states of a client's grammar at one place", "400", "reply"),
+        limit(300_000, "states of a client's grammar tried for one token", "400", "reply"),
     ),
     "llguidance": _limits(10_000, 1_000_000),
 }

@@ -27,7 +27,7 @@ __all__ = ["MOST_ROWS_BYTES", "ImageEncoder", "ImageRows"]
 
 MOST_ROWS_BYTES = limit(
     256 * 2**20,
-    "what an encoder has made of images, kept in memory, within --cache-ram",
+    "encoded images, within --cache-ram",
     "the oldest are encoded again",
     "memory",
     "bytes",
@@ -69,13 +69,13 @@ class ImageRows:
 
 MOST_READY_BYTES = limit(
     256 * 2**20,
-    "pixels of images that are decoded and wait for the encoder",
+    "decoded images that wait for the encoder",
     "the oldest are decoded again",
     "memory",
     "bytes",
 )
 
-MOST_KNOWN = limit(4096, "image files that are known to be readable", "the oldest are decoded again", "memory", "files")
+MOST_KNOWN = limit(4096, "image files known to be valid", "the oldest are decoded again", "memory", "files")
 
 CUBLAS_BYTES = 32 * 2**20
 """Largest cuBLAS workspace of llama.cpp."""

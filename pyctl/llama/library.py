@@ -48,6 +48,7 @@ __all__ = [
     "checked",
     "forget_log_errors",
     "last_log_error",
+    "library_file",
     "library_versions",
     "log_callback",
     "open_library",
@@ -63,9 +64,14 @@ R = TypeVar("R")
 LIBRARIES = {"llama.cpp": ("libllama.so", "llama_version"), "ggml": ("libggml-base.so", "ggml_version")}
 
 
+def library_file(name: str) -> Path:
+    """The path of a shared library of llama-cpp-python, which may not exist."""
+    return Path(str(api._base_path)) / name
+
+
 def open_library(name: str) -> ctypes.CDLL:
     """Load a shared library of llama-cpp-python with global symbols."""
-    return ctypes.CDLL(str(Path(str(api._base_path)) / name), mode=ctypes.RTLD_GLOBAL)
+    return ctypes.CDLL(str(library_file(name)), mode=ctypes.RTLD_GLOBAL)
 
 
 def library_versions() -> dict[str, str]:

@@ -103,6 +103,8 @@ class LlamaBackend:
             self.facts = replace(self.facts, draft_type=drafts.type)
         memory.measure()
         self.embedder = self._make_embedder(self.model) if self._make_embedder is not None else None
+        if self.embedder is not None:
+            self.facts = replace(self.facts, n_embed=self.embedder.n_max)
         if self.encoder is not None:
             if memory.kind == "opaque":
                 raise ModelError("--mmproj: images require movable rows, which this model does not have")

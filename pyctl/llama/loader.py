@@ -24,8 +24,9 @@ from pyctl.llama.draft.draft_file import vocabulary_difference, with_inferred_ty
 from pyctl.llama.draft.draft_model import DraftModel, MakeDraftModel
 from pyctl.llama.draft.mtp import MtpHead
 from pyctl.llama.draft.separate_model import SeparateModel
+from pyctl.llama.dry_runs import NO_DRAFTS
 from pyctl.llama.fingerprint import file_digest, fingerprint, metadata_text
-from pyctl.llama.fit import fit_settings
+from pyctl.llama.fit import fit_drafts, fit_settings
 from pyctl.llama.image_encoder import ImageEncoder
 from pyctl.llama.library import build_version, forget_log_errors, last_log_error, redirect_log
 from pyctl.llama.llama_backend import LlamaBackend
@@ -57,12 +58,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Loaded:
-    """A loaded model."""
+    """A loaded model; ``drafts`` are the settings of its draft sources."""
 
     backend: LlamaBackend
     tokenizer: LlamaTokenizer
     info: EngineInfo
     images: ImageEncoder | None = None  # `picture` is thread-safe
+    drafts: DraftSettings = NO_DRAFTS
 
 
 def load(
@@ -94,7 +96,10 @@ def load(
     pooled = fit_pool(settings, drafts, pool) if pool is not None and pool.is_wanted else None
     if pooled is not None and encoder is not None:
         raise ModelError("--kv-pool excludes --mmproj: a pool holds no rows of images")
-    settings, plan = pooled or fit_settings(settings, drafts, encoder.usage if encoder is not None else None)
+    usage = encoder.usage if encoder is not None else None
+    if pooled is None:
+        drafts = fit_drafts(settings, drafts, usage)
+    settings, plan = pooled or fit_settings(settings, drafts, usage)
     if announce is not None:
         announce(plan)
     backend = LlamaBackend(
@@ -112,7 +117,7 @@ def load(
     if plan.pool is not None and plan.gpus and (rate := backend.copy_rate()):
         log.info("%s", " ".join(plan.pool.lines(rate)))
     if repacks and not settings.repack:
-        log.info("--repack disabled: the AMX kernels of this llama.cpp give wrong results")
+        log.debug("--repack disabled: the AMX kernels of this llama.cpp give wrong results")
     if not backend.facts.is_async:
         _note_blocking_copies(plan)
     if not drafts.draft_types and api.llama_model_n_layer_nextn(backend.model) > 0:
@@ -120,7 +125,7 @@ def load(
     tokenizer = LlamaTokenizer(_load_vocabulary(path)) if keep_vocabulary else backend.tokenizer
     if keep_vocabulary:
         backend.use_vocabulary(tokenizer)
-    return Loaded(backend, tokenizer, _describe(path, backend, settings, plan.pool), encoder)
+    return Loaded(backend, tokenizer, _describe(path, backend, settings, plan.pool), encoder, drafts)
 
 
 def _note_blocking_copies(plan: MemoryPlan) -> None:

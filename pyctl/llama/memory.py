@@ -11,9 +11,6 @@ __all__ = ["MemoryPlan", "Place", "Usage"]
 
 MIB = 2**20
 
-MOST_PLANES = 2**30
-"""Bytes of planes above which the plan warns: each sequence takes as many again."""
-
 
 @dataclass(frozen=True)
 class Usage:
@@ -103,7 +100,7 @@ class MemoryPlan:
             ("vision encoder", [place.usage.vision for place in self.places]),
             ("means of keys, and rows that are chosen", [place.usage.selection for place in self.places]),
             ("computing", [place.usage.compute for place in self.places]),
-            ("prefix cache, at most", [0 for _ in self.gpus] + [cache_bytes or 0]),
+            ("prefix cache, at most (--cache-ram)", [0 for _ in self.gpus] + [cache_bytes or 0]),
         ]
         rows = [(title, values) for title, values in rows if any(values)]
         together = [sum(values) for values in zip(*(values for _, values in rows), strict=True)]
@@ -122,17 +119,10 @@ class MemoryPlan:
             if missing := place.shortage():
                 flags = "a smaller -c, -ctk q8_0 -ctv q8_0, --n-cpu-moe (experts) or a smaller -ngl"
                 if place.usage.planes or place.usage.drafts:
-                    flags = f"no --spec-type, {flags}"
+                    flags = f"--spec-type none, {flags}"
                 if place.usage.vision:
                     flags = f"a smaller --image-max-tokens, --no-mmproj-offload, {flags}"
                 yield f"{place.name} has {_mib(missing)} MiB too little; what would help: {flags}"
-        planes = sum(place.usage.planes for place in self.places)
-        if self.n_seqs > 1 and planes > MOST_PLANES:
-            each = f"{self.n_planes} of {_mib(self.state_bytes)} MiB for each of {self.n_seqs} sequences"
-            yield (
-                f"the states that wrong drafts go back to need {_mib(planes)} MiB, {each}; "
-                "what would help: a smaller -np or --spec-draft-n-max"
-            )
         host = self.host
         if missing := host.shortage():
             yield f"the host has {_mib(missing)} MiB of memory too little; what would help: a smaller model or -c"

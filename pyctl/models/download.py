@@ -34,8 +34,8 @@ MAGIC = b"GGUF"
 """How every model file begins."""
 
 CONNECT_SECONDS = 10.0
-READ_SECONDS = limit(60, "silence of a server that sends a model", "the download is resumed", "connection", "s")
-MOST_TRIES = limit(5, "tries to fetch a model without 1 MiB more", "the program ends", "connection")
+READ_SECONDS = limit(60, "silence of a server during a download", "the download is resumed", "connection", "s")
+MOST_TRIES = limit(5, "attempts of a download that each bring less than 1 MiB", "the program ends", "connection")
 SPARE_BYTES = limit(256 * 2**20, "disk space that a download leaves free", "the program ends", "disk", "bytes")
 PAUSE_SECONDS = 1.0
 """Before the second try; doubled before each further one."""

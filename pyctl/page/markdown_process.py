@@ -21,11 +21,13 @@ from pyctl.limit import limit
 __all__ = ["MOST_TEXTS", "MOST_TEXT_BYTES", "MarkdownProcess"]
 
 MOST_TEXTS = limit(64, "texts of POST /page/markdown", "400", "request")
-MOST_TEXT_BYTES = limit(256 << 10, "each of them", "shown as plain text", "request", "bytes")
+MOST_TEXT_BYTES = limit(256 << 10, "one document to rank", "shown as plain text", "request", "bytes")
 
-_SECONDS = limit(2.0, "time to render one of them", "shown as plain text", "request", "seconds")
-_ALL_SECONDS = limit(6.0, "time to render all of them", "the rest is shown as plain text", "request", "seconds")
-_MEMORY = limit(1 << 30, "memory of the process that renders them", "shown as plain text", "process", "bytes")
+_SECONDS = limit(2.0, "time to render one of these texts", "shown as plain text", "request", "seconds")
+_ALL_SECONDS = limit(
+    6.0, "time to render all texts of POST /page/markdown", "the others are shown as plain text", "request", "seconds"
+)
+_MEMORY = limit(1 << 30, "memory of the process that renders Markdown", "shown as plain text", "process", "bytes")
 _START_SECONDS = 20.0
 _IDLE_SECONDS = 300.0
 _SIZE = struct.Struct("<I")

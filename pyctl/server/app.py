@@ -16,7 +16,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
-from pyctl.errors import NotFoundError, RequestError, UnavailableError
+from pyctl.errors import LoadingError, NotFoundError, RequestError
 from pyctl.page import POLICY, Asset, asset, index, names
 from pyctl.page.markdown_process import MOST_TEXTS
 from pyctl.server import ServerSettings
@@ -26,6 +26,7 @@ from pyctl.server.api import (
     embeddings,
     info,
     metrics,
+    ollama,
     prefix_cache,
     responses,
     sequences,
@@ -34,7 +35,15 @@ from pyctl.server.api import (
 from pyctl.server.api import models as model_list
 from pyctl.server.body import Body, at_most, parse_json
 from pyctl.server.held import HeldResponse
-from pyctl.server.http import JsonResponse, error_response, http_exception
+from pyctl.server.http import (
+    ErrorForm,
+    JsonResponse,
+    anthropic_error,
+    error_response,
+    form_of,
+    http_exceptions,
+    ollama_error,
+)
 from pyctl.server.middleware import (
     MAX_BODY_BYTES,
     MAX_IMAGES_BODY_BYTES,
@@ -76,17 +85,24 @@ ProcessHandler: TypeAlias = Callable[[Models, Request], Awaitable[ASGIApp]]
 
 Endpoint: TypeAlias = Callable[[Request], Awaitable[ASGIApp]]
 
+_MANAGED = ("pull", "push", "create", "copy", "blobs/{digest}")
+
 _OF_PROCESS: dict[str, dict[str, ProcessHandler]] = {
     "GET": {
         "/health": model_list.health,
         "/v1/health": model_list.health,
         "/models": model_list.show,
         "/v1/models": model_list.show,
+        "/v1/models/{id:path}": model_list.retrieve,
         "/v1/stream": info.resume_stream,
         "/tools": info.disabled,
         "/cors-proxy": info.disabled,
         "/v1/responses/{id}": responses.retrieve,
         "/v1/conversations/{id}": responses.retrieve_conversation,
+        "/api/tags": ollama.tags,
+        "/api/ps": ollama.loaded_models,
+        "/api/version": ollama.version,
+        "/api/blobs/{digest}": ollama.manage,
     },
     "POST": {
         **dict.fromkeys(("/audio/transcriptions", "/v1/audio/transcriptions"), info.transcribe),
@@ -97,11 +113,13 @@ _OF_PROCESS: dict[str, dict[str, ProcessHandler]] = {
         "/page/markdown": _render,
         "/v1/conversations": responses.create_conversation,
         "/v1/conversations/{id}": responses.change_conversation,
+        **dict.fromkeys((f"/api/{name}" for name in _MANAGED), ollama.manage),
     },
     "DELETE": {
         "/v1/stream": info.end_stream,
         "/v1/responses/{id}": responses.delete,
         "/v1/conversations/{id}": responses.delete_conversation,
+        "/api/delete": ollama.manage,
     },
 }
 
@@ -146,6 +164,11 @@ _OF_MODEL: dict[str, dict[str, Handler]] = {
         "/v1/chat/completions/input_tokens": token_counts.chat_input_tokens,
         "/responses/input_tokens": responses.input_tokens,
         "/v1/responses/input_tokens": responses.input_tokens,
+        "/api/chat": ollama.chat,
+        "/api/generate": ollama.generate,
+        "/api/show": ollama.show,
+        "/api/embed": ollama.embed,
+        "/api/embeddings": ollama.embeddings,
     },
     "DELETE": {
         "/cache": prefix_cache.clear,
@@ -168,9 +191,6 @@ _OWN_PAGES: frozenset[object] = frozenset(
 )
 """Endpoints that pages of other origins may not use, though they may generate: these show or change shared state."""
 
-_ANTHROPIC: frozenset[object] = frozenset((anthropic.messages, anthropic.count_tokens))
-"""Endpoints whose errors are in Anthropic's form."""
-
 _WITHOUT_WEIGHTS: frozenset[Handler] = frozenset(
     (
         *_OF_MODEL["GET"].values(),
@@ -184,6 +204,7 @@ _WITHOUT_WEIGHTS: frozenset[Handler] = frozenset(
         token_counts.chat_input_tokens,
         anthropic.count_tokens,
         responses.input_tokens,
+        ollama.show,
     )
 )
 """Endpoints that need the vocabulary or the cache of a model at most, which stay when it is unloaded."""
@@ -199,15 +220,18 @@ def create_app(models: Models) -> Starlette:
     tables = (_OF_PROCESS,) if models.only is not None else (_OF_PROCESS, _OF_ROUTER)
     for method, process_handlers in (item for table in tables for item in table.items()):
         for path, process_handler in process_handlers.items():
-            paths.setdefault(path, {})[method] = _guarded(settings, process_handler, partial(process_handler, models))
+            of_process = partial(process_handler, models)
+            paths.setdefault(path, {})[method] = _guarded(settings, process_handler, of_process, form_of(path))
     for method, handlers in _OF_MODEL.items():
         for path, handler in handlers.items():
-            paths.setdefault(path, {})[method] = _guarded(settings, handler, partial(_answer, models, handler))
+            of_model = partial(_answer, models, handler, form_of(path))
+            paths.setdefault(path, {})[method] = _guarded(settings, handler, of_model, form_of(path))
     routes: list[BaseRoute] = [
         Route(settings.api_prefix + path, _by_method(endpoints), methods=list(endpoints))
         for path, endpoints in paths.items()
     ]
     routes += page_routes(settings)
+    limit = MAX_IMAGES_BODY_BYTES if models.sees_images else MAX_BODY_BYTES
     if settings.static_path:
         routes.append(Mount(settings.api_prefix, StaticFiles(directory=settings.static_path, html=True)))
     return Starlette(
@@ -215,9 +239,9 @@ def create_app(models: Models) -> Starlette:
         middleware=[
             Middleware(CorsMiddleware, cors=settings.cors),
             Middleware(KeyMiddleware, keys=settings.api_keys, prefix=settings.api_prefix, files=_page_files(settings)),
-            Middleware(BodyLimitMiddleware, limit=MAX_IMAGES_BODY_BYTES if models.sees_images else MAX_BODY_BYTES),
+            Middleware(BodyLimitMiddleware, limit=limit, prefix=settings.api_prefix),
         ],
-        exception_handlers={HTTPException: http_exception},
+        exception_handlers={HTTPException: http_exceptions(settings.api_prefix)},
     )
 
 
@@ -225,7 +249,7 @@ def create_loading_app(settings: ServerSettings) -> Starlette:
     """The application until the model is loaded: the page, which waits for it, and 503 to everything else."""
 
     async def loading(request: Request, error: Exception) -> Response:
-        return error_response(UnavailableError("Loading model"))
+        return error_response(LoadingError(), form_of(request.url.path.removeprefix(settings.api_prefix)))
 
     return Starlette(
         routes=page_routes(settings),
@@ -243,8 +267,8 @@ def _by_method(endpoints: Mapping[str, Endpoint]) -> Endpoint:
     return endpoint
 
 
-def _guarded(settings: ServerSettings, handler: object, answer: Endpoint) -> Endpoint:
-    """``answer`` with the check of origins that ``handler`` needs, and its errors turned into responses."""
+def _guarded(settings: ServerSettings, handler: object, answer: Endpoint, form: ErrorForm) -> Endpoint:
+    """``answer`` with the check of origins that ``handler`` needs, and its errors turned into responses in ``form``."""
 
     async def endpoint(request: Request) -> ASGIApp:
         try:
@@ -252,20 +276,19 @@ def _guarded(settings: ServerSettings, handler: object, answer: Endpoint) -> End
                 check_origin(request.headers, settings)
             return await answer(request)
         except Exception as error:
-            return _response_to(error, handler, request)
+            return _response_to(error, form, request)
 
     return endpoint
 
 
-def _response_to(error: Exception, handler: object, request: Request) -> Response:
-    """The response to ``error`` in the form of the handler's API."""
-    as_response = anthropic.error_response if handler in _ANTHROPIC else error_response
+def _response_to(error: Exception, form: ErrorForm, request: Request) -> Response:
+    """The response to ``error`` in ``form``."""
     if isinstance(error, ClientDisconnect):
         return Response(status_code=400)
     if isinstance(error, RecursionError):
-        return as_response(depth_error())
+        return error_response(depth_error(), form)
     log_error(request.url.path, error)
-    return as_response(error)
+    return error_response(error, form)
 
 
 # -- the model of a request --------------------------------------------------------------------------------------------
@@ -278,7 +301,7 @@ class _RoutedBody(msgspec.Struct, frozen=True):
     stream: Any = False
 
 
-async def _answer(models: Models, handler: Handler, request: Request) -> ASGIApp:
+async def _answer(models: Models, handler: Handler, form: ErrorForm, request: Request) -> ASGIApp:
     """What ``handler`` answers with the model of ``request``, the only place where that is chosen."""
     if models.only is not None:
         return await handler(models.only, request)
@@ -297,9 +320,9 @@ async def _answer(models: Models, handler: Handler, request: Request) -> ASGIApp
         models,
         model,
         lambda service: handler(service, request),
-        lambda error: _response_to(error, handler, request),
-        ping_seconds=models.shared.settings.ping_seconds if body.stream is True else 0,
-        error_event=b"error" if handler in _ANTHROPIC else b"",
+        lambda error: _response_to(error, form, request),
+        ping_seconds=models.shared.settings.ping_seconds if body.stream is True and form is not ollama_error else 0,
+        error_event=b"error" if form is anthropic_error else b"",
     )
 
 

@@ -50,7 +50,7 @@ __all__ = [
 
 MOST_UNPACKED = limit(
     32 * 2**20,
-    "sealed reasoning, earlier responses and conversations that a request unpacks, together",
+    "sealed reasoning, earlier responses and conversations of a request, together",
     "400",
     "request",
     "bytes",
@@ -61,7 +61,7 @@ LETTERS_PER_TOKEN = 8
 
 MOST_LETTERS = limit(
     2**20,
-    "a text that is tokenised without a reply, or eight letters for each token of the context",
+    "a text to tokenise; or 8 characters for each token of the context",
     "400",
     "request",
     "letters",
@@ -98,9 +98,9 @@ def check_letters(text: str, n_ctx: int) -> None:
 INT32_MAX = 2**31 - 1
 
 _MAX_SIGNS = {
-    (b",",): (limit(1_500_000, "commas of a body, which part its values", "400", "request"), "commas"),
-    (b":",): (limit(150_000, "colons of a body, which follow its keys", "400", "request"), "colons"),
-    (b"[", b"{"): (limit(300_000, "brackets that a body opens", "400", "request"), "brackets"),
+    (b",",): (limit(1_500_000, "commas in a body (values)", "400", "request"), "commas"),
+    (b":",): (limit(150_000, "colons in a body (keys)", "400", "request"), "colons"),
+    (b"[", b"{"): (limit(300_000, "opening brackets in a body", "400", "request"), "brackets"),
 }
 """A value of two bytes takes a hundred in memory, and nothing else runs while the library reads them."""
 

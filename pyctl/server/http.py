@@ -1,9 +1,9 @@
-"""The bytes of answers: JSON bodies, server-sent events, and what errors look like in both."""
+"""The bytes of answers: JSON bodies, server-sent events, lines of JSON, and errors in the form of each API."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, TypeAlias
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -12,7 +12,6 @@ from starlette.responses import Response
 
 from pyctl.errors import (
     AuthenticationError,
-    BusyError,
     ContextSizeError,
     ForbiddenError,
     NotFoundError,
@@ -25,15 +24,18 @@ from pyctl.errors import (
 
 __all__ = [
     "PING",
+    "ErrorForm",
     "JsonResponse",
+    "anthropic_error",
     "encode",
     "error_body",
-    "error_event",
     "error_response",
+    "form_of",
     "frame",
-    "http_exception",
+    "http_exceptions",
+    "json_lines",
     "named_frames",
-    "retry_header",
+    "ollama_error",
 ]
 
 encode = msgspec.json.Encoder().encode
@@ -51,6 +53,11 @@ def frame(body: bytes) -> bytes:
 def named_frames(events: Iterable[dict[str, Any]]) -> bytes:
     """``events`` as server-sent events that are named after their types."""
     return b"".join(b"event: " + event["type"].encode() + b"\n" + frame(encode(event)) for event in events)
+
+
+def json_lines(values: Iterable[dict[str, Any]]) -> bytes:
+    """``values`` as JSON, each on a line of its own."""
+    return b"".join(encode(value) + b"\n" for value in values)
 
 
 class JsonResponse(Response):
@@ -75,9 +82,18 @@ _KINDS: dict[type[BaseException], tuple[int, str]] = {
 }
 
 
+ErrorForm: TypeAlias = Callable[[BaseException], dict[str, Any]]
+"""An error as an API writes it."""
+
+
+def _kind(error: BaseException) -> tuple[int, str]:
+    """The status and llama-server's type of an error."""
+    return next(_KINDS[base] for base in type(error).__mro__ if base in _KINDS)
+
+
 def error_body(error: BaseException) -> dict[str, Any]:
     """``{"error": {"code", "message", "type"}}``; the text of an unexpected error is not shown."""
-    code, kind = next(_KINDS[base] for base in type(error).__mro__ if base in _KINDS)
+    code, kind = _kind(error)
     message = str(error) if isinstance(error, PyctlError) else "internal error"
     body: dict[str, Any] = {"code": code, "message": message, "type": kind}
     if isinstance(error, ContextSizeError):
@@ -85,24 +101,58 @@ def error_body(error: BaseException) -> dict[str, Any]:
     return {"error": body}
 
 
-def error_response(error: BaseException) -> Response:
-    """``error`` as the whole answer."""
-    body = error_body(error)
-    return JsonResponse(body, status_code=body["error"]["code"], headers=retry_header(error))
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    500: "api_error",
+    503: "overloaded_error",
+}
 
 
-def retry_header(error: BaseException) -> dict[str, str]:
-    """``Retry-After`` where another try may help."""
-    return {"retry-after": str(error.retry_seconds)} if isinstance(error, BusyError) else {}
+def anthropic_error(error: BaseException) -> dict[str, Any]:
+    """``error`` with Anthropic's types, and in its words where a prompt does not fit: agents then shorten it."""
+    body = {"type": "error", **error_body(error)}
+    body["error"]["type"] = _ANTHROPIC_TYPES.get(body["error"]["code"], "invalid_request_error")
+    if isinstance(error, ContextSizeError):
+        too_long = f"prompt is too long: {error.n_prompt_tokens} tokens > {error.n_ctx} maximum"
+        body["error"]["message"] = f"{too_long}; {error}"
+    return body
 
 
-def error_event(error: BaseException) -> bytes:
-    """``error`` as the last event of a stream that has begun."""
-    return frame(encode(error_body(error)))
+def ollama_error(error: BaseException) -> dict[str, Any]:
+    """``{"error": text}``."""
+    return {"error": error_body(error)["error"]["message"]}
 
 
-async def http_exception(request: Request, error: Exception) -> Response:
-    """Starlette's own errors in the same form; a wrong method is an unknown path, as it is to llama-server."""
-    if isinstance(error, HTTPException) and error.status_code in (404, 405):
-        error = NotFoundError("File Not Found")
-    return error_response(error)
+_FORMS: tuple[tuple[str, ErrorForm], ...] = (("/v1/messages", anthropic_error), ("/api/", ollama_error))
+
+
+def form_of(path: str) -> ErrorForm:
+    """The form of errors at ``path``, which is without --api-prefix."""
+    return next((form for start, form in _FORMS if path.startswith(start)), error_body)
+
+
+def error_response(error: BaseException, form: ErrorForm = error_body) -> Response:
+    """``error`` as the whole answer, with ``Retry-After`` where another try may help."""
+    seconds = error.retry_seconds if isinstance(error, UnavailableError) else 0
+    headers = {"retry-after": str(seconds)} if seconds else {}
+    return JsonResponse(form(error), status_code=_kind(error)[0], headers=headers)
+
+
+_MOST_SHOWN = 200
+"""Letters of a path in an error."""
+
+
+def http_exceptions(prefix: str) -> Callable[[Request, Exception], Awaitable[Response]]:
+    """Starlette's handler of its own errors; a wrong method is an unknown path, as it is to llama-server."""
+
+    async def respond(request: Request, error: Exception) -> Response:
+        path = request.url.path
+        if isinstance(error, HTTPException) and error.status_code in (404, 405):
+            method = f"{request.method} " if error.status_code == 405 else ""
+            error = NotFoundError(f"no such endpoint: {method}{path[:_MOST_SHOWN]}")
+        return error_response(error, form_of(path.removeprefix(prefix)))
+
+    return respond

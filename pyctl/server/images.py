@@ -44,8 +44,8 @@ __all__ = [
 
 # -- images at addresses of the public network -----------------------------------------------------------------------
 
-_MOST_FETCHED_BYTES = limit(10 * 2**20, "an image that is fetched", "400", "request", "bytes")
-_MOST_SECONDS = limit(10.0, "what it takes to fetch an image", "400", "request", "s")
+_MOST_FETCHED_BYTES = limit(10 * 2**20, "an image fetched from an address", "400", "request", "bytes")
+_MOST_SECONDS = limit(10.0, "time to fetch an image", "400", "request", "s")
 _MOST_REDIRECTS = limit(3, "redirects on the way to an image", "400", "request")
 _MOST_LETTERS = limit(8_192, "an address of an image", "400", "request", "characters")
 

@@ -141,15 +141,15 @@ HEAD_SECONDS = limit(
     20.0, "sending a request's head, counted from the connection or its first byte", "closed, 408", "connection", "s"
 )
 
-KEPT_SECONDS = limit(75.0, "a connection without a request after a reply", "closed", "connection", "s")
+KEPT_SECONDS = limit(75.0, "an idle connection after a reply", "closed", "connection", "s")
 """Longer than clients keep one (httpx 5 s, aiohttp 15, nginx 60): whose end closes first must not matter to a request
 that is on its way."""
 
-BODY_SECONDS = limit(60.0, "sending a body, in addition to what its bytes may take", "closed, 408", "connection", "s")
+BODY_SECONDS = limit(60.0, "sending a body, in addition to the time for its bytes", "closed, 408", "connection", "s")
 
-BODY_RATE = limit(4096, "speed of a body, at least, after that", "closed, 408", "connection", "bytes a second")
+BODY_RATE = limit(4096, "slowest body after that time", "closed, 408", "connection", "bytes a second")
 
-WRITE_SECONDS = limit(300.0, "a client that takes nothing of its reply", "closed", "connection", "s")
+WRITE_SECONDS = limit(300.0, "a client that does not read its reply", "closed", "connection", "s")
 
 OWN_FILES = 128
 """Open files that are not connections: the cache, the model, the log."""
@@ -329,27 +329,65 @@ class GuardedProtocol(H11Protocol):
         self.transport.close()
 
 
-class LoadingApp:
-    """Passes everything to one application until it is opened, and to another from then on.
+HELD_SECONDS = limit(600.0, "a request that waits for the model to be loaded", "503 with Retry-After", "request", "s")
 
-    `open` may be called from any thread.
+MOST_HELD = limit(256, "requests that wait for the model to be loaded", "503 with Retry-After", "process")
+
+
+class LoadingApp:
+    """Passes requests to one application until it is opened, and to another from then on.
+
+    A POST that comes before is held until then, up to ``seconds``: libraries try again only twice. What asks for the
+    state (GET) is told at once. `open` and `close` may be called from any thread.
     """
 
-    def __init__(self, loading: ASGIApp) -> None:
-        self._app = loading
+    def __init__(self, loading: ASGIApp, seconds: float = HELD_SECONDS) -> None:
+        self._app, self._seconds = loading, seconds
+        self._lock = threading.Lock()  # guards what follows
+        self._is_waiting = True
+        self._held: set[asyncio.Future[None]] = set()
 
     def open(self, app: ASGIApp) -> None:
         """Let requests through to ``app``."""
         self._app = app
+        self.close()
+
+    def close(self) -> None:
+        """Hold no request any more."""
+        with self._lock:
+            self._is_waiting, held = False, tuple(self._held)
+        for waiting in held:
+            with contextlib.suppress(RuntimeError):  # the loop is gone
+                waiting.get_loop().call_soon_threadsafe(_release, waiting)
+
+    async def _hold(self) -> None:
+        """Wait until requests are held no more, or for so long."""
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        with self._lock:
+            if not self._is_waiting or len(self._held) >= MOST_HELD:
+                return
+            self._held.add(waiting)
+        try:
+            await asyncio.wait((waiting,), timeout=self._seconds)
+        finally:
+            with self._lock:
+                self._held.discard(waiting)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
+            if self._is_waiting and scope["type"] == "http" and scope["method"] == "POST":
+                await self._hold()
             await self._app(scope, receive, send)
         except asyncio.CancelledError:  # only at the very end: requests are not cancelled before
             log.warning("%s: abandoned, the server is shutting down", scope.get("path", ""))
 
 
-BACKLOG = limit(512, "connections that wait to be taken", "the client's system tries again", "connection")
+def _release(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)
+
+
+BACKLOG = limit(512, "connections that wait to be accepted", "the client's system retries", "connection")
 
 HANDSHAKE_SECONDS = limit(10.0, "a TLS handshake", "closed", "connection", "s")
 
@@ -359,7 +397,7 @@ DRAIN_SECONDS = 3.0
 JOIN_SECONDS = 10.0
 """How long loading may take to stop."""
 
-END_SECONDS = limit(60.0, "the end of the server after a signal or a failure", "exit code 1", "process", "s")
+END_SECONDS = limit(60.0, "the stop of the server after a signal or a failure", "exit code 1", "process", "s")
 
 AGAIN_SECONDS = 0.5
 """A signal that comes sooner after the first is the same one, sent to a group and passed on by a parent."""

@@ -19,11 +19,9 @@ _ARENA_MAX = -8
 
 
 def share_heaps(environ: Mapping[str, str] = os.environ) -> bool:
-    """Let all threads of this process share few heaps; call it before there are any.
+    """Let all threads share few heaps; call it before threads start. False if ``environ`` decides, or without glibc.
 
-    glibc gives each thread a heap of its own, up to eight for each core. Each keeps what its costliest request took, so
-    a process would grow for as long as such requests come by threads that had none before. False, and nothing changed,
-    where the C library is another, or ``environ`` says how many.
+    A heap keeps the memory of its largest request, and glibc has up to eight heaps for each core.
     """
     is_said = "MALLOC_ARENA_MAX" in environ or "glibc.malloc.arena_max" in environ.get("GLIBC_TUNABLES", "")
     return not is_said and bool(_of_glibc("mallopt", _ARENA_MAX, _MOST_HEAPS))

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pyctl.errors import AuthenticationError, BusyError, ForbiddenError, RequestError, TooLargeError
 from pyctl.limit import limit
 from pyctl.server import Cors, ServerSettings
-from pyctl.server.http import error_response
+from pyctl.server.http import error_response, form_of
 
 __all__ = [
     "MAX_BODY_BYTES",
@@ -40,6 +40,7 @@ class KeyMiddleware:
 
     def __init__(self, app: ASGIApp, keys: tuple[str, ...], prefix: str = "", files: Collection[str] = ()) -> None:
         self._app = app
+        self._prefix = prefix
         self._public = frozenset(prefix + path for path in _PUBLIC)
         self._files = frozenset(f"{prefix}/page/{name}" for name in files)
         self._keys = [key.encode() for key in keys]
@@ -54,7 +55,8 @@ class KeyMiddleware:
         ):
             await self._app(scope, receive, send)
         else:
-            await error_response(AuthenticationError("Invalid API Key"))(scope, receive, send)
+            form = form_of(scope["path"].removeprefix(self._prefix))
+            await error_response(AuthenticationError("Invalid API Key"), form)(scope, receive, send)
 
     def _known(self, headers: Headers) -> bool:
         given = headers.get("authorization") or headers.get("x-api-key") or ""
@@ -200,12 +202,10 @@ def _is_loopback(name: str) -> bool:
 MAX_BODY_BYTES = limit(32 * 2**20, "body of a request", "413", "request", "bytes")
 """About three times what a prompt of a million tokens takes as JSON, with every character escaped."""
 
-MAX_IMAGES_BODY_BYTES = limit(256 * 2**20, "body of a request where images can be seen", "413", "request", "bytes")
+MAX_IMAGES_BODY_BYTES = limit(256 * 2**20, "body of a request to a model with vision", "413", "request", "bytes")
 """Room for a long conversation with many screenshots, all of which come again with each message."""
 
-_MAX_TOGETHER_BYTES = limit(
-    512 * 2**20, "bodies of more than the first of these, together", "503 with Retry-After", "process", "bytes"
-)
+_MAX_TOGETHER_BYTES = limit(512 * 2**20, "all large bodies together", "503 with Retry-After", "process", "bytes")
 
 _DRAIN_BYTES = 8 * MAX_BODY_BYTES
 
@@ -215,12 +215,13 @@ class BodyLimitMiddleware:
     in addition to other large ones, which are not answered yet, BusyError.
 
     The rest of the body is read and dropped before, since most clients look for an answer only after they have sent
-    everything; a client that asks first (Expect: 100-continue) gets the answer at once.
+    everything; a client that asks first (Expect: 100-continue) gets the answer at once. ``prefix`` stands before every
+    path.
     """
 
-    def __init__(self, app: ASGIApp, limit: int = MAX_BODY_BYTES) -> None:
+    def __init__(self, app: ASGIApp, limit: int = MAX_BODY_BYTES, prefix: str = "") -> None:
         self._app = app
-        self._limit = limit
+        self._limit, self._prefix = limit, prefix
         self._large: dict[object, int] = {}  # bytes of the large bodies that are not answered yet
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -229,7 +230,8 @@ class BodyLimitMiddleware:
         headers = Headers(scope=scope)
         length = headers.get("content-length", "")
         if "expect" in headers and length.isdecimal() and int(length) > self._limit:
-            return await error_response(self._error())(scope, receive, send)
+            form = form_of(scope["path"].removeprefix(self._prefix))
+            return await error_response(self._error(), form)(scope, receive, send)
         n_bytes, this = 0, object()
 
         async def limited() -> Message:

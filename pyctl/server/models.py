@@ -174,9 +174,23 @@ class Models:
         known = [model for model in self._models.values() if model.service is not None]
         return max(known, key=lambda model: model.used, default=None)
 
+    @property
+    def services(self) -> list[Service]:
+        """The models that have been loaded, in memory or not."""
+        if self.only is not None:
+            return [self.only]
+        return [model.service for model in self._models.values() if model.service is not None]
+
+    @property
+    def n_saved(self) -> int | None:
+        """Snapshots that this process wrote to disk, None without one; also after the end."""
+        found = [n for service in self.services if (n := service.admin.n_saved) is not None]
+        return sum(found) if found else None
+
     def find(self, name: str) -> ServedModel | None:
-        """The model called ``name``, or with that alias."""
-        return self._models.get(self._names.get(name, ""))
+        """The model called ``name``, or with that alias; Ollama's clients add a tag."""
+        known = self._names.get(name) or self._names.get(name.removesuffix(":latest"), "")
+        return self._models.get(known)
 
     def named(self, name: str) -> ServedModel:
         """The model called ``name``. Raises RequestError in llama-server's words."""
@@ -274,7 +288,7 @@ class Models:
             for future in self._take_futures():
                 future.set_exception(UnavailableError("the server is shutting down"))
             self._changed.notify_all()
-        services = [self.only] if self.only is not None else [m.service for m in self._models.values() if m.service]
+        services = self.services
         complete: list[bool] = []
         closers = [
             threading.Thread(target=lambda each=each: complete.append(each.worker.close(unload=False)), daemon=True)

@@ -28,7 +28,16 @@ from pyctl.engine.request import Done, DraftCounts, Event, Failed, Piece, Progre
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import EngineError, PyctlError
 from pyctl.server.body import ReplyOptions
-from pyctl.server.http import PING, JsonResponse, encode, error_event, error_response, named_frames
+from pyctl.server.http import (
+    PING,
+    ErrorForm,
+    JsonResponse,
+    encode,
+    error_body,
+    error_response,
+    frame,
+    named_frames,
+)
 from pyctl.server.request_pool import client_left
 from pyctl.server.service import Service
 from pyctl.text import random_id
@@ -134,8 +143,11 @@ def cache_json(report: RequestStats, text_of: TextOf | None) -> dict[str, Any]:
     return body
 
 
-def usage_json(done: Done) -> dict[str, Any]:
-    """OpenAI's account of a reply, with the part of the cached tokens that was evaluated for it before it came."""
+def usage_json(done: Done, n_reasoning: int | None = None) -> dict[str, Any]:
+    """OpenAI's account of a reply, with the part of the cached tokens that was evaluated for it before it came.
+
+    ``n_reasoning`` tokens are reasoning, None where none is told apart.
+    """
     warmed = {"warmed_tokens": done.stats.n_warmed} if done.stats.n_warmed else {}
     n_prompt, n_predicted = done.stats.n_prompt, done.timings.n_predicted
     return {
@@ -143,16 +155,19 @@ def usage_json(done: Done) -> dict[str, Any]:
         "prompt_tokens": n_prompt,
         "total_tokens": n_prompt + n_predicted,
         "prompt_tokens_details": {"cached_tokens": done.timings.n_cached, **warmed},
+        **({} if n_reasoning is None else {"completion_tokens_details": {"reasoning_tokens": n_reasoning}}),
     }
 
 
-def progress_json(progress: Progress) -> dict[str, Any]:
-    """llama-server's ``prompt_progress``."""
+def progress_json(progress: Progress, options: ReplyOptions) -> dict[str, Any]:
+    """llama-server's ``prompt_progress``; with ``return_cache`` also ``left_ms``, the estimate for the rest."""
+    left = {"left_ms": round(progress.seconds_left * 1e3)} if options.return_cache and progress.seconds_left else {}
     return {
         "total": progress.n_prompt,
         "cache": progress.n_cached,
         "processed": progress.n_processed,
         "time_ms": int(progress.ms),
+        **left,
     }
 
 
@@ -250,6 +265,12 @@ class Reply(ABC):
     piece and then `whole`. Of a stream nothing is kept that the end does not need.
     """
 
+    media_type = "text/event-stream"
+    """Of a stream."""
+
+    error_form: ErrorForm = staticmethod(error_body)
+    """The form of errors."""
+
     end: bytes = b""
     """The end of a stream after the last reply."""
 
@@ -311,11 +332,11 @@ class Reply(ABC):
 
     def error_event(self, error: Exception) -> bytes:
         """``error`` as the last event of a stream that has begun."""
-        return error_event(error)
+        return frame(encode(self.error_form(error)))
 
     def error_response(self, error: Exception) -> Response:
         """``error`` as the whole answer."""
-        return error_response(error)
+        return error_response(error, self.error_form)
 
     def timings(self, done: Done) -> dict[str, Any]:
         """The account of a reply that has ended, with the cache's if the client asked for it."""
@@ -345,7 +366,7 @@ class Reply(ABC):
         if self.options.timings_per_token:
             parts += b',"timings":' + encode(timings_json(self._timings_so_far()))
         if progress is not None:
-            parts += b',"prompt_progress":' + encode(progress_json(progress))
+            parts += b',"prompt_progress":' + encode(progress_json(progress, self.options))
         return parts
 
     def _timings_so_far(self) -> Timings:
@@ -358,12 +379,11 @@ class Reply(ABC):
 
 
 class EventReply(Reply):
-    """A reply of named events: `begin`, then `more` for each part, then `close`."""
+    """A reply of events, which are objects: `begin`, then `more` for each part, then `close`."""
 
     def __init__(self, service: Service, prepared: PreparedReply) -> None:
         super().__init__(service, prepared)
         self.begun = False
-        self.n_reasoned = 0  # tokens whose text is reasoning and nothing else
         self._splitter = prepared.splitter
         self._open_reasoning = prepared.splitter.opening
 
@@ -392,16 +412,16 @@ class EventReply(Reply):
         events = self._begin()
         if self.options.return_progress:
             events = self.reported(events, progress)
-        return named_frames(events)
+        return self.sent(events)
 
     def progress_frames(self, progress: Progress) -> bytes:
-        return named_frames(self.reported([], progress))
+        return self.sent(self.reported([], progress))
 
     def piece_frames(self, piece: Piece) -> bytes:
-        return named_frames(self._begin()) + self.frames(self._take(piece))
+        return self.sent(self._begin()) + self.frames(self._take(piece))
 
     def ended(self, done: Done) -> bytes:
-        return named_frames(self._begin()) + self.frames(self._rest()) + named_frames(self.close(done))
+        return self.sent(self._begin()) + self.frames(self._rest()) + self.sent(self.close(done))
 
     def keep(self, piece: Piece) -> None:
         self.n_predicted += len(piece.tokens)
@@ -411,9 +431,13 @@ class EventReply(Reply):
         self._rest()
         return self.body(done)
 
+    def sent(self, events: list[dict[str, Any]]) -> bytes:
+        """``events`` as they are sent."""
+        return named_frames(events)
+
     def frames(self, events: list[dict[str, Any]]) -> bytes:
         """``events`` of one piece, as they are sent."""
-        return named_frames(events)
+        return self.sent(events)
 
     def _begin(self) -> list[dict[str, Any]]:
         if self.begun:
@@ -423,10 +447,7 @@ class EventReply(Reply):
 
     def _take(self, piece: Piece) -> list[dict[str, Any]]:
         text, self._open_reasoning = self._open_reasoning + piece.text, ""
-        delta = self._splitter.feed(text, piece.tokens)
-        if delta.reasoning and not delta.content and not delta.calls:
-            self.n_reasoned += len(piece.tokens)
-        return self.more(delta)
+        return self.more(self._splitter.feed(text, piece.tokens))
 
     def _rest(self) -> list[dict[str, Any]]:
         """Events of the text that was held back until the end; all that the prompt has opened, if no token came."""
@@ -451,27 +472,38 @@ def cache_header(known: Done | Progress) -> dict[str, str]:
 
 
 def log_done(path: str, done: Done, reply: Reply) -> None:
-    """Log a served request in one line, and a miss in a second one.
-
-    With a pool, the line has the MiB of restored rows that went to the device and that stayed in RAM.
-    """
-    report, timings, pool = done.stats, done.timings, reply.service.info.pool
-    source = f"{report.n_cached:,} from {report.source}" if report.n_cached else "0 cached"
+    """Log a served request in one line, a miss in a second one, and at -lv 4 the details."""
+    report, timings = done.stats, done.timings
+    source = "RAM" if report.source == "ram" else report.source
+    cached = f"{report.n_cached:,} from {source}" if report.n_cached else "0 cached"
+    drafts = timings.drafts
     fields = [
         f"{_endpoint(path)} {report.n_prompt:7,} tokens",
-        f"{source:>19} {_time(report.lookup_ms + report.restore_ms):>8}",
+        f"{cached:>19}",
         f"{report.n_evaluated:7,} new",
-        f"first token {_time(timings.first_token_ms):>8}",
-        f"{timings.n_predicted:6,} generated {_speed(timings.n_predicted - 1, timings.predicted_ms):>12}",
-        f"stop {done.stop_type}",
-        *([f"{report.n_warmed:,} prewarmed"] if report.n_warmed else ()),
-        *_drafts(timings.drafts),
-        *(_moved(pool, report.n_loaded) if pool is not None and report.n_loaded else ()),
-        *_streamed(timings.streamed),
+        f"first {timings.first_token_ms / 1e3:6.2f} s",
+        f"{timings.n_predicted:6,}{_speed(timings.n_predicted - 1, timings.predicted_ms)}",
+        *([f"drafts {drafts.n_accepted:,}/{drafts.n_drafted:,}"] if drafts.n_drafts else ()),
     ]
-    log.info("%s", "  ".join(fields))
+    log.info("%s", "  ".join(fields).rstrip(), extra={"strong": cached.strip() if report.n_cached else ""})
+    if log.isEnabledFor(logging.DEBUG):
+        log.debug("%s %s", _endpoint(path), "  ".join(_details(done, reply)))
     if report.miss is not None:
         reply.service.afterwards.add(partial(_log_miss, path, report.miss, reply))
+
+
+def _details(done: Done, reply: Reply) -> Iterable[str]:
+    """With a pool, also the MiB of restored rows that went to the device and that stayed in RAM."""
+    report, timings, pool = done.stats, done.timings, reply.service.info.pool
+    yield f"restore {_time(report.lookup_ms + report.restore_ms)}"
+    yield f"stop {done.stop_type}"
+    if report.n_warmed:
+        yield f"{report.n_warmed:,} prewarmed"
+    if timings.drafts.n_drafts:
+        yield f"{timings.drafts.n_accepted / timings.drafts.n_drafts:.2f} tokens accepted a draft"
+    if pool is not None and report.n_loaded:
+        yield from _moved(pool, report.n_loaded)
+    yield from _streamed(timings.streamed)
 
 
 def _log_miss(path: str, miss: Divergence, reply: Reply) -> None:
@@ -506,7 +538,7 @@ def _streamed(counts: StreamCounts | None) -> Iterable[str]:
 def log_error(path: str, error: Exception) -> None:
     """Log a request that ended with an error, with a traceback if it is unexpected."""
     if isinstance(error, PyctlError):
-        log.warning("%s %s: %s", _endpoint(path), type(error).__name__, error)
+        log.warning("%s %s", _endpoint(path), error)
     else:
         log.error("%s unexpected error", _endpoint(path), exc_info=error)
 
@@ -522,13 +554,10 @@ def _time(ms: float) -> str:
 
 
 def _speed(n: int, ms: float) -> str:
-    return f"{n * 1e3 / ms:.1f} tok/s" if n > 0 and ms > 0 else ""
-
-
-def _drafts(drafts: DraftCounts) -> Iterable[str]:
-    if drafts.n_drafts:
-        share, length = drafts.n_accepted / drafts.n_drafted, drafts.n_accepted / drafts.n_drafts
-        yield f"drafts {drafts.n_accepted:,}/{drafts.n_drafted:,} accepted ({share:.0%}, {length:.2f} a draft)"
+    if n <= 0 or ms <= 0:
+        return ""
+    speed = n * 1e3 / ms
+    return f" at {speed:5.1f}/s" if speed < 100 else f" at {speed:5.0f}/s"
 
 
 async def merged(handles: Sequence[RequestHandle]) -> AsyncGenerator[tuple[int, list[Event]], None]:
@@ -676,7 +705,7 @@ class ReplyResponse:
     def _headers(self) -> list[tuple[bytes, bytes]]:
         progress = self._replies[0].reply.progress if len(self._replies) == 1 else None
         headers = {
-            "content-type": "text/event-stream",
+            "content-type": self._replies[0].reply.media_type,
             "cache-control": "no-cache",
             "x-accel-buffering": "no",
             **(cache_header(progress) if progress is not None else {}),

@@ -98,9 +98,7 @@ class SharedStore(Generic[V]):
             del self._shares[owner]
 
 
-_MOST_BYTES = limit(
-    64 << 20, "conversations of /v1/responses that are kept", "the oldest are not found any more", "memory", "bytes"
-)
+_MOST_BYTES = limit(64 << 20, "kept conversations of /v1/conversations", "the oldest are deleted", "memory", "bytes")
 
 _MOST_EACH = limit(_MOST_BYTES // SHARE, "one conversation of /v1/responses", "400", "memory", "bytes")
 
@@ -211,8 +209,8 @@ def _body(name: str, metadata: dict[str, Any], created_at: int) -> dict[str, Any
 
 DEFAULT_STORE_BYTES = limit(
     64 << 20,
-    "finished responses of /v1/responses that are kept",
-    "the oldest are not found any more",
+    "kept responses of /v1/responses",
+    "the oldest are deleted",
     "memory",
     "bytes",
 )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import select
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Protocol, TextIO
 
 from prompt_toolkit import PromptSession
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter, WordCompleter
+from prompt_toolkit.document import Document
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from rich.console import Console
@@ -17,10 +19,12 @@ from rich.text import Text
 from pyctl.atomic_file import make_private, open_private
 from pyctl.chat.reply import CallDelta
 from pyctl.errors import RequestError
-from pyctl.terminal.conversation import ChatDelta, ReplyStats
+from pyctl.terminal.conversation import MOST_TEXT_BYTES, ChatDelta, ReplyStats
+from pyctl.terminal.rendering import GrowingText, LineBlocks, MarkdownBlocks, formatted, styled
 from pyctl.text import clean
 
 __all__ = [
+    "CommandCompleter",
     "PipeReader",
     "PlainView",
     "Reader",
@@ -28,12 +32,15 @@ __all__ = [
     "TerminalReader",
     "View",
     "accepted_share",
-    "history_path",
     "selected_count",
+    "state_directory",
     "stats_line",
     "streamed_size",
+    "unquoted",
 ]
 
+QUOTES = '"""'
+"""Around a message of several lines."""
 
 _POLL_SECONDS = 0.2
 
@@ -46,7 +53,7 @@ class Reader(Protocol):
 
 
 class PipeReader:
-    """One line at a time, unchanged, read from the descriptor of ``file``."""
+    """Text of ``file``, read from its descriptor. Text that is not in its encoding raises RequestError."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -54,42 +61,99 @@ class PipeReader:
         self._is_open = True
 
     def read(self, default: str = "") -> str:
+        """The next line, unchanged."""
         if default:
             raise RequestError("no terminal to edit in; give the new text after /edit")
         while b"\n" not in self._read and self._is_open:
-            # A signal may come just before a read blocks: its handler runs when the poll ends.
-            if select.select([self._file], [], [], _POLL_SECONDS)[0]:
-                part = os.read(self._file.fileno(), 2**16)
-                self._read += part
-                self._is_open = bool(part)
+            self._fill()
         if not self._read:
             raise EOFError
         n = self._read.find(b"\n") + 1 or len(self._read)
         line = bytes(self._read[:n])
         del self._read[:n]
+        return self._decoded(line).rstrip("\r\n")
+
+    def read_all(self) -> str:
+        """Everything up to the end, without line ends at the end."""
+        while self._is_open:
+            self._fill()
+            if len(self._read) > MOST_TEXT_BYTES:
+                raise RequestError(f"standard input has more than {MOST_TEXT_BYTES:,} bytes")
+        return self._decoded(bytes(self._read)).rstrip("\r\n")
+
+    def _fill(self) -> None:
+        # A signal may come just before a read blocks: its handler runs when the poll ends.
+        if select.select([self._file], [], [], _POLL_SECONDS)[0]:
+            part = os.read(self._file.fileno(), 2**16)
+            self._read += part
+            self._is_open = bool(part)
+
+    def _decoded(self, data: bytes) -> str:
         try:
-            return line.decode(self._file.encoding).rstrip("\r\n")
+            return data.decode(self._file.encoding)
         except UnicodeDecodeError as error:
             raise RequestError(f"the input is not {error.encoding} text") from error
 
 
 class TerminalReader:
-    """Enter sends; Alt-Enter, or Enter after a backslash, begins a new line. History is kept in ``history``."""
+    """Enter sends; Alt-Enter begins a new line, as Enter does between `QUOTES`.
 
-    def __init__(self, history: Path | None = None) -> None:
+    History is kept in ``history``. Tab completes the ``commands``, which are described by their values, and the paths
+    after those in ``with_path``.
+    """
+
+    def __init__(
+        self, history: Path | None = None, commands: Mapping[str, str] | None = None, with_path: Collection[str] = ()
+    ) -> None:
         self._session: PromptSession[str] = PromptSession(
-            history=_history(history), key_bindings=_keys(), multiline=True, prompt_continuation=". "
+            history=_history(history),
+            key_bindings=_keys(),
+            multiline=True,
+            prompt_continuation=". ",
+            completer=CommandCompleter(commands or {}, with_path),
+            complete_while_typing=False,
         )
 
     def read(self, default: str = "") -> str:
-        return self._session.prompt("> ", default=default)
+        return self._session.prompt([("bold", "> ")], default=default)
 
 
-def history_path(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where the lines typed earlier are kept."""
+class CommandCompleter(Completer):
+    """Completes the commands at the start of a message, and the paths after those in ``with_path``."""
+
+    def __init__(self, commands: Mapping[str, str], with_path: Collection[str]) -> None:
+        self._commands = WordCompleter(list(commands), meta_dict=dict(commands), sentence=True)
+        self._with_path = with_path
+        self._paths = PathCompleter(expanduser=True)
+
+    def get_completions(self, document: Document, event: CompleteEvent) -> Iterable[Completion]:
+        """The completions of the text before the cursor."""
+        text = document.text_before_cursor
+        name, blank, path = text.partition(" ")
+        if text.startswith("/") and not blank:
+            yield from self._commands.get_completions(document, event)
+        elif name in self._with_path:
+            yield from self._paths.get_completions(Document(path.lstrip()), event)
+
+
+def unquoted(text: str) -> str | None:
+    """The text between `QUOTES` at both ends; None without them."""
+    text = text.strip()
+    if len(text) < 2 * len(QUOTES) or not (text.startswith(QUOTES) and text.endswith(QUOTES)):
+        return None
+    return text[len(QUOTES) : -len(QUOTES)].strip("\n")
+
+
+def is_open(text: str) -> bool:
+    """Whether ``text`` begins with `QUOTES` and has no second ones."""
+    return text.lstrip().startswith(QUOTES) and text.count(QUOTES) < 2
+
+
+def state_directory(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where lines typed earlier (`history`) and the last chat (`last-chat.json`) are kept."""
     state = environ.get("XDG_STATE_HOME", "")
     base = Path(state) if Path(state).is_absolute() else Path.home() / ".local" / "state"
-    return base / "pyctl" / "history"
+    return base / "pyctl"
 
 
 def _history(path: Path | None) -> History:
@@ -109,8 +173,7 @@ def _keys() -> KeyBindings:
     @keys.add("enter")
     def _(event: KeyPressEvent) -> None:
         buffer = event.current_buffer
-        if buffer.document.text_before_cursor.endswith("\\"):
-            buffer.delete_before_cursor()
+        if is_open(buffer.text):
             buffer.insert_text("\n")
         else:
             buffer.validate_and_handle()
@@ -140,35 +203,40 @@ class View(Protocol):
     def error(self, text: str) -> None:
         """One line that says what went wrong."""
 
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+
 
 def call_text(call: CallDelta) -> str:
     """More of a tool call: its name first, then its arguments as they come."""
     return f"call {call.name} {call.arguments}" if call.name else call.arguments
 
 
-def stats_line(stats: ReplyStats) -> str:
-    """The known numbers of a reply in one line."""
+def stats_line(stats: ReplyStats, width: int | None = None) -> str:
+    """The known numbers of a reply in one line; those at the end that pass ``width`` are left out."""
     parts = []
+    if stats.truncated:
+        parts.append("cut at the token limit")
     if stats.n_cached is not None:
         parts.append(f"{stats.n_cached:,} cached" + (f" ({stats.source})" if stats.source not in ("", "none") else ""))
     if stats.n_evaluated is not None:
         parts.append(f"{stats.n_evaluated:,} evaluated")
     if stats.first_token_ms is not None:
         ms = stats.first_token_ms
-        parts.append(f"first token {ms:.0f} ms" if ms < 1000.0 else f"first token {ms / 1000.0:.2f} s")
+        parts.append(f"first {ms:.0f} ms" if ms < 1000.0 else f"first {ms / 1000.0:.2f} s")
     if stats.n_predicted is not None:
         parts.append(f"{stats.n_predicted:,} tokens")
     if stats.tokens_per_second is not None:
-        parts.append(f"{stats.tokens_per_second:.1f} tokens/s")
+        parts.append(f"{stats.tokens_per_second:.1f}/s")
     if stats.n_drafted and stats.n_accepted is not None:
         parts.append(accepted_share(stats.n_drafted, stats.n_accepted))
     if stats.streamed_bytes:
         parts.append(streamed_size(stats.streamed_bytes))
     if stats.selected_chunks:
         parts.append(selected_count(stats.selected_chunks))
-    if stats.truncated:
-        parts.append("cut at the token limit")
-    return " | ".join(parts)
+    while width is not None and len(parts) > 1 and len(" | ".join(parts)) > width:
+        parts.pop()
+    return " | ".join(parts)[:width]
 
 
 def accepted_share(n_drafted: int, n_accepted: int) -> str:
@@ -219,6 +287,9 @@ class PlainView:
         self._break()
         print(clean(f"error: {text}"), file=self._err, flush=True)
 
+    def close(self) -> None:
+        self._break()
+
     def _write(self, file: TextIO, text: str) -> None:
         if not text:
             return
@@ -237,52 +308,61 @@ class PlainView:
 
 
 class RichView:
-    """Everything to one terminal: thoughts and numbers dim, tool calls yellow, errors red."""
+    """Everything to one terminal: replies as Markdown, thoughts and numbers dim, tool calls yellow, errors red."""
 
     def __init__(self, console: Console, *, stats: bool = True) -> None:
         self._console = console
         self._stats = stats
-        self._style: str | None = None
-        self._last = ""
+        self._kind = ""
+        self._growing: GrowingText | None = None
 
     def delta(self, delta: ChatDelta) -> None:
-        self._write(delta.reasoning, "dim")
-        self._write(delta.content, "")
+        self._show("reasoning", delta.reasoning)
+        self._show("content", delta.content)
         for call in delta.calls:
-            if call.name and self._style == CALL_STYLE:
+            if call.name and self._kind == "call":
                 self._break()
-            self._write(call_text(call), CALL_STYLE)
+            self._show("call", call_text(call))
 
     def end(self, stats: ReplyStats | None) -> None:
         self._break()
-        self._style = None
         if stats is None:
-            self._line("stopped", "dim")
+            self._line("\nstopped\n", "dim")
         elif self._stats:
-            self._line(stats_line(stats), "dim")
+            self._line(f"\n{stats_line(stats, self._console.width)}\n", "dim")
+        self._kind = ""
 
     def info(self, text: str) -> None:
         self._line(text, "cyan")
 
     def error(self, text: str) -> None:
         self._break()
-        self._style = None
+        self._kind = ""
         self._line(f"error: {text}", "red")
 
-    def _write(self, text: str, style: str) -> None:
+    def close(self) -> None:
+        self._break()
+
+    def _show(self, kind: str, text: str) -> None:
         if not text:
             return
-        if self._style is not None and self._style != style:
+        if self._kind != kind:
             self._break()
-            self._line("", "")
-        self._style = style
-        self._console.print(Text(clean(text), style=style), end="", soft_wrap=True)
-        self._last = text[-1]
+            if self._kind:
+                self._console.line()
+            self._kind = kind
+        if self._growing is None:
+            if kind == "content":
+                self._growing = GrowingText(self._console, MarkdownBlocks(), formatted)
+            else:
+                style = "dim" if kind == "reasoning" else CALL_STYLE
+                self._growing = GrowingText(self._console, LineBlocks(), styled(style))
+        self._growing.feed(clean(text))
 
     def _break(self) -> None:
-        if self._style is not None and self._last != "\n":
-            self._line("", "")
-        self._last = "\n"
+        if self._growing is not None:
+            self._growing.finish()
+            self._growing = None
 
     def _line(self, text: str, style: str) -> None:
-        self._console.print(Text(clean(text), style=style), soft_wrap=True)
+        self._console.print(Text(clean(text), style=style))

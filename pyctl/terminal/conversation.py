@@ -14,10 +14,25 @@ from pyctl.chat.reply import CallDelta
 from pyctl.errors import RequestError
 from pyctl.image_file import ImageFile
 from pyctl.limit import limit
+from pyctl.text import one_line
 
-__all__ = ["Call", "ChatBackend", "ChatDelta", "Conversation", "Message", "ReplyStats", "load", "save"]
+__all__ = [
+    "MOST_TEXT_BYTES",
+    "Call",
+    "ChatBackend",
+    "ChatDelta",
+    "Conversation",
+    "Message",
+    "ReplyStats",
+    "load",
+    "save",
+]
 
+MOST_TEXT_BYTES = limit(
+    4 * 2**20, "files and standard input in a message of a chat at a terminal", "refused", "memory", "bytes"
+)
 _MOST_IMAGE_BYTES = limit(32 * 2**20, "an image in a chat at a terminal", "refused", "memory", "bytes")
+_MOST_CHAT_BYTES = limit(64 * 2**20, "the file of a chat at a terminal", "refused", "disk", "bytes")
 
 Role: TypeAlias = Literal["user", "assistant"]
 
@@ -46,7 +61,10 @@ class Call:
 
 @dataclass(frozen=True)
 class Message:
-    """One turn; ``stopped`` marks a reply that the user cut short. ``images`` are data URLs, shown before the text."""
+    """One turn; ``stopped`` marks a reply that the user cut short. ``images`` are data URLs, shown before the text.
+
+    The first ``n_attached`` characters of ``content`` are files.
+    """
 
     role: Role
     content: str
@@ -54,6 +72,7 @@ class Message:
     stopped: bool = False
     calls: tuple[Call, ...] = ()
     images: tuple[str, ...] = ()
+    n_attached: int = 0
 
 
 @dataclass(frozen=True)
@@ -63,9 +82,11 @@ class Conversation:
     system: str = ""
     messages: tuple[Message, ...] = ()
 
-    def asked(self, text: str, images: tuple[str, ...] = ()) -> Conversation:
-        """With a message of the user at the end."""
-        return replace(self, messages=(*self.messages, Message("user", _encodable(text), images=images)))
+    def asked(self, text: str, images: tuple[str, ...] = (), attached: str = "") -> Conversation:
+        """With a message of the user at the end, which begins with the files ``attached``."""
+        attached = _encodable(attached)
+        message = Message("user", attached + _encodable(text), images=images, n_attached=len(attached))
+        return replace(self, messages=(*self.messages, message))
 
     def answered(
         self, content: str, reasoning: str = "", calls: tuple[Call, ...] = (), *, stopped: bool = False
@@ -82,12 +103,14 @@ class Conversation:
         return replace(self, messages=self.messages[: self._last_question() + 1])
 
     def edited(self, text: str) -> Conversation:
-        """With ``text`` in place of the last message of the user, whose images stay, and nothing after it."""
-        return self.undone().asked(text, self.messages[self._last_question()].images)
+        """With ``text`` in place of the last message of the user, whose images and files stay, and nothing after it."""
+        message = self.messages[self._last_question()]
+        return self.undone().asked(text, message.images, message.content[: message.n_attached])
 
     def question(self) -> str:
-        """The last message of the user."""
-        return self.messages[self._last_question()].content
+        """The last message of the user, without files."""
+        message = self.messages[self._last_question()]
+        return message.content[message.n_attached :]
 
     def instructed(self, system: str) -> Conversation:
         """With another system text; empty takes it away."""
@@ -113,11 +136,13 @@ class Conversation:
         return made
 
     def for_file(self) -> list[dict[str, Any]]:
-        """The same, with the marks of stopped replies; ``from_file`` reads it back."""
+        """The same, with the marks of stopped replies and of attached files; ``from_file`` reads it back."""
         made: list[dict[str, Any]] = [{**turn} for turn in self.for_model()]
         for turn, message in zip(made[len(made) - len(self.messages) :], self.messages, strict=True):
             if message.stopped:
                 turn["stopped"] = True
+            if message.n_attached:
+                turn["attached"] = message.n_attached
         return made
 
     @classmethod
@@ -136,7 +161,9 @@ class Conversation:
             elif role in ("user", "assistant"):
                 calls = _calls(turn.get("tool_calls"), f"message {index + 1}")
                 stopped, images = turn.get("stopped") is True, images if role == "user" else ()
-                messages.append(Message(role, content, reasoning, stopped, calls, images))
+                attached = turn.get("attached")
+                n_attached = attached if isinstance(attached, int) and 0 < attached <= len(content) else 0
+                messages.append(Message(role, content, reasoning, stopped, calls, images, n_attached))
             else:
                 raise RequestError(f"message {index + 1} has the role {role!r}, which is not allowed there")
         return cls(system, tuple(messages))
@@ -197,6 +224,28 @@ def read_image(path: Path) -> tuple[str, ImageFile]:
     return f"data:image/{image.kind};base64,{base64.b64encode(image.data).decode()}", image
 
 
+def read_text(path: Path) -> str:
+    """The text file at ``path``, quoted under its name. Raises RequestError."""
+    try:
+        if not path.is_file() and path.exists():
+            raise RequestError(f"cannot read {path}: not a file")
+        with path.open("rb") as file:
+            data = file.read(MOST_TEXT_BYTES + 1)
+        if len(data) > MOST_TEXT_BYTES:
+            raise RequestError(f"{path} has more than {MOST_TEXT_BYTES:,} bytes")
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise RequestError(f"{path} is not UTF-8 text") from error
+    except (OSError, ValueError) as error:
+        raise RequestError(f"cannot read {path}: {error.strerror if isinstance(error, OSError) else error}") from error
+    if "\0" in text:
+        raise RequestError(f"{path} is not text")
+    fence = "```"
+    while fence in text:
+        fence += "`"
+    return f"{one_line(path.name)}:\n{fence}\n{text.rstrip()}\n{fence}\n\n"
+
+
 FORMAT = "pyctl-chat"
 
 VERSION = 1
@@ -205,10 +254,12 @@ VERSION = 1
 def save(path: Path, conversation: Conversation) -> None:
     """Write ``conversation`` to ``path``; a failure leaves what was there and raises RequestError."""
     document = {"format": FORMAT, "version": VERSION, "messages": conversation.for_file()}
-    text = json.dumps(document, ensure_ascii=False, indent=1) + "\n"
+    data = (json.dumps(document, ensure_ascii=False, indent=1) + "\n").encode("utf-8")
+    if len(data) > _MOST_CHAT_BYTES:
+        raise RequestError(f"cannot save {path}: the chat has more than {_MOST_CHAT_BYTES:,} bytes")
     try:
         with replacing(path) as file:
-            file.write(text.encode("utf-8"))
+            file.write(data)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise RequestError(f"cannot save {path}: {reason}") from error
@@ -217,7 +268,11 @@ def save(path: Path, conversation: Conversation) -> None:
 def load(path: Path) -> Conversation:
     """Read what `save` wrote, or a bare list of messages in OpenAI's form; raises RequestError."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            data = file.read(_MOST_CHAT_BYTES + 1)
+        if len(data) > _MOST_CHAT_BYTES:
+            raise RequestError(f"more than {_MOST_CHAT_BYTES:,} bytes")
+        document = json.loads(data.decode("utf-8"))
         turns = document["messages"] if isinstance(document, dict) else document
         if not isinstance(turns, list):
             raise RequestError("no list of messages")
@@ -272,10 +327,18 @@ class ChatDelta:
 
 
 class ChatBackend(Protocol):
-    """Anything that continues a conversation. Used from one thread."""
+    """Anything that continues a conversation. Used from one thread. What cannot be done raises PyctlError."""
 
     def name(self) -> str:
-        """The name of the model, for people. Raises PyctlError when it cannot be reached."""
+        """The name of the model, for people."""
 
-    def stream(self, messages: Sequence[Mapping[str, Any]]) -> Generator[ChatDelta, None, None]:
-        """The reply to ``messages`` (OpenAI's form). Closing the generator stops the work; raises PyctlError."""
+    def models(self) -> Sequence[str]:
+        """The names of the models that can reply."""
+
+    def use(self, model: str) -> None:
+        """Let ``model``, one of `models`, reply from now on."""
+
+    def stream(
+        self, messages: Sequence[Mapping[str, Any]], fields: Mapping[str, Any] | None = None
+    ) -> Generator[ChatDelta, None, None]:
+        """The reply to ``messages`` (OpenAI's form) with more ``fields`` of a request. Closing it stops the work."""

@@ -16,8 +16,10 @@ from typing import Any, TextIO
 
 from rich.console import Console
 
+from pyctl.atomic_file import make_private
 from pyctl.chat.reply import CallDelta
 from pyctl.errors import PyctlError, RequestError
+from pyctl.terminal import TerminalSettings
 from pyctl.terminal import conversation as transcript
 from pyctl.terminal.console import (
     PipeReader,
@@ -27,12 +29,15 @@ from pyctl.terminal.console import (
     TerminalReader,
     View,
     accepted_share,
-    history_path,
     selected_count,
+    state_directory,
     stats_line,
     streamed_size,
+    unquoted,
 )
 from pyctl.terminal.conversation import Call, ChatBackend, ChatDelta, Conversation, ReplyStats
+from pyctl.terminal.rendering import THEME
+from pyctl.terminal.sampling_fields import field_of, field_value, settable
 from pyctl.text import reason_of
 
 __all__ = ["Chat", "run_chat"]
@@ -65,37 +70,76 @@ class SessionTotals:
         )
 
 
+LAST_CHAT = "last-chat.json"
+"""The file of the last chat, in the state directory."""
+
+WITH_PATH = ("/file", "/image", "/load", "/save")
+ALIASES = {"/exit": "/quit", "/bye": "/quit"}
+
+
+COMMANDS = {
+    "/help": "[COMMAND]  this list",
+    "/regen": "another reply to the last message",
+    "/undo": "take back the last message and its reply",
+    "/edit": "[TEXT]  change the last message and send it again",
+    "/file": "PATH  show a text file with the next message; - takes it back",
+    "/image": "PATH  show an image with the next message; - takes it back",
+    "/system": "[TEXT]  show or set the system message; - takes it away",
+    "/set": "[NAME VALUE]  show or set a sampling field; - takes it back",
+    "/model": "[NAME]  list the models of the server, or switch to one",
+    "/save": "PATH  write the conversation",
+    "/load": "PATH  read a conversation",
+    "/stats": "numbers of the last reply and of all",
+    "/clear": "forget the conversation, keep the system message",
+    "/quit": "leave, like Ctrl-D, /exit and /bye",
+}
+"""The commands, and what each does."""
+
+
 class Chat:
     """Runs until the reader ends or /quit.
 
     ``interactive``: an error or Ctrl-C ends the turn and not the chat, as people at a terminal expect; otherwise an
-    error makes `run` return 1 and Ctrl-C raises KeyboardInterrupt.
+    error makes `run` return 1 and Ctrl-C raises KeyboardInterrupt. The conversation is kept in the file ``last``.
     """
 
     def __init__(
-        self, backend: ChatBackend, reader: Reader, view: View, conversation: Conversation, *, interactive: bool
+        self,
+        backend: ChatBackend,
+        reader: Reader,
+        view: View,
+        conversation: Conversation,
+        *,
+        interactive: bool,
+        last: Path | None = None,
     ) -> None:
         self.conversation = conversation
         self._backend = backend
         self._reader = reader
         self._view = view
         self._interactive = interactive
+        self._keep_in = last
         self._totals = SessionTotals()
         self._last: ReplyStats | None = None
         self._running = True
         self._images: tuple[str, ...] = ()  # what the next message shows
-        self._commands: dict[str, tuple[Callable[[str], None], str]] = {
-            "/help": (self._help, "this list"),
-            "/regen": (self._regen, "another reply to the last message"),
-            "/undo": (self._undo, "take back the last message and its reply"),
-            "/edit": (self._edit, "[TEXT]  change the last message and send it again"),
-            "/image": (self._image, "FILE  show an image with the next message; - takes it back"),
-            "/system": (self._system, "[TEXT]  show or set the system message; - takes it away"),
-            "/save": (self._save, "FILE  write the conversation"),
-            "/load": (self._load, "FILE  read a conversation"),
-            "/stats": (self._stats, "numbers of the last reply and of all"),
-            "/clear": (self._clear, "forget the conversation, keep the system message"),
-            "/quit": (self._quit, "leave, like Ctrl-D"),
+        self._files: tuple[str, ...] = ()
+        self._fields: dict[str, Any] = {}  # of each request
+        self._commands: dict[str, Callable[[str], None]] = {
+            "/help": self._help,
+            "/regen": self._regen,
+            "/undo": self._undo,
+            "/edit": self._edit,
+            "/file": self._file,
+            "/image": self._image,
+            "/system": self._system,
+            "/set": self._set,
+            "/model": self._model,
+            "/save": self._save,
+            "/load": self._load,
+            "/stats": self._stats,
+            "/clear": self._clear,
+            "/quit": self._quit,
         }
 
     def run(self) -> int:
@@ -108,6 +152,7 @@ class Chat:
             except KeyboardInterrupt:
                 if not self._interactive:
                     raise
+                self._view.info("Ctrl-D or /exit leaves")
             except PyctlError as error:
                 self._view.error(reason_of(error))
                 if not self._interactive:
@@ -118,22 +163,26 @@ class Chat:
         """One message or command. Raises PyctlError, which leaves the conversation as it was."""
         if not text.strip():
             return
-        if not text.startswith("/"):
+        if (quoted := unquoted(text)) is not None:
+            if quoted.strip():
+                self.ask(quoted)
+        elif not text.startswith("/"):
             self.ask(text)
         elif text.startswith("//"):
             self.ask(text[1:])
         else:
             name, argument = (*text.split(maxsplit=1), "")[:2]
-            if name not in self._commands:
+            command = self._commands.get(ALIASES.get(name, name))
+            if command is None:
                 raise RequestError(f"unknown command {name}; /help lists them, and // begins a message with a slash")
-            self._commands[name][0](argument.strip())
+            command(argument.strip())
 
     def ask(self, text: str) -> None:
         """One message, whatever it begins with."""
         before = self.conversation
-        self._reply(before.asked(text, self._images))
+        self._reply(before.asked(text, self._images, "".join(self._files)))
         if self.conversation is not before:
-            self._images = ()
+            self._images, self._files = (), ()
 
     def _reply(self, asked: Conversation) -> None:
         reasoning, content = "", ""
@@ -141,7 +190,7 @@ class Chat:
         stats: ReplyStats | None = None
         with _Interrupts() as interrupts:
             try:
-                with contextlib.closing(self._backend.stream(asked.for_model())) as deltas:
+                with contextlib.closing(self._backend.stream(asked.for_model(), self._fields)) as deltas:
                     while (delta := interrupts.next(deltas)) is not None:
                         reasoning += delta.reasoning
                         content += delta.content
@@ -157,12 +206,27 @@ class Chat:
                 self._last, self._totals = stats, self._totals.with_reply(stats)
             if stats is not None or content or reasoning or calls:
                 self.conversation = asked.answered(content, reasoning, Call.joined(calls), stopped=stats is None)
+                self._keep()
             else:
                 self._view.info("nothing had been said yet, so the conversation is as it was before")
 
-    def _help(self, _: str) -> None:
-        lines = [f"{name:<8} {text}" for name, (_handler, text) in self._commands.items()]
-        self._view.info("\n".join([*lines, "//...    a message that begins with a slash"]))
+    def _keep(self) -> None:
+        """Write the conversation for --continue; the first failure is the last try."""
+        if self._keep_in is not None:
+            try:
+                make_private(self._keep_in.parent)
+                transcript.save(self._keep_in, self.conversation)
+            except (OSError, RequestError) as error:
+                self._view.info(f"--continue will not find this chat: {error}")
+                self._keep_in = None
+
+    def _help(self, argument: str) -> None:
+        name = f"/{argument.removeprefix('/')}"
+        if (name := ALIASES.get(name, name)) in COMMANDS:
+            return self._view.info(f"{name} {COMMANDS[name]}")
+        lines = [f"{name:<8} {text}" for name, text in COMMANDS.items()]
+        lines += ["//...    a message that begins with a slash", '"""      begins and ends a message of several lines']
+        self._view.info("\n".join(lines))
 
     def _regen(self, _: str) -> None:
         self._reply(self.conversation.reopened())
@@ -177,6 +241,16 @@ class Chat:
         if text.strip():
             self._reply(self.conversation.edited(text))
 
+    def _file(self, argument: str) -> None:
+        if argument == "-":
+            self._files = ()
+            return self._view.info("the next message shows no file")
+        text = transcript.read_text(_path(argument))
+        if sum(map(len, (*self._files, text))) > transcript.MOST_TEXT_BYTES:
+            raise RequestError(f"the files of a message have at most {transcript.MOST_TEXT_BYTES:,} bytes")
+        self._files = (*self._files, text)
+        self._view.info(f"{len(text):,} characters: shown with the next message")
+
     def _image(self, argument: str) -> None:
         if argument == "-":
             self._images = ()
@@ -189,6 +263,32 @@ class Chat:
         if argument:
             self.conversation = self.conversation.instructed("" if argument == "-" else argument)
         self._view.info(f"system: {self.conversation.system}" if self.conversation.system else "no system message")
+
+    def _set(self, argument: str) -> None:
+        if not argument:
+            lines = [f"{name} {value}" for name, value in self._fields.items()]
+            return self._view.info("\n".join(lines or [f"nothing is set; fields: {', '.join(settable())}"]))
+        name, text = (*argument.split(maxsplit=1), "")[:2]
+        name = field_of(name)
+        if text == "-":
+            self._fields.pop(name, None)
+        elif text:
+            self._fields[name] = field_value(name, text)
+        set_to = self._fields.get(name, "not set")
+        self._view.info(f"{name} {set_to}" + ("" if text else f"  ({settable()[name]})"))
+
+    def _model(self, argument: str) -> None:
+        current, models = self._backend.name(), self._backend.models()
+        if not argument:
+            lines = [f"{'*' if name == current else ' '} {name}" for name in models]
+            return self._view.info("\n".join(lines or [f"* {current}"]))
+        found = [name for name in models if name.startswith(argument)]
+        if argument in models:
+            found = [argument]
+        if len(found) != 1:
+            raise RequestError(f"{'several' if found else 'no'} models begin with {argument!r}; /model lists them")
+        self._backend.use(found[0])
+        self._view.info(f"model: {found[0]}")
 
     def _save(self, argument: str) -> None:
         transcript.save(_path(argument), self.conversation)
@@ -211,7 +311,7 @@ class Chat:
         self._view.info("\n".join(lines))
 
     def _clear(self, _: str) -> None:
-        self.conversation, self._images = self.conversation.cleared(), ()
+        self.conversation, self._images, self._files = self.conversation.cleared(), (), ()
 
     def _quit(self, _: str) -> None:
         self._running = False
@@ -262,29 +362,32 @@ class _Interrupts:
             raise KeyboardInterrupt
 
 
-def run_chat(backend: ChatBackend, *, prompt: str | None = None, system: str = "", stats: bool = True) -> int:
-    """Chat over the standard streams until they end; with ``prompt``, one question and its reply.
+def run_chat(backend: ChatBackend, settings: TerminalSettings, state: Path | None = None) -> int:
+    """Chat over the standard streams as ``settings`` say; files are kept in ``state``, by default the user's.
 
-    Returns the exit code: 0, 1 after an error in plain mode or a backend that does not answer, 130 after Ctrl-C in
-    plain mode.
+    At a terminal until the input ends. Otherwise the prompt of ``settings``, the text of a pipe, or both are one
+    message; with ``lines`` each line of the pipe is a message or command. Returns the exit code: 0, 1 after an error in
+    plain mode or a backend that does not answer, 130 after Ctrl-C in plain mode.
     """
     _on_error(sys.stdout, "replace")
     _on_error(sys.stderr, "replace")
-    terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    typing = terminal and prompt is None
-    view: View
-    if terminal:
-        view = RichView(Console(file=sys.stdout, highlight=False), stats=stats)
-    else:
-        view = PlainView(sys.stdout, sys.stderr, stats=stats)
+    typing = sys.stdin.isatty() and sys.stdout.isatty() and settings.prompt is None
+    view, last = _view(settings.stats), (state or state_directory()) / LAST_CHAT
     try:
+        conversation = transcript.load(last) if settings.resumes else Conversation()
+        if settings.system_prompt:
+            conversation = conversation.instructed(settings.system_prompt)
         if typing:
-            view.info(f"{backend.name()}  (/help for commands, Alt-Enter for a new line, Ctrl-D to leave)")
-        reader: Reader = TerminalReader(history_path()) if typing else PipeReader(sys.stdin)
-        chat = Chat(backend, reader, view, Conversation().instructed(system), interactive=typing)
-        if prompt is None:
+            view.info(f"{backend.name()}  (/help for commands, Ctrl-D to leave)")
+            if settings.resumes:
+                view.info(f"goes on after {len(conversation.messages)} messages")
+        reader = TerminalReader(last.with_name("history"), COMMANDS, WITH_PATH) if typing else PipeReader(sys.stdin)
+        kept = last if typing or settings.resumes else None
+        chat = Chat(backend, reader, view, conversation, interactive=typing, last=kept)
+        if typing or (settings.lines and settings.prompt is None):
             return chat.run()
-        chat.ask(prompt)
+        reads = settings.prompt is None or not sys.stdin.isatty()
+        chat.ask(_one_prompt(settings.prompt, PipeReader(sys.stdin).read_all() if reads else ""))
         return 0
     except PyctlError as error:
         view.error(reason_of(error))
@@ -295,6 +398,24 @@ def run_chat(backend: ChatBackend, *, prompt: str | None = None, system: str = "
         # The reader of the output has left; without this, the interpreter complains while it flushes.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    finally:
+        view.close()
+
+
+def _view(stats: bool) -> View:
+    """Rendered on a terminal that can do it, unless NO_COLOR asks for plain text."""
+    console = Console(file=sys.stdout, highlight=False, theme=THEME)
+    if console.is_terminal and not console.is_dumb_terminal and not os.environ.get("NO_COLOR"):
+        return RichView(console, stats=stats)
+    return PlainView(sys.stdout, sys.stderr, stats=stats)
+
+
+def _one_prompt(prompt: str | None, piped: str) -> str:
+    """The prompt, then the text that came by a pipe."""
+    text = "\n\n".join(part for part in (prompt, piped) if part and part.strip())
+    if not text:
+        raise RequestError("standard input is empty")
+    return text
 
 
 def _on_error(file: TextIO, handler: str) -> None:

@@ -26,9 +26,18 @@ class LocalBackend:
         """The model's name."""
         return self._service.model
 
-    def stream(self, messages: Sequence[Mapping[str, Any]]) -> Generator[ChatDelta, None, None]:
+    def models(self) -> Sequence[str]:
+        """The one model."""
+        return [self._service.model]
+
+    def use(self, model: str) -> None:
+        """Nothing, for the one model."""
+
+    def stream(
+        self, messages: Sequence[Mapping[str, Any]], fields: Mapping[str, Any] | None = None
+    ) -> Generator[ChatDelta, None, None]:
         """The model's reply; closing the generator, or Ctrl-C within, stops the work at the next batch end or token."""
-        (prepared,) = prepare(self._service, ChatBody.of({"messages": list(messages)}))
+        (prepared,) = prepare(self._service, ChatBody.of({"messages": list(messages), **(fields or {})}))
         splitter = prepared.splitter
         handle = self._service.worker.submit(prepared.request)
         try:

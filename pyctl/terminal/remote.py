@@ -20,11 +20,17 @@ from pyctl.errors import (
     RequestError,
     UnavailableError,
 )
+from pyctl.limit import limit
 from pyctl.terminal.conversation import ChatDelta, ReplyStats
 
 __all__ = ["RemoteBackend"]
 
 CONNECT_SECONDS = 10.0
+UNIX = "unix://"
+"""Begins the address of a server at a socket of this machine, before its path."""
+
+_MOST_MODELS = limit(1000, "models of a server in a chat at a terminal", "the rest is left out", "memory")
+
 ERRORS: Mapping[int, type[PyctlError]] = {
     401: AuthenticationError,
     403: AuthenticationError,
@@ -45,30 +51,46 @@ class RemoteBackend:
     """
 
     def __init__(self, url: str, api_key: str = "", fields: Mapping[str, Any] | None = None) -> None:
+        self._name = url
         self._url = url.rstrip("/").removesuffix("/v1")
+        transport = None
+        if url.startswith(UNIX):
+            transport = httpx.HTTPTransport(uds=url.removeprefix(UNIX))
+            self._url = "http://localhost"
         self._fields = dict(fields or {})
         self._model: str | None = None
         # A prefill may take minutes, and a server says nothing meanwhile: only connecting has a limit.
         self._client = httpx.Client(
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
             timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
+            transport=transport,
         )
 
     def name(self) -> str:
-        """The first model the server lists, or its address when it lists none."""
+        """The model in use, at first the first one that the server lists, or its address when it lists none."""
         if self._model is None:
-            with self._one_line():
-                response = self._client.get(f"{self._url}/v1/models")
-            if response.status_code == 404:
-                self._model = ""
-            else:
-                _check(response)
-                self._model = _first_model(response)
-        return self._model or self._url
+            self._model = next(iter(self.models()), "")
+        return self._model or self._name
 
-    def stream(self, messages: Sequence[Mapping[str, Any]]) -> Generator[ChatDelta, None, None]:
+    def models(self) -> Sequence[str]:
+        """The models that the server lists; empty when it has no list."""
+        with self._one_line():
+            response = self._client.get(f"{self._url}/v1/models")
+        if response.status_code == 404:
+            return []
+        _check(response)
+        return _model_names(response)
+
+    def use(self, model: str) -> None:
+        """Name ``model`` in requests from now on."""
+        self._model = model
+
+    def stream(
+        self, messages: Sequence[Mapping[str, Any]], fields: Mapping[str, Any] | None = None
+    ) -> Generator[ChatDelta, None, None]:
         """The server's reply to ``messages``; the time to the first token is measured here."""
-        body = {"messages": list(messages), "stream": True, "stream_options": {"include_usage": True}, **self._fields}
+        body = {"messages": list(messages), "stream": True, "stream_options": {"include_usage": True}}
+        body |= {**self._fields, **(fields or {})}
         self.name()
         if self._model:
             body["model"] = self._model
@@ -87,7 +109,7 @@ class RemoteBackend:
                 if delta.says:
                     yield delta
         if not reply.finished:
-            raise UnavailableError(f"{self._url} closed the connection within a reply")
+            raise UnavailableError(f"{self._name} closed the connection within a reply")
         yield ChatDelta(stats=reply.stats(time.perf_counter() - started))
 
     def close(self) -> None:
@@ -99,9 +121,9 @@ class RemoteBackend:
         try:
             yield
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-            raise UnavailableError(f"cannot reach {self._url}: {error}") from error
+            raise UnavailableError(f"cannot reach {self._name}: {error}") from error
         except httpx.HTTPError as error:
-            raise UnavailableError(f"the connection to {self._url} broke: {error}") from error
+            raise UnavailableError(f"the connection to {self._name} broke: {error}") from error
 
 
 class _Reply:
@@ -215,8 +237,8 @@ def _failure(body: object, status: int, where: str = "") -> PyctlError:
     return kind(where + str(message or f"the server answered with HTTP status {status}"))
 
 
-def _first_model(response: httpx.Response) -> str:
+def _model_names(response: httpx.Response) -> list[str]:
     try:
-        return str(response.json()["data"][0]["id"])
+        return [str(model["id"]) for model in response.json()["data"][:_MOST_MODELS]]
     except (ValueError, TypeError, LookupError):
-        return ""
+        return []

@@ -366,6 +366,8 @@ def _facts() -> Iterator[Probe]:
         yield Probe(path, "", "GET", show=("*",))
     for path in ("/models", "/v1/models"):
         yield Probe(path, "", "GET", show=("*",))
+    yield Probe("/v1/models/tiny", "one model", "GET")
+    yield Probe("/v1/models/other", "an unknown model", "GET", show=("*",))
     yield Probe("/props", "", "GET", show=("*",))
     yield Probe("/props", "set, without --props", body={}, show=("*",))
     yield Probe("/metrics", "", "GET", show=("*",))

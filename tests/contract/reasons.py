@@ -72,6 +72,12 @@ REASONS: tuple[tuple[str, str, str], ...] = (
     ("(drafting|n-grams), ", 'speculative.types: "none[^/]*/ "(ngram-mod|draft-mtp)"', "what drafts, without none"),
     ("^/v1/embeddings", "value of model", "the model's name, not its path"),
     ("^/ ", r"^status: 404 / 401$", "only health is public"),
+    (
+        "^/(v1/)?chat/completions",
+        r"extra usage\.completion_tokens_details$",
+        "tokens of reasoning, as OpenAI counts them",
+    ),
+    ("^/v1/models/", r"^status: 404 / 200$", "one model, as libraries of OpenAI and Anthropic ask for it"),
     ("responses", r"extra ", "members of OpenAI's API that llama-server leaves out"),
     ("responses", r'status: "completed" / "incomplete"', "as OpenAI says it when the limit of tokens was reached"),
     ("previous_response_id", r"type of error\.code", "OpenAI's error, by which its SDK knows it"),
@@ -79,7 +85,7 @@ REASONS: tuple[tuple[str, str, str], ...] = (
     ("^/v1/messages.*thinking={'type': 'disabled'}", "", "thinking is off when it is switched off"),
     ("^/v1/messages thinking", "", "the grammar is kept; llama-server drops it from requests of this API"),
     ("^/v1/messages stop sequence", 'stop_reason: "end_turn" / "stop_sequence"', "as Anthropic's API says it"),
-    ("^/v1/messages", r"extra type$", "errors in the form of Anthropic's API"),
+    ("^/v1/messages", r"(extra type|value of error\.type: .*)$", "errors in the form of Anthropic's API"),
     ("^/v1/messages", r"extra (\S+\.)?usage\.", "counts of Anthropic's API that llama-server leaves out"),
 )
 """Deliberate differences: what matches (endpoint and probe; one line of the difference), and why it is so."""

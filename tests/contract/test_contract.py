@@ -16,13 +16,13 @@ import httpx
 import pytest
 
 from pyctl.llama.library import build_version
+from pyctl.measure.server_process import PYCTL_SERVE, ServerProcess
 from tests.contract.fields import TEMPLATE
 from tests.contract.probes import GROUPS, MARKER, OWN, WITH_HEAD, Probe, probes
 from tests.contract.reasons import Verdict, document, judge, summary
 from tests.contract.shape import Reduced, reduced
 from tests.pictures import image_bytes
 from tools.generator import TINY_HYBRID, VISION_SHAPES, cached_model
-from tools.server_process import PYCTL_SERVE, ServerProcess
 
 LLAMA_SERVER = os.environ.get("LLAMA_SERVER", "")
 KEPT = Path(__file__).resolve().parents[2] / "docs" / "contract.md"

@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
+from pyctl.measure.server_process import PYCTL_SERVE, ServerProcess
 from tests.contract.tiny_bert import write_tiny_bert
 from tools.generator import TINY_RERANK, cached_model
-from tools.server_process import PYCTL_SERVE, ServerProcess
 
 LLAMA_SERVER = os.environ.get("LLAMA_SERVER", "")
 DOCUMENTS = ["A machine", "Learning is the process of acquiring understanding.", "Machine learning is " * 20, ""]

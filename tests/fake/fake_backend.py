@@ -68,6 +68,7 @@ class FakeBackend(FakeMemory):
             has_planes=kind == "hybrid",
             most_drafts={"attention": n_ctx, "hybrid": max(most_drafts, n_planes), "opaque": 0}[kind],
             draft_type=draft_type,
+            n_embed=n_ubatch,
         )
         self.n_evaluated = 0
         self.heartbeat = self.image_bytes = 0
@@ -243,7 +244,7 @@ class FakeBackend(FakeMemory):
         return bytes([ord("a") + token % 26])
 
     def embed(self, tokens: Tokens) -> NDArray[np.float32]:
-        if tokens.size > self.facts.n_ubatch:
+        if tokens.size > self.facts.n_embed:
             raise RequestError("too many tokens")
         return np.array([[tokens.sum(), tokens.size]], np.float32)
 

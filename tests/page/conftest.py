@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pyctl.measure.server_process import PYCTL_SERVE, ServerProcess
 from tests.page.browser import PATIENCE_MS, Tab, browser_path
-from tools.server_process import PYCTL_SERVE, ServerProcess
 
 if TYPE_CHECKING:  # it may be missing
     from playwright.sync_api import Browser

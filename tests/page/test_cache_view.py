@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pyctl.measure.server_process import ServerProcess
 from tests.page.browser import Tab, saying
 from tests.page.conftest import SERVE, OpenTab
 from tests.page.test_talk import manual
-from tools.server_process import ServerProcess
 
 if TYPE_CHECKING:  # it may be missing
     from playwright.sync_api import Route

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pyctl.image_file import ImageFile
+from pyctl.measure.server_process import PYCTL_SERVE, ServerProcess
 from tests.page.browser import Tab
 from tests.page.conftest import OpenTab
 from tests.pictures import image_bytes
-from tools.server_process import PYCTL_SERVE, ServerProcess
 
 if TYPE_CHECKING:  # it may be missing
     from playwright.sync_api import Browser

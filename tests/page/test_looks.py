@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from pyctl.measure.server_process import ServerProcess
 from tests.page.browser import Tab, saying
 from tests.page.conftest import OpenTab
 from tests.page.test_talk import manual
-from tools.server_process import ServerProcess
 
 RICH = (
     "# Title\n\nSome **bold**, `code` and [a link](https://example.org/).\n\n> quoted\n\n"

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from pyctl.measure.server_process import ServerProcess
 from tests.page.browser import Tab, saying
 from tests.page.conftest import SERVE, OpenTab
 from tests.unit.server.api.test_page import HOSTILE
-from tools.server_process import ServerProcess
 
 REPLIES = ("\n\n".join(HOSTILE[: len(HOSTILE) // 2]), "\n\n".join(HOSTILE[len(HOSTILE) // 2 :]))
 """Every attack that the renderer is tested with, in replies of the model."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pyctl.measure.server_process import ServerProcess
 from tests.page.browser import Tab, saying
 from tests.page.conftest import SERVE, OpenTab
 from tests.page.test_cache_view import nodes, shown
-from tools.server_process import ServerProcess
 
 UNREACHABLE = "net::ERR_"
 """What a browser says by itself where nobody answers."""

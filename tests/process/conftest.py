@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from pyctl.measure.server_process import clean_environment
 from tests.unit.engine.single_precision import F32_ROWS
 from tests.waiting import until
 
@@ -66,10 +67,6 @@ def source_of(response: httpx.Response) -> str:
     return response.headers["x-pyctl-cache"].partition(";")[0].removeprefix("source=")
 
 
-def clean_environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith(("LLAMA_ARG_", "PYCTL_"))}
-
-
 @pytest.fixture(scope="module")
 def start(
     model_path: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
@@ -91,9 +88,10 @@ def start(
             process = subprocess.Popen(command, stderr=log, env=clean_environment())
         server = Server(process, "", log_path)
         started.append(server)
-        until(lambda: " on http://" in server.log() or process.poll() is not None)
+        until(lambda: "\n  cache  " in server.log() or process.poll() is not None)  # the last line of "ready in"
         assert process.poll() is None, server.log()
-        server.url = "http://" + server.log().rpartition(" on http://")[2].split()[0]
+        (address,) = re.findall(r"\n  OpenAI +(http://\S+)/v1\n", server.log())
+        server.url = str(address)
         assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}
         return server
 

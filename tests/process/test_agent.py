@@ -12,7 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.process.conftest import Server, clean_environment
+from pyctl.measure.server_process import clean_environment
+from tests.process.conftest import Server
 
 MAX_STEPS = 20
 """Where the agent gives up; a model of random weights never finishes by itself."""

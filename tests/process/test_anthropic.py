@@ -64,6 +64,12 @@ def counted(client: anthropic.Anthropic) -> int:
     return client.messages.count_tokens(**fields).input_tokens
 
 
+def test_models(client: anthropic.Anthropic) -> None:
+    assert client.models.retrieve("tiny").id == "tiny"
+    with pytest.raises(anthropic.NotFoundError):
+        client.models.retrieve("other")
+
+
 def test_count_tokens(client: anthropic.Anthropic) -> None:
     usage = client.messages.create(**asked()).usage
     assert counted(client) == usage.input_tokens + (usage.cache_read_input_tokens or 0)

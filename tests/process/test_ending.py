@@ -16,7 +16,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.process.conftest import Server, clean_environment, source_of
+from pyctl.measure.server_process import clean_environment
+from tests.process.conftest import Server, source_of
 from tests.waiting import until
 
 Start = Callable[..., Server]
@@ -30,6 +31,7 @@ LONG |= {"stream": True, "return_progress": True}
 ENDLESS = """
 import sys, time
 from pyctl.llama import LlamaBackend, library
+from pyctl.measure.server_process import clean_environment
 
 decode = LlamaBackend._decode
 
@@ -140,7 +142,7 @@ def test_a_closed_terminal_loses_nothing(start: Start, tmp_path: Path) -> None:
 def test_a_chat_that_is_ended_writes_its_cache(tmp_path: Path, number: signal.Signals) -> None:
     directory = tmp_path / "cache"
     flags = ("-c", "2048", "--temp", "0", "--kv-cache-dir", str(directory), "--kv-cache-min-tokens", "16")
-    command = [sys.executable, "-m", "pyctl", "chat", *flags, "--disk-prefix-cache", "full"]
+    command = [sys.executable, "-m", "pyctl", "chat", "--lines", *flags, "--disk-prefix-cache", "full"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, **pipes, env=clean_environment()) as chat:
         assert chat.stdin is not None

@@ -17,8 +17,9 @@ import httpx
 import openai
 import pytest
 
+from pyctl.measure.server_process import clean_environment
 from tests.pictures import image_bytes
-from tests.process.conftest import Server, clean_environment, source_of
+from tests.process.conftest import Server, source_of
 
 PNG, JPEG = image_bytes(320, 240, seed=1), image_bytes(160, 128, "jpeg", seed=2)
 TEXT = "You are shown pictures, and say what is in them, at some length and with care. " * 4
@@ -212,7 +213,7 @@ def test_a_chat_at_the_terminal(tiny_mmproj: Path, model_path: Callable[[str], P
         "--mmproj",
         str(tiny_mmproj),
     ]
-    command += ["-t", "1", "-c", "2048", "-n", "6"]
+    command += ["-t", "1", "-c", "2048", "-n", "6", "--lines"]
     lines = f"/image {tmp_path / 'a.png'}\nWhat is this?\nAnd?\n/save {saved}\n"
     done = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=60, env=clean_environment())
     assert done.returncode == 0, done.stderr

@@ -19,7 +19,8 @@ from threading import Thread
 import httpx
 import pytest
 
-from tests.process.conftest import Server, clean_environment, n_on_disk
+from pyctl.measure.server_process import clean_environment
+from tests.process.conftest import Server, n_on_disk
 from tests.process.test_cli import pyctl
 from tests.waiting import until
 
@@ -153,6 +154,10 @@ def hostile() -> Iterator[str]:
     server.server_close()
 
 
+DRAWN = re.compile(r"\r?\x1b\[(?:[0-9;]*m|\?25[lh]|2K|1A)")
+"""What a chat itself says to a terminal: styles, and how its last rows are drawn again."""
+
+
 @pytest.mark.parametrize("question", ["hello", "fail"])
 def test_a_hostile_server_does_not_reach_the_terminal_of_a_chat(hostile: str, question: str) -> None:
     command = [sys.executable, "-m", "pyctl", "chat", "--url", hostile, "-p", question]
@@ -161,7 +166,7 @@ def test_a_hostile_server_does_not_reach_the_terminal_of_a_chat(hostile: str, qu
     assert not evil(piped.stderr if question == "fail" else "")
     for stdin_is_terminal in (True, False):
         shown = on_terminal(command, stdin_is_terminal)
-        plain = re.sub(r"\x1b\[[0-9;]*m", "", shown.replace("\r\n", "\n"))
+        plain = DRAWN.sub("", shown.replace("\r\n", "\n"))
         assert "owned" in plain
         assert not evil(plain), evil(plain)
 

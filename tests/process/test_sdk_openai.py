@@ -113,6 +113,9 @@ def test_models(client: openai.OpenAI) -> None:
     models = client.models.list()
     assert [model.id for model in models] == ["tiny"]
     assert models.data[0].object == "model"
+    assert client.models.retrieve("tiny").id == "tiny"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("other")
 
 
 def test_errors_are_those_that_the_package_knows(client: openai.OpenAI, server: Server) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pyctl.cli.arguments import FLAGS, parse_chat, parse_serve
+from pyctl.cli.arguments import FLAGS, CommandSettings, parse_chat, parse_launch, parse_serve
 from pyctl.cli.other_forms import IGNORED, NO_OP, REJECTED
+from tools import figures
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
@@ -20,11 +21,22 @@ WIDTH, README_LINES = 100, 130
 WIDE_TABLES = {"contract.md", "disk-format.md", "limits.md", "native.md"}
 """Reference tables, some of them generated, whose cells hold whole sentences."""
 
+REFERENCE = {
+    *("architecture.md", "clients.md", "disk-format.md", "glossary.md", "limits.md"),
+    *("model.md", "native.md", "privacy.md", "requests.md"),
+}
+"""Pages about how the program works, which has nothing to copy."""
+
 OTHERS = {
     *("--fix", "--json", "--help", "--version"),  # of pyctl cache, of all commands
+    *("--dry-run", "--yes", "--jobs", "--arch", "--cpu", "--system-cuda", "--keep-toolkit", "--dir"),  # of pyctl setup
+    *("--print", "--settings", "--model-metadata-file"),  # of pyctl service, claude, aider
+    *("--build-arg", "--detach", "--read-only", "--shm-size", "--stop-timeout", "--tmpfs"),  # of docker
+    *("--remove", "--gpus", "--no-deps", "--no-binary"),  # of pyctl setup, docker and podman, pip
     *("--no-cache-dir", "--url", "--only", "--gib", "--models", "--restore-chat-history"),  # of pip, bench, aider
     *("--continue", "--resume", "--schema", "--functions", "--auth-type", "--model", "--config"),  # of clients
     *("--against", "--parts", "--servers"),  # of bench
+    *("--quick", "--depths", "--llama-server", "--budget", "--picture"),  # of pyctl bench
     *("--api-prefix", "--check", "--out", "--start", "--seconds", "--rate", "--weights"),  # of tools
 }
 """Flags of other programs, and of other commands than serve and chat."""
@@ -39,14 +51,26 @@ def text_of(page: Path) -> str:
 
 
 def commands_of(page: Path) -> list[list[str]]:
-    """The commands ``pyctl serve`` and ``pyctl chat`` in blocks of shell code."""
+    """The commands of pyctl that take the flags of a server, in blocks of shell code."""
     found = []
     for block in re.findall(r"```(?:sh|ini)\n(.*?)```", text_of(page), re.DOTALL):
         for line in block.replace("\\\n", " ").splitlines():
             words = shlex.split(line.removeprefix("ExecStart="), comments=True)
-            if len(words) > 1 and words[0].endswith("pyctl") and words[1] in ("serve", "chat"):
+            if len(words) > 1 and words[0].endswith("pyctl") and words[1] in READERS:
                 found.append(words[1:])
     return found
+
+
+def service_settings(words: list[str]) -> CommandSettings:
+    return parse_serve([word for word in words[1:] if word != "--print"], {})
+
+
+READERS = {
+    "serve": lambda flags: parse_serve(flags, {}),
+    "chat": lambda flags: parse_chat(flags, {}),
+    "launch": lambda words: parse_launch(words[0], words[1 : [*words, "--"].index("--")], {})[0],
+    "service": service_settings,
+}
 
 
 def test_the_readme_is_short() -> None:
@@ -88,7 +112,23 @@ def test_named_flags_exist(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=ids(PAGES))
 def test_commands_are_understood(page: Path) -> None:
     for command, *flags in commands_of(page):
-        settings = (parse_serve if command == "serve" else parse_chat)(flags, {})
-        assert settings.warnings == ()
+        assert READERS[command](flags).warnings == ()
     if page in (README, ROOT / "docs" / "24gb.md"):
         assert commands_of(page)
+
+
+@pytest.mark.parametrize("page", figures.PAGES, ids=ids(list(figures.PAGES)))
+def test_figures_are_those_of_bench_results(page: Path) -> None:
+    assert "<!-- figures: " in text_of(page)
+    assert figures.filled(text_of(page)) == text_of(page), "run python -m tools.figures"
+
+
+def test_each_table_of_figures_is_shown() -> None:
+    shown = re.findall(r"<!-- figures: ([\w-]+) -->", "".join(map(text_of, figures.PAGES)))
+    assert sorted(shown) == sorted(figures.FIGURES)
+
+
+@pytest.mark.parametrize("page", [page for page in DOCS if page.parent.name == "docs"], ids=lambda page: page.name)
+def test_a_page_that_people_use_opens_with_what_to_copy(page: Path) -> None:
+    if page.name not in REFERENCE:
+        assert text_of(page).splitlines()[2].startswith("```")

@@ -17,10 +17,13 @@ LAYERS = {
     "text": set(),
     "atomic_file": set(),
     "models": {"errors", "text", "atomic_file"},
+    "setup": {"errors", "text", "atomic_file"},
     "cache": {"prompt", "errors", "atomic_file"},
     "chat": {"prompt", "text", "errors", "atomic_file"},
     "engine": {"cache", "models", "prompt", "text", "errors", "atomic_file"},
-    "llama": {"engine", "cache", "models", "prompt", "text", "errors", "atomic_file"},
+    "llama": {"engine", "cache", "models", "setup", "prompt", "text", "errors", "atomic_file"},
+    "doctor": {"setup", "text", "errors"},
+    "measure": set(),
     "page": set(),
     "server": {"chat", "engine", "cache", "page", "prompt", "text", "errors"},
     "terminal": {"chat", "engine", "prompt", "text", "errors", "atomic_file"},
@@ -30,7 +33,7 @@ LAYERS = {
 for _layer in ("chat", "engine", "llama", "server", "terminal"):
     LAYERS[_layer] |= {"image_file"}
 
-for _layer in ("models", "cache", "chat", "engine", "llama", "page", "server", "terminal"):
+for _layer in ("models", "setup", "doctor", "cache", "chat", "engine", "llama", "page", "server", "terminal"):
     LAYERS[_layer] |= {"convert", "setting", "limit"}
 
 REQUEST_PATH = ("pyctl.server.prepare", "pyctl.server.body", "pyctl.server.service")

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
-import os
-import re
 import shutil
-import subprocess
 import sys
-import tarfile
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-PIN = HERE / "pin.txt"
+sys.path.insert(0, str(HERE.parents[1]))
+
+from pyctl.errors import ConfigError  # noqa: E402
+from pyctl.setup.source import download_source, pip_command, read_pin, unpack_source  # noqa: E402
+
 STAMP = HERE / "unpacked.txt"
 
 WANTED = (
@@ -45,51 +44,6 @@ WANTED = (
 """Patterns below vendor/llama.cpp of the source distribution; a star does not cross a slash."""
 
 
-def pinned() -> tuple[str, str]:
-    """The requirement (``name==version``) and the sha256 of its source distribution."""
-    match = re.search(r"^(\S+==\S+) --hash=sha256:([0-9a-f]{64})$", PIN.read_text(encoding="utf-8"), re.MULTILINE)
-    if match is None:
-        raise SystemExit(f"{PIN}: no line of the form 'name==version --hash=sha256:...'")
-    return match[1], match[2]
-
-
-def download(directory: Path) -> Path:
-    """The source distribution, fetched by pip into ``directory`` and verified against the pin."""
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--require-hashes"]
-    command += ["--no-deps", "--no-binary", ":all:", "--dest", str(directory), "--requirement", str(PIN)]
-    # Without isolation pip takes the build backend that is already here instead of fetching it once more.
-    if importable("scikit_build_core"):
-        command.append("--no-build-isolation")
-    # The flags are meant for a build; here pip only reads the name and the version.
-    environment = {name: value for name, value in os.environ.items() if name != "CMAKE_ARGS"}
-    if subprocess.run(command, env=environment, check=False).returncode != 0:
-        raise SystemExit(f"pip could not fetch {pinned()[0]} (see above); the extension needs the headers inside it")
-    return next(directory.glob("*.tar.gz"))
-
-
-def importable(name: str) -> bool:
-    return subprocess.run([sys.executable, "-c", f"import {name}"], capture_output=True, check=False).returncode == 0
-
-
-def unpack(archive: Path, target: Path, wanted: Callable[[str], bool]) -> int:
-    """Write the files below vendor/llama.cpp in ``archive`` that are ``wanted``; returns how many."""
-    count = 0
-    with tarfile.open(archive) as tar:
-        for member in tar:
-            _, _, path = member.name.partition("/vendor/llama.cpp/")
-            if not path or not member.isfile() or ".." in path.split("/") or not wanted(path):
-                continue
-            destination = target / path
-            destination.parent.mkdir(parents=True, exist_ok=True)
-            source = tar.extractfile(member)
-            assert source is not None
-            with source, destination.open("wb") as out:
-                shutil.copyfileobj(source, out)
-            destination.chmod(0o755 if member.mode & 0o100 else 0o644)
-            count += 1
-    return count
-
-
 def copy(tree: Path, target: Path) -> int:
     """Copy what is wanted of an unpacked source tree, whose release the caller vouches for; returns how many files."""
     files = [path for pattern in WANTED for path in sorted(tree.glob(pattern))]
@@ -111,8 +65,15 @@ def main() -> None:
     parser.add_argument("--all", type=Path, metavar="DIR", help="unpack the complete source tree into DIR")
     parser.add_argument("--from", type=Path, dest="tree", metavar="DIR", help="copy from such a tree, without pip")
     arguments = parser.parse_args()
-    requirement, digest = pinned()
-    identity = f"{requirement} {digest}\n" + "\n".join(WANTED) + "\n"
+    try:
+        run(arguments)
+    except ConfigError as error:
+        raise SystemExit(f"{error}; the extension needs the headers inside it") from error
+
+
+def run(arguments: argparse.Namespace) -> None:
+    pin = read_pin()
+    identity = f"{pin.requirement} {pin.digest}\n" + "\n".join(WANTED) + "\n"
     if arguments.all is None and STAMP.exists() and STAMP.read_text(encoding="utf-8") == identity:
         return
     if arguments.tree is not None:
@@ -121,12 +82,12 @@ def main() -> None:
         print(f"{count} files copied", flush=True)
         return
     with tempfile.TemporaryDirectory() as directory:
-        print(f"fetching the source of {requirement} for its headers", flush=True)
-        archive = download(Path(directory))
+        print(f"fetching the source of {pin.requirement} for its headers", flush=True)
+        archive = download_source(pip_command(Path(directory)), Path(directory))
         if arguments.all is not None:
-            print(f"{unpack(archive, arguments.all, lambda path: True)} files in {arguments.all}")
+            print(f"{unpack_source(archive, arguments.all)} files in {arguments.all}")
             return
-        count = unpack(archive, HERE, is_wanted)
+        count = unpack_source(archive, HERE, is_wanted)
     STAMP.write_text(identity, encoding="utf-8")
     print(f"{count} files unpacked", flush=True)
 

@@ -63,7 +63,7 @@ RULES = "rules"
 SIZES = "sizes"
 """How large the parts of a fingerprint's files have to be."""
 
-MAX_TOKENS = limit(2**24, "tokens of a prefix on disk", "it is not written, and not read", "disk")
+MAX_TOKENS = limit(2**24, "tokens of a prefix on disk", "neither written nor read", "disk")
 
 MOST_YEARS = 2.0**40
 """Seconds since the epoch beyond which no file was made."""

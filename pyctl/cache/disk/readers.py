@@ -22,9 +22,7 @@ __all__ = ["DiskReads", "Readers", "StalledReadError", "finish", "finished"]
 
 R = TypeVar("R")
 
-STALL_SECONDS = limit(
-    10.0, "a disk that returns no read", "a miss; nothing is read from there until it returns", "disk", "s"
-)
+STALL_SECONDS = limit(10.0, "a read from a disk that hangs", "a miss; no reads until it returns", "disk", "s")
 
 RESTORE_SECONDS = limit(120.0, "waiting for a snapshot from disk", "a miss", "disk", "s")
 

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Protocol
 
 from pyctl.cache.disk.readers import STALL_SECONDS
-from pyctl.cache.ports import AGAIN_SECONDS, MOST_BEHIND_BYTES, PieceOf, Reason, RowsOf
+from pyctl.cache.ports import AGAIN_SECONDS, MOST_BEHIND_BYTES, PieceOf, Reason, RowsOf, Written
 from pyctl.cache.snapshot import NOTHING, Block, Prefix, Segment, Snapshot
 from pyctl.errors import NotWrittenError, StateError
 from pyctl.limit import limit
@@ -29,11 +29,11 @@ RETRY_SECONDS = 60.0
 LAST_SECONDS = 1.0
 """How long before the end of closing no more segments are fetched from the device."""
 
-MAX_WAITING = limit(8, "snapshots that wait to be written", "the oldest is not written", "memory")
+MAX_WAITING = limit(8, "snapshots that wait to be written", "the oldest is dropped", "memory")
 
-MAX_SPILLED = limit(256, "snapshots that have left RAM and wait to be written", "the least worth are not", "memory")
+MAX_SPILLED = limit(256, "evicted snapshots that wait to be written", "the least worth are dropped", "memory")
 
-MAX_CALLS = limit(4096, "errands of a disk that hangs, such as noting a hit", "the oldest are not done", "memory")
+MAX_CALLS = limit(4096, "queued disk operations, such as counting a hit", "the oldest are dropped", "memory")
 
 
 @dataclass(eq=False)
@@ -98,9 +98,7 @@ class WriteQueue:
         self._last_chance = False
         self._resume_at = 0.0
         self._failure = ""
-        self.n_bytes = 0
-        self.n_spilled = 0
-        self.spilled_bytes = 0
+        self.written = self.spilled = Written()
         self.n_failed = 0
         self.n_given_up = 0
         self._thread = threading.Thread(target=self._run, name="pyctl-disk", daemon=True)
@@ -367,11 +365,10 @@ class WriteQueue:
         is_large = job.reason == Reason.LARGE
         try:
             n_bytes = self._write_one(snapshot, job.reason, partial(self._fetch, snapshot) if is_large else None)
-            self.n_bytes += n_bytes
             self._failure = ""
-            if job.reason == Reason.EVICTED and n_bytes:
-                self.n_spilled += 1
-                self.spilled_bytes += n_bytes
+            if n_bytes:
+                self.written = self.written.plus(n_bytes)
+                self.spilled = self.spilled.plus(n_bytes) if job.reason == Reason.EVICTED else self.spilled
         except OSError as error:
             self._refused(error)
             with self._changed:

@@ -30,7 +30,7 @@ __all__ = ["OpenWrite", "StoreWriter"]
 log = logging.getLogger(__name__)
 
 SPILLED_PER_DAY = limit(
-    4, "what leaves RAM and is written within a day, by one process", "no more of it is written", "disk", "budgets"
+    4, "evicted snapshots written within a day by one process", "they are dropped", "disk", "budgets"
 )
 
 SPILL_SHARE = 2

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 _MOST_KNOWN = 16
 _MOST_PROBES = limit(
-    200, "arguments looked at one by one where schemas of tools cannot be converted", "they may be any JSON", "request"
+    200, "arguments checked one by one if schemas of tools cannot be converted", "the others may be any JSON", "request"
 )
 _ANYTHING = {"type": "object", "additionalProperties": True}
 
@@ -156,7 +156,7 @@ def find_call_format(template: Template) -> CallFormat:
         sample = ""
     found = next((form for form in FORMATS if form.recognizes(sample)), None)
     if found is not None:
-        log.info("tool calls: format of %s, parsed and constrained", found.name)
+        log.debug("tool calls: format of %s, parsed and constrained", found.name)
     elif capabilities.tool_calls:
         log.warning("tool calls: unknown format of the chat template; replies may contain calls as text")
     elif capabilities.tools:

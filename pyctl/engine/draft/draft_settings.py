@@ -9,13 +9,20 @@ from pyctl.engine.model_settings import KV_TYPES, ModelSettings
 from pyctl.engine.placements import CPU_EXPERTS, as_placements, cpu_experts
 from pyctl.setting import SPECULATION, Flag
 
-__all__ = ["DRAFT_TYPES", "MODEL_TYPES", "DraftSettings", "NgramSettings"]
+__all__ = ["AUTOMATIC", "AUTOMATIC_LENGTH", "DRAFT_TYPES", "MODEL_TYPES", "DraftSettings", "NgramSettings"]
 
 DRAFT_TYPES = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "cache", "draft-simple", "draft-mtp")
 """Draft sources in the order of their use: llama-server's, and pyctl's own `cache`."""
 
 MODEL_TYPES = ("draft-simple", "draft-mtp")
 """The sources that require a model."""
+
+AUTOMATIC = ("auto",)
+"""The types of a model for which no flag names a source; loading replaces them."""
+
+AUTOMATIC_LENGTH = 2
+"""Most tokens of a draft if no flag names a source: a third token gains next to nothing for a single reply, and takes a
+recurrent state of each sequence (docs/decisions/006-defaults.md)."""
 
 _NOT_HERE = ("draft-eagle3", "draft-dflash", "draft-dspark", "ngram-cache")
 
@@ -33,7 +40,7 @@ def as_draft_types(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class DraftSettings:
-    """``draft_types`` are names of `DRAFT_TYPES` as given, or "none"; the built-in model sets one by default.
+    """``draft_types`` are names of `DRAFT_TYPES` as given, "none", or `AUTOMATIC`.
 
     ``draft_path`` is the GGUF file of a draft model or of a separate head. A draft ends after ``n_draft`` tokens or at
     a token with probability below ``draft_p_min``; drafts of fewer than ``n_draft_min`` tokens are dropped. Layers,
@@ -48,11 +55,17 @@ class DraftSettings:
         as_draft_types,
         "LLAMA_ARG_SPEC_TYPE",
         "TYPES",
+        shown="on a GPU draft-mtp, if the model has a head and memory allows",
         many=True,
         also=(Flag("--spec-default", "the same as --spec-type ngram-mod", const=("ngram-mod",), many=True),),
     )
     n_draft: int = SPECULATION.flag(
-        3, "--spec-draft-n-max", "most tokens of a draft", integer(0), "LLAMA_ARG_SPEC_DRAFT_N_MAX"
+        3,
+        "--spec-draft-n-max",
+        "most tokens of a draft",
+        integer(0),
+        "LLAMA_ARG_SPEC_DRAFT_N_MAX",
+        shown=f"3; {AUTOMATIC_LENGTH} without --spec-type",
     )
     n_draft_min: int = SPECULATION.flag(
         0, "--spec-draft-n-min", "drop drafts of fewer tokens", integer(), "LLAMA_ARG_SPEC_DRAFT_N_MIN"
@@ -140,6 +153,11 @@ class DraftSettings:
         "LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_V",
         "TYPE",
     )
+
+    @property
+    def is_automatic(self) -> bool:
+        """Whether no flag names a source, so that the head in the model's own file drafts if memory allows."""
+        return self.draft_types == AUTOMATIC
 
     @property
     def ordered_types(self) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from pyctl.prompt import Tokens
 
 __all__ = ["CONTEXT", "GAP", "MAX_TOKENS", "TokenIndex"]
 
-MAX_TOKENS = limit(2**21, "tokens that drafts are copied from", "the oldest are forgotten", "memory")
+MAX_TOKENS = limit(2**21, "tokens that drafts of `cache` are copied from", "the oldest are forgotten", "memory")
 
 GAP = -1
 """Separator of texts in the ring, not a valid token id."""

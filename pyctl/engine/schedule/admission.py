@@ -23,9 +23,7 @@ __all__ = ["ActiveRequest", "Admission", "Job", "Occupancy", "Step", "Steps"]
 
 R = TypeVar("R")
 
-MOST_PASSED = limit(
-    8, "younger requests that may pass one for whose cells there is no room yet", "they wait for it", "request"
-)
+MOST_PASSED = limit(8, "younger requests that may pass a request that waits for cells", "they wait for it", "request")
 
 MOST_RESERVE = 2048
 """Tokens reserved for a reply when it begins, or an eighth of the context if that is less."""

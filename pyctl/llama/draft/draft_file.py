@@ -12,21 +12,28 @@ from llama_cpp import llama_cpp as api
 from pyctl.engine.draft.draft_settings import MODEL_TYPES, DraftSettings
 from pyctl.llama.devices import check_gguf, tensor_bytes
 
-__all__ = ["vocabulary_difference", "with_inferred_type"]
+__all__ = ["count_heads", "vocabulary_difference", "with_inferred_type"]
 
 log = logging.getLogger(__name__)
 
 
+def count_heads(path: Path) -> int:
+    """Return the number of draft heads in the GGUF file ``path``. Raises ModelError if it cannot be read."""
+    return sum(name.endswith(".nextn.eh_proj.weight") for name in tensor_bytes(path))
+
+
 def with_inferred_type(drafts: DraftSettings) -> DraftSettings:
-    """Return ``drafts`` with the type of its file if it names none, and at most one draft model type.
+    """Return ``drafts`` with the type of its file if it names none, and at most one draft model type, unless automatic.
 
     A file with a head is ``draft-mtp``, as in llama-server, any other ``draft-simple``, which requires a file. Raises
     ModelError if the file cannot be read.
     """
+    if drafts.is_automatic:
+        return drafts
     types, path = drafts.ordered_types, drafts.draft_path
     if path:
         check_gguf(Path(path), "draft model")
-    is_head = bool(path) and any(name.endswith(".nextn.eh_proj.weight") for name in tensor_bytes(Path(path)))
+    is_head = bool(path) and count_heads(Path(path)) > 0
     by_model = [name for name in MODEL_TYPES if name in types]
     if path and not types:
         types = ("draft-mtp" if is_head else "draft-simple",)

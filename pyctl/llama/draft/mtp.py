@@ -21,7 +21,7 @@ from pyctl.llama.library import KVState, NextnHead, allocate
 
 __all__ = ["MtpHead"]
 
-MOST_SPARE = limit(64, "hidden rows kept beyond those that a head needs", "the oldest are forgotten", "memory", "rows")
+MOST_SPARE = limit(64, "spare hidden rows for a draft head", "the oldest are forgotten", "memory", "rows")
 
 log = logging.getLogger(__name__)
 

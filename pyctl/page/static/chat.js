@@ -131,7 +131,8 @@ function answer(message, results) {
 async function erase(message) {
   const own = conversation;
   const follow = store.families(own).get(message.id);
-  if (follow && !(await sure("Delete this message?", "All messages after it are deleted, in all branches.", "Delete"))) return;
+  const what = "All messages after it are deleted, in all branches.";
+  if (follow && !(await sure("Delete this message?", what, "Delete"))) return;
   if (runs.has(own.id)) return tell("A reply is being written");
   store.prune(own, message.id);
   if (own === conversation) draw();

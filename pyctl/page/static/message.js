@@ -153,9 +153,9 @@ function missed({ position, nearest, was, is }) {
   return [at + " It was ", el("del", {}, cut(was)), ", it is ", el("ins", {}, cut(is)), "."];
 }
 
-function drawProgress(box, { total, cache, processed, time_ms: ms }) {
-  const read = processed - cache, left = total - processed;
-  const rest = read > 0 && left > 0 ? `, about ${time(Math.max((ms * left) / read, 100))} left` : "";
+function drawProgress(box, { total, cache, processed, left_ms: ms }) {
+  const left = total - processed;
+  const rest = ms && left > 0 ? `, about ${time(Math.max(ms, 100))} left` : "";
   const known = cache ? `${count(cache)} of ${tokens(total)} restored` : tokens(total);
   box.drawn = null;
   if (box.firstElementChild?.localName !== "progress")

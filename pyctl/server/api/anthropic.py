@@ -8,8 +8,8 @@ Names and members of replies are llama-server's. What differs, after Anthropic's
   clients read both.
 * The last usage repeats what was cached.
 * A silent stream gets ping events, not comments, which the watchdogs of some clients do not see.
-* Errors carry ``"type": "error"`` in addition to ``error``, in bodies and in events, and a prompt that does not fit
-  is also refused in Anthropic's words, by which agents know that they have to shorten it.
+* Errors carry ``"type": "error"`` in addition to ``error``, in bodies and in events, and Anthropic's types; a prompt
+  that does not fit is also refused in Anthropic's words, by which agents know that they have to shorten it.
 
 What Anthropic's API does not know (seed, min_p, cache_prompt, prefix_cache, ...) is passed on. The conversion is
 llama-server's, so that both render the same prompt, but for these:
@@ -29,21 +29,20 @@ from typing import Annotated, Any
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from pyctl.chat.reply import ReplyDelta
 from pyctl.engine.request import Done, Progress
-from pyctl.errors import ContextSizeError, RequestError
+from pyctl.errors import RequestError
 from pyctl.server.api.token_counts import count
 from pyctl.server.body import Body, ChatBody, ConversationBody, Nested, items, json_object, others, parse_object
-from pyctl.server.http import JsonResponse, encode, error_body, named_frames, retry_header
+from pyctl.server.http import JsonResponse, anthropic_error, encode, named_frames
 from pyctl.server.images import ImagePart, with_images
 from pyctl.server.prepare import prepare
 from pyctl.server.reply import EventReply, Identity, PreparedReply, respond
 from pyctl.server.service import Service
 
-__all__ = ["chat_fields", "count_tokens", "error_response", "messages"]
+__all__ = ["chat_fields", "count_tokens", "messages"]
 
 _N_PREDICT = 4096
 _THINKING_BUDGET = 10000
@@ -281,14 +280,10 @@ def _block(value: Any, at: str) -> _Block:
 _PING = named_frames([{"type": "ping"}])
 
 
-def error_response(error: BaseException) -> Response:
-    """``error`` as the whole answer."""
-    body = _error(error)
-    return JsonResponse(body, status_code=body["error"]["code"], headers=retry_header(error))
-
-
 class MessageReply(EventReply):
     """A message: blocks of thinking, text and tool use, in the order in which the model writes them."""
+
+    error_form = staticmethod(anthropic_error)
 
     def __init__(self, service: Service, prepared: PreparedReply, identity: Identity) -> None:
         super().__init__(service, prepared)
@@ -300,10 +295,7 @@ class MessageReply(EventReply):
         return _PING
 
     def error_event(self, error: Exception) -> bytes:
-        return named_frames([_error(error)])
-
-    def error_response(self, error: Exception) -> Response:
-        return error_response(error)
+        return named_frames([anthropic_error(error)])
 
     def reported(self, events: list[dict[str, Any]], progress: Progress) -> list[dict[str, Any]]:
         return events  # the API has no place for it
@@ -394,14 +386,6 @@ class MessageReply(EventReply):
         else:
             block["input"] = _object(text)
         return [*events, {"type": "content_block_stop", "index": len(self._blocks) - 1}]
-
-
-def _error(error: BaseException) -> dict[str, Any]:
-    body = {"type": "error", **error_body(error)}
-    if isinstance(error, ContextSizeError):
-        too_long = f"prompt is too long: {error.n_prompt_tokens} tokens > {error.n_ctx} maximum"
-        body["error"]["message"] = f"{too_long}; {error}"
-    return body
 
 
 def _object(arguments: str) -> dict[str, Any]:

@@ -132,9 +132,13 @@ class _OpenAIReply(Reply):
         self.id = str(identity.fields["id"])
         self._tail = identity.tail(self.chunk_kind)
 
+    def usage(self, done: Done) -> dict[str, Any]:
+        """The count of tokens."""
+        return usage_json(done)
+
     def body(self, choice: dict[str, Any], done: Done) -> dict[str, Any]:
         """The whole answer, with one choice."""
-        body = {"choices": [choice], **self._identity.fields, "object": self.kind, "usage": usage_json(done)}
+        body = {"choices": [choice], **self._identity.fields, "object": self.kind, "usage": self.usage(done)}
         body["timings"] = self.timings(done)
         is_verbose = self.options.verbose
         if self.service.shared.settings.is_verbose if is_verbose is None else is_verbose:
@@ -153,6 +157,7 @@ class ChatReply(_OpenAIReply):
     def __init__(self, service: Service, prepared: PreparedReply, identity: Identity) -> None:
         super().__init__(service, prepared, identity)
         self._splitter = prepared.splitter
+        self._reply = ParsedReply()
         chat = prepared.chat
         streams_echo = chat is None or self.options.echo or not chat.is_continued
         self._echo = prepared.splitter.echo if streams_echo else ReplyDelta()
@@ -164,6 +169,13 @@ class ChatReply(_OpenAIReply):
         self._reasoning_before = self._before + b'{"reasoning_content":'
         self._after = b"}}]" + self._tail + b"}"
         self._plain = not self.options.timings_per_token and not self.request.n_probs
+
+    def usage(self, done: Done) -> dict[str, Any]:
+        return usage_json(done, self._splitter.n_reasoning)
+
+    def keep(self, piece: Piece) -> None:
+        super().keep(piece)
+        self._reply.add(self._splitter.feed(piece.text, piece.tokens))
 
     def progress_frames(self, progress: Progress) -> bytes:
         return self._chunk(_ROLE, extras=self.extras(progress))
@@ -178,15 +190,13 @@ class ChatReply(_OpenAIReply):
         timings = b',"timings":' + encode(self.timings(done))
         usage = b""
         if self.options.stream_options.include_usage:
-            usage = frame(b'{"choices":[]' + self._tail + b',"usage":' + encode(usage_json(done)) + timings + b"}")
+            usage = frame(b'{"choices":[]' + self._tail + b',"usage":' + encode(self.usage(done)) + timings + b"}")
         last = b'{"choices":[{"finish_reason":%s,"index":%d,"delta":{}}]' % (encode(self._finish(done)), self.index)
         return frames + frame(last + self._tail + (b"" if usage else timings) + b"}") + usage
 
     def whole(self, done: Done) -> dict[str, Any]:
-        reply = ParsedReply()
-        reply.add(self._splitter.feed(self.text(), self.tokens))
-        reply.add(self._splitter.finish())
-        message = reply.message(self._splitter.echo)
+        self._reply.add(self._splitter.finish())
+        message = self._reply.message(self._splitter.echo)
         self._called = "tool_calls" in message
         choice: dict[str, Any] = {"finish_reason": self._finish(done), "index": self.index, "message": message}
         if self.request.n_probs:

@@ -22,7 +22,7 @@ from pyctl.server.http import JsonResponse
 from pyctl.server.prepare import mixed
 from pyctl.server.service import Service
 
-__all__ = ["native", "openai", "rank"]
+__all__ = ["native", "normalised", "openai", "rank", "vectors_of"]
 
 _INT16_RANGE = 32760.0
 
@@ -62,11 +62,8 @@ async def openai(service: Service, request: Request) -> Response:
 
 
 async def _answer(service: Service, request: Request, *, oai: bool) -> Response:
-    if not service.settings.embeddings:
-        raise NotSupportedError("This server does not support embeddings. Start it with `--embeddings`")
+    _check(service, pooled=oai)
     pooled = service.info.pooling != "none"
-    if oai and not pooled:
-        raise RequestError("Pooling type 'none' is not OAI compatible. Please use a different pooling type")
     body = _EmbeddingsBody.parse(await request.body())
     if body.input is None and body.content is None:
         raise RequestError('"input" or "content" must be provided')
@@ -75,13 +72,9 @@ async def _answer(service: Service, request: Request, *, oai: bool) -> Response:
     if encoding not in ("float", "base64"):
         raise RequestError("The format to return the embeddings in. Can be either float or base64")
     norm = service.settings.embd_normalize if body.embd_normalize is None else body.embd_normalize
-    vectors, n_tokens, account = [], 0, ByteAccount(_MOST_VECTOR_BYTES)
-    for item in _items(body.content if body.input is None else body.input):
-        # One at a time, when its turn has come: nothing is read for a client that has left.
-        tokens = await service.shared.pool.run(request, _tokens, service, item)
-        n_tokens += int(tokens.size)
-        vectors.append(await _embed(service, tokens, norm if pooled else -1))
-        account.charge(vectors[-1].nbytes)
+    items = _items(body.content if body.input is None else body.input)
+    vectors, n_tokens = await _vectors(service, request, items)
+    vectors = [normalised(rows, norm if pooled else -1) for rows in vectors]
     if not oai:
         return JsonResponse([{"index": i, "embedding": rows.tolist()} for i, rows in enumerate(vectors)])
     return JsonResponse(
@@ -94,15 +87,44 @@ async def _answer(service: Service, request: Request, *, oai: bool) -> Response:
     )
 
 
+def _check(service: Service, *, pooled: bool) -> None:
+    """Raise an error if there are no embeddings, or with ``pooled`` none of whole texts."""
+    if not service.settings.embeddings:
+        raise NotSupportedError("This server does not support embeddings. Start it with `--embeddings`")
+    if pooled and service.info.pooling == "none":
+        raise RequestError("Pooling type 'none' is not OAI compatible. Please use a different pooling type")
+
+
+async def vectors_of(
+    service: Service, request: Request, texts: list[str], *, cut: bool
+) -> tuple[list[NDArray[np.float32]], int]:
+    """The embedding of each text, shape (1, width), without a norm, and the number of tokens.
+
+    With ``cut`` longer texts than can be embedded lose their ends.
+    """
+    _check(service, pooled=True)
+    at_most(_MOST_INPUTS, len(texts), "input", "texts")
+    return await _vectors(service, request, texts, service.admin.n_embed if cut else None)
+
+
+async def _vectors(
+    service: Service, request: Request, items: list[Any], most: int | None = None
+) -> tuple[list[NDArray[np.float32]], int]:
+    vectors, n_tokens, account = [], 0, ByteAccount(_MOST_VECTOR_BYTES)
+    for item in items:
+        # One at a time, when its turn has come: nothing is read for a client that has left.
+        tokens = await service.shared.pool.run(request, _tokens, service, item, most)
+        n_tokens += int(tokens.size)
+        vectors.append(await asyncio.wrap_future(service.admin.embed(tokens)))
+        account.charge(vectors[-1].nbytes)
+    return vectors, n_tokens
+
+
 def _object(vector: NDArray[np.float32], index: int, encoding: str) -> dict[str, Any]:
     if encoding == "float":
         return {"embedding": vector.tolist(), "index": index, "object": "embedding"}
     text = base64.b64encode(vector.astype("<f4").tobytes()).decode()
     return {"embedding": text, "index": index, "object": "embedding", "encoding_format": "base64"}
-
-
-async def _embed(service: Service, tokens: Tokens, norm: int) -> NDArray[np.float32]:
-    return normalised(await asyncio.wrap_future(service.admin.embed(tokens)), norm)
 
 
 def normalised(rows: NDArray[np.float32], norm: int) -> NDArray[np.float32]:
@@ -130,7 +152,8 @@ def _items(value: Any) -> list[Any]:
     return items
 
 
-def _tokens(service: Service, item: Any) -> Tokens:
+def _tokens(service: Service, item: Any, most: int | None = None) -> Tokens:
+    """The tokens of an input, at most ``most`` of them."""
     if isinstance(item, dict):
         item = _content(item)
     tokens: list[int] = []
@@ -142,6 +165,10 @@ def _tokens(service: Service, item: Any) -> Tokens:
             tokens.append(part)
     if not tokens:
         raise RequestError("Input content cannot be empty")
+    if most is not None and len(tokens) > most:
+        frame = service.tokenizer.tokenize("", add_special=True, parse_special=False)
+        end = frame[1:] if service.tokenizer.add_bos else frame  # what the model wants after each text
+        tokens = [*tokens[: most - len(end)], *end]
     return as_tokens(tokens)
 
 

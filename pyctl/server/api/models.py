@@ -18,7 +18,7 @@ from pyctl.server.http import PING, JsonResponse, encode, error_response, frame
 from pyctl.server.models import Models, ServedModel
 from pyctl.server.service import Service
 
-__all__ = ["events", "health", "load", "show", "unload"]
+__all__ = ["events", "health", "load", "retrieve", "show", "unload"]
 
 _MOST_EVENTS = limit(
     256, "events of models that a client of /models/sse has not taken yet", "it is closed", "connection"
@@ -45,6 +45,18 @@ async def show(models: Models, request: Request) -> Response:
     if models.only is not None:
         return JsonResponse({"models": [_named(models.only)], "object": "list", "data": [_described(models.only)]})
     return JsonResponse({"data": [_listed(model) for model in models], "object": "list"})
+
+
+async def retrieve(models: Models, request: Request) -> Response:
+    """GET /v1/models/{id}"""
+    name = str(request.path_params["id"])
+    if models.only is not None:
+        if not models.only.is_named(name):
+            raise NotFoundError(f"the model {name[:200]!r} does not exist; this server has {models.only.model!r}")
+        return JsonResponse({**_described(models.only), "id": name})
+    if (model := models.find(name)) is None:
+        raise NotFoundError(f"the model {name[:200]!r} does not exist")
+    return JsonResponse({**_listed(model), "id": name})
 
 
 async def load(models: Models, request: Request) -> Response:

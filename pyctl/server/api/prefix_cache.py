@@ -24,9 +24,7 @@ from pyctl.server.service import Service
 
 __all__ = ["clear", "drop", "pin", "show", "warm"]
 
-_MOST_STORED = limit(
-    256, "prefixes that are on disk alone which GET /cache lists", "the others are not listed", "reply"
-)
+_MOST_STORED = limit(256, "prefixes only on disk in GET /cache", "the others are not listed", "reply")
 
 
 class _PinBody(Body, frozen=True):

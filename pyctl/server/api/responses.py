@@ -95,7 +95,7 @@ class ResponseReply(EventReply):
 
     def reported(self, events: list[dict[str, Any]], progress: Progress) -> list[dict[str, Any]]:
         events = events or [self._still()]
-        events[-1] |= {**self._timings(), "prompt_progress": progress_json(progress)}
+        events[-1] |= {**self._timings(), "prompt_progress": progress_json(progress, self.options)}
         return events
 
     def frames(self, events: list[dict[str, Any]]) -> bytes:
@@ -237,7 +237,7 @@ class ResponseReply(EventReply):
             "output_tokens": n_predicted,
             "total_tokens": n_prompt + n_predicted,
             "input_tokens_details": {"cached_tokens": done.timings.n_cached},
-            "output_tokens_details": {"reasoning_tokens": self.n_reasoned},
+            "output_tokens_details": {"reasoning_tokens": self.prepared.splitter.n_reasoning},
         }
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.errors import ModelError
 from pyctl.llama import Loaded, MemoryPlan, load, loader
+from pyctl.llama.devices import check_gguf
 from pyctl.llama.dry_runs import dry_run
 from pyctl.llama.memory import Place, Usage
 from pyctl.prompt import as_tokens
@@ -109,3 +110,13 @@ def test_copies_that_hold_up_evaluation_are_told_once(caplog: pytest.LogCaptureF
         caplog.clear()
         loader._note_blocking_copies(MemoryPlan(512, 1, 1.0, 1, places))
         assert [message.split(" are on ")[1] for message in caplog.messages] == expected
+
+
+def test_a_directory_in_place_of_a_model_names_its_models(tmp_path: Path) -> None:
+    (empty := tmp_path / "empty").mkdir()
+    for name in "gfedcba":
+        (tmp_path / f"{name}.gguf").touch()
+    with pytest.raises(ModelError, match=r"Is a directory; it holds a\.gguf, b\.gguf, .*, e\.gguf, \.\.\.$"):
+        check_gguf(tmp_path)
+    with pytest.raises(ModelError, match=r"Is a directory$"):
+        check_gguf(empty)

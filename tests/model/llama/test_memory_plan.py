@@ -330,14 +330,8 @@ def test_the_table_shows_what_drafting_takes() -> None:
         "21,000",
     ]
     assert lines[4].startswith("3 earlier states of each")
-    short, planes = plan.warnings(0)
-    assert short.startswith("CUDA0 has 1,000 MiB too little; what would help: no --spec-type, ")
-    assert planes.startswith("the states that wrong drafts go back to need 1,800 MiB, 3 of 150 MiB for each of 4 seq")
-    assert planes.endswith("what would help: a smaller -np or --spec-draft-n-max")
-    one = replace(plan, n_seqs=1, places=(replace(gpu, usage=replace(gpu.usage, planes=1_100 * MIB), free=None), host))
-    assert list(one.warnings(0)) == [], "nothing there could be fewer"
-    few = replace(plan, places=(replace(gpu, usage=replace(gpu.usage, planes=1_000 * MIB), free=None), host))
-    assert list(few.warnings(0)) == []
+    (short,) = plan.warnings(0)
+    assert short.startswith("CUDA0 has 1,000 MiB too little; what would help: --spec-type none, ")
 
 
 MTP = DraftSettings(draft_types=("draft-mtp",))

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from pyctl.llama.image_encoder import ImageEncoder
+from pyctl.measure.observed import evict
 
 MACHINE = {"GPU": "none", "build": "llama.cpp"}
 
@@ -175,7 +176,7 @@ def test_a_step_that_does_not_fit_is_skipped_and_told(tmp_path: Path) -> None:
 
 
 def test_files_leave_the_page_cache(tmp_path: Path) -> None:
-    from bench.gpu.machine import cached_share, direct_rate, evict, settle
+    from bench.gpu.machine import cached_share, direct_rate, settle
 
     path = tmp_path / "block"
     path.write_bytes(os.urandom(8 * 2**20))

@@ -4,6 +4,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from pyctl.server import ListenSettings, ServerSettings
 from pyctl.server.app import create_loading_app
 from pyctl.server.lifecycle import LoadingApp, serve
 from tests.unit.server.fake import HI, Bench, Client, events, play
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -137,12 +139,15 @@ LOADING = {"error": {"code": 503, "message": "Loading model", "type": "unavailab
 
 def test_everything_waits_for_the_model() -> None:
     bench = Bench(play("x"))
-    gate = LoadingApp(create_loading_app(ServerSettings()))
+    gate = LoadingApp(create_loading_app(ServerSettings()), seconds=0.01)
     client = Client(gate)
     for method, path in (("GET", "/health"), ("POST", "/completion"), ("GET", "/nowhere"), ("DELETE", "/cache")):
         response = client.request(method, path, headers={"Origin": "http://page"})
         assert (response.status_code, response.json()) == (503, LOADING)
         assert response.headers["access-control-allow-origin"] == "http://page"
+        assert int(response.headers["retry-after"]) > 0
+    assert client.get("/v1/messages/batches").json()["error"]["type"] == "overloaded_error"
+    assert client.get("/api/tags").json() == {"error": "Loading model"}
     assert client.options("/completion").status_code == 200
     page = client.get("/")
     assert (page.status_code, page.text) == (200, client.get("/index.html").text)
@@ -151,6 +156,21 @@ def test_everything_waits_for_the_model() -> None:
     assert client.get("/health").json() == {"status": "ok"}
     assert client.get("/").text == page.text
     assert client.get("/nowhere").status_code == 404
+    assert client.post("/completion", json={"prompt": "a"}).json()["content"] == "x"
     for settings in (ServerSettings(show_page=False), ServerSettings(static_path="/tmp")):
         without = Client(LoadingApp(create_loading_app(settings)))
         assert [without.get(path).status_code for path in ("/", "/page/app.js")] == [503, 503]
+
+
+@pytest.mark.parametrize("is_loaded", [True, False])
+def test_a_request_is_held_while_the_model_is_loaded(monkeypatch: pytest.MonkeyPatch, is_loaded: bool) -> None:
+    """One that is held gets its reply; one that is too many, or is there when loading ends in another way, 503."""
+    monkeypatch.setattr("pyctl.server.lifecycle.MOST_HELD", 1)
+    bench, gate = Bench(play("x")), LoadingApp(create_loading_app(ServerSettings()), seconds=60.0)
+    with ThreadPoolExecutor(1) as pool:
+        held = pool.submit(Client(gate).post, "/completion", json={"prompt": "a"})
+        until(lambda: len(gate._held) == 1)
+        assert Client(gate).post("/completion", json={"prompt": "a"}).status_code == 503
+        assert Client(gate).get("/health").status_code == 503
+        gate.open(bench.app) if is_loaded else gate.close()
+        assert held.result(60).status_code == (200 if is_loaded else 503)

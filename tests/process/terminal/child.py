@@ -1,4 +1,4 @@
-"""A chat with a scripted backend in a process of its own: ``python child.py [--tty] [--no-stats] [-p TEXT]``.
+"""A chat with a scripted backend in a process of its own: ``python child.py [--tty] [--dead] [flags of a chat]``.
 
 The reply repeats the question; "slow" is answered without end, "fail" with an error, "dead" by no backend at all.
 """
@@ -13,6 +13,7 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
+from pyctl.cli.arguments import parse_chat
 from pyctl.errors import EngineError, UnavailableError
 from pyctl.terminal.conversation import ChatDelta, ReplyStats
 from pyctl.terminal.interactive import run_chat
@@ -29,7 +30,15 @@ class Echo:
             raise UnavailableError("cannot reach\nanybody")
         return "echo"
 
-    def stream(self, messages: Sequence[Mapping[str, Any]]) -> Generator[ChatDelta, None, None]:
+    def models(self) -> Sequence[str]:
+        return ["echo", "other"]
+
+    def use(self, model: str) -> None:
+        print(f"using {model}", file=sys.stderr)
+
+    def stream(
+        self, messages: Sequence[Mapping[str, Any]], fields: Mapping[str, Any] | None = None
+    ) -> Generator[ChatDelta, None, None]:
         text = messages[-1]["content"]
         yield ChatDelta(reasoning="thinking")
         while text == "slow":
@@ -44,12 +53,9 @@ class Echo:
 parser = argparse.ArgumentParser()
 parser.add_argument("--tty", action="store_true")
 parser.add_argument("--dead", action="store_true")
-parser.add_argument("--no-stats", action="store_true")
-parser.add_argument("-p", "--prompt")
-parser.add_argument("--system", default="")
-given = parser.parse_args()
+given, flags = parser.parse_known_args()
 if given.tty:
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-code = run_chat(Echo(given.dead), prompt=given.prompt, system=given.system, stats=not given.no_stats)
+code = run_chat(Echo(given.dead), parse_chat(flags, {}).terminal)
 print(f"exit {code}", file=sys.stderr)
 sys.exit(code)

@@ -11,13 +11,13 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 import pyctl
-from pyctl.terminal.console import history_path
+from pyctl.terminal.console import state_directory
 
 CHILD = str(Path(__file__).with_name("child.py"))
 ROOT = str(Path(pyctl.__file__).parents[1])
@@ -26,7 +26,7 @@ BRACKETED_PASTE_ON = "\x1b[?2004h"
 PROMPT = "<prompt>"
 SECONDS = 60.0
 """For what happens at once unless the machine is busy."""
-STATS = "7 cached (live) | 5 evaluated | first token 1 ms | 3 tokens | 2.0 tokens/s"
+STATS = "7 cached (live) | 5 evaluated | first 1 ms | 3 tokens | 2.0/s"
 
 
 def environment(state: Path) -> dict[str, str]:
@@ -49,7 +49,7 @@ def pipe(tmp_path: Path, text: str | bytes, *argv: str) -> subprocess.CompletedP
 class Terminal:
     """A child on a pseudo-terminal: type into it and wait for what it shows."""
 
-    def __init__(self, state: Path, *argv: str) -> None:
+    def __init__(self, state: Path, *argv: str, extra: Mapping[str, str] | None = None) -> None:
         self._end, child_end = os.openpty()
         fcntl.ioctl(child_end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
         self._child = subprocess.Popen(
@@ -57,7 +57,7 @@ class Terminal:
             stdin=child_end,
             stdout=child_end,
             stderr=child_end,
-            env=environment(state),
+            env={**environment(state), **(extra or {})},
             start_new_session=True,
         )
         os.close(child_end)
@@ -99,7 +99,7 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
 
 
 def test_piped_lines_are_messages_and_commands(tmp_path: Path) -> None:
-    ended = pipe(tmp_path, "hello\n\n/undo\n/system Be brief.\nwor\\\nlast", "--system", "s")
+    ended = pipe(tmp_path, "hello\n\n/undo\n/system Be brief.\nwor\\\nlast", "-sys", "s", "--lines")
     assert ended.returncode == 0
     assert ended.stdout.decode() == "turn 2: 'hello'\nturn 2: 'wor\\\\'\nturn 4: 'last'\n"
     said = f"thinking\n{STATS}\n"
@@ -123,16 +123,40 @@ def test_piped_without_stats(tmp_path: Path) -> None:
     ],
 )
 def test_piped_errors_exit_with_1_and_one_line(tmp_path: Path, text: str | bytes, message: str) -> None:
-    ended = pipe(tmp_path, text, "--no-stats")
+    ended = pipe(tmp_path, text, "--no-stats", "--lines")
     assert ended.returncode == 1
     assert ended.stdout == b""
     assert ended.stderr.decode().removeprefix("thinking\n") == f"{message}\nexit 1\n"
 
 
 def test_one_shot_takes_its_text_literally(tmp_path: Path) -> None:
-    ended = pipe(tmp_path, "ignored\n", "-p", "/undo")
+    ended = pipe(tmp_path, "", "-p", "/undo")
     assert (ended.returncode, ended.stdout.decode()) == (0, "turn 1: '/undo'\n")
     assert pipe(tmp_path, "", "-p", "fail").returncode == 1
+
+
+def test_a_pipe_is_one_prompt_below_that_of_the_command(tmp_path: Path) -> None:
+    for flags, said in (((), "/one\n\ntwo"), (("-p", "Sum up"), "Sum up\n\n/one\n\ntwo")):
+        ended = pipe(tmp_path, "/one\n\ntwo\n", *flags)
+        assert (ended.returncode, ended.stdout.decode()) == (0, f"turn 1: {said!r}\n")
+    ended = pipe(tmp_path, " \n", "--no-stats")
+    assert (ended.returncode, ended.stderr.decode()) == (1, "error: standard input is empty\nexit 1\n")
+    assert not (tmp_path / "pyctl").exists()
+
+
+def test_the_last_chat_goes_on(tmp_path: Path) -> None:
+    assert "error: cannot load" in pipe(tmp_path, "", "-p", "a", "--continue").stderr.decode()
+    with Terminal(tmp_path) as terminal:
+        terminal.expect(PROMPT)
+        terminal.type("hello\r")
+        terminal.expect(STATS)
+        terminal.expect(PROMPT)
+        terminal.type("/bye\r")
+        terminal.expect("exit 0")
+    assert (tmp_path / "pyctl" / "last-chat.json").stat().st_mode & 0o777 == 0o600
+    for turn in (3, 5):
+        ended = pipe(tmp_path, "", "-p", "again", "--continue")
+        assert ended.stdout.decode() == f"turn {turn}: 'again'\n"
 
 
 def test_piped_ctrl_c_exits_with_130(tmp_path: Path) -> None:
@@ -161,7 +185,9 @@ def test_a_reader_that_leaves_is_no_traceback(tmp_path: Path) -> None:
 
 def test_terminal_conversation(terminal: Terminal) -> None:
     terminal.type("hello\r")
-    terminal.expect("thinking\n\nturn 1: 'hello'\n" + STATS)
+    terminal.expect("thinking")
+    terminal.expect("turn 1: 'hello'")
+    terminal.expect(STATS)
     terminal.expect(PROMPT)
     terminal.type("/regen\r")
     terminal.expect("turn 1: 'hello'")
@@ -178,11 +204,14 @@ def test_terminal_conversation(terminal: Terminal) -> None:
 
 
 def test_terminal_several_lines(terminal: Terminal) -> None:
-    terminal.type("one\x1b\rtwo\\\rthree\r")
-    terminal.expect(r"turn 1: 'one\ntwo\nthree'")
+    terminal.type("one\x1b\rtwo\r")
+    terminal.expect(r"turn 1: 'one\ntwo'")
+    terminal.expect(PROMPT)
+    terminal.type('"""\rone\r/two"""\r')
+    terminal.expect(r"turn 3: 'one\n/two'")
     terminal.expect(PROMPT)
     terminal.type("\x1b[200~pasted\rlines\x1b[201~\r")
-    terminal.expect(r"turn 3: 'pasted\nlines'")
+    terminal.expect(r"turn 5: 'pasted\nlines'")
     terminal.expect(PROMPT)
     terminal.type("/quit\r")
     terminal.expect("exit 0")
@@ -204,6 +233,7 @@ def test_terminal_ctrl_c_stops_the_reply_and_not_the_program(terminal: Terminal,
     terminal.expect("stopped")
     terminal.expect(PROMPT)
     terminal.type("half a thought\x03")
+    terminal.expect("Ctrl-D or /exit leaves")
     terminal.expect(PROMPT)
     terminal.type("after\r")
     terminal.expect("turn 5: 'after'")
@@ -237,12 +267,21 @@ def test_terminal_history_is_kept_and_private(tmp_path: Path) -> None:
     assert (tmp_path / "pyctl" / "history").stat().st_mode & 0o777 == 0o600
 
 
+def test_without_colours_a_terminal_gets_plain_text(tmp_path: Path) -> None:
+    with Terminal(tmp_path, "-p", "**bold**", extra={"NO_COLOR": "1"}) as terminal:
+        terminal.expect("turn 1: '**bold**'")
+        terminal.expect("exit 0")
+    with Terminal(tmp_path, "-p", "**bold**") as terminal:
+        terminal.expect("turn 1: 'bold'")
+        terminal.expect("exit 0")
+
+
 def test_terminal_without_a_backend(tmp_path: Path) -> None:
     with Terminal(tmp_path, "--dead") as terminal:
         terminal.expect("error: cannot reach anybody\nexit 1")
 
 
-def test_history_path() -> None:
-    assert history_path({"XDG_STATE_HOME": "/state"}) == Path("/state/pyctl/history")
-    assert history_path({"XDG_STATE_HOME": "relative"}) == Path.home() / ".local" / "state" / "pyctl" / "history"
-    assert history_path({}) == Path.home() / ".local" / "state" / "pyctl" / "history"
+def test_state_directory() -> None:
+    assert state_directory({"XDG_STATE_HOME": "/state"}) == Path("/state/pyctl")
+    assert state_directory({"XDG_STATE_HOME": "relative"}) == Path.home() / ".local" / "state" / "pyctl"
+    assert state_directory({}) == Path.home() / ".local" / "state" / "pyctl"

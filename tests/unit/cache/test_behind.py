@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pyctl.cache.disk.write_queue import MAX_CALLS, WriteQueue
-from pyctl.cache.ports import Reason, RowsOf
+from pyctl.cache.ports import Reason, RowsOf, Written
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import NOTHING, Block, PromptMatch, Segment, Snapshot, State
 from pyctl.prompt import as_tokens
@@ -65,7 +65,7 @@ def test_offering_never_waits_and_a_full_queue_gives_up_its_oldest(writer: SlowW
     writer.gate.set()
     assert behind.flush(60)
     assert [rows[0] for _, rows in writer.written] == [0, 5, 4, 3], "the newest first, each once, two given up"
-    assert behind.n_bytes == 200
+    assert behind.written.n_bytes == 200
 
 
 def test_rows_are_held_although_the_cache_drops_them(writer: SlowWriter, behind: WriteQueue) -> None:
@@ -230,7 +230,7 @@ def test_what_was_spilled_waits_until_its_bytes_are_there_and_comes_after_what_w
     behind.settle()
     assert behind.flush(60)
     assert writer.written[-1][1][0] == 3
-    assert (behind.n_spilled, behind.spilled_bytes) == (3, 150)
+    assert behind.spilled == Written(3, 150)
 
 
 def test_what_was_spilled_has_so_many_bytes_at_most_and_the_least_worth_is_given_up(writer: SlowWriter) -> None:

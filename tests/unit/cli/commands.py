@@ -33,6 +33,7 @@ from pyctl.server.lifecycle import LoadingApp
 from pyctl.server.models import Models
 from pyctl.server.reply import ReplyResponse
 from pyctl.server.request_pool import Afterwards
+from pyctl.terminal import TerminalSettings
 from tests.fake import FakeBackend
 from tests.pictures import GridReader
 from tests.unit.chat.toy import CHATML_SPECIALS, ByteTokenizer
@@ -144,7 +145,7 @@ def look(monkeypatch: pytest.MonkeyPatch, argv: list[str], at: Callable[[Seen], 
         tokenizer = ByteTokenizer(TOKENIZER_SPECIALS, eos="<|im_end|>")
         by_model = [name for name in seen.drafts.ordered_types if name in MODEL_TYPES]
         backend = _Backend(draft_type=by_model[0] if by_model else "")
-        return Loaded(backend, tokenizer, info, seen.images)  # type: ignore[arg-type]
+        return Loaded(backend, tokenizer, info, seen.images, seen.drafts)  # type: ignore[arg-type]
 
     def submit(_: Worker, request: Request) -> RequestHandle:
         seen.requests.append(request)
@@ -154,12 +155,12 @@ def look(monkeypatch: pytest.MonkeyPatch, argv: list[str], at: Callable[[Seen], 
         return handle
 
     def serve(gate: LoadingApp, _: None, listen: Any, *, on_ready: Callable[[str], None], **given: Any) -> None:
-        on_ready("http://0.0.0.0:1")
+        on_ready("http://127.0.0.1:1")
         seen.gate, seen.served = gate, listen
         found.append(at(seen))
 
-    def run_chat(backend: Any, **given: Any) -> int:
-        seen.chat = {"backend": backend, **given}
+    def run_chat(backend: Any, settings: TerminalSettings) -> int:
+        seen.chat = {"backend": backend, "settings": settings}
         found.append(at(seen))
         return 0
 

@@ -12,6 +12,7 @@ from pyctl.chat.template import Template
 from pyctl.cli.arguments import FLAGS, OWNERS, parse_chat, parse_serve
 from pyctl.cli.logs import LogSettings
 from pyctl.cli.other_forms import IGNORED, NO_OP, REJECTED, REMOVED
+from pyctl.engine.draft.draft_settings import AUTOMATIC, DraftSettings
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.sampling import RANDOM_SEED, Sampling
@@ -25,12 +26,16 @@ from tests.unit.cli.given import PRESERVED, SERVE_FLAGS, WITHOUT_USE, chat, refu
 
 
 def test_defaults_are_those_of_llama_server() -> None:
-    """But for a snapshot every 4,096 tokens instead of 8,192 (docs/decisions/001-batch-ends.md)."""
-    settings = parse_serve(["-m", "model.gguf"], {})
+    """But for snapshots every 4,096 tokens instead of 8,192 (docs/decisions/001-batch-ends.md), and for what depends on
+    the machine: RAM, disk and drafts (docs/decisions/006-defaults.md)."""
+    settings = parse_serve(["-m", "model.gguf"], {"XDG_CACHE_HOME": "/c"})
     assert settings.model == ModelSettings(path="model.gguf", n_seqs=4)
-    assert settings.cache == CacheSettings(n_slots=0, ram_mib=8192)
+    assert settings.cache == CacheSettings(n_slots=0, ram_mib=None)
+    assert settings.drafts == DraftSettings(AUTOMATIC, n_draft=2)
     assert settings.engine == EngineSettings(min_step=4096, exact=False, sleep_seconds=-1)
-    assert settings.disk == DiskSettings("", 16384, 512, 10240, "auto:30,spill", 131_072)
+    assert settings.disk == DiskSettings(
+        "/c/pyctl/kv", True, 16384, 512, 10240, "auto:30,spill", 32_768, is_default=True, free_part=10
+    )
     assert settings.server == ServerSettings()
     assert settings.replies == ReplySettings(sampling=Sampling(), n_predict=-1, cache_prompt=True)
     assert settings.request_fields == {}
@@ -64,6 +69,7 @@ def test_every_field_has_a_flag() -> None:
         *(("Sampling", name) for name in ("min_keep", "post_sampling_probs")),  # requests say these
         ("EngineSettings", "min_batch"),
         ("PoolSettings", "select"),  # settings of its own
+        *(("DiskSettings", name) for name in ("is_default", "free_part")),  # where no flag names a directory
         ("VisionSettings", "is_optional"),  # -hf brings what nobody asked for
         *(("ReplySettings", name) for name in ("disk_policy", "n_batch", "embeddings")),  # as their owners have them
         ("ReplySettings", "sampling"),
@@ -219,12 +225,74 @@ def test_the_flag_takes_the_policies_that_a_request_takes_and_the_spill(text: st
 
 
 def test_flags_of_the_disk_without_a_directory() -> None:
-    assert serve("--disk-prefix-cache", "full", "--kv-cache-budget", "9", PYCTL_KV_CACHE_COLD_MAX="5").warnings == (
-        "--disk-prefix-cache has no effect without --kv-cache-dir",
+    flags = ("--disk-prefix-cache", "full", "--kv-cache-budget", "9")
+    for more, why in ((["--no-kv-cache"], "with --no-kv-cache"), (["--cache-ram", "0"], "with --cache-ram 0")):
+        warnings = [f"{name} has no effect {why}" for name in ("--disk-prefix-cache", "--kv-cache-budget")]
+        assert serve(*flags, *more, PYCTL_KV_CACHE_COLD_MAX="5").warnings == tuple(warnings)
+    assert parse_serve(["--kv-cache-budget", "9"], {}).warnings == (
         "--kv-cache-budget has no effect without --kv-cache-dir",
     )
     assert serve("--disk-prefix-cache", "full", "--kv-cache-dir", "kv").warnings == ()
     assert serve("--kv-cache-dir", "~/kv").disk.cache_dir == str(Path.home() / "kv")
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "found"),
+    [
+        ([], {"HOME": "/h"}, "/h/.cache/pyctl/kv"),
+        ([], {"HOME": "/h", "XDG_CACHE_HOME": "here"}, "/h/.cache/pyctl/kv"),
+        ([], {"XDG_CACHE_HOME": "/c", "PYCTL_KV_CACHE": "off"}, ""),
+        (["--kv-cache"], {"XDG_CACHE_HOME": "/c", "PYCTL_KV_CACHE": "off"}, "/c/pyctl/kv"),
+        (["--no-kv-cache"], {"PYCTL_KV_CACHE_DIR": "/d"}, ""),
+        ([], {"PYCTL_KV_CACHE_DIR": "/d", "PYCTL_KV_CACHE": "off"}, ""),
+        (["--kv-cache-dir", "/d"], {"PYCTL_KV_CACHE": "off"}, "/d"),
+        (["--cache-ram", "0"], {}, ""),
+        (["--embeddings"], {}, ""),
+    ],
+)
+def test_where_the_disk_cache_is(flags: list[str], environ: dict[str, str], found: str) -> None:
+    settings = serve(*flags, **environ)
+    assert (settings.disk.cache_dir, settings.disk.is_default) == (found, found.endswith("pyctl/kv"))
+    assert settings.warnings == ()
+
+
+def test_the_built_in_model_and_a_server_elsewhere_need_no_disk_cache() -> None:
+    assert parse_serve([], {}).disk.cache_dir == ""
+    assert parse_chat(["--url", "h"], {}).disk.cache_dir == ""
+    assert parse_chat(["-hf", "org/m"], {"XDG_CACHE_HOME": "/c"}).disk.cache_dir == "/c/pyctl/kv"
+
+
+def test_a_user_without_a_home_gets_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("no home")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    settings = serve()
+    assert settings.disk.cache_dir == ""
+    (warning,) = settings.warnings
+    assert warning == "no disk cache: the user has no home directory; --kv-cache-dir names another"
+
+
+def test_bounds_of_the_default_directory_give_way_to_flags() -> None:
+    disk = serve("--kv-cache-budget", "9", "--kv-cache-daily-writes", "8").disk
+    assert (disk.disk_mib, disk.daily_mib, disk.free_part) == (9, 8, 0)
+    disk = serve("--kv-cache-dir", "/d").disk
+    assert (disk.disk_mib, disk.daily_mib, disk.free_part, disk.is_default) == (16384, 131_072, 0, False)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        *(["--spec-type", "none"], ["--spec-type", "cache"], ["-md", "d.gguf"], ["-hfd", "o/d"], ["--exact"]),
+        *(["--fit", "off"], ["--embeddings"], ["--kv-pool", "auto", "-np", "1"]),
+    ],
+    ids=" ".join,
+)
+def test_what_turns_off_drafts_by_default(flags: list[str]) -> None:
+    drafts = serve("--spec-draft-n-max", "5", "-ctkd", "q8_0").drafts
+    assert (drafts.is_automatic, drafts.n_draft) == (True, 5)
+    drafts = serve(*flags).drafts
+    assert (drafts.is_automatic, drafts.n_draft) == (False, 3)
 
 
 def test_tls_files() -> None:
@@ -319,6 +387,7 @@ def test_chat_takes_server_flags_without_effect() -> None:
         ("http://localhost:8080/", "http://localhost:8080"),
         ("localhost:8080", "http://localhost:8080"),
         ("https://example.org/v1", "https://example.org/v1"),
+        ("unix:///run/p.sock", "unix:///run/p.sock"),
     ],
 )
 def test_chat_with_a_server(text: str, url: str) -> None:

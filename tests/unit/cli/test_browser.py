@@ -1,4 +1,4 @@
-"""The address of the page, and opening it."""
+"""Opening the page in a browser."""
 
 from __future__ import annotations
 
@@ -8,21 +8,7 @@ import webbrowser
 
 import pytest
 
-from pyctl.cli.serve_command import open_in_browser, page_address
-
-
-@pytest.mark.parametrize(
-    ("addresses", "prefix", "page"),
-    [
-        ("http://127.0.0.1:8080", "", "http://127.0.0.1:8080/"),
-        ("http://0.0.0.0:8080, http://10.0.0.1:8080", "/llm", "http://127.0.0.1:8080/llm/"),
-        ("https://[::]:8080", "", "https://[::1]:8080/"),
-        ("unix:///run/a.sock, http://10.0.0.1:80", "", "http://10.0.0.1:80/"),
-        ("unix:///run/a.sock", "", ""),
-    ],
-)
-def test_where_a_browser_finds_the_page(addresses: str, prefix: str, page: str) -> None:
-    assert page_address(addresses, prefix) == page
+from pyctl.cli.serve_command import open_in_browser
 
 
 def test_only_a_screen_gets_a_browser(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -359,6 +359,7 @@ EFFECTS: dict[str, Effect] = {
     "--cache-idle-slots": Effect("", option("clear_idle")),
     # -- disk cache
     "--kv-cache-dir": Effect(DIR, built("DiskStore", "0")),
+    "--kv-cache": Effect("", built("DiskStore", "0"), ("--kv-cache", "--kv-cache-budget", "100")),
     "--kv-cache-budget": Effect("100", built("DiskStore", "2"), ("--kv-cache-dir", DIR)),
     "--kv-cache-min-tokens": Effect("9", built("DiskStore", "min_tokens"), ("--kv-cache-dir", DIR)),
     "--kv-cache-cold-max": Effect("9", built("DiskTier", "cold_max"), ("--kv-cache-dir", DIR)),
@@ -480,9 +481,11 @@ EFFECTS: dict[str, Effect] = {
     "--embd-normalize": Effect("-1", embedding, ("--embedding",)),
     "--spm-infill": Effect("", infill),
     # -- chat
-    "-p": Effect("Hello", lambda seen: seen.chat["prompt"]),
-    "-sys": Effect("Be brief.", lambda seen: seen.chat["system"]),
-    "--stats": Effect("", lambda seen: seen.chat["stats"]),
+    "-p": Effect("Hello", lambda seen: seen.chat["settings"].prompt),
+    "-sys": Effect("Be brief.", lambda seen: seen.chat["settings"].system_prompt),
+    "--stats": Effect("", lambda seen: seen.chat["settings"].stats),
+    "--lines": Effect("", lambda seen: seen.chat["settings"].lines),
+    "--continue": Effect("", lambda seen: seen.chat["settings"].resumes),
     "--url": Effect("http://h", lambda seen: seen.remote[:1], (ALONE,)),
 }
 OF_CHAT = {"--api-key": Effect("k", lambda seen: seen.remote[1], (ALONE, "--url", "h"))}
@@ -528,6 +531,7 @@ def test_every_flag_changes_what_its_consumer_gets(
     model_path: Callable[[str], Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     name = name_of(flag)
     effect = OF_CHAT.get(name, EFFECTS[name]) if command == "chat" else EFFECTS[name]
     places = {DIR: str(tmp_path), FILE: str(tmp_path / "file")}

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +85,7 @@ ROUND_TRIPS: dict[str, tuple[str, str, Any]] = {
     "min_step": ("0", "engine.min_step", 0),
     "exact": ("", "engine.exact", True),
     "cache_dir": ("/var/cache/kv", "disk.cache_dir", "/var/cache/kv"),
+    "kv_cache": ("", "disk.kv_cache", True),
     "disk_mib": ("100", "disk.disk_mib", 100),
     "min_tokens": ("0", "disk.min_tokens", 0),
     "cold_max": ("0", "disk.cold_max", 0),
@@ -406,7 +410,7 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
 
 def test_help_lists_every_flag_by_group(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        parse_serve(["-h"], {})
+        parse_serve(["-h", "all"], {})
     assert caught.value.code == 0
     text = capsys.readouterr().out
     for group in (
@@ -425,7 +429,42 @@ def test_help_lists_every_flag_by_group(capsys: pytest.CaptureFixture[str]) -> N
         assert all(name in text for name in flag.spellings())
         assert flag.env in text
     assert "(default: 2048)" in text
-    assert max(map(len, text.splitlines())) <= 110
+    assert max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("parse", [parse_serve, parse_chat])
+def test_help_begins_with_what_matters(
+    capsys: pytest.CaptureFixture[str], parse: Callable[[list[str], dict[str, str]], object]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--help"], {})
+    text = capsys.readouterr().out
+    lines = text.splitlines()
+    assert len(lines) <= 70
+    assert max(map(len, lines)) <= 80
+    assert lines[2] == "examples:"
+    for example in lines[3:5]:
+        parse(shlex.split(example)[2:], {})
+    flags = [line for line in lines if re.match(r"  -", line)]
+    assert 18 <= len(flags) <= 22
+    assert any("--cache-ram" in line for line in flags)
+
+
+@pytest.mark.parametrize(
+    ("topic", "there", "missing"),
+    [
+        ("cache", ["cache:", "disk cache:", "--kv-cache-dir", "PYCTL_EXACT"], ["--port", "--ctx-size"]),
+        ("Disk", ["disk cache:", "--kv-cache-dir"], ["--cache-ram"]),
+        ("cors", ["server:", "--cors-origins"], ["--port", "model:"]),
+        ("--cache-ram", ["cache:", "--cache-ram"], ["--exact"]),
+    ],
+)
+def test_help_on_a_topic(capsys: pytest.CaptureFixture[str], topic: str, there: list[str], missing: list[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_serve([f"--help={topic}"], {})
+    text = capsys.readouterr().out
+    assert [each for each in there if each not in text] == []
+    assert [each for each in missing if each in text] == []
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

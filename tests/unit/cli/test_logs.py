@@ -50,7 +50,7 @@ def test_a_log_file_on_a_full_disk_is_one_line_on_stderr(capsys: pytest.CaptureF
 def test_what_a_message_is_about_stays_in_its_line_and_its_tracebacks_are_indented() -> None:
     said = io.StringIO()
     handler = logging.StreamHandler(said)
-    handler.setFormatter(logs._LineFormatter("%(message)s"))
+    handler.setFormatter(logs._LineFormatter(with_time=False))
     logger = logging.Logger("odd")
     logger.addHandler(handler)
     logger.info("%s: %r, %d of %.1f", "/a\x1b]0;x\x07\nforged", "b\n", 3, 2.5)
@@ -62,5 +62,33 @@ def test_what_a_message_is_about_stays_in_its_line_and_its_tracebacks_are_indent
         logger.exception("%s", ValueError("e\nf"))
     lines = said.getvalue().split("\n")
     assert lines[:4] == ["/a\\x1b]0;x\\x07\\nforged: 'b\\n', 3 of 2.5", "c\\u202e\\n", "a table:", "  forged"]
-    assert lines[5:7] == ["e\\nf", "  Traceback (most recent call last):"]
+    assert lines[5:7] == ["error: e\\nf", "  Traceback (most recent call last):"]
     assert lines[-3:] == ["  ValueError: d", "  forged ", ""]
+
+
+def test_colours_are_for_terminals_and_forged_ones_are_shown() -> None:
+    record = logging.makeLogRecord(
+        {"msg": "chat  9 from disk  %s", "args": ("\x1b[31m",), "levelno": 20, "strong": "9 from disk"}
+    )
+    plain = logs._LineFormatter(with_time=False).format(record)
+    assert plain == "chat  9 from disk  \\x1b[31m"
+    coloured = logs._LineFormatter(with_time=False, is_coloured=True)
+    assert coloured.format(record) == "chat  \x1b[32m9 from disk\x1b[0m  \\x1b[31m"
+    warning = logging.makeLogRecord({"msg": "full", "levelno": logging.WARNING, "levelname": "WARNING"})
+    assert coloured.format(warning) == "\x1b[33mwarning: \x1b[0mfull"
+    assert logs._LineFormatter(with_time=True, is_coloured=True).format(warning).startswith("\x1b[2m")
+
+
+@pytest.mark.parametrize(("is_terminal", "no_color", "escapes"), [(True, "", 2), (True, "1", 0), (False, "", 0)])
+def test_no_color_and_pipes_are_respected(
+    monkeypatch: pytest.MonkeyPatch, is_terminal: bool, no_color: str, escapes: int
+) -> None:
+    said = io.StringIO()
+    monkeypatch.setattr(said, "isatty", lambda: is_terminal)
+    monkeypatch.setattr("sys.stderr", said)
+    monkeypatch.setenv("NO_COLOR", no_color)
+    given: dict[str, list[logging.Handler]] = {}
+    monkeypatch.setattr(logging, "basicConfig", lambda level, handlers: given.update(handlers=handlers))
+    logs.start_log(logs.LogSettings(timestamps=False), [])
+    given["handlers"][0].handle(logging.makeLogRecord({"msg": "no", "levelno": 30, "levelname": "WARNING"}))
+    assert said.getvalue().count("\x1b") == escapes

@@ -22,6 +22,8 @@ print(code, *sorted(heavy), file=sys.stderr)
     "arguments",
     [
         *(["--version"], ["--help"], ["serve", "--help"], ["chat", "--help"], ["cache", "--help"]),
+        *(["doctor", "--help"], ["bench", "--help"]),
+        *(["launch", "--help"], ["launch", "claude", "--help"], ["service", "--help"], ["launch", "dance"]),
         *(["chat", "--version"], ["serve", "--no-such-flag"], ["cache", "dance"]),
     ],
     ids=" ".join,

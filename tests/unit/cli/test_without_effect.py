@@ -69,7 +69,8 @@ def test_every_flag_of_llama_server_is_known_with_its_values_and_its_variable() 
     for names, with_value, variable in contract():
         for name in names:
             if name in used:
-                assert (used[name].convert is not None) == with_value, name
+                takes_topic = used[name].dest == "help"
+                assert (used[name].convert is not None) == (with_value or takes_topic), name
                 assert used[name].env == variable, name
             elif name != "--control-vector-layer-range":
                 assert WITHOUT_USE[name] == int(with_value), name
@@ -79,7 +80,8 @@ def test_every_other_flag_of_pyctl_is_its_own() -> None:
     documented = {name for names, *_ in contract() for name in names}
     own = {name for flag in SERVE_FLAGS for name in flag.spellings()} - documented
     assert own == {
-        *("--prefix-cache-slots", "--exact", "--no-exact", "--kv-cache-dir", "--kv-cache-budget"),
+        *("--prefix-cache-slots", "--exact", "--no-exact", "--kv-cache-dir", "--kv-cache-budget", "--kv-cache"),
+        "--no-kv-cache",
         *("--kv-cache-min-tokens", "--kv-cache-cold-max", "--disk-prefix-cache", "--kv-cache-daily-writes"),
         *(
             "--kv-pool",

@@ -90,8 +90,8 @@ def test_what_left_ram_comes_back_from_disk_also_after_a_restart(tmp_path: Path,
     expected = [ask(engine, prompt).tokens for prompt in CONVERSATIONS]
     assert engine.prefix_cache.cache.n_evicted > 0
     view = flushed(engine).view()
-    assert view.spilled > 0
-    assert view.spilled_bytes == view.written
+    assert view.spilled.n > 0
+    assert view.spilled == view.written
     gone = [n for n, prompt in enumerate(CONVERSATIONS) if ask_source(engine, prompt, expected[n]) == "disk"]
     assert gone, "nothing came back from disk"
     check_invariants(engine.prefix_cache.cache)
@@ -113,7 +113,7 @@ def test_without_the_word_nothing_is_spilled(tmp_path: Path) -> None:
     for prompt in CONVERSATIONS:
         ask(engine, prompt)
     assert engine.prefix_cache.cache.n_evicted > 0
-    assert flushed(engine).view().spilled == 0
+    assert flushed(engine).view().spilled.n == 0
     engine.prefix_cache.close()
 
 
@@ -149,7 +149,7 @@ def test_what_takes_longer_to_read_than_it_saves_is_not_written(tmp_path: Path) 
     for prompt in CONVERSATIONS:
         ask(engine, prompt)
     assert engine.prefix_cache.cache.n_evicted > 0
-    assert flushed(engine).view().spilled == 0
+    assert flushed(engine).view().spilled.n == 0
     engine.prefix_cache.close()
 
 
@@ -263,7 +263,7 @@ def test_any_order_on_any_disk_gives_right_replies_within_all_budgets(
         drive.share = 0.0
         engine.prefix_cache.close()
         assert tier.view().waiting == 0
-        written += tier.view().written
+        written += tier.view().written.n_bytes
         assert sum(path.stat().st_size for path in tmp_path.rglob("fake/*.*")) <= budget
     assert daily is None or written <= daily
     fresh = engine_on(tmp_path, kind, "full", budget=budget)
@@ -292,7 +292,7 @@ def test_rows_that_only_the_device_has_are_fetched_before_they_go(
     expected = [ask(engine, prompt).tokens for prompt in CONVERSATIONS]
     view = flushed(engine).view()
     assert fetched
-    assert (view.spilled > 0) is not fails
+    assert (view.spilled.n > 0) is not fails
     sources = [ask_source(engine, prompt, tokens) for prompt, tokens in zip(CONVERSATIONS, expected, strict=True)]
     assert ("disk" in sources) is not fails
     check_invariants(engine.prefix_cache.cache)
@@ -310,7 +310,7 @@ def test_a_conversation_larger_than_what_may_wait_survives_a_restart(
     engine = engine_on(tmp_path, policy="full", ram=ram, n_cells=8192)
     assert ask(engine, prompt).error is None
     tier = flushed(engine)
-    assert tier.view().written > 30_000
+    assert tier.view().written.n_bytes > 30_000
     restarted = engine_on(tmp_path, policy="full", ram=ram, n_cells=8192)
     again = ask(restarted, prompt).done
     assert again.stats.source == "disk"
@@ -340,6 +340,6 @@ def test_rows_for_which_there_is_no_room_are_not_copied_for_the_disk_all_at_once
     assert tier_of(engine).view().waiting == 1
     assert engine.prefix_cache.cache.snapshots()
     assert sum(held.n_bytes for held in fetched) < 24_000
-    assert not flushed(engine).view().written
+    assert not flushed(engine).view().written.n
     assert engine.prefix_cache.close()
-    assert tier_of(engine).view().written > 30_000
+    assert tier_of(engine).view().written.n_bytes > 30_000

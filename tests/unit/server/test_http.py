@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from typing import Any
@@ -11,15 +12,20 @@ from pyctl.engine.request import Done
 from pyctl.engine.request import Request as EngineRequest
 from pyctl.errors import (
     AuthenticationError,
+    BusyError,
     ContextSizeError,
     EngineError,
+    ForbiddenError,
     NotFoundError,
+    NotSupportedError,
     RequestError,
     StateError,
+    TooLargeError,
     UnavailableError,
 )
 from pyctl.prompt import Prompt
-from pyctl.server.http import error_body
+from pyctl.server import ServerSettings
+from pyctl.server.http import error_body, error_response, form_of
 from pyctl.server.prepare import LETTERS_PER_TOKEN
 from tests.unit.server.fake import HI, N_CTX, Bench, fail, play
 from tests.waiting import until
@@ -233,9 +239,45 @@ def test_the_server_goes_on_after_errors() -> None:
 
 def test_unknown_paths_and_wrong_methods() -> None:
     client = Bench(play("x")).client
-    check(client.get("/nothing/here"), 404, "not_found_error", "File Not Found")
-    check(client.get("/v1/chat/completions"), 404, "not_found_error", "File Not Found")
-    check(client.post("/health", json={}), 404, "not_found_error", "File Not Found")
+    check(client.get("/nothing/here"), 404, "not_found_error", "no such endpoint: /nothing/here")
+    check(client.post("/v1/files", json={}), 404, "not_found_error", "no such endpoint: /v1/files")
+    check(client.get("/v1/chat/completions"), 404, "not_found_error", "no such endpoint: GET /v1/chat/completions")
+    check(client.post("/health", json={}), 404, "not_found_error", "no such endpoint: POST /health")
+
+
+@pytest.mark.parametrize("prefix", ["", "/api"])
+def test_errors_before_an_endpoint_have_the_form_of_the_api(prefix: str) -> None:
+    client = Bench(play("x"), settings=ServerSettings(api_keys=("k",), api_prefix=prefix)).client
+    for key, status in (("wrong", 401), ("k", 404)):
+        headers = {"authorization": f"Bearer {key}"}
+        plain, anthropic, ollama = (
+            client.get(f"{prefix}{path}", headers=headers) for path in ("/v1/files", "/v1/messages/batches", "/api/me")
+        )
+        assert [each.status_code for each in (plain, anthropic, ollama)] == [status] * 3
+        assert list(plain.json()) == ["error"]
+        assert anthropic.json()["type"] == "error"
+        assert isinstance(ollama.json()["error"], str)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "kind"),
+    [
+        (ContextSizeError(9, 8), 400, "invalid_request_error"),
+        (NotSupportedError("x"), 501, "invalid_request_error"),
+        (AuthenticationError("x"), 401, "authentication_error"),
+        (ForbiddenError("x"), 403, "permission_error"),
+        (NotFoundError("x"), 404, "not_found_error"),
+        (TooLargeError("x"), 413, "request_too_large"),
+        (BusyError(3), 503, "overloaded_error"),
+        (EngineError("x"), 500, "api_error"),
+        (ValueError("x"), 500, "api_error"),
+    ],
+)
+def test_every_kind_as_anthropic_calls_it(error: Exception, code: int, kind: str) -> None:
+    response = error_response(error, form_of("/v1/messages"))
+    body = json.loads(bytes(response.body))
+    assert (body["type"], body["error"]["type"], response.status_code) == ("error", kind, code)
+    assert ("retry-after" in response.headers) == isinstance(error, BusyError)
 
 
 @pytest.mark.parametrize("path", ["/completion", "/v1/chat/completions", "/v1/messages"])

@@ -14,13 +14,24 @@ class ScriptedBackend:
     def __init__(self, *replies: Sequence[ChatDelta | BaseException]) -> None:
         self.replies = list(replies)
         self.seen: list[list[Mapping[str, Any]]] = []
+        self.fields: list[Mapping[str, Any]] = []
+        self.model = "scripted"
         self.closed = 0
 
     def name(self) -> str:
-        return "scripted"
+        return self.model
 
-    def stream(self, messages: Sequence[Mapping[str, Any]]) -> Generator[ChatDelta, None, None]:
+    def models(self) -> Sequence[str]:
+        return ["scripted", "second", "second-best"]
+
+    def use(self, model: str) -> None:
+        self.model = model
+
+    def stream(
+        self, messages: Sequence[Mapping[str, Any]], fields: Mapping[str, Any] | None = None
+    ) -> Generator[ChatDelta, None, None]:
         self.seen.append(list(messages))
+        self.fields.append(dict(fields or {}))
         try:
             for item in self.replies.pop(0):
                 if isinstance(item, BaseException):

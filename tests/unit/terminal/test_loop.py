@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prompt_toolkit.completion import CompleteEvent
+from prompt_toolkit.document import Document
 
 from pyctl.chat.reply import CallDelta
 from pyctl.errors import EngineError, RequestError
-from pyctl.terminal.console import PipeReader
-from pyctl.terminal.conversation import Call, ChatDelta, Conversation, Message, ReplyStats
-from pyctl.terminal.interactive import Chat
+from pyctl.terminal import conversation
+from pyctl.terminal.console import CommandCompleter, PipeReader
+from pyctl.terminal.conversation import Call, ChatDelta, Conversation, Message, ReplyStats, load
+from pyctl.terminal.interactive import COMMANDS, WITH_PATH, Chat
 from tests.pictures import image_bytes
 
 
@@ -192,11 +195,114 @@ def test_stats_tell_of_drafts(script: Any) -> None:
 def test_help_names_every_command(script: Any) -> None:
     chat, view, _ = start(script.backend(), "/help")
     chat.run()
-    for name in ("help", "regen", "undo", "edit", "system", "save", "load", "stats", "clear", "quit"):
-        assert f"/{name} " in view.infos[0]
+    for name in COMMANDS:
+        assert f"{name} " in view.infos[0]
+    assert COMMANDS.keys() == chat._commands.keys()
+    assert max(map(len, view.infos[0].split("\n"))) <= 80
+
+
+def test_help_of_one_command(script: Any) -> None:
+    chat, view, _ = start(script.backend(), "/help regen", "/help /bye", "/help nothing")
+    chat.run()
+    assert view.infos[0] == "/regen another reply to the last message"
+    assert view.infos[1].startswith("/quit ")
+    assert view.infos[2].startswith("/help ")
+
+
+def test_a_file_goes_with_the_next_message_under_its_name(script: Any, tmp_path: Path) -> None:
+    notes, code, saved = tmp_path / "my notes.txt", tmp_path / "a.md", tmp_path / "chat.json"
+    notes.write_text("one\ntwo\n")
+    code.write_text("```\nx\n```")
+    backend = script.backend(*(script.say(text) for text in "ABC"))
+    chat, view, reader = start(
+        backend,
+        f"/file {notes}",
+        f"/file {code}",
+        "what?",
+        "/edit",
+        "why?",
+        f"/save {saved}",
+        f"/load {saved}",
+        "/regen",
+    )
+    assert chat.run() == 0
+    assert not view.errors
+    attached = "my notes.txt:\n```\none\ntwo\n```\n\na.md:\n````\n```\nx\n```\n````\n\n"
+    assert [seen[0]["content"] for seen in backend.seen] == [attached + "what?", attached + "why?", attached + "why?"]
+    assert "what?" in reader.defaults
+    assert chat.conversation.question() == "why?"
+
+
+def test_only_text_of_bounded_size_is_attached(script: Any, tmp_path: Path) -> None:
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    (tmp_path / "zero").write_bytes(b"a\0b")
+    (tmp_path / "huge").touch()
+    os.truncate(tmp_path / "huge", 2**30)
+    (tmp_path / "half").write_bytes(b"x" * 3 * 2**20)
+    names = ("binary", "zero", "huge", "none", ".", "half", "half")
+    backend = script.backend(script.say("A"))
+    chat, view, _ = start(backend, *(f"/file {tmp_path / name}" for name in names), "/file", "/file -", "bare")
+    assert chat.run() == 0
+    said = ("not UTF-8", "not text", "more than", "No such file", "not a file", "at most", "missing file name")
+    assert all(words in error for words, error in zip(said, view.errors, strict=True)), view.errors
+    assert backend.seen[0][0]["content"] == "bare"
+
+
+def test_sampling_fields_are_checked_and_sent(script: Any) -> None:
+    backend = script.backend(*(script.say(text) for text in "AB"))
+    lines = ("/set temp 0.2", "/set top-k 5", "/set seed -1", "/set max_tokens 9", "a", "/set top_k -", "/set", "b")
+    chat, view, _ = start(backend, *lines, "/set temperature", "/set size 3", "/set top_p 3", "/set min_p x")
+    assert chat.run() == 0
+    sent = {"temperature": 0.2, "seed": -1, "max_tokens": 9}
+    assert backend.fields == [{**sent, "top_k": 5}, sent]
+    assert view.infos[:2] == ["temperature 0.2", "top_k 5"]
+    assert view.infos[5] == "temperature 0.2\nseed -1\nmax_tokens 9"
+    assert view.infos[6].startswith("temperature 0.2  (")
+    said = ("'size' is none of seed, temperature,", "top_p: 3 is not from 0 to 1", "min_p: 'x' is not a number")
+    assert all(error.startswith(words) for words, error in zip(said, view.errors, strict=True)), view.errors
+
+
+def test_models_are_listed_and_switched(script: Any) -> None:
+    backend = script.backend()
+    chat, view, _ = start(backend, "/model", "/model second", "/model second-", "/model s", "/model x")
+    assert chat.run() == 0
+    assert view.infos == ["* scripted\n  second\n  second-best", "model: second", "model: second-best"]
+    assert [error.split()[0] for error in view.errors] == ["several", "no"]
+    assert backend.model == "second-best"
+
+
+def test_quotes_hold_a_message_of_several_lines(script: Any) -> None:
+    backend = script.backend(script.say("A"))
+    start(backend, '"""\n/help\n\ntwo\n"""', '""""""')[0].run()
+    assert backend.seen[0][0]["content"] == "/help\n\ntwo"
+    assert len(backend.seen) == 1
+
+
+def test_each_reply_is_kept_for_the_next_time(script: Any, tmp_path: Path) -> None:
+    path = tmp_path / "state" / "last.json"
+    backend = script.backend(script.say("A"), script.say("B"))
+    Chat(backend, Lines(["a", "b"]), Recorder(), Conversation(), interactive=True, last=path).run()
+    assert [message.content for message in load(path).messages] == ["a", "A", "b", "B"]
+    assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    view = Recorder()
+    backend = script.backend(script.say("A"), script.say("B"))
+    assert Chat(backend, Lines("ab"), view, Conversation(), interactive=True, last=Path("/proc/x/y")).run() == 0
+    assert len(view.infos) == 1
+    assert view.infos[0].startswith("--continue will not find this chat: ")
+
+
+def test_a_saved_chat_is_bounded(script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversation, "_MOST_CHAT_BYTES", 200)
+    path = tmp_path / "chat.json"
+    chat, view, _ = start(script.backend(script.say("A")), "a" * 200, f"/save {path}", f"/load {path}")
+    path.write_text("[" + " " * 300 + "]")
+    assert chat.run() == 0
+    assert ["more than 200 bytes" in error for error in view.errors] == [True, True]
 
 
 def test_quit_ends_and_unknown_commands_do_not(script: Any) -> None:
+    for leave in ("/exit", "/bye"):
+        assert start(script.backend(), leave, "never")[0].run() == 0
     chat, view, reader = start(script.backend(), "/frobnicate", "/quit", "never")
     assert chat.run() == 0
     assert view.errors == ["unknown command /frobnicate; /help lists them, and // begins a message with a slash"]
@@ -215,6 +321,7 @@ def test_ctrl_c_keeps_what_was_said_marked(script: Any) -> None:
     assert chat.run() == 0
     assert chat.conversation.messages[1] == Message("assistant", "par", "hm", stopped=True)
     assert view.ends == [None, script.stats]
+    assert view.infos == ["Ctrl-D or /exit leaves"]
     assert backend.closed == 2
     assert len(backend.seen[1]) == 3
 
@@ -257,7 +364,7 @@ def test_only_the_first_of_several_interrupts_counts() -> None:
     class Impatient:
         closed = 0
 
-        def stream(self, messages: Any) -> Any:
+        def stream(self, messages: Any, fields: Any) -> Any:
             try:
                 yield ChatDelta(content="par")
                 os.kill(os.getpid(), signal.SIGINT)
@@ -287,3 +394,26 @@ def test_pipe_reader() -> None:
         assert reader.read() == "last"
         with pytest.raises(EOFError):
             reader.read()
+
+
+def test_all_of_a_pipe() -> None:
+    for data, said in ((b"one\r\ntwo\n\n", "one\r\ntwo"), (b"", "")):
+        output, source = os.pipe()
+        os.write(source, data)
+        os.close(source)
+        with open(output, encoding="utf-8") as file:
+            assert PipeReader(file).read_all() == said
+    with open("/dev/zero", encoding="utf-8") as file, pytest.raises(RequestError, match="more than 4,194,304 bytes"):
+        PipeReader(file).read_all()
+
+
+def test_tab_completes_commands_and_paths(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    completer = CommandCompleter(COMMANDS, WITH_PATH)
+
+    def completed(text: str) -> list[str]:
+        return [found.text for found in completer.get_completions(Document(text), CompleteEvent())]
+
+    assert completed("/s") == ["/system", "/set", "/save", "/stats"]
+    assert completed(f"/file {tmp_path}/no") == ["tes.txt"]
+    assert completed("say /s") == completed("/system /s") == completed("") == []

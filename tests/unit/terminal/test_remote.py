@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -241,6 +242,36 @@ def test_closing_stops_the_server(server: ScriptedServer, backend: RemoteBackend
     assert next(stream) == ChatDelta(content="word ")
     stream.close()
     assert server.left.wait(60)
+
+
+def test_a_server_of_several_models(server: ScriptedServer, backend: RemoteBackend) -> None:
+    server.models = {"data": [{"id": "tiny"}, {"id": "large"}]}
+    assert (backend.name(), backend.models()) == ("tiny", ["tiny", "large"])
+    backend.use("large")
+    list(backend.stream([{"role": "user", "content": "bare"}], {"top_k": 3}))
+    assert (server.bodies[-1]["model"], server.bodies[-1]["top_k"]) == ("large", 3)
+    assert backend.name() == "large"
+
+
+def test_a_server_at_a_socket_of_this_machine(tmp_path: Path) -> None:
+    path = tmp_path / "p.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                assert connection.recv(65536).startswith(b"GET /v1/models ")
+                body = b'{"data": [{"id": "near"}]}'
+                connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        backend = RemoteBackend(f"unix://{path}")
+        assert backend.name() == "near"
+        backend.close()
+        thread.join()
 
 
 def test_nobody_there_is_one_clear_line() -> None:

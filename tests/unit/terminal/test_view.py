@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import io
-import re
 
+import pytest
 from rich.console import Console
 
 from pyctl.chat.reply import CallDelta
 from pyctl.terminal.console import PlainView, RichView, stats_line
 from pyctl.terminal.conversation import ChatDelta, ReplyStats
+from tests.unit.terminal.screen import Screen
 
 
 class ScreenText(io.StringIO):
@@ -15,22 +16,33 @@ class ScreenText(io.StringIO):
         return True
 
 
-def rich_view(*, stats: bool = True) -> tuple[RichView, io.StringIO]:
-    out = ScreenText()
-    return RichView(Console(file=out, force_terminal=True, color_system="standard", width=40), stats=stats), out
+def rich_view(*, stats: bool = True) -> tuple[RichView, Screen]:
+    screen = Screen()
+    console = Console(
+        file=screen, force_terminal=True, force_interactive=True, color_system="standard", width=40, height=12
+    )
+    return RichView(console, stats=stats), screen
 
 
 def test_stats_line() -> None:
     assert stats_line(ReplyStats(12345, 67, 8, 123.4, 31.25, "disk", truncated=True)) == (
-        "12,345 cached (disk) | 67 evaluated | first token 123 ms | 8 tokens | 31.2 tokens/s | cut at the token limit"
+        "cut at the token limit | 12,345 cached (disk) | 67 evaluated | first 123 ms | 8 tokens | 31.2/s"
     )
     assert stats_line(ReplyStats(0, 5, source="none")) == "0 cached | 5 evaluated"
-    assert stats_line(ReplyStats(first_token_ms=1234.5)) == "first token 1.23 s"
+    assert stats_line(ReplyStats(first_token_ms=1234.5)) == "first 1.23 s"
     assert stats_line(ReplyStats(n_drafted=8, n_accepted=3)) == "3 of 8 drafted accepted (38%)"
     assert stats_line(ReplyStats(streamed_bytes=3 * 2**30)) == "3,072 MiB of K and V from RAM"
     assert stats_line(ReplyStats(streamed_bytes=0)) == ""
     assert stats_line(ReplyStats(selected_chunks=1200)) == "1,200 chunks selected"
     assert stats_line(ReplyStats()) == ""
+
+
+@pytest.mark.parametrize("width", [1, 20, 40, 60, 80])
+def test_the_figures_take_one_line_of_any_width(width: int) -> None:
+    line = stats_line(full := ReplyStats(39134, 17, 212, 310.0, 52.1, "disk", n_drafted=20, n_accepted=3), width)
+    assert 0 < len(line) <= width
+    assert stats_line(full).startswith(line)
+    assert width < 80 or "212 tokens" in line
 
 
 def test_plain_writes_replies_to_out_and_the_rest_to_err() -> None:
@@ -65,28 +77,29 @@ def test_plain_leaves_control_characters_alone_except_on_a_terminal() -> None:
 
 
 def test_rich_dims_thoughts_and_numbers() -> None:
-    view, out = rich_view()
+    view, screen = rich_view()
     view.delta(ChatDelta("hm", ""))
     view.delta(ChatDelta("", "yes"))
     view.end(ReplyStats(1, 2))
-    assert out.getvalue() == "\x1b[2mhm\x1b[0m\n\nyes\n\x1b[2m1 cached | 2 evaluated\x1b[0m\n"
+    assert screen.rows() == ["hm", "", "yes", "", "1 cached | 2 evaluated", ""]
+    assert [screen.style(row) for row in (0, 2, 4)] == ["2", "", "2"]
 
 
 def test_rich_says_when_a_reply_was_stopped_and_can_leave_out_numbers() -> None:
-    view, out = rich_view(stats=False)
+    view, screen = rich_view(stats=False)
     view.delta(ChatDelta(content="one"))
     view.end(None)
     view.delta(ChatDelta(content="two"))
     view.end(ReplyStats(1, 2))
-    assert out.getvalue() == "one\n\x1b[2mstopped\x1b[0m\ntwo\n"
+    assert screen.rows() == ["one", "", "stopped", "", "two"]
 
 
-def test_rich_obeys_neither_markup_nor_escapes_nor_the_width() -> None:
-    view, out = rich_view()
-    text = "[bold]x[/bold] :smile: " + "word " * 20
-    view.delta(ChatDelta(content=text + "\x1b[31m\x07\x9b1m"))
+def test_rich_obeys_neither_its_markup_nor_escapes() -> None:
+    view, screen = rich_view()
+    view.delta(ChatDelta("[red]why", "[bold]x[/bold] :smile: \x1b[31m\x07\x9b1m"))
     view.error("\x1b]0;title\x07")
-    assert out.getvalue() == f"{text}[31m1m\n\x1b[31merror: ]0;title\x1b[0m\n"
+    assert screen.rows() == ["[red]why", "", "[bold]x[/bold] :smile: [31m1m", "error: ]0;title"]
+    assert screen.style(3) == "31"
 
 
 CALLS = [
@@ -96,13 +109,13 @@ CALLS = [
 
 
 def test_rich_shows_each_tool_call_on_a_line_of_its_own() -> None:
-    view, out = rich_view()
+    view, screen = rich_view()
     for delta in (ChatDelta("hm"), *CALLS):
         view.delta(delta)
     view.end(ReplyStats(1, 2))
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())
-    assert plain == ('hm\n\nLet me see.\n\ncall weather {"city": "Oslo"}\ncall time {}\n1 cached | 2 evaluated\n')
-    assert "\x1b[33mcall weather" in out.getvalue()
+    calls = ['call weather {"city": "Oslo"}', "call time {}"]
+    assert screen.rows() == ["hm", "", "Let me see.", "", *calls, "", "1 cached | 2 evaluated", ""]
+    assert screen.style(4) == "33"
 
 
 def test_plain_keeps_tool_calls_out_of_the_reply() -> None:

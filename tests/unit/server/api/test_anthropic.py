@@ -183,7 +183,7 @@ def test_a_prompt_that_is_too_long_is_refused() -> None:
     response = Bench(play("x")).post("/v1/messages", body)
     assert response.status_code == 400
     error = response.json()["error"]
-    assert error["type"] == "exceed_context_size_error"
+    assert error["type"] == "invalid_request_error"
     assert error["message"].startswith(f"prompt is too long: {error['n_prompt_tokens']} tokens > 4096 maximum; request")
 
 
@@ -198,7 +198,7 @@ def test_a_failure_before_the_first_byte_is_a_response(streamed: bool) -> None:
 def test_a_failure_after_the_first_byte_is_an_event() -> None:
     events = stream(Bench(fail(EngineError("broken"), "a")))
     assert events[0]["type"] == "message_start"
-    error = {"code": 500, "message": "broken", "type": "server_error"}
+    error = {"code": 500, "message": "broken", "type": "api_error"}
     assert events[-1] == {"type": "error", "error": error}
 
 

@@ -87,9 +87,10 @@ def test_properties_name_what_drafts() -> None:
 
 
 def test_the_log_has_the_share(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.DEBUG)
     drafting().chat()
-    assert "  drafts 3/8 accepted (38%, 1.00 a draft)" in caplog.text
+    assert "  drafts 3/8\n" in caplog.text
+    assert "  1.00 tokens accepted a draft" in caplog.text
     caplog.clear()
     drafting(DraftCounts()).chat()
     assert "drafts" not in caplog.text

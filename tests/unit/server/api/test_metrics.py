@@ -1,11 +1,18 @@
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
+
 from prometheus_client.parser import text_string_to_metric_families
 
 from pyctl.cache.cache_stats import CacheStats, CacheView, SnapshotView
 from pyctl.cache.device_tier import DeviceCounts
+from pyctl.cache.ports import DiskView, Written
 from pyctl.cache.snapshot import BlockBytes
 from pyctl.engine.engine_stats import EngineCounters, EngineMemory, EngineStats
+from pyctl.engine.pool import StreamCounts
+from pyctl.engine.request import DraftCounts
 from pyctl.server import ReplySettings, ServerSettings
 from pyctl.server.api.metrics import prometheus_text
 from tests.unit.server.fake import Bench
@@ -103,3 +110,32 @@ def test_resident_bytes_stand_beside_counted_ones() -> None:
     assert {**shown, "resident": 0} == {**counted, "resident": 0}
     assert shown["resident"] > 20 * 2**20
     assert values["pyctl:cache_refused_total"] == 0
+
+
+BOARD = Path(__file__).resolve().parents[4] / "docs" / "grafana.json"
+
+
+def test_the_board_of_grafana_shows_metrics_that_exist() -> None:
+    drafts = DraftCounts(2, 6, 3, by_position=(2, 1))
+    total = EngineCounters(10, 12, 90, drafts=drafts)
+    disk = DiskView("auto", 1, 2, 3, 4, Written(1, 5), 0)
+    view = CacheView(4, 3000, -1, 1, CacheStats(), (), disk=disk)
+    stats = EngineStats(
+        *(total, total, 1, 2, 1, 4096, 1024, 300, 200, DeviceCounts(), view),
+        EngineMemory(3000, BlockBytes(0, 0, 0), 0),
+        streamed=StreamCounts(),
+    )
+    text = prometheus_text(stats, {"resident": 5, "arena": 4})
+    names = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
+    # Prometheus' rule for names.
+    assert all(re.fullmatch(r"[a-zA-Z_:][a-zA-Z0-9_:]*", name) for name in names)
+    board = json.loads(BOARD.read_text(encoding="utf-8"))
+    expressions = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    expressions += [variable["query"] for variable in board["templating"]["list"]]
+    shown = {name for each in expressions for name in re.findall(r"\b(?:llamacpp|pyctl):\w+", each)}
+    assert len(shown) > 20
+    assert sorted(shown - names) == []
+    for panel in board["panels"]:
+        is_counter = [f"{target['expr']}".count("_total") for target in panel["targets"]]
+        rates = [len(re.findall(r"\b(?:rate|increase)\(", target["expr"])) for target in panel["targets"]]
+        assert is_counter == rates, f"{panel['title']}: a counter is shown by its rate"

@@ -41,6 +41,7 @@ def test_a_whole_reply() -> None:
         "prompt_tokens": N_PROMPT,
         "total_tokens": N_PROMPT + 3,
         "prompt_tokens_details": {"cached_tokens": 16},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
     assert body["timings"] == TIMINGS
     assert body["object"] == "chat.completion"
@@ -116,11 +117,15 @@ def deltas(chunks: list[Any]) -> list[dict[str, str]]:
 
 def test_reasoning_of_a_template_that_opens_it() -> None:
     bench = Bench(play("\nhm", "\n</th", "ink>", "\n\nYes", "."), toy.THINKING)
-    assert bench.chat()["choices"][0]["message"] == {
+    reply = bench.chat()
+    assert reply["choices"][0]["message"] == {
         "role": "assistant",
         "content": "Yes.",
         "reasoning_content": "hm\n",
     }
+    *_, usage, _ = bench.chat_stream(stream_options={"include_usage": True})
+    for body in (reply, usage):
+        assert body["usage"]["completion_tokens_details"] == {"reasoning_tokens": 2}
     assert deltas(bench.chat_stream()) == [
         {"reasoning_content": "hm"},
         {"reasoning_content": "\n"},
@@ -260,7 +265,7 @@ def test_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.INFO, logger="pyctl.server"):
             bench.post("/v1/chat/completions", {"messages": HI, "stream": stream})
         (line,) = [record.getMessage() for record in caplog.records if record.name == "pyctl.server"]
-        for part in ("chat ", " 21 tokens", " 16 from ram", " 5 new", " 3 generated", "stop eos"):
+        for part in ("chat ", " 21 tokens", " 16 from RAM", " 5 new", " first ", " 3 at "):
             assert part in line
 
 

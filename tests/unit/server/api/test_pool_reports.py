@@ -61,7 +61,7 @@ def test_timings_and_counters() -> None:
 
 
 def test_the_log_tells_what_went_where(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.DEBUG)
     pooled().chat()
     assert "  K and V: 18 MiB to the device, 14 MiB in RAM" in caplog.text
     assert "  640 MiB read from RAM, waited 45.5 ms" in caplog.text
@@ -108,7 +108,7 @@ def test_what_is_selected_is_told() -> None:
 
 
 def test_the_log_tells_what_was_selected(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.DEBUG)
 
     def script(_: Request) -> Iterable[Event]:
         counts = StreamCounts(0, 0.0, 96, 40)
@@ -131,7 +131,7 @@ def test_the_head_is_pinned_and_what_a_request_names() -> None:
 def test_pins_without_selection_are_ignored_and_the_log_says_so(
     pool: PoolPlan | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.DEBUG)
     assert asked(pool, kv_pin=[[0, 9]]).pins == ()
     assert "kv_pin has no effect without --kv-select" in caplog.text
 

@@ -1,4 +1,4 @@
-"""A server program as a child process on a free port: what the benchmarks, the contract tests and the demo start."""
+"""A server program as a child process on a free port: what `pyctl bench`, the demo and the tests start."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-__all__ = ["PYCTL_SERVE", "ServerProcess"]
+__all__ = ["PYCTL_SERVE", "ServerProcess", "clean_environment"]
 
 PYCTL_SERVE = (sys.executable, "-m", "pyctl", "serve")
 
@@ -24,11 +24,24 @@ PARENT_DEATH_SIGNAL = 1
 
 STOP_SECONDS = 30.0
 
+LIBRARY_CHOICE = "PYCTL_LIBS"
+"""The variable that chooses between builds of llama.cpp, the same for a server as for the program that starts it."""
+
+
+def clean_environment() -> dict[str, str]:
+    """The environment without settings (LLAMA_ARG_*, PYCTL_*), and without the disk cache in the user's directory.
+
+    The choice of llama.cpp's libraries stays.
+    """
+    hidden = {name for name in os.environ if name.startswith(("LLAMA_ARG_", "PYCTL_"))} - {LIBRARY_CHOICE}
+    kept = {name: value for name, value in os.environ.items() if name not in hidden}
+    return {**kept, "PYCTL_KV_CACHE": "off"}
+
 
 class ServerProcess:
     """``command`` with `--port`, and what it prints in ``log``; may be started again after it was stopped.
 
-    Settings in the environment (LLAMA_ARG_*, PYCTL_*) are hidden from it. It ends with the thread that started it.
+    Its environment is `clean_environment`, and ``environment``. It ends with the thread that started it.
     As a context manager it is started at once and stopped in the end.
     """
 
@@ -42,8 +55,7 @@ class ServerProcess:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.command, self.log, self.prefix, self.timeout = command, log, prefix, timeout
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("LLAMA_ARG_", "PYCTL_"))}
-        self._environment = {**inherited, **(environment or {})}
+        self._environment = {**clean_environment(), **(environment or {})}
         self._process: subprocess.Popen[bytes] | None = None
         self.port = 0
         self.load_seconds = 0.0
@@ -51,15 +63,18 @@ class ServerProcess:
 
     @property
     def url(self) -> str:
+        """Its address, without a path."""
         return f"http://127.0.0.1:{self.port}"
 
     @property
     def pid(self) -> int:
+        """The id of the running process."""
         assert self._process is not None
         return self._process.pid
 
     @property
     def is_running(self) -> bool:
+        """Whether it was started and has not ended."""
         return self._process is not None and self._process.poll() is None
 
     def start(self, port: int = 0) -> None:
@@ -123,7 +138,7 @@ class ServerProcess:
 
 @contextlib.contextmanager
 def _reserved(port: int) -> Iterator[int]:
-    """A port, any free one for 0, that nobody else is given meanwhile; a server that reuses addresses can listen."""
+    """A port, any free one for 0, that no other process gets meanwhile; a server that reuses addresses can listen."""
     with socket.socket() as bound:
         for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
             bound.setsockopt(socket.SOL_SOCKET, option, 1)

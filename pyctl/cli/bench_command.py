@@ -1,0 +1,253 @@
+"""`pyctl bench`: measures this machine with the user's model and flags, without touching the user's cache."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+
+from pyctl import __version__
+from pyctl.cache import default_directory
+from pyctl.cli.arguments import FLAGS, CommandSettings, parse_serve
+from pyctl.cli.command_parser import CommandParser
+from pyctl.doctor.nvml import used_bytes
+from pyctl.errors import ConfigError, ModelError
+from pyctl.measure.bench_report import is_wrong, picture, table_lines
+from pyctl.measure.bench_run import BenchOptions, BenchRun
+from pyctl.models import builtin_model, split_names
+from pyctl.setting import CHAT, DISK, GENERAL, LOG, SERVER, Flag
+from pyctl.text import one_line
+
+__all__ = ["kept_flags", "run_bench"]
+
+MIB = 2**20
+
+DEPTHS, QUICK_DEPTHS = (2048, 8192, 32768), (2048, 8192)
+
+BUDGET, QUICK_BUDGET = 900.0, 120.0
+
+MOST_DEPTHS = 4
+"""Columns of the table."""
+
+BUILTIN_CONTEXT = "65536"
+
+LEAST_CACHE_MIB, MOST_CACHE_MIB = 256, 16384
+
+OWN_DISK_FLAGS = frozenset({"cache_dir", "disk_mib", "kv_cache"})
+"""What `pyctl bench` sets itself; other flags of the disk cache are the user's."""
+
+DROPPED = frozenset(
+    flag.dest
+    for section in (SERVER, GENERAL, LOG, DISK)
+    for flag in FLAGS[section]
+    if section is not DISK or flag.dest in OWN_DISK_FLAGS
+)
+"""Flags of a serve command that the servers under test do not get."""
+
+
+def run_bench(argv: Sequence[str]) -> int:
+    """Measure and print one table; returns the exit code: 1 if a server failed or a restored prompt differs.
+
+    Raises ConfigError if the arguments cannot be used.
+    """
+    options, rest = _parser().parse_known_args(argv)
+    if options.help:
+        _parser().print_help()
+        return 0
+    settings = parse_serve(rest, {})
+    depths = _depths(options.depths or (QUICK_DEPTHS if options.quick else DEPTHS))
+    for path in filter(None, (options.json, options.picture)):
+        if not Path(path).expanduser().absolute().parent.is_dir():
+            raise ConfigError(f"cannot write {path}: its directory does not exist")
+    flags = _server_flags(settings, rest)
+    if head_flags := _head_flags(settings, flags):
+        flags = (*flags, "--spec-type", "none")  # what drafts gain is a row of its own
+    peer = _peer(options.llama_server, flags) if options.llama_server else ()
+    with _interrupted_by_signals(), _work_directory(settings) as work:
+        measured = BenchOptions(
+            flags=flags, depths=depths, peer=peer,
+            budget=options.budget or (QUICK_BUDGET if options.quick else BUDGET),
+            n_decode=64 if options.quick else 128,
+            both_modes=not options.quick, is_exact=settings.engine.exact,
+            head_flags=head_flags, cache_mib=_cache_mib(work), vram=used_bytes,
+        )  # fmt: skip
+        run = BenchRun(measured, work, lambda text: print(f"{run.seconds:6.1f} s  {text}", file=sys.stderr, flush=True))
+        began = time.strftime("%Y-%m-%d %H:%M")
+        run.run()
+        header = _header(flags)
+        print("\n".join(table_lines(run.records, header)))
+        if options.json:
+            found = {"pyctl": __version__, "began": began, "seconds": run.seconds, "about": header}
+            _write(options.json, json.dumps({**found, "flags": flags, "records": run.records}, indent=1) + "\n")
+        if options.picture:
+            _write(options.picture, picture(run.records, Path(flags[1]).name))
+        return int(is_wrong(run.records))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = CommandParser(
+        prog="pyctl bench",
+        usage="pyctl bench [-m FILE | -hf REPO] [--quick] [--llama-server PATH] [flags of pyctl serve]",
+        description="Measure first tokens, replies, exactness and memory on this machine. Flags of pyctl serve count, "
+        "but for addresses, keys, the log and the cache directory: the cache lies in a temporary directory.",
+        add_help=False,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--help", action="store_true", help="print this text")
+    parser.add_argument("--quick", action="store_true", help="about a minute on a GPU, without --exact")
+    parser.add_argument("--llama-server", metavar="PATH", help="send the same requests to this server, too")
+    parser.add_argument("--depths", type=int, nargs="+", metavar="N", help="prompt tokens (default: 2048 8192 32768)")
+    parser.add_argument("--budget", type=float, metavar="S", help="skip what would take longer (default: 900)")
+    parser.add_argument("--json", metavar="FILE", help="write every figure to this file")
+    parser.add_argument("--picture", metavar="FILE", help="write a picture of the first tokens, as SVG")
+    return parser
+
+
+def _depths(numbers: Sequence[int]) -> tuple[int, ...]:
+    if len(numbers) > MOST_DEPTHS or min(numbers) < 1:
+        raise ConfigError(f"--depths takes 1 to {MOST_DEPTHS} numbers of tokens")
+    return tuple(sorted(set(numbers)))
+
+
+# -- flags of the servers ----------------------------------------------------------------------------------------------
+
+
+def _server_flags(settings: CommandSettings, rest: Sequence[str]) -> tuple[str, ...]:
+    """The flags of the servers under test; the first two are -m and the model's file, which is fetched if need be."""
+    kept = kept_flags(rest, {*DROPPED, "path", "hf_repo", "hf_file", "hf_token", "model_url", "offline"})
+    if not (settings.model.path or settings.hub.hf_repo or settings.hub.model_url):
+        context = () if settings.model.n_ctx else ("-c", BUILTIN_CONTEXT)
+        return "-m", str(builtin_model()), *context, *kept
+    # Only now: the import loads llama.cpp.
+    from pyctl.cli.assemble import found
+
+    path = Path(found(settings).model.path).expanduser()
+    if not path.is_file():
+        raise ConfigError(f"no model at {path}")
+    return "-m", str(path), *kept
+
+
+def kept_flags(argv: Sequence[str], dropped: Collection[str]) -> list[str]:
+    """``argv`` without the flags whose destinations are ``dropped``, and without their values."""
+    of_serve = (flag for section, flags in FLAGS.items() if section is not CHAT for flag in flags)
+    known: dict[str, Flag] = {name: flag for flag in of_serve for name in flag.spellings()}
+    kept: list[str] = []
+    words = list(argv)
+    while words:
+        word = words.pop(0)
+        name, equals, _ = word.partition("=") if word.startswith("--") else (word, "", "")
+        flag = known.get(name.replace("_", "-") if name.startswith("--") else name)
+        taken = [word]
+        has_value = flag is not None and flag.convert is not None and not equals and words
+        if has_value and flag is not None and (flag.bare is None or not words[0].startswith("-")):
+            taken.append(words.pop(0))
+        if flag is None or flag.dest not in dropped:
+            kept += taken
+    return kept
+
+
+def _peer(path: str, flags: Sequence[str]) -> tuple[str, ...]:
+    """llama-server's command: those of ``flags`` that its --help names."""
+    try:
+        text = subprocess.run([path, "--help"], capture_output=True, text=True, check=True, timeout=60).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ConfigError(f"cannot run --llama-server {path}: {error}") from error
+    known = set(re.findall(r"(?<![\w-])--?[a-z][a-z0-9-]*", text))
+    unknown = {flag.dest for group in FLAGS.values() for flag in group if not known & set(flag.spellings())}
+    return path, *kept_flags(flags, unknown)
+
+
+def _head_flags(settings: CommandSettings, flags: Sequence[str]) -> tuple[str, ...]:
+    """The flags for drafts from the model's own head, if it has one and no flag asks for drafts."""
+    drafts = settings.drafts
+    if not drafts.is_automatic and (drafts.draft_types or drafts.draft_path):
+        return ()
+    # Only now: the import loads llama.cpp.
+    from pyctl.llama.draft.draft_file import count_heads
+
+    try:
+        n_heads = count_heads(Path(flags[1]))
+    except ModelError as error:
+        raise ConfigError(str(error)) from error
+    return ("--spec-type", "draft-mtp", "--spec-draft-n-max", str(drafts.n_draft)) if n_heads == 1 else ()
+
+
+# -- places ------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _work_directory(settings: CommandSettings) -> Iterator[Path]:
+    """A temporary directory on the disk that a cache would be on: beside the given cache directory or the default one,
+    which need not exist."""
+    given = settings.disk.cache_dir and not settings.disk.is_default
+    cache = Path(settings.disk.cache_dir) if given else default_directory(os.environ)
+    place = cache.expanduser().absolute().parent
+    is_new = not place.exists()
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        work = tempfile.mkdtemp(prefix="pyctl-bench-", dir=place)
+    except OSError as error:
+        raise ConfigError(f"cannot write to {place}: {error.strerror}") from error
+    try:
+        yield Path(work)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+        if is_new:
+            with suppress(OSError):  # another program may have put something there
+                place.rmdir()
+
+
+def _cache_mib(work: Path) -> int:
+    """MiB for the cache's files: half of what is free, at most what `pyctl serve` takes."""
+    free = shutil.disk_usage(work).free // MIB // 2
+    if free < LEAST_CACHE_MIB:
+        raise ConfigError(f"{work.parent} has {2 * free} MiB free; the run needs {2 * LEAST_CACHE_MIB} MiB")
+    return min(free, MOST_CACHE_MIB)
+
+
+@contextmanager
+def _interrupted_by_signals() -> Iterator[None]:
+    """Have SIGTERM and SIGHUP end the run as Ctrl-C does: servers stopped, files removed."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _write(name: str, text: str) -> None:
+    try:
+        Path(name).expanduser().write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write {name}: {error.strerror}") from error
+
+
+def _header(flags: Sequence[str]) -> list[str]:
+    """Model, machine and flags, in lines of 80 columns."""
+    from pyctl.llama.library import build_version
+
+    path = Path(flags[1])
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    cpu = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.processor())
+    size = sum(path.with_name(name).stat().st_size for name in split_names(path.name))
+    model = f"{one_line(path.name)}, {size / MIB:,.0f} MiB"
+    found = [f"pyctl {__version__}, {build_version()}", f"{cpu}, {len(os.sched_getaffinity(0))} cores", model]
+    found += [" ".join(map(one_line, flags[2:]))] if flags[2:] else []
+    return [line if len(line) <= 80 else f"{line[:79]}…" for line in found]

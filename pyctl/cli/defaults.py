@@ -1,0 +1,100 @@
+"""Defaults of the prefix cache that depend on the machine: its memory, and its directory on disk.
+
+docs/decisions/006-defaults.md has the reasons for the formulas.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import sys
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+from pyctl.atomic_file import temp_path
+from pyctl.cache import CacheDirectory, CacheSettings, DiskSettings
+from pyctl.cli.arguments import CommandSettings
+from pyctl.errors import ConfigError
+from pyctl.llama import MemoryPlan
+
+__all__ = ["cache_budget", "stored_bytes", "with_directory"]
+
+log = logging.getLogger("pyctl")
+
+MIB, GIB = 2**20, 2**30
+
+USUAL_RAM = 8 * GIB
+"""llama-server's default of --cache-ram."""
+
+LEAST_RAM, LEAST_DISK = GIB // 2, GIB
+"""Smaller caches hold too few snapshots of a large model to be of use."""
+
+OTHERS_RAM = 2 * GIB
+"""Memory that the least budget leaves to other programs and to the page cache."""
+
+
+def _say(text: str) -> None:
+    """Tell the user ``text``: in the log, or where that is quiet, at the terminal."""
+    if log.isEnabledFor(logging.INFO):
+        log.info("%s", text)
+    elif sys.stderr.isatty():
+        print(text, file=sys.stderr)
+
+
+def cache_budget(settings: CacheSettings, plan: MemoryPlan | None) -> int | None:
+    """Bytes of RAM for snapshots, None for no limit; without --cache-ram from the memory that ``plan`` leaves free.
+
+    Half of what is left. Where that is less than 8 GiB: as much of it as fits with the half of it that may wait for
+    the disk.
+    """
+    if settings.ram_mib is not None:
+        return None if settings.ram_mib < 0 else settings.ram_mib * MIB
+    if plan is None or plan.host.free is None:
+        return USUAL_RAM
+    left = plan.host.free - plan.host.usage.total
+    least = min((left - OTHERS_RAM) * 2 // 3, USUAL_RAM)
+    return max(left // 2, least, LEAST_RAM) // MIB * MIB
+
+
+def with_directory(settings: CommandSettings) -> CommandSettings:
+    """Create and try the directory of the disk cache, and set its budget; without one if the default cannot be used.
+
+    Raises ConfigError if a given directory cannot be used.
+    """
+    disk = settings.disk
+    if not disk.cache_dir or settings.terminal.url:
+        return settings
+    directory = Path(disk.cache_dir).expanduser()
+    try:
+        with closing(CacheDirectory(directory)) as opened, temp_path(directory):
+            disk_mib = _disk_mib(disk, shutil.disk_usage(directory).free + opened.n_bytes)
+    except OSError as error:
+        reason = error.strerror or error
+        if not disk.is_default:
+            raise ConfigError(f"cannot use --kv-cache-dir {directory}: {reason}") from error
+        log.warning("no disk cache: cannot use %s: %s; --kv-cache-dir names another", directory, reason)
+        return replace(settings, disk=replace(disk, cache_dir=""))
+    size = f"at most {disk_mib:,} MiB" if disk_mib else "of any size"
+    _say(f"disk cache: {directory}, {size}; its files contain text of prompts; --no-kv-cache turns it off")
+    return replace(settings, disk=replace(disk, disk_mib=disk_mib))
+
+
+def _disk_mib(disk: DiskSettings, free: int) -> int:
+    """The budget of a directory with ``free`` bytes, its own files included. Raises OSError if that is too little."""
+    if not disk.free_part:
+        return disk.disk_mib
+    if free // disk.free_part < LEAST_DISK:
+        raise OSError(f"{free // MIB:,} MiB of disk space are free, less than {disk.free_part * LEAST_DISK // MIB:,}")
+    return min(disk.disk_mib, free // disk.free_part // MIB)
+
+
+def stored_bytes(disk: DiskSettings) -> int:
+    """Bytes of the cache directory; 0 without one, or if it cannot be read."""
+    if not disk.cache_dir:
+        return 0
+    try:
+        with closing(CacheDirectory(Path(disk.cache_dir).expanduser())) as directory:
+            return directory.n_bytes
+    except OSError:
+        return 0

@@ -1,0 +1,186 @@
+"""`pyctl doctor`: everything that is wrong or slow on this machine, each with what mends it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import mmap
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyctl.cache import default_directory
+from pyctl.cli.arguments import CommandSettings, parse_serve
+from pyctl.cli.command_parser import CommandParser
+from pyctl.errors import ConfigError
+from pyctl.models import split_names
+
+if TYPE_CHECKING:
+    from pyctl.doctor.facts import LlamaFacts, Wishes
+    from pyctl.llama import MemoryPlan
+
+__all__ = ["log_findings", "run_doctor"]
+
+log = logging.getLogger("pyctl")
+
+MIB = 2**20
+
+N_LOGGED = 2
+"""Findings that `pyctl serve` logs at its start."""
+
+
+def run_doctor(argv: Sequence[str]) -> int:
+    """Print the findings; returns the exit code: 1 if anything is wrong or slow. Raises ConfigError for bad flags."""
+    parser = _parser()
+    options, rest = parser.parse_known_args(argv)
+    if options.help:
+        parser.print_help()
+        return 0
+    settings = _with_fetched(parse_serve(rest))
+    # Only now: --help needs none of it.
+    from pyctl.doctor.examine import examine, screen
+    from pyctl.doctor.facts import Facts
+
+    wishes = _wishes(settings)
+    if wishes.cache_dir is None and settings.disk.kv_cache:  # the place where a model's cache would be
+        wishes = replace(wishes, cache_dir=default_directory(os.environ))
+    found = examine(Facts(wishes=wishes, llama=_llama_facts(settings)))
+    if options.json:
+        print(json.dumps({"sound": found.is_sound, **asdict(found)}, indent=1))
+    else:
+        print("\n".join(screen(found)))
+    return 0 if found.is_sound else 1
+
+
+def log_findings(settings: CommandSettings, root: Path = Path("/")) -> None:
+    """Log the worst findings of the checks that take no time and ask no library."""
+    from pyctl.doctor.examine import CHECKS, examine
+    from pyctl.doctor.facts import Facts
+
+    found = examine(Facts(root, wishes=_wishes(settings)), [check for check in CHECKS if check.is_quick])
+    for finding in [each for each in found.findings if each.level != "unknown"][:N_LOGGED]:
+        log.warning("%s; what would help: %s", finding.text, finding.mend)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = CommandParser(
+        prog="pyctl doctor",
+        usage="pyctl doctor [-m FILE] [--json] [flags of pyctl serve]",
+        description="Say what is wrong or slow on this machine, and what mends it. With -m and flags of pyctl serve, "
+        "the model's file and the memory that it takes are checked, too.",
+        add_help=False,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--help", action="store_true", help="print this text")
+    parser.add_argument("--json", action="store_true", help="print every finding as JSON")
+    return parser
+
+
+def _with_fetched(settings: CommandSettings) -> CommandSettings:
+    """With the path of a model that -hf names and that is there already; nothing is fetched."""
+    if settings.model.path or not settings.hub.hf_repo:
+        return settings
+    from pyctl.cli.assemble import found
+
+    try:
+        return found(replace(settings, hub=replace(settings.hub, offline=True)))
+    except ConfigError:
+        return settings
+
+
+def _wishes(settings: CommandSettings) -> Wishes:
+    from pyctl.doctor.facts import Wishes
+
+    model = settings.model
+    path = Path(model.path).expanduser() if model.path else None
+    disk, ram_mib = settings.disk, settings.cache.ram_mib
+    return Wishes(
+        model_files=tuple(path.with_name(name) for name in split_names(path.name)) if path is not None else (),
+        cache_dir=Path(disk.cache_dir).expanduser() if disk.cache_dir else None,
+        cache_bytes=disk.disk_mib * MIB if disk.cache_dir and not disk.free_part else None,
+        ram_bytes=ram_mib * MIB if ram_mib is not None and ram_mib >= 0 else None,
+        locks_memory="mlock" in model.load_mode,
+    )
+
+
+# -- llama.cpp ---------------------------------------------------------------------------------------------------------
+
+
+def _llama_facts(settings: CommandSettings) -> LlamaFacts:
+    from pyctl.doctor.facts import LlamaFacts, cuda_can_pin
+    from pyctl.setup import unused_card
+
+    try:
+        from pyctl.llama.devices import file_tensors
+    except Exception as error:  # whatever a broken library raises at its import
+        return LlamaFacts(error=" ".join(str(error).split()))
+    return LlamaFacts(
+        gpus=_gpus,
+        idle_card=unused_card,
+        cuda=_cuda_version,
+        pin_error=cuda_can_pin,
+        plan=lambda: _plan(settings),
+        tensors=lambda path: [(tensor.name, tensor.first, tensor.n_bytes) for tensor in file_tensors(path)],
+    )
+
+
+def _gpus() -> list[str]:
+    from pyctl.llama import devices
+
+    return [device.name for device in devices() if device.is_gpu]
+
+
+def _cuda_version() -> int:
+    """The CUDA version that llama.cpp's library was built with, from the name of the runtime that it loads."""
+    from pyctl.llama.library import library_file
+
+    path = library_file("libggml-cuda.so")
+    if not path.is_file():
+        return 0
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        found = re.search(rb"libcudart\.so\.(\d+)", data)
+    return int(found[1]) if found is not None else 0
+
+
+class _PlannedError(Exception):
+    """Ends a load after its plan, before anything is allocated."""
+
+    def __init__(self, plan: MemoryPlan) -> None:
+        self.plan = plan
+
+
+def _plan(settings: CommandSettings) -> list[str]:
+    """The warnings of a load with these settings that ends before memory is allocated. Raises ModelError."""
+    from pyctl.cli.defaults import cache_budget
+    from pyctl.llama import load
+
+    heard = _Warnings()
+
+    def announce(plan: MemoryPlan) -> None:
+        raise _PlannedError(plan)
+
+    logging.getLogger().addHandler(heard)
+    try:
+        load(settings.model, None, announce, settings.drafts, settings.vision, pool=settings.pool)
+    except _PlannedError as planned:
+        return [*heard.texts, *planned.plan.warnings(cache_budget(settings.cache, planned.plan))]
+    finally:
+        logging.getLogger().removeHandler(heard)
+    return []
+
+
+class _Warnings(logging.Handler):
+    """Collects what fitting warns of. A context that was reduced because none was asked for is no fault."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if record.name.startswith("pyctl") and not text.startswith("context reduced"):
+            self.texts.append(text)

@@ -1,0 +1,93 @@
+"""Text of --help: the flags that matter with two examples, one section, or everything."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Mapping
+
+from pyctl.errors import ConfigError
+from pyctl.setting import Flag, Section
+
+__all__ = ["help_text"]
+
+_WIDTH, _COLUMN = 80, 26
+
+_EXAMPLES = {
+    "serve": (
+        "pyctl serve -m Qwen3.6-27B-Q4_K_M.gguf",
+        "pyctl serve -hf USER/MODEL:Q4_K_M --host 0.0.0.0 --api-key SECRET",
+    ),
+    "launch": (
+        "pyctl launch claude",
+        "pyctl launch codex -m Qwen3.6-27B-Q4_K_M.gguf -- exec 'Explain this project.'",
+    ),
+    "chat": (
+        "pyctl chat -m Qwen3.6-27B-Q4_K_M.gguf",
+        "pyctl chat --url http://localhost:8080 -p 'What is a prefix cache?'",
+    ),
+}
+
+_ESSENTIAL = {
+    "serve": """-m -hf -c -np -ngl --n-cpu-moe -ctk -ctv --cache-ram --kv-cache-dir --kv-cache-budget --exact
+        --spec-type --mmproj --reasoning --host --port --api-key --open --metrics -lv""",
+    "launch": """--url --dry-run -m -hf -c -np -ngl -ctk -ctv --cache-ram --kv-cache-dir --spec-type --mmproj
+        --port --api-key""",
+    "chat": """-m -hf --url --api-key -p -sys -c -ngl --n-cpu-moe -ctk -ctv --cache-ram --kv-cache-dir
+        --spec-type --mmproj -n --temp --reasoning --stats -lv""",
+}
+"""The flags that ``--help`` without a topic shows, by command."""
+
+
+def help_text(command: str, usage: str, sections: Mapping[Section, Iterable[Flag]], topic: str = "") -> str:
+    """Return the help of ``command`` on ``topic``: a section, a part of a flag, ``all``, or "" for the essentials.
+
+    ConfigError if nothing has that name.
+    """
+    if not topic:
+        return _essentials(command, usage, sections)
+    shown = {section: list(flags) for section, flags in sections.items()}
+    if topic != "all":
+        chosen = {section: flags for section, flags in shown.items() if topic in section.title}
+        shown = chosen or {
+            section: found
+            for section, flags in shown.items()
+            if (found := [each for each in flags if _is(each, topic)])
+        }
+    if not shown:
+        raise ConfigError(f"--help: no section or flag {topic!r}; sections: {_titles(sections)}")
+    lines = [f"usage: {usage}"] if topic == "all" else []
+    for section, flags in shown.items():
+        lines += ["", f"{section.title}:", *(line for flag in flags for line in _described(flag, with_default=True))]
+    return "\n".join(lines).lstrip("\n") + "\n"
+
+
+def _essentials(command: str, usage: str, sections: Mapping[Section, Iterable[Flag]]) -> str:
+    known = {name: flag for flags in sections.values() for flag in flags for name in flag.spellings()}
+    flags = (known[name] for name in _ESSENTIAL[command].split() if name in known)
+    lines = [f"usage: {usage}", "", "examples:", *(f"  {each}" for each in _EXAMPLES[command]), "", "flags:"]
+    lines += [line for flag in flags for line in _described(flag, with_default=False)]
+    more = f"pyctl {command} --help TOPIC shows more: all, a word of a flag, or a section: {_titles(sections)}."
+    return "\n".join([*lines, "", *textwrap.wrap(more, _WIDTH - 1)]) + "\n"
+
+
+def _titles(sections: Iterable[Section]) -> str:
+    return ", ".join(section.title for section in sections)
+
+
+def _is(flag: Flag, topic: str) -> bool:
+    return any(topic.lstrip("-") in name for name in flag.spellings())
+
+
+def _described(flag: Flag, *, with_default: bool) -> list[str]:
+    """Lines about ``flag``: all spellings, default and variable; without defaults, its first two spellings."""
+    names = flag.spellings() if with_default else flag.names.split()[:2]
+    text = flag.help
+    if flag.default and (flag.off or flag.convert) and (with_default or flag.default not in ("off", "-1")):
+        text += f" (default: {flag.default})"
+    if with_default and flag.env:
+        text += f" [{flag.env}]"
+    body = textwrap.wrap(text, _WIDTH - 1 - _COLUMN, break_long_words=False, break_on_hyphens=False)
+    head = ", ".join(names) + (f" {flag.metavar}" if flag.convert else "")
+    if len(head) <= _COLUMN - 4:
+        return [f"  {head:<{_COLUMN - 2}}{body[0]}", *(" " * _COLUMN + line for line in body[1:])]
+    return [f"  {head}", *(" " * _COLUMN + line for line in body)]

@@ -1,0 +1,184 @@
+"""`pyctl launch`: runs an installed program on a server, which is started for it if none runs."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import Popen
+from types import FrameType
+from urllib.parse import urlsplit
+
+from pyctl.cli.arguments import CommandSettings, parse_launch
+from pyctl.cli.launch_settings import LaunchSettings
+from pyctl.cli.programs import PROGRAMS, ClientProgram, Endpoint
+from pyctl.errors import ConfigError
+from pyctl.text import one_line
+
+__all__ = ["run_launch"]
+
+NO_KEY = "none"
+"""The key for a server without keys: most programs refuse to start without one."""
+
+
+@dataclass(frozen=True)
+class Invocation:
+    """What runs: the command, its whole environment, and how that differs from the one that pyctl has."""
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    added: Mapping[str, str]
+    removed: tuple[str, ...]
+
+
+def run_launch(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
+    """Run the program that ``argv`` begins with; returns its exit code, 128 + N after signal N.
+
+    What follows "--" are its arguments. Raises ConfigError if the program or the server cannot be started.
+    """
+    ours, theirs = _divided(argv)
+    if not ours or ours[0] in ("-h", "--help"):
+        print(_usage(), end="")
+        return 0 if ours else 2
+    name, flags = ours[0], ours[1:]
+    program = PROGRAMS.get(name)
+    if program is None:
+        raise ConfigError(f"unknown program: {name!r}; the programs are {', '.join(PROGRAMS)}")
+    settings, own = parse_launch(name, flags, environ)
+    if shutil.which(program.executable, path=environ.get("PATH")) is None and not own.dry_run:
+        raise ConfigError(f"{program.executable} is not installed: {program.install}")
+    with ExitStack() as stack:
+        endpoint = _endpoint(settings, own, flags, stack)
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pyctl-launch-")))
+        invocation = invocation_of(program, endpoint, theirs, environ, directory)
+        if own.dry_run:
+            _show(invocation, program, endpoint, directory)
+            return 0
+        return _run(invocation)
+
+
+def _divided(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words before the first "--", and those after it."""
+    words = list(argv)
+    at = words.index("--") if "--" in words else len(words)
+    return words[:at], words[at + 1 :]
+
+
+def _usage() -> str:
+    lines = ["usage: pyctl launch PROGRAM [flags of pyctl serve] [-- arguments of the program]", "", "programs:"]
+    lines += [f"  {name:<12}{program.install}" for name, program in PROGRAMS.items()]
+    return "\n".join([*lines, "", "pyctl launch PROGRAM --help lists the flags."]) + "\n"
+
+
+def _endpoint(settings: CommandSettings, own: LaunchSettings, flags: Sequence[str], stack: ExitStack) -> Endpoint:
+    """The server that was named, or runs, or is started and ends with ``stack``."""
+    # Only now: --help and mistakes need no HTTP client.
+    from pyctl.cli.launched_server import address_of, find_server, started_server
+
+    key = settings.server.api_keys[0] if settings.server.api_keys else ""
+    url = own.url.removesuffix("/v1") or address_of(settings)
+    found = find_server(url, key)
+    if found is None and own.url:
+        raise ConfigError(f"neither pyctl nor llama-server answers at {url}")
+    if found is not None:
+        _check_model(found.model_path, settings, url)
+        if own.server_flags:
+            print(f"pyctl: {url} runs already; without effect: {', '.join(own.server_flags)}", file=sys.stderr)
+    elif own.dry_run:
+        model = (*settings.model.alias, Path(settings.model.path).name or settings.hub.hf_repo or "MODEL")[0]
+        server = shlex.join(["pyctl", "serve", *(flag for flag in flags if flag != "--dry-run")])
+        print(f"# no server answers at {url}; this starts: {server}")
+        if not settings.model.n_ctx:
+            print("# the size of the context, 0 below, is known when the server is ready")
+        return Endpoint(url, key or NO_KEY, model, settings.model.n_ctx)
+    else:
+        found = stack.enter_context(started_server(settings, own, flags, key))
+    return Endpoint(found.url, key or NO_KEY, found.model, found.n_ctx)
+
+
+def _check_model(path: str, settings: CommandSettings, url: str) -> None:
+    """ConfigError if ``-m`` names another file than the one that a running server has."""
+    wanted = settings.model.path
+    if wanted and path and os.path.realpath(wanted) != os.path.realpath(path):
+        raise ConfigError(f"{url} serves {one_line(path)}; leave -m out to use it, stop it, or choose another --port")
+
+
+def invocation_of(
+    program: ClientProgram, to: Endpoint, arguments: Sequence[str], environ: Mapping[str, str], directory: Path
+) -> Invocation:
+    """The command and environment of ``program``; its files are written to ``directory``."""
+    command, added = [program.executable, *program.arguments(to)], dict(program.environment(to))
+    for number, (name, text) in enumerate(program.files(to).items()):
+        path = directory / f"{number}.json"
+        path.write_text(text, encoding="utf-8")
+        if name.startswith("--"):
+            command += [name, str(path)]
+        else:
+            added[name] = str(path)
+    host = urlsplit(to.url).hostname or ""
+    if host in ("127.0.0.1", "localhost", "::1"):  # no proxy reaches this machine's own addresses
+        added |= {name: ",".join(filter(None, (environ.get(name), host))) for name in ("NO_PROXY", "no_proxy")}
+    removed = tuple(name for name in program.unset if name in environ)
+    kept = {name: value for name, value in environ.items() if name not in removed}
+    return Invocation((*command, *arguments), {**kept, **added}, added, removed)
+
+
+def _show(invocation: Invocation, program: ClientProgram, to: Endpoint, directory: Path) -> None:
+    """Print what would run as lines for a shell."""
+    for number, (name, text) in enumerate(program.files(to).items()):
+        print(f"# {name} names a temporary file, here {directory / f'{number}.json'}: {text}")
+    if not program.tells_context:
+        print(f"# this program has no setting for the size of the context, which is {to.n_ctx} tokens")
+    for name in invocation.removed:
+        print(f"unset {name}")
+    for name, value in invocation.added.items():
+        print(f"export {name}={shlex.quote(value)}")
+    print(shlex.join(invocation.command))
+
+
+def _run(invocation: Invocation) -> int:
+    """Run it in the foreground, with this terminal; returns its exit code."""
+    process: Popen[bytes] | None = None
+
+    def pass_on(number: int, _: FrameType | None) -> None:
+        if process is not None:
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, number)
+
+    def leave_to_program(number: int, _: FrameType | None) -> None:
+        """The terminal sends these to the program, too. A handler, since the program would inherit SIG_IGN."""
+
+    handlers = {signal.SIGINT: leave_to_program, signal.SIGQUIT: leave_to_program}
+    handlers |= {signal.SIGTERM: pass_on, signal.SIGHUP: pass_on}
+    with _handled(handlers):
+        try:
+            process = Popen(invocation.command, env=dict(invocation.environment))
+        except OSError as error:
+            raise ConfigError(f"cannot start {invocation.command[0]}: {error.strerror}") from error
+        while True:
+            _, status = os.waitpid(process.pid, os.WUNTRACED)
+            if not os.WIFSTOPPED(status):
+                break
+            # Ctrl-Z in a program that stops itself alone: the shell gets the terminal back if this process stops.
+            os.kill(os.getpid(), signal.SIGSTOP)
+            os.kill(process.pid, signal.SIGCONT)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    return process.returncode if process.returncode >= 0 else 128 - process.returncode
+
+
+@contextmanager
+def _handled(handlers: Mapping[signal.Signals, signal._HANDLER]) -> Iterator[None]:
+    """Use ``handlers`` within the block."""
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

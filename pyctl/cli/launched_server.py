@@ -1,0 +1,239 @@
+"""The server behind `pyctl launch`: one that runs, or a child process for the time of the program."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import httpx
+
+from pyctl.atomic_file import make_private, open_private
+from pyctl.cli.arguments import CommandSettings
+from pyctl.cli.launch_settings import LaunchSettings
+from pyctl.cli.service_command import pyctl_command
+from pyctl.errors import ConfigError
+from pyctl.text import one_line
+
+__all__ = ["FoundServer", "address_of", "find_server", "started_server"]
+
+STOP_SECONDS = 70.0
+"""A server ends within a minute of SIGTERM, all cache writes included."""
+
+ANSWER_SECONDS = 10.0
+PARENT_DEATH_SIGNAL = 1
+"""PR_SET_PDEATHSIG"""
+
+LAST_LINES = 5
+
+
+@dataclass(frozen=True)
+class FoundServer:
+    """A server that is ready: its address without /v1, its model, and the tokens that one request may have."""
+
+    url: str
+    model: str
+    model_path: str
+    n_ctx: int
+
+
+def address_of(settings: CommandSettings, port: int | None = None) -> str:
+    """Where programs on this machine find a server with ``settings``. Raises ConfigError for sockets and TLS."""
+    listen = settings.listen
+    host = next((host for host in listen.hosts if not host.endswith(".sock")), None)
+    if host is None or listen.ssl_cert_file:
+        raise ConfigError("programs need an http address: leave out --ssl-cert-file and paths as --host")
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{listen.port if port is None else port}{settings.server.api_prefix}"
+
+
+def find_server(url: str, key: str) -> FoundServer | None:
+    """The pyctl or llama-server at ``url``, after it has loaded its model; None if neither answers.
+
+    Raises ConfigError if it refuses ``key``.
+    """
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    with httpx.Client(timeout=ANSWER_SECONDS, headers=headers, trust_env=False) as client:
+        try:
+            with _progress(f"{url} loads its model") as show:
+                while (health := client.get(f"{url}/health")).status_code == 503 and "Loading" in health.text:
+                    show()
+            if health.status_code == 503:
+                raise ConfigError(f"the server at {url} has failed; restart it")
+            reply = client.get(f"{url}/props")
+            if reply.status_code in (401, 403):
+                raise ConfigError(f"{url} requires {'another' if key else 'a'} key: pass --api-key KEY")
+            props = reply.json()
+            n_ctx = int(props["default_generation_settings"]["n_ctx"])
+            model = str(client.get(f"{url}/v1/models").json()["data"][0]["id"])
+        except (httpx.HTTPError, ValueError, LookupError, TypeError):
+            return None
+    return FoundServer(url, model, str(props.get("model_path") or ""), n_ctx)
+
+
+@contextmanager
+def started_server(
+    settings: CommandSettings, own: LaunchSettings, flags: Sequence[str], key: str
+) -> Iterator[FoundServer]:
+    """`pyctl serve` with ``flags`` for the time of the block. Raises ConfigError if it does not start."""
+    host = settings.listen.hosts[0]
+    port = settings.listen.port
+    if not port or ("--port" not in own.server_flags and not _is_free(host, port)):
+        port = _free_port(host)
+    log = _log_path(port, os.environ)
+    url = address_of(settings, port)
+    print(f"pyctl: starting the server, log: {log}", file=sys.stderr)
+    began = time.monotonic()
+    with _child([*pyctl_command(), "serve", *flags, "--port", str(port)], log) as process:
+        with _progress("loading the model") as show, httpx.Client(timeout=ANSWER_SECONDS, trust_env=False) as client:
+            while not _is_ready(client, url):
+                if process.poll() is not None:
+                    raise ConfigError(f"the server ended with exit code {process.returncode}: {_end_of(log)}")
+                show()
+        found = find_server(url, key)
+        if found is None:
+            raise ConfigError(f"the server at {url} does not answer; log: {log}")
+        seconds = time.monotonic() - began
+        print(
+            f"pyctl: {one_line(found.model)} at {url}, {found.n_ctx:,} tokens of context, after {seconds:.0f} s",
+            file=sys.stderr,
+        )
+        try:
+            yield found
+        finally:
+            if process.poll() is not None:
+                print(f"pyctl: the server ended with exit code {process.returncode}, log: {log}", file=sys.stderr)
+
+
+def _is_ready(client: httpx.Client, url: str) -> bool:
+    try:
+        return client.get(f"{url}/health").status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+@contextmanager
+def _child(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """``command`` in a session of its own: Ctrl-C and Ctrl-Z at the terminal are for the program alone."""
+    with os.fdopen(open_private(log, os.O_WRONLY | os.O_TRUNC), "wb") as out:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
+            preexec_fn=_end_with_parent,
+        )  # fmt: skip
+    with _ending_by_signal():
+        try:
+            yield process
+        finally:
+            _stop(process)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End the server and wait for its cache writes."""
+    # The writes take seconds; a signal meanwhile must not leave the server behind.
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in _ENDING}
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(STOP_SECONDS)
+    if process.poll() is None:
+        process.kill()
+        process.wait()
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def _ending_by_signal() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP leave the block, as Ctrl-C does; while the program runs, it gets them instead."""
+
+    def end(number: int, _: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGTERM)
+
+
+def _is_free(host: str, port: int) -> bool:
+    try:
+        with _bound(host, port):
+            return True
+    except OSError:
+        return False
+
+
+def _free_port(host: str) -> int:
+    with _bound(host, 0) as bound:
+        return int(bound.getsockname()[1])
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    bound = socket.socket(family, kind, protocol)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind(address)
+    except OSError:
+        bound.close()
+        raise
+    return bound
+
+
+def _log_path(port: int, environ: Mapping[str, str]) -> Path:
+    """The log of the server at ``port``, which the next one there replaces."""
+    state = Path(environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    path = state / "pyctl" / f"launch-{port}.log"
+    try:
+        make_private(path.parent)
+        os.close(open_private(path, os.O_WRONLY))
+    except OSError as error:
+        raise ConfigError(f"cannot write the server's log {path}: {error.strerror}") from error
+    return path
+
+
+def _end_of(log: Path) -> str:
+    """The error that the log ends with, or its last lines, and where it lies."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    errors = [line for line in lines if line.startswith("pyctl: error: ")]
+    text = errors[-1].removeprefix("pyctl: error: ") if errors else " | ".join(lines[-LAST_LINES:])
+    return f"{one_line(text)} (log: {log})"
+
+
+@contextmanager
+def _progress(text: str) -> Iterator[Callable[[], None]]:
+    """A function that waits a moment, and shows ``text`` and the seconds so far in one line of a terminal."""
+    began, is_shown = time.monotonic(), False
+
+    def show() -> None:
+        nonlocal is_shown
+        time.sleep(0.1)
+        if sys.stderr.isatty() and (seconds := time.monotonic() - began) >= 1:
+            is_shown = True
+            print(f"\rpyctl: {text}, {seconds:.0f} s ", end="", file=sys.stderr, flush=True)
+
+    try:
+        yield show
+    finally:
+        if is_shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,163 @@
+"""The programs that `pyctl launch` starts: how each is pointed at a server for one invocation, and told its context."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["PROGRAMS", "ClientProgram", "Endpoint"]
+
+MOST_REPLY_TOKENS = 32_000
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A server as programs see it: ``url`` without /v1, and ``n_ctx`` tokens for the prompt and reply of a request."""
+
+    url: str
+    key: str
+    model: str
+    n_ctx: int
+
+    @property
+    def v1(self) -> str:
+        """The address for OpenAI's APIs."""
+        return f"{self.url}/v1"
+
+    @property
+    def n_reply(self) -> int:
+        """Tokens of the context that a program keeps free for a reply, where it asks for a number."""
+        return min(MOST_REPLY_TOKENS, self.n_ctx // 8)
+
+
+def _no_settings(endpoint: Endpoint) -> Mapping[str, str]:
+    """None."""
+    return {}
+
+
+def _no_arguments(endpoint: Endpoint) -> Sequence[str]:
+    """None."""
+    return ()
+
+
+@dataclass(frozen=True)
+class ClientProgram:
+    """A program and its settings for an `Endpoint`.
+
+    ``arguments`` come before the user's. ``files`` are texts of temporary files: the name is the flag, or else the
+    variable, that gets the path. ``unset`` are variables that would lead the program to another server.
+    ``tells_context`` is false if the program has no setting for ``n_ctx``.
+    """
+
+    executable: str
+    install: str
+    arguments: Callable[[Endpoint], Sequence[str]] = _no_arguments
+    environment: Callable[[Endpoint], Mapping[str, str]] = _no_settings
+    files: Callable[[Endpoint], Mapping[str, str]] = _no_settings
+    unset: tuple[str, ...] = ()
+    tells_context: bool = True
+
+
+def _claude(to: Endpoint) -> Mapping[str, str]:
+    models = ("ANTHROPIC_MODEL", *(f"ANTHROPIC_DEFAULT_{size}_MODEL" for size in ("OPUS", "SONNET", "HAIKU", "FABLE")))
+    return {
+        "ANTHROPIC_BASE_URL": to.url,
+        "ANTHROPIC_AUTH_TOKEN": to.key,
+        **dict.fromkeys(models, to.model),
+        # CLAUDE_CODE_AUTO_COMPACT_WINDOW takes no less than 100,000 tokens.
+        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(to.n_ctx),
+        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(to.n_reply),
+    }
+
+
+def _codex(to: Endpoint) -> Sequence[str]:
+    settings = {
+        "model": to.model,
+        "model_provider": "pyctl",
+        "model_providers.pyctl.name": "pyctl",
+        "model_providers.pyctl.base_url": to.v1,
+        "model_providers.pyctl.wire_api": "responses",
+        "model_providers.pyctl.env_key": "PYCTL_LAUNCH_KEY",
+        "model_context_window": to.n_ctx,
+    }
+    # A JSON string is a TOML string.
+    return [word for name, value in settings.items() for word in ("-c", f"{name}={json.dumps(value)}")]
+
+
+def _opencode(to: Endpoint) -> Mapping[str, Any]:
+    return {
+        "model": f"pyctl/{to.model}",
+        "small_model": f"pyctl/{to.model}",
+        "provider": {
+            "pyctl": {
+                "npm": "@ai-sdk/openai-compatible",
+                "options": {"baseURL": to.v1, "apiKey": to.key},
+                "models": {to.model: {"limit": {"context": to.n_ctx, "output": to.n_reply}}},
+            }
+        },
+    }
+
+
+def _qwen(to: Endpoint) -> Mapping[str, Any]:
+    return {
+        "model": {"name": to.model, "generationConfig": {"contextWindowSize": to.n_ctx}},
+        "security": {"auth": {"selectedType": "openai"}},
+    }
+
+
+def _aider(to: Endpoint) -> Mapping[str, Any]:
+    sizes = {"max_tokens": to.n_reply, "max_input_tokens": to.n_ctx, "max_output_tokens": to.n_reply}
+    free = {"input_cost_per_token": 0, "output_cost_per_token": 0}
+    return {f"openai/{to.model}": {**sizes, **free, "litellm_provider": "openai", "mode": "chat"}}
+
+
+PROGRAMS: Mapping[str, ClientProgram] = {
+    "claude": ClientProgram(
+        "claude",
+        "npm install -g @anthropic-ai/claude-code",
+        environment=_claude,
+        # The `env` of the user's own settings counts more than the environment, and less than this file.
+        files=lambda to: {"--settings": json.dumps({"env": _claude(to)})},
+        unset=("ANTHROPIC_API_KEY", *(f"CLAUDE_CODE_USE_{name}" for name in ("BEDROCK", "VERTEX", "FOUNDRY"))),
+    ),
+    "codex": ClientProgram(
+        "codex",
+        "npm install -g @openai/codex",
+        arguments=_codex,
+        environment=lambda to: {"PYCTL_LAUNCH_KEY": to.key},
+    ),
+    "opencode": ClientProgram(
+        "opencode",
+        "npm install -g opencode-ai",
+        environment=lambda to: {"OPENCODE_CONFIG_CONTENT": json.dumps(_opencode(to))},
+    ),
+    "qwen": ClientProgram(
+        "qwen",
+        "npm install -g @qwen-code/qwen-code",
+        arguments=lambda to: ["--auth-type", "openai", "--openai-base-url", to.v1, "--model", to.model],
+        environment=lambda to: {"OPENAI_BASE_URL": to.v1, "OPENAI_API_KEY": to.key, "OPENAI_MODEL": to.model},
+        files=lambda to: {"QWEN_CODE_SYSTEM_SETTINGS_PATH": json.dumps(_qwen(to))},
+    ),
+    "aider": ClientProgram(
+        "aider",
+        "pipx install aider-chat",
+        # Flags count more than a .env file of the project.
+        arguments=lambda to: ["--model", f"openai/{to.model}", "--openai-api-base", to.v1],
+        environment=lambda to: {"OPENAI_API_KEY": to.key},
+        files=lambda to: {"--model-metadata-file": json.dumps(_aider(to))},
+    ),
+    "open-webui": ClientProgram(
+        "open-webui",
+        "pipx install open-webui",
+        arguments=lambda to: ["serve", "--port", "3000"],  # its default port is the server's
+        environment=lambda to: {
+            "OPENAI_API_BASE_URL": to.v1,
+            "OPENAI_API_KEY": to.key,
+            "ENABLE_PERSISTENT_CONFIG": "False",  # else the address goes into its database
+        },
+        tells_context=False,
+    ),
+}
+"""Every program by its name on the command line."""

@@ -1,0 +1,118 @@
+"""The block that `pyctl serve` logs when it is ready: addresses, model, device, and contents of the cache."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from pyctl.cache import Entry
+from pyctl.engine.backend import EngineInfo
+
+__all__ = ["Addresses", "cache_text", "lan_address", "ready_text"]
+
+MIB, GIB = 2**20, 2**30
+
+
+def lan_address() -> str:
+    """This machine's IPv4 address in its network, "" if it has none. Sends nothing."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # reserved for documentation; connecting a datagram socket only routes
+            return str(probe.getsockname()[0])
+        except OSError:
+            return ""
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Where clients find the server: ``local`` for this machine, ``network`` for others; "" for none.
+
+    ``sockets`` are UNIX sockets.
+    """
+
+    local: str
+    network: str
+    sockets: tuple[str, ...]
+
+    @classmethod
+    def of(cls, bound: str, prefix: str, lan: Callable[[], str] = lan_address) -> Addresses:
+        """From ``bound``, addresses separated by commas; ``lan`` is asked if all interfaces are bound."""
+        local = network = ""
+        sockets = []
+        for address in bound.split(", "):
+            if not address.startswith("http"):
+                sockets.append(address)
+                continue
+            scheme, _, rest = address.partition("://")
+            host, _, port = rest.rpartition(":")
+            number = ipaddress.ip_address(host.strip("[]"))
+            if number.is_unspecified:
+                own = "127.0.0.1" if number.version == 4 else "[::1]"
+                local = local or f"{scheme}://{own}:{port}{prefix}"
+                network = network or ((found := lan()) and f"{scheme}://{found}:{port}{prefix}")
+            elif number.is_loopback:
+                local = local or f"{scheme}://{host}:{port}{prefix}"
+            else:
+                network = network or f"{scheme}://{host}:{port}{prefix}"
+        return cls(local or network, network, tuple(sockets))
+
+    def open_text(self, bound: str) -> str:
+        """Return a warning that the server at ``bound`` needs no key; "" if only this machine reaches it."""
+        hosts = (each.partition("://")[2].rpartition(":")[0] for each in bound.split(", ") if each.startswith("http"))
+        if all(ipaddress.ip_address(host.strip("[]")).is_loopback for host in hosts):
+            return ""
+        where = f" at {self.network}" if self.network else ""
+        return f"no --api-key: every machine in the network can use this server{where}"
+
+
+def ready_text(
+    seconds: float, addresses: Addresses, *, has_page: bool, info: EngineInfo | str, devices: Sequence[str], cache: str
+) -> str:
+    """Return the block; its first line is "ready in ...". ``info`` is a text where there are several models."""
+    return "\n".join(
+        [
+            f"ready in {seconds:.1f} s",
+            *(f"{name:<10} {text}" for name, text in _fields(addresses, has_page, info, devices, cache)),
+        ]
+    )
+
+
+def _fields(
+    addresses: Addresses, has_page: bool, info: EngineInfo | str, devices: Iterable[str], cache: str
+) -> Iterator[tuple[str, str]]:
+    local = addresses.local
+    if local and has_page:
+        yield "page", f"{local}/"
+    if local:
+        yield "OpenAI", f"{local}/v1"
+        yield "Anthropic", local
+        yield "Ollama", local
+    if addresses.network and addresses.network != local:
+        yield "network", f"{addresses.network}/"
+    for each in addresses.sockets:
+        yield "socket", each
+    if isinstance(info, str):
+        yield "models", info
+    else:
+        requests = "1 request" if info.n_seqs == 1 else f"{info.n_seqs} requests"
+        yield "model", f"{info.model_alias}, {info.n_ctx:,} tokens of context, {requests} at a time"
+    yield "device", ", ".join(devices) or "CPU"
+    yield "cache", cache
+
+
+def cache_text(budget: int, directory: str, entries: Sequence[Entry]) -> str:
+    """Return the size of the cache in RAM, and what ``directory`` holds for this model; it is "" without one.
+
+    ``budget`` is in bytes, -1 for no limit.
+    """
+    ram = "off" if budget == 0 else "RAM without limit" if budget < 0 else f"{budget // MIB:,} MiB of RAM"
+    if not directory:
+        return ram if budget == 0 else f"{ram}; no directory, so nothing survives a restart (--kv-cache-dir)"
+    if not entries:
+        return f"{ram}; {directory} holds nothing of this model yet"
+    n_bytes = sum(entry.n_bytes for entry in entries)
+    size = f"{n_bytes / GIB:.1f} GiB" if n_bytes >= GIB else f"{n_bytes / MIB:.1f} MiB"
+    prefixes = "1 prefix" if len(entries) == 1 else f"{len(entries):,} prefixes"
+    return f"{ram}; {directory} holds {prefixes}, {size}"

@@ -1,0 +1,81 @@
+"""Whether built libraries work: versions, devices, pinned memory, and a reply of the built-in model.
+
+Each check runs in a new process, since a process loads llama.cpp once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from pyctl.errors import ConfigError
+
+__all__ = ["check_libraries"]
+
+PROMPT = "My name is Anna. What is my name?"
+
+SECONDS = 600.0
+"""A driver may compile or load for long at the first use of a card."""
+
+PINNED_BYTES, AHEAD_BYTES = 2**28, 2**26
+
+
+def check_libraries(directory: Path, *, uses_gpu: bool) -> str:
+    """Load the libraries in ``directory``; one line about what they found. Raises ConfigError if they do not work."""
+    facts = json.loads(_run(directory, "-m", "pyctl.cli.setup_check"))
+    line = f"checked: {facts['version']}"
+    reply = _reply(directory, "0")
+    if not uses_gpu:
+        return f"{line}, CPU"
+    if not facts["gpus"]:
+        raise ConfigError("the new libraries find no GPU")
+    if not facts["is_pinned"]:
+        raise ConfigError("the new libraries cannot pin memory: cudaHostRegister is not visible in them")
+    on_gpu = _reply(directory, "all")
+    if on_gpu != reply:
+        raise ConfigError(f"the built-in model replies {on_gpu!r} on the GPU, but {reply!r} on the CPU")
+    return f"{line}, {', '.join(facts['gpus'])}; pinned memory; the same reply as on the CPU"
+
+
+def _reply(directory: Path, layers: str) -> str:
+    reply = _run(directory, "-m", "pyctl", "chat", "-p", PROMPT, "--temp", "0", "-n", "12", "-ngl", layers).strip()
+    if not reply:
+        raise ConfigError("the built-in model replies nothing")
+    return reply
+
+
+def _run(directory: Path, *arguments: str) -> str:
+    """The output of Python with ``arguments`` on the libraries in ``directory``."""
+    environment = {**os.environ, "LLAMA_CPP_LIB_PATH": str(directory), "MTMD_CPP_LIB": str(directory)}
+    shown = subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        stdin=subprocess.DEVNULL,
+        env=environment,
+        timeout=SECONDS,
+        check=False,
+    )
+    if shown.returncode != 0:
+        lines = shown.stderr.strip().splitlines()
+        raise ConfigError("the new libraries do not work:\n" + "\n".join(lines[-12:] or [f"exit {shown.returncode}"]))
+    return shown.stdout
+
+
+def main() -> None:
+    """Print what this process's libraries are and find, as JSON."""
+    from pyctl.llama import devices
+    from pyctl.llama.library import HostBuffer, build_version
+
+    gpus = [device.description for device in devices() if device.is_gpu]
+    is_pinned = HostBuffer.open(PINNED_BYTES, AHEAD_BYTES)
+    HostBuffer.stop()
+    print(json.dumps({"version": build_version(), "gpus": gpus, "is_pinned": is_pinned}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,231 @@
+"""`pyctl setup`: builds llama.cpp for this machine's card once, in a directory of its own."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyctl.cli.command_parser import CommandParser
+from pyctl.errors import ConfigError
+from pyctl.setup import (
+    Build,
+    BuildPlan,
+    BuiltLibraries,
+    Compiler,
+    Machine,
+    SetupOptions,
+    Toolkit,
+    build_home,
+    build_lock,
+    check_compiler,
+    check_room,
+    compile_libraries,
+    covers,
+    cpu_features,
+    data_home,
+    describe,
+    free_bytes,
+    install_toolkit,
+    install_tools,
+    jobs_for,
+    libraries_at,
+    look_at_machine,
+    make_plan,
+    parse_architectures,
+    pip_command,
+    place_libraries,
+    probe_system_toolkit,
+    read_pin,
+    stage_libraries,
+    unpacked_source,
+)
+
+__all__ = ["run_setup"]
+
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Where built libraries lie, and where they are built."""
+
+    home: Path
+    work: Path
+
+
+def run_setup(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
+    """Look, say what was found, build, check; returns the exit code. Raises ConfigError if it cannot be done."""
+    arguments = _parser().parse_args(argv)
+    options = SetupOptions(
+        cpu=arguments.cpu,
+        architectures=parse_architectures(arguments.arch) if arguments.arch else (),
+        system_cuda=arguments.system_cuda,
+        jobs=arguments.jobs or 0,
+    )
+    if options.cpu and (options.architectures or options.system_cuda):
+        raise ConfigError("--cpu excludes --arch and --system-cuda")
+    if arguments.jobs is not None and arguments.jobs < 1:
+        raise ConfigError("--jobs must be at least 1")
+    given = Path(arguments.dir).expanduser().resolve() if arguments.dir else None
+    places = _Places(given or data_home(environ), given / "setup" if given is not None else build_home(environ))
+    if arguments.remove:
+        return _remove(places, arguments.yes)
+    machine = look_at_machine(environ)
+    plan = make_plan(machine, options)
+    if plan.kind == "none":
+        print(plan.why)
+        return 0
+    for line in describe(machine, plan, jobs_for(machine, options.jobs)):
+        print(line)
+    try:
+        return _set_up(machine, plan, options, places, arguments)
+    except OSError as error:
+        raise ConfigError(f"{error.filename or places.work}: {error.strerror or error}") from error
+    finally:
+        if given is not None and (given / "llama").is_dir():
+            print(f"pyctl uses these libraries where PYCTL_LIBS={given} is set")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = CommandParser(
+        prog="pyctl setup",
+        description="Build llama.cpp for this machine's NVIDIA card. The compiler and the libraries of CUDA come from "
+        "PyPI. pyctl finds the result at its next start. A build that was interrupted goes on where it stopped.",
+    )
+    parser.add_argument("--cpu", action="store_true", help="build for the CPU, with all features that it has")
+    parser.add_argument("--arch", metavar="LIST", help="compute capabilities to build for, such as 86,89")
+    parser.add_argument("--system-cuda", action="store_true", help="use the CUDA toolkit that is installed here")
+    parser.add_argument("--jobs", "-j", type=int, metavar="N", help="compilers at a time")
+    parser.add_argument("--dir", metavar="DIR", help="place for everything, to be named by PYCTL_LIBS afterwards")
+    parser.add_argument("--keep-toolkit", action="store_true", help="keep CUDA's compiler for the next build")
+    parser.add_argument("--dry-run", action="store_true", help="say what was found and would be done")
+    parser.add_argument("--remove", action="store_true", help="remove the libraries and everything else of setup")
+    parser.add_argument("--yes", "-y", action="store_true", help="do not ask")
+    return parser
+
+
+def _set_up(
+    machine: Machine, plan: BuildPlan, options: SetupOptions, places: _Places, arguments: argparse.Namespace
+) -> int:
+    compiler = check_compiler(machine, plan)
+    if plan.kind == "system":
+        with tempfile.TemporaryDirectory() as name:
+            _probed(machine, plan, options, compiler, Path(name))
+    is_here = bool(machine.cards) and plan.kind != "cpu"
+    existing = _existing(machine, plan, places.home)
+    if existing is not None:
+        print(f"already built: {existing.directory}")
+        if arguments.dry_run:
+            return 0
+        print(_checked(existing, is_here))
+        return 0
+    check_room(plan, free_bytes(places.work) + _size(places.work), places.work)
+    if arguments.dry_run:
+        print(f"dry run: nothing was changed; libraries would go to {places.home / 'llama'}")
+        return 0
+    if not arguments.yes and not _agrees("build now?"):
+        return 1
+    began = time.monotonic()
+    with build_lock(places.work) as lock:
+        built = _build(machine, plan, options, places, compiler, lock)
+        print(_checked(built, is_here))
+        target = place_libraries(built)
+        _tidy(places.work, keep=arguments.keep_toolkit)
+    print(f"done in {(time.monotonic() - began) / 60:.1f} minutes: {target} ({_size(target) / MIB:.0f} MiB)")
+    return 0
+
+
+def _build(
+    machine: Machine, plan: BuildPlan, options: SetupOptions, places: _Places, compiler: Compiler, lock: int
+) -> BuiltLibraries:
+    """Fetch what is missing, compile, and collect the libraries."""
+    work = places.work
+    pip = pip_command(work)
+    print("fetching what the build needs", flush=True)
+    source, tools, toolkit = unpacked_source(pip, work), install_tools(pip, work, machine), None
+    if plan.kind == "pypi":
+        toolkit = install_toolkit(pip, work, compiler)
+    elif plan.kind == "system":
+        toolkit = _probed(machine, plan, options, compiler, work)
+    build = Build(work, compiler, tools, jobs_for(machine, options.jobs), toolkit, plan.architectures, say=_say)
+    compile_libraries(build, source, lock)
+    driver = machine.driver.release if machine.driver is not None else ""
+    return stage_libraries(build, places.home, driver, time.time())
+
+
+def _probed(machine: Machine, plan: BuildPlan, options: SetupOptions, compiler: Compiler, work: Path) -> Toolkit:
+    assert machine.nvcc is not None
+    try:
+        return probe_system_toolkit(machine.nvcc, compiler, work)
+    except ConfigError as error:
+        rest = "without --system-cuda, the toolkit comes from PyPI" if options.system_cuda else plan.why
+        raise ConfigError(f"{error}; {rest}") from error
+
+
+def _checked(built: BuiltLibraries, is_here: bool) -> str:
+    from pyctl.cli.setup_check import check_libraries
+
+    if built.architectures and not is_here:
+        return "not checked: this machine has no NVIDIA driver, which the libraries need to load"
+    return check_libraries(built.directory, uses_gpu=is_here)
+
+
+def _existing(machine: Machine, plan: BuildPlan, home: Path) -> BuiltLibraries | None:
+    """A build that is what ``plan`` would make."""
+    release, features = read_pin().release, set(cpu_features())
+    for built in libraries_at(home):
+        same_kind = bool(built.architectures) == bool(plan.architectures)
+        if not same_kind or built.release != release or not set(built.features) <= features:
+            continue
+        if plan.architectures == built.architectures or (
+            machine.cards and plan.architectures and all(covers(built.architectures, card) for card in machine.cards)
+        ):
+            return built
+    return None
+
+
+def _tidy(work: Path, *, keep: bool) -> None:
+    """Remove what only the build needed; the lock's file stays, as another process may wait for it."""
+    for path in work.iterdir():
+        if path.name != "lock" and not (keep and path.name.startswith("cuda-")):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _remove(places: _Places, is_sure: bool) -> int:
+    found = [path for path in (places.home / "llama", places.work) if path.is_dir()]
+    if not found:
+        print("nothing to remove")
+        return 0
+    for path in found:
+        print(f"{path} ({_size(path) / MIB:.0f} MiB)")
+    if not is_sure and not _agrees("remove?"):
+        return 1
+    if places.work.is_dir():
+        with build_lock(places.work):
+            shutil.rmtree(places.work)
+    shutil.rmtree(places.home / "llama", ignore_errors=True)
+    print("removed; pyctl uses the libraries that pip built")
+    return 0
+
+
+def _agrees(question: str) -> bool:
+    if not sys.stdin.isatty():
+        raise ConfigError("this needs an answer, and there is no terminal to give it; pass --yes")
+    return input(f"{question} [Y/n] ").strip().lower() in ("", "y", "yes")
+
+
+def _size(directory: Path) -> int:
+    """Bytes of the files below ``directory``."""
+    found = (path.lstat() for path in directory.rglob("*") if not path.is_dir())
+    return sum(entry.st_size for entry in found)
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)

@@ -1,0 +1,1 @@
+"""`pyctl doctor`: checks of this machine, each from facts to findings."""

@@ -1,0 +1,120 @@
+"""Checks of cards, the driver, and llama.cpp's build."""
+
+from __future__ import annotations
+
+from pyctl.doctor.facts import Facts
+from pyctl.doctor.finding import Finding, slow, wrong
+from pyctl.setup.plan import DRIVER_ERRORS, LEAST_DRIVER
+
+__all__ = ["build", "driver", "libraries", "link", "persistence", "pinned", "power", "shared_memory"]
+
+DRIVER_OF = {11: "450", 12: "525", 13: LEAST_DRIVER}
+"""The oldest driver that speaks a CUDA version."""
+
+SETUP = "pyctl setup"
+
+NO_GPUS = "start the container with --gpus all, and install nvidia-container-toolkit on the host"
+
+CUINIT = {
+    **DRIVER_ERRORS,
+    2: "the card has no memory left for another program; end programs that nvidia-smi lists",
+    46: "another program has the card for itself; sudo nvidia-smi -c DEFAULT",
+    804: "the driver's compatibility library does not fit this card; take its directory out of LD_LIBRARY_PATH",
+}
+"""What a code of cuInit means, and after a semicolon what mends it."""
+
+LEAST_SHARED = 2**28
+
+
+def libraries(facts: Facts) -> list[Finding]:
+    """llama.cpp's libraries load, and are of the release that the extension was built for."""
+    error = facts.llama.error
+    mend = "pip install --force-reinstall --no-cache-dir pyctl"
+    return [wrong(f"llama.cpp cannot be loaded: {error}", mend)] if error else []
+
+
+def driver(facts: Facts) -> list[Finding] | None:
+    """The NVIDIA driver is there, works, and speaks the CUDA version of the build."""
+    if not facts.has_nvidia:
+        return None
+    mend = NO_GPUS if facts.is_container else f"sudo apt install nvidia-driver-{LEAST_DRIVER}, then reboot"
+    found = facts.driver
+    if found is None:
+        return [wrong("an NVIDIA card is here, but no driver (libcuda.so.1)", mend)]
+    if found.error:
+        text, _, mend = CUINIT.get(found.error, "the driver fails; look at nvidia-smi and dmesg").partition("; ")
+        return [wrong(f"{text} (cuInit {found.error})", mend)]
+    needed = facts.llama.cuda()
+    if needed > found.cuda[0] > 0:
+        speaks, version = ".".join(map(str, found.cuda)), DRIVER_OF.get(needed, "a newer one")
+        text = f"driver {found.release} speaks CUDA {speaks}, this build needs CUDA {needed}"
+        return [wrong(text, f"install driver {version} or newer, or {SETUP}")]
+    return []
+
+
+def build(facts: Facts) -> list[Finding] | None:
+    """llama.cpp was built for the card that is here."""
+    if not facts.has_nvidia:
+        return None
+    if facts.llama.gpus() or facts.driver is None or facts.driver.error:
+        return []  # an error of the driver has a check of its own
+    text, _, mend = facts.llama.idle_card().rpartition("; ")
+    return [wrong(text, mend.rpartition(": ")[2])] if text else []
+
+
+def pinned(facts: Facts) -> list[Finding] | None:
+    """Snapshots in RAM can be pinned: pageable memory is copied to a card at a third of the speed."""
+    if not facts.llama.gpus():
+        return None
+    error = facts.llama.pin_error()
+    if not error:
+        return []
+    mend = "give Windows' WSL more memory (.wslconfig)" if facts.is_wsl else f"{SETUP}, or update the driver"
+    return [slow(f"memory for snapshots cannot be pinned: {error}", mend)]
+
+
+def power(facts: Facts) -> list[Finding] | None:
+    """No card has less power than it was built for."""
+    if not facts.has_nvidia:
+        return None
+    found = []
+    for index, card in enumerate(facts.cards):
+        limit, default = card.power_limit, card.default_limit
+        if limit is not None and default is not None and limit < default:
+            text = f"{card.name} is limited to {limit // 1000} W of {default // 1000} W"
+            found.append(slow(text, f"sudo nvidia-smi -i {index} -pl {default // 1000}"))
+    return found
+
+
+def persistence(facts: Facts) -> list[Finding] | None:
+    """The driver stays loaded while no program runs; a card that shows a screen keeps it loaded anyway."""
+    if not facts.has_nvidia or facts.is_wsl:
+        return None
+    idle = [card for card in facts.cards if card.is_persistent is False and card.has_screen is False]
+    text = "the driver unloads when no program uses a card, which makes the next start slow"
+    return [slow(text, "sudo nvidia-smi -pm 1")] if idle else []
+
+
+def link(facts: Facts) -> list[Finding] | None:
+    """Each card has all its PCIe lanes, at its own generation."""
+    if not facts.has_nvidia or facts.is_wsl:
+        return None
+    found = []
+    for card in facts.cards:
+        (lanes, most), (generation, newest) = card.lanes, card.generations
+        # Lanes add up, and each generation doubles the last one's speed. What is unknown counts as the best.
+        slower = (most / lanes if lanes and most else 1.0) * 2.0 ** ((newest or 0) - (generation or newest or 0))
+        if slower > 1:
+            text = f"{card.name} has {lanes} of {most} PCIe lanes of generation {generation} of {newest}"
+            effect = f"copies between RAM and card take {slower:.0f} times as long"
+            found.append(slow(f"{text}: {effect}", "use the mainboard's slot for graphics cards, without a riser"))
+    return found
+
+
+def shared_memory(facts: Facts) -> list[Finding] | None:
+    """Several cards exchange data through /dev/shm, of which containers have little."""
+    if not facts.has_nvidia or len(facts.llama.gpus()) < 2:
+        return None
+    size = facts.shared_memory_bytes()
+    text = f"/dev/shm has {size // 2**20} MiB, and several cards exchange data through it"
+    return [slow(text, "start the container with --shm-size 1g")] if size < LEAST_SHARED else []

@@ -1,0 +1,102 @@
+"""All checks in the order of their weight, and the screen that shows what they found."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from pyctl.doctor import card_checks, storage_checks, system_checks
+from pyctl.doctor.facts import Facts
+from pyctl.doctor.finding import Finding, UnknownError
+from pyctl.text import one_line, reason_of
+
+__all__ = ["CHECKS", "Check", "Examination", "examine", "screen"]
+
+WIDTH, LEVEL, NAME = 80, 9, 17
+
+
+@dataclass(frozen=True)
+class Check:
+    """``look`` returns findings, an empty list if all is fine, None if the check does not apply to this machine.
+
+    It raises UnknownError if it cannot tell. ``is_quick`` checks take no more than some milliseconds together.
+    """
+
+    name: str
+    look: Callable[[Facts], list[Finding] | None]
+    is_quick: bool = False
+
+
+CHECKS = (
+    Check("llama.cpp", card_checks.libraries),
+    Check("driver", card_checks.driver),
+    Check("build", card_checks.build),
+    Check("model", storage_checks.model_files),
+    Check("memory plan", storage_checks.memory_plan),
+    Check("overcommit", system_checks.overcommit, is_quick=True),
+    Check("container", system_checks.container_memory, is_quick=True),
+    Check("locked memory", system_checks.memory_lock, is_quick=True),
+    Check("open files", system_checks.open_files, is_quick=True),
+    Check("cache directory", storage_checks.cache_place, is_quick=True),
+    Check("disk space", storage_checks.cache_space, is_quick=True),
+    Check("power limit", card_checks.power),
+    Check("pinned memory", card_checks.pinned),
+    Check("PCIe link", card_checks.link),
+    Check("swap", system_checks.swap, is_quick=True),
+    Check("WSL memory", system_checks.windows_memory, is_quick=True),
+    Check("model's disk", storage_checks.model_place, is_quick=True),
+    Check("cache's disk", storage_checks.cache_disk, is_quick=True),
+    Check("disk speed", storage_checks.cache_speed),
+    Check("/dev/shm", card_checks.shared_memory),
+    Check("CPU governor", system_checks.cpu_governor, is_quick=True),
+    Check("persistence", card_checks.persistence),
+)
+"""Heaviest first."""
+
+
+@dataclass(frozen=True)
+class Examination:
+    """``findings`` with what is wrong first; names of the checks that found nothing, and of those that do not apply."""
+
+    findings: tuple[Finding, ...]
+    fine: tuple[str, ...]
+    absent: tuple[str, ...]
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing is wrong or slow."""
+        return all(finding.level == "unknown" for finding in self.findings)
+
+
+def examine(facts: Facts, checks: Sequence[Check] = CHECKS) -> Examination:
+    """Make all ``checks``."""
+    findings: list[Finding] = []
+    fine, absent = [], []
+    for check in checks:
+        try:
+            found = check.look(facts)
+        except (UnknownError, OSError, ValueError, LookupError) as error:  # no check may end a server
+            found = [Finding("unknown", f"cannot be told: {reason_of(error)}")]
+        if found is None:
+            absent.append(check.name)
+        elif not found:
+            fine.append(check.name)
+        findings += [replace(finding, check=check.name) for finding in found or ()]
+    order = ("wrong", "slow", "unknown")
+    return Examination(tuple(sorted(findings, key=lambda each: order.index(each.level))), tuple(fine), tuple(absent))
+
+
+def screen(found: Examination) -> Iterator[str]:
+    """Lines of 80 columns: each finding with its mend, then the checks that found nothing."""
+    for finding in found.findings:
+        yield from _paragraph(f"{finding.level:{LEVEL}}{finding.check:{NAME}}", one_line(finding.text))
+        if finding.mend:
+            yield from _paragraph(" " * (LEVEL + NAME) + "-> ", one_line(finding.mend))
+    for title, names in (("fine", found.fine), ("not here", found.absent)):
+        if names:
+            yield from _paragraph(f"{title:{LEVEL}}", ", ".join(names))
+
+
+def _paragraph(head: str, text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent=head, subsequent_indent=" " * len(head), break_on_hyphens=False)

@@ -1,0 +1,218 @@
+"""Facts that checks decide by: files of /proc and /sys, the driver, llama.cpp's libraries, and what serve would use."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import NoReturn
+
+from pyctl.doctor.disk_speed import DiskSpeed, disk_speed
+from pyctl.doctor.finding import UnknownError
+from pyctl.doctor.nvml import CardState, card_states
+from pyctl.setup.machine import NVIDIA, Driver, find_driver, find_pci_cards
+
+__all__ = ["Facts", "LlamaFacts", "Mount", "Wishes", "cuda_can_pin", "existing"]
+
+VIRTUAL_VENDORS = ("Msft", "QEMU", "VMware", "VBOX")
+"""Vendors of disks of virtual machines, which claim to rotate."""
+
+Extent = tuple[str, int, int]
+"""Name, first byte and number of bytes of a tensor in a file."""
+
+
+def _not_loaded(*_: object) -> NoReturn:
+    raise UnknownError("llama.cpp's libraries are not loaded")
+
+
+@dataclass(frozen=True)
+class LlamaFacts:
+    """What llama.cpp's libraries say, asked only when a check needs it. Each function may raise UnknownError.
+
+    ``gpus`` are the names of GPUs they can use; ``idle_card`` says why they use none, and after the last semicolon what
+    helps. ``cuda`` is the CUDA version that they were built with, 0 without CUDA.
+    ``pin_error`` is empty if memory can be pinned. ``plan`` are the warnings of a dry run with the given flags, it
+    raises ModelError if the model cannot be served so; ``tensors`` reads a model's file, ModelError for one that is
+    damaged. ``error`` says why the libraries cannot be loaded, empty if they can.
+    """
+
+    error: str = ""
+    gpus: Callable[[], Sequence[str]] = field(default_factory=lambda: _not_loaded)
+    idle_card: Callable[[], str] = field(default_factory=lambda: _not_loaded)
+    cuda: Callable[[], int] = field(default_factory=lambda: _not_loaded)
+    pin_error: Callable[[], str] = field(default_factory=lambda: _not_loaded)
+    plan: Callable[[], Sequence[str]] = field(default_factory=lambda: _not_loaded)
+    tensors: Callable[[Path], Sequence[Extent]] = field(default_factory=lambda: _not_loaded)
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What the flags of serve ask of the machine; sizes are bytes.
+
+    ``model_files`` are all files of the model. ``cache_dir`` is the directory of the disk cache, which need not exist,
+    None without a disk cache. ``cache_bytes`` is None if the free space decides, ``ram_bytes`` if the free memory does.
+    """
+
+    model_files: tuple[Path, ...] = ()
+    cache_dir: Path | None = None
+    cache_bytes: int | None = None
+    ram_bytes: int | None = None
+    locks_memory: bool = False
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A mounted file system: its ``kind``, such as ext4, and its ``source``, such as /dev/sda1."""
+
+    point: str
+    kind: str
+    source: str
+
+
+@dataclass
+class Facts:
+    """Facts of the machine below ``root``; everything that a test replaces is a field."""
+
+    root: Path = Path("/")
+    wishes: Wishes = field(default_factory=Wishes)
+    llama: LlamaFacts = field(default_factory=LlamaFacts)
+    find_driver: Callable[[], Driver | None] = find_driver
+    card_states: Callable[[], tuple[CardState, ...] | None] = card_states
+    disk_speed: Callable[[Path], DiskSpeed] = disk_speed
+    limit_of: Callable[[int], tuple[int, int]] = resource.getrlimit
+
+    # -- files -------------------------------------------------------------------------------------------------------
+
+    def text(self, name: str) -> str:
+        """The text of a file below the root. Raises UnknownError if it cannot be read."""
+        try:
+            return (self.root / name).read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            raise UnknownError(f"/{name}: {error.strerror}") from error
+
+    def number(self, name: str) -> int:
+        """The number in a file below the root. Raises UnknownError if there is none."""
+        text = self.text(name).strip()
+        if not text.lstrip("-").isdigit():
+            raise UnknownError(f"/{name} is no number")
+        return int(text)
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a file below the root."""
+        return (self.root / name).exists()
+
+    @cached_property
+    def meminfo(self) -> dict[str, int]:
+        """Bytes by name of /proc/meminfo."""
+        lines = (line.split() for line in self.text("proc/meminfo").splitlines())
+        return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if len(words) > 1 and words[1].isdigit()}
+
+    @property
+    def ram_bytes(self) -> int:
+        """The memory of the machine."""
+        try:
+            return self.meminfo["MemTotal"]
+        except KeyError as error:
+            raise UnknownError("/proc/meminfo has no MemTotal") from error
+
+    @cached_property
+    def is_wsl(self) -> bool:
+        """Whether this is Linux on Windows."""
+        return "microsoft" in self.text("proc/sys/kernel/osrelease").lower()
+
+    @property
+    def is_container(self) -> bool:
+        """Whether docker or podman started this."""
+        return self.has(".dockerenv") or self.has("run/.containerenv")
+
+    # -- cards -------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def has_nvidia(self) -> bool:
+        """Whether an NVIDIA card is there, with a driver or without."""
+        on_bus = any(card.vendor == NVIDIA for card in find_pci_cards(self.root))
+        return on_bus or self.has("proc/driver/nvidia/version") or self.has("usr/lib/wsl/lib/libcuda.so.1")
+
+    @cached_property
+    def driver(self) -> Driver | None:
+        """What the NVIDIA driver says; asking takes a moment."""
+        return self.find_driver()
+
+    @cached_property
+    def cards(self) -> tuple[CardState, ...]:
+        """The state of each NVIDIA card. Raises UnknownError without a library that tells."""
+        states = self.card_states()
+        if states is None:
+            raise UnknownError("libnvidia-ml.so.1 does not answer")
+        return states
+
+    def shared_memory_bytes(self) -> int:
+        """The size of /dev/shm. Raises UnknownError without one."""
+        try:
+            found = os.statvfs(self.root / "dev/shm")
+        except OSError as error:
+            raise UnknownError(f"/dev/shm: {error.strerror}") from error
+        return found.f_blocks * found.f_frsize
+
+    # -- disks -------------------------------------------------------------------------------------------------------
+
+    def mount_of(self, path: Path) -> Mount:
+        """The file system that holds ``path`` or its nearest directory that exists."""
+        path = existing(path)
+        found = None
+        for line in self.text("proc/self/mountinfo").splitlines():
+            before, _, after = line.partition(" - ")
+            if len(before.split()) < 5 or len(after.split()) < 2:
+                continue
+            point, (kind, source) = before.split()[4].replace("\\040", " "), after.split()[:2]
+            is_above = path.is_relative_to(point)
+            if is_above and (found is None or len(point) >= len(found.point)):  # the last of equal ones is on top
+                found = Mount(point, kind, source)
+        if found is None:
+            raise UnknownError(f"/proc/self/mountinfo does not name the file system of {path}")
+        return found
+
+    def is_rotating(self, path: Path) -> bool | None:
+        """Whether ``path`` is on a disk with moving parts; None for virtual disks, which do not know.
+
+        Raises UnknownError if the disk is not known.
+        """
+        mount = self.mount_of(path)
+        name = Path(mount.source).resolve().name if mount.source.startswith("/dev/") else ""
+        device = (self.root / "sys/class/block" / name).resolve()
+        if not name or not device.exists():
+            raise UnknownError(f"the disk below {mount.point} ({mount.kind}) is not known")
+        disk = device.parent if (device / "partition").exists() else device
+        vendor = disk / "device/vendor"
+        if disk.name.startswith(("vd", "xvd")) or (vendor.exists() and vendor.read_text().strip() in VIRTUAL_VENDORS):
+            return None
+        try:
+            return (disk / "queue/rotational").read_text().strip() == "1"
+        except OSError as error:
+            raise UnknownError(f"{disk.name} does not say whether it rotates") from error
+
+
+def existing(path: Path) -> Path:
+    """``path``, or its nearest parent that exists, without links."""
+    path = path.expanduser().absolute()
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path.resolve()
+
+
+def cuda_can_pin(n_bytes: int = 2**26) -> str:
+    """Pin and release ``n_bytes`` through the CUDA or HIP runtime of this process; empty, or what is in the way."""
+    process = ctypes.CDLL(None)
+    for vendor in ("cuda", "hip"):
+        register = getattr(process, f"{vendor}HostRegister", None)
+        if register is not None:
+            block = ctypes.create_string_buffer(n_bytes)
+            code = register(ctypes.byref(block), ctypes.c_size_t(n_bytes), 1)
+            if code == 0:
+                getattr(process, f"{vendor}HostUnregister")(ctypes.byref(block))
+            return f"{vendor}HostRegister fails with code {code}" if code else ""
+    return "no loaded library has cudaHostRegister"

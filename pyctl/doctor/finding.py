@@ -1,0 +1,35 @@
+"""What a check finds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["Finding", "Level", "UnknownError", "slow", "wrong"]
+
+Level = Literal["wrong", "slow", "unknown"]
+"""``wrong`` does not work or may lose data; ``slow`` costs time; ``unknown`` is a check that could not be made."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One sentence about this machine, and ``mend``: a command or a sentence that changes it."""
+
+    level: Level
+    text: str
+    mend: str = ""
+    check: str = ""
+
+
+class UnknownError(Exception):
+    """A check cannot be made; the message says why."""
+
+
+def wrong(text: str, mend: str) -> Finding:
+    """A finding of something that does not work."""
+    return Finding("wrong", text, mend)
+
+
+def slow(text: str, mend: str) -> Finding:
+    """A finding of something that costs time."""
+    return Finding("slow", text, mend)

@@ -1,0 +1,144 @@
+"""Checks of the model's files, and of the disk for the cache."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from pyctl.doctor.facts import Facts, existing
+from pyctl.doctor.finding import Finding, UnknownError, slow, wrong
+from pyctl.errors import ModelError
+
+__all__ = ["cache_disk", "cache_place", "cache_space", "cache_speed", "memory_plan", "model_files", "model_place"]
+
+GIB = 2**30
+
+SMALL = 10 * GIB
+"""Free bytes of which the default cache, a tenth, is too small to be of use."""
+
+LEAST_READ, LEAST_WRITE = 3e8, 1e8
+"""Bytes per second: drives with moving parts and cards are below, SSDs above."""
+
+NETWORK = ("nfs", "cifs", "smb", "9p", "drvfs", "fuse.sshfs", "fuse.rclone", "ceph", "glusterfs", "lustre", "virtiofs")
+"""File systems of another machine, or of the host of this one."""
+
+IN_MEMORY = ("tmpfs", "ramfs")
+
+HELP = "; what would help: "
+"""What a memory plan puts between a warning and its mend."""
+
+
+def model_files(facts: Facts) -> list[Finding] | None:
+    """The model's files are whole: each tensor lies within its file."""
+    if not facts.wishes.model_files:
+        return None
+    found = []
+    for path in facts.wishes.model_files:
+        if not path.is_file():
+            found.append(wrong(f"no file {path}", "give the model's path (-m), or load all of its parts"))
+            continue
+        try:
+            end = max((first + size for _, first, size in facts.llama.tensors(path)), default=0)
+        except ModelError as error:
+            found.append(wrong(str(error), "load the file again"))
+            continue
+        size = path.stat().st_size
+        if end > size:
+            text = f"{path.name} is cut off: {size:,} bytes of {end:,}"
+            found.append(wrong(text, "load the file again; pyctl serve -hf resumes a download"))
+    return found
+
+
+def model_place(facts: Facts) -> list[Finding] | None:
+    """The model lies on a disk of this machine, without moving parts."""
+    files = [path for path in facts.wishes.model_files if path.is_file()]
+    if not files:
+        return None
+    size = sum(path.stat().st_size for path in files)
+    return _place(facts, files[0], f"the model of {size / GIB:.1f} GiB loads slowly", "copy the model to a local SSD")
+
+
+def cache_place(facts: Facts) -> list[Finding] | None:
+    """The cache directory is on a disk of this machine, which keeps files over a restart."""
+    place = facts.wishes.cache_dir
+    if place is None:
+        return None
+    mount = facts.mount_of(place)
+    if mount.kind in IN_MEMORY:
+        text = f"{existing(place)} is in RAM ({mount.kind}): a cache there does not outlive a reboot"
+        return [wrong(text, "--kv-cache-dir on an SSD")]
+    return _network(facts, place, "restores from there are slow", "--kv-cache-dir on a local SSD")
+
+
+def cache_disk(facts: Facts) -> list[Finding] | None:
+    """The disk of the cache directory has no moving parts."""
+    place = facts.wishes.cache_dir
+    if place is None or facts.mount_of(place).kind.startswith((*NETWORK, *IN_MEMORY)):
+        return None
+    rotates = facts.is_rotating(place)
+    if not rotates:
+        return None if rotates is None else []
+    return [slow(f"{existing(place)} is on a disk with moving parts", "--kv-cache-dir on an SSD")]
+
+
+def cache_space(facts: Facts) -> list[Finding] | None:
+    """The disk has room for the cache."""
+    if facts.wishes.cache_dir is None:
+        return None
+    place = existing(facts.wishes.cache_dir)
+    try:
+        free = shutil.disk_usage(place).free
+    except OSError as error:
+        raise UnknownError(f"{place}: {error.strerror}") from error
+    wanted = facts.wishes.cache_bytes
+    if wanted is None and free < SMALL:
+        return [slow(f"{place} has {free / GIB:.1f} GiB free: the disk cache is small or off", "remove files")]
+    if wanted is None or free >= wanted:
+        return []
+    text = f"{place} has {free / GIB:.1f} GiB free, the cache may take {wanted / GIB:.1f} GiB"
+    return [slow(text, f"--kv-cache-budget {free // 2**21}, or remove files")]
+
+
+def cache_speed(facts: Facts) -> list[Finding] | None:
+    """The disk reads and writes fast, measured with a file of 64 MiB."""
+    if facts.wishes.cache_dir is None:
+        return None
+    place = existing(facts.wishes.cache_dir)
+    try:
+        speed = facts.disk_speed(place)
+    except OSError as error:
+        raise UnknownError(f"{place} cannot be measured: {error.strerror}") from error
+    if speed.read >= LEAST_READ and speed.write >= LEAST_WRITE:
+        return []
+    rates = f"reads {speed.read / 1e6:,.0f} MB/s and writes {speed.write / 1e6:,.0f} MB/s"
+    seconds = f"2 GB of a long conversation take {2e9 / max(speed.read, 1.0):.0f} s"
+    return [slow(f"{place} {rates}: {seconds}", "--kv-cache-dir on a faster SSD")]
+
+
+def memory_plan(facts: Facts) -> list[Finding] | None:
+    """The flags fit the memory of this machine's cards and RAM."""
+    if not facts.wishes.model_files or model_files(facts):
+        return None
+    try:
+        warnings = facts.llama.plan()
+    except ModelError as error:
+        return [wrong(str(error), "a smaller model or -c, or -ctk q8_0 -ctv q8_0")]
+    parts = (warning.partition(HELP) for warning in warnings)
+    return [slow(text, mend or "set the flag yourself, or take a smaller model") for text, _, mend in parts]
+
+
+def _place(facts: Facts, path: Path, effect: str, mend: str) -> list[Finding] | None:
+    found = _network(facts, path, effect, mend)
+    if found:
+        return found
+    rotates = facts.is_rotating(path)
+    if not rotates:
+        return None if rotates is None else []
+    return [slow(f"{path.name} is on a disk with moving parts: {effect}", mend)]
+
+
+def _network(facts: Facts, path: Path, effect: str, mend: str) -> list[Finding]:
+    mount = facts.mount_of(path)
+    if not mount.kind.startswith(NETWORK):
+        return []
+    return [slow(f"{mount.point} is a file system of another machine ({mount.kind}): {effect}", mend)]

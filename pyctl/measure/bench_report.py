@@ -1,0 +1,155 @@
+"""The records of `pyctl bench` as one table of 80 columns, and as one picture."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from html import escape
+
+from pyctl.measure.bench_run import AGAIN, COLD, FROM_DISK, FROM_RAM, NEXT, OURS, PEER, Record
+
+__all__ = ["is_wrong", "picture", "table_lines"]
+
+TABLE, WAY, SERVER, COLUMN = 80, 24, 13, 10
+
+WAYS = (COLD, NEXT, AGAIN, FROM_RAM, FROM_DISK)
+
+EXPECTED = {FROM_RAM: "ram", FROM_DISK: "disk"}
+"""Where the prompts of a row were restored from."""
+
+
+def table_lines(records: Sequence[Record], header: Sequence[str]) -> Iterator[str]:
+    """The lines of the table below ``header``; columns are depths, in prompt tokens."""
+    yield from header
+    depths = sorted({record["depth"] for record in records if "depth" in record})
+    if depths:
+        yield ""
+        yield f"{'prompt tokens':{WAY + SERVER}}" + "".join(f"{depth:>{COLUMN},}" for depth in depths)
+        yield "first token, ms"
+        for way in WAYS:
+            found = [record for record in records if record.get("way") == way]
+            texts = ["missed" if _is_missed(record) else _number(record["first_ms"]) for record in found]
+            yield from _rows(f"  {way}", found, texts, depths)
+        for kind, title in (("prefill", "prefill, tokens/s"), ("decode", "decode, tokens/s")):
+            found = _of(records, kind)
+            yield from _rows(title, found, [_number(record["rate"]) for record in found], depths)
+        yield ""
+    yield from _drafts(records)
+    yield from _exact([record for record in records if record["kind"] == "exact"])
+    for record in _of(records, "memory"):
+        vram = "" if record["vram_mib"] is None else f", VRAM {record['vram_mib']:,.0f} MiB"
+        yield f"{'memory':{WAY}}{record['server']:{SERVER}}RAM {record['ram_mib']:,.0f} MiB{vram}"
+    for record in _of(records, "skipped"):
+        yield from _wrapped("skipped", f"{record['what']}: {record['why']}")
+    for record in _of(records, "failed"):
+        yield from _wrapped("failed", f"{record['server']}: {record['why']}")
+
+
+def is_wrong(records: Iterable[Record]) -> bool:
+    """Whether a server failed, or a restored prompt differs from a cold one where the promise is that it does not."""
+    return any(record["kind"] == "failed" or (record["kind"] == "exact" and _breaks(record)) for record in records)
+
+
+def _breaks(record: Record) -> bool:
+    # Without --exact, rows of a generated reply are those of its single steps, which a batch does not reproduce.
+    return bool(record["difference"]) and (record["mode"] == "--exact" or record["what"] != "after its own reply")
+
+
+def _of(records: Iterable[Record], kind: str) -> list[Record]:
+    return [record for record in records if record["kind"] == kind]
+
+
+def _wrapped(title: str, text: str) -> list[str]:
+    return textwrap.wrap(text, TABLE, initial_indent=f"{title:{WAY}}", subsequent_indent=" " * WAY)
+
+
+def _is_missed(record: Record) -> bool:
+    """Whether a prompt was not restored from the place that its row is about."""
+    return bool(record["source"] != EXPECTED.get(record["way"], record["source"]))
+
+
+def _rows(title: str, records: Sequence[Record], texts: Sequence[str], depths: Sequence[int]) -> Iterator[str]:
+    """A line per server, with a text for each record; a way that none took has no line."""
+    for server in (OURS, PEER):
+        pairs = zip(records, texts, strict=True)
+        found = {record["depth"]: text for record, text in pairs if record["server"] == server}
+        if found:
+            cells = "".join(f"{found.get(depth, '-'):>{COLUMN}}" for depth in depths)
+            yield f"{title:{WAY}}{server:{SERVER}}{cells}"
+            title = ""
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def _drafts(records: Sequence[Record]) -> Iterator[str]:
+    plain = {record["depth"]: record for record in _of(records, "decode") if record["server"] == OURS}
+    for record in _of(records, "drafts"):
+        before = plain.get(record["depth"], {}).get("rate")
+        rates = f"{_number(record['rate'])} instead of {_number(before)} tokens/s"
+        yield f"{'drafts of its head':{WAY}}{rates}, {_share([record])}"
+    if any(record["drafted"] for record in plain.values()):
+        yield f"{'drafts':{WAY}}{_share(list(plain.values()))}"
+
+
+def _share(records: Sequence[Record]) -> str:
+    drafted, accepted = (sum(record[field] for record in records) for field in ("drafted", "accepted"))
+    return f"{accepted} of {drafted} accepted" if drafted else "nothing drafted"
+
+
+def _exact(records: Sequence[Record]) -> Iterator[str]:
+    if not records:
+        return
+    yield "exactness: largest difference of log-probabilities from a cold prompt"
+    for mode in dict.fromkeys(record["mode"] for record in records):
+        cells = [f"{record['what']} {_difference(record)}" for record in records if record["mode"] == mode]
+        yield f"  {mode:{WAY - 2}}{', '.join(cells)}"
+
+
+def _difference(record: Record) -> str:
+    return f"{record['difference']:.2g}" if record["cached"] else "not restored"
+
+
+# -- picture -----------------------------------------------------------------------------------------------------------
+
+BAR, GAP, LABEL, WIDTH, ROOM = 18, 12, 170, 760, 90
+
+COLORS = {OURS: "#2f6fde", PEER: "#9aa0a6"}
+
+
+def picture(records: Sequence[Record], title: str) -> str:
+    """An SVG: milliseconds to the first token at the deepest prompt, a bar for each way and server."""
+    found = [record for record in records if record.get("way") in WAYS and not _is_missed(record)]
+    deepest = max((record["depth"] for record in found), default=0)
+    found = [record for record in found if record["depth"] == deepest]
+    longest = max((record["first_ms"] for record in found), default=1.0)
+    body, y = [], 56
+    for way in WAYS:
+        bars = [record for server in (OURS, PEER) for record in found if _is(record, way, server)]
+        for index, record in enumerate(bars):
+            length = max((WIDTH - LABEL - ROOM) * record["first_ms"] / longest, 1)
+            if index == 0:
+                body.append(f'<text x="{LABEL - 10}" y="{y + 14}" text-anchor="end">{way}</text>')
+            fill = COLORS[record["server"]]
+            body.append(f'<rect x="{LABEL}" y="{y}" width="{length:.1f}" height="{BAR}" fill="{fill}"/>')
+            body.append(f'<text x="{LABEL + length + 6:.1f}" y="{y + 14}">{record["first_ms"]:,.0f} ms</text>')
+            y += BAR + 2
+        y += GAP if bars else 0
+    names = [server for server in (OURS, PEER) if any(record["server"] == server for record in found)]
+    legend = "".join(
+        f'<rect x="{LABEL + 140 * i}" y="30" width="12" height="12" fill="{COLORS[name]}"/>'
+        f'<text x="{LABEL + 140 * i + 18}" y="41">{name}</text>'
+        for i, name in enumerate(names)
+    )
+    heading = f'<text x="12" y="20" font-weight="bold">First token, {deepest:,} tokens: {escape(title)}</text>'
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y + 8}" font-family="sans-serif" '
+        f'font-size="13"><rect width="100%" height="100%" fill="#fff"/>{heading}{legend}{"".join(body)}</svg>\n'
+    )
+
+
+def _is(record: Record, way: str, server: str) -> bool:
+    return bool(record["way"] == way and record["server"] == server)

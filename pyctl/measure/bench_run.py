@@ -1,0 +1,321 @@
+"""One run of `pyctl bench`: starts servers one after the other, asks each the same, and keeps a record of each figure.
+
+First start: prompts of each depth cold, the next turn of each, and each again after another conversation. Second start:
+the same conversations from disk, then from RAM. Further starts: `--exact`, drafts of the model's own head, and
+llama-server, which gets the requests of the first start.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+from pyctl.measure.client import AskedServer, Messages, Probs, TimedReply
+from pyctl.measure.coding_chat import FOLLOW_UPS, coding_chat, source_text, turn
+from pyctl.measure.observed import evict, resident_mib
+from pyctl.measure.server_process import PYCTL_SERVE
+
+__all__ = [
+    "AGAIN",
+    "COLD",
+    "FROM_DISK",
+    "FROM_RAM",
+    "NEXT",
+    "OURS",
+    "PEER",
+    "BenchOptions",
+    "BenchRun",
+    "Record",
+    "difference",
+]
+
+OURS, PEER = "pyctl", "llama-server"
+
+COLD, NEXT, AGAIN, FROM_RAM, FROM_DISK = (
+    "cold",
+    "next turn",
+    "another chat and back",
+    "from RAM",
+    "from disk, restarted",
+)
+
+Record = dict[str, Any]
+
+N_SHORT, N_PROBS, N_COMPARED = 16, 100, 8
+"""Tokens of a short reply; likeliest tokens and places that are compared."""
+
+SAMPLE_CHARS = 20_000
+WARM_TOKENS, EXACT_TOKENS = 1000, 1500
+
+RESERVE = 2048
+"""Tokens that a context needs beyond a prompt."""
+
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """What to measure. ``flags`` are those of `pyctl serve`, ``peer`` llama-server's command without them, or empty.
+
+    ``depths`` are prompt tokens, ascending; ``budget`` is seconds. ``head_flags`` turn on drafts from the model's own
+    head, empty for a model without one. ``vram`` returns the bytes in use on all GPUs, None without one.
+    """
+
+    flags: tuple[str, ...]
+    depths: tuple[int, ...]
+    budget: float
+    n_decode: int = 128
+    both_modes: bool = True
+    is_exact: bool = False
+    head_flags: tuple[str, ...] = ()
+    peer: tuple[str, ...] = ()
+    cache_mib: int = 16384
+    vram: Callable[[], int | None] = field(default_factory=lambda: lambda: None)
+
+
+@dataclass
+class BenchRun:
+    """Measures into ``records``; ``work`` is an empty directory for the cache and the logs, ``say`` shows progress."""
+
+    options: BenchOptions
+    work: Path
+    say: Callable[[str], None]
+    clock: Callable[[], float] = time.monotonic
+    records: list[Record] = field(default_factory=list)
+    chars_per_token: float = 4.0
+    tokens_per_second: float = 0.0
+    replies: dict[str, str] = field(default_factory=dict)
+    _began: float = 0.0
+    _load_seconds: float = 0.0
+    _n_ctx: int = 0
+    _vram_before: int | None = None
+
+    def run(self) -> None:
+        """Measure all that fits the budget; a server that fails leaves a record of kind "failed"."""
+        self._began = self.clock()
+        with self._part(OURS, self._command()) as server:
+            self._measure(server, is_first=True)
+            self._compare_in_memory(server, self._mode)
+        if not self._n_ctx:
+            return  # nothing was measured; the record says why
+        small = str(min(self._n_ctx, max(self.options.depths) + RESERVE))
+        with self._part(OURS, self._command("-c", small), is_cold=True) as server:
+            self._return(server)
+            self._compare_from_disk(server, self._mode)
+        if self.options.both_modes and not self.options.is_exact:
+            self._exact_mode()
+        if self.options.head_flags:
+            self._drafts()
+        if self.options.peer:
+            with self._part(PEER, self.options.peer) as server:
+                self._measure(server, is_first=False)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the beginning."""
+        return self.clock() - self._began
+
+    @property
+    def _mode(self) -> str:
+        return "--exact" if self.options.is_exact else "by default"
+
+    def _command(self, *more: str) -> tuple[str, ...]:
+        """`pyctl serve` with a cache below ``work``, never the user's."""
+        cache = ("--kv-cache-dir", str(self.work / "cache"), "--kv-cache-budget", str(self.options.cache_mib))
+        return *PYCTL_SERVE, *self.options.flags, *cache, *more
+
+    # -- servers -----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _part(self, name: str, command: Sequence[str], *, is_cold: bool = False) -> Iterator[AskedServer]:
+        """A server for one part of the run. What it fails with is recorded; it does not outlive an interrupt.
+
+        With ``is_cold`` the files of the cache are taken out of the page cache first.
+        """
+        if is_cold:
+            evict([path for path in (self.work / "cache").rglob("*") if path.is_file()])
+        server, self._vram_before = AskedServer(name, command, self.work / "log"), self.options.vram()
+        try:
+            server.start()
+            self._load_seconds = server.load_seconds
+            self.say(f"{name} is ready after {server.load_seconds:.1f} s")
+            yield server
+            server.stop()
+        except (OSError, HTTPException, ValueError) as error:
+            self._note("failed", server=name, why=_last_words(str(error)))
+            self.say(f"{name} failed: {_last_words(str(error))}")
+        finally:
+            server.kill()
+
+    def _fits(self, n_tokens: int, what: str) -> bool:
+        """Whether evaluating ``n_tokens`` fits the budget; if not, a record says so."""
+        needed = n_tokens / self.tokens_per_second if self.tokens_per_second else 0.0
+        left = self.options.budget - self.seconds
+        if needed > left:
+            self._note("skipped", what=what, why=f"takes about {needed:.0f} s, {max(left, 0):.0f} s are left")
+            self.say(f"skipped: {what}")
+        return needed <= left
+
+    def _note(self, kind: str, **fields: Any) -> None:
+        self.records.append({"kind": kind, **fields})
+
+    def _chat(self, name: str, n_tokens: int) -> Messages:
+        return coding_chat(name, int(n_tokens * self.chars_per_token))
+
+    # -- times -------------------------------------------------------------------------------------------------------
+
+    def _measure(self, server: AskedServer, *, is_first: bool) -> None:
+        """Cold prompts, next turns, and returns after another conversation."""
+        self._prepare(server, is_first=is_first)
+        done = []
+        for depth in self._depths():
+            messages = self._chat(f"{depth}", depth)
+            if not self._fits(depth, f"{depth:,} tokens on {server.name}"):
+                break
+            reply = self._ask(server, COLD, depth, messages, N_SHORT)
+            self._note("prefill", server=server.name, depth=depth, rate=reply.evaluated / reply.first_ms * 1e3)
+            self._decode(server, depth, turn(messages, reply.text, FOLLOW_UPS[0]))
+            self.replies[f"{server.name} {depth}"] = reply.text
+            done.append(depth)
+        if done:
+            server.ask(self._chat("other", done[0]), N_SHORT)
+        for depth in done:
+            self._ask(server, AGAIN, depth, self._follow(server, depth, 1), N_SHORT)
+        vram = self.options.vram()
+        used = (vram - self._vram_before) / MIB if vram is not None and self._vram_before is not None else None
+        self._note("memory", server=server.name, ram_mib=resident_mib(server.pid), vram_mib=used)
+
+    def _prepare(self, server: AskedServer, *, is_first: bool) -> None:
+        """Have kernels loaded; at the first start, learn speed and context and say how long the run will take."""
+        if is_first:
+            n_tokens = len(server.post("/tokenize", {"content": source_text()[:SAMPLE_CHARS]})["tokens"])
+            self.chars_per_token = SAMPLE_CHARS / max(n_tokens, 1)
+            self._n_ctx = int(server.get("/props")["default_generation_settings"]["n_ctx"])
+        warm = min(WARM_TOKENS, max(self.options.depths))
+        server.ask(self._chat("warm", warm), N_SHORT)
+        reply = server.ask(self._chat("warmer", warm), N_SHORT, ignore_eos=True)
+        if is_first:
+            self.tokens_per_second = reply.evaluated / reply.first_ms * 1e3
+            self.say(f"the run takes about {minutes(self._estimate(reply.rate or 1.0))}")
+
+    def _estimate(self, rate: float) -> float:
+        """Seconds that all parts take, at ``rate`` tokens per second of replies."""
+        options, depths = self.options, self._depths()
+        n_servers = 1 + bool(options.peer)
+        n_modes = 1 + (options.both_modes and not options.is_exact)
+        n_tokens = n_servers * (sum(depths) + 2 * WARM_TOKENS) + n_modes * 4 * EXACT_TOKENS
+        n_replied = n_servers * len(depths) * (options.n_decode + 2 * N_SHORT) + n_modes * 8 * N_COMPARED
+        n_starts = 1 + 2 * (n_modes - 1) + bool(options.peer)
+        if options.head_flags:
+            n_tokens, n_replied, n_starts = n_tokens + depths[0], n_replied + 2 * options.n_decode, n_starts + 1
+        return 1.2 * n_tokens / self.tokens_per_second + n_replied / rate + n_starts * (self._load_seconds + 1)
+
+    def _depths(self) -> list[int]:
+        """The depths that fit the context; at least a small one."""
+        most = max(self._n_ctx - RESERVE, self._n_ctx // 2)
+        return [depth for depth in self.options.depths if depth <= most] or [most]
+
+    def _return(self, server: AskedServer) -> None:
+        """Each conversation from disk, the deepest last, which leaves the shallower ones in RAM only."""
+        depths = [depth for depth in self._depths() if f"{OURS} {depth}" in self.replies]
+        for depth in depths:
+            self._ask(server, FROM_DISK, depth, self._follow(server, depth, 2), N_SHORT)
+        for depth in depths[:-1]:
+            self._ask(server, FROM_RAM, depth, self._follow(server, depth, 3), N_SHORT)
+
+    def _follow(self, server: AskedServer, depth: int, number: int) -> Messages:
+        messages = self._chat(f"{depth}", depth)
+        return turn(messages, self.replies[f"{server.name} {depth}"], FOLLOW_UPS[number])
+
+    def _ask(self, server: AskedServer, way: str, depth: int, messages: Messages, n: int, **more: Any) -> TimedReply:
+        reply = server.ask(messages, n, **more)
+        self._note(
+            "first token", server=server.name, way=way, depth=depth, first_ms=reply.first_ms, source=reply.source,
+            cached=reply.cached, evaluated=reply.evaluated,
+        )  # fmt: skip
+        self.say(f"{server.name}: {depth:,} tokens, {way}: {reply.first_ms:,.0f} ms, {reply.evaluated:,} evaluated")
+        return reply
+
+    def _decode(self, server: AskedServer, depth: int, messages: Messages) -> None:
+        reply = self._ask(server, NEXT, depth, messages, self.options.n_decode, ignore_eos=True)
+        self._note("decode", server=server.name, depth=depth, rate=reply.rate, **_drafted(reply))
+
+    def _drafts(self) -> None:
+        """Replies with drafts of the model's head; the first one, for which steps are still new, does not count."""
+        with self._part(OURS, self._command(*self.options.head_flags)) as server:
+            depth = self._depths()[0]
+            messages = self._chat(f"{depth}", depth)
+            if self._fits(depth, "drafts"):
+                reply = server.ask(turn(messages, "Yes.", FOLLOW_UPS[1]), self.options.n_decode, ignore_eos=True)
+                reply = server.ask(turn(messages, "Yes.", FOLLOW_UPS[0]), self.options.n_decode, ignore_eos=True)
+                self._note("drafts", depth=depth, rate=reply.rate, **_drafted(reply))
+
+    # -- exactness ---------------------------------------------------------------------------------------------------
+
+    def _exact_mode(self) -> None:
+        """The comparisons again with --exact, whose caches are others."""
+        for is_cold, compare in ((False, self._compare_in_memory), (True, self._compare_from_disk)):
+            if self._fits(4 * EXACT_TOKENS, "--exact"):
+                with self._part(OURS, self._command("--exact"), is_cold=is_cold) as server:
+                    compare(server, "--exact")
+
+    def _compare_in_memory(self, server: AskedServer, mode: str) -> None:
+        messages = self._chat("exact", EXACT_TOKENS)
+        reply = server.ask(messages, N_SHORT).text
+        self._compare(server, mode, "in memory", turn(messages, "It is complete.", FOLLOW_UPS[2]))
+        self._compare(server, mode, "after its own reply", turn(messages, reply, FOLLOW_UPS[2]))
+
+    def _compare_from_disk(self, server: AskedServer, mode: str) -> None:
+        messages = self._chat("exact", EXACT_TOKENS)
+        self._compare(server, mode, "from disk", turn(messages, "It looks complete.", FOLLOW_UPS[3]))
+
+    def _compare(self, server: AskedServer, mode: str, what: str, messages: Messages) -> None:
+        """Log-probabilities of a restored prompt and of the same prompt without the cache."""
+        fields = {"logprobs": True, "top_logprobs": N_PROBS}
+        warm = server.ask(messages, N_COMPARED, **fields)
+        cold = server.ask(messages, N_COMPARED, cache_prompt=False, **fields)
+        found = difference(warm.probs, cold.probs)
+        self._note(
+            "exact", mode=mode, what=what, source=warm.source, cached=warm.cached, difference=found, tokens=N_COMPARED
+        )
+        self.say(f"{mode}, {what}: {warm.cached:,} tokens restored, largest difference {found:g}")
+
+
+def difference(warm: Sequence[Probs], cold: Sequence[Probs]) -> float:
+    """The largest difference of log-probabilities, up to the first place where another token is likeliest.
+
+    A token that only one side lists differs at least by its distance from the least of the other's.
+    """
+    largest = 0.0
+    for one, other in zip(warm, cold, strict=False):
+        for a, b in ((one, other), (other, one)):
+            least = min(b.values(), default=0.0)
+            largest = max([largest, *(abs(value - b.get(token, least)) for token, value in a.items())])
+        if _likeliest(one) != _likeliest(other):
+            break
+    return largest
+
+
+def _drafted(reply: TimedReply) -> dict[str, int]:
+    names = {"drafted": "draft_n", "accepted": "draft_n_accepted"}
+    return {name: int(reply.timings.get(theirs, 0)) for name, theirs in names.items()}
+
+
+def _likeliest(probs: Mapping[str, float]) -> str:
+    return max(probs, key=lambda token: probs[token], default="")
+
+
+def minutes(seconds: float) -> str:
+    """A duration for people: 40 s, 3 min."""
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+
+
+def _last_words(text: str) -> str:
+    """The last line of a server's log, which says why it ended."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:200] if lines else "no reason given"

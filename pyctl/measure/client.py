@@ -1,0 +1,134 @@
+"""A server process with an address, and what a client sees of its replies, by the client's clock."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyctl.measure.server_process import ServerProcess
+
+__all__ = ["AskedServer", "Messages", "Probs", "TimedReply"]
+
+Messages = list[dict[str, str]]
+
+Probs = dict[str, float]
+"""Log-probabilities of the likeliest tokens at one place, by id and text."""
+
+TIMEOUT = 600.0
+"""Seconds until a model is loaded, and until a request is answered."""
+
+
+@dataclass(frozen=True)
+class TimedReply:
+    """One streamed reply; times in milliseconds, from the sending of the request.
+
+    ``decode_ms`` is from the first token to the last. ``probs`` has an entry per token if the request asked for it.
+    """
+
+    text: str
+    first_ms: float
+    total_ms: float
+    n_predicted: int
+    decode_ms: float
+    timings: dict[str, Any]
+    probs: tuple[Probs, ...] = ()
+
+    @property
+    def cached(self) -> int:
+        """Prompt tokens that the server restored."""
+        return int(self.timings.get("cache_n", 0))
+
+    @property
+    def evaluated(self) -> int:
+        """Prompt tokens that the server evaluated."""
+        return int(self.timings["prompt_n"])
+
+    @property
+    def source(self) -> str:
+        """The place that the prompt was restored from; empty for a server that does not say."""
+        return str(self.timings.get("source", ""))
+
+    @property
+    def rate(self) -> float | None:
+        """Tokens per second after the first; None for a reply of one."""
+        return (self.n_predicted - 1) / self.decode_ms * 1e3 if self.n_predicted > 1 and self.decode_ms else None
+
+
+class AskedServer(ServerProcess):
+    """A server program that can be started, asked and ended; ``name`` stands in tables and errors."""
+
+    def __init__(self, name: str, command: Sequence[str], log: Path) -> None:
+        super().__init__(command, log, timeout=TIMEOUT, environment={"LLAMA_LOG_COLORS": "off"})
+        self.name = name
+
+    def get(self, path: str) -> Any:
+        """The JSON at ``path``. Raises OSError if the server refuses."""
+        with self._response("GET", path, None) as response:
+            return json.loads(response.read())
+
+    def post(self, path: str, body: Any) -> Any:
+        """The JSON that answers ``body``. Raises OSError if the server refuses."""
+        with self._response("POST", path, body) as response:
+            return json.loads(response.read())
+
+    def ask(self, messages: Messages, n_predict: int, **fields: Any) -> TimedReply:
+        """Send a conversation and read the stream. Raises OSError if the server refuses."""
+        body = {"messages": messages, "max_tokens": n_predict, "temperature": 0, "stream": True, **fields}
+        body["stream_options"] = {"include_usage": True}
+        began = time.perf_counter()
+        with self._response("POST", "/v1/chat/completions", body) as response:
+            return _read(response, began)
+
+    @contextmanager
+    def _response(self, method: str, path: str, body: Any) -> Iterator[http.client.HTTPResponse]:
+        data = None if body is None else json.dumps(body).encode()
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT)
+        try:
+            connection.request(method, path, data, {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            if response.status != 200:
+                raise OSError(f"{self.name} answers {response.status}: {response.read()[:300]!r}")
+            yield response
+        finally:
+            connection.close()
+
+
+def _read(response: http.client.HTTPResponse, began: float) -> TimedReply:
+    first = last = 0.0
+    text, n_predicted = "", 0
+    timings: dict[str, Any] = {}
+    probs: list[Probs] = []
+    source = response.headers.get("x-pyctl-cache", "").partition(";")[0].removeprefix("source=")
+    for line in response:
+        now = time.perf_counter()
+        if not line.startswith(b"data: {"):
+            continue
+        event = json.loads(line[6:])
+        if "error" in event:
+            raise OSError(f"the stream ended with {event['error']}")
+        timings = event.get("timings") or timings
+        n_predicted = (event.get("usage") or {}).get("completion_tokens", n_predicted)
+        for choice in event.get("choices", ()):
+            delta = choice.get("delta", {})
+            said = (delta.get("content") or "") + (delta.get("reasoning_content") or "")
+            text += delta.get("content") or ""
+            probs += _probs(choice)
+            if said or choice.get("finish_reason"):
+                first, last = first or now, now
+    end = time.perf_counter()
+    if not first or "prompt_n" not in timings:
+        raise OSError("the stream ended without a token or without timings")
+    timings = {**timings, **({"source": source} if source else {})}
+    first_ms, total_ms, decode_ms = ((each) * 1e3 for each in (first - began, end - began, max(last - first, 0.0)))
+    return TimedReply(text, first_ms, total_ms, n_predicted, decode_ms, timings, tuple(probs))
+
+
+def _probs(choice: dict[str, Any]) -> list[Probs]:
+    tokens = (choice.get("logprobs") or {}).get("content") or ()
+    return [{f"{each.get('id')} {each['token']}": each["logprob"] for each in t["top_logprobs"]} for t in tokens]

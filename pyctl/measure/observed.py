@@ -1,0 +1,27 @@
+"""Processes and files as the kernel sees them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+__all__ = ["evict", "resident_mib"]
+
+
+def resident_mib(pid: int) -> float:
+    """MiB of RAM that a process holds, without pages of the model's file."""
+    lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
+    sizes = {line.split(":")[0]: int(line.split()[1]) for line in lines if line.startswith("Rss")}
+    return (sizes["RssAnon"] + sizes["RssShmem"]) / 1024
+
+
+def evict(files: Sequence[Path]) -> None:
+    """Take the files out of the page cache."""
+    for path in files:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)

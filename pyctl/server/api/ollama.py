@@ -1,0 +1,581 @@
+"""Ollama's API: endpoints, requests as chats and completions, and replies as lines of JSON.
+
+It has the engine, the cache, the tools and the images of all other APIs. What differs from Ollama:
+
+* The server has its own model, whatever name a request gives. Models are chosen when the server starts, so `manage`
+  refuses what Ollama does with them. Names in lists have the tag ``latest``, by which clients look for them.
+* ``options`` that load a model (num_ctx, num_gpu, ...) have no effect, nor has ``keep_alive``: the model is loaded.
+* A prompt that does not fit is refused; Ollama leaves out old messages.
+* Without ``options``, sampling parameters are those of the server.
+* ``think`` true or absent leaves it to the template whether the model reasons; a template without reasoning ignores it.
+* ``template`` and ``context`` of /api/generate are refused.
+* A tool call that was cut off is left out of the reply, whose done_reason is length.
+* ``load_duration`` is the time before the evaluation of the prompt, in the queue or until a sleeping model is loaded.
+* A silent stream repeats an empty chunk.
+
+What Ollama's API does not know (cache_prompt, prefix_cache, tool_choice, ...) is passed on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Annotated, Any
+
+from msgspec import field
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from pyctl.chat.call_formats.scan import parse_json
+from pyctl.chat.reply import CallDelta, ReplyDelta
+from pyctl.engine.backend import TopTokens
+from pyctl.engine.request import Done, Piece, Progress
+from pyctl.engine.sampling import Sampling
+from pyctl.errors import NotSupportedError, RequestError
+from pyctl.server.api.embeddings import normalised, vectors_of
+from pyctl.server.body import AnyBody, Body, ChatBody, CompletionBody, InfillBody, Integer, items, others, parse_object
+from pyctl.server.http import JsonResponse, encode, json_lines, ollama_error
+from pyctl.server.images import ImagePart, with_images
+from pyctl.server.models import Models
+from pyctl.server.prepare import prepare
+from pyctl.server.reply import EventReply, PreparedReply, respond
+from pyctl.server.service import Service
+
+__all__ = [
+    "chat",
+    "chat_body",
+    "embed",
+    "embeddings",
+    "generate",
+    "generate_body",
+    "loaded_models",
+    "manage",
+    "show",
+    "tags",
+    "version",
+]
+
+log = logging.getLogger(__name__)
+
+API_VERSION = "0.13.0"
+"""The release of Ollama that has what these endpoints have; clients ask for it before they use an ability."""
+
+# -- requests ----------------------------------------------------------------------------------------------------------
+
+
+class OllamaBody(Body, frozen=True):
+    """The fields that /api/chat and /api/generate have in common."""
+
+    stream: bool = True
+    format: Any = None
+    options: dict[str, Any] = field(default_factory=dict)
+    think: Any = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Integer(0, 20)] = 0
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+class OllamaChatBody(OllamaBody, frozen=True):
+    """POST /api/chat"""
+
+    messages: list[Any] = field(default_factory=list)
+    tools: list[Any] | None = None
+
+
+class OllamaGenerateBody(OllamaBody, frozen=True):
+    """POST /api/generate"""
+
+    prompt: str = ""
+    suffix: str = ""
+    system: str = ""
+    images: list[Any] = field(default_factory=list)
+    raw: bool = False
+    template: str = ""
+    context: Any = None
+
+
+class _Message(Body, frozen=True):
+    role: Any = None
+    content: Any = ""
+    thinking: str | None = None
+    images: list[Any] = field(default_factory=list)
+    tool_calls: list[Any] = field(default_factory=list)
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+
+
+class _EmbedBody(Body, frozen=True):
+    """POST /api/embed, and with ``prompt`` /api/embeddings"""
+
+    input: Any = None
+    prompt: str = ""
+    truncate: bool = True
+    dimensions: Annotated[int | None, Integer(low=1)] = None
+
+
+_IGNORED = frozenset(
+    {"model", "keep_alive", "truncate", "shift", "tools", "n", "n_cmpl", "n_probs", "post_sampling_probs"}
+)
+"""Fields that mean nothing to us, and of other APIs what this one does not have or says in another way."""
+
+_SAMPLING = frozenset(item.name for item in fields(Sampling) if not item.name.startswith("grammar")) - _IGNORED
+
+_EFFORTS = {"low": "low", "medium": "medium", "high": "high", "max": "high"}
+"""Levels of ``think``. No template knows a fourth one under this name."""
+
+
+def chat_body(values: Mapping[str, Any]) -> ChatBody | None:
+    """The chat completion that /api/chat asks for, None if it only wants the model loaded. Raises RequestError."""
+    body = OllamaChatBody.of(values)
+    chat = _generation(values, body)
+    chat["messages"] = _messages(body.messages)
+    if body.tools is not None:
+        chat["tools"] = [{"type": "function", **tool} if isinstance(tool, dict) else tool for tool in body.tools]
+    return ChatBody.of(chat) if body.messages else None
+
+
+def generate_body(values: Mapping[str, Any]) -> AnyBody | None:
+    """The completion that /api/generate asks for, None if it only wants the model loaded. Raises RequestError."""
+    body = OllamaGenerateBody.of(values)
+    if body.raw and (body.template or body.system or body.context):
+        raise RequestError("raw mode does not support template, system, or context")
+    if body.template:
+        raise NotSupportedError("'template' is not supported: 'raw' takes a prompt that is rendered already")
+    if body.context:
+        raise NotSupportedError("'context' is not supported: /api/chat takes the whole conversation")
+    if body.images and (body.raw or body.suffix):
+        raise RequestError("'images' cannot be combined with 'raw' or 'suffix'")
+    if not (body.prompt or body.suffix or body.images):
+        return None
+    asked = _generation(values, body)
+    if body.suffix:
+        return InfillBody.of({**asked, "input_prefix": body.prompt, "input_suffix": body.suffix})
+    if body.raw:
+        return CompletionBody.of({**asked, "prompt": body.prompt})
+    system = [{"role": "system", "content": body.system}] if body.system else []
+    content = _content(body.prompt, body.images, "images")
+    return ChatBody.of({**asked, "messages": [*system, {"role": "user", "content": content}]})
+
+
+def _generation(values: Mapping[str, Any], body: OllamaBody) -> dict[str, Any]:
+    """The fields of a completion that say how to answer."""
+    asked = {**others(values, type(body), _IGNORED), **_options(body.options), "stream": body.stream}
+    if body.format == "json":
+        asked["response_format"] = {"type": "json_object"}
+    elif isinstance(body.format, dict):
+        asked["response_format"] = {"type": "json_schema", "json_schema": {"schema": body.format}}
+    elif body.format not in (None, ""):
+        raise RequestError("'format' must be \"json\" or a JSON schema")
+    if body.logprobs:
+        asked["n_probs"] = max(body.top_logprobs, 1)
+    if isinstance(body.think, bool):
+        asked["chat_template_kwargs"] = {"enable_thinking": body.think, **body.chat_template_kwargs}
+    else:
+        asked["chat_template_kwargs"] = body.chat_template_kwargs
+        if body.think is not None:
+            asked["reasoning_effort"] = _effort(body.think)
+    return asked
+
+
+def _effort(think: Any) -> str:
+    if not isinstance(think, str) or think not in _EFFORTS:
+        levels = ", ".join(f'"{level}"' for level in _EFFORTS)
+        raise RequestError(f"invalid think value: it must be true, false or one of {levels}")
+    return _EFFORTS[think]
+
+
+def _options(options: Mapping[str, Any]) -> dict[str, Any]:
+    found = {name: value for name, value in options.items() if name in _SAMPLING or name == "stop"}
+    n_predict = options.get("num_predict")
+    if n_predict is not None:
+        n = Integer(is_limit=True)(n_predict, "options.num_predict")
+        found["max_tokens"] = n if n > 0 else -1
+    if ignored := sorted(options.keys() - found.keys() - {"num_predict"}):
+        log.debug("options without effect, since the model is loaded: %.200s", ", ".join(ignored))
+    return found
+
+
+def _messages(values: list[Any]) -> list[dict[str, Any]]:
+    """Messages of a chat completion; calls without ids get some, and so do their results: templates may need them."""
+    messages: list[dict[str, Any]] = []
+    open_calls: list[tuple[Any, str]] = []  # name and id of calls without a result
+    n_calls = 0
+    for index, value in enumerate(values):
+        at = f"messages[{index}]"
+        if not isinstance(value, dict):
+            raise RequestError(f"{at} must be an object")
+        message = _Message.of(value)
+        role = message.role.lower() if isinstance(message.role, str) else message.role
+        found = {"role": role, "content": _content(message.content, message.images, f"{at}.images")}
+        if message.thinking:
+            found["reasoning_content"] = message.thinking
+        if message.tool_calls:
+            calls = [_call(call, n_calls + number) for number, call in enumerate(message.tool_calls)]
+            n_calls += len(calls)
+            open_calls = [(_name(call), str(call.get("id"))) for call in calls if isinstance(call, dict)]
+            found["tool_calls"] = calls
+        if role == "tool":
+            if message.tool_name is not None:
+                found["name"] = message.tool_name
+            found["tool_call_id"] = message.tool_call_id or _answered(open_calls, message.tool_name)
+        messages.append(found)
+    return messages
+
+
+def _content(text: Any, images: list[Any], at: str) -> Any:
+    """A text, or parts with the images before it, as Ollama has them."""
+    if not images:
+        return text
+    if not isinstance(text, str):
+        raise RequestError(f"the content beside {at} must be a string")
+    parts: list[dict[str, Any]] = [ImagePart(image, f"{at}[{number}]") for number, image in enumerate(images)]
+    return [*parts, {"type": "text", "text": text}]
+
+
+def _call(call: Any, number: int) -> Any:
+    """A call as OpenAI writes it, with its arguments as JSON text."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        return call
+    arguments = function.get("arguments")
+    text = encode({} if arguments is None else arguments).decode() if not isinstance(arguments, str) else arguments
+    call_id = call.get("id") or f"call{number:05}"
+    return {"id": call_id, "type": "function", "function": {"name": function.get("name"), "arguments": text}}
+
+
+def _name(call: Mapping[str, Any]) -> Any:
+    function = call.get("function")
+    return function.get("name") if isinstance(function, dict) else None
+
+
+def _answered(open_calls: list[tuple[Any, str]], name: str | None) -> str | None:
+    """The id of the first open call of the tool ``name``, else of the first one, which is closed; None without any."""
+    at = next((at for at, (called, _) in enumerate(open_calls) if called == name), 0)
+    return open_calls.pop(at)[1] if open_calls else None
+
+
+# -- replies -----------------------------------------------------------------------------------------------------------
+
+
+def _now() -> datetime:
+    return datetime.now(timezone.utc)
+
+
+def _ns(ms: float) -> int:
+    return int(ms * 1e6)
+
+
+class OllamaReply(EventReply):
+    """The reply of /api/chat: thinking and content as they come, each tool call when it is complete."""
+
+    media_type = "application/x-ndjson"
+    error_form = staticmethod(ollama_error)
+
+    def __init__(self, service: Service, prepared: PreparedReply) -> None:
+        super().__init__(service, prepared)
+        self._deltas: list[ReplyDelta] = []  # of a reply that is sent as a whole
+        self._call: CallDelta | None = None  # the head of the call that is not complete yet
+        self._arguments: list[str] = []
+        self._calls: list[dict[str, Any]] = []
+        self._held_probs: list[TopTokens] = []
+
+    def said(self, thinking: str, content: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
+        """The members of a chunk that hold more of the reply."""
+        message: dict[str, Any] = {"role": "assistant", "content": content}
+        if thinking:
+            message["thinking"] = thinking
+        if calls:
+            message["tool_calls"] = calls
+        return {"message": message}
+
+    @classmethod
+    def loaded(cls, service: Service) -> dict[str, Any]:
+        """The answer to a request that only wants the model loaded."""
+        empty = {"message": {"role": "assistant", "content": ""}}
+        return {"model": service.model, "created_at": _now(), **empty, "done": True, "done_reason": "load"}
+
+    def sent(self, events: list[dict[str, Any]]) -> bytes:
+        return json_lines(events)
+
+    def frames(self, events: list[dict[str, Any]]) -> bytes:
+        if events and self._held_probs:
+            probs, self._held_probs = self._held_probs, []
+            events[-1]["logprobs"] = self._logprobs(probs)
+        return self.sent(events)
+
+    def ping(self) -> bytes:
+        return self.sent([self._chunk("", "", [])])
+
+    def error_event(self, error: Exception) -> bytes:
+        return self.sent([self.error_form(error)])
+
+    def piece_frames(self, piece: Piece) -> bytes:
+        self._held_probs += piece.probs
+        return super().piece_frames(piece)
+
+    def keep(self, piece: Piece) -> None:
+        self.probs.extend(piece.probs)
+        super().keep(piece)
+
+    def begin(self) -> list[dict[str, Any]]:
+        return []
+
+    def reported(self, events: list[dict[str, Any]], progress: Progress) -> list[dict[str, Any]]:
+        return events  # the API has no place for it
+
+    def more(self, delta: ReplyDelta) -> list[dict[str, Any]]:
+        n_calls = len(self._calls)
+        if delta.reasoning or delta.content:
+            self._end_call()
+        for call in delta.calls:
+            if call.name:
+                self._end_call()
+                self._call = call
+            self._arguments.append(call.arguments)
+        if not self.options.stream:
+            self._deltas.append(delta)
+        calls = self._calls[n_calls:]
+        return [self._chunk(delta.reasoning, delta.content, calls)] if delta.reasoning or delta.content or calls else []
+
+    def close(self, done: Done) -> list[dict[str, Any]]:
+        n_calls = len(self._calls)
+        self._end_call(is_whole=done.stop_type != "limit")
+        calls = self._calls[n_calls:]
+        return [*([self._chunk("", "", calls)] if calls else ()), {**self._chunk("", "", []), **self._end(done)}]
+
+    def body(self, done: Done) -> dict[str, Any]:
+        self._end_call(is_whole=done.stop_type != "limit")
+        thinking, content = ("".join(parts) for parts in zip(*(delta[:2] for delta in self._deltas), strict=True))
+        logprobs = {"logprobs": self._logprobs(self.kept_probs(done))} if self.request.n_probs else {}
+        return {**self._chunk(thinking, content, self._calls), **logprobs, **self._end(done)}
+
+    def _chunk(self, thinking: str, content: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
+        said = self.said(thinking, content, calls)
+        return {"model": self.service.model, "created_at": _now(), **said, "done": False}
+
+    def _end(self, done: Done) -> dict[str, Any]:
+        timings = done.timings
+        waited_ms = max(timings.first_token_ms - timings.prompt_ms, 0.0)
+        return {
+            "done": True,
+            "done_reason": "length" if done.stop_type == "limit" else "stop",
+            "total_duration": _ns(waited_ms + timings.prompt_ms + timings.predicted_ms),
+            "load_duration": _ns(waited_ms),
+            "prompt_eval_count": done.stats.n_prompt,
+            "prompt_eval_duration": _ns(timings.prompt_ms),
+            "eval_count": timings.n_predicted,
+            "eval_duration": _ns(timings.predicted_ms),
+        }
+
+    def _end_call(self, *, is_whole: bool = True) -> None:
+        """Complete the call that is open; without a whole reply only if its arguments are complete."""
+        call, text = self._call, "".join(self._arguments)
+        self._call, self._arguments = None, []
+        if call is None:
+            return
+        try:
+            arguments = parse_json(text)
+        except ValueError:
+            arguments = None
+        if isinstance(arguments, dict) or is_whole:
+            found = arguments if isinstance(arguments, dict) else {}
+            self._calls.append(
+                {"id": call.id, "function": {"index": call.index, "name": call.name, "arguments": found}}
+            )
+
+    def _logprobs(self, probs: Iterable[TopTokens]) -> list[dict[str, Any]]:
+        entries = self.logprobs(list(probs))["content"]
+        return [{**_entry(entry), "top_logprobs": list(map(_entry, entry["top_logprobs"]))} for entry in entries]
+
+
+def _entry(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: entry[name] for name in ("token", "logprob", "bytes")}
+
+
+class OllamaTextReply(OllamaReply):
+    """The reply of /api/generate."""
+
+    def said(self, thinking: str, content: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"response": content, **({"thinking": thinking} if thinking else {})}
+
+    @classmethod
+    def loaded(cls, service: Service) -> dict[str, Any]:
+        return {
+            "model": service.model,
+            "created_at": _now(),
+            "response": "",
+            "done": True,
+            "done_reason": "load",
+        }
+
+
+# -- endpoints ---------------------------------------------------------------------------------------------------------
+
+
+async def chat(service: Service, request: Request) -> ASGIApp:
+    """POST /api/chat"""
+    return await _answer(service, request, chat_body, OllamaReply)
+
+
+async def generate(service: Service, request: Request) -> ASGIApp:
+    """POST /api/generate"""
+    return await _answer(service, request, generate_body, OllamaTextReply)
+
+
+async def _answer(
+    service: Service,
+    request: Request,
+    read: Callable[[Mapping[str, Any]], AnyBody | None],
+    form: type[OllamaReply],
+) -> ASGIApp:
+    body = await request.body()
+
+    def prepared(fetched: Mapping[str, bytes]) -> list[PreparedReply]:
+        asked = read(parse_object(body))
+        return prepare(service, asked, fetched) if asked is not None else []
+
+    replies = await with_images(service, request, prepared)
+    if not replies:
+        await asyncio.wrap_future(service.worker.call(lambda: None, needs_model=True))
+        return JsonResponse(form.loaded(service))
+    return respond(service, [form(service, replies[0])])
+
+
+async def embed(service: Service, request: Request) -> Response:
+    """POST /api/embed: vectors of length 1."""
+    body = _EmbedBody.parse(await request.body())
+    texts = [body.input] if isinstance(body.input, str) else items(body.input, "input")
+    if not all(isinstance(text, str) for text in texts):
+        raise RequestError("'input' must be a string or a list of strings")
+    began = asyncio.get_running_loop().time()
+    vectors, n_tokens = await vectors_of(service, request, texts, cut=body.truncate)
+    seconds = asyncio.get_running_loop().time() - began
+    return JsonResponse(
+        {
+            "model": service.model,
+            "embeddings": [normalised(rows[:, : body.dimensions], 2)[0].tolist() for rows in vectors],
+            "total_duration": _ns(seconds * 1e3),
+            "load_duration": 0,
+            "prompt_eval_count": n_tokens,
+        }
+    )
+
+
+async def embeddings(service: Service, request: Request) -> Response:
+    """POST /api/embeddings, the older form: one vector, of any length."""
+    body = _EmbedBody.parse(await request.body())
+    vectors, _ = await vectors_of(service, request, [body.prompt] if body.prompt else [], cut=True)
+    return JsonResponse({"embedding": vectors[0][0].tolist() if vectors else []})
+
+
+async def tags(models: Models, request: Request) -> Response:
+    """GET /api/tags; of a model that was not loaded yet, the name alone is known."""
+    unknown = [model.name for model in models if model.service is None]
+    named = [{"name": f"{name}:latest", "model": f"{name}:latest", "details": {"format": "gguf"}} for name in unknown]
+    return JsonResponse({"models": [*map(_model, models.services), *named]})
+
+
+async def loaded_models(models: Models, request: Request) -> Response:
+    """GET /api/ps: those that are loaded and do not sleep."""
+    running = [service for service in models.services if not service.worker.is_sleeping]
+    facts = {"expires_at": _NEVER}
+    return JsonResponse({"models": [{**_model(each), **facts, "context_length": each.info.n_ctx} for each in running]})
+
+
+_NEVER = "2318-01-01T00:00:00Z"
+
+
+async def show(service: Service, request: Request) -> Response:
+    """POST /api/show: the model, whatever name is asked for."""
+    parse_object(await request.body())
+    info, sampling, model = service.info, service.settings.sampling, _model(service)
+    settings = {"num_ctx": info.n_ctx, **{name: getattr(sampling, name) for name in _SHOWN}}
+    return JsonResponse(
+        {
+            "modelfile": f"FROM {model['name']}\n" + "".join(f"PARAMETER {n} {v}\n" for n, v in settings.items()),
+            "parameters": "\n".join(f"{name:30} {value}" for name, value in settings.items()),
+            "template": service.chat.template.source,
+            "details": model["details"],
+            "model_info": {
+                "general.architecture": info.arch,
+                "general.basename": info.model_name,
+                "general.parameter_count": info.n_params,
+                f"{info.arch}.context_length": info.n_ctx,
+                f"{info.arch}.embedding_length": info.n_embd,
+                f"{info.arch}.vocab_size": info.n_vocab,
+            },
+            "capabilities": _capabilities(service),
+            "modified_at": model["modified_at"],
+        }
+    )
+
+
+_SHOWN = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty")
+
+
+def _capabilities(service: Service) -> list[str]:
+    chat = service.chat
+    found = {
+        "completion": True,
+        "tools": chat.capabilities.tools,
+        "insert": {"pre", "suf", "mid"} <= service.tokenizer.fim_tokens().keys(),
+        "vision": service.info.vision,
+        "thinking": chat.tags.is_known,
+        "embedding": service.settings.embeddings,
+    }
+    return [name for name, has in found.items() if has]
+
+
+def _model(service: Service) -> dict[str, Any]:
+    """The model in lists. ``digest`` identifies it, and how it is evaluated; it is not that of the file."""
+    info = service.info
+    name = service.model if ":" in service.model else f"{service.model}:latest"
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": _modified_at(info.model_path),
+        "size": info.model_size,
+        "digest": info.fingerprint,
+        "details": {
+            "parent_model": "",
+            "format": "gguf",
+            "family": info.arch,
+            "families": [info.arch],
+            "parameter_size": _size(info.n_params),
+            "quantization_level": info.ftype_name,
+        },
+    }
+
+
+def _modified_at(path: str) -> datetime:
+    try:
+        seconds = Path(path).stat().st_mtime
+    except OSError:  # the file may be gone; the model is in memory
+        seconds = 0.0
+    return datetime.fromtimestamp(seconds, timezone.utc)
+
+
+def _size(n_params: int) -> str:
+    """As Ollama writes numbers of weights: 27.4B."""
+    for unit, name in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if n_params >= unit:
+            return f"{n_params / unit:.1f}{name}"
+    return str(n_params)
+
+
+async def version(service: object, request: Request) -> Response:
+    """GET /api/version"""
+    return JsonResponse({"version": API_VERSION})
+
+
+async def manage(service: object, request: Request) -> Response:
+    """/api/pull, /api/push, /api/create, /api/copy, /api/delete and /api/blobs"""
+    raise NotSupportedError(
+        "this server does not pull, push, create, copy or delete models: choose one when it starts, "
+        "with `pyctl serve -m FILE` or `-hf USER/REPO`"
+    )

@@ -1,0 +1,319 @@
+"""Facts about this machine: NVIDIA driver, cards, compilers, cores, memory. Nothing is changed and nothing is decided.
+
+Needs neither nvidia-smi nor llama.cpp. The driver is asked by ctypes and initialised in this process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = [
+    "AMD",
+    "DRIVER_PLACES",
+    "NVIDIA",
+    "Card",
+    "Compiler",
+    "Driver",
+    "Machine",
+    "PciCard",
+    "Program",
+    "find_compiler",
+    "find_driver",
+    "find_pci_cards",
+    "find_program",
+    "free_bytes",
+    "look_at_machine",
+]
+
+DRIVER_PLACES = (
+    "libcuda.so.1",
+    "/usr/lib/wsl/lib/libcuda.so.1",  # WSL2
+    "/run/opengl-driver/lib/libcuda.so.1",  # NixOS
+    "/usr/local/nvidia/lib64/libcuda.so.1",  # some images
+)
+"""Where the driver's library is looked for, in this order; the first name is the loader's own search."""
+
+NVIDIA, AMD = "0x10de", "0x1002"
+"""PCI vendor ids."""
+
+DISPLAY_CLASSES = ("0x03", "0x12")
+"""PCI classes of cards: display controllers, and processing accelerators, which some AMD cards are."""
+
+PROBE_SECONDS = 30.0
+
+MAJOR, MINOR = 75, 76
+"""CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """A card as the NVIDIA driver reports it. ``capability`` is (8, 6) for a 3090, ``n_bytes`` its whole memory."""
+
+    name: str
+    capability: tuple[int, int]
+    n_bytes: int
+
+    @property
+    def architecture(self) -> str:
+        """The capability as nvcc writes it, such as ``86``."""
+        return "{}{}".format(*self.capability)
+
+
+@dataclass(frozen=True)
+class Driver:
+    """What libcuda.so.1 says.
+
+    ``cuda`` is the newest CUDA version it speaks, (0, 0) if it does not say. ``release`` is the kernel module's, such
+    as ``580.159.03``, or empty. ``error`` is the CUresult of the first call that failed, 0 if none did; there are no
+    cards then.
+    """
+
+    cuda: tuple[int, int]
+    release: str
+    cards: tuple[Card, ...] = ()
+    error: int = 0
+
+
+@dataclass(frozen=True)
+class PciCard:
+    """A card on the PCI bus, with or without a driver: its address and the vendor's id."""
+
+    address: str
+    vendor: str
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program in PATH and its version, empty if it does not say."""
+
+    path: str
+    version: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A C++ compiler. ``is_shared`` says whether it links the C++ library as a shared one.
+
+    One that links it statically gives the extension a second copy beside Python's other modules, and the first
+    exception that crosses between the two ends the process.
+    """
+
+    cxx: str
+    cc: str
+    version: tuple[int, ...]
+    is_clang: bool
+    is_shared: bool
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Everything that `pyctl setup` and `pyctl doctor` decide by. Sizes are bytes.
+
+    ``headers`` is the directory with Python.h. ``libc`` is such as ``glibc 2.41``, ``processor`` such as ``x86_64``.
+    ``n_cores`` and ``n_ram`` respect the limits of a container.
+    """
+
+    driver: Driver | None
+    pci_cards: tuple[PciCard, ...]
+    nvcc: Program | None
+    compiler: Compiler | None
+    headers: Path | None
+    cmake: Program | None
+    ninja: Program | None
+    n_cores: int
+    n_ram: int
+    is_wsl: bool
+    libc: str
+    processor: str
+
+    @property
+    def cards(self) -> tuple[Card, ...]:
+        """The cards that CUDA programs can use."""
+        return self.driver.cards if self.driver is not None else ()
+
+    @property
+    def has_nvidia(self) -> bool:
+        """Whether there is an NVIDIA card, usable or not."""
+        return bool(self.cards) or any(card.vendor == NVIDIA for card in self.pci_cards)
+
+
+def look_at_machine(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> Machine:
+    """Collect the facts; takes about a second. ``root`` is where /sys, /proc and /usr/local are looked for."""
+    include = Path(sysconfig.get_paths()["include"])
+    return Machine(
+        driver=find_driver(root=root),
+        pci_cards=find_pci_cards(root),
+        nvcc=find_program(
+            "nvcc", environ, sorted((root / "usr/local").glob("cuda*/bin/nvcc"), reverse=True), r"release ([\d.]+)"
+        ),
+        compiler=find_compiler(environ),
+        headers=include if (include / "Python.h").is_file() else None,
+        cmake=find_program("cmake", environ),
+        ninja=find_program("ninja", environ),
+        n_cores=_cores(root),
+        n_ram=_memory(root),
+        is_wsl="microsoft" in _read(root / "proc/sys/kernel/osrelease").lower(),
+        libc=" ".join(platform.libc_ver()).strip(),
+        processor=platform.machine(),
+    )
+
+
+# -- cards -------------------------------------------------------------------------------------------------------------
+
+
+def find_driver(
+    places: Sequence[str] = DRIVER_PLACES,
+    load: Callable[[str], ctypes.CDLL] = ctypes.CDLL,
+    root: Path = Path("/"),
+) -> Driver | None:
+    """Ask the first libcuda.so.1 of ``places`` that loads; None without one."""
+    for place in places:
+        try:
+            library = load(place)
+        except OSError:
+            continue
+        return _ask(library, _read(root / "sys/module/nvidia/version").strip())
+    return None
+
+
+def _ask(library: ctypes.CDLL, release: str) -> Driver:
+    number = ctypes.c_int(0)
+    cuda = (0, 0)
+    if not library.cuDriverGetVersion(ctypes.byref(number)):
+        cuda = (number.value // 1000, number.value % 1000 // 10)
+    error = library.cuInit(0) or library.cuDeviceGetCount(ctypes.byref(number))
+    cards = []
+    for index in range(0 if error else number.value):
+        device, major, minor, size = ctypes.c_int(0), ctypes.c_int(0), ctypes.c_int(0), ctypes.c_size_t(0)
+        name = ctypes.create_string_buffer(256)
+        error = (
+            library.cuDeviceGet(ctypes.byref(device), index)
+            or library.cuDeviceGetName(name, len(name), device)
+            or library.cuDeviceGetAttribute(ctypes.byref(major), MAJOR, device)
+            or library.cuDeviceGetAttribute(ctypes.byref(minor), MINOR, device)
+            or library.cuDeviceTotalMem_v2(ctypes.byref(size), device)
+        )
+        if error:
+            return Driver(cuda, release, error=error)
+        cards.append(Card(name.value.decode("utf-8", "replace"), (major.value, minor.value), size.value))
+    return Driver(cuda, release, tuple(cards), error)
+
+
+def find_pci_cards(root: Path = Path("/")) -> tuple[PciCard, ...]:
+    """NVIDIA's and AMD's cards on the PCI bus, in the order of their addresses."""
+    found = []
+    for device in sorted((root / "sys/bus/pci/devices").glob("*")):
+        vendor = _read(device / "vendor").strip()
+        if vendor in (NVIDIA, AMD) and _read(device / "class").startswith(DISPLAY_CLASSES):
+            found.append(PciCard(device.name, vendor))
+    return tuple(found)
+
+
+# -- programs ----------------------------------------------------------------------------------------------------------
+
+
+def find_program(
+    name: str, environ: Mapping[str, str] = os.environ, more: Sequence[Path] = (), pattern: str = r"(\d+(?:\.\d+)+)"
+) -> Program | None:
+    """``name`` in PATH, else the first of ``more`` that is executable. Its version is what ``pattern`` finds."""
+    known = (shutil.which(name, path=environ.get("PATH")), *map(str, more))
+    path = next((path for path in known if path is not None and os.access(path, os.X_OK)), None)
+    if path is None:
+        return None
+    return Program(path, _version(re.search(pattern, _output(path, "--version"))))
+
+
+def find_compiler(environ: Mapping[str, str] = os.environ) -> Compiler | None:
+    """The first C++ compiler that compiles and links the C++ library as a shared one, else the first that compiles.
+
+    CXX comes first, the system's g++ before other ones in PATH.
+    """
+    tried: dict[str, Compiler] = {}
+    for name in (environ.get("CXX", ""), "/usr/bin/g++", "g++", "c++", "clang++"):
+        path = shutil.which(name, path=environ.get("PATH")) if name else None
+        if path is None or path in tried:
+            continue
+        is_shared = _links(path)
+        if is_shared is None:
+            continue
+        tried[path] = compiler = _compiler(path, is_shared, environ)
+        if is_shared:
+            return compiler
+    return next(iter(tried.values()), None)
+
+
+def _compiler(path: str, is_shared: bool, environ: Mapping[str, str]) -> Compiler:
+    c = {"g++": "gcc", "c++": "cc", "clang++": "clang"}.get(Path(path).name, "cc")
+    beside = Path(path).with_name(c)
+    cc = environ.get("CC") or (str(beside) if beside.exists() else c)
+    text = _output(path, "--version")
+    found = re.search(r"clang version (\d+(?:\.\d+)*)", text) or re.search(r"(\d+\.\d+\.\d+)", text)
+    return Compiler(path, cc, _version(found), "clang" in text, is_shared)
+
+
+def _links(compiler: str) -> bool | None:
+    """Whether ``compiler`` links the C++ library as a shared one; None if it cannot compile."""
+    with tempfile.TemporaryDirectory() as name:
+        source, library = Path(name) / "probe.cpp", Path(name) / "probe.so"
+        source.write_text("#include <string>\nstd::string twice(const std::string & s) { return s + s; }\n")
+        _output(compiler, "-shared", "-fPIC", "-o", str(library), str(source))
+        if not library.exists():
+            return None
+        # The names of needed libraries stand in the file as they are.
+        return any(shared in library.read_bytes() for shared in (b"libstdc++.so", b"libc++.so"))
+
+
+def _output(*command: str) -> str:
+    try:
+        return subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=PROBE_SECONDS, check=False
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+
+
+def _version(found: re.Match[str] | None) -> tuple[int, ...]:
+    return tuple(map(int, found[1].split("."))) if found else ()
+
+
+# -- cores, memory, disk -----------------------------------------------------------------------------------------------
+
+
+def _cores(root: Path) -> int:
+    n_cores = len(os.sched_getaffinity(0))
+    quota, _, period = _read(root / "sys/fs/cgroup/cpu.max").partition(" ")
+    if quota.isdigit() and period.strip().isdigit():
+        n_cores = min(n_cores, math.ceil(int(quota) / int(period)))
+    return max(n_cores, 1)
+
+
+def _memory(root: Path) -> int:
+    found = re.search(r"^MemTotal: +(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
+    n_bytes = int(found[1]) * 1024 if found else 0
+    most = _read(root / "sys/fs/cgroup/memory.max").strip()
+    return min(n_bytes, int(most)) if most.isdigit() else n_bytes
+
+
+def free_bytes(path: Path) -> int:
+    """Bytes that this user may still write at ``path``, which need not exist yet."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return shutil.disk_usage(path).free
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,266 @@
+"""What `pyctl setup` does on a machine: which libraries it builds, with which toolkit, or why it cannot.
+
+Pure: decisions follow from the `Machine` and the options.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from pyctl.errors import ConfigError
+from pyctl.setup.machine import AMD, Card, Compiler, Machine
+from pyctl.setup.progress import duration
+from pyctl.setup.toolkit import TOOLKIT_RELEASE
+
+__all__ = [
+    "DRIVER_ERRORS",
+    "BuildPlan",
+    "SetupOptions",
+    "check_compiler",
+    "check_room",
+    "describe",
+    "jobs_for",
+    "make_plan",
+    "missing_packages",
+    "parse_architectures",
+]
+
+GIB = 2**30
+
+LEAST_DRIVER, LEAST_CUDA = "580", (13, 0)
+LEAST_CAPABILITY = (7, 5)
+"""What CUDA 13 supports: drivers from 580 on, cards from Turing on."""
+
+MOST_GCC, MOST_CLANG = 16, 22
+"""The newest host compilers that CUDA 13.5 accepts."""
+
+JOB_BYTES = int(1.2 * GIB)
+"""Memory of one compilation; the largest kernels take 0.9 GiB."""
+
+CUDA_SECONDS, CPU_SECONDS = 2712.0, 500.0
+"""CPU seconds to compile the kernels for one architecture, and all C++ files."""
+
+CUDA_BYTES, CPU_BYTES = int(2.6 * GIB), int(0.7 * GIB)
+"""Disk that a build needs at most; after it about 0.7 GiB and 20 MiB remain."""
+
+SIZES = {
+    "cpu": "0.1 GB to download, 20 MB afterwards",
+    "pypi": "0.7 GB to download, 0.7 GB afterwards",
+    "system": "0.1 GB to download, 0.1 GB afterwards",
+}
+
+DRIVER_ERRORS = {
+    34: "a stub of libcuda.so.1 lies in the library path; remove its directory from LD_LIBRARY_PATH",
+    100: "the driver shows no card; look at CUDA_VISIBLE_DEVICES, and start a container with --gpus all",
+    802: "the system is not ready; start NVIDIA's fabric manager",
+    803: "the driver's library and its kernel module differ, as after an update; restart the machine",
+    999: "the driver fails to start; load its module: sudo nvidia-modprobe -u",
+}
+"""Results of cuInit, and what to do."""
+
+INSTALL = {
+    "a C++ compiler": ("g++", "gcc-c++", "gcc"),
+    "Python's headers": ("python3-dev", "python3-devel", "python"),
+}
+
+Kind = Literal["none", "cpu", "pypi", "system"]
+"""No build, one without a toolkit, or with the one of PyPI or of the system."""
+
+
+@dataclass(frozen=True)
+class SetupOptions:
+    """Flags of `pyctl setup` that decide what is built."""
+
+    cpu: bool = False
+    architectures: tuple[str, ...] = ()
+    system_cuda: bool = False
+    jobs: int = 0
+
+
+@dataclass(frozen=True)
+class BuildPlan:
+    """``kind`` names the toolkit: ``cpu`` is a build without one, ``none`` no build. ``why`` is one line."""
+
+    kind: Kind
+    why: str
+    architectures: tuple[str, ...] = ()
+
+
+def missing_packages(machine: Machine) -> str:
+    """What compiling pyctl needs and ``machine`` lacks, with the command that installs it; empty if nothing."""
+    lacks = ["a C++ compiler"] * (machine.compiler is None) + ["Python's headers"] * (machine.headers is None)
+    if not lacks:
+        return ""
+    debian, fedora, arch = (" ".join(names) for names in zip(*(INSTALL[what] for what in lacks), strict=True))
+    return (
+        f"{' and '.join(lacks)} {'are' if len(lacks) > 1 or lacks[0].endswith('s') else 'is'} not installed: "
+        f"sudo apt install {debian} (Fedora: sudo dnf install {fedora}, Arch: sudo pacman -S {arch})"
+    )
+
+
+def parse_architectures(text: str) -> tuple[str, ...]:
+    """``86,9.0`` or ``86-real;90-real`` as (``86``, ``90``). Raises ConfigError."""
+    found = []
+    for word in re.split(r"[,;\s]+", text.strip()):
+        match = re.fullmatch(r"(?:sm_)?(\d{1,2})\.?(\d)([af]?)(?:-real)?", word)
+        if match is None:
+            raise ConfigError(f"--arch: {word!r} is no compute capability; a 3090 has 86 (several: 86,89)")
+        found.append("".join(match.groups()))
+    return tuple(dict.fromkeys(found))
+
+
+def make_plan(machine: Machine, options: SetupOptions) -> BuildPlan:
+    """Decide. Raises ConfigError if what the options or the cards need cannot be built here."""
+    if options.cpu:
+        return BuildPlan("cpu", "for the CPU only, because --cpu was given: no graphics card will be used")
+    if options.architectures:
+        why = f"for compute capability {', '.join(options.architectures)}, because --arch was given"
+        return _with_toolkit(machine, options, options.architectures, why)
+    if not machine.has_nvidia and machine.driver is None:
+        return BuildPlan("none", _no_card(machine))
+    if machine.driver is None:
+        raise ConfigError(
+            "this machine has an NVIDIA card, but its driver is not found (libcuda.so.1); install the driver "
+            f"({LEAST_DRIVER} or newer; Ubuntu: sudo apt install nvidia-driver-{LEAST_DRIVER}), or start the container "
+            "with --gpus all; to build for the CPU: pyctl setup --cpu"
+        )
+    if machine.driver.error:
+        hint = DRIVER_ERRORS.get(machine.driver.error, "see the system's log (dmesg)")
+        raise ConfigError(f"the NVIDIA driver reports error {machine.driver.error}: {hint}")
+    if not machine.cards:
+        return BuildPlan("none", _no_card(machine))
+    architectures = tuple(dict.fromkeys(card.architecture for card in machine.cards))
+    why = f"for {', '.join(dict.fromkeys(card.name for card in machine.cards))}"
+    return _with_toolkit(machine, options, architectures, why)
+
+
+def _no_card(machine: Machine) -> str:
+    if any(card.vendor == AMD for card in machine.pci_cards):
+        return (
+            "nothing to do: this machine has an AMD card and no NVIDIA card; pyctl runs on the CPU. "
+            "A build for HIP has to be made by hand (docs/install.md)"
+        )
+    return "nothing to do: this machine has no NVIDIA card; pyctl runs on the CPU with the libraries that pip built"
+
+
+def _with_toolkit(machine: Machine, options: SetupOptions, architectures: tuple[str, ...], why: str) -> BuildPlan:
+    if options.system_cuda:
+        return BuildPlan("system", f"{why}, with the system's CUDA toolkit", _checked_nvcc(machine, architectures))
+    problem = _pypi_problem(machine, architectures)
+    if not problem:
+        return BuildPlan("pypi", f"{why}, with CUDA {TOOLKIT_RELEASE} from PyPI", architectures)
+    nvcc = machine.nvcc
+    if nvcc is not None and nvcc.version[:1] == (12,):
+        return BuildPlan("system", f"{why}, with the system's CUDA {_dotted(nvcc.version)}: {problem}", architectures)
+    raise ConfigError(f"{problem}; to build for the CPU: pyctl setup --cpu")
+
+
+def _pypi_problem(machine: Machine, architectures: Sequence[str]) -> str:
+    """Why CUDA 13 from PyPI does not do; empty if it does."""
+    driver = machine.driver
+    old = [each for each in architectures if _capability(each) < LEAST_CAPABILITY]
+    if old:
+        return f"CUDA 13 has no support for compute capability {', '.join(old)}; install a CUDA 12 toolkit"
+    if driver is not None and driver.cuda < LEAST_CUDA:
+        return (
+            f"the NVIDIA driver {driver.release or ''} supports CUDA {_dotted(driver.cuda)}, and CUDA 13 needs driver "
+            f"{LEAST_DRIVER} or newer; update the driver (Ubuntu: sudo apt install nvidia-driver-{LEAST_DRIVER}), or "
+            "install a CUDA 12 toolkit"
+        ).replace("  ", " ")
+    if not machine.libc.startswith("glibc") or machine.processor not in ("x86_64", "aarch64"):
+        return f"NVIDIA's packages on PyPI need glibc on x86_64 or aarch64, not {machine.libc} on {machine.processor}"
+    return ""
+
+
+def _checked_nvcc(machine: Machine, architectures: tuple[str, ...]) -> tuple[str, ...]:
+    if machine.nvcc is None:
+        raise ConfigError("--system-cuda: no nvcc in PATH or /usr/local/cuda; without the flag, PyPI's is used")
+    driver = machine.driver
+    if driver is not None and driver.cuda > (0, 0) and machine.nvcc.version[:1] > driver.cuda[:1]:
+        raise ConfigError(
+            f"--system-cuda: nvcc {_dotted(machine.nvcc.version)} makes programs for newer drivers; this one supports "
+            f"CUDA {_dotted(driver.cuda)}"
+        )
+    return architectures
+
+
+def _capability(architecture: str) -> tuple[int, int]:
+    digits = architecture.rstrip("af")
+    return int(digits[:-1]), int(digits[-1])
+
+
+def _dotted(version: Sequence[int]) -> str:
+    return ".".join(map(str, version))
+
+
+def check_compiler(machine: Machine, plan: BuildPlan) -> Compiler:
+    """The compiler of ``machine``. Raises ConfigError with the command that installs one."""
+    compiler = machine.compiler
+    if compiler is None:
+        raise ConfigError(missing_packages(replace(machine, headers=Path())))  # the extension is compiled already
+    if not compiler.is_shared:
+        raise ConfigError(
+            f"{compiler.cxx} links the C++ library statically, and llama.cpp's libraries then fail beside Python's "
+            "modules; name another compiler by CXX"
+        )
+    most = MOST_CLANG if compiler.is_clang else MOST_GCC
+    if plan.kind == "pypi" and compiler.version[:1] > (most,):
+        name = "clang" if compiler.is_clang else "g++"
+        raise ConfigError(
+            f"CUDA {TOOLKIT_RELEASE} accepts {name} up to {most}, and {compiler.cxx} is {_dotted(compiler.version)}; "
+            "install an older one and name it by CXX"
+        )
+    return compiler
+
+
+def check_room(plan: BuildPlan, free: int, where: object) -> None:
+    """Raises ConfigError if ``free`` bytes at ``where`` are too few for the build."""
+    needed = CPU_BYTES if plan.kind == "cpu" else CUDA_BYTES
+    if free < needed:
+        raise ConfigError(
+            f"{where} has {free / GIB:.1f} GiB free, and the build needs {needed / GIB:.1f} GiB; see --dir"
+        )
+
+
+def jobs_for(machine: Machine, wanted: int) -> int:
+    """Compilers at a time: ``wanted`` if given, else one for each core as far as the memory goes."""
+    return wanted or max(min(machine.n_cores, machine.n_ram // JOB_BYTES), 1)
+
+
+def describe(machine: Machine, plan: BuildPlan, n_jobs: int) -> list[str]:
+    """What was found and what will be done, in lines."""
+    lines = [f"found: {_cards(machine)}", f"       {_builders(machine)}"]
+    seconds = CPU_SECONDS + CUDA_SECONDS * len(plan.architectures)
+    lines.append(f"build: {plan.why}")
+    lines.append(f"       about {duration(seconds / n_jobs)} with {n_jobs} jobs, {SIZES[plan.kind]}")
+    return lines
+
+
+def _cards(machine: Machine) -> str:
+    if machine.cards:
+        return ", ".join(map(_card, machine.cards)) + f"; driver {_driver(machine)}"
+    if machine.has_nvidia:
+        return "an NVIDIA card without a working driver"
+    return "no NVIDIA card" + (", WSL2" if machine.is_wsl else "")
+
+
+def _card(card: Card) -> str:
+    return f"{card.name} ({card.n_bytes / GIB:.0f} GiB, compute capability {_dotted(card.capability)})"
+
+
+def _driver(machine: Machine) -> str:
+    assert machine.driver is not None
+    return f"{machine.driver.release or 'of unknown release'} (CUDA {_dotted(machine.driver.cuda)})"
+
+
+def _builders(machine: Machine) -> str:
+    compiler = machine.compiler
+    found = [f"{compiler.cxx} {_dotted(compiler.version)}" if compiler is not None else "no C++ compiler"]
+    if machine.nvcc is not None:
+        found.append(f"nvcc {_dotted(machine.nvcc.version)}")
+    found.append(f"{machine.n_cores} cores, {machine.n_ram / GIB:.0f} GiB of RAM")
+    return ", ".join(found)

@@ -1,0 +1,180 @@
+"""The CUDA toolkit that compiles llama.cpp: NVIDIA's packages from PyPI, or the system's; also cmake and ninja.
+
+PyPI's toolkit needs no installation: its nvcc finds its own parts wherever the directory lies. CMake does not guess
+the names of the libraries in it, so they are passed one by one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyctl.errors import ConfigError
+from pyctl.setup.machine import Compiler, Machine, Program
+from pyctl.setup.source import pip_environment
+
+__all__ = ["TOOLKIT_RELEASE", "BuildTools", "Toolkit", "install_toolkit", "install_tools", "probe_system_toolkit"]
+
+TOOLKIT_RELEASE = "13.5.0"
+
+TOOLKIT_WHEELS = (
+    "nvidia-cuda-nvcc==13.5.37",
+    "nvidia-nvvm==13.5.37",
+    "nvidia-cuda-crt==13.5.37",
+    "nvidia-cuda-runtime==13.5.37",
+    "nvidia-cuda-cccl==13.3.5.0.6",
+    "nvidia-cublas==13.10.0.20",
+)
+"""What compiling needs of CUDA 13.5.0; all of CUDA 13 runs on drivers from 580 on."""
+
+LEAST_CMAKE = (3, 21)
+
+TOOL_WHEELS = ("cmake>=3.21", "ninja>=1.11")
+
+STUB = "void cuDeviceGet(void){} void cuMemCreate(void){}\n"
+"""The driver for the linker. It names two symbols that libggml-cuda uses, because --as-needed drops an empty library;
+a shared library may leave the other symbols open."""
+
+PROBE = """#include <cublas_v2.h>
+#include <cuda_runtime.h>
+int main() { cublasHandle_t handle; return (int) cublasCreate(&handle) + (int) cudaFree(nullptr); }
+"""
+
+
+@dataclass(frozen=True)
+class Toolkit:
+    """A CUDA toolkit. ``libraries`` are copied beside llama.cpp's; without any, they load from ``run_paths``."""
+
+    release: str
+    nvcc: Path
+    root: Path
+    cudart: Path
+    cublas: Path
+    stub: Path
+    libraries: tuple[Path, ...]
+    run_paths: tuple[str, ...]
+
+    def defines(self) -> dict[str, str]:
+        """What CMake has to be told."""
+        return {
+            "CMAKE_CUDA_COMPILER": str(self.nvcc),
+            "CUDAToolkit_ROOT": str(self.root),
+            "CUDA_CUDART": str(self.cudart),
+            # The shared runtime: the static one hides the functions that pin memory from the extension.
+            "CUDA_cudart_LIBRARY": str(self.cudart),
+            "CUDA_cublas_LIBRARY": str(self.cublas),
+            "CUDA_cuda_driver_LIBRARY": str(self.stub),
+        }
+
+
+@dataclass(frozen=True)
+class BuildTools:
+    """Paths of cmake and ninja."""
+
+    cmake: str
+    ninja: str
+
+
+def install_toolkit(pip: Sequence[str], work: Path, compiler: Compiler) -> Toolkit:
+    """Install PyPI's toolkit below ``work`` unless it is there. Raises ConfigError."""
+    place = work / f"cuda-{TOOLKIT_RELEASE}"
+    if not place.exists():
+        _install(pip, TOOLKIT_WHEELS, place)
+    root = place / "nvidia" / "cu13"
+    cudart, cublas = root / "lib" / "libcudart.so.13", root / "lib" / "libcublas.so.13"
+    libraries = (cudart, cublas, root / "lib" / "libcublasLt.so.13")
+    missing = [path.name for path in (root / "bin" / "nvcc", *libraries) if not path.exists()]
+    if missing:
+        raise ConfigError(f"NVIDIA's packages lack {', '.join(missing)}; remove {place} and run pyctl setup again")
+    stub = make_stub(work, compiler)
+    return Toolkit(TOOLKIT_RELEASE, root / "bin" / "nvcc", root, cudart, cublas, stub, libraries, ())
+
+
+def install_tools(pip: Sequence[str], work: Path, machine: Machine) -> BuildTools:
+    """cmake and ninja of the system, or from PyPI below ``work`` where they are missing or old. Raises ConfigError."""
+    place = work / "tools"
+    cmake, ninja = place / "cmake" / "data" / "bin" / "cmake", place / "bin" / "ninja"
+    own = machine.cmake is not None and machine.cmake.version >= LEAST_CMAKE
+    wanted = [wheel for wheel, has in zip(TOOL_WHEELS, (own, machine.ninja is not None), strict=True) if not has]
+    if wanted and not place.exists():
+        _install(pip, wanted, place)
+    return BuildTools(_path(machine.cmake if own else None, cmake), _path(machine.ninja, ninja))
+
+
+def _path(program: Program | None, installed: Path) -> str:
+    if program is not None:
+        return program.path
+    if not installed.exists():
+        raise ConfigError(f"{installed.parent} lacks {installed.name}; remove it and run pyctl setup again")
+    return str(installed)
+
+
+def _install(pip: Sequence[str], wheels: Sequence[str], place: Path) -> None:
+    """Install ``wheels`` into the new directory ``place``, which appears whole."""
+    part = place.with_name(f"{place.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    command = [*pip, "install", "--disable-pip-version-check", "--no-deps", "--no-compile"]
+    command += [] if sys.stdout.isatty() else ["--quiet"]  # several hundred MB deserve a bar
+    command += ["--only-binary", ":all:", "--no-cache-dir", "--target", str(part / "site"), *wheels]
+    # pip unpacks in TMPDIR first, which may be small; a user's setting of --user excludes --target.
+    environment = {**pip_environment(), "TMPDIR": str(part), "PIP_USER": "0"}
+    if subprocess.run(command, env=environment, check=False).returncode != 0:
+        raise ConfigError(f"pip could not install {', '.join(wheels)} (see above)")
+    (part / "site").rename(place)
+    shutil.rmtree(part, ignore_errors=True)
+
+
+def make_stub(work: Path, compiler: Compiler) -> Path:
+    """Compile the library that the linker takes for the driver's.
+
+    It is not named libcuda.so.1: the loader would find it before the driver's where CMake adds its directory to the
+    run path.
+    """
+    stub = work / "stub" / "libcuda.so"
+    stub.parent.mkdir(parents=True, exist_ok=True)
+    source = stub.with_name("stub.c")
+    source.write_text(STUB, encoding="ascii")
+    command = [compiler.cc, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", str(source), "-o", str(stub)]
+    shown = subprocess.run(command, capture_output=True, text=True, check=False)
+    if shown.returncode != 0:
+        raise ConfigError(f"{compiler.cc} cannot link a shared library: {shown.stderr.strip()[-500:]}")
+    return stub
+
+
+def probe_system_toolkit(nvcc: Program, compiler: Compiler, work: Path) -> Toolkit:
+    """The toolkit of ``nvcc``, if it compiles and links a program that uses cuBLAS. Raises ConfigError.
+
+    CPATH and LIBRARY_PATH help the compiler to find parts that lie elsewhere; the linker says which files it took.
+    """
+    place = work / "probe"
+    place.mkdir(parents=True, exist_ok=True)
+    source = place / "probe.cu"
+    source.write_text(PROBE, encoding="ascii")
+    command = [nvcc.path, "-ccbin", compiler.cxx, "-cudart", "shared", "-Xlinker", "-t", "-o", str(place / "probe")]
+    shown = subprocess.run([*command, str(source), "-lcublas"], capture_output=True, text=True, check=False)
+    text = shown.stdout + shown.stderr
+    cublas, cudart = (_linked(name, text) for name in ("libcublas.so", "libcudart.so"))
+    if shown.returncode != 0 or cublas is None or cudart is None:
+        lines = [line for line in text.splitlines() if "error" in line or "cannot find" in line] or text.splitlines()
+        raise ConfigError(f"{nvcc.path} cannot compile and link a program with cuBLAS: {' '.join(lines[:3])[:500]}")
+    listed = subprocess.run(
+        [nvcc.path, "--dryrun", "-c", str(source), "-o", os.devnull], capture_output=True, text=True, check=False
+    )
+    top = re.search(r"^#\$ TOP=(.+)$", listed.stderr, re.MULTILINE)
+    root = Path(top[1].strip()).resolve() if top is not None else Path(nvcc.path).resolve().parents[1]
+    run_paths = tuple(dict.fromkeys(str(path.resolve().parent) for path in (cublas, cudart)))
+    release = ".".join(map(str, nvcc.version)) or "unknown"
+    return Toolkit(release, Path(nvcc.path), root, cudart, cublas, make_stub(work, compiler), (), run_paths)
+
+
+def _linked(name: str, trace: str) -> Path | None:
+    """The file called ``name`` in the linker's list of files."""
+    found = re.search(rf"(/[^\s()]*/{re.escape(name)}[.\d]*)\)?\s*$", trace, re.MULTILINE)
+    return Path(os.path.normpath(found[1])) if found else None

@@ -1,0 +1,139 @@
+"""Drafts that no flag asks for: the memory that they may take."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyctl.engine.draft.draft_settings import AUTOMATIC, DraftSettings
+from pyctl.engine.model_settings import ModelSettings
+from pyctl.errors import ModelError
+from pyctl.llama import fit, load
+from pyctl.llama.memory import MIB, MemoryPlan, Place, Usage
+
+AUTO = DraftSettings(AUTOMATIC, n_draft=2, draft_type_k="q8_0")
+NONE = replace(AUTO, draft_types=())
+
+Fit = Callable[..., DraftSettings]
+
+
+class Run:
+    """A model of 15,000 MiB, 0.1 MiB of KV a token, and states of 150 MiB on a GPU, of which 23,800 MiB are free."""
+
+    n_ctx_train = 262_144
+
+    def __init__(self, settings: ModelSettings, drafts: DraftSettings, free: int, states_on_host: int) -> None:
+        self._settings, self._drafts, self._free, self._on_host = settings, drafts, free, states_on_host
+
+    def plan(self, n_ctx: int) -> MemoryPlan:
+        n_seqs, n_draft = self._settings.n_seqs, self._drafts.n_draft if self._drafts.draft_types else 0
+        states, head = 150 * n_seqs * MIB, 700 * MIB if n_draft else 0
+        gpu = Usage(15_000 * MIB, n_ctx * MIB // 16, states, 500 * MIB, n_draft * states, head)
+        host = Place("host", False, Usage(states=self._on_host * MIB), 64_000 * MIB)
+        return MemoryPlan(n_ctx, n_seqs, MIB / 16, 150 * MIB, (Place("CUDA0", True, gpu, self._free * MIB), host))
+
+
+@pytest.fixture
+def fitted(monkeypatch: pytest.MonkeyPatch) -> Fit:
+    """fitted(free, n_seqs=...) -> the drafts of a model with a head on a GPU with so many MiB."""
+
+    def run_with(
+        free: int = 23_800,
+        drafts: DraftSettings = AUTO,
+        *,
+        heads: int = 1,
+        on_host: int = 0,
+        fails: int = 99,
+        **fields: Any,
+    ) -> DraftSettings:
+        @contextmanager
+        def stub(settings: ModelSettings, drafts: DraftSettings, *_: object) -> Iterator[Run]:
+            if drafts.n_draft >= fails:
+                raise ModelError("no memory for the states")
+            yield Run(settings, drafts, free, on_host)
+
+        monkeypatch.setattr(fit, "dry_run", stub)
+        monkeypatch.setattr(fit, "gpus", lambda _: ["CUDA0"])
+        monkeypatch.setattr(fit, "count_heads", lambda _: heads)
+        return fit.fit_drafts(ModelSettings(path="m.gguf", **{"n_seqs": 4, **fields}), drafts)
+
+    return run_with
+
+
+def length(drafts: DraftSettings) -> int:
+    """Tokens of a draft; 0 without drafts."""
+    types = ("draft-mtp",) if drafts.draft_types else ()
+    assert drafts == replace(AUTO, draft_types=types, n_draft=drafts.n_draft), "all else stays as it was"
+    return drafts.n_draft if types else 0
+
+
+@pytest.mark.parametrize(
+    ("free", "fields", "found"),
+    [
+        # 65,536 tokens take 4,096 MiB, all but the drafts 21,220, a drafted token 600, the head 700.
+        (23_800, {}, 2),
+        (23_119, {}, 1),
+        (22_519, {}, 0),
+        (22_519, {"n_seqs": 2}, 2),
+        (22_070, {"n_seqs": 1}, 2),
+        (23_800, {"n_ctx": 80_000}, 1),
+        (23_800, {"n_ctx": 100_000}, 0),
+        (21_000, {"n_ctx": 4096}, 2),
+        (23_800, {"on_host": 1}, 0),
+        (23_800, {"heads": 0}, 0),
+        (23_800, {"heads": 2}, 0),
+        (23_800, {"fails": 2}, 1),
+    ],
+)
+def test_drafts_are_as_long_as_enough_context_leaves_room_for(
+    fitted: Fit, free: int, fields: dict[str, Any], found: int
+) -> None:
+    assert length(fitted(free, **fields)) == found
+
+
+def test_other_drafts_stay_as_they_are(fitted: Fit) -> None:
+    for drafts in (DraftSettings(), DraftSettings(draft_types=("draft-mtp",))):
+        assert fitted(drafts=drafts) is drafts
+    assert length(fitted(drafts=replace(AUTO, n_draft=0))) == 0
+
+
+def test_the_log_says_what_drafts_or_why_nothing_does(fitted: Fit, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    fitted()
+    fitted(20_000)
+    fitted(fails=1)
+    assert caplog.messages == [
+        "the model's head drafts up to 2 tokens a step; --spec-type none turns it off",
+        "no drafts by default: 65,536 tokens of context do not fit beside them; "
+        "-np 1 or -ctk q8_0 -ctv q8_0 makes room",
+        "no drafts by default: no memory for the states",
+    ]
+
+
+def test_without_a_gpu_nothing_drafts_by_default(
+    model_path: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    path = str(model_path("tiny-hybrid-nextn"))
+    loaded = load(ModelSettings(path=path, n_ctx=1024, n_threads=1, devices=("none",)), drafts=AUTO)
+    loaded.backend.unload()
+    assert (loaded.drafts, loaded.backend.facts.draft_type) == (NONE, "")
+    assert "the model has a draft head: --spec-type draft-mtp enables it" in caplog.text
+
+
+def test_a_head_that_is_chosen_drafts(
+    model_path: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(fit, "gpus", lambda _: ["the CPU"])
+    monkeypatch.setattr(fit, "_on_host", lambda _: False)
+    settings = ModelSettings(path=str(model_path("tiny-hybrid-nextn")), n_ctx=1024, n_threads=1)
+    loaded = load(settings, drafts=AUTO)
+    loaded.backend.unload()
+    assert loaded.drafts == replace(AUTO, draft_types=("draft-mtp",))
+    assert loaded.backend.facts.draft_type == "draft-mtp"

@@ -1,0 +1,94 @@
+"""The disk cache of a server that was told nothing about one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from pyctl.measure.server_process import clean_environment
+from tests.process.conftest import Server, n_on_disk, source_of
+from tests.waiting import until
+
+ASKED = {"messages": [{"role": "system", "content": "You keep the manual of the north gate. " * 25}], "max_tokens": 4}
+
+Start = Callable[..., Server]
+
+
+def at_home(home: Path) -> str:
+    """Code that lets a server have the defaults of a user whose cache directory is ``home``."""
+    return f"import os; del os.environ['PYCTL_KV_CACHE']; os.environ['XDG_CACHE_HOME'] = {str(home)!r}"
+
+
+def ask(server: Server) -> str:
+    """Where the prompt of a reply came from."""
+    return source_of(httpx.post(f"{server.url}/v1/chat/completions", json=ASKED, timeout=60).raise_for_status())
+
+
+def test_prompts_outlive_a_restart_without_a_flag(start: Start, tmp_path: Path) -> None:
+    # But for what is evicted, a prompt is written when another one has the same head.
+    flags = ["--kv-cache-budget", "64", "--disk-prefix-cache", "full"]
+    first = start("tiny-hybrid", *flags, before=at_home(tmp_path))
+    second = start("tiny-hybrid", *flags, before=at_home(tmp_path))
+    directory = tmp_path / "pyctl" / "kv"
+    assert directory.stat().st_mode & 0o777 == 0o700
+    line = f"disk cache: {directory}, at most 64 MiB; its files contain text of prompts; --no-kv-cache turns it off"
+    assert line in first.log()
+    assert f"{directory} holds nothing of this model yet" in first.log()
+    assert ask(first) == "none"
+    until(lambda: n_on_disk(second) > 0)
+    assert ask(second) == "disk", "two servers share the directory"
+    assert (first.stop(), second.stop()) == (0, 0)
+    again = start("tiny-hybrid", *flags, before=at_home(tmp_path))
+    assert f"{directory} holds 1 prefix, " in again.log()
+    assert ask(again) == "disk"
+    listed = subprocess.run(
+        [sys.executable, "-m", "pyctl", "cache", "ls"],
+        env={**clean_environment(), "XDG_CACHE_HOME": str(tmp_path), "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "north gate" in listed.stdout
+
+
+def test_without_it_nothing_is_written(start: Start, tmp_path: Path) -> None:
+    server = start("tiny-hybrid", "--no-kv-cache", before=at_home(tmp_path))
+    assert ask(server) == "none"
+    assert server.stop() == 0
+    assert (list(tmp_path.iterdir()), "disk cache" in server.log()) == ([], False)
+
+
+def test_the_servers_of_the_tests_write_nothing(start: Start, tmp_path: Path) -> None:
+    server = start("tiny-hybrid", before=f"import os; os.environ['XDG_CACHE_HOME'] = {str(tmp_path)!r}")
+    assert ask(server) == "none"
+    assert server.stop() == 0
+    assert (list(tmp_path.iterdir()), "disk cache" in server.log()) == ([], False)
+
+
+def test_a_home_that_cannot_be_written_is_a_warning(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    server = start("tiny-hybrid", before=at_home(tmp_path / "file"))
+    assert server.log().count("no disk cache: cannot use ") == 1
+    assert ask(server) == "none"
+
+
+@pytest.mark.parametrize("command", ["serve", "chat"])
+def test_a_given_directory_that_cannot_be_used_ends_the_start(command: str, tmp_path: Path) -> None:
+    """Before the model is looked for: there is none here."""
+    (tmp_path / "file").touch()
+    path = f"{tmp_path}/file/kv"
+    flags = ["-m", f"{tmp_path}/missing.gguf", "--kv-cache-dir", path]
+    port = ["--port", "0"] if command == "serve" else ["-p", "x"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pyctl", command, *flags, *port],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (2, f"pyctl: error: cannot use --kv-cache-dir {path}: File exists\n")

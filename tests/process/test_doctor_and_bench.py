@@ -1,0 +1,74 @@
+"""`pyctl doctor` on the machine of the test, and `pyctl bench` on the built-in model, as small as it gets."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+from pyctl.doctor.examine import CHECKS
+from pyctl.measure.server_process import clean_environment
+from pyctl.models import builtin_model
+from tests.waiting import until
+
+SMALL = ("--depths", "300", "600", "--quick", "-t", "1", "-c", "4096", "-np", "1", "--spec-type", "ngram-simple")
+"""Drafts that no head makes save a start."""
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "pyctl", *arguments]
+
+
+def environment(home: Path) -> dict[str, str]:
+    return {**clean_environment(), "XDG_CACHE_HOME": str(home), "PYCTL_KV_CACHE": "on"}
+
+
+def test_doctor_makes_every_check_and_sees_a_model_that_is_cut_off(tmp_path: Path) -> None:
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(builtin_model().read_bytes()[:5_000_000])
+    arguments = command("doctor", "--json", "-m", str(cut), "-c", "4096")
+    done = subprocess.run(arguments, capture_output=True, text=True, env=environment(tmp_path), timeout=60)
+    assert done.returncode == 1, done.stderr
+    found = json.loads(done.stdout)
+    made = {*found["fine"], *found["absent"], *(finding["check"] for finding in found["findings"])}
+    assert made == {check.name for check in CHECKS}
+    assert "disk speed" not in found["absent"]
+    (model,) = (finding for finding in found["findings"] if finding["check"] == "model")
+    assert model["level"] == "wrong"
+    assert model["text"] == "cut.gguf is cut off: 5,000,000 bytes of 8,922,624"
+
+
+def test_bench_measures_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    user, home = tmp_path / "kv", tmp_path / "home"
+    files = ("--json", str(tmp_path / "out.json"), "--picture", str(tmp_path / "out.svg"))
+    arguments = command("bench", *SMALL, *files, "--kv-cache-dir", str(user), "--port", "1")
+    done = subprocess.run(arguments, capture_output=True, text=True, env=environment(home), timeout=240)
+    assert done.returncode == 0, done.stderr
+    records = json.loads((tmp_path / "out.json").read_text())["records"]
+    sources = {record["way"]: record["source"] for record in records if record["kind"] == "first token"}
+    assert sources["cold"] == "none"
+    assert sources["from RAM"] == "ram"
+    assert sources["from disk, restarted"] == "disk"
+    exact = [record for record in records if record["kind"] == "exact"]
+    assert len(exact) == 3
+    assert all(record["cached"] > 0 and record["difference"] == 0 for record in exact)
+    assert ElementTree.parse(tmp_path / "out.svg").getroot().tag.endswith("svg")
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert {path.name for path in tmp_path.iterdir()} == {"out.json", "out.svg"}
+
+
+def test_an_interrupt_ends_the_servers_and_removes_the_files(tmp_path: Path) -> None:
+    process = subprocess.Popen(command("bench", *SMALL), env=environment(tmp_path), stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    until(lambda: "is ready" in (process.stderr or sys.stdin).readline() or process.poll() is not None)
+    (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert any(tmp_path.iterdir())
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 130
+    process.stderr.close()
+    assert list(tmp_path.iterdir()) == []
+    assert not os.path.exists(f"/proc/{child}")

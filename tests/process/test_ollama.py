@@ -1,0 +1,188 @@
+"""The ollama package against a live server: what its users call, blocking and async."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+import ollama
+import pytest
+from pydantic import BaseModel
+
+from tests.pictures import image_bytes
+from tests.process.conftest import Server, source_of
+from tests.unit.chat.conftest import unpacked
+
+SYSTEM = {"role": "system", "content": "You tell the weather, at some length. " * 12}
+MESSAGES: list[Any] = [SYSTEM, {"role": "user", "content": "What is the weather?"}]
+GREEDY: dict[str, Any] = {"temperature": 0, "num_predict": 12}
+HEADERS = {"authorization": "Bearer secret"}
+
+
+class Colour(BaseModel):
+    """What a structured reply holds."""
+
+    name: Literal["red", "green"]
+    bright: bool
+
+
+def weather(tomorrow: bool) -> str:
+    """The weather of a day.
+
+    Args:
+      tomorrow: Tomorrow in place of today
+    """
+    return "rain" if tomorrow else "sun"
+
+
+@pytest.fixture(scope="module")
+def server(start: Callable[..., Server], tiny_mmproj: Path) -> Server:
+    template = str(unpacked("templates/Qwen3.5-4B.jinja"))
+    flags = ["--chat-template-file", template, "--mmproj", str(tiny_mmproj), "--embeddings", "--pooling", "mean"]
+    return start("tiny-hybrid", *flags, "-c", "32768", "--alias", "qwen", "--api-key", "secret", is_f32=True)
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[ollama.Client]:
+    with ollama.Client(server.url, headers=HEADERS) as client:
+        yield client
+
+
+def test_chat_and_generate_whole_and_streamed(client: ollama.Client) -> None:
+    whole = client.chat("qwen:latest", MESSAGES, think=False, options=GREEDY)
+    *chunks, last = client.chat("qwen:latest", MESSAGES, think=False, options=GREEDY, stream=True)
+    text = whole.message.content
+    assert text
+    assert text == "".join(chunk.message.content or "" for chunk in chunks)
+    assert whole.message.thinking is None
+    assert (last.done, last.done_reason, last.eval_count) == (True, "length", 12)
+    assert last.prompt_eval_count == whole.prompt_eval_count
+    assert all((last.total_duration, last.prompt_eval_duration, last.eval_duration))
+    said = client.generate("qwen", "What is the weather?", system=SYSTEM["content"], think=False, options=GREEDY)
+    assert (said.response, said.prompt_eval_count) == (text, whole.prompt_eval_count)
+    pieces = client.generate("qwen", "Once", raw=True, options=GREEDY, stream=True)
+    assert "".join(piece.response or "" for piece in pieces)
+    assert client.generate("qwen").done_reason == "load"
+
+
+def test_thinking_is_apart(client: ollama.Client) -> None:
+    reply = client.chat("qwen", MESSAGES, think=True, options=GREEDY)
+    assert reply.message.thinking
+    assert not reply.message.content
+    assert client.chat("qwen", MESSAGES, think="low", options=GREEDY).message.thinking
+
+
+def test_a_structured_reply(client: ollama.Client) -> None:
+    schema = Colour.model_json_schema()
+    options = {"temperature": 0, "num_predict": 200}
+    reply = client.chat("qwen", MESSAGES, think=False, format=schema, options=options)
+    assert Colour.model_validate_json(reply.message.content or "")
+    assert isinstance(
+        json.loads(client.generate("qwen", "x", think=False, format=schema, options=options).response or ""), dict
+    )
+
+
+def test_a_tool_is_called_and_its_result_taken(client: ollama.Client) -> None:
+    options = {"temperature": 0, "num_predict": 150, "logit_bias": [["<tool_call>", 100]]}
+    messages = list(MESSAGES)
+    reply = client.chat("qwen", messages, tools=[weather], think=False, options=options)
+    assert reply.message.tool_calls
+    chunks = client.chat("qwen", messages, tools=[weather], think=False, options=options, stream=True)
+    streamed = [call for chunk in chunks for call in chunk.message.tool_calls or ()]
+    assert [call.function for call in streamed] == [call.function for call in reply.message.tool_calls]
+    messages.append(reply.message)
+    for call in reply.message.tool_calls:
+        result = weather(**call.function.arguments)
+        messages.append({"role": "tool", "tool_name": call.function.name, "content": result})
+    after = client.chat("qwen", messages, tools=[weather], think=False, options=GREEDY)
+    assert (after.prompt_eval_count or 0) > (reply.prompt_eval_count or 0)
+
+
+def test_an_image_is_seen(client: ollama.Client, tmp_path: Path) -> None:
+    data = image_bytes(160, 128, seed=1)
+    (tmp_path / "a.png").write_bytes(data)
+    plain = client.chat("qwen", [{"role": "user", "content": "Look"}], think=False, options=GREEDY)
+    counts = {
+        client.chat(
+            "qwen", [{"role": "user", "content": "Look", "images": [image]}], think=False, options=GREEDY
+        ).prompt_eval_count
+        for image in (data, str(tmp_path / "a.png"))
+    }
+    assert len(counts) == 1
+    assert (counts.pop() or 0) > (plain.prompt_eval_count or 0)
+    with pytest.raises(ollama.ResponseError, match=r"messages\[0\].images\[0\]"):
+        client.chat("qwen", [{"role": "user", "content": "Look", "images": [b"no image"]}])
+
+
+def test_embeddings(client: ollama.Client) -> None:
+    reply = client.embed("qwen", ["a cat", "a cat", "Rain in Paris"])
+    one, same, other = reply.embeddings
+    assert one == pytest.approx(same, abs=1e-5)
+    assert one != pytest.approx(other, abs=1e-3)
+    assert sum(value * value for value in one) == pytest.approx(1.0)
+    assert client.embed("qwen", "word " * 4000).prompt_eval_count == 128
+    assert len(client.embeddings("qwen", "a cat").embedding) == len(one)
+
+
+def test_facts(client: ollama.Client) -> None:
+    (model,) = client.list().models
+    assert model.model == "qwen:latest"
+    assert (model.size or 0) > 0
+    (running,) = client.ps().models
+    assert (running.model, running.context_length) == ("qwen:latest", 32768)
+    shown = client.show("qwen:latest")
+    assert {"completion", "tools", "thinking", "vision", "embedding"} <= set(shown.capabilities or ())
+    assert shown.modelinfo
+    assert shown.modelinfo[f"{shown.modelinfo['general.architecture']}.context_length"] == 32768
+
+
+def test_errors_are_those_that_the_package_knows(client: ollama.Client, server: Server) -> None:
+    asked: list[tuple[int, str, Callable[[], object]]] = [
+        (501, "pyctl serve", lambda: client.pull("qwen")),
+        (501, "pyctl serve", lambda: client.delete("qwen")),
+        (501, "pyctl serve", lambda: client.copy("qwen", "other")),
+        (501, "template", lambda: client.generate("qwen", "a", template="{{ .Prompt }}")),
+        (400, "think", lambda: client.chat("qwen", MESSAGES, think="hard")),
+        (400, "context size", lambda: client.chat("qwen", [{"role": "user", "content": "x" * 90_000}])),
+    ]
+    with ollama.Client(server.url) as stranger:
+        asked.append((401, "Invalid API Key", stranger.list))
+        for status, words, ask in asked:
+            with pytest.raises(ollama.ResponseError, match=words) as refused:
+                ask()
+            assert refused.value.status_code == status
+
+
+def _cached(response: httpx.Response) -> int:
+    return int(response.headers["x-pyctl-cache"].partition("cached=")[2].partition(";")[0])
+
+
+def test_the_cache_is_shared_with_other_apis(server: Server) -> None:
+    messages = [SYSTEM, {"role": "user", "content": "Which API asks first does not matter, does it?"}]
+    fields: dict[str, Any] = {"model": "qwen", "messages": messages}
+    first = {**fields, "max_tokens": 4, "temperature": 0, "chat_template_kwargs": {"enable_thinking": False}}
+    cold = httpx.post(f"{server.url}/v1/chat/completions", json=first, headers=HEADERS)
+    body = {**fields, "stream": False, "think": False, "options": {**GREEDY, "num_predict": 4}}
+    warm = httpx.post(f"{server.url}/api/chat", json=body, headers=HEADERS)
+    assert warm.json()["message"]["content"] == cold.json()["choices"][0]["message"]["content"]
+    n_prompt = cold.json()["usage"]["prompt_tokens"]
+    assert warm.json()["prompt_eval_count"] == n_prompt
+    assert source_of(warm) != "none"
+    assert f"evaluated={n_prompt - _cached(warm)}" in warm.headers["x-pyctl-cache"]
+    assert _cached(warm) >= n_prompt - 1
+
+
+def test_async_streams_side_by_side(server: Server) -> None:
+    async def one(client: ollama.AsyncClient) -> str:
+        stream = await client.chat("qwen", MESSAGES, think=False, options=GREEDY, stream=True)
+        return "".join([chunk.message.content or "" async for chunk in stream])
+
+    async def ask() -> list[str]:
+        async with ollama.AsyncClient(server.url, headers=HEADERS) as client:
+            return await asyncio.gather(*(one(client) for _ in range(4)))
+
+    assert len(set(asyncio.run(ask()))) == 1

@@ -1,0 +1,33 @@
+"""`pyctl setup` as a command, and what `pyctl serve` says of a card that its libraries do not use."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.process.conftest import Server, clean_environment
+from tests.unit.setup.machines import build_libcuda
+
+
+def test_setup_looks_and_says_what_it_would_do(tmp_path: Path) -> None:
+    places = {"XDG_DATA_HOME": str(tmp_path / "data"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    command = [sys.executable, "-m", "pyctl", "setup", "--cpu", "--dry-run"]
+    shown = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, env={**clean_environment(), **places}, check=True
+    )
+    lines = shown.stdout.splitlines()
+    assert lines[0].startswith("found: ")
+    assert lines[2] == "build: for the CPU only, because --cpu was given: no graphics card will be used"
+    assert lines[-1] == f"dry run: nothing was changed; libraries would go to {tmp_path}/data/pyctl/llama"
+    assert not list(tmp_path.iterdir())
+
+
+def test_serve_says_that_a_card_is_idle(start: Callable[..., Server], tmp_path: Path) -> None:
+    # A library that is loaded already is the one that its name finds.
+    before = f"import ctypes, os; os.environ['XDG_DATA_HOME'] = {str(tmp_path / 'data')!r}; "
+    before += f"ctypes.CDLL({str(build_libcuda(tmp_path))!r})"
+    server = start("", before=before)
+    (line,) = [line for line in server.log().splitlines() if "is idle" in line]
+    assert "Card 0 is idle: these libraries of llama.cpp use the CPU only; to build them for it: pyctl setup" in line

@@ -1,0 +1,128 @@
+"""`pyctl launch`: what each program is given, and which server it gets."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from pyctl.cli import launched_server
+from pyctl.cli.arguments import parse_launch
+from pyctl.cli.launch_command import invocation_of, run_launch
+from pyctl.cli.launched_server import FoundServer, address_of
+from pyctl.cli.programs import PROGRAMS, Endpoint
+from pyctl.errors import ConfigError
+
+TO = Endpoint("http://127.0.0.1:8099", "sesame", 'a "27B" model', 54321)
+
+
+def given(name: str, tmp_path: Path) -> str:
+    """All that the program ``name`` gets to read: command, variables, files, with quotes of JSON taken away."""
+    made = invocation_of(PROGRAMS[name], TO, ["--its-own"], {"PATH": "/bin"}, tmp_path)
+    assert made.command[-1] == "--its-own"
+    assert made.environment == {"PATH": "/bin", **made.added}
+    files = [path.read_text() for path in tmp_path.iterdir()]
+    return "\n".join([*made.command, *made.added.values(), *files]).replace("\\", "")
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_gets_address_key_and_context(name: str, tmp_path: Path) -> None:
+    text = given(name, tmp_path)
+    assert TO.url in text
+    assert TO.key in text
+    assert (str(TO.n_ctx) in text) == PROGRAMS[name].tells_context
+    assert (TO.model in text) == (name != "open-webui")  # its users choose among the models of the server
+
+
+def test_a_key_is_in_no_command_line(tmp_path: Path) -> None:
+    for number, program in enumerate(PROGRAMS.values()):
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        assert TO.key not in " ".join(invocation_of(program, TO, (), {}, directory).command)
+
+
+def test_settings_of_codex_are_toml() -> None:
+    tomllib = pytest.importorskip("tomllib")  # Python 3.11
+    words = list(PROGRAMS["codex"].arguments(TO))
+    assert words[::2] == ["-c"] * (len(words) // 2)
+    read = tomllib.loads("\n".join(words[1::2]))
+    assert read["model"] == TO.model
+    assert read["model_providers"]["pyctl"]["base_url"] == TO.v1
+    assert read["model_context_window"] == TO.n_ctx
+
+
+def test_claude_code_gets_its_limit_where_its_own_settings_cannot_change_it(tmp_path: Path) -> None:
+    environ = {"ANTHROPIC_API_KEY": "of the cloud", "CLAUDE_CODE_USE_BEDROCK": "1", "NO_PROXY": "example.org"}
+    made = invocation_of(PROGRAMS["claude"], TO, ["-p", "hi"], environ, tmp_path)
+    assert made.command[:2] == ("claude", "--settings")
+    settings = json.loads(Path(made.command[2]).read_text())["env"]
+    assert settings["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == str(TO.n_ctx)
+    assert settings.items() <= made.environment.items()
+    assert made.removed == ("ANTHROPIC_API_KEY", "CLAUDE_CODE_USE_BEDROCK")
+    assert not {*made.removed} & made.environment.keys()
+    assert made.environment["NO_PROXY"] == "example.org,127.0.0.1"
+
+
+def test_a_dry_run_prints_lines_for_a_shell(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = FoundServer("http://127.0.0.1:8099", "qwen", "/m.gguf", 54321)
+    monkeypatch.setattr(launched_server, "find_server", lambda url, key: found)
+    assert run_launch(["qwen", "--dry-run", "--", "-p", "two words"], {}) == 0
+    out = capsys.readouterr().out
+    assert "export OPENAI_BASE_URL=http://127.0.0.1:8099/v1\n" in out
+    assert out.endswith(" --model qwen -p 'two words'\n")
+    (path,) = re.findall(r"export QWEN_CODE_SYSTEM_SETTINGS_PATH=(.*)", out)
+    assert not Path(path).exists()
+
+
+def test_a_running_server_serves_its_own_model(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = FoundServer("http://127.0.0.1:8080", "qwen", "/models/a.gguf", 4096)
+    monkeypatch.setattr(launched_server, "find_server", lambda url, key: found)
+    with pytest.raises(ConfigError, match=r"http://127.0.0.1:8080 serves /models/a.gguf; leave -m out"):
+        run_launch(["codex", "--dry-run", "-m", "/models/b.gguf"], {})
+    assert run_launch(["codex", "--dry-run", "-m", "/models/a.gguf", "-c", "100"], {}) == 0
+    assert "runs already; without effect: -c" in capsys.readouterr().err
+
+
+def test_without_a_server_a_dry_run_says_which_one_would_start(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(launched_server, "find_server", lambda url, key: None)
+    assert run_launch(["opencode", "-m", "/models/a.gguf", "--dry-run", "-c", "100"], {}) == 0
+    out = capsys.readouterr().out
+    assert "this starts: pyctl serve -m /models/a.gguf -c 100\n" in out
+    assert '"pyctl/a.gguf"' in out
+    with pytest.raises(ConfigError, match="neither pyctl nor llama-server answers at http://box:1"):
+        run_launch(["opencode", "--url", "box:1/v1", "--dry-run"], {})
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["emacs"], "unknown program: 'emacs'; the programs are claude, codex"),
+        (["claude"], "claude is not installed: npm install -g @anthropic-ai/claude-code"),
+        (["claude", "--no-such-flag"], "unknown flag --no-such-flag"),
+        (["claude", "-p", "hi"], "unknown flag -p"),
+        (["claude", "--dry-run", "--host", "/tmp/a.sock"], "programs need an http address"),
+    ],
+)
+def test_mistakes(argv: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        run_launch(argv, {"PATH": "/nowhere"})
+
+
+@pytest.mark.parametrize(
+    ("flags", "address"),
+    [
+        ([], "http://127.0.0.1:8080"),
+        (["--host", "0.0.0.0", "--port", "99"], "http://127.0.0.1:99"),
+        (["--host", "/tmp/a.sock,::", "--api-prefix", "/llm"], "http://[::1]:8080/llm"),
+    ],
+)
+def test_the_address_that_a_program_on_this_machine_uses(flags: list[str], address: str) -> None:
+    assert address_of(parse_launch("claude", flags, {})[0]) == address

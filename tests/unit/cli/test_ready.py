@@ -1,0 +1,82 @@
+"""What the server says when it is ready: addresses, warnings, the cache."""
+
+from __future__ import annotations
+
+import pytest
+
+from pyctl.cache import Entry
+from pyctl.cli.ready import Addresses, cache_text, ready_text
+from tests.unit.server.fake import INFO
+
+
+def addresses(bound: str, prefix: str = "") -> Addresses:
+    return Addresses.of(bound, prefix, lambda: "192.168.1.5")
+
+
+@pytest.mark.parametrize(
+    ("bound", "prefix", "local", "network"),
+    [
+        ("http://127.0.0.1:8080", "", "http://127.0.0.1:8080", ""),
+        ("http://0.0.0.0:8080", "/llm", "http://127.0.0.1:8080/llm", "http://192.168.1.5:8080/llm"),
+        ("https://[::]:8080", "", "https://[::1]:8080", "https://192.168.1.5:8080"),
+        ("http://10.0.0.1:80, http://[::1]:80", "", "http://[::1]:80", "http://10.0.0.1:80"),
+        ("unix:///run/a.sock, http://10.0.0.1:80", "", "http://10.0.0.1:80", "http://10.0.0.1:80"),
+        ("unix:///run/a.sock", "", "", ""),
+    ],
+)
+def test_where_clients_find_the_server(bound: str, prefix: str, local: str, network: str) -> None:
+    found = addresses(bound, prefix)
+    assert (found.local, found.network) == (local, network)
+    assert found.sockets == (("unix:///run/a.sock",) if "unix" in bound else ())
+
+
+@pytest.mark.parametrize(
+    ("bound", "warning"),
+    [
+        ("http://127.0.0.1:1, http://[::1]:1, unix:///a.sock", ""),
+        ("http://0.0.0.0:1", "can use this server at http://192.168.1.5:1"),
+        ("http://127.0.0.1:1, http://10.0.0.1:1", "can use this server at http://10.0.0.1:1"),
+    ],
+)
+def test_a_server_open_to_the_network_says_so(bound: str, warning: str) -> None:
+    text = addresses(bound).open_text(bound)
+    assert text.endswith(warning)
+    assert bool(text) == bool(warning)
+
+
+def test_a_machine_without_a_network_gets_no_address() -> None:
+    found = Addresses.of("http://0.0.0.0:1", "", lambda: "")
+    assert (found.local, found.network) == ("http://127.0.0.1:1", "")
+    assert found.open_text("http://0.0.0.0:1").endswith("can use this server")
+
+
+def entry(n_bytes: int) -> Entry:
+    return Entry("f", "9-abc", 9, n_bytes, 0.0, 0.0, 0, False, True, "", "")
+
+
+@pytest.mark.parametrize(
+    ("ram", "directory", "sizes", "text"),
+    [
+        (8192 * 2**20, "/kv", [2**29] * 3, "8,192 MiB of RAM; /kv holds 3 prefixes, 1.5 GiB"),
+        (-1, "/kv", [2**20], "RAM without limit; /kv holds 1 prefix, 1.0 MiB"),
+        (2**20, "/kv", [], "1 MiB of RAM; /kv holds nothing of this model yet"),
+        (2**20, "", [], "1 MiB of RAM; no directory, so nothing survives a restart (--kv-cache-dir)"),
+        (0, "", [], "off"),
+    ],
+)
+def test_what_the_cache_holds(ram: int, directory: str, sizes: list[int], text: str) -> None:
+    assert cache_text(ram, directory, [entry(size) for size in sizes]) == text
+
+
+def test_the_block_has_a_line_for_each_address() -> None:
+    both = addresses("http://0.0.0.0:80, unix:///a.sock")
+    text = ready_text(2.64, both, has_page=True, info=INFO, devices=["GPU (CUDA0)"], cache="off")
+    lines = text.splitlines()
+    assert lines[0] == "ready in 2.6 s"
+    names = ["page", "OpenAI", "Anthropic", "Ollama", "network", "socket", "model", "device", "cache"]
+    assert [line.split()[0] for line in lines[1:]] == names
+    assert lines[2].split()[1] == "http://127.0.0.1:80/v1"
+    assert f"{INFO.n_ctx:,} tokens of context" in lines[7]
+    without = ready_text(1.0, addresses("unix:///a.sock"), has_page=True, info=INFO, devices=[], cache="off")
+    assert [line.split()[0] for line in without.splitlines()[1:]] == ["socket", "model", "device", "cache"]
+    assert "\ndevice     CPU\n" in without

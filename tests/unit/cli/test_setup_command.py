@@ -1,0 +1,94 @@
+"""`pyctl setup` on made-up machines, as far as nothing is built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pyctl.cli import setup_command
+from pyctl.cli.setup_command import run_setup
+from pyctl.errors import ConfigError
+from pyctl.setup import BuiltLibraries, Machine, build_lock, read_pin
+from pyctl.setup.libraries import write_built
+from tests.unit.setup.machines import BARE, ON_BUS, WITH_CARD
+
+Run = Callable[..., tuple[int, list[str]]]
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    return {"XDG_DATA_HOME": str(tmp_path / "data"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+
+
+@pytest.fixture
+def run(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    def command(machine: Machine, *arguments: str) -> tuple[int, list[str]]:
+        monkeypatch.setattr(setup_command, "look_at_machine", lambda environ: machine)
+        code = run_setup(arguments, environ)
+        return code, capsys.readouterr().out.splitlines()
+
+    return command
+
+
+def build(environ: dict[str, str], *architectures: str) -> Path:
+    directory = Path(environ["XDG_DATA_HOME"]) / "pyctl" / "llama" / "built"
+    directory.mkdir(parents=True)
+    (directory / "libllama.so").write_bytes(b"library")
+    release, files = read_pin().release, {"libllama.so": 7}
+    write_built(BuiltLibraries(release, "13.5.0", architectures, "g++", "580", (), files, (), 1.0, directory))
+    return directory
+
+
+def test_a_machine_without_a_card_has_nothing_to_do(run: Run, tmp_path: Path) -> None:
+    code, (line,) = run(BARE)
+    assert code == 0
+    assert line.startswith("nothing to do: this machine has no NVIDIA card")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_dry_run_changes_nothing(run: Run, tmp_path: Path) -> None:
+    code, lines = run(WITH_CARD, "--dry-run")
+    assert code == 0
+    assert "build: for NVIDIA GeForce RTX 3090, with CUDA 13.5.0 from PyPI" in lines
+    assert lines[-1].startswith("dry run: nothing was changed")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_built_is_not_built_again(run: Run, environ: dict[str, str]) -> None:
+    directory = build(environ, "86")
+    assert run(WITH_CARD, "--dry-run")[1][-1] == f"already built: {directory}"
+    code, lines = run(BARE, "--arch", "86")
+    assert code == 0
+    assert lines[-1] == "not checked: this machine has no NVIDIA driver, which the libraries need to load"
+    assert run(BARE, "--arch", "86,90", "--dry-run")[1][-1].startswith("dry run")
+
+
+def test_everything_of_setup_can_be_removed(run: Run, environ: dict[str, str]) -> None:
+    assert run(BARE, "--remove") == (0, ["nothing to remove"])
+    build(environ, "86")
+    busy = pytest.raises(ConfigError, match="another pyctl setup is building")
+    with build_lock(Path(environ["XDG_CACHE_HOME"]) / "pyctl" / "setup"), busy:
+        run(BARE, "--remove", "--yes")
+    assert run(BARE, "--remove", "--yes")[1][-1] == "removed; pyctl uses the libraries that pip built"
+    assert not list(Path(environ["XDG_DATA_HOME"]).glob("pyctl/*"))
+    assert not list(Path(environ["XDG_CACHE_HOME"]).glob("pyctl/*"))
+
+
+@pytest.mark.parametrize(
+    ("machine", "arguments", "words"),
+    [
+        (WITH_CARD, ["--cpu", "--arch", "86"], "--cpu excludes --arch"),
+        (WITH_CARD, ["--arch", "native"], "no compute capability"),
+        (WITH_CARD, ["--jobs", "-1"], "--jobs must be at least 1"),
+        (WITH_CARD, ["--fast"], "unrecognized arguments: --fast; see pyctl setup --help"),
+        (replace(WITH_CARD, compiler=None), [], r"a C\+\+ compiler is not installed"),
+        (replace(BARE, pci_cards=(ON_BUS,)), [], "driver is not found"),
+        (WITH_CARD, [], "no terminal to give it; pass --yes"),
+    ],
+)
+def test_what_cannot_be_done_is_one_error(run: Run, machine: Machine, arguments: list[str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        run(machine, *arguments)

@@ -1,0 +1,74 @@
+"""Made-up machines: directories in place of /proc and /sys, and cards that are not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pyctl.doctor.disk_speed import DiskSpeed
+from pyctl.doctor.facts import Facts, LlamaFacts, Wishes
+from pyctl.doctor.nvml import CardState
+from pyctl.setup.machine import Card, Driver
+
+GIB = 2**30
+
+PCI_CARD = {"sys/bus/pci/devices/0000:01:00.0/vendor": "0x10de", "sys/bus/pci/devices/0000:01:00.0/class": "0x030000"}
+
+QUIET = {
+    "proc/meminfo": "MemTotal: 67108864 kB\nSwapTotal: 8388608 kB\nSwapFree: 8388608 kB\n",
+    "proc/sys/kernel/osrelease": "6.12.0-generic\n",
+    "proc/sys/vm/overcommit_memory": "0\n",
+    "proc/sys/vm/swappiness": "60\n",
+    "proc/self/cgroup": "0::/user.slice\n",
+    "sys/fs/cgroup/user.slice/memory.max": "max\n",
+    "proc/self/mountinfo": "22 1 259:2 / / rw shared:1 - ext4 /dev/nvme0n1p2 rw\n",
+    "sys/class/block/nvme0n1/queue/rotational": "0\n",
+    "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "powersave\n",
+    "sys/devices/system/cpu/cpu0/cpufreq/scaling_driver": "amd-pstate-epp\n",
+    **PCI_CARD,
+}
+"""Files of a desktop on which nothing is wrong."""
+
+RTX_3090 = Card("NVIDIA GeForce RTX 3090", (8, 6), 24 * GIB)
+
+AT_REST = CardState(
+    RTX_3090.name, power_limit=350_000, default_limit=350_000, is_persistent=True, has_screen=False,
+    lanes=(16, 16), generations=(4, 4), used=GIB,
+)  # fmt: skip
+
+LIBRARIES = {
+    "gpus": lambda: ["CUDA0"], "idle_card": lambda: "", "cuda": lambda: 13, "pin_error": lambda: "", "plan": list,
+    "tensors": lambda path: [("output", 100, path.stat().st_size - 100)],
+}  # fmt: skip
+
+
+def desktop(root: Path, files: dict[str, str | None] | None = None, **changes: Any) -> Facts:
+    """A desktop with a 3090, below ``root``; ``files`` are others, or gone if None.
+
+    ``changes`` are fields of Facts, of Wishes, or of LlamaFacts.
+    """
+    for name, text in {**QUIET, **(files or {})}.items():
+        if text is not None:
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_text(text)
+    part = root / "sys/class/block/nvme0n1p2"
+    if not part.exists() and (root / "sys/class/block/nvme0n1").exists():
+        (root / "sys/class/block/nvme0n1/nvme0n1p2").mkdir()
+        (root / "sys/class/block/nvme0n1/nvme0n1p2/partition").write_text("2\n")
+        part.symlink_to("nvme0n1/nvme0n1p2")
+    model = root / "model.gguf"
+    model.write_bytes(bytes(1000))
+    wishes = {"model_files": (model,), "cache_dir": root, "cache_bytes": 1000}
+    facts = {
+        "find_driver": lambda: Driver((13, 0), "580.95.05", (RTX_3090,)),
+        "card_states": lambda: (AT_REST,),
+        "disk_speed": lambda place: DiskSpeed(2e9, 3e9),
+        "limit_of": lambda number: (2**20, 2**20),
+    }
+    pick = lambda known: {name: changes[name] for name in known if name in changes}  # noqa: E731
+    return Facts(
+        root,
+        wishes=Wishes(**{**wishes, **pick((*wishes, "ram_bytes", "locks_memory"))}),
+        llama=LlamaFacts(**{**LIBRARIES, **pick((*LIBRARIES, "error"))}),
+        **{**facts, **pick(facts)},
+    )

@@ -1,0 +1,100 @@
+"""The table, the picture and the comparison of `pyctl bench`, from records alone."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from pyctl.measure.bench_report import is_wrong, picture, table_lines
+from pyctl.measure.bench_run import AGAIN, COLD, FROM_DISK, FROM_RAM, NEXT, OURS, PEER, difference
+from pyctl.measure.coding_chat import coding_chat, turn
+
+DEPTHS = (2048, 8192, 32768, 131072)
+
+EXACT = {"kind": "exact", "mode": "by default", "what": "from disk", "cached": 1500, "difference": 0.0}
+
+
+def records() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for server in (OURS, PEER):
+        for way in (COLD, NEXT, AGAIN, *((FROM_RAM, FROM_DISK) if server == OURS else ())):
+            found += [
+                {
+                    "kind": "first token",
+                    "server": server,
+                    "way": way,
+                    "depth": depth,
+                    "first_ms": depth / 3.0,
+                    "source": {FROM_RAM: "ram", FROM_DISK: "disk"}.get(way, ""),
+                }
+                for depth in DEPTHS
+            ]
+        counts = {"drafted": 0, "accepted": 0}
+        found += [{"kind": "prefill", "server": server, "depth": depth, "rate": 12345.6} for depth in DEPTHS]
+        found += [{"kind": "decode", "server": server, "depth": depth, "rate": 41.26, **counts} for depth in DEPTHS]
+        found.append({"kind": "memory", "server": server, "ram_mib": 1234.0, "vram_mib": 18_400.0})
+    found.append({"kind": "drafts", "depth": 2048, "rate": 63.0, "drafted": 90, "accepted": 60})
+    return [*found, EXACT, {"kind": "skipped", "what": "131,072 tokens", "why": "takes about 400 s, 90 s are left"}]
+
+
+def test_the_table_has_80_columns_and_every_figure() -> None:
+    lines = list(table_lines(records(), ["pyctl 0.2.0"]))
+    text = "\n".join(lines)
+    assert max(map(len, lines)) <= 80
+    for part in ("43,691", "12,346", "41.3", "63.0 instead of 41.3", "60 of 90 accepted", "from disk 0"):
+        assert part in text
+    assert text.count(PEER) == 6  # cold, next turn, another chat, prefill, decode, memory
+
+
+def test_a_restore_from_another_place_is_no_figure() -> None:
+    found = [{**record, "source": "none"} if record.get("way") == FROM_DISK else record for record in records()]
+    (line,) = (line for line in table_lines(found, []) if FROM_DISK in line)
+    assert line.split()[-4:] == ["missed"] * len(DEPTHS)
+    assert FROM_DISK not in picture(found, "model")
+
+
+def test_a_table_of_nothing_says_why() -> None:
+    lines = list(table_lines([{"kind": "failed", "server": OURS, "why": "cannot load the model"}], ["head"]))
+    assert lines == ["head", f"{'failed':24}pyctl: cannot load the model"]
+
+
+@pytest.mark.parametrize(
+    ("record", "is_so"),
+    [
+        ({"kind": "failed"}, True),
+        (EXACT, False),
+        ({**EXACT, "difference": 1e-6}, True),
+        ({**EXACT, "difference": 1e-6, "what": "after its own reply"}, False),
+        ({**EXACT, "difference": 1e-6, "what": "after its own reply", "mode": "--exact"}, True),
+    ],
+)
+def test_a_broken_promise_is_wrong(record: dict[str, Any], is_so: bool) -> None:
+    assert is_wrong([record]) is is_so
+
+
+def test_the_picture_is_xml_with_a_bar_for_each_way_and_server() -> None:
+    root = ElementTree.fromstring(picture(records(), "<model> & co"))
+    bars = [each for each in root.iter("{http://www.w3.org/2000/svg}rect") if each.get("height") == "18"]
+    assert len(bars) == 8
+    assert "<model> & co" in "".join(root.itertext())
+
+
+def test_differences_of_log_probabilities() -> None:
+    cold = ({"a": -0.5, "b": -1.0}, {"a": -0.1, "b": -9.0})
+    assert difference(cold, cold) == 0
+    assert difference(({"a": -0.5, "b": -1.25}, cold[1]), cold) == 0.25
+    assert math.isclose(difference(({"a": -0.5, "c": -0.75}, cold[1]), cold), 0.25)  # c is at most -1 there
+    # After another likeliest token the texts differ, and so may everything.
+    assert difference(({"a": -1.0, "b": -0.5}, {"a": -7.0, "b": 0.0}), cold) == 0.5
+
+
+def test_chats_differ_from_their_first_words_and_grow_by_turns() -> None:
+    one, other = coding_chat("one", 10_000), coding_chat("other", 10_000)
+    assert one[0] != other[0]
+    assert one == coding_chat("one", 10_000)
+    assert 10_000 <= sum(len(message["content"]) for message in one) < 11_000
+    assert turn(one, "yes", "why?")[-1] == {"role": "user", "content": "why?"}
+    assert [message["role"] for message in one[1:]] == ["user", "assistant"] * 3 + ["user"]

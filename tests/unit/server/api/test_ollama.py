@@ -1,0 +1,326 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyctl.engine.request import Request
+from pyctl.errors import EngineError, RequestError
+from pyctl.server import Cors, ReplySettings, ServerSettings
+from pyctl.server.api.ollama import chat_body, generate_body
+from pyctl.server.body import ChatBody, CompletionBody, InfillBody
+from tests.pictures import GridReader
+from tests.unit.chat import toy
+from tests.unit.server.api.test_images import URL, openai, prompt_of
+from tests.unit.server.fake import HI, N_CTX, Bench, Gate, Script, fail, play
+from tests.unit.server.parts import Caller
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {}}}}}
+TOOLS = "{{ tools | tojson if tools }}" + toy.CHATML
+FUNCTION: dict[str, Any] = {"name": "f", "arguments": {"a": 1}}
+BASE64 = URL.partition(",")[2]
+
+
+def lines(bench: Bench, path: str, body: dict[str, Any]) -> list[Any]:
+    """The chunks of a stream."""
+    response = bench.post(path, body)
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"] == "application/x-ndjson"
+    return [json.loads(line) for line in response.text.splitlines()]
+
+
+def tokens(bench: Bench, path: str, body: dict[str, Any]) -> list[int]:
+    """The prompt of a request."""
+    return list(prompt_of(bench, path, body).tokens.tolist())
+
+
+def read(**values: Any) -> ChatBody:
+    body = chat_body({"model": "any:latest", "messages": HI, **values})
+    assert isinstance(body, ChatBody)
+    return body
+
+
+def test_a_chat_streams_unless_it_says_no() -> None:
+    bench = Bench(play("\nhm", "\n</think>", "\n\nYes", ".", cached=16, source="ram"), toy.THINKING)
+    whole = bench.post("/api/chat", {"model": "m", "messages": HI, "stream": False})
+    assert whole.headers["x-pyctl-cache"].startswith("source=ram; cached=16")
+    body = whole.json()
+    assert body["message"] == {"role": "assistant", "content": "Yes.", "thinking": "hm\n"}
+    *chunks, last = lines(bench, "/api/chat", {"model": "m", "messages": HI})
+    assert "".join(chunk["message"].get("thinking", "") for chunk in chunks) == "hm\n"
+    assert "".join(chunk["message"]["content"] for chunk in chunks) == "Yes."
+    assert not any(chunk["done"] for chunk in chunks)
+    assert last["message"] == {"role": "assistant", "content": ""}
+    for end in (body, last):
+        assert (end["model"], end["done"], end["done_reason"]) == ("toy-1", True, "stop")
+        n_prompt = len(bench.worker.requests[-1].prompt)
+        assert (end["prompt_eval_count"], end["eval_count"]) == (n_prompt, 5)
+        assert (end["prompt_eval_duration"], end["eval_duration"]) == (2_000_000, 3_000_000)
+        assert end["total_duration"] == end["load_duration"] + 5_000_000
+    assert (
+        Bench(play("a", stop="limit")).post("/api/generate", {"prompt": "a", "stream": False}).json()["done_reason"]
+        == "length"
+    )
+
+
+def test_the_same_prompt_as_of_all_other_apis() -> None:
+    bench = Bench(play("x"), TOOLS)
+    system, asked = {"role": "system", "content": "s"}, {"role": "user", "content": "a"}
+    called = {"role": "assistant", "content": "c", "tool_calls": [{"function": FUNCTION}]}
+    result = {"role": "tool", "tool_name": "f", "content": "r"}
+    theirs = {
+        **called,
+        "tool_calls": [{"id": "x", "type": "function", "function": {**FUNCTION, "arguments": '{"a":1}'}}],
+    }
+    ours = tokens(bench, "/api/chat", {"messages": [system, asked, called, result], "tools": [TOOL]})
+    messages = [system, asked, theirs, {"role": "tool", "tool_call_id": "x", "content": "r"}]
+    assert ours == tokens(bench, "/v1/chat/completions", {"messages": messages, "tools": [TOOL]})
+    simple = tokens(bench, "/api/generate", {"system": "s", "prompt": "a"})
+    assert simple == tokens(bench, "/v1/chat/completions", {"messages": [system, asked]})
+    raw = tokens(bench, "/api/generate", {"prompt": "a b", "raw": True})
+    assert raw == tokens(bench, "/completion", {"prompt": "a b"})
+
+
+def test_images() -> None:
+    bench = Bench(play("x"), images=GridReader())
+    expected = tokens(bench, "/v1/chat/completions", {"messages": [openai(URL, "a")]})
+    message = {"role": "user", "content": "a", "images": [BASE64]}
+    assert tokens(bench, "/api/chat", {"messages": [message]}) == expected
+    assert tokens(bench, "/api/generate", {"prompt": "a", "images": [BASE64]}) == expected
+    bad = bench.post("/api/chat", {"messages": [*HI, {**message, "images": [BASE64, "!"]}]})
+    assert (bad.status_code, bad.json()["error"].partition(":")[0]) == (400, "messages[1].images[1]")
+    blind = Bench(play("x")).post("/api/chat", {"messages": [message]})
+    assert (blind.status_code, "mmproj" in blind.json()["error"]) == (400, True)
+
+
+def test_options() -> None:
+    sampling = {"temperature": 0.5, "top_k": 3, "top_p": 0.5, "min_p": 0.25, "seed": 9, "repeat_penalty": 1.5}
+    options = {**sampling, "num_predict": 7, "num_ctx": 512, "num_gpu": 1, "stop": ["x"]}
+    body = read(options=options, keep_alive="5m", cache_prompt=False)
+    assert (body.max_tokens, body.stop, body.cache_prompt, body.options.stream) == (7, ("x",), False, True)
+    assert body.sampling == sampling
+    for n in (0, -1, -2):
+        assert read(options={"num_predict": n}).max_tokens == -1
+    assert read(options={"num_predict": 2**53}).max_tokens == 2**31 - 1
+    assert (read().max_tokens, read(stream=False).options.stream) == (None, False)
+    assert (read(logprobs=True).n_probs, read(logprobs=True, top_logprobs=3).n_probs) == (1, 3)
+
+
+def test_think_and_format() -> None:
+    assert read().conversation.chat_template_kwargs == {}
+    for think in (True, False):
+        assert read(think=think).conversation.chat_template_kwargs == {"enable_thinking": think}
+    assert [read(think=level).conversation.reasoning_effort for level in ("low", "high", "max")] == [
+        "low",
+        "high",
+        "high",
+    ]
+    assert (read(format="").schema, read(format="json").schema) == (None, {"type": "object"})
+    assert read(format={"type": "string"}).schema == {"type": "string"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "words"),
+    [
+        ("chat", {"messages": HI, "think": "wizard"}, 400, "think"),
+        ("chat", {"messages": HI, "format": "xml"}, 400, "format"),
+        ("chat", {"messages": [7]}, 400, "messages[0] must be an object"),
+        ("chat", {"messages": HI, "options": {"temperature": "hot"}}, 400, "temperature"),
+        ("chat", {"messages": [{"role": "user", "content": "x" * 5000}]}, 400, "exceeds the available context size"),
+        ("generate", {"prompt": "a", "template": "{{ .Prompt }}"}, 501, "template"),
+        ("generate", {"prompt": "a", "context": [1, 2]}, 501, "context"),
+        ("generate", {"prompt": "a", "raw": True, "system": "s"}, 400, "raw mode does not support"),
+        ("generate", {"prompt": "a", "suffix": "b"}, 501, "Infill is not supported by this model"),
+        ("generate", {"prompt": "a", "raw": True, "images": [BASE64]}, 400, "images"),
+        ("embed", {"input": "a"}, 501, "--embeddings"),
+        ("embed", {"input": 7}, 400, "input"),
+        ("show", b"{", 400, "JSON"),
+        ("pull", {"model": "m"}, 501, "pyctl serve"),
+    ],
+)
+def test_what_is_wrong_is_said_in_ollamas_form(path: str, body: Any, status: int, words: str) -> None:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    response = Bench(play("x")).client.post(f"/api/{path}", content=content)
+    assert response.status_code == status, response.text
+    assert list(response.json()) == ["error"]
+    assert words in response.json()["error"]
+
+
+def test_what_open_webui_sends() -> None:
+    """Version 0.12.4: ids of calls may be null, an image has no head, and the settings of a chat come as they are."""
+    messages = [
+        {"role": "user", "content": "a", "images": [BASE64]},
+        {"role": "assistant", "content": "", "tool_calls": [{"index": 0, "id": None, "function": {**FUNCTION}}]},
+        {"role": "tool", "content": "r", "tool_call_id": None},
+    ]
+    body = {"model": "toy-1:latest", "messages": messages, "stream": True, "options": {"num_predict": 4}}
+    body |= {"tools": [TOOL], "metadata": {}, "system": "s", "think": True, "keep_alive": -1}
+    *_, last = lines(Bench(play("x"), TOOLS, images=GridReader()), "/api/chat", body)
+    assert last["done"]
+    unloading = {"model": "toy-1:latest", "keep_alive": 0, "prompt": ""}
+    assert Bench(play("x")).post("/api/generate", unloading).json()["done"]
+    embedded = {"model": "m", "input": ["a", "b"], "prompt": "a\nb"}
+    bench = Bench(replies=ReplySettings(embeddings=True), pooling="mean")
+    assert len(bench.post("/api/embed", embedded).json()["embeddings"]) == 2
+
+
+def test_a_silent_stream_repeats_an_empty_chunk() -> None:
+    """A comment, or an empty line, is no JSON: clients read each line."""
+    silence = Gate(threading.Event())
+
+    def script(request: Request) -> Script:
+        first, second, *rest = play("a")(request)
+        return [first, second, silence, *rest]
+
+    async def run() -> None:
+        caller = Caller(Bench(script), "/api/chat", {"messages": HI, "sse_ping_interval": 1})
+        call = asyncio.ensure_future(caller.call())
+        await caller.until(lambda: bool(b"".join(caller.bodies)))
+        silence.opened.set()
+        await call
+        chunks = [json.loads(line) for line in b"".join(caller.bodies).splitlines()]
+        assert (chunks[0]["message"], chunks[0]["done"]) == ({"role": "assistant", "content": ""}, False)
+        assert "".join(chunk["message"]["content"] for chunk in chunks) == "a"
+        assert chunks[-1]["done"]
+
+    asyncio.run(run())
+
+
+def test_a_failure_in_the_middle_is_a_line() -> None:
+    *_, last = lines(Bench(fail(EngineError("broken"), "a")), "/api/chat", {"messages": HI})
+    assert last == {"error": "broken"}
+
+
+CALL = "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>\n"
+CALLS = (CALL[:20], CALL[20:], CALL[:40])
+"""One whole call, and the beginning of a second one."""
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("stop", "expected"), [("limit", [{"a": 1}]), ("eos", [{"a": 1}, {}])])
+def test_calls_come_whole(stream: bool, stop: Any, expected: list[Any]) -> None:
+    bench = Bench(play(*CALLS, stop=stop))
+    asked = {"messages": HI, "tools": [TOOL], "stream": stream}
+    chunks = lines(bench, "/api/chat", asked) if stream else [bench.post("/api/chat", asked).json()]
+    calls = [call for chunk in chunks for call in chunk["message"].get("tool_calls", ())]
+    assert [call["function"]["arguments"] for call in calls] == expected
+    assert [call["function"]["index"] for call in calls] == list(range(len(expected)))
+    assert chunks[-1]["done_reason"] == ("length" if stop == "limit" else "stop")
+
+
+def test_logprobs() -> None:
+    bench = Bench(play("a", "b", probs=(-0.5, -1.0)))
+    asked = {"messages": HI, "logprobs": True, "top_logprobs": 1}
+    whole = bench.post("/api/chat", {**asked, "stream": False}).json()["logprobs"]
+    assert [(each["token"], each["logprob"], len(each["top_logprobs"])) for each in whole] == [
+        ("a", -0.5, 1),
+        ("b", -0.5, 1),
+    ]
+    assert [each for chunk in lines(bench, "/api/chat", asked) for each in chunk.get("logprobs", ())] == whole
+
+
+def test_an_empty_request_only_has_the_model_loaded() -> None:
+    bench = Bench()
+    for path, body in (("chat", {"messages": []}), ("chat", {}), ("generate", {"prompt": ""}), ("generate", {})):
+        response = bench.post(f"/api/{path}", {"model": "m", **body})
+        assert (response.json()["done"], response.json()["done_reason"]) == (True, "load")
+    assert not bench.worker.requests
+
+
+def test_facts() -> None:
+    client = Bench(play("x"), TOOLS, images=GridReader()).client
+    (model,) = client.get("/api/tags").json()["models"]
+    assert (model["name"], model["model"], model["size"]) == ("toy-1:latest", "toy-1:latest", 2000)
+    assert model["details"]["parameter_size"] == "1.0K"
+    (loaded,) = client.get("/api/ps").json()["models"]
+    assert (loaded["digest"], loaded["context_length"]) == (model["digest"], N_CTX)
+    shown = client.post("/api/show", json={"model": "anything"}).json()
+    assert {"completion", "tools", "vision"} <= set(shown["capabilities"])
+    assert shown["model_info"]["qwen35.context_length"] == N_CTX
+    assert f"num_ctx                        {N_CTX}" in shown["parameters"]
+    assert all(part.isdecimal() for part in client.get("/api/version").json()["version"].split("."))
+    for method, path in (
+        ("HEAD", "blobs/sha256:0"),
+        ("POST", "blobs/sha256:0"),
+        ("DELETE", "delete"),
+        ("POST", "copy"),
+    ):
+        assert client.request(method, f"/api/{path}").status_code == 501
+
+
+@pytest.mark.parametrize(("name", "status"), [("toy-1", 200), ("Toy", 200), ("toy-1:latest", 200), ("a/b", 404)])
+def test_one_model_by_its_name(name: str, status: int) -> None:
+    response = Bench(play("x")).client.get(f"/v1/models/{name}")
+    assert response.status_code == status
+    if status == 200:
+        assert (response.json()["id"], response.json()["object"]) == (name, "model")
+    else:
+        assert response.json()["error"]["type"] == "not_found_error"
+
+
+def test_embeddings() -> None:
+    bench = Bench(replies=ReplySettings(embeddings=True), pooling="mean")
+    body = bench.post("/api/embed", {"model": "m", "input": ["abc", "a"]}).json()
+    assert [sum(x * x for x in vector) for vector in body["embeddings"]] == pytest.approx([1.0, 1.0])
+    assert body["prompt_eval_count"] == 4
+    assert bench.post("/api/embed", {"input": "abc", "dimensions": 1}).json()["embeddings"] == [[1.0]]
+    assert bench.post("/api/embed", {"input": []}).json()["embeddings"] == []
+    n = bench.service.admin.n_embed
+    assert bench.post("/api/embed", {"input": "a" * (n + 9)}).json()["prompt_eval_count"] == n
+    assert bench.post("/api/embed", {"input": "a" * (n + 9), "truncate": False}).status_code == 400
+    assert bench.post("/api/embeddings", {"prompt": "abc"}).json() == {"embedding": [float(sum(b"abc")), 3.0]}
+    assert bench.post("/api/embeddings", {"prompt": ""}).json() == {"embedding": []}
+
+
+def test_keys_and_origins_as_of_other_replies() -> None:
+    settings = ServerSettings(api_keys=("k",), cors=Cors(origins="http://page"))
+    client = Bench(play("x"), settings=settings).client
+    assert client.get("/api/tags").status_code == 401
+    headers = {"authorization": "Bearer k", "origin": "http://page"}
+    reply = client.post("/api/chat", json={"messages": HI}, headers=headers)
+    assert (reply.status_code, reply.headers["access-control-allow-origin"]) == (200, "http://page")
+    other = client.post("/api/chat", json={"messages": HI}, headers={**headers, "origin": "http://other"})
+    assert "access-control-allow-origin" not in other.headers
+
+
+ODD = st.none() | st.booleans() | st.integers(-3, 2**70) | st.floats() | st.text(max_size=4)
+VALUES = st.recursive(
+    ODD,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                ["role", "content", "function", "name", "arguments", "tool_calls", "images", "id", "thinking"]
+            ),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=8,
+)
+NAMES = ["messages", "tools", "stream", "think", "format", "options", "logprobs", "top_logprobs", "prompt", "suffix"]
+NAMES += ["system", "images", "raw", "template", "context", "chat_template_kwargs", "model", "keep_alive", "stop"]
+MESSAGES = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["user", "tool", "assistant", "system"])},
+        optional={"content": VALUES, "tool_calls": st.lists(VALUES, max_size=2), "images": VALUES, "tool_name": VALUES},
+    ),
+    max_size=4,
+)
+
+
+@given(st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=6), MESSAGES | VALUES, st.booleans())
+def test_any_body_is_read_or_refused(values: dict[str, Any], messages: Any, is_kept: bool) -> None:
+    if is_kept:
+        values = {**values, "messages": messages}
+    for of in (chat_body, generate_body):
+        try:
+            body = of(values)
+        except RequestError:
+            continue
+        assert body is None or isinstance(body, ChatBody | CompletionBody | InfillBody)

@@ -1,0 +1,268 @@
+"""Toolkit and build with made-up pip, compiler, cmake and ninja: small scripts that note how they were called."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from pyctl.errors import ConfigError
+from pyctl.setup.build import (
+    Build,
+    build_lock,
+    compile_libraries,
+    defines,
+    place_libraries,
+    stage_libraries,
+    unpacked_source,
+)
+from pyctl.setup.libraries import libraries_at
+from pyctl.setup.machine import Compiler, Program
+from pyctl.setup.source import pip_command, read_pin
+from pyctl.setup.toolkit import BuildTools, install_toolkit, install_tools, probe_system_toolkit
+from tests.unit.setup.machines import BARE
+
+PIP = """
+echo "$@" >> {calls}
+while [ $# -gt 0 ]; do
+  case $1 in --target) T=$2;; --dest) D=$2;; cmake*) C=1;; ninja*) N=1;; nvidia-cublas*) B=1;; esac
+  shift
+done
+[ -e {broken} ] && echo no such package >&2 && exit 1
+if [ "$B" ]; then
+  mkdir -p $T/nvidia/cu13/bin $T/nvidia/cu13/lib
+  touch $T/nvidia/cu13/bin/nvcc
+  for each in cudart cublas cublasLt; do echo $each > $T/nvidia/cu13/lib/lib$each.so.13; done
+fi
+[ "$C" ] && mkdir -p $T/cmake/data/bin && touch $T/cmake/data/bin/cmake
+[ "$N" ] && mkdir -p $T/bin && touch $T/bin/ninja
+if [ "$D" ]; then
+  mkdir -p $D/x/llama_cpp/vendor/llama.cpp/src && echo source > $D/x/llama_cpp/vendor/llama.cpp/src/a.cpp
+  tar -czf $D/llama_cpp.tar.gz -C $D/x llama_cpp
+fi
+exit 0
+"""
+
+CMAKE = """
+echo "$CC $CXX $@" >> {calls}
+"""
+
+NINJA = """
+case " $* " in *" -n "*)
+  echo "[1/3] Building CXX object a.cpp.o"
+  echo "[2/3] Building CUDA object template-instances/mmq.cu.o"
+  echo "[3/3] Linking CXX shared library bin/libllama.so"
+  exit 0;;
+esac
+echo "$NINJA_STATUS $@" >> {calls}
+echo "[1/3] Building CXX object a.cpp.o"
+[ -e {broken} ] && cat {broken} && exit 1
+mkdir -p $2/bin && cd $2/bin && echo library > libllama.so.0 && ln -sf libllama.so.0 libllama.so && touch libmtmd.so
+exit 0
+"""
+
+
+@dataclass
+class Programs:
+    """Where the scripts are; ``broken`` makes them fail with its text while it exists."""
+
+    directory: Path
+
+    @property
+    def calls(self) -> Path:
+        return self.directory / "calls"
+
+    @property
+    def broken(self) -> Path:
+        return self.directory / "broken"
+
+    def make(self, name: str, script: str) -> str:
+        path = self.directory / name
+        path.write_text("#!/bin/sh\n" + script.format(calls=self.calls, broken=self.broken), encoding="utf-8")
+        path.chmod(0o755)
+        return str(path)
+
+    def called(self) -> list[str]:
+        return self.calls.read_text().splitlines()
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Programs:
+    (tmp_path / "programs").mkdir()
+    return Programs(tmp_path / "programs")
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    (tmp_path / "work").mkdir()
+    return tmp_path / "work"
+
+
+@pytest.fixture
+def compiler() -> Compiler:
+    return Compiler("c++", "cc", (14, 2), False, True)
+
+
+@pytest.fixture
+def make_build(programs: Programs, work: Path, compiler: Compiler) -> Callable[[], Build]:
+    def make() -> Build:
+        tools = BuildTools(programs.make("cmake", CMAKE), programs.make("ninja", NINJA))
+        lines: list[str] = []
+        return Build(work, compiler, tools, 2, say=lines.append, now=time.monotonic)
+
+    return make
+
+
+def test_the_toolkit_is_installed_once_and_whole(programs: Programs, work: Path, compiler: Compiler) -> None:
+    pip = [programs.make("pip", PIP)]
+    programs.broken.touch()
+    with pytest.raises(ConfigError, match="pip could not install nvidia-cuda-nvcc==13"):
+        install_toolkit(pip, work, compiler)
+    programs.broken.unlink()
+    toolkit = install_toolkit(pip, work, compiler)
+    assert install_toolkit(pip, work, compiler) == toolkit
+    assert len(programs.called()) == 2
+    assert all(flag in programs.called()[1] for flag in ("--no-deps", "--only-binary :all:", "nvidia-cublas==13."))
+    # The linker drops an empty library, and the loader must not find this one by the driver's name.
+    stub = toolkit.stub.read_bytes()
+    assert all(word in stub for word in (b"libcuda.so.1", b"cuDeviceGet", b"cuMemCreate"))
+    assert toolkit.stub.name == "libcuda.so"
+    toolkit.cublas.unlink()
+    with pytest.raises(ConfigError, match=r"lack libcublas\.so\.13"):
+        install_toolkit(pip, work, compiler)
+
+
+def test_cmake_and_ninja_come_from_pypi_where_they_are_missing_or_old(programs: Programs, work: Path) -> None:
+    pip = [programs.make("pip", PIP)]
+    new, ninja = Program("/usr/bin/cmake", (3, 25, 1)), Program("/usr/bin/ninja", (1, 11))
+    assert install_tools(pip, work, replace(BARE, cmake=new, ninja=ninja)) == BuildTools(new.path, ninja.path)
+    assert not programs.calls.exists()
+    old = replace(new, version=(3, 18))
+    tools = install_tools(pip, work, replace(BARE, cmake=old, ninja=ninja))
+    assert tools == BuildTools(str(work / "tools/cmake/data/bin/cmake"), ninja.path)
+    assert "cmake>=" in programs.called()[0]
+    assert "ninja>" not in programs.called()[0]
+
+
+def test_a_toolkit_of_the_system_has_to_link_cublas(programs: Programs, work: Path, compiler: Compiler) -> None:
+    root = programs.directory / "cuda"
+    listed = f"echo '#$ TOP={root}' >&2; echo {root}/bin/../lib64/libcublas.so; "
+    listed += f"echo '-lcudart ({root}/lib64/libcudart.so)'"
+    toolkit = probe_system_toolkit(Program(programs.make("nvcc", listed), (13, 0)), compiler, work)
+    assert toolkit.cublas == root / "lib64" / "libcublas.so"
+    assert toolkit.cudart == root / "lib64" / "libcudart.so"
+    assert (toolkit.root, toolkit.release, toolkit.libraries) == (root, "13.0", ())
+    assert toolkit.run_paths == (str(root / "lib64"),)
+    refusing = programs.make("other", "echo 'probe.cu:1:10: fatal error: cublas_v2.h: No such file'; exit 1")
+    with pytest.raises(ConfigError, match=r"cannot compile and link a program with cuBLAS: .*cublas_v2\.h"):
+        probe_system_toolkit(Program(refusing, (13, 0)), compiler, work)
+
+
+def test_the_source_is_fetched_once_and_unpacked_whole(programs: Programs, work: Path) -> None:
+    pip = [programs.make("pip", PIP)]
+    (work / f"source-{read_pin().release}.part").mkdir()  # of a run that was killed
+    source = unpacked_source(pip, work)
+    assert (source / "src" / "a.cpp").read_text() == "source\n"
+    assert unpacked_source(pip, work) == source
+    (call,) = programs.called()
+    assert "--require-hashes" in call
+    assert str(read_pin().path) in call
+    assert [path.name for path in work.iterdir()] == [source.name]
+
+
+def test_pip_is_that_of_this_environment(work: Path) -> None:
+    assert pip_command(work) == [sys.executable, "-m", "pip"]
+
+
+def test_a_build_becomes_a_directory_that_a_process_uses(
+    make_build: Callable[[], Build], programs: Programs, work: Path, tmp_path: Path, compiler: Compiler
+) -> None:
+    toolkit = install_toolkit([programs.make("pip", PIP)], work, compiler)
+    build = replace(make_build(), toolkit=toolkit, architectures=("86", "90"))
+    with build_lock(work) as lock:
+        compile_libraries(build, work / "source", lock)
+    _, cmake, ninja = programs.called()
+    assert cmake.startswith("cc c++ -S ")
+    assert f"-DCUDA_cublas_LIBRARY={toolkit.cublas}" in cmake
+    assert ninja == f"[%f/%t]  -C {build.directory} -j 2 llama mtmd"
+    home = tmp_path / "home"
+    staged = stage_libraries(build, home, "580", 7.0)
+    assert libraries_at(home) == []  # not before the check
+    target = place_libraries(staged)
+    assert target.name == f"{read_pin().release}-cuda13.5.0-86_90"
+    (built,) = libraries_at(home)
+    assert (built.architectures, built.built, built.toolkit) == (("86", "90"), 7.0, "13.5.0")
+    assert (target / "libllama.so").is_symlink()
+    assert (target / "libcublas.so.13").read_text() == "cublas\n"
+    # Once more in its place.
+    place_libraries(stage_libraries(build, home, "580", 8.0))
+    assert [built.built for built in libraries_at(home)] == [8.0]
+    assert [path.name for path in (home / "llama").iterdir()] == [target.name]
+
+
+def test_what_cmake_is_told(
+    make_build: Callable[[], Build], programs: Programs, work: Path, compiler: Compiler
+) -> None:
+    build = make_build()
+    cpu = defines(build)
+    assert (cpu["GGML_NATIVE"], cpu["GGML_RPC"], cpu["CMAKE_INSTALL_RPATH"]) == ("ON", "ON", "$ORIGIN")
+    assert "GGML_CUDA" not in cpu
+    toolkit = install_toolkit([programs.make("pip", PIP)], work, compiler)
+    cuda = defines(replace(build, toolkit=toolkit, architectures=("86", "120a")))
+    assert cuda["CMAKE_CUDA_ARCHITECTURES"] == "86-real;120a-real"
+    assert cuda["CUDA_cudart_LIBRARY"].endswith("libcudart.so.13")  # the static one hides what pins memory
+    system = replace(toolkit, libraries=(), run_paths=("/opt/cuda/lib64",))
+    assert defines(replace(build, toolkit=system))["CMAKE_INSTALL_RPATH"] == "$ORIGIN;/opt/cuda/lib64"
+
+
+@pytest.mark.parametrize(
+    ("output", "words"),
+    [
+        ("FAILED: a.o\nerror: expected ';'\n" + "note\n" * 50, "error: expected ';'"),
+        ("nvcc: fatal: Killed\n", "try --jobs 1"),
+        ("ld: final link failed: No space left on device\n", "is full"),
+    ],
+)
+def test_a_failed_compilation_shows_its_end_and_the_log(
+    output: str, words: str, make_build: Callable[[], Build], programs: Programs, work: Path
+) -> None:
+    build = make_build()
+    programs.broken.write_text(output)
+    with build_lock(work) as lock, pytest.raises(ConfigError) as failed:
+        compile_libraries(build, work / "source", lock)
+    text = str(failed.value)
+    assert text.startswith("the compilation failed (c++ 14.2):\n")
+    assert words in text
+    assert f"log: {build.log}" in text
+    assert len(text.splitlines()) <= 33
+
+
+def test_ctrl_c_ends_ninja_and_says_how_to_go_on(
+    make_build: Callable[[], Build], programs: Programs, work: Path
+) -> None:
+    said: list[str] = []
+
+    def now(calls: list[None] = []) -> float:  # noqa: B006
+        calls.append(None)
+        if len(calls) > 2:  # the first line of ninja
+            raise KeyboardInterrupt
+        return 0.0
+
+    waiting = 'trap "echo ended >> {calls}; exit 2" INT; echo "[1/3] Building CXX object a.cpp.o"; while :; do :; done'
+    programs.make("ninja-that-waits", 'case " $* " in *" -n "*) exit 0;; esac; ' + waiting)
+    tools = replace(make_build().tools, ninja=str(programs.directory / "ninja-that-waits"))
+    with build_lock(work) as lock, pytest.raises(KeyboardInterrupt):
+        compile_libraries(replace(make_build(), tools=tools, say=said.append, now=now), work / "source", lock)
+    assert programs.called()[-1] == "ended"
+    assert said[-1].endswith("run pyctl setup again to go on")
+
+
+def test_two_builds_exclude_each_other(work: Path) -> None:
+    with build_lock(work), pytest.raises(ConfigError, match="another pyctl setup is building"), build_lock(work):
+        pass
+    with build_lock(work):
+        pass

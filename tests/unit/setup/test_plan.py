@@ -1,0 +1,143 @@
+"""What setup decides for made-up machines, and what it says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pyctl.errors import ConfigError
+from pyctl.setup.machine import AMD, Compiler, Driver, Machine, PciCard
+from pyctl.setup.plan import (
+    BuildPlan,
+    SetupOptions,
+    check_compiler,
+    check_room,
+    describe,
+    jobs_for,
+    make_plan,
+    missing_packages,
+    parse_architectures,
+)
+from tests.unit.setup.machines import BARE, CARD, DRIVER, GIB, NVCC, OLD_DRIVER, ON_BUS, WITH_CARD
+
+NVCC_12 = replace(NVCC, version=(12, 4))
+TWO_CARDS = replace(WITH_CARD, driver=replace(DRIVER, cards=(CARD, replace(CARD, name="B", capability=(12, 0)), CARD)))
+PASCAL = replace(WITH_CARD, driver=replace(DRIVER, cards=(replace(CARD, capability=(6, 1)),)))
+MUSL = replace(WITH_CARD, libc="")
+
+
+@pytest.mark.parametrize(
+    ("machine", "options", "kind", "architectures"),
+    [
+        (BARE, SetupOptions(), "none", ()),
+        (replace(BARE, driver=Driver((13, 0), "")), SetupOptions(), "none", ()),
+        (BARE, SetupOptions(cpu=True), "cpu", ()),
+        (WITH_CARD, SetupOptions(cpu=True), "cpu", ()),
+        (WITH_CARD, SetupOptions(), "pypi", ("86",)),
+        # The toolkit of PyPI is a known one, so it goes before the system's.
+        (replace(WITH_CARD, nvcc=NVCC), SetupOptions(), "pypi", ("86",)),
+        (replace(WITH_CARD, nvcc=NVCC), SetupOptions(system_cuda=True), "system", ("86",)),
+        (TWO_CARDS, SetupOptions(), "pypi", ("86", "120")),
+        (BARE, SetupOptions(architectures=("86", "90")), "pypi", ("86", "90")),
+        (replace(OLD_DRIVER, nvcc=NVCC_12), SetupOptions(), "system", ("86",)),
+        (replace(PASCAL, nvcc=NVCC_12), SetupOptions(), "system", ("61",)),
+    ],
+)
+def test_a_machine_gets_a_build(
+    machine: Machine, options: SetupOptions, kind: str, architectures: tuple[str, ...]
+) -> None:
+    plan = make_plan(machine, options)
+    assert (plan.kind, plan.architectures) == (kind, architectures)
+
+
+@pytest.mark.parametrize(
+    ("machine", "options", "words"),
+    [
+        (replace(BARE, pci_cards=(ON_BUS,)), SetupOptions(), "driver is not found .*nvidia-driver-580"),
+        (OLD_DRIVER, SetupOptions(), "550.163.01 supports CUDA 12.4, and CUDA 13 needs driver 580"),
+        # A toolkit of CUDA 13 makes nothing that this driver runs.
+        (replace(OLD_DRIVER, nvcc=NVCC), SetupOptions(), "CUDA 13 needs driver 580"),
+        (replace(OLD_DRIVER, nvcc=NVCC), SetupOptions(system_cuda=True), "makes programs for newer drivers"),
+        (WITH_CARD, SetupOptions(system_cuda=True), "no nvcc"),
+        (PASCAL, SetupOptions(), "no support for compute capability 61; install a CUDA 12 toolkit"),
+        (MUSL, SetupOptions(), "need glibc"),
+        (replace(WITH_CARD, driver=Driver((13, 0), "580", error=803)), SetupOptions(), "error 803: .*restart"),
+        (replace(WITH_CARD, driver=Driver((13, 0), "580", error=100)), SetupOptions(), "--gpus all"),
+        (replace(WITH_CARD, driver=Driver((13, 0), "580", error=5)), SetupOptions(), "error 5: see the system's log"),
+    ],
+)
+def test_what_cannot_be_built_has_a_reason(machine: Machine, options: SetupOptions, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make_plan(machine, options)
+
+
+def test_a_cpu_build_says_that_it_is_one() -> None:
+    assert make_plan(WITH_CARD, SetupOptions(cpu=True)).why == (
+        "for the CPU only, because --cpu was given: no graphics card will be used"
+    )
+    amd = make_plan(replace(BARE, pci_cards=(PciCard("0000:01:00.0", AMD),)), SetupOptions())
+    assert amd.kind == "none"
+    assert "AMD card" in amd.why
+
+
+def test_lists_of_architectures_are_read_as_people_write_them() -> None:
+    assert parse_architectures("86, 9.0;sm_75 120a-real,86") == ("86", "90", "75", "120a")
+    for text in ("native", "8", "86-virtual", ""):
+        with pytest.raises(ConfigError, match="no compute capability"):
+            parse_architectures(text)
+
+
+def test_missing_packages_are_one_sentence() -> None:
+    assert missing_packages(BARE) == ""
+    assert missing_packages(replace(BARE, headers=None)) == (
+        "Python's headers are not installed: sudo apt install python3-dev "
+        "(Fedora: sudo dnf install python3-devel, Arch: sudo pacman -S python)"
+    )
+    assert "sudo apt install g++ python3-dev" in missing_packages(replace(BARE, compiler=None, headers=None))
+    with pytest.raises(ConfigError, match=r"a C\+\+ compiler is not installed: sudo apt install g\+\+ \("):
+        check_compiler(replace(BARE, compiler=None, headers=None), BuildPlan("cpu", ""))
+
+
+@pytest.mark.parametrize(
+    ("compiler", "kind", "words"),
+    [
+        (Compiler("/opt/g++", "/opt/gcc", (14, 2), False, False), "cpu", "links the C[+][+] library statically"),
+        (Compiler("/usr/bin/g++", "gcc", (17, 1), False, True), "pypi", "accepts g[+][+] up to 16"),
+        (Compiler("/usr/bin/clang++", "clang", (23, 1), True, True), "pypi", "accepts clang up to 22"),
+        (Compiler("/usr/bin/g++", "gcc", (17, 1), False, True), "cpu", ""),
+        (Compiler("/usr/bin/clang++", "clang", (22, 1), True, True), "pypi", ""),
+    ],
+)
+def test_a_compiler_has_to_suit(compiler: Compiler, kind: str, words: str) -> None:
+    machine, plan = replace(BARE, compiler=compiler), BuildPlan(kind, "")  # type: ignore[arg-type]
+    if not words:
+        assert check_compiler(machine, plan) is compiler
+        return
+    with pytest.raises(ConfigError, match=words):
+        check_compiler(machine, plan)
+
+
+def test_jobs_follow_cores_and_memory() -> None:
+    assert jobs_for(BARE, 0) == 16
+    assert jobs_for(replace(BARE, n_ram=6 * GIB), 0) == 5
+    assert jobs_for(replace(BARE, n_ram=GIB // 2), 0) == 1
+    assert jobs_for(BARE, 3) == 3
+
+
+def test_a_full_disk_is_said_in_advance() -> None:
+    check_room(BuildPlan("cpu", ""), GIB, "/data")
+    with pytest.raises(ConfigError, match=r"/data has 1\.0 GiB free, and the build needs 2\.6 GiB"):
+        check_room(BuildPlan("pypi", ""), GIB, "/data")
+
+
+def test_what_was_found_and_will_be_done_is_said() -> None:
+    lines = describe(WITH_CARD, make_plan(WITH_CARD, SetupOptions()), 16)
+    assert lines == [
+        "found: NVIDIA GeForce RTX 3090 (24 GiB, compute capability 8.6); driver 580.95.05 (CUDA 13.0)",
+        "       /usr/bin/g++ 14.2.0, 16 cores, 64 GiB of RAM",
+        "build: for NVIDIA GeForce RTX 3090, with CUDA 13.5.0 from PyPI",
+        "       about 3 minutes with 16 jobs, 0.7 GB to download, 0.7 GB afterwards",
+    ]
+    wsl = replace(BARE, is_wsl=True)
+    assert describe(wsl, make_plan(wsl, SetupOptions(cpu=True)), 1)[0] == "found: no NVIDIA card, WSL2"

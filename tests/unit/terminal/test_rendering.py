@@ -1,0 +1,244 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+from rich.console import Console
+from rich.text import Text
+
+from pyctl.terminal import rendering
+from pyctl.terminal.rendering import THEME, GrowingText, LineBlocks, MarkdownBlocks, formatted, styled
+from tests.unit.terminal.screen import Screen
+
+
+def blocks_of(text: str, size: int = 3) -> list[str]:
+    cut, made = MarkdownBlocks(), []
+    for at in range(0, len(text), size):
+        made += cut.feed(text[at : at + size])
+    return [block.text for block in (*made, *cut.finish())]
+
+
+@pytest.mark.parametrize(
+    "expected",
+    [
+        ["one\ntwo", "three"],
+        ["# Title", "text", "## More", "text"],
+        ["- a\n\n- b\n\n  more of b\n- c", "after"],
+        ["1. a\n   ```sh\n   x\n\n   y\n   ```\n2. b", "after"],
+        ["1. a", "```sh\nls\n\n# no title\n```", "2. b"],
+        ["~~~\n```\n\n~~~", "text"],
+        ["text", "| a | b |\n|---|--:|\n| 1 | 2 |", "text"],
+        ["> quote\n> more", "text"],
+    ],
+)
+def test_blocks_are_cut_where_meaning_ends(expected: list[str]) -> None:
+    for glue in ("\n\n", "\n\n\n"):
+        assert blocks_of(glue.join(expected)) == expected
+        assert blocks_of(glue.join(expected), size=10**6) == expected
+        assert blocks_of(glue.join(expected) + "\n") == expected
+
+
+def test_a_fence_and_a_table_begin_without_an_empty_line() -> None:
+    assert blocks_of("text\n```\ncode\n```\nmore\n| a |\n|---|\n| 1 |") == [
+        "text",
+        "```\ncode\n```",
+        "more",
+        "| a |\n|---|\n| 1 |",
+    ]
+
+
+def test_a_large_block_is_cut_and_its_parts_keep_their_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendering, "_MOST_BLOCK", 40)
+    code = "\n".join(f"line = {number}" for number in range(20))
+    parts = blocks_of(f"```python\n{code}\n```")
+    assert len(parts) > 3
+    assert all(part.startswith("```python\n") for part in parts)
+    inside = [line for part in parts for line in part.split("\n") if "```" not in line]
+    assert "\n".join(inside) == code
+    rows = "\n".join(f"| {number} | x |" for number in range(20))
+    parts = blocks_of(f"| a | b |\n|---|---|\n{rows}")
+    assert all(part.startswith("| a | b |\n|---|---|\n") for part in parts)
+    assert "\n".join(line for part in parts for line in part.split("\n")[2:]) == rows
+    items = [f"- item {number}" for number in range(40)]
+    monkeypatch.setattr(rendering, "_LARGE", 30)
+    assert len(blocks_of("\n".join(items))) > 10
+    assert "\n".join(blocks_of("\n".join(items))) == "\n".join(items)
+    assert "".join(blocks_of("x" * 500)) == "x" * 500
+    assert max(map(len, blocks_of("x" * 500))) <= 50
+
+
+class Clock:
+    """Stands still, so that everything is drawn, or says at first that it is late, so that nothing is."""
+
+    def __init__(self, draws: bool) -> None:
+        self._seconds = 0.0 if draws else 1.0
+
+    def __call__(self) -> float:
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
+
+def test_code_is_cut_at_empty_lines_outside_of_strings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendering, "_LARGE", 10)
+    first, second = 'def f():\n    """One.\n\n    Two."""', "def g():\n    pass"
+    cut = MarkdownBlocks()
+    made = cut.feed(f"```py\n{first}\n\n\n{second}\n```\n")
+    assert [(block.text, block.gap) for block in made] == [(f"```py\n{first}", 1), (f"```py\n{second}\n```", 2)]
+    assert cut.finish() == []
+
+
+def shown(
+    text: str, *, width: int = 40, height: int = 12, size: int = 3, plain: bool = False, draws: bool = True
+) -> Screen:
+    """The screen after ``text`` has grown by ``size`` characters at a time."""
+    screen = Screen()
+    console = Console(file=screen, force_terminal=True, force_interactive=True, width=width, height=height, theme=THEME)
+    blocks = LineBlocks() if plain else MarkdownBlocks()
+    growing = GrowingText(console, blocks, styled("dim") if plain else formatted, Clock(draws))
+    for at in range(0, len(text), size):
+        growing.feed(text[at : at + size])
+    growing.finish()
+    return screen
+
+
+MIXED = """\
+# Title
+A paragraph with **bold** words that is longer than one row of this screen.
+Its second line.
+
+1. one
+2. two
+   - nested
+
+```python
+for number in range(10):
+    print(number)
+```
+
+| name | n |
+|---|--:|
+| one | 1 |
+| seven | 700 |
+
+> quoted
+
+[a link](http://x.org/a), `code`, ~~gone~~, <b>tag</b>
+"""
+ROWS = """\
+Title
+
+A paragraph with bold words that is
+longer than one row of this screen.
+Its second line.
+
+ 1 one
+ 2 two
+    • nested
+
+  for number in range(10):
+      print(number)
+
+ name     n
+ ──────────
+ one      1
+ seven  700
+
+▌ quoted
+
+a link (http://x.org/a), code, gone,
+<b>tag</b>"""
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 50, 10**6])
+def test_markdown_looks_the_same_however_it_comes(size: int) -> None:
+    assert shown(MIXED, size=size).rows() == ROWS.split("\n")
+    assert shown(MIXED, size=size, draws=False).rows() == ROWS.split("\n")
+
+
+def test_text_without_markdown_is_wrapped_at_words_and_keeps_its_lines() -> None:
+    text = "some **words** that need two rows of a screen\n\n# end"
+    assert shown(text, plain=True).rows() == ["some **words** that need two rows of a", "screen", "", "# end"]
+
+
+def test_what_is_printed_is_not_drawn_again() -> None:
+    items = "\n".join(f"- item {number}" for number in range(100))
+    screen = shown(items, height=10, size=10)
+    assert screen.rows() == [f" • item {number}" for number in range(100)]
+    assert screen.n_erased < 100 * 10
+
+
+@pytest.mark.parametrize("unit", ["word ", "a line of text\n", "- item\n", "a paragraph\n\n", "```\ncode\n```\n"])
+def test_drawing_takes_a_share_of_the_time_of_a_reply(unit: str) -> None:
+    now, n_rendered = 0.0, 0
+
+    def render(text: str) -> Text:
+        nonlocal now, n_rendered
+        now += len(text)
+        n_rendered += len(text)
+        return Text(text)
+
+    console = Console(file=Screen(), force_terminal=True, force_interactive=True, width=40, height=12)
+    growing = GrowingText(console, MarkdownBlocks(), render, lambda: now)
+    for _ in range(500):
+        growing.feed(unit)
+        now += 20
+    growing.finish()
+    once = 500 * len(unit)
+    assert 0.8 * once < n_rendered < 2 * once + 0.1 * now
+
+
+def test_any_text_is_shown_at_any_width() -> None:
+    draw = random.Random(7)
+    signs = [
+        "#",
+        "-",
+        "1.",
+        "```",
+        "|",
+        "---",
+        ">",
+        "*",
+        "**",
+        "`",
+        "[",
+        "](",
+        ")",
+        "<",
+        "\n",
+        "\n\n",
+        " ",
+        "    ",
+        "word",
+        "界",
+    ]
+    for width in (1, 2, 8, 40):
+        for _ in range(8):
+            text = "".join(draw.choices(signs, k=60))
+            assert shown(text, width=width, size=5).rows() or width < 8
+    assert "deep" in shown("> " * 40 + "deep").rows()[-1]
+
+
+def test_words_of_any_text_are_kept() -> None:
+    draw = random.Random(8)
+    signs = [
+        "# ",
+        "- ",
+        "1. ",
+        "```\n",
+        "> ",
+        "*",
+        "**",
+        "`",
+        "<b>",
+        "\n",
+        "\n\n",
+        " ",
+        "    ",
+        "[x]: http://a\n",
+        "![p](q)",
+    ]
+    for _ in range(20):
+        words = [f"w{number}w" for number in range(12)]
+        text = "".join(draw.choice(signs) + word + draw.choice((" ", "\n")) for word in words)
+        seen = " ".join(shown(text, width=60, size=4).rows())
+        assert [word for word in words if word not in seen] == [], text

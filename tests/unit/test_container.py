@@ -1,0 +1,104 @@
+"""Containerfile and compose.yaml: what they name exists, and flags are understood."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyctl.cli.arguments import parse_serve
+from pyctl.cli.setup_command import run_setup
+from pyctl.errors import ConfigError
+from tools.container import CONTAINERFILE, Instruction, build_files, stages, words_of
+
+yaml = pytest.importorskip("yaml")
+ROOT = CONTAINERFILE.parent
+BUILD, IMAGE = stages(CONTAINERFILE.read_text(encoding="utf-8"))
+
+
+def named(stage: list[Instruction], name: str) -> list[Instruction]:
+    return [instruction for instruction in stage if instruction.name == name]
+
+
+def one(stage: list[Instruction], name: str) -> list[str]:
+    (found,) = named(stage, name)
+    return words_of(found)
+
+
+@pytest.fixture
+def service() -> dict[str, Any]:
+    text = (
+        (ROOT / "compose.yaml").read_text(encoding="utf-8").replace("${MODEL:?the name of a file in MODELS}", "x.gguf")
+    )
+    return yaml.safe_load(text)["services"]["pyctl"]
+
+
+def test_the_build_gets_what_it_copies() -> None:
+    assert [words_of(copy) for copy in named(BUILD, "COPY")] == [[".", "."]]
+    assert all(path.exists() for path in build_files(ROOT))
+    # What the build of the package reads (CMakeLists.txt, pyproject.toml) is not left out.
+    needed = ["CMakeLists.txt", "LICENSE", "README.md", "csrc", "pyctl", "pyproject.toml", "vendor"]
+    assert sorted(path.name for path in build_files(ROOT)) == sorted(needed)
+
+
+def test_the_image_gets_what_the_build_makes() -> None:
+    commands = " ".join(run.text for run in named(BUILD, "RUN"))
+    for copy in named(IMAGE, "COPY"):
+        assert copy.flags["from"] == ("build",)
+        source, target = words_of(copy)
+        assert source == target  # scripts of a virtual environment name their own place
+        assert re.search(rf"(venv|mkdir|mkdir -p \S+) {source}\b", commands)
+    variables = dict(word.split("=", 1) for word in one(IMAGE, "ENV"))
+    assert variables["PYCTL_LIBS"] == "/opt/libs"
+    assert variables["PATH"].split(":")[0] == "/opt/pyctl/bin"
+
+
+@pytest.mark.parametrize("flags", ["", "--cpu", "--arch 86,89"])
+def test_flags_of_setup_are_understood(flags: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (given,) = (words_of(argument)[0] for argument in named(BUILD, "ARG"))
+    (run,) = (run.text for run in named(BUILD, "RUN") if " setup " in run.text)
+    words = shlex.split(run.replace("$SETUP", flags or given.partition("=")[2]).replace("$place", str(tmp_path)))
+    at = words.index("/opt/pyctl/bin/pyctl")
+    command = words[at + 1 : words.index("&&", at)]
+    assert command[:2] == ["setup", "--yes"]
+    with pytest.raises(ConfigError, match="unrecognized arguments: --no-such-flag"):
+        run_setup([*command[1:], "--no-such-flag"], {})
+
+
+def test_the_entry_point_serves_on_the_published_port(service: dict[str, Any]) -> None:
+    program, command, *flags = one(IMAGE, "ENTRYPOINT")
+    assert (program, command) == ("pyctl", "serve")
+    settings = parse_serve([*flags, *service["command"]], {})
+    assert settings.warnings == ()
+    assert settings.listen.hosts == ("0.0.0.0",)
+    assert one(IMAGE, "EXPOSE") == [str(settings.listen.port)]
+    assert service["ports"] == [f"127.0.0.1:{settings.listen.port}:{settings.listen.port}"]
+    (health,) = named(IMAGE, "HEALTHCHECK")
+    assert f"//127.0.0.1:{settings.listen.port}/health" in health.text
+    places = [volume.split(":")[-1 if volume.count(":") == 1 else -2] for volume in service["volumes"]]
+    assert places == one(IMAGE, "VOLUME")
+    assert Path(settings.disk.cache_dir).is_relative_to("/cache")
+
+
+def test_the_image_runs_with_few_rights_and_time_to_write(service: dict[str, Any]) -> None:
+    assert one(IMAGE, "USER") == ["pyctl"]
+    assert service["read_only"] is True
+    assert service["tmpfs"] == ["/tmp"]
+    assert service["cap_drop"] == ["ALL"]
+    assert service["stop_grace_period"] == "70s"
+    assert one(IMAGE, "STOPSIGNAL") == ["SIGTERM"]
+    (device,) = service["deploy"]["resources"]["reservations"]["devices"]
+    assert device == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
+    assert service["build"]["args"]["SETUP"] == "${SETUP:---arch 86}"
+
+
+def test_instructions_are_read() -> None:
+    (stage,) = stages('# c\nFROM a AS b\nRUN --mount=x --mount=y one && \\\n    two\nCMD ["a b", "c"]\n')
+    assert [instruction.name for instruction in stage] == ["FROM", "RUN", "CMD"]
+    assert stage[1].flags == {"mount": ("x", "y")}
+    assert re.sub(" +", " ", stage[1].text) == "one && two"
+    assert words_of(stage[2]) == json.loads('["a b", "c"]')

@@ -1,0 +1,53 @@
+"""The memory that a process may take: that of the machine, within the limits of its control groups."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+devices = importlib.import_module("pyctl.llama.devices")  # whose package has a function of this name
+
+GIB = 2**30
+
+
+@pytest.fixture
+def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The root of control groups of a process on a machine of 64 GiB, of which 50 are available."""
+    memory = {"MemAvailable:": 50 * GIB, "MemTotal:": 64 * GIB}
+    monkeypatch.setattr(devices, "_meminfo", memory.get)
+    monkeypatch.setattr(devices, "CGROUPS", tmp_path)
+    monkeypatch.setattr(devices, "OWN_GROUP", tmp_path / "own")
+    (tmp_path / "own").write_text("1:name=systemd:/x\n0::/user/pyctl.service\n")
+    (tmp_path / "user" / "pyctl.service").mkdir(parents=True)
+    return tmp_path
+
+
+def limit(group: Path, most: str, used: int, files: int) -> None:
+    (group / "memory.max").write_text(f"{most}\n")
+    (group / "memory.current").write_text(f"{used}\n")
+    (group / "memory.stat").write_text(f"anon 5\nactive_file {files // 2}\ninactive_file {files // 2}\nshmem 7\n")
+
+
+def test_without_limits_the_machine_counts(groups: Path) -> None:
+    assert (devices.host_available(), devices.host_total()) == (50 * GIB, 64 * GIB)
+    limit(groups / "user", "max", 3 * GIB, 0)
+    (groups / "own").unlink()
+    assert (devices.host_available(), devices.host_total()) == (50 * GIB, 64 * GIB)
+
+
+def test_the_least_of_all_limits_counts_but_not_file_pages(groups: Path) -> None:
+    limit(groups / "user", str(20 * GIB), 9 * GIB, 4 * GIB)
+    assert (devices.host_available(), devices.host_total()) == (15 * GIB, 20 * GIB)
+    limit(groups / "user" / "pyctl.service", str(16 * GIB), 2 * GIB, GIB)
+    assert (devices.host_available(), devices.host_total()) == (15 * GIB, 16 * GIB)
+    limit(groups / "user", str(20 * GIB), 21 * GIB, 0)
+    assert devices.host_available() == 0
+
+
+def test_a_container_sees_its_own_group_at_the_root(groups: Path) -> None:
+    limit(groups, str(8 * GIB), GIB, 0)
+    for own in ("0::/\n", "0::/../other\n"):
+        (groups / "own").write_text(own)
+        assert (devices.host_available(), devices.host_total()) == (7 * GIB, 8 * GIB)
