@@ -31,7 +31,7 @@ install: $(BUILT) $(INSTALLED) $(SET_UP)
 
 # The editable install follows changes in pyctl/ by itself; csrc/ and the pin need a new build.
 $(BUILT): .venv/bin/pip pyproject.toml CMakeLists.txt vendor/llama.cpp/pin.txt $(wildcard csrc/* csrc/*/*)
-	@$(PYTHON) -m pyctl.setup
+	@$(BIN)/python -m pyctl.setup
 	@echo "installing; llama.cpp is compiled for the CPU unless pip's cache has it (about 5 minutes on 2 cores)"
 	$(BIN)/pip install --disable-pip-version-check --editable .
 	@touch $@

@@ -1,6 +1,6 @@
 """Containerfile without a daemon: reads its instructions, and runs them in directories made by debootstrap.
 
-    python -m tools.container DIRECTORY [--setup "--arch 86"] [--wheels DIR]
+    python -m tools.container DIRECTORY [--setup="--arch 86"] [--wheels DIR]
 
 needs root and Debian's packages. It is no replacement for a daemon: no layers, no image, one base.
 """

@@ -1,4 +1,4 @@
-"""Writes the tables of README and docs that show measurements, from bench/results.
+"""Writes the tables of README and docs that show measurements, from bench/results and docs/24gb.md.
 
     python -m tools.figures            write them
     python -m tools.figures --check    fail if they are not up to date
@@ -25,9 +25,9 @@ Cells: TypeAlias = list[str]
 SHAPES = {"27B": "27b", "35B-A3B": "35b-a3b"}
 
 
-def rows(page: str, heading: str) -> list[Cells]:
+def rows(page: str, heading: str, where: Path = RESULTS) -> list[Cells]:
     """The cells of the first table below ``heading`` of a page, its head first."""
-    lines = iter((RESULTS / page).read_text(encoding="utf-8").splitlines())
+    lines = iter((where / page).read_text(encoding="utf-8").splitlines())
     for line in lines:
         if line.lstrip("# ") == heading and line.startswith("#"):
             break
@@ -187,8 +187,38 @@ def images() -> list[str]:
     return table((what, "llama-server", "pyctl"), body)
 
 
+DOCS = ROOT / "docs"
+
+LEFT_FREE = 1024
+"""MiB that a context has to leave on the card: the default of --fit-target."""
+
+
+def models() -> list[str]:
+    """Contexts of docs/24gb.md: what the defaults choose, and the largest of the tables that leaves enough memory."""
+    chosen = {name: context for name, context, *_ in rows("24gb.md", "A 24 GB card", DOCS)}
+
+    def most(heading: str, shape: str = "") -> str:
+        head, *body = rows("24gb.md", heading, DOCS)
+        left = next(cells for cells in body if cells[0].startswith("left of"))
+        fitting = [name for name, rest in zip(head[1:], left[1:], strict=True) if number(rest) >= LEFT_FREE]
+        contexts = [n for name in fitting if shape in name for n in re.findall(r"\d{2,3},\d{3}", name)]
+        return str(max(contexts, key=number))
+
+    moe = "Qwen3.6-35B-A3B, Q4_K_M"
+    whole = rows("24gb.md", moe, DOCS)[0][1].removesuffix(" tokens")
+    drafting = most("Drafts from the model's head", "27B")
+    body = [
+        ("Qwen3.6-27B, Qwen3.8-27B", f"{chosen['27B']} tokens; {most('Qwen3.6-27B, Q4_K_M')} of q8_0"),
+        ("the same, with drafts", f"{chosen['27B with a head']} tokens; {drafting} of q8_0 with `-np 1`"),
+        ("Qwen3.6-35B-A3B", f"{chosen['35B-A3B, with a head or without']} tokens; {whole} of q8_0"),
+        ("the same, experts of 4 layers in RAM", f"{most(moe)} tokens of q8_0"),
+    ]
+    return table(("model, Q4_K_M, on 24 GB", "context"), body)
+
+
 FIGURES: dict[str, Callable[[], list[str]]] = {
     "readme-first-token": readme_first_token,
+    "models": models,
     "first-token": first_tokens,
     "default-flags": default_flags,
     "long-conversations": long_conversations,

@@ -80,7 +80,7 @@ class DiskSettings:
         shown="$XDG_CACHE_HOME/pyctl/kv, none for the built-in model",
     )
     kv_cache: bool = DISK.flag(
-        True, "--kv-cache", "keep snapshots on disk", None, "PYCTL_KV_CACHE", off="--no-kv-cache"
+        True, "--kv-cache", "keep snapshots on disk; --no-kv-cache: do not", None, "PYCTL_KV_CACHE", off="--no-kv-cache"
     )
     disk_mib: int = DISK.flag(
         16384,  # less than RAM has is of little use (bench/results/spill-4-gib.md)

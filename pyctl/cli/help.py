@@ -28,11 +28,11 @@ _EXAMPLES = {
 }
 
 _ESSENTIAL = {
-    "serve": """-m -hf -c -np -ngl --n-cpu-moe -ctk -ctv --cache-ram --kv-cache-dir --kv-cache-budget --exact
+    "serve": """-m -hf -c -np -ngl --n-cpu-moe -ctk -ctv --cache-ram --kv-cache --kv-cache-dir --kv-cache-budget --exact
         --spec-type --mmproj --reasoning --host --port --api-key --open --metrics -lv""",
     "launch": """--url --dry-run -m -hf -c -np -ngl -ctk -ctv --cache-ram --kv-cache-dir --spec-type --mmproj
         --port --api-key""",
-    "chat": """-m -hf --url --api-key -p -sys -c -ngl --n-cpu-moe -ctk -ctv --cache-ram --kv-cache-dir
+    "chat": """-m -hf --url --api-key -p -sys -c -ngl --n-cpu-moe -ctk -ctv --cache-ram --kv-cache --kv-cache-dir
         --spec-type --mmproj -n --temp --reasoning --stats -lv""",
 }
 """The flags that ``--help`` without a topic shows, by command."""

@@ -23,8 +23,8 @@ WEIGHTS = (
 
 CPP_SECONDS, LINK_SECONDS = 4.0, 0.5
 
-LEAST_SHARE = 0.05
-"""Part of the work after which this machine's own speed replaces the table."""
+LEAST_SHARE, LEAST_SECONDS = 0.05, 120.0
+"""Part of the work, or time, after which this machine's own speed replaces the table."""
 
 STEP = re.compile(r"^\[\d+/\d+\] (Building (C|CXX|CUDA) object (\S+)|.*)$")
 
@@ -84,9 +84,10 @@ class BuildProgress:
     @property
     def seconds_left(self) -> float:
         """The estimate: by the table at first, then by the speed so far."""
-        if self.share < LEAST_SHARE:
+        elapsed = self._now() - self._began
+        if not self.share or (self.share < LEAST_SHARE and elapsed < LEAST_SECONDS):
             return self._left / self._n_jobs
-        return (self._now() - self._began) * (1.0 - self.share) / self.share
+        return elapsed * (1.0 - self.share) / self.share
 
     def line(self) -> str:
         """Such as ``41 %, file 57 of 186, about 11 minutes left``."""

@@ -33,7 +33,7 @@ REASONS: tuple[tuple[str, str, str], ...] = (
     ),
     (r"(repeat|penalty)_last_n=-1", r"^status: 400 / 200$", "-1 is the whole context, as earlier releases had it"),
     ("", r"value of .*n_ctx: 4096 / 8192$", "each sequence may use the whole context"),
-    ("marker in the text", "", "what somebody types is text, where llama-server counts it as an image"),
+    ("marker in the text", "", "text that a user types is text, where llama-server counts it as an image"),
     ("image, WebP$", r"^status: 400 / 200$", "WebP is read, too"),
     ("/props", r"value of modalities.video", "nothing is made of videos"),
     (

@@ -174,6 +174,11 @@ class Tab:
     def replies(self) -> Locator:
         return self.page.locator("#messages .message.assistant")
 
+    def legend(self) -> str:
+        """What the last reply cost, unfolded."""
+        self.replies.last.locator(".costs").evaluate("details => { details.open = true }")
+        return self.replies.last.locator(".legend").inner_text()
+
     def texts(self) -> list[str]:
         """The text of each message that is shown."""
         self.settle()

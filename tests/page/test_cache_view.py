@@ -128,12 +128,38 @@ def test_the_tree_is_that_of_the_server(tab: Tab) -> None:
     path = set(tab.page.locator("#cache .node.path").evaluate_all("l => l.map((n) => n.dataset.key)"))
     assert edited["cache"]["restored"] in path
     assert set(edited["cache"]["saved"]) & set(found) <= path
-    totals = tab.server("cache")["totals"]
-    share = 100 * (totals["prompt"] - totals["evaluated"]) / totals["prompt"]
-    tab.until(lambda: f"{share:.1f}" in tab.page.locator("#cache .headline").inner_text())
+    headline = tab.page.locator("#cache .headline")
+    assert "waited for prompts today" in headline.inner_text()
+    n_requests = tab.server("cache")["totals"]["requests"]
+    tab.until(lambda: f"in {n_requests:,} requests restored" in headline.inner_text())
+    names = set(tab.page.locator("#cache .node.path .name").all_inner_texts())
+    assert names == {"My name is Ada and the code of the north door is 4711, which nobody else knows."}
     told = tab.page.locator("#cache").inner_text()
     assert "Disk" in told
     assert "Memory of the model: hybrid: rows of tokens, and a state at each snapshot" in told
+
+
+def test_the_time_without_a_cache_is_at_the_speed_of_the_last_prompt(tab: Tab) -> None:
+    costs = [(1, 100, 1000, 0), (2, 10, 90, 1000), (3, 50, 100, 500)]
+    messages = [
+        {"created": at, "stats": {"prompt_n": n, "prompt_ms": ms, "cache_n": cached}} for at, n, ms, cached in costs
+    ]
+    waits = "async ([all, from]) => (await import('./page/store.js')).waits([{ messages: all }], from)"
+    found = [tab.page.evaluate(waits, [dict(enumerate(messages)), start]) for start in (0, 2, 9)]
+    assert found == [
+        {"waited": 1190, "instead": 1190 + 10 * 1000 + 2 * 500},
+        {"waited": 190, "instead": 190 + 2 * 1000 + 2 * 500},
+        {"waited": 0, "instead": 0},
+    ]
+
+
+def test_a_legend_explains_the_view(tab: Tab) -> None:
+    legend = tab.page.locator("#cache .key")
+    assert not legend.locator("li").first.is_visible()
+    legend.get_by_text("How to read this").click()
+    assert legend.locator("li").count() == 5
+    told = legend.inner_text()
+    assert all(word in told for word in ("RAM", "disk", "thick line", "live", "in use", "hits", "pin", "Prewarm"))
 
 
 def test_a_prefix_that_adds_a_line_end_is_shown_by_the_words_before_it(tab: Tab) -> None:

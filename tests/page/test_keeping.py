@@ -23,6 +23,24 @@ def exported(tab: Tab) -> str:
     return download.value.path().read_text(encoding="utf-8")
 
 
+def test_one_conversation_is_exported_for_people(tab: Tab) -> None:
+    tab.say("Which fence holds ```?", saying("This one:\n\n- it"))
+    entry = tab.page.locator("#list li").first
+    for verb, name in (("Export as Markdown", "Which-fence-holds-.md"), ("As JSON", "Which-fence-holds-.json")):
+        entry.hover()
+        entry.get_by_role("button", name="Rename").click()
+        with tab.page.expect_download() as download:
+            tab.page.locator("#dialog").get_by_role("button", name=verb).click()
+        tab.until_closed()
+        assert download.value.suggested_filename == name
+        text = download.value.path().read_text(encoding="utf-8")
+        if name.endswith("json"):
+            assert len(trees(text)) == 1
+        else:
+            title = "Which fence holds ```?"
+            assert text == f"# {title}\n\n## You\n\n{title}\n\n## Reply\n\nThis one:\n\n- it\n"
+
+
 def import_text(tab: Tab, text: str) -> None:
     with tab.page.expect_file_chooser() as choosing:
         tab.page.get_by_role("button", name="Import").click()

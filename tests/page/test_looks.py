@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import pyctl.page
 from pyctl.measure.server_process import ServerProcess
 from tests.page.browser import Tab, saying
 from tests.page.conftest import OpenTab
@@ -239,6 +241,42 @@ def test_the_dialog_keeps_the_focus_and_gives_it_back(open_tab: OpenTab, server:
     tab.page.keyboard.press("Escape")
     tab.until_closed()
     assert tab.page.evaluate("document.activeElement.id") == "settings-open"
+
+
+def test_keys_and_the_model_are_explained(open_tab: OpenTab, server: ServerProcess) -> None:
+    tab = open_tab(server.url)
+    tab.page.keyboard.press("?")
+    dialog = tab.page.locator("#dialog")
+    assert "Ctrl J" in dialog.inner_text()
+    tab.page.keyboard.press("Escape")
+    tab.until_closed()
+    tab.page.keyboard.type("Why?")
+    assert tab.page.input_value("#text") == "Why?"
+    tab.page.get_by_role("button", name="About the model").click()
+    tab.until(lambda: "16,384 tokens" in dialog.inner_text())
+    assert "builtin.gguf" in dialog.inner_text()
+    tab.page.keyboard.press("Escape")
+    tab.until_closed()
+
+
+def test_an_error_of_the_settings_leaves_save_in_sight(open_tab: OpenTab, server: ServerProcess) -> None:
+    tab = open_tab(server.url, {"viewport": {"width": 1200, "height": 700}})
+    tab.page.keyboard.press("Control+,")
+    dialog = tab.page.locator("#dialog")
+    dialog.locator('[name="json"]').fill("no")
+    save = dialog.get_by_role("button", name="Save")
+    save.click()
+    tab.until(lambda: "Not a JSON object" in dialog.get_by_role("alert").inner_text())
+    inside = "e => { const b = e.getBoundingClientRect(); return b.bottom <= innerHeight && b.top >= 0; }"
+    for shown in (save, dialog.get_by_role("alert")):
+        assert shown.evaluate(inside)
+    hint = dialog.locator('[name="top_p"]').get_attribute("aria-describedby")
+    assert "likeliest" in dialog.locator(f"#{hint}").inner_text()
+
+
+def test_all_of_the_page_is_small() -> None:
+    files = (Path(pyctl.page.__file__).parent / "static").iterdir()
+    assert sum(file.stat().st_size for file in files) < 120_000
 
 
 PHONE = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}

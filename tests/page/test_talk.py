@@ -27,10 +27,17 @@ def test_from_the_first_message_to_the_last_token(tab: Tab) -> None:
     assert tab.page.get_by_role("heading", name="Start a conversation").is_visible()
     first = tab.say(FACTS)
     assert tab.texts() == [FACTS, "Noted: your name is Ada; the code of the north door is 4711."]
-    legend = tab.replies.last.locator(".legend").inner_text()
+    legend = tab.legend()
     assert f"{first['prompt_n']} evaluated in" in legend
     assert f"{first['predicted_n']} generated in" in legend
     assert "tokens/s" in legend
+    line = tab.replies.last.locator(".costs summary")
+    assert f"{first['prompt_n']} evaluated" in line.inner_text()
+    box = line.bounding_box()
+    assert box is not None
+    assert box["height"] < 30
+    line.click()
+    assert not tab.replies.last.locator(".legend").is_visible()
     assert tab.replies.last.locator(".bar").get_attribute("aria-label") == (
         f"0 tokens restored, {first['prompt_n']} read, {first['predicted_n']} written"
     )
@@ -42,7 +49,7 @@ def test_from_the_first_message_to_the_last_token(tab: Tab) -> None:
 
     second = tab.say("What is the code of the north door?")
     assert "4711" in tab.texts()[-1]
-    legend = tab.replies.last.locator(".legend").inner_text()
+    legend = tab.legend()
     assert second["cache_n"] > 0
     assert f"{second['cache_n']} restored live" in legend
     assert f"{second['prompt_n']} evaluated in" in legend
@@ -92,7 +99,7 @@ def test_an_edited_message_is_a_branch_that_resumes_from_what_both_share(tab: Ta
     edited = tab.timings(asked.value)
     assert edited["cache_n"] > 1000
     assert edited["prompt_n"] < 40
-    restored = numbers(tab.replies.last.locator(".legend").inner_text())[0]
+    restored = numbers(tab.legend())[0]
     assert restored == edited["cache_n"]
     assert "4711" in tab.texts()[-1]
     branch = tab.page.locator(".message.user").nth(1)
@@ -102,7 +109,7 @@ def test_an_edited_message_is_a_branch_that_resumes_from_what_both_share(tab: Ta
     branch.get_by_role("button", name="Previous branch").click()
     tab.until(lambda: tab.texts()[2] == "What is my name?")
     assert "Ada" in tab.texts()[3]
-    assert f"{whole['predicted_n']} generated" in tab.replies.last.locator(".legend").inner_text()
+    assert f"{whole['predicted_n']} generated" in tab.legend()
     tab.reload()
     tab.until(lambda: tab.texts()[2] == "What is my name?")
     tab.page.locator(".message.user").nth(1).get_by_role("button", name="Next branch").click()
@@ -159,7 +166,7 @@ def test_reasoning_is_folded_with_its_time(tab: Tab) -> None:
     details.locator("summary").click()
     tab.until(lambda: details.locator(".thought").inner_text().strip() == "The clock says twelve.")
     tab.reload()
-    assert tab.replies.last.locator("summary").inner_text().startswith("Thought for ")
+    assert tab.replies.last.locator(".think summary").inner_text().startswith("Thought for ")
 
 
 def test_tool_calls_can_be_read(tab: Tab) -> None:
@@ -193,6 +200,8 @@ def test_where_a_prompt_differed_is_said_in_words(tab: Tab) -> None:
     tab.configure(system=rules.replace("Rule 79:", "Rule 79 (Tuesday):"))
     tab.page.get_by_role("button", name="New chat").click()
     tab.say(FACTS)
+    assert "differs at token" in tab.replies.last.locator(".costs .line").inner_text()
+    tab.legend()
     miss = tab.replies.last.locator(".miss")
     assert "(Monday)" in miss.locator("del").inner_text()
     assert "(Tuesday)" in miss.locator("ins").inner_text()

@@ -102,14 +102,14 @@ def test_help_and_version() -> None:
 
 def test_chat_through_a_pipe_in_process(model_path: Callable[[str], Path]) -> None:
     flags = ["chat", "-m", str(model_path("tiny-hybrid")), "-c", "4096", "-n", "12", "--temp", "0", "-t", "1"]
-    result = pyctl(*flags, stdin="hello there\nand again\n")
+    result = pyctl(*flags, "--lines", stdin="hello there\nand again\n")
     assert result.returncode == 0
     assert len(result.stdout.splitlines()) >= 2
     assert "\x1b" not in result.stdout + result.stderr
     stats = [line for line in result.stderr.splitlines() if "evaluated" in line]
     assert len(stats) == 2
-    assert stats[0].startswith("0 cached")
-    assert not stats[1].startswith("0 cached")
+    assert "| 0 cached |" in stats[0]
+    assert "| 0 cached |" not in stats[1]
     assert pyctl(*flags, "-p", "hello there").stdout.strip() == result.stdout.splitlines()[0]
 
 
@@ -124,7 +124,8 @@ def test_chat_with_a_running_server_says_the_same(
 
 
 def test_without_a_model_the_builtin_one_runs_and_says_so() -> None:
-    result = pyctl("chat", "--temp", "0", "-c", "2048", stdin="My cat is called Miro.\nWhat is my cat called?\n")
+    told = "My cat is called Miro.\nWhat is my cat called?\n"
+    result = pyctl("chat", "--temp", "0", "-c", "2048", "--lines", stdin=told)
     assert result.returncode == 0
     assert result.stdout.splitlines()[-1] == "Your cat is called Miro."
     said = [line for line in result.stderr.splitlines() if "built-in" in line]

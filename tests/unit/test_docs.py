@@ -22,7 +22,7 @@ WIDE_TABLES = {"contract.md", "disk-format.md", "limits.md", "native.md"}
 """Reference tables, some of them generated, whose cells hold whole sentences."""
 
 REFERENCE = {
-    *("architecture.md", "clients.md", "disk-format.md", "glossary.md", "limits.md"),
+    *("architecture.md", "disk-format.md", "glossary.md", "limits.md"),
     *("model.md", "native.md", "privacy.md", "requests.md"),
 }
 """Pages about how the program works, which has nothing to copy."""
@@ -30,7 +30,7 @@ REFERENCE = {
 OTHERS = {
     *("--fix", "--json", "--help", "--version"),  # of pyctl cache, of all commands
     *("--dry-run", "--yes", "--jobs", "--arch", "--cpu", "--system-cuda", "--keep-toolkit", "--dir"),  # of pyctl setup
-    *("--print", "--settings", "--model-metadata-file"),  # of pyctl service, claude, aider
+    *("--print", "--settings", "--model-metadata-file", "--message"),  # of pyctl service, claude, aider
     *("--build-arg", "--detach", "--read-only", "--shm-size", "--stop-timeout", "--tmpfs"),  # of docker
     *("--remove", "--gpus", "--no-deps", "--no-binary"),  # of pyctl setup, docker and podman, pip
     *("--no-cache-dir", "--url", "--only", "--gib", "--models", "--restore-chat-history"),  # of pip, bench, aider

@@ -191,7 +191,7 @@ class MtpHead:
     def _note(code: int) -> None:
         """Log a failed evaluation, which costs only drafts. Fatal errors also fail the trunk, which reports them."""
         if code != 0:
-            log.debug("the head for drafts gave up: llama_decode returned %d", code)
+            log.debug("the draft head failed: llama_decode returned %d", code)
 
     # -- drafting ----------------------------------------------------------------------------------------------------
 
@@ -245,7 +245,7 @@ class MtpHead:
         try:
             self._memory.save_rows(seq, first, last, block[SIGNATURE_BYTES:])
         except (ValueError, RuntimeError) as error:
-            log.debug("rows of the head for drafts were not saved: %s", error)
+            log.debug("rows of the draft head were not saved: %s", error)
             return NOTHING
         block[:SIGNATURE_BYTES] = np.frombuffer(self._signature, np.uint8)
         self._is_saving = True

@@ -309,7 +309,7 @@ class SeparateModel:
     def _note(code: int) -> None:
         """Log a failed evaluation, which costs only drafts. Fatal errors also fail the trunk, which reports them."""
         if code != 0:
-            log.debug("the draft model gave up: llama_decode returned %d", code)
+            log.debug("the draft model failed: llama_decode returned %d", code)
 
     # -- rows and state ----------------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 // The page: conversations at the left, the open one in the middle, the cache at the right.
 
-import { $, ask, copy, count, el, icon, keyed, put, sure, tell } from "./dom.js";
+import { $, ask, copy, count, el, icon, keyed, put, size, sure, tell } from "./dom.js";
 import * as api from "./api.js";
 import * as cache from "./cache.js";
 import * as chat from "./chat.js";
@@ -10,6 +10,7 @@ import * as store from "./store.js";
 
 let conversations = [];
 let nContext = 0;
+let about = {}; // the body of GET /props
 
 const isSmall = () => matchMedia("(max-width: 900px)").matches;
 const body = document.body.classList;
@@ -60,9 +61,11 @@ async function change(conversation) {
   system.value = conversation.system ?? settings.systemPrompt();
   const fields = el("div", { class: "settings" }, el("label", {}, el("span", {}, "Title"), title),
     el("label", {}, el("span", {}, "System prompt (the next reply evaluates everything after it again)"), system));
-  const buttons = [["Rename", "save", "primary"], ["Cancel", ""], ["Export this one", "export"]];
+  const buttons = [["Rename", "save", "primary"], ["Cancel", ""], ["Export as Markdown", "md"], ["As JSON", "json"]];
   const answer = await ask("Conversation", fields, ...buttons);
-  if (answer === "export") return download([conversation], "conversation.json");
+  const name = store.titleOf(conversation).replace(/[^\p{L}\p{N}]+/gu, "-").slice(0, 60) || "conversation";
+  if (answer === "md") return download(store.markdown(conversation), "text/markdown", name + ".md");
+  if (answer === "json") return download(store.dump([conversation]), "application/json", name + ".json");
   if (answer !== "save") return;
   conversation.title = title.value.trim();
   if (conversation.leaf !== null || system.value !== settings.systemPrompt()) conversation.system = system.value;
@@ -99,8 +102,8 @@ async function reread(id) {
   drawList();
 }
 
-function download(given, name) {
-  const href = URL.createObjectURL(new Blob([store.dump(given)], { type: "application/json" }));
+function download(text, type, name) {
+  const href = URL.createObjectURL(new Blob([text], { type }));
   const link = el("a", { href, download: name });
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
@@ -173,9 +176,23 @@ const KEYS = {
   ".": () => toggle("cache"),
 };
 
+const KEY_HELP = [["Ctrl J", "New chat"], ["Ctrl K", "Search conversations"], ["Ctrl .", "Show or hide the cache"],
+  ["Ctrl ,", "Settings"], ["Enter", "Send"], ["Shift Enter", "New line"], ["↑", "Edit the last message"],
+  ["Ctrl Enter", "Send an edited message"], ["Esc", "Stop the reply, or close"], ["?", "This list"]];
+
+const pairs = (given) =>
+  el("dl", { class: "pairs" }, given.map(([name, text]) => [el("dt", {}, name), el("dd", {}, text)]));
+
+const showKeys = () => ask("Keys", pairs(KEY_HELP.map(([key, text]) => [el("kbd", {}, key), text])));
+
 function keys() {
   addEventListener("keydown", (event) => {
     if ($("dialog").open) return;
+    const { target } = event, isField = target.matches?.("input, select, textarea");
+    if (event.key === "?" && !(isField && (target.id !== "text" || target.value))) {
+      event.preventDefault();
+      return showKeys();
+    }
     if ((event.ctrlKey || event.metaKey) && !event.altKey && KEYS[event.key]) {
       event.preventDefault();
       KEYS[event.key]();
@@ -197,7 +214,11 @@ function buttons() {
   const on = (id, run, kind = "click") => $(id).addEventListener(kind, run);
   on("new", start);
   on("search", drawList, "input");
-  on("export", () => download(conversations.filter((each) => each.leaf !== null), "conversations.json"));
+  on("export", () => {
+    const text = store.dump(conversations.filter((each) => each.leaf !== null));
+    download(text, "application/json", `conversations-${new Date().toISOString().slice(0, 10)}.json`);
+  });
+  on("model", describe);
   on("import", () => choose(".json,application/json", false, ([file]) => load(file)));
   on("settings-open", async () => {
     await settings.openSettings();
@@ -227,10 +248,11 @@ async function meet(quiet) {
   for (;;) {
     try {
       const props = await api.get("props", { quiet });
+      about = props;
       settings.setDefaults(props);
       files.allowImages(props.modalities?.vision === true);
       $("model").textContent = props.model_alias || props.model_path?.split("/").at(-1) || "";
-      $("model").title = props.model_path ?? "";
+      $("model").setAttribute("aria-label", `About the model ${$("model").textContent}`);
       nContext = props.default_generation_settings?.n_ctx ?? 0;
       notice("");
       drawContext();
@@ -251,9 +273,28 @@ function connect(quiet) {
   connecting ??= meet(quiet).then(() => {
     connecting = null;
     document.body.dataset.ready = "1";
-    if ($("notice").hidden) cache.start({ lost: () => connect(true), messages: chat.asked });
+    if ($("notice").hidden) cache.start({
+      lost: () => connect(true), messages: chat.asked, names: () => store.namesOf(conversations),
+      waits: () => store.waits(conversations, new Date().setHours(0, 0, 0, 0)),
+    });
   });
   return connecting;
+}
+
+// What the server says of its model.
+async function describe() {
+  const listed = await api.get("v1/models", { quiet: true }).catch(() => ({}));
+  const { meta = {}, id } = listed.data?.[0] ?? {};
+  const file = about.model_path?.split("/").at(-1);
+  const facts = [
+    ["Name", about.model_alias || id], ["File", file],
+    ["Parameters", meta.n_params && `${(meta.n_params / 1e9).toPrecision(3)} billion, ${size(meta.size)}`],
+    ["Context", nContext && `${count(nContext)} tokens`],
+    ["Trained for", meta.n_ctx_train && `${count(meta.n_ctx_train)} tokens`],
+    ["Replies at once", about.total_slots],
+    ["Images", about.modalities?.vision ? "yes" : "no"], ["Build", about.build_info],
+  ];
+  await ask("Model", pairs(facts.filter(([, value]) => value)));
 }
 
 function drawContext() {

@@ -1,6 +1,6 @@
 // The cache: a tree of prefixes, where each lies, and what the last reply used and added.
 
-import { $, ago, count, el, icon, keyed, plain, put, rate, short, size, sure, svg, tell, tokens } from "./dom.js";
+import { $, ago, count, el, icon, keyed, plain, put, rate, short, size, sure, svg, tell, time, tokens } from "./dom.js";
 import * as api from "./api.js";
 import { TreeMap } from "./map.js";
 
@@ -88,10 +88,11 @@ function forked(items, from) {
 
 // Items {id, n, node, children, ...}, the newest first.
 function treeOf(body) {
-  const known = new Map();
+  const known = new Map(), names = hooks.names();
   const itemOf = (node) => {
     const item = { id: node.id, n: node.n, node, shared: node.shared ?? 0, tier: node.tiers[0] ?? "disk" };
     item.words = wordsOf(node);
+    item.name = names.get(node.id) ?? "";
     item.bytes = node.row_bytes + node.state_bytes + node.device_bytes;
     known.set(node.id, item);
     item.children = forked(node.children.map(itemOf), node.n);
@@ -115,6 +116,13 @@ function treeOf(body) {
     item.tier ??= item.children[0].tier;
     return item;
   };
+  // A name stands where its conversation begins.
+  const begin = (item, before) => {
+    const name = item.name || before;
+    if (item.name === before) item.name = "";
+    item.children.forEach((child) => begin(child, name));
+  };
+  roots.forEach((root) => begin(root, ""));
   return roots.map(finish).sort((a, b) => a.idle - b.idle);
 }
 
@@ -173,7 +181,7 @@ function update(made, { item, depth, passes, join, up, down }) {
   made.className = kinds.filter(Boolean).join(" ");
   made.style.setProperty("--depth", depth);
   const idle = node ? ago(node.idle + (Date.now() - latest.at) / 1000) : "";
-  const about = node && [node.tiers, node.hits, node.pinned, item.words, item.bytes, item.seq?.busy];
+  const about = node && [node.tiers, node.hits, node.pinned, item.words, item.name, item.bytes, item.seq?.busy];
   const state = JSON.stringify([passes, join, up, down, on, idle, about, item.children.some((child) => child.onPath)]);
   if (made.state === state) return;
   made.state = state;
@@ -189,8 +197,8 @@ function update(made, { item, depth, passes, join, up, down }) {
   const where = node.tiers.map((tier) => TIERS[tier]);
   const hits = node.hits === 1 ? "1 hit" : node.hits + " hits";
   const facts = [tokens(node.n), `${size(item.bytes)} in ${where.join(" and ")}`, hits, idle + " ago"];
-  made.setAttribute("aria-label", `${facts.join(", ")}${node.pinned ? ", pinned" : ""}: ${item.words}`);
-  words.textContent = item.words || PRIVATE;
+  made.setAttribute("aria-label", `${facts.join(", ")}${node.pinned ? ", pinned" : ""}: ${item.name} ${item.words}`);
+  put(words, item.name ? el("b", { class: "name" }, item.name) : null, item.words || PRIVATE);
   put(meta, el("b", {}, count(node.n)), " tokens",
     node.tiers.map((tier) => el("span", { class: "tier " + tier }, TIERS[tier])),
     el("span", {}, size(item.bytes)), el("span", {}, hits), el("span", {}, idle),
@@ -244,9 +252,24 @@ export function start(given) {
     button("Drop all", "Drop all prefixes in RAM that are not pinned", clear),
     icon("⤢", "Enlarge", enlarge, { class: "icon enlarge" }),
     icon("✕", "Close", () => document.body.classList.remove("show-cache"), { class: "icon close" })),
-  view.totals, view.drawn, view.note, view.tree, view.chart);
+  view.totals, legend(), view.drawn, view.note, view.tree, view.chart);
   new ResizeObserver(() => draw()).observe(view.drawn);
   watch();
+}
+
+// How to read the view.
+function legend() {
+  const dot = (kind) => el("b", { class: "dot " + kind, "aria-hidden": "true" });
+  return el("details", { class: "key" }, el("summary", {}, "How to read this"), el("ul", {},
+    el("li", {}, "A dot is a prefix that a prompt can resume from: ", dot("device"), " on the device, ", dot("ram"),
+      " in RAM, ", dot("disk"), " on disk (dashed line)."),
+    el("li", {}, "The thick line is the open conversation. Lines part where prompts differ."),
+    el("li", {}, el("b", {}, "live"), ": the device holds it right now. ", el("b", {}, "in use"),
+      ": a reply runs on it."),
+    el("li", {}, el("b", {}, "hits"), ": requests that resumed from it. Click a prefix to pin or drop it; ",
+      "a pinned one stays."),
+    el("li", {}, el("b", {}, "Prewarm"), " evaluates the open conversation before the next message. ",
+      el("b", {}, "Drop all"), " empties RAM.")));
 }
 
 function enlarge() {
@@ -280,13 +303,12 @@ function draw() {
   view.note.textContent = failed;
   if (!latest) return;
   const { bytes, totals, disk } = latest, restored = totals.prompt - totals.evaluated;
-  const percent = (100 * restored) / totals.prompt, isPart = percent > 0 && percent < 100;
-  const part = totals.prompt ? percent.toFixed(isPart ? 1 : 0) : "–";
-  const sums = `${short(restored)} of ${short(totals.prompt)} tokens in ${count(totals.requests)} requests`;
+  const sums = `${short(restored)} of ${short(totals.prompt)} tokens in ${count(totals.requests)} requests restored`;
+  const { waited, instead } = hooks.waits(), isShorter = instead - waited >= 1000;
+  const words = isShorter ? `waited for prompts today, instead of about ${time(instead)}` : "waited for prompts today";
   put(view.totals,
-    el("div", { class: "headline" }, el("strong", {}, part, el("small", {}, "%")),
-      el("span", {}, "of all prompts was remembered", el("br"),
-        el("span", { class: "dim" }, sums))),
+    el("div", { class: "headline" }, el("strong", {}, waited ? time(waited) : "0 s"),
+      el("span", {}, words, el("br"), el("span", { class: "dim" }, sums))),
     bytes.device ? gauge("device", "Device", bytes.device, -1) : null,
     gauge("ram", "RAM", bytes.resident, bytes.budget),
     disk ? gauge("disk", "Disk", disk.n_bytes, disk.budget) : null,

@@ -80,7 +80,8 @@ const hello = () =>
   el("div", { class: "hello" }, el("span", { class: "logo big", "aria-hidden": "true" }),
     el("h2", {}, "Start a conversation"),
     el("p", { class: "dim" }, "Each reply shows how many tokens came from the cache and how many were evaluated. " +
-      "Edit a message to branch. Branches share their common prefix."));
+      "Edit a message to branch. Branches share their common prefix."),
+    el("p", { class: "dim keys" }, "Press ", el("kbd", {}, "?"), " for the list of keys."));
 
 function drawSystem() {
   const text = conversation.system ?? settings.systemPrompt();

@@ -123,11 +123,17 @@ function costs(stats) {
   const ahead = stats.warmed_n ? `, ${count(stats.warmed_n)} prewarmed` : "";
   // At the speed of this very prompt; of a few tokens nothing can be said.
   const saved = read >= 32 ? (restored * stats.prompt_ms) / read : 0;
-  return [
-    el("div", {
-      class: "bar", role: "img", "aria-label": `${tokens(restored)} restored, ${read} read, ${written} written`,
-    },
-      part(restored, source), part(read, "evaluated"), part(written, "said")),
+  const line = [restored ? `${count(restored)} ${FROM[source]}` : null, `${count(read)} evaluated`,
+    cache.miss ? "differs at token " + count(cache.miss.position) : null,
+    stats.prompt_ms >= 1000 ? "first token after " + time(stats.prompt_ms) : null,
+    stats.predicted_per_second ? rate(stats.predicted_per_second) : null];
+  return el("details", { class: "costs" },
+    el("summary", {},
+      el("span", {
+        class: "bar", role: "img", "aria-label": `${tokens(restored)} restored, ${read} read, ${written} written`,
+      },
+        part(restored, source), part(read, "evaluated"), part(written, "said")),
+      el("span", { class: "line" }, line.filter(Boolean).join(" · "))),
     el("div", { class: "legend" },
       restored ? item(source, `${count(restored)} restored ${FROM[source]}${ahead}`) : null,
       item("evaluated",
@@ -136,8 +142,7 @@ function costs(stats) {
       stats.draft_n
         ? el("span", {}, `${count(stats.draft_n_accepted)} of ${count(stats.draft_n)} drafts accepted`) : null,
       saved > 1000 ? el("span", {}, `about ${time(saved)} saved`) : null),
-    cache.miss ? el("p", { class: "miss" }, missed(cache.miss)) : null,
-  ];
+    cache.miss ? el("p", { class: "miss" }, missed(cache.miss)) : null);
 }
 
 // Where the prompt left a recent one, in words.

@@ -16,16 +16,16 @@ const NAMES = { theme: "system", stats: true, presets: [], preset: "", values: {
 for (const [name, otherwise] of Object.entries(NAMES)) state[name] = kept(name, otherwise);
 const write = () => Object.keys(NAMES).forEach((name) => localStorage.setItem(name, JSON.stringify(state[name])));
 
-// name, label, least, most, step
+// name, label, least, most, step, what it does
 const FIELDS = [
-  ["temperature", "Temperature", 0, 2, 0.05],
-  ["top_p", "Top p", 0, 1, 0.01],
-  ["top_k", "Top k", 0, 1000, 1],
-  ["min_p", "Min p", 0, 1, 0.01],
-  ["repeat_penalty", "Repeat penalty", 0.5, 2, 0.05],
-  ["presence_penalty", "Presence penalty", -2, 2, 0.1],
-  ["max_tokens", "Token limit", -1, 1e6, 1],
-  ["seed", "Seed", -1, 4294967295, 1],
+  ["temperature", "Temperature", 0, 2, 0.05, "0: always the likeliest token; higher: more variety"],
+  ["top_p", "Top p", 0, 1, 0.01, "only the likeliest tokens that together have this probability; 1: all"],
+  ["top_k", "Top k", 0, 1000, 1, "only this many of the likeliest tokens; 0: all"],
+  ["min_p", "Min p", 0, 1, 0.01, "only tokens at least this likely, compared with the likeliest; 0: all"],
+  ["repeat_penalty", "Repeat penalty", 0.5, 2, 0.05, "above 1: repeated tokens become less likely"],
+  ["presence_penalty", "Presence penalty", -2, 2, 0.1, "above 0: tokens that occurred become less likely"],
+  ["max_tokens", "Token limit", -1, 1e6, 1, "length of a reply; -1: until the context is full"],
+  ["seed", "Seed", -1, 4294967295, 1, "the same number gives the same reply; -1: random"],
 ];
 let defaults = {};
 
@@ -63,7 +63,14 @@ export function drawPresets() {
   };
 }
 
-const labelled = (text, field, kind) => el("label", { class: kind }, el("span", {}, text), field);
+// A field with its name, and below it what it does.
+function labelled(text, field, hint) {
+  const label = el("label", {}, el("span", {}, text), field);
+  if (!hint) return label;
+  const id = "hint-" + field.name;
+  field.setAttribute("aria-describedby", id);
+  return el("div", {}, label, el("small", { id, class: "dim" }, hint));
+}
 
 function choice(name, text, options, value) {
   const made = options.map(([key, label]) => el("option", { value: key, selected: key === value }, label));
@@ -89,8 +96,8 @@ function form(active) {
   const values = active?.values ?? state.values;
   const number = (name, props) => el("input", { name, type: "number", value: values[name], ...props });
   const usual = (name) => (Number.isFinite(defaults[name]) ? +defaults[name].toFixed(3) : defaults[name]);
-  const rows = FIELDS.map(([name, label, min, max, step]) =>
-    labelled(label, number(name, { min, max, step, placeholder: usual(name) })));
+  const rows = FIELDS.map(([name, label, min, max, step, hint]) =>
+    labelled(label, number(name, { min, max, step, placeholder: usual(name) }), hint));
   const thinking = [["", "model's default"], ["on", "on"], ["off", "off"]];
   const placeholder = api.hasKey() ? "known" : "none";
   const key = el("input", { name: "key", type: "password", autocomplete: "off", placeholder });
@@ -99,15 +106,15 @@ function form(active) {
     area("system", "System prompt of new chats", (active ?? values).system, 4),
     el("div", { class: "grid" }, rows,
       choice("thinking", "Reasoning", thinking, values.thinking ?? ""),
-      labelled("Limit of reasoning tokens", number("reasoning_budget", { min: 0, placeholder: "no limit" }))),
+      labelled("Limit of reasoning tokens", number("reasoning_budget", { min: 0, placeholder: "no limit" }),
+        "after so many the reply begins")),
     area("json", "Other request fields, as JSON", values.json, 2, '{"tools": [...]}'),
     labelled("Save as preset", el("input", { name: "name", value: active?.name ?? "", placeholder: "Name" })),
     el("hr"),
     el("div", { class: "grid" }, choice("theme", "Appearance", themes, state.theme),
       choice("stats", "Statistics of replies", [["yes", "show"], ["no", "hide"]], state.stats ? "yes" : "no"),
       labelled("API key", key),
-      api.hasKey() ? el("button", { type: "button", class: "low", onclick: forget }, "Remove the key") : null),
-    el("p", { class: "error", role: "alert" }));
+      api.hasKey() ? el("button", { type: "button", class: "low", onclick: forget }, "Remove the key") : null));
 }
 
 function forget(event) {
@@ -117,9 +124,10 @@ function forget(event) {
 
 export async function openSettings() {
   const active = preset(), body = form(active);
-  const json = body.querySelector("[name=json]"), note = body.querySelector(".error");
+  const json = body.querySelector("[name=json]"), note = el("p", { class: "error", role: "alert" });
   const closing = ask(active ? "Settings · " + active.name : "Settings", body,
     ["Save", "save", "primary"], ["Cancel", ""], ...(active ? [["Delete preset", "remove"]] : []));
+  body.after(note); // beside the buttons, which stay in sight
   body.closest("form").addEventListener("submit", (event) => {
     if (event.submitter?.value !== "save" || isObject(json.value)) return;
     event.preventDefault();

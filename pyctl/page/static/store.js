@@ -100,10 +100,51 @@ export function titleOf(conversation) {
   return (first?.content || first?.files?.[0]?.name || "New conversation").trim().split("\n")[0].slice(0, 80);
 }
 
-// -- files -----------------------------------------------------------------------------------------------------------
+// -- exports ---------------------------------------------------------------------------------------------------------
 
 export const dump = (conversations) =>
   JSON.stringify({ format: "pyctl-conversations", version: 1, conversations }, null, 1);
+
+// The open branch of a conversation as a text for people.
+export function markdown(conversation) {
+  const names = { user: "You", assistant: "Reply", system: "System", tool: "Tool result" };
+  const fence = (text) => "`".repeat(Math.max(3, ...[...text.matchAll(/`+/g)].map(([run]) => run.length + 1)));
+  const block = (text) => `${fence(text)}\n${text.trimEnd()}\n${fence(text)}`;
+  const parts = ["# " + titleOf(conversation)];
+  if (conversation.system) parts.push("## System", conversation.system);
+  for (const { role, content, files = [], calls = [] } of path(conversation)) {
+    parts.push("## " + names[role], ...files.map(({ name, text }) => (text ? `${name}:\n\n${block(text)}` : name)));
+    parts.push(content.trim(), ...calls.map((call) => `Calls ${call.name}:\n\n${block(call.arguments)}`));
+  }
+  return parts.filter(Boolean).join("\n\n") + "\n";
+}
+
+// -- what the cache did for them -------------------------------------------------------------------------------------
+
+// The titles of the conversations that left or used each prefix, by its id; the newest conversation counts.
+export function namesOf(conversations) {
+  const found = new Map();
+  for (const each of [...conversations].sort((a, b) => a.updated - b.updated))
+    for (const { stats } of Object.values(each.messages))
+      for (const id of [stats?.cache?.restored, ...(stats?.cache?.saved ?? [])]) if (id) found.set(id, titleOf(each));
+  return found;
+}
+
+// Milliseconds that prompts took since `start`, and would have taken at the speed of the last one without a cache.
+export function waits(conversations, start) {
+  const all = conversations.flatMap((each) => Object.values(each.messages))
+    .filter(({ created, stats }) => stats && created >= start).sort((a, b) => a.created - b.created);
+  const pace = ({ stats }) => (stats.prompt_n >= 32 ? stats.prompt_ms / stats.prompt_n : 0);
+  let now = pace(all.find(pace) ?? { stats: {} }), waited = 0, instead = 0;
+  for (const each of all) {
+    now = pace(each) || now;
+    waited += each.stats.prompt_ms;
+    instead += each.stats.prompt_ms + now * each.stats.cache_n;
+  }
+  return { waited, instead };
+}
+
+// -- files -----------------------------------------------------------------------------------------------------------
 
 const isText = (value) => typeof value === "string";
 const listOf = (value, fits) => (Array.isArray(value) && value.length && value.every(fits) ? value : undefined);

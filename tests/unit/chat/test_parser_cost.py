@@ -27,10 +27,16 @@ SIZE, MOST_SECONDS = 1 << 13, 0.75
 SIGNS = ('"', '\\"', "'", "\\'", "\\", " ", "\n", "{", "[", "}", "a", '{"a":', "<", "x=", '"name"', "True", "_", "é")
 
 
-def seconds(function: Callable[[], object]) -> float:
-    began = time.thread_time()
-    function()
-    return time.thread_time() - began
+def seconds(function: Callable[[], object], most: float) -> float:
+    """CPU seconds of ``function``; above ``most`` the least of three runs, since a busy machine slows single ones."""
+    least = float("inf")
+    for _ in range(3):
+        began = time.thread_time()
+        function()
+        least = min(least, time.thread_time() - began)
+        if least <= most:
+            break
+    return least
 
 
 def beginnings(family: Family) -> Iterator[str]:
@@ -60,7 +66,7 @@ def test_a_reply_is_read_in_linear_time(family: Family) -> None:
                     parser.feed(text[at : at + 8])
                 parser.finish()
 
-            if (taken := seconds(read)) > MOST_SECONDS:
+            if (taken := seconds(read, MOST_SECONDS)) > MOST_SECONDS:
                 slow.append((begun, sign, round(taken, 1)))
     assert not slow
 
@@ -122,6 +128,6 @@ def test_a_long_text_of_anything_is_read_in_linear_time(reader: Callable[[str], 
             with contextlib.suppress(RequestError):
                 reader(text)
 
-        if (taken := seconds(read)) > LONG_SECONDS:
+        if (taken := seconds(read, LONG_SECONDS)) > LONG_SECONDS:
             slow.append((piece, round(taken, 1)))
     assert not slow

@@ -177,7 +177,7 @@ def test_the_next_turn_writes_only_what_is_new(tmp_path: Path, monkeypatch: pyte
     ask(engine, LONG)
     idle(engine)
     assert tier_of(engine).flush(60)
-    before, fetched = tier_of(engine).view().written, []
+    before, fetched = tier_of(engine).view().written.n_bytes, []
     fetch = engine.backend.fetch
 
     def count(held: Held, first: int, last: int) -> Block:
@@ -189,7 +189,7 @@ def test_the_next_turn_writes_only_what_is_new(tmp_path: Path, monkeypatch: pyte
     assert ask(engine, longer).done.stats.n_cached >= LONG.end
     idle(engine)
     assert tier_of(engine).flush(60)
-    assert 0 < tier_of(engine).view().written - before < 4_000
+    assert 0 < tier_of(engine).view().written.n_bytes - before < 4_000
     assert sum(fetched) < 400
     engine.prefix_cache.close()
 
@@ -230,7 +230,7 @@ def test_a_full_disk_or_a_small_budget_ends_it(tmp_path: Path, monkeypatch: pyte
     ask(engine, LONG)
     idle(engine)
     view = tier_of(engine).view()
-    assert (view.failed, view.written) == (1, 0)
+    assert (view.failed, view.written.n) == (1, 0)
     tier_of(engine).queue.retry()
     tier_of(engine).flush(60)
     assert not temps(tmp_path)

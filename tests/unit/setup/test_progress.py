@@ -34,6 +34,16 @@ def test_the_estimate_follows_the_speed_so_far() -> None:
     assert progress.line() == "100%, file 4 of 4, about 1 seconds left"
 
 
+def test_a_busy_machine_is_noticed_early() -> None:
+    clock, steps = [0.0], steps_of(OUTPUT)
+    progress = BuildProgress(steps, 1, lambda: clock[0])
+    progress.finish(steps[-1])  # half a second of 51.5
+    clock[0] = 60.0
+    assert progress.seconds_left == 51.0
+    clock[0] = 180.0
+    assert round(progress.seconds_left) == 180 * 102
+
+
 def test_nothing_to_do_is_done() -> None:
     assert BuildProgress([], 1, lambda: 0.0).share == 1.0
 
