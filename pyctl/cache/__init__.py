@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     )
     from pyctl.cache.prefix_cache import PrefixCache
     from pyctl.cache.ram import RamCache
+    from pyctl.cache.ram_budget import RamBudget
     from pyctl.cache.recent import RecentPrompts
     from pyctl.cache.restore import CacheLookup, CachePlan, MakeRoom
     from pyctl.cache.sequence import LiveSequence
@@ -82,6 +83,7 @@ _MODULES = (
     "ports",
     "recent",
     "ram",
+    "ram_budget",
     "device_tier",
     "restore",
     "prefix_cache",
@@ -132,6 +134,7 @@ __all__ = [
     "PrefixCache",
     "PromptFacts",
     "PromptMatch",
+    "RamBudget",
     "RamCache",
     "Reads",
     "RecentPrompts",

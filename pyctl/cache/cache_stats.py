@@ -254,7 +254,7 @@ def view_of(cache: RamCache, totals: CacheStats, known: KnownParts, disk: Store 
     """
     now = time.monotonic()
     held = []
-    for slot, snapshot in cache.occupied():
+    for slot, snapshot in cache.slots.occupied():
         above = cache.tree[slot.index].parent
         n_parent, place = (above.n, above.key) if above is not None else (0, -1)
         own = known.get(snapshot)

@@ -107,6 +107,12 @@ class LeastValue(Generic[K]):
         self._rank(self._per_byte)
         return self._worth(self._tree[key])
 
+    def value(self, key: K) -> float:
+        """The seconds per byte that a snapshot can be expected to save."""
+        self._rank(self._per_byte)
+        node = self._tree[key]
+        return self._worth(node) / max(self._freed(key), 1)
+
     def worth_together(self, keys: Collection[K]) -> float:
         """The seconds that these can be expected to save, if all of them go."""
         self._rank(self._per_byte)

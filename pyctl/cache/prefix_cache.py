@@ -252,6 +252,13 @@ class PrefixCache:
         """Give up what `suspend` took, without `resume`."""
         self.cache.release(kept)
 
+    def give_up(self, n_bytes: int, value: float) -> bool:
+        """Evict for another model's cache, as `RamCache.give_up` says; what belongs on disk is written."""
+        gave = self.cache.give_up(n_bytes, value)
+        if gave:
+            self.settle()
+        return gave
+
     def forget(self, seq: LiveSequence) -> None:
         """Empty ``seq``."""
         self.memory.clear(seq.id)

@@ -16,6 +16,7 @@ from typing import Literal
 from pyctl.cache.costs import Costs
 from pyctl.cache.eviction import LeastValue
 from pyctl.cache.prefix_tree import PrefixTree
+from pyctl.cache.ram_budget import RamBudget
 from pyctl.cache.segment_pool import SegmentPool
 from pyctl.cache.snapshot import Prefix, PromptMatch, Segment, Snapshot, needed_by
 from pyctl.limit import limit
@@ -103,15 +104,18 @@ class RamCache:
     slot. A snapshot that is `locked` or pinned, and one in a reserved slot, is never evicted; the policy chooses among
     the others. What would not fit beside these, with all rows that it builds on, is refused before anything goes.
     Rows that the device holds take no bytes here, but those of what has to stay count as if they did, so that they can
-    come. Not thread-safe: the engine's thread owns it.
+    come. Not thread-safe: the engine's thread owns it. With ``shared`` the budget is that of several caches.
 
     ``on_evict``, which may not change the cache, is called with a snapshot that leaves for want of room, all its rows
     still there, and the seconds that it could be expected to save.
     """
 
-    def __init__(self, n_slots: int, budget: int | None, costs: Costs | None = None) -> None:
+    def __init__(
+        self, n_slots: int, budget: int | None, costs: Costs | None = None, shared: RamBudget | None = None
+    ) -> None:
         self.slots = Slots(n_slots)
         self.budget = budget
+        self.shared = shared
         self.costs = costs or Costs()
         self.pool = SegmentPool()
         self.on_evict: Callable[[Snapshot, float], None] = lambda snapshot, worth: None
@@ -138,13 +142,9 @@ class RamCache:
         """Whether anything is kept at all."""
         return self.budget != 0
 
-    def occupied(self) -> list[tuple[Slot, Snapshot]]:
-        """The slots that hold a snapshot, with it."""
-        return self.slots.occupied()
-
     def snapshots(self) -> list[Snapshot]:
         """All published snapshots, by slot."""
-        return [snapshot for _, snapshot in self.occupied()]
+        return [snapshot for _, snapshot in self.slots.occupied()]
 
     def segments(self) -> list[Segment]:
         """All segments that some snapshot needs, published or kept."""
@@ -154,11 +154,11 @@ class RamCache:
 
     def next_turn(self) -> None:
         """Another request begins: the policy's clock counts these."""
-        self.turn += 1
+        self.turn = self.shared.next_turn() if self.shared is not None else self.turn + 1
 
     def lookup(self, prompt: PromptMatch, limit: int) -> list[Snapshot]:
         """Snapshots that hold a prefix of ``prompt`` of at most ``limit`` tokens, deepest first."""
-        snapshots = {slot.index: each for slot, each in self.occupied() if each.n <= limit}
+        snapshots = {slot.index: each for slot, each in self.slots.occupied() if each.n <= limit}
         found = self.tree.matching(lambda key: key in snapshots and prompt.shared(snapshots[key]) == snapshots[key].n)
         return sorted((snapshots[key] for key in found), key=lambda snapshot: -snapshot.n)
 
@@ -178,7 +178,7 @@ class RamCache:
 
     def conversation_ends(self) -> list[Snapshot]:
         """The snapshots that no deeper one builds on, the last used first."""
-        ends = [snapshot for slot, snapshot in self.occupied() if not self.tree[slot.index].children]
+        ends = [snapshot for slot, snapshot in self.slots.occupied() if not self.tree[slot.index].children]
         return sorted(ends, key=lambda snapshot: snapshot.used, reverse=True)
 
     def touch(self, snapshot: Snapshot) -> None:
@@ -247,7 +247,7 @@ class RamCache:
     def clear(self) -> int:
         """Drop everything that is not pinned or reserved; returns how many snapshots went."""
         self.ends.clear()
-        going = [slot for slot, each in self.occupied() if each not in self.pinned and not slot.reserved]
+        going = [slot for slot, each in self.slots.occupied() if each not in self.pinned and not slot.reserved]
         for slot in going:
             self._empty(slot)
         return len(going)
@@ -260,7 +260,7 @@ class RamCache:
         for snapshot in self.snapshots():
             if snapshot.prefix.name == name:
                 needed = self.pool.n_needed([snapshot, *self._fixed()])
-                if pinned and self.budget is not None and needed > self.budget:
+                if pinned and self.budget is not None and needed > self.budget - self._n_elsewhere(fixed=True):
                     return False
                 (self.pinned.add if pinned else self.pinned.discard)(snapshot)
                 return True
@@ -373,10 +373,13 @@ class RamCache:
         fixed = self._fixed()
         if not fixed and self._frees(n_bytes + self.pool.n_new(segment)):
             return True
-        staying = [each for slot, each in self.occupied() if slot.reserved or each in self.locks]
+        staying = [each for slot, each in self.slots.occupied() if slot.reserved or each in self.locks]
         n_bytes += self.pool.n_needed(fixed, staying, segment)
-        if n_bytes <= self.budget:
+        elsewhere = self._n_elsewhere(fixed=True)
+        if n_bytes <= self.budget - elsewhere:
             return True
+        if self.shared is not None and n_bytes <= self.budget:  # loaded models evict for the next one
+            self.shared.take(self, n_bytes + elsewhere - self.budget, math.inf)
         self.n_refused += 1
         if time.monotonic() >= self._quiet_until:
             self._quiet_until = time.monotonic() + QUIET_SECONDS
@@ -397,7 +400,13 @@ class RamCache:
 
     def _room(self, n_bytes: int = 0) -> float:
         """Bytes that would be left of the budget, less than none if it is exceeded."""
-        return math.inf if self.budget is None else self.budget - self.n_bytes - n_bytes
+        return math.inf if self.budget is None else self.budget - self.n_bytes - self._n_elsewhere() - n_bytes
+
+    def _n_elsewhere(self, *, fixed: bool = False) -> int:
+        """Bytes that other caches take of the same budget; with ``fixed`` only those that they cannot give up."""
+        if self.shared is None:
+            return 0
+        return self.shared.fixed_by_others(self) if fixed else self.shared.used_by_others(self)
 
     def _shrink(self, n_bytes: int = 0) -> None:
         """Have room for ``n_bytes``, as far as anything may go: first prompt ends and copies of what the device has."""
@@ -410,11 +419,30 @@ class RamCache:
             self.shed(segment)
             if self._room(n_bytes) >= 0:
                 return
-        while self._room(n_bytes) < 0:
+        while (room := self._room(n_bytes)) < 0:
             index = self.policy.victim(self._may_go)
+            if self.shared is not None:
+                value = math.inf if index is None else self.policy.value(index)
+                if self.shared.take(self, int(-room), value):
+                    continue
             if index is None:
                 return
             self._evict(self.slots[index])
+
+    def give_up(self, n_bytes: int, value: float) -> bool:
+        """Evict snapshots of less ``value`` per byte until ``n_bytes`` are free, for another cache of the same budget;
+        whether any left. Ends of prompts go first."""
+        before, least = self.n_bytes, self.n_bytes - n_bytes
+        self.turn = self.shared.turn if self.shared is not None else self.turn
+        for end in list(self.ends):
+            if self.n_bytes > least and end not in self.locks:
+                self.ends.drop(end)
+        while self.n_bytes > least:
+            index = self.policy.victim(self._may_go)
+            if index is None or self.policy.value(index) >= value:
+                break
+            self._evict(self.slots[index])
+        return self.n_bytes < before
 
     def _deserves(self, segment: Segment, n_bytes: float) -> bool:
         """Whether what would leave for ``n_bytes`` of ``segment`` is worth less than all that needs these rows.

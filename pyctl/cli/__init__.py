@@ -85,7 +85,7 @@ def _run(command: str, argv: Sequence[str]) -> int:
     if command == "serve":
         from pyctl.cli.serve_command import run_serve
 
-        return run_serve(settings)
+        return run_serve(settings, argv)
     from pyctl.cli.chat_command import chat
 
     return chat(settings)

@@ -31,7 +31,7 @@ from pyctl.engine.selection import SelectSettings
 from pyctl.engine.vision_settings import VisionSettings
 from pyctl.errors import ConfigError, RequestError
 from pyctl.models import HubSettings
-from pyctl.server import Cors, ListenSettings, ReplySettings, ServerSettings
+from pyctl.server import Cors, ListenSettings, ReplySettings, RouterSettings, ServerSettings
 from pyctl.setting import (
     CACHE,
     CHAT,
@@ -174,6 +174,7 @@ class CommandSettings:
     server: ServerSettings
     replies: ReplySettings
     listen: ListenSettings
+    router: RouterSettings
     terminal: TerminalSettings
     log: LogSettings
     request_fields: Mapping[str, Any]
@@ -185,6 +186,7 @@ OWNERS: tuple[type[Any], ...] = (
     *(
         Questions,
         ListenSettings,
+        RouterSettings,
         FormatSettings,
         HubSettings,
         CacheSettings,
@@ -319,6 +321,7 @@ def _settings(given: Given, environ: Mapping[str, str], n_seqs: int, warnings: S
         server=fill(ServerSettings, values, cors=cors, slots_debug=debug, is_verbose=is_verbose),
         replies=fill(ReplySettings, values, sampling=sampling),
         listen=fill(ListenSettings, values),
+        router=fill(RouterSettings, values),
         terminal=fill(TerminalSettings, values),
         log=fill(LogSettings, values),
         request_fields=_request_fields(values, sampling),

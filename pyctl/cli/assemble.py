@@ -6,9 +6,8 @@ import gc
 import hashlib
 import logging
 import threading
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from pyctl.cache import (
     DiskSettings,
     DiskStore,
     DiskTier,
+    RamBudget,
     RamCache,
     most_behind,
 )
@@ -37,15 +37,21 @@ from pyctl.engine.draft.ngram import ngram_sources
 from pyctl.engine.draft.source import DraftSource
 from pyctl.engine.draft.speculation import ModelDrafts, Speculation
 from pyctl.engine.engine import Engine
+from pyctl.engine.lender import EngineLender
 from pyctl.engine.sampling import Sampling
 from pyctl.engine.worker import Worker
 from pyctl.errors import ConfigError, ModelError, PyctlError
 from pyctl.llama import Loaded, MemoryPlan, allocate, load, reserve_pinned
+from pyctl.llama.devices import check_gguf
 from pyctl.llama.image_encoder import MOST_ROWS_BYTES
+from pyctl.llama.room import has_room, wanted_memory
 from pyctl.models import HubSettings, builtin_model
+from pyctl.server.body import ChatBody
+from pyctl.server.models import Progress
+from pyctl.server.prepare import prepare_warm_up
 from pyctl.server.service import Service, Shared
 
-__all__ = ["assemble", "found"]
+__all__ = ["Host", "ModelLoader", "assemble", "found"]
 
 log = logging.getLogger("pyctl")
 
@@ -85,37 +91,33 @@ def found(settings: CommandSettings) -> CommandSettings:
     return replace(settings, model=model, drafts=drafts, vision=vision)
 
 
-def assemble(settings: CommandSettings, go_on: Callable[[], bool] = lambda: True) -> Service:
-    """Load the model and start the engine on it; UnavailableError when ``go_on`` said no meanwhile.
+@dataclass
+class Host:
+    """What the models of a process have in common. With ``ram`` they are several, which share that budget."""
 
-    The caller closes the worker of the service.
+    shared: Shared
+    ram: RamBudget | None = None
+    n_encoders: int = 1
+    is_pinned: bool = False
+    """Whether memory for snapshots is being pinned already, which happens once for all."""
+    plan: MemoryPlan | None = None
+    """The memory of the model that was loaded last."""
+
+    def image_bytes(self, budget: int) -> int:
+        """Bytes of --cache-ram that the rows of one model's images may take."""
+        return min(MOST_ROWS_BYTES, budget // ROWS_PART // max(self.n_encoders, 1))
+
+
+def assemble(settings: CommandSettings, report: Progress = lambda fraction: True, host: Host | None = None) -> Service:
+    """Load the model and start the engine on it; UnavailableError when ``report`` said not to go on.
+
+    ``report`` gets fractions from 0 to 1. The caller closes the worker of the service.
     """
-    model, disk, chat, drafts = settings.model, settings.disk, settings.format, settings.drafts
-    if not model.path:
-        path = builtin_model()
-        log.warning("no -m given: running the built-in model, which only remembers what you tell it")
-        model = replace(model, path=str(path), n_ctx=model.n_ctx or 65536)
-        chat = replace(chat, template_kwargs={"enable_thinking": False, **chat.template_kwargs})
-        if not (drafts.draft_types or drafts.draft_path):
-            drafts = replace(drafts, draft_types=("draft-mtp",))
-    loaded, budget = _load(replace(settings, model=model, drafts=drafts), go_on)
+    host = host or Host(Shared(settings.server))
+    settings = _with_model(settings)
+    loaded, budget = _load(settings, report, host)
     try:
-        template = Template(
-            chat.chat_template or loaded.info.chat_template, loaded.info.bos_token, loaded.info.eos_token
-        )
-        tier = _disk_tier(disk, loaded)
-        # With the snapshots: the prompts of both must be the same after a restart.
-        replay = Replay(chat.prompt_replay)
-        if tier is not None:
-            limit = tier.store.limit_beside(DEFAULT_REPLAY_BYTES)
-            replay = Replay(
-                chat.prompt_replay,
-                path=tier.store.home / REPLIES,
-                max_file_bytes=limit,
-                run_soon=tier.queue.run_soon,
-                spend=tier.store.spend,
-            )
-        chat_format = ChatFormat(template, loaded.tokenizer, chat.template_kwargs, replay, loaded.images)
+        chat_format, tier = _chat_format(settings, loaded)
     except BaseException:
         loaded.backend.unload()
         raise
@@ -124,40 +126,125 @@ def assemble(settings: CommandSettings, go_on: Callable[[], bool] = lambda: True
     speculation = _speculation(settings, loaded, remembered)
     info = replace(loaded.info, draft_types=speculation.names)
     if loaded.images is not None and budget is not None:  # what it makes of images counts within --cache-ram
-        loaded.images.rows.limit = min(MOST_ROWS_BYTES, budget // ROWS_PART)
-        budget -= loaded.images.rows.limit
-    engine = Engine(loaded.backend, RamCache(settings.cache.n_slots, budget), settings.engine, tier, speculation)
+        loaded.images.rows.limit = host.image_bytes(budget)
+        budget -= loaded.images.rows.limit if host.ram is None else 0
+    cache = RamCache(settings.cache.n_slots, budget, shared=host.ram)
+    engine = Engine(loaded.backend, cache, settings.engine, tier, speculation)
     if remembered is not None:
         remembered.follow(engine.prefix_cache.recent)
     # What is loaded stays until the end; the collector need not look at it again.
     gc.collect()
     gc.freeze()
-    worker = Worker(engine, info, settings.engine.sleep_seconds, settings.engine.stall_seconds)
+    # Of several models, the thread that loads them decides which sleeps.
+    sleep_seconds = settings.engine.sleep_seconds if host.ram is None else -1
+    worker = Worker(engine, info, sleep_seconds, settings.engine.stall_seconds)
+    if host.ram is not None:
+        host.ram.join(cache, EngineLender(worker, engine))
     if chat_format.capabilities.tools:
         threading.Thread(target=_prepare_vocabulary, args=(worker,), name="pyctl-vocabulary", daemon=True).start()
-    return Service(worker, chat_format, EngineAdmin(worker, engine), settings.replies, Shared(settings.server))
+    return Service(worker, chat_format, EngineAdmin(worker, engine), settings.replies, host.shared)
 
 
-def _load(settings: CommandSettings, go_on: Callable[[], bool]) -> tuple[Loaded, int | None]:
+class ModelLoader:
+    """Loads one of several models; ``settings`` are its own. The thread that loads models calls it."""
+
+    def __init__(self, settings: CommandSettings, host: Host) -> None:
+        self._settings, self._host = settings, host
+        self._is_found = False
+        self._plan: MemoryPlan | None = None
+        self._is_loaded = False
+
+    def load(self, report: Progress) -> Service:
+        """The model's service, for the first and only time."""
+        service = assemble(self._find(), report, self._host)
+        service.worker.prepare()
+        self._plan, self._is_loaded = self._host.plan, True
+        for body in self._settings.replies.warm:
+            try:
+                service.worker.warm(prepare_warm_up(service, ChatBody.of(body)))
+            except PyctlError as error:
+                log.warning("--warm: %s", error)
+        return service
+
+    def fits(self) -> bool:
+        """Whether the model has room beside those that are loaded, with the whole context that it asks for.
+
+        Raises ConfigError if it cannot be loaded.
+        """
+        settings = self._find()
+        check_gguf(Path(settings.model.path))
+        if settings.pool.is_wanted and self._plan is None:
+            return False  # a pool takes what it finds
+        if self._plan is None:
+            self._plan = wanted_memory(settings.model, settings.drafts, settings.vision)
+        return has_room(settings.model, self._plan, is_known=self._is_loaded)
+
+    def _find(self) -> CommandSettings:
+        if not self._is_found:
+            alias = self._settings.model.alias
+            settings = found(self._settings)
+            self._settings = replace(settings, model=replace(settings.model, alias=alias))
+            self._is_found = True
+        return self._settings
+
+
+def _with_model(settings: CommandSettings) -> CommandSettings:
+    """With the built-in model where no other is named."""
+    model, chat, drafts = settings.model, settings.format, settings.drafts
+    if model.path:
+        return settings
+    path = builtin_model()
+    log.warning("no -m given: running the built-in model, which only remembers what you tell it")
+    model = replace(model, path=str(path), n_ctx=model.n_ctx or 65536)
+    chat = replace(chat, template_kwargs={"enable_thinking": False, **chat.template_kwargs})
+    if not (drafts.draft_types or drafts.draft_path):
+        drafts = replace(drafts, draft_types=("draft-mtp",))
+    return replace(settings, model=model, drafts=drafts, format=chat)
+
+
+def _chat_format(settings: CommandSettings, loaded: Loaded) -> tuple[ChatFormat, DiskTier | None]:
+    """The model's chat format, and the disk tier whose directory keeps its replies."""
+    chat, info = settings.format, loaded.info
+    template = Template(chat.chat_template or info.chat_template, info.bos_token, info.eos_token)
+    tier = _disk_tier(settings.disk, loaded)
+    # With the snapshots: the prompts of both must be the same after a restart.
+    replay = Replay(chat.prompt_replay)
+    if tier is not None:
+        limit = tier.store.limit_beside(DEFAULT_REPLAY_BYTES)
+        replay = Replay(
+            chat.prompt_replay,
+            path=tier.store.home / REPLIES,
+            max_file_bytes=limit,
+            run_soon=tier.queue.run_soon,
+            spend=tier.store.spend,
+        )
+    return ChatFormat(template, loaded.tokenizer, chat.template_kwargs, replay, loaded.images), tier
+
+
+def _load(settings: CommandSettings, report: Progress, host: Host) -> tuple[Loaded, int | None]:
     """The model and the bytes of RAM for snapshots, None for no limit, with memory made ready for them."""
-    disk, budget = settings.disk, cache_budget(settings.cache, None)
+    disk = settings.disk
+    budget = host.ram.n_bytes if host.ram is not None else cache_budget(settings.cache, None)
 
     def announce(plan: MemoryPlan) -> None:
         nonlocal budget
-        budget = cache_budget(settings.cache, plan)
+        host.plan = plan
+        budget = cache_budget(settings.cache, plan) if host.ram is None else budget
         _announce(plan, budget)
-        if settings.model.n_gpu_layers != 0:
+        if settings.model.n_gpu_layers != 0 and not host.is_pinned:
             # While the model loads; what a restart will bring back goes into memory that is ready for it.
             reserve_pinned(budget, stored_bytes(disk), most_behind(budget) if disk.cache_dir else 0)
+            host.is_pinned = True
 
     with LoadProgress(settings.model.path) as progress:
 
-        def report(fraction: float) -> bool:
+        def show(fraction: float) -> bool:
             progress.show(fraction)
-            return go_on()
+            return report(fraction)
 
-        load_with = partial(load, settings.model, report, announce, settings.drafts)
-        load_with = partial(load_with, keep_vocabulary=settings.engine.sleep_seconds >= 0, pool=settings.pool)
+        load_with = partial(load, settings.model, show, announce, settings.drafts)
+        keeps = settings.engine.sleep_seconds >= 0 or host.ram is not None
+        load_with = partial(load_with, keep_vocabulary=keeps, pool=settings.pool)
         try:
             loaded = load_with(settings.vision)
         except ModelError as error:
@@ -165,6 +252,11 @@ def _load(settings: CommandSettings, go_on: Callable[[], bool]) -> tuple[Loaded,
                 raise
             log.warning("images disabled: %s", error)
             loaded = load_with()
+    return _checked(settings, loaded), budget
+
+
+def _checked(settings: CommandSettings, loaded: Loaded) -> Loaded:
+    """With --exact the model is known to come back to the same bits, or is not cached."""
     backend = loaded.backend
     if settings.engine.exact:
         backend.check_restoring()
@@ -174,7 +266,7 @@ def _load(settings: CommandSettings, go_on: Callable[[], bool]) -> tuple[Loaded,
         loaded = replace(loaded, info=replace(info, fingerprint=mixed))
     level = logging.DEBUG if backend.memory.shape.places == ANYWHERE else logging.WARNING
     log.log(level, "memory of the model: %s", loaded.info.memory)
-    return loaded, budget
+    return loaded
 
 
 def _speculation(settings: CommandSettings, loaded: Loaded, remembered: CacheDrafts | None) -> Speculation:

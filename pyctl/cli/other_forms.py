@@ -156,7 +156,7 @@ NO_OP: Mapping[str, int] = _names(
     """
 --no-perf -e --escape --no-escape -cb --cont-batching --no-context-shift
 --warmup --no-warmup --log-prefix --no-log-prefix
---no-log-jsonl --no-ui-mcp-proxy --no-webui-mcp-proxy -no-ag --no-agent --no-models-autoload --no-skip-chat-parsing
+--no-log-jsonl --no-ui-mcp-proxy --no-webui-mcp-proxy -no-ag --no-agent --no-skip-chat-parsing
 --spec-draft-backend-sampling --no-spec-draft-backend-sampling
 """,
     """
@@ -172,7 +172,7 @@ IGNORED: Mapping[str, int] = _names(
 --gpt-oss-20b-default --gpt-oss-120b-default --vision-gemma-4b-default --vision-gemma-12b-default --perf --log-jsonl
 -bs --backend-sampling --context-shift -sp --special
 -nocb --no-cont-batching --reuse-port --ui-mcp-proxy --webui-mcp-proxy -ag --agent
---models-autoload --skip-chat-parsing --fim-qwen-7b-spec --fim-qwen-14b-spec
+--skip-chat-parsing --fim-qwen-7b-spec --fim-qwen-14b-spec
 """,
     """
 -C --cpu-mask -Cr --cpu-range --cpu-strict --prio -Cb --cpu-mask-batch -Crb --cpu-range-batch
@@ -181,8 +181,8 @@ IGNORED: Mapping[str, int] = _names(
 --ctx-checkpoints --swa-checkpoints -r --reverse-prompt
 --mtmd-batch-max-tokens --video-fps --video-timestamp-interval
 --video-ffmpeg-dir --spec-synth-len --spec-synth-rates --ui-config --webui-config --ui-config-file --webui-config-file
---tools --tools-runtime --mcp-servers-config --mcp-servers-json --cache-reuse --models-dir
---models-preset --models-max -sps --slot-prompt-similarity --log-prompts-dir -to --timeout
+--tools --tools-runtime --mcp-servers-config --mcp-servers-json --cache-reuse -sps
+--slot-prompt-similarity --log-prompts-dir -to --timeout
 -lcs --lookup-cache-static -lcd --lookup-cache-dynamic
 --spec-draft-cpu-mask -Cd --cpu-mask-draft --spec-draft-cpu-range -Crd --cpu-range-draft --spec-draft-cpu-strict
 --cpu-strict-draft --spec-draft-prio --prio-draft --spec-draft-poll --poll-draft --spec-draft-cpu-mask-batch -Cbd

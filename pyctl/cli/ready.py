@@ -68,9 +68,9 @@ class Addresses:
 
 
 def ready_text(
-    seconds: float, addresses: Addresses, *, has_page: bool, info: EngineInfo, devices: Sequence[str], cache: str
+    seconds: float, addresses: Addresses, *, has_page: bool, info: EngineInfo | str, devices: Sequence[str], cache: str
 ) -> str:
-    """Return the block; its first line is "ready in ..."."""
+    """Return the block; its first line is "ready in ...". ``info`` is a text where there are several models."""
     return "\n".join(
         [
             f"ready in {seconds:.1f} s",
@@ -80,7 +80,7 @@ def ready_text(
 
 
 def _fields(
-    addresses: Addresses, has_page: bool, info: EngineInfo, devices: Iterable[str], cache: str
+    addresses: Addresses, has_page: bool, info: EngineInfo | str, devices: Iterable[str], cache: str
 ) -> Iterator[tuple[str, str]]:
     local = addresses.local
     if local and has_page:
@@ -93,8 +93,11 @@ def _fields(
         yield "network", f"{addresses.network}/"
     for each in addresses.sockets:
         yield "socket", each
-    requests = "1 request" if info.n_seqs == 1 else f"{info.n_seqs} requests"
-    yield "model", f"{info.model_alias}, {info.n_ctx:,} tokens of context, {requests} at a time"
+    if isinstance(info, str):
+        yield "models", info
+    else:
+        requests = "1 request" if info.n_seqs == 1 else f"{info.n_seqs} requests"
+        yield "model", f"{info.model_alias}, {info.n_ctx:,} tokens of context, {requests} at a time"
     yield "device", ", ".join(devices) or "CPU"
     yield "cache", cache
 

@@ -8,24 +8,30 @@ import sys
 import threading
 import time
 import webbrowser
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+from pyctl.cache import DiskSettings, RamBudget
 from pyctl.cli.arguments import CommandSettings
-from pyctl.cli.assemble import assemble, found
-from pyctl.cli.defaults import with_directory
+from pyctl.cli.assemble import Host, ModelLoader, assemble, found
+from pyctl.cli.defaults import cache_budget, with_directory
 from pyctl.cli.doctor_command import log_findings
 from pyctl.cli.logs import start_log
+from pyctl.cli.presets import Preset, find_models
 from pyctl.cli.ready import Addresses, cache_text, ready_text
-from pyctl.errors import EngineError, PyctlError
+from pyctl.errors import ConfigError, EngineError, PyctlError
 from pyctl.llama import devices, gpus
 from pyctl.server.app import create_app, create_loading_app
 from pyctl.server.body import ChatBody
 from pyctl.server.lifecycle import LoadingApp, bind, leave, serve
+from pyctl.server.load_order import LoadOrder
 from pyctl.server.memory import share_heaps
+from pyctl.server.models import ModelCard, Models, ModelSource
 from pyctl.server.prepare import prepare_warm_up
-from pyctl.server.service import Service
+from pyctl.server.service import Service, Shared
 from pyctl.setup import unused_card
 
-__all__ = ["open_in_browser", "run_serve"]
+__all__ = ["open_in_browser", "run_serve", "several"]
 
 log = logging.getLogger("pyctl")
 
@@ -47,8 +53,11 @@ def _open(address: str) -> None:
         log.warning("--open: cannot start a browser, the page is at %s", address)
 
 
-def run_serve(settings: CommandSettings) -> int:
-    """Serve until a signal; returns the exit code: 1 if the engine failed, or could not write all it had to."""
+def run_serve(settings: CommandSettings, argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
+    """Serve until a signal; returns the exit code: 1 if an engine failed, or could not write all it had to.
+
+    ``argv`` are the flags that ``settings`` were read from; of several models, each is read with them.
+    """
     share_heaps()
     start_log(settings.log, settings.warnings)
     if not any(device.is_gpu for device in devices()) and (line := unused_card()):
@@ -56,7 +65,8 @@ def run_serve(settings: CommandSettings) -> int:
     listen, code = settings.listen, 0
     with bind(listen.hosts, listen.port) as sockets:
         # Before requests are taken: Ctrl-C must end a download.
-        serving = _Serving(found(with_directory(settings)))
+        settings = with_directory(settings)
+        serving = _Serving(found(settings), several(settings, argv, environ))
         try:
             serve(serving.gate, sockets, listen, on_ready=serving.run, on_stop=serving.close)
         except EngineError as error:
@@ -68,14 +78,71 @@ def run_serve(settings: CommandSettings) -> int:
     return leave(code if complete else 1)
 
 
-class _Serving:
-    """Answers at the address: a gate at once, and the application as soon as the model is loaded."""
+def several(settings: CommandSettings, argv: Sequence[str], environ: Mapping[str, str]) -> Models | None:
+    """The models that requests choose among; None if the settings name one model or none.
 
-    def __init__(self, settings: CommandSettings) -> None:
+    Raises ConfigError as `find_models` does, and for more models to load at the start than --models-max.
+    """
+    router, hub = settings.router, settings.hub
+    if not router.is_wanted:
+        return None
+    if settings.model.path or hub.hf_repo or hub.model_url:
+        log.warning("--models-dir and --models-preset have no effect: a model is named")
+        return None
+    presets = find_models(router, argv, environ)
+    first = [preset.name for preset in presets if preset.on_start]
+    if 0 < router.most_loaded < len(first):
+        raise ConfigError(f"{len(first)} models have load-on-startup, --models-max is {router.most_loaded}")
+    shared = Shared(settings.server)
+    ram = RamBudget(cache_budget(settings.cache, None))
+    host = Host(shared, ram, sum(map(_may_see, presets)))
+    if ram.n_bytes and host.n_encoders:
+        ram.n_bytes -= host.n_encoders * host.image_bytes(ram.n_bytes)
+    # The directory is one for all, and it has been tried.
+    sources = [_source(preset, host, settings.disk) for preset in presets]
+    models = Models(shared, sources, LoadOrder(router.most_loaded, router.patience), autoload=router.autoload)
+    return models
+
+
+def _may_see(preset: Preset) -> bool:
+    settings = preset.settings
+    return bool(settings.vision.mmproj_path or settings.hub.mmproj_url or settings.hub.hf_repo)
+
+
+def _source(preset: Preset, host: Host, shared: DiskSettings) -> ModelSource:
+    disk = replace(preset.settings.disk, cache_dir=shared.cache_dir, disk_mib=shared.disk_mib)
+    settings = replace(preset.settings, disk=disk)
+    card = ModelCard(
+        preset.name,
+        preset.aliases,
+        tuple(sorted(set(settings.model.tags))),
+        settings.model.path,
+        preset.origin,
+        ("pyctl", "serve", *preset.argv),
+        preset.text,
+        _may_see(preset),
+    )
+    return ModelSource(
+        card,
+        ModelLoader(settings, host),
+        preset.on_start,
+        preset.keeps,
+        preset.stop_seconds,
+        settings.engine.sleep_seconds,
+    )
+
+
+class _Serving:
+    """Answers at the address: a gate at once, and the application as soon as the model is loaded.
+
+    Of several ``models``, none has to be.
+    """
+
+    def __init__(self, settings: CommandSettings, models: Models | None) -> None:
         self._settings = settings
         self._closing = threading.Event()
+        self._models = models
         self._began = time.monotonic()
-        self._service: Service | None = None
         self.gate = LoadingApp(create_loading_app(settings.server))
 
     def run(self, bound: str) -> None:
@@ -90,32 +157,47 @@ class _Serving:
             open_in_browser(addresses.local and f"{addresses.local}/")
         elif self._settings.listen.open_page:
             log.warning("--open ignored: --no-ui or --path removes the page")
-        service = self._service = assemble(self._settings, go_on=lambda: not self._closing.is_set())
-        if self._closing.is_set():
-            service.worker.close(unload=False)
+        models = self._models or self._load_one()
+        if models is None:
             return
+        self._models = models
+        self.gate.open(create_app(models))
+        if models.only is not None:
+            self._warm(models.only)
+            log_findings(self._settings)
+        if not server.api_keys and (warning := addresses.open_text(bound)):
+            log.warning("%s", warning)
+        self._log_ready(models, addresses)
+        models.run()
+
+    def _load_one(self) -> Models | None:
+        """The one model, loaded; None if `close` was called meanwhile."""
+        service = assemble(self._settings, lambda fraction: not self._closing.is_set())
+        models = self._models = Models.of(service)
+        if self._closing.is_set():
+            models.close()
+            return None
         service.worker.prepare()
-        self.gate.open(create_app(service))
+        return models
+
+    def _warm(self, service: Service) -> None:
         for body in self._settings.replies.warm:
             try:
                 service.worker.warm(prepare_warm_up(service, ChatBody.of(body)))
             except PyctlError as error:
                 log.warning("--warm: %s", error)
-        log_findings(self._settings)
-        if not server.api_keys and (warning := addresses.open_text(bound)):
-            log.warning("%s", warning)
-        self._log_ready(service, addresses)
-        service.worker.watch()
 
-    def _log_ready(self, service: Service, addresses: Addresses) -> None:
-        disk = self._settings.disk
+    def _log_ready(self, models: Models, addresses: Addresses) -> None:
+        disk, only = self._settings.disk, models.only
+        budget = cache_budget(self._settings.cache, None)
+        budget = only.admin.view().result().budget if only is not None else -1 if budget is None else budget
         text = ready_text(
             time.monotonic() - self._began,
             addresses,
             has_page=self._settings.server.has_page,
-            info=service.info,
+            info=only.info if only is not None else ", ".join(model.name for model in models),
             devices=[f"{gpu.description} ({gpu.name})" for gpu in gpus(self._settings.model)],
-            cache=cache_text(service.admin.view().result().budget, disk.cache_dir, service.admin.stored()),
+            cache=cache_text(budget, disk.cache_dir, only.admin.stored() if only is not None else ()),
         )
         # Not as an argument: those stay in one line. Names in it are the user's own.
         log.info(text, extra={"strong": text.partition("\n")[0]})
@@ -123,12 +205,12 @@ class _Serving:
     @property
     def saved_text(self) -> str:
         """What the log says of the cache directory after the end; "" without one."""
-        saved = self._service.admin.n_saved if self._service is not None else None
+        saved = self._models.n_saved if self._models is not None else None
         return "" if saved is None else ", 1 prefix saved" if saved == 1 else f", {saved:,} prefixes saved"
 
     def close(self) -> bool:
-        """Stop loading, or end the engine; whether all is written that was to be kept. Idempotent."""
+        """Stop loading, or end the engines; whether all is written that was to be kept. Idempotent."""
         self._closing.set()
         self.gate.close()
         # Requests that clients have given up may be tokenised still: `leave` ends the process with the model in it.
-        return self._service is None or self._service.worker.close(unload=False)
+        return self._models is None or self._models.close()

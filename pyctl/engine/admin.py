@@ -66,6 +66,10 @@ class EngineAdmin:
         """Return the embeddings of ``tokens``, shape (1 or n, width); errors as `Evaluator.embed`."""
         return self._worker.call(lambda: self._embed(tokens), needs_model=True)
 
+    def n_kept(self) -> Future[int]:
+        """Return how many conversations have a snapshot in RAM."""
+        return self._worker.call(lambda: len(self._engine.prefix_cache.cache.conversation_ends()))
+
     @property
     def n_embed(self) -> int:
         """The number of tokens that `embed` takes."""

@@ -108,8 +108,12 @@ class Engine:
             self.prefix_cache.forget(seq)
 
     def sleep(self) -> None:
-        """Park all sequences and unload the model. Requires that no request runs."""
+        """Park all sequences and unload the model; background requests end. Requires that all other requests have
+        ended or are cancelled."""
+        self.scheduler.stop_warm_up()
         self.warm_ups.clear()
+        while self.scheduler.has_work:  # what is cancelled ends at the next step
+            self.step()
         for seq in self.sequences:
             try:
                 self.prefix_cache.park(seq)
@@ -120,7 +124,6 @@ class Engine:
         self.prefix_cache.settle()
         self.backend.unload()
         self.asleep = True
-        log.info("idle: model unloaded until the next request")
 
     def wake(self) -> None:
         """Reload the model if it is unloaded. Raises ModelError on failure."""

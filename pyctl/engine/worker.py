@@ -94,7 +94,11 @@ class IdleJobs:
         if (disk := engine.prefix_cache.disk) is not None and disk.queue.is_moving:
             sleep_at = max(sleep_at, now + AGAIN_SECONDS)
         ahead_at = now + ahead if ahead is not None else math.inf
-        return [(ahead_at, None), (sleep_at, engine.sleep), (copy_at, self._copy)]
+        return [(ahead_at, None), (sleep_at, self._sleep), (copy_at, self._copy)]
+
+    def _sleep(self) -> None:
+        self._engine.sleep()
+        log.info("idle: model unloaded until the next request")
 
     def _copy(self) -> None:
         seconds = self._engine.prefix_cache.device.copy_next(self._engine.prefix_cache.disk)
@@ -213,6 +217,18 @@ class Worker:
         if refused:
             job.fail(self._trouble)
         return job.future
+
+    def unload(self) -> Future[None]:
+        """Unload the model and keep its cache. All requests must have ended or be cancelled by then."""
+        return self.call(lambda: None if self._engine.asleep else self._engine.sleep())
+
+    def load(self) -> Future[None]:
+        """Load the model again after `unload`. The future raises UnavailableError if that fails."""
+        return self.call(lambda: None, needs_model=True)
+
+    def end_requests(self, reason: PyctlError) -> Future[None]:
+        """End all requests with ``reason``."""
+        return self.call(lambda: self._engine.scheduler.end_all(reason))
 
     def close(self, timeout: float | None = None, *, unload: bool = True) -> bool:
         """End all requests with UnavailableError and stop after the current step; interrupt a long one. Idempotent.

@@ -141,15 +141,12 @@ log = logging.getLogger("llama.cpp")
 class LibraryLog:
     """Receives llama.cpp's messages for the logger ``llama.cpp``, or for a capture. Thread-safe.
 
-    A capture also receives messages caused by other threads, so only one thread captures at a time.
+    llama.cpp calls back on the thread that called it, so captures and errors belong to the calling thread: what one
+    model's engine or the load of another reports is never taken for the other's.
     """
 
     def __init__(self) -> None:
-        self._turn = threading.RLock()
-        self._lock = threading.Lock()
-        self._captured: list[str] | None = None
-        self._errors: list[str] = []
-        self._level = logging.DEBUG
+        self._threads = threading.local()
         self.callback = api.llama_log_callback(lambda level, text, _: self.receive(level, text))
 
     def redirect(self) -> None:
@@ -158,41 +155,40 @@ class LibraryLog:
 
     def receive(self, level: int, text: bytes) -> None:
         """Process one message of llama.cpp, or a continuation of the last one."""
-        line = text.decode("utf-8", "replace").strip()
-        with self._lock:
-            if level != CONTINUED:
-                self._level = LEVELS.get(level, logging.DEBUG)
-            if not line:
-                return
-            if level == ERROR and not self._errors:
-                self._errors.append(line)
-            if self._captured is not None:
-                self._captured.append(line)
-                return
-            level = self._level
-        log.log(level, "%s", line)
+        line, mine = text.decode("utf-8", "replace").strip(), self._threads
+        if level != CONTINUED:
+            mine.level = LEVELS.get(level, logging.DEBUG)
+        if not line:
+            return
+        if level == ERROR and not getattr(mine, "error", ""):
+            mine.error = line
+        captured: list[str] | None = getattr(mine, "captured", None)
+        if captured is not None:
+            captured.append(line)
+        else:
+            log.log(getattr(mine, "level", logging.DEBUG), "%s", line)
 
     @contextmanager
     def captured(self) -> Iterator[list[str]]:
-        """Yield a list of the lines received within the block, which are not logged. Waits for other captures."""
+        """Yield a list of the lines that this thread causes within the block, which are not logged."""
         lines: list[str] = []
-        with self._turn:
-            before, self._captured = self._captured, lines
-            try:
-                yield lines
-            finally:
-                self._captured = before
+        before = getattr(self._threads, "captured", None)
+        self._threads.captured = lines
+        try:
+            yield lines
+        finally:
+            self._threads.captured = before
 
     def forget_errors(self) -> None:
-        """Drop earlier errors, so that `last_error` reports only later ones."""
-        with self._lock:
-            self._errors = []
+        """Drop earlier errors of this thread, so that `last_error` reports only later ones."""
+        self._threads.error = ""
 
     def last_error(self, default: str) -> str:
-        """Return the first error since the last call or `forget_errors`, the cause of later ones; or ``default``."""
-        with self._lock:
-            errors, self._errors = self._errors, []
-        return FUNCTION.sub("", "; ".join(errors[0].splitlines())) if errors else default
+        """Return this thread's first error since the last call or `forget_errors`, the cause of later ones; or
+        ``default``."""
+        error: str = getattr(self._threads, "error", "")
+        self._threads.error = ""
+        return FUNCTION.sub("", "; ".join(error.splitlines())) if error else default
 
 
 _library_log = LibraryLog()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pyctl.cache import DiskSettings
-from pyctl.convert import choice, directory, file_text, integer, words
+from pyctl.convert import choice, directory, file_text, integer, number, words
 from pyctl.engine.engine_settings import MOST_WARM_UPS
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.sampling import Sampling
@@ -18,7 +18,7 @@ from pyctl.errors import ConfigError
 from pyctl.limit import SetLimit
 from pyctl.setting import CACHE, FORMAT, SAMPLING, SERVER
 
-__all__ = ["REASONING_FORMATS", "Cors", "ListenSettings", "ReplySettings", "ServerSettings"]
+__all__ = ["REASONING_FORMATS", "Cors", "ListenSettings", "ReplySettings", "RouterSettings", "ServerSettings"]
 
 REASONING_FORMATS: dict[str, Literal["auto", "deepseek", "none"]] = {
     "auto": "auto",
@@ -107,6 +107,57 @@ class ListenSettings:
     def __post_init__(self) -> None:
         if bool(self.ssl_key_file) != bool(self.ssl_cert_file):
             raise ConfigError("--ssl-key-file and --ssl-cert-file must be given together")
+
+
+@dataclass(frozen=True)
+class RouterSettings:
+    """Several models behind one address: where they are, and how many are loaded at the same time."""
+
+    models_dir: str = SERVER.flag(
+        "",
+        "--models-dir",
+        "directory of models that requests name; a model of several files has a folder of its own",
+        directory,
+        "LLAMA_ARG_MODELS_DIR",
+        "DIR",
+    )
+    preset_path: str = SERVER.flag(
+        "",
+        "--models-preset",
+        "file of models that requests name (INI): a section for each, with its flags",
+        str,
+        "LLAMA_ARG_MODELS_PRESET",
+        "FILE",
+    )
+    most_loaded: int = SERVER.flag(
+        4,
+        "--models-max",
+        "most models that are loaded at the same time, 0 = as many as fit",
+        integer(0),
+        "LLAMA_ARG_MODELS_MAX",
+        limit=SetLimit("models that are loaded at the same time; 0 is no limit", "one of them is unloaded", "memory"),
+    )
+    autoload: bool = SERVER.flag(
+        True,
+        "--models-autoload",
+        "load a model when a request names it",
+        None,
+        "LLAMA_ARG_MODELS_AUTOLOAD",
+        off="--no-models-autoload",
+    )
+    patience: float = SERVER.flag(
+        1.0,
+        "--models-patience",
+        "seconds after its last reply before a model leaves for another one",
+        number(0.0),
+        "PYCTL_MODELS_PATIENCE",
+        "SECONDS",
+    )
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether there are several models."""
+        return bool(self.models_dir or self.preset_path)
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, TypeAlias
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -30,8 +32,18 @@ from pyctl.server.api import (
     sequences,
     token_counts,
 )
-from pyctl.server.body import Body, at_most
-from pyctl.server.http import ErrorForm, JsonResponse, error_response, form_of, http_exceptions
+from pyctl.server.api import models as model_list
+from pyctl.server.body import Body, at_most, parse_json
+from pyctl.server.held import HeldResponse
+from pyctl.server.http import (
+    ErrorForm,
+    JsonResponse,
+    anthropic_error,
+    error_response,
+    form_of,
+    http_exceptions,
+    ollama_error,
+)
 from pyctl.server.middleware import (
     MAX_BODY_BYTES,
     MAX_IMAGES_BODY_BYTES,
@@ -41,6 +53,7 @@ from pyctl.server.middleware import (
     check_origin,
     depth_error,
 )
+from pyctl.server.models import Models
 from pyctl.server.reply import log_error
 from pyctl.server.service import Service
 
@@ -53,94 +66,117 @@ class _TextsBody(Body, frozen=True):
     texts: Any = None
 
 
-async def _render(service: Service, request: Request) -> Response:
+async def _render(models: Models, request: Request) -> Response:
     """POST /page/markdown {"texts": [...]}: the HTML of each, harmless whatever the texts say."""
     texts = _TextsBody.parse(await request.body()).texts
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise RequestError("'texts' must be a list of strings")
     at_most(MOST_TEXTS, len(texts), "texts", "texts")
     # Threads of its own: what takes long here keeps no request from the engine.
-    return JsonResponse({"html": await service.shared.rendering.run(request, service.shared.markdown.render, texts)})
+    shared = models.shared
+    return JsonResponse({"html": await shared.rendering.run(request, shared.markdown.render, texts)})
 
 
 Handler: TypeAlias = Callable[[Service, Request], Awaitable[ASGIApp]]
+"""An endpoint of one model."""
 
-_GET: dict[str, Handler] = {
-    "/health": info.health,
-    "/v1/health": info.health,
-    "/models": info.models,
-    "/v1/models": info.models,
-    "/v1/models/{id:path}": info.model,
-    "/props": info.props,
-    "/metrics": metrics.show,
-    "/slots": sequences.show,
-    "/lora-adapters": info.adapters,
-    "/v1/stream": info.resume_stream,
-    "/tools": info.disabled,
-    "/cors-proxy": info.disabled,
-    "/cache": prefix_cache.show,
-    "/v1/responses/{id}": responses.retrieve,
-    "/v1/conversations/{id}": responses.retrieve_conversation,
-    "/api/tags": ollama.tags,
-    "/api/ps": ollama.loaded_models,
-    "/api/version": ollama.version,
-    "/api/blobs/{digest}": ollama.manage,
+ProcessHandler: TypeAlias = Callable[[Models, Request], Awaitable[ASGIApp]]
+"""An endpoint of the process, for which no model is chosen."""
+
+Endpoint: TypeAlias = Callable[[Request], Awaitable[ASGIApp]]
+
+_MANAGED = ("pull", "push", "create", "copy", "blobs/{digest}")
+
+_OF_PROCESS: dict[str, dict[str, ProcessHandler]] = {
+    "GET": {
+        "/health": model_list.health,
+        "/v1/health": model_list.health,
+        "/models": model_list.show,
+        "/v1/models": model_list.show,
+        "/v1/models/{id:path}": model_list.retrieve,
+        "/v1/stream": info.resume_stream,
+        "/tools": info.disabled,
+        "/cors-proxy": info.disabled,
+        "/v1/responses/{id}": responses.retrieve,
+        "/v1/conversations/{id}": responses.retrieve_conversation,
+        "/api/tags": ollama.tags,
+        "/api/ps": ollama.loaded_models,
+        "/api/version": ollama.version,
+        "/api/blobs/{digest}": ollama.manage,
+    },
+    "POST": {
+        **dict.fromkeys(("/audio/transcriptions", "/v1/audio/transcriptions"), info.transcribe),
+        "/v1/chat/completions/control": completions.control,
+        "/v1/streams/lookup": info.find_streams,
+        "/tools": info.disabled,
+        "/cors-proxy": info.disabled,
+        "/page/markdown": _render,
+        "/v1/conversations": responses.create_conversation,
+        "/v1/conversations/{id}": responses.change_conversation,
+        **dict.fromkeys((f"/api/{name}" for name in _MANAGED), ollama.manage),
+    },
+    "DELETE": {
+        "/v1/stream": info.end_stream,
+        "/v1/responses/{id}": responses.delete,
+        "/v1/conversations/{id}": responses.delete_conversation,
+        "/api/delete": ollama.manage,
+    },
 }
 
-_POST: dict[str, Handler] = {
-    "/chat/completions": completions.chat_completions,
-    "/v1/chat/completions": completions.chat_completions,
-    "/v1/completions": completions.completions,
-    "/completion": completions.native_completion,
-    "/completions": completions.native_completion,
-    "/infill": completions.infill,
-    "/tokenize": token_counts.tokenize,
-    "/detokenize": token_counts.detokenize,
-    "/apply-template": token_counts.apply_template,
-    "/props": info.change_props,
-    "/slots/{id}": sequences.act,
-    "/lora-adapters": info.change_adapters,
-    "/embedding": embeddings.native,
-    "/embeddings": embeddings.native,
-    "/v1/embeddings": embeddings.openai,
-    **dict.fromkeys(("/rerank", "/reranking", "/v1/rerank", "/v1/reranking"), embeddings.rank),
-    **dict.fromkeys(("/audio/transcriptions", "/v1/audio/transcriptions"), info.transcribe),
-    "/v1/chat/completions/control": completions.control,
-    "/v1/streams/lookup": info.find_streams,
-    "/tools": info.disabled,
-    "/cors-proxy": info.disabled,
-    "/cache/pin": prefix_cache.pin,
-    "/page/markdown": _render,
-    "/cache/warm": prefix_cache.warm,
-    "/v1/messages": anthropic.messages,
-    "/v1/messages/count_tokens": anthropic.count_tokens,
-    "/v1/conversations": responses.create_conversation,
-    "/v1/conversations/{id}": responses.change_conversation,
-    "/responses": responses.create,
-    "/v1/responses": responses.create,
-    "/chat/completions/input_tokens": token_counts.chat_input_tokens,
-    "/v1/chat/completions/input_tokens": token_counts.chat_input_tokens,
-    "/responses/input_tokens": responses.input_tokens,
-    "/v1/responses/input_tokens": responses.input_tokens,
-    "/api/chat": ollama.chat,
-    "/api/generate": ollama.generate,
-    "/api/show": ollama.show,
-    "/api/embed": ollama.embed,
-    "/api/embeddings": ollama.embeddings,
-    **dict.fromkeys((f"/api/{name}" for name in ("pull", "push", "create", "copy", "blobs/{digest}")), ollama.manage),
+_OF_ROUTER: dict[str, dict[str, ProcessHandler]] = {
+    "GET": {"/models/sse": model_list.events},
+    "POST": {"/models/load": model_list.load, "/models/unload": model_list.unload},
+}
+"""Endpoints of a process with several models."""
+
+_OF_MODEL: dict[str, dict[str, Handler]] = {
+    "GET": {
+        "/props": info.props,
+        "/metrics": metrics.show,
+        "/slots": sequences.show,
+        "/lora-adapters": info.adapters,
+        "/cache": prefix_cache.show,
+    },
+    "POST": {
+        "/chat/completions": completions.chat_completions,
+        "/v1/chat/completions": completions.chat_completions,
+        "/v1/completions": completions.completions,
+        "/completion": completions.native_completion,
+        "/completions": completions.native_completion,
+        "/infill": completions.infill,
+        "/tokenize": token_counts.tokenize,
+        "/detokenize": token_counts.detokenize,
+        "/apply-template": token_counts.apply_template,
+        "/props": info.change_props,
+        "/slots/{id}": sequences.act,
+        "/lora-adapters": info.change_adapters,
+        "/embedding": embeddings.native,
+        "/embeddings": embeddings.native,
+        "/v1/embeddings": embeddings.openai,
+        **dict.fromkeys(("/rerank", "/reranking", "/v1/rerank", "/v1/reranking"), embeddings.rank),
+        "/cache/pin": prefix_cache.pin,
+        "/cache/warm": prefix_cache.warm,
+        "/v1/messages": anthropic.messages,
+        "/v1/messages/count_tokens": anthropic.count_tokens,
+        "/responses": responses.create,
+        "/v1/responses": responses.create,
+        "/chat/completions/input_tokens": token_counts.chat_input_tokens,
+        "/v1/chat/completions/input_tokens": token_counts.chat_input_tokens,
+        "/responses/input_tokens": responses.input_tokens,
+        "/v1/responses/input_tokens": responses.input_tokens,
+        "/api/chat": ollama.chat,
+        "/api/generate": ollama.generate,
+        "/api/show": ollama.show,
+        "/api/embed": ollama.embed,
+        "/api/embeddings": ollama.embeddings,
+    },
+    "DELETE": {
+        "/cache": prefix_cache.clear,
+        "/cache/{id}": prefix_cache.drop,
+    },
 }
 
-_DELETE: dict[str, Handler] = {
-    "/v1/stream": info.end_stream,
-    "/cache": prefix_cache.clear,
-    "/cache/{id}": prefix_cache.drop,
-    "/v1/responses/{id}": responses.delete,
-    "/v1/conversations/{id}": responses.delete_conversation,
-    "/api/delete": ollama.manage,
-}
-
-
-_OWN_PAGES: frozenset[Handler] = frozenset(
+_OWN_PAGES: frozenset[object] = frozenset(
     (
         prefix_cache.show,
         prefix_cache.pin,
@@ -149,20 +185,53 @@ _OWN_PAGES: frozenset[Handler] = frozenset(
         info.change_props,
         sequences.act,
         info.change_adapters,
+        model_list.load,
+        model_list.unload,
     )
 )
 """Endpoints that pages of other origins may not use, though they may generate: these show or change shared state."""
 
+_WITHOUT_WEIGHTS: frozenset[Handler] = frozenset(
+    (
+        *_OF_MODEL["GET"].values(),
+        *_OF_MODEL["DELETE"].values(),
+        prefix_cache.pin,
+        info.change_props,
+        info.change_adapters,
+        token_counts.tokenize,
+        token_counts.detokenize,
+        token_counts.apply_template,
+        token_counts.chat_input_tokens,
+        anthropic.count_tokens,
+        responses.input_tokens,
+        ollama.show,
+    )
+)
+"""Endpoints that need the vocabulary or the cache of a model at most, which stay when it is unloaded."""
 
-def create_app(service: Service) -> Starlette:
-    """The ASGI application that answers with ``service``; it owns neither the worker nor its thread."""
-    settings = service.shared.settings
+_WITHOUT_NAME: dict[Handler, ProcessHandler] = {info.props: info.router_props, metrics.show: metrics.show_all}
+"""What answers where there are several models and a request names none."""
+
+
+def create_app(models: Models) -> Starlette:
+    """The ASGI application that answers with ``models``; it owns neither their workers nor their threads."""
+    settings = models.shared.settings
+    paths: dict[str, dict[str, Endpoint]] = {}
+    tables = (_OF_PROCESS,) if models.only is not None else (_OF_PROCESS, _OF_ROUTER)
+    for method, process_handlers in (item for table in tables for item in table.items()):
+        for path, process_handler in process_handlers.items():
+            of_process = partial(process_handler, models)
+            paths.setdefault(path, {})[method] = _guarded(settings, process_handler, of_process, form_of(path))
+    for method, handlers in _OF_MODEL.items():
+        for path, handler in handlers.items():
+            of_model = partial(_answer, models, handler, form_of(path))
+            paths.setdefault(path, {})[method] = _guarded(settings, handler, of_model, form_of(path))
     routes: list[BaseRoute] = [
-        Route(settings.api_prefix + path, _endpoint(service, handlers, form_of(path)), methods=list(handlers))
-        for path, handlers in _by_path({"GET": _GET, "POST": _POST, "DELETE": _DELETE}).items()
+        Route(settings.api_prefix + path, _by_method(endpoints), methods=list(endpoints))
+        for path, endpoints in paths.items()
     ]
     routes += page_routes(settings)
-    limit = MAX_IMAGES_BODY_BYTES if service.info.vision else MAX_BODY_BYTES
+    limit = MAX_IMAGES_BODY_BYTES if models.sees_images else MAX_BODY_BYTES
     if settings.static_path:
         routes.append(Mount(settings.api_prefix, StaticFiles(directory=settings.static_path, html=True)))
     return Starlette(
@@ -189,35 +258,83 @@ def create_loading_app(settings: ServerSettings) -> Starlette:
     )
 
 
-def _by_path(methods: Mapping[str, Mapping[str, Handler]]) -> dict[str, dict[str, Handler]]:
-    """The handlers of each path by method; one route per path answers 405 for all others."""
-    paths: dict[str, dict[str, Handler]] = {}
-    for method, handlers in methods.items():
-        for path, handler in handlers.items():
-            paths.setdefault(path, {})[method] = handler
-    return paths
-
-
-def _endpoint(
-    service: Service, handlers: Mapping[str, Handler], form: ErrorForm
-) -> Callable[[Request], Awaitable[ASGIApp]]:
-    """The handler of a request's method with its errors turned into responses in ``form``."""
+def _by_method(endpoints: Mapping[str, Endpoint]) -> Endpoint:
+    """One endpoint for all methods of a path; a route for each path answers 405 for all others."""
 
     async def endpoint(request: Request) -> ASGIApp:
-        handler = handlers["GET" if request.method == "HEAD" else request.method]
-        try:
-            if handler in _OWN_PAGES or (handler is sequences.show and service.shared.settings.slots_debug):
-                check_origin(request.headers, service.shared.settings)
-            return await handler(service, request)
-        except ClientDisconnect:
-            return Response(status_code=400)
-        except RecursionError:
-            return error_response(depth_error(), form)
-        except Exception as error:
-            log_error(request.url.path, error)
-            return error_response(error, form)
+        return await endpoints["GET" if request.method == "HEAD" else request.method](request)
 
     return endpoint
+
+
+def _guarded(settings: ServerSettings, handler: object, answer: Endpoint, form: ErrorForm) -> Endpoint:
+    """``answer`` with the check of origins that ``handler`` needs, and its errors turned into responses in ``form``."""
+
+    async def endpoint(request: Request) -> ASGIApp:
+        try:
+            if handler in _OWN_PAGES or (handler is sequences.show and settings.slots_debug):
+                check_origin(request.headers, settings)
+            return await answer(request)
+        except Exception as error:
+            return _response_to(error, form, request)
+
+    return endpoint
+
+
+def _response_to(error: Exception, form: ErrorForm, request: Request) -> Response:
+    """The response to ``error`` in ``form``."""
+    if isinstance(error, ClientDisconnect):
+        return Response(status_code=400)
+    if isinstance(error, RecursionError):
+        return error_response(depth_error(), form)
+    log_error(request.url.path, error)
+    return error_response(error, form)
+
+
+# -- the model of a request --------------------------------------------------------------------------------------------
+
+
+class _RoutedBody(msgspec.Struct, frozen=True):
+    """What decides on the way of a request to its model."""
+
+    model: Any = None
+    stream: Any = False
+
+
+async def _answer(models: Models, handler: Handler, form: ErrorForm, request: Request) -> ASGIApp:
+    """What ``handler`` answers with the model of ``request``, the only place where that is chosen."""
+    if models.only is not None:
+        return await handler(models.only, request)
+    body = _RoutedBody() if request.method in ("GET", "HEAD", "DELETE") else _routed(await request.body())
+    name = body.model if isinstance(body.model, str) else request.query_params.get("model", "")
+    if not name and handler in _WITHOUT_NAME:
+        return await _WITHOUT_NAME[handler](models, request)
+    model = models.last_used if not name and handler is prefix_cache.show else None
+    model = model or models.named(name)
+    if model.service is not None and handler in _WITHOUT_WEIGHTS:
+        return await handler(model.service, request)
+    autoload = request.query_params.get("autoload", "")
+    if not (models.is_loaded(model) or (autoload in ("true", "1") if autoload else models.autoload)):
+        raise RequestError("model is not loaded")
+    return HeldResponse(
+        models,
+        model,
+        lambda service: handler(service, request),
+        lambda error: _response_to(error, form, request),
+        ping_seconds=models.shared.settings.ping_seconds if body.stream is True and form is not ollama_error else 0,
+        error_event=b"error" if form is anthropic_error else b"",
+    )
+
+
+def _routed(raw: bytes) -> _RoutedBody:
+    """The members of a body that matter here. Raises RequestError if it is not JSON."""
+    try:
+        return msgspec.json.decode(raw or b"{}", type=_RoutedBody)
+    except msgspec.ValidationError:  # no object: the query has to name the model
+        return _RoutedBody()
+    except msgspec.DecodeError:
+        parse_json(raw)
+        return _RoutedBody()
 
 
 def page_routes(settings: ServerSettings) -> list[Route]:

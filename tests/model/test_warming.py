@@ -25,6 +25,7 @@ from pyctl.engine.worker import Worker
 from pyctl.llama import load
 from pyctl.server import ReplySettings, ServerSettings
 from pyctl.server.app import create_app
+from pyctl.server.models import Models
 from pyctl.server.service import Service, Shared
 from pyctl.terminal.local import LocalBackend
 from tests.unit.server.fake import Client
@@ -81,7 +82,7 @@ class Served:
         chat = ChatFormat(Template(STRIPS, eos_token="<|im_end|>"), loaded.tokenizer, replay=Replay())
         shared = Shared(ServerSettings(show_metrics=True))
         self.service = Service(self.worker, chat, EngineAdmin(self.worker, engine), ReplySettings(**settings), shared)
-        self.client = Client(create_app(self.service))
+        self.client = Client(create_app(Models.of(self.service)))
 
     def post(self, path: str, body: Any) -> Any:
         response = self.client.post(path, json=body)

@@ -81,7 +81,7 @@ class Scheduler:
     def schedule(self) -> Decision:
         """Start or resume due requests, end cancelled ones, and return the work of the next step."""
         if self.waiting or self.idle_jobs:
-            self._stop_warm_up()
+            self.stop_warm_up()
         self._run_idle_jobs()
         self._admit()
         if not self.has_work and (warm_up := self.warm_ups.take()) is not None:
@@ -112,7 +112,8 @@ class Scheduler:
         for job in ready:
             job.run()
 
-    def _stop_warm_up(self) -> None:
+    def stop_warm_up(self) -> None:
+        """Interrupt the background request that runs, if any; it waits again."""
         for active in [each for each in self.running if each.handle.request.background]:
             self.end(active)
             self.warm_ups.put_back(active)

@@ -17,6 +17,7 @@ from pyctl.server.body import Body, ChatBody, CompletionBody, InfillBody
 from pyctl.server.http import JsonResponse, encode, frame
 from pyctl.server.images import with_images
 from pyctl.server.middleware import sees_texts
+from pyctl.server.models import Models
 from pyctl.server.prepare import prepare
 from pyctl.server.reply import Identity, PreparedReply, Reply, ReplyResponse, respond, settings_json, usage_json
 from pyctl.server.service import Service
@@ -292,14 +293,14 @@ async def chat_completions(service: Service, request: Request) -> ReplyResponse:
     return await _answer(service, request, ChatBody, form)
 
 
-async def control(service: Service, request: Request) -> Response:
+async def control(models: Models, request: Request) -> Response:
     """POST /v1/chat/completions/control: ends the reasoning of a reply that is being sent."""
     body = _ControlBody.parse(await request.body())
     if not body.id:
         raise RequestError("missing completion id")
     if body.action != "reasoning_end":
         raise RequestError("unknown control action")
-    handles = service.shared.running.get(body.id)
+    handles = models.shared.running.get(body.id)
     if handles is None:
         return JsonResponse({"success": False, "message": "no active completion for this id"})
     if not handles:

@@ -1,9 +1,8 @@
-"""Health, models, properties, LoRA adapters, and llama-server's endpoints for what pyctl does not have."""
+"""Properties, LoRA adapters, and llama-server's endpoints for what pyctl does not have."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 from starlette.requests import Request
@@ -13,10 +12,11 @@ from pyctl.chat.images import MEDIA_MARKER
 from pyctl.engine.pool import PoolPlan
 from pyctl.engine.request import Request as EngineRequest
 from pyctl.engine.selection import CHUNK, SelectSettings
-from pyctl.errors import NotFoundError, NotSupportedError, RequestError, UnavailableError
+from pyctl.errors import NotFoundError, NotSupportedError, RequestError
 from pyctl.prompt import Prompt
 from pyctl.server.body import ReplyOptions, parse_json, parse_object, scales_of
-from pyctl.server.http import JsonResponse, error_response
+from pyctl.server.http import JsonResponse
+from pyctl.server.models import Models
 from pyctl.server.prepare import keep_scales
 from pyctl.server.reply import settings_json, without_long
 from pyctl.server.service import Service
@@ -28,78 +28,28 @@ __all__ = [
     "disabled",
     "end_stream",
     "find_streams",
-    "health",
-    "model",
-    "models",
     "props",
     "resume_stream",
+    "router_props",
     "transcribe",
 ]
 
 
-async def health(service: Service, request: Request) -> Response:
-    """GET /health: 503 when nothing will be served any more."""
-    if (trouble := service.worker.trouble) is not None:
-        return error_response(UnavailableError(str(trouble)))
-    return JsonResponse({"status": "ok"})
-
-
-async def models(service: Service, request: Request) -> Response:
-    """GET /v1/models: OpenAI's list and Ollama's, as llama-server has them."""
-    info = service.info
-    details = {
-        "parent_model": "",
-        "format": "gguf",
-        "family": "",
-        "families": [""],
-        "parameter_size": "",
-        "quantization_level": "",
-    }
-    named = {
-        "name": service.model,
-        "model": service.model,
-        "modified_at": "",
-        "size": "",
-        "digest": "",
-        "type": "model",
-        "description": "",
-        "tags": [""],
-        "capabilities": ["completion", "multimodal"] if info.vision else ["completion"],
-        "parameters": "",
-        "details": details,
-    }
-    return JsonResponse({"models": [named], "object": "list", "data": [_model_json(service)]})
-
-
-async def model(service: Service, request: Request) -> Response:
-    """GET /v1/models/{id}"""
-    name = str(request.path_params["id"])
-    if not service.is_named(name):
-        raise NotFoundError(f"the model {name[:200]!r} does not exist; this server has {service.model!r}")
-    return JsonResponse({**_model_json(service), "id": name})
-
-
-def _model_json(service: Service) -> dict[str, Any]:
-    """The model as OpenAI writes it."""
-    info = service.info
-    return {
-        "id": service.model,
-        "aliases": info.model_aliases,
-        "tags": info.model_tags,
-        "object": "model",
-        "created": int(time.time()),
-        "owned_by": "llamacpp",
-        "meta": {
-            "vocab_type": info.vocab_type,
-            "n_vocab": info.n_vocab,
-            "n_ctx": info.n_ctx,
-            "n_ctx_train": info.n_ctx_train,
-            "n_embd": info.n_embd,
-            "n_params": info.n_params,
-            "size": info.model_size,
-            "ftype": info.ftype_name,
-        },
-    }
+async def router_props(models: Models, request: Request) -> Response:
+    """GET /props without a model, where there are several: what llama-server's router answers."""
+    return JsonResponse(
+        {
+            "role": "router",
+            "max_instances": models.most,
+            "models_autoload": models.autoload,
+            "model_alias": "llama-server",
+            "model_path": "none",
+            "default_generation_settings": {"params": {}, "n_ctx": 0},
+            "ui_settings": {},
+            "build_info": models.build,
+            "cors_proxy_enabled": False,
+        }
+    )
 
 
 async def props(service: Service, request: Request) -> Response:

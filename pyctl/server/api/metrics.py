@@ -15,9 +15,10 @@ from pyctl.cache import CacheView
 from pyctl.engine.engine_stats import EngineStats
 from pyctl.errors import NotSupportedError
 from pyctl.server.memory import resident_bytes
+from pyctl.server.models import Models
 from pyctl.server.service import Service
 
-__all__ = ["prometheus_text", "show"]
+__all__ = ["prometheus_text", "show", "show_all"]
 
 _STARTED = int(time.time())
 
@@ -41,12 +42,38 @@ async def show(service: Service, request: Request) -> Response:
     return Response(text, headers=headers)
 
 
+async def show_all(models: Models, request: Request) -> Response:
+    """GET /metrics of all models that have been loaded, each with the label ``model``."""
+    if not models.shared.settings.show_metrics:
+        raise NotSupportedError("This server does not support metrics endpoint. Start it with `--metrics`")
+    found: dict[str, Metric] = {}
+    for model in models:
+        loaded = _gauge("pyctl:model_loaded", "Whether the model is loaded", float(models.is_loaded(model)))
+        metrics = [loaded]
+        if (service := model.service) is not None:
+            stats = await asyncio.wrap_future(service.admin.stats())
+            metrics += _metrics(stats, {"resident": resident_bytes(), **service.counted_bytes(stats.memory)})
+        for metric in metrics:
+            values = {**found[metric.name].values} if metric.name in found else {}
+            found[metric.name] = metric._replace(values={**values, **_labelled(model.name, metric.values)})
+    headers = {"content-type": "text/plain; version=0.0.4", "process-start-time-unix": str(_STARTED)}
+    return Response("".join(map(_lines, found.values())), headers=headers)
+
+
 def prometheus_text(stats: EngineStats, memory: Mapping[str, int]) -> str:
     """All metrics, as Prometheus reads them; ``memory`` are bytes by what they are for, and those that are resident."""
-    return "".join(
-        _lines(metric)
-        for metric in (*_llama(stats), *_scheduling(stats), *_pool(stats), *_cache(stats.cache), *_memory(memory))
-    )
+    return "".join(map(_lines, _metrics(stats, memory)))
+
+
+def _metrics(stats: EngineStats, memory: Mapping[str, int]) -> list[Metric]:
+    return [*_llama(stats), *_scheduling(stats), *_pool(stats), *_cache(stats.cache), *_memory(memory)]
+
+
+def _labelled(model: str, values: Mapping[str, float]) -> dict[str, float]:
+    """``values`` with the label ``model`` first in their braces."""
+    name = model.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
+    first = f'{{model="{name}"'
+    return {first + (f",{labels[1:]}" if labels else "}"): value for labels, value in values.items()}
 
 
 def _lines(metric: Metric) -> str:

@@ -41,6 +41,7 @@ from pyctl.server.api.embeddings import normalised, vectors_of
 from pyctl.server.body import AnyBody, Body, ChatBody, CompletionBody, InfillBody, Integer, items, others, parse_object
 from pyctl.server.http import JsonResponse, encode, json_lines, ollama_error
 from pyctl.server.images import ImagePart, with_images
+from pyctl.server.models import Models
 from pyctl.server.prepare import prepare
 from pyctl.server.reply import EventReply, PreparedReply, respond
 from pyctl.server.service import Service
@@ -472,17 +473,18 @@ async def embeddings(service: Service, request: Request) -> Response:
     return JsonResponse({"embedding": vectors[0][0].tolist() if vectors else []})
 
 
-async def tags(service: Service, request: Request) -> Response:
-    """GET /api/tags"""
-    return JsonResponse({"models": [_model(service)]})
+async def tags(models: Models, request: Request) -> Response:
+    """GET /api/tags; of a model that was not loaded yet, the name alone is known."""
+    unknown = [model.name for model in models if model.service is None]
+    named = [{"name": f"{name}:latest", "model": f"{name}:latest", "details": {"format": "gguf"}} for name in unknown]
+    return JsonResponse({"models": [*map(_model, models.services), *named]})
 
 
-async def loaded_models(service: Service, request: Request) -> Response:
-    """GET /api/ps: none while the model sleeps."""
-    if service.worker.is_sleeping:
-        return JsonResponse({"models": []})
-    running = {"expires_at": _NEVER, "context_length": service.info.n_ctx}
-    return JsonResponse({"models": [{**_model(service), **running}]})
+async def loaded_models(models: Models, request: Request) -> Response:
+    """GET /api/ps: those that are loaded and do not sleep."""
+    running = [service for service in models.services if not service.worker.is_sleeping]
+    facts = {"expires_at": _NEVER}
+    return JsonResponse({"models": [{**_model(each), **facts, "context_length": each.info.n_ctx} for each in running]})
 
 
 _NEVER = "2318-01-01T00:00:00Z"

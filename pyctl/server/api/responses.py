@@ -32,6 +32,7 @@ from pyctl.server.api.token_counts import count, counted
 from pyctl.server.body import Body, ByteAccount, ChatBody, ConversationBody, parse_object
 from pyctl.server.http import JsonResponse, error_body, error_response, named_frames
 from pyctl.server.images import Fetched, with_images
+from pyctl.server.models import Models
 from pyctl.server.prepare import parallel_calls, prepare
 from pyctl.server.reply import EventReply, PreparedReply, log_error, progress_json, respond, timings_json
 from pyctl.server.service import Service
@@ -301,46 +302,46 @@ async def input_tokens(service: Service, request: Request) -> Response:
         return _not_found(values, error)
 
 
-async def retrieve(service: Service, request: Request) -> Response:
+async def retrieve(models: Models, request: Request) -> Response:
     """GET /v1/responses/{id}"""
-    return JsonResponse(service.shared.responses.get(request.path_params["id"]))
+    return JsonResponse(models.shared.responses.get(request.path_params["id"]))
 
 
-async def delete(service: Service, request: Request) -> Response:
+async def delete(models: Models, request: Request) -> Response:
     """DELETE /v1/responses/{id}"""
     name = request.path_params["id"]
-    service.shared.responses.delete(name)
+    models.shared.responses.delete(name)
     return JsonResponse({"id": name, "object": "response", "deleted": True})
 
 
-async def create_conversation(service: Service, request: Request) -> Response:
+async def create_conversation(models: Models, request: Request) -> Response:
     """POST /v1/conversations {"items": [...], "metadata": {...}}; both may be absent."""
     raw = await request.body()
-    return JsonResponse(await service.shared.pool.run(request, _conversation, service, raw, owner_of(request)))
+    return JsonResponse(await models.shared.pool.run(request, _conversation, models, raw, owner_of(request)))
 
 
-async def retrieve_conversation(service: Service, request: Request) -> Response:
+async def retrieve_conversation(models: Models, request: Request) -> Response:
     """GET /v1/conversations/{id}"""
-    return JsonResponse(service.shared.conversations.get(request.path_params["id"]))
+    return JsonResponse(models.shared.conversations.get(request.path_params["id"]))
 
 
-async def change_conversation(service: Service, request: Request) -> Response:
+async def change_conversation(models: Models, request: Request) -> Response:
     """POST /v1/conversations/{id} {"metadata": {...}}"""
     body = _NewConversationBody.parse(await request.body())
-    return JsonResponse(service.shared.conversations.change(request.path_params["id"], body.metadata))
+    return JsonResponse(models.shared.conversations.change(request.path_params["id"], body.metadata))
 
 
-async def delete_conversation(service: Service, request: Request) -> Response:
+async def delete_conversation(models: Models, request: Request) -> Response:
     """DELETE /v1/conversations/{id}; the responses in it stay."""
     name = request.path_params["id"]
-    service.shared.conversations.delete(name)
+    models.shared.conversations.delete(name)
     return JsonResponse({"id": name, "object": "conversation.deleted", "deleted": True})
 
 
-def _conversation(service: Service, raw: bytes, owner: str) -> dict[str, Any]:
+def _conversation(models: Models, raw: bytes, owner: str) -> dict[str, Any]:
     body = _NewConversationBody.parse(raw or b"{}")
     messages = [] if body.items is None else messages_of(body.items, "items", ByteAccount())
-    return service.shared.conversations.create(messages, body.metadata, owner)
+    return models.shared.conversations.create(messages, body.metadata, owner)
 
 
 def _reply(service: Service, values: dict[str, Any], fetched: Fetched, owner: str) -> ResponseReply:

@@ -310,7 +310,7 @@ class RamHistories(RuleBasedStateMachine):
         assert kept <= set(self.held())
 
     def pairs(self) -> list[tuple[Slot, Snapshot]]:
-        return self.cache.occupied()
+        return self.cache.slots.occupied()
 
     @rule(data=st.data())
     @precondition(lambda self: self.held())

@@ -30,6 +30,7 @@ from pyctl.errors import ModelError
 from pyctl.llama import Loaded
 from pyctl.llama.params import ModelParams, context_params
 from pyctl.server.lifecycle import LoadingApp
+from pyctl.server.models import Models
 from pyctl.server.reply import ReplyResponse
 from pyctl.server.request_pool import Afterwards
 from pyctl.terminal import TerminalSettings
@@ -172,14 +173,14 @@ def look(monkeypatch: pytest.MonkeyPatch, argv: list[str], at: Callable[[Seen], 
         seen.pings.append(seconds)
         return asyncio.sleep(0)
 
-    def recorded(patch: pytest.MonkeyPatch, name: str) -> None:
-        made = getattr(assemble, name)
+    def recorded(patch: pytest.MonkeyPatch, name: str, module: Any = assemble) -> None:
+        made = getattr(module, name)
 
         def make(*args: Any, **given: Any) -> Any:
             seen.built[name] = {**{str(i): value for i, value in enumerate(args)}, **given}
             return made(*args, **given)
 
-        patch.setattr(assemble, name, make)
+        patch.setattr(module, name, make)
 
     def remote(*given: Any) -> Any:
         seen.remote = given
@@ -194,11 +195,13 @@ def look(monkeypatch: pytest.MonkeyPatch, argv: list[str], at: Callable[[Seen], 
         patch.setattr(model_settings, "_spin_is_given", False)  # as in a process that nobody started with it
         for name in ("RamCache", "DiskStore", "DiskTier", "Replay", "ModelDrafts", "Speculation", "Engine", "Worker"):
             recorded(patch, name)
+        recorded(patch, "LoadOrder", serve_command)
         patch.setattr(assemble, "load", load)
         patch.setattr(serve_command, "open_in_browser", seen.opened.append)
         patch.setattr(assemble, "gc", SimpleNamespace(collect=lambda: None, freeze=lambda: None))
         patch.setattr(Worker, "submit", submit)
         patch.setattr(Worker, "watch", lambda _: None)
+        patch.setattr(Models, "run", lambda _: None)
         patch.setattr(Worker, "warm", lambda _, request: seen.warmed.append(request))
         patch.setattr(Afterwards, "add", lambda _, function: function())
         patch.setattr(EngineAdmin, "embed", embed)

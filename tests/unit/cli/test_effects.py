@@ -27,6 +27,7 @@ from pyctl.llama import fit, load, loader
 from pyctl.llama.library import redirect_log
 from pyctl.llama.make_encoder import make_encoder
 from pyctl.llama.pool_fit import fit_pool
+from pyctl.models import builtin_model
 from pyctl.setting import CHAT, GENERAL, SAMPLING, SERVER, Flag, Section
 from tests.model.llama.test_memory_plan import Run
 from tests.unit.cli.commands import HI, Seen, look
@@ -261,6 +262,18 @@ def hub(name: str) -> Look:
 DIR = "{dir}"
 FILE = "{file}"
 ALONE = "{alone}"  # no model is named
+MODELS = str(builtin_model().parent)
+
+
+def body(path: str) -> Look:
+    """What the server answers at ``path``."""
+    return lambda seen: seen.client.get(path).json()
+
+
+def model_names(seen: Seen) -> list[str]:
+    return [model["id"] for model in seen.client.get("/v1/models").json()["data"]]
+
+
 TLS = ("--ssl-key-file", "key.pem", "--ssl-cert-file", "cert.pem")
 
 EFFECTS: dict[str, Effect] = {
@@ -454,6 +467,11 @@ EFFECTS: dict[str, Effect] = {
     "--cors-methods": Effect("GET", header("access-control-allow-methods")),
     "--cors-headers": Effect("x-a", header("access-control-allow-headers")),
     "--cors-credentials": Effect("", header("access-control-allow-credentials")),
+    "--models-dir": Effect(MODELS, model_names, (ALONE,)),
+    "--models-preset": Effect(FILE, model_names, (ALONE,)),
+    "--models-max": Effect("1", built("LoadOrder", "0"), (ALONE, "--models-dir", MODELS)),
+    "--models-autoload": Effect("", body("/props"), (ALONE, "--models-dir", MODELS)),
+    "--models-patience": Effect("7", built("LoadOrder", "1"), (ALONE, "--models-dir", MODELS)),
     "--queue": Effect("9", option("n_queue")),
     "--sleep-idle-seconds": Effect("60", lambda seen: (seen.keep_vocabulary, seen.built["Worker"]["2"])),
     "--stall-timeout": Effect("7", built("Worker", "3")),
@@ -478,6 +496,7 @@ FILES = {
     "-jf": '{"type": "null"}',
     "--chat-template-file": "{{ messages[0].role }}",
     "--api-key-file": "key",
+    "--models-preset": "[one]\nmodel = one.gguf\n",
     "--warm": '[{"messages": [{"role": "system", "content": "Be brief."}]}, {"tools": []}]',
 }
 

@@ -155,6 +155,11 @@ ROUND_TRIPS: dict[str, tuple[str, str, Any]] = {
     "hosts": ("0.0.0.0,::1", "listen.hosts", ("0.0.0.0", "::1")),
     "max_connections": ("9", "listen.max_connections", 9),
     "port": ("0", "listen.port", 0),
+    "models_dir": ("/tmp", "router.models_dir", "/tmp"),
+    "preset_path": ("m.ini", "router.preset_path", "m.ini"),
+    "most_loaded": ("2", "router.most_loaded", 2),
+    "autoload": ("", "router.autoload", True),
+    "patience": ("0.5", "router.patience", 0.5),
     "api_keys": ("a,b", "server.api_keys", ("a", "b")),
     "key_file": ("", "", None),  # needs a file, below
     "ssl_key_file": ("", "", None),  # one needs the other, below

@@ -97,6 +97,7 @@ def test_every_other_flag_of_pyctl_is_its_own() -> None:
             "--queue",
             "--show-prompts",
             "--max-connections",
+            "--models-patience",
             "--stall-timeout",
         ),
         *("--mmap", "--no-mmap", "--mlock"),  # older names, which llama-server still takes

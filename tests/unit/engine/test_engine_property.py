@@ -198,7 +198,7 @@ class Conversations(RuleBasedStateMachine):
     @rule(data=st.data(), pinned=st.booleans())
     @precondition(lambda self: self.engine.prefix_cache.cache.snapshots())
     def pin(self, data: st.DataObject, pinned: bool) -> None:
-        occupied = self.engine.prefix_cache.cache.occupied()
+        occupied = self.engine.prefix_cache.cache.slots.occupied()
         _, snapshot = data.draw(st.sampled_from(occupied))
         if not pinned or not self.engine.prefix_cache.cache.pinned:
             self.engine.prefix_cache.cache.pin(snapshot.prefix.name, pinned)

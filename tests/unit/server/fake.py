@@ -31,6 +31,7 @@ from pyctl.engine.request import Done, Event, Failed, Piece, Progress, Request, 
 from pyctl.engine.worker import Worker
 from pyctl.server import ReplySettings, ServerSettings
 from pyctl.server.app import create_app
+from pyctl.server.models import Models
 from pyctl.server.service import Service, Shared
 from tests.fake import FakeBackend
 from tests.unit.chat.toy import CHATML, chatml_tokenizer
@@ -261,7 +262,7 @@ class Bench:
         # A script has no answer to what nobody asked for.
         replies = replace(replies, warm_next=replies.warm_next and not played)
         self.service = Service(self.worker, chat, admin, replies, Shared(settings or ServerSettings()))
-        self.app = create_app(self.service)
+        self.app = create_app(Models.of(self.service))
         self.client = Client(self.app)
 
     def post(self, path: str, body: Any, **kwargs: Any) -> Any:

@@ -1,0 +1,75 @@
+"""One number of bytes for the snapshots of several models: each has a cache of its own, and all share the room."""
+
+from __future__ import annotations
+
+import threading
+from typing import Protocol
+
+__all__ = ["CacheLender", "RamBudget"]
+
+
+class CacheLender(Protocol):
+    """A cache as the others of its budget use it, from their threads."""
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes that it takes in RAM now."""
+
+    @property
+    def n_fixed(self) -> int:
+        """Bytes that it cannot give up: all of them while its model is loaded, else those of pinned snapshots."""
+
+    def give_up(self, n_bytes: int, value: float) -> bool:
+        """Evict snapshots of less ``value`` until ``n_bytes`` are free; whether any left.
+
+        Waits for the engine of a model that is unloaded, which does nothing else. The engine of a loaded model may wait
+        for this very caller: it evicts later, and the result is False.
+        """
+
+
+class RamBudget:
+    """``n_bytes`` for the snapshots of several caches together, None for no limit. Thread-safe.
+
+    Requests of all models are the units of one clock, so that values of snapshots compare across models: expected
+    seconds saved per byte. A cache that needs room evicts what is worth least over its own snapshots and those of
+    models that are unloaded.
+    """
+
+    def __init__(self, n_bytes: int | None) -> None:
+        self.n_bytes = n_bytes
+        self.turn = 0
+        self._lock = threading.Lock()
+        self._lenders: dict[object, CacheLender] = {}
+
+    def join(self, cache: object, lender: CacheLender) -> None:
+        """Count ``cache``, which ``lender`` stands for."""
+        with self._lock:
+            self._lenders[cache] = lender
+
+    def leave(self, cache: object) -> None:
+        """Count ``cache`` no longer."""
+        with self._lock:
+            self._lenders.pop(cache, None)
+
+    def next_turn(self) -> int:
+        """Another request of any model begins; returns the clock."""
+        with self._lock:
+            self.turn += 1
+            return self.turn
+
+    def used_by_others(self, cache: object) -> int:
+        """Bytes of all caches but ``cache``."""
+        return sum(lender.n_bytes for lender in self._others(cache))
+
+    def fixed_by_others(self, cache: object) -> int:
+        """Bytes that no other cache can give up now."""
+        return sum(lender.n_fixed for lender in self._others(cache))
+
+    def take(self, cache: object, n_bytes: int, value: float) -> bool:
+        """Have others give up ``n_bytes`` of less ``value``, those with most bytes first; whether any left."""
+        others = sorted(self._others(cache), key=lambda lender: -lender.n_bytes)
+        return any(lender.give_up(n_bytes, value) for lender in others if lender.n_bytes)
+
+    def _others(self, cache: object) -> list[CacheLender]:
+        with self._lock:
+            return [lender for each, lender in self._lenders.items() if each is not cache]

@@ -1,0 +1,43 @@
+"""One model's cache as the caches of other models use it: what it takes, and what it gives up on its own thread."""
+
+from __future__ import annotations
+
+from concurrent.futures import CancelledError
+from concurrent.futures import TimeoutError as FutureTimeout
+
+from pyctl.engine.engine import Engine
+from pyctl.engine.worker import Worker
+
+__all__ = ["EngineLender"]
+
+WAIT_SECONDS = 0.25
+"""Longest wait for the engine of an unloaded model, which answers at once unless it is being loaded."""
+
+
+class EngineLender:
+    """Stands for the cache of ``engine``, which ``worker`` runs, in a `RamBudget`. Thread-safe."""
+
+    def __init__(self, worker: Worker, engine: Engine) -> None:
+        self._worker, self._engine = worker, engine
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of the cache."""
+        return self._engine.prefix_cache.cache.pool.n_bytes
+
+    @property
+    def n_fixed(self) -> int:
+        """Bytes that it cannot give up at once."""
+        pool, pinned = self._engine.prefix_cache.cache.pool, tuple(self._engine.prefix_cache.cache.pinned)
+        return pool.n_needed(pinned) if self._worker.is_sleeping else pool.n_bytes
+
+    def give_up(self, n_bytes: int, value: float) -> bool:
+        """Evict on the engine's thread; waited for only where the model is unloaded."""
+        rests = self._worker.is_sleeping
+        done = self._worker.call(lambda: self._engine.prefix_cache.give_up(n_bytes, value))
+        if not rests:
+            return False
+        try:
+            return done.result(WAIT_SECONDS)
+        except (FutureTimeout, CancelledError):
+            return False

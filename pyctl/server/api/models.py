@@ -1,0 +1,195 @@
+"""The models of a process: their list, and llama-server's endpoints to load and unload them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from pyctl.errors import BusyError, NotFoundError, RequestError, UnavailableError
+from pyctl.limit import limit
+from pyctl.server.body import Body
+from pyctl.server.http import PING, JsonResponse, encode, error_response, frame
+from pyctl.server.models import Models, ServedModel
+from pyctl.server.service import Service
+
+__all__ = ["events", "health", "load", "retrieve", "show", "unload"]
+
+_MOST_EVENTS = limit(
+    256, "events of models that a client of /models/sse has not taken yet", "it is closed", "connection"
+)
+
+_MOST_LISTENERS = limit(64, "clients of /models/sse", "503 with Retry-After", "process")
+
+
+class _ModelBody(Body, frozen=True):
+    """POST /models/load and /models/unload"""
+
+    model: str = ""
+
+
+async def health(models: Models, request: Request) -> Response:
+    """GET /health: 503 when nothing will be served any more."""
+    if (trouble := models.trouble) is not None:
+        return error_response(UnavailableError(str(trouble)))
+    return JsonResponse({"status": "ok"})
+
+
+async def show(models: Models, request: Request) -> Response:
+    """GET /v1/models: of one model OpenAI's list and Ollama's, of several llama-server's list with their states."""
+    if models.only is not None:
+        return JsonResponse({"models": [_named(models.only)], "object": "list", "data": [_described(models.only)]})
+    return JsonResponse({"data": [_listed(model) for model in models], "object": "list"})
+
+
+async def retrieve(models: Models, request: Request) -> Response:
+    """GET /v1/models/{id}"""
+    name = str(request.path_params["id"])
+    if models.only is not None:
+        if not models.only.is_named(name):
+            raise NotFoundError(f"the model {name[:200]!r} does not exist; this server has {models.only.model!r}")
+        return JsonResponse({**_described(models.only), "id": name})
+    if (model := models.find(name)) is None:
+        raise NotFoundError(f"the model {name[:200]!r} does not exist")
+    return JsonResponse({**_listed(model), "id": name})
+
+
+async def load(models: Models, request: Request) -> Response:
+    """POST /models/load {"model": ...}: begins to load a model; GET /models and /models/sse tell when it is there."""
+    name = _ModelBody.parse(await request.body()).model
+    if (model := models.find(name)) is None:
+        raise NotFoundError("model is not found")
+    models.load(model)
+    return JsonResponse({"success": True})
+
+
+async def unload(models: Models, request: Request) -> Response:
+    """POST /models/unload {"model": ...}: unloads a model after its replies, or ends these after its stop-timeout."""
+    name = _ModelBody.parse(await request.body()).model
+    if (model := models.find(name)) is None:
+        raise RequestError("model is not found")
+    models.unload(model)
+    return JsonResponse({"success": True})
+
+
+async def events(models: Models, request: Request) -> Response:
+    """GET /models/sse: what happens to models, as it happens."""
+    loop, queue = asyncio.get_running_loop(), asyncio.Queue[Mapping[str, Any] | None](_MOST_EVENTS)
+    if models.n_listeners >= _MOST_LISTENERS:
+        raise BusyError(models.n_listeners)
+
+    def put(event: Mapping[str, Any] | None) -> None:
+        if not queue.full():
+            queue.put_nowait(event)
+
+    def listener(event: Mapping[str, Any] | None) -> None:
+        loop.call_soon_threadsafe(put, event)
+
+    end = models.listen(listener)
+    ping_seconds = models.shared.settings.ping_seconds
+
+    async def frames() -> AsyncIterator[bytes]:
+        try:
+            yield PING
+            while not queue.full():
+                try:
+                    event = await asyncio.wait_for(queue.get(), ping_seconds if ping_seconds > 0 else None)
+                    if event is None:
+                        return
+                    yield frame(encode(event))
+                except asyncio.TimeoutError:
+                    yield PING
+        finally:
+            end()
+
+    return StreamingResponse(frames(), media_type="text/event-stream", headers={"cache-control": "no-cache"})
+
+
+def _listed(model: ServedModel) -> dict[str, Any]:
+    source, service = model.source.card, model.service
+    status: dict[str, Any] = {"value": model.status, "args": source.args}
+    if source.preset:
+        status["preset"] = source.preset
+    if model.error is not None:
+        status |= {"failed": True, "exit_code": 1, "message": str(model.error)}
+    sees = source.vision if service is None else service.info.vision
+    body = {
+        "id": model.name,
+        "aliases": source.aliases,
+        "tags": source.tags,
+        "object": "model",
+        "owned_by": "llamacpp",
+        "created": int(time.time()),
+        "path": source.path,
+        "status": status,
+        "architecture": {
+            "input_modalities": ["text", "image"] if sees else ["text"],
+            "output_modalities": ["text"],
+        },
+        "source": source.origin,
+        "can_remove": False,
+        "size": _file_bytes(source.path),
+        "last_used": model.used,
+        "load_seconds": model.load_seconds,
+    }
+    return body if service is None else {**_described(service), **body}
+
+
+def _file_bytes(path: str) -> int:
+    try:
+        return Path(path).stat().st_size if path else 0
+    except OSError:
+        return 0
+
+
+def _named(service: Service) -> dict[str, Any]:
+    """A model in Ollama's list, as llama-server has it."""
+    details = {
+        "parent_model": "",
+        "format": "gguf",
+        "family": "",
+        "families": [""],
+        "parameter_size": "",
+        "quantization_level": "",
+    }
+    return {
+        "name": service.model,
+        "model": service.model,
+        "modified_at": "",
+        "size": "",
+        "digest": "",
+        "type": "model",
+        "description": "",
+        "tags": [""],
+        "capabilities": ["completion", "multimodal"] if service.info.vision else ["completion"],
+        "parameters": "",
+        "details": details,
+    }
+
+
+def _described(service: Service) -> dict[str, Any]:
+    """A model in OpenAI's list, with llama-server's facts."""
+    info = service.info
+    return {
+        "id": service.model,
+        "aliases": info.model_aliases,
+        "tags": info.model_tags,
+        "object": "model",
+        "created": int(time.time()),
+        "owned_by": "llamacpp",
+        "meta": {
+            "vocab_type": info.vocab_type,
+            "n_vocab": info.n_vocab,
+            "n_ctx": info.n_ctx,
+            "n_ctx_train": info.n_ctx_train,
+            "n_embd": info.n_embd,
+            "n_params": info.n_params,
+            "size": info.model_size,
+            "ftype": info.ftype_name,
+        },
+    }

@@ -1,0 +1,100 @@
+"""Answers to requests whose model may have to be loaded first."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pyctl.server.http import PING, frame
+from pyctl.server.models import Lease, Models, ServedModel, give_back_lease
+from pyctl.server.request_pool import client_left
+from pyctl.server.service import Service
+
+__all__ = ["HeldResponse"]
+
+_STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class HeldResponse:
+    """Waits until ``model`` is loaded, then sends what ``answer`` makes of its service; the model stays loaded for it.
+
+    There is no time-out. A client that asked for a stream gets a comment every ``ping_seconds`` (0 or less: none) while
+    it waits; an error after the first one is an event of the stream, called ``error_event`` unless that is empty. A
+    client that leaves gives up its place.
+    """
+
+    def __init__(
+        self,
+        models: Models,
+        model: ServedModel,
+        answer: Callable[[Service], Awaitable[ASGIApp]],
+        as_response: Callable[[Exception], Response],
+        *,
+        ping_seconds: float = 0.0,
+        error_event: bytes = b"",
+    ) -> None:
+        self._models, self._model = models, model
+        self._answer, self._as_response = answer, as_response
+        self._ping_seconds, self._error_event = ping_seconds, error_event
+        self._begun = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        asked = self._models.ask(self._model)
+        lease = asyncio.wrap_future(asked)
+        try:
+            if not lease.done() and not await self._wait(lease, receive, send):
+                return
+            response = await self._response(lease)
+            await response(scope, receive, self._after_comments(send) if self._begun else send)
+            if self._begun:
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            lease.cancel()
+            give_back_lease(asked)
+
+    async def _wait(self, lease: asyncio.Future[Lease], receive: Receive, send: Send) -> bool:
+        """Wait for the model; False if the client has left."""
+        gone = asyncio.ensure_future(client_left(receive))
+        seconds = self._ping_seconds if self._ping_seconds > 0 else None
+        try:
+            while True:
+                await asyncio.wait((lease, gone), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+                if lease.done() or gone.done():
+                    return lease.done()
+                if not self._begun:
+                    self._begun = True
+                    await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+                await send({"type": "http.response.body", "body": PING, "more_body": True})
+        finally:
+            gone.cancel()
+
+    async def _response(self, lease: asyncio.Future[Lease]) -> ASGIApp:
+        try:
+            return await self._answer((await lease).service)
+        except Exception as error:
+            return self._as_response(error)
+
+    def _after_comments(self, send: Send) -> Send:
+        """Sends a response behind the comments: its body only, as an event if it is an error."""
+        is_error = False
+
+        async def later(message: Message) -> None:
+            nonlocal is_error
+            if message["type"] == "http.response.start":
+                is_error = message["status"] >= 400
+                return
+            body = message.get("body", b"")
+            if is_error and body:
+                name = b"event: " + self._error_event + b"\n" if self._error_event else b""
+                body = name + frame(body)
+            if body:
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+
+        return later

@@ -1,0 +1,163 @@
+"""Which model is loaded next, and which one leaves for it: decided from requests and times alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyctl.limit import limit
+
+__all__ = ["MOST_HELD_SECONDS", "LoadOrder", "Ticket"]
+
+MOST_HELD_SECONDS = limit(
+    20.0,
+    "waiting for a model while requests keep the loaded ones busy",
+    "new requests for one of these wait until it has left",
+    "process",
+    "s",
+)
+
+
+@dataclass(eq=False)
+class Ticket:
+    """A request for the model ``name``; ``asked`` is when, in seconds of the caller's clock."""
+
+    name: str
+    asked: float
+
+
+@dataclass
+class _Loaded:
+    keeps: bool
+    rests_since: float
+    n_running: int = 0
+
+
+class LoadOrder:
+    """Requests for models, of which at most ``most`` are loaded at the same time (0: no limit).
+
+    The model of the request that waits longest is loaded next. If it needs room, a loaded model leaves that serves no
+    request, has served none for ``patience`` seconds, and was used least recently; none that is kept. So requests that
+    follow each other on one model pass those for others, but only for MOST_HELD_SECONDS: from then on patience does
+    not count, and one busy model takes no more requests until it has left. Knows no clock: callers pass the time.
+    """
+
+    def __init__(self, most: int, patience: float) -> None:
+        self.most, self.patience = most, patience
+        self._waiting: list[Ticket] = []  # by arrival
+        self._loaded: dict[str, _Loaded] = {}
+        self._shut: set[str] = set()
+        self._leaving = ""
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    def ask(self, ticket: Ticket) -> None:
+        """A request waits from now on; `admitted` tells when it may run."""
+        self._waiting.append(ticket)
+
+    def admitted(self) -> list[Ticket]:
+        """The requests that may run now; each has to `end`."""
+        if self.next_model is None:
+            self._leaving = ""
+        found = [each for each in self._waiting if each.name in self._loaded and self._is_open(each.name)]
+        for ticket in found:
+            self._waiting.remove(ticket)
+            self._loaded[ticket.name].n_running += 1
+        return found
+
+    def end(self, ticket: Ticket, now: float) -> None:
+        """A request that ran has ended."""
+        if (model := self._loaded.get(ticket.name)) is not None:
+            model.n_running -= 1
+            model.rests_since = now
+
+    def give_up(self, ticket: Ticket) -> bool:
+        """Forget a request that waits; False if it waits no longer."""
+        if ticket not in self._waiting:
+            return False
+        self._waiting.remove(ticket)
+        return True
+
+    def refuse(self, name: str) -> list[Ticket]:
+        """Remove and return all requests that wait for the model."""
+        found = [ticket for ticket in self._waiting if ticket.name == name]
+        self._waiting = [ticket for ticket in self._waiting if ticket.name != name]
+        return found
+
+    # -- models ------------------------------------------------------------------------------------------------------
+
+    def loaded(self, name: str, now: float, *, keeps: bool = False) -> None:
+        """The model is loaded; with ``keeps`` it leaves for no other."""
+        self._loaded[name] = _Loaded(keeps, now)
+
+    def unloaded(self, name: str) -> None:
+        """The model is not loaded any more."""
+        self._loaded.pop(name, None)
+        self._shut.discard(name)
+        self._leaving = "" if self._leaving == name else self._leaving
+
+    def shut(self, name: str) -> None:
+        """Let no more requests of a loaded model run: it is about to be unloaded."""
+        if name in self._loaded:
+            self._shut.add(name)
+
+    def is_loaded(self, name: str) -> bool:
+        """Whether the model is loaded."""
+        return name in self._loaded
+
+    def n_running(self, name: str) -> int:
+        """Requests of the model that run."""
+        return self._loaded[name].n_running if name in self._loaded else 0
+
+    def rests_since(self, name: str) -> float | None:
+        """When a loaded model's last request ended; None while one runs."""
+        model = self._loaded.get(name)
+        return model.rests_since if model is not None and not model.n_running else None
+
+    # -- decisions ---------------------------------------------------------------------------------------------------
+
+    @property
+    def next_model(self) -> str | None:
+        """The model to load: that of the request that waits longest for one that is not loaded."""
+        return next((ticket.name for ticket in self._waiting if ticket.name not in self._loaded), None)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether another model may be loaded only after one has left."""
+        return 0 < self.most <= len(self._loaded)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether all loaded models are kept, so that none can ever leave."""
+        return bool(self._loaded) and all(model.keeps for model in self._loaded.values())
+
+    def victim(self, now: float) -> str | None:
+        """The model that leaves now for `next_model`; None if none may yet, see `seconds`."""
+        movable = {name: model for name, model in self._loaded.items() if not model.keeps}
+        if not movable or (held := self._held(now)) is None:
+            return None
+        is_late = held >= MOST_HELD_SECONDS
+        resting = [name for name, model in movable.items() if not model.n_running]
+        rested = [name for name in resting if is_late or now - movable[name].rests_since >= self.patience]
+        if rested:
+            return min(rested, key=lambda name: movable[name].rests_since)
+        if is_late and not self._leaving:
+            self._leaving = min(movable, key=lambda name: (movable[name].n_running, movable[name].rests_since))
+        return None
+
+    def seconds(self, now: float) -> float | None:
+        """Seconds until `victim` may answer otherwise without any event; None if it never does."""
+        if (held := self._held(now)) is None:
+            return None
+        resting = [model for model in self._loaded.values() if not (model.keeps or model.n_running)]
+        due = [model.rests_since + self.patience - now for model in resting]
+        due += [MOST_HELD_SECONDS - held] if held < MOST_HELD_SECONDS else []
+        return max(min(due), 0.0) if due else None
+
+    def _held(self, now: float) -> float | None:
+        """Seconds that the request for `next_model` has waited."""
+        asked = (ticket.asked for ticket in self._waiting if ticket.name not in self._loaded)
+        first = next(asked, None)
+        return now - first if first is not None else None
+
+    def _is_open(self, name: str) -> bool:
+        return name not in self._shut and name != self._leaving

@@ -1,0 +1,199 @@
+"""Several models in one process: each answers as if it had a server of its own, and remembers over switches."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.process.conftest import Server, source_of
+from tests.waiting import until
+
+NAMES = ("hybrid", "dense", "embed")
+
+
+def user(seed: object, n: int = 300) -> dict[str, str]:
+    return {"role": "user", "content": "".join(random.Random(str(seed)).choices("abcdefghij klmno", k=n))}
+
+
+def post(server: Server, path: str, body: dict[str, Any]) -> httpx.Response:
+    return httpx.post(server.url + path, json=body, timeout=120)
+
+
+def ask(server: Server, model: str, messages: list[dict[str, str]], **fields: Any) -> httpx.Response:
+    body = {"model": model, "messages": messages, "max_tokens": 8, "temperature": 0, "n_probs": 4, **fields}
+    response = post(server, "/v1/chat/completions", body)
+    assert response.status_code == 200, response.text
+    return response
+
+
+def bits(response: httpx.Response) -> tuple[Any, ...]:
+    """A reply with its log-probabilities, which differ if one bit of the logits does."""
+    (choice,) = response.json()["choices"]
+    return choice["message"]["content"], choice["logprobs"]["content"]
+
+
+def embedding(server: Server) -> Any:
+    body = {"model": "embed", "input": "the north gate"}
+    return post(server, "/v1/embeddings", body).json()["data"][0]["embedding"]
+
+
+def states(server: Server) -> dict[str, str]:
+    body = httpx.get(f"{server.url}/v1/models").json()
+    return {model["id"]: model["status"]["value"] for model in body["data"]}
+
+
+@pytest.fixture(scope="module")
+def preset(model_path: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """preset(dense="stop-timeout = 1") -> a preset file with three models, and lines more in their sections."""
+
+    def write(**more: str) -> Path:
+        path = tmp_path_factory.mktemp("preset") / "models.ini"
+        files = {"hybrid": "tiny-hybrid", "dense": "tiny-dense", "embed": "tiny-dense"}
+        head = "version = 1\n[*]\nexact = true\nctk = f32\nctv = f32\nfa = off\n"
+        sections = [f"[{name}]\nmodel = {model_path(file)}\n{more.get(name, '')}\n" for name, file in files.items()]
+        path.write_text(head + "".join(sections))
+        return path
+
+    return write
+
+
+EMBED = "embeddings = on\npooling = mean"
+
+
+@pytest.fixture(scope="module")
+def alone(start: Callable[..., Server]) -> dict[str, Server]:
+    """A server for each of the two models that generate."""
+    flags = ("--exact", "-ctk", "f32", "-ctv", "f32", "-fa", "off")
+    return {name: start(f"tiny-{name}", *flags) for name in ("hybrid", "dense")}
+
+
+def conversation(servers: Callable[[str], Server], n_turns: int = 3) -> dict[str, list[tuple[Any, ...]]]:
+    """Turns of one conversation with each model, one after the other."""
+    said: dict[str, list[tuple[Any, ...]]] = {"hybrid": [], "dense": []}
+    messages: dict[str, list[dict[str, str]]] = {name: [] for name in said}
+    for turn in range(n_turns):
+        for name in said:
+            messages[name].append(user((turn, name)))
+            said[name].append(bits(reply := ask(servers(name), name, messages[name])))
+            messages[name].append({"role": "assistant", "content": reply.json()["choices"][0]["message"]["content"]})
+    return said
+
+
+def test_interleaved_conversations_equal_those_of_servers_of_their_own(
+    start: Callable[..., Server], preset: Callable[..., Path], alone: dict[str, Server], tmp_path: Path
+) -> None:
+    flags = ["--models-preset", str(preset(embed=EMBED)), "--models-patience", "0"]
+    flags += ["--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "full", "--kv-cache-min-tokens", "100"]
+    expected = conversation(lambda name: alone[name])
+    server = start("", *flags, "--models-max", "1")
+    assert conversation(lambda name: server) == expected
+    vector = embedding(server)
+    reply = ask(server, "hybrid", [user((0, "hybrid"))])
+    assert (source_of(reply), bits(reply)) == ("ram", expected["hybrid"][0]), "kept over three switches"
+    assert "switched to hybrid in" in server.log()
+    assert "conversations kept)" in server.log()
+    # What a request needs that no weights are needed for, an unloaded model answers.
+    tokens = post(server, "/tokenize", {"model": "dense", "content": "abc"}).json()["tokens"]
+    assert len(tokens) == 3
+    assert states(server) == {"hybrid": "loaded", "dense": "unloaded", "embed": "unloaded"}
+    until(lambda: all(stored(server, name) for name in ("hybrid", "dense")))
+    server.process.send_signal(signal.SIGKILL)
+    server.process.wait(60)
+    server = start("", *flags, "--models-max", "2")
+    for name in ("hybrid", "dense"):
+        reply = ask(server, name, [user((0, name))])
+        assert (source_of(reply), bits(reply)) == ("disk", expected[name][0]), "killed and started again"
+    assert embedding(server) == vector
+    assert server.stop() == 0
+
+
+def stored(server: Server, name: str) -> int:
+    body = httpx.get(f"{server.url}/cache?model={name}").json()
+    return int(body["disk"]["in_use"])
+
+
+def test_requests_for_all_models_at_once_are_all_answered(
+    start: Callable[..., Server], preset: Callable[..., Path]
+) -> None:
+    for most in ("1", "2"):
+        flags = ["--models-preset", str(preset(embed=EMBED)), "--models-max", most, "--models-patience", "0.05"]
+        server = start("", *flags, "--cache-ram", "1")
+
+        def one(number: int, server: Server = server) -> int:
+            name = NAMES[number % 3]
+            if name == "embed":
+                return len(embedding(server)) and 200
+            return ask(server, name, [user(number)], stream=number % 2 == 0).status_code
+
+        with ThreadPoolExecutor(20) as pool:
+            assert list(pool.map(one, range(21))) == [200] * 21
+        assert sum(state == "loaded" for state in states(server).values()) <= int(most)
+        used = sum(
+            httpx.get(f"{server.url}/cache?model={name}").json()["bytes"]["resident"] for name in ("hybrid", "dense")
+        )
+        assert 0 < used <= 2**20, "one budget for all"
+        assert server.stop() == 0
+
+
+def test_names_states_and_failures(
+    start: Callable[..., Server], preset: Callable[..., Path], tmp_path: Path, model_path: Callable[[str], Path]
+) -> None:
+    gone = tmp_path / "gone.gguf"
+    gone.write_bytes(model_path("tiny-dense").read_bytes())
+    path = preset(embed=EMBED, hybrid="alias = claude,h", dense="load-on-startup = on")
+    path.write_text(path.read_text() + f"[gone]\nmodel = {gone}\n")
+    server = start("", "--models-preset", str(path), "--models-max", "1", "--metrics", "--models-patience", "0")
+    gone.write_bytes(b"GGUF, but no model")
+    until(lambda: states(server)["dense"] == "loaded")
+    failed = post(server, "/v1/chat/completions", {"model": "gone", "messages": [user(0)]})
+    assert failed.status_code == 500
+    assert "gone.gguf" in failed.json()["error"]["message"]
+    assert states(server)["dense"] == "loaded", "nothing left for a model that cannot be loaded"
+    for body, status, message in (
+        ({"messages": [user(0)]}, 400, "model name is missing from the request"),
+        ({"model": "nope", "messages": [user(0)]}, 400, "model 'nope' not found"),
+    ):
+        response = post(server, "/v1/chat/completions", body)
+        assert (response.status_code, response.json()["error"]["message"]) == (status, message)
+    refused = post(server, "/v1/chat/completions?autoload=false", {"model": "h", "messages": [user(0)]})
+    assert (refused.status_code, refused.json()["error"]["message"]) == (400, "model is not loaded")
+    assert post(server, "/v1/messages", {"model": "claude", "max_tokens": 4, "messages": [user(0)]}).json()["model"]
+    assert states(server) == {"hybrid": "loaded", "dense": "unloaded", "embed": "unloaded", "gone": "unloaded"}
+    assert httpx.get(f"{server.url}/props?model=h").json()["model_alias"] == "hybrid"
+    assert httpx.get(f"{server.url}/props").json()["role"] == "router"
+    text = httpx.get(f"{server.url}/metrics").text
+    assert 'pyctl:model_loaded{model="hybrid"} 1' in text
+    assert 'llamacpp:tokens_predicted_total{model="hybrid"}' in text
+    assert post(server, "/models/load", {"model": "h"}).json()["error"]["message"] == "model is already running"
+    assert post(server, "/models/load", {"model": "dense"}).json() == {"success": True}
+    until(lambda: states(server)["dense"] == "loaded")
+    assert post(server, "/models/unload", {"model": "dense"}).json() == {"success": True}
+    until(lambda: states(server)["dense"] == "unloaded")
+    assert post(server, "/models/unload", {"model": "dense"}).status_code == 400
+    assert post(server, "/models/load", {"model": "nope"}).status_code == 404
+    assert server.stop() == 0
+
+
+def test_an_unload_ends_replies_that_take_longer_than_its_patience(
+    start: Callable[..., Server], preset: Callable[..., Path]
+) -> None:
+    server = start("", "--models-preset", str(preset(embed=EMBED, hybrid="stop-timeout = 0.2")))
+    ask(server, "hybrid", [user(0)])
+    body = {"model": "hybrid", "messages": [user(1)], "max_tokens": 7000, "stream": True, "ignore_eos": True}
+    with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=120) as response:
+        lines = response.iter_lines()
+        next(lines)
+        assert post(server, "/models/unload", {"model": "hybrid"}).json() == {"success": True}
+        events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    assert events[-1]["error"]["message"] == "the model hybrid was unloaded"
+    until(lambda: states(server)["hybrid"] == "unloaded")
+    assert source_of(ask(server, "hybrid", [user(0)])) == "ram", "it comes back with what it remembers"
+    assert server.stop() == 0

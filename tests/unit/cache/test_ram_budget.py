@@ -1,0 +1,112 @@
+"""One budget over several caches: bytes stay within it, and what is worth least leaves, wherever it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyctl.cache.ram import RamCache
+from pyctl.cache.ram_budget import RamBudget
+from tests.unit.cache.test_ram import make, prompt, put
+
+ONE = 1000 + 400 * 10 + 400 * 4
+"""Bytes of a snapshot of 400 tokens: its state, its rows and its tokens."""
+
+
+class Lender:
+    """Stands for a cache whose engine rests, or is loaded and evicts later."""
+
+    def __init__(self, cache: RamCache) -> None:
+        self.cache, self.rests = cache, True
+        self.later: list[Callable[[], bool]] = []
+
+    @property
+    def n_bytes(self) -> int:
+        return self.cache.pool.n_bytes
+
+    @property
+    def n_fixed(self) -> int:
+        return self.cache.pool.n_needed(tuple(self.cache.pinned)) if self.rests else self.n_bytes
+
+    def give_up(self, n_bytes: int, value: float) -> bool:
+        if self.rests:
+            return self.cache.give_up(n_bytes, value)
+        self.later.append(lambda: self.cache.give_up(n_bytes, value))
+        return False
+
+
+def caches(budget: int, n: int = 2) -> list[tuple[RamCache, Lender]]:
+    shared, made = RamBudget(budget), list[tuple[RamCache, Lender]]()
+    for _ in range(n):
+        cache = RamCache(0, budget, shared=shared)
+        made.append((cache, Lender(cache)))
+        shared.join(*made[-1])
+    return made
+
+
+def ask(cache: RamCache, seed: int) -> bool:
+    cache.next_turn()
+    return put(cache, make(prompt(seed), 399))
+
+
+def test_the_cache_of_a_model_that_is_unloaded_gives_up_what_is_older() -> None:
+    (first, lender), (second, _) = caches(4 * ONE)
+    for seed in range(4):
+        assert ask(first, seed)
+    for seed in range(4, 8):
+        assert ask(second, seed)
+    assert (len(first.snapshots()), len(second.snapshots())) == (0, 4)
+    lender.rests = False
+    assert ask(second, 8)
+    assert len(second.snapshots()) == 4, "nothing is left to take"
+
+
+def test_what_was_used_since_stays() -> None:
+    (first, _), (second, _) = caches(4 * ONE)
+    for seed in range(3):
+        assert ask(second, seed)
+    for _ in range(20):
+        first.next_turn()
+    assert ask(first, 3)
+    assert ask(first, 4)
+    assert (len(first.snapshots()), len(second.snapshots())) == (2, 2)
+    assert ask(second, 5)
+    assert len(first.snapshots()) == 2, "its own are older"
+
+
+def test_a_loaded_model_evicts_later_and_pins_stay() -> None:
+    (first, lender), (second, _) = caches(3 * ONE)
+    lender.rests = False
+    for seed in range(3):
+        assert ask(first, seed)
+    assert not ask(second, 3), "all the room is that of a model that may wait for this one"
+    assert all([give_up() for give_up in lender.later][:1])
+    assert ask(second, 3)
+    lender.rests = True
+    (kept, *_) = first.snapshots()
+    assert first.pin(kept.prefix.name, True)
+    for seed in range(4, 9):
+        ask(second, seed)
+    assert first.snapshots() == [kept]
+
+
+@given(
+    steps=st.lists(
+        st.tuples(st.integers(0, 2), st.integers(0, 30), st.sampled_from(["ask", "ask", "rest", "later"])), max_size=60
+    )
+)
+def test_all_together_stay_within_the_budget(steps: list[tuple[int, int, str]]) -> None:
+    made, budget = caches(5 * ONE, 3), 5 * ONE
+    for number, seed, kind in steps:
+        cache, lender = made[number]
+        if kind == "ask":
+            ask(cache, seed)
+        elif kind == "rest":
+            lender.rests = not lender.rests
+        else:
+            errands, lender.later = lender.later, []
+            for give_up in errands:
+                give_up()
+        assert sum(cache.n_bytes for cache, _ in made) <= budget

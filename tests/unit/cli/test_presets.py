@@ -1,0 +1,134 @@
+"""The models of a directory and of a preset file, and what is wrong with them, said in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from pyctl.cli import presets
+from pyctl.cli.arguments import parse_serve
+from pyctl.cli.presets import Preset, find_models, models_in
+from pyctl.cli.serve_command import several
+from pyctl.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def hub(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    names: list[str] = []
+    monkeypatch.setattr(presets, "_hub_models", lambda: names)
+    return names
+
+
+def read(tmp_path: Path, text: str, *argv: str, environ: Mapping[str, str] | None = None) -> dict[str, Preset]:
+    path = tmp_path / "models.ini"
+    path.write_text(text)
+    flags = ["--models-preset", str(path), *argv]
+    found = find_models(parse_serve(flags, {}).router, flags, environ or {})
+    return {preset.name: preset for preset in found}
+
+
+def test_keys_are_flags_and_the_command_line_wins_over_a_section_and_that_over_all(tmp_path: Path) -> None:
+    text = """
+version = 1
+; a comment
+[*]
+c = 8192
+n-gpu-layers = 8
+cache-type-k = q8_0
+[one]
+model = /m/one.gguf
+n-gpu-layers = 123
+no-mmap = true
+LLAMA_ARG_CACHE_RAM = 7
+jinja = true
+alias = a, b
+tags = x
+prio = 2
+load-on-startup = on
+keep = true
+stop-timeout = 3
+[two]
+m = /m/two.gguf
+mmap = off
+c = 4096
+kv-unified = on
+"""
+    found = read(tmp_path, text, "-ctk", "f16")
+    one, two = found["one"], found["two"]
+    assert (one.settings.model.path, two.settings.model.path) == ("/m/one.gguf", "/m/two.gguf")
+    assert (one.settings.model.n_ctx, two.settings.model.n_ctx) == (8192, 4096)
+    assert (one.settings.model.n_gpu_layers, two.settings.model.n_gpu_layers) == (123, 8)
+    assert (one.settings.model.load_mode, two.settings.model.load_mode) == ("none", "none")
+    assert {each.settings.model.type_k for each in (one, two)} == {"f16"}
+    assert one.settings.cache.ram_mib == 7
+    assert (one.aliases, one.settings.model.alias, one.settings.model.tags) == (("a", "b"), ("one",), ("x",))
+    assert (one.on_start, one.keeps, one.stop_seconds) == (True, True, 3.0)
+    assert (two.on_start, two.keeps, two.stop_seconds) == (False, False, 10.0)
+    assert two.settings.model.kv_unified
+
+
+def test_a_section_of_a_known_name_is_its_settings(tmp_path: Path, hub: list[str]) -> None:
+    hub.append("org/m:Q8_0")
+    directory = tmp_path / "d"
+    (directory / "split").mkdir(parents=True)
+    for name in ("a.gguf", "split/x-00001-of-00002.gguf", "split/x-00002-of-00002.gguf", "split/mmproj-f16.gguf"):
+        (directory / name).write_bytes(b"GGUF")
+    (directory / "notes.txt").write_text("")
+    (directory / "empty").mkdir()
+    split = directory / "split"
+    assert models_in(directory) == {
+        "a": ["-m", str(directory / "a.gguf")],
+        "split": ["-m", str(split / "x-00001-of-00002.gguf"), "--mmproj", str(split / "mmproj-f16.gguf")],
+    }
+    text = "[a]\nc = 4096\n[org/m:Q8_0]\nc = 512\n"
+    found = read(tmp_path, text, "--models-dir", str(directory))
+    assert sorted(found) == ["a", "org/m:Q8_0", "split"]
+    assert (found["a"].settings.model.n_ctx, found["a"].origin) == (4096, "models_dir")
+    of_hub = found["org/m:Q8_0"]
+    assert (of_hub.settings.hub.hf_repo, of_hub.settings.hub.offline, of_hub.origin) == ("org/m:Q8_0", True, "cache")
+    hidden = read(tmp_path, "[mine]\nhf-repo = org/m:Q8_0\ndedup-cache-models = on\n")
+    assert list(hidden) == ["mine"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[a]\nmodel = x\nn-gpu-layer = 1\n", "[a]: unknown flag --n-gpu-layer; did you mean --n-gpu-layers?"),
+        ("[a]\nmodel = x\nc = many\n", "[a]: -c: 'many' is not a whole number"),
+        ("[a]\nmodel = x\njinja = maybe\n", "[a]: jinja: 'maybe' is none of on, off, true, false, 1, 0"),
+        ("[a]\nmodel = x\nkeep = maybe\n", "[a]: keep: 'maybe' is none of on, off, true, false, 1, 0"),
+        ("[a]\nmodel = x\nstop-timeout = soon\n", "[a]: stop-timeout: 'soon' is not a number"),
+        ("[a]\nmodel = x\n[a]\nmodel = y\n", "two models are called 'a'"),
+        ("[a]\nmodel = x\nc = 1\nc = 2\n", "[a] has the key 'c' twice"),
+        ("[a]\nc = 512\n", "[a] needs the key model or hf-repo: no such model is here"),
+        ("[a\nmodel = x\n", "is no INI file"),
+        ("", "no models: --models-dir has no GGUF file, and no section of --models-preset names one"),
+        ("[a]\nmodel = x\nalias = b\n[b]\nmodel = y\n", "two models are called 'b': a and b"),
+        (
+            "[*]\nload-on-startup = on\n" + "".join(f"[{name}]\nmodel = x\n" for name in "abcde"),
+            "5 models have load-on-startup, --models-max is 4",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_at_the_start(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "models.ini"
+    path.write_text(text)
+    flags = ["--models-preset", str(path)]
+    with pytest.raises(ConfigError) as caught:
+        several(parse_serve(flags, {}), flags, {})
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    for flags in (["--models-preset", str(tmp_path / "no.ini")], ["--models-dir", str(tmp_path / "no")]):
+        with pytest.raises(ConfigError, match=r"cannot read --models-\w+ .*no.*: No such file"):
+            several(parse_serve(flags, {}), flags, {})
+
+
+def test_a_model_that_is_named_is_alone(tmp_path: Path) -> None:
+    flags = ["-m", "x.gguf", "--models-dir", str(tmp_path)]
+    assert several(parse_serve(flags, {}), flags, {}) is None
+    assert several(parse_serve(["-m", "x.gguf"], {}), ["-m", "x.gguf"], {}) is None

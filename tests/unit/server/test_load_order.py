@@ -1,0 +1,152 @@
+"""Which model is loaded next, and which leaves: no model, no thread, and a clock that the test moves."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyctl.server.load_order import MOST_HELD_SECONDS, LoadOrder, Ticket
+
+
+class Clocked:
+    """A `LoadOrder` with a clock: loads and unloads at once what the order allows."""
+
+    def __init__(self, most: int, patience: float = 1.0, keeps: tuple[str, ...] = ()) -> None:
+        self.order, self.now, self.keeps = LoadOrder(most, patience), 0.0, keeps
+        self.running: list[Ticket] = []
+        self.switches: list[tuple[str | None, str]] = []
+
+    def ask(self, name: str) -> Ticket:
+        ticket = Ticket(name, self.now)
+        self.order.ask(ticket)
+        self.settle()
+        return ticket
+
+    def end(self, ticket: Ticket) -> None:
+        self.running.remove(ticket)
+        self.order.end(ticket, self.now)
+        self.settle()
+
+    def wait(self, seconds: float) -> None:
+        """Time passes, and the order is asked whenever it says that it may answer otherwise."""
+        end = self.now + seconds
+        while (due := self.order.seconds(self.now)) is not None and self.now + due <= end:
+            self.now += due + 1e-9
+            before = len(self.switches)
+            self.settle()
+            if len(self.switches) == before and self.order.seconds(self.now) == 0:
+                break
+        self.now = max(self.now, end)
+        self.settle()
+
+    def settle(self) -> None:
+        self.running += self.order.admitted()
+        while (name := self.order.next_model) is not None:
+            victim = None
+            if self.order.is_full:
+                if (victim := self.order.victim(self.now)) is None:
+                    return
+                assert self.order.n_running(victim) == 0
+                assert victim not in self.keeps
+                self.order.unloaded(victim)
+            self.order.loaded(name, self.now, keeps=name in self.keeps)
+            self.switches.append((victim, name))
+            self.running += self.order.admitted()
+
+
+def test_a_model_that_rests_leaves_after_patience_and_the_least_recently_used_first() -> None:
+    clocked = Clocked(2)
+    first, second = clocked.ask("a"), clocked.ask("b")
+    clocked.end(first)
+    clocked.now = 0.5
+    clocked.end(second)
+    third = clocked.ask("c")
+    assert third not in clocked.running
+    clocked.wait(0.4)
+    assert third not in clocked.running
+    clocked.wait(0.2)
+    assert third in clocked.running
+    assert clocked.switches == [(None, "a"), (None, "b"), ("a", "c")]
+
+
+def test_requests_that_follow_each_other_go_first_but_not_for_ever() -> None:
+    clocked = Clocked(1)
+    agent = clocked.ask("a")
+    other = clocked.ask("b")
+    while other not in clocked.running:
+        clocked.now += 2.0
+        clocked.end(agent)
+        if other in clocked.running:
+            break
+        agent = clocked.ask("a")  # at once: within the patience
+        assert clocked.now <= MOST_HELD_SECONDS + 2.0
+    assert clocked.now >= MOST_HELD_SECONDS
+    late = clocked.ask("a")
+    assert late not in clocked.running
+    clocked.end(other)
+    clocked.wait(1.1)
+    assert late in clocked.running
+
+
+def test_a_busy_model_is_shut_after_a_time_and_opened_when_nobody_waits() -> None:
+    clocked = Clocked(1)
+    long = clocked.ask("a")
+    other = clocked.ask("b")
+    clocked.wait(MOST_HELD_SECONDS)
+    held = clocked.ask("a")
+    assert held not in clocked.running
+    assert clocked.order.give_up(other)
+    clocked.settle()
+    assert {long, held} <= set(clocked.running)
+
+
+def test_a_kept_model_never_leaves_and_says_when_it_stops_all_others() -> None:
+    clocked = Clocked(1, keeps=("a",))
+    clocked.end(clocked.ask("a"))
+    waiting = clocked.ask("b")
+    clocked.wait(10 * MOST_HELD_SECONDS)
+    assert waiting not in clocked.running
+    assert clocked.order.is_stuck
+    assert clocked.order.refuse("b") == [waiting]
+
+
+def test_an_unload_that_was_asked_for_lets_no_request_in() -> None:
+    clocked = Clocked(0)
+    running = clocked.ask("a")
+    clocked.order.shut("a")
+    waiting = clocked.ask("a")
+    assert waiting not in clocked.running
+    clocked.end(running)
+    clocked.order.unloaded("a")
+    clocked.settle()
+    assert waiting in clocked.running, "it loads the model again"
+
+
+STEPS = st.sampled_from(["ask", "ask", "end", "wait"])
+
+
+@given(
+    most=st.integers(1, 3),
+    patience=st.sampled_from([0.0, 0.5, 3.0]),
+    steps=st.lists(st.tuples(STEPS, st.integers(0, 4), st.floats(0, 8)), max_size=60),
+)
+def test_whatever_comes_every_request_runs_in_bounded_time(
+    most: int, patience: float, steps: list[tuple[str, int, float]]
+) -> None:
+    clocked, asked = Clocked(most, patience), list[Ticket]()
+    for kind, number, seconds in steps:
+        if kind == "ask":
+            asked.append(clocked.ask("vwxyz"[number]))
+        elif kind == "end" and clocked.running:
+            clocked.end(clocked.running[number % len(clocked.running)])
+        else:
+            clocked.wait(seconds)
+        assert sum(clocked.order.is_loaded(name) for name in "vwxyz") <= most
+    # Replies end, each after a second at most; then nothing waits longer than one hold for each model.
+    began, ended = clocked.now, set[Ticket]()
+    while len(ended) < len(asked):
+        for ticket in list(clocked.running):
+            clocked.end(ticket)
+        ended = {ticket for ticket in asked if ticket not in clocked.order._waiting and ticket not in clocked.running}
+        clocked.wait(1.0)
+        assert clocked.now - began < 5 * (MOST_HELD_SECONDS + patience + 2)

@@ -1,0 +1,195 @@
+"""Models that are loaded and unloaded in this process: requests that wait, loads that fail, clients that leave."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from pyctl.errors import EngineError, ModelError, PyctlError, UnavailableError
+from pyctl.server import ServerSettings
+from pyctl.server.app import create_app
+from pyctl.server.load_order import LoadOrder
+from pyctl.server.models import Lease, ModelCard, Models, ModelSource, give_back_lease
+from pyctl.server.service import Service, Shared
+from tests.unit.server.fake import HI, Bench, Client
+from tests.waiting import until
+
+
+class Loader:
+    """Loads the service of a `Bench`, when ``opened``, unless ``error`` says why not."""
+
+    def __init__(self, error: Exception | None = None, *, is_open: bool = True, fits: bool = True) -> None:
+        self.error, self.room, self.n_loads, self.n_asked = error, fits, 0, 0
+        self.opened = threading.Event()
+        if is_open:
+            self.opened.set()
+
+    def load(self, report: Callable[[float], bool]) -> Service:
+        self.n_loads += 1
+        assert report(0.5)
+        assert self.opened.wait(60)
+        if self.error is not None:
+            raise self.error
+        return Bench().service
+
+    def fits(self) -> bool:
+        self.n_asked += 1
+        return self.room
+
+
+@pytest.fixture
+def run() -> Iterator[Callable[..., Models]]:
+    """run(1, a=Loader(), ...) -> models that are served, of which one is loaded at a time."""
+    running: list[tuple[Models, threading.Thread]] = []
+
+    def start(most: int, **loaders: Loader) -> Models:
+        sources = [ModelSource(ModelCard(name), loader) for name, loader in loaders.items()]
+        models = Models(Shared(ServerSettings(ping_seconds=1)), sources, LoadOrder(most, 0.0))
+        thread = threading.Thread(target=lambda: trouble_of(models), daemon=True)
+        thread.start()
+        running.append((models, thread))
+        return models
+
+    yield start
+    for models, thread in running:
+        models.close()
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def trouble_of(models: Models) -> PyctlError | None:
+    try:
+        models.run()
+    except PyctlError as error:
+        return error
+    return None
+
+
+def lease(models: Models, name: str) -> Lease:
+    return models.ask(models.named(name)).result(60)
+
+
+def state(models: Models, name: str) -> str:
+    return models.named(name).status
+
+
+def test_a_load_that_fails_is_the_error_of_its_requests_and_brings_back_what_left(run: Callable[..., Models]) -> None:
+    bad = Loader(ModelError("it is broken"))
+    models = run(1, good=Loader(), bad=bad)
+    lease(models, "good").close()
+    for _ in range(3):
+        with pytest.raises(ModelError, match="it is broken"):
+            lease(models, "bad")
+    assert bad.n_loads == 1, "for some seconds it is not tried again"
+    until(lambda: state(models, "good") == "loaded")
+    assert state(models, "bad") == "unloaded"
+    bad.error = None
+    models.load(models.named("bad"))
+    until(lambda: state(models, "bad") == "loaded")
+
+
+def test_what_serves_does_not_leave(run: Callable[..., Models]) -> None:
+    large = Loader(fits=False)
+    models = run(0, a=Loader(), b=large)
+    first = lease(models, "a")
+    second = models.ask(models.named("b"))
+    until(lambda: large.n_asked)
+    assert not second.done()
+    first.close()
+    assert second.result(60).service is models.named("b").service
+    assert (state(models, "a"), state(models, "b")) == ("unloaded", "loaded")
+
+
+def test_who_leaves_gives_up_the_place_and_what_came_too_late_is_given_back(run: Callable[..., Models]) -> None:
+    slow = Loader(is_open=False)
+    models = run(1, slow=slow)
+    asked = [models.ask(models.named("slow")) for _ in range(3)]
+    until(lambda: state(models, "slow") == "loading")
+    give_back_lease(asked[0])
+    slow.opened.set()
+    kept = asked[1].result(60)
+    assert asked[0].cancelled()
+    give_back_lease(asked[2])
+    assert models._order.n_running("slow") == 1
+    kept.close()
+    assert models._order.n_running("slow") == 0
+
+
+def test_an_engine_that_fails_ends_the_process(run: Callable[..., Models]) -> None:
+    models = run(0, a=Loader(), b=Loader())
+    found: list[PyctlError | None] = []
+    service = lease(models, "a").service
+    service.worker._give_up(EngineError("the device is lost"))
+    until(lambda: models.trouble is not None)
+    found.append(models.trouble)
+    assert str(found[0]) == "the device is lost"
+    with pytest.raises(UnavailableError):
+        lease(models, "b")
+    assert Client(create_app(models)).get("/health").status_code == 503
+
+
+def answer(models: Models, loader: Loader, body: dict[str, Any]) -> tuple[int, bytes]:
+    """What the application sends; the model is loaded after the first bytes of the answer."""
+    app, sent = create_app(models), bytearray()
+    status = 0
+
+    async def talk() -> None:
+        nonlocal status
+        parts = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
+
+        async def receive() -> Any:
+            if parts:
+                return parts.pop()
+            await asyncio.Event().wait()
+
+        async def send(message: Any) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            sent.extend(message.get("body", b""))
+            if sent:
+                loader.opened.set()
+
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/v1/chat/completions",
+            "raw_path": b"",
+            "query_string": b"",
+            "root_path": "",
+            "headers": [(b"host", b"localhost")],
+            "client": ("127.0.0.1", 5),
+        }
+        await app(scope, receive, send)
+
+    asyncio.run(talk())
+    return status, bytes(sent)
+
+
+def test_a_stream_gets_comments_while_the_model_is_loaded(run: Callable[..., Models]) -> None:
+    slow, broken = Loader(is_open=False), Loader(ModelError("it is broken"), is_open=False)
+    models = run(0, slow=slow, broken=broken)
+    status, sent = answer(models, slow, {"model": "slow", "messages": HI, "stream": True, "max_tokens": 2})
+    assert status == 200
+    assert sent.startswith(b":\n\n")
+    assert sent.endswith(b"data: [DONE]\n\n")
+    status, sent = answer(models, broken, {"model": "broken", "messages": HI, "stream": True})
+    assert status == 200
+    assert json.loads(sent.rpartition(b"data: ")[2])["error"]["message"] == "it is broken"
+
+
+def test_events_of_models(run: Callable[..., Models]) -> None:
+    models, events = run(1, a=Loader(), b=Loader()), list[Any]()
+    end = models.listen(events.append)
+    lease(models, "a").close()
+    lease(models, "b").close()
+    until(lambda: len(events) == 7)
+    end()
+    progress = {"stages": ["text_model"], "current": "text_model", "value": 0.5}
+    told = [(event["model"], event["data"]["status"], event["data"].get("progress")) for event in events]
+    of_a = [("a", "loading", None), ("a", "loading", progress), ("a", "loaded", None), ("a", "unloaded", None)]
+    assert told == [*of_a, *(("b", *rest) for _, *rest in of_a[:3])]
