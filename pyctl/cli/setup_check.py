@@ -52,6 +52,7 @@ def _run(directory: Path, *arguments: str) -> str:
     environment = {**os.environ, "LLAMA_CPP_LIB_PATH": str(directory), "MTMD_CPP_LIB": str(directory)}
     shown = subprocess.run(
         [sys.executable, *arguments],
+        cwd=directory,  # in a checkout, -m would find its pyctl, which has no extension
         capture_output=True,
         text=True,
         errors="replace",

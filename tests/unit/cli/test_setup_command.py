@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pyctl.cli import setup_command
+from pyctl.cli import setup_check, setup_command
 from pyctl.cli.setup_command import run_setup
 from pyctl.errors import ConfigError
 from pyctl.setup import BuiltLibraries, Machine, build_lock, read_pin
@@ -92,3 +92,10 @@ def test_everything_of_setup_can_be_removed(run: Run, environ: dict[str, str]) -
 def test_what_cannot_be_done_is_one_error(run: Run, machine: Machine, arguments: list[str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         run(machine, *arguments)
+
+
+def test_the_check_runs_this_pyctl_in_any_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "checkout" / "pyctl").mkdir(parents=True)
+    (tmp_path / "checkout" / "pyctl" / "__init__.py").write_text("raise SystemExit('of the checkout')")
+    monkeypatch.chdir(tmp_path / "checkout")
+    assert setup_check._run(tmp_path, "-m", "pyctl", "--version").startswith("pyctl ")
