@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyctl.doctor.facts import LlamaFacts, Wishes
     from pyctl.llama import MemoryPlan
 
-__all__ = ["log_findings", "run_doctor"]
+__all__ = ["cuda_version", "log_findings", "run_doctor"]
 
 log = logging.getLogger("pyctl")
 
@@ -135,15 +135,18 @@ def _gpus() -> list[str]:
 
 
 def _cuda_version() -> int:
-    """The CUDA version that llama.cpp's library was built with, from the name of the runtime that it loads."""
     from pyctl.llama.library import library_file
 
-    path = library_file("libggml-cuda.so")
-    if not path.is_file():
+    return cuda_version(library_file("libggml-cuda.so"))
+
+
+def cuda_version(library: Path) -> int:
+    """Return the major CUDA version of ``library``, from the name of the runtime in it; 0 if there is none."""
+    if not library.is_file() or not library.stat().st_size:
         return 0
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+    with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         found = re.search(rb"libcudart\.so\.(\d+)", data)
-    return int(found[1]) if found is not None else 0
+        return int(found[1]) if found is not None else 0  # while the file is mapped
 
 
 class _PlannedError(Exception):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pyctl.cli.arguments import parse_serve
-from pyctl.cli.doctor_command import log_findings
+from pyctl.cli.doctor_command import cuda_version, log_findings
 from tests.unit.doctor.machines import GIB, desktop
 
 SWAPPED = "MemTotal: 67108864 kB\nSwapTotal: 8388608 kB\nSwapFree: 1048576 kB\n"
@@ -32,3 +32,11 @@ def test_serve_logs_nothing_on_a_good_machine(tmp_path: Path, caplog: pytest.Log
     desktop(tmp_path)
     log_findings(parse_serve([], {}), tmp_path)
     assert caplog.records == []
+
+
+@pytest.mark.parametrize(("content", "version"), [(b"..libcudart.so.13\0..", 13), (b"nothing", 0), (b"", 0), (None, 0)])
+def test_the_cuda_version_of_a_library(tmp_path: Path, content: bytes | None, version: int) -> None:
+    library = tmp_path / "libggml-cuda.so"
+    if content is not None:
+        library.write_bytes(content)
+    assert cuda_version(library) == version
