@@ -146,7 +146,7 @@ class RouterSettings:
         off="--no-models-autoload",
     )
     patience: float = SERVER.flag(
-        1.0,
+        0.2,
         "--models-patience",
         "seconds after its last reply before a model leaves for another one",
         number(0.0),

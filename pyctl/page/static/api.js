@@ -3,6 +3,10 @@
 let key = localStorage.getItem("key") || "";
 let askForKey = null;
 let asking = null;
+let model = ""; // the one of several that requests name
+
+export const setModel = (name) => (model = name);
+export const modelName = () => model;
 
 export const onKey = (ask) => (askForKey = ask);
 export const hasKey = () => Boolean(key);
@@ -21,6 +25,10 @@ export class Refusal extends Error {
 }
 
 async function call(path, { body, quiet = false, ...options } = {}) {
+  if (model && !/^(page\/|v1\/models)/.test(path)) {
+    if (body) body = { ...body, model };
+    else path += (path.includes("?") ? "&" : "?") + "model=" + encodeURIComponent(model);
+  }
   for (;;) {
     const headers = {};
     if (body) headers["content-type"] = "application/json";

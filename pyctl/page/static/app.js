@@ -1,6 +1,6 @@
 // The page: conversations at the left, the open one in the middle, the cache at the right.
 
-import { $, ask, copy, count, el, icon, keyed, put, size, sure, tell } from "./dom.js";
+import { $, ask, copy, count, el, icon, keyed, put, size, sure, tell, time } from "./dom.js";
 import * as api from "./api.js";
 import * as cache from "./cache.js";
 import * as chat from "./chat.js";
@@ -10,7 +10,8 @@ import * as store from "./store.js";
 
 let conversations = [];
 let nContext = 0;
-let about = {}; // the body of GET /props
+let about = {}; // the body of GET /props, empty while a model of several was never loaded
+let offered = []; // several models, as GET /v1/models lists them
 
 const isSmall = () => matchMedia("(max-width: 900px)").matches;
 const body = document.body.classList;
@@ -42,6 +43,7 @@ function entry({ id }) {
 
 function open(conversation) {
   chat.open(conversation);
+  if (conversation.model !== api.modelName() && named(conversation.model)) use(conversation.model);
   sessionStorage.setItem("open", conversation.id);
   body.remove("show-side");
   drawList();
@@ -225,6 +227,7 @@ function buttons() {
     chat.draw();
   });
   on("preset", chat.draw, "change");
+  on("models", ({ target }) => use(target.value), "change");
   on("side-toggle", () => toggle("side"));
   on("cache-toggle", () => toggle("cache"));
   on("shade", () => body.remove("show-side", "show-cache"));
@@ -243,11 +246,38 @@ function notice(text, ...more) {
   put($("notice"), text, more);
 }
 
+const named = (name) => offered.find(({ id }) => id === name);
+const wasLoaded = ({ status, load_seconds: seconds }) => status.value === "loaded" || seconds > 0;
+
+// Requests name this model from now on; one that was never loaded is loaded by its first message.
+async function use(name) {
+  api.setModel(name);
+  localStorage.setItem("model", name);
+  await connecting;
+  await connect(true);
+  cache.reset();
+}
+
+// The model that requests name, where the server has several; whether it can be asked without loading it.
+async function chooseModel(quiet) {
+  const { data = [] } = await api.get("v1/models", { quiet });
+  offered = data.filter(({ status }) => status);
+  const wanted = [api.modelName(), chat.current()?.model, localStorage.getItem("model")].find(named);
+  const found = named(wanted) ?? offered.find(({ status }) => status.value === "loaded") ?? offered[0];
+  api.setModel(found?.id ?? "");
+  $("models").hidden = !found;
+  const label = (each) => each.id + (each.status.value === "loaded" ? "" :
+    each.load_seconds ? ` (loads in ${time(each.load_seconds * 1000)})` : " (not loaded)");
+  put($("models"), offered.map((each) => el("option", { value: each.id }, label(each))));
+  if (found) $("models").value = found.id;
+  return !found || wasLoaded(found);
+}
+
 // Ask until it answers; what it says of itself may be another thing than before.
 async function meet(quiet) {
   for (;;) {
     try {
-      const props = await api.get("props", { quiet });
+      const props = (await chooseModel(quiet)) ? await api.get("props", { quiet }) : { model_alias: api.modelName() };
       about = props;
       settings.setDefaults(props);
       files.allowImages(props.modalities?.vision === true);
@@ -273,7 +303,8 @@ function connect(quiet) {
   connecting ??= meet(quiet).then(() => {
     connecting = null;
     document.body.dataset.ready = "1";
-    if ($("notice").hidden) cache.start({
+    if ($("notice").hidden && about.model_path) cache.start({
+      ready: () => Boolean(about.model_path),
       lost: () => connect(true), messages: chat.asked, names: () => store.namesOf(conversations),
       waits: () => store.waits(conversations, new Date().setHours(0, 0, 0, 0)),
     });
@@ -284,7 +315,7 @@ function connect(quiet) {
 // What the server says of its model.
 async function describe() {
   const listed = await api.get("v1/models", { quiet: true }).catch(() => ({}));
-  const { meta = {}, id } = listed.data?.[0] ?? {};
+  const { meta = {}, id } = listed.data?.find(({ id }) => id === api.modelName()) ?? listed.data?.[0] ?? {};
   const file = about.model_path?.split("/").at(-1);
   const facts = [
     ["Name", about.model_alias || id], ["File", file],
@@ -310,7 +341,10 @@ async function main() {
   api.onKey(settings.askForKey);
   chat.connect({
     changed: drawList,
-    replied: cache.replied,
+    replied: async (found) => {
+      if (offered.length) await connect(true); // another model may have left for this one
+      if (about.model_path) await cache.replied(found);
+    },
     drawn: (path) => {
       const ids = path.flatMap(({ stats }) => [stats?.cache?.restored, ...(stats?.cache?.saved ?? [])]);
       cache.markPath(ids.filter(Boolean));

@@ -34,7 +34,17 @@ export async function replied(cache) {
   }, LIT_MS);
 }
 
-export const refresh = () => view && look();
+export const refresh = () => view && hooks.ready() && look();
+
+// Another model has another cache.
+export function reset() {
+  if (!view) return;
+  revision = 0;
+  latest = null;
+  for (const part of [view.totals, view.tree, view.chart]) put(part);
+  view.drawn.hidden = view.tree.hidden = true;
+  refresh();
+}
 
 const isShown = () => $("cache").offsetParent !== null && getComputedStyle($("cache")).visibility === "visible";
 
@@ -42,7 +52,7 @@ const isShown = () => $("cache").offsetParent !== null && getComputedStyle($("ca
 async function watch() {
   for (;;) {
     const began = performance.now();
-    if (!document.hidden && isShown()) await look();
+    if (!document.hidden && isShown() && hooks.ready()) await look();
     const took = performance.now() - began;
     await new Promise((go) => setTimeout(go, Math.max(failed ? 2000 : 1000, 20 * took)));
   }

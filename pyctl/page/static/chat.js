@@ -221,6 +221,7 @@ async function reply(message, continues = false) {
   bottom(true);
   // What was pressed is gone by now; keyboards go on from the reply.
   if (document.activeElement === document.body) elementOf(message)?.focus({ preventScroll: true });
+  own.model = api.modelName() || undefined;
   await keep(own);
   try {
     const body = { ...settings.requestOf(), messages, return_progress: true, return_cache: true };

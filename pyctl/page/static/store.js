@@ -195,6 +195,7 @@ export function parse(text, known) {
   return data.conversations.map((given) => {
     const made = create(), messages = given?.messages ?? {};
     if (isText(given?.id) && !known.has(given.id)) made.id = given.id;
+    if (isText(given?.model)) made.model = given.model;
     if (isText(given.title)) made.title = given.title;
     if (isText(given.system)) made.system = given.system;
     for (const name of ["created", "updated"]) made[name] = +given[name] || made[name];
