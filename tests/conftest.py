@@ -26,8 +26,9 @@ TESTS = Path(__file__).resolve().parent
 # No command that a test runs within this process keeps anything in the user's cache directory.
 os.environ["PYCTL_KV_CACHE"] = "off"
 
-# A runner that was started in the background may have left SIGINT ignored, for us and for every child.
+# A runner that was started in the background may have left signals ignored, for us and for every child.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 ownership.install()
 
