@@ -74,7 +74,6 @@ def test_verify_finds_and_fixes_damage(filled: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["cache", "ls"], "no directory"),
         (["cache", "ls", "--kv-cache-dir", "/nowhere/at/all"], "is not a directory"),
         (["cache", "ls", "--kv-cache-dir", "/"], "no prefix cache in /"),
         (["cache", "dance"], "invalid choice"),
