@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import pyctl.page
 from pyctl.measure.server_process import ServerProcess
 from tests.page.browser import Tab, saying
 from tests.page.conftest import OpenTab
@@ -272,11 +270,6 @@ def test_an_error_of_the_settings_leaves_save_in_sight(open_tab: OpenTab, server
         assert shown.evaluate(inside)
     hint = dialog.locator('[name="top_p"]').get_attribute("aria-describedby")
     assert "likeliest" in dialog.locator(f"#{hint}").inner_text()
-
-
-def test_all_of_the_page_is_small() -> None:
-    files = (Path(pyctl.page.__file__).parent / "static").iterdir()
-    assert sum(file.stat().st_size for file in files) < 120_000
 
 
 PHONE = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
