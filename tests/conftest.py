@@ -32,11 +32,14 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 ownership.install()
 
-# How long an example takes says how busy the machine is.
+# How long an example takes says how busy the machine is. The examples are the same ones each time, unless PYCTL_FUZZ
+# asks for others.
 hypothesis.settings.register_profile(
     "calm",
     hypothesis.settings.default,
     deadline=None,
+    derandomize="PYCTL_FUZZ" not in os.environ,
+    database=None,
     max_examples=examples(hypothesis.settings.default.max_examples),
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )

@@ -1,10 +1,16 @@
-"""How much a run tries: `make check` sets PYCTL_QUICK, and property tests try a tenth of their examples."""
+"""How much a run tries, and how much the code that it tries does.
+
+`make check` sets PYCTL_QUICK, and property tests try a tenth of their examples.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Callable
+from itertools import count
 
-__all__ = ["IS_QUICK", "examples"]
+__all__ = ["IS_QUICK", "examples", "work"]
 
 IS_QUICK = bool(os.environ.get("PYCTL_QUICK"))
 
@@ -12,3 +18,17 @@ IS_QUICK = bool(os.environ.get("PYCTL_QUICK"))
 def examples(n: int) -> int:
     """``n`` examples of a property, in a quick run a tenth of them."""
     return max(n // 10, 5) if IS_QUICK else n
+
+
+def work(function: Callable[[], object]) -> int:
+    """Calls that ``function`` makes, of Python's functions and C's, and their returns.
+
+    The same on every machine, unlike its time. What takes a C function for ever, pytest's time limit ends.
+    """
+    counter = count()
+    sys.setprofile(lambda *_: next(counter))
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return next(counter)

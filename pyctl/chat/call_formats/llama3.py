@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 from pyctl.chat.call_formats.call_format import TaggedFormat, json_arguments
 from pyctl.chat.call_formats.scan import (
     CallScanner,
     NeedMoreInput,
+    ValueEnd,
     coerce_argument,
     from_python,
-    json_end,
     json_head,
     parse_json,
     skip_blanks,
@@ -39,8 +39,6 @@ _MEMBERS = ('"name"', '"type"', '"parameters"', '"arguments"', '"id"')
 _PYTHON_CALL = re.compile(r"([A-Za-z_][\w-]{0,63})\.call\(")
 _PYTHON_CALL_BEGUN = re.compile(r"(?:[A-Za-z_][\w-]{0,63}(?:\.(?:c(?:a(?:ll?)?)?)?)?)?")
 _PYTHON_MARKS = re.compile(r"""[()\[\]{},"'\\]""")
-_MAX_CALL = 1 << 12
-"""Letters of a call that can be told from content by its end alone."""
 
 
 class LlamaFormat(TaggedFormat):
@@ -64,6 +62,10 @@ class LlamaFormat(TaggedFormat):
 
 
 class _Parser(CallScanner):
+    def __init__(self, tools: Tools, openers: Sequence[str], new_id: Callable[[], str]) -> None:
+        super().__init__(tools, openers, new_id)
+        self._json_end, self._python_end = ValueEnd(), ValueEnd(python=True)
+
     def _begin(self, final: bool) -> bool:
         tagged = self._held.startswith(_TAG)
         if not tagged and self._speaking:
@@ -84,7 +86,7 @@ class _Parser(CallScanner):
         first = skip_blanks(self._held, at + 1)
         if not any(starts_with(member, self._held, first) for member in _MEMBERS):
             return False
-        end = json_end(self._held, at, _MAX_CALL)
+        end = self._json_end.find(self._held, at)
         name, arguments = whole_call(self._held[at:end]) if end >= 0 else ("", "")
         if not name or not self._has(name):
             return False
@@ -99,8 +101,8 @@ class _Parser(CallScanner):
                 raise NeedMoreInput
             return False
         name = call[1]
-        pieces, end = _pieces(self._held, call.end()) if self._has(name) else ([], -1)
-        values = [piece.partition("=") for piece in pieces]
+        end = self._python_end.find(self._held, call.end() - 1) if self._has(name) else -1
+        values = [piece.partition("=") for piece in _pieces(self._held[call.end() : end - 1])]
         if end < 0 or not all(key.strip().isidentifier() and equals for key, equals, _ in values):
             return False
         members = [
@@ -121,30 +123,24 @@ class _Parser(CallScanner):
         return True
 
 
-def _pieces(text: str, begin: int) -> tuple[list[str], int]:
-    """The arguments between the brace before ``begin`` and its match, and where that ends; -1 if it never does."""
-    pieces: list[str] = []
-    at, start, depth, quote = begin, begin, 1, ""
-    while (mark := _PYTHON_MARKS.search(text, at)) and mark.end() - begin <= _MAX_CALL:
+def _pieces(text: str) -> Iterator[str]:
+    """The arguments that stand in ``text``, which no bracket closes, with commas between them."""
+    start, depth, at, quote = 0, 0, 0, ""
+    while mark := _PYTHON_MARKS.search(text, at):
         at, letter = mark.end(), mark[0]
-        if quote:
-            at += letter == "\\"
+        if letter == "\\":
+            at += bool(quote)
+        elif quote:
             quote = "" if letter == quote else quote
         elif letter in "\"'":
             quote = letter
-        elif letter in "([{":
-            depth += 1
-        elif letter in ")]}":
-            depth -= 1
-            if not depth:
-                last = text[start : at - 1]
-                return ([*pieces, last] if pieces or last.strip() else []), at
-        elif letter == "," and depth == 1:
-            pieces.append(text[start : at - 1])
+        elif letter == "," and not depth:
+            yield text[start : at - 1]
             start = at
-    if len(text) - begin > _MAX_CALL:
-        return [], -1
-    raise NeedMoreInput
+        elif letter != ",":
+            depth += 1 if letter in "([{" else -1
+    if start or text.strip():
+        yield text[start:]
 
 
 def _json_of(value: str, types: frozenset[str]) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -20,7 +20,7 @@ from pyctl.chat.call_formats.call_format import TaggedFormat, json_arguments
 from pyctl.chat.call_formats.scan import (
     CallScanner,
     NeedMoreInput,
-    json_end,
+    ValueEnd,
     json_head,
     skip_blanks,
     starts_with,
@@ -38,8 +38,6 @@ _CALLS, _CALL_ID, _ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _NAME = re.compile(r"[\w./:-]{1,256}")
 _ID = re.compile(r"[A-Za-z0-9]*")
 _ID_LETTERS = 9
-_MAX_CALL = 1 << 12
-"""Letters of a call that can be told from content by its end alone."""
 
 
 class MistralFormat(TaggedFormat):
@@ -85,7 +83,10 @@ class MistralListFormat(MistralFormat):
 
 
 class _Parser(CallScanner):
-    _in_list = False
+    def __init__(self, tools: Tools, openers: Sequence[str], new_id: Callable[[], str]) -> None:
+        super().__init__(tools, openers, new_id)
+        self._in_list = False
+        self._value_end = ValueEnd()
 
     def _begin(self, final: bool) -> bool:
         at = skip_blanks(self._held, len(_CALLS))
@@ -120,7 +121,7 @@ class _Parser(CallScanner):
         name, begin = json_head(self._held, at)
         if name:
             return self._start(name, begin, self._json)
-        end = json_end(self._held, at, _MAX_CALL)
+        end = self._value_end.find(self._held, at)
         name, arguments = whole_call(self._held[at:end]) if end >= 0 else ("", "")
         if not name:
             return False
@@ -132,7 +133,7 @@ class _Parser(CallScanner):
         if self._in_list:  # the members after the arguments, which is the id
             rest = self._held.lstrip()
             try:
-                end = json_end(f"{{{rest}", 0, _MAX_CALL) if not rest or rest[0] in ",}" else -1
+                end = self._value_end.find(f"{{{rest}", 0) if not rest or rest[0] in ",}" else -1
             except NeedMoreInput:
                 if not final:
                     return False

@@ -22,10 +22,10 @@ from pyctl.text import random_id
 __all__ = [
     "CallScanner",
     "NeedMoreInput",
+    "ValueEnd",
     "coerce_argument",
     "from_python",
     "joined",
-    "json_end",
     "json_head",
     "parse_json",
     "skip_blanks",
@@ -49,6 +49,9 @@ _MAX_NAME = 256
 _NO_NAME = re.compile(r"[\s<>]")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _JSON_MARKS = re.compile(r'[{}\[\]"\\]')
+_PYTHON_MARKS = re.compile(r"""[(){}\[\]"'\\]""")
+_MAX_CALL = 1 << 12
+"""Letters of a call that only its end tells from content."""
 
 
 class NeedMoreInput(Exception):
@@ -195,6 +198,45 @@ class CallScanner(ABC):
         return any(tool == each.name for each in self._tools.tools)
 
 
+class ValueEnd:
+    """Finds where a value between brackets ends, as JSON writes it or Python, in text that grows.
+
+    After NeedMoreInput, ask again with more text behind the same: each letter is looked at once.
+    """
+
+    def __init__(self, *, python: bool = False) -> None:
+        self._marks = _PYTHON_MARKS if python else _JSON_MARKS
+        self._at, self._depth, self._quote = 0, 0, ""
+
+    def find(self, text: str, begin: int) -> int:
+        """Where the value ends that begins at ``begin``; -1 if it has more than 4,096 letters.
+
+        NeedMoreInput if the text ends before that shows.
+        """
+        at = max(self._at, begin)
+        while (mark := self._marks.search(text, at)) and mark.end() - begin <= _MAX_CALL:
+            at, letter = mark.end(), mark[0]
+            if letter == "\\":
+                at += bool(self._quote)
+            elif self._quote:
+                self._quote = "" if letter == self._quote else self._quote
+            elif letter in "\"'":
+                self._quote = letter
+            else:
+                self._depth += 1 if letter in "([{" else -1
+                if self._depth <= 0:
+                    self._reset()
+                    return at
+        if len(text) - begin > _MAX_CALL:
+            self._reset()
+            return -1
+        self._at = max(at, len(text))
+        raise NeedMoreInput
+
+    def _reset(self) -> None:
+        self._at, self._depth, self._quote = 0, 0, ""
+
+
 def joined(deltas: list[CallDelta]) -> tuple[CallDelta, ...]:
     """``deltas`` with neighbouring pieces of arguments put together."""
     joined: list[CallDelta] = []
@@ -255,28 +297,6 @@ def json_head(text: str, at: int, key: str = "arguments") -> tuple[str, int]:
             return "", at
         at = literal.end()
     return name, start
-
-
-def json_end(text: str, at: int, most: int) -> int:
-    """Where the JSON object or array ends that begins at ``at``, -1 if it has more than ``most`` letters.
-
-    NeedMoreInput if the text ends before that shows.
-    """
-    begin, depth, in_string = at, 0, False
-    while (mark := _JSON_MARKS.search(text, at)) and mark.end() - begin <= most:
-        at = mark.end()
-        if in_string:
-            at += mark[0] == "\\"
-            in_string = mark[0] != '"'
-        elif mark[0] == '"':
-            in_string = True
-        elif mark[0] != "\\":
-            depth += 1 if mark[0] in "{[" else -1
-            if depth <= 0:
-                return at
-    if len(text) - begin > most:
-        return -1
-    raise NeedMoreInput
 
 
 def whole_call(text: str) -> tuple[str, str]:

@@ -1,4 +1,7 @@
-"""How many cases the fuzzers try, and from which seed: PYCTL_FUZZ=10000 PYCTL_FUZZ_SEED=7 pytest -s tests/model/fuzz"""
+"""How many cases the fuzzers try, and from which seed: PYCTL_FUZZ=10000 PYCTL_FUZZ_SEED=7 pytest -s tests/model/fuzz
+
+Without PYCTL_FUZZ the cases are the same ones each time.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,11 @@ __all__ = ["N_CASES", "fuzzed"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-N_CASES = int(os.environ.get("PYCTL_FUZZ", "40"))
+_CHOSEN = os.environ.get("PYCTL_FUZZ")
 
-_SEED = int(os.environ.get("PYCTL_FUZZ_SEED") or secrets.randbits(32))
+N_CASES = int(_CHOSEN or 40)
+
+_SEED = int(os.environ.get("PYCTL_FUZZ_SEED") or (secrets.randbits(32) if _CHOSEN else 0))
 
 
 def fuzzed(test: F) -> F:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable
 
 import numpy as np
@@ -17,8 +16,6 @@ from pyctl.llama.grammar import GrammarCompiler
 from tests.model.fuzz.cases import fuzzed
 from tests.model.fuzz.grammars import any_grammars, safe_grammars
 from tests.model.llama.test_gbnf import allowed_by, compare
-
-MOST_SECONDS = 4.0
 
 
 @pytest.fixture
@@ -36,7 +33,7 @@ def compiler_of(model: Loaded) -> GrammarCompiler:
 @fuzzed
 @given(any_grammars(), st.integers(0, 1 << 30))
 def test_any_text_is_refused_or_binds(model: Loaded, grammar: str, seed: int) -> None:
-    began, rng = time.thread_time(), random.Random(seed)
+    rng = random.Random(seed)
     try:
         matcher = compiler_of(model).matcher(grammar, "gbnf")
         for _ in range(8):
@@ -50,7 +47,6 @@ def test_any_text_is_refused_or_binds(model: Loaded, grammar: str, seed: int) ->
             matcher.consume_token(token)
     except RequestError as error:
         assert str(error)  # noqa: PT017
-    assert time.thread_time() - began < MOST_SECONDS
 
 
 @fuzzed

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -19,8 +18,6 @@ from pyctl.llama import Loaded
 from pyctl.llama.grammar import GrammarCompiler
 from tests.model.fuzz.cases import fuzzed
 from tests.model.llama.test_gbnf import allowed_by
-
-MOST_SECONDS = 4.0
 
 TYPES = ("object", "array", "string", "number", "integer", "boolean", "null", "value", "odd", 5, [], None)
 NAMES = st.sampled_from(["a", "b", "a b", "", '"', "\\", "é", "a" * 100, "x" * 5000, "\x00", "\ud7ff", "/~", "$ref"])
@@ -84,7 +81,7 @@ _COMPILERS: dict[int, GrammarCompiler] = {}
 def test_any_schema_is_refused_or_binds(model: Loaded, schema: Any, seed: int) -> None:
     compiler = _COMPILERS.setdefault(id(model), GrammarCompiler(model.tokenizer))
     ends = model.tokenizer.end_tokens()
-    began, rng, said = time.thread_time(), random.Random(seed), b""
+    rng, said = random.Random(seed), b""
     try:
         matcher = compiler.matcher(json_constraint(schema).grammar)
         for _ in range(30):
@@ -100,4 +97,3 @@ def test_any_schema_is_refused_or_binds(model: Loaded, schema: Any, seed: int) -
             json.loads(said.decode("utf-8", "replace"), strict=False)
     except RequestError as error:
         assert str(error)  # noqa: PT017
-    assert time.thread_time() - began < MOST_SECONDS

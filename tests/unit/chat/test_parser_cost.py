@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,27 +15,15 @@ from pyctl.chat.rendering import check_messages
 from pyctl.engine.stream import LineLimits, TextStream
 from pyctl.errors import RequestError
 from pyctl.text import clean, one_line
-from tests.effort import IS_QUICK
+from tests.effort import IS_QUICK, work
 from tests.unit.chat.parsing import TOOLS
 from tests.unit.chat.test_call_formats import FAMILIES, Family
 from tests.unit.chat.toy import chatml_tokenizer
 
-SIZE, MOST_SECONDS = 1 << 13, 0.75
-"""Work that grows with the square of this takes longer."""
+SIZE, MOST_WORK = 1 << 13, 300
+"""Letters of a reply, and calls for each: more than 10 µs, and what looks at all that came before makes more."""
 
 SIGNS = ('"', '\\"', "'", "\\'", "\\", " ", "\n", "{", "[", "}", "a", '{"a":', "<", "x=", '"name"', "True", "_", "é")
-
-
-def seconds(function: Callable[[], object], most: float) -> float:
-    """CPU seconds of ``function``; above ``most`` the least of three runs, since a busy machine slows single ones."""
-    least = float("inf")
-    for _ in range(3):
-        began = time.thread_time()
-        function()
-        least = min(least, time.thread_time() - began)
-        if least <= most:
-            break
-    return least
 
 
 def beginnings(family: Family) -> Iterator[str]:
@@ -66,12 +53,12 @@ def test_a_reply_is_read_in_linear_time(family: Family) -> None:
                     parser.feed(text[at : at + 8])
                 parser.finish()
 
-            if (taken := seconds(read, MOST_SECONDS)) > MOST_SECONDS:
-                slow.append((begun, sign, round(taken, 1)))
+            if (done := work(read)) > MOST_WORK * SIZE:
+                slow.append((begun, sign, done / SIZE))
     assert not slow
 
 
-LONG, LONG_SECONDS = (1 << 18, 2.0) if IS_QUICK else (1 << 20, 8.0)
+LONG = 1 << 15 if IS_QUICK else 1 << 18
 
 TEXTS = (
     *SIGNS,
@@ -128,6 +115,6 @@ def test_a_long_text_of_anything_is_read_in_linear_time(reader: Callable[[str], 
             with contextlib.suppress(RequestError):
                 reader(text)
 
-        if (taken := seconds(read, LONG_SECONDS)) > LONG_SECONDS:
-            slow.append((piece, round(taken, 1)))
+        if (done := work(read)) > MOST_WORK * LONG:
+            slow.append((piece, done / LONG))
     assert not slow

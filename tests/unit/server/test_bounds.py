@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from pyctl.chat.template import TemplateCapabilities
 from pyctl.engine.stream import TextStream
 from pyctl.server.api.responses_request import ResponseRequest
 from pyctl.server.stores import ResponseStore
+from tests.effort import work
 from tests.unit.server.fake import HI, Bench, play
 
 CHAT, COMPLETION = "/v1/chat/completions", "/completion"
@@ -80,19 +80,14 @@ def test_no_number_or_text_is_too_odd(value: str) -> None:
         assert response.status_code in (200, 400), (name, response.text)
 
 
-def seconds(function: Any, *args: Any) -> float:
-    began = time.thread_time()
-    function(*args)
-    return time.thread_time() - began
-
-
+@pytest.mark.timeout(30)  # it takes a tenth of a second, with each item copied anew a minute
 def test_a_turn_of_thousands_of_items_is_joined_in_linear_time() -> None:
     items = [{"role": "assistant", "content": "x" * 1000} for _ in range(20_000)]
-    assert seconds(ResponseRequest.of, {"input": items}, ResponseStore()) < 5
-    chat = ResponseRequest.of({"input": items[:3]}, ResponseStore()).chat
-    assert chat["messages"] == [{"role": "assistant", "content": "x" * 3000}]
+    chat = ResponseRequest.of({"input": items}, ResponseStore()).chat
+    assert chat["messages"] == [{"role": "assistant", "content": "x" * 20_000_000}]
 
 
+@pytest.mark.timeout(30)
 def test_thousands_of_messages_of_a_user_are_joined_in_linear_time() -> None:
     capabilities = TemplateCapabilities(
         system_first=True,
@@ -106,7 +101,7 @@ def test_thousands_of_messages_of_a_user_are_joined_in_linear_time() -> None:
     )
     for role in ("user", "system"):
         messages = [{"role": role, "content": "x" * 3000} for _ in range(10_000)]
-        assert seconds(fit_messages, messages, capabilities) < 3
+        assert len(fit_messages(messages, capabilities)) <= 2
     texts = [{"role": "user", "content": "a"}, {"role": "system", "content": "b"}, {"role": "user", "content": ["c"]}]
     assert [message["content"] for message in fit_messages(texts, capabilities)] == ["a\n\nb\n\nc"]
 
@@ -115,9 +110,8 @@ def test_thousands_of_messages_of_a_user_are_joined_in_linear_time() -> None:
 def test_a_letter_costs_the_same_however_many_stop_strings_there_are(letters: str) -> None:
     stops = tuple(letters * (16 + i % 16) + f"!{i}" for i in range(128))
 
-    def say(stop: tuple[str, ...]) -> None:
+    def work_with(stop: tuple[str, ...]) -> int:
         stream = TextStream(stop)
-        for _ in range(4_000):
-            stream.feed(letters.encode() * 5)
+        return work(lambda: [stream.feed(letters.encode() * 5) for _ in range(1_000)])
 
-    assert seconds(say, stops) < 3
+    assert work_with(stops) < 1.5 * work_with(stops[:16])
