@@ -23,7 +23,7 @@ import numpy as np
 from llama_cpp import llama_cpp as api
 
 from bench.common import parse, parser_of, show
-from pyctl.chat.call_formats.qwen import HermesFormat, QwenFormat
+from pyctl.chat.call_formats.families import HERMES, QWEN
 from pyctl.chat.constraint import Constraint, json_constraint
 from pyctl.chat.reply import THINK
 from pyctl.chat.tools import Tools
@@ -122,9 +122,9 @@ def constraints() -> dict[str, tuple[Constraint, str]]:
     }
     found = {name: (json_constraint(schema), written(value)) for name, (schema, value) in schemas.items()}
     call = written({"name": "tool_7", "arguments": EDITED})
-    found["20 tools, JSON"] = (HermesFormat().constraint(TOOLS, THINK, "content"), f"<tool_call>\n{call}\n</tool_call>")
+    found["20 tools, JSON"] = (HERMES.constraint(TOOLS, THINK, "content"), f"<tool_call>\n{call}\n</tool_call>")
     found["20 tools, XML"] = (
-        QwenFormat().constraint(TOOLS, THINK, "reasoning"),
+        QWEN.constraint(TOOLS, THINK, "reasoning"),
         f"{CODE}</think>\n\n{as_xml({key: str(value) for key, value in EDITED.items()})}",
     )
     return found

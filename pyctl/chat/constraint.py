@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -72,6 +72,11 @@ class GrammarBuilder:
         """The name of a rule that stands for ``body``, so that it is written once."""
         return self._rules.setdefault(body, f"r{len(self._rules)}")
 
+    def recursive(self, body: Callable[[str], str]) -> str:
+        """The name of a rule that stands for ``body`` of this name, which makes no other rule."""
+        known = next((name for text, name in self._rules.items() if text == body(name)), "")
+        return known or self.rule(body(f"r{len(self._rules)}"))
+
     def text(self, text: str) -> str:
         """``text`` of the template, control tokens included."""
         parts, end = [], 0
@@ -91,8 +96,8 @@ class GrammarBuilder:
 
     def until(self, end: str) -> str:
         """Any text up to the first ``end``, which is a part of it."""
-        if end in self._controls:
-            return f"{self.rule('/(?s:.*)/')} {self.text(end)}"
+        if found := self._control.search(end):
+            return f"{self.rule('/(?s:.*)/')} {self.text(end[found.start() :])}"
         return self.rule(f"[suffix={json.dumps(end)}]: /(?s:.*)/")
 
     def json(self, schema: Any, root: Any = None) -> str:

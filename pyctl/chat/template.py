@@ -58,9 +58,13 @@ def sample_call(*arguments: Mapping[str, str], as_text: bool = True, as_object: 
     return {**sample_message("assistant", "", as_text=as_text), "tool_calls": calls}
 
 
+_NO_PARAMETERS = {"type": "object", "properties": {}, "required": []}
+"""With the members that some templates take for granted."""
+
+
 def sample_tool(name: str = SAMPLE_TOOL) -> dict[str, Any]:
     """A tool as templates take it."""
-    return {"type": "function", "function": {"name": name, "description": "", "parameters": {"type": "object"}}}
+    return {"type": "function", "function": {"name": name, "description": "", "parameters": _NO_PARAMETERS}}
 
 
 log = logging.getLogger(__name__)
@@ -111,7 +115,8 @@ class Template:
         }
         if "functions" in self.source:  # a name for the tools as text, which some templates have
             variables.setdefault("functions", json.dumps(tools, ensure_ascii=False, indent=2) if tools else "")
-        variables.update(messages=messages, tools=tools, add_generation_prompt=add_generation_prompt)
+        lists = {"messages": list(messages), "tools": tools and list(tools)}  # which the template may change
+        variables.update(**lists, add_generation_prompt=add_generation_prompt)
         try:
             return self._template.render(variables)
         except jinja2.TemplateError as error:
@@ -121,9 +126,13 @@ class Template:
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """The sandbox with two shortcuts that change no answer and save a third of the time on long conversations."""
+    """The sandbox with two shortcuts that change no answer and save a third of the time on long conversations.
+
+    Lists may grow and shrink: Kimi's template keeps ids in one, and llama-server lets it.
+    """
 
     _dict_attributes = frozenset(dir(dict))
+    _list_changes = frozenset({"append", "pop"})
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         if type(obj) is dict and attribute in obj and attribute not in self._dict_attributes:
@@ -133,6 +142,8 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         if type(obj) in (str, LoopContext):  # immutable, and without internals under a public name
             return not attr.startswith("_")
+        if type(obj) is list and attr in self._list_changes:
+            return True
         return super().is_safe_attribute(obj, attr, value)
 
 
@@ -260,9 +271,13 @@ def _shows(
     tools: Sequence[Mapping[str, Any]] | None = None,
     variables: Mapping[str, Any] | None = None,
 ) -> bool:
-    """Whether the rendered sample holds all ``needles`` and not ``never`` (how Python would write a value)."""
+    """Whether the rendered sample holds all ``needles`` and not ``never`` (how Python would write a value).
+
+    No reply follows a message that calls: some templates would leave the call out.
+    """
+    calls = "tool_calls" in messages[-1]
     try:
-        text = template.render(messages, tools=tools, **(variables or {}))
+        text = template.render(messages, tools=tools, add_generation_prompt=not calls, **(variables or {}))
     except RequestError:
         return False
     return all(needle in text for needle in needles) and (never is None or never not in text)

@@ -23,6 +23,7 @@ REASONS: tuple[tuple[str, str, str], ...] = (
     ("", r"extra (\S+\.)?(generation_settings|params)\.cache_prompt$", "shows whether the cache may be used"),
     ("/props", r"extra (full_cache|prefix_cache)$", "shows the cache's policy and size"),
     ("/props", r"extra model_memory$", "says which memory the model has, and where it can be resumed"),
+    ("/props", r"extra tool_call_format$", "says which tool calls are parsed"),
     ("^/props", r"value of bos_token", "the model has no such token; llama-server shows what its id would be"),
     ("^/metrics", r"extra pyctl:", "the cache's own metrics"),
     ("", r"^status: 500 / 200$", "taken, where llama-server fails with 500"),

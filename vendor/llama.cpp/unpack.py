@@ -29,16 +29,7 @@ WANTED = (
     "ggml/include/*.h",
     "ggml/src/*.h",
     "models/ggml-vocab-qwen35.gguf",
-    "models/templates/Qwen3.5-4B.jinja",
-    "models/templates/Qwen3-Coder.jinja",
-    "models/templates/Qwen-Qwen3-0.6B.jinja",
-    "models/templates/NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use.jinja",
-    "models/templates/meta-llama-Llama-3.1-8B-Instruct.jinja",
-    "models/templates/meta-llama-Llama-3.3-70B-Instruct.jinja",
-    "models/templates/mistralai-Mistral-Nemo-Instruct-2407.jinja",
-    "models/templates/Mistral-Small-3.2-24B-Instruct-2506.jinja",
-    "models/templates/mistralai-Ministral-3-14B-Reasoning-2512.jinja",
-    "models/templates/openai-gpt-oss-120b.jinja",
+    "models/templates/*.jinja",
     "tools/server/README.md",
 )
 """Patterns below vendor/llama.cpp of the source distribution; a star does not cross a slash."""

@@ -13,10 +13,9 @@ from typing import Any
 import msgspec
 
 from pyctl.chat.call_formats.call_format import CallFormat
+from pyctl.chat.call_formats.families import FALLBACK, FAMILIES
 from pyctl.chat.call_formats.gpt_oss import HarmonyFormat
 from pyctl.chat.call_formats.llama3 import LlamaFormat
-from pyctl.chat.call_formats.mistral import MistralFormat, MistralListFormat
-from pyctl.chat.call_formats.qwen import HermesFormat, QwenFormat
 from pyctl.chat.constraint import Constraint
 from pyctl.chat.reply import ReasoningTags, ReplyPart
 from pyctl.chat.template import (
@@ -128,17 +127,7 @@ def _key(tools: Tools, part: ReplyPart) -> bytes:
     return hashlib.blake2b(said, digest_size=16).digest()
 
 
-FALLBACK: CallFormat = HermesFormat()
-"""For templates that write no calls, or in a form that none recognizes."""
-
-FORMATS: tuple[CallFormat, ...] = (
-    QwenFormat(),
-    FALLBACK,
-    LlamaFormat(),
-    MistralFormat(),
-    MistralListFormat(),
-    HarmonyFormat(),
-)
+FORMATS: tuple[CallFormat, ...] = (*FAMILIES, LlamaFormat(), HarmonyFormat())
 """In the order in which they are asked."""
 
 
@@ -151,10 +140,11 @@ def find_call_format(template: Template) -> CallFormat:
         sample_call({SAMPLE_KEY: SAMPLE_VALUE}, as_text=text, as_object=as_object),
     ]
     try:
-        sample = template.render(messages, tools=[sample_tool(SAMPLE_KEY)])
+        sample = template.render(messages, tools=[sample_tool(SAMPLE_KEY)], add_generation_prompt=False)
     except RequestError:
         sample = ""
     found = next((form for form in FORMATS if form.recognizes(sample)), None)
+    found = found or next((form for form in FAMILIES if form.is_named_in(template.source)), None)
     if found is not None:
         log.debug("tool calls: format of %s, parsed and constrained", found.name)
     elif capabilities.tool_calls:

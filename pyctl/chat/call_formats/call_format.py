@@ -25,10 +25,10 @@ class CallFormat(ABC):
     matches the beginning of a call, from where on a grammar binds a reply that need not call anything.
     """
 
-    name: ClassVar[str]
-    reasoning: ClassVar[tuple[ReasoningTags, ...]] = (THINK, SEED, BRACKETS)
-    control_tokens: ClassVar[tuple[str, ...]] = ()
-    trigger: ClassVar[str]
+    name: str
+    reasoning: tuple[ReasoningTags, ...] = (THINK, SEED, BRACKETS)
+    control_tokens: tuple[str, ...] = ()
+    trigger: str
     _sample: ClassVar[re.Pattern[str]]
 
     def recognizes(self, sample: str) -> bool:

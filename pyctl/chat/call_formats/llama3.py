@@ -78,14 +78,14 @@ class _Parser(CallScanner):
         return tagged and self._begin_python(at)
 
     def _begin_json(self, at: int) -> bool:
+        first = skip_blanks(self._held, at + 1)
+        if not any(starts_with(member, self._held, first) for member in _MEMBERS):
+            return False
         for key in ("parameters", "arguments"):
             name, begin = json_head(self._held, at, key)
             if name and self._has(name):
                 return self._start(name, begin, self._json)
         # The members come in another order, or it is no call at all: the whole of it tells.
-        first = skip_blanks(self._held, at + 1)
-        if not any(starts_with(member, self._held, first) for member in _MEMBERS):
-            return False
         end = self._json_end.find(self._held, at)
         name, arguments = whole_call(self._held[at:end]) if end >= 0 else ("", "")
         if not name or not self._has(name):

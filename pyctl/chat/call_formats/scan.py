@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from pyctl.chat.reply import CallDelta, ReplyDelta
 from pyctl.chat.tools import Tools
-from pyctl.text import random_id
+from pyctl.text import overlap, random_id
 
 __all__ = [
     "CallScanner",
@@ -46,6 +46,8 @@ _NAMES: tuple[tuple[type, tuple[str, ...]], ...] = (
     (dict, ("object",)),
 )
 _MAX_NAME = 256
+_MOST_BEFORE = 3
+"""Members before the arguments of a call."""
 _NO_NAME = re.compile(r"[\s<>]")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _JSON_MARKS = re.compile(r'[{}\[\]"\\]')
@@ -119,7 +121,7 @@ class CallScanner(ABC):
             if not self._begin(final):
                 self._say(1)  # what follows may hold another opener
         except NeedMoreInput:
-            if not final:
+            if not final and len(self._held) <= 2 * _MAX_CALL:
                 return False
             self._say(1)
         return True
@@ -265,7 +267,7 @@ def skip_blanks(text: str, at: int) -> int:
 def tag_name(text: str, at: int, end_mark: str = ">") -> tuple[str, int]:
     """The name before the next ``end_mark`` and where that ends; an empty one if it is none."""
     end = text.find(end_mark, at)
-    name = text[at : end if end >= 0 else None]
+    name = text[at : end if end >= 0 else len(text) - overlap(text, end_mark)]
     if len(name) > _MAX_NAME or _NO_NAME.search(name):
         return "", at
     if end < 0:
@@ -273,37 +275,45 @@ def tag_name(text: str, at: int, end_mark: str = ">") -> tuple[str, int]:
     return name, end + len(end_mark)
 
 
-def json_head(text: str, at: int, key: str = "arguments") -> tuple[str, int]:
-    """The name, and where the arguments, which are called ``key``, begin; an empty name if the text is another one."""
-    name = ""
-    # What stands before the arguments, the empty one for the name; blanks may lie between.
-    for word in ("{", '"name"', ":", "", ",", f'"{key}"', ":", "{"):
-        start = at = skip_blanks(text, at)
-        if word:
-            if not starts_with(word, text, at):
-                return "", at
-            at += len(word)
-            continue
-        if not starts_with('"', text, at):
-            return "", at
-        literal = _STRING.match(text, at, at + 6 * _MAX_NAME)
-        if literal is None and len(text) - at <= _MAX_NAME:
-            raise NeedMoreInput
-        try:
-            name = parse_json(literal[0]) if literal is not None else ""
-        except ValueError:
-            name = ""
-        if literal is None or not name or len(name) > _MAX_NAME:
-            return "", at
-        at = literal.end()
-    return name, start
+def json_head(text: str, at: int, key: str = "arguments", name_key: str = "name") -> tuple[str, int]:
+    """The name, and where the arguments, which are called ``key``, begin; an empty name if the text is another one.
+
+    Before the arguments may stand the name and another member that is a string.
+    """
+    members: dict[str, str] = {}
+    mark = "{"
+    while len(members) < _MOST_BEFORE and starts_with(mark, text, at := skip_blanks(text, at)):
+        member, at = _string(text, skip_blanks(text, at + 1))
+        if not member or not starts_with(":", text, at := skip_blanks(text, at)):
+            break
+        at = skip_blanks(text, at + 1)
+        if member == key:
+            name = members.get(name_key, "")
+            return (name, at) if name and starts_with("{", text, at) else ("", at)
+        members[member], at = _string(text, at)
+        mark = ","
+    return "", at
 
 
-def whole_call(text: str) -> tuple[str, str]:
+def _string(text: str, at: int) -> tuple[str, int]:
+    """The string that is written there, and where it ends; an empty one if it is none, or a long one."""
+    if not starts_with('"', text, at):
+        return "", at
+    literal = _STRING.match(text, at, at + 6 * _MAX_NAME)
+    if literal is None and len(text) - at <= _MAX_NAME:
+        raise NeedMoreInput
+    try:
+        value = parse_json(literal[0]) if literal is not None else ""
+    except ValueError:
+        value = ""
+    return (value, literal.end()) if literal is not None and 0 < len(value) <= _MAX_NAME else ("", at)
+
+
+def whole_call(text: str, name_key: str = "name") -> tuple[str, str]:
     """Name and arguments of a call as JSON, in whatever order; an empty name if it is none."""
     try:
         call = parse_json(text)
-        name, arguments = call.get("name"), call.get("arguments", call.get("parameters"))
+        name, arguments = call.get(name_key), call.get("arguments", call.get("parameters"))
         if isinstance(arguments, str):
             arguments = parse_json(arguments)
     except (ValueError, AttributeError):

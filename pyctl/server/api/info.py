@@ -87,6 +87,7 @@ async def props(service: Service, request: Request) -> Response:
             "supports_tools": capabilities.tools,
             "supports_typed_content": capabilities.parts,
         },
+        "tool_call_format": chat.call_format.name,
         "bos_token": info.bos_token,
         "eos_token": info.eos_token,
         "build_info": info.build,

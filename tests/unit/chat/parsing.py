@@ -56,5 +56,5 @@ def parse_reply(form: CallFormat, pieces: list[str], tools: Tools | None, reply_
             assert call.arguments == "" if call.name else call.arguments != ""
             seen = max(seen, call.index + 1)
             assert call.index == seen - 1
-    assert all(call.id in (f"id{index}", CALL_ID) for index, call in enumerate(reply.calls))
+    assert all(call.id in (f"id{index}", CALL_ID) or ":" in call.id for index, call in enumerate(reply.calls))
     return reply.reasoning, reply.content, [(call.name, call.arguments) for call in reply.calls]

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from pyctl.chat.call_formats import FORMATS, find_call_format
 from pyctl.chat.call_formats.call_format import CallFormat
+from pyctl.chat.call_formats.families import FAMILIES, HERMES
 from pyctl.chat.call_formats.gpt_oss import HarmonyFormat
 from pyctl.chat.call_formats.llama3 import LlamaFormat
-from pyctl.chat.call_formats.mistral import MistralFormat, MistralListFormat
-from pyctl.chat.call_formats.qwen import HermesFormat, QwenFormat
+from pyctl.chat.call_formats.marked_format import MarkedFormat
 from pyctl.chat.chat_format import ChatFormat
 from pyctl.chat.constraint import reply_constraint
 from pyctl.chat.reply import ReplyPart
@@ -29,20 +29,37 @@ from tests.unit.chat.conftest import unpacked
 from tests.unit.chat.parsing import STOP_TOOL, TOOLS, Parsed, parse_reply
 from tests.unit.chat.toy import ByteTokenizer, prepare
 
+BAR = "\N{FULLWIDTH VERTICAL LINE}"
+
 
 @dataclass(frozen=True)
 class Family:
-    """A template with its format: what stands before and after a reply, and texts that lead its parser astray."""
+    """A template with its format: what stands before and after a reply, and a call of the tool without arguments.
+
+    ``marks`` are texts that lead its parser astray. ``is_plain`` if the template leaves strings as they are where they
+    would need escapes.
+    """
 
     name: str
     form: CallFormat
     header: str
     end: str
     call: str
-    marks: tuple[str, ...]
+    marks: tuple[str, ...] = ()
+    is_plain: bool = False
 
     def template(self) -> Template:
         return _template(self.name)
+
+    @property
+    def twice(self) -> str:
+        """Two calls."""
+        marks = self.form.marks[0] if isinstance(self.form, MarkedFormat) else None
+        if marks is None or not marks.begin or marks.is_alone:
+            return f"{self.call}\n{self.call}"
+        begin, end = marks.begin + marks.brackets[0], marks.brackets[1] + marks.end
+        inner = self.call.removeprefix(begin).removesuffix(end)
+        return f"{begin}{inner}{marks.between}{inner}{end}"
 
 
 @cache
@@ -50,38 +67,135 @@ def _template(name: str) -> Template:
     return Template(unpacked(f"templates/{name}.jinja").read_text(), "<s>", "</s>")
 
 
+def marked(name: str, form: str, header: str, end: str, call: str, is_plain: bool = False) -> Family:
+    """A family that marks describe: these are what leads astray, and each begun and ended once more."""
+    found = next(each for each in FAMILIES if each.name == form)
+    pieces = re.findall(r"<[^<>]*>|\[[A-Z_]+\]|[^<>\s]+", call)
+    return Family(name, found, header, end, call, tuple(dict.fromkeys((*pieces, *found.control_tokens[:12]))), is_plain)
+
+
+CHATML = ("<|im_start|>assistant\n", "<|im_end|>\n")
 LLAMA = ("<|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|>")
 LLAMA_CALL = '{"name": "stop", "parameters": {}}'
 LLAMA_MARKS = ("<|python_tag|>", "stop", ".call(", ")", "=", "'", ";", '{"name": "stop", "parameters": ', '"type"')
-MISTRAL_MARKS = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "Ab3dEf7hI", "[THINK]", "[/THINK]", "stop")
+MISTRAL = ("[/INST]", "</s>")
 LIST_CALL = '[TOOL_CALLS][{"name": "stop", "arguments": {}, "id": "Ab3dEf7hI"}]'
 NAMED_CALL = "[TOOL_CALLS]stop[ARGS]{}"
 HARMONY_MARKS = (
     *("<|start|>", "assistant", "<|channel|>", "analysis", "final", "commentary", "<|message|>", "<|end|>", "<|call|>"),
     *(" to=functions.stop", "to=", "<|return|>", " <|constrain|>", "json", "<|start|>assistant"),
 )
-FAMILIES = (
-    Family(
-        "Qwen3.5-4B",
-        QwenFormat(),
-        "<|im_start|>assistant\n",
-        "<|im_end|>\n",
-        "<tool_call>\n<function=stop>\n</function>\n</tool_call>",
-        ("<tool_call>", "</tool_call>", "<function=stop>", "</function>", "<parameter=text>", "</parameter>"),
+HERMES_CALL = '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>'
+QWEN_CALL = "<tool_call>\n<function=stop>\n</function>\n</tool_call>"
+DEEPSEEK = (f"<{BAR}Assistant{BAR}>", f"<{BAR}end▁of▁sentence{BAR}>")
+DEEPSEEK_4 = (f"{DEEPSEEK[0]}</think>", DEEPSEEK[1])
+DSML_CALL = f'<{BAR}DSML{BAR}X>\n<{BAR}DSML{BAR}invoke name="stop">\n</{BAR}DSML{BAR}invoke>\n</{BAR}DSML{BAR}X>'
+V31_CALL = (
+    f"<{BAR}tool▁calls▁begin{BAR}><{BAR}tool▁call▁begin{BAR}>stop<{BAR}tool▁sep{BAR}>{{}}<{BAR}tool▁call▁end{BAR}>"
+    f"<{BAR}tool▁calls▁end{BAR}>"
+)
+R1_CALL = V31_CALL.replace("stop", f"function<{BAR}tool▁sep{BAR}>stop").replace(f"stop<{BAR}tool▁sep{BAR}>", "stop")
+R1_CALL = R1_CALL.replace("{}", "\n```json\n{}\n```")
+KIMI_CALL = (
+    "<|tool_calls_section_begin|><|tool_call_begin|>functions.stop:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
+    "<|tool_calls_section_end|>"
+)
+KIMI = ("<|im_assistant|>assistant<|im_middle|>", "<|im_end|>")
+GLM, GLM_CALL = "GLM 4.5 to 5, Ling, Laguna", "<tool_call>stop</tool_call>"
+HY = "opensource"
+COHERE_CALL = '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "stop", "parameters": {}}\n]<|END_ACTION|>'
+SOLAR_CALL = (
+    "<|tool_calls|><|tool_call:begin|>Ab3dEf7hI<|tool_call:name|>stop<|tool_call:args|>{}<|tool_call:end|><|calls|>"
+)
+CASES = (
+    marked("Qwen3.5-4B", "Qwen (between tags)", *CHATML, QWEN_CALL),
+    marked("NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "Qwen (between tags)", *CHATML, QWEN_CALL),
+    marked("Qwen-Qwen3-0.6B", HERMES.name, *CHATML, HERMES_CALL),
+    marked(
+        "ibm-granite-granite-4.0",
+        HERMES.name,
+        "<|start_of_role|>assistant<|end_of_role|>",
+        "<|end_of_text|>\n",
+        HERMES_CALL,
     ),
-    Family(
-        "Qwen-Qwen3-0.6B",
-        HermesFormat(),
-        "<|im_start|>assistant\n",
-        "<|im_end|>\n",
-        '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>',
-        ("<tool_call>", "</tool_call>", '{"name": "stop", "arguments": '),
+    marked(
+        "ByteDance-Seed-OSS",
+        "Seed",
+        "<seed:bos>assistant\n",
+        "<seed:eos>",
+        QWEN_CALL.replace("tool_call>", "seed:tool_call>"),
+        True,
     ),
+    marked("GLM-4.6", GLM, "<|assistant|>", "", GLM_CALL),
+    marked("GLM-4.7-Flash", GLM, "<|assistant|></think>", "", GLM_CALL),
+    marked("inclusionai-ling-3.0-flash", GLM, "<role>ASSISTANT</role>\n", "<|role_end|>", GLM_CALL),
+    marked("poolside-Laguna-S-2.1", GLM, "<assistant>", "</assistant>\n", GLM_CALL),
+    marked(
+        "tencent-Hy3",
+        "Hunyuan 3",
+        f"<{BAR}hy_Assistant:{HY}{BAR}>",
+        f"<{BAR}hy_eos:{HY}{BAR}>",
+        f"<tool_calls:{HY}>\n<tool_call:{HY}>stop<tool_sep:{HY}>\n</tool_call:{HY}>\n</tool_calls:{HY}>",
+    ),
+    marked(
+        "MiniMax-M2",
+        "MiniMax M2",
+        "]~b]ai\n",
+        "[e~[\n",
+        '<minimax:tool_call>\n<invoke name="stop">\n</invoke>\n</minimax:tool_call>',
+    ),
+    marked("MiniMax-M1", "MiniMax M1", "ai name=assistant\n", "<end_of_sentence>\n", HERMES_CALL.replace("l>", "ls>")),
+    marked("deepseek-ai-DeepSeek-V4", "DeepSeek 4", *DEEPSEEK_4, DSML_CALL.replace("X", "tool_calls")),
+    marked("deepseek-ai-DeepSeek-V3.2", "DeepSeek 3.2", *DEEPSEEK_4, DSML_CALL.replace("X", "function_calls")),
+    marked("deepseek-ai-DeepSeek-V3.1", "DeepSeek 3.1", *DEEPSEEK, V31_CALL),
+    marked("deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", "DeepSeek R1", DEEPSEEK[0], DEEPSEEK[1] + DEEPSEEK[0], R1_CALL),
+    marked("moonshotai-Kimi-K2", "Kimi K2", *KIMI, KIMI_CALL),
+    marked("Kimi-K2-Thinking", "Kimi K2", *KIMI, KIMI_CALL),
+    marked("upstage-Solar-Open-100B", "Solar", "<|begin|>assistant", "", SOLAR_CALL),
+    marked(
+        "CohereForAI-c4ai-command-r7b-12-2024-tool_use",
+        "Command-R",
+        "<|CHATBOT_TOKEN|>",
+        "<|END_OF_TURN_TOKEN|>",
+        COHERE_CALL,
+    ),
+    marked("Cohere2MoE", "Command-R", "<|CHATBOT_TOKEN|>", "<|END_OF_TURN_TOKEN|>", COHERE_CALL),
+    marked(
+        "NVIDIA-Nemotron-Nano-v2",
+        "Nemotron 2",
+        "<SPECIAL_11>Assistant\n",
+        "<SPECIAL_12>\n\n",
+        '<TOOLCALL>[{"name": "stop", "arguments": {}}]</TOOLCALL>',
+    ),
+    marked(
+        "unsloth-Apriel-1.5",
+        "Apriel",
+        "<|assistant|>\n",
+        "\n<|end|>\n</s>",
+        '<tool_calls>[{"name": "stop", "arguments": {}}]</tool_calls>',
+    ),
+    marked("LFM2.5-8B-A1B", "LFM2", *CHATML, "<|tool_call_start|>[stop()]<|tool_call_end|>", is_plain=True),
+    marked(
+        "google-gemma-4-31B-it",
+        "Gemma 4",
+        "<|turn>model\n",
+        "<|tool_response>",
+        "<|tool_call>call:stop{}<tool_call|>",
+        is_plain=True,
+    ),
+    marked(
+        "GigaChat3.1-10B-A1.8B",
+        "GigaChat 3.1",
+        "assistant<|role_sep|>\n",
+        "<|message_sep|>\n\n",
+        '<|function_call|>{"name": "stop", "arguments": {}}',
+    ),
+    marked("openbmb-MiniCPM5-1B", "MiniCPM 5", *CHATML, '<function name="stop"></function>', is_plain=True),
     Family("meta-llama-Llama-3.1-8B-Instruct", LlamaFormat(), *LLAMA, LLAMA_CALL, LLAMA_MARKS),
     Family("meta-llama-Llama-3.3-70B-Instruct", LlamaFormat(), *LLAMA, LLAMA_CALL, LLAMA_MARKS),
-    Family("mistralai-Mistral-Nemo-Instruct-2407", MistralListFormat(), "[/INST]", "</s>", LIST_CALL, MISTRAL_MARKS),
-    Family("Mistral-Small-3.2-24B-Instruct-2506", MistralFormat(), "[/INST]", "</s>", NAMED_CALL, MISTRAL_MARKS),
-    Family("mistralai-Ministral-3-14B-Reasoning-2512", MistralFormat(), "[/INST]", "</s>", NAMED_CALL, MISTRAL_MARKS),
+    marked("mistralai-Mistral-Nemo-Instruct-2407", "Mistral (list)", *MISTRAL, LIST_CALL),
+    marked("Mistral-Small-3.2-24B-Instruct-2506", "Mistral (name and arguments)", *MISTRAL, NAMED_CALL),
+    marked("mistralai-Ministral-3-14B-Reasoning-2512", "Mistral (name and arguments)", *MISTRAL, NAMED_CALL),
     Family(
         "openai-gpt-oss-120b",
         HarmonyFormat(),
@@ -91,8 +205,8 @@ FAMILIES = (
         HARMONY_MARKS,
     ),
 )
-BY_NAME = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-HI = {"role": "user", "content": "Hi"}
+BY_NAME = pytest.mark.parametrize("family", CASES, ids=lambda family: family.name)
+HI = {"role": "user", "content": "Hi there"}
 NOISE = ("\n", " ", "<", "[", "]", "{", "}", '"', "\\", ",", ":", "é", "7", "null", "x", "<think>", "</think>", "text")
 
 
@@ -110,42 +224,57 @@ def calls_of(parsed: Parsed) -> list[tuple[str, Any]]:
 @BY_NAME
 def test_the_format_is_found_by_rendering(family: Family) -> None:
     template = family.template()
-    assert type(find_call_format(template)) is type(family.form)
+    assert find_call_format(template).name == family.form.name
 
 
 def test_every_format_is_tested() -> None:
-    assert {type(form) for form in FORMATS} == {type(family.form) for family in FAMILIES}
+    assert {form.name for form in FORMATS} - {"Granite 3"} == {family.form.name for family in CASES}
 
 
-@BY_NAME
-@settings(max_examples=examples(40), deadline=None)
-@given(
-    arguments=st.fixed_dictionaries(
+PLAIN = st.text(st.characters(categories=("Ll", "Nd")), min_size=1, max_size=6).filter(str.isalpha)
+KEYS = {False: st.text(max_size=4), True: PLAIN}
+
+
+def arguments_of(*, is_plain: bool) -> st.SearchStrategy[dict[str, Any]]:
+    """Arguments of a call; with ``is_plain`` nothing in them would need an escape."""
+    words = PLAIN if is_plain else st.text(max_size=30).filter(lambda text: "</" not in text and "<|" not in text)
+    inner = PLAIN if is_plain else st.text(max_size=5)
+    return st.fixed_dictionaries(
         {},
         optional={
-            "text": st.text(max_size=30).filter(lambda text: "</" not in text and "<|" not in text),
+            "text": words,
             "count": st.integers(-(10**12), 10**12),
-            "where": st.dictionaries(st.text(max_size=4), st.integers() | st.text(max_size=5), max_size=3),
-            "tags": st.lists(st.none() | st.booleans() | st.text(max_size=5), max_size=4),
+            "where": st.dictionaries(KEYS[is_plain], st.integers() | inner, max_size=3),
+            "tags": st.lists(st.none() | st.booleans() | inner, max_size=4),
         },
-    ),
-    n_calls=st.integers(1, 3),
-)
-def test_every_rendered_call_parses_back(family: Family, arguments: dict[str, Any], n_calls: int) -> None:
-    template = family.template()
-    n_calls = 1 if family.form.control_tokens in (LlamaFormat.control_tokens, HarmonyFormat.control_tokens) else n_calls
+    )
+
+
+def reply_of(family: Family, arguments: dict[str, Any], n_calls: int) -> str:
+    """The reply with these calls, as the template renders it."""
     call = {"type": "function", "id": "Ab3dEf7hI", "function": {"name": "look_up", "arguments": arguments}}
     message = {"role": "assistant", "content": "", "tool_calls": [call] * n_calls}
     tools = [{"type": "function", "function": STOP_TOOL}]
-    text = template.render([HI, message], tools=tools, add_generation_prompt=False)
-    reply = text[text.rindex(family.header) + len(family.header) :].removesuffix(family.end).lstrip("\n")
-    parsed = parse(family.form, reply)
+    text = family.template().render([HI, message], tools=tools, add_generation_prompt=False)
+    reply = text[text.index(family.header, text.rindex(HI["content"])) + len(family.header) :]
+    reply = reply[: reply.rindex(family.end)] if family.end else reply
+    return reply.lstrip("\n")
+
+
+@BY_NAME
+@settings(max_examples=examples(20), deadline=None)
+@given(st.data())
+def test_every_rendered_call_parses_back(family: Family, data: st.DataObject) -> None:
+    capabilities = family.template().capabilities
+    arguments = data.draw(arguments_of(is_plain=family.is_plain))
+    n_calls = data.draw(st.integers(1, 3 if capabilities.parallel_calls else 1))
+    parsed = parse(family.form, reply_of(family, arguments, n_calls))
     assert calls_of(parsed) == [("look_up", arguments)] * n_calls
     assert parsed[1].strip() == ""
 
 
 @BY_NAME
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.data())
 def test_any_cutting_gives_the_same(family: Family, data: st.DataObject) -> None:
     noise = st.lists(st.sampled_from((*NOISE, *family.marks)) | st.text(max_size=3), max_size=10).map("".join)
@@ -162,7 +291,7 @@ def test_any_cutting_gives_the_same(family: Family, data: st.DataObject) -> None
 
 
 @BY_NAME
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(text=st.lists(st.sampled_from(NOISE) | st.text(max_size=8), max_size=10).map("".join))
 def test_what_has_no_marks_is_content_but_for_the_blanks_before_it(family: Family, text: str) -> None:
     marks = ["<think>", *(mark for mark in family.marks if mark.lstrip()[0] in "<[")]
@@ -178,7 +307,7 @@ def test_a_call_behind_reasoning_and_one_that_is_cut_off(family: Family) -> None
     reasoning, content, calls = parse(family.form, f"{tags.open}hm{tags.close}{tags.next_message}{family.call}")
     assert (reasoning, content.strip(), calls) == ("hm", "", [("stop", "{}")])
     begun = family.call.replace("{}", '{"a": [1, "b')
-    if begun != family.call:
+    if begun != family.call and not family.is_plain:
         assert parse(family.form, begun.partition("b")[0] + "b")[2] in ([("stop", '{"a": [1, "b')], [])
 
 
@@ -196,10 +325,7 @@ def test_a_forced_call_is_bound_to_the_form_that_is_read(family: Family) -> None
     assert any(re.search(trigger, family.call) for trigger in optional.triggers)
     if isinstance(form, HarmonyFormat):
         return  # whose replies end with a call
-    twice = f"{call}\n{call}"
-    if isinstance(form, MistralListFormat):
-        twice = call.replace("]", "") + ', {"name": "stop", "arguments": {}, "id": "0123abcDE"}]'
-        twice = twice.replace("[TOOL_CALLS", "[TOOL_CALLS]")
+    twice = f"{call}\n{call}" if isinstance(form, LlamaFormat) else family.twice
     assert len(parse(form, twice)[2]) == 2
     assert accepts(form.constraint(Tools(stop.tools, forced=True), tags, "content"), twice)
 
@@ -257,7 +383,7 @@ class TestLlama:
 
 
 class TestMistral:
-    form = MistralFormat()
+    form = next(form for form in FAMILIES if form.name == "Mistral (name and arguments)")
 
     @pytest.mark.parametrize(
         ("text", "content", "calls"),

@@ -8,7 +8,7 @@ import pytest
 
 from pyctl.chat.call_formats import FALLBACK, BoundCalls, find_call_format
 from pyctl.chat.call_formats.call_format import CallFormat
-from pyctl.chat.call_formats.qwen import HermesFormat, QwenFormat
+from pyctl.chat.call_formats.families import HERMES, QWEN
 from pyctl.chat.chat_format import ChatFormat, ChatRequest
 from pyctl.chat.constraint import Constraint
 from pyctl.chat.replay import Replay
@@ -61,7 +61,7 @@ HOW = "<parameter=how>\na\n</parameter>\n"
     ],
 )
 def test_calls_between_tags(required: list[str], text: str, accepted: bool) -> None:
-    assert accepts(bound(QwenFormat(), tools(required=required)), text) is accepted
+    assert accepts(bound(QWEN, tools(required=required)), text) is accepted
 
 
 @pytest.mark.parametrize(
@@ -69,29 +69,29 @@ def test_calls_between_tags(required: list[str], text: str, accepted: bool) -> N
     [({"city": "P", "days": 3}, True), ({"days": 3}, False), ({"city": "P", "days": "x"}, False)],
 )
 def test_calls_as_json(arguments: Any, accepted: bool) -> None:
-    grammar = bound(HermesFormat(), tools(required=["city"]))
+    grammar = bound(HERMES, tools(required=["city"]))
     call = json.dumps({"name": "look_up", "arguments": arguments})
     assert accepts(grammar, f"<tool_call>\n{call}\n</tool_call>") is accepted
 
 
 def test_one_call_and_no_more() -> None:
-    grammar = bound(QwenFormat(), tools(parallel=False))
+    grammar = bound(QWEN, tools(parallel=False))
     assert accepts(grammar, xml())
     assert not accepts(grammar, xml() + "\n" + xml())
 
 
 def test_reasoning_first() -> None:
-    always = bound(QwenFormat(), tools(), "reasoning")
+    always = bound(QWEN, tools(), "reasoning")
     assert accepts(always, f"So </thin\n</think>\n\n{xml()}")
     assert not accepts(always, xml())
-    maybe = bound(QwenFormat(), tools(), "start")
+    maybe = bound(QWEN, tools(), "start")
     assert accepts(maybe, f"<think>So</think>\n\n{xml()}")
     assert accepts(maybe, xml())
 
 
 def test_many_required_arguments_come_in_the_order_of_the_schema() -> None:
     many = {f"a{i}": DAYS for i in range(7)}
-    grammar = bound(QwenFormat(), tools(properties=many, required=list(many)))
+    grammar = bound(QWEN, tools(properties=many, required=list(many)))
     values = [f"<parameter={key}>\n1\n</parameter>\n" for key in many]
     assert accepts(grammar, xml(*values))
     assert not accepts(grammar, xml(*reversed(values)))
@@ -99,29 +99,29 @@ def test_many_required_arguments_come_in_the_order_of_the_schema() -> None:
 
 def test_a_tool_without_a_schema_takes_what_it_says() -> None:
     none = Tools.of([{"type": "function", "function": {"name": "look_up"}}])
-    assert accepts(bound(QwenFormat(), none), xml())
-    assert not accepts(bound(QwenFormat(), none), xml(THREE))
-    assert accepts(bound(QwenFormat(), tools(properties={}, additionalProperties=True)), xml(THREE, PARIS))
-    assert accepts(bound(HermesFormat(), none), '<tool_call>\n{"name": "look_up", "arguments": {"a": 1}}\n</tool_call>')
+    assert accepts(bound(QWEN, none), xml())
+    assert not accepts(bound(QWEN, none), xml(THREE))
+    assert accepts(bound(QWEN, tools(properties={}, additionalProperties=True)), xml(THREE, PARIS))
+    assert accepts(bound(HERMES, none), '<tool_call>\n{"name": "look_up", "arguments": {"a": 1}}\n</tool_call>')
 
 
 def test_a_schema_that_cannot_be_converted_is_refused() -> None:
     with pytest.raises(RequestError):
-        bound(HermesFormat(), tools(properties={"a": {"$ref": "https://example.org"}}, required=["a"]))
+        bound(HERMES, tools(properties={"a": {"$ref": "https://example.org"}}, required=["a"]))
 
 
 @pytest.mark.parametrize(
     ("name", "form"),
     [
-        ("Qwen3.5-4B", QwenFormat),
-        ("Qwen3-Coder", QwenFormat),
-        ("Qwen-Qwen3-0.6B", HermesFormat),
-        ("NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use", HermesFormat),
+        ("Qwen3.5-4B", QWEN),
+        ("Qwen3-Coder", QWEN),
+        ("Qwen-Qwen3-0.6B", HERMES),
+        ("NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use", HERMES),
     ],
 )
-def test_the_form_is_found_by_rendering(name: str, form: type[CallFormat]) -> None:
+def test_the_form_is_found_by_rendering(name: str, form: CallFormat) -> None:
     template = Template(unpacked(f"templates/{name}.jinja").read_text())
-    assert type(find_call_format(template)) is form
+    assert find_call_format(template) is form
     plain = Template(toy.LLAMA3)
     assert find_call_format(plain) is FALLBACK
 
@@ -173,7 +173,7 @@ def offered(*properties: Mapping[str, Any], required: Sequence[str] = (), **func
 @pytest.mark.parametrize("wrong", WRONG, ids=json.dumps)
 def test_an_argument_whose_schema_cannot_be_converted_is_any_json(wrong: Any, forced: bool) -> None:
     tools = Tools.of(offered({"a": wrong, "n": DAYS}, {"n": DAYS}, required=["n"]), parallel=True, forced=forced)
-    made = BoundCalls(HermesFormat(), THINK, {}).constraint(tools, "content")
+    made = BoundCalls(HERMES, THINK, {}).constraint(tools, "content")
     assert made is not None
 
     def takes(name: str, arguments: Any) -> bool:
@@ -191,13 +191,13 @@ def test_an_argument_whose_schema_cannot_be_converted_is_any_json(wrong: Any, fo
 def test_a_strict_tool_is_not_loosened(wrong: Any) -> None:
     tools = Tools.of(offered({"a": wrong}, strict=True))
     with pytest.raises(RequestError):
-        BoundCalls(HermesFormat(), THINK, {}).constraint(tools, "content")
+        BoundCalls(HERMES, THINK, {}).constraint(tools, "content")
 
 
 def test_parameters_that_are_no_schema_of_an_object_are_any_object() -> None:
     for form, text in (
-        (HermesFormat(), '<tool_call>\n{"name": "f", "arguments": {"a": [1]}}\n</tool_call>'),
-        (QwenFormat(), xml(THREE).replace("look_up", "f")),
+        (HERMES, '<tool_call>\n{"name": "f", "arguments": {"a": [1]}}\n</tool_call>'),
+        (QWEN, xml(THREE).replace("look_up", "f")),
     ):
         tools = Tools.of([{"type": "function", "function": {"name": "f", "parameters": {"type": "any"}}}])
         made = BoundCalls(form, THINK, {}).constraint(tools, "content")
@@ -210,7 +210,7 @@ def test_tools_too_large_to_bind_are_served_unbound() -> None:
     for _ in range(40):
         deep = {"type": "object", "properties": {"a" * 4000: deep}}
     tools = Tools.of(offered(*[deep] * 20))
-    binder = BoundCalls(HermesFormat(), THINK, {})
+    binder = BoundCalls(HERMES, THINK, {})
     made = binder.constraint(tools, "content")
     assert made is None or "aaa" not in made.grammar
     huge = [{"type": "function", "function": {"name": "n" * 3000 + str(n)}} for n in range(400)]
@@ -220,6 +220,6 @@ def test_tools_too_large_to_bind_are_served_unbound() -> None:
 
 
 def test_a_call_within_reasoning_is_none_where_the_parser_takes_it_for_none() -> None:
-    assert HermesFormat().constraint(tools(forced=False), HermesFormat.reasoning[0], "start").hidden is None
+    assert HERMES.constraint(tools(forced=False), HERMES.reasoning[0], "start").hidden is None
     for part, hidden in (("start", ("[THINK]", "[/THINK]")), ("reasoning", ("", "[/THINK]")), ("content", None)):
-        assert HermesFormat().constraint(tools(forced=False), BRACKETS, part).hidden == hidden
+        assert HERMES.constraint(tools(forced=False), BRACKETS, part).hidden == hidden

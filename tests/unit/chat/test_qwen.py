@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyctl.chat.call_formats.qwen import QwenFormat
+from pyctl.chat.call_formats.families import QWEN
 from pyctl.chat.chat_format import ChatFormat
 from pyctl.chat.reply import ReplyPart
 from pyctl.chat.template import Template
@@ -18,7 +18,7 @@ from tests.unit.chat.conftest import unpacked
 from tests.unit.chat.parsing import STOP_TOOL, TOOLS, Parsed, parse_reply
 from tests.unit.chat.toy import chatml_tokenizer, prepare
 
-FORM = QwenFormat()
+FORM = QWEN
 
 
 def parse(pieces: list[str], tools: Tools = TOOLS, reply_part: ReplyPart = "content") -> Parsed:

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyctl.chat.call_formats.qwen import QwenFormat
+from pyctl.chat.call_formats.families import QWEN
 from pyctl.chat.reply import ReasoningSplitter, ReplyDelta, ReplyPart
 from tests.effort import examples
 
 
 def split(pieces: list[str], reply_part: ReplyPart = "start") -> tuple[str, str]:
-    splitter = ReasoningSplitter(QwenFormat.reasoning[0], reply_part)
+    splitter = ReasoningSplitter(QWEN.reasoning[0], reply_part)
     deltas = [*map(splitter.feed, pieces), splitter.finish()]
     return "".join(d.reasoning for d in deltas), "".join(d.content for d in deltas)
 
@@ -55,7 +55,7 @@ def test_any_cutting_gives_the_same(data: st.DataObject) -> None:
 
 
 def test_text_comes_out_as_soon_as_it_is_certain() -> None:
-    splitter = ReasoningSplitter(QwenFormat.reasoning[0], "reasoning")
+    splitter = ReasoningSplitter(QWEN.reasoning[0], "reasoning")
     assert splitter.feed("I think <") == ReplyDelta("I think ")
     assert splitter.feed("b") == ReplyDelta("<b")
     assert splitter.feed("</think> ") == ReplyDelta()
@@ -64,9 +64,9 @@ def test_text_comes_out_as_soon_as_it_is_certain() -> None:
 
 
 def test_blanks_stay_where_the_template_knows_no_reasoning() -> None:
-    splitter = ReasoningSplitter(QwenFormat().tags("a template"), "start")
+    splitter = ReasoningSplitter(QWEN.tags("a template"), "start")
     assert splitter.feed("\n\nHello") == ReplyDelta(content="\n\nHello")
-    known = ReasoningSplitter(QwenFormat().tags("<think>"), "start")
+    known = ReasoningSplitter(QWEN.tags("<think>"), "start")
     assert known.feed("\n\nHello") == ReplyDelta(content="Hello")
 
 

@@ -74,7 +74,7 @@ def test_a_broken_source_is_an_error_of_the_model() -> None:
     "source",
     [
         "{{ ''.__class__.__mro__ }}",
-        "{{ messages.append(1) }}",
+        "{{ messages.clear() }}",
         "{{ messages[0].update({'role': 'x'}) }}",
         "{{ messages[0].__class__ }}",
         "{% for x in messages %}{{ loop.__init__.__globals__ }}{% endfor %}",

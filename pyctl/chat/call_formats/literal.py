@@ -1,0 +1,186 @@
+"""Arguments as Python writes them, or as Gemma 4 does, turned into JSON text as they stream."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import TypeAlias
+
+from pyctl.chat.call_formats.scan import parse_json
+from pyctl.text import overlap
+
+__all__ = ["LiteralReader"]
+
+State: TypeAlias = Callable[[str, bool], str]
+
+_WORDS = {"True": "true", "False": "false", "None": "null"}
+_WORD = re.compile(r"[^\s,{}()\[\]]*")
+_MAX_WORD = 256
+_KEY_END = re.compile(r"[:=,{}()\[\]]")
+_ESCAPES = {"\n": "", "'": "'", "0": "\\u0000", "a": "\\u0007", "v": "\\u000b"}
+_ESCAPES |= {letter: f"\\{letter}" for letter in '"\\/bfnrt'}
+_CODE_SIZE = {"x": 2, "u": 4}
+_CODE = re.compile(r"[0-9A-Fa-f]+")
+
+
+class LiteralReader:
+    """Reads the arguments of one call from the bracket around them on; ``append`` gets JSON text.
+
+    Strings are between ``quotes``, and have escapes with ``has_escapes``. What cannot belong to the arguments ends
+    them. Each letter is looked at a bounded number of times.
+    """
+
+    def __init__(self, quotes: tuple[str, ...], has_escapes: bool, append: Callable[[str], None]) -> None:
+        self._quotes = quotes
+        self._marks = {quote: re.compile(re.escape(quote) + (r"|\\" if has_escapes else "")) for quote in quotes}
+        self._append = append
+        self._open: list[str] = []  # what closes the objects and lists that are open
+        self._quote = ""
+        self._state: State = self._value
+        self._after_string: State = self._next
+        self.is_done = False
+
+    def read(self, text: str, final: bool) -> str:
+        """Take from ``text`` what is certain, and return the rest."""
+        while text and not self.is_done:
+            state, size = self._state, len(text)
+            text = state(text, final)
+            if len(text) == size and self._state == state:
+                return "" if final else text
+        return text
+
+    # Each state takes from the text and returns the rest: the same text if that is not enough to tell.
+
+    def _value(self, text: str, final: bool) -> str:
+        text = text.lstrip()
+        if not text or self._may_be_quote(text):
+            return text
+        if text[0] in "{[(":
+            is_object = text[0] == "{" or not self._open  # the round brackets around the arguments, too
+            self._append("{" if is_object else "[")
+            self._open.append("}" if is_object else "]")
+            self._state = self._first
+            return text[1:]
+        if text[0] in "}])":
+            return self._close(text)
+        if self._begins_string(text, self._next):
+            return text[len(self._quote) :]
+        word = _WORD.match(text)
+        assert word is not None  # it matches nothing, too
+        if word.end() == len(text) <= _MAX_WORD and not final:
+            return text
+        if not word[0]:
+            return self._stop(text)
+        self._append(_literal(word[0]))
+        self._state = self._next
+        return text[word.end() :]
+
+    def _first(self, text: str, final: bool) -> str:
+        """Before the first member of an object or a list, or after a comma."""
+        self._state = self._key if self._open[-1] == "}" else self._value
+        return text
+
+    def _key(self, text: str, final: bool) -> str:
+        """Before the name of a member, which is bare or a string."""
+        text = text.lstrip()
+        if not text or self._may_be_quote(text):
+            return text
+        if text[0] in "}])":
+            return self._close(text)
+        if self._begins_string(text, self._separator):
+            return text[len(self._quote) :]
+        end = _KEY_END.search(text, 0, _MAX_WORD)
+        if end is None:
+            return text if len(text) < _MAX_WORD else self._stop(text)
+        name = text[: end.start()].strip()
+        if not name or end[0] not in ":=":
+            return self._stop(text)
+        self._append(json.dumps(name, ensure_ascii=False))
+        self._state = self._separator
+        return text[end.start() :]
+
+    def _separator(self, text: str, final: bool) -> str:
+        text = text.lstrip()
+        if not text:
+            return text
+        if text[0] not in ":=":
+            return self._stop(text)
+        self._append(":")
+        self._state = self._value
+        return text[1:]
+
+    def _next(self, text: str, final: bool) -> str:
+        """After a member."""
+        text = text.lstrip()
+        if not text:
+            return text
+        if text[0] in "}])":
+            return self._close(text)
+        if text[0] != ",":
+            return self._stop(text)
+        self._append(",")
+        self._state = self._first
+        return text[1:]
+
+    def _close(self, text: str) -> str:
+        self._append(self._open.pop())
+        self._state = self._next
+        self.is_done = not self._open
+        return text[1:]
+
+    def _stop(self, text: str) -> str:
+        """The arguments end within, and stay unfinished."""
+        self.is_done = True
+        return text
+
+    def _string(self, text: str, final: bool) -> str:
+        """Within a string."""
+        at = 0
+        while mark := self._marks[self._quote].search(text, at):
+            self._say(text[at : mark.start()])
+            if mark[0] == self._quote:
+                self._append('"')
+                self._state = self._after_string
+                return text[mark.end() :]
+            size = 2 + _CODE_SIZE.get(text[mark.end() : mark.end() + 1], 0)
+            at = mark.start() + size
+            if at > len(text):
+                return "" if final else text[mark.start() :]
+            if (code := text[mark.start() + 2 : at]) and not _CODE.fullmatch(code):
+                at = mark.start() + 2
+            self._append(_unescaped(text[mark.start() + 1 : at]))
+        size = len(text) - (0 if final else overlap(text[at:], self._quote))
+        self._say(text[at:size])
+        return text[size:]
+
+    def _say(self, text: str) -> None:
+        self._append(json.dumps(text, ensure_ascii=False)[1:-1])
+
+    def _begins_string(self, text: str, then: State) -> bool:
+        """Whether a string begins there; ``then`` follows it."""
+        quote = next(filter(text.startswith, self._quotes), "")
+        if quote:
+            self._append('"')
+            self._quote, self._state, self._after_string = quote, self._string, then
+        return bool(quote)
+
+    def _may_be_quote(self, text: str) -> bool:
+        return any(quote.startswith(text) and quote != text for quote in self._quotes)
+
+
+def _unescaped(text: str) -> str:
+    """What stands after a backslash, as JSON writes it; one before any other letter is itself."""
+    if len(text) > 1:
+        return f"\\u{text[1:]:0>4}"
+    return _ESCAPES[text] if text in _ESCAPES else f"\\\\{json.dumps(text, ensure_ascii=False)[1:-1]}"
+
+
+def _literal(word: str) -> str:
+    """A word as JSON text: a number or a constant, and a string else."""
+    text = _WORDS.get(word, word)
+    try:
+        parse_json(text)
+    except ValueError:
+        return json.dumps(word, ensure_ascii=False)
+    return text

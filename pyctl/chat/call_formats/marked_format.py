@@ -1,0 +1,311 @@
+"""Formats that marks describe, and the reader of all of them.
+
+A call begins where its head is complete: a name, and what comes before its arguments. A value between tags ends only
+where another tag follows, so that it may speak of these tags.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+
+from pyctl.chat.call_formats.call_format import TaggedFormat
+from pyctl.chat.call_formats.literal import LiteralReader
+from pyctl.chat.call_formats.marks import CallMarks, LiteralMarks, ObjectMarks, TagMarks, token_texts
+from pyctl.chat.call_formats.scan import (
+    CallScanner,
+    NeedMoreInput,
+    ValueEnd,
+    coerce_argument,
+    parse_json,
+    skip_blanks,
+    starts_with,
+    tag_name,
+    whole_call,
+)
+from pyctl.chat.constraint import GrammarBuilder
+from pyctl.chat.reply import ParsedReply, ReasoningTags
+from pyctl.chat.template import SAMPLE_KEY, SAMPLE_TOOL, SAMPLE_VALUE
+from pyctl.chat.tools import ALL_TYPES, Tool, Tools
+from pyctl.text import overlap, random_id
+
+__all__ = ["MarkedFormat"]
+
+_STRING = frozenset({"string"})
+
+
+class MarkedFormat(TaggedFormat):
+    """Calls as the first of ``marks`` says; those of the others are read, too.
+
+    ``named_in``: texts of templates that write no calls, though their models do. ``id_size``: letters of the ids that
+    calls get.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *marks: CallMarks,
+        reasoning: tuple[ReasoningTags, ...],
+        named_in: tuple[str, ...] = (),
+        id_size: int = 32,
+    ) -> None:
+        self.name = name
+        self.reasoning = reasoning
+        texts = [text for each in marks for text in each.all_tokens]
+        texts += [text for tags in reasoning for tag in (tags.open, tags.close) for text in token_texts(tag)]
+        self.control_tokens = tuple(dict.fromkeys(texts))
+        self.trigger = f"({re.escape(marks[0].opener)})"
+        self.marks = marks
+        self._named_in = named_in
+        self._id_size = id_size
+
+    def recognizes(self, sample: str) -> bool:
+        """Whether the reader finds the sample call."""
+        begin = sample.rfind(self.marks[0].opener, 0, max(sample.rfind(SAMPLE_VALUE), 0))
+        if begin < 0:
+            return False
+        reader, reply = _MarkedScanner(Tools((Tool(SAMPLE_TOOL, {}),)), self.marks[:1], random_id), ParsedReply()
+        for delta in (reader.feed(sample[begin:]), reader.finish()):
+            reply.add(delta)
+        return any(call.name == SAMPLE_TOOL and _is_sample(call.arguments) for call in reply.calls)
+
+    def is_named_in(self, source: str) -> bool:
+        """Whether the template ``source`` asks for calls of this form."""
+        return any(text in source for text in self._named_in)
+
+    def call_parser(self, tools: Tools, new_id: Callable[[], str] = random_id) -> CallScanner:
+        """Reads calls of all these forms."""
+        return _MarkedScanner(tools, self.marks, lambda: new_id()[: self._id_size])
+
+    def call(self, grammar: GrammarBuilder, tool: Tool) -> str:
+        """A call as the template writes it."""
+        return self.marks[0].call(grammar, tool)
+
+    def calls(self, grammar: GrammarBuilder, call: str, parallel: bool) -> str:
+        """One ``call``, or several if ``parallel``, with what stands around them."""
+        return self.marks[0].calls(grammar, call, parallel)
+
+
+def _is_sample(arguments: str) -> bool:
+    try:
+        return bool(parse_json(arguments) == {SAMPLE_KEY: SAMPLE_VALUE})
+    except ValueError:
+        return False
+
+
+class _MarkedScanner(CallScanner):
+    def __init__(self, tools: Tools, all_marks: Sequence[CallMarks], new_id: Callable[[], str]) -> None:
+        openers = [opener for marks in all_marks for opener in (marks.opener, *marks.other_openers(tools))]
+        super().__init__(tools, list(dict.fromkeys(openers)), new_id)
+        self._all_marks = all_marks
+        self._marks = all_marks[0]
+        self._object_end = ValueEnd()
+        self._literals = LiteralReader((), False, self._append)
+        self._types: frozenset[str] = frozenset()
+        self._value_end, self._searched = "", 0
+        self._n_arguments = 0
+
+    def _begin(self, final: bool) -> bool:
+        waits = False
+        for marks in self._all_marks:
+            try:
+                at = marks.first(self._held)
+                if at >= 0 and self._enter(marks, at):
+                    return True
+            except NeedMoreInput:
+                waits = True
+        if waits:
+            raise NeedMoreInput
+        return False
+
+    def _enter(self, marks: CallMarks, at: int) -> bool:
+        """Take the head of the call that begins there off what is held, and all before it; False if there is none."""
+        head = marks.head(self._held, at)
+        if not head.name:
+            return isinstance(marks, ObjectMarks) and self._enter_whole(marks, at)
+        self._marks, self._n_arguments = marks, 0
+        state = self._json
+        if isinstance(marks, TagMarks):
+            state = self._body
+        elif isinstance(marks, LiteralMarks):
+            state = self._literal
+            self._literals = LiteralReader(marks.quotes, marks.has_escapes, self._append)
+        return self._start(head.name, head.at, state, head.call_id)
+
+    def _enter_whole(self, marks: ObjectMarks, at: int) -> bool:
+        """Take a call whose members come in another order; the whole of it tells whether it is one."""
+        at = marks.object_at(self._held, at)
+        if not starts_with("{", self._held, at):
+            return False
+        end = self._object_end.find(self._held, at)
+        name, arguments = whole_call(self._held[at:end], marks.name_key) if end >= 0 else ("", "")
+        if not name:
+            return False
+        self._marks = marks
+        self._start(name, end, self._tail)
+        self._append(arguments)
+        return True
+
+    def _json_done(self, final: bool) -> bool:
+        if isinstance(self._marks, ObjectMarks):  # the members after the arguments
+            rest = self._held.lstrip()
+            try:
+                end = self._object_end.find(f"{{{rest}", 0) if not rest or rest[0] in ",}" else -1
+            except NeedMoreInput:
+                if not final:
+                    return False
+                end = len(rest) + 1
+            if end >= 0:
+                self._held = rest[end - 1 :]
+        self._state = self._tail
+        return True
+
+    def _literal(self, final: bool) -> bool:
+        self._held = self._literals.read(self._held, final)
+        if self._literals.is_done:
+            self._state = self._tail
+        return self._literals.is_done
+
+    def _body(self, final: bool) -> bool:
+        """Between the tags of a call."""
+        assert isinstance(self._marks, TagMarks)
+        rest = self._held.lstrip()
+        try:
+            tag = next((tag for tag in self._marks.after_value if starts_with(tag, rest, 0)), "")
+            name, at = self._key(self._marks, rest) if tag == self._marks.key_open.strip() else ("", 0)
+        except NeedMoreInput:
+            if final:
+                self._held = ""
+            return False
+        if name:
+            self._append(("," if self._n_arguments else "{") + json.dumps(name, ensure_ascii=False) + ":")
+            self._n_arguments += 1
+            self._held, self._state = rest[at:], self._value_begin
+            return True
+        self._append("}" if self._n_arguments else "{}")
+        self._state = self._tail
+        return True
+
+    def _key(self, marks: TagMarks, text: str) -> tuple[str, int]:
+        """The name of the argument whose tag begins ``text``, and where its value begins; no name if it is none."""
+        name, at = tag_name(text, len(marks.key_open.strip()), marks.key_end.strip())
+        types = self._tools.types(self._name, name)
+        if marks.value_opens != ("",):
+            at = skip_blanks(text, at)
+            opens = [mark.strip() for mark in marks.value_opens]
+            found = next((index for index, mark in enumerate(opens) if starts_with(mark, text, at)), -1)
+            if found < 0:
+                return "", at
+            at += len(opens[found])
+            if found:
+                types = types - _STRING or ALL_TYPES - _STRING
+            elif len(opens) > 1 and "string" in types:
+                types = _STRING
+        self._types = types
+        return name, at
+
+    def _value_begin(self, final: bool) -> bool:
+        assert isinstance(self._marks, TagMarks)
+        if not self._held and not final:
+            return False
+        self._value_end, self._searched = self._marks.value_end.strip(), 0
+        if self._marks.has_lines and self._held.startswith("\n"):
+            self._value_end = f"\n{self._value_end}"
+            try:
+                empty = self._ends_at(0, final)  # one line break instead of two
+            except NeedMoreInput:
+                return False
+            self._held = self._held[0 if empty else 1 :]
+        if self._types == _STRING:
+            self._append('"')
+        self._state = self._value
+        return True
+
+    def _value(self, final: bool) -> bool:
+        at = self._held.find(self._value_end, self._searched)
+        try:
+            while at >= 0 and not self._ends_at(at, final):
+                at = self._held.find(self._value_end, at + 1)
+        except NeedMoreInput:
+            self._searched = at
+            return self._value_goes_on(at)
+        if at < 0:
+            self._searched = max(len(self._held) - len(self._value_end), 0)
+            return self._value_goes_on(len(self._held) - (0 if final else overlap(self._held, self._value_end)), final)
+        value = self._held[:at]
+        if self._types == _STRING:
+            self._append(json.dumps(value, ensure_ascii=False)[1:])
+        else:
+            self._append(coerce_argument(value, self._types))
+        self._held, self._state = self._held[at + len(self._value_end) :], self._body
+        return True
+
+    def _value_goes_on(self, size: int, final: bool = False) -> bool:
+        """So much of what is held belongs to the value."""
+        if self._types == _STRING:
+            self._append(json.dumps(self._held[:size], ensure_ascii=False)[1:-1])
+            self._held, self._searched = self._held[size:], 0
+        elif final:
+            self._append(json.dumps(self._held, ensure_ascii=False)[:-1] if "string" in self._types else self._held)
+            self._held = ""
+        return False
+
+    def _ends_at(self, at: int, final: bool) -> bool:
+        """Whether the value ends there: another tag comes next, or nothing more."""
+        assert isinstance(self._marks, TagMarks)
+        if not starts_with(self._value_end, self._held, at):
+            return False
+        after = skip_blanks(self._held, at + len(self._value_end))
+        try:
+            return any(starts_with(tag, self._held, after) for tag in self._marks.after_value)
+        except NeedMoreInput:
+            if final:
+                return True
+            raise
+
+    def _tail(self, final: bool) -> bool:
+        """What closes a call, which may be missing."""
+        if self._take(self._marks.close.strip(), final):
+            self._state = self._after if self._marks.begin else self._text
+        return self._state != self._tail
+
+    def _take(self, mark: str, final: bool) -> bool:
+        """Take ``mark`` if it comes next, and what the reply ends with of it; False if more input is needed to tell."""
+        rest = self._held.lstrip()
+        try:
+            if mark and starts_with(mark, rest, 0):
+                self._held = rest[len(mark) :]
+        except NeedMoreInput:
+            if not final:
+                return False
+            self._held = ""
+        return True
+
+    def _after(self, final: bool) -> bool:
+        """After a call within others: another one, or what ends them, which may be missing."""
+        at = skip_blanks(self._held, 0)
+        between, bracket = self._marks.between.strip(), self._marks.brackets[1].strip()
+        try:
+            if bracket and starts_with(bracket, self._held, at):
+                self._held, self._state = self._held[at + len(bracket) :], self._end
+                return True
+            if not bracket and starts_with(self._marks.end.strip(), self._held, at):
+                self._state = self._end
+                return True
+            if between and starts_with(between, self._held, at):
+                at = skip_blanks(self._held, at + len(between))
+            elif between:
+                at = -1
+            if self._tools.parallel and at >= 0 and self._enter(self._marks, at):
+                return True
+        except NeedMoreInput:
+            if not final and len(self._held) - at < 1 << 13:
+                return False
+        self._state = self._end if final else self._text
+        return True
+
+    def _end(self, final: bool) -> bool:
+        if self._take(self._marks.end.strip(), final):
+            self._state = self._text
+        return self._state != self._end

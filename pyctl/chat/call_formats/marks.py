@@ -1,0 +1,407 @@
+"""Calls that marks describe: which texts stand around the calls, their names and their arguments.
+
+A mark is given as templates write it, blanks included; where replies are read, blanks around marks do not count. Each
+kind of marks says how a call begins and what grammar binds it; `MarkedScanner` reads what follows.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Literal, NamedTuple, TypeAlias
+
+from pyctl.chat.call_formats.call_format import json_arguments
+from pyctl.chat.call_formats.scan import NeedMoreInput, json_head, skip_blanks, starts_with, tag_name
+from pyctl.chat.constraint import GrammarBuilder
+from pyctl.chat.tools import Tool, Tools
+
+__all__ = ["CallHead", "CallMarks", "LiteralMarks", "NameMarks", "ObjectMarks", "TagMarks", "token_texts"]
+
+_TOKENS = re.compile(r"<[^<>\s]+>|\[[A-Z_]+\]")
+_NAME = re.compile(r'[^\s<>{}()\[\]"]{1,256}')
+_MAX_NAME_PART = 600
+
+Part: TypeAlias = str | re.Pattern[str] | tuple["Part", ...] | None
+
+_MAX_ANY_ORDER = 5
+"""So many required arguments take 32 rules; more of them come in the order of the schema."""
+
+
+def token_texts(text: str) -> Iterator[str]:
+    """Texts within a mark that may be control tokens, and the mark."""
+    yield from filter(None, (text.strip(), *_TOKENS.findall(text)))
+
+
+class CallHead(NamedTuple):
+    """The name of a call, its own id if it has one, and where its arguments begin; no name if there is no call."""
+
+    name: str = ""
+    call_id: str = ""
+    at: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallMarks(ABC):
+    """``begin`` and ``end`` stand around calls in a row, within these ``brackets``; ``open`` and ``close`` around each,
+    ``between`` between two. Each may be empty. ``is_alone`` if each call has a ``begin`` and an ``end``.
+
+    ``tokens`` are further texts of tokens that a vocabulary may hide.
+    """
+
+    begin: str = ""
+    end: str = ""
+    brackets: tuple[str, str] = ("", "")
+    open: str = ""
+    close: str = ""
+    between: str = "\n"
+    is_alone: bool = False
+    tokens: tuple[str, ...] = ()
+
+    @property
+    def opener(self) -> str:
+        """The text with which the first call begins."""
+        return (self.begin or self.open).strip()
+
+    def other_openers(self, tools: Tools) -> Iterable[str]:
+        """Texts with which a call begins where ``begin`` is missing."""
+        return ()
+
+    @property
+    def all_tokens(self) -> Iterator[str]:
+        """Texts that may be control tokens."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            for text in value if isinstance(value, tuple) else (value,):
+                if isinstance(text, str):
+                    yield from token_texts(text)
+
+    def first(self, text: str) -> int:
+        """Where the first call begins in ``text``, which begins with an opener; negative if it does not."""
+        begin, bracket = self.begin.strip(), self.brackets[0].strip()
+        if not begin or not text.startswith(begin):
+            return 0
+        at = skip_blanks(text, len(begin))
+        if bracket:
+            at = skip_blanks(text, at + len(bracket)) if starts_with(bracket, text, at) else -1
+        return at
+
+    @abstractmethod
+    def head(self, text: str, at: int) -> CallHead:
+        """The head of the call that begins there; NeedMoreInput if the text ends before that shows."""
+
+    @abstractmethod
+    def call(self, grammar: GrammarBuilder, tool: Tool) -> str:
+        """One call of ``tool`` in ``grammar``; RequestError for a schema that is none."""
+
+    def calls(self, grammar: GrammarBuilder, call: str, parallel: bool) -> str:
+        """One ``call``, or several if ``parallel``."""
+        blanks = r"/\n{1,2}/?"
+        begin, end = (grammar.text(text) for text in (self.begin + self.brackets[0], self.brackets[1] + self.end))
+        if not self.begin or self.is_alone:
+            one = f"{blanks} {begin} {call} {end}"
+            return f"({one})+" if parallel else one
+        more = f"({grammar.text(self.between)} {call})*" if parallel else ""
+        return f"{blanks} {begin} {call} {more} {end}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectMarks(CallMarks):
+    """A call is a JSON object, which may begin with an id under ``id_before``, or end with one under ``id_after``."""
+
+    name_key: str = "name"
+    arguments_key: str = "arguments"
+    id_before: str = ""
+    id_after: str = ""
+
+    def head(self, text: str, at: int) -> CallHead:
+        """Up to the arguments, before which other members may stand."""
+        name, at = json_head(text, self.object_at(text, at), self.arguments_key, self.name_key)
+        return CallHead(name, "", at)
+
+    def object_at(self, text: str, at: int) -> int:
+        """Where the object of the call begins that begins there, if it does."""
+        if self.open and starts_with(self.open.strip(), text, at):
+            at = skip_blanks(text, at + len(self.open.strip()))
+        return at
+
+    def call(self, grammar: GrammarBuilder, tool: Tool) -> str:
+        """A call with arguments by the schema as a whole."""
+        name = grammar.quoted(json.dumps(tool.name, ensure_ascii=False))
+        name_key, middle = f'"{self.name_key}": ', grammar.text(f', "{self.arguments_key}": ')
+        head, end = grammar.text(f"{self.open}{{{name_key}"), grammar.text(f"}}{self.close}")
+        if self.id_before:
+            before, after = grammar.text(f'{self.open}{{"{self.id_before}": "'), grammar.text(f'", {name_key}')
+            head = f"{before} /[0-9]{{1,3}}/ {after}"
+        if self.id_after:
+            before, after = grammar.text(f', "{self.id_after}": "'), grammar.text('"')
+            end = f"{before} /[A-Za-z0-9]{{9}}/ {after} {end}"
+        return f"{head} {name} {middle} {json_arguments(grammar, tool)} {end}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NameMarks(CallMarks):
+    """A call is a name and its arguments as JSON. ``parts`` stand between ``open`` and the arguments: texts, None for
+    the name, a pattern for an id, and tuples of parts that may be missing. Where calls are read, the last may be, too.
+
+    ``ids`` are the ids of calls: none, the text that the pattern matches, or all that stands before the last part.
+    """
+
+    parts: tuple[Part, ...] = (None,)
+    ids: Literal["", "pattern", "all"] = ""
+
+    def other_openers(self, tools: Tools) -> Iterable[str]:
+        """A call alone."""
+        return (self.open.strip(),) if self.begin else ()
+
+    def head(self, text: str, at: int) -> CallHead:
+        """Up to the arguments."""
+        if not starts_with(self.open.strip(), text, at):
+            return CallHead()
+        at += len(self.open.strip())
+        end = text.find("{", at, at + _MAX_NAME_PART)
+        if end < 0:
+            if len(text) - at < _MAX_NAME_PART and _is_one_word(text[at:]):
+                raise NeedMoreInput
+            return CallHead()
+        found = self._pattern.fullmatch(text[at:end].strip())
+        if found is None:
+            return CallHead()
+        return CallHead(
+            found["name"], found["all"] if self.ids == "all" else self._id(found.groupdict().get("id")), end
+        )
+
+    def _id(self, text: str | None) -> str:
+        pattern = next((part for part in _flat(self.parts) if isinstance(part, re.Pattern)), None)
+        return text if self.ids and text and pattern is not None and pattern.fullmatch(text) else ""
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        return re.compile(
+            f"(?P<all>{''.join(map(_matching, self.parts[:-1]))}){_matching((self.parts[-1],))}", re.DOTALL
+        )
+
+    def call(self, grammar: GrammarBuilder, tool: Tool) -> str:
+        """A name and its arguments."""
+        head = [grammar.text(self.open), *(_written(grammar, part, tool.name) for part in self.parts)]
+        return " ".join(filter(None, (*head, json_arguments(grammar, tool), grammar.text(self.close))))
+
+
+def _is_one_word(text: str) -> bool:
+    """Whether marks and a name may be all that stands there, and no sentence."""
+    return all(word[0] in "[<`" for word in text.split(maxsplit=2)[1:2])
+
+
+def _flat(parts: Iterable[Part]) -> Iterator[Part]:
+    for part in parts:
+        if isinstance(part, tuple):
+            yield from _flat(part)
+        else:
+            yield part
+
+
+def _matching(part: Part) -> str:
+    if isinstance(part, tuple):
+        return f"(?:{''.join(map(_matching, part))})?"
+    if isinstance(part, re.Pattern):
+        return r"\s*(?P<id>\w*)\s*"
+    return r"\s*(?P<name>[\w./:-]{1,256}?)\s*" if part is None else rf"\s*{re.escape(part.strip())}\s*"
+
+
+def _written(grammar: GrammarBuilder, part: Part, name: str) -> str:
+    if isinstance(part, tuple):
+        return f"({' '.join(_written(grammar, each, name) for each in part)})?"
+    if isinstance(part, re.Pattern):
+        return f"/{part.pattern}/"
+    return grammar.quoted(name) if part is None else grammar.text(part)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TagMarks(CallMarks):
+    """A call is a name and arguments between tags. ``name_end`` follows the name; ``key_open`` and ``key_end`` are
+    around the name of an argument, then comes one of ``value_opens``, and ``value_end`` after the value.
+
+    Of two ``value_opens``, the first says that the value is a string, the others that it is JSON.
+    """
+
+    name_end: str = ""
+    key_open: str
+    key_end: str
+    value_opens: tuple[str, ...] = ("",)
+    value_end: str
+
+    def other_openers(self, tools: Tools) -> Iterable[str]:
+        """A call alone, of a known function where its tag tells little."""
+        if self.begin and self.open.endswith(">"):
+            yield self.open
+        elif self.begin:
+            yield from (f"{self.open}{tool.name}{self.name_end.strip()}" for tool in tools.tools)
+
+    @property
+    def has_lines(self) -> bool:
+        """Whether values stand on lines of their own."""
+        return (self.key_end + self.value_opens[0]).endswith("\n")
+
+    @property
+    def after_value(self) -> tuple[str, ...]:
+        """One of these follows the end of a value."""
+        return tuple(mark.strip() for mark in (self.key_open, self.close, self.end) if mark)
+
+    def head(self, text: str, at: int) -> CallHead:
+        """Up to the first tag of an argument."""
+        if not starts_with(self.open.strip(), text, at):
+            return CallHead()
+        at = at + len(self.open.strip())
+        if end := self.name_end.strip():
+            name, at = tag_name(text, at, end)
+            return CallHead(name, "", at)
+        at = skip_blanks(text, at)
+        found = _NAME.match(text, at)
+        if found is None and at < len(text):
+            return CallHead()
+        at = skip_blanks(text, found.end() if found is not None else at)
+        if any(starts_with(tag, text, at) for tag in self.after_value):
+            return CallHead(found[0] if found is not None else "", "", at)
+        return CallHead()
+
+    def call(self, grammar: GrammarBuilder, tool: Tool) -> str:
+        """A call between tags: values are text up to the end tag where the schema allows a string, one of its words
+        where it lists them, and JSON by their schema elsewhere; the required ones may come in any order.
+        """
+        arguments = {key: self._argument(grammar, tool, key) for key in tool.properties}
+        required = [arguments[key] for key in dict.fromkeys(tool.required)]
+        others = [argument for key, argument in arguments.items() if key not in tool.required]
+        has_others = tool.parameters.get("additionalProperties") not in (None, False)
+        if not arguments and (has_others or tool.parameters.get("type", "object") != "object"):
+            others = [self._tagged(grammar, r"/[^<>\n]{1,100}/", grammar.until(self.value_end), 0)]
+        any_other = f"({' | '.join(others)})*" if others else ""
+        if len(required) > _MAX_ANY_ORDER:
+            body = f"{' '.join(required)} {any_other}"
+        else:
+            body = _any_order(grammar, required, any_other)
+        head, end = grammar.text(self.open), grammar.text(self.close)
+        return grammar.rule(f"{head} {grammar.quoted(tool.name)} {grammar.text(self.name_end)} {body} {end}")
+
+    def _argument(self, grammar: GrammarBuilder, tool: Tool, key: str) -> str:
+        schema, end = tool.properties[key], grammar.text(self.value_end)
+        if words := _words(schema):
+            return self._tagged(grammar, grammar.quoted(key), f"({' | '.join(map(grammar.quoted, words))}) {end}", 0)
+        if "string" in tool.types(key):
+            return self._tagged(grammar, grammar.quoted(key), grammar.until(self.value_end), 0)
+        return self._tagged(grammar, grammar.quoted(key), f"{grammar.json(schema, tool.parameters)} {end}", -1)
+
+    def _tagged(self, grammar: GrammarBuilder, key: str, value: str, opens: int) -> str:
+        """``value`` has the end tag."""
+        head = grammar.text(self.key_end + self.value_opens[opens])
+        return grammar.rule(f"{grammar.text(self.key_open)} {key} {head} {value}")
+
+
+def _words(schema: object) -> list[str]:
+    """The values of an enumeration of strings."""
+    values = schema.get("enum") if isinstance(schema, dict) else None
+    return values if isinstance(values, list) and all(isinstance(value, str) for value in values) else []
+
+
+def _any_order(grammar: GrammarBuilder, required: Sequence[str], between: str) -> str:
+    """Each of ``required`` once, in any order, and ``between`` around them: one rule per set of those that are left."""
+    if not required:
+        return between
+    rules: dict[frozenset[int], str] = {frozenset(): between}
+    by_size = sorted((frozenset(_members(mask)) for mask in range(1, 2 ** len(required))), key=len)
+    for left in by_size:
+        choices = [f"{required[index]} {rules[left - {index}]}".rstrip() for index in sorted(left)]
+        rules[left] = grammar.rule(f"{between} ({' | '.join(choices)})".strip())
+    return rules[by_size[-1]]
+
+
+def _members(mask: int) -> list[int]:
+    return [index for index in range(mask.bit_length()) if mask >> index & 1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiteralMarks(CallMarks):
+    """A call is a name and arguments in ``round`` brackets as in Python, or in braces with bare keys. ``separator``
+    stands after the name of an argument; ``quotes`` around strings, which have escapes unless one is a tag.
+    """
+
+    round: bool = False
+    separator: str = ":"
+    quotes: tuple[str, ...] = ('"', "'")
+
+    def other_openers(self, tools: Tools) -> Iterable[str]:
+        """None: a name alone begins no call."""
+        return ()
+
+    def head(self, text: str, at: int) -> CallHead:
+        """Up to the bracket around the arguments."""
+        if self.open:
+            if not starts_with(self.open.strip(), text, at):
+                return CallHead()
+            at = skip_blanks(text, at + len(self.open.strip()))
+        found = _NAME.match(text, at)
+        end = found.end() if found is not None else at
+        if end == len(text) and end - at < 256:
+            raise NeedMoreInput
+        return CallHead(found[0] if found is not None and text[end] == self.around[0] else "", "", end)
+
+    @property
+    def around(self) -> tuple[str, str]:
+        """The brackets around the arguments."""
+        return ("(", ")") if self.round else ("{", "}")
+
+    def call(self, grammar: GrammarBuilder, tool: Tool) -> str:
+        """A call with the required arguments in the order of the schema, and then the others: strings and words are
+        bound, numbers and the like by their schema, objects and lists to their form alone.
+        """
+        pairs = {key: self._pair(grammar, tool, key) for key in tool.properties}
+        required = [pairs[key] for key in dict.fromkeys(tool.required)]
+        others = [pair for key, pair in pairs.items() if key not in tool.required]
+        if not pairs and tool.parameters.get("additionalProperties") not in (None, False):
+            others = [f"/[A-Za-z_][A-Za-z0-9_]{{0,63}}/ {grammar.text(self.separator)} {self._any(grammar)}"]
+        comma = grammar.text(", " if self.round else ",")
+        body = f" {comma} ".join(required)
+        if others:
+            other = grammar.one_of(others)
+            more = f"({comma} {other})*"
+            body = f"{body} {more}" if required else f"({other} {more})?"
+        head = f"{grammar.text(self.open)} {grammar.quoted(tool.name)} {grammar.text(self.around[0])}"
+        return grammar.rule(f"{head} {body} {grammar.text(self.around[1] + self.close)}")
+
+    def _pair(self, grammar: GrammarBuilder, tool: Tool, key: str) -> str:
+        types = tool.types(key)
+        if words := _words(tool.properties[key]):
+            written = [json.dumps(word)[1:-1] if self.has_escapes else word for word in words]
+            value = " ".join((grammar.text(self.quotes[0]), f"({' | '.join(map(grammar.quoted, written))})"))
+            value += f" {grammar.text(self.quotes[0])}"
+        elif types <= {"integer", "number", "boolean", "null"}:
+            value = grammar.json(tool.properties[key], tool.parameters)
+            if self.round and not types.isdisjoint({"boolean", "null"}):
+                value = f'({value} | "True" | "False" | "None")'
+        else:
+            value = self._string(grammar) if types == {"string"} else self._any(grammar)
+        return grammar.rule(f"{grammar.quoted(key)} {grammar.text(self.separator)} {value}")
+
+    @property
+    def has_escapes(self) -> bool:
+        """Whether a backslash in a string is not itself."""
+        return len(self.quotes[0]) == 1
+
+    def _string(self, grammar: GrammarBuilder) -> str:
+        if not self.has_escapes:
+            return f"{grammar.text(self.quotes[0])} {grammar.until(self.quotes[0])}"
+        return grammar.one_of([rf"/{quote}([^{quote}\\\n]|\\.)*{quote}/" for quote in self.quotes])
+
+    def _any(self, grammar: GrammarBuilder) -> str:
+        """Any value."""
+        string, scalar = self._string(grammar), grammar.json({"type": ["number", "boolean", "null"]})
+        key = string if self.has_escapes else r'/[^:{}\[\],"<>]{1,100}/'
+
+        def value(itself: str) -> str:
+            pair = f'{key} ":" " "? {itself}'
+            members = f'"{{" ({pair} ("," " "? {pair})*)? "}}"'
+            return f'{string} | {scalar} | {members} | "[" ({itself} ("," " "? {itself})*)? "]"'
+
+        return grammar.recursive(value)
