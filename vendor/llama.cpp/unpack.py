@@ -24,6 +24,8 @@ WANTED = (
     "LICENSE",
     "CMakeLists.txt",
     "include/*.h",
+    "common/*.h",
+    "common/jinja/*.h",
     "src/*.h",
     "ggml/CMakeLists.txt",
     "ggml/include/*.h",

@@ -196,6 +196,7 @@ FAMILIES: tuple[MarkedFormat, ...] = (
         "Command-R",
         _COHERE,
         reasoning=_reasoning(_COHERE.opener, tags=(ReasoningTags("<|START_THINKING|>", "<|END_THINKING|>"),)),
+        around_content=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
     ),
     MarkedFormat(
         "Nemotron 2", replace(_LIST, begin="<TOOLCALL>", end="</TOOLCALL>"), reasoning=_reasoning("<TOOLCALL>")

@@ -25,7 +25,7 @@ from pyctl.chat.call_formats.scan import (
     whole_call,
 )
 from pyctl.chat.constraint import GrammarBuilder
-from pyctl.chat.reply import ParsedReply, ReasoningTags
+from pyctl.chat.reply import ParsedReply, ReasoningTags, ReplyDelta, ReplyParser, ReplyPart
 from pyctl.chat.template import SAMPLE_KEY, SAMPLE_TOOL, SAMPLE_VALUE
 from pyctl.chat.tools import ALL_TYPES, Tool, Tools
 from pyctl.text import overlap, random_id
@@ -39,7 +39,7 @@ class MarkedFormat(TaggedFormat):
     """Calls as the first of ``marks`` says; those of the others are read, too.
 
     ``named_in``: texts of templates that write no calls, though their models do. ``id_size``: letters of the ids that
-    calls get.
+    calls get. ``around_content``: marks around the content, which are no part of it.
     """
 
     def __init__(
@@ -49,6 +49,7 @@ class MarkedFormat(TaggedFormat):
         reasoning: tuple[ReasoningTags, ...],
         named_in: tuple[str, ...] = (),
         id_size: int = 32,
+        around_content: tuple[str, ...] = (),
     ) -> None:
         self.name = name
         self.reasoning = reasoning
@@ -59,6 +60,18 @@ class MarkedFormat(TaggedFormat):
         self.marks = marks
         self._named_in = named_in
         self._id_size = id_size
+        self._around_content = around_content
+
+    def parser(
+        self,
+        tools: Tools | None,
+        tags: ReasoningTags | None,
+        reply_part: ReplyPart,
+        new_id: Callable[[], str] = random_id,
+    ) -> ReplyParser:
+        """Reads reasoning, content and calls."""
+        parser = super().parser(tools, tags, reply_part, new_id)
+        return _Unwrapped(parser, self._around_content) if self._around_content else parser
 
     def recognizes(self, sample: str) -> bool:
         """Whether the reader finds the sample call."""
@@ -85,6 +98,28 @@ class MarkedFormat(TaggedFormat):
     def calls(self, grammar: GrammarBuilder, call: str, parallel: bool) -> str:
         """One ``call``, or several if ``parallel``, with what stands around them."""
         return self.marks[0].calls(grammar, call, parallel)
+
+
+class _Unwrapped:
+    """What ``parser`` finds, without these ``marks`` in the content."""
+
+    def __init__(self, parser: ReplyParser, marks: tuple[str, ...]) -> None:
+        self._parser = parser
+        self._marks = re.compile("|".join(map(re.escape, marks)))
+        self._texts = marks
+        self._held = ""
+
+    def feed(self, text: str) -> ReplyDelta:
+        return self._without(self._parser.feed(text))
+
+    def finish(self) -> ReplyDelta:
+        return self._without(self._parser.finish(), final=True)
+
+    def _without(self, delta: ReplyDelta, *, final: bool = False) -> ReplyDelta:
+        text = self._marks.sub("", self._held + delta.content)
+        size = len(text) - (0 if final else max(overlap(text, mark) for mark in self._texts))
+        self._held = text[size:]
+        return delta._replace(content=text[:size])
 
 
 def _is_sample(arguments: str) -> bool:
