@@ -19,7 +19,7 @@ from pyctl.chat.images import ImageReader, shown, split_marked, split_marker
 from pyctl.chat.rendering import Continue, RenderedChat, Renderer, unreadable
 from pyctl.chat.replay import Replay
 from pyctl.chat.reply import ParsedReply, ReasoningSplitter, ReasoningTokens, ReplyDelta, ReplyPart, ReplySplitter
-from pyctl.chat.template import EFFORTS, Template
+from pyctl.chat.template import Template
 from pyctl.chat.tools import Tools, read_tools, template_tools
 from pyctl.errors import RequestError
 from pyctl.image_file import ImageFile
@@ -262,8 +262,8 @@ class PreparedChat:
         n = _n_common(recent, given)
         recent, given = (text[n:].rstrip("\ufffd") for text in (recent, given))  # without parts of characters
         others = dict(self._request.template_kwargs or {})
-        effort = others.pop("reasoning_effort", "default")
-        for other in ("default", *EFFORTS):
+        effort = self._chat.capabilities.effort(others.pop("reasoning_effort", "default"))
+        for other in ("default", *self._chat.capabilities.reasoning_effort):
             kwargs = others if other == "default" else {**others, "reasoning_effort": other}
             with suppress(RequestError):
                 text = self._chat.prepare(replace(self._request, template_kwargs=kwargs)).text

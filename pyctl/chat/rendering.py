@@ -283,6 +283,8 @@ class Renderer:
         checked = check_messages(messages, images)
         given = {**self._variables, **(variables or {})}
         given = {name: value for name, value in given.items() if name not in _RESERVED}
+        if "reasoning_effort" in given:
+            given["reasoning_effort"] = self._template.capabilities.effort(given["reasoning_effort"])
         if prefill and checked[-1]["role"] == "assistant":
             if len(checked) > 1 and checked[-2]["role"] == "assistant":
                 raise RequestError("'messages' must not end in two assistant messages")

@@ -37,6 +37,9 @@ __all__ = [
 EFFORTS = ("low", "medium", "high", "xhigh")
 """Values of ``reasoning_effort`` that templates know; Qwen3.8's knows low, medium and xhigh."""
 
+_SCALE = ("minimal", *EFFORTS, "max")
+"""All that clients ask for."""
+
 SAMPLE_CALL_ID = "Ab3dEf7hI"
 """Nine letters and digits, which is the only form that some templates take."""
 
@@ -192,8 +195,8 @@ class TemplateCapabilities:
     """``system_first``, ``system_inside``: system messages at the start, later on. ``repeated_user``: user messages
     in a row. ``text``, ``parts``: content as a string, as a list of parts. ``tools``, ``tool_calls``: a list of tools,
     calls in assistant messages, ``parallel_calls`` several in one, ``object_arguments`` their arguments as an object
-    (else as JSON text). ``old_reasoning``, ``reasoning_effort``: reasoning of
-    earlier turns if it is to be kept, and a word for how much of it there should be; ``reasoning_key`` is the member of
+    (else as JSON text). ``old_reasoning``: reasoning of earlier turns if it is to be kept. ``reasoning_effort``: the
+    words for how much of it there should be, empty if the template reads none; ``reasoning_key`` is the member of
     a message that has it, and ``content_beside_reasoning`` says whether a message that calls may have both.
     ``without_user``: conversations in which the user says nothing.
     """
@@ -208,10 +211,17 @@ class TemplateCapabilities:
     object_arguments: bool
     parallel_calls: bool = False
     old_reasoning: bool = False
-    reasoning_effort: bool = False
+    reasoning_effort: tuple[str, ...] = ()
     reasoning_key: str = "reasoning_content"
     content_beside_reasoning: bool = True
     without_user: bool = True
+
+    def effort(self, asked: Any) -> Any:
+        """``asked``, or the nearest word that the template knows, of two the one for more reasoning."""
+        if not self.reasoning_effort or asked in self.reasoning_effort or asked not in _SCALE:
+            return asked
+        place = _SCALE.index(asked)
+        return min(reversed(self.reasoning_effort), key=lambda word: abs(_SCALE.index(word) - place))
 
     @classmethod
     def of(cls, template: Template) -> TemplateCapabilities:
@@ -248,19 +258,19 @@ class TemplateCapabilities:
             object_arguments=objects,
             parallel_calls=_shows(template, called({_A: "b"}, {_B: "b"}, as_object=objects), _A, _B),
             old_reasoning=_shows(template, reasoned, _A, variables={"enable_thinking": True, **keep_reasoning(True)}),
-            reasoning_effort=_reads_effort(template, [said("user", "a")]),
+            reasoning_effort=_efforts(template, [said("user", "a")]),
             reasoning_key=key or _REASONING_KEYS[0],
             content_beside_reasoning=not key or reasons(key, content=_B),
             without_user=_shows(template, [said("assistant", _A)], _A),
         )
 
 
-def _reads_effort(template: Template, messages: Sequence[Mapping[str, Any]]) -> bool:
-    texts = set()
+def _efforts(template: Template, messages: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    texts: dict[str, str] = {}
     for effort in EFFORTS:
         with suppress(RequestError):
-            texts.add(template.render(messages, reasoning_effort=effort))
-    return len(texts) > 1
+            texts[effort] = template.render(messages, reasoning_effort=effort)
+    return tuple(texts) if len(set(texts.values())) > 1 else ()
 
 
 def _shows(

@@ -65,6 +65,7 @@ class _Format(Body, frozen=True):
 
 
 class _OutputConfig(Body, frozen=True):
+    effort: str = ""
     format: Annotated[_Format, Nested(_Format)] = _Format()
 
 
@@ -146,6 +147,8 @@ def chat_fields(values: Mapping[str, Any]) -> dict[str, Any]:
         chat["thinking_budget_tokens"] = body.thinking.budget_tokens
     elif body.thinking.type == "disabled":
         chat["chat_template_kwargs"] = {"enable_thinking": False, **(body.chat_template_kwargs or {})}
+    if effort := body.output_config.effort:
+        chat["reasoning_effort"] = "high" if effort == "max" else effort
     output = body.output_config.format
     if output.type == "json_schema":
         chat["response_format"] = {"type": "json_schema", "json_schema": {"schema": output.schema}}

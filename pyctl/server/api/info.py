@@ -80,7 +80,7 @@ async def props(service: Service, request: Request) -> Response:
             "supports_object_arguments": capabilities.object_arguments,
             "supports_parallel_tool_calls": capabilities.parallel_calls,
             "supports_preserve_reasoning": capabilities.old_reasoning,
-            "supports_reasoning_effort": capabilities.reasoning_effort,
+            "supports_reasoning_effort": bool(capabilities.reasoning_effort),
             "supports_string_content": capabilities.text,
             "supports_system_role": capabilities.system_first,
             "supports_tool_calls": capabilities.tool_calls,

@@ -120,6 +120,8 @@ def test_the_control_tokens_that_the_splitter_has_to_see() -> None:
         ({"reasoning_effort": "medium"}, {"reasoning_effort": "low"}, "reasoning_effort was medium, is low"),
         ({}, {"reasoning_effort": "medium"}, "reasoning_effort was default, is medium"),
         ({}, {"reasoning_effort": "xhigh"}, ""),
+        ({}, {"reasoning_effort": "high"}, ""),
+        ({"reasoning_effort": "max"}, {"reasoning_effort": "minimal"}, "reasoning_effort was default, is low"),
     ],
 )
 def test_a_prompt_that_differs_in_its_effort_says_so(before: dict[str, str], now: dict[str, str], told: str) -> None:

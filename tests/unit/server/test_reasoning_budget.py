@@ -70,7 +70,8 @@ def test_a_raw_prompt_names_its_tags() -> None:
 def test_qwens_newer_form_ends_on_a_line_of_its_own() -> None:
     call = "{%- for call in m.tool_calls or [] -%}{{- '<tool_call><function=sample>' -}}"
     call += "{%- for key, value in call.function.arguments.items() -%}"
-    call += "{{- '<parameter=' + key + '>' + value + '</parameter>' -}}{%- endfor -%}{%- endfor -%}{%- endfor -%}"
+    call += "{{- '<parameter=' + key + '>' + value + '</parameter>' -}}{%- endfor -%}"
+    call += "{{- '</function></tool_call>' -}}{%- endfor -%}{%- endfor -%}"
     bench = Bench(play("x"), template=OPENED.replace("{%- endfor -%}", call, 1))
     bench.chat(reasoning_budget_tokens=4)
     limit = bench.worker.requests[0].reasoning

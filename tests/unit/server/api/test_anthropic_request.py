@@ -155,6 +155,7 @@ def test_options_have_their_openai_names() -> None:
         "top_k": 3,
         "stream": True,
         "thinking_budget_tokens": 99,
+        "reasoning_effort": "high",
         "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}},
         "cache_prompt": False,
     }
