@@ -262,7 +262,8 @@ class Renderer:
         self._start_texts = start_texts
         self._variables = {"enable_thinking": True, **variables}
         self._bos = template.bos_token if strip_bos else ""
-        self.marks = ReplayMarks(replay if self._has_header() else Replay("off"), start_texts)
+        kept = replay if self._has_header() else Replay("off")
+        self.marks = ReplayMarks(kept, start_texts, (tags.open, tags.close))
 
     def render(
         self,

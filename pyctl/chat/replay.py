@@ -377,11 +377,14 @@ _MARK = "pyctl-said-before-4c9e-"
 
 
 class ReplayMarks:
-    """Replaces messages by what ``replay`` remembers; ``starts`` are the texts of the tokens that begin a message."""
+    """Replaces messages by what ``replay`` remembers; ``starts`` are the texts of the tokens that begin a message, and
+    ``tags`` those around reasoning, which may follow on the same line.
+    """
 
-    def __init__(self, replay: Replay, starts: Sequence[str]) -> None:
+    def __init__(self, replay: Replay, starts: Sequence[str], tags: Sequence[str] = ()) -> None:
         self.replay = replay
         self._starts = starts
+        self._tags = tags
 
     def mark(
         self, messages: Sequence[dict[str, Any]], tools: object, *, is_continued: bool
@@ -410,7 +413,7 @@ class ReplayMarks:
         for mark, reply in replayed.items():
             at = text.find(mark, done)
             start = self._last_start(text, done, at) if at >= 0 else -1
-            if start < 0 or not _same_header(text[start:at], reply.header):
+            if start < 0 or self._role(text[start:at]) != self._role(reply.header):
                 return None
             parts += [text[done:start] + reply.header, reply]
             done = at + len(mark)
@@ -428,8 +431,7 @@ class ReplayMarks:
     def _last_start(self, text: str, low: int, high: int) -> int:
         return max((text.rfind(start, low, high) for start in self._starts), default=-1)
 
-
-def _same_header(rendered: str, header: str) -> bool:
-    """Whether both begin with the same line: the role. What follows may differ, such as an empty reasoning block."""
-    line = rendered.partition("\n")[0]
-    return header.partition("\n")[0] == line
+    def _role(self, header: str) -> str:
+        """The role, which stands on the first line. What follows may differ, such as an empty reasoning block."""
+        line = header.partition("\n")[0]
+        return line[: min((at for tag in self._tags if (at := line.find(tag)) >= 0), default=len(line))]

@@ -20,6 +20,7 @@ from pyctl.chat.call_formats.llama3 import LlamaFormat
 from pyctl.chat.call_formats.marked_format import MarkedFormat
 from pyctl.chat.chat_format import ChatFormat
 from pyctl.chat.constraint import reply_constraint
+from pyctl.chat.replay import Replay
 from pyctl.chat.reply import ReplyPart
 from pyctl.chat.template import Template
 from pyctl.chat.tools import Tools
@@ -328,6 +329,37 @@ def test_a_forced_call_is_bound_to_the_form_that_is_read(family: Family) -> None
     twice = f"{call}\n{call}" if isinstance(form, LlamaFormat) else family.twice
     assert len(parse(form, twice)[2]) == 2
     assert accepts(form.constraint(Tools(stop.tools, forced=True), tags, "content"), twice)
+
+
+NOT_REPLAYED = {
+    "MiniMax-M2": "refuses a result without a call before it",
+    "deepseek-ai-DeepSeek-V4": "leaves out the reply before a result without a call",
+    "upstage-Solar-Open-100B": "marks content, which stands in for the reply",
+    "Cohere2MoE": "marks content",
+    "openai-gpt-oss-120b": "has another header for content",
+}
+"""Templates that take no text in the place of a message that calls: it is rendered anew."""
+
+
+@BY_NAME
+def test_a_reply_that_calls_goes_back_into_the_prompt_as_it_was_sampled(family: Family) -> None:
+    start = family.header.strip()
+    chat = ChatFormat(family.template(), ByteTokenizer((start,)), replay=Replay())
+    if not chat.marks.replay.n_bytes and chat.starts == ():
+        pytest.skip("nothing begins a message here")
+    tools = [{"type": "function", "function": STOP_TOOL}]
+    turn = prepare(chat, [HI], tools=tools)
+    reasons = turn.rendered.reply_part == "reasoning"
+    sampled = (f"hm{chat.tags.close}" if reasons else "") + family.call + " "
+    told: list[dict[str, Any]] = []
+    splitter = turn.splitter(told.append)
+    splitter.feed(sampled, list(sampled.encode()))
+    splitter.finish()
+    assert [call["function"]["name"] for call in told[0]["tool_calls"]] == ["stop"]
+    result = {"role": "tool", "tool_call_id": told[0]["tool_calls"][0]["id"], "content": "done"}
+    following = prepare(chat, [HI, told[0], result], tools=tools).prompt.tokens.tolist()
+    before = [*turn.prompt.tokens.tolist(), *sampled.encode()]
+    assert (following[: len(before)] == before) is (family.name not in NOT_REPLAYED)
 
 
 def test_content_by_a_schema_comes_on_its_channel() -> None:
