@@ -58,6 +58,7 @@ REASONS = (
 CONTENT = {
     "Cohere2MoE": ("<|START_TEXT|>", "<|END_TEXT|>"),
     "CohereForAI-c4ai-command-r7b-12-2024-tool_use": ("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+    "Kimi-K3": ("<|open|>response<|sep|>", "<|close|>response<|sep|>"),
     "openai-gpt-oss-120b": ("<|channel|>final<|message|>", ""),
 }
 """What stands around content; such a reply has content or calls."""

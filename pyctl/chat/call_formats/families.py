@@ -105,6 +105,20 @@ _KIMI = NameMarks(
     between="",
     end="<|tool_calls_section_end|>",
 )
+_SEP = "<|sep|>"
+_KIMI_3 = TagMarks(
+    begin=f"<|open|>tools{_SEP}",
+    open='<|open|>call tool="',
+    name_end='" index="',
+    name_rest=r"[0-9]{1,3}\"<\|sep\|>",
+    key_open='<|open|>argument key="',
+    key_end='"',
+    value_opens=tuple(f' type="{kind}"{_SEP}' for kind in ("string", "number", "boolean", "object", "array", "null")),
+    value_end=f"<|close|>argument{_SEP}",
+    close=f"<|close|>call{_SEP}",
+    between="",
+    end=f"<|close|>tools{_SEP}",
+)
 _SOLAR = NameMarks(
     begin="<|tool_calls|>",
     open="<|tool_call:begin|>",
@@ -189,6 +203,12 @@ FAMILIES: tuple[MarkedFormat, ...] = (
     MarkedFormat("DeepSeek 3.1", _DEEPSEEK, _DEEPSEEK_R1, reasoning=_reasoning(_DEEPSEEK.opener)),
     MarkedFormat("DeepSeek R1", _DEEPSEEK_R1, _DEEPSEEK, reasoning=_reasoning(_DEEPSEEK.opener)),
     MarkedFormat("Kimi K2", _KIMI, reasoning=_reasoning(_KIMI.opener, _KIMI.open)),
+    MarkedFormat(
+        "Kimi K3",
+        _KIMI_3,
+        reasoning=_reasoning(_KIMI_3.opener, tags=(ReasoningTags(f"<|open|>think{_SEP}", f"<|close|>think{_SEP}"),)),
+        around_content=(f"<|open|>response{_SEP}", f"<|close|>response{_SEP}"),
+    ),
     MarkedFormat("Solar", _SOLAR, reasoning=_reasoning(_SOLAR.opener)),
     MarkedFormat("Mistral (name and arguments)", _MISTRAL, _MISTRAL_LIST, reasoning=_BRACKETS_FIRST, id_size=9),
     MarkedFormat("Mistral (list)", _MISTRAL_LIST, _MISTRAL, reasoning=_BRACKETS_FIRST, id_size=9),

@@ -24,6 +24,7 @@ __all__ = ["CallHead", "CallMarks", "LiteralMarks", "NameMarks", "ObjectMarks", 
 _TOKENS = re.compile(r"<[^<>\s]+>|\[[A-Z_]+\]")
 _NAME = re.compile(r'[^\s<>{}()\[\]"]{1,256}')
 _MAX_NAME_PART = 600
+_MAX_NAME_REST = 40
 
 Part: TypeAlias = str | re.Pattern[str] | tuple["Part", ...] | None
 
@@ -224,10 +225,12 @@ class TagMarks(CallMarks):
     """A call is a name and arguments between tags. ``name_end`` follows the name; ``key_open`` and ``key_end`` are
     around the name of an argument, then comes one of ``value_opens``, and ``value_end`` after the value.
 
-    Of two ``value_opens``, the first says that the value is a string, the others that it is JSON.
+    Of several ``value_opens``, the first says that the value is a string, the others that it is JSON, and may name its
+    type. ``name_rest`` is a regular expression of what stands between ``name_end`` and the arguments.
     """
 
     name_end: str = ""
+    name_rest: str = ""
     key_open: str
     key_end: str
     value_opens: tuple[str, ...] = ("",)
@@ -257,6 +260,11 @@ class TagMarks(CallMarks):
         at = at + len(self.open.strip())
         if end := self.name_end.strip():
             name, at = tag_name(text, at, end)
+            if name and self.name_rest:
+                rest = re.compile(self.name_rest).match(text, at, at + _MAX_NAME_PART)
+                if rest is None and len(text) - at < _MAX_NAME_REST:
+                    raise NeedMoreInput
+                return CallHead(name, "", rest.end()) if rest is not None else CallHead()
             return CallHead(name, "", at)
         at = skip_blanks(text, at)
         found = _NAME.match(text, at)
@@ -283,7 +291,10 @@ class TagMarks(CallMarks):
         else:
             body = _any_order(grammar, required, any_other)
         head, end = grammar.text(self.open), grammar.text(self.close)
-        return grammar.rule(f"{head} {grammar.quoted(tool.name)} {grammar.text(self.name_end)} {body} {end}")
+        name_end = grammar.text(self.name_end)
+        if self.name_rest:
+            name_end += f" /{self.name_rest}/"
+        return grammar.rule(f"{head} {grammar.quoted(tool.name)} {name_end} {body} {end}")
 
     def _argument(self, grammar: GrammarBuilder, tool: Tool, key: str) -> str:
         schema, end = tool.properties[key], grammar.text(self.value_end)
@@ -291,7 +302,10 @@ class TagMarks(CallMarks):
             return self._tagged(grammar, grammar.quoted(key), f"({' | '.join(map(grammar.quoted, words))}) {end}", 0)
         if "string" in tool.types(key):
             return self._tagged(grammar, grammar.quoted(key), grammar.until(self.value_end), 0)
-        return self._tagged(grammar, grammar.quoted(key), f"{grammar.json(schema, tool.parameters)} {end}", -1)
+        types = {"number" if kind == "integer" else kind for kind in tool.types(key)}
+        named = (n for n, mark in enumerate(self.value_opens) if any(f'"{kind}"' in mark for kind in types))
+        value = f"{grammar.json(schema, tool.parameters)} {end}"
+        return self._tagged(grammar, grammar.quoted(key), value, next(named, -1))
 
     def _tagged(self, grammar: GrammarBuilder, key: str, value: str, opens: int) -> str:
         """``value`` has the end tag."""

@@ -63,7 +63,7 @@ class NeedMoreInput(Exception):
 class CallScanner(ABC):
     """Feed it the content of one reply; ``tools`` says what may be called, and whether more than once.
 
-    A call can begin only at one of ``openers``, which have their first letter nowhere else.
+    A call can begin only at one of ``openers``.
     """
 
     def __init__(self, tools: Tools, openers: Sequence[str], new_id: Callable[[], str] = random_id) -> None:
@@ -72,6 +72,7 @@ class CallScanner(ABC):
         self._openers = openers
         self._opener = re.compile("|".join(map(re.escape, openers)))
         self._first_letters = {opener[0] for opener in openers}
+        self._repeating = [opener for opener in openers if opener[0] in opener[1:]]  # its first letter
         self._state: Callable[[bool], bool] = self._text
         self._held = ""
         self._name = ""
@@ -128,10 +129,11 @@ class CallScanner(ABC):
 
     def _certain(self) -> int:
         """So much of what is held begins no opener."""
+        size = len(self._held) - max((overlap(self._held, opener) for opener in self._repeating), default=0)
         for at in sorted(self._held.rfind(letter) for letter in self._first_letters):
             if at >= 0 and any(opener.startswith(self._held[at:]) for opener in self._openers):
-                return at
-        return len(self._held)
+                return min(at, size)
+        return size
 
     def _json(self, final: bool) -> bool:
         """Within arguments as JSON, an object, which are passed on as they are; `_json_done` follows."""

@@ -102,6 +102,7 @@ KIMI_CALL = (
     "<|tool_calls_section_end|>"
 )
 KIMI = ("<|im_assistant|>assistant<|im_middle|>", "<|im_end|>")
+SEP = "<|sep|>"
 GLM, GLM_CALL = "GLM 4.5 to 5, Ling, Laguna", "<tool_call>stop</tool_call>"
 HY = "opensource"
 COHERE_CALL = '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "stop", "parameters": {}}\n]<|END_ACTION|>'
@@ -152,6 +153,13 @@ CASES = (
     marked("deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", "DeepSeek R1", DEEPSEEK[0], DEEPSEEK[1] + DEEPSEEK[0], R1_CALL),
     marked("moonshotai-Kimi-K2", "Kimi K2", *KIMI, KIMI_CALL),
     marked("Kimi-K2-Thinking", "Kimi K2", *KIMI, KIMI_CALL),
+    marked(
+        "Kimi-K3",
+        "Kimi K3",
+        f'<|open|>message role="assistant"{SEP}',
+        f"<|close|>message{SEP}<|end_of_msg|>",
+        f'<|open|>tools{SEP}<|open|>call tool="stop" index="1"{SEP}<|close|>call{SEP}<|close|>tools{SEP}',
+    ),
     marked("upstage-Solar-Open-100B", "Solar", "<|begin|>assistant", "", SOLAR_CALL),
     marked(
         "CohereForAI-c4ai-command-r7b-12-2024-tool_use",
@@ -335,6 +343,7 @@ NOT_REPLAYED = {
     "MiniMax-M2": "refuses a result without a call before it",
     "upstage-Solar-Open-100B": "marks content, which stands in for the reply",
     "Cohere2MoE": "marks content",
+    "Kimi-K3": "marks content",
     "openai-gpt-oss-120b": "refuses a result without a call before it",
 }
 """Templates that take no text in the place of a message that calls: it is rendered anew."""
