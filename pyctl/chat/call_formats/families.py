@@ -44,6 +44,7 @@ _GLM = TagMarks(
     value_opens=("<arg_value>",),
     value_end="</arg_value>",
     close="</tool_call>",
+    is_loose=True,
 )
 _HUNYUAN = TagMarks(
     begin="<tool_calls:opensource>\n",
@@ -150,7 +151,7 @@ _LFM2 = LiteralMarks(
     separator="=",
     quotes=("'", '"'),
 )
-_GEMMA = LiteralMarks(open="<|tool_call>call:", close="<tool_call|>", between="", quotes=('<|"|>',))
+_GEMMA = LiteralMarks(open="<|tool_call>call:", close="<tool_call|>", between="", quotes=('<|"|>',), is_sorted=True)
 
 _GIGACHAT = ObjectMarks(open="<|function_call|>", between="")
 _MINICPM = TagMarks(

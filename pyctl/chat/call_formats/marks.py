@@ -25,6 +25,7 @@ _TOKENS = re.compile(r"<[^<>\s]+>|\[[A-Z_]+\]")
 _NAME = re.compile(r'[^\s<>{}()\[\]"]{1,256}')
 _MAX_NAME_PART = 600
 _MAX_NAME_REST = 40
+_LINE = r" /\n/?"
 
 Part: TypeAlias = str | re.Pattern[str] | tuple["Part", ...] | None
 
@@ -226,7 +227,8 @@ class TagMarks(CallMarks):
     around the name of an argument, then comes one of ``value_opens``, and ``value_end`` after the value.
 
     Of several ``value_opens``, the first says that the value is a string, the others that it is JSON, and may name its
-    type. ``name_rest`` is a regular expression of what stands between ``name_end`` and the arguments.
+    type. ``name_rest`` is a regular expression of what stands between ``name_end`` and the arguments. ``is_loose`` if
+    a model may begin a line after each tag, or not.
     """
 
     name_end: str = ""
@@ -235,6 +237,7 @@ class TagMarks(CallMarks):
     key_end: str
     value_opens: tuple[str, ...] = ("",)
     value_end: str
+    is_loose: bool = False
 
     def other_openers(self, tools: Tools) -> Iterable[str]:
         """A call alone, of a known function where its tag tells little."""
@@ -294,6 +297,8 @@ class TagMarks(CallMarks):
         name_end = grammar.text(self.name_end)
         if self.name_rest:
             name_end += f" /{self.name_rest}/"
+        if self.is_loose:
+            name_end += _LINE
         return grammar.rule(f"{head} {grammar.quoted(tool.name)} {name_end} {body} {end}")
 
     def _argument(self, grammar: GrammarBuilder, tool: Tool, key: str) -> str:
@@ -309,8 +314,9 @@ class TagMarks(CallMarks):
 
     def _tagged(self, grammar: GrammarBuilder, key: str, value: str, opens: int) -> str:
         """``value`` has the end tag."""
-        head = grammar.text(self.key_end + self.value_opens[opens])
-        return grammar.rule(f"{grammar.text(self.key_open)} {key} {head} {value}")
+        line = _LINE if self.is_loose else ""
+        head = f"{grammar.text(self.key_end)}{line} {grammar.text(self.value_opens[opens])}"
+        return grammar.rule(f"{grammar.text(self.key_open)} {key} {head} {value}{line}")
 
 
 def _words(schema: object) -> list[str]:
@@ -344,6 +350,7 @@ class LiteralMarks(CallMarks):
     round: bool = False
     separator: str = ":"
     quotes: tuple[str, ...] = ('"', "'")
+    is_sorted: bool = False
 
     def other_openers(self, tools: Tools) -> Iterable[str]:
         """None: a name alone begins no call."""
@@ -367,20 +374,16 @@ class LiteralMarks(CallMarks):
         return ("(", ")") if self.round else ("{", "}")
 
     def call(self, grammar: GrammarBuilder, tool: Tool) -> str:
-        """A call with the required arguments in the order of the schema, and then the others: strings and words are
+        """A call with arguments in the order of the schema, or of their names with ``is_sorted``: strings and words are
         bound, numbers and the like by their schema, objects and lists to their form alone.
         """
-        pairs = {key: self._pair(grammar, tool, key) for key in tool.properties}
-        required = [pairs[key] for key in dict.fromkeys(tool.required)]
-        others = [pair for key, pair in pairs.items() if key not in tool.required]
-        if not pairs and tool.parameters.get("additionalProperties") not in (None, False):
-            others = [f"/[A-Za-z_][A-Za-z0-9_]{{0,63}}/ {grammar.text(self.separator)} {self._any(grammar)}"]
+        keys = sorted(tool.properties, key=str.lower) if self.is_sorted else tool.properties
+        pairs = [(self._pair(grammar, tool, key), key in tool.required) for key in keys]
         comma = grammar.text(", " if self.round else ",")
-        body = f" {comma} ".join(required)
-        if others:
-            other = grammar.one_of(others)
-            more = f"({comma} {other})*"
-            body = f"{body} {more}" if required else f"({other} {more})?"
+        body = _in_order(grammar, pairs, comma)
+        if not pairs and tool.parameters.get("additionalProperties") not in (None, False):
+            pair = f"/[A-Za-z_][A-Za-z0-9_]{{0,63}}/ {grammar.text(self.separator)} {self._any(grammar)}"
+            body = f"({pair} ({comma} {pair})*)?"
         head = f"{grammar.text(self.open)} {grammar.quoted(tool.name)} {grammar.text(self.around[0])}"
         return grammar.rule(f"{head} {body} {grammar.text(self.around[1] + self.close)}")
 
@@ -419,3 +422,14 @@ class LiteralMarks(CallMarks):
             return f'{string} | {scalar} | {members} | "[" ({itself} ("," " "? {itself})*)? "]"'
 
         return grammar.recursive(value)
+
+
+def _in_order(grammar: GrammarBuilder, pairs: Sequence[tuple[str, bool]], comma: str) -> str:
+    """The members in this order, of which those that are not required may be missing, with commas between them."""
+    first = following = ""
+    for pair, required in reversed(pairs):
+        begun = f"{pair} {following}".strip()
+        later = grammar.rule(f"{begun} | {first}") if first else f"({begun})?"
+        first = begun if required else later
+        following = grammar.rule(f"({comma} {pair}){'' if required else '?'} {following}".strip())
+    return first
