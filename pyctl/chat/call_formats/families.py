@@ -192,7 +192,7 @@ FAMILIES: tuple[MarkedFormat, ...] = (
     QWEN,
     HERMES,
     MarkedFormat("Seed", _SEED, reasoning=_reasoning(_SEED.opener, tags=(SEED, THINK))),
-    MarkedFormat("GLM 4.5 to 5, Ling, Laguna", _GLM, reasoning=_reasoning(_TOOL_CALL)),
+    MarkedFormat("GLM, Ling, Laguna", _GLM, reasoning=_reasoning(_TOOL_CALL)),
     MarkedFormat(
         "Hunyuan 3",
         _HUNYUAN,

@@ -103,7 +103,7 @@ KIMI_CALL = (
 )
 KIMI = ("<|im_assistant|>assistant<|im_middle|>", "<|im_end|>")
 SEP = "<|sep|>"
-GLM, GLM_CALL = "GLM 4.5 to 5, Ling, Laguna", "<tool_call>stop</tool_call>"
+GLM, GLM_CALL = "GLM, Ling, Laguna", "<tool_call>stop</tool_call>"
 HY = "opensource"
 COHERE_CALL = '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "stop", "parameters": {}}\n]<|END_ACTION|>'
 SOLAR_CALL = (
