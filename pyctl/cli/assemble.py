@@ -160,7 +160,8 @@ class ModelLoader:
     def load(self, report: Progress) -> Service:
         """The model's service, for the first and only time."""
         service = assemble(self._find(), report, self._host)
-        service.worker.prepare()
+        # For grammars; a second of work that the first reply need not wait for.
+        threading.Thread(target=service.worker.prepare, name="pyctl-vocabulary", daemon=True).start()
         self._plan, self._is_loaded = self._host.plan, True
         for body in self._settings.replies.warm:
             try:
