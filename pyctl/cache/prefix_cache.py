@@ -272,6 +272,13 @@ class PrefixCache:
             self.settle(self.cache.conversation_ends()[::-1])
         return self.disk.close(self.device.piece_of)
 
+    def give_back(self) -> None:
+        """Give back all RAM, that of pinned snapshots too, and its share of a budget; nothing may be used after."""
+        self.cache.pinned.clear()
+        self.cache.clear()
+        if self.cache.shared is not None:
+            self.cache.shared.leave(self.cache)
+
     # -- restoring ---------------------------------------------------------------------------------------------------
 
     def _from_disk(

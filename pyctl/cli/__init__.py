@@ -94,10 +94,10 @@ def _run(command: str, argv: Sequence[str]) -> int:
 def _answer(action: str) -> int:
     """Print the list that was asked for."""
     if action == "models":
-        from pyctl.models.hub import cached_models
+        from pyctl.models.hub_cache import cached_files
         from pyctl.text import one_line
 
-        for name in cached_models():
+        for name in cached_files():
             print(one_line(name))
         return 0
     from pyctl.llama import devices

@@ -98,13 +98,15 @@ class Host:
     shared: Shared
     ram: RamBudget | None = None
     n_encoders: int = 1
+    """Encoders whose rows have a part of the budget; those that a reload of the models brings have none."""
+    n_seeing: int = 0
     is_pinned: bool = False
     """Whether memory for snapshots is being pinned already, which happens once for all."""
     plan: MemoryPlan | None = None
     """The memory of the model that was loaded last."""
 
     def image_bytes(self, budget: int) -> int:
-        """Bytes of --cache-ram that the rows of one model's images may take."""
+        """Bytes of --cache-ram that the rows of images may take of one model that has a part."""
         return min(MOST_ROWS_BYTES, budget // ROWS_PART // max(self.n_encoders, 1))
 
 
@@ -126,7 +128,8 @@ def assemble(settings: CommandSettings, report: Progress = lambda fraction: True
     speculation = _speculation(settings, loaded, remembered)
     info = replace(loaded.info, draft_types=speculation.names)
     if loaded.images is not None and budget is not None:  # what it makes of images counts within --cache-ram
-        loaded.images.rows.limit = host.image_bytes(budget)
+        loaded.images.rows.limit = host.image_bytes(budget) if host.n_seeing < host.n_encoders else 0
+        host.n_seeing += 1
         budget -= loaded.images.rows.limit if host.ram is None else 0
     cache = RamCache(settings.cache.n_slots, budget, shared=host.ram)
     engine = Engine(loaded.backend, cache, settings.engine, tier, speculation)
@@ -157,7 +160,8 @@ class ModelLoader:
     def load(self, report: Progress) -> Service:
         """The model's service, for the first and only time."""
         service = assemble(self._find(), report, self._host)
-        service.worker.prepare()
+        # For grammars; a second of work that the first reply need not wait for.
+        threading.Thread(target=service.worker.prepare, name="pyctl-vocabulary", daemon=True).start()
         self._plan, self._is_loaded = self._host.plan, True
         for body in self._settings.replies.warm:
             try:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import configparser
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from pyctl.convert import FALSE_WORDS, TRUE_WORDS
 from pyctl.errors import ConfigError
 from pyctl.limit import limit
 from pyctl.models import SPLIT_NAME
+from pyctl.models.hub_cache import cached_files, choose, newest
 from pyctl.server import RouterSettings
 from pyctl.setting import Flag
 
@@ -31,7 +33,8 @@ TOP = "\0"
 
 @dataclass(frozen=True)
 class Preset:
-    """One model with its settings. ``argv`` are its own flags, ``text`` its section, for GET /models."""
+    """One model with its settings. ``argv`` are its own flags, ``text`` its section, for GET /models, which does not
+    list it if it ``is_hidden``."""
 
     name: str
     settings: CommandSettings
@@ -42,6 +45,7 @@ class Preset:
     on_start: bool = False
     keeps: bool = False
     stop_seconds: float = 10.0
+    is_hidden: bool = False
 
 
 @dataclass
@@ -60,7 +64,8 @@ def find_models(router: RouterSettings, argv: Sequence[str], environ: Mapping[st
     Raises ConfigError for a file that cannot be read, an unknown key, a wrong value, a model of no file, and none at
     all.
     """
-    found = {name: _Known("cache", ["-hf", name, "--offline"]) for name in _hub_models()}
+    fetched = cached_files(environ)
+    found = {name: _Known("cache", ["-hf", name, "--offline"]) for name in fetched}
     if router.models_dir:
         for name, files in models_in(Path(router.models_dir).expanduser()).items():
             found[name] = _Known("models_dir", files)
@@ -73,13 +78,16 @@ def find_models(router: RouterSettings, argv: Sequence[str], environ: Mapping[st
             known.argv, known.origin = [], "preset"
         elif not known.argv:
             raise ConfigError(f"{router.preset_path}: [{name}] needs the key model or hf-repo: no such model is here")
-        if _truth(name, "dedup-cache-models", {**general, **section}) and (repo := section.get("hf-repo", "")) != name:
-            found.pop(repo, None)
     if not found:
         raise ConfigError("no models: --models-dir has no GGUF file, and no section of --models-preset names one")
     if len(found) > MOST_MODELS:
         raise ConfigError(f"{len(found)} models are more than {MOST_MODELS}")
-    return [_preset(router, name, known, general, argv, environ) for name, known in sorted(found.items())]
+    presets = [_preset(router, name, known, general, argv, environ) for name, known in sorted(found.items())]
+    named = [
+        each for each in presets if _truth(each.name, "dedup-cache-models", {**general, **found[each.name].section})
+    ]
+    used = {path for each in named if each.origin == "preset" for path in _fetched_by(each.settings, environ)}
+    return [replace(each, is_hidden=each.origin == "cache" and fetched[each.name] in used) for each in presets]
 
 
 def read_presets(path: Path) -> dict[str, dict[str, str]]:
@@ -141,11 +149,14 @@ def _is_first(name: str) -> bool:
     return name.endswith(".gguf") and "mmproj" not in name and (split is None or int(split[2]) == 1)
 
 
-def _hub_models() -> list[str]:
-    # Only now: the import takes a while, and most models are files.
-    from pyctl.models.hub import cached_models
-
-    return cached_models()
+def _fetched_by(settings: CommandSettings, environ: Mapping[str, str]) -> Iterator[Path]:
+    """The files in the hub's cache that a model and its draft model are."""
+    hub = settings.hub
+    for name, file in ((hub.hf_repo, hub.hf_file), (hub.draft_repo, settings.drafts.draft_path)):
+        repo, _, quant = name.partition(":")
+        if repo and (revision := newest(repo, environ)) is not None:
+            with suppress(ConfigError):
+                yield revision.path / choose(revision.names, quant, file, repo)
 
 
 def _preset(

@@ -20,7 +20,7 @@ from pyctl.cli.logs import start_log
 from pyctl.cli.presets import Preset, find_models
 from pyctl.cli.ready import Addresses, cache_text, ready_text
 from pyctl.errors import ConfigError, EngineError, PyctlError
-from pyctl.llama import devices, gpus
+from pyctl.llama import build_version, devices, gpus
 from pyctl.server.app import create_app, create_loading_app
 from pyctl.server.body import ChatBody
 from pyctl.server.lifecycle import LoadingApp, bind, leave, serve
@@ -89,18 +89,22 @@ def several(settings: CommandSettings, argv: Sequence[str], environ: Mapping[str
     if settings.model.path or hub.hf_repo or hub.model_url:
         log.warning("--models-dir and --models-preset have no effect: a model is named")
         return None
-    presets = find_models(router, argv, environ)
-    first = [preset.name for preset in presets if preset.on_start]
-    if 0 < router.most_loaded < len(first):
-        raise ConfigError(f"{len(first)} models have load-on-startup, --models-max is {router.most_loaded}")
-    shared = Shared(settings.server)
+    shared = Shared(settings.server, build_version())
     ram = RamBudget(cache_budget(settings.cache, None))
-    host = Host(shared, ram, sum(map(_may_see, presets)))
+    host = Host(shared, ram, 0)
+
+    def find() -> list[ModelSource]:
+        presets = find_models(router, argv, environ)
+        # The directory is one for all, and it has been tried.
+        return [_source(preset, host, settings.disk) for preset in presets]
+
+    models = Models(shared, find, LoadOrder(router.most_loaded, router.patience), autoload=router.autoload)
+    sources = [model.source for model in models]
+    if 0 < router.most_loaded < (n_first := sum(source.on_start for source in sources)):
+        raise ConfigError(f"{n_first} models have load-on-startup, --models-max is {router.most_loaded}")
+    host.n_encoders = sum(source.card.vision for source in sources)
     if ram.n_bytes and host.n_encoders:
         ram.n_bytes -= host.n_encoders * host.image_bytes(ram.n_bytes)
-    # The directory is one for all, and it has been tried.
-    sources = [_source(preset, host, settings.disk) for preset in presets]
-    models = Models(shared, sources, LoadOrder(router.most_loaded, router.patience), autoload=router.autoload)
     return models
 
 
@@ -121,6 +125,7 @@ def _source(preset: Preset, host: Host, shared: DiskSettings) -> ModelSource:
         ("pyctl", "serve", *preset.argv),
         preset.text,
         _may_see(preset),
+        preset.is_hidden,
     )
     return ModelSource(
         card,

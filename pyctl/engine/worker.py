@@ -283,6 +283,7 @@ class Worker:
                 self._ended = True
             self._fail_inbox(None)
             if self._unloads:
+                self._engine.prefix_cache.give_back()
                 self._engine.backend.unload()
             self._complete = complete
         except BaseException as error:

@@ -14,7 +14,7 @@ if "LLAMA_CPP_LIB_PATH" not in os.environ:  # so must the choice of the librarie
     use_libraries()
 
 from pyctl.llama.devices import devices
-from pyctl.llama.library import allocate, reserve_pinned
+from pyctl.llama.library import allocate, build_version, reserve_pinned
 from pyctl.llama.llama_backend import LlamaBackend
 from pyctl.llama.llama_tokenizer import LlamaTokenizer
 from pyctl.llama.loader import Loaded, load
@@ -27,6 +27,7 @@ __all__ = [
     "Loaded",
     "MemoryPlan",
     "allocate",
+    "build_version",
     "devices",
     "gpus",
     "load",

@@ -30,6 +30,7 @@ class LlamaTokenizer:
         ids = self.tokenize("<|image_pad|>")
         self.image_token = ids[0] if len(ids) == 1 else 0
         self._pieces: dict[tuple[int, bool], bytes] = {}
+        self._ends: frozenset[int] | None = None
 
     def tokenize(self, text: str, *, add_special: bool = False, parse_special: bool = True) -> list[int]:
         """Return the token ids of ``text``.
@@ -70,11 +71,16 @@ class LlamaTokenizer:
 
     def all_pieces(self) -> list[bytes]:
         """Return the bytes of every token, control tokens included."""
-        return [read_piece(self._vocab, token) for token in range(self.n_vocab)]
+        vocab, read, buffer = self._vocab, api.llama_token_to_piece, ctypes.create_string_buffer(64)
+        sizes = ((token, read(vocab, token, buffer, 64, 0, True)) for token in range(self.n_vocab))
+        return [ctypes.string_at(buffer, n) if n >= 0 else read_piece(vocab, token) for token, n in sizes]
 
     def end_tokens(self) -> frozenset[int]:
         """Return all tokens that end a reply."""
-        return frozenset(token for token in range(self.n_vocab) if api.llama_vocab_is_eog(self._vocab, token))
+        if self._ends is None:  # a call for each of 250,000 tokens
+            is_end = api.llama_vocab_is_eog
+            self._ends = frozenset(token for token in range(self.n_vocab) if is_end(self._vocab, token))
+        return self._ends
 
     def fim_tokens(self) -> dict[str, int]:
         """Return the model's fill-in-the-middle tokens: pre, suf, mid (prefix, suffix, middle), rep, sep."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from huggingface_hub import CachedRevisionInfo, HfApi, constants, hf_hub_download, scan_cache_dir
+from huggingface_hub import HfApi, constants, hf_hub_download
 from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError is the one of its HTTP library
-    CacheNotFound,
     EntryNotFoundError,
     GatedRepoError,
     HfHubHTTPError,
@@ -20,16 +18,12 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError 
 )
 
 from pyctl.errors import ConfigError
-from pyctl.models import SPLIT_NAME, HubSettings, split_names
+from pyctl.models import HubSettings, split_names
 from pyctl.models.download import MAGIC, fetch_url
+from pyctl.models.hub_cache import choose, companion_of, newest
 from pyctl.text import reason_of
 
-__all__ = ["cached_models", "fetch", "fetch_companion"]
-
-PREFERRED = ("Q4_K_M", "Q8_0")
-"""Quants that are taken where none is asked for, as in llama-server."""
-COMPANIONS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
-"""Parts of file names that belong to no model of their own."""
+__all__ = ["fetch", "fetch_companion"]
 
 
 def fetch(settings: HubSettings) -> Path:
@@ -47,14 +41,13 @@ def fetch(settings: HubSettings) -> Path:
         except (OSError, HTTPError, LocalEntryNotFoundError) as error:
             # Only what kept us from asking ends here: a refusal of the hub is a ConfigError already.
             unreachable = f"{constants.ENDPOINT} cannot be reached ({reason_of(error)})"
-    revision = _cached(repo)
+    revision = newest(repo)
     if revision is None:
         raise ConfigError(f"{repo} is not downloaded yet, and {unreachable}")
-    names = sorted(str(file.file_path.relative_to(revision.snapshot_path)) for file in revision.files)
-    wanted = _choose(names, quant, settings.hf_file, f"what was fetched of {repo}")
-    if missing := [name for name in split_names(wanted) if name not in names]:
+    wanted = choose(revision.names, quant, settings.hf_file, f"what was fetched of {repo}")
+    if missing := [name for name in split_names(wanted) if name not in revision.names]:
         raise ConfigError(f"{missing[0]} of {repo} is not downloaded yet, and {unreachable}")
-    return revision.snapshot_path / wanted
+    return revision.path / wanted
 
 
 def fetch_companion(settings: HubSettings, model: Path) -> Path | None:
@@ -69,7 +62,7 @@ def fetch_companion(settings: HubSettings, model: Path) -> Path | None:
     try:
         with _refusals(repo):
             listed = [file.rfilename for file in HfApi(token=token).model_info(repo).siblings or []]
-            name = _companion(listed, _name_in(repo, model, listed))
+            name = companion_of(listed, _name_in(repo, model, listed))
             path = Path(hf_hub_download(repo, name, token=token)) if name else None
     except (OSError, HTTPError, LocalEntryNotFoundError):
         return _cached_companion(repo, model)
@@ -79,12 +72,11 @@ def fetch_companion(settings: HubSettings, model: Path) -> Path | None:
 
 
 def _cached_companion(repo: str, model: Path) -> Path | None:
-    revision = _cached(repo)
+    revision = newest(repo)
     if revision is None:
         return None
-    names = sorted(str(file.file_path.relative_to(revision.snapshot_path)) for file in revision.files)
-    name = _companion(names, _name_in(repo, model, names))
-    return revision.snapshot_path / name if name else None
+    name = companion_of(revision.names, _name_in(repo, model, revision.names))
+    return revision.path / name if name else None
 
 
 def _name_in(repo: str, model: Path, names: Sequence[str]) -> str:
@@ -92,43 +84,11 @@ def _name_in(repo: str, model: Path, names: Sequence[str]) -> str:
     return max((name for name in names if f"/{model}".endswith(f"/{name}")), key=len, default=model.name)
 
 
-def _companion(names: Sequence[str], model: str) -> str:
-    """The name of the vision encoder for ``model`` among ``names``; empty if there is none."""
-    folders = model.split("/")[:-1]
-
-    def rank(name: str) -> tuple[int, int]:
-        return len(name.split("/")), -abs(_bits(name) - _bits(model))
-
-    found = [name for name in names if name.endswith(".gguf") and "mmproj" in name and name.isprintable()]
-    return max((name for name in found if folders[: name.count("/")] == name.split("/")[:-1]), key=rank, default="")
-
-
-def _bits(name: str) -> int:
-    """How many bits a weight has, as the name of a file says; 0 if it does not."""
-    split = SPLIT_NAME.match(name)
-    quant = re.search(r"[-.]([A-Za-z0-9_]+)$", split[1] if split else name.removesuffix(".gguf"))
-    digits = re.search(r"[0-9]{1,4}", quant[1]) if quant else None
-    return int(digits[0]) if digits else 0
-
-
-def cached_models() -> list[str]:
-    """The models that `fetch` finds without a network, as ``USER/MODEL:QUANT`` where the name says the quant."""
-    found = set()
-    for repo, revision in _revisions():
-        for file in revision.files:
-            part = SPLIT_NAME.match(file.file_name)
-            if _is_model(file.file_name) and (part is None or int(part[2]) == 1):
-                stem = part[1] if part else file.file_name[: -len(".gguf")]
-                quant = re.search(r"[-.]([A-Za-z0-9_]+)$", stem)
-                found.add(f"{repo}:{quant[1].upper()}" if quant else repo)
-    return sorted(found)
-
-
 def _download(repo: str, quant: str, settings: HubSettings) -> Path:
     token = settings.hf_token or None
     with _refusals(repo):
         listed = HfApi(token=token).model_info(repo).siblings or []
-        wanted = _choose([file.rfilename for file in listed], quant, settings.hf_file, repo)
+        wanted = choose([file.rfilename for file in listed], quant, settings.hf_file, repo)
         paths = [Path(hf_hub_download(repo, name, token=token)) for name in split_names(wanted)]
     for path in paths:
         _check_magic(path, repo)
@@ -164,44 +124,3 @@ def _refusals(repo: str) -> Iterator[None]:
         if error.response is not None and error.response.status_code >= 500:
             raise
         raise ConfigError(f"{constants.ENDPOINT} refuses {repo}: {reason_of(error)}") from error
-
-
-def _choose(names: Sequence[str], quant: str, file: str, where: str) -> str:
-    """The file to load, by llama-server's rules."""
-    models = [name for name in names if _is_model(name) and int((SPLIT_NAME.match(name) or ("", "", "1"))[2]) == 1]
-    if file:
-        if file in names:
-            return file
-        raise ConfigError(f"no file {file} in {where}; found {_list(models)}")
-    for wanted in (quant,) if quant else PREFERRED:
-        pattern = re.compile(re.escape(wanted) + "[.-]", re.IGNORECASE)
-        if hit := next((name for name in models if pattern.search(name)), ""):
-            return hit
-    if quant or not models:
-        raise ConfigError(f"no GGUF file{' of quant ' + quant if quant else ''} in {where}; found {_list(models)}")
-    return models[0]
-
-
-def _is_model(name: str) -> bool:
-    base = name.rpartition("/")[2]
-    return base.endswith(".gguf") and base.isprintable() and not any(part in base for part in COMPANIONS)
-
-
-def _cached(repo: str) -> CachedRevisionInfo | None:
-    """The revision that ``main`` was when it was last fetched, else the newest one."""
-    found = [revision for name, revision in _revisions() if name.lower() == repo.lower()]
-    return max(found, key=lambda revision: ("main" in revision.refs, revision.last_modified), default=None)
-
-
-def _revisions() -> Iterator[tuple[str, CachedRevisionInfo]]:
-    try:
-        repos = scan_cache_dir().repos
-    except CacheNotFound:
-        return
-    for repo in repos:
-        if repo.repo_type == "model":
-            yield from ((repo.repo_id, revision) for revision in repo.revisions)
-
-
-def _list(names: Sequence[str]) -> str:
-    return ", ".join(names) if names else "none"

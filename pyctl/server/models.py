@@ -42,7 +42,7 @@ Listener: TypeAlias = Callable[[Mapping[str, Any] | None], None]
 @dataclass(frozen=True)
 class ModelCard:
     """What clients may know of a model before it is loaded; ``origin`` is where it was found, ``preset`` its section
-    of a preset file, ``args`` its flags."""
+    of a preset file, ``args`` its flags. One that ``is_hidden`` is in no list."""
 
     name: str
     aliases: tuple[str, ...] = ()
@@ -52,6 +52,7 @@ class ModelCard:
     args: tuple[str, ...] = ()
     preset: str = ""
     vision: bool = False
+    is_hidden: bool = False
 
 
 class LoadsModel(Protocol):
@@ -66,14 +67,14 @@ class LoadsModel(Protocol):
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A model that can be loaded.
+    """A model that can be loaded. Two are equal if one behaves as the other.
 
     With ``keeps`` it leaves for no other. After ``sleep_seconds`` without a request it is unloaded (negative: never);
     an unload that a client asks for waits ``stop_seconds`` for replies.
     """
 
     card: ModelCard
-    loader: LoadsModel
+    loader: LoadsModel = field(compare=False)
     on_start: bool = False
     keeps: bool = False
     stop_seconds: float = 10.0
@@ -118,7 +119,7 @@ class Models:
     def __init__(
         self,
         shared: Shared,
-        sources: Iterable[ModelSource] = (),
+        find: Callable[[], Iterable[ModelSource]] = tuple,
         order: LoadOrder | None = None,
         *,
         autoload: bool = True,
@@ -127,9 +128,13 @@ class Models:
         self.shared, self.autoload = shared, autoload
         self.only: Service | None = None
         """The one model of a process that serves no other."""
-        self._order, self._clock = order or LoadOrder(0, 0.0), clock
-        self._models = {source.card.name: ServedModel(source) for source in sources}
+        self._order, self._clock, self._find = order or LoadOrder(0, 0.0), clock, find
+        self._models = {source.card.name: ServedModel(source) for source in find()}
         self._names = _by_name(self._models.values())
+        self._wanted = {name: model.source for name, model in self._models.items()}
+        self._reading = threading.Lock()  # held while `reload` looks for models
+        self._reloads: list[Future[None]] = []
+        self._is_stale = False  # whether something changed since the thread last looked
         self._changed = threading.Condition()  # guards what follows, and the order
         self._futures: dict[Ticket, Future[Lease]] = {}
         self._left: dict[str, float] = {}  # what left for the model that is about to be loaded, and when that began
@@ -146,7 +151,7 @@ class Models:
         return models
 
     def __iter__(self) -> Iterator[ServedModel]:
-        return iter(self._models.values())
+        return iter(tuple(self._models.values()))
 
     @property
     def most(self) -> int:
@@ -162,11 +167,6 @@ class Models:
     def trouble(self) -> PyctlError | None:
         """The error that ended the service of all, None while it runs."""
         return self.only.worker.trouble if self.only is not None else self._trouble
-
-    @property
-    def build(self) -> str:
-        """The build of llama.cpp, once a model has been loaded."""
-        return next((model.service.info.build for model in self._models.values() if model.service is not None), "")
 
     @property
     def last_used(self) -> ServedModel | None:
@@ -217,6 +217,10 @@ class Models:
             if self._closing.is_set():
                 future.set_exception(UnavailableError("the server is shutting down"))
                 return future
+            if (known := self._models.get(model.name)) is None:
+                future.set_exception(RequestError(f"model '{model.name}' not found"))  # a reload has removed it
+                return future
+            model = known
             if len(self._futures) >= MOST_HELD:
                 future.set_exception(BusyError(len(self._futures)))
                 return future
@@ -226,7 +230,7 @@ class Models:
             self._futures[ticket] = future
             self._order.ask(ticket)
             self._admit()
-            self._changed.notify_all()
+            self._wake()
         future.add_done_callback(lambda done: self._given_up(ticket) if done.cancelled() else None)
         return future
 
@@ -242,13 +246,32 @@ class Models:
         """Unload the model soon: after its replies, or when these take too long. Raises RequestError if it is not
         loaded."""
         with self._changed:
+            if self._models.get(model.name) is not model:
+                raise RequestError("model is not running")  # replaced meanwhile
             if model.status == "sleeping":
                 return self._set(model, "unloaded")
             if not self._order.is_loaded(model.name):
                 raise RequestError("model is not running")
-            model.unload_at = self._clock() + model.source.stop_seconds
-            self._order.shut(model.name)
-            self._changed.notify_all()
+            self._let_go(model)
+            self._wake()
+
+    def reload(self) -> Future[None]:
+        """Look again which models there are; the future ends when they are those. Blocks on files.
+
+        A model that is gone or has other settings is unloaded first, as by `unload`, and its snapshots in RAM go; the
+        other models stay as they are. Raises ConfigError as at the start, and changes nothing then.
+        """
+        done: Future[None] = Future()
+        with self._reading:
+            wanted = {source.card.name: source for source in self._find()}
+            _by_name(map(ServedModel, wanted.values()))
+            with self._changed:
+                self._wanted = wanted
+                if self._closing.is_set():
+                    raise UnavailableError("the server is shutting down")
+                self._reloads.append(done)
+                self._wake()
+        return done
 
     @property
     def n_listeners(self) -> int:
@@ -287,7 +310,10 @@ class Models:
             self._tell(None)
             for future in self._take_futures():
                 future.set_exception(UnavailableError("the server is shutting down"))
-            self._changed.notify_all()
+            for reload in self._reloads:
+                reload.set_exception(UnavailableError("the server is shutting down"))
+            self._reloads = []
+            self._wake()
         services = self.services
         complete: list[bool] = []
         closers = [
@@ -308,14 +334,20 @@ class Models:
                 self._step()
             except Exception:
                 log.exception("the thread that loads models failed in one step")
+                self._closing.wait(1.0)
 
     def _step(self) -> None:
         """Unload or load one model, or wait until something changes."""
         with self._changed:
-            now = self._clock()
-            leaving, name = self._to_unload(now), self._order.next_model
+            now, self._is_stale = self._clock(), False
+            leaving = self._to_unload(now)
         if leaving is not None:
             return self._unload(*leaving)
+        if self._reloads:
+            self._adopt()
+        with self._changed:
+            # Until a reload is finished, what is waited for may be a model that it replaces.
+            name = self._order.next_model if not self._reloads else None
         if name is not None:
             model = self._models[name]
             try:
@@ -333,12 +365,36 @@ class Models:
                 return self._load(model)
             if victim is not None:
                 return self._unload(self._models[victim], "unloaded", for_another=True)
-        else:
+        elif not self._reloads:
             self._left = {}
         with self._changed:
             self._admit()
-            if not self._closing.is_set():
+            if not self._closing.is_set() and not self._is_stale:
                 self._changed.wait(self._seconds(now))
+
+    def _adopt(self) -> None:
+        """Finish reloads, once the models that they replace or remove are unloaded."""
+        with self._changed:
+            outdated = [model for name, model in self._models.items() if self._wanted.get(name) != model.source]
+            loaded = [model for model in outdated if self._order.is_loaded(model.name)]
+            for model in loaded:
+                self._let_go(model)
+            if loaded:
+                return
+            kept = {name: model for name, model in self._models.items() if model not in outdated}
+            self._models = {name: kept.get(name) or ServedModel(self._wanted[name]) for name in self._wanted}
+            self._names = _by_name(self._models.values())
+            for model in outdated:
+                if model.name not in self._models:
+                    self._refuse(model.name, RequestError(f"model '{model.name}' not found"))
+            done, self._reloads = self._reloads, []
+            self._tell({"model": "*", "event": "models_reload"})
+        for model in outdated:
+            log.info("%s %s", model.name, "has other settings" if model.name in self._models else "is gone")
+            if model.service is not None:
+                model.service.worker.close()
+        for future in done:
+            future.set_result(None)
 
     def _any_loaded(self) -> bool:
         return any(self._order.is_loaded(name) for name in self._models)
@@ -425,12 +481,10 @@ class Models:
         with self._changed:
             model.error, model.failed_at = known, self._clock()
             self._set(model, "unloaded")
-            for ticket in self._order.refuse(model.name):
-                if (future := self._futures.pop(ticket, None)) is not None and future.set_running_or_notify_cancel():
-                    future.set_exception(known)
+            self._refuse(model.name, known)
         left, self._left = self._left, {}
         for name in left:
-            if not self._order.is_loaded(name):
+            if name in self._models and not self._order.is_loaded(name):
                 self._load(self._models[name])
 
     # -- inside ------------------------------------------------------------------------------------------------------
@@ -449,13 +503,29 @@ class Models:
     def _end(self, ticket: Ticket) -> None:
         with self._changed:
             self._order.end(ticket, self._clock())
-            self._changed.notify_all()
+            self._wake()
 
     def _given_up(self, ticket: Ticket) -> None:
         with self._changed:
             self._futures.pop(ticket, None)
             self._order.give_up(ticket)
-            self._changed.notify_all()
+            self._wake()
+
+    def _wake(self) -> None:
+        """Have the thread look again, also if it is just looking."""
+        self._is_stale = True
+        self._changed.notify_all()
+
+    def _let_go(self, model: ServedModel) -> None:
+        """Unload a loaded model after its replies, which end after its stop-timeout."""
+        if model.unload_at is None:
+            model.unload_at = self._clock() + model.source.stop_seconds
+        self._order.shut(model.name)
+
+    def _refuse(self, name: str, error: PyctlError) -> None:
+        for ticket in self._order.refuse(name):
+            if (future := self._futures.pop(ticket, None)) is not None and future.set_running_or_notify_cancel():
+                future.set_exception(error)
 
     def _take_futures(self) -> list[Future[Lease]]:
         found = [future for future in self._futures.values() if future.set_running_or_notify_cancel()]
@@ -501,7 +571,7 @@ class Models:
         with self._changed:
             self._trouble = self._trouble or error
             self._closing.set()
-            self._changed.notify_all()
+            self._wake()
 
 
 def _by_name(models: Iterable[ServedModel]) -> dict[str, str]:

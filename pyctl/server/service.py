@@ -32,6 +32,8 @@ class Shared:
     """
 
     settings: ServerSettings = field(default_factory=ServerSettings)
+    build: str = ""
+    """The build of llama.cpp, for answers that need no model."""
     responses: ResponseStore = field(default_factory=ResponseStore)
     conversations: ConversationStore = field(default_factory=ConversationStore)
     running: dict[str, tuple[RequestHandle, ...]] = field(default_factory=dict)

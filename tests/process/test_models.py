@@ -197,3 +197,79 @@ def test_an_unload_ends_replies_that_take_longer_than_its_patience(
     until(lambda: states(server)["hybrid"] == "unloaded")
     assert source_of(ask(server, "hybrid", [user(0)])) == "ram", "it comes back with what it remembers"
     assert server.stop() == 0
+
+
+def snapshot_bytes(server: Server) -> float:
+    """Bytes of the snapshots of all models."""
+    lines = httpx.get(f"{server.url}/metrics").text.splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("pyctl:cache_ram_bytes{"))
+
+
+def test_a_kill_in_the_middle_of_a_switch_loses_nothing(
+    start: Callable[..., Server], preset: Callable[..., Path], alone: dict[str, Server], tmp_path: Path
+) -> None:
+    flags = ["--models-preset", str(preset(embed=EMBED)), "--models-patience", "0", "--models-max", "1"]
+    flags += ["--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "full", "--kv-cache-min-tokens", "100"]
+    expected = {name: bits(ask(alone[name], name, [user((9, name))])) for name in ("hybrid", "dense")}
+    server = start("", *flags)
+    for name, reply in expected.items():
+        assert bits(ask(server, name, [user((9, name))])) == reply
+    until(lambda: all(stored(server, name) for name in expected))
+    assert post(server, "/models/load", {"model": "hybrid"}).json() == {"success": True}
+    until(lambda: states(server)["dense"] != "loaded", every=0.001)
+    server.process.send_signal(signal.SIGKILL)
+    server.process.wait(60)
+    server = start("", *flags)
+    for name, reply in expected.items():
+        again = ask(server, name, [user((9, name))])
+        assert (source_of(again), bits(again)) == ("disk", reply)
+    assert server.stop() == 0
+
+
+def test_files_that_are_gone_or_cut_are_errors_of_their_requests_alone(
+    start: Callable[..., Server], preset: Callable[..., Path], tmp_path: Path, model_path: Callable[[str], Path]
+) -> None:
+    whole = model_path("tiny-dense").read_bytes()
+    files = {name: tmp_path / f"{name}.gguf" for name in ("gone", "cut")}
+    for file in files.values():
+        file.write_bytes(whole)
+    path = preset(embed=EMBED, dense="load-on-startup = on")
+    path.write_text(path.read_text() + "".join(f"[{n}]\nmodel = {files[n]}\n" for n in files))
+    server = start("", "--models-preset", str(path), "--models-max", "1", "--models-patience", "0")
+    until(lambda: states(server)["dense"] == "loaded")
+    files["gone"].unlink()
+    files["cut"].write_bytes(whole[: len(whole) * 2 // 3])
+    for name in ("gone", "cut"):
+        failed = post(server, "/v1/chat/completions", {"model": name, "messages": [user(0)]})
+        message = failed.json()["error"]["message"]
+        assert failed.status_code == 500, message
+        assert f"{name}.gguf" in message
+        until(lambda: states(server)["dense"] == "loaded")
+        assert states(server)[name] == "unloaded"
+        ask(server, "dense", [user(0)])
+    body = httpx.get(f"{server.url}/models").json()["data"]
+    assert all(model["status"]["failed"] for model in body if model["id"] in files)
+    files["gone"].write_bytes(whole)
+    assert post(server, "/models/load", {"model": "gone"}).json() == {"success": True}
+    until(lambda: states(server)["gone"] == "loaded")
+    assert server.stop() == 0
+
+
+def test_a_hundred_requests_for_five_models_with_two_places(
+    start: Callable[..., Server], model_path: Callable[[str], Path], tmp_path: Path
+) -> None:
+    path = tmp_path / "models.ini"
+    names = ("v", "w", "x", "y", "z")
+    path.write_text("[*]\nc = 2048\n" + "".join(f"[{n}]\nmodel = {model_path('tiny-dense')}\n" for n in names))
+    flags = ("--models-preset", str(path), "--models-max", "2", "--models-patience", "0.05", "--metrics")
+    server = start("", *flags, "--cache-ram", "1")
+
+    def one(number: int) -> int:
+        body = {"model": names[number * 7 % 5], "messages": [user(number)], "max_tokens": 2}
+        return post(server, "/v1/chat/completions", body).status_code
+
+    with ThreadPoolExecutor(100) as pool:
+        assert list(pool.map(one, range(100))) == [200] * 100
+    until(lambda: 0 < snapshot_bytes(server) <= 2**20)  # models tell one after the other, so not at each moment
+    assert sum(state == "loaded" for state in states(server).values()) <= 2
+    assert server.stop() == 0

@@ -46,7 +46,7 @@ async def router_props(models: Models, request: Request) -> Response:
             "model_path": "none",
             "default_generation_settings": {"params": {}, "n_ctx": 0},
             "ui_settings": {},
-            "build_info": models.build,
+            "build_info": models.shared.build,
             "cors_proxy_enabled": False,
         }
     )

@@ -15,6 +15,7 @@ from pyctl.errors import BusyError, NotFoundError, RequestError, UnavailableErro
 from pyctl.limit import limit
 from pyctl.server.body import Body
 from pyctl.server.http import PING, JsonResponse, encode, error_response, frame
+from pyctl.server.middleware import check_origin
 from pyctl.server.models import Models, ServedModel
 from pyctl.server.service import Service
 
@@ -41,10 +42,18 @@ async def health(models: Models, request: Request) -> Response:
 
 
 async def show(models: Models, request: Request) -> Response:
-    """GET /v1/models: of one model OpenAI's list and Ollama's, of several llama-server's list with their states."""
+    """GET /v1/models: of one model OpenAI's list and Ollama's, of several llama-server's list with their states.
+
+    With ``reload`` in the query of several, presets and directories are read again first.
+    """
     if models.only is not None:
         return JsonResponse({"models": [_named(models.only)], "object": "list", "data": [_described(models.only)]})
-    return JsonResponse({"data": [_listed(model) for model in models], "object": "list"})
+    if request.query_params.get("reload"):
+        check_origin(request.headers, models.shared.settings)
+        await asyncio.wrap_future(await models.shared.fetching.run(request, models.reload))
+    return JsonResponse(
+        {"data": [_listed(model) for model in models if not model.source.card.is_hidden], "object": "list"}
+    )
 
 
 async def retrieve(models: Models, request: Request) -> Response:

@@ -103,7 +103,8 @@ CHILD = """
 import json, sys
 from pyctl.models import HubSettings
 from pyctl.errors import ConfigError
-from pyctl.models.hub import cached_models, fetch, fetch_companion
+from pyctl.models.hub import fetch, fetch_companion
+from pyctl.models.hub_cache import cached_files
 for settings in json.loads(sys.argv[1]):
     try:
         sees = settings.pop("sees", False)
@@ -112,7 +113,7 @@ for settings in json.loads(sys.argv[1]):
             eyes = fetch_companion(HubSettings(**settings), path)
             print(json.dumps(eyes and eyes.name))
         else:
-            print(json.dumps([path.name, path.read_text()] if path else cached_models()))
+            print(json.dumps([path.name, path.read_text()] if path else list(cached_files())))
     except ConfigError as error:
         print(json.dumps(str(error)))
 """

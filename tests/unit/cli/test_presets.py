@@ -7,25 +7,28 @@ from pathlib import Path
 
 import pytest
 
-from pyctl.cli import presets
 from pyctl.cli.arguments import parse_serve
 from pyctl.cli.presets import Preset, find_models, models_in
 from pyctl.cli.serve_command import several
 from pyctl.errors import ConfigError
 
 
-@pytest.fixture(autouse=True)
-def hub(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    names: list[str] = []
-    monkeypatch.setattr(presets, "_hub_models", lambda: names)
-    return names
+def fetch(tmp_path: Path, repo: str, *names: str) -> None:
+    """As if files of ``repo`` had been fetched from the hub before."""
+    home = tmp_path / "hub" / f"models--{repo.replace('/', '--')}"
+    (home / "snapshots" / "1a").mkdir(parents=True, exist_ok=True)
+    (home / "refs").mkdir(exist_ok=True)
+    (home / "refs" / "main").write_text("1a")
+    for name in names:
+        (home / "snapshots" / "1a" / name).write_text("")
 
 
 def read(tmp_path: Path, text: str, *argv: str, environ: Mapping[str, str] | None = None) -> dict[str, Preset]:
     path = tmp_path / "models.ini"
     path.write_text(text)
     flags = ["--models-preset", str(path), *argv]
-    found = find_models(parse_serve(flags, {}).router, flags, environ or {})
+    environ = {"HF_HUB_CACHE": str(tmp_path / "hub"), **(environ or {})}
+    found = find_models(parse_serve(flags, {}).router, flags, environ)
     return {preset.name: preset for preset in found}
 
 
@@ -69,8 +72,8 @@ kv-unified = on
     assert two.settings.model.kv_unified
 
 
-def test_a_section_of_a_known_name_is_its_settings(tmp_path: Path, hub: list[str]) -> None:
-    hub.append("org/m:Q8_0")
+def test_a_section_of_a_known_name_is_its_settings(tmp_path: Path) -> None:
+    fetch(tmp_path, "org/m", "m-Q8_0.gguf")
     directory = tmp_path / "d"
     (directory / "split").mkdir(parents=True)
     for name in ("a.gguf", "split/x-00001-of-00002.gguf", "split/x-00002-of-00002.gguf", "split/mmproj-f16.gguf"):
@@ -88,8 +91,21 @@ def test_a_section_of_a_known_name_is_its_settings(tmp_path: Path, hub: list[str
     assert (found["a"].settings.model.n_ctx, found["a"].origin) == (4096, "models_dir")
     of_hub = found["org/m:Q8_0"]
     assert (of_hub.settings.hub.hf_repo, of_hub.settings.hub.offline, of_hub.origin) == ("org/m:Q8_0", True, "cache")
-    hidden = read(tmp_path, "[mine]\nhf-repo = org/m:Q8_0\ndedup-cache-models = on\n")
-    assert list(hidden) == ["mine"]
+
+
+def test_fetched_models_that_a_section_names_are_hidden_and_stay_there(tmp_path: Path) -> None:
+    fetch(tmp_path, "org/m", "m-Q8_0.gguf", "m-BF16.gguf", "mmproj-m-F16.gguf", "x-F16-00002-of-00002.gguf")
+    fetch(tmp_path, "org/draft", "draft-F16.gguf")
+    section = "[mine]\nhf-repo = org/m\nspec-draft-hf = org/draft\n"
+    for text, hidden in (
+        (section, set()),
+        (f"{section}dedup-cache-models = on\n", {"org/m:Q8_0", "org/draft:F16"}),
+        (f"[*]\ndedup-cache-models = 1\n{section}", {"org/m:Q8_0", "org/draft:F16"}),
+        (f"[*]\ndedup-cache-models = 1\n{section}hf-file = m-BF16.gguf\n", {"org/m:BF16", "org/draft:F16"}),
+    ):
+        found = read(tmp_path, text)
+        assert sorted(found) == ["mine", "org/draft:F16", "org/m:BF16", "org/m:Q8_0"]
+        assert {name for name, preset in found.items() if preset.is_hidden} == hidden
 
 
 @pytest.mark.parametrize(
@@ -117,7 +133,7 @@ def test_what_is_wrong_is_said_at_the_start(tmp_path: Path, text: str, says: str
     path.write_text(text)
     flags = ["--models-preset", str(path)]
     with pytest.raises(ConfigError) as caught:
-        several(parse_serve(flags, {}), flags, {})
+        several(parse_serve(flags, {}), flags, {"HF_HUB_CACHE": str(tmp_path / "hub")})
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
 

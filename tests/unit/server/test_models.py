@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pyctl.errors import EngineError, ModelError, PyctlError, UnavailableError
+from pyctl.errors import ConfigError, EngineError, ModelError, PyctlError, RequestError, UnavailableError
 from pyctl.server import ServerSettings
 from pyctl.server.app import create_app
 from pyctl.server.load_order import LoadOrder
@@ -49,7 +49,7 @@ def run() -> Iterator[Callable[..., Models]]:
 
     def start(most: int, **loaders: Loader) -> Models:
         sources = [ModelSource(ModelCard(name), loader) for name, loader in loaders.items()]
-        models = Models(Shared(ServerSettings(ping_seconds=1)), sources, LoadOrder(most, 0.0))
+        models = Models(Shared(ServerSettings(ping_seconds=1)), lambda: sources, LoadOrder(most, 0.0))
         thread = threading.Thread(target=lambda: trouble_of(models), daemon=True)
         thread.start()
         running.append((models, thread))
@@ -180,6 +180,34 @@ def test_a_stream_gets_comments_while_the_model_is_loaded(run: Callable[..., Mod
     status, sent = answer(models, broken, {"model": "broken", "messages": HI, "stream": True})
     assert status == 200
     assert json.loads(sent.rpartition(b"data: ")[2])["error"]["message"] == "it is broken"
+
+
+def test_a_reload_unloads_what_changed_and_leaves_the_rest(run: Callable[..., Models]) -> None:
+    models, events = run(0, same=Loader(), other=Loader(), gone=Loader()), list[Any]()
+    stays = lease(models, "same")
+    served, stale = {name: lease(models, name) for name in ("other", "gone")}, models.named("gone")
+    models.listen(lambda event: events.append(event and event["event"]))
+    found = {"same": ModelCard("same"), "other": ModelCard("other", preset="c = 1"), "new": ModelCard("new")}
+    models._find = lambda: [ModelSource(card, Loader()) for card in found.values()]
+    done = models.reload()
+    until(lambda: all(models.named(name).unload_at is not None for name in served))
+    late = [models.ask(models.named(name)) for name in ("other", "gone")]
+    assert not done.done(), "replies end first"
+    for each in served.values():
+        each.close()
+    done.result(60)
+    assert [model.name for model in models] == ["same", "other", "new"]
+    assert late[0].result(60).service is not served["other"].service, "it waits for the model with its new settings"
+    with pytest.raises(RequestError, match="model 'gone' not found"):
+        late[1].result(60)
+    with pytest.raises(RequestError, match="model 'gone' not found"):
+        models.ask(stale).result(60)
+    assert lease(models, "same").service is stays.service
+    assert "models_reload" in events
+    models._find = lambda: [ModelSource(ModelCard(name, ("twice",)), Loader()) for name in "ab"]
+    with pytest.raises(ConfigError, match="two models are called 'twice': a and b"):
+        models.reload()
+    assert [model.name for model in models] == ["same", "other", "new"], "a file that is wrong changes nothing"
 
 
 def test_events_of_models(run: Callable[..., Models]) -> None:

@@ -1,0 +1,207 @@
+"""Several models under any sequence of requests, loads, unloads, reloads and time: rules that hold after each step."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any, cast
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from pyctl.errors import ModelError, PyctlError, RequestError
+from pyctl.server.load_order import MOST_HELD_SECONDS, LoadOrder
+from pyctl.server.models import RETRY_SECONDS, Lease, ModelCard, Models, ModelSource, Progress
+from pyctl.server.service import Service, Shared
+
+NAMES = st.sampled_from(("a", "b", "c", "d"))
+
+
+class Fleet:
+    """What the fakes have loaded, of ``room`` bytes; ``broken`` fail to load."""
+
+    def __init__(self, room: int) -> None:
+        self.room, self.broken = room, set[str]()
+        self.sizes = {"a": 1, "b": 2, "c": 3, "d": 9}  # d never fits beside another
+        self.loaded = set[str]()
+
+    def free(self) -> int:
+        return self.room - sum(self.sizes[name] for name in self.loaded)
+
+
+class FakeWorker:
+    """A worker whose calls end at once; loading beyond the room fails, as on a card."""
+
+    def __init__(self, fleet: Fleet, name: str) -> None:
+        self.fleet, self.name, self.n_ended = fleet, name, 0
+        self.is_closed = threading.Event()
+
+    def load(self) -> Future[None]:
+        done: Future[None] = Future()
+        try:
+            self.take()
+            done.set_result(None)
+        except ModelError as error:
+            done.set_exception(error)
+        return done
+
+    def take(self) -> None:
+        if self.name in self.fleet.broken:
+            raise ModelError(f"{self.name} is broken")
+        assert self.name not in self.fleet.loaded
+        assert self.fleet.sizes[self.name] <= self.fleet.free() or not self.fleet.loaded, "more than there is room for"
+        self.fleet.loaded.add(self.name)
+
+    def unload(self) -> Future[None]:
+        self.fleet.loaded.discard(self.name)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def end_requests(self, reason: PyctlError) -> None:
+        self.n_ended += 1
+
+    def watch(self) -> None:
+        """Return at once: as one that was closed."""
+
+    def close(self, *, unload: bool = True) -> bool:
+        return True
+
+
+class FakeService:
+    """A service as `Models` uses it."""
+
+    def __init__(self, fleet: Fleet, name: str) -> None:
+        self.worker, self.admin = FakeWorker(fleet, name), self
+
+    def n_kept(self) -> Future[int]:
+        done: Future[int] = Future()
+        done.set_result(0)
+        return done
+
+
+class FakeLoader:
+    """Makes fakes; ``fits`` answers as a memory plan does."""
+
+    def __init__(self, fleet: Fleet, name: str) -> None:
+        self.fleet, self.name = fleet, name
+
+    def load(self, report: Progress) -> Service:
+        service = FakeService(self.fleet, self.name)
+        service.worker.take()
+        return cast(Service, service)
+
+    def fits(self) -> bool:
+        return self.fleet.sizes[self.name] <= self.fleet.free()
+
+
+class ModelMachine(RuleBasedStateMachine):
+    """Runs the steps of the thread that loads models itself, with a clock of its own."""
+
+    @initialize(most=st.integers(0, 3), patience=st.sampled_from((0.0, 0.5)), keeps=st.booleans())
+    def begin(self, most: int, patience: float, keeps: bool) -> None:
+        self.now, self.most, self.fleet = 0.0, most, Fleet(4)
+        self.version, self.keeps = 0, keeps and most != 1
+        self.models = Models(Shared(), self.find, LoadOrder(most, patience), clock=lambda: self.now)
+        # The thread never waits here: `drive` calls its steps, and time passes between them.
+        self.models._changed = cast(Any, Stepped())
+        self.waiting: list[tuple[str, float, Future[Lease]]] = []
+        self.running: list[tuple[str, Lease]] = []
+
+    def find(self) -> list[ModelSource]:
+        return [
+            ModelSource(
+                ModelCard(name, preset=f"c = {self.version}" if name == "b" else ""),
+                FakeLoader(self.fleet, name),
+                keeps=self.keeps and name == "a",
+                stop_seconds=1.0,
+            )
+            for name in "abcd"
+        ]
+
+    def drive(self) -> None:
+        for _ in range(12):
+            self.models._step()
+        ended = [each for each in self.waiting if each[2].done()]
+        self.waiting = [each for each in self.waiting if not each[2].done()]
+        for name, _, future in ended:
+            if future.exception() is None:
+                self.running.append((name, future.result()))
+
+    @rule(name=NAMES)
+    def ask(self, name: str) -> None:
+        self.waiting.append((name, self.now, self.models.ask(self.models.named(name))))
+        self.drive()
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        _, lease = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
+        lease.close()
+        self.drive()
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def give_up(self, data: st.DataObject) -> None:
+        _, _, future = self.waiting.pop(data.draw(st.integers(0, len(self.waiting) - 1)))
+        assert future.cancel()
+        self.drive()
+
+    @rule(name=NAMES, load=st.booleans())
+    def manage(self, name: str, load: bool) -> None:
+        with suppress(RequestError):  # it is loaded already, or not loaded
+            (self.models.load if load else self.models.unload)(self.models.named(name))
+        self.drive()
+
+    @rule(name=NAMES)
+    def break_or_mend(self, name: str) -> None:
+        self.fleet.broken ^= {name}
+
+    @rule()
+    def reload(self) -> None:
+        self.version += 1
+        self.models.reload()
+        self.drive()
+
+    @rule(seconds=st.sampled_from((0.1, 1.0, RETRY_SECONDS)))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.drive()
+
+    @invariant()
+    def rules_hold(self) -> None:
+        if not hasattr(self, "models"):
+            return
+        loaded = {model.name for model in self.models if self.models.is_loaded(model)}
+        assert loaded == self.fleet.loaded
+        assert not self.most or len(loaded) <= self.most
+        assert len(loaded) < 2 or self.fleet.free() >= 0, "more than there is room for"
+        assert {name for name, _ in self.running} <= loaded, "one that serves has left"
+
+    def teardown(self) -> None:
+        if not hasattr(self, "models"):
+            return
+        # Replies end and time passes: then each request has run, or got an error, within one hold for each model.
+        began = self.now
+        while self.waiting or self.running or self.models._futures:
+            assert self.now - began <= 5 * (MOST_HELD_SECONDS + RETRY_SECONDS), "a request starves"
+            for _, lease in self.running:
+                lease.close()
+            self.running = []
+            self.now += 0.5
+            self.drive()
+
+
+class Stepped:
+    """A condition on which no thread waits: only one thread is here."""
+
+    def __enter__(self) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
+    def notify_all(self) -> None: ...
+    def wait(self, seconds: float | None = None) -> None: ...
+
+
+ModelMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+TestModelMachine = ModelMachine.TestCase
