@@ -30,6 +30,7 @@ from pyctl.server.api import (
     prefix_cache,
     responses,
     sequences,
+    streams,
     token_counts,
 )
 from pyctl.server.api import models as model_list
@@ -44,6 +45,7 @@ from pyctl.server.http import (
     http_exceptions,
     ollama_error,
 )
+from pyctl.server.kept_streams import outlive
 from pyctl.server.middleware import (
     MAX_BODY_BYTES,
     MAX_IMAGES_BODY_BYTES,
@@ -94,7 +96,7 @@ _OF_PROCESS: dict[str, dict[str, ProcessHandler]] = {
         "/models": model_list.show,
         "/v1/models": model_list.show,
         "/v1/models/{id:path}": model_list.retrieve,
-        "/v1/stream": info.resume_stream,
+        "/v1/stream": streams.resume,
         "/tools": info.disabled,
         "/cors-proxy": info.disabled,
         "/v1/responses/{id}": responses.retrieve,
@@ -107,7 +109,7 @@ _OF_PROCESS: dict[str, dict[str, ProcessHandler]] = {
     "POST": {
         **dict.fromkeys(("/audio/transcriptions", "/v1/audio/transcriptions"), info.transcribe),
         "/v1/chat/completions/control": completions.control,
-        "/v1/streams/lookup": info.find_streams,
+        "/v1/streams/lookup": streams.find,
         "/tools": info.disabled,
         "/cors-proxy": info.disabled,
         "/page/markdown": _render,
@@ -116,7 +118,7 @@ _OF_PROCESS: dict[str, dict[str, ProcessHandler]] = {
         **dict.fromkeys((f"/api/{name}" for name in _MANAGED), ollama.manage),
     },
     "DELETE": {
-        "/v1/stream": info.end_stream,
+        "/v1/stream": streams.end,
         "/v1/responses/{id}": responses.delete,
         "/v1/conversations/{id}": responses.delete_conversation,
         "/api/delete": ollama.manage,
@@ -225,7 +227,11 @@ def create_app(models: Models) -> Starlette:
     for method, handlers in _OF_MODEL.items():
         for path, handler in handlers.items():
             of_model = partial(_answer, models, handler, form_of(path))
-            paths.setdefault(path, {})[method] = _guarded(settings, handler, of_model, form_of(path))
+            answer = _guarded(settings, handler, of_model, form_of(path))
+            if method == "POST":
+                kept = partial(outlive, models.shared.streams, answer)
+                answer = _guarded(settings, handler, kept, form_of(path))
+            paths.setdefault(path, {})[method] = answer
     routes: list[BaseRoute] = [
         Route(settings.api_prefix + path, _by_method(endpoints), methods=list(endpoints))
         for path, endpoints in paths.items()
