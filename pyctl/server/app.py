@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 from pyctl.errors import LoadingError, NotFoundError, RequestError
 from pyctl.page import POLICY, Asset, asset, index, names
 from pyctl.page.markdown_process import MOST_TEXTS
+from pyctl.pdf_file import pdf_text
 from pyctl.server import ServerSettings
 from pyctl.server.api import (
     anthropic,
@@ -79,6 +80,11 @@ async def _render(models: Models, request: Request) -> Response:
     return JsonResponse({"html": await shared.rendering.run(request, shared.markdown.render, texts)})
 
 
+async def _read_pdf(models: Models, request: Request) -> Response:
+    """POST /page/pdf: the text of the PDF file that is the body."""
+    return JsonResponse({"text": await models.shared.documents.run(request, pdf_text, await request.body())})
+
+
 Handler: TypeAlias = Callable[[Service, Request], Awaitable[ASGIApp]]
 """An endpoint of one model."""
 
@@ -113,6 +119,7 @@ _OF_PROCESS: dict[str, dict[str, ProcessHandler]] = {
         "/tools": info.disabled,
         "/cors-proxy": info.disabled,
         "/page/markdown": _render,
+        "/page/pdf": _read_pdf,
         "/v1/conversations": responses.create_conversation,
         "/v1/conversations/{id}": responses.change_conversation,
         **dict.fromkeys((f"/api/{name}" for name in _MANAGED), ollama.manage),
@@ -189,9 +196,11 @@ _OWN_PAGES: frozenset[object] = frozenset(
         info.change_adapters,
         model_list.load,
         model_list.unload,
+        _read_pdf,
     )
 )
-"""Endpoints that pages of other origins may not use, though they may generate: these show or change shared state."""
+"""Endpoints that pages of other origins may not use, though they may generate: these show or change shared state,
+or start processes."""
 
 _WITHOUT_WEIGHTS: frozenset[Handler] = frozenset(
     (

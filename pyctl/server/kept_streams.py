@@ -150,19 +150,16 @@ class KeptStreams:
             if their == owner and (other == name or other.startswith(name + "::"))
         ]
 
-    def drop(self, key: Key, stream: KeptStream | None = None) -> None:
-        """Forget the stream of ``key`` and end its work, if it is there, and is ``stream`` if that is given."""
-        found = self._streams.get(key)
-        if found is not None and stream in (None, found):
-            del self._streams[key]
+    def drop(self, key: Key) -> None:
+        """Forget the stream of ``key`` and end its work, if it is there."""
+        if (found := self._streams.pop(key, None)) is not None:
             found.cancelled.set()
-            found.wake()
 
     def end(self, key: Key, stream: KeptStream) -> None:
         """``stream`` is complete. One that never began is forgotten, as llama-server does with refused requests."""
         stream.end()
-        if stream.head is None:
-            self.drop(key, stream)
+        if stream.head is None and self._streams.get(key) is stream:
+            del self._streams[key]
         asyncio.get_running_loop().call_later(_ENDED_SECONDS + 1, self.expire)
 
     def expire(self) -> None:

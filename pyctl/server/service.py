@@ -40,6 +40,7 @@ class Shared:
     pool: RequestPool = field(default_factory=lambda: RequestPool(on_rest=give_back))
     fetching: RequestPool = field(default_factory=lambda: RequestPool(4, max_waiting=64))
     rendering: RequestPool = field(default_factory=lambda: RequestPool(1, max_waiting=16))
+    documents: RequestPool = field(default_factory=lambda: RequestPool(1, max_waiting=8))
     markdown: MarkdownProcess = field(default_factory=MarkdownProcess)
 
 

@@ -14,6 +14,7 @@ from pyctl.chat.reply import CallDelta
 from pyctl.errors import RequestError
 from pyctl.image_file import ImageFile
 from pyctl.limit import limit
+from pyctl.pdf_file import MOST_PDF_BYTES, is_pdf, pdf_text
 from pyctl.text import one_line
 
 __all__ = [
@@ -225,12 +226,14 @@ def read_image(path: Path) -> tuple[str, ImageFile]:
 
 
 def read_text(path: Path) -> str:
-    """The text file at ``path``, quoted under its name. Raises RequestError."""
+    """The text or PDF file at ``path``, quoted under its name. Raises RequestError."""
     try:
         if not path.is_file() and path.exists():
             raise RequestError(f"cannot read {path}: not a file")
         with path.open("rb") as file:
-            data = file.read(MOST_TEXT_BYTES + 1)
+            data = file.read(MOST_PDF_BYTES + 1)
+        if is_pdf(data):
+            data = pdf_text(data).encode("utf-8", "replace")
         if len(data) > MOST_TEXT_BYTES:
             raise RequestError(f"{path} has more than {MOST_TEXT_BYTES:,} bytes")
         text = data.decode("utf-8-sig")

@@ -82,7 +82,7 @@ COMMANDS = {
     "/regen": "another reply to the last message",
     "/undo": "take back the last message and its reply",
     "/edit": "[TEXT]  change the last message and send it again",
-    "/file": "PATH  show a text file with the next message; - takes it back",
+    "/file": "PATH  show a text or PDF file with the next message; - takes it back",
     "/image": "PATH  show an image with the next message; - takes it back",
     "/system": "[TEXT]  show or set the system message; - takes it away",
     "/set": "[NAME VALUE]  show or set a sampling field; - takes it back",

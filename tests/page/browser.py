@@ -64,7 +64,7 @@ class Tab:
         )
         self.context.add_init_script(TOASTS)
         # Titles by the model are other requests at times of their own; a test that wants them says so.
-        self.context.add_init_script("localStorage.titles ??= false")
+        self.context.add_init_script("try { localStorage.titles ??= false; } catch {}")
         self.page: Page = self.context.new_page()
         self._watch(self.page)
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.page.browser import Tab, saying
+from tests.unit.test_pdf_file import pdf, says
 
 FACTS = "My name is Ada and the code of the north door is 4711."
 
@@ -214,6 +215,7 @@ def test_text_files_go_along(tab: Tab) -> None:
     files = [
         {"name": "door.txt", "mimeType": "text/plain", "buffer": b"The code of the south door is 9317."},
         {"name": "b.md", "mimeType": "text/markdown", "buffer": "# Ümläut".encode()},
+        {"name": "c.pdf", "mimeType": "application/pdf", "buffer": pdf(says("The west door is red."))},
     ]
     choosing.value.set_files(files)
     tab.page.get_by_role("button", name="Remove b.md").click()
@@ -222,12 +224,13 @@ def test_text_files_go_along(tab: Tab) -> None:
     sent = json.loads(asked.value.post_data or "")["messages"][-1]["content"]
     assert "9317" in sent
     assert "door.txt" in sent
+    assert "c.pdf:\n```\nThe west door is red.\n```" in sent
     assert "mläut" not in sent
     assert "9317" in tab.texts()[-1]
     details = tab.messages.first.locator("details.file")
-    assert details.locator("summary").inner_text().startswith("door.txt")
+    assert details.first.locator("summary").inner_text().startswith("door.txt")
     tab.reload()
-    tab.until(lambda: tab.messages.first.locator("details.file").count() == 1)
+    tab.until(lambda: tab.messages.first.locator("details.file").count() == 2)
 
 
 @pytest.mark.parametrize("name", ["a.png", "a.bin"])

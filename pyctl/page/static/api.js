@@ -24,7 +24,7 @@ export class Refusal extends Error {
   }
 }
 
-async function call(path, { body, quiet = false, named, ...options } = {}) {
+async function call(path, { body, raw, quiet = false, named, ...options } = {}) {
   if (model && !/^(page\/|v1\/models)/.test(path)) {
     if (body) body = { ...body, model };
     else path += (path.includes("?") ? "&" : "?") + "model=" + encodeURIComponent(model);
@@ -37,7 +37,8 @@ async function call(path, { body, quiet = false, named, ...options } = {}) {
     if (named) headers["x-conversation-id"] = named;
     let answer;
     try {
-      answer = await fetch(path, { ...options, headers, body: body && JSON.stringify(body), cache: "no-store" });
+      const content = raw ?? (body && JSON.stringify(body));
+      answer = await fetch(path, { ...options, headers, body: content, cache: "no-store" });
     } catch (error) {
       if (error.name === "AbortError") throw error;
       throw new Refusal("No answer from the server.", 0);
@@ -55,6 +56,7 @@ async function call(path, { body, quiet = false, named, ...options } = {}) {
 
 export const get = async (path, options) => (await call(path, options)).json();
 export const post = async (path, body, options) => (await call(path, { method: "POST", body, ...options })).json();
+export const pdfText = async (file) => (await (await call("page/pdf", { method: "POST", raw: file })).json()).text;
 export const remove = async (path) => (await call(path, { method: "DELETE" })).json();
 
 // An id by which the server keeps a stream; it is all that another page would need to read that.
