@@ -62,6 +62,7 @@ class Talk:
 
     def __init__(self, page: Page, url: str) -> None:
         self.page = page
+        page.add_init_script("localStorage.titles = false")  # those of the built-in model say nothing
         page.goto(url)
         page.wait_for_selector("body[data-ready]")
 

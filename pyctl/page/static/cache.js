@@ -200,14 +200,8 @@ function update(made, { item, depth, passes, join, up, down }) {
     join === "branch" ? line("join", depth - 1, on) : null, up ? line("up", depth, on) : null,
     down ? line("down", depth, item.children.some((child) => child.onPath)) : null, el("b", { class: "dot" }));
   const [, words, meta, acts] = made.children;
-  if (!node) {
-    made.setAttribute("aria-label", `Branches diverge after ${tokens(item.n)}`);
-    return put(meta, el("b", {}, count(item.n)), " tokens are shared from here up");
-  }
-  const where = node.tiers.map((tier) => TIERS[tier]);
+  if (!node) return put(meta, el("b", {}, count(item.n)), " tokens are shared from here up");
   const hits = node.hits === 1 ? "1 hit" : node.hits + " hits";
-  const facts = [tokens(node.n), `${size(item.bytes)} in ${where.join(" and ")}`, hits, idle + " ago"];
-  made.setAttribute("aria-label", `${facts.join(", ")}${node.pinned ? ", pinned" : ""}: ${item.name} ${item.words}`);
   put(words, item.name ? el("b", { class: "name" }, item.name) : null, item.words || PRIVATE);
   put(meta, el("b", {}, count(node.n)), " tokens",
     node.tiers.map((tier) => el("span", { class: "tier " + tier }, TIERS[tier])),
