@@ -372,9 +372,7 @@ class RichView:
         # OSC 52: the terminal has the clipboard, also at the other end of ssh.
         data = text.encode("utf-8", "replace")
         if len(data) > _MOST_COPY_BYTES:
-            raise RequestError(
-                f"/copy takes at most {_MOST_COPY_BYTES:,} bytes; /save writes a file"
-            )
+            raise RequestError(f"/copy takes at most {_MOST_COPY_BYTES:,} bytes; /save writes a file")
         self._console.file.write(f"\x1b]52;c;{base64.b64encode(data).decode()}\x07")
         self._console.file.flush()
 
