@@ -251,7 +251,7 @@ export function start(given) {
   view.note = el("p", { class: "note dim" });
   view.drawn = el("div", { class: "picture" }, view.map.element);
   const button = (text, title, onclick) => el("button", { type: "button", title, onclick }, text);
-  put($("cache"), el("header", {}, el("h2", {}, "Prefix cache"), el("span", { class: "grow" }),
+  put($("cache"), el("header", {}, el("h2", {}, "Cache"), el("span", { class: "grow" }),
     button("Prewarm", "Evaluate the open conversation now, before the next message", warm),
     button("Drop all", "Drop all prefixes in RAM that are not pinned", clear),
     icon("⤢", "Enlarge", enlarge, { class: "icon enlarge" }),
@@ -307,7 +307,7 @@ function draw() {
   view.note.textContent = failed;
   if (!latest) return;
   const { bytes, totals, disk } = latest, restored = totals.prompt - totals.evaluated;
-  const sums = `${short(restored)} of ${short(totals.prompt)} tokens in ${count(totals.requests)} requests restored`;
+  const sums = `${short(restored)} of ${short(totals.prompt)} tokens restored in ${count(totals.requests)} requests`;
   const { waited, instead } = hooks.waits(), isShorter = instead - waited >= 1000;
   const words = isShorter ? `waited for prompts today, instead of about ${time(instead)}` : "waited for prompts today";
   put(view.totals,
