@@ -35,7 +35,8 @@ def nodes(body: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def ending(node: dict[str, Any]) -> str:
     """Words that stand at the end of a prefix, as the page shows them."""
-    return str(node["tail"]).split("\n")[0].split("<|")[0].strip()[-12:]
+    tail = re.sub(r"^(system|user|assistant)\n", "", str(node["tail"]))  # a name of a role, whose mark was cut off
+    return tail.split("\n")[0].split("<|")[0].strip()[-12:]
 
 
 def shown(tab: Tab) -> dict[str, list[str]]:
