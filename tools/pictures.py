@@ -2,7 +2,7 @@
 
     python -m tools.pictures [--to docs] [--only page-tree ...]      # needs '.[page]' and chromium
 
-`page-light`, `page-dark` and `page-phone` show a conversation of ten turns in three branches, `page-tree` what the
+`page-light`, `page-dark` and two `page-phone` show a conversation of ten turns in three branches, `page-tree` what the
 cache made of it, and `page-branch` is a recording of a message being edited.
 """
 
@@ -62,6 +62,7 @@ class Talk:
 
     def __init__(self, page: Page, url: str) -> None:
         self.page = page
+        page.add_init_script("localStorage.titles = false")  # those of the built-in model say nothing
         page.goto(url)
         page.wait_for_selector("body[data-ready]")
 
@@ -139,6 +140,7 @@ def stills(browser: Browser, url: str, want: Callable[[str], Path | None]) -> No
     ten_turns(Talk(page, url))
     for name, scheme, size in (
         ("page-light", "light", WIDE), ("page-dark", "dark", WIDE), ("page-phone", "light", PHONE),
+        ("page-phone-dark", "dark", PHONE),
     ):  # fmt: skip
         if path := want(name):
             page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type, unused-ignore]

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 from pyctl.errors import LoadingError, NotFoundError, RequestError
 from pyctl.page import POLICY, Asset, asset, index, names
 from pyctl.page.markdown_process import MOST_TEXTS
+from pyctl.pdf_file import pdf_text
 from pyctl.server import ServerSettings
 from pyctl.server.api import (
     anthropic,
@@ -30,6 +31,7 @@ from pyctl.server.api import (
     prefix_cache,
     responses,
     sequences,
+    streams,
     token_counts,
 )
 from pyctl.server.api import models as model_list
@@ -44,6 +46,7 @@ from pyctl.server.http import (
     http_exceptions,
     ollama_error,
 )
+from pyctl.server.kept_streams import outlive
 from pyctl.server.middleware import (
     MAX_BODY_BYTES,
     MAX_IMAGES_BODY_BYTES,
@@ -77,6 +80,11 @@ async def _render(models: Models, request: Request) -> Response:
     return JsonResponse({"html": await shared.rendering.run(request, shared.markdown.render, texts)})
 
 
+async def _read_pdf(models: Models, request: Request) -> Response:
+    """POST /page/pdf: the text of the PDF file that is the body."""
+    return JsonResponse({"text": await models.shared.documents.run(request, pdf_text, await request.body())})
+
+
 Handler: TypeAlias = Callable[[Service, Request], Awaitable[ASGIApp]]
 """An endpoint of one model."""
 
@@ -94,7 +102,7 @@ _OF_PROCESS: dict[str, dict[str, ProcessHandler]] = {
         "/models": model_list.show,
         "/v1/models": model_list.show,
         "/v1/models/{id:path}": model_list.retrieve,
-        "/v1/stream": info.resume_stream,
+        "/v1/stream": streams.resume,
         "/tools": info.disabled,
         "/cors-proxy": info.disabled,
         "/v1/responses/{id}": responses.retrieve,
@@ -107,16 +115,17 @@ _OF_PROCESS: dict[str, dict[str, ProcessHandler]] = {
     "POST": {
         **dict.fromkeys(("/audio/transcriptions", "/v1/audio/transcriptions"), info.transcribe),
         "/v1/chat/completions/control": completions.control,
-        "/v1/streams/lookup": info.find_streams,
+        "/v1/streams/lookup": streams.find,
         "/tools": info.disabled,
         "/cors-proxy": info.disabled,
         "/page/markdown": _render,
+        "/page/pdf": _read_pdf,
         "/v1/conversations": responses.create_conversation,
         "/v1/conversations/{id}": responses.change_conversation,
         **dict.fromkeys((f"/api/{name}" for name in _MANAGED), ollama.manage),
     },
     "DELETE": {
-        "/v1/stream": info.end_stream,
+        "/v1/stream": streams.end,
         "/v1/responses/{id}": responses.delete,
         "/v1/conversations/{id}": responses.delete_conversation,
         "/api/delete": ollama.manage,
@@ -187,9 +196,11 @@ _OWN_PAGES: frozenset[object] = frozenset(
         info.change_adapters,
         model_list.load,
         model_list.unload,
+        _read_pdf,
     )
 )
-"""Endpoints that pages of other origins may not use, though they may generate: these show or change shared state."""
+"""Endpoints that pages of other origins may not use, though they may generate: these show or change shared state,
+or start processes."""
 
 _WITHOUT_WEIGHTS: frozenset[Handler] = frozenset(
     (
@@ -225,7 +236,11 @@ def create_app(models: Models) -> Starlette:
     for method, handlers in _OF_MODEL.items():
         for path, handler in handlers.items():
             of_model = partial(_answer, models, handler, form_of(path))
-            paths.setdefault(path, {})[method] = _guarded(settings, handler, of_model, form_of(path))
+            answer = _guarded(settings, handler, of_model, form_of(path))
+            if method == "POST":
+                kept = partial(outlive, models.shared.streams, answer)
+                answer = _guarded(settings, handler, kept, form_of(path))
+            paths.setdefault(path, {})[method] = answer
     routes: list[BaseRoute] = [
         Route(settings.api_prefix + path, _by_method(endpoints), methods=list(endpoints))
         for path, endpoints in paths.items()

@@ -16,6 +16,7 @@ from pyctl.engine.handle import RequestHandle
 from pyctl.engine.worker import Worker
 from pyctl.page.markdown_process import MarkdownProcess
 from pyctl.server import ReplySettings, ServerSettings
+from pyctl.server.kept_streams import KeptStreams
 from pyctl.server.memory import give_back
 from pyctl.server.request_pool import Afterwards, RequestPool
 from pyctl.server.stores import ConversationStore, ResponseStore
@@ -28,7 +29,7 @@ class Shared:
     """Shared by all models of a process: settings of the server, stored responses, threads.
 
     ``running`` are the handles of replies that are being sent, by their id, without those that may not be controlled;
-    only the event loop uses it.
+    only the event loop uses it, and ``streams``.
     """
 
     settings: ServerSettings = field(default_factory=ServerSettings)
@@ -36,10 +37,12 @@ class Shared:
     """The build of llama.cpp, for answers that need no model."""
     responses: ResponseStore = field(default_factory=ResponseStore)
     conversations: ConversationStore = field(default_factory=ConversationStore)
+    streams: KeptStreams = field(default_factory=KeptStreams)
     running: dict[str, tuple[RequestHandle, ...]] = field(default_factory=dict)
     pool: RequestPool = field(default_factory=lambda: RequestPool(on_rest=give_back))
     fetching: RequestPool = field(default_factory=lambda: RequestPool(4, max_waiting=64))
     rendering: RequestPool = field(default_factory=lambda: RequestPool(1, max_waiting=16))
+    documents: RequestPool = field(default_factory=lambda: RequestPool(1, max_waiting=8))
     markdown: MarkdownProcess = field(default_factory=MarkdownProcess)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import os
 import select
 from collections.abc import Collection, Iterable, Mapping
@@ -16,9 +18,10 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from rich.console import Console
 from rich.text import Text
 
-from pyctl.atomic_file import make_private, open_private
+from pyctl.atomic_file import make_private, open_private, write_atomic
 from pyctl.chat.reply import CallDelta
 from pyctl.errors import RequestError
+from pyctl.limit import limit
 from pyctl.terminal.conversation import MOST_TEXT_BYTES, ChatDelta, ReplyStats
 from pyctl.terminal.rendering import GrowingText, LineBlocks, MarkdownBlocks, formatted, styled
 from pyctl.text import clean
@@ -33,6 +36,7 @@ __all__ = [
     "View",
     "accepted_share",
     "selected_count",
+    "shorten_history",
     "state_directory",
     "stats_line",
     "streamed_size",
@@ -43,6 +47,11 @@ QUOTES = '"""'
 """Around a message of several lines."""
 
 _POLL_SECONDS = 0.2
+
+_MOST_HISTORY_BYTES = limit(
+    1 << 20, "lines typed in `pyctl chat`", "the oldest are forgotten at a start", "disk", "bytes"
+)
+_MOST_COPY_BYTES = limit(1 << 20, "text of `/copy`", "an error: terminals drop it", "reply", "bytes")
 
 
 class Reader(Protocol):
@@ -164,7 +173,20 @@ def _history(path: Path | None) -> History:
         os.close(open_private(path, os.O_RDWR))
     except OSError:  # a chat without a memory is better than none
         return InMemoryHistory()
+    with contextlib.suppress(OSError):
+        shorten_history(path)
     return FileHistory(path)
+
+
+def shorten_history(path: Path, most: int = _MOST_HISTORY_BYTES) -> None:
+    """Leave the newest entries of a history that has more than ``most`` bytes: at most half of that. Raises OSError."""
+    with path.open("rb") as file:
+        if (n_bytes := file.seek(0, os.SEEK_END)) <= most:
+            return
+        file.seek(n_bytes - most // 2)
+        # Each entry begins with an empty line and a comment; the first of these bytes are the rest of one.
+        entries = file.read().partition(b"\n\n# ")[2]
+    write_atomic(path, b"\n# " + entries if entries else b"")
 
 
 def _keys() -> KeyBindings:
@@ -202,6 +224,9 @@ class View(Protocol):
 
     def error(self, text: str) -> None:
         """One line that says what went wrong."""
+
+    def copy(self, text: str) -> None:
+        """Put ``text`` on the user's clipboard. Raises RequestError where that is impossible."""
 
     def close(self) -> None:
         """Leave the terminal as it was."""
@@ -287,6 +312,9 @@ class PlainView:
         self._break()
         print(clean(f"error: {text}"), file=self._err, flush=True)
 
+    def copy(self, text: str) -> None:
+        raise RequestError("/copy needs a terminal")
+
     def close(self) -> None:
         self._break()
 
@@ -339,6 +367,14 @@ class RichView:
         self._break()
         self._kind = ""
         self._line(f"error: {text}", "red")
+
+    def copy(self, text: str) -> None:
+        # OSC 52: the terminal has the clipboard, also at the other end of ssh.
+        data = text.encode("utf-8", "replace")
+        if len(data) > _MOST_COPY_BYTES:
+            raise RequestError(f"/copy takes at most {_MOST_COPY_BYTES:,} bytes; /save writes a file")
+        self._console.file.write(f"\x1b]52;c;{base64.b64encode(data).decode()}\x07")
+        self._console.file.flush()
 
     def close(self) -> None:
         self._break()

@@ -14,6 +14,7 @@ from pyctl.chat.reply import CallDelta
 from pyctl.errors import RequestError
 from pyctl.image_file import ImageFile
 from pyctl.limit import limit
+from pyctl.pdf_file import MOST_PDF_BYTES, is_pdf, pdf_text
 from pyctl.text import one_line
 
 __all__ = [
@@ -111,6 +112,13 @@ class Conversation:
         """The last message of the user, without files."""
         message = self.messages[self._last_question()]
         return message.content[message.n_attached :]
+
+    def reply(self) -> str:
+        """The text of the last reply."""
+        for message in reversed(self.messages):
+            if message.role == "assistant" and message.content:
+                return message.content
+        raise RequestError("no reply yet")
 
     def instructed(self, system: str) -> Conversation:
         """With another system text; empty takes it away."""
@@ -225,12 +233,14 @@ def read_image(path: Path) -> tuple[str, ImageFile]:
 
 
 def read_text(path: Path) -> str:
-    """The text file at ``path``, quoted under its name. Raises RequestError."""
+    """The text or PDF file at ``path``, quoted under its name. Raises RequestError."""
     try:
         if not path.is_file() and path.exists():
             raise RequestError(f"cannot read {path}: not a file")
         with path.open("rb") as file:
-            data = file.read(MOST_TEXT_BYTES + 1)
+            data = file.read(MOST_PDF_BYTES + 1)
+        if is_pdf(data):
+            data = pdf_text(data).encode("utf-8", "replace")
         if len(data) > MOST_TEXT_BYTES:
             raise RequestError(f"{path} has more than {MOST_TEXT_BYTES:,} bytes")
         text = data.decode("utf-8-sig")

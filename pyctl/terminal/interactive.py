@@ -82,8 +82,9 @@ COMMANDS = {
     "/regen": "another reply to the last message",
     "/undo": "take back the last message and its reply",
     "/edit": "[TEXT]  change the last message and send it again",
-    "/file": "PATH  show a text file with the next message; - takes it back",
+    "/file": "PATH  show a text or PDF file with the next message; - takes it back",
     "/image": "PATH  show an image with the next message; - takes it back",
+    "/copy": "copy the last reply to the clipboard, if the terminal allows it",
     "/system": "[TEXT]  show or set the system message; - takes it away",
     "/set": "[NAME VALUE]  show or set a sampling field; - takes it back",
     "/model": "[NAME]  list the models of the server, or switch to one",
@@ -132,6 +133,7 @@ class Chat:
             "/edit": self._edit,
             "/file": self._file,
             "/image": self._image,
+            "/copy": self._copy,
             "/system": self._system,
             "/set": self._set,
             "/model": self._model,
@@ -258,6 +260,11 @@ class Chat:
         url, image = transcript.read_image(_path(argument))
         self._images = (*self._images, url)
         self._view.info(f"{image.kind.upper()}, {image.width} x {image.height} pixels: shown with the next message")
+
+    def _copy(self, _: str) -> None:
+        reply = self.conversation.reply()
+        self._view.copy(reply)
+        self._view.info(f"{len(reply):,} characters sent to the terminal's clipboard")
 
     def _system(self, argument: str) -> None:
         if argument:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -366,3 +368,45 @@ def test_the_first_answer_is_enough_to_see_the_page(open_tab: OpenTab, server: S
     tab.until_ready()
     scripts = {request.url for request in tab.requests if request.url.endswith(".js")}
     assert scripts == {route.request.url for route in held}
+
+
+AXE = """async () => {
+  const rules = Object.fromEntries(["label-content-name-mismatch", "target-size"].map((id) => [id, { enabled: true }]));
+  const { violations } = await axe.run(document, { preload: false, resultTypes: ["violations"], rules });
+  return violations.map(({ id, nodes }) => `${id}: ${nodes.map(({ target }) => target.join(" ")).join(", ")}`);
+}"""
+
+
+def findings(tab: Tab, where: str) -> list[str]:
+    """What axe-core finds wrong with what is shown right now."""
+    return [f"{where}: {found}" for found in tab.page.evaluate(AXE)]
+
+
+def test_axe_finds_nothing(full: Tab) -> None:
+    """A conversation and the cache view, a dialog, an empty page, and a phone."""
+    axe = importlib.util.find_spec("axe_playwright_python")
+    assert axe is not None, "axe-playwright-python is part of '.[page]'"
+    assert axe.origin is not None
+    full.page.evaluate((Path(axe.origin).parent / "axe.min.js").read_text("utf-8"))
+    full.replies.last.locator("summary").first.click()
+    full.page.locator("#cache .node").last.click()
+    found = findings(full, "conversation")
+    full.page.keyboard.press("Control+,")
+    full.page.locator("#dialog").wait_for()
+    found += findings(full, "settings")
+    full.page.keyboard.press("Escape")
+    full.until_closed()
+    full.page.set_viewport_size({"width": 390, "height": 844})
+    full.settle()
+    found += findings(full, "phone")
+    full.page.get_by_role("button", name="Cache", exact=True).click()
+    full.settle()
+    found += findings(full, "cache on a phone")
+    full.page.set_viewport_size({"width": 1400, "height": 900})
+    full.page.keyboard.press("Control+j")
+    full.page.get_by_role("heading", name="Start a conversation").wait_for()
+    found += findings(full, "empty")
+    assert not found, "\n".join(found)
+    full.page.evaluate("document.querySelector('#text').removeAttribute('aria-label')")
+    full.page.evaluate("document.querySelector('#text').removeAttribute('placeholder')")
+    assert findings(full, "broken")  # it does find what is wrong

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
 from tests.page.browser import Tab, saying
+from tests.unit.test_pdf_file import pdf, says
 
 FACTS = "My name is Ada and the code of the north door is 4711."
 
@@ -213,6 +215,7 @@ def test_text_files_go_along(tab: Tab) -> None:
     files = [
         {"name": "door.txt", "mimeType": "text/plain", "buffer": b"The code of the south door is 9317."},
         {"name": "b.md", "mimeType": "text/markdown", "buffer": "# Ümläut".encode()},
+        {"name": "c.pdf", "mimeType": "application/pdf", "buffer": pdf(says("The west door is red."))},
     ]
     choosing.value.set_files(files)
     tab.page.get_by_role("button", name="Remove b.md").click()
@@ -221,12 +224,13 @@ def test_text_files_go_along(tab: Tab) -> None:
     sent = json.loads(asked.value.post_data or "")["messages"][-1]["content"]
     assert "9317" in sent
     assert "door.txt" in sent
+    assert "c.pdf:\n```\nThe west door is red.\n```" in sent
     assert "mläut" not in sent
     assert "9317" in tab.texts()[-1]
     details = tab.messages.first.locator("details.file")
-    assert details.locator("summary").inner_text().startswith("door.txt")
+    assert details.first.locator("summary").inner_text().startswith("door.txt")
     tab.reload()
-    tab.until(lambda: tab.messages.first.locator("details.file").count() == 1)
+    tab.until(lambda: tab.messages.first.locator("details.file").count() == 2)
 
 
 @pytest.mark.parametrize("name", ["a.png", "a.bin"])
@@ -264,11 +268,54 @@ def test_two_tabs_of_one_browser_lose_nothing(tab: Tab) -> None:
     assert {"First tab.", "Second tab."} <= set(titles)
 
 
-def test_the_server_stops_when_the_tab_is_closed(tab: Tab, server: object) -> None:
-    tab.begin("Say it on and on.", {"grammar": 'root ::= ("on and " ){1500}', "max_tokens": -1})
+def test_a_reply_goes_on_through_a_reload(tab: Tab) -> None:
+    numbers = ", ".join(str(number) for number in range(300))
+    tab.begin("Count.", saying(numbers))
     tab.page.wait_for_selector(".message.busy .tail:not(:empty)")
-    tab.page.close()
+    tab.reload()
+    tab.until_idle()
+    assert tab.texts()[-1] == numbers
+    assert not tab.page.locator(".message .error").count()
+    assert tab.replies.last.locator(".costs").count() == 1
+    ids = [request.headers["x-conversation-id"] for request in tab.requests if request.headers.get("x-conversation-id")]
+    tab.until(lambda: tab.context.request.get(f"{tab.url}v1/stream?conv_id={ids[0]}").status == 404)
+
+    tab.begin("On and on.", {"grammar": 'root ::= ("on and " ){1500}', "max_tokens": -1})
+    tab.page.wait_for_selector(".message.busy .tail:not(:empty)")
+    tab.reload()
+    tab.page.get_by_role("button", name="Stop").click()
+    tab.until_idle()
     tab.until(lambda: not any(slot["is_processing"] for slot in tab.server("slots")))
+    assert tab.replies.last.get_by_text("Stopped.").is_visible()
+
+
+def test_the_model_gives_a_conversation_its_title(tab: Tab) -> None:
+    title = {"choices": [{"message": {"content": '"Lamps at the Door".\n\nand more'}}]}
+    asked: list[dict[str, Any]] = []
+
+    def answer(route: Any) -> None:
+        if route.request.post_data_json.get("stream"):
+            return route.continue_()
+        asked.append(route.request.post_data_json)
+        return route.fulfill(json=title)
+
+    tab.configure(titles="yes")
+    tab.page.route("**/v1/chat/completions", answer)
+    tab.say("Which lamp is at the door?", saying("The blue one."))
+    tab.until(lambda: tab.page.locator("#list .name").first.inner_text() == "Lamps at the Door")
+    assert [message["content"] for message in asked[0]["messages"][:2]] == tab.texts()
+    tab.say("And at the window?", saying("None."))
+    tab.page.unroute_all()
+    tab.page.get_by_role("button", name="New chat").click()
+    tab.page.route("**/slots", lambda route: route.fulfill(json=[{"is_processing": True}]))
+    tab.say("Is the server busy?", saying("Yes."))
+    tab.page.get_by_role("button", name="New chat").click()
+    tab.page.unroute_all()
+    real = tab.say("Who asks for a title?", saying("The page."))
+    assert real["prompt_n"]
+    tab.until(lambda: tab.page.locator("#list .name").first.inner_text() == "The page")  # the grammar's words
+    assert len(asked) == 1
+    assert "Is the server busy?" in tab.page.locator("#list .name").all_inner_texts()
 
 
 def test_a_reply_is_edited_and_continued(tab: Tab) -> None:

@@ -14,6 +14,7 @@ LAYERS = {
     "setting": {"convert"},
     "prompt": {"image_file"},
     "image_file": {"errors", "limit"},
+    "pdf_file": {"errors", "limit"},
     "text": set(),
     "atomic_file": set(),
     "models": {"errors", "text", "atomic_file"},
@@ -35,6 +36,9 @@ for _layer in ("chat", "engine", "llama", "server", "terminal"):
 
 for _layer in ("models", "setup", "doctor", "cache", "chat", "engine", "llama", "page", "server", "terminal"):
     LAYERS[_layer] |= {"convert", "setting", "limit"}
+
+for _layer in ("server", "terminal"):
+    LAYERS[_layer] |= {"pdf_file"}
 
 REQUEST_PATH = ("pyctl.server.prepare", "pyctl.server.body", "pyctl.server.service")
 """What `terminal` may import of `server`, besides what is listed above: both ask the engine in one way."""

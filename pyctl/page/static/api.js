@@ -24,7 +24,7 @@ export class Refusal extends Error {
   }
 }
 
-async function call(path, { body, quiet = false, ...options } = {}) {
+async function call(path, { body, raw, quiet = false, named, ...options } = {}) {
   if (model && !/^(page\/|v1\/models)/.test(path)) {
     if (body) body = { ...body, model };
     else path += (path.includes("?") ? "&" : "?") + "model=" + encodeURIComponent(model);
@@ -34,9 +34,11 @@ async function call(path, { body, quiet = false, ...options } = {}) {
     if (body) headers["content-type"] = "application/json";
     const sent = key;
     if (sent) headers.authorization = "Bearer " + sent;
+    if (named) headers["x-conversation-id"] = named;
     let answer;
     try {
-      answer = await fetch(path, { ...options, headers, body: body && JSON.stringify(body), cache: "no-store" });
+      const content = raw ?? (body && JSON.stringify(body));
+      answer = await fetch(path, { ...options, headers, body: content, cache: "no-store" });
     } catch (error) {
       if (error.name === "AbortError") throw error;
       throw new Refusal("No answer from the server.", 0);
@@ -54,25 +56,46 @@ async function call(path, { body, quiet = false, ...options } = {}) {
 
 export const get = async (path, options) => (await call(path, options)).json();
 export const post = async (path, body, options) => (await call(path, { method: "POST", body, ...options })).json();
+export const pdfText = async (file) => (await (await call("page/pdf", { method: "POST", raw: file })).json()).text;
 export const remove = async (path) => (await call(path, { method: "DELETE" })).json();
 
-// The events of a stream; what the server says of an error is thrown.
-export async function* stream(path, body, signal) {
-  const answer = await call(path, { method: "POST", body: { ...body, stream: true }, signal });
-  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+// An id by which the server keeps a stream; it is all that another page would need to read that.
+export const streamId = () =>
+  [...crypto.getRandomValues(new Uint32Array(4))].map((each) => each.toString(36)).join("-");
+
+const streamPath = (id) => "v1/stream?conv_id=" + id;
+export const forget = (id) => call(streamPath(id), { method: "DELETE", quiet: true }).catch(() => {});
+
+// The events of a stream that the server keeps under the id, each with its bytes; what it says of an error is thrown.
+export const stream = async (path, body, id, signal) =>
+  events(await call(path, { method: "POST", body: { ...body, stream: true }, named: id, signal }));
+
+// The events of a kept stream from a byte on.
+export async function resume(id, from, signal) {
+  for (;;) {
+    try {
+      return events(await call(`${streamPath(id)}&from=${from}`, { quiet: true, signal }));
+    } catch (error) {
+      if (error.status !== 503) throw error;
+      await new Promise((go) => setTimeout(go, 500)); // it has not begun
+    }
+  }
+}
+
+async function* events(answer) {
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader(), encoder = new TextEncoder();
   let rest = "", ended = false;
   try {
     for (;;) {
       const { value, done } = await reader.read();
       if (done) break;
-      const events = (rest + value).split("\n\n");
-      rest = events.pop();
-      for (const event of events) {
+      const found = (rest + value).split("\n\n");
+      rest = found.pop();
+      for (const event of found) {
         if (event === "data: [DONE]") ended = true;
-        if (ended || !event.startsWith("data: ")) continue;
-        const data = JSON.parse(event.slice(6));
+        const data = !ended && event.startsWith("data: ") ? JSON.parse(event.slice(6)) : {};
         if (data.error) throw new Refusal(data.error.message, data.error.code);
-        yield data;
+        yield { data, bytes: encoder.encode(event).length + 2 };
       }
     }
   } catch (error) {

@@ -96,7 +96,7 @@ function forget(conversation) {
 // Another tab has written or deleted a conversation.
 async function reread(id) {
   const known = conversations.find((each) => each.id === id), fresh = await store.read(id);
-  if (known && chat.runOf(known)) return;
+  if (known && chat.runOf(known)) return chat.yields(known);
   if (!fresh) return known && known.leaf !== null && forget(known);
   if (known) Object.assign(known, fresh);
   else conversations.push(fresh);
@@ -341,6 +341,7 @@ async function main() {
   api.onKey(settings.askForKey);
   chat.connect({
     changed: drawList,
+    lost: ({ id }) => reread(id),
     replied: async (found) => {
       if (offered.length) await connect(true); // another model may have left for this one
       if (about.model_path) await cache.replied(found);
@@ -360,7 +361,7 @@ async function main() {
   const last = conversations.find((each) => each.id === sessionStorage.getItem("open"));
   if (last) open(last);
   else start();
-  connect(false);
+  connect(false).then(() => chat.resume(conversations));
 }
 
 main();

@@ -200,14 +200,8 @@ function update(made, { item, depth, passes, join, up, down }) {
     join === "branch" ? line("join", depth - 1, on) : null, up ? line("up", depth, on) : null,
     down ? line("down", depth, item.children.some((child) => child.onPath)) : null, el("b", { class: "dot" }));
   const [, words, meta, acts] = made.children;
-  if (!node) {
-    made.setAttribute("aria-label", `Branches diverge after ${tokens(item.n)}`);
-    return put(meta, el("b", {}, count(item.n)), " tokens are shared from here up");
-  }
-  const where = node.tiers.map((tier) => TIERS[tier]);
+  if (!node) return put(meta, el("b", {}, count(item.n)), " tokens are shared from here up");
   const hits = node.hits === 1 ? "1 hit" : node.hits + " hits";
-  const facts = [tokens(node.n), `${size(item.bytes)} in ${where.join(" and ")}`, hits, idle + " ago"];
-  made.setAttribute("aria-label", `${facts.join(", ")}${node.pinned ? ", pinned" : ""}: ${item.name} ${item.words}`);
   put(words, item.name ? el("b", { class: "name" }, item.name) : null, item.words || PRIVATE);
   put(meta, el("b", {}, count(node.n)), " tokens",
     node.tiers.map((tier) => el("span", { class: "tier " + tier }, TIERS[tier])),
@@ -257,7 +251,7 @@ export function start(given) {
   view.note = el("p", { class: "note dim" });
   view.drawn = el("div", { class: "picture" }, view.map.element);
   const button = (text, title, onclick) => el("button", { type: "button", title, onclick }, text);
-  put($("cache"), el("header", {}, el("h2", {}, "Prefix cache"), el("span", { class: "grow" }),
+  put($("cache"), el("header", {}, el("h2", {}, "Cache"), el("span", { class: "grow" }),
     button("Prewarm", "Evaluate the open conversation now, before the next message", warm),
     button("Drop all", "Drop all prefixes in RAM that are not pinned", clear),
     icon("⤢", "Enlarge", enlarge, { class: "icon enlarge" }),
@@ -313,7 +307,7 @@ function draw() {
   view.note.textContent = failed;
   if (!latest) return;
   const { bytes, totals, disk } = latest, restored = totals.prompt - totals.evaluated;
-  const sums = `${short(restored)} of ${short(totals.prompt)} tokens in ${count(totals.requests)} requests restored`;
+  const sums = `${short(restored)} of ${short(totals.prompt)} tokens restored in ${count(totals.requests)} requests`;
   const { waited, instead } = hooks.waits(), isShorter = instead - waited >= 1000;
   const words = isShorter ? `waited for prompts today, instead of about ${time(instead)}` : "waited for prompts today";
   put(view.totals,

@@ -5,10 +5,12 @@ import * as api from "./api.js";
 import * as drawn from "./message.js";
 import * as settings from "./settings.js";
 import * as store from "./store.js";
+import * as titles from "./titles.js";
 
 const SAVE_MS = 2000;
 
 let conversation = null;
+let leaves = false; // the page goes, and with it the connection, but not the reply
 let hooks = {}; // told of what happens; see app.js
 const runs = new Map(); // by the conversation's id: {message, controller, progress, streamed}
 
@@ -28,6 +30,8 @@ export function connect(given) {
     before = top;
   }, { passive: true });
   new ResizeObserver(() => bottom()).observe($("messages"));
+  addEventListener("pagehide", () => (leaves = true));
+  addEventListener("pageshow", () => (leaves = false));
 }
 
 const scroll = () => $("scroll");
@@ -157,7 +161,26 @@ export function editLast() {
   if (last) edit(last);
 }
 
-export const stop = (given = conversation) => runOf(given)?.controller.abort();
+export function stop(given = conversation) {
+  const run = runOf(given);
+  if (!run) return;
+  run.controller.abort();
+  api.forget(run.message.stream?.id);
+}
+
+// Go on with the replies that run at the server since before this page was loaded.
+export function resume(conversations) {
+  for (const own of conversations)
+    for (const message of Object.values(own.messages)) if (message.stream && !runs.has(own.id)) follow(own, message);
+}
+
+// Another tab writes the reply that this one took for its own: what it has read so far is the other's, too.
+export function yields(own) {
+  const run = runOf(own);
+  if (!run?.resumed) return;
+  run.lost = true;
+  run.controller.abort();
+}
 
 // -- asking ----------------------------------------------------------------------------------------------------------
 
@@ -204,12 +227,35 @@ function take(message, event, times) {
 }
 
 async function reply(message, continues = false) {
-  const own = conversation, controller = new AbortController();
-  const run = { message, controller, progress: null, streamed: new drawn.Streamed(message) };
+  const own = conversation, path = store.path(own);
+  const messages = messagesOf(continues ? path : path.slice(0, -1), own.system ?? "");
+  if (message.stream) api.forget(message.stream.id);
+  message.stream = { id: api.streamId(), at: 0 };
+  own.model = api.modelName() || undefined;
+  const body = { ...settings.requestOf(), messages, return_progress: true, return_cache: true };
+  if (continues) Object.assign(body, { continue_final_message: true, add_generation_prompt: false });
+  await follow(own, message, body);
+}
+
+// The events of a reply: of a new one by its request, and of one that runs from where it was read last.
+async function* eventsOf({ stream: kept }, body, signal) {
+  const first = body ? await api.stream("v1/chat/completions", body, kept.id, signal) : null;
+  try {
+    yield* first ?? (await api.resume(kept.id, kept.at, signal));
+  } catch (error) {
+    if (error.status !== 0 || !first) throw error;
+    // Where only the connection has gone, the server still has the rest.
+    yield* await api.resume(kept.id, kept.at, signal).catch(() => { throw error; });
+  }
+}
+
+async function follow(own, message, body = null) {
+  const controller = new AbortController(), streamed = new drawn.Streamed(message);
+  const run = { message, controller, streamed, progress: null, resumed: !body, keeps: false };
+  titles.stop();
   runs.set(own.id, run);
   delete message.error;
   delete message.finish;
-  const path = store.path(own), messages = messagesOf(continues ? path : path.slice(0, -1), own.system ?? "");
   const times = {};
   let saved = Date.now(), waits = false;
   const show = () => {
@@ -217,16 +263,16 @@ async function reply(message, continues = false) {
     const made = own === conversation && runs.get(own.id) === run ? elementOf(message) : null;
     if (made) run.streamed.draw(made, run);
   };
-  draw();
-  bottom(true);
-  // What was pressed is gone by now; keyboards go on from the reply.
-  if (document.activeElement === document.body) elementOf(message)?.focus({ preventScroll: true });
-  own.model = api.modelName() || undefined;
-  await keep(own);
+  if (own === conversation) {
+    draw();
+    bottom(true);
+    // What was pressed is gone by now; keyboards go on from the reply.
+    if (document.activeElement === document.body) elementOf(message)?.focus({ preventScroll: true });
+  }
+  if (body) await keep(own);
   try {
-    const body = { ...settings.requestOf(), messages, return_progress: true, return_cache: true };
-    if (continues) Object.assign(body, { continue_final_message: true, add_generation_prompt: false });
-    for await (const event of api.stream("v1/chat/completions", body, controller.signal)) {
+    for await (const { data: event, bytes } of eventsOf(message, body, controller.signal)) {
+      message.stream.at += bytes;
       if (event.prompt_progress) run.progress = event.prompt_progress;
       if (take(message, event, times)) run.progress = null;
       if (!waits) requestAnimationFrame(show);
@@ -237,11 +283,21 @@ async function reply(message, continues = false) {
       }
     }
   } catch (error) {
+    if (leaves) return;
+    run.keeps = [0, 401].includes(error.status); // the server may still have it
     if (error.name === "AbortError") message.finish = "stopped";
-    else message.error = error.message;
+    else message.error = run.resumed && error.status === 404 ? "The server no longer has this reply." : error.message;
   }
   if (times.thinking) message.thought ??= performance.now() - times.thinking;
+  await end(own, run);
+}
+
+async function end(own, run) {
+  const { message } = run;
   runs.delete(own.id);
+  if (run.lost) return hooks.lost(own);
+  const { id } = message.stream;
+  if (!run.keeps) delete message.stream;
   if (own === conversation) {
     const made = elementOf(message);
     if (made) {
@@ -252,5 +308,18 @@ async function reply(message, continues = false) {
     say(message.error ?? (message.finish === "stopped" ? "Reply stopped" : "Reply complete"));
   }
   await keep(own);
-  hooks.replied(message.stats?.cache);
+  if (!message.error && message.finish !== "stopped") api.forget(id);
+  await hooks.replied(message.stats?.cache);
+  if (message.finish === "stop") await name(own, message);
+}
+
+// After its first reply a conversation gets a title.
+async function name(own, message) {
+  const path = store.path(own);
+  if (own.title || path.length !== 2 || path[1] !== message || runs.size) return;
+  const title = await titles.titleFor(messagesOf(path, own.system ?? ""));
+  if (!title || own.title || own.gone) return;
+  own.title = title;
+  await keep(own);
+  if (own === conversation) draw();
 }

@@ -86,7 +86,7 @@ const ROLES = { user: "You: ", assistant: "Reply: ", system: "System: ", tool: "
 export const plain = (text) =>
   (text ?? "")
     .replace(/^[a-z_]*\|?>/, "")
-    .replace(/<\|im_start\|>([a-z]+)\n?/g, (_, role) => ROLES[role] ?? role + ": ")
+    .replace(/<\|im_start\|>([a-z]+)\n?|^(system|user|assistant|tool)\n/g, (_, a, b) => ROLES[a ?? b] ?? a + ": ")
     .replace(/<\|[^|<>\n]{1,30}\|>|<\/?think>/g, " ")
     .replace(/\s+/g, " ")
     .trim();

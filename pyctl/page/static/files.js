@@ -1,12 +1,14 @@
 // What goes with the next message: texts, and pictures where the server looks at them.
 
 import { $, count, el, icon, put, size, tell } from "./dom.js";
+import { pdfText } from "./api.js";
 
 const MOST_TEXT_BYTES = 4 << 20;
+const MOST_PDF_BYTES = 32 << 20;
 const MOST_IMAGE_BYTES = 8 << 20;
 const MOST_PIXELS = 2048; // on the longer side; models look at less
 const MOST_PASTED = 6000;
-const TEXTS = "text/*,.md,.py,.js,.ts,.json,.yaml,.toml,.c,.h,.cpp,.rs,.go,.java,.sh,.csv,.log";
+const TEXTS = "text/*,.md,.py,.js,.ts,.json,.yaml,.toml,.c,.h,.cpp,.rs,.go,.java,.sh,.csv,.log,.pdf";
 
 let files = [];
 let reading = null; // ends when all that was attached has been read
@@ -43,7 +45,8 @@ async function read(given, before) {
   let all = (await before) ?? true;
   for (const file of given) {
     try {
-      const made = await (file.type.startsWith("image/") ? picture(file) : text(file));
+      const isPdf = file.type === "application/pdf" || /\.pdf$/i.test(file.name);
+      const made = await (isPdf ? pdf(file) : file.type.startsWith("image/") ? picture(file) : text(file));
       files.push(made);
     } catch (error) {
       all = false;
@@ -60,6 +63,11 @@ export function paste(event) {
   if (!given.length && words.length <= MOST_PASTED) return;
   event.preventDefault();
   attach(given.length ? [...given] : [new File([words], "pasted.txt", { type: "text/plain" })]);
+}
+
+async function pdf(file) {
+  if (file.size > MOST_PDF_BYTES) throw new Error(`larger than ${size(MOST_PDF_BYTES)}`);
+  return { name: file.name, text: await pdfText(file) };
 }
 
 async function text(file) {

@@ -187,7 +187,7 @@ function drawTools(box, message, run, siblings, at, isLeaf) {
     button("Copy", "Copy message", (event) => copy(message.content, event.target)),
     role === "user" || ours ? button("Edit", "Edit message", () => acts.edit(message)) : null,
     ours && failed && isLeaf ? button("Try again", "Try again", () => acts.retry(message)) : null,
-    ours && !(failed && isLeaf) ? button("Again", "Regenerate reply", () => acts.regenerate(message)) : null,
+    ours && !(failed && isLeaf) ? button("Regenerate", "Regenerate reply", () => acts.regenerate(message)) : null,
     ours && isLeaf && message.content ? button("Continue", "Continue reply", () => acts.proceed(message)) : null,
     button("Delete", "Delete message and what follows", () => acts.erase(message)));
 }

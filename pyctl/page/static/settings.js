@@ -12,7 +12,7 @@ function kept(name, otherwise) {
 }
 
 const state = {};
-const NAMES = { theme: "system", stats: true, presets: [], preset: "", values: {} };
+const NAMES = { theme: "system", stats: true, titles: true, presets: [], preset: "", values: {} };
 for (const [name, otherwise] of Object.entries(NAMES)) state[name] = kept(name, otherwise);
 const write = () => Object.keys(NAMES).forEach((name) => localStorage.setItem(name, JSON.stringify(state[name])));
 
@@ -37,6 +37,8 @@ export function setDefaults(props) {
 
 const preset = () => state.presets.find((each) => each.name === state.preset);
 export const systemPrompt = () => (preset() ?? state.values).system ?? "";
+
+export const givesTitles = () => state.titles;
 
 export function requestOf() {
   const values = preset()?.values ?? state.values, body = {};
@@ -113,6 +115,8 @@ function form(active) {
     el("hr"),
     el("div", { class: "grid" }, choice("theme", "Appearance", themes, state.theme),
       choice("stats", "Statistics of replies", [["yes", "show"], ["no", "hide"]], state.stats ? "yes" : "no"),
+      choice("titles", "Titles of conversations", [["yes", "by the model"], ["no", "their first words"]],
+        state.titles ? "yes" : "no"),
       labelled("API key", key),
       api.hasKey() ? el("button", { type: "button", class: "low", onclick: forget }, "Remove the key") : null));
 }
@@ -141,10 +145,11 @@ export async function openSettings() {
   } else if (answer === "save") {
     const given = [...fields].filter((each) => each.name && each.value !== "");
     const found = Object.fromEntries(given.map((each) => [each.name, each.value]));
-    const { name, system = "", theme, stats, key, ...values } = found;
+    const { name, system = "", theme, stats, titles, key, ...values } = found;
     if (key) api.setKey(key);
     state.theme = theme;
     state.stats = stats === "yes";
+    state.titles = titles === "yes";
     if (name) {
       const others = state.presets.filter((each) => each !== active && each.name !== name);
       state.presets = [...others, { name, system, values }];

@@ -102,8 +102,9 @@ export function titleOf(conversation) {
 
 // -- exports ---------------------------------------------------------------------------------------------------------
 
-export const dump = (conversations) =>
-  JSON.stringify({ format: "pyctl-conversations", version: 1, conversations }, null, 1);
+// All but the ids of streams, by which replies that run could be read.
+export const dump = (conversations) => JSON.stringify({ format: "pyctl-conversations", version: 1, conversations },
+  (name, value) => (name === "stream" ? undefined : value), 1);
 
 // The open branch of a conversation as a text for people.
 export function markdown(conversation) {

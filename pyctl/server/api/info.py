@@ -12,9 +12,9 @@ from pyctl.chat.images import MEDIA_MARKER
 from pyctl.engine.pool import PoolPlan
 from pyctl.engine.request import Request as EngineRequest
 from pyctl.engine.selection import CHUNK, SelectSettings
-from pyctl.errors import NotFoundError, NotSupportedError, RequestError
+from pyctl.errors import NotSupportedError, RequestError
 from pyctl.prompt import Prompt
-from pyctl.server.body import ReplyOptions, parse_json, parse_object, scales_of
+from pyctl.server.body import ReplyOptions, parse_json, scales_of
 from pyctl.server.http import JsonResponse
 from pyctl.server.models import Models
 from pyctl.server.prepare import keep_scales
@@ -26,10 +26,7 @@ __all__ = [
     "change_adapters",
     "change_props",
     "disabled",
-    "end_stream",
-    "find_streams",
     "props",
-    "resume_stream",
     "router_props",
     "transcribe",
 ]
@@ -174,26 +171,3 @@ async def disabled(service: object, request: Request) -> Response:
     """/tools and /cors-proxy"""
     error = {"message": "this feature is disabled", "type": "feature_disabled"}
     return JsonResponse({"error": error}, status_code=403)
-
-
-async def resume_stream(service: object, request: Request) -> Response:
-    """GET /v1/stream: no stream outlives its connection."""
-    _conversation(request)
-    raise NotFoundError("File Not Found")
-
-
-async def end_stream(service: object, request: Request) -> Response:
-    """DELETE /v1/stream: none is left to end."""
-    _conversation(request)
-    return Response(status_code=204, media_type="application/json")
-
-
-async def find_streams(service: object, request: Request) -> Response:
-    """POST /v1/streams/lookup: no stream is kept for anyone."""
-    parse_object(await request.body())
-    return JsonResponse([])
-
-
-def _conversation(request: Request) -> None:
-    if not request.query_params.get("conv_id"):
-        raise RequestError("Missing conversation id in path")

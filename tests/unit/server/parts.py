@@ -60,8 +60,9 @@ def named_events(body: bytes) -> list[dict[str, Any]]:
 class Caller:
     """Calls an application as a server does, and hangs up when told to."""
 
-    def __init__(self, bench: Bench, path: str, body: dict[str, Any]) -> None:
+    def __init__(self, bench: Bench, path: str, body: dict[str, Any], headers: dict[str, str] | None = None) -> None:
         self._app = bench.app
+        self._headers = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
         self._path = path
         self._body = msgspec.json.encode(body)
         self._asked = False
@@ -75,7 +76,7 @@ class Caller:
             "path": self._path,
             "raw_path": self._path.encode(),
             "query_string": b"",
-            "headers": [],
+            "headers": self._headers,
             "asgi": {"version": "3.0", "spec_version": "2.3"},
         }
         await self._app(scope, self._receive, self._send)

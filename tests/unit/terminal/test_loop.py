@@ -42,6 +42,9 @@ class Recorder:
     def error(self, text: str) -> None:
         self.errors.append(text)
 
+    def copy(self, text: str) -> None:
+        self.infos.append(f"copied {text}")
+
 
 class Lines:
     """A reader that gives prepared texts and notes what it was asked to edit."""
@@ -61,6 +64,13 @@ class Lines:
 def start(backend: Any, *items: str | type[BaseException], interactive: bool = True) -> tuple[Chat, Recorder, Lines]:
     view, reader = Recorder(), Lines(items)
     return Chat(backend, reader, view, Conversation(), interactive=interactive), view, reader
+
+
+def test_the_last_reply_is_copied(script: Any) -> None:
+    chat, view, _ = start(script.backend(script.say("Hel", "lo", reasoning="hm")), "/copy", "hi", "/copy")
+    chat.run()
+    assert view.errors == ["no reply yet"]
+    assert view.infos == ["copied Hello", "5 characters sent to the terminal's clipboard"]
 
 
 def test_replies_follow_questions_and_history_grows(script: Any) -> None:

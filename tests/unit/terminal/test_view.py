@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from pyctl.chat.reply import CallDelta
-from pyctl.terminal.console import PlainView, RichView, stats_line
+from pyctl.errors import RequestError
+from pyctl.terminal.console import PlainView, RichView, shorten_history, stats_line
 from pyctl.terminal.conversation import ChatDelta, ReplyStats
 from tests.unit.terminal.screen import Screen
 
@@ -126,3 +128,35 @@ def test_plain_keeps_tool_calls_out_of_the_reply() -> None:
     view.end(ReplyStats(1, 2))
     assert out.getvalue() == "Let me see.\n"
     assert err.getvalue() == 'call weather {"city": "Oslo"}\ncall time {}\n'
+
+
+def test_a_reply_is_copied_by_the_terminal() -> None:
+    out = ScreenText()
+    view = RichView(Console(file=out, force_terminal=True))
+    view.copy("a döor")
+    assert out.getvalue() == "\x1b]52;c;YSBkw7Zvcg==\x07"
+    with pytest.raises(RequestError, match="at most"):
+        view.copy("x" * (1 << 20) + "x")
+    with pytest.raises(RequestError, match="terminal"):
+        PlainView(io.StringIO(), io.StringIO()).copy("x")
+
+
+def test_a_long_history_keeps_its_newest_entries(tmp_path: Path) -> None:
+    from prompt_toolkit.history import FileHistory
+
+    path = tmp_path / "history"
+    history = FileHistory(path)
+    for number in range(100):
+        history.store_string(f"line {number}\nand # more")
+    before = list(history.load_history_strings())
+    size = path.stat().st_size
+    shorten_history(path, size)
+    assert path.stat().st_size == size
+    shorten_history(path, size - 1)
+    kept = list(FileHistory(path).load_history_strings())
+    assert kept == before[: len(kept)]
+    assert 40 <= len(kept) <= 50
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.write_bytes(b"+" + b"x" * 3000)
+    shorten_history(path, 1000)
+    assert path.read_bytes() == b""

@@ -21,6 +21,7 @@ from pyctl.page.markdown_process import MOST_TEXT_BYTES, MarkdownProcess, plain_
 from pyctl.server import ServerSettings
 from tests.effort import examples
 from tests.unit.server.fake import Bench, play
+from tests.unit.test_pdf_file import pdf, says
 
 TAGS = re.compile(
     "p|h[1-6]|ul|ol|li|blockquote|pre|code|span|em|strong|s|a|br|hr|table|thead|tbody|tr|th|td|div|button|img"
@@ -172,6 +173,15 @@ def test_the_endpoint() -> None:
     finally:
         bench.service.shared.markdown.close()
     assert Bench(play("x"), settings=ServerSettings(api_keys=("k",))).post("/page/markdown", {}).status_code == 401
+
+
+def test_pdf_files_are_read_for_pages_of_this_server_only() -> None:
+    client = Bench(play("x"), settings=ServerSettings()).client
+    answer = client.post("/page/pdf", content=pdf(says("A lamp")))
+    assert answer.json() == {"text": "A lamp"}
+    assert client.post("/page/pdf", content=b"x").status_code == 400
+    assert client.post("/page/pdf", content=b"x", headers={"Origin": "http://other"}).status_code == 403
+    assert Bench(play("x"), settings=ServerSettings(api_keys=("k",))).post("/page/pdf", {}).status_code == 401
 
 
 def test_a_directory_is_served_beside_the_api(tmp_path: Path) -> None:

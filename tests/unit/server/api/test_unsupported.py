@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from pyctl.server import ServerSettings
-from tests.unit.server.fake import Bench, Client, play
+from tests.unit.server.fake import HI, Bench, Client, play
 
 
 @pytest.fixture
@@ -27,7 +27,8 @@ def test_features_that_are_off(client: Client, path: str) -> None:
         assert response.json() == {"error": {"message": "this feature is disabled", "type": "feature_disabled"}}
 
 
-def test_streams_end_with_their_connection(client: Client) -> None:
+def test_no_stream_is_kept_unless_its_client_names_a_conversation(client: Client) -> None:
+    client.post("/v1/chat/completions", json={"messages": HI, "stream": True})
     assert client.get("/v1/stream").status_code == 400
     assert client.get("/v1/stream?conv_id=x").status_code == 404
     assert client.request("DELETE", "/v1/stream").status_code == 400

@@ -1,0 +1,102 @@
+"""The text of PDF files, read by pypdf in a process that is bounded in time and memory."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from pyctl.errors import NotSupportedError, RequestError
+from pyctl.limit import limit
+
+__all__ = ["MOST_PDF_BYTES", "is_pdf", "pdf_text"]
+
+MOST_PDF_BYTES = limit(32 << 20, "a PDF file", "400", "request", "bytes")
+_MOST_PAGES = limit(2000, "pages of a PDF file", "400", "request")
+_MOST_CHARS = limit(4 << 20, "text of a PDF file", "400", "request", "characters")
+_SECONDS = limit(20.0, "time to read a PDF file", "400", "request", "seconds")
+_MEMORY = limit(1 << 30, "memory of the process that reads a PDF file", "400", "process", "bytes")
+
+
+def is_pdf(data: bytes) -> bool:
+    """Whether ``data`` begins as a PDF file does."""
+    return data.startswith(b"%PDF-")
+
+
+def pdf_text(data: bytes) -> str:
+    """The text of all pages of a PDF file. Raises RequestError, and NotSupportedError without pypdf."""
+    if importlib.util.find_spec("pypdf") is None:
+        raise NotSupportedError("PDF files need pypdf: pip install 'pyctl[pdf]'")
+    if not is_pdf(data):
+        raise RequestError("this is not a PDF file")
+    if len(data) > MOST_PDF_BYTES:
+        raise RequestError(f"a PDF file may have {MOST_PDF_BYTES:,} bytes, not {len(data):,}")
+    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", __name__],
+            input=data,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=_SECONDS,
+            check=False,
+            env={**os.environ, "PYTHONPATH": path.strip(os.pathsep)},
+            start_new_session=True,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise RequestError(f"reading this PDF file takes more than {_SECONDS:g} seconds") from error
+    try:
+        found = json.loads(done.stdout)
+    except ValueError as error:
+        raise RequestError("reading this PDF file takes too much time or memory") from error
+    if "error" in found:
+        raise RequestError(f"cannot read this PDF file: {found['error']}")
+    text: str = found["text"]
+    return text
+
+
+def _read(data: bytes) -> str:
+    """The text of the pages. Raises ValueError in words, and what pypdf raises."""
+    import io
+
+    from pypdf import PdfReader
+
+    reader = PdfReader(io.BytesIO(data))
+    if reader.is_encrypted and not reader.decrypt(""):
+        raise ValueError("it is encrypted")
+    if len(reader.pages) > _MOST_PAGES:
+        raise ValueError(f"it has more than {_MOST_PAGES:,} pages")
+    texts: list[str] = []
+    n_chars = 0
+    for page in reader.pages:
+        texts.append(page.extract_text().replace("\0", "").strip())
+        n_chars += len(texts[-1])
+        if n_chars > _MOST_CHARS:
+            raise ValueError(f"it has more than {_MOST_CHARS:,} characters")
+    if not n_chars:
+        raise ValueError("it contains no text; its pages may be scanned images")
+    return "\n\n".join(texts)
+
+
+def _main() -> None:
+    """Answer for the file on the standard input."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+    resource.setrlimit(resource.RLIMIT_CPU, (int(_SECONDS) + 1, int(_SECONDS) + 2))
+    os.nice(5)
+    try:
+        answer = {"text": _read(sys.stdin.buffer.read(MOST_PDF_BYTES + 1))}
+    except MemoryError:
+        return
+    except Exception as error:
+        answer = {"error": str(error)[:200] or type(error).__name__}
+    text = json.dumps(answer)  # escapes halves of surrogate pairs, which UTF-8 does not have
+    sys.stdout.write(text)
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,69 @@
+"""llama-server's endpoints of streams that outlive their connections: replay, end, and what is there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from pyctl.errors import LoadingError, RequestError
+from pyctl.limit import limit
+from pyctl.server.body import at_most, parse_object
+from pyctl.server.http import JsonResponse
+from pyctl.server.kept_streams import KeptStream, key_of, send_stream, until_left
+from pyctl.server.models import Models
+
+__all__ = ["end", "find", "resume"]
+
+_MOST_IDS = limit(1024, "`conversation_ids` of /v1/streams/lookup", "400", "request")
+_MOST_DIGITS = 18
+
+
+async def resume(models: Models, request: Request) -> ASGIApp:
+    """GET /v1/stream?conv_id=ID&from=N: the bytes of a kept stream from N on, to its end; 503 before it has begun."""
+    stream = models.shared.streams.get(key_of(request, request.query_params.get("conv_id", "")))
+    given = request.query_params.get("from", "0") or "0"
+    if not (given.isascii() and given.isdecimal() and len(given) <= _MOST_DIGITS):
+        raise RequestError("Invalid 'from' offset")
+    if int(given) < stream.n_dropped:
+        raise RequestError("Stream offset lost, please restart")
+    if stream.head is None:
+        raise LoadingError
+    return ResumedResponse(stream, int(given))
+
+
+class ResumedResponse:
+    """Sends ``stream`` from byte ``start`` on; a client that leaves changes nothing."""
+
+    def __init__(self, stream: KeptStream, start: int) -> None:
+        self._stream, self._start = stream, start
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await until_left(receive, send_stream(self._stream, self._start, send))
+
+
+async def end(models: Models, request: Request) -> Response:
+    """DELETE /v1/stream?conv_id=ID: end the work of a kept stream and forget it, if it is there."""
+    models.shared.streams.drop(key_of(request, request.query_params.get("conv_id", "")))
+    return Response(status_code=204, media_type="application/json")
+
+
+async def find(models: Models, request: Request) -> Response:
+    """POST /v1/streams/lookup {"conversation_ids": [...]}: those of these that are kept for this client."""
+    given = parse_object(await request.body()).get("conversation_ids")
+    names = [name for name in given if isinstance(name, str) and name] if isinstance(given, list) else []
+    at_most(_MOST_IDS, len(names), "conversation_ids", "ids")
+    found = [each for name in names for each in models.shared.streams.named(key_of(request, name))]
+    return JsonResponse([_shown(name, stream) for name, stream in found])
+
+
+def _shown(name: str, stream: KeptStream) -> dict[str, Any]:
+    return {
+        "conversation_id": name,
+        "is_done": bool(stream.ended),
+        "total_bytes": stream.n_bytes,
+        "started_at": int(stream.started),
+        "completed_at": int(stream.ended),
+    }

@@ -1,0 +1,270 @@
+"""Streams that outlive their connections, by llama-server's interface: ``X-Conversation-Id`` and /v1/stream."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from typing import TypeAlias
+
+import msgspec
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pyctl.errors import NotFoundError, RequestError
+from pyctl.limit import limit
+from pyctl.server.http import error_response
+from pyctl.server.request_pool import client_left
+
+__all__ = ["KeptResponse", "KeptStream", "KeptStreams", "key_of", "outlive", "send_stream", "until_left"]
+
+log = logging.getLogger(__name__)
+
+_HEADER = "x-conversation-id"
+
+_MOST = limit(32, "streams that outlive their connections", "the oldest that has ended goes, else none more", "reply")
+_MOST_BYTES = limit(4 << 20, "kept bytes of such a stream", "the first bytes are dropped", "reply", "bytes")
+_MOST_ID_CHARS = limit(256, "`X-Conversation-Id`", "400", "request", "characters")
+_ENDED_SECONDS = limit(300.0, "time that such a stream is kept after its end", "404", "reply", "seconds")
+_UNREAD_SECONDS = limit(600.0, "time that such a stream runs without a reader", "its reply ends", "reply", "seconds")
+
+Key: TypeAlias = tuple[str, str]
+"""The API key that asked, empty without one, and the client's id."""
+
+
+def key_of(request: Request, name: str) -> Key:
+    """Under what the stream ``name`` of this client is kept. Raises RequestError."""
+    if not name:
+        raise RequestError("Missing conversation id in path")
+    if len(name) > _MOST_ID_CHARS:
+        raise RequestError(f"an id of a conversation has at most {_MOST_ID_CHARS} characters")
+    headers = request.headers
+    return (headers.get("authorization") or headers.get("x-api-key") or "").removeprefix("Bearer "), name
+
+
+class KeptStream:
+    """The bytes of one answer, for any number of readers; the first ones go if there are too many."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.started, self.ended = now(), 0.0  # Unix time; 0 while it runs
+        self.head: Message | None = None  # the start of the response
+        self.n_dropped = 0
+        self.cancelled = asyncio.Event()
+        self._now = now
+        self._data = bytearray()
+        self._news = asyncio.Event()  # set, and another one made, with each change
+        self._n_readers = 0
+        self._last_read = self.started
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes that it has had so far."""
+        return self.n_dropped + len(self._data)
+
+    def append(self, part: bytes) -> None:
+        """More of the answer. A stream that had no reader for too long is cancelled."""
+        self._data += part
+        if (surplus := len(self._data) - _MOST_BYTES) > 0:
+            del self._data[:surplus]
+            self.n_dropped += surplus
+        if not self._n_readers and self._now() - self._last_read > _UNREAD_SECONDS:
+            self.cancelled.set()
+        self.wake()
+
+    def end(self) -> None:
+        """No bytes follow."""
+        self.ended = self.ended or self._now()
+        self.wake()
+
+    def wake(self) -> None:
+        """Tell those who wait that something has changed."""
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def until_begun(self) -> bool:
+        """Wait for ``head``; False if the answer ends without one."""
+        while self.head is None and not self.ended:
+            await self._news.wait()
+        return self.head is not None
+
+    async def read(self, start: int) -> AsyncGenerator[bytes, None]:
+        """The bytes from ``start`` on as they come; ends early if a slow reader's bytes have been dropped."""
+        self._n_readers += 1
+        try:
+            while start >= self.n_dropped:
+                news, part = self._news, bytes(self._data[start - self.n_dropped :])
+                start += len(part)
+                if part:
+                    yield part
+                elif self.ended:
+                    return
+                else:
+                    await news.wait()
+        finally:
+            self._n_readers -= 1
+            self._last_read = self._now()
+
+
+class KeptStreams:
+    """Streams by their keys: bounded in number, and in the time after their end. Only the event loop uses them."""
+
+    def __init__(self, now: Callable[[], float] = time.time) -> None:
+        self.now = now
+        self._streams: dict[Key, KeptStream] = {}  # the oldest first
+        self._working: set[asyncio.Future[None]] = set()
+
+    def start(self, work: Awaitable[None]) -> asyncio.Future[None]:
+        """Begin ``work``, for which no connection waits."""
+        task = asyncio.ensure_future(work)
+        self._working.add(task)
+        task.add_done_callback(self._working.discard)
+        return task
+
+    def open(self, key: Key) -> KeptStream | None:
+        """A new stream, which ends the one of the same key; None if too many run."""
+        self.expire()
+        self.drop(key)
+        if len(self._streams) >= _MOST:
+            oldest = next((old for old, stream in self._streams.items() if stream.ended), None)
+            if oldest is None:
+                return None
+            del self._streams[oldest]
+        return self._streams.setdefault(key, KeptStream(self.now))
+
+    def get(self, key: Key) -> KeptStream:
+        """The stream of ``key``. Raises NotFoundError."""
+        self.expire()
+        if key not in self._streams:
+            raise NotFoundError("Stream not found or expired")
+        return self._streams[key]
+
+    def named(self, key: Key) -> list[tuple[str, KeptStream]]:
+        """The streams of ``key`` and of its variants ``<id>::<model>``."""
+        self.expire()
+        owner, name = key
+        return [
+            (other, stream)
+            for (their, other), stream in self._streams.items()
+            if their == owner and (other == name or other.startswith(name + "::"))
+        ]
+
+    def drop(self, key: Key) -> None:
+        """Forget the stream of ``key`` and end its work, if it is there."""
+        if (found := self._streams.pop(key, None)) is not None:
+            found.cancelled.set()
+
+    def end(self, key: Key, stream: KeptStream) -> None:
+        """``stream`` is complete. One that never began is forgotten, as llama-server does with refused requests."""
+        stream.end()
+        if stream.head is None and self._streams.get(key) is stream:
+            del self._streams[key]
+        asyncio.get_running_loop().call_later(_ENDED_SECONDS + 1, self.expire)
+
+    def expire(self) -> None:
+        """Forget the streams that ended too long ago."""
+        now = self.now()
+        for key, stream in tuple(self._streams.items()):
+            if stream.ended and now - stream.ended > _ENDED_SECONDS:
+                del self._streams[key]
+
+
+class _Wish(msgspec.Struct, frozen=True):
+    stream: object = False
+
+
+async def outlive(streams: KeptStreams, answer: Callable[[Request], Awaitable[ASGIApp]], request: Request) -> ASGIApp:
+    """What ``answer`` makes of ``request``. If the client names a conversation and wants a stream, that is kept."""
+    if not (name := request.headers.get(_HEADER, "")):
+        return await answer(request)
+    body = await request.body()
+    try:
+        streams_wanted = msgspec.json.decode(body, type=_Wish).stream is True
+    except msgspec.DecodeError:
+        streams_wanted = False
+    key = key_of(request, name)
+    stream = streams.open(key) if streams_wanted else None
+    return await answer(request) if stream is None else KeptResponse(streams, key, stream, body, answer)
+
+
+class KeptResponse:
+    """Sends what ``answer`` makes of a request with ``body``, whose work goes on when the client leaves.
+
+    To the work it looks as if the client left when ``stream`` is dropped. Answers that are no streams, such as errors,
+    go to the client and are not kept.
+    """
+
+    def __init__(
+        self,
+        streams: KeptStreams,
+        key: Key,
+        stream: KeptStream,
+        body: bytes,
+        answer: Callable[[Request], Awaitable[ASGIApp]],
+    ) -> None:
+        self._streams, self._key, self._stream = streams, key, stream
+        self._body: bytes | None = body
+        self._answer = answer
+        self._others: list[Message] = []  # of an answer that is no stream
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._streams.start(self._work(scope))
+        await until_left(receive, self._send(scope, receive, send))
+
+    async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if await self._stream.until_begun():
+            await send_stream(self._stream, 0, send)
+        elif self._stream.cancelled.is_set():
+            await error_response(RequestError("the request was cancelled"))(scope, receive, send)
+        else:
+            for message in self._others:
+                await send(message)
+
+    async def _work(self, scope: Scope) -> None:
+        try:
+            answer = await self._answer(Request(scope, self._receive))
+            await answer(scope, self._receive, self._keep)
+        except Exception:
+            log.exception("a kept stream failed")
+        finally:
+            self._streams.end(self._key, self._stream)
+
+    async def _receive(self) -> Message:
+        body, self._body = self._body, None
+        if body is not None:
+            return {"type": "http.request", "body": body, "more_body": False}
+        await self._stream.cancelled.wait()
+        return {"type": "http.disconnect"}
+
+    async def _keep(self, message: Message) -> None:
+        if message["type"] == "http.response.start" and (b"content-type", b"text/event-stream") in message["headers"]:
+            self._stream.head = message
+            self._stream.wake()
+        elif self._stream.head is None:
+            self._others.append(message)
+        else:
+            self._stream.append(message.get("body", b""))
+
+
+async def until_left(receive: Receive, sending: Awaitable[None]) -> None:
+    """Wait for ``sending``, which ends when the client leaves."""
+    task, gone = asyncio.ensure_future(sending), asyncio.ensure_future(client_left(receive))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        task.cancel()
+        gone.cancel()
+        await asyncio.wait((task, gone))
+    if not task.cancelled():
+        task.result()
+
+
+async def send_stream(stream: KeptStream, start: int, send: Send) -> None:
+    """Send a stream that has begun as a response, from byte ``start`` on."""
+    assert stream.head is not None
+    await send(stream.head)
+    async with aclosing(stream.read(start)) as parts:
+        async for part in parts:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
