@@ -31,6 +31,7 @@ from pyctl.server.api import (
     responses,
     sequences,
     token_counts,
+    tools,
 )
 from pyctl.server.api import models as model_list
 from pyctl.server.body import Body, at_most, parse_json
@@ -95,8 +96,8 @@ _OF_PROCESS: dict[str, dict[str, ProcessHandler]] = {
         "/v1/models": model_list.show,
         "/v1/models/{id:path}": model_list.retrieve,
         "/v1/stream": info.resume_stream,
-        "/tools": info.disabled,
-        "/cors-proxy": info.disabled,
+        "/tools": tools.show,
+        "/cors-proxy": tools.disabled,
         "/v1/responses/{id}": responses.retrieve,
         "/v1/conversations/{id}": responses.retrieve_conversation,
         "/api/tags": ollama.tags,
@@ -108,8 +109,8 @@ _OF_PROCESS: dict[str, dict[str, ProcessHandler]] = {
         **dict.fromkeys(("/audio/transcriptions", "/v1/audio/transcriptions"), info.transcribe),
         "/v1/chat/completions/control": completions.control,
         "/v1/streams/lookup": info.find_streams,
-        "/tools": info.disabled,
-        "/cors-proxy": info.disabled,
+        "/tools": tools.call,
+        "/cors-proxy": tools.disabled,
         "/page/markdown": _render,
         "/v1/conversations": responses.create_conversation,
         "/v1/conversations/{id}": responses.change_conversation,
@@ -176,6 +177,9 @@ _OF_MODEL: dict[str, dict[str, Handler]] = {
     },
 }
 
+_TOOLS: frozenset[object] = frozenset((tools.show, tools.call))
+"""Endpoints for which an origin has to be named: any page of this machine is too many."""
+
 _OWN_PAGES: frozenset[object] = frozenset(
     (
         prefix_cache.show,
@@ -187,6 +191,7 @@ _OWN_PAGES: frozenset[object] = frozenset(
         info.change_adapters,
         model_list.load,
         model_list.unload,
+        *_TOOLS,
     )
 )
 """Endpoints that pages of other origins may not use, though they may generate: these show or change shared state."""
@@ -273,7 +278,7 @@ def _guarded(settings: ServerSettings, handler: object, answer: Endpoint, form: 
     async def endpoint(request: Request) -> ASGIApp:
         try:
             if handler in _OWN_PAGES or (handler is sequences.show and settings.slots_debug):
-                check_origin(request.headers, settings)
+                check_origin(request.headers, settings, by_name=handler in _TOOLS)
             return await answer(request)
         except Exception as error:
             return _response_to(error, form, request)

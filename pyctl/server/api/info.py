@@ -25,7 +25,6 @@ __all__ = [
     "adapters",
     "change_adapters",
     "change_props",
-    "disabled",
     "end_stream",
     "find_streams",
     "props",
@@ -93,6 +92,8 @@ async def props(service: Service, request: Request) -> Response:
         "is_sleeping": service.worker.is_sleeping,
         "cors_proxy_enabled": False,
     }
+    if service.shared.tools:
+        body["tools"] = True
     if info.pool is not None:
         body["kv_pool"] = _pool_json(info.pool)
     view = await asyncio.wrap_future(service.admin.view())
@@ -167,12 +168,6 @@ async def change_adapters(service: Service, request: Request) -> Response:
 async def transcribe(service: object, request: Request) -> Response:
     """POST /audio/transcriptions"""
     raise NotSupportedError("The current model does not support audio input.")
-
-
-async def disabled(service: object, request: Request) -> Response:
-    """/tools and /cors-proxy"""
-    error = {"message": "this feature is disabled", "type": "feature_disabled"}
-    return JsonResponse({"error": error}, status_code=403)
 
 
 async def resume_stream(service: object, request: Request) -> Response:
