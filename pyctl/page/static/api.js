@@ -24,8 +24,8 @@ export class Refusal extends Error {
   }
 }
 
-async function call(path, { body, quiet = false, ...options } = {}) {
-  if (model && !/^(page\/|v1\/models)/.test(path)) {
+async function call(path, { body, quiet = false, bare = false, ...options } = {}) {
+  if (model && !bare && !/^(page\/|tools|v1\/models)/.test(path)) {
     if (body) body = { ...body, model };
     else path += (path.includes("?") ? "&" : "?") + "model=" + encodeURIComponent(model);
   }

@@ -5,6 +5,7 @@ import * as api from "./api.js";
 import * as drawn from "./message.js";
 import * as settings from "./settings.js";
 import * as store from "./store.js";
+import * as tools from "./tools.js";
 
 const SAVE_MS = 2000;
 
@@ -18,7 +19,7 @@ export const elementOf = (message) => $("messages").querySelector(`[data-key="${
 
 export function connect(given) {
   hooks = given;
-  drawn.connect({ answer, edit, erase, go, proceed, regenerate, retry });
+  drawn.connect({ answer, decide: useTools, edit, erase, go, proceed, regenerate, retry });
   let before = 0;
   scroll().addEventListener("scroll", () => {
     const { scrollTop: top, scrollHeight, clientHeight } = scroll();
@@ -122,11 +123,34 @@ function proceed(message) {
   if (!busy()) reply(message, true);
 }
 
-function answer(message, results) {
-  if (busy()) return;
-  message.calls.forEach((call, i) =>
-    store.add(conversation, conversation.leaf, { role: "tool", content: results[i], call: call.id }));
-  reply(store.add(conversation, conversation.leaf, { role: "assistant" }));
+function answer(message, typed) {
+  Object.assign(tools.resultsOf(message), Object.fromEntries(typed));
+  useTools(message);
+}
+
+// Run the calls of a reply that may run, and one as was chosen; when all have results the model goes on.
+async function useTools(message, chosen = -1, choice = "", own = conversation) {
+  if (runs.has(own.id)) return;
+  const path = store.path(own), controller = new AbortController();
+  const redraw = () => own === conversation && draw();
+  let isStopped = false;
+  if (chosen >= 0 || tools.anyMayRun(own, message, path)) {
+    runs.set(own.id, { message, controller, progress: null });
+    redraw();
+    try {
+      await tools.run(own, message, path, controller.signal, chosen, choice);
+    } catch {
+      if (own === conversation) say("Tool stopped");
+      isStopped = true;
+    }
+    runs.delete(own.id);
+    redraw();
+  }
+  if (own.gone || isStopped || !tools.areDone(message)) return;
+  let at = message.id;
+  for (const [i, { id, name }] of message.calls.entries())
+    at = store.add(own, at, { role: "tool", content: tools.resultsOf(message)[i], call: id, name }).id;
+  reply(store.add(own, at, { role: "assistant" }), false, own);
 }
 
 async function erase(message) {
@@ -203,8 +227,8 @@ function take(message, event, times) {
   return Boolean(delta.content || delta.reasoning_content || delta.tool_calls);
 }
 
-async function reply(message, continues = false) {
-  const own = conversation, controller = new AbortController();
+async function reply(message, continues = false, own = conversation) {
+  const controller = new AbortController();
   const run = { message, controller, progress: null, streamed: new drawn.Streamed(message) };
   runs.set(own.id, run);
   delete message.error;
@@ -224,7 +248,7 @@ async function reply(message, continues = false) {
   own.model = api.modelName() || undefined;
   await keep(own);
   try {
-    const body = { ...settings.requestOf(), messages, return_progress: true, return_cache: true };
+    const body = { ...tools.fields(), ...settings.requestOf(), messages, return_progress: true, return_cache: true };
     if (continues) Object.assign(body, { continue_final_message: true, add_generation_prompt: false });
     for await (const event of api.stream("v1/chat/completions", body, controller.signal)) {
       if (event.prompt_progress) run.progress = event.prompt_progress;
@@ -253,4 +277,5 @@ async function reply(message, continues = false) {
   }
   await keep(own);
   hooks.replied(message.stats?.cache);
+  if (message.calls && message.finish === "tool_calls" && !message.error) useTools(message, -1, "", own);
 }

@@ -47,6 +47,7 @@ async def router_props(models: Models, request: Request) -> Response:
             "ui_settings": {},
             "build_info": models.build,
             "cors_proxy_enabled": False,
+            **({"tools": True} if models.shared.tools else {}),
         }
     )
 
