@@ -386,7 +386,7 @@ def _resolve(given: Given, environ: Mapping[str, str]) -> tuple[dict[str, Any], 
         warnings.append(f"{download[0]} has no effect with {given.typed.get('path', 'LLAMA_ARG_MODEL')}")
     if not values.get("jinja", True):
         warnings.append("--no-jinja has no effect here")
-    if any(values.get(dest) for dest in ("names", "mcp_config", "mcp_json")) and "origins" not in values:
+    if any(values.get(dest) for dest in ("built_in", "agent", "mcp_config", "mcp_json")) and "origins" not in values:
         values["origins"] = "localhost"  # as in llama-server
     if values.get("rerank"):
         values |= {"embeddings": True, "pooling": "rank"}

@@ -8,7 +8,7 @@ from typing import Any
 
 from pyctl.convert import file_text, json_object, words
 from pyctl.errors import ConfigError
-from pyctl.setting import TOOLS, Flag
+from pyctl.setting import TOOLS
 
 __all__ = ["BUILT_IN", "McpServer", "ToolSettings"]
 
@@ -86,25 +86,19 @@ def mcp_servers_file(text: str) -> tuple[McpServer, ...]:
 class ToolSettings:
     """The tools that this process runs; none by default.
 
-    ``names`` are built-in tools. Of two MCP servers of one name the first counts, that of the file before the other.
+    Of two MCP servers of one name the first counts, that of the file before the other.
     """
 
-    names: tuple[str, ...] = TOOLS.flag(
+    built_in: tuple[str, ...] = TOOLS.flag(
         (),
         "--tools",
         f"built-in tools to run for the model, comma-separated, or all: {', '.join(BUILT_IN)}",
         tool_names,
         "LLAMA_ARG_TOOLS",
         "NAMES",
-        also=(
-            Flag(
-                "-ag --agent",
-                "run all built-in tools",
-                env="LLAMA_ARG_AGENT",
-                off="-no-ag --no-agent",
-                const=BUILT_IN,
-            ),
-        ),
+    )
+    agent: bool = TOOLS.flag(
+        False, "-ag --agent", "run all built-in tools", None, "LLAMA_ARG_AGENT", off="-no-ag --no-agent"
     )
     mcp_config: tuple[McpServer, ...] = TOOLS.flag(
         (),
@@ -124,13 +118,16 @@ class ToolSettings:
     )
 
     def __post_init__(self) -> None:
-        if not self.names:  # --no-agent
-            object.__setattr__(self, "names", ())
         if self.mcp_servers:
             try:
                 import mcp  # noqa: F401
             except ImportError as error:
                 raise ConfigError("MCP servers need the package mcp: pip install 'pyctl[tools]'") from error
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The built-in tools."""
+        return BUILT_IN if self.agent else self.built_in
 
     @property
     def mcp_servers(self) -> tuple[McpServer, ...]:

@@ -16,14 +16,14 @@ from pyctl.tools.shell import SHELL_SECONDS, OnChunk, exec_shell_command, get_in
 if TYPE_CHECKING:  # the package mcp may be missing
     from pyctl.tools.mcp_client import McpClient, McpTool
 
-__all__ = ["Tool", "ToolBox"]
+__all__ = ["RunnableTool", "ToolBox"]
 
 Run = Callable[[Mapping[str, Any]], dict[str, Any]]
 """Runs a tool with its parameters; blocks, and may raise RequestError for these."""
 
 
 @dataclass(frozen=True)
-class Tool:
+class RunnableTool:
     """A tool; ``writes`` if it may change something, ``in_cwd`` if relative paths mean something to it.
 
     ``stream`` runs it with its output as it comes.
@@ -75,10 +75,8 @@ _EDITS = {
 }
 
 
-def _built_in() -> dict[str, Tool]:
-    edits = _schema("path edits", path=("string", "Path of the file"))
-    edits["properties"]["edits"] = _EDITS
-    listed = (
+def _readers() -> tuple[RunnableTool, ...]:
+    return (
         _file_tool(
             "read_file",
             "Read file",
@@ -123,7 +121,15 @@ def _built_in() -> dict[str, Tool]:
                 context_lines=("integer", "Lines to show before and after each match (default 0)"),
             ),
         ),
-        Tool(
+        RunnableTool("get_info", "System info", "The operating system and the current directory.", _schema(), get_info),
+    )
+
+
+def _writers() -> tuple[RunnableTool, ...]:
+    edits = _schema("path edits", path=("string", "Path of the file"))
+    edits["properties"]["edits"] = _EDITS
+    return (
+        RunnableTool(
             "exec_shell_command",
             "Run a shell command",
             "Run a command with sh. The result is what it printed, and its exit code.",
@@ -151,13 +157,13 @@ def _built_in() -> dict[str, Tool]:
             edits,
             writes=True,
         ),
-        Tool("get_info", "System info", "The operating system and the current directory.", _schema(), get_info),
     )
-    return {tool.name: tool for tool in listed}
 
 
-def _file_tool(name: str, title: str, description: str, schema: Mapping[str, Any], writes: bool = False) -> Tool:
-    return Tool(name, title, description, schema, partial(run_file_tool, name), writes)
+def _file_tool(
+    name: str, title: str, description: str, schema: Mapping[str, Any], writes: bool = False
+) -> RunnableTool:
+    return RunnableTool(name, title, description, schema, partial(run_file_tool, name), writes)
 
 
 @dataclass
@@ -168,12 +174,12 @@ class ToolBox:
     """
 
     settings: ToolSettings = field(default_factory=ToolSettings)
-    _tools: dict[str, Tool] = field(default_factory=dict)
+    _tools: dict[str, RunnableTool] = field(default_factory=dict)
     _mcp: McpClient | None = None
 
     def start(self) -> None:
         """Make the tools ready that are there without asking; returns at once."""
-        built_in = _built_in()
+        built_in = {tool.name: tool for tool in (*_readers(), *_writers())}
         self._tools = {name: built_in[name] for name in self.settings.names}
         if self.settings.mcp_servers:
             from pyctl.tools.mcp_client import McpClient
@@ -199,16 +205,18 @@ class ToolBox:
     def __bool__(self) -> bool:
         return self.settings.is_wanted
 
-    def named(self, name: str) -> Tool:
+    def named(self, name: str) -> RunnableTool:
         """The tool ``name``. Raises NotFoundError."""
         if (tool := self._tools.get(name)) is None:
             raise NotFoundError(f"unknown tool {name[:100]!r}")
         return tool
 
 
-def _mcp_tool(name: str, found: McpTool, client: McpClient) -> Tool:
+def _mcp_tool(name: str, found: McpTool, client: McpClient) -> RunnableTool:
     def run(params: Mapping[str, Any]) -> dict[str, Any]:
         given = {key: value for key, value in params.items() if key != "cwd"}
         return client.call(found.server, found.name, given).result()
 
-    return Tool(name, name, found.description, found.schema, run, not found.reads_only, in_cwd=False, kind="mcp")
+    return RunnableTool(
+        name, name, found.description, found.schema, run, not found.reads_only, in_cwd=False, kind="mcp"
+    )

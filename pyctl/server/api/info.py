@@ -91,10 +91,9 @@ async def props(service: Service, request: Request) -> Response:
         "eos_token": info.eos_token,
         "build_info": info.build,
         "is_sleeping": service.worker.is_sleeping,
+        **({"tools": True} if service.shared.tools else {}),
         "cors_proxy_enabled": False,
     }
-    if service.shared.tools:
-        body["tools"] = True
     if info.pool is not None:
         body["kv_pool"] = _pool_json(info.pool)
     view = await asyncio.wrap_future(service.admin.view())

@@ -16,7 +16,7 @@ from pyctl.limit import limit
 from pyctl.server.body import Body
 from pyctl.server.http import JsonResponse, encode, frame
 from pyctl.server.models import Models
-from pyctl.tools.toolbox import Tool
+from pyctl.tools.toolbox import RunnableTool
 
 __all__ = ["call", "disabled", "show"]
 
@@ -63,7 +63,7 @@ async def call(models: Models, request: Request) -> ASGIApp:
     return StreamingResponse(_streamed(tool, params), media_type="text/event-stream")
 
 
-def _params(given: Mapping[str, Any], request: Request, tool: Tool) -> dict[str, Any]:
+def _params(given: Mapping[str, Any], request: Request, tool: RunnableTool) -> dict[str, Any]:
     """The parameters of the model, and those that only a client may set: by headers, as llama-server has them."""
     if runtime := request.headers.get("x-tool-runtime"):
         scheme, _, target = runtime[:200].partition(":")
@@ -76,7 +76,7 @@ def _params(given: Mapping[str, Any], request: Request, tool: Tool) -> dict[str,
     return params
 
 
-async def _streamed(tool: Tool, params: Mapping[str, Any]) -> AsyncIterator[bytes]:
+async def _streamed(tool: RunnableTool, params: Mapping[str, Any]) -> AsyncIterator[bytes]:
     """What ``tool`` prints, and the end; it is killed if the client leaves."""
     assert tool.stream is not None
     stream, loop, left = tool.stream, asyncio.get_running_loop(), threading.Event()
