@@ -114,7 +114,6 @@ class Chat:
         *,
         interactive: bool,
         last: Path | None = None,
-        tools: ToolCalls | None = None,
     ) -> None:
         self.conversation = conversation
         self._backend = backend
@@ -122,7 +121,7 @@ class Chat:
         self._view = view
         self._interactive = interactive
         self._keep_in = last
-        self._tools = tools or ToolCalls(NoTools(), lambda question: "")
+        self.tools = ToolCalls(NoTools(), lambda question: "")
         self._totals = SessionTotals()
         self._last: ReplyStats | None = None
         self._running = True
@@ -195,7 +194,7 @@ class Chat:
             before = self.conversation
             self._one_reply(asked)
             last = self.conversation.messages[-1] if self.conversation is not before else None
-            if last is None or last.stopped or not self._tools.can_run(last.calls) or not self._run(last.calls):
+            if last is None or last.stopped or not self.tools.can_run(last.calls) or not self._run(last.calls):
                 return
             asked = self.conversation
         self._view.info(f"{MOST_ROUNDS} replies with tool calls: the next message lets the model go on")
@@ -205,7 +204,7 @@ class Chat:
         goes_on = True
         for call in calls:
             try:
-                result = self._tools.result(call) if goes_on else STOPPED
+                result = self.tools.result(call) if goes_on else STOPPED
             except KeyboardInterrupt:
                 if not self._interactive:
                     raise
@@ -220,7 +219,7 @@ class Chat:
         reasoning, content = "", ""
         calls: list[CallDelta] = []
         stats: ReplyStats | None = None
-        fields = {**self._tools.fields(), **self._fields}
+        fields = {**self.tools.fields(), **self._fields}
         with _Interrupts() as interrupts:
             try:
                 with contextlib.closing(self._backend.stream(asked.for_model(), fields)) as deltas:
@@ -332,7 +331,7 @@ class Chat:
         self._view.info(f"loaded {len(self.conversation.messages)} messages")
 
     def _result(self, _: str) -> None:
-        self._view.info(self._tools.last or "no tool has run yet")
+        self._view.info(self.tools.last or "no tool has run yet")
 
     def _stats(self, _: str) -> None:
         totals = self._totals
@@ -424,8 +423,8 @@ def run_chat(
                 view.info(f"goes on after {len(conversation.messages)} messages")
         reader = TerminalReader(last.with_name("history"), COMMANDS, WITH_PATH) if typing else PipeReader(sys.stdin)
         kept = last if typing or settings.resumes else None
-        calls = ToolCalls(tools or NoTools(), reader.ask, last.with_name("allowed-tools.json"))
-        chat = Chat(backend, reader, view, conversation, interactive=typing, last=kept, tools=calls)
+        chat = Chat(backend, reader, view, conversation, interactive=typing, last=kept)
+        chat.tools = ToolCalls(tools or NoTools(), reader.ask, last.with_name("allowed-tools.json"))
         if typing or (settings.lines and settings.prompt is None):
             return chat.run()
         reads = settings.prompt is None or not sys.stdin.isatty()

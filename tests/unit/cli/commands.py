@@ -159,7 +159,7 @@ def look(monkeypatch: pytest.MonkeyPatch, argv: list[str], at: Callable[[Seen], 
         seen.gate, seen.served = gate, listen
         found.append(at(seen))
 
-    def run_chat(backend: Any, settings: TerminalSettings) -> int:
+    def run_chat(backend: Any, settings: TerminalSettings, tools: Any = None) -> int:
         seen.chat = {"backend": backend, "settings": settings}
         found.append(at(seen))
         return 0

@@ -62,7 +62,8 @@ def talk(script: Any, *replies: Any, source: Source, answers: Sequence[str] = ()
     reader: Any = None
     shown: Any = view
     tools = ToolCalls(source, ask, kept)
-    chat = Chat(backend, reader, shown, Conversation(), interactive=True, tools=tools)
+    chat = Chat(backend, reader, shown, Conversation(), interactive=True)
+    chat.tools = tools
     chat.ask("Look!")
     return backend, view, asked, chat
 
