@@ -9,7 +9,7 @@ import termios
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from types import FrameType
-from typing import TextIO
+from typing import TextIO, cast
 
 from pyctl.cli.arguments import CommandSettings
 from pyctl.cli.logs import start_log
@@ -30,9 +30,7 @@ def chat(settings: CommandSettings) -> int:
         box.wait()
         tools: ToolSource | None = OwnTools(box) if box else None
         if tools is None and settings.terminal.url:
-            from pyctl.terminal.remote import RemoteBackend
-
-            tools = backend if isinstance(backend, RemoteBackend) else None
+            tools = cast(ToolSource, backend)  # those of the server
         return run_chat(backend, settings.terminal, tools=tools)
 
 

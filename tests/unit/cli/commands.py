@@ -160,7 +160,7 @@ def look(monkeypatch: pytest.MonkeyPatch, argv: list[str], at: Callable[[Seen], 
         found.append(at(seen))
 
     def run_chat(backend: Any, settings: TerminalSettings, tools: Any = None) -> int:
-        seen.chat = {"backend": backend, "settings": settings}
+        seen.chat = {"backend": backend, "settings": settings, "tools": tools}
         found.append(at(seen))
         return 0
 
