@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any
 
 from pyctl.convert import file_text, json_object, words
@@ -118,11 +119,8 @@ class ToolSettings:
     )
 
     def __post_init__(self) -> None:
-        if self.mcp_servers:
-            try:
-                import mcp  # noqa: F401
-            except ImportError as error:
-                raise ConfigError("MCP servers need the package mcp: pip install 'pyctl[tools]'") from error
+        if self.mcp_servers and find_spec("mcp") is None:
+            raise ConfigError("MCP servers need the package mcp: pip install 'pyctl[tools]'")
 
     @property
     def names(self) -> tuple[str, ...]:

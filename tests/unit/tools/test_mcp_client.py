@@ -143,6 +143,6 @@ def test_what_is_wrong_with_a_configuration_is_said(text: str, why: str) -> None
 
 
 def test_without_the_package_the_flag_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "mcp", None)
+    monkeypatch.setattr("pyctl.tools.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pip install"):
         ToolSettings(mcp_config=mcp_servers(json.dumps({"mcpServers": {"a": {"command": "b"}}})))
