@@ -30,6 +30,7 @@ __all__ = [
     "SAMPLING",
     "SERVER",
     "SPECULATION",
+    "TOOLS",
     "Flag",
     "Section",
     "fill",
@@ -119,6 +120,7 @@ SPECULATION = Section("speculative decoding")
 FORMAT = Section("chat format")
 LOG = Section("log")
 SERVER = Section("server")
+TOOLS = Section("tools")
 CHAT = Section("chat")
 LAUNCH = Section("launch")
 

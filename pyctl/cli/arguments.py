@@ -46,12 +46,14 @@ from pyctl.setting import (
     SAMPLING,
     SERVER,
     SPECULATION,
+    TOOLS,
     Flag,
     Section,
     fill,
     flags_of,
 )
 from pyctl.terminal import TerminalSettings
+from pyctl.tools import ToolSettings
 
 __all__ = ["FLAGS", "OWNERS", "CommandSettings", "parse_chat", "parse_launch", "parse_serve"]
 
@@ -176,6 +178,7 @@ class CommandSettings:
     listen: ListenSettings
     router: RouterSettings
     terminal: TerminalSettings
+    tools: ToolSettings
     log: LogSettings
     request_fields: Mapping[str, Any]
     warnings: tuple[str, ...] = ()
@@ -195,13 +198,13 @@ OWNERS: tuple[type[Any], ...] = (
         EngineSettings,
     ),
     *(DiskSettings, Sampling, Cors, LogSettings, TerminalSettings, ModelSettings, VisionSettings, PoolSettings),
-    *(SelectSettings, DraftSettings, NgramSettings, OtherForms),
+    *(SelectSettings, DraftSettings, NgramSettings, OtherForms, ToolSettings),
 )
 """Every class with settings that flags set, in the order of --help within a section."""
 
 _ALL = (*(pair for owner in OWNERS for pair in flags_of(owner)), *FURTHER)
 
-_ORDER = (GENERAL, MODEL, HUB, CONTEXT, CACHE, DISK, SAMPLING, SPECULATION, FORMAT, LOG, SERVER, CHAT)
+_ORDER = (GENERAL, MODEL, HUB, CONTEXT, CACHE, DISK, SAMPLING, SPECULATION, FORMAT, LOG, SERVER, TOOLS, CHAT)
 
 FLAGS: Mapping[Section, tuple[Flag, ...]] = {
     section: tuple(flag for where, flag in _ALL if where is section) for section in _ORDER
@@ -323,6 +326,7 @@ def _settings(given: Given, environ: Mapping[str, str], n_seqs: int, warnings: S
         listen=fill(ListenSettings, values),
         router=fill(RouterSettings, values),
         terminal=fill(TerminalSettings, values),
+        tools=fill(ToolSettings, values),
         log=fill(LogSettings, values),
         request_fields=_request_fields(values, sampling),
         warnings=(*more, *warnings),
@@ -382,6 +386,8 @@ def _resolve(given: Given, environ: Mapping[str, str]) -> tuple[dict[str, Any], 
         warnings.append(f"{download[0]} has no effect with {given.typed.get('path', 'LLAMA_ARG_MODEL')}")
     if not values.get("jinja", True):
         warnings.append("--no-jinja has no effect here")
+    if any(values.get(dest) for dest in ("built_in", "agent", "mcp_config", "mcp_json")) and "origins" not in values:
+        values["origins"] = "localhost"  # as in llama-server
     if values.get("rerank"):
         values |= {"embeddings": True, "pooling": "rank"}
     warnings += _choose_directory(given, environ, values)

@@ -7,14 +7,16 @@ import signal
 import sys
 import termios
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from types import FrameType
-from typing import TextIO
+from typing import TextIO, cast
 
 from pyctl.cli.arguments import CommandSettings
 from pyctl.cli.logs import start_log
 from pyctl.terminal.conversation import ChatBackend
 from pyctl.terminal.interactive import run_chat
+from pyctl.terminal.tool_calls import OwnTools, ToolSource
+from pyctl.tools.toolbox import ToolBox
 
 __all__ = ["chat"]
 
@@ -22,8 +24,14 @@ __all__ = ["chat"]
 def chat(settings: CommandSettings) -> int:
     """Chat until the input ends; returns the exit code. SIGTERM and SIGHUP end it with what the cache has to write."""
     start_log(settings.log, settings.warnings)
-    with _ending_by_signal(), _without_echo(), chat_backend(settings) as backend:
-        return run_chat(backend, settings.terminal)
+    box = ToolBox(settings.tools)
+    with _ending_by_signal(), _without_echo(), closing(box), chat_backend(settings) as backend:
+        box.start()
+        box.wait()
+        tools: ToolSource | None = OwnTools(box) if box else None
+        if tools is None and settings.terminal.url:
+            tools = cast(ToolSource, backend)  # those of the server
+        return run_chat(backend, settings.terminal, tools=tools)
 
 
 @contextmanager

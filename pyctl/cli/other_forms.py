@@ -156,7 +156,7 @@ NO_OP: Mapping[str, int] = _names(
     """
 --no-perf -e --escape --no-escape -cb --cont-batching --no-context-shift
 --warmup --no-warmup --log-prefix --no-log-prefix
---no-log-jsonl --no-ui-mcp-proxy --no-webui-mcp-proxy -no-ag --no-agent --no-skip-chat-parsing
+--no-log-jsonl --no-ui-mcp-proxy --no-webui-mcp-proxy --no-skip-chat-parsing
 --spec-draft-backend-sampling --no-spec-draft-backend-sampling
 """,
     """
@@ -171,7 +171,7 @@ IGNORED: Mapping[str, int] = _names(
 --embd-gemma-default --fim-qwen-1.5b-default --fim-qwen-3b-default --fim-qwen-7b-default --fim-qwen-30b-default
 --gpt-oss-20b-default --gpt-oss-120b-default --vision-gemma-4b-default --vision-gemma-12b-default --perf --log-jsonl
 -bs --backend-sampling --context-shift -sp --special
--nocb --no-cont-batching --reuse-port --ui-mcp-proxy --webui-mcp-proxy -ag --agent
+-nocb --no-cont-batching --reuse-port --ui-mcp-proxy --webui-mcp-proxy
 --skip-chat-parsing --fim-qwen-7b-spec --fim-qwen-14b-spec
 """,
     """
@@ -181,7 +181,7 @@ IGNORED: Mapping[str, int] = _names(
 --ctx-checkpoints --swa-checkpoints -r --reverse-prompt
 --mtmd-batch-max-tokens --video-fps --video-timestamp-interval
 --video-ffmpeg-dir --spec-synth-len --spec-synth-rates --ui-config --webui-config --ui-config-file --webui-config-file
---tools --tools-runtime --mcp-servers-config --mcp-servers-json --cache-reuse -sps
+--cache-reuse -sps
 --slot-prompt-similarity --log-prompts-dir -to --timeout
 -lcs --lookup-cache-static -lcd --lookup-cache-dynamic
 --spec-draft-cpu-mask -Cd --cpu-mask-draft --spec-draft-cpu-range -Crd --cpu-range-draft --spec-draft-cpu-strict
@@ -203,11 +203,12 @@ REJECTED: Mapping[str, int] = _names(
 --completion-bash
 """,
     """
--dr --docker-repo
+-dr --docker-repo --tools-runtime
 """,
 )
 
-"""Flags that ask for an answer that pyctl does not have, or for a model from where it cannot fetch."""
+"""Flags that ask for an answer that pyctl does not have, for a model from where it cannot fetch, or for tools to run
+where it cannot run them."""
 
 REMOVED: Mapping[str, str] = {
     **dict.fromkeys(("--draft", "--draft-n", "--draft-max"), "--spec-draft-n-max or --spec-ngram-mod-n-max"),

@@ -30,6 +30,7 @@ from pyctl.server.models import ModelCard, Models, ModelSource
 from pyctl.server.prepare import prepare_warm_up
 from pyctl.server.service import Service, Shared
 from pyctl.setup import unused_card
+from pyctl.tools.toolbox import ToolBox
 
 __all__ = ["open_in_browser", "run_serve", "several"]
 
@@ -66,7 +67,8 @@ def run_serve(settings: CommandSettings, argv: Sequence[str], environ: Mapping[s
     with bind(listen.hosts, listen.port) as sockets:
         # Before requests are taken: Ctrl-C must end a download.
         settings = with_directory(settings)
-        serving = _Serving(found(settings), several(settings, argv, environ))
+        tools = ToolBox(settings.tools)
+        serving = _Serving(found(settings), several(settings, argv, environ, tools), tools)
         try:
             serve(serving.gate, sockets, listen, on_ready=serving.run, on_stop=serving.close)
         except EngineError as error:
@@ -78,7 +80,9 @@ def run_serve(settings: CommandSettings, argv: Sequence[str], environ: Mapping[s
     return leave(code if complete else 1)
 
 
-def several(settings: CommandSettings, argv: Sequence[str], environ: Mapping[str, str]) -> Models | None:
+def several(
+    settings: CommandSettings, argv: Sequence[str], environ: Mapping[str, str], tools: ToolBox | None = None
+) -> Models | None:
     """The models that requests choose among; None if the settings name one model or none.
 
     Raises ConfigError as `find_models` does, and for more models to load at the start than --models-max.
@@ -89,7 +93,7 @@ def several(settings: CommandSettings, argv: Sequence[str], environ: Mapping[str
     if settings.model.path or hub.hf_repo or hub.model_url:
         log.warning("--models-dir and --models-preset have no effect: a model is named")
         return None
-    shared = Shared(settings.server, build_version())
+    shared = Shared(settings.server, build_version(), tools=tools or ToolBox())
     ram = RamBudget(cache_budget(settings.cache, None))
     host = Host(shared, ram, 0)
 
@@ -143,8 +147,8 @@ class _Serving:
     Of several ``models``, none has to be.
     """
 
-    def __init__(self, settings: CommandSettings, models: Models | None) -> None:
-        self._settings = settings
+    def __init__(self, settings: CommandSettings, models: Models | None, tools: ToolBox) -> None:
+        self._settings, self._tools = settings, tools
         self._closing = threading.Event()
         self._models = models
         self._began = time.monotonic()
@@ -162,9 +166,11 @@ class _Serving:
             open_in_browser(addresses.local and f"{addresses.local}/")
         elif self._settings.listen.open_page:
             log.warning("--open ignored: --no-ui or --path removes the page")
+        self._tools.start()
         models = self._models or self._load_one()
         if models is None:
             return
+        self._tools.wait()
         self._models = models
         self.gate.open(create_app(models))
         if models.only is not None:
@@ -177,7 +183,8 @@ class _Serving:
 
     def _load_one(self) -> Models | None:
         """The one model, loaded; None if `close` was called meanwhile."""
-        service = assemble(self._settings, lambda fraction: not self._closing.is_set())
+        host = Host(Shared(self._settings.server, tools=self._tools))
+        service = assemble(self._settings, lambda fraction: not self._closing.is_set(), host)
         models = self._models = Models.of(service)
         if self._closing.is_set():
             models.close()
@@ -217,5 +224,6 @@ class _Serving:
         """Stop loading, or end the engines; whether all is written that was to be kept. Idempotent."""
         self._closing.set()
         self.gate.close()
+        self._tools.close()
         # Requests that clients have given up may be tokenised still: `leave` ends the process with the model in it.
         return self._models is None or self._models.close()

@@ -33,6 +33,7 @@ from pyctl.server.api import (
     sequences,
     streams,
     token_counts,
+    tools,
 )
 from pyctl.server.api import models as model_list
 from pyctl.server.body import Body, at_most, parse_json
@@ -103,8 +104,8 @@ _OF_PROCESS: dict[str, dict[str, ProcessHandler]] = {
         "/v1/models": model_list.show,
         "/v1/models/{id:path}": model_list.retrieve,
         "/v1/stream": streams.resume,
-        "/tools": info.disabled,
-        "/cors-proxy": info.disabled,
+        "/tools": tools.show,
+        "/cors-proxy": tools.disabled,
         "/v1/responses/{id}": responses.retrieve,
         "/v1/conversations/{id}": responses.retrieve_conversation,
         "/api/tags": ollama.tags,
@@ -116,8 +117,8 @@ _OF_PROCESS: dict[str, dict[str, ProcessHandler]] = {
         **dict.fromkeys(("/audio/transcriptions", "/v1/audio/transcriptions"), info.transcribe),
         "/v1/chat/completions/control": completions.control,
         "/v1/streams/lookup": streams.find,
-        "/tools": info.disabled,
-        "/cors-proxy": info.disabled,
+        "/tools": tools.call,
+        "/cors-proxy": tools.disabled,
         "/page/markdown": _render,
         "/page/pdf": _read_pdf,
         "/v1/conversations": responses.create_conversation,
@@ -185,6 +186,9 @@ _OF_MODEL: dict[str, dict[str, Handler]] = {
     },
 }
 
+_TOOLS: frozenset[object] = frozenset((tools.show, tools.call))
+"""Endpoints for which an origin has to be named: any page of this machine is too many."""
+
 _OWN_PAGES: frozenset[object] = frozenset(
     (
         prefix_cache.show,
@@ -197,6 +201,7 @@ _OWN_PAGES: frozenset[object] = frozenset(
         model_list.load,
         model_list.unload,
         _read_pdf,
+        *_TOOLS,
     )
 )
 """Endpoints that pages of other origins may not use, though they may generate: these show or change shared state,
@@ -288,7 +293,7 @@ def _guarded(settings: ServerSettings, handler: object, answer: Endpoint, form: 
     async def endpoint(request: Request) -> ASGIApp:
         try:
             if handler in _OWN_PAGES or (handler is sequences.show and settings.slots_debug):
-                check_origin(request.headers, settings)
+                check_origin(request.headers, settings, by_name=handler in _TOOLS)
             return await answer(request)
         except Exception as error:
             return _response_to(error, form, request)

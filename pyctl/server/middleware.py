@@ -144,13 +144,15 @@ def may_be_rebound(host: str) -> bool:
     return "." in name and not name.endswith(_OWN_NAMES)
 
 
-def check_origin(headers: Headers, settings: ServerSettings) -> None:
+def check_origin(headers: Headers, settings: ServerSettings, *, by_name: bool = False) -> None:
     """Raise ForbiddenError for a page of another origin, unless --cors-origins names it: a star is not enough.
 
-    Everything but a browser's page has no origin. A page under a name that may be rebound has to have a key.
+    With ``by_name``, "localhost" is not enough either. Everything but a browser's page has no origin. A page under a
+    name that may be rebound has to have a key.
     """
     origin = headers.get("origin")
-    if origin is None or (settings.cors.origins != "*" and allowed_origin(settings.cors, origin)):
+    too_many = ("*", "localhost") if by_name else ("*",)
+    if origin is None or (settings.cors.origins not in too_many and allowed_origin(settings.cors, origin)):
         return
     host = headers.get("host", "")
     if not host or origin.partition("://")[2] != host:

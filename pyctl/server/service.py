@@ -14,14 +14,18 @@ from pyctl.engine.backend import EngineInfo
 from pyctl.engine.engine_stats import EngineMemory
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.worker import Worker
+from pyctl.limit import limit
 from pyctl.page.markdown_process import MarkdownProcess
 from pyctl.server import ReplySettings, ServerSettings
 from pyctl.server.kept_streams import KeptStreams
 from pyctl.server.memory import give_back
 from pyctl.server.request_pool import Afterwards, RequestPool
 from pyctl.server.stores import ConversationStore, ResponseStore
+from pyctl.tools.toolbox import ToolBox
 
 __all__ = ["Service", "Shared"]
+
+_CALL_SECONDS = limit(3600.0, "a call of a tool that waits for others, or runs", "503", "request", "s")
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,8 @@ class Shared:
     rendering: RequestPool = field(default_factory=lambda: RequestPool(1, max_waiting=16))
     documents: RequestPool = field(default_factory=lambda: RequestPool(1, max_waiting=8))
     markdown: MarkdownProcess = field(default_factory=MarkdownProcess)
+    tools: ToolBox = field(default_factory=ToolBox)
+    calling: RequestPool = field(default_factory=lambda: RequestPool(8, max_waiting=64, max_seconds=_CALL_SECONDS))
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,9 @@ class Reader(Protocol):
     def read(self, default: str = "") -> str:
         """The next one; ``default`` is there to be edited. Raises EOFError at the end, KeyboardInterrupt on Ctrl-C."""
 
+    def ask(self, question: str) -> str:
+        """The answer to a question in one line; "" where it cannot be asked."""
+
 
 class PipeReader:
     """Text of ``file``, read from its descriptor. Text that is not in its encoding raises RequestError."""
@@ -81,6 +84,10 @@ class PipeReader:
         line = bytes(self._read[:n])
         del self._read[:n]
         return self._decoded(line).rstrip("\r\n")
+
+    def ask(self, question: str) -> str:
+        """Nothing: what comes through a pipe are messages."""
+        return ""
 
     def read_all(self) -> str:
         """Everything up to the end, without line ends at the end."""
@@ -125,6 +132,14 @@ class TerminalReader:
 
     def read(self, default: str = "") -> str:
         return self._session.prompt([("bold", "> ")], default=default)
+
+    def ask(self, question: str) -> str:
+        """The answer, without a place in the history; Ctrl-C and Ctrl-D are none."""
+        session: PromptSession[str] = PromptSession(history=InMemoryHistory())
+        try:
+            return session.prompt([("ansiyellow", question)])
+        except (EOFError, KeyboardInterrupt):
+            return ""
 
 
 class CommandCompleter(Completer):

@@ -35,7 +35,7 @@ MOST_TEXT_BYTES = limit(
 _MOST_IMAGE_BYTES = limit(32 * 2**20, "an image in a chat at a terminal", "refused", "memory", "bytes")
 _MOST_CHAT_BYTES = limit(64 * 2**20, "the file of a chat at a terminal", "refused", "disk", "bytes")
 
-Role: TypeAlias = Literal["user", "assistant"]
+Role: TypeAlias = Literal["user", "assistant", "tool"]
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Call:
 class Message:
     """One turn; ``stopped`` marks a reply that the user cut short. ``images`` are data URLs, shown before the text.
 
-    The first ``n_attached`` characters of ``content`` are files.
+    The first ``n_attached`` characters of ``content`` are files. A tool's message answers the call ``call_id``.
     """
 
     role: Role
@@ -74,6 +74,7 @@ class Message:
     calls: tuple[Call, ...] = ()
     images: tuple[str, ...] = ()
     n_attached: int = 0
+    call_id: str = ""
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,10 @@ class Conversation:
     ) -> Conversation:
         """With a reply at the end."""
         return replace(self, messages=(*self.messages, Message("assistant", content, reasoning, stopped, calls)))
+
+    def returned(self, call: Call, result: str) -> Conversation:
+        """With the result of a tool at the end."""
+        return replace(self, messages=(*self.messages, Message("tool", _encodable(result), call_id=call.id)))
 
     def undone(self) -> Conversation:
         """Without the last message of the user and what came after it."""
@@ -138,6 +143,8 @@ class Conversation:
                 turn["content"] = [*shown, {"type": "text", "text": message.content}]
             if message.reasoning:
                 turn["reasoning_content"] = message.reasoning
+            if message.call_id:
+                turn["tool_call_id"] = message.call_id
             if message.calls:
                 turn["tool_calls"] = [call.for_model() for call in message.calls]
             made.append(turn)
@@ -166,12 +173,13 @@ class Conversation:
             reasoning = _encodable(str(turn.get("reasoning_content") or ""))
             if role == "system" and index == 0:
                 system = content
-            elif role in ("user", "assistant"):
+            elif role in ("user", "assistant") or (role == "tool" and turn.get("tool_call_id")):
                 calls = _calls(turn.get("tool_calls"), f"message {index + 1}")
                 stopped, images = turn.get("stopped") is True, images if role == "user" else ()
                 attached = turn.get("attached")
                 n_attached = attached if isinstance(attached, int) and 0 < attached <= len(content) else 0
-                messages.append(Message(role, content, reasoning, stopped, calls, images, n_attached))
+                call_id = _encodable(str(turn.get("tool_call_id") or "")) if role == "tool" else ""
+                messages.append(Message(role, content, reasoning, stopped, calls, images, n_attached, call_id))
             else:
                 raise RequestError(f"message {index + 1} has the role {role!r}, which is not allowed there")
         return cls(system, tuple(messages))

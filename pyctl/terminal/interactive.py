@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -38,6 +38,7 @@ from pyctl.terminal.console import (
 from pyctl.terminal.conversation import Call, ChatBackend, ChatDelta, Conversation, ReplyStats
 from pyctl.terminal.rendering import THEME
 from pyctl.terminal.sampling_fields import field_of, field_value, settable
+from pyctl.terminal.tool_calls import MOST_ROUNDS, STOPPED, NoTools, ToolCalls, ToolSource
 from pyctl.text import reason_of
 
 __all__ = ["Chat", "run_chat"]
@@ -90,6 +91,7 @@ COMMANDS = {
     "/model": "[NAME]  list the models of the server, or switch to one",
     "/save": "PATH  write the conversation",
     "/load": "PATH  read a conversation",
+    "/result": "the last result of a tool, in full",
     "/stats": "numbers of the last reply and of all",
     "/clear": "forget the conversation, keep the system message",
     "/quit": "leave, like Ctrl-D, /exit and /bye",
@@ -120,6 +122,7 @@ class Chat:
         self._view = view
         self._interactive = interactive
         self._keep_in = last
+        self.tools = ToolCalls(NoTools(), lambda question: "")
         self._totals = SessionTotals()
         self._last: ReplyStats | None = None
         self._running = True
@@ -139,6 +142,7 @@ class Chat:
             "/model": self._model,
             "/save": self._save,
             "/load": self._load,
+            "/result": self._result,
             "/stats": self._stats,
             "/clear": self._clear,
             "/quit": self._quit,
@@ -187,12 +191,40 @@ class Chat:
             self._images, self._files = (), ()
 
     def _reply(self, asked: Conversation) -> None:
+        """The model's reply, and those to the results of the tools that it calls."""
+        for _ in range(MOST_ROUNDS):
+            before = self.conversation
+            self._one_reply(asked)
+            last = self.conversation.messages[-1] if self.conversation is not before else None
+            if last is None or last.stopped or not self.tools.can_run(last.calls) or not self._run(last.calls):
+                return
+            asked = self.conversation
+        self._view.info(f"{MOST_ROUNDS} replies with tool calls: the next message lets the model go on")
+
+    def _run(self, calls: Sequence[Call]) -> bool:
+        """Run ``calls`` as the user allows; whether the model is to go on. Ctrl-C stops all that are left."""
+        goes_on = True
+        for call in calls:
+            try:
+                result = self.tools.result(call) if goes_on else STOPPED
+            except KeyboardInterrupt:
+                if not self._interactive:
+                    raise
+                result, goes_on = STOPPED, False
+            self.conversation = self.conversation.returned(call, result)
+            self._keep()
+            first = result.strip().partition("\n")[0][:60]
+            self._view.info(f"result of {call.name}, {len(result):,} characters: {first}")
+        return goes_on
+
+    def _one_reply(self, asked: Conversation) -> None:
         reasoning, content = "", ""
         calls: list[CallDelta] = []
         stats: ReplyStats | None = None
+        fields = {**self.tools.fields(), **self._fields}
         with _Interrupts() as interrupts:
             try:
-                with contextlib.closing(self._backend.stream(asked.for_model(), self._fields)) as deltas:
+                with contextlib.closing(self._backend.stream(asked.for_model(), fields)) as deltas:
                     while (delta := interrupts.next(deltas)) is not None:
                         reasoning += delta.reasoning
                         content += delta.content
@@ -305,6 +337,9 @@ class Chat:
         self.conversation = transcript.load(_path(argument))
         self._view.info(f"loaded {len(self.conversation.messages)} messages")
 
+    def _result(self, _: str) -> None:
+        self._view.info(self.tools.last or "no tool has run yet")
+
     def _stats(self, _: str) -> None:
         totals = self._totals
         lines = [f"last: {stats_line(self._last)}"] if self._last is not None else []
@@ -369,7 +404,12 @@ class _Interrupts:
             raise KeyboardInterrupt
 
 
-def run_chat(backend: ChatBackend, settings: TerminalSettings, state: Path | None = None) -> int:
+def run_chat(
+    backend: ChatBackend,
+    settings: TerminalSettings,
+    state: Path | None = None,
+    tools: ToolSource | None = None,
+) -> int:
     """Chat over the standard streams as ``settings`` say; files are kept in ``state``, by default the user's.
 
     At a terminal until the input ends. Otherwise the prompt of ``settings``, the text of a pipe, or both are one
@@ -391,6 +431,7 @@ def run_chat(backend: ChatBackend, settings: TerminalSettings, state: Path | Non
         reader = TerminalReader(last.with_name("history"), COMMANDS, WITH_PATH) if typing else PipeReader(sys.stdin)
         kept = last if typing or settings.resumes else None
         chat = Chat(backend, reader, view, conversation, interactive=typing, last=kept)
+        chat.tools = ToolCalls(tools or NoTools(), reader.ask, last.with_name("allowed-tools.json"))
         if typing or (settings.lines and settings.prompt is None):
             return chat.run()
         reads = settings.prompt is None or not sys.stdin.isatty()

@@ -22,6 +22,7 @@ from pyctl.errors import (
 )
 from pyctl.limit import limit
 from pyctl.terminal.conversation import ChatDelta, ReplyStats
+from pyctl.terminal.tool_calls import OfferedTool, text_of
 
 __all__ = ["RemoteBackend"]
 
@@ -51,7 +52,8 @@ class RemoteBackend:
     """
 
     def __init__(self, url: str, api_key: str = "", fields: Mapping[str, Any] | None = None) -> None:
-        self._name = url
+        self._name = self.place = url
+        self._offered: Sequence[OfferedTool] | None = None
         self._url = url.rstrip("/").removesuffix("/v1")
         transport = None
         if url.startswith(UNIX):
@@ -111,6 +113,26 @@ class RemoteBackend:
         if not reply.finished:
             raise UnavailableError(f"{self._name} closed the connection within a reply")
         yield ChatDelta(stats=reply.stats(time.perf_counter() - started))
+
+    def offered(self) -> Sequence[OfferedTool]:
+        """The tools that the server runs; none where it has no such thing."""
+        if self._offered is None:
+            with self._one_line():
+                response = self._client.get(f"{self._url}/tools")
+            if response.status_code == 503:
+                return ()  # it is loading its model
+            self._offered = _offered(response) if response.is_success else ()
+        return self._offered
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """The result of a tool of the server."""
+        with self._one_line():
+            response = self._client.post(f"{self._url}/tools", json={"tool": name, "params": arguments})
+        _check(response)
+        try:
+            return text_of(dict(response.json()))
+        except (ValueError, TypeError) as error:
+            raise EngineError(f"{self._name} sent no result of {name}") from error
 
     def close(self) -> None:
         """Close the connections."""
@@ -235,6 +257,16 @@ def _failure(body: object, status: int, where: str = "") -> PyctlError:
         status = error["code"]
     kind = ERRORS.get(status, RequestError if 400 <= status < 500 else EngineError)
     return kind(where + str(message or f"the server answered with HTTP status {status}"))
+
+
+def _offered(response: httpx.Response) -> Sequence[OfferedTool]:
+    try:
+        return [
+            OfferedTool(tool["tool"], tool["permissions"]["write"] is False, tool["definition"])
+            for tool in response.json()[:_MOST_MODELS]
+        ]
+    except (ValueError, TypeError, LookupError):
+        return ()
 
 
 def _model_names(response: httpx.Response) -> list[str]:

@@ -26,15 +26,16 @@ LAYERS = {
     "doctor": {"setup", "text", "errors"},
     "measure": set(),
     "page": set(),
-    "server": {"chat", "engine", "cache", "page", "prompt", "text", "errors"},
-    "terminal": {"chat", "engine", "prompt", "text", "errors", "atomic_file"},
+    "tools": {"text", "errors"},
+    "server": {"chat", "engine", "cache", "page", "tools", "prompt", "text", "errors"},
+    "terminal": {"chat", "engine", "tools", "prompt", "text", "errors", "atomic_file"},
 }
 """What each part may import besides itself; `cli` and `__main__` may import everything."""
 
 for _layer in ("chat", "engine", "llama", "server", "terminal"):
     LAYERS[_layer] |= {"image_file"}
 
-for _layer in ("models", "setup", "doctor", "cache", "chat", "engine", "llama", "page", "server", "terminal"):
+for _layer in ("models", "setup", "doctor", "cache", "chat", "engine", "llama", "page", "tools", "server", "terminal"):
     LAYERS[_layer] |= {"convert", "setting", "limit"}
 
 for _layer in ("server", "terminal"):

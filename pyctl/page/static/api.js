@@ -24,8 +24,8 @@ export class Refusal extends Error {
   }
 }
 
-async function call(path, { body, raw, quiet = false, named, ...options } = {}) {
-  if (model && !/^(page\/|v1\/models)/.test(path)) {
+async function call(path, { body, raw, quiet = false, bare = false, named, ...options } = {}) {
+  if (model && !bare && !/^(page\/|tools|v1\/models)/.test(path)) {
     if (body) body = { ...body, model };
     else path += (path.includes("?") ? "&" : "?") + "model=" + encodeURIComponent(model);
   }

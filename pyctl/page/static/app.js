@@ -7,6 +7,7 @@ import * as chat from "./chat.js";
 import * as files from "./files.js";
 import * as settings from "./settings.js";
 import * as store from "./store.js";
+import * as tools from "./tools.js";
 
 let conversations = [];
 let nContext = 0;
@@ -227,6 +228,7 @@ function buttons() {
     chat.draw();
   });
   on("preset", chat.draw, "change");
+  on("tools", tools.open);
   on("models", ({ target }) => use(target.value), "change");
   on("side-toggle", () => toggle("side"));
   on("cache-toggle", () => toggle("cache"));
@@ -277,8 +279,10 @@ async function chooseModel(quiet) {
 async function meet(quiet) {
   for (;;) {
     try {
-      const props = (await chooseModel(quiet)) ? await api.get("props", { quiet }) : { model_alias: api.modelName() };
+      const isLoaded = await chooseModel(quiet), known = await api.get("props", { quiet, bare: !isLoaded });
+      const props = isLoaded ? known : { model_alias: api.modelName(), tools: known.tools };
       about = props;
+      await tools.learn(props);
       settings.setDefaults(props);
       files.allowImages(props.modalities?.vision === true);
       $("model").textContent = props.model_alias || props.model_path?.split("/").at(-1) || "";

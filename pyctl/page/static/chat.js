@@ -6,6 +6,7 @@ import * as drawn from "./message.js";
 import * as settings from "./settings.js";
 import * as store from "./store.js";
 import * as titles from "./titles.js";
+import * as tools from "./tools.js";
 
 const SAVE_MS = 2000;
 
@@ -20,7 +21,7 @@ export const elementOf = (message) => $("messages").querySelector(`[data-key="${
 
 export function connect(given) {
   hooks = given;
-  drawn.connect({ answer, edit, erase, go, proceed, regenerate, retry });
+  drawn.connect({ answer, decide: useTools, edit, erase, go, proceed, regenerate, retry });
   let before = 0;
   scroll().addEventListener("scroll", () => {
     const { scrollTop: top, scrollHeight, clientHeight } = scroll();
@@ -126,11 +127,34 @@ function proceed(message) {
   if (!busy()) reply(message, true);
 }
 
-function answer(message, results) {
-  if (busy()) return;
-  message.calls.forEach((call, i) =>
-    store.add(conversation, conversation.leaf, { role: "tool", content: results[i], call: call.id }));
-  reply(store.add(conversation, conversation.leaf, { role: "assistant" }));
+function answer(message, typed) {
+  Object.assign(tools.resultsOf(message), Object.fromEntries(typed));
+  useTools(message);
+}
+
+// Run the calls of a reply that may run, and one as was chosen; when all have results the model goes on.
+async function useTools(message, chosen = -1, choice = "", own = conversation) {
+  if (runs.has(own.id)) return;
+  const path = store.path(own), controller = new AbortController();
+  const redraw = () => own === conversation && draw();
+  let isStopped = false;
+  if (chosen >= 0 || tools.anyMayRun(own, message, path)) {
+    runs.set(own.id, { message, controller, progress: null });
+    redraw();
+    try {
+      await tools.run(own, message, path, controller.signal, chosen, choice);
+    } catch {
+      if (own === conversation) say("Tool stopped");
+      isStopped = true;
+    }
+    runs.delete(own.id);
+    redraw();
+  }
+  if (own.gone || isStopped || !tools.areDone(message)) return;
+  let at = message.id;
+  for (const [i, { id, name }] of message.calls.entries())
+    at = store.add(own, at, { role: "tool", content: tools.resultsOf(message)[i], call: id, name }).id;
+  reply(store.add(own, at, { role: "assistant" }), false, own);
 }
 
 async function erase(message) {
@@ -226,13 +250,13 @@ function take(message, event, times) {
   return Boolean(delta.content || delta.reasoning_content || delta.tool_calls);
 }
 
-async function reply(message, continues = false) {
-  const own = conversation, path = store.path(own);
+async function reply(message, continues = false, own = conversation) {
+  const path = store.path(own);
   const messages = messagesOf(continues ? path : path.slice(0, -1), own.system ?? "");
   if (message.stream) api.forget(message.stream.id);
   message.stream = { id: api.streamId(), at: 0 };
   own.model = api.modelName() || undefined;
-  const body = { ...settings.requestOf(), messages, return_progress: true, return_cache: true };
+  const body = { ...tools.fields(), ...settings.requestOf(), messages, return_progress: true, return_cache: true };
   if (continues) Object.assign(body, { continue_final_message: true, add_generation_prompt: false });
   await follow(own, message, body);
 }
@@ -310,6 +334,7 @@ async function end(own, run) {
   await keep(own);
   if (!message.error && message.finish !== "stopped") api.forget(id);
   await hooks.replied(message.stats?.cache);
+  if (message.calls && message.finish === "tool_calls" && !message.error) useTools(message, -1, "", own);
   if (message.finish === "stop") await name(own, message);
 }
 

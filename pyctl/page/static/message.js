@@ -2,6 +2,7 @@
 
 import { copy, count, el, plain, put, rate, time, tokens } from "./dom.js";
 import * as api from "./api.js";
+import * as tools from "./tools.js";
 
 const NAMES = { user: "You", assistant: "Reply", system: "System", tool: "Tool result" };
 
@@ -35,7 +36,8 @@ export function update(made, message, { run, siblings, isLeaf }) {
   made.setAttribute("aria-busy", run !== null);
   drawStats(made.box("stats"), message, run);
   const at = siblings.indexOf(message);
-  const state = JSON.stringify([run !== null, at, siblings.length, isLeaf, message.content !== "", message.error]);
+  const state = JSON.stringify([run !== null, at, siblings.length, isLeaf, message.content !== "", message.error,
+    message.calls && tools.resultsOf(message)]);
   if (made.state === state) return;
   made.state = state;
   drawTools(made.box("tools"), message, run, siblings, at, isLeaf);
@@ -48,6 +50,7 @@ export async function fill(made, again = false) {
   if ((made.filled === stamp && !again) || body.querySelector(".edit")) return;
   made.filled = stamp;
   drawThought(made.box("think"), message);
+  if (message.role === "tool") return put(body, tools.folded(message));
   if (message.role !== "assistant") {
     return put(body, el("div", { class: "plain" }, message.content), (message.files ?? []).map(attached));
   }
@@ -79,21 +82,24 @@ function readable(text) {
   }
 }
 
-// What the model calls, and where the results go: nothing is run here.
+// What the model calls, and what may be done: calls of the server's tools run when that is allowed, the results of
+// others are typed.
 export function drawCalls(box, message, canAnswer = false) {
   const calls = message.calls ?? [];
   if (!calls.length) return box.replaceChildren();
-  const fields = [];
-  put(box, calls.map((call) => {
-    const field = el("textarea", { rows: 2, "aria-label": "Result of " + call.name, placeholder: "Its result" });
-    if (canAnswer) fields.push(field);
-    return el("div", { class: "call" }, el("details", { open: true },
-      el("summary", {}, "Calls ", el("code", {}, call.name)),
-      el("pre", { tabindex: "0" }, readable(call.arguments))), canAnswer ? field : null);
+  const fields = [], asks = (i) => canAnswer && tools.resultsOf(message)[i] === undefined;
+  put(box, calls.map((call, i) => {
+    const isRun = tools.find(call.name);
+    const field = isRun ? tools.choices((choice) => acts.decide(message, i, choice)) :
+      el("textarea", { rows: 2, "aria-label": "Result of " + call.name, placeholder: "Its result" });
+    if (asks(i) && !isRun) fields.push([i, field]);
+    return el("div", { class: "call" }, el("details", { open: !isRun || asks(i) },
+      el("summary", {}, "Calls ", el("code", {}, call.name), tools.mark(call.name)),
+      el("pre", { tabindex: "0" }, readable(call.arguments))), asks(i) ? field : null);
   }));
-  const send = () => acts.answer(message, fields.map((field) => field.value));
-  const verb = calls[1] ? "Send results" : "Send result";
-  if (canAnswer) box.append(el("button", { type: "button", onclick: send }, verb));
+  const send = () => acts.answer(message, fields.map(([i, field]) => [i, field.value]));
+  const verb = fields[1] ? "Send results" : "Send result";
+  if (fields.length) box.append(el("button", { type: "button", onclick: send }, verb));
 }
 
 // -- what it cost ----------------------------------------------------------------------------------------------------

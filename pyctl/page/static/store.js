@@ -175,7 +175,8 @@ function messageOf(id, given, messages) {
   if (!["user", "assistant", "system", "tool"].includes(given?.role)) throw new Error("A message has an unknown role.");
   const parent = isText(given.parent) && Object.hasOwn(messages, given.parent) ? given.parent : null;
   const message = { id, parent, role: given.role, created: +given.created || 0, content: String(given.content ?? "") };
-  for (const name of ["reasoning", "finish", "error", "call"]) if (isText(given[name])) message[name] = given[name];
+  for (const name of ["reasoning", "finish", "error", "call", "name"])
+    if (isText(given[name])) message[name] = given[name];
   if (Number.isFinite(given.thought)) message.thought = given.thought;
   message.stats = statsOf(given.stats);
   message.files = listOf(given.files, isFile);

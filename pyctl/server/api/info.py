@@ -25,7 +25,6 @@ __all__ = [
     "adapters",
     "change_adapters",
     "change_props",
-    "disabled",
     "props",
     "router_props",
     "transcribe",
@@ -45,6 +44,7 @@ async def router_props(models: Models, request: Request) -> Response:
             "ui_settings": {},
             "build_info": models.shared.build,
             "cors_proxy_enabled": False,
+            **({"tools": True} if models.shared.tools else {}),
         }
     )
 
@@ -89,6 +89,7 @@ async def props(service: Service, request: Request) -> Response:
         "eos_token": info.eos_token,
         "build_info": info.build,
         "is_sleeping": service.worker.is_sleeping,
+        **({"tools": True} if service.shared.tools else {}),
         "cors_proxy_enabled": False,
     }
     if info.pool is not None:
@@ -167,7 +168,3 @@ async def transcribe(service: object, request: Request) -> Response:
     raise NotSupportedError("The current model does not support audio input.")
 
 
-async def disabled(service: object, request: Request) -> Response:
-    """/tools and /cors-proxy"""
-    error = {"message": "this feature is disabled", "type": "feature_disabled"}
-    return JsonResponse({"error": error}, status_code=403)

@@ -159,8 +159,8 @@ def look(monkeypatch: pytest.MonkeyPatch, argv: list[str], at: Callable[[Seen], 
         seen.gate, seen.served = gate, listen
         found.append(at(seen))
 
-    def run_chat(backend: Any, settings: TerminalSettings) -> int:
-        seen.chat = {"backend": backend, "settings": settings}
+    def run_chat(backend: Any, settings: TerminalSettings, tools: Any = None) -> int:
+        seen.chat = {"backend": backend, "settings": settings, "tools": tools}
         found.append(at(seen))
         return 0
 

@@ -141,6 +141,11 @@ def status(method: str, path: str, **kwargs: Any) -> Look:
     return lambda seen: seen.client.request(method, path, **kwargs).status_code
 
 
+def offered(seen: Seen) -> Any:
+    """What runs tools, of the server or of the chat."""
+    return bool(seen.chat["tools"]) if seen.chat else seen.client.get("/tools").status_code
+
+
 def header(name: str, **asked: str) -> Look:
     return lambda seen: seen.client.options("/props", headers={"origin": "http://page", **asked}).headers.get(name)
 
@@ -480,6 +485,11 @@ EFFECTS: dict[str, Effect] = {
     "--rerank": Effect("", described("pooling")),
     "--embd-normalize": Effect("-1", embedding, ("--embedding",)),
     "--spm-infill": Effect("", infill),
+    # -- tools
+    "--tools": Effect("get_info", offered),
+    "-ag": Effect("", offered),
+    "--mcp-servers-config": Effect(FILE, offered),
+    "--mcp-servers-json": Effect('{"mcpServers": {"a": {"command": ""}}}', offered),
     # -- chat
     "-p": Effect("Hello", lambda seen: seen.chat["settings"].prompt),
     "-sys": Effect("Be brief.", lambda seen: seen.chat["settings"].system_prompt),
@@ -497,6 +507,7 @@ FILES = {
     "--chat-template-file": "{{ messages[0].role }}",
     "--api-key-file": "key",
     "--models-preset": "[one]\nmodel = one.gguf\n",
+    "--mcp-servers-config": '{"mcpServers": {"a": {"command": ""}}}',
     "--warm": '[{"messages": [{"role": "system", "content": "Be brief."}]}, {"tools": []}]',
 }
 

@@ -14,6 +14,7 @@ from pyctl.cli.arguments import parse_chat, parse_serve
 from pyctl.engine.placements import CPU_EXPERTS
 from pyctl.errors import ConfigError
 from pyctl.setting import Flag
+from pyctl.tools import BUILT_IN, McpServer
 from tests.unit.cli.given import PRESERVED, SERVE_FLAGS, at, refused, serve
 
 # Per destination: what is typed, where it ends up, and as what.
@@ -152,6 +153,10 @@ ROUND_TRIPS: dict[str, tuple[str, str, Any]] = {
     "reasoning_budget": ("64", "replies.reasoning_budget", 64),
     "reasoning_budget_message": ("Enough.", "replies.reasoning_budget_message", "Enough."),
     "jinja": ("", "warnings", ()),
+    "built_in": ("all", "tools.built_in", BUILT_IN),
+    "agent": ("", "tools.agent", True),
+    "mcp_config": ("", "", None),  # needs a file, below
+    "mcp_json": ('{"mcpServers": {"a": {"command": "b"}}}', "tools.mcp_json", (McpServer("a", "b"),)),
     "hosts": ("0.0.0.0,::1", "listen.hosts", ("0.0.0.0", "::1")),
     "max_connections": ("9", "listen.max_connections", 9),
     "port": ("0", "listen.port", 0),

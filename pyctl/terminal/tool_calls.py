@@ -1,0 +1,140 @@
+"""Tools in a chat at a terminal: what the model is told of them, and which of its calls run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from pyctl.atomic_file import make_private, write_atomic
+from pyctl.errors import PyctlError
+from pyctl.limit import limit
+from pyctl.terminal.conversation import Call
+from pyctl.text import reason_of
+from pyctl.tools.toolbox import ToolBox
+
+__all__ = ["MOST_ROUNDS", "NoTools", "OfferedTool", "OwnTools", "ToolCalls", "ToolSource", "text_of"]
+
+MOST_ROUNDS = limit(
+    100, "replies with tool calls after one message of a chat at a terminal", "the user has to go on", "process"
+)
+
+REFUSED = "The user refused this call."
+STOPPED = "The user stopped this call."
+UNKNOWN = "There is no such tool."
+
+CHOICES = "[o]nce, in this [c]hat, [a]lways, [n]o"
+
+Ask = Callable[[str], str]
+"""Asks the user a question in one line; "" where there is no terminal."""
+
+
+@dataclass(frozen=True)
+class OfferedTool:
+    """A tool with its definition in OpenAI's form."""
+
+    name: str
+    reads_only: bool
+    definition: Mapping[str, Any]
+
+
+class ToolSource(Protocol):
+    """What runs tools; ``place`` tells it from others that have tools of the same names."""
+
+    place: str
+
+    def offered(self) -> Sequence[OfferedTool]:
+        """The tools, in a stable order."""
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """The result, for the model. Raises PyctlError."""
+
+
+class NoTools:
+    """A source without tools."""
+
+    place = ""
+
+    def offered(self) -> Sequence[OfferedTool]:
+        return ()
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        return UNKNOWN
+
+
+class OwnTools:
+    """The tools of this process."""
+
+    place = "here"
+
+    def __init__(self, box: ToolBox) -> None:
+        self._box = box
+
+    def offered(self) -> Sequence[OfferedTool]:
+        return [OfferedTool(tool.name, not tool.writes, tool.definition()) for tool in self._box]
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        return text_of(self._box.named(name).run(arguments))
+
+
+def text_of(result: Mapping[str, Any]) -> str:
+    """What the model sees of a result of a tool."""
+    plain = result.get("plain_text_response")
+    return plain if isinstance(plain, str) else json.dumps(result, ensure_ascii=False)
+
+
+class ToolCalls:
+    """Runs calls that the user allows: once, for this chat, or always, which the file ``kept`` remembers."""
+
+    def __init__(self, source: ToolSource, ask: Ask, kept: Path | None = None) -> None:
+        self._source, self._ask, self._kept = source, ask, kept
+        self._in_chat: set[str] = set()
+        self.last = ""
+
+    def fields(self) -> dict[str, Any]:
+        """What a request says of the tools."""
+        offered = self._source.offered()
+        return {"tools": [tool.definition for tool in offered]} if offered else {}
+
+    def can_run(self, calls: Sequence[Call]) -> bool:
+        """Whether one of ``calls`` is of a tool that is offered."""
+        names = {tool.name for tool in self._source.offered()}
+        return any(call.name in names for call in calls)
+
+    def result(self, call: Call) -> str:
+        """The result of ``call``, or why it has none."""
+        tool = next((tool for tool in self._source.offered() if tool.name == call.name), None)
+        if tool is None:
+            self.last = UNKNOWN
+        elif not self._is_allowed(tool):
+            self.last = REFUSED
+        else:
+            try:
+                arguments = json.loads(call.arguments or "{}")
+                self.last = self._source.call(call.name, arguments if isinstance(arguments, dict) else {})
+            except PyctlError as error:
+                self.last = text_of({"error": reason_of(error)})
+        return self.last
+
+    def _is_allowed(self, tool: OfferedTool) -> bool:
+        key = f"{self._source.place} {tool.name}"
+        always = self._always()
+        if tool.name in self._in_chat or key in always:
+            return True
+        what = "reads only" if tool.reads_only else "can change things"
+        answer = self._ask(f"run {tool.name} ({what})? {CHOICES}: ").strip().lower()[:1]
+        if answer == "c":
+            self._in_chat.add(tool.name)
+        elif answer == "a" and self._kept is not None:
+            make_private(self._kept.parent)
+            write_atomic(self._kept, json.dumps(sorted({*always, key}), indent=1).encode())
+        return answer in ("o", "c", "a")
+
+    def _always(self) -> set[str]:
+        try:
+            found = json.loads(self._kept.read_bytes()) if self._kept is not None else []
+        except (OSError, ValueError, RecursionError):
+            found = []
+        return {key for key in found if isinstance(key, str)} if isinstance(found, list) else set()
