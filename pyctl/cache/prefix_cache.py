@@ -14,7 +14,7 @@ from functools import partial
 from pyctl.cache.cache_stats import CacheStats, Divergence, RequestStats
 from pyctl.cache.device_tier import DeviceTier
 from pyctl.cache.plan import choose_cuts, inner_ends, last_common_end, last_end, next_turn
-from pyctl.cache.ports import CacheOptions, CacheRequest, Reading, Reason, SequenceMemory, Store
+from pyctl.cache.ports import CacheOptions, CacheRequest, Reading, Reads, Reason, SequenceMemory, Store
 from pyctl.cache.ram import RamCache
 from pyctl.cache.recent import RecentPrompts
 from pyctl.cache.restore import (
@@ -114,6 +114,22 @@ class PrefixCache:
         began = time.perf_counter()
         used = (yield from self._from_disk(lookup, seq, stats, make_room)) if lookup.from_disk else None
         used = (yield from self._from_memory(lookup, seq, stats, make_room)) if used is None else used
+        stats.restore_ms += (time.perf_counter() - began) * 1e3
+        return used
+
+    def restore_more(
+        self, lookup: CacheLookup, seq: LiveSequence, stats: RequestStats, make_room: MakeRoom = lambda n, n_ready: True
+    ) -> Reading[tuple[Snapshot, ...] | None]:
+        """Restore what has come since `restore`, if that is quicker than to go on where ``seq`` stands; else None.
+
+        A failure leaves an empty sequence.
+        """
+        began = time.perf_counter()
+        lookup.coming.clear()
+        exact = self._is_exact(lookup.request)
+        ways = candidates(lookup.match, lookup.ends, seq, self.cache, self.memory, exact=exact, may_end=False)
+        used = yield from self._from_disk(replace(lookup, ways=ways), seq, stats, make_room)
+        stats.n_cached = min(stats.n_cached, seq.n)
         stats.restore_ms += (time.perf_counter() - began) * 1e3
         return used
 
@@ -285,9 +301,16 @@ class PrefixCache:
         if base is not None:
             self.cache.retain(base)
         try:
-            while (prefix := quickest(found, lookup.ways, match, base, self.disk)) is not None:
+            sizes = self.memory.shape.sizes
+            while (prefix := quickest(found, lookup.ways, match, base, self.disk, sizes)) is not None:
                 found.remove(prefix)
-                if (arrival := (yield from self.disk.open(prefix, match, base, self.device.most_read))) is None:
+                is_near = self.disk.stored(prefix)
+                arrival = yield from self.disk.open(prefix, match, base, self.device.most_read)
+                if not is_near:  # a request waits for one thing from far away
+                    found = [each for each in found if self.disk.stored(each)]
+                if isinstance(arrival, Reads):
+                    lookup.coming.append(arrival)
+                if arrival is None or isinstance(arrival, Reads):
                     continue
                 try:
                     same = last_common_end(ends, seq.ends, seq.shared(match.tokens))

@@ -235,7 +235,11 @@ class Engine:
         if is_background:
             plan = replace(plan, cuts=(*plan.cuts, *lookup.ends[-1:], stats.n_prompt))
         try:
-            yield from self._prefill.run(active, seq, lookup.ends, plan, stats)
+            yield from self._prefill.run(active, seq, lookup, plan, stats)
+            while seq.n < stats.n_prompt:
+                used = yield from cache.restore_more(lookup, seq, stats, self.cells.make_room)
+                plan = plan if used is None else replace(plan, restored=used)
+                yield from self._prefill.run(active, seq, lookup, plan, stats)
         finally:
             if is_background:
                 self.warm_ups.note(active, lookup.match, stats.n_cached, seq.n)
