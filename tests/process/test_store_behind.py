@@ -27,7 +27,6 @@ ENVIRONMENT = {
     "AWS_ACCESS_KEY_ID": "visible",
     "AWS_SECRET_ACCESS_KEY": SECRET,
     "AWS_REGION": "us-east-1",
-    "AWS_ALLOW_HTTP": "true",
 }
 
 MESSAGES = [SYSTEM, user("store", 900)]

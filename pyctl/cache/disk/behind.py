@@ -80,7 +80,7 @@ THREADS = 4
 
 MEASURED_BYTES = 2**20
 
-REASONS = ("refused", "timed out", "timeout", "dns", "reset", "no space", "denied", "403", "404", "429", "500", "503")
+REASONS = ("refused", "timed out", "dns", "reset", "no space", "denied", "403", "404", "429", "500", "503")
 """What of an error may be told: its text can hold addresses and keys."""
 
 
@@ -90,7 +90,7 @@ def connect(url: str) -> ObjectStore:
         from obstore.store import from_url
     except ImportError:
         raise ConfigError("--kv-store needs obstore: pip install 'pyctl[store]'") from None
-    options = {"connect_timeout": "2s", "read_timeout": "10s", "timeout": "60s"}
+    options = {"connect_timeout": "2s", "read_timeout": "10s", "timeout": "60s", "allow_http": True}
     retries = {"max_retries": 2}
     try:
         if url.startswith("memory:"):
