@@ -133,6 +133,26 @@ class PrefixCache:
         stats.restore_ms += (time.perf_counter() - began) * 1e3
         return used
 
+    def match(
+        self, prompt: Prompt, ends: Sequence[int], sequences: Sequence[LiveSequence]
+    ) -> list[tuple[str, int, float | None]]:
+        """Where ``prompt`` could resume, deepest first: place, tokens, and seconds until all of it would be evaluated
+        (None before anything was measured). Changes nothing."""
+        match, n_prompt, costs = PromptMatch(prompt.tokens), len(prompt), self.cache.costs
+        found: dict[tuple[str, int], float] = {}
+        for seq in sequences:
+            for way in candidates(match, ends, seq, self.cache, self.memory, exact=self.settings.exact):
+                chain = way.snapshot.chain if way.snapshot is not None else ()
+                is_held = way.source == "ram" and any(each.only_held_bytes for each in chain)
+                found["device" if is_held else way.source, way.n] = costs.evaluate(way.n, n_prompt)
+        for prefix in self.disk.find(match, n_prompt - 1) if self.disk is not None else ():
+            assert self.disk is not None
+            where = "disk" if self.disk.stored(prefix) else "store"
+            seconds = self.disk.seconds(prefix, self.memory.shape.sizes.n_bytes(prefix.n, 0))
+            found[where, prefix.n] = seconds + costs.evaluate(prefix.n, n_prompt)
+        ways = sorted(found.items(), key=lambda item: (-item[0][1], item[1]))
+        return [(where, n, seconds if costs.is_measured else None) for (where, n), seconds in ways]
+
     def plan(
         self, lookup: CacheLookup, restored: tuple[Snapshot, ...], seq: LiveSequence, stats: RequestStats
     ) -> CachePlan:

@@ -21,6 +21,7 @@ from pyctl.engine.request import Done
 from pyctl.engine.schedule.admission import ActiveRequest, Job, Step, Steps
 from pyctl.engine.schedule.scheduler import Scheduler
 from pyctl.errors import OutOfCellsError, PyctlError
+from pyctl.prompt import Prompt
 
 __all__ = ["Engine", "EngineSettings"]
 
@@ -66,6 +67,10 @@ class Engine:
         self.scheduler.add(handle)
         if not handle.request.background:
             self.backend.control.preempt(False)  # the request that preempted has arrived
+
+    def match(self, prompt: Prompt) -> list[tuple[str, int, float | None]]:
+        """Where ``prompt`` could resume, as `PrefixCache.match` says."""
+        return self.prefix_cache.match(prompt, self._prefill.ends(prompt), self.sequences)
 
     def when_idle(self, job: Job[Any]) -> None:
         """Run ``job`` once its sequence is free, before the next request gets it."""

@@ -29,6 +29,8 @@ ENVIRONMENT = {
     "AWS_REGION": "us-east-1",
 }
 
+NONE = {"where": "none", "ready": 0, "seconds": None, "ways": []}
+
 MESSAGES = [SYSTEM, user("store", 900)]
 
 
@@ -122,14 +124,23 @@ def test_what_one_server_evaluated_another_restores(
     assert third.stop() == 0
 
 
+def matched(server: Server, **body: Any) -> dict[str, Any]:
+    return dict(httpx.post(f"{server.url}/cache/match", json=body or {"messages": MESSAGES}).json())
+
+
 def test_a_directory_as_a_store(start: Callable[..., Server], tmp_path: Path) -> None:
     url = f"file://{tmp_path}/shared"
     first = start("tiny-hybrid", *flags(tmp_path / "a", url))
+    assert matched(first) | {"tokens": 0} == {"tokens": 0, "where": "none", "ready": 0, "seconds": None, "ways": []}
     cold = ask(first)
+    assert matched(first)["ready"] > 512
+    assert matched(first)["where"] in ("live", "device", "ram")
+    assert matched(first, tokens=[1, 2, 3]) | {"ways": []} == {"tokens": 3, **NONE}
     until(lambda: store_of(first)["sent"]["n"], every=0.1)
     assert first.stop() == 0
     second = start("tiny-hybrid", *flags(tmp_path / "b", url))
     until(lambda: store_of(second)["in_use"], every=0.1)
+    assert [matched(second)["where"] for _ in range(2)] == ["store", "store"]
     assert ask(second)[:2] == (cold[0], "disk")
     assert os.listdir(tmp_path / "shared")
     assert second.stop() == 0
