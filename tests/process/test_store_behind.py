@@ -144,3 +144,29 @@ def test_a_directory_as_a_store(start: Callable[..., Server], tmp_path: Path) ->
     assert ask(second)[:2] == (cold[0], "disk")
     assert os.listdir(tmp_path / "shared")
     assert second.stop() == 0
+
+
+IMPATIENT = """
+import time
+import pyctl.cache.disk_tier
+from pyctl.llama.llama_backend import LlamaBackend
+pyctl.cache.disk_tier.PATIENCE_SECONDS = 0.0
+evaluate = LlamaBackend.evaluate
+def slowly(*args, **options):
+    time.sleep(0.3)
+    return evaluate(*args, **options)
+LlamaBackend.evaluate = slowly
+"""
+
+
+def test_what_comes_while_the_prompt_is_evaluated_is_used(start: Callable[..., Server], tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/shared"
+    first = start("tiny-hybrid", *flags(tmp_path / "a", url))
+    cold = ask(first)
+    until(lambda: store_of(first)["sent"]["n"], every=0.1)
+    second = start("tiny-hybrid", *flags(tmp_path / "b", url), before=IMPATIENT)
+    until(lambda: store_of(second)["in_use"], every=0.1)
+    text, source, n_cached = ask(second)
+    assert (text, source) == (cold[0], "disk")
+    assert n_cached > 512
+    assert second.stop() == 0
