@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         view_of,
     )
     from pyctl.cache.device_tier import DeviceCounts, most_behind
+    from pyctl.cache.disk.behind import StoreBehind, connect
     from pyctl.cache.disk.directory import CacheDirectory
     from pyctl.cache.disk.file_format import INDEX, REPLIES, BlockSizes
     from pyctl.cache.disk.store import DiskStore
@@ -91,6 +92,7 @@ _MODULES = (
     "disk.directory",
     "disk.file_format",
     "disk.store",
+    "disk.behind",
 )
 """Where a name is looked for, in this order."""
 
@@ -148,7 +150,9 @@ __all__ = [
     "Span",
     "State",
     "Store",
+    "StoreBehind",
     "batch_ends",
+    "connect",
     "default_directory",
     "ends_within",
     "last_end",

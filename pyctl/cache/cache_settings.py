@@ -39,6 +39,19 @@ def policy(text: str) -> str:
     return text.lower()
 
 
+STORES = ("s3", "gs", "az", "file", "memory")
+
+
+def store_url(text: str) -> str:
+    """An address of a store; one that holds a key is refused, without saying it."""
+    scheme, _, rest = text.partition("://")
+    if scheme not in STORES or (scheme == "file" and not rest.startswith("/")) or not (rest or scheme == "memory"):
+        raise ValueError(f"it must begin with {', '.join(f'{each}://' for each in STORES)}, file:// with a whole path")
+    if any(letter in rest for letter in "@?#"):
+        raise ValueError("it must hold no key and no query: these come from the environment")
+    return text
+
+
 @dataclass(frozen=True)
 class CacheSettings:
     """The prefix cache in memory; ``ram_mib`` 0 turns it off, -1 is no limit, None is for the free memory to decide."""
@@ -126,6 +139,36 @@ class DiskSettings:
         limit=SetLimit(
             f"bytes written within a day; {DEFAULT_DAILY_MIB:,} MiB in the default directory; 0 is no limit",
             "nothing more is written that day",
+            "disk",
+            "MiB",
+        ),
+    )
+    store_url: str = DISK.flag(
+        "",
+        "--kv-store",
+        "object store behind that directory, which servers may share: s3://, gs://, az://, file:// or memory://; "
+        "keys come from the environment; needs pyctl[store]",
+        store_url,
+        "PYCTL_KV_STORE",
+        "URL",
+    )
+    store_mib: int = DISK.flag(
+        0,
+        "--kv-store-budget",
+        "most MiB of one model in the store, 0 = no limit",
+        integer(0),
+        "PYCTL_KV_STORE_BUDGET",
+        limit=SetLimit("objects of a model in the store; 0 is no limit", "nothing more is sent", "disk", "MiB"),
+    )
+    store_daily_mib: int = DISK.flag(
+        131_072,
+        "--kv-store-writes",
+        "most MiB sent to the store in one day, 0 = no limit",
+        integer(0),
+        "PYCTL_KV_STORE_WRITES",
+        limit=SetLimit(
+            "bytes that a process sends to the store within a day; 0 is no limit",
+            "nothing more is sent that day",
             "disk",
             "MiB",
         ),

@@ -272,7 +272,7 @@ def view_of(cache: RamCache, totals: CacheStats, known: KnownParts, disk: Store 
         tiers: list[Tier] = []
         tiers += ["device"] * bool(device_bytes)
         tiers += ["ram"] * bool(row_bytes or snapshot.state.parts)
-        tiers += ["disk"] * (disk is not None and disk.stored(snapshot))
+        tiers += ["disk"] * (disk is not None and disk.stored(snapshot.prefix))
         views.append(
             SnapshotView(
                 id=snapshot.prefix.name,

@@ -15,12 +15,13 @@ from functools import partial
 from typing import TypeAlias
 
 from pyctl.cache.costs import Costs
+from pyctl.cache.disk.behind import PATIENCE_SECONDS, StoreBehind
 from pyctl.cache.disk.directory import Contents
 from pyctl.cache.disk.file_format import PROMPTS
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.disk.write_queue import WriteQueue
 from pyctl.cache.persist import DiskPolicy
-from pyctl.cache.ports import Arrival, DiskView, Entry, PieceOf, Reading, Reason, RowsOf
+from pyctl.cache.ports import Arrival, DiskView, Entry, PieceOf, Reading, Reads, Reason, RowsOf
 from pyctl.cache.recent import DEFAULT_FILE_BYTES, RecentFiles, RecentMatches, RecentPrompts
 from pyctl.cache.snapshot import Prefix, PromptMatch, Segment, Snapshot
 from pyctl.errors import StateError
@@ -89,8 +90,9 @@ class _SnapshotWriter:
 class DiskTier:
     """The `Store` on disk: reads from and writes to ``store``; ``policy`` is that of requests that name none.
 
-    ``text_of`` makes text of tokens for people. The engine's thread calls everything and changes `recent`; writing and
-    recovery have threads of their own. Closing takes at most ``close_seconds``.
+    ``text_of`` makes text of tokens for people. ``behind`` is the store behind the disk. The engine's thread calls
+    everything and changes `recent`; writing and recovery have threads of their own. Closing takes at most
+    ``close_seconds``.
     """
 
     def __init__(
@@ -101,8 +103,10 @@ class DiskTier:
         cold_max: int,
         text_of: TextOf | None = None,
         close_seconds: float = FLUSH_SECONDS,
+        behind: StoreBehind | None = None,
     ) -> None:
         self.store = store
+        self.behind = behind
         self.policy = policy
         self.close_seconds = close_seconds
         self._cold_max = cold_max
@@ -125,18 +129,36 @@ class DiskTier:
         self._refresh_soon()
         lengths = sorted(n for n in self.store.lengths() if 0 < n <= limit)
         # Named in ascending order, all prefixes cost one pass over the prompt.
-        return [prefix for n in lengths if self.store.contains(prefix := prompt.prefix(n))][::-1]
+        found = [prefix for n in lengths if self.store.contains(prefix := prompt.prefix(n))][::-1]
+        if self.behind is not None:
+            found = sorted([*found, *self.behind.find(prompt, limit)], key=lambda prefix: -prefix.n)
+        return found
 
     def open(
         self, prefix: Prefix, prompt: PromptMatch, base: Snapshot | None, most_bytes: int | None = None
-    ) -> Reading[Arrival | None]:
+    ) -> Reading[Arrival | Reads | None]:
         """The snapshot of ``prefix`` on its way here, None if there is none; what ``base`` has is not read, and of more
-        than ``most_bytes`` the rest comes when the first has left RAM."""
-        return self.store.open(prefix, prompt.tokens, base, most_bytes)
+        than ``most_bytes`` the rest comes when the first has left RAM.
 
-    def n_bytes(self, n: int, covered: int) -> int:
-        """Bytes of a state at ``n`` with the rows that are not ``covered``."""
-        return self.store.read_bytes(n, covered)
+        One that is only in the store behind is fetched first. What takes longer than PATIENCE_SECONDS goes on without
+        its request.
+        """
+        if self.behind is not None and not self.store.contains(prefix):
+            began, seconds = time.monotonic(), self.behind.seconds(prefix)
+            if (fetch := self.behind.fetch(prefix)) is None:
+                return None
+            if seconds <= PATIENCE_SECONDS:
+                patient = fetch.until(began + PATIENCE_SECONDS)
+                while not patient.ready():
+                    yield patient
+            if not fetch.ready():
+                return fetch
+        return (yield from self.store.open(prefix, prompt.tokens, base, most_bytes))
+
+    def seconds(self, prefix: Prefix, n_bytes: int) -> float:
+        """How long it takes to read ``n_bytes`` of ``prefix``, which is fetched first if the disk has it not."""
+        is_behind = self.behind is not None and not self.store.contains(prefix)
+        return self.costs.read(n_bytes) + (self.behind.seconds(prefix) if self.behind is not None and is_behind else 0)
 
     @property
     def contents(self) -> Contents:
@@ -147,13 +169,15 @@ class DiskTier:
         """The snapshots of this model, the last used first; waits for the disk, on any thread."""
         return [each for each in self.store.directory.entries() if each.fingerprint == self.store.fingerprint]
 
-    def stored(self, snapshot: Snapshot) -> bool:
-        """Whether the state of ``snapshot`` is on disk; does not wait."""
-        return self.store.contains(snapshot.prefix)
+    def stored(self, prefix: Prefix) -> bool:
+        """Whether the state of ``prefix`` is on disk; does not wait."""
+        return self.store.contains(prefix)
 
     def refuse(self, snapshot: Snapshot) -> None:
         """Lose a snapshot that came from here and is of no use to the model."""
         self.store.refuse(snapshot.prefix)
+        if self.behind is not None:
+            self.behind.distrust(snapshot.prefix)
 
     def count_hit(self, snapshot: Snapshot) -> None:
         """Note that a snapshot from here was of use."""
@@ -182,8 +206,10 @@ class DiskTier:
 
         Waits for the disk; any thread may call it.
         """
-        waited = self.queue.drop(name)
-        return self.store.directory.remove(f"{self.store.fingerprint}/{name}") or waited
+        found = self.queue.drop(name)
+        if self.behind is not None:  # first, so that it is not fetched again
+            found |= self.behind.remove(name)
+        return self.store.directory.remove(f"{self.store.fingerprint}/{name}") or found
 
     def wants(self, snapshot: Snapshot) -> bool:
         """Whether the disk may have it and has not got it."""
@@ -235,6 +261,7 @@ class DiskTier:
             self.queue.n_failed,
             self.queue.spilled,
             self.queue.n_given_up,
+            self.behind.view() if self.behind is not None else None,
         )
 
     def close(self, piece_of: PieceOf | None = None) -> bool:
@@ -245,6 +272,8 @@ class DiskTier:
         done = self.queue.close(self.close_seconds, piece_of)
         if not done:
             log.warning("disk cache: writes are incomplete after %.0f s", self.close_seconds)
+        if self.behind is not None:
+            self.behind.close(max(deadline - time.monotonic(), 0.1))
         self._recovery.join(max(deadline - time.monotonic(), 0.1))
         if done and not self._recovery.is_alive():
             self.store.close()  # which would wait for its users
@@ -258,6 +287,8 @@ class DiskTier:
         now = time.monotonic()
         if now - self._refreshed >= REFRESH_SECONDS:
             self._refreshed = now
+            if self.behind is not None:
+                self.behind.look_soon()
             self.queue.run_soon(self.store.directory.refresh)
 
     def _recover(self) -> None:

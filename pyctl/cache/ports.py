@@ -35,6 +35,7 @@ __all__ = [
     "SavedSequence",
     "SequenceMemory",
     "Store",
+    "StoreView",
     "WriteJobs",
     "Written",
 ]
@@ -244,11 +245,26 @@ class Written:
 
 
 @dataclass(frozen=True)
+class StoreView:
+    """Sums of the store behind the disk: snapshots and bytes of this model there, its budget (-1: none), snapshots that
+    this process ``fetched`` and ``sent``, how often the store failed, and whether it does now (``is_away``)."""
+
+    name: str
+    in_use: int
+    n_bytes: int
+    budget: int
+    fetched: Written
+    sent: Written
+    failed: int = 0
+    is_away: bool = False
+
+
+@dataclass(frozen=True)
 class DiskView:
     """Sums of the tier: lengths at which something is stored, bytes of the directory, its budget (-1: none), restores
     that came from it, snapshots written by this process, files found damaged, snapshots that wait to be written, and
     those that could not be. ``spilled`` are those written because they left RAM; ``given_up`` were not, for want of
-    time."""
+    time. ``store`` is behind the disk."""
 
     policy: str
     in_use: int
@@ -261,6 +277,7 @@ class DiskView:
     failed: int = 0
     spilled: Written = Written()
     given_up: int = 0
+    store: StoreView | None = None
 
 
 SHORT_DIGITS = 10
@@ -383,12 +400,13 @@ class Store(Protocol):
 
     def open(
         self, prefix: Prefix, prompt: PromptMatch, base: Snapshot | None, most_bytes: int | None = None
-    ) -> Reading[Arrival | None]:
+    ) -> Reading[Arrival | Reads | None]:
         """Begin to read ``prefix`` without the rows of ``base``; None if it is gone. Of more than ``most_bytes`` the
-        rest comes when the first has left RAM."""
+        rest comes when the first has left RAM. Reads if it takes longer than a request waits: it can be opened when
+        they are ready."""
 
-    def n_bytes(self, n: int, covered: int) -> int:
-        """Bytes of a state at ``n`` with the rows that are not ``covered``."""
+    def seconds(self, prefix: Prefix, n_bytes: int) -> float:
+        """How long it takes to read ``n_bytes`` of ``prefix`` into RAM."""
 
     def select(self, matches: RecentMatches, start: int, policy: DiskPolicy | None = None) -> tuple[int, ...]:
         """The prefix lengths past ``start`` that belong in the store, of a prompt that was compared with `recent`."""
@@ -402,8 +420,8 @@ class Store(Protocol):
         """Queue ``snapshot`` if it is wanted; ``worth`` in seconds where it was EVICTED. ``rows_of`` gives rows that
         only the device has."""
 
-    def stored(self, snapshot: Snapshot) -> bool:
-        """Whether the store has the state of ``snapshot``."""
+    def stored(self, prefix: Prefix) -> bool:
+        """Whether the state of ``prefix`` is near: to open it takes no longer than to read it."""
 
     def count_hit(self, snapshot: Snapshot) -> None:
         """Note that a snapshot from the store was of use."""

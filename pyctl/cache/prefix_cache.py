@@ -14,7 +14,7 @@ from functools import partial
 from pyctl.cache.cache_stats import CacheStats, Divergence, RequestStats
 from pyctl.cache.device_tier import DeviceTier
 from pyctl.cache.plan import choose_cuts, inner_ends, last_common_end, last_end, next_turn
-from pyctl.cache.ports import CacheOptions, CacheRequest, Reading, Reason, SequenceMemory, Store
+from pyctl.cache.ports import CacheOptions, CacheRequest, Reading, Reads, Reason, SequenceMemory, Store
 from pyctl.cache.ram import RamCache
 from pyctl.cache.recent import RecentPrompts
 from pyctl.cache.restore import (
@@ -116,6 +116,42 @@ class PrefixCache:
         used = (yield from self._from_memory(lookup, seq, stats, make_room)) if used is None else used
         stats.restore_ms += (time.perf_counter() - began) * 1e3
         return used
+
+    def restore_more(
+        self, lookup: CacheLookup, seq: LiveSequence, stats: RequestStats, make_room: MakeRoom = lambda n, n_ready: True
+    ) -> Reading[tuple[Snapshot, ...] | None]:
+        """Restore what has come since `restore`, if that is quicker than to go on where ``seq`` stands; else None.
+
+        A failure leaves an empty sequence.
+        """
+        began = time.perf_counter()
+        lookup.coming.clear()
+        exact = self._is_exact(lookup.request)
+        ways = candidates(lookup.match, lookup.ends, seq, self.cache, self.memory, exact=exact, may_end=False)
+        used = yield from self._from_disk(replace(lookup, ways=ways), seq, stats, make_room)
+        stats.n_cached = min(stats.n_cached, seq.n)
+        stats.restore_ms += (time.perf_counter() - began) * 1e3
+        return used
+
+    def match(
+        self, prompt: Prompt, ends: Sequence[int], sequences: Sequence[LiveSequence]
+    ) -> list[tuple[str, int, float | None]]:
+        """Where ``prompt`` could resume, deepest first: place, tokens, and seconds until all of it would be evaluated
+        (None before anything was measured). Changes nothing."""
+        match, n_prompt, costs = PromptMatch(prompt.tokens), len(prompt), self.cache.costs
+        found: dict[tuple[str, int], float] = {}
+        for seq in sequences:
+            for way in candidates(match, ends, seq, self.cache, self.memory, exact=self.settings.exact):
+                chain = way.snapshot.chain if way.snapshot is not None else ()
+                is_held = way.source == "ram" and any(each.only_held_bytes for each in chain)
+                found["device" if is_held else way.source, way.n] = costs.evaluate(way.n, n_prompt)
+        for prefix in self.disk.find(match, n_prompt - 1) if self.disk is not None else ():
+            assert self.disk is not None
+            where = "disk" if self.disk.stored(prefix) else "store"
+            seconds = self.disk.seconds(prefix, self.memory.shape.sizes.n_bytes(prefix.n, 0))
+            found[where, prefix.n] = seconds + costs.evaluate(prefix.n, n_prompt)
+        ways = sorted(found.items(), key=lambda item: (-item[0][1], item[1]))
+        return [(where, n, seconds if costs.is_measured else None) for (where, n), seconds in ways]
 
     def plan(
         self, lookup: CacheLookup, restored: tuple[Snapshot, ...], seq: LiveSequence, stats: RequestStats
@@ -292,9 +328,16 @@ class PrefixCache:
         if base is not None:
             self.cache.retain(base)
         try:
-            while (prefix := quickest(found, lookup.ways, match, base, self.disk)) is not None:
+            sizes = self.memory.shape.sizes
+            while (prefix := quickest(found, lookup.ways, match, base, self.disk, sizes)) is not None:
                 found.remove(prefix)
-                if (arrival := (yield from self.disk.open(prefix, match, base, self.device.most_read))) is None:
+                is_near = self.disk.stored(prefix)
+                arrival = yield from self.disk.open(prefix, match, base, self.device.most_read)
+                if not is_near:  # a request waits for one thing from far away
+                    found = [each for each in found if self.disk.stored(each)]
+                if isinstance(arrival, Reads):
+                    lookup.coming.append(arrival)
+                if arrival is None or isinstance(arrival, Reads):
                     continue
                 try:
                     same = last_common_end(ends, seq.ends, seq.shared(match.tokens))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import bisect
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from pyctl.cache.device_tier import DeviceTier
+from pyctl.cache.disk.file_format import BlockSizes
 from pyctl.cache.plan import ends_within, last_common_end, last_end
-from pyctl.cache.ports import Arrival, CacheRequest, Reading, SequenceMemory, Store
+from pyctl.cache.ports import Arrival, CacheRequest, Reading, Reads, SequenceMemory, Store
 from pyctl.cache.ram import RamCache
 from pyctl.cache.recent import RecentMatches
 from pyctl.cache.sequence import LiveSequence
@@ -69,7 +70,7 @@ class CacheLookup:
     """What there is for one request: the ways to resume it in memory, deepest first, and what recent prompts share.
 
     ``ends`` are the batch ends of its prompt. With ``from_disk`` a restore looks there, too. A request that does not
-    want the cache has no ways.
+    want the cache has no ways. ``coming`` is on its way here from a store, and worth another look when it is ready.
     """
 
     request: CacheRequest
@@ -78,6 +79,12 @@ class CacheLookup:
     ways: Sequence[Candidate] = ()
     recent: RecentMatches | None = None
     from_disk: bool = False
+    coming: list[Reads] = field(default_factory=list)
+
+    @property
+    def has_come(self) -> bool:
+        """Whether something that was on its way is ready."""
+        return any(reads.ready() for reads in self.coming)
 
     @property
     def snapshots(self) -> tuple[Snapshot, ...]:
@@ -263,7 +270,12 @@ def rows_in_memory(prompt: PromptMatch, ends: Sequence[int], cache: RamCache) ->
 
 
 def quickest(
-    stored: Sequence[Prefix], ways: Sequence[Candidate], prompt: PromptMatch, base: Snapshot | None, disk: Store
+    stored: Sequence[Prefix],
+    ways: Sequence[Candidate],
+    prompt: PromptMatch,
+    base: Snapshot | None,
+    disk: Store,
+    sizes: BlockSizes,
 ) -> Prefix | None:
     """Which of the prefixes ``stored`` on disk to read, since no other way has the prompt evaluated earlier.
 
@@ -273,10 +285,10 @@ def quickest(
     costs, n_prompt, covered = disk.costs, int(prompt.tokens.size), base.n if base is not None else 0
 
     def seconds(n: int, keep: int) -> float:
-        return costs.load(disk.n_bytes(n, keep)) + costs.evaluate(n, n_prompt)
+        return costs.load(sizes.n_bytes(n, keep)) + costs.evaluate(n, n_prompt)
 
     memory = {way.n: seconds(way.n, way.keep) for way in ways}
-    times = {prefix: costs.read(disk.n_bytes(prefix.n, covered)) + seconds(prefix.n, 0) for prefix in stored}
+    times = {each: disk.seconds(each, sizes.n_bytes(each.n, covered)) + seconds(each.n, 0) for each in stored}
     limit = min([*memory.values(), *times.values(), costs.evaluate(0, n_prompt)]) + SAME_SECONDS
     least = max((n for n, each in memory.items() if each <= limit), default=0)
     return next((prefix for prefix in stored if prefix.n > least and times[prefix] <= limit), None)

@@ -28,7 +28,7 @@ from pyctl.engine.engine_stats import EngineCounters, EngineMemory, EngineStats,
 from pyctl.engine.request import Timings
 from pyctl.engine.worker import Worker
 from pyctl.errors import NotSupportedError, OutOfCellsError, RequestError, StateError
-from pyctl.prompt import Tokens
+from pyctl.prompt import Prompt, Tokens
 
 __all__ = ["EngineAdmin"]
 
@@ -80,6 +80,10 @@ class EngineAdmin:
     def view(self) -> Future[CacheView]:
         """Return the contents of the cache."""
         return self._worker.call(self._view)
+
+    def match(self, prompt: Prompt) -> Future[list[tuple[str, int, float | None]]]:
+        """Return where ``prompt`` could resume, as `PrefixCache.match` says, without waking a sleeping engine."""
+        return self._worker.call(lambda: self._engine.match(prompt))
 
     def replies(self) -> Future[list[tuple[float, Timings]]]:
         """Return (age in seconds, timings) of recent replies."""

@@ -21,6 +21,7 @@ from pyctl.engine.request import Done
 from pyctl.engine.schedule.admission import ActiveRequest, Job, Step, Steps
 from pyctl.engine.schedule.scheduler import Scheduler
 from pyctl.errors import OutOfCellsError, PyctlError
+from pyctl.prompt import Prompt
 
 __all__ = ["Engine", "EngineSettings"]
 
@@ -66,6 +67,10 @@ class Engine:
         self.scheduler.add(handle)
         if not handle.request.background:
             self.backend.control.preempt(False)  # the request that preempted has arrived
+
+    def match(self, prompt: Prompt) -> list[tuple[str, int, float | None]]:
+        """Where ``prompt`` could resume, as `PrefixCache.match` says."""
+        return self.prefix_cache.match(prompt, self._prefill.ends(prompt), self.sequences)
 
     def when_idle(self, job: Job[Any]) -> None:
         """Run ``job`` once its sequence is free, before the next request gets it."""
@@ -235,7 +240,11 @@ class Engine:
         if is_background:
             plan = replace(plan, cuts=(*plan.cuts, *lookup.ends[-1:], stats.n_prompt))
         try:
-            yield from self._prefill.run(active, seq, lookup.ends, plan, stats)
+            yield from self._prefill.run(active, seq, lookup, plan, stats)
+            while seq.n < stats.n_prompt:
+                used = yield from cache.restore_more(lookup, seq, stats, self.cells.make_room)
+                plan = plan if used is None else replace(plan, restored=used)
+                yield from self._prefill.run(active, seq, lookup, plan, stats)
         finally:
             if is_background:
                 self.warm_ups.note(active, lookup.match, stats.n_cached, seq.n)

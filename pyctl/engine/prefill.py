@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 
 from pyctl.cache import CacheLookup, CachePlan, LiveSequence, PrefixCache, RequestStats, State, batch_ends
@@ -45,12 +44,13 @@ class Prefill:
         return replace(lookup, ends=self.ends(lookup.request.prompt, free=True))
 
     def run(
-        self, active: ActiveRequest, seq: LiveSequence, ends: Sequence[int], plan: CachePlan, stats: RequestStats
+        self, active: ActiveRequest, seq: LiveSequence, lookup: CacheLookup, plan: CachePlan, stats: RequestStats
     ) -> Steps:
-        """Evaluate the missing tokens up to each of ``ends``, then up to ``stats.n_prompt``, as cells allow.
+        """Evaluate the missing tokens up to each of ``lookup.ends``, then up to ``stats.n_prompt``, as cells allow.
 
-        Afterwards output 0 is that of the prompt's end. A batch after ``ends`` differs from a cold run's."""
-        prompt = active.handle.request.prompt
+        Afterwards output 0 is that of the prompt's end. A batch after the ends differs from a cold run's. Stops early
+        at a batch end where something has come that may save the rest."""
+        prompt, ends = active.handle.request.prompt, lookup.ends
         began, save_before = time.perf_counter(), stats.save_ms
         first, last, n_exact = seq.n, seq.n, max(ends, default=0)
         shown = PrefillLog(active.id, seq.n, len(prompt))
@@ -74,12 +74,15 @@ class Prefill:
             _tell_progress(active, seq, stats, shown.seconds_left)
             if end < len(prompt):
                 yield None
+            if end < stats.n_prompt and lookup.has_come:
+                break
         stats.n_evaluated = seq.n - stats.n_cached
         if plan.restored and plan.restored[0].state.output.size and not stats.n_evaluated:
             self._backend.recall(plan.restored[0].state.output)
-        stats.prefill_ms = (time.perf_counter() - began) * 1e3 - (stats.save_ms - save_before)
+        ms = (time.perf_counter() - began) * 1e3 - (stats.save_ms - save_before)
+        stats.prefill_ms += ms
         if not active.in_company:  # otherwise the time includes other requests
-            self._prefix_cache.cache.costs.note_evaluated(first, last, stats.prefill_ms / 1e3)
+            self._prefix_cache.cache.costs.note_evaluated(first, last, ms / 1e3)
 
     def _evaluate(
         self, active: ActiveRequest, seq: LiveSequence, end: int, plan: CachePlan

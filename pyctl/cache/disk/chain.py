@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 from isal.isal_zlib import crc32
@@ -17,6 +18,7 @@ from pyctl.cache.disk.file_format import (
     BlockSizes,
     CorruptFileError,
     Header,
+    Name,
     PartKind,
     SegmentName,
     StateName,
@@ -260,15 +262,21 @@ class StoredFile:
         return State.of(self.outs[PartKind.STATE], self.outs.get(PartKind.DRAFT_STATE, NOTHING))
 
 
-def open_chain(directory: Path, state: StateName, sizes: BlockSizes | None) -> tuple[StoredFile, list[StoredFile]]:
-    """The headers of a state and of its chain over [0, n), the segment at 0 first; FileNotFoundError or Damage."""
-    header = read_header(directory / str(state), sizes)
-    top = StoredFile(directory / str(state), header, state.n, _space(header))
+def open_chain(
+    directory: Path, state: StateName, sizes: BlockSizes | None, paths: Mapping[Name, Path] = MappingProxyType({})
+) -> tuple[StoredFile, list[StoredFile]]:
+    """The headers of a state and of its chain over [0, n), the segment at 0 first; FileNotFoundError or Damage.
+
+    ``paths`` are where those files are that do not have their names yet.
+    """
+    path = paths.get(state, directory / str(state))
+    header = read_header(path, sizes, str(state))
+    top = StoredFile(path, header, state.n, _space(header))
     chain: list[StoredFile] = []
     parent, n = header.parent, state.n
     while parent is not None:
-        path = directory / str(parent)
-        header = read_header(path, sizes)
+        path = paths.get(parent, directory / str(parent))
+        header = read_header(path, sizes, str(parent))
         chain.append(StoredFile(path, header, n, _space(header)))
         parent, n = header.parent, chain[-1].start
     return top, chain[::-1]
@@ -285,9 +293,9 @@ def check_chain(chain: list[StoredFile], state: StateName) -> Tokens:
         whole = running.copy()
         whole.update(_bytes(found.tokens))
         if whole.digest() != found.header.name.digest:
-            raise CorruptFileError(found.path.name, "other tokens than its name says")
+            raise CorruptFileError(str(found.name), "other tokens than its name says")
         if any(not first < last <= found.name.end for first, last in pairwise((found.start, *found.ends))):
-            raise CorruptFileError(found.path.name, "ends that are none of its positions")
+            raise CorruptFileError(str(found.name), "ends that are none of its positions")
         pieces.append(found.tokens[: found.last - found.start])
         running.update(_bytes(pieces[-1]))
     if running.digest() != state.digest:

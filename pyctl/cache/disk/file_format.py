@@ -260,6 +260,10 @@ class BlockSizes:
         """Bytes of the draft model's rows [first, last)."""
         return self.draft_base + (last - first) * self.draft_row if self.draft_row and first < last else 0
 
+    def n_bytes(self, n: int, covered: int) -> int:
+        """About how many bytes a state at ``n`` has, with the rows that are not ``covered``."""
+        return max(self.state, 0) + max(n - covered, 0) * self.row
+
     @classmethod
     def parse(cls, text: str) -> BlockSizes | None:
         """What `str` gave; None for anything else."""

@@ -55,20 +55,22 @@ def write_file(path: Path, header: Header, blocks: dict[PartKind, Block], pool: 
         os.close(descriptor)
 
 
-def read_header(path: Path, sizes: BlockSizes | None = None) -> Header:
+def read_header(path: Path, sizes: BlockSizes | None = None, file: str = "") -> Header:
     """The header of the file at ``path``, whose fingerprint is that of the directory; FileNotFoundError or Damage.
 
-    With ``sizes`` its parts have those, so that no more memory is taken for it.
+    With ``sizes`` its parts have those, so that no more memory is taken for it. ``file`` is its name, if ``path`` has
+    another one.
     """
+    file = file or path.name
     with _opened(path) as descriptor:
         size = os.fstat(descriptor).st_size
-        header = unpack(os.pread(descriptor, FIRST_READ, 0), path.name, size)
+        header = unpack(os.pread(descriptor, FIRST_READ, 0), file, size)
         if isinstance(header, int):
-            header = unpack(os.pread(descriptor, header, 0), path.name, size)
+            header = unpack(os.pread(descriptor, header, 0), file, size)
     if isinstance(header, int):
-        raise CorruptFileError(path.name, f"{size} bytes end within the header")
+        raise CorruptFileError(file, f"{size} bytes end within the header")
     if header.fingerprint != path.parent.name:
-        raise CorruptFileError(path.name, f"a file of {header.fingerprint}")
+        raise CorruptFileError(file, f"a file of {header.fingerprint}")
     if sizes is not None:
         sizes.check(header)
     return header

@@ -110,7 +110,7 @@ class DiskStore:
         self.files = StoreWriter(self.directory, fingerprint, min_tokens=min_tokens, daily_bytes=daily_bytes)
         self._lookups = Readers(2, "disk-look")  # which wait for readers
         self._hangs = False
-        self._sizes = sizes
+        self.sizes = sizes
         with suppress(OSError):  # then its files are taken for older ones, which only says who goes first
             if is_older(self.home):
                 write_atomic(self.home / RULES, rules_id().encode(), sync=False)
@@ -138,10 +138,6 @@ class DiskStore:
         """Whether ``snapshot`` is long enough and not stored yet, or only one that is not exact."""
         is_exact = self.directory.contents.of(self.fingerprint).get(StateName.of(snapshot.prefix))
         return snapshot.n >= self.min_tokens and (is_exact is None or (snapshot.exact and not is_exact))
-
-    def read_bytes(self, n: int, covered: int) -> int:
-        """About how many bytes `open` reads for a state at ``n`` with rows up to ``covered`` in memory."""
-        return max(self._sizes.state, 0) + max(n - covered, 0) * self._sizes.row if self._sizes is not None else 0
 
     def open(
         self, prefix: Prefix, tokens: Tokens, base: Snapshot | None = None, most_bytes: int | None = None
@@ -193,7 +189,7 @@ class DiskStore:
 
     def _look(self, state: StateName) -> tuple[StoredFile, list[StoredFile], Tokens]:
         """The headers of a state and of its chain, and the tokens of all."""
-        top, chain = open_chain(self.home, state, self._sizes)
+        top, chain = open_chain(self.home, state, self.sizes)
         self.directory.readers.run(job for found in chain for job in found.jobs(PartKind.TOKENS, PartKind.ENDS))
         return top, chain, check_chain(chain, state)
 
@@ -217,14 +213,14 @@ class DiskStore:
                 held = found.segment(segment)
                 left -= found.large_bytes
                 if left >= 0 or not coming:
-                    coming[held] = readers.start(found.fill(held, self._space, self._sizes))
+                    coming[held] = readers.start(found.fill(held, self._space, self.sizes))
                 else:
                     later[held] = partial(self._read_later, found, held, deadline, futures)
             segment = segments[found.name] = held
         assert segment is not None
         state = top.header.name
         assert isinstance(state, StateName)
-        coming_state = readers.start(top.make_space(self._space, self._sizes))
+        coming_state = readers.start(top.make_space(self._space, self.sizes))
         futures += [future for reads in [*coming.values(), coming_state] for future in reads]
         snapshot, watch = Snapshot(state.prefix, segment, top.state(), top.header.exact), _Stopwatch(futures)
         n_bytes = snapshot.state.n_bytes + sum(link.n_bytes for link in coming)
@@ -247,7 +243,7 @@ class DiskStore:
     def _read_later(
         self, found: StoredFile, segment: Segment, deadline: float, futures: list[Future[None]]
     ) -> DiskReads:
-        reads = self.directory.readers.start(found.fill(segment, self._space, self._sizes))
+        reads = self.directory.readers.start(found.fill(segment, self._space, self.sizes))
         futures += reads
         return DiskReads(reads, self.directory.readers, deadline)
 

@@ -242,8 +242,20 @@ class StoreWriter:
         write_file(path, header, blocks, self._writers)
         return Record(self.fingerprint, name, header.offsets[-1], parent, exact, now, now)
 
-    def _publish(self, snapshot: Snapshot, temps: dict[Path, Record], chain: list[Key], label: str) -> int | None:
-        """Make room, rename and enter, all in one transaction; nothing of what is not for the disk any more."""
+    def adopt(self, temps: dict[Path, Record], chain: list[Key]) -> bool:
+        """Let the directory have whole, checked files: a state, and what it lacks of the ``chain`` under it.
+
+        False if there is no room for them, or the day has none. OSError as `write`. Any thread.
+        """
+        done = self._publish(None, temps, chain, "")
+        if done:
+            sync_directory(self.home)
+        return bool(done)
+
+    def _publish(
+        self, snapshot: Snapshot | None, temps: dict[Path, Record], chain: list[Key], label: str
+    ) -> int | None:
+        """Make room, rename and enter, all in one transaction; nothing of a ``snapshot`` not for the disk any more."""
         state_path, state = next((path, record) for path, record in temps.items() if record.is_state)
         renamed: list[Path] = []
         try:
@@ -251,7 +263,7 @@ class StoreWriter:
                 graph = self.directory.graph(connection)
                 known = graph.records
                 twin = known.get(state.key)
-                if self._satisfies(twin, state.exact) or not snapshot.for_disk:
+                if self._satisfies(twin, state.exact) or not (snapshot is None or snapshot.for_disk):
                     return 0
                 fresh = {p: new for p, new in temps.items() if new.key not in known or not self.has(new.name)}
                 if twin is not None:

@@ -193,7 +193,17 @@ def look(monkeypatch: pytest.MonkeyPatch, argv: list[str], at: Callable[[Seen], 
     with monkeypatch.context() as patch:
         patch.setenv(model_settings.SPIN, "")  # what the command sets is gone afterwards
         patch.setattr(model_settings, "_spin_is_given", False)  # as in a process that nobody started with it
-        for name in ("RamCache", "DiskStore", "DiskTier", "Replay", "ModelDrafts", "Speculation", "Engine", "Worker"):
+        for name in (
+            "RamCache",
+            "DiskStore",
+            "StoreBehind",
+            "DiskTier",
+            "Replay",
+            "ModelDrafts",
+            "Speculation",
+            "Engine",
+            "Worker",
+        ):
             recorded(patch, name)
         recorded(patch, "LoadOrder", serve_command)
         patch.setattr(assemble, "load", load)

@@ -92,6 +92,9 @@ ROUND_TRIPS: dict[str, tuple[str, str, Any]] = {
     "cold_max": ("0", "disk.cold_max", 0),
     "disk_policy": ("AUTO:8", "disk.disk_policy", "auto:8"),
     "daily_mib": ("20000", "disk.daily_mib", 20000),
+    "store_url": ("s3://bucket/kv", "disk.store_url", "s3://bucket/kv"),
+    "store_mib": ("100", "disk.store_mib", 100),
+    "store_daily_mib": ("100", "disk.store_daily_mib", 100),
     "n_predict": ("64", "replies.n_predict", 64),
     "seed": ("42", "replies.sampling.seed", 42),
     "samplers": ("", "", None),  # two flags, below

@@ -162,10 +162,9 @@ def test_a_day_has_room_for_some_only(open_store: Opener, monkeypatch: pytest.Mo
     assert store.write(conversation(999, turns=1)[0]) > 0, "what was chosen is still written"
 
 
-def test_reading_is_estimated_from_sizes(open_store: Opener) -> None:
-    assert open_store().read_bytes(100, 40) == 0, "unknown"
-    assert open_store(sizes=BlockSizes(64, 10, 500)).read_bytes(100, 40) == 1100
-    assert open_store(sizes=BlockSizes(0, 0, -1)).read_bytes(100, 40) == 0, "a state of no certain size"
+def test_reading_is_estimated_from_sizes() -> None:
+    assert BlockSizes(64, 10, 500).n_bytes(100, 40) == 1100
+    assert BlockSizes(0, 0, -1).n_bytes(100, 40) == 0, "a state of no certain size"
 
 
 def test_a_dropped_segment_is_not_written_as_empty(open_store: Opener) -> None:
