@@ -51,8 +51,8 @@ from pyctl.server.http import (
     http_exceptions,
     ollama_error,
 )
-from pyctl.server.kept_streams import outlive
 from pyctl.server.images import Fetched, with_images
+from pyctl.server.kept_streams import outlive
 from pyctl.server.middleware import (
     MAX_BODY_BYTES,
     MAX_IMAGES_BODY_BYTES,

@@ -166,5 +166,3 @@ async def change_adapters(service: Service, request: Request) -> Response:
 async def transcribe(service: object, request: Request) -> Response:
     """POST /audio/transcriptions"""
     raise NotSupportedError("The current model does not support audio input.")
-
-
