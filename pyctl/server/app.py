@@ -119,7 +119,7 @@ async def _render(models: Models, request: Request) -> Response:
 
 async def _read_pdf(models: Models, request: Request) -> Response:
     """POST /page/pdf: the text of the PDF file that is the body."""
-    return JsonResponse({"text": await models.shared.documents.run(request, pdf_text, await request.body())})
+    return JsonResponse({"text": await models.shared.rendering.run(request, pdf_text, await request.body())})
 
 
 Handler: TypeAlias = Callable[[Service, Request], Awaitable[ASGIApp]]

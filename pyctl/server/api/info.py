@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pyctl.chat.images import MEDIA_MARKER
+from pyctl.chat.template import TemplateCapabilities
 from pyctl.engine.pool import PoolPlan
 from pyctl.engine.request import Request as EngineRequest
 from pyctl.engine.selection import CHUNK, SelectSettings
@@ -53,7 +54,6 @@ async def props(service: Service, request: Request) -> Response:
     """GET /props"""
     info, settings, chat, server = service.info, service.settings, service.chat, service.shared.settings
     defaults = EngineRequest(Prompt.of([]), settings.sampling, settings.n_predict, cache_prompt=settings.cache_prompt)
-    capabilities = chat.capabilities
     options = ReplyOptions(reasoning_format="none")
     body: dict[str, Any] = {
         "default_generation_settings": {
@@ -73,17 +73,7 @@ async def props(service: Service, request: Request) -> Response:
         "ui": server.show_page,
         "ui_settings": {},
         "chat_template": chat.template.source,
-        "chat_template_caps": {
-            "supports_object_arguments": capabilities.object_arguments,
-            "supports_parallel_tool_calls": capabilities.parallel_calls,
-            "supports_preserve_reasoning": capabilities.old_reasoning,
-            "supports_reasoning_effort": bool(capabilities.reasoning_effort),
-            "supports_string_content": capabilities.text,
-            "supports_system_role": capabilities.system_first,
-            "supports_tool_calls": capabilities.tool_calls,
-            "supports_tools": capabilities.tools,
-            "supports_typed_content": capabilities.parts,
-        },
+        "chat_template_caps": _capabilities_json(chat.capabilities),
         "tool_call_format": chat.call_format.name,
         "bos_token": info.bos_token,
         "eos_token": info.eos_token,
@@ -110,6 +100,20 @@ async def props(service: Service, request: Request) -> Response:
         "disk_policy": disk.policy if disk else "off",
     }
     return JsonResponse(body)
+
+
+def _capabilities_json(capabilities: TemplateCapabilities) -> dict[str, Any]:
+    return {
+        "supports_object_arguments": capabilities.object_arguments,
+        "supports_parallel_tool_calls": capabilities.parallel_calls,
+        "supports_preserve_reasoning": capabilities.old_reasoning,
+        "supports_reasoning_effort": bool(capabilities.reasoning_effort),
+        "supports_string_content": capabilities.text,
+        "supports_system_role": capabilities.system_first,
+        "supports_tool_calls": capabilities.tool_calls,
+        "supports_tools": capabilities.tools,
+        "supports_typed_content": capabilities.parts,
+    }
 
 
 def _pool_json(pool: PoolPlan) -> dict[str, Any]:
