@@ -46,7 +46,7 @@ def test_each_conversation_keeps_its_model(two_models: ServerProcess, open_tab: 
     assert set(statuses(tab).values()) == {"unloaded"}, "looking at the page loads nothing"
 
     menu.select_option("tiny-hybrid")
-    tab.say("The first conversation", short)
+    tab.say("The first conversation" + ", about many things" * 50, short)  # long enough to be kept
     tab.until(lambda: statuses(tab)["tiny-hybrid"] == "loaded")
     tab.until(lambda: tab.page.locator("#model").inner_text() == "tiny-hybrid")
     assert menu.input_value() == "tiny-hybrid"
