@@ -26,7 +26,7 @@ from tests.waiting import until
 
 class Faulty(FakeBackend):
     """Raises ``fault`` in as many evaluations as ``n_faults`` says, behind ``n_good`` of one token; waits for
-    ``release`` while ``held``."""
+    ``go_on`` while ``held``."""
 
     fault: BaseException = MemoryError("no memory left")
     n_faults = n_good = 0
@@ -34,7 +34,7 @@ class Faulty(FakeBackend):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.held = False
-        self.release = threading.Event()
+        self.go_on = threading.Event()
         self.waits = threading.Event()
 
     def evaluate(self, *args: Any, **kwargs: Any) -> None:
@@ -51,7 +51,7 @@ class Faulty(FakeBackend):
     def _maybe(self) -> None:
         if self.held:
             self.waits.set()
-            while not self.release.wait(0.01) and not self.interrupted.is_set():
+            while not self.go_on.wait(0.01) and not self.interrupted.is_set():
                 pass
             if self.interrupted.is_set():
                 raise UnavailableError("the evaluation was stopped")
@@ -72,7 +72,7 @@ def faulty() -> Iterator[Callable[..., tuple[Faulty, Worker]]]:
 
     yield make
     for backend, worker in made:
-        backend.release.set()
+        backend.go_on.set()
         worker.close(5)
 
 
@@ -119,7 +119,7 @@ def test_a_step_that_breaks_off_anywhere_fails_all_requests_and_the_engine_goes_
 
     monkeypatch.setattr(worker._engine, "step", step)
     backend.held = False
-    backend.release.set()
+    backend.go_on.set()
     for handle in handles:
         (event,) = ends(handle)
         assert isinstance(event, Failed)
@@ -136,7 +136,7 @@ def test_a_thread_that_ends_fails_everything_now_and_later(faulty: Any, monkeypa
     assert backend.waits.wait(60)
     erased, viewed = admin.erase(0), admin.view()
     backend.fault, backend.n_faults, backend.held = SystemExit("gone"), 1, False
-    backend.release.set()
+    backend.go_on.set()
     for handle in (running, waiting):
         (event,) = ends(handle)
         assert isinstance(event, Failed)
@@ -207,7 +207,7 @@ def test_a_long_evaluation_that_makes_progress_is_left_alone(faulty: Any, monkey
     assert backend.waits.wait(60)
     look(50)  # at each there is something new
     backend.held = False
-    backend.release.set()
+    backend.go_on.set()
     (event,) = ends(handle)
     assert isinstance(event, Done)
     while worker._working:
