@@ -7,10 +7,10 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 from pyctl.errors import NotSupportedError, RequestError
 from pyctl.limit import limit
+from pyctl.module_process import answer_of_module
 
 __all__ = ["MOST_PDF_BYTES", "is_pdf", "pdf_text"]
 
@@ -34,22 +34,12 @@ def pdf_text(data: bytes) -> str:
         raise RequestError("this is not a PDF file")
     if len(data) > MOST_PDF_BYTES:
         raise RequestError(f"a PDF file may have {MOST_PDF_BYTES:,} bytes, not {len(data):,}")
-    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", __name__],
-            input=data,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=_SECONDS,
-            check=False,
-            env={**os.environ, "PYTHONPATH": path.strip(os.pathsep)},
-            start_new_session=True,
-        )
+        said = answer_of_module(__name__, data, _SECONDS)
     except subprocess.TimeoutExpired as error:
         raise RequestError(f"reading this PDF file takes more than {_SECONDS:g} seconds") from error
     try:
-        found = json.loads(done.stdout)
+        found = json.loads(said)
     except ValueError as error:
         raise RequestError("reading this PDF file takes too much time or memory") from error
     if "error" in found:

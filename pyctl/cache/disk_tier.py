@@ -157,8 +157,10 @@ class DiskTier:
 
     def seconds(self, prefix: Prefix, n_bytes: int) -> float:
         """How long it takes to read ``n_bytes`` of ``prefix``, which is fetched first if the disk has it not."""
-        is_behind = self.behind is not None and not self.store.contains(prefix)
-        return self.costs.read(n_bytes) + (self.behind.seconds(prefix) if self.behind is not None and is_behind else 0)
+        seconds = self.costs.read(n_bytes)
+        if self.behind is not None and not self.store.contains(prefix):
+            seconds += self.behind.seconds(prefix)
+        return seconds
 
     @property
     def contents(self) -> Contents:

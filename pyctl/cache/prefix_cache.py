@@ -145,11 +145,11 @@ class PrefixCache:
                 chain = way.snapshot.chain if way.snapshot is not None else ()
                 is_held = way.source == "ram" and any(each.only_held_bytes for each in chain)
                 found["device" if is_held else way.source, way.n] = costs.evaluate(way.n, n_prompt)
-        for prefix in self.disk.find(match, n_prompt - 1) if self.disk is not None else ():
-            assert self.disk is not None
-            where = "disk" if self.disk.stored(prefix) else "store"
-            seconds = self.disk.seconds(prefix, self.memory.shape.sizes.n_bytes(prefix.n, 0))
-            found[where, prefix.n] = seconds + costs.evaluate(prefix.n, n_prompt)
+        if self.disk is not None:
+            for prefix in self.disk.find(match, n_prompt - 1):
+                where = "disk" if self.disk.stored(prefix) else "store"
+                seconds = self.disk.seconds(prefix, self.memory.shape.sizes.n_bytes(prefix.n, 0))
+                found[where, prefix.n] = seconds + costs.evaluate(prefix.n, n_prompt)
         ways = sorted(found.items(), key=lambda item: (-item[0][1], item[1]))
         return [(where, n, seconds if costs.is_measured else None) for (where, n), seconds in ways]
 

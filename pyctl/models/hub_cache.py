@@ -30,10 +30,12 @@ class Revision:
     rank: tuple[bool, float]  # whether it is what ``main`` was last, and its age
 
 
-def revisions(environ: Mapping[str, str] = os.environ) -> Iterator[Revision]:
-    """All revisions of all models in the cache."""
+def revisions(environ: Mapping[str, str] = os.environ, of: str = "") -> Iterator[Revision]:
+    """All revisions of all models in the cache, or of the repository ``of``."""
     for home in sorted(_directory(environ).glob("models--*")):
         repo = home.name.removeprefix("models--").replace("--", "/")
+        if of and repo.lower() != of.lower():
+            continue
         try:
             main = (home / "refs" / "main").read_text().strip()
         except OSError:
@@ -47,8 +49,7 @@ def revisions(environ: Mapping[str, str] = os.environ) -> Iterator[Revision]:
 
 def newest(repo: str, environ: Mapping[str, str] = os.environ) -> Revision | None:
     """The revision of a repository that ``main`` was when it was last fetched, else the newest one."""
-    found = (revision for revision in revisions(environ) if revision.repo.lower() == repo.lower())
-    return max(found, key=lambda revision: revision.rank, default=None)
+    return max(revisions(environ, repo), key=lambda revision: revision.rank, default=None)
 
 
 def cached_files(environ: Mapping[str, str] = os.environ) -> dict[str, Path]:
@@ -57,10 +58,8 @@ def cached_files(environ: Mapping[str, str] = os.environ) -> dict[str, Path]:
     found = {}
     for revision in sorted(revisions(environ), key=lambda revision: revision.rank):
         for name in filter(_is_first, revision.names):
-            base = name.rpartition("/")[2]
-            part = SPLIT_NAME.match(base)
-            quant = re.search(r"[-.]([A-Za-z0-9_]+)$", part[1] if part else base[: -len(".gguf")])
-            found[f"{revision.repo}:{quant[1].upper()}" if quant else revision.repo] = revision.path / name
+            quant = _quant(name).upper()
+            found[f"{revision.repo}:{quant}" if quant else revision.repo] = revision.path / name
     return dict(sorted(found.items()))
 
 
@@ -93,10 +92,16 @@ def companion_of(names: Sequence[str], model: str) -> str:
 
 def _bits(name: str) -> int:
     """How many bits a weight has, as the name of a file says; 0 if it does not."""
-    split = SPLIT_NAME.match(name)
-    quant = re.search(r"[-.]([A-Za-z0-9_]+)$", split[1] if split else name.removesuffix(".gguf"))
-    digits = re.search(r"[0-9]{1,4}", quant[1]) if quant else None
+    digits = re.search(r"[0-9]{1,4}", _quant(name))
     return int(digits[0]) if digits else 0
+
+
+def _quant(name: str) -> str:
+    """The quant that ends the name of a file; empty if it names none."""
+    base = name.rpartition("/")[2]
+    split = SPLIT_NAME.match(base)
+    quant = re.search(r"[-.]([A-Za-z0-9_]+)$", split[1] if split else base.removesuffix(".gguf"))
+    return quant[1] if quant else ""
 
 
 def _is_first(name: str) -> bool:

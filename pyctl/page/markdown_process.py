@@ -13,10 +13,10 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from html import escape
-from pathlib import Path
 from typing import IO
 
 from pyctl.limit import limit
+from pyctl.module_process import start_module
 
 __all__ = ["MOST_TEXTS", "MOST_TEXT_BYTES", "MarkdownProcess"]
 
@@ -75,15 +75,7 @@ class MarkdownProcess:
         if self._process is not None and self._process.poll() is not None:
             self._end()
         if self._process is None:
-            path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": path.strip(os.pathsep)},
-                start_new_session=True,
-            )
+            self._process = start_module(__name__)
             self._ask(self._process, b"", _START_SECONDS)
         return self._process
 

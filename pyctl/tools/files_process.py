@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from pyctl.errors import EngineError, RequestError
 from pyctl.limit import limit
+from pyctl.module_process import answer_of_module
 from pyctl.tools.files import FILE_TOOLS, ParameterError, ToolError
 
 __all__ = ["run_file_tool"]
@@ -26,21 +25,10 @@ def run_file_tool(name: str, params: Mapping[str, Any], seconds: float = _SECOND
 
     Raises RequestError for parameters of other types.
     """
-    path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
-    with subprocess.Popen(
-        [sys.executable, "-m", __name__],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": path.strip(os.pathsep)},
-        start_new_session=True,
-    ) as process:
-        try:
-            said, _ = process.communicate(json.dumps([name, params]).encode(), seconds)
-        except subprocess.TimeoutExpired:
-            return {"error": f"{name} took longer than {seconds:g} s; ask for less"}
-        finally:
-            _end(process)
+    try:
+        said = answer_of_module(__name__, json.dumps([name, params]).encode(), seconds)
+    except subprocess.TimeoutExpired:
+        return {"error": f"{name} took longer than {seconds:g} s; ask for less"}
     try:
         kind, value = json.loads(said)
     except ValueError:
@@ -50,12 +38,6 @@ def run_file_tool(name: str, params: Mapping[str, Any], seconds: float = _SECOND
     if kind == "failure":
         raise EngineError(f"{name} failed: {value}")
     return {"error": value} if kind == "error" else dict(value)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill the process, with the git that it may have started."""
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _main() -> None:

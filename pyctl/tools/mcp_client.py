@@ -121,8 +121,9 @@ class _Connection:
         found: list[McpTool] = []
         cursor: str | None = None
         while len(found) < _MOST_TOOLS:
-            page = await session.list_tools(params=PaginatedRequestParams(cursor=cursor) if cursor else None)
-            for tool in page.model_dump(by_alias=True)["tools"]:
+            params = PaginatedRequestParams(cursor=cursor) if cursor else None
+            page = (await session.list_tools(params=params)).model_dump(by_alias=True)
+            for tool in page["tools"]:
                 hints = tool.get("annotations") or {}
                 found.append(
                     McpTool(
@@ -133,7 +134,7 @@ class _Connection:
                         hints.get("readOnlyHint") is True,
                     )
                 )
-            cursor = page.model_dump(by_alias=True).get("nextCursor")
+            cursor = page.get("nextCursor")
             if not cursor:
                 break
         return found

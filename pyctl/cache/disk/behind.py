@@ -273,8 +273,6 @@ class StoreBehind:
             (future,) = self._fetches.start([partial(self._fetch, state)])
             self._coming[state] = future
             future.add_done_callback(lambda _: self._coming.pop(state, None))
-            if future.done():
-                self._coming.pop(state, None)
         return Fetch(future)
 
     def look_soon(self) -> None:

@@ -1,0 +1,35 @@
+"""Processes that run a module of this package, for work that a bound on time or memory may have to end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+__all__ = ["answer_of_module", "start_module"]
+
+
+def start_module(name: str) -> subprocess.Popen[bytes]:
+    """``python -m name`` in a session of its own, with pipes for its input and its output."""
+    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    return subprocess.Popen(
+        [sys.executable, "-m", name],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": path.strip(os.pathsep)},
+        start_new_session=True,
+    )
+
+
+def answer_of_module(name: str, data: bytes, seconds: float) -> bytes:
+    """What the module prints for ``data``. After ``seconds`` it is killed with all that it started: TimeoutExpired."""
+    with start_module(name) as process:
+        try:
+            said, _ = process.communicate(data, seconds)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    return said
