@@ -14,8 +14,8 @@ from tests.page.browser import PATIENCE_MS, Tab, browser_path
 if TYPE_CHECKING:  # it may be missing
     from playwright.sync_api import Browser
 
-SERVE = (*PYCTL_SERVE, "-t", "1", "-c", "16384", "--temp", "0")
-"""On the built-in model."""
+SERVE = (*PYCTL_SERVE, "-t", "1", "-c", "16384", "--temp", "0", "-n", "256")
+"""On the built-in model, whose replies to some texts would go on until the context is full."""
 
 
 @pytest.fixture(scope="package")

@@ -27,8 +27,8 @@ def tab(browser: Browser, open_tab: OpenTab, tmp_path: Path) -> Iterator[Tab]:
 
 
 def forced(name: str) -> dict[str, object]:
-    """What makes every reply a call of the tool ``name``."""
-    return {"tool_choice": {"type": "function", "function": {"name": name}}}
+    """What makes every reply a call of the tool ``name`` and nothing else: thoughts of this model may have no end."""
+    return {"tool_choice": {"type": "function", "function": {"name": name}}, "thinking_budget_tokens": 0}
 
 
 def test_a_call_is_confirmed_and_run_and_each_token_evaluated_once(tab: Tab) -> None:
@@ -50,7 +50,7 @@ def test_a_call_is_confirmed_and_run_and_each_token_evaluated_once(tab: Tab) -> 
     assert second["cache_n"] >= first["prompt_n"] + first["predicted_n"] - 1
 
     with page.expect_response(lambda found: found.url.endswith("/tools") and found.request.method == "POST"):
-        tab.configure(json="{}")
+        tab.configure(json='{"max_tokens": 16}')
         tab.replies.last.get_by_role("button", name="Allow in this chat").click()
     tab.until_idle()
     tab.until(lambda: tab.replies.count() == 3)

@@ -44,6 +44,7 @@ def test_a_loop_of_ten_calls_evaluates_each_token_once(server: ServerProcess) ->
             "tools": tools,
             "parallel_tool_calls": False,
             "tool_choice": {"type": "function", "function": {"name": name}},
+            "thinking_budget_tokens": 8,  # without, what it thinks of a process id may have no end
         }
         reply = post(server, "v1/chat/completions", body)
         timings, message = reply["timings"], reply["choices"][0]["message"]

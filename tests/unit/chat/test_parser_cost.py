@@ -20,7 +20,7 @@ from tests.unit.chat.parsing import TOOLS
 from tests.unit.chat.test_call_formats import CASES, Family
 from tests.unit.chat.toy import chatml_tokenizer
 
-SIZE, MOST_WORK = 1 << 13, 300
+SIZE, MOST_WORK = 1 << 11 if IS_QUICK else 1 << 13, 300
 """Letters of a reply, and calls for each: more than 10 µs, and what looks at all that came before makes more."""
 
 SIGNS = ('"', '\\"', "'", "\\'", "\\", " ", "\n", "{", "[", "}", "a", '{"a":', "<", "x=", '"name"', "True", "_", "é")
@@ -62,7 +62,7 @@ def test_a_reply_is_read_in_linear_time(family: Family) -> None:
     assert not slow
 
 
-LONG = 1 << 15 if IS_QUICK else 1 << 18
+LONG = 1 << 13 if IS_QUICK else 1 << 18
 
 TEXTS = (
     *SIGNS,

@@ -15,6 +15,7 @@ from pyctl.errors import ModelError, PyctlError, RequestError
 from pyctl.server.load_order import MOST_HELD_SECONDS, LoadOrder
 from pyctl.server.models import RETRY_SECONDS, Lease, ModelCard, Models, ModelSource, Progress
 from pyctl.server.service import Service, Shared
+from tests.effort import examples
 
 NAMES = st.sampled_from(("a", "b", "c", "d"))
 
@@ -203,5 +204,5 @@ class Stepped:
     def wait(self, seconds: float | None = None) -> None: ...
 
 
-ModelMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
+ModelMachine.TestCase.settings = settings(max_examples=examples(200), stateful_step_count=40, deadline=None)
 TestModelMachine = ModelMachine.TestCase

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyctl.errors import RequestError
+from tests.effort import examples
 from tests.pictures import GridReader, image_bytes
 from tests.unit.server.fake import Bench, play
 
@@ -80,7 +81,7 @@ def test_any_body_is_answered_or_refused(path: str, sees: bool, monkeypatch: pyt
     bench = Bench(play("a"), images=GridReader() if sees else None)
 
     @given(BODIES)
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=examples(100), deadline=None)
     def ask(body: dict[str, Any]) -> None:
         response = bench.post(path, body)
         assert response.status_code in (200, 400, 501), response.text
