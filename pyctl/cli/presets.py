@@ -13,7 +13,7 @@ from pyctl.cli.other_forms import IGNORED, NO_OP, REJECTED, REMOVED
 from pyctl.convert import FALSE_WORDS, TRUE_WORDS
 from pyctl.errors import ConfigError
 from pyctl.limit import limit
-from pyctl.models import SPLIT_NAME
+from pyctl.models import SPLIT_NAME, is_model_file
 from pyctl.models.hub_cache import cached_files, choose, newest
 from pyctl.server import RouterSettings
 from pyctl.setting import Flag
@@ -130,7 +130,7 @@ def models_in(directory: Path) -> dict[str, list[str]]:
         found = {}
         for entry in entries:
             files = sorted(entry.iterdir()) if entry.is_dir() else [entry]
-            models = [each for each in files if _is_first(each.name)]
+            models = [each for each in files if is_model_file(each.name)]
             if not models:
                 continue
             encoders = [each for each in files if each.name.endswith(".gguf") and "mmproj" in each.name]
@@ -141,12 +141,6 @@ def models_in(directory: Path) -> dict[str, list[str]]:
         return found
     except OSError as error:
         raise ConfigError(f"cannot read --models-dir {directory}: {error.strerror}") from error
-
-
-def _is_first(name: str) -> bool:
-    """Whether a file is a model, or the first of several files of one."""
-    split = SPLIT_NAME.match(name)
-    return name.endswith(".gguf") and "mmproj" not in name and (split is None or int(split[2]) == 1)
 
 
 def _fetched_by(settings: CommandSettings, environ: Mapping[str, str]) -> Iterator[Path]:

@@ -11,12 +11,22 @@ from pyctl.errors import ConfigError
 from pyctl.limit import limit
 from pyctl.setting import HUB
 
-__all__ = ["SPLIT_NAME", "HubSettings", "builtin_model", "split_names"]
+__all__ = ["SPLIT_NAME", "HubSettings", "builtin_model", "is_model_file", "split_names"]
 
 SPLIT_NAME = re.compile(r"^(.+)-([0-9]{5})-of-([0-9]{5})\.gguf$", re.IGNORECASE)
 """A file of a model that is split: stem, number from 1, count."""
 
+COMPANIONS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
+"""Parts of file names that belong to no model of their own."""
+
 MOST_PARTS = limit(512, "files of a split model", "the program ends", "process")
+
+
+def is_model_file(name: str) -> bool:
+    """Whether a file is a model, or the first of several files of one, by its name, which may have folders."""
+    base = name.rpartition("/")[2]
+    is_model = base.endswith(".gguf") and base.isprintable() and not any(part in base for part in COMPANIONS)
+    return is_model and int((SPLIT_NAME.match(name) or ("", "", "1"))[2]) == 1
 
 
 def hub_name(text: str) -> str:

@@ -9,15 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyctl.errors import ConfigError
-from pyctl.models import SPLIT_NAME
+from pyctl.models import SPLIT_NAME, is_model_file
 
 __all__ = ["Revision", "cached_files", "choose", "companion_of", "newest", "revisions"]
 
 PREFERRED = ("Q4_K_M", "Q8_0")
 """Quants that are taken where none is asked for, as in llama-server."""
-
-COMPANIONS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
-"""Parts of file names that belong to no model of their own."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +54,7 @@ def cached_files(environ: Mapping[str, str] = os.environ) -> dict[str, Path]:
     (first) files."""
     found = {}
     for revision in sorted(revisions(environ), key=lambda revision: revision.rank):
-        for name in filter(_is_first, revision.names):
+        for name in filter(is_model_file, revision.names):
             quant = _quant(name).upper()
             found[f"{revision.repo}:{quant}" if quant else revision.repo] = revision.path / name
     return dict(sorted(found.items()))
@@ -65,7 +62,7 @@ def cached_files(environ: Mapping[str, str] = os.environ) -> dict[str, Path]:
 
 def choose(names: Sequence[str], quant: str, file: str, where: str) -> str:
     """The file to load, by llama-server's rules. Raises ConfigError if there is none."""
-    models = list(filter(_is_first, names))
+    models = list(filter(is_model_file, names))
     if file:
         if file in names:
             return file
@@ -102,13 +99,6 @@ def _quant(name: str) -> str:
     split = SPLIT_NAME.match(base)
     quant = re.search(r"[-.]([A-Za-z0-9_]+)$", split[1] if split else base.removesuffix(".gguf"))
     return quant[1] if quant else ""
-
-
-def _is_first(name: str) -> bool:
-    """Whether a file is a model, or the first of several files of one."""
-    base = name.rpartition("/")[2]
-    is_model = base.endswith(".gguf") and base.isprintable() and not any(part in base for part in COMPANIONS)
-    return is_model and int((SPLIT_NAME.match(name) or ("", "", "1"))[2]) == 1
 
 
 def _directory(environ: Mapping[str, str]) -> Path:

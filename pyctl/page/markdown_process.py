@@ -21,7 +21,7 @@ from pyctl.module_process import start_module
 __all__ = ["MOST_TEXTS", "MOST_TEXT_BYTES", "MarkdownProcess"]
 
 MOST_TEXTS = limit(64, "texts of POST /page/markdown", "400", "request")
-MOST_TEXT_BYTES = limit(256 << 10, "one document to rank", "shown as plain text", "request", "bytes")
+MOST_TEXT_BYTES = limit(256 << 10, "one text of POST /page/markdown", "shown as plain text", "request", "bytes")
 
 _SECONDS = limit(2.0, "time to render one of these texts", "shown as plain text", "request", "seconds")
 _ALL_SECONDS = limit(

@@ -76,7 +76,13 @@ def test_a_section_of_a_known_name_is_its_settings(tmp_path: Path) -> None:
     fetch(tmp_path, "org/m", "m-Q8_0.gguf")
     directory = tmp_path / "d"
     (directory / "split").mkdir(parents=True)
-    for name in ("a.gguf", "split/x-00001-of-00002.gguf", "split/x-00002-of-00002.gguf", "split/mmproj-f16.gguf"):
+    for name in (
+        "a.gguf",
+        "mtp-a.gguf",
+        "split/x-00001-of-00002.gguf",
+        "split/x-00002-of-00002.gguf",
+        "split/mmproj-f16.gguf",
+    ):
         (directory / name).write_bytes(b"GGUF")
     (directory / "notes.txt").write_text("")
     (directory / "empty").mkdir()
