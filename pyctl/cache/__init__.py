@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     )
     from pyctl.cache.device_tier import DeviceCounts, most_behind
     from pyctl.cache.disk.behind import StoreBehind, connect
-    from pyctl.cache.disk.directory import CacheDirectory
+    from pyctl.cache.disk.directory import CacheDirectory, model_in, note_model
     from pyctl.cache.disk.file_format import INDEX, REPLIES, BlockSizes
     from pyctl.cache.disk.store import DiskStore
     from pyctl.cache.disk_tier import DiskTier
@@ -156,7 +156,9 @@ __all__ = [
     "default_directory",
     "ends_within",
     "last_end",
+    "model_in",
     "most_behind",
+    "note_model",
     "view_of",
 ]
 

@@ -23,6 +23,7 @@ from pyctl.cache import (
     StoreBehind,
     connect,
     most_behind,
+    note_model,
 )
 from pyctl.chat.cached_tokenizer import readable
 from pyctl.chat.chat_format import ChatFormat
@@ -329,6 +330,7 @@ def _disk_tier(settings: DiskSettings, loaded: Loaded) -> DiskTier | None:
             sizes=loaded.backend.memory.shape.sizes,
             space=allocate,
         )
+        note_model(directory, loaded.info.fingerprint, loaded.info.model_alias or loaded.info.model_name)
     except OSError as error:  # it could be used before the model was loaded
         raise ConfigError(f"cannot use --kv-cache-dir {directory}: {error.strerror or error}") from error
     policy, text_of = DiskPolicy.of_server(settings.disk_policy), partial(readable, loaded.tokenizer)

@@ -71,7 +71,8 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         added.set_defaults(run=function)
         return added
 
-    listed = command("ls", _list, "list the snapshots, the last used first")
+    listed = command("ls", _list, "list the snapshots by model, the last used first")
+    listed.add_argument("--model", metavar="NAME", default="", help="only those of this model")
     listed.add_argument("--json", action="store_true", help="everything that is known, as JSON")
     verify = command("verify", _verify, "read every byte and compare the files with the index")
     verify.add_argument("--fix", action="store_true", help="remove what is damaged or useless, adopt what is whole")
@@ -87,7 +88,12 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
 
 
 def _list(directory: CacheDirectory, arguments: argparse.Namespace) -> int:
+    from pyctl.cache import model_in
+
     entries = directory.entries()
+    names = {entry.fingerprint: model_in(directory.path, entry.fingerprint) for entry in entries}
+    if arguments.model:
+        entries = [entry for entry in entries if arguments.model in (names[entry.fingerprint], entry.fingerprint)]
     if arguments.json:
         fields = (
             "fingerprint",
@@ -102,12 +108,20 @@ def _list(directory: CacheDirectory, arguments: argparse.Namespace) -> int:
             "is_older",
             "label",
         )
-        print(json.dumps([{field: getattr(entry, field) for field in fields} for entry in entries], indent=1))
+        facts = [
+            {"model": names[entry.fingerprint], **{field: getattr(entry, field) for field in fields}}
+            for entry in entries
+        ]
+        print(json.dumps(facts, indent=1))
         return 0
-    if entries:
-        _print_lines([_line(entry, time.time()) for entry in entries])
-    models = len({entry.fingerprint for entry in entries})
-    print(f"{_count(len(entries), 'snapshot')} of {_count(models, 'model')}, {directory.n_bytes / MIB:.1f} MiB")
+    by_model: dict[str, list[Entry]] = {}
+    for entry in entries:
+        by_model.setdefault(entry.fingerprint, []).append(entry)
+    for fingerprint, found in by_model.items():
+        print(f"{one_line(names[fingerprint])}: {_count(len(found), 'snapshot')}")
+        _print_lines([_line(entry, time.time()) for entry in found])
+        print()
+    print(f"{_count(len(entries), 'snapshot')} of {_count(len(by_model), 'model')}, {directory.n_bytes / MIB:.1f} MiB")
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,12 +29,13 @@ def cache(directory: Path, *arguments: str) -> tuple[int, str, str]:
 
 
 def names(directory: Path) -> list[str]:
-    return [line.split()[0] for line in cache(directory, "ls")[1].splitlines()[1:-1]]
+    return [line.split()[0] for line in cache(directory, "ls")[1].splitlines()[2:-2]]
 
 
 def test_list_pin_and_remove(filled: Path) -> None:
     code, out, _ = cache(filled, "ls")
     assert code == 0
+    assert re.fullmatch(r"tiny-hybrid.*\.gguf: 3 snapshots", out.splitlines()[0])
     assert out.splitlines()[-1].startswith("3 snapshots of 1 model,")
     assert out.count("System: You") == 3, "how each prefix begins"
     first, second, third = names(filled)

@@ -12,8 +12,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from pyctl.atomic_file import make_private
-from pyctl.cache.disk.file_format import INDEX, OLDER, PROMPTS, REPLIES, RULES, StateName, is_fingerprint, rules_id
+from pyctl.atomic_file import make_private, write_atomic
+from pyctl.cache.disk.file_format import (
+    INDEX,
+    MODEL,
+    MOST_NAME_BYTES,
+    OLDER,
+    PROMPTS,
+    REPLIES,
+    RULES,
+    StateName,
+    is_fingerprint,
+    rules_id,
+)
 from pyctl.cache.disk.graph import FileGraph
 from pyctl.cache.disk.index import Index, Key, Record, Version
 from pyctl.cache.disk.readers import Readers
@@ -309,6 +320,20 @@ class CacheDirectory:
         with self.reading() as connection:
             records = Index.records(connection)
         return [r for r in records if _short(r) == short and fingerprint in ("", r.fingerprint)]
+
+
+def note_model(directory: Path, fingerprint: str, name: str) -> None:
+    """Keep what people call the model of ``fingerprint``, for `model_in`. OSError if that cannot be."""
+    write_atomic(directory / fingerprint / MODEL, name.encode(errors="replace"), sync=False)
+
+
+def model_in(directory: Path, fingerprint: str) -> str:
+    """What the server that used ``fingerprint`` last called its model; the fingerprint if that is not known."""
+    try:
+        with (directory / fingerprint / MODEL).open("rb") as file:
+            return file.read(MOST_NAME_BYTES).decode(errors="replace") or fingerprint
+    except OSError:
+        return fingerprint
 
 
 def is_older(home: Path) -> bool:

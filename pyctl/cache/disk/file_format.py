@@ -21,6 +21,8 @@ from pyctl.limit import limit
 __all__ = [
     "INDEX",
     "MAX_TOKENS",
+    "MODEL",
+    "MOST_NAME_BYTES",
     "OLDER",
     "PROMPTS",
     "REPLIES",
@@ -59,6 +61,11 @@ PROMPTS = "prompts"
 
 RULES = "rules"
 """Under which rules of batch ends the files of a fingerprint were made: `rules_id`."""
+
+MODEL = "model"
+"""What people call the model of a fingerprint."""
+
+MOST_NAME_BYTES = 256
 
 SIZES = "sizes"
 """How large the parts of a fingerprint's files have to be."""

@@ -13,6 +13,7 @@ from typing import TypeAlias
 from pyctl.atomic_file import is_abandoned, temp_pid
 from pyctl.cache.disk.chain import check_chain, open_chain
 from pyctl.cache.disk.file_format import (
+    MODEL,
     OLDER,
     PROMPTS,
     REPLIES,
@@ -161,7 +162,7 @@ def _ours(directory: Path, report: VerifyReport, fix: bool, deep: bool) -> Itera
             name = parse(path.name) if in_home else None
             if name is not None:
                 yield path, (home.name, name)
-            elif in_home and path.name in (PROMPTS, REPLIES, f"{REPLIES}{OLDER}", RULES, SIZES):
+            elif in_home and path.name in (PROMPTS, REPLIES, f"{REPLIES}{OLDER}", RULES, SIZES, MODEL):
                 continue
             elif not in_home and PromptName.parse(path.name):
                 if deep and not _is_prompt(path):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pyctl.cache import note_model
 from pyctl.cache.disk.file_format import RULES
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cli.cache_command import run_cache
@@ -22,6 +23,7 @@ Run = Callable[..., tuple[int, str, str]]
 def directory(tmp_path: Path) -> Path:
     """Three snapshots of one model, the last used first: seeds 3, 2, 1."""
     store = DiskStore(tmp_path, "model", None, min_tokens=1)
+    note_model(tmp_path, "model", "Coder")
     for seed in (1, 2, 3):
         store.write(conversation(seed, turns=1, step=20 * seed)[0], LABEL)
     store.close()
@@ -40,8 +42,8 @@ def run(directory: Path, capsys: pytest.CaptureFixture[str]) -> Run:
 
 def test_a_pipe_gets_whole_lines(run: Run) -> None:
     code, out, _ = run("ls")
-    head, *lines, last = out.splitlines()
-    assert code == 0
+    title, head, *lines, empty, last = out.splitlines()
+    assert (code, title, empty) == (0, "Coder: 3 snapshots", "")
     assert head.split() == ["id", "tokens", "MiB", "age", "used", "hits", "marks", "text"]
     assert sorted(int(line.split()[1]) for line in lines) == [20, 40, 60]
     assert all(8 <= len(line.split()[0]) <= 12 for line in lines)
@@ -54,7 +56,7 @@ def test_a_terminal_of_80_columns_shows_everything_and_a_part_of_the_text(
 ) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "80")
-    lines = run("ls")[1].splitlines()[1:-1]
+    lines = run("ls")[1].splitlines()[2:-2]
     assert all(len(line) <= 80 and line.endswith("…") and "System: You" in line for line in lines)
 
 
@@ -62,8 +64,28 @@ def test_json_has_every_fact(run: Run) -> None:
     entries = json.loads(run("ls", "--json")[1])
     assert len(entries) == 3
     assert all(
-        entry["fingerprint"] == "model" and entry["label"] == LABEL and not entry["is_older"] for entry in entries
+        (entry["model"], entry["fingerprint"]) == ("Coder", "model")
+        and entry["label"] == LABEL
+        and not entry["is_older"]
+        for entry in entries
     )
+
+
+def test_each_model_has_a_table_and_one_can_be_asked_for(run: Run, directory: Path) -> None:
+    for fingerprint, name in (("other", "Evil\x1b[2J\nname"), ("third", "")):
+        store = DiskStore(directory, fingerprint, None, min_tokens=1)
+        if name:
+            note_model(directory, fingerprint, name)
+        store.write(conversation(9, turns=1)[0], LABEL)
+        store.close()
+    lines = run("ls")[1].splitlines()
+    titles = [line for line in lines if line.endswith((": 1 snapshot", ": 3 snapshots"))]
+    assert sorted(titles) == ["Coder: 3 snapshots", "Evil\\x1b[2J\\nname: 1 snapshot", "third: 1 snapshot"]
+    assert lines[-1].startswith("5 snapshots of 3 models, ")
+    assert {entry["fingerprint"] for entry in json.loads(run("ls", "--json", "--model", "Coder")[1])} == {"model"}
+    assert {entry["fingerprint"] for entry in json.loads(run("ls", "--json", "--model", "third")[1])} == {"third"}
+    assert run("ls", "--model", "none")[1].startswith("0 snapshots of 0 models")
+    assert run("verify")[0] == 0
 
 
 def test_the_beginning_of_an_id_is_enough(run: Run) -> None:
