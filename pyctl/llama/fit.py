@@ -18,7 +18,7 @@ from pyctl.llama.dry_runs import NO_DRAFTS, DryRun, dry_run
 from pyctl.llama.memory import MIB, MemoryPlan, Place
 from pyctl.llama.params import gpus
 
-__all__ = ["CTX_STEP", "DRAFT_CTX", "fit_drafts", "fit_settings", "gpu_shortage", "refusal", "shortage"]
+__all__ = ["CTX_STEP", "DRAFT_CTX", "fit_drafts", "fit_settings", "gpu_shortage", "plan_whole", "refusal", "shortage"]
 
 log = logging.getLogger(__name__)
 
@@ -117,13 +117,7 @@ def _split_of(layers: Sequence[str], settings: ModelSettings) -> tuple[float, ..
 def _fit_context(run: DryRun, settings: ModelSettings) -> MemoryPlan:
     """Return the plan with the requested context, else with the largest that fits, up to the model's own."""
     most = settings.n_ctx or run.n_ctx_train
-    if most > run.n_ctx_train:
-        # Even a dry run allocates data per cell, so far too large contexts are refused first.
-        low = run.plan(min(settings.fit_ctx, most))
-        free = sum(place.free or 0 for place in low.places)
-        if None not in (place.free for place in low.places) and low.row_bytes * most > free:
-            raise ModelError(refusal(most, int(low.row_bytes * most), free))
-    plan = run.plan(most)
+    plan = plan_whole(run, settings, [device.free for device in devices()])
     least = min(settings.fit_ctx, most)
     fits = not (gpu_shortage(settings, plan) or shortage(settings, plan.host))
     if fits or settings.n_ctx or not settings.fit or least == most:
@@ -136,6 +130,20 @@ def _fit_context(run: DryRun, settings: ModelSettings) -> MemoryPlan:
         if excess := shortage(settings, after, index):
             n_ctx = min(n_ctx, most - int(excess / per_token) - 1 if per_token > 0 else least)
     return run.plan(max(n_ctx // CTX_STEP * CTX_STEP, least))
+
+
+def plan_whole(run: DryRun, settings: ModelSettings, memory: Sequence[int | None]) -> MemoryPlan:
+    """Return the plan with the whole context that is asked for, by default the model's own.
+
+    Raises ModelError if its rows are larger than all ``memory`` (bytes by device, None if unknown).
+    """
+    most = settings.n_ctx or run.n_ctx_train
+    if most > run.n_ctx_train and None not in memory:
+        # Even a dry run allocates data per cell, so far too large contexts are refused first.
+        needed = run.plan(min(settings.fit_ctx, most)).row_bytes * most
+        if needed > (most_bytes := sum(filter(None, memory))):
+            raise ModelError(refusal(most, int(needed), most_bytes))
+    return run.plan(most)
 
 
 def _move_to_cpu(
@@ -159,8 +167,8 @@ def _move_to_cpu(
 def refusal(n_ctx: int, needed: int, free: int) -> str:
     """Return the error message for a context that does not fit."""
     return (
-        f"cannot make the context: {n_ctx} tokens need about {needed // MIB:,} MiB of memory and "
-        f"{free // MIB:,} MiB are free; try a smaller --ctx-size"
+        f"cannot make the context: {n_ctx} tokens need about {needed // MIB:,} MiB of memory and there "
+        f"are {free // MIB:,} MiB; try a smaller --ctx-size"
     )
 
 

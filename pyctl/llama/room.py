@@ -11,7 +11,7 @@ from pyctl.engine.vision_settings import VisionSettings
 from pyctl.llama.devices import check_gguf, devices, host_available
 from pyctl.llama.draft.draft_file import with_inferred_type
 from pyctl.llama.dry_runs import dry_run
-from pyctl.llama.fit import shortage
+from pyctl.llama.fit import plan_whole, shortage
 from pyctl.llama.library import redirect_log
 from pyctl.llama.make_encoder import make_encoder
 from pyctl.llama.memory import MemoryPlan
@@ -23,14 +23,15 @@ __all__ = ["has_room", "wanted_memory"]
 def wanted_memory(settings: ModelSettings, drafts: DraftSettings, vision: VisionSettings) -> MemoryPlan:
     """Return the memory of a model with all its layers where they belong and the whole context that it asks for.
 
-    Loads nothing. Raises ModelError for a file that cannot be loaded.
+    Loads nothing. Raises ModelError for a file that cannot be loaded, and for a context that no memory of the machine
+    could hold.
     """
     redirect_log()
     check_gguf(Path(settings.path))
     settings = without_amx(with_ubatch(settings))
     encoder = make_encoder(settings, vision) if vision.mmproj_path and not vision.is_optional else None
     with dry_run(settings, with_inferred_type(drafts), encoder.usage if encoder is not None else None) as run:
-        return run.plan(settings.n_ctx or run.n_ctx_train)
+        return plan_whole(run, settings, [device.total for device in devices()])
 
 
 def has_room(settings: ModelSettings, plan: MemoryPlan, *, is_known: bool) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from pyctl.measure.server_process import PYCTL_SERVE, ServerProcess
 from tests.process.conftest import Server, source_of
 from tests.waiting import until
 
@@ -23,11 +24,11 @@ def user(seed: object, n: int = 300) -> dict[str, str]:
     return {"role": "user", "content": "".join(random.Random(str(seed)).choices("abcdefghij klmno", k=n))}
 
 
-def post(server: Server, path: str, body: dict[str, Any]) -> httpx.Response:
+def post(server: Server | ServerProcess, path: str, body: dict[str, Any]) -> httpx.Response:
     return httpx.post(server.url + path, json=body, timeout=120)
 
 
-def ask(server: Server, model: str, messages: list[dict[str, str]], **fields: Any) -> httpx.Response:
+def ask(server: Server | ServerProcess, model: str, messages: list[dict[str, str]], **fields: Any) -> httpx.Response:
     body = {"model": model, "messages": messages, "max_tokens": 8, "temperature": 0, "n_probs": 4, **fields}
     response = post(server, "/v1/chat/completions", body)
     assert response.status_code == 200, response.text
@@ -45,7 +46,7 @@ def embedding(server: Server) -> Any:
     return post(server, "/v1/embeddings", body).json()["data"][0]["embedding"]
 
 
-def states(server: Server) -> dict[str, str]:
+def states(server: Server | ServerProcess) -> dict[str, str]:
     body = httpx.get(f"{server.url}/v1/models").json()
     return {model["id"]: model["status"]["value"] for model in body["data"]}
 
@@ -253,6 +254,22 @@ def test_files_that_are_gone_or_cut_are_errors_of_their_requests_alone(
     assert post(server, "/models/load", {"model": "gone"}).json() == {"success": True}
     until(lambda: states(server)["gone"] == "loaded")
     assert server.stop() == 0
+
+
+def test_a_model_that_no_memory_could_hold_is_an_error_of_its_requests_alone(
+    preset: Callable[..., Path], tmp_path: Path, model_path: Callable[[str], Path]
+) -> None:
+    path = preset(embed=f"{EMBED}\nc = 2048", hybrid="c = 2048", dense="c = 2048\nload-on-startup = on")
+    path.write_text(f"{path.read_text()}[large]\nmodel = {model_path('tiny-dense')}\nc = 1000000000\n")
+    flags = ("-t", "1", "--models-preset", str(path), "--models-max", "1", "--models-patience", "0", "--no-kv-cache")
+    with ServerProcess((*PYCTL_SERVE, *flags), tmp_path / "log") as server:
+        until(lambda: states(server)["dense"] == "loaded")
+        for _ in range(2):
+            failed = post(server, "/v1/chat/completions", {"model": "large", "messages": [user(0)]})
+            assert failed.status_code == 500
+            assert "try a smaller --ctx-size" in failed.json()["error"]["message"]
+            assert (states(server)["dense"], states(server)["large"]) == ("loaded", "unloaded")
+        ask(server, "dense", [user(0)])
 
 
 def test_a_hundred_requests_for_five_models_with_two_places(

@@ -279,7 +279,7 @@ def test_what_the_user_has_placed_stays_with_a_warning(
 def test_a_context_that_the_host_cannot_hold_is_refused(
     fitting: Callable[..., tuple[ModelSettings, MemoryPlan]],
 ) -> None:
-    with pytest.raises(ModelError, match=r"65536 tokens need about .* MiB are free; try a smaller --ctx-size"):
+    with pytest.raises(ModelError, match=r"65536 tokens need about .* MiB; try a smaller --ctx-size"):
         fitting(4_000, 1_000, n_ctx=65_536, n_gpu_layers=1)
 
 
