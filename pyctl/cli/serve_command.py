@@ -10,6 +10,8 @@ import time
 import webbrowser
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from pyctl.cache import DiskSettings, RamBudget
 from pyctl.cli.arguments import CommandSettings
@@ -20,7 +22,8 @@ from pyctl.cli.logs import start_log
 from pyctl.cli.presets import Preset, find_models
 from pyctl.cli.ready import Addresses, cache_text, ready_text
 from pyctl.errors import ConfigError, EngineError, PyctlError
-from pyctl.llama import build_version, devices, gpus
+from pyctl.llama import build_version, devices, gpus, host_available, model_files
+from pyctl.models.warm_files import WarmFiles
 from pyctl.server.app import create_app, create_loading_app
 from pyctl.server.body import ChatBody
 from pyctl.server.lifecycle import LoadingApp, bind, leave, serve
@@ -109,7 +112,39 @@ def several(
     host.n_encoders = sum(source.card.vision for source in sources)
     if ram.n_bytes and host.n_encoders:
         ram.n_bytes -= host.n_encoders * host.image_bytes(ram.n_bytes)
+    if router.keep_files:
+        _keep_files(models, ram)
     return models
+
+
+SPARE = 2 << 30
+"""Bytes of RAM that files of models leave to everything else."""
+
+
+def _keep_files(models: Models, ram: RamBudget) -> None:
+    """Read the files of all models into the page cache, and again after each load, which may have dropped some."""
+
+    def wanted() -> dict[str, list[Path]]:
+        found = [model for model in models if model.source.card.path]
+        found.sort(key=lambda model: -model.used)
+        return {model.name: model_files(Path(model.source.card.path)) for model in found}
+
+    def room() -> int | None:
+        available = host_available()
+        if available is None or ram.n_bytes is None:
+            return None
+        return available - SPARE - max(ram.n_bytes - ram.used_by_others(None), 0)
+
+    warm = WarmFiles(wanted, room)
+
+    def note(event: Mapping[str, Any] | None) -> None:
+        if event is None:
+            warm.close()
+        elif event.get("data", {}).get("status") == "loaded":
+            warm.wake()
+
+    models.listen(note)
+    warm.wake()
 
 
 def _may_see(preset: Preset) -> bool:

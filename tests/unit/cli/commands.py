@@ -206,6 +206,7 @@ def look(monkeypatch: pytest.MonkeyPatch, argv: list[str], at: Callable[[Seen], 
         ):
             recorded(patch, name)
         recorded(patch, "LoadOrder", serve_command)
+        recorded(patch, "WarmFiles", serve_command)
         patch.setattr(assemble, "load", load)
         patch.setattr(serve_command, "open_in_browser", seen.opened.append)
         patch.setattr(assemble, "gc", SimpleNamespace(collect=lambda: None, freeze=lambda: None))

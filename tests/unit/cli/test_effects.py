@@ -482,6 +482,7 @@ EFFECTS: dict[str, Effect] = {
     "--models-max": Effect("1", built("LoadOrder", "0"), (ALONE, "--models-dir", MODELS)),
     "--models-autoload": Effect("", body("/props"), (ALONE, "--models-dir", MODELS)),
     "--models-patience": Effect("7", built("LoadOrder", "1"), (ALONE, "--models-dir", MODELS)),
+    "--models-warm": Effect("", lambda seen: "WarmFiles" in seen.built, (ALONE, "--models-dir", MODELS)),
     "--queue": Effect("9", option("n_queue")),
     "--sleep-idle-seconds": Effect("60", lambda seen: (seen.keep_vocabulary, seen.built["Worker"]["2"])),
     "--stall-timeout": Effect("7", built("Worker", "3")),

@@ -168,6 +168,7 @@ ROUND_TRIPS: dict[str, tuple[str, str, Any]] = {
     "most_loaded": ("2", "router.most_loaded", 2),
     "autoload": ("", "router.autoload", True),
     "patience": ("0.5", "router.patience", 0.5),
+    "keep_files": ("", "router.keep_files", True),
     "api_keys": ("a,b", "server.api_keys", ("a", "b")),
     "key_file": ("", "", None),  # needs a file, below
     "ssl_key_file": ("", "", None),  # one needs the other, below
