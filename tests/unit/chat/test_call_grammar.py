@@ -64,6 +64,13 @@ def test_calls_between_tags(required: list[str], text: str, accepted: bool) -> N
     assert accepts(bound(QWEN, tools(required=required)), text) is accepted
 
 
+@pytest.mark.parametrize("side", [{"const": "left"}, {"enum": ["left"]}, {"$ref": "#/$defs/side"}], ids=json.dumps)
+def test_words_between_tags_are_those_of_the_schema(side: Any) -> None:
+    grammar = bound(QWEN, tools(properties={"side": side}, **{"$defs": {"side": {"const": "left"}}}))
+    for word, accepted in (("left", True), ("right", False)):
+        assert accepts(grammar, xml(f"<parameter=side>\n{word}\n</parameter>\n")) is accepted
+
+
 @pytest.mark.parametrize(
     ("arguments", "accepted"),
     [({"city": "P", "days": 3}, True), ({"days": 3}, False), ({"city": "P", "days": "x"}, False)],
