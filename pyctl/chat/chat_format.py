@@ -40,7 +40,8 @@ class ChatRequest:
 
     ``template_kwargs`` are variables of the template. With ``continue_final_message`` the reply continues the last
     message; with ``prefill_assistant`` it does so whenever that is the assistant's. At most one of ``schema`` (JSON
-    schema of the content) and ``grammar`` (GBNF of the whole reply) binds the reply; None for neither. The reasoning
+    schema of the content, if there is no call) and ``grammar`` (GBNF of the whole reply) binds the reply; None for
+    neither. The reasoning
     is ended after ``reasoning_budget`` tokens, None for no limit, after ``reasoning_budget_message``.
     """
 
@@ -227,19 +228,23 @@ class PreparedChat:
 
     @cached_property
     def constraint(self) -> Constraint | None:
-        """The constraint on the reply. RequestError for a schema that cannot be converted."""
+        """The constraint on the reply: a call that is forced goes before the schema, others may come in its place.
+
+        RequestError for a schema that cannot be converted.
+        """
         request, rendered = self._request, self.rendered
         if request.grammar and request.schema is not None:
             raise RequestError("Cannot use both json_schema and grammar")
         if request.grammar:
             return Constraint(request.grammar)
-        if request.schema is None:
+        if request.schema is None or (self._tools is not None and self._tools.forced):
             return self._call_constraint()
         prefill = rendered.prefill if rendered.reply_part == "content" else ""
         try:
-            return reply_constraint(request.schema, self._chat.tags, self._begins(), prefill, self._chat.controls)
+            alone = reply_constraint(request.schema, self._chat.tags, self._begins(), prefill, self._chat.controls)
         except RequestError as error:
             raise RequestError(f"Field 'json_schema': JSON schema conversion failed: {error}") from error
+        return self._call_constraint(request.schema, prefill) or alone
 
     @cached_property
     def reasoning(self) -> ReasoningTokens | None:
@@ -344,13 +349,14 @@ class PreparedChat:
         closed = tags.open not in self._chat.template.source or self.text.rstrip().endswith(tags.close)
         return "content" if closed else "start"
 
-    def _call_constraint(self) -> Constraint | None:
-        """The constraint on calls: on all of the reply if one is forced, else from its first call on.
-
-        Until then it sleeps, which costs nothing.
+    def _call_constraint(self, schema: Any = None, prefill: str = "") -> Constraint | None:
+        """The constraint on calls: on all of the reply if one is forced, or if it is JSON by ``schema`` otherwise; else
+        from its first call on. Until then it sleeps, which costs nothing.
         """
         tools = self._tools
-        return self._chat.bound_calls.constraint(tools, self._begins()) if tools is not None else None
+        if tools is None:
+            return None
+        return self._chat.bound_calls.constraint(tools, self._begins(), schema, prefill)
 
     def _text_of(self, tokens: Sequence[int], special: bool) -> str:
         return self._chat.tokenizer.detokenize(tokens, special=special).decode("utf-8", "replace")

@@ -18,7 +18,7 @@ from pyctl.chat.json_schema import ready_schema
 from pyctl.chat.reply import ReasoningTags, ReplyPart
 from pyctl.errors import RequestError
 
-__all__ = ["Constraint", "GrammarBuilder", "json_constraint", "reasoned", "reply_constraint"]
+__all__ = ["Constraint", "GrammarBuilder", "json_constraint", "reasoned", "reply_constraint", "reply_json"]
 
 _HEADER = '%llguidance {"no_forcing": true}\n'
 """The model may spell what is certain in any tokens it likes."""
@@ -139,10 +139,18 @@ def reply_constraint(
     ``part`` says where the reply begins: inside of the block, after it, or where one may be opened.
     """
     grammar = GrammarBuilder(controls)
+    return grammar.constraint(reply_json(grammar, schema, tags, part), prefill=prefill)
+
+
+def reply_json(grammar: GrammarBuilder, schema: Any, tags: ReasoningTags, part: ReplyPart, calls: str = "") -> str:
+    """A reply whose content is JSON that ``schema`` accepts, or which is ``calls`` in its place."""
     content = grammar.json(schema)
     if tags.content_open and part != "content":
         content = f"{grammar.text(tags.content_open)} {content}"
-    return grammar.constraint(reasoned(grammar, content, tags, part, r"/[ \t\n]{1,8}/?"), prefill=prefill)
+    return reasoned(grammar, f"({calls} | {content})" if calls else content, tags, part, _GAP)
+
+
+_GAP = r"/[ \t\n]{1,8}/?"
 
 
 def reasoned(grammar: GrammarBuilder, content: str, tags: ReasoningTags, part: ReplyPart, gap: str = "") -> str:

@@ -45,6 +45,20 @@ class Tool:
         """JSON types that the schema allows for ``argument``; all for one that it does not know."""
         return types_of(self.properties.get(argument, True), self.parameters)
 
+    def words(self, argument: str) -> list[str]:
+        """The values of ``argument`` if its schema lists them and all are strings; none for any other schema."""
+        schema = self.properties[argument]
+        for _ in range(_DEPTH):
+            if not isinstance(schema, Mapping):
+                break
+            values = [schema["const"]] if "const" in schema else schema.get("enum")
+            reference = schema.get("$ref")
+            if values is None and isinstance(reference, str):
+                schema = _target(reference, self.parameters)
+                continue
+            return values if isinstance(values, list) and all(isinstance(value, str) for value in values) else []
+        return []
+
 
 @dataclass(frozen=True)
 class Tools:

@@ -57,7 +57,7 @@ REASONS: tuple[tuple[str, str, str], ...] = (
     ("verbose=True", "(__verbose|preserved_tokens)", "what only developers of llama-server look at, in whole replies"),
     ("(max_tokens|n_predict)=0", "missing .*reasoning_content", "no token is made"),
     ("add_generation_prompt=False", "reasoning_content|content", "without a header the reply opens no reasoning block"),
-    ("tools and response_format", "", "the reply follows the schema"),
+    ("tools and response_format", "", "the reply follows the schema, or is a call"),
     (
         "^/(completion|v1/(chat/)?completions) (drafting|n-grams), logprobs",
         "(top_logprobs|logprobs)",

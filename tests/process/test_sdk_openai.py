@@ -91,6 +91,30 @@ def test_a_tool_is_called_and_its_result_taken(client: openai.OpenAI) -> None:
     assert (after.usage.prompt_tokens_details.cached_tokens or 0) > 300, "the tools are not evaluated again"
 
 
+def test_a_tool_is_called_beside_a_schema(client: openai.OpenAI) -> None:
+    schema = {"name": "Colour", "schema": {**Colour.model_json_schema(), "additionalProperties": False}}
+    fields: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "tools": [TOOL], "max_tokens": 400}
+    fields |= {"response_format": {"type": "json_schema", "json_schema": schema}, "parallel_tool_calls": False}
+    for more in ({"tool_choice": "required"}, {"extra_body": {"logit_bias": [["<tool_call>", 100]]}}):
+        message = client.chat.completions.create(**fields, **more).choices[0].message
+        assert message.tool_calls
+        assert message.tool_calls[0].type == "function"
+        assert set(json.loads(message.tool_calls[0].function.arguments)) == {"tomorrow"}
+    said = client.chat.completions.create(**fields, extra_body={"logit_bias": [["{", 100]]}).choices[0].message
+    assert not said.tool_calls
+    assert Colour.model_validate_json(said.content or "")
+    response = client.responses.create(
+        model="tiny",
+        input="What is the weather?",
+        tools=[{"type": "function", **TOOL["function"]}],
+        tool_choice={"type": "function", "name": "weather"},
+        parallel_tool_calls=False,
+        text={"format": {"type": "json_schema", **schema}},
+        max_output_tokens=400,
+    )
+    assert [item.type for item in response.output if item.type != "reasoning"] == ["function_call"]
+
+
 def test_probabilities_and_several_choices(client: openai.OpenAI) -> None:
     reply = client.chat.completions.create(
         model="tiny", messages=MESSAGES, max_tokens=5, logprobs=True, top_logprobs=3, n=2, temperature=1.5, seed=3

@@ -51,18 +51,19 @@ class BoundCalls:
         self._lock = threading.Lock()
         self._known: OrderedDict[bytes, Constraint | None] = OrderedDict()
 
-    def constraint(self, tools: Tools, part: ReplyPart) -> Constraint | None:
-        """The constraint on calls in a reply that begins in ``part``.
+    def constraint(self, tools: Tools, part: ReplyPart, schema: Any = None, prefill: str = "") -> Constraint | None:
+        """The constraint on calls in a reply that begins in ``part``; with ``schema``, which can be converted, on calls
+        or JSON that goes on from ``prefill``.
 
         An argument whose schema cannot be converted may be any JSON, unless its tool is strict: then RequestError. None
         if nothing that binds all these tools can be made, and none of them has to be called.
         """
-        key = _key(tools, part)
+        key = _key(tools, part, schema, prefill)
         with self._lock:
             if key in self._known:
                 self._known.move_to_end(key)
                 return self._known[key]
-        made = self._make(tools, part)
+        made = self._make(tools, part, schema, prefill)
         if key:
             with self._lock:
                 self._known[key] = made
@@ -70,13 +71,13 @@ class BoundCalls:
                     self._known.popitem(last=False)
         return made
 
-    def _make(self, tools: Tools, part: ReplyPart) -> Constraint | None:
+    def _make(self, tools: Tools, part: ReplyPart, schema: Any, prefill: str) -> Constraint | None:
         probes = iter(range(_MOST_PROBES))
         error: RequestError | None = None
         for loosen in (_as_it_is, self._loosened, _loose):
-            loosened = tuple(tool if tool.strict else loosen(tool, probes) for tool in tools.tools)
+            loosened = replace(tools, tools=tuple(t if t.strict else loosen(t, probes) for t in tools.tools))
             try:
-                return self._form.constraint(replace(tools, tools=loosened), self._tags, part, self._controls)
+                return self._form.constraint(loosened, self._tags, part, self._controls, schema, prefill)
             except RequestError as problem:
                 error = error or problem
         if error is not None and (tools.forced or any(tool.strict for tool in tools.tools)):
@@ -118,10 +119,10 @@ def _loose(tool: Tool, probes: Iterator[int]) -> Tool:
     return replace(tool, parameters=_ANYTHING)
 
 
-def _key(tools: Tools, part: ReplyPart) -> bytes:
-    """A key that is the same for the same tools; empty if they cannot be told from others."""
+def _key(*asked: object) -> bytes:
+    """A key that is the same for the same tools, part, schema and prefill; empty if they cannot be told from others."""
     try:
-        said = msgspec.json.encode((part, tools))
+        said = msgspec.json.encode(asked)
     except (ValueError, TypeError, OverflowError, RecursionError):
         return b""
     return hashlib.blake2b(said, digest_size=16).digest()

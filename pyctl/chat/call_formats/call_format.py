@@ -6,10 +6,10 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pyctl.chat.call_formats.scan import CallScanner
-from pyctl.chat.constraint import Constraint, GrammarBuilder, reasoned
+from pyctl.chat.constraint import Constraint, GrammarBuilder, reasoned, reply_json
 from pyctl.chat.reply import BRACKETS, SEED, THINK, ReasoningSplitter, ReasoningTags, ReplyDelta, ReplyParser, ReplyPart
 from pyctl.chat.tools import Tool, Tools
 from pyctl.text import random_id
@@ -23,12 +23,15 @@ class CallFormat(ABC):
     ``name``: for people. ``reasoning``: the tags around reasoning, by preference. ``control_tokens``: texts of tokens
     that the vocabulary hides from readers and that the parser has to see. ``trigger``: a regular expression that
     matches the beginning of a call, from where on a grammar binds a reply that need not call anything.
+    ``is_bare_json``: a call may be JSON with nothing around it, which no grammar parts from other JSON; a reply that
+    follows a schema is no call then, unless one is forced.
     """
 
     name: str
     reasoning: tuple[ReasoningTags, ...] = (THINK, SEED, BRACKETS)
     control_tokens: tuple[str, ...] = ()
     trigger: str
+    is_bare_json: ClassVar[bool] = False
     _sample: ClassVar[re.Pattern[str]]
 
     def recognizes(self, sample: str) -> bool:
@@ -67,16 +70,22 @@ class CallFormat(ABC):
         tags: ReasoningTags,
         reply_part: ReplyPart,
         controls: Mapping[str, int] | None = None,
+        schema: Any = None,
+        prefill: str = "",
     ) -> Constraint:
         """The constraint on calls in a reply that begins in ``reply_part``: all of it to a call, or to several where
-        ``tools`` allow it, if they are forced; else only what comes from the first call on, which is one where the
-        parser takes it for one: after the reasoning, or within if a call interrupts that.
+        ``tools`` allow it, if they are forced; to that or to JSON by ``schema``, which may go on from ``prefill``; else
+        only what comes from the first call on, which is one where the parser takes it for one: after the reasoning, or
+        within if a call interrupts that.
 
         ``controls`` are the control tokens of the vocabulary. RequestError for a schema that is none.
         """
         grammar = GrammarBuilder(controls)
         call = grammar.one_of([self.call(grammar, tool) for tool in tools.tools])
         calls = self.calls(grammar, call, tools.parallel)
+        if schema is not None and not tools.forced:
+            either = reply_json(grammar, schema, tags, reply_part, "" if self.is_bare_json else calls)
+            return grammar.constraint(either, prefill=prefill)
         if not tools.forced:
             hidden = ("" if reply_part == "reasoning" else tags.open, tags.close)
             seen = reply_part == "content" or tags.interrupts

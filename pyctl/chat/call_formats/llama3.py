@@ -46,6 +46,7 @@ class LlamaFormat(TaggedFormat):
 
     name = "Llama 3"
     control_tokens = (_TAG,)
+    is_bare_json = True
     trigger = rf'^\s*(?:{re.escape(_TAG)})?\s*(\{{\s*"name")'
     _sample = re.compile(rf'<\|end_header_id\|>\s*(?:{re.escape(_TAG)})?\{{"name": "{SAMPLE_TOOL}", "parameters": \{{')
 

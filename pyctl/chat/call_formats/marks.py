@@ -303,7 +303,7 @@ class TagMarks(CallMarks):
 
     def _argument(self, grammar: GrammarBuilder, tool: Tool, key: str) -> str:
         schema, end = tool.properties[key], grammar.text(self.value_end)
-        if words := _words(schema):
+        if words := tool.words(key):
             return self._tagged(grammar, grammar.quoted(key), f"({' | '.join(map(grammar.quoted, words))}) {end}", 0)
         if "string" in tool.types(key):
             return self._tagged(grammar, grammar.quoted(key), grammar.until(self.value_end), 0)
@@ -317,12 +317,6 @@ class TagMarks(CallMarks):
         line = _LINE if self.is_loose else ""
         head = f"{grammar.text(self.key_end)}{line} {grammar.text(self.value_opens[opens])}"
         return grammar.rule(f"{grammar.text(self.key_open)} {key} {head} {value}{line}")
-
-
-def _words(schema: object) -> list[str]:
-    """The values of an enumeration of strings."""
-    values = schema.get("enum") if isinstance(schema, dict) else None
-    return values if isinstance(values, list) and all(isinstance(value, str) for value in values) else []
 
 
 def _any_order(grammar: GrammarBuilder, required: Sequence[str], between: str) -> str:
@@ -389,7 +383,7 @@ class LiteralMarks(CallMarks):
 
     def _pair(self, grammar: GrammarBuilder, tool: Tool, key: str) -> str:
         types = tool.types(key)
-        if words := _words(tool.properties[key]):
+        if words := tool.words(key):
             written = [json.dumps(word)[1:-1] if self.has_escapes else word for word in words]
             value = " ".join((grammar.text(self.quotes[0]), f"({' | '.join(map(grammar.quoted, written))})"))
             value += f" {grammar.text(self.quotes[0])}"

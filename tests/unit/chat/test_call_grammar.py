@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pyctl.chat.call_formats import FALLBACK, BoundCalls, find_call_format
+from pyctl.chat.call_formats import FALLBACK, FORMATS, BoundCalls, find_call_format
 from pyctl.chat.call_formats.call_format import CallFormat
 from pyctl.chat.call_formats.families import HERMES, QWEN
 from pyctl.chat.chat_format import ChatFormat, ChatRequest
@@ -62,6 +62,13 @@ HOW = "<parameter=how>\na\n</parameter>\n"
 )
 def test_calls_between_tags(required: list[str], text: str, accepted: bool) -> None:
     assert accepts(bound(QWEN, tools(required=required)), text) is accepted
+
+
+@pytest.mark.parametrize("side", [{"const": "left"}, {"enum": ["left"]}, {"$ref": "#/$defs/side"}], ids=json.dumps)
+def test_words_between_tags_are_those_of_the_schema(side: Any) -> None:
+    grammar = bound(QWEN, tools(properties={"side": side}, **{"$defs": {"side": {"const": "left"}}}))
+    for word, accepted in (("left", True), ("right", False)):
+        assert accepts(grammar, xml(f"<parameter=side>\n{word}\n</parameter>\n")) is accepted
 
 
 @pytest.mark.parametrize(
@@ -148,6 +155,52 @@ def test_calls_are_bound_whenever_tools_can_be_called(qwen_template: str) -> Non
     assert lazy.hidden is None  # a call interrupts the reasoning
     assert bound_by([tool]) is lazy, "made once for the same tools"
     assert bound_by([tool], parallel_tool_calls=False) != lazy
+
+
+OBJECT = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
+
+
+@pytest.mark.parametrize("part", ["content", "reasoning", "start"])
+@pytest.mark.parametrize("form", [QWEN, HERMES], ids=lambda form: form.name)
+def test_a_reply_with_a_schema_is_json_or_a_call(form: CallFormat, part: ReplyPart) -> None:
+    block = {"content": "", "reasoning": "Well.</think>\n\n", "start": "<think>Well.</think>\n\n"}[part]
+    as_json = '<tool_call>\n{"name": "look_up", "arguments": {"days": 3}}\n</tool_call>'
+    call = xml(THREE) if form is QWEN else as_json
+    made = BoundCalls(form, THINK, {}).constraint(tools(forced=False), part, OBJECT)
+    assert made is not None
+    assert not made.triggers
+    for text, accepted in (('{"a": true}', True), (call, True), ('{"b": true}', False), ("Well", False), ("", False)):
+        assert accepts(made, block + text) is accepted, text
+    assert not accepts(made, f'{block}{{"a": true}}{call}')
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name)
+def test_no_call_format_stands_in_the_way_of_json(form: CallFormat) -> None:
+    tags = form.tags("")
+    made = form.constraint(tools(forced=False), tags, "content", schema={"type": ["object", "array"]})
+    for text in ('{"name": "look_up", "x": [1]}', '{"name": 5}', '["a"]', "{}"):
+        assert accepts(made, text), text
+    assert not accepts(made, "Well")
+
+
+def test_a_forced_call_goes_before_a_schema(qwen_template: str) -> None:
+    chat = ChatFormat(Template(qwen_template), toy.chatml_tokenizer(), replay=Replay("off"))
+    tool = {"type": "function", "function": {"name": "f"}}
+
+    def bound_by(**fields: Any) -> Constraint:
+        made = chat.prepare(ChatRequest([{"role": "user", "content": "Hi"}], **fields)).constraint
+        assert made is not None
+        return made
+
+    schema_alone = bound_by(schema=OBJECT)
+    forced = bound_by(tools=[tool], tool_choice="required")
+    assert bound_by(tools=[tool], tool_choice="required", schema=OBJECT) == forced
+    assert bound_by(tools=[tool], tool_choice="none", schema=OBJECT) == schema_alone
+    either = bound_by(tools=[tool], schema=OBJECT)
+    assert either not in (schema_alone, forced)
+    assert bound_by(tools=[tool], schema=OBJECT) is either, "made once for the same tools and schema"
+    with pytest.raises(RequestError, match="json_schema"):
+        bound_by(tools=[tool], schema={"type": "any"})
 
 
 WRONG = [

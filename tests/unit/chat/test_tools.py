@@ -12,6 +12,7 @@ ROOT: dict[str, Any] = {
         "tree": {"anyOf": [{"type": "array"}, {"$ref": "#/$defs/tree"}]},
         "circle": {"$ref": "#/$defs/circle"},
         "a/b": {"type": "boolean"},
+        "side": {"type": "string", "enum": ["left", "right"]},
         **{f"n{i}": {"anyOf": [{"$ref": f"#/$defs/n{i + 1}"}] * 2} for i in range(24)},
         "n24": {"type": "null"},
     }
@@ -58,6 +59,27 @@ def deep(depth: int) -> dict[str, Any]:
 )
 def test_types_of_a_schema(schema: Any, types: set[str]) -> None:
     assert types_of(schema, ROOT) == types
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"type": "string", "enum": ["a", "b"]}, ["a", "b"]),
+        ({"type": "string", "const": "a"}, ["a"]),
+        ({"$ref": "#/$defs/side"}, ["left", "right"]),
+        ({"$ref": "#/$defs/side", "const": "left"}, ["left"]),
+        ({"$ref": "#/$defs/circle"}, []),
+        ({"$ref": "#/$defs/none"}, []),
+        ({"enum": ["a", 1]}, []),
+        ({"const": 1}, []),
+        ({"enum": "ab"}, []),
+        ({"type": "string"}, []),
+        (True, []),
+    ],
+)
+def test_words_that_a_schema_lists(schema: Any, words: list[str]) -> None:
+    function = {"name": "f", "parameters": {"properties": {"a": schema}, **ROOT}}
+    assert Tools.of([{"type": "function", "function": function}]).tools[0].words("a") == words
 
 
 def test_what_nobody_declared_may_be_anything() -> None:
