@@ -14,7 +14,7 @@ from tests.page.browser import PATIENCE_MS, Tab, browser_path
 if TYPE_CHECKING:  # it may be missing
     from playwright.sync_api import Browser
 
-SERVE = (*PYCTL_SERVE, "-t", "1", "-c", "16384", "--temp", "0")
+SERVE = (*PYCTL_SERVE, "-t", "1", "-c", "16384", "-n", "256", "--temp", "0")
 """On the built-in model."""
 
 
