@@ -49,6 +49,13 @@ export function open(given) {
   bottom(true);
 }
 
+// Bring a message into view, with the focus.
+export function goTo(message) {
+  follows = false;
+  elementOf(message)?.scrollIntoView({ block: "center" });
+  elementOf(message)?.focus({ preventScroll: true });
+}
+
 async function keep(own = conversation) {
   if (own.gone) return;
   own.updated = Date.now();
@@ -329,7 +336,8 @@ async function end(own, run) {
   if (made) await drawn.fill(made, true);
   if (own === conversation) {
     draw();
-    say(message.error ?? (message.finish === "stopped" ? "Reply stopped" : "Reply complete"));
+    const ended = message.finish === "tool_calls" ? "Tool called" : "Reply complete";
+    say(message.error ?? (message.finish === "stopped" ? "Reply stopped" : ended));
   }
   await keep(own);
   if (!message.error && message.finish !== "stopped") api.forget(id);
