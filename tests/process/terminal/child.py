@@ -1,6 +1,7 @@
 """A chat with a scripted backend in a process of its own: ``python child.py [--tty] [--dead] [flags of a chat]``.
 
-The reply repeats the question; "slow" is answered without end, "fail" with an error, "dead" by no backend at all.
+The reply repeats the question or the result of a tool; "slow" is answered without end, "fail" with an error, and
+"call NAME" with a call of that tool; with --dead there is no backend at all.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
+from pyctl.chat.reply import CallDelta
 from pyctl.cli.arguments import parse_chat
 from pyctl.errors import EngineError, UnavailableError
 from pyctl.terminal.conversation import ChatDelta, ReplyStats
 from pyctl.terminal.interactive import run_chat
+from pyctl.terminal.tool_calls import OfferedTool
 
 
 class Echo:
@@ -41,6 +44,9 @@ class Echo:
     ) -> Generator[ChatDelta, None, None]:
         text = messages[-1]["content"]
         yield ChatDelta(reasoning="thinking")
+        if text.startswith("call "):
+            yield ChatDelta(calls=(CallDelta(0, "id", text[5:], '{"where": "here"}'),), stats=ReplyStats(7, 5, 3))
+            return
         while text == "slow":
             yield ChatDelta(content="word ")
             time.sleep(0.01)
@@ -50,12 +56,24 @@ class Echo:
         yield ChatDelta(content=repr(text), stats=ReplyStats(7, 5, 3, 1.0, 2.0, "live"))
 
 
+class Tools:
+    """One that reads and one that writes."""
+
+    place = "here"
+
+    def offered(self) -> Sequence[OfferedTool]:
+        return [OfferedTool("look", True, {}), OfferedTool("act", False, {})]
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        return f"{name} {arguments['where']}"
+
+
 parser = argparse.ArgumentParser()
 parser.add_argument("--tty", action="store_true")
 parser.add_argument("--dead", action="store_true")
 given, flags = parser.parse_known_args()
 if given.tty:
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-code = run_chat(Echo(given.dead), parse_chat(flags, {}).terminal)
+code = run_chat(Echo(given.dead), parse_chat(flags, {}).terminal, tools=Tools())
 print(f"exit {code}", file=sys.stderr)
 sys.exit(code)
