@@ -316,6 +316,19 @@ def test_terminal_asks_about_each_call_of_a_tool(terminal: Terminal, tmp_path: P
     assert pipe(tmp_path, "call act\n", "--no-stats").stdout.decode() == "turn 3: 'act here'\n"
 
 
+def test_keys_typed_while_the_model_loads_stand_at_the_first_prompt(tmp_path: Path) -> None:
+    with Terminal(tmp_path, "--loads") as terminal:
+        terminal.expect("loading\n")
+        terminal.type("My name is Ada.\r")
+        (tmp_path / "go").touch()
+        assert "Ada" not in terminal.expect(PROMPT)
+        terminal.expect("> My name is Ada.")
+        terminal.expect("turn 1: 'My name is Ada.'")
+        terminal.expect(PROMPT)
+        terminal.type("/quit\r")
+        terminal.code()
+
+
 def test_terminal_without_a_backend(tmp_path: Path) -> None:
     with Terminal(tmp_path, "--dead") as terminal:
         terminal.expect("error: cannot reach anybody\nexit 1")
