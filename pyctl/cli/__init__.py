@@ -14,7 +14,7 @@ USAGE = """usage: pyctl COMMAND [flags]
 
 commands:
   serve    answer llama-server's HTTP API
-  chat     talk in the terminal, in this process or with --url to a running server
+  chat     talk in the terminal, to a model here or with --url to a server
   launch   run Claude Code, Codex, OpenCode or another program on a server
   service  install, show or remove a systemd service of the user
   setup    build llama.cpp for this machine's NVIDIA card

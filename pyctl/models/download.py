@@ -91,10 +91,11 @@ def download(
     """
     columns = ("{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     timeout = httpx.Timeout(read_seconds, connect=CONNECT_SECONDS)
+    console = Console(stderr=True)
     with (
         _Part(target) as part,
         httpx.Client(timeout=timeout, follow_redirects=True, headers={"Accept-Encoding": "identity"}) as client,
-        Progress(*columns, console=Console(stderr=True), transient=True) as bar,
+        Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar,
     ):
         if target.exists():
             return

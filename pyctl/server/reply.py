@@ -481,7 +481,7 @@ def log_done(path: str, done: Done, reply: Reply) -> None:
         f"{_endpoint(path)} {report.n_prompt:7,} tokens",
         f"{cached:>19}",
         f"{report.n_evaluated:7,} new",
-        f"first {timings.first_token_ms / 1e3:6.2f} s",
+        f"{f'first {timings.first_token_ms / 1e3:.2f} s':>14}",
         f"{timings.n_predicted:6,}{_speed(timings.n_predicted - 1, timings.predicted_ms)}",
         *([f"drafts {drafts.n_accepted:,}/{drafts.n_drafted:,}"] if drafts.n_drafts else ()),
     ]
@@ -538,9 +538,9 @@ def _streamed(counts: StreamCounts | None) -> Iterable[str]:
 def log_error(path: str, error: Exception) -> None:
     """Log a request that ended with an error, with a traceback if it is unexpected."""
     if isinstance(error, PyctlError):
-        log.warning("%s %s", _endpoint(path), error)
+        log.warning("%s: %s", _endpoint(path).rstrip(), error)
     else:
-        log.error("%s unexpected error", _endpoint(path), exc_info=error)
+        log.error("%s: unexpected error", _endpoint(path).rstrip(), exc_info=error)
 
 
 def log_disconnect(path: str, replies: Sequence[Reply]) -> None:
@@ -557,7 +557,7 @@ def _speed(n: int, ms: float) -> str:
     if n <= 0 or ms <= 0:
         return ""
     speed = n * 1e3 / ms
-    return f" at {speed:5.1f}/s" if speed < 100 else f" at {speed:5.0f}/s"
+    return f" at {speed:.1f}/s" if speed < 100 else f" at {speed:.0f}/s"
 
 
 async def merged(handles: Sequence[RequestHandle]) -> AsyncGenerator[tuple[int, list[Event]], None]:

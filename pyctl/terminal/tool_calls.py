@@ -24,8 +24,10 @@ MOST_ROUNDS = limit(
 REFUSED = "The user refused this call."
 STOPPED = "The user stopped this call."
 UNKNOWN = "There is no such tool."
+UNREADABLE = "The arguments of this call are no JSON object."
 
-CHOICES = "[o]nce, in this [c]hat, [a]lways, [n]o"
+CHOICES = "[o]nce, [c]hat, [a]lways, [n]o"
+"""Short, so that the question fits into one line; "y" counts as once."""
 
 Ask = Callable[[str], str]
 """Asks the user a question in one line; "" where there is no terminal."""
@@ -106,14 +108,16 @@ class ToolCalls:
     def result(self, call: Call) -> str:
         """The result of ``call``, or why it has none."""
         tool = next((tool for tool in self._source.offered() if tool.name == call.name), None)
+        arguments = _arguments(call)
         if tool is None:
             self.last = UNKNOWN
+        elif arguments is None:
+            self.last = UNREADABLE
         elif not self._is_allowed(tool):
             self.last = REFUSED
         else:
             try:
-                arguments = json.loads(call.arguments or "{}")
-                self.last = self._source.call(call.name, arguments if isinstance(arguments, dict) else {})
+                self.last = self._source.call(call.name, arguments)
             except PyctlError as error:
                 self.last = text_of({"error": reason_of(error)})
         return self.last
@@ -130,7 +134,7 @@ class ToolCalls:
         elif answer == "a" and self._kept is not None:
             make_private(self._kept.parent)
             write_atomic(self._kept, json.dumps(sorted({*always, key}), indent=1).encode())
-        return answer in ("o", "c", "a")
+        return answer in ("o", "y", "c", "a")
 
     def _always(self) -> set[str]:
         try:
@@ -138,3 +142,12 @@ class ToolCalls:
         except (OSError, ValueError, RecursionError):
             found = []
         return {key for key in found if isinstance(key, str)} if isinstance(found, list) else set()
+
+
+def _arguments(call: Call) -> Mapping[str, Any] | None:
+    """The arguments of ``call``; None if they are no JSON object, as those of a call that was cut off."""
+    try:
+        found = json.loads(call.arguments or "{}")
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None

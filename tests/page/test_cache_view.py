@@ -132,6 +132,7 @@ def test_the_tree_is_that_of_the_server(tab: Tab) -> None:
     headline = tab.page.locator("#cache .headline")
     assert "waited for prompts today" in headline.inner_text()
     n_requests = tab.server("cache")["totals"]["requests"]
+    assert n_requests > 1
     tab.until(lambda: f"restored in {n_requests:,} requests" in headline.inner_text())
     names = set(tab.page.locator("#cache .node.path .name").all_inner_texts())
     assert names == {"My name is Ada and the code of the north door is 4711, which nobody else knows."}

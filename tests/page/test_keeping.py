@@ -313,6 +313,30 @@ def test_search_rename_and_delete(tab: Tab) -> None:
     assert names(tab) == ["All <b>lamps</b>"]
 
 
+IN_VIEW = "e => { const b = e.getBoundingClientRect(); return b.top > 0 && b.bottom < innerHeight; }"
+
+
+def test_search_opens_the_place_also_in_another_branch(tab: Tab) -> None:
+    day = 86_400_000
+    now = tab.page.evaluate("Date.now()")
+    messages: dict[str, Any] = {}
+    for i in range(60):
+        role, text = ("assistant", f"Lamp {i} is lit.") if i % 2 else ("user", f"And lamp {i}?")
+        messages[f"m{i}"] = {"id": f"m{i}", "parent": f"m{i - 1}" if i else None, "role": role, "content": text}
+    messages["x"] = {"id": "x", "parent": "m0", "role": "assistant", "content": "The red boat."}
+    tree = {"title": "Lamps", "messages": messages, "leaf": "m59", "updated": now - 3 * day - 1000}
+    import_text(tab, json.dumps({"format": "pyctl-conversations", "version": 1, "conversations": [tree]}))
+    tab.until(tab.noticed)
+    assert tab.page.locator("#list li").filter(has_text="Lamps").locator(".age").inner_text() == "3 d"
+    for wanted, key in (("LAMP 7 is", "m7"), ("red boat", "x"), ("lamp 40", "m40")):
+        tab.page.get_by_role("button", name="New chat").click()
+        tab.page.fill("#search", wanted)
+        tab.page.locator("#list").get_by_role("button", name="Lamps", exact=True).click()
+        tab.until(lambda key=key: tab.page.evaluate("document.activeElement.dataset.key") == key)
+        tab.until(lambda: tab.page.locator(":focus").evaluate(IN_VIEW))
+        assert len(tab.texts()) == (2 if key == "x" else 60)
+
+
 def test_what_was_said_is_kept_though_the_page_goes_at_once(tab: Tab) -> None:
     """The tab ends before it can hear that what it gave to the browser was written."""
     tab.say("One", saying("First."))

@@ -283,6 +283,10 @@ def test_a_phone_is_wide_enough(open_tab: OpenTab, server: ServerProcess) -> Non
     with tab.page.expect_response("**/v1/chat/completions") as asked:
         tab.page.get_by_role("button", name="Send").tap()
     tab.timings(asked.value)
+    assert tab.page.locator("#model-name").inner_text() == "builtin.gguf"
+    title = tab.page.locator("#title")
+    lines = "e => Math.round(e.clientHeight / parseFloat(getComputedStyle(e).lineHeight))"
+    assert title.evaluate(lines) == 2
     tab.page.get_by_role("button", name="Conversations").tap()
     tab.page.get_by_role("button", name="Settings").tap()
     tab.page.locator('#dialog [name="json"]').fill(json.dumps(saying(RICH + "\n\n```\n" + "wide " * 60 + "\n```\n")))
@@ -327,6 +331,20 @@ def test_a_phone_is_wide_enough(open_tab: OpenTab, server: ServerProcess) -> Non
     tab.settle()
     assert not tab.page.evaluate(narrow)
     assert tab.page.locator("#text").is_visible()
+
+
+def test_the_buttons_of_a_short_message_stand_beside_it(open_tab: OpenTab, server: ServerProcess) -> None:
+    tab = open_tab(server.url)
+    tab.say("A short message", saying("Yes."))
+    message = tab.messages.first
+    message.hover()
+    beside = message.get_by_role("button", name="Edit message").bounding_box()
+    bubble = message.locator(".body").bounding_box()
+    assert beside is not None
+    assert bubble is not None
+    assert bubble["y"] <= beside["y"] <= beside["y"] + beside["height"] <= bubble["y"] + bubble["height"]
+    assert beside["x"] + beside["width"] <= bubble["x"]
+    assert not tab.page.locator("#model-name").is_visible()
 
 
 def test_the_look_is_chosen(open_tab: OpenTab, server: ServerProcess) -> None:
@@ -382,12 +400,17 @@ def findings(tab: Tab, where: str) -> list[str]:
     return [f"{where}: {found}" for found in tab.page.evaluate(AXE)]
 
 
-def test_axe_finds_nothing(full: Tab) -> None:
-    """A conversation and the cache view, a dialog, an empty page, and a phone."""
+def load_axe(tab: Tab) -> None:
+    """What `findings` needs in the page."""
     axe = importlib.util.find_spec("axe_playwright_python")
     assert axe is not None, "axe-playwright-python is part of '.[page]'"
     assert axe.origin is not None
-    full.page.evaluate((Path(axe.origin).parent / "axe.min.js").read_text("utf-8"))
+    tab.page.evaluate((Path(axe.origin).parent / "axe.min.js").read_text("utf-8"))
+
+
+def test_axe_finds_nothing(full: Tab) -> None:
+    """A conversation and the cache view, a dialog, an empty page, and a phone."""
+    load_axe(full)
     full.replies.last.locator("summary").first.click()
     full.page.locator("#cache .node").last.click()
     found = findings(full, "conversation")

@@ -12,23 +12,42 @@ import pytest
 from pyctl.measure.server_process import ServerProcess
 from tests.page.browser import Tab
 from tests.page.conftest import SERVE, OpenTab
+from tests.page.test_looks import check_contrast, findings, load_axe
 
 if TYPE_CHECKING:  # it may be missing
     from playwright.sync_api import Browser
 
 
+@pytest.fixture(scope="module")
+def with_tools(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server with two tools."""
+    with ServerProcess((*SERVE, "--tools", "get_info,write_file"), tmp_path_factory.mktemp("tools") / "log") as server:
+        yield server
+
+
 @pytest.fixture
-def tab(browser: Browser, open_tab: OpenTab, tmp_path: Path) -> Iterator[Tab]:
-    """The page of a server with two tools."""
-    with ServerProcess((*SERVE, "--tools", "get_info,write_file"), tmp_path / "log") as server:
-        tab = open_tab(server.url)
-        yield tab
-        tab.close()
+def tab(open_tab: OpenTab, with_tools: ServerProcess) -> Tab:
+    """The page of that server."""
+    return open_tab(with_tools.url)
+
+
+CALLED = {"reasoning_budget_tokens": 0, "parallel_tool_calls": False}
 
 
 def forced(name: str) -> dict[str, object]:
-    """What makes every reply a call of the tool ``name`` and nothing else: thoughts of this model may have no end."""
-    return {"tool_choice": {"type": "function", "function": {"name": name}}, "thinking_budget_tokens": 0}
+    """What makes every reply a call of the tool ``name``, and nothing before it."""
+    return {**CALLED, "tool_choice": {"type": "function", "function": {"name": name}}}
+
+
+def short() -> dict[str, object]:
+    """What makes every reply some words without a call."""
+    return {**CALLED, "tool_choice": "none", "max_tokens": 8}
+
+
+def runs(tab: Tab) -> list[str]:
+    """The names of the tools that the page has had the server run."""
+    asked = [each for each in tab.requests if each.url.endswith("/tools") and each.method == "POST"]
+    return [json.loads(each.post_data or "")["tool"] for each in asked]
 
 
 def test_a_call_is_confirmed_and_run_and_each_token_evaluated_once(tab: Tab) -> None:
@@ -36,44 +55,96 @@ def test_a_call_is_confirmed_and_run_and_each_token_evaluated_once(tab: Tab) -> 
     assert page.locator("#tools").inner_text() == "Tools 2"
     first = tab.say("Where are we?", forced("get_info"))
     call = tab.replies.last.locator(".call")
-    assert "get_info · reads only" in " ".join(call.inner_text().split())
-    assert not any(request.url.endswith("/tools") and request.method == "POST" for request in tab.requests)
+    assert "Calls get_info reads only" in " ".join(call.inner_text().split())
+    assert not runs(tab)
 
     second = tab.act(call.get_by_role("button", name="Run once"))
-    tab.until(lambda: tab.replies.count() == 2)
+    assert tab.replies.count() == 2
     result = page.locator(".message.tool details.file")
     assert result.get_attribute("open") is None
     assert "Result of get_info" in result.inner_text()
     result.locator("summary").click()
     assert str(Path.cwd()) in result.locator("pre").inner_text()
     # All of the prompt and the reply before, but for its last token, which no reply evaluates.
-    assert second["cache_n"] >= first["prompt_n"] + first["predicted_n"] - 1
+    assert second["cache_n"] >= first["cache_n"] + first["prompt_n"] + first["predicted_n"] - 1
+    assert tab.replies.last.get_by_role("button", name="Run once").is_visible()
+    assert runs(tab) == ["get_info"]
 
-    with page.expect_response(lambda found: found.url.endswith("/tools") and found.request.method == "POST"):
-        tab.configure(json='{"max_tokens": 16}')
-        tab.replies.last.get_by_role("button", name="Allow in this chat").click()
+
+def until_called(tab: Tab, n_calls: int) -> None:
+    """Wait for the results of ``n_calls`` calls."""
+    tab.until(lambda: tab.page.locator(".message.tool").count() >= n_calls)
+
+
+def test_what_is_allowed_in_a_chat_runs_there_until_it_is_stopped(tab: Tab) -> None:
+    tab.say("Where are we?", forced("get_info"))
+    tab.replies.last.get_by_role("button", name="Allow in this chat").click()  # runs again and again
+    until_called(tab, 3)
+    tab.page.keyboard.press("Escape")
     tab.until_idle()
-    tab.until(lambda: tab.replies.count() == 3)
-
-    tab.begin("Once more.", forced("get_info"))  # runs without a question, again and again, until it is stopped
-    tab.until(lambda: page.locator(".message.tool").count() >= 5)
-    page.keyboard.press("Escape")
-    tab.until(lambda: not page.locator("#send.stop").count())
+    n_calls = len(runs(tab))
+    assert not tab.page.locator(".message .error").count()
     tab.reload()
-    assert page.locator(".message.tool").count() >= 5
-    assert not page.locator(".message .error").count()
+    assert tab.page.locator(".message.tool").count() in (n_calls - 1, n_calls)  # the last one may have been stopped
+    assert len(runs(tab)) == n_calls
+
+    tab.page.get_by_role("button", name="New chat").click()
+    tab.say("And here?", forced("get_info"))
+    assert tab.replies.last.get_by_role("button", name="Run once").is_visible()
+    assert len(runs(tab)) == n_calls
+
+
+def test_what_is_always_allowed_runs_after_a_reload_and_in_other_chats(tab: Tab) -> None:
+    tab.say("Where are we?", forced("get_info"))
+    tab.configure(json=json.dumps(short()))
+    tab.act(tab.replies.last.get_by_role("button", name="Always allow"))
+    assert runs(tab) == ["get_info"]
+    assert tab.replies.count() == 2
+    tab.reload()
+    tab.page.get_by_role("button", name="New chat").click()
+    tab.begin("And here?", forced("get_info"))
+    until_called(tab, 2)
+    tab.page.keyboard.press("Escape")
+    tab.until_idle()
+    assert set(runs(tab)) == {"get_info"}
+    tab.say("Write.", forced("write_file") | {"max_tokens": 64})
+    assert "write_file" not in runs(tab), "it was not allowed"
+    tab.page.locator("#tools").click()
+    assert tab.page.locator('#dialog [name="get_info"]').input_value() == "always"
+
+
+def test_nothing_comes_between_a_reply_and_its_calls(tab: Tab) -> None:
+    """Not what the page asks of the cache after each reply: Escape would find nothing to stop, and Enter would send."""
+    tab.page.evaluate("localStorage.setItem('tools', JSON.stringify({ get_info: 'always' }))")
+    tab.reload()
+    tab.page.route("**/cache?*", lambda route: None)  # never answered
+    tab.page.evaluate(
+        """() => {
+          window.idle = 0;
+          const send = document.querySelector("#send"), note = () => (idle += !send.matches(".stop"));
+          new MutationObserver(note).observe(send, { attributes: true, childList: true });
+        }"""
+    )
+    tab.begin("Where are we?", forced("get_info"))
+    until_called(tab, 3)
+    assert tab.page.evaluate("idle") == 0
+    tab.page.keyboard.press("Escape")
+    tab.until_idle()
+    assert tab.page.evaluate("idle") == 1
 
 
 def test_a_refused_call_does_not_run_and_what_is_off_is_not_offered(tab: Tab) -> None:
     page = tab.page
     tab.say("Where are we?", forced("get_info"))
+    tab.configure(json=json.dumps(short()))
     with page.expect_request("**/v1/chat/completions") as asked:
         tab.replies.last.get_by_role("button", name="Refuse").click()
     body = json.loads(asked.value.post_data or "")
     assert body["messages"][-1]["content"] == "The user refused this call."
+    assert page.locator(".message.tool .body").inner_text() == "You refused get_info."
     assert [tool["function"]["name"] for tool in body["tools"]] == ["write_file", "get_info"]
     tab.until_idle()
-    assert not any(request.url.endswith("/tools") and request.method == "POST" for request in tab.requests)
+    assert not runs(tab)
 
     page.locator("#tools").click()
     page.locator('#dialog [name="write_file"]').select_option("off")
@@ -82,3 +153,71 @@ def test_a_refused_call_does_not_run_and_what_is_off_is_not_offered(tab: Tab) ->
     assert page.locator("#tools").inner_text() == "Tools 1"
     tab.reload()
     assert page.locator("#tools").inner_text() == "Tools 1"
+
+
+def calling(tab: Tab, name: str, arguments: str, finish: str = "tool_calls") -> None:
+    """Say something that is answered by one call."""
+    call = {"index": 0, "id": "a", "function": {"name": name, "arguments": arguments}}
+    chunks = [
+        {"choices": [{"delta": {"tool_calls": [call]}}]},
+        {"choices": [{"delta": {}, "finish_reason": finish}]},
+    ]
+    text = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+    path = "**/v1/chat/completions"
+    tab.page.route(path, lambda route: route.fulfill(body=text, content_type="text/event-stream"))
+    tab.begin("Do it.")
+    tab.until_idle()
+    tab.page.unroute(path)
+
+
+def test_a_call_is_shown_by_its_arguments_and_one_that_was_cut_off_cannot_run(tab: Tab) -> None:
+    run = tab.page.get_by_role("button", name="Run once")
+    calling(tab, "write_file", json.dumps({"path": "a <b>.md", "content": "one\ntwo", "n": [1], "__proto__": {}}))
+    call = tab.replies.last.locator(".call")
+    assert "can change things" in call.inner_text()
+    assert call.locator("dt").all_inner_texts() == ["path", "content", "n", "__proto__"]
+    assert call.locator("dd").all_inner_texts() == ["a <b>.md", "one\ntwo", "[\n 1\n]", "{}"]
+    assert run.is_visible()
+    calling(tab, "write_file", '{"path": "a', "length")
+    assert tab.replies.last.locator(".call pre").text_content() == '{"path": "a'
+    assert not run.count()
+
+
+def test_a_tool_that_runs_says_so_and_is_stopped_by_escape(tab: Tab) -> None:
+    calling(tab, "get_info", "{}")
+    tab.page.route("**/tools", lambda route: None)  # never answered
+    tab.replies.last.get_by_role("button", name="Run once").click()
+    running = tab.replies.last.get_by_text("running, Esc stops")
+    running.wait_for()
+    tab.page.keyboard.press("Escape")
+    tab.replies.last.get_by_role("button", name="Run once").wait_for()
+    assert not running.count()
+    assert tab.announced() == "Tool stopped"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_calls_can_be_read_by_everybody(open_tab: OpenTab, with_tools: ServerProcess, scheme: str) -> None:
+    """Contrast, and what axe-core looks for, on a wide screen and a phone, and of the dialog."""
+    tab = open_tab(with_tools.url, {"color_scheme": scheme})
+    load_axe(tab)
+    tab.say("Where are we?", forced("get_info"))
+    tab.configure(json=json.dumps(short()))
+    tab.act(tab.replies.last.get_by_role("button", name="Run once"))
+    tab.page.locator(".message.tool summary").click()
+    calling(tab, "write_file", json.dumps({"path": "a.md", "content": "one\ntwo"}))
+    found = []
+    for place, width in (("wide", 1400), ("phone", 390)):
+        tab.page.set_viewport_size({"width": width, "height": 844})
+        tab.settle()
+        check_contrast(tab, 20)
+        found += findings(tab, place)
+        assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
+        tab.page.locator("#tools").click()
+        tab.page.locator('#dialog [name="write_file"]').wait_for()
+        check_contrast(tab, 20)
+        found += findings(tab, f"dialog, {place}")
+        fits = "e => e.getBoundingClientRect().right <= innerWidth"
+        assert tab.page.locator('#dialog [name="write_file"]').evaluate(fits)
+        tab.page.keyboard.press("Escape")
+        tab.until_closed()
+    assert not found, "\n".join(found)

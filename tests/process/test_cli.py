@@ -61,6 +61,7 @@ def test_a_model_that_cannot_be_loaded(damaged: dict[str, Path], command: str, k
         (["-m", "x.gguf"], "flags come after a command, not before it: '-m'"),
         (["cache", "ls", "x"], "unexpected argument 'x'; a directory is named by --kv-cache-dir"),
         (["chat", "--url", "http://127.0.0.1:1", "-m", "x.gguf"], "exclude each other"),
+        (["serve", "-m", "/no.gguf", "--kv-cache-dir", "/proc/no"], "error: cannot use --kv-cache-dir /proc/no: "),
     ],
 )
 def test_flags_that_make_no_sense(arguments: list[str], message: str) -> None:
@@ -88,7 +89,9 @@ def test_a_port_in_use(model_path: Callable[[str], Path]) -> None:
 
 
 def test_help_and_version() -> None:
-    assert pyctl("--help").stdout.startswith("usage: pyctl")
+    overview = pyctl("--help").stdout
+    assert overview.startswith("usage: pyctl")
+    assert max(map(len, overview.splitlines())) <= 80
     assert re.fullmatch(r"pyctl \d+\.\d+\.\d+ \(llama-cpp-python [\d.]+\)\n", pyctl("--version").stdout)
     assert pyctl().returncode == 2
     for command in ("serve", "chat"):
@@ -106,6 +109,7 @@ def test_chat_through_a_pipe_in_process(model_path: Callable[[str], Path]) -> No
     assert result.returncode == 0
     assert len(result.stdout.splitlines()) >= 2
     assert "\x1b" not in result.stdout + result.stderr
+    assert "memory:" not in result.stderr
     stats = [line for line in result.stderr.splitlines() if "evaluated" in line]
     assert len(stats) == 2
     assert "| 0 cached |" in stats[0]
@@ -132,6 +136,15 @@ def test_without_a_model_the_builtin_one_runs_and_says_so() -> None:
     assert [line.partition(" ")[2] for line in said] == [
         "warning: no -m given: running the built-in model, which only remembers what you tell it"
     ]
+
+
+def test_an_address_that_refuses_is_one_line() -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))  # and does not listen
+        url = f"http://127.0.0.1:{bound.getsockname()[1]}/m.gguf"
+        result = pyctl("serve", "-mu", url)
+    assert result.returncode == 2
+    assert only_line(result.stderr).startswith(f"pyctl: error: cannot fetch {url}: ")
 
 
 def test_ctrl_c_ends_a_download() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -131,6 +132,8 @@ def test_a_closed_terminal_loses_nothing(start: Start, tmp_path: Path) -> None:
     ask(server, "What is in chapter one?")
     server.process.send_signal(signal.SIGHUP)
     assert server.process.wait(60) == 0, server.log()
+    said = server.log().splitlines()[-1]
+    assert re.search(r" stopped, (1 prefix|[2-9] prefixes) saved$", said), said
     again = start("tiny-hybrid", *flags, before="import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)")
     assert ask(again, "What is in chapter one?")["source"] == "disk"
     again.process.send_signal(signal.SIGHUP)  # ignored, as below nohup

@@ -43,6 +43,7 @@ def test_a_loop_of_ten_calls_evaluates_each_token_once(server: ServerProcess) ->
             "messages": messages,
             "tools": tools,
             "parallel_tool_calls": False,
+            "reasoning_budget_tokens": 0,
             "tool_choice": {"type": "function", "function": {"name": name}},
             "thinking_budget_tokens": 8,  # without, what it thinks of a process id may have no end
         }

@@ -1,6 +1,6 @@
 // The page: conversations at the left, the open one in the middle, the cache at the right.
 
-import { $, ask, copy, count, el, icon, keyed, put, size, sure, tell, time } from "./dom.js";
+import { $, ago, ask, copy, count, el, icon, keyed, put, size, sure, tell, time } from "./dom.js";
 import * as api from "./api.js";
 import * as cache from "./cache.js";
 import * as chat from "./chat.js";
@@ -19,15 +19,18 @@ const body = document.body.classList;
 
 // -- conversations ---------------------------------------------------------------------------------------------------
 
+const isFound = (text) => text.toLowerCase().includes($("search").value.trim().toLowerCase());
+const says = ({ content }) => isFound(content);
+
 function drawList() {
-  const wanted = $("search").value.trim().toLowerCase(), has = (text) => text.toLowerCase().includes(wanted);
-  const says = (each) => Object.values(each.messages).some(({ content }) => has(content));
-  const fits = (each) => !wanted || has(store.titleOf(each)) || says(each);
+  const fits = (each) => isFound(store.titleOf(each)) || Object.values(each.messages).some(says);
   conversations.sort((a, b) => b.updated - a.updated);
   keyed($("list"), conversations.filter(fits), (each) => each.id, entry, (made, each) => {
-    const [name] = made.children, isOpen = each === chat.current();
+    const [name, age] = made.children, isOpen = each === chat.current();
     name.textContent = store.titleOf(each);
-    name.title = name.textContent;
+    name.title = `${name.textContent}\n${new Date(each.updated).toLocaleString()}`;
+    const seconds = (Date.now() - each.updated) / 1000;
+    age.textContent = seconds < 60 ? "" : ago(seconds);
     made.classList.toggle("current", isOpen);
     made.classList.toggle("busy", chat.runOf(each) !== null);
     if (isOpen) name.setAttribute("aria-current", "true");
@@ -37,8 +40,8 @@ function drawList() {
 
 function entry({ id }) {
   const find = () => conversations.find((each) => each.id === id);
-  const name = { class: "name", type: "button", onclick: () => open(find()), ondblclick: () => change(find()) };
-  return el("li", {}, el("button", name),
+  const name = { class: "name", type: "button", onclick: () => openFound(find()), ondblclick: () => change(find()) };
+  return el("li", {}, el("button", name), el("span", { class: "age" }),
     icon("✎", "Rename", () => change(find())), icon("✕", "Delete conversation", () => erase(find())));
 }
 
@@ -48,6 +51,15 @@ function open(conversation) {
   sessionStorage.setItem("open", conversation.id);
   body.remove("show-side");
   drawList();
+}
+
+// Open a conversation where it says what is searched for, in the open branch if that has it.
+function openFound(conversation) {
+  const all = [...store.path(conversation), ...Object.values(conversation.messages)];
+  const found = isFound(store.titleOf(conversation)) ? null : all.find(says);
+  if (found) store.show(conversation, found.id);
+  open(conversation);
+  if (found) chat.goTo(found);
 }
 
 function start() {
@@ -286,6 +298,7 @@ async function meet(quiet) {
       settings.setDefaults(props);
       files.allowImages(props.modalities?.vision === true);
       $("model").textContent = props.model_alias || props.model_path?.split("/").at(-1) || "";
+      $("model-name").textContent = $("model").textContent;
       $("model").setAttribute("aria-label", `About the model ${$("model").textContent}`);
       nContext = props.default_generation_settings?.n_ctx ?? 0;
       notice("");

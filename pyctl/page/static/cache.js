@@ -307,7 +307,8 @@ function draw() {
   view.note.textContent = failed;
   if (!latest) return;
   const { bytes, totals, disk } = latest, restored = totals.prompt - totals.evaluated;
-  const sums = `${short(restored)} of ${short(totals.prompt)} tokens restored in ${count(totals.requests)} requests`;
+  const sums = `${short(restored)} of ${short(totals.prompt)} tokens restored in ` +
+    (totals.requests === 1 ? "1 request" : count(totals.requests) + " requests");
   const { waited, instead } = hooks.waits(), isShorter = instead - waited >= 1000;
   const words = isShorter ? `waited for prompts today, instead of about ${time(instead)}` : "waited for prompts today";
   put(view.totals,

@@ -49,6 +49,13 @@ export function open(given) {
   bottom(true);
 }
 
+// Bring a message into view, with the focus.
+export function goTo(message) {
+  follows = false;
+  elementOf(message)?.scrollIntoView({ block: "center" });
+  elementOf(message)?.focus({ preventScroll: true });
+}
+
 async function keep(own = conversation) {
   if (own.gone) return;
   own.updated = Date.now();
@@ -189,7 +196,7 @@ export function stop(given = conversation) {
   const run = runOf(given);
   if (!run) return;
   run.controller.abort();
-  api.forget(run.message.stream?.id);
+  if (run.message.stream) api.forget(run.message.stream.id); // a tool has none
 }
 
 // Go on with the replies that run at the server since before this page was loaded.
@@ -317,24 +324,24 @@ async function follow(own, message, body = null) {
 }
 
 async function end(own, run) {
-  const { message } = run;
+  const { message } = run, made = own === conversation ? elementOf(message) : null;
   runs.delete(own.id);
   if (run.lost) return hooks.lost(own);
   const { id } = message.stream;
   if (!run.keeps) delete message.stream;
+  // What came since the last frame: the server may be gone, which makes HTML of it.
+  if (made) run.streamed.draw(made, run);
+  // At once: what stops the reply stops its calls.
+  if (message.calls && message.finish === "tool_calls" && !message.error) useTools(message, -1, "", own);
+  if (made) await drawn.fill(made, true);
   if (own === conversation) {
-    const made = elementOf(message);
-    if (made) {
-      run.streamed.draw(made, run); // what came since the last frame: the server may be gone, which makes HTML of it
-      await drawn.fill(made, true);
-    }
     draw();
-    say(message.error ?? (message.finish === "stopped" ? "Reply stopped" : "Reply complete"));
+    const ended = message.finish === "tool_calls" ? "Tool called" : "Reply complete";
+    say(message.error ?? (message.finish === "stopped" ? "Reply stopped" : ended));
   }
   await keep(own);
   if (!message.error && message.finish !== "stopped") api.forget(id);
   await hooks.replied(message.stats?.cache);
-  if (message.calls && message.finish === "tool_calls" && !message.error) useTools(message, -1, "", own);
   if (message.finish === "stop") await name(own, message);
 }
 

@@ -41,7 +41,7 @@ export function update(made, message, { run, siblings, isLeaf }) {
   if (made.state === state) return;
   made.state = state;
   drawTools(made.box("tools"), message, run, siblings, at, isLeaf);
-  drawCalls(made.box("calls"), message, isLeaf && run === null);
+  drawCalls(made.box("calls"), message, isLeaf && run === null, run !== null && !run.streamed);
 }
 
 // The text as HTML; until that is here, as it is.
@@ -74,28 +74,38 @@ export function drawThought(box, message) {
   box.querySelector(".thought").textContent = message.reasoning;
 }
 
+// The arguments of a call: its fields by their names, as people read them.
 function readable(text) {
+  let given = null;
   try {
-    return JSON.stringify(JSON.parse(text), null, 2);
-  } catch {
-    return text; // unfinished
-  }
+    given = JSON.parse(text || "{}");
+  } catch { /* unfinished */ }
+  const shown = (value) => (typeof value === "string" ? value : JSON.stringify(value, null, 1));
+  if (given === null || typeof given !== "object" || Array.isArray(given)) return el("pre", { tabindex: "0" }, text);
+  const rows = Object.entries(given).map(([name, value]) => [el("dt", {}, name), el("dd", {}, shown(value))]);
+  if (!rows.length) return null;
+  return el("div", { class: "given", tabindex: "0", role: "group", "aria-label": "Arguments" }, el("dl", {}, rows));
 }
 
 // What the model calls, and what may be done: calls of the server's tools run when that is allowed, the results of
 // others are typed.
-export function drawCalls(box, message, canAnswer = false) {
+export function drawCalls(box, message, canAnswer = false, runs = false) {
   const calls = message.calls ?? [];
   if (!calls.length) return box.replaceChildren();
-  const fields = [], asks = (i) => canAnswer && tools.resultsOf(message)[i] === undefined;
+  const fields = [], isOpen = (i) => tools.resultsOf(message)[i] === undefined;
   put(box, calls.map((call, i) => {
     const isRun = tools.find(call.name);
+    // What was cut off is no call yet.
+    const asks = canAnswer && isOpen(i) && (!isRun || message.finish === "tool_calls");
     const field = isRun ? tools.choices((choice) => acts.decide(message, i, choice)) :
       el("textarea", { rows: 2, "aria-label": "Result of " + call.name, placeholder: "Its result" });
-    if (asks(i) && !isRun) fields.push([i, field]);
-    return el("div", { class: "call" }, el("details", { open: !isRun || asks(i) },
-      el("summary", {}, "Calls ", el("code", {}, call.name), tools.mark(call.name)),
-      el("pre", { tabindex: "0" }, readable(call.arguments))), asks(i) ? field : null);
+    if (asks && !isRun) fields.push([i, field]);
+    return el("div", { class: asks && isRun ? "call asks" : "call" },
+      el("details", { open: !isRun || asks },
+        el("summary", {}, "Calls ", el("code", {}, call.name), tools.mark(call.name),
+          runs && isOpen(i) ? el("span", { class: "runs" }, "running, Esc stops") : null),
+        readable(call.arguments)),
+      asks ? field : null);
   }));
   const send = () => acts.answer(message, fields.map(([i, field]) => [i, field.value]));
   const verb = fields[1] ? "Send results" : "Send result";

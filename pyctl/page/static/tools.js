@@ -28,8 +28,9 @@ function draw() {
   $("tools").textContent = `Tools ${offered().length}`;
 }
 
-const effect = ({ permissions }) => (permissions.write ? " · can change things" : " · reads only");
-export const mark = (name) => (find(name) ? el("span", { class: "dim" }, effect(find(name))) : null);
+const badge = (text, kind = "") => [" ", el("span", { class: "effect " + kind }, text)];
+const effect = ({ permissions: { write } }) => (write ? badge("can change things", "writes") : badge("reads only"));
+export const mark = (name) => (find(name) ? effect(find(name)) : null);
 
 // -- what may run ----------------------------------------------------------------------------------------------------
 
@@ -67,9 +68,9 @@ export async function open() {
       localStorage.setItem("tools", JSON.stringify(rules));
       draw();
     });
-    const about = el("span", { class: "dim" }, (type === "mcp" ? " · MCP" : "") + effect(given));
     const text = el("p", { class: "dim" }, definition.function.description);
-    return el("div", { class: "offer" }, el("div", {}, el("code", {}, tool), about, text), field);
+    const mcp = type === "mcp" ? badge("MCP") : null;
+    return el("div", { class: "offer" }, el("div", {}, el("code", {}, tool), effect(given), mcp, text), field);
   };
   const note = "They run on the server's machine, as the server's user.";
   const body = el("div", { class: "offers" }, el("p", { class: "dim" }, note), tools.map(row));
@@ -115,6 +116,7 @@ async function result({ name, arguments: given }, signal) {
 // A result, folded.
 export function folded(message) {
   const { name, content } = message, title = (name ? "Result of " + name : "Result") + " · ";
+  if (content === REFUSED) return el("p", { class: "dim" }, `You refused ${name}.`);
   return el("details", { class: "file" }, el("summary", {}, `${title}${count(content.length)} characters`),
     el("pre", { tabindex: "0" }, content));
 }

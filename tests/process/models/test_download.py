@@ -163,6 +163,13 @@ def test_what_is_no_whole_model_is_not_kept(
     assert (tmp_path / "m.gguf").read_bytes() == MODEL
 
 
+def test_without_a_terminal_nothing_is_shown(
+    serve: Callable[..., httpx.URL], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    download(serve(whole()), tmp_path / "m.gguf")
+    assert capsys.readouterr() == ("", "")
+
+
 def test_what_broke_off_is_gone_on_with(serve: Callable[..., httpx.URL], tmp_path: Path) -> None:
     fetch(serve(whole(stop=30_000), of_status(503), whole(stop=70_000), whole()), tmp_path / "m.gguf")
     assert (tmp_path / "m.gguf").read_bytes() == MODEL

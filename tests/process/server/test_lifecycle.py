@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import signal
 import socket
 import subprocess
 import sys
@@ -59,7 +60,8 @@ def line(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-def test_a_signal_ends_streams_and_lets_the_program_go_on() -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_ends_streams_and_lets_the_program_go_on(number: signal.Signals) -> None:
     with server() as process:
         address = line(process)
         assert httpx.get(f"{address}/health").json() == {"status": "ok"}
@@ -67,7 +69,7 @@ def test_a_signal_ends_streams_and_lets_the_program_go_on() -> None:
         with httpx.stream("POST", f"{address}/v1/chat/completions", json=body, timeout=60) as response:
             chunks = response.iter_bytes()
             received = next(chunks)
-            process.terminate()
+            process.send_signal(number)
             for chunk in chunks:
                 received += chunk
         assert events(received)[-1]["error"]["type"] == "unavailable_error"

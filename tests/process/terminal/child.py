@@ -1,22 +1,31 @@
 """A chat with a scripted backend in a process of its own: ``python child.py [--tty] [--dead] [flags of a chat]``.
 
-The reply repeats the question; "slow" is answered without end, "fail" with an error, "dead" by no backend at all.
+The reply repeats the question or the result of a tool; "slow" is answered without end, "fail" with an error, and
+"call NAME" with a call of that tool; with --dead there is no backend at all. With --loads the whole command runs, whose
+model is loaded when the file "go" is in the state directory.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fcntl
+import os
 import sys
 import termios
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from pyctl.cli.arguments import parse_chat
+from pyctl.chat.reply import CallDelta
+from pyctl.cli import chat_command
+from pyctl.cli.arguments import CommandSettings, parse_chat
 from pyctl.errors import EngineError, UnavailableError
 from pyctl.terminal.conversation import ChatDelta, ReplyStats
 from pyctl.terminal.interactive import run_chat
+from pyctl.terminal.tool_calls import OfferedTool
+from tests.waiting import until
 
 
 class Echo:
@@ -41,6 +50,9 @@ class Echo:
     ) -> Generator[ChatDelta, None, None]:
         text = messages[-1]["content"]
         yield ChatDelta(reasoning="thinking")
+        if text.startswith("call "):
+            yield ChatDelta(calls=(CallDelta(0, "id", text[5:], '{"where": "here"}'),), stats=ReplyStats(7, 5, 3))
+            return
         while text == "slow":
             yield ChatDelta(content="word ")
             time.sleep(0.01)
@@ -50,12 +62,39 @@ class Echo:
         yield ChatDelta(content=repr(text), stats=ReplyStats(7, 5, 3, 1.0, 2.0, "live"))
 
 
+class Tools:
+    """One that reads and one that writes."""
+
+    place = "here"
+
+    def offered(self) -> Sequence[OfferedTool]:
+        return [OfferedTool("look", True, {}), OfferedTool("act", False, {})]
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        return f"{name} {arguments['where']}"
+
+
 parser = argparse.ArgumentParser()
 parser.add_argument("--tty", action="store_true")
 parser.add_argument("--dead", action="store_true")
+parser.add_argument("--loads", action="store_true")
 given, flags = parser.parse_known_args()
 if given.tty:
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-code = run_chat(Echo(given.dead), parse_chat(flags, {}).terminal)
+
+
+@contextlib.contextmanager
+def loaded(_: CommandSettings) -> Iterator[Echo]:
+    """The backend, when its model has been loaded."""
+    print("loading", file=sys.stderr, flush=True)
+    until(lambda: (Path(os.environ["XDG_STATE_HOME"]) / "go").exists())
+    yield Echo(given.dead)
+
+
+if given.loads:
+    chat_command.chat_backend = loaded
+    code = chat_command.chat(parse_chat(flags, {}))
+else:
+    code = run_chat(Echo(given.dead), parse_chat(flags, {}).terminal, tools=Tools())
 print(f"exit {code}", file=sys.stderr)
 sys.exit(code)

@@ -18,6 +18,7 @@ import pytest
 
 import pyctl
 from pyctl.terminal.console import state_directory
+from pyctl.terminal.tool_calls import REFUSED
 
 CHILD = str(Path(__file__).with_name("child.py"))
 ROOT = str(Path(pyctl.__file__).parents[1])
@@ -274,6 +275,58 @@ def test_without_colours_a_terminal_gets_plain_text(tmp_path: Path) -> None:
     with Terminal(tmp_path, "-p", "**bold**") as terminal:
         terminal.expect("turn 1: 'bold'")
         terminal.expect("exit 0")
+
+
+def call(terminal: Terminal, name: str, answer: str | None, result: str) -> None:
+    """Have the model call a tool; the question is answered, or not asked where ``answer`` is None."""
+    effect = {"look": "reads only", "act": "can change things"}[name]
+    terminal.type(f"call {name}\r")
+    terminal.expect(f'call {name} {{"where": "here"}}')
+    if answer is not None:
+        terminal.expect(f"run {name} ({effect})? [o]nce, [c]hat, [a]lways, [n]o: ")
+        terminal.type(answer)
+    before = terminal.expect(f"result of {name}, {len(result)} characters: {result}")
+    assert answer is not None or "run " not in before
+    terminal.expect(repr(result))
+    terminal.expect(PROMPT)
+
+
+def test_terminal_asks_about_each_call_of_a_tool(terminal: Terminal, tmp_path: Path) -> None:
+    call(terminal, "look", "o\r", "look here")
+    call(terminal, "look", "n\r", REFUSED)
+    call(terminal, "look", "\x03", REFUSED)
+    call(terminal, "look", "c\r", "look here")
+    call(terminal, "look", None, "look here")
+    call(terminal, "act", "\r", REFUSED)
+    call(terminal, "act", "always\r", "act here")
+    call(terminal, "act", None, "act here")
+    terminal.type("/result\r")
+    terminal.expect("act here")
+    terminal.expect(PROMPT)
+    terminal.type("/quit\r")
+    terminal.expect("exit 0")
+    with Terminal(tmp_path) as another:
+        another.expect(PROMPT)
+        call(another, "act", None, "act here")
+        call(another, "look", "n\r", REFUSED)
+        another.type("\x1b[A\x1b[A\r")  # answers are not in the history
+        another.expect('call act {"where": "here"}')
+    ended = pipe(tmp_path, "call look\n", "--no-stats")  # nobody can be asked
+    assert (ended.returncode, ended.stdout.decode()) == (0, f"turn 3: {REFUSED!r}\n")
+    assert pipe(tmp_path, "call act\n", "--no-stats").stdout.decode() == "turn 3: 'act here'\n"
+
+
+def test_keys_typed_while_the_model_loads_stand_at_the_first_prompt(tmp_path: Path) -> None:
+    with Terminal(tmp_path, "--loads") as terminal:
+        terminal.expect("loading\n")
+        terminal.type("My name is Ada.\r")
+        (tmp_path / "go").touch()
+        assert "Ada" not in terminal.expect(PROMPT)
+        terminal.expect("> My name is Ada.")
+        terminal.expect("turn 1: 'My name is Ada.'")
+        terminal.expect(PROMPT)
+        terminal.type("/quit\r")
+        terminal.code()
 
 
 def test_terminal_without_a_backend(tmp_path: Path) -> None:

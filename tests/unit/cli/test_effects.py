@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ import pytest
 
 from pyctl.cache.cache_stats import CacheStats, CacheView, SnapshotView
 from pyctl.cache.sequence import LiveSequence
+from pyctl.cli import serve_command
 from pyctl.cli.arguments import FLAGS
 from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.draft.source import DraftJob
@@ -599,3 +601,15 @@ def test_a_vision_encoder_that_is_named_is_the_one_that_is_used(monkeypatch: pyt
         (["-m", "m.gguf"], ""),
     ):
         assert look(monkeypatch, ["serve", *argv], lambda seen: seen.vision.mmproj_path) == path, argv
+
+
+@pytest.mark.parametrize("is_gpu", [True, False])
+def test_a_start_on_the_cpu_says_which_card_is_idle(monkeypatch: pytest.MonkeyPatch, is_gpu: bool) -> None:
+    said: list[str] = []
+    note = SimpleNamespace(**dict.fromkeys(("debug", "info"), lambda *_, **__: None))
+    monkeypatch.setattr(serve_command, "log", note)
+    note.warning = lambda text, *values: said.append(text % values)
+    monkeypatch.setattr(serve_command, "devices", lambda: [SimpleNamespace(is_gpu=is_gpu)])
+    monkeypatch.setattr(serve_command, "unused_card", lambda: "RTX 3090 is idle")
+    assert look(monkeypatch, ["serve", "-m", "m.gguf"], lambda seen: seen.address)
+    assert ("RTX 3090 is idle" in said) is not is_gpu

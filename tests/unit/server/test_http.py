@@ -71,6 +71,13 @@ def test_errors_of_the_program_keep_their_text_to_the_log(caplog: pytest.LogCapt
     assert "secret" in caplog.text
 
 
+def test_an_error_of_a_request_is_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="pyctl.server"):
+        Bench(fail(UnavailableError("the server is shutting down"))).post("/v1/chat/completions", {"messages": HI})
+    said = [record.getMessage() for record in caplog.records if record.name == "pyctl.server"]
+    assert said == ["chat: the server is shutting down"]
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [

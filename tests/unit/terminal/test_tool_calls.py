@@ -7,11 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from pyctl.chat.reply import CallDelta
 from pyctl.errors import RequestError
-from pyctl.terminal.conversation import ChatDelta, Conversation
+from pyctl.terminal.conversation import Call, ChatDelta, Conversation
 from pyctl.terminal.interactive import Chat
-from pyctl.terminal.tool_calls import MOST_ROUNDS, REFUSED, STOPPED, OfferedTool, ToolCalls
+from pyctl.terminal.tool_calls import CHOICES, MOST_ROUNDS, REFUSED, STOPPED, UNREADABLE, OfferedTool, ToolCalls
 
 DEFINITION = {"type": "function", "function": {"name": "look"}}
 
@@ -121,6 +123,34 @@ def test_an_error_of_a_tool_is_a_result_and_ctrl_c_ends_the_round(script: Any) -
     backend, _, _, chat = talk(script, calls(script, "look", "act"), source=Source(interrupt), answers=["o"])
     assert len(backend.seen) == 1
     assert [message.content for message in chat.conversation.messages[2:]] == [STOPPED, STOPPED]
+
+
+def answering(asked: list[str], answer: str) -> Callable[[str], str]:
+    """Answers each question in the same way, and keeps it."""
+
+    def ask(question: str) -> str:
+        asked.append(question)
+        return answer
+
+    return ask
+
+
+@pytest.mark.parametrize("arguments", ['{"path": "a', "[1]", "[" * 100_000])
+def test_a_call_that_was_cut_off_is_not_asked_about(arguments: str) -> None:
+    source, asked = Source(), list[str]()
+    tools = ToolCalls(source, answering(asked, "a"))
+    assert tools.result(Call("id", "look", arguments)) == UNREADABLE
+    assert (asked, source.ran) == ([], [])
+
+
+def test_the_question_fits_into_a_line_and_yes_is_once() -> None:
+    source, asked = Source(), list[str]()
+    tools = ToolCalls(source, answering(asked, "y"))
+    for _ in range(2):
+        assert tools.result(Call("id", "act", "")) == "seen\nall"
+    assert len(asked) == 2
+    assert len(asked[0].replace("act", "exec_shell_command")) < 80
+    assert asked[0].endswith(f"{CHOICES}: ")
 
 
 def test_calls_of_unknown_tools_are_left_to_the_user_and_rounds_end(script: Any) -> None:
