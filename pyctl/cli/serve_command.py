@@ -11,7 +11,7 @@ import webbrowser
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from pyctl.cache import DiskSettings, RamBudget
+from pyctl.cache import DiskSettings, RamBudget, connect
 from pyctl.cli.arguments import CommandSettings
 from pyctl.cli.assemble import Host, ModelLoader, assemble, found
 from pyctl.cli.defaults import cache_budget, with_directory
@@ -119,6 +119,8 @@ def _may_see(preset: Preset) -> bool:
 
 def _source(preset: Preset, host: Host, shared: DiskSettings) -> ModelSource:
     disk = replace(preset.settings.disk, cache_dir=shared.cache_dir, disk_mib=shared.disk_mib)
+    if disk.cache_dir and disk.store_url not in ("", shared.store_url):  # that of all has been tried
+        connect(disk.store_url)
     settings = replace(preset.settings, disk=disk)
     card = ModelCard(
         preset.name,
