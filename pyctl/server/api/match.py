@@ -26,7 +26,8 @@ _MOST_WAYS = limit(16, "ways to resume in POST /cache/match", "the others are no
 async def match(service: Service, request: Request) -> Response:
     """POST /cache/match: how many tokens of a prompt are ready, where, and what the rest costs in seconds.
 
-    Takes a body of OpenAI's or Anthropic's APIs, or ``tokens``. Changes nothing; ``seconds`` is null before anything was evaluated.
+    Takes a body of OpenAI's or Anthropic's APIs, or ``tokens``. Changes nothing; ``seconds`` is null before
+    anything was evaluated.
     """
     values = parse_object(await request.body())
     prompt = await with_images(service, request, lambda fetched: _prompt_of(service, values, fetched))
