@@ -165,9 +165,10 @@ class StoreBehind:
     """The objects of one model in the store of ``client``, called ``label`` in views, and the disk of ``files``, whose
     blocks have ``sizes``.
 
-    ``budget`` bounds the bytes of this model in the store, ``daily_bytes`` what this process sends in a day (UTC); None
-    is no limit. The engine's thread calls `find`, `seconds`, `fetch` and `look_soon`, which never wait. A store that
-    fails is left alone for AWAY_SECONDS. What was found to be of no use is not fetched again.
+    ``budget`` bounds the bytes of this model in the store, ``daily_bytes`` what all processes that share the
+    directory send in a day (UTC); None is no limit. The engine's thread calls `find`, `seconds`, `fetch` and
+    `look_soon`, which never wait. A store that fails is left alone for AWAY_SECONDS. What was found to be of no use
+    is not fetched again.
     """
 
     def __init__(
@@ -189,7 +190,6 @@ class StoreBehind:
         self._coming: dict[StateName, Future[None]] = {}
         self._reading, self._writing = _Health("be read"), _Health("be written")
         self._fetched = self._sent = Written()
-        self._today = [0, 0]  # a day, and how many bytes were sent in it
         self._told = 0
         self._looked, self._seen, self._asked = -math.inf, object(), False
         self._wake, self._closing = threading.Event(), False
@@ -477,12 +477,11 @@ class StoreBehind:
         return not is_there or (record.is_state and record.exact and known is not None and not known.exact)
 
     def _may_send(self, n_bytes: int) -> bool:
-        day = int(time.time() // 86_400)
-        if self._today[0] != day:
-            self._today = [day, 0]
         full = self._budget is not None and self._listing.n_bytes + n_bytes > self._budget
-        spent = self._daily_bytes is not None and self._today[1] + n_bytes > self._daily_bytes
-        if (full or spent) and self._told != day:
+        with self._files.directory.reading() as connection:
+            sent = Index.sent_today(connection)
+        spent = self._daily_bytes is not None and sent + n_bytes > self._daily_bytes
+        if (full or spent) and self._told != (day := int(time.time() // 86_400)):
             self._told = day
             flag = "--kv-store-budget" if full else "--kv-store-writes"
             log.warning("kv store: %s is reached; nothing more is sent", flag)
@@ -496,7 +495,8 @@ class StoreBehind:
             if self._closing or not path.is_file():  # evicted meanwhile
                 break
             self._client.put(self._path(each.name), path, max_concurrency=2)
-            self._today[1] += each.n_bytes
+            with self._files.directory.changing(look=False) as connection:
+                Index.add_sent(connection, each.n_bytes)
             done.append(each)
             if each.is_state:
                 self._sent = self._sent.plus(sum(one.n_bytes for one in done))
