@@ -108,14 +108,14 @@ def _reason(error: BaseException) -> str:
 
 
 class Fetch(Reads):
-    """A snapshot on its way to the disk; no use in waiting after ``deadline`` (monotonic seconds)."""
+    """A snapshot on its way to the disk; no use in waiting after ``deadline`` (seconds of the clock of ``behind``)."""
 
-    def __init__(self, future: Future[None], deadline: float = math.inf) -> None:
-        self._future, self._deadline = future, deadline
+    def __init__(self, behind: StoreBehind, future: Future[None], deadline: float = math.inf) -> None:
+        self._behind, self._future, self._deadline = behind, future, deadline
 
     def ready(self) -> bool:
         """Whether it is here, or there is no use in waiting."""
-        return self._future.done() or time.monotonic() >= self._deadline
+        return self._future.done() or self._behind.clock() >= self._deadline
 
     def wait(self, seconds: float) -> None:
         """Wait until it is here, ``seconds`` at most."""
@@ -123,7 +123,7 @@ class Fetch(Reads):
 
     def until(self, deadline: float) -> Fetch:
         """The same with another deadline."""
-        return Fetch(self._future, deadline)
+        return Fetch(self._behind, self._future, deadline)
 
 
 @dataclass
@@ -170,6 +170,9 @@ class StoreBehind:
     `look_soon`, which never wait. A store that fails is left alone for AWAY_SECONDS. What was found to be of no use
     is not fetched again.
     """
+
+    clock = staticmethod(time.monotonic)
+    """By which requests wait."""
 
     def __init__(
         self,
@@ -224,7 +227,7 @@ class StoreBehind:
             (future,) = self._fetches.start([partial(self._fetch, state)])
             self._coming[state] = future
             future.add_done_callback(lambda _: self._coming.pop(state, None))
-        return Fetch(future)
+        return Fetch(self, future)
 
     def look_soon(self) -> None:
         """There are requests: list the store if that was not done lately."""
