@@ -167,7 +167,7 @@ class DiskSettings:
         integer(0),
         "PYCTL_KV_STORE_WRITES",
         limit=SetLimit(
-            "bytes that a process sends to the store within a day; 0 is no limit",
+            "bytes that a directory sends to the store within a day; 0 is no limit",
             "nothing more is sent that day",
             "disk",
             "MiB",

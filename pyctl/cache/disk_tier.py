@@ -144,7 +144,7 @@ class DiskTier:
         its request.
         """
         if self.behind is not None and not self.store.contains(prefix):
-            began, seconds = time.monotonic(), self.behind.seconds(prefix)
+            began, seconds = self.behind.clock(), self.behind.seconds(prefix)
             if (fetch := self.behind.fetch(prefix)) is None:
                 return None
             if seconds <= PATIENCE_SECONDS:

@@ -128,7 +128,7 @@ class PrefixCache:
         lookup.coming.clear()
         exact = self._is_exact(lookup.request)
         ways = candidates(lookup.match, lookup.ends, seq, self.cache, self.memory, exact=exact, may_end=False)
-        used = yield from self._from_disk(replace(lookup, ways=ways), seq, stats, make_room)
+        used = yield from self._from_disk(replace(lookup, ways=ways), seq, stats, make_room, is_again=True)
         stats.n_cached = min(stats.n_cached, seq.n)
         stats.restore_ms += (time.perf_counter() - began) * 1e3
         return used
@@ -318,12 +318,22 @@ class PrefixCache:
     # -- restoring ---------------------------------------------------------------------------------------------------
 
     def _from_disk(
-        self, lookup: CacheLookup, seq: LiveSequence, stats: RequestStats, make_room: MakeRoom
+        self,
+        lookup: CacheLookup,
+        seq: LiveSequence,
+        stats: RequestStats,
+        make_room: MakeRoom,
+        is_again: bool = False,
     ) -> Reading[tuple[Snapshot, ...] | None]:
-        """What the disk has that is quicker than memory, as often as it fails to arrive; None if nothing is of use."""
+        """What the disk has that is quicker than memory, as often as it fails to arrive; None if nothing is of use.
+
+        A request waits for one thing from far away, and when it looks ``is_again`` it has.
+        """
         assert self.disk is not None
         match, ends, batches = lookup.match, lookup.ends, CommonBatches(lookup.ends)
         found = self.disk.find(match, int(match.tokens.size) - 1)
+        if is_again:
+            found = [each for each in found if self.disk.stored(each)]
         base = rows_in_memory(match, ends, self.cache) if found else None
         if base is not None:
             self.cache.retain(base)
@@ -333,7 +343,7 @@ class PrefixCache:
                 found.remove(prefix)
                 is_near = self.disk.stored(prefix)
                 arrival = yield from self.disk.open(prefix, match, base, self.device.most_read)
-                if not is_near:  # a request waits for one thing from far away
+                if not is_near:
                     found = [each for each in found if self.disk.stored(each)]
                 if isinstance(arrival, Reads):
                     lookup.coming.append(arrival)

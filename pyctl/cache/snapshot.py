@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import time
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import itemgetter
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -350,7 +352,7 @@ class PromptMatch:
         """The prefix of ``n`` tokens; ascending lengths cost one pass in all. ValueError outside (0, len]."""
         if not 0 < n <= self.tokens.size:
             raise ValueError(f"{n} is not a length within {self.tokens.size} tokens")
-        at = next(i for i in reversed(range(len(self._hashed))) if self._hashed[i][0] <= n)
+        at = bisect_right(self._hashed, n, key=itemgetter(0)) - 1
         start, running = self._hashed[at]
         if start < n:
             running = running.copy()

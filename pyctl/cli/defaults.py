@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pyctl.atomic_file import temp_path
-from pyctl.cache import CacheDirectory, CacheSettings, DiskSettings
+from pyctl.cache import CacheDirectory, CacheSettings, DiskSettings, connect
 from pyctl.cli.arguments import CommandSettings
 from pyctl.errors import ConfigError
 from pyctl.llama import MemoryPlan
@@ -60,11 +60,13 @@ def cache_budget(settings: CacheSettings, plan: MemoryPlan | None) -> int | None
 def with_directory(settings: CommandSettings) -> CommandSettings:
     """Create and try the directory of the disk cache, and set its budget; without one if the default cannot be used.
 
-    Raises ConfigError if a given directory cannot be used.
+    Raises ConfigError if a given directory or the store behind it cannot be used.
     """
     disk = settings.disk
     if not disk.cache_dir or settings.terminal.url:
         return settings
+    if disk.store_url:
+        connect(disk.store_url)
     directory = Path(disk.cache_dir).expanduser()
     try:
         with closing(CacheDirectory(directory)) as opened, temp_path(directory):

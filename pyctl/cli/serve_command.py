@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pyctl.cache import DiskSettings, RamBudget
+from pyctl.cache import DiskSettings, RamBudget, connect
 from pyctl.cli.arguments import CommandSettings
 from pyctl.cli.assemble import Host, ModelLoader, assemble, found
 from pyctl.cli.defaults import cache_budget, with_directory
@@ -154,6 +154,8 @@ def _may_see(preset: Preset) -> bool:
 
 def _source(preset: Preset, host: Host, shared: DiskSettings) -> ModelSource:
     disk = replace(preset.settings.disk, cache_dir=shared.cache_dir, disk_mib=shared.disk_mib)
+    if disk.cache_dir and disk.store_url not in ("", shared.store_url):  # that of all has been tried
+        connect(disk.store_url)
     settings = replace(preset.settings, disk=disk)
     card = ModelCard(
         preset.name,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, TypeAlias
@@ -18,17 +17,16 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from pyctl.errors import LoadingError, NotFoundError, RequestError
-from pyctl.limit import limit
 from pyctl.page import POLICY, Asset, asset, index, names
 from pyctl.page.markdown_process import MOST_TEXTS
 from pyctl.pdf_file import pdf_text
-from pyctl.prompt import Prompt
 from pyctl.server import ServerSettings
 from pyctl.server.api import (
     anthropic,
     completions,
     embeddings,
     info,
+    match,
     metrics,
     ollama,
     prefix_cache,
@@ -39,8 +37,7 @@ from pyctl.server.api import (
     tools,
 )
 from pyctl.server.api import models as model_list
-from pyctl.server.api.responses_request import ResponseRequest
-from pyctl.server.body import AnyBody, Body, ChatBody, CompletionBody, at_most, parse_json, parse_object
+from pyctl.server.body import Body, at_most, parse_json
 from pyctl.server.held import HeldResponse
 from pyctl.server.http import (
     ErrorForm,
@@ -51,7 +48,6 @@ from pyctl.server.http import (
     http_exceptions,
     ollama_error,
 )
-from pyctl.server.images import Fetched, with_images
 from pyctl.server.kept_streams import outlive
 from pyctl.server.middleware import (
     MAX_BODY_BYTES,
@@ -63,7 +59,6 @@ from pyctl.server.middleware import (
     depth_error,
 )
 from pyctl.server.models import Models
-from pyctl.server.prepare import prepare
 from pyctl.server.reply import log_error
 from pyctl.server.service import Service
 
@@ -74,36 +69,6 @@ class _TextsBody(Body, frozen=True):
     """POST /page/markdown"""
 
     texts: Any = None
-
-
-_MOST_WAYS = limit(16, "ways to resume in POST /cache/match", "the others are not listed", "reply")
-
-
-async def _match(service: Service, request: Request) -> Response:
-    """POST /cache/match: how many tokens of a prompt are ready, where, and what the rest costs in seconds.
-
-    Takes the body of any API, or ``tokens``. Changes nothing; ``seconds`` is null before anything was evaluated.
-    """
-    values = parse_object(await request.body())
-    prompt = await with_images(service, request, lambda fetched: _prompt_of(service, values, fetched))
-    found = await asyncio.wrap_future(service.admin.match(prompt))
-    ways = [{"where": where, "ready": n, "seconds": seconds} for where, n, seconds in found]
-    best = ways[0] if ways else {"where": "none", "ready": 0, "seconds": None}
-    return JsonResponse({"tokens": len(prompt), **best, "ways": ways[:_MOST_WAYS]})
-
-
-def _prompt_of(service: Service, values: dict[str, Any], fetched: Fetched) -> Prompt:
-    """The prompt of a body of any API."""
-    if "tokens" in values or "prompt" in values:
-        body: AnyBody = CompletionBody.of({**values, "prompt": values.get("tokens", values.get("prompt"))})
-    elif "input" in values:
-        asked = ResponseRequest.of(values, service.shared.responses, service.shared.conversations)
-        body = ChatBody.of(asked.chat)
-    elif "system" in values:
-        body = ChatBody.of(anthropic.chat_fields(values))
-    else:
-        body = ChatBody.of(values)
-    return prepare(service, body, fetched)[0].request.prompt
 
 
 async def _render(models: Models, request: Request) -> Response:
@@ -201,7 +166,7 @@ _OF_MODEL: dict[str, dict[str, Handler]] = {
         "/v1/embeddings": embeddings.openai,
         **dict.fromkeys(("/rerank", "/reranking", "/v1/rerank", "/v1/reranking"), embeddings.rank),
         "/cache/pin": prefix_cache.pin,
-        "/cache/match": _match,
+        "/cache/match": match.match,
         "/cache/warm": prefix_cache.warm,
         "/v1/messages": anthropic.messages,
         "/v1/messages/count_tokens": anthropic.count_tokens,
@@ -229,7 +194,7 @@ _TOOLS: frozenset[object] = frozenset((tools.show, tools.call))
 _OWN_PAGES: frozenset[object] = frozenset(
     (
         prefix_cache.show,
-        _match,
+        match.match,
         prefix_cache.pin,
         prefix_cache.drop,
         prefix_cache.clear,
@@ -249,7 +214,7 @@ _WITHOUT_WEIGHTS: frozenset[Handler] = frozenset(
     (
         *_OF_MODEL["GET"].values(),
         *_OF_MODEL["DELETE"].values(),
-        _match,
+        match.match,
         prefix_cache.pin,
         info.change_props,
         info.change_adapters,

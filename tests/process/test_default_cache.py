@@ -93,3 +93,19 @@ def test_a_given_directory_that_cannot_be_used_ends_the_start(command: str, tmp_
         check=False,
     )
     assert (done.returncode, done.stderr) == (2, f"pyctl: error: cannot use --kv-cache-dir {path}: File exists\n")
+
+
+@pytest.mark.parametrize("command", ["serve", "chat"])
+def test_a_store_without_its_package_ends_the_start(command: str, tmp_path: Path) -> None:
+    """Before the model is looked for, too."""
+    flags = ["-m", f"{tmp_path}/missing.gguf", "--kv-cache-dir", str(tmp_path), "--kv-store", "memory://"]
+    port = ["--port", "0"] if command == "serve" else ["-p", "x"]
+    program = "import runpy, sys; sys.modules['obstore'] = None; runpy.run_module('pyctl', run_name='__main__')"
+    done = subprocess.run(
+        [sys.executable, "-c", program, command, *flags, *port],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (2, "pyctl: error: --kv-store needs obstore: pip install 'pyctl[store]'\n")

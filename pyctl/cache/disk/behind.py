@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,12 +28,12 @@ from pyctl.cache.disk.file_format import (
     CorruptFileError,
     Name,
     PartKind,
-    SegmentName,
     StateName,
     parse,
     unpack,
 )
 from pyctl.cache.disk.index import Index, Record
+from pyctl.cache.disk.listing import MOST_OBJECTS, Link, Listing
 from pyctl.cache.disk.readers import Readers
 from pyctl.cache.disk.segment_files import check_jobs
 from pyctl.cache.disk.writer import StoreWriter
@@ -58,8 +58,6 @@ LOOK_SECONDS, IDLE_SECONDS, WAKE_SECONDS = 5.0, 60.0, 1.0
 
 AWAY_SECONDS = 10.0
 """How long a store that failed is left alone."""
-
-MOST_OBJECTS = limit(2**17, "objects of a model that are listed in the store", "the others are not found", "disk")
 
 MOST_HINTS = limit(2**23, "the hints in the store", "headers are read instead", "disk", "bytes")
 
@@ -110,14 +108,14 @@ def _reason(error: BaseException) -> str:
 
 
 class Fetch(Reads):
-    """A snapshot on its way to the disk; no use in waiting after ``deadline`` (monotonic seconds)."""
+    """A snapshot on its way to the disk; no use in waiting after ``deadline`` (seconds of the clock of ``behind``)."""
 
-    def __init__(self, future: Future[None], deadline: float = math.inf) -> None:
-        self._future, self._deadline = future, deadline
+    def __init__(self, behind: StoreBehind, future: Future[None], deadline: float = math.inf) -> None:
+        self._behind, self._future, self._deadline = behind, future, deadline
 
     def ready(self) -> bool:
         """Whether it is here, or there is no use in waiting."""
-        return self._future.done() or time.monotonic() >= self._deadline
+        return self._future.done() or self._behind.clock() >= self._deadline
 
     def wait(self, seconds: float) -> None:
         """Wait until it is here, ``seconds`` at most."""
@@ -125,7 +123,7 @@ class Fetch(Reads):
 
     def until(self, deadline: float) -> Fetch:
         """The same with another deadline."""
-        return Fetch(self._future, deadline)
+        return Fetch(self._behind, self._future, deadline)
 
 
 @dataclass
@@ -163,57 +161,18 @@ class _Health:
             log.warning("kv store: it can %s again", self.what)
 
 
-@dataclass(frozen=True)
-class _Listing:
-    """What the store held when it was last listed: the bytes of each object, and of each state all that it needs."""
-
-    sizes: Mapping[Name, int] = field(default_factory=dict)
-    chains: Mapping[StateName, tuple[Name, ...]] = field(default_factory=dict)
-    lengths: tuple[int, ...] = ()
-
-    @classmethod
-    def of(cls, sizes: Mapping[Name, int], links: Mapping[Name, _Link]) -> _Listing:
-        chains = {}
-        for name in sizes:
-            if isinstance(name, StateName) and (chain := _chain(name, sizes, links)):
-                chains[name] = chain
-        return cls(sizes, chains, tuple(sorted({name.n for name in chains})))
-
-    @property
-    def n_bytes(self) -> int:
-        return sum(self.sizes.values())
-
-
-@dataclass(frozen=True)
-class _Link:
-    """On which segment an object hangs, and whether a state is exact."""
-
-    parent: SegmentName | None
-    exact: bool
-
-
-def _chain(state: StateName, sizes: Mapping[Name, int], links: Mapping[Name, _Link]) -> tuple[Name, ...]:
-    """``state`` and the segments under it, the last one first; empty if some are not known or not there."""
-    found: list[Name] = []
-    at: Name | None = state
-    while at is not None:
-        if at not in sizes or (link := links.get(at)) is None:
-            return ()
-        found.append(at)
-        if link.parent is not None and isinstance(at, SegmentName) and link.parent.start >= at.start:
-            return ()
-        at = link.parent
-    return tuple(found)
-
-
 class StoreBehind:
     """The objects of one model in the store of ``client``, called ``label`` in views, and the disk of ``files``, whose
     blocks have ``sizes``.
 
-    ``budget`` bounds the bytes of this model in the store, ``daily_bytes`` what this process sends in a day (UTC); None
-    is no limit. The engine's thread calls `find`, `seconds`, `fetch` and `look_soon`, which never wait. A store that
-    fails is left alone for AWAY_SECONDS. What was found to be of no use is not fetched again.
+    ``budget`` bounds the bytes of this model in the store, ``daily_bytes`` what all processes that share the
+    directory send in a day (UTC); None is no limit. The engine's thread calls `find`, `seconds`, `fetch` and
+    `look_soon`, which never wait. A store that fails is left alone for AWAY_SECONDS. What was found to be of no use
+    is not fetched again.
     """
+
+    clock = staticmethod(time.monotonic)
+    """By which requests wait."""
 
     def __init__(
         self,
@@ -228,13 +187,12 @@ class StoreBehind:
         self._client, self._label, self._files, self._sizes = client, label, files, sizes
         self._budget, self._daily_bytes = budget, daily_bytes
         self._costs = Costs()
-        self._listing = _Listing()
-        self._links: dict[Name, _Link] = {}
+        self._listing = Listing()
+        self._links: dict[Name, Link] = {}
         self._distrusted: OrderedDict[StateName, None] = OrderedDict()
         self._coming: dict[StateName, Future[None]] = {}
         self._reading, self._writing = _Health("be read"), _Health("be written")
         self._fetched = self._sent = Written()
-        self._today = [0, 0]  # a day, and how many bytes were sent in it
         self._told = 0
         self._looked, self._seen, self._asked = -math.inf, object(), False
         self._wake, self._closing = threading.Event(), False
@@ -246,21 +204,17 @@ class StoreBehind:
 
     def find(self, prompt: PromptMatch, limit: int) -> list[Prefix]:
         """The prefixes of ``prompt`` of ``limit`` tokens at most that the store has and the disk has not."""
-        listing = self._listing
         if not self._reading.may_try():
             return []
-        found = []
-        for n in listing.lengths:
-            if 0 < n <= limit:
-                state = StateName.of(prefix := prompt.prefix(n))
-                if state in listing.chains and state not in self._distrusted and not self._on_disk(state):
-                    found.append(prefix)
-        return found
+        found = self._listing.matching(prompt, limit)
+        return [
+            each for each in found if (name := StateName.of(each)) not in self._distrusted and not self._on_disk(name)
+        ]
 
     def seconds(self, prefix: Prefix) -> float:
         """About how long `fetch` takes."""
         listing = self._listing
-        missing = (name for name in listing.chains.get(StateName.of(prefix), ()) if not self._files.has(name))
+        missing = (name for name in listing.chain(StateName.of(prefix)) if not self._files.has(name))
         return self._costs.read(sum(listing.sizes[name] for name in missing))
 
     def fetch(self, prefix: Prefix) -> Fetch | None:
@@ -273,7 +227,7 @@ class StoreBehind:
             (future,) = self._fetches.start([partial(self._fetch, state)])
             self._coming[state] = future
             future.add_done_callback(lambda _: self._coming.pop(state, None))
-        return Fetch(future)
+        return Fetch(self, future)
 
     def look_soon(self) -> None:
         """There are requests: list the store if that was not done lately."""
@@ -294,7 +248,7 @@ class StoreBehind:
         listing = self._listing
         return StoreView(
             self._label,
-            len(listing.chains),
+            len(listing.states),
             listing.n_bytes,
             -1 if self._budget is None else self._budget,
             self._fetched,
@@ -307,7 +261,7 @@ class StoreBehind:
 
     def remove(self, name: str) -> bool:
         """Remove the snapshot called ``name``; False if there is none. Waits for the store."""
-        found = [state for state in self._listing.chains if state.prefix.name == name]
+        found = [state for state in self._listing.states if state.prefix.name == name]
         for state in found:
             self.distrust(state.prefix)
             try:
@@ -350,9 +304,9 @@ class StoreBehind:
             self._costs.note_read(n_bytes, seconds)
         log.info("kv store: fetched %d tokens, %.1f MiB in %.2f s", state.n, n_bytes / 2**20, seconds)
 
-    def _bring(self, state: StateName, listing: _Listing, deadline: float) -> int:
+    def _bring(self, state: StateName, listing: Listing, deadline: float) -> int:
         """Fetch what the disk lacks of ``state``, check all of it, and publish it on disk; how many bytes that were."""
-        disk, wanted = self._files, list(listing.chains.get(state, ()))
+        disk, wanted = self._files, listing.chain(state)
         with ExitStack() as temps:
             paths: dict[Name, Path] = {}
             while True:
@@ -384,7 +338,7 @@ class StoreBehind:
                 raise NotWrittenError("the disk has no room for it, or none today")
         return n_bytes
 
-    def _download(self, paths: Mapping[Name, Path], listing: _Listing, deadline: float) -> None:
+    def _download(self, paths: Mapping[Name, Path], listing: Listing, deadline: float) -> None:
         """Fill the files at ``paths``, several ranges at a time."""
         jobs = []
         for name, path in paths.items():
@@ -473,24 +427,24 @@ class StoreBehind:
                 links[name] = link
             elif isinstance(name, StateName):
                 self.distrust(name.prefix)
-        self._links = links
-        self._listing = _Listing.of(sizes, links)
+        if (sizes, links) != (self._listing.sizes, self._listing.links):
+            self._links, self._listing = links, Listing.of(sizes, links)
         self._looked = time.monotonic()
 
-    def _hints(self, size: int) -> dict[Name, _Link]:
+    def _hints(self, size: int) -> dict[Name, Link]:
         """What the object of hints says; anything in it may be wrong."""
         if size > MOST_HINTS:
             return {}
-        links: dict[Name, _Link] = {}
+        links: dict[Name, Link] = {}
         for line in self._small(self._path(HINTS), MOST_HINTS, size).decode("ascii", "replace").splitlines():
             file, _, rest = line.partition(" ")
             flag, _, below = rest.partition(" ")
             name, parent = parse(file), parse(below) if below else None
             if name is not None and not isinstance(parent, StateName) and (parent is not None or not below):
-                links[name] = _Link(parent, flag == "exact")
+                links[name] = Link(parent, flag == "exact")
         return links
 
-    def _link(self, name: Name, size: int) -> _Link | None:
+    def _link(self, name: Name, size: int) -> Link | None:
         """The same from the header of an object; None if it is damaged."""
         path = self._path(name)
         try:
@@ -499,7 +453,7 @@ class StoreBehind:
                 header = unpack(self._small(path, min(header, MOST_HEADER), size), str(name), size)
         except (CorruptFileError, FileNotFoundError):
             return None
-        return None if isinstance(header, int) else _Link(header.parent, header.exact)
+        return None if isinstance(header, int) else Link(header.parent, header.exact)
 
     def _send(self) -> None:
         """Send what the disk has and the store has not, what is worth most first."""
@@ -515,6 +469,7 @@ class StoreBehind:
                     break
                 self._put(files)
         finally:
+            self._listing = Listing.of(self._listing.sizes, self._links)
             if self._sent.n > n_sent:
                 self._put_hints()
         self._seen = contents
@@ -525,12 +480,11 @@ class StoreBehind:
         return not is_there or (record.is_state and record.exact and known is not None and not known.exact)
 
     def _may_send(self, n_bytes: int) -> bool:
-        day = int(time.time() // 86_400)
-        if self._today[0] != day:
-            self._today = [day, 0]
         full = self._budget is not None and self._listing.n_bytes + n_bytes > self._budget
-        spent = self._daily_bytes is not None and self._today[1] + n_bytes > self._daily_bytes
-        if (full or spent) and self._told != day:
+        with self._files.directory.reading() as connection:
+            sent = Index.sent_today(connection)
+        spent = self._daily_bytes is not None and sent + n_bytes > self._daily_bytes
+        if (full or spent) and self._told != (day := int(time.time() // 86_400)):
             self._told = day
             flag = "--kv-store-budget" if full else "--kv-store-writes"
             log.warning("kv store: %s is reached; nothing more is sent", flag)
@@ -544,13 +498,14 @@ class StoreBehind:
             if self._closing or not path.is_file():  # evicted meanwhile
                 break
             self._client.put(self._path(each.name), path, max_concurrency=2)
-            self._today[1] += each.n_bytes
+            with self._files.directory.changing(look=False) as connection:
+                Index.add_sent(connection, each.n_bytes)
             done.append(each)
             if each.is_state:
                 self._sent = self._sent.plus(sum(one.n_bytes for one in done))
         sizes = {**self._listing.sizes, **{each.name: each.n_bytes for each in done}}
-        self._links |= {each.name: _Link(each.parent, each.exact) for each in done}
-        self._listing = _Listing.of(sizes, self._links)
+        self._links = {**self._links, **{each.name: Link(each.parent, each.exact) for each in done}}
+        self._listing = replace(self._listing, sizes=sizes)  # the rest after all is sent: it takes a while
 
     def _put_hints(self) -> None:
         """Tell the other servers what hangs on what."""

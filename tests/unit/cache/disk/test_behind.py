@@ -224,17 +224,36 @@ def test_a_store_that_hangs_holds_up_nothing(
     check_read(store, filled[-1])
 
 
-def test_budget_and_writes_of_a_day(open_store: Opener, behind: Behind, client: Faulty, tmp_path: Path) -> None:
+def test_the_budget(open_store: Opener, behind: Behind, tmp_path: Path) -> None:
     made = conversation(1)
     store = open_store(directory=tmp_path / "first")
-    sizes = [store.write(each) for each in made]
-    for number, options in enumerate(({"budget": sum(sizes) - 1}, {"daily_bytes": sum(sizes) - 1})):
-        client.client = connect("memory://")
-        one = behind(store, **options)
+    budget = sum(map(store.write, made)) - 1
+    one = behind(store, budget=budget)
+    until(lambda: one._seen is store.directory.contents)
+    assert 0 < one.view().sent.n < len(made)
+    assert one.view().sent.n_bytes <= budget
+
+
+def test_the_bytes_of_a_day_count_over_restarts(
+    open_store: Opener, behind: Behind, client: Faulty, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And for all that share a directory: what one has sent, another one may not send again."""
+    now = 100.5 * 86_400
+    monkeypatch.setattr(time, "time", lambda: now)
+    made = conversation(1)
+    store = open_store(directory=tmp_path / "first")
+    limit = sum(map(store.write, made)) - 1
+    counts = []
+    for number in range(3):
+        client.client = connect("memory://")  # empty, so that everything would have to be sent
+        now += 86_400 * (number == 2)
+        one = behind(store, daily_bytes=limit)
         until(lambda: one._seen is store.directory.contents)  # noqa: B023
-        assert 0 < one.view().sent.n < len(made), number
-        assert one.view().sent.n_bytes <= sum(sizes) - 1
         one.close(10)
+        counts.append(one.view().sent.n)
+        store.close()
+        store = open_store(directory=tmp_path / "first")
+    assert counts == [2, 0, 2]
 
 
 def test_removed_snapshots_leave_the_store_too(

@@ -6,7 +6,7 @@ import pytest
 
 from pyctl.chat.rendering import check_messages
 from pyctl.errors import RequestError
-from pyctl.server.api.anthropic import chat_fields
+from pyctl.server.api.anthropic_request import chat_fields
 
 STAMPED = "x-anthropic-billing-header: cc_version=2.1.101.fff; cc_entrypoint=cli; cch={};You are a helper."
 
