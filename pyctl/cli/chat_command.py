@@ -73,7 +73,13 @@ def _end_with(worker: Worker) -> None:
     try:
         worker.watch()
     except EngineError as error:
-        print(f"pyctl: error: {error}", file=sys.stderr)
+        if _is_foreground(sys.stdin):  # a prompt has changed the terminal
+            modes = termios.tcgetattr(sys.stdin)
+            modes[0] |= termios.ICRNL
+            modes[1] |= termios.OPOST
+            modes[3] |= termios.ECHO | termios.ICANON | termios.ISIG | termios.IEXTEN
+            termios.tcsetattr(sys.stdin, termios.TCSANOW, modes)
+        print(f"\npyctl: error: {error}", file=sys.stderr)
         leave(1)
 
 

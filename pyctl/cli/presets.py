@@ -171,10 +171,11 @@ def _preset(
     where = f"{router.preset_path}: [{name}]" if section else name
     try:
         own = [*known.argv, *(word for key in section if key not in _OWN_KEYS for word in _words(key, section[key]))]
-        alone = parse_serve(own, {}).model
-        if alone.workers:
-            raise ConfigError("rpc belongs on the command line: its devices are those of all models")
+        aliases = parse_serve(own, {}).model.alias
         settings = parse_serve([*own, *argv], environ)
+        if settings.model.workers:
+            # When one model frees memory of a worker, that forgets the graphs of the others, which ends the client.
+            raise ConfigError("--rpc serves one model: use -m")
         stop_seconds = float(section.get("stop-timeout", "10"))
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
@@ -186,7 +187,7 @@ def _preset(
         tuple(own),
         "".join(f"{key} = {value}\n" for key, value in section.items()),
         known.origin,
-        tuple(alias for alias in alone.alias if alias != name),
+        tuple(alias for alias in aliases if alias != name),
         on_start=_truth(where, "load-on-startup", section),
         keeps=_truth(where, "keep", section),
         stop_seconds=max(stop_seconds, 0.0),

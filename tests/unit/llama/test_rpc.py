@@ -85,6 +85,13 @@ def test_an_address_where_nothing_listens() -> None:
             rpc.connect_workers([endpoint])
 
 
+def test_a_worker_says_that_its_address_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        host, port = taken.getsockname()
+        with pytest.raises(ConfigError, match=f"cannot listen on {host}:{port}: Address already in use"):
+            rpc.start_worker((host, port), [], 1, None, lambda: None)
+
+
 def test_the_protocol_is_that_of_the_pinned_release() -> None:
     if not HEADER.exists():
         pytest.skip("llama.cpp's headers are not unpacked under vendor/llama.cpp; the build does that")
