@@ -27,7 +27,7 @@ from pyctl.llama.links import keep_alive, links, sockets_at
 __all__ = ["PROTOCOL", "connect_workers", "start_worker"]
 
 PROTOCOL = (7, 0, 0)
-"""The pinned release's version, which `Links` of another one would refuse by an abort."""
+"""The pinned release's version; the client aborts the process where the worker's differs."""
 
 HELLO, CAPABILITIES = 14, 24
 """The command that asks for the version, and its bytes of capabilities, none of which is offered."""
