@@ -18,7 +18,7 @@ from bench.common import parser_of
 SCRIPTS = (
     "exact", "kv", "held", "batch", "speculative", "agent_edits", "controller", "draft_length",
     "policy", "codec", "disk", "store", "warm", "frontend", "recall", "selection", "budgets", "spill", "replay",
-    "grammar", "request_path", "threads", "soak",
+    "grammar", "request_path", "threads", "rpc", "soak",
 )  # fmt: skip
 
 

@@ -49,28 +49,34 @@ def install() -> None:
         for name, method in list(vars(owned).items()):
             if isinstance(method, FunctionType) and not name.startswith("__") and name not in ANY_THREAD:
                 setattr(owned, name, _watched(owned.__name__, method))
-    run = Worker._run
+    run, save_rest = Worker._run, Worker._save_rest
 
     @functools.wraps(run)
     def owning(self: Worker) -> None:
-        engine = self._engine
-        parts = [
-            engine,
-            engine.prefix_cache,
-            engine.prefix_cache.cache,
-            engine.backend,
-            engine.backend.memory,
-            *engine.sequences,
-        ]
-        for part in parts:
-            _owners[part] = threading.current_thread()
+        _own(self)
         try:
             run(self)
         finally:
-            for part in parts:
+            for part in _parts(self):
                 _owners.pop(part, None)
 
-    Worker._run = owning  # type: ignore[method-assign]
+    @functools.wraps(save_rest)
+    def taking_over(self: Worker) -> None:
+        _own(self)  # the thread that had it is in a call that never returns
+        save_rest(self)
+
+    Worker._run, Worker._save_rest = owning, taking_over  # type: ignore[method-assign]
+
+
+def _parts(worker: Worker) -> list[Any]:
+    engine = worker._engine
+    cache, backend = engine.prefix_cache, engine.backend
+    return [engine, cache, cache.cache, backend, backend.memory, *engine.sequences]
+
+
+def _own(worker: Worker) -> None:
+    for part in _parts(worker):
+        _owners[part] = threading.current_thread()
 
 
 def _watched(owner: str, method: Callable[..., Any]) -> Callable[..., Any]:

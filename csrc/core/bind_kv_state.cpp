@@ -71,7 +71,7 @@ public:
     }
 
     void clear(llama_seq_id seq) {
-        kv_state::clear(seq);
+        without_gil([&] { kv_state::clear(seq); });
         let_go();
     }
 
@@ -243,7 +243,7 @@ void register_kv_state(py::module_ & m) {
     py::register_exception<out_of_cells>(m, "OutOfCells", PyExc_RuntimeError);
     py::class_<bound_state>(m, "KVState")
         .def(py::init<uintptr_t, llama_seq_id, size_t, bool, bool>(), py::arg("ctx"), py::arg("seq") = 0, py::arg("lag") = 0,
-             py::arg("marks") = false, py::arg("defers") = false)
+             py::arg("marks") = false, py::arg("defers") = false, py::call_guard<py::gil_scoped_release>())
         .def_property_readonly("kind", &bound_state::kind_name)
         .def_property_readonly("type", &kv_state::type)
         .def_property_readonly("window", &bound_state::window_values)
@@ -271,7 +271,7 @@ void register_kv_state(py::module_ & m) {
         .def("release", &kv_state::release, py::arg("held"))
         .def("fetch", &bound_state::fetch, py::arg("held"), py::arg("p0"), py::arg("p1"), py::arg("out"))
         .def("n_own", &kv_state::n_own, py::arg("held"), py::arg("p0"), py::arg("p1"))
-        .def("reserve", &kv_state::reserve, py::arg("n"), py::arg("in_parts") = false)
+        .def("reserve", &kv_state::reserve, py::arg("n"), py::arg("in_parts") = false, py::call_guard<py::gil_scoped_release>())
         .def("cut", &kv_state::cut, py::arg("seq"), py::arg("n"))
         .def("clear", &bound_state::clear, py::arg("seq"))
         .def("finish", &bound_state::finish);

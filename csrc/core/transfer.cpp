@@ -6,15 +6,15 @@
 
 namespace {
 
-// The device whose own memory holds `tensor`, or null.
+// The device of this machine whose own memory holds `tensor`, or null. Copies of a worker's memory are complete on return.
 ggml_backend_dev_t device_of(const ggml_tensor * tensor) {
     ggml_backend_buffer_t      buffer = buffer_of(tensor);
     ggml_backend_buffer_type_t type   = ggml_backend_buffer_get_type(buffer);
     ggml_backend_dev_t         owner  = ggml_backend_buft_get_device(type);
-    if (owner == nullptr || ggml_backend_buffer_is_host(buffer) || type != ggml_backend_dev_buffer_type(owner)) {
-        return nullptr;
-    }
-    return owner;
+    const bool is_own = owner != nullptr && !ggml_backend_buffer_is_host(buffer) &&
+                        type == ggml_backend_dev_buffer_type(owner) &&
+                        std::strcmp(ggml_backend_reg_name(ggml_backend_dev_backend_reg(owner)), "RPC") != 0;
+    return is_own ? owner : nullptr;
 }
 
 ggml_backend_t backend_of(ggml_backend_sched_t scheduler, ggml_backend_dev_t device) {

@@ -308,7 +308,7 @@ class DeviceTier:
         """Take a segment from the device: to RAM, or away with whatever needs it."""
         if not segment.rows.size:
             try:
-                kept = self._copy(segment)
+                kept = self._memory.shape.can_hold and self._copy(segment)
             except (StateError, MemoryError) as error:
                 log.warning("copy of rows to RAM failed: %s", error)
                 kept = False

@@ -18,6 +18,7 @@ commands:
   launch   run Claude Code, Codex, OpenCode or another program on a server
   service  install, show or remove a systemd service of the user
   setup    build llama.cpp for this machine's NVIDIA card
+  worker   lend this machine's devices to a server on another one (--rpc)
   cache    look through a cache directory: ls, verify, prune, pin, unpin, rm
   doctor   say what is wrong or slow on this machine, and what mends it
   bench    measure this machine with a model: first tokens, replies, exactness
@@ -32,6 +33,7 @@ OWN_FLAGS = {
     "cache": "cache_command:run_cache",
     "doctor": "doctor_command:run_doctor",
     "bench": "bench_command:run_bench",
+    "worker": "worker_command:run_worker",
 }
 """Module and function of each command that parses its own flags."""
 
@@ -81,7 +83,7 @@ def _run(command: str, argv: Sequence[str]) -> int:
     # Before the libraries are loaded, which read it then. Parts of layers on the CPU wait for the others on a GPU.
     limit_spinning(settings.model.poll, waits_for_gpu=bool(settings.model.placements))
     if settings.action != "run":
-        return _answer(settings.action)
+        return _answer(settings.action, settings.model.workers)
     if command == "serve":
         from pyctl.cli.serve_command import run_serve
 
@@ -91,8 +93,8 @@ def _run(command: str, argv: Sequence[str]) -> int:
     return chat(settings)
 
 
-def _answer(action: str) -> int:
-    """Print the list that was asked for."""
+def _answer(action: str, workers: Sequence[str]) -> int:
+    """Print the list that was asked for, of devices with those of ``workers``."""
     if action == "models":
         from pyctl.models.hub_cache import cached_files
         from pyctl.text import one_line
@@ -100,8 +102,9 @@ def _answer(action: str) -> int:
         for name in cached_files():
             print(one_line(name))
         return 0
-    from pyctl.llama import devices
+    from pyctl.llama import connect_workers, devices
 
+    connect_workers(workers)
     for device in devices():
         memory = f" ({device.total // 2**20} MiB, {(device.free or 0) // 2**20} MiB free)" if device.total else ""
         print(f"{device.name}: {device.description}{memory}")

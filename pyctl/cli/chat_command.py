@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import termios
+import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from types import FrameType
@@ -13,6 +14,8 @@ from typing import TextIO, cast
 
 from pyctl.cli.arguments import CommandSettings
 from pyctl.cli.logs import start_log
+from pyctl.engine.worker import Worker
+from pyctl.errors import EngineError
 from pyctl.terminal.conversation import ChatBackend
 from pyctl.terminal.interactive import run_chat
 from pyctl.terminal.tool_calls import OwnTools, ToolSource
@@ -50,13 +53,34 @@ def chat_backend(settings: CommandSettings) -> Iterator[ChatBackend]:
     # Only now: a running server needs no engine here.
     from pyctl.cli.assemble import assemble, found
     from pyctl.cli.defaults import with_directory
+    from pyctl.llama import connect_workers
     from pyctl.terminal.local import LocalBackend
 
+    connect_workers(settings.model.workers)
     service = assemble(found(with_directory(settings)))
+    if settings.model.workers:
+        threading.Thread(target=_end_with, args=(service.worker,), name="pyctl-watch", daemon=True).start()
     try:
         yield LocalBackend(service)
     finally:
         service.worker.close()
+
+
+def _end_with(worker: Worker) -> None:
+    """End the process when ``worker`` loses a device: the call that waits for it never returns."""
+    from pyctl.server.lifecycle import leave
+
+    try:
+        worker.watch()
+    except EngineError as error:
+        if _is_foreground(sys.stdin):  # a prompt has changed the terminal
+            modes = termios.tcgetattr(sys.stdin)
+            modes[0] |= termios.ICRNL
+            modes[1] |= termios.OPOST
+            modes[3] |= termios.ECHO | termios.ICANON | termios.ISIG | termios.IEXTEN
+            termios.tcsetattr(sys.stdin, termios.TCSANOW, modes)
+        print(f"\npyctl: error: {error}", file=sys.stderr)
+        leave(1)
 
 
 @contextmanager

@@ -176,7 +176,7 @@ IGNORED: Mapping[str, int] = _names(
 """,
     """
 -C --cpu-mask -Cr --cpu-range --cpu-strict --prio -Cb --cpu-mask-batch -Crb --cpu-range-batch
---cpu-strict-batch --prio-batch --poll-batch --keep -dt --defrag-thold --rpc --control-vector
+--cpu-strict-batch --prio-batch --poll-batch --keep -dt --defrag-thold --control-vector
 --control-vector-scaled -ctxcp
 --ctx-checkpoints --swa-checkpoints -r --reverse-prompt
 --mtmd-batch-max-tokens --video-fps --video-timestamp-interval

@@ -167,6 +167,9 @@ def _preset(
         own = [*known.argv, *(word for key in section if key not in _OWN_KEYS for word in _words(key, section[key]))]
         aliases = parse_serve(own, {}).model.alias
         settings = parse_serve([*own, *argv], environ)
+        if settings.model.workers:
+            # When one model frees memory of a worker, that forgets the graphs of the others, which ends the client.
+            raise ConfigError("--rpc serves one model: use -m")
         stop_seconds = float(section.get("stop-timeout", "10"))
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error

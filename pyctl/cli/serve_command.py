@@ -22,7 +22,7 @@ from pyctl.cli.logs import start_log
 from pyctl.cli.presets import Preset, find_models
 from pyctl.cli.ready import Addresses, cache_text, ready_text
 from pyctl.errors import ConfigError, EngineError, PyctlError
-from pyctl.llama import build_version, devices, gpus, host_available, model_files
+from pyctl.llama import build_version, connect_workers, devices, gpus, host_available, model_files
 from pyctl.models.warm_files import WarmFiles
 from pyctl.server.app import create_app, create_loading_app
 from pyctl.server.body import ChatBody
@@ -64,6 +64,7 @@ def run_serve(settings: CommandSettings, argv: Sequence[str], environ: Mapping[s
     """
     share_heaps()
     start_log(settings.log, settings.warnings)
+    connect_workers(settings.model.workers)
     if not any(device.is_gpu for device in devices()) and (line := unused_card()):
         log.warning("%s", line)
     listen, code = settings.listen, 0

@@ -180,7 +180,8 @@ class Control(Protocol):
 
     @property
     def heartbeat(self) -> int:
-        """A counter that grows while an evaluation makes progress, if the device reports it."""
+        """A counter that grows while an evaluation makes progress, if the device reports it. EngineError if a device
+        was lost: what was called for it never returns."""
 
 
 class Evaluator(Protocol):
@@ -263,7 +264,7 @@ class Lifecycle(Protocol):
 
     def unload(self) -> None:
         """Free the context, the model and all device memory. After it only `load`, `unload`, the vocabulary, the
-        control and `SequenceMemory.synchronize` are valid."""
+        control and `SequenceMemory.synchronize` are valid. A lost device is not asked: held rows are gone."""
 
 
 class Backend(Evaluator, Lifecycle, Protocol):

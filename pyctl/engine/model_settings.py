@@ -10,7 +10,7 @@ from typing import Any
 from pyctl.convert import choice, integer, integers, number, on_off, on_off_auto, words
 from pyctl.engine.placements import CPU_EXPERTS, as_placements, cpu_experts, cpu_ffn
 from pyctl.errors import ConfigError
-from pyctl.limit import SetLimit
+from pyctl.limit import SetLimit, limit
 from pyctl.setting import CONTEXT, MODEL, SERVER, Flag
 
 __all__ = [
@@ -32,6 +32,9 @@ SERVED_SEQS = 4
 
 MOST_SEQS = 255
 """llama.cpp's 256 less the one used to restore rows."""
+
+MOST_WORKERS = limit(16, "workers of --rpc", "the program ends, exit code 2", "process")
+"""llama.cpp's GGML_RPC_MAX_SERVERS."""
 
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 """Types of the KV cache: ggml's names in lower case."""
@@ -91,6 +94,18 @@ def scaled(text: str) -> tuple[tuple[str, float], ...]:
     return tuple(found)
 
 
+def as_workers(text: str) -> tuple[str, ...]:
+    """Parse ``HOST:PORT,...``, up to MOST_WORKERS, each once; a host is a name or an IPv4 address, as in llama.cpp."""
+    found = tuple(dict.fromkeys(words(text)))
+    for each in found:
+        match = re.fullmatch(r"[A-Za-z0-9_.-]{1,253}:([0-9]{1,5})", each)
+        if match is None or not 0 < int(match[1]) < 2**16:
+            raise ValueError(f"{each!r} is not of the form HOST:PORT with a name or an IPv4 address")
+    if not 0 < len(found) <= MOST_WORKERS:
+        raise ValueError(f"1 to {MOST_WORKERS} workers can be named")
+    return found
+
+
 SPIN = "GOMP_SPINCOUNT"
 SPIN_PER_LEVEL = 40
 """At level 50 a thread spins for about 0.1 ms, which is no slower on an idle machine."""
@@ -119,8 +134,8 @@ class ModelSettings:
     scale). ``n_threads`` below 1 is automatic; ``n_threads_batch`` below 1 is ``n_threads`` if given, else one per
     core. ``n_ubatch`` 0 is automatic. ``n_ctx`` 0, ``rope_*`` 0 or empty, ``yarn_orig_ctx`` 0, other ``yarn_*`` -1 and
     an empty ``pooling`` mean the model's own. ``tensor_split`` are proportions, empty for an even split. ``pooling``
-    requires ``embeddings``. With ``kv_unified`` all ``n_seqs`` share ``n_ctx``, each up to ``n_ctx_per_seq``, 0 for no
-    limit.
+    requires ``embeddings``. ``workers`` are host:port of machines that lend devices. With ``kv_unified`` all ``n_seqs``
+    share ``n_ctx``, each up to ``n_ctx_per_seq``, 0 for no limit.
     """
 
     path: str = MODEL.flag("", "-m --model", "GGUF file to load", str, "LLAMA_ARG_MODEL", "FILE")
@@ -174,6 +189,14 @@ class ModelSettings:
         words,
         "LLAMA_ARG_DEVICE",
         "NAMES",
+    )
+    workers: tuple[str, ...] = MODEL.flag(
+        (),
+        "--rpc",
+        "workers that lend their devices (pyctl worker), comma-separated",
+        as_workers,
+        "LLAMA_ARG_RPC",
+        "HOST:PORT,...",
     )
     placements: tuple[tuple[str, str], ...] = MODEL.flag(
         (),
@@ -372,3 +395,5 @@ class ModelSettings:
     def __post_init__(self) -> None:
         if self.flash_attn == "off" and "q" in self.type_v:
             raise ConfigError(f"--cache-type-v {self.type_v} needs flash attention, which --flash-attn off forbids")
+        if self.workers and self.split_mode == "tensor":
+            raise ConfigError("--rpc excludes --split-mode tensor: workers hold whole layers")

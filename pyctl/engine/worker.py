@@ -6,6 +6,7 @@ import contextlib
 import logging
 import math
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -44,6 +45,9 @@ MAX_FAILED_STEPS = limit(3, "steps of the engine in a row that fail", "the serve
 IDLE_SECONDS = 2.0
 """Idle time after a client's last request before held rows without a copy go to free RAM of the cache, else to disk.
 Background requests start after this copy."""
+
+STILL_SECONDS = 2.0
+"""After the loss of a device, a thread that stands at one instruction for so long is in a call that never returns."""
 
 WATCH_SECONDS = 1.0
 """Interval between two checks of the engine's thread."""
@@ -109,8 +113,8 @@ class Worker:
     """Runs ``engine`` on its own thread. All methods are thread-safe.
 
     After ``sleep_seconds`` without work (negative: never) the model is unloaded until the next request. An error ends
-    only the requests of its step. If the thread ends, or makes no progress for ``stall_seconds`` (0: no limit), all
-    requests and calls fail and `trouble` holds the reason.
+    only the requests of its step. If the thread ends, makes no progress for ``stall_seconds`` (0: no limit), or a
+    device is lost, all requests and calls fail and `trouble` holds the reason.
     """
 
     def __init__(self, engine: Engine, info: EngineInfo, sleep_seconds: float = -1, stall_seconds: float = 0) -> None:
@@ -128,10 +132,11 @@ class Worker:
         self._deadline = 0.0
         self._complete = False
         self._trouble: PyctlError | None = None
-        self._stalled = False
+        self._stalled = self._is_lost = self._is_saving = False
         self._working = False
         self._n_steps = 0
         self._n_failed = 0
+        self._beat = engine.backend.control.heartbeat  # after this, `watch` is to learn of a lost device
         self._before_close: list[Callable[[], None]] = []
         self._no_more_steps = threading.Event()
         self._over = threading.Event()
@@ -257,13 +262,18 @@ class Worker:
         return self._complete
 
     def watch(self) -> None:
-        """Wait for the end of the worker. Raises `trouble` if its thread fails or makes no progress."""
-        stalled, sign, last = 0.0, None, time.monotonic()
+        """Wait for the end of the worker. Raises `trouble` if its thread fails or makes no progress, and after the
+        loss of a device, when the cache in RAM is on disk."""
+        stalled, sign, last = 0.0, (0, self._beat), time.monotonic()
         while not self._over.wait(WATCH_SECONDS) and self._trouble is None:
             # Counts at most two intervals per check: a stopped process or machine is not a stall.
             now = time.monotonic()
             passed, last = min(now - last, 2 * WATCH_SECONDS), now
-            before, sign = sign, (self._n_steps, self._engine.backend.control.heartbeat)
+            try:
+                before, sign = sign, (self._n_steps, self._engine.backend.control.heartbeat)
+            except EngineError as error:
+                self._lose_device(error)
+                break
             stalled = stalled + passed if self._working and sign == before and not self._closing else 0.0
             if 0 < self._stall_seconds <= stalled:
                 log.critical("the engine has work and made no progress for %.0f s", stalled)
@@ -272,12 +282,30 @@ class Worker:
         if self._trouble is not None:
             raise self._trouble
 
+    def _lose_device(self, reason: EngineError) -> None:
+        """End the service and write what RAM has: by the engine's thread, or here if a call for the device holds it."""
+        self._stalled = self._is_lost = True
+        self._give_up(reason)
+        self._inbox.put(None)
+        place, since = None, time.monotonic()
+        while not self._over.wait(STILL_SECONDS / 10) and not self._is_saving:
+            frame = sys._current_frames().get(self._thread.ident or 0)
+            here = (id(frame), frame.f_lasti if frame is not None else 0)
+            if here != place:
+                place, since = here, time.monotonic()
+            elif time.monotonic() - since >= STILL_SECONDS:
+                self._save_rest()
+                self._over.set()
+        self._over.wait(self._engine.close_seconds)
+
     # -- the thread --------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
             self._serve()
             self._no_more_steps.set()
+            if self._is_lost:
+                return self._save_rest()
             complete = self._engine.close(UnavailableError("the server is shutting down"))
             with self._lock:
                 self._ended = True
@@ -287,6 +315,8 @@ class Worker:
                 self._engine.backend.unload()
             self._complete = complete
         except BaseException as error:
+            if self._is_lost:
+                return self._save_rest()
             log.critical("the engine's thread has ended", exc_info=error)
             self._give_up(EngineError(f"the engine has failed: {str(error) or type(error).__name__}"))
             self._save_rest()
@@ -295,8 +325,15 @@ class Worker:
             self._over.set()
 
     def _save_rest(self) -> None:
-        """After a failure, write the cache to disk if possible: its contents are still valid."""
+        """After a failure, write the cache to disk if possible, once: its contents are still valid."""
+        with self._lock:
+            is_first, self._is_saving = not self._is_saving, True
+        if not is_first:
+            return
         try:
+            if self._is_lost:
+                self._engine.backend.unload()
+                self._engine.prefix_cache.device.leave_all()
             self._engine.prefix_cache.close()
         except Exception:
             log.exception("cannot write the cache")

@@ -13,25 +13,29 @@ if SPIN not in os.environ:  # must precede the libraries; the command line may h
 if "LLAMA_CPP_LIB_PATH" not in os.environ:  # so must the choice of the libraries
     use_libraries()
 
-from pyctl.llama.devices import devices, host_available, model_files
+from pyctl.llama.devices import Device, devices, host_available, model_files
 from pyctl.llama.library import allocate, build_version, reserve_pinned
 from pyctl.llama.llama_backend import LlamaBackend
 from pyctl.llama.llama_tokenizer import LlamaTokenizer
 from pyctl.llama.loader import Loaded, load
 from pyctl.llama.memory import MemoryPlan
 from pyctl.llama.params import gpus
+from pyctl.llama.rpc import connect_workers, start_worker
 
 __all__ = [
+    "Device",
     "LlamaBackend",
     "LlamaTokenizer",
     "Loaded",
     "MemoryPlan",
     "allocate",
     "build_version",
+    "connect_workers",
     "devices",
     "gpus",
     "host_available",
     "load",
     "model_files",
     "reserve_pinned",
+    "start_worker",
 ]

@@ -106,8 +106,14 @@ class ContextMemory:
         """Disable saving, since restored sequences do not reproduce the same bits."""
         self.shape = replace(self.shape, places=NOWHERE)
 
-    def close(self) -> None:
-        """Detach from the context, before the owner frees it, and free device memory."""
+    def close(self, *, is_lost: bool = False) -> None:
+        """Detach from the context, before the owner frees it, and free device memory.
+
+        A context that ``is_lost`` is not called any more, and stays until the process ends.
+        """
+        if is_lost:
+            self._lost = self.kv, self.drafts
+            self.drafts, self.shape = Follower(None, 0), replace(self.shape, can_hold=False)
         self.drafts.close()
         self.kv = None
 
@@ -169,6 +175,8 @@ class ContextMemory:
             self.kv.release(self._handles.pop())
 
     def fetch(self, held: Held, first: int, last: int) -> Block:
+        if self.kv is None:
+            raise StateError("the device of these rows is lost")
         block = allocate(self.shape.sizes.rows(first, last))
         checked(self.kv.fetch, _handle(held), first, last, block)
         return block

@@ -12,7 +12,7 @@ from typing import Any
 from llama_cpp import llama_cpp as api
 
 from pyctl.errors import ModelError
-from pyctl.llama.library import forget_log_errors, last_log_error, open_library
+from pyctl.llama.library import forget_log_errors, last_log_error
 from pyctl.models import split_names
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "check_gguf",
     "devices",
     "file_tensors",
+    "ggml_library",
     "host_available",
     "host_total",
     "model_files",
@@ -34,7 +35,10 @@ CPU, GPU, IGPU = 0, 1, 2
 
 @dataclass(frozen=True)
 class Device:
-    """A device. ``free`` and ``total`` are bytes, None if unknown; ``handle`` is a ggml_backend_dev_t."""
+    """A device. ``free`` and ``total`` are bytes, None if unknown; ``handle`` is a ggml_backend_dev_t.
+
+    One that ``is_remote`` is a worker's: a GPU to llama.cpp, whatever it is there.
+    """
 
     name: str
     description: str
@@ -44,12 +48,13 @@ class Device:
     buffer_type: int
     free: int | None
     total: int | None
+    is_remote: bool = False
 
 
 def devices() -> tuple[Device, ...]:
-    """Return all devices, GPUs in llama.cpp's order."""
+    """Return all devices, GPUs in llama.cpp's order: it puts those of workers first."""
     api.llama_backend_init()
-    ggml = _ggml()
+    ggml = ggml_library()
     found = []
     for index in range(ggml.ggml_backend_dev_count()):
         handle = ggml.ggml_backend_dev_get(index)
@@ -71,9 +76,10 @@ def devices() -> tuple[Device, ...]:
                 buffer_type,
                 free.value or None,
                 total.value or None,
+                ggml.ggml_backend_reg_name(ggml.ggml_backend_dev_backend_reg(handle)) == b"RPC",
             )
         )
-    return tuple(found)
+    return tuple(sorted(found, key=lambda device: not device.is_remote))
 
 
 def host_available() -> int | None:
@@ -129,9 +135,13 @@ class _Params(ctypes.Structure):
 
 
 @cache
-def _ggml() -> Any:
-    """Return llama.cpp's ggml library with the signatures used here."""
-    library = open_library("libggml.so")
+def ggml_library() -> Any:
+    """Return llama.cpp's ggml library with the signatures used here and in `rpc`.
+
+    It is the one that libllama uses: pip installs libraries under several names, each a file of its own, and to load
+    another one makes a second list of devices.
+    """
+    library = ctypes.CDLL(None)
     pointer, size = ctypes.c_void_p, ctypes.c_size_t
     signatures: dict[str, tuple[Any, list[Any]]] = {
         "ggml_backend_dev_count": (size, []),
@@ -142,6 +152,15 @@ def _ggml() -> Any:
         "ggml_backend_dev_memory": (None, [pointer, ctypes.POINTER(size), ctypes.POINTER(size)]),
         "ggml_backend_dev_buffer_type": (pointer, [pointer]),
         "ggml_backend_buft_name": (ctypes.c_char_p, [pointer]),
+        "ggml_backend_dev_backend_reg": (pointer, [pointer]),
+        "ggml_backend_dev_init": (pointer, [pointer, ctypes.c_char_p]),
+        "ggml_backend_reg_name": (ctypes.c_char_p, [pointer]),
+        "ggml_backend_reg_by_name": (pointer, [ctypes.c_char_p]),
+        "ggml_backend_reg_dev_get": (pointer, [pointer, size]),
+        "ggml_backend_reg_get_proc_address": (pointer, [pointer, ctypes.c_char_p]),
+        "ggml_backend_register": (None, [pointer]),
+        "ggml_backend_load": (pointer, [ctypes.c_char_p]),
+        "ggml_set_abort_callback": (pointer, [pointer]),
         "gguf_init_from_file": (pointer, [ctypes.c_char_p, _Params]),
         "gguf_free": (None, [pointer]),
         "gguf_get_n_tensors": (ctypes.c_int64, [pointer]),
@@ -193,7 +212,7 @@ def check_gguf(path: Path, what: str = "model") -> None:
 
 def file_tensors(file: Path) -> list[FileTensor]:
     """Return the tensors of one GGUF file in file order. Raises ModelError."""
-    ggml = _ggml()
+    ggml = ggml_library()
     forget_log_errors()
     head = ggml.gguf_init_from_file(str(file).encode(), _Params(True, None))
     if not head:

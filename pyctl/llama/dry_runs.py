@@ -125,7 +125,8 @@ class DryRun:
         n_earlier = n_states - 1 + finds(self._drafts) if states else 0
         planes = {place: size * n_earlier for place, size in states.items()}
         state_bytes = sum(states.values()) // n_seqs
-        if not {HOST, ALL_GPUS} & {*kv, *states}:
+        remote = {device.name for device in self._gpus if device.is_remote}
+        if not {HOST, ALL_GPUS, *remote} & {*kv, *states}:
             # The extension copies a state within each GPU before it copies it to the host.
             states = {place: size + size // n_seqs for place, size in states.items()}
         free = {device.name: device.free for device in self._gpus}

@@ -92,7 +92,8 @@ def _facts(
         yield scale, hashlib.blake2b(Path(adapter).expanduser().read_bytes()).hexdigest()
     yield settings.repack, settings.placements
     if found := gpus(settings):
-        names = [f"{gpu.name} {gpu.description}" for gpu in found]
+        # Of a worker's device, only the address and the size are known.
+        names = [f"{gpu.name} {gpu.description}{f' {gpu.total}' if gpu.is_remote else ''}" for gpu in found]
         yield names, layers, settings.split_mode, settings.offload_kqv, settings.op_offload, settings.no_host
         if settings.split_mode != "layer":
             yield settings.tensor_split, settings.main_gpu

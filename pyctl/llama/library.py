@@ -31,6 +31,7 @@ from pyctl.errors import (
     UnavailableError,
 )
 from pyctl.limit import limit
+from pyctl.llama.links import links
 
 __all__ = [
     "HiddenRows",
@@ -254,7 +255,14 @@ class PulseControl:
         self.pulse.ask(is_wanted)
 
     @property
+    def lost(self) -> str:
+        """The worker that was lost, after which no call of its devices returns; "" while all are there."""
+        return links.lost()
+
+    @property
     def heartbeat(self) -> int:
+        if lost := self.lost:
+            raise EngineError(lost)
         return self.pulse.count
 
 

@@ -298,7 +298,9 @@ class LlamaBackend:
         return self.embedder.embed(tokens)
 
     def unload(self) -> None:
-        if self._ctx is not None:
+        if self.control.lost:
+            self.memory.close(is_lost=True)
+        elif self._ctx is not None:
             self.memory.synchronize()
             self._free()
 

@@ -39,13 +39,14 @@ def make_encoder(settings: ModelSettings, vision: VisionSettings) -> ImageEncode
 
 
 def _device_of(settings: ModelSettings, vision: VisionSettings) -> Device | None:
-    """Return the GPU of the encoder, None for the CPU."""
+    """Return the GPU of the encoder, one of this machine, None for the CPU."""
     name = vision.mmproj_device
     if not vision.mmproj_offload or name == "none":
         return None
     if not name:
-        return next(iter(gpus(settings)), None)
-    found = next((device for device in devices() if device.is_gpu and device.name == name), None)
+        return next((gpu for gpu in gpus(settings) if not gpu.is_remote), None)
+    own = (device for device in devices() if device.is_gpu and not device.is_remote)
+    found = next((device for device in own if device.name == name), None)
     if found is None:
         raise ModelError(f"--mmproj-device: no device {name}")
     return found

@@ -32,8 +32,10 @@ def fit_pool(
     """Fit as `fit_settings`, with a pool as in ``pooled``; None for no pool.
 
     Without a pool, the log has the reason: it cannot hold this model's rows, or all rows fit. ModelError if --kv-pool
-    is too small, or the host has no room for the streamed layers.
+    is too small, the host has no room for the streamed layers, or workers hold layers.
     """
+    if settings.workers:  # which compute graphs as they were sent, while a pool changes them for each evaluation
+        raise ModelError("--kv-pool and --kv-select exclude --rpc")
     select = pooled.select if pooled.select.n_selected else None
     n_tokens = pooled.n_pooled or -1
     with dry_run(settings, drafts) as run:

@@ -73,6 +73,7 @@ class Seen:
         self.chat: dict[str, Any] = {}
         self.remote: tuple[Any, ...] = ()
         self.hub: Any = None
+        self.workers: list[tuple[str, ...]] = []
 
     @cached_property
     def model_params(self) -> Any:
@@ -208,6 +209,8 @@ def look(monkeypatch: pytest.MonkeyPatch, argv: list[str], at: Callable[[Seen], 
         recorded(patch, "LoadOrder", serve_command)
         recorded(patch, "WarmFiles", serve_command)
         patch.setattr(assemble, "load", load)
+        patch.setattr(serve_command, "connect_workers", seen.workers.append)
+        patch.setattr("pyctl.llama.connect_workers", seen.workers.append)
         patch.setattr(serve_command, "open_in_browser", seen.opened.append)
         patch.setattr(assemble, "gc", SimpleNamespace(collect=lambda: None, freeze=lambda: None))
         patch.setattr(Worker, "submit", submit)

@@ -299,6 +299,7 @@ EFFECTS: dict[str, Effect] = {
     "--mlock": Effect("", model("load_mode")),
     "-lzm": Effect("off", model("lazy_mode")),
     "-dev": Effect("none", lambda seen: bool(seen.model_params.devices)),
+    "--rpc": Effect("a:1", lambda seen: seen.workers),
     "-ot": Effect("attn=CPU", placements),
     "-cmoe": Effect("", placements),
     "-ncmoe": Effect("1", placements),

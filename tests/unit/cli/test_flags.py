@@ -31,6 +31,7 @@ ROUND_TRIPS: dict[str, tuple[str, str, Any]] = {
     "mlock": ("", "model.load_mode", "mmap+mlock"),
     "lazy_mode": ("off", "model.lazy_mode", "off"),
     "devices": ("CUDA0,CUDA1", "model.devices", ("CUDA0", "CUDA1")),
+    "workers": ("a.lan:50052,10.0.0.2:1,a.lan:50052", "model.workers", ("a.lan:50052", "10.0.0.2:1")),
     "placements": ("", "", None),  # four flags, below
     "fit": ("off", "model.fit", False),
     "fit_target": ("512,256", "model.fit_target", (512, 256)),

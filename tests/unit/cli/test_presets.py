@@ -124,6 +124,7 @@ def test_fetched_models_that_a_section_names_are_hidden_and_stay_there(tmp_path:
         ("[a]\nmodel = x\nstop-timeout = soon\n", "[a]: stop-timeout: 'soon' is not a number"),
         ("[a]\nmodel = x\n[a]\nmodel = y\n", "two models are called 'a'"),
         ("[a]\nmodel = x\nc = 1\nc = 2\n", "[a] has the key 'c' twice"),
+        ("[a]\nmodel = x\nrpc = b:1\n", "[a]: --rpc serves one model: use -m"),
         ("[a]\nc = 512\n", "[a] needs the key model or hf-repo: no such model is here"),
         ("[a\nmodel = x\n", "is no INI file"),
         ("", "no models: --models-dir has no GGUF file, and no section of --models-preset names one"),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.ram import RamCache
 from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.engine import Engine
@@ -18,7 +20,7 @@ from pyctl.engine.worker import Worker
 from pyctl.errors import EngineError, UnavailableError
 from pyctl.prompt import Prompt
 from tests.fake import FakeBackend
-from tests.unit.engine.drive import request
+from tests.unit.engine.drive import ManualClock, request, tier_on
 from tests.unit.engine.test_worker import ENDLESS, PROMPT, result
 from tests.unit.server.fake import INFO
 from tests.waiting import until
@@ -246,3 +248,67 @@ def test_what_does_not_stop_is_told(faulty: Any, monkeypatch: pytest.MonkeyPatch
     assert not worker.close(0.3)
     (event,) = ends(handle)
     assert isinstance(event, Failed), "nobody waits for the evaluation"
+
+
+class Remote(Faulty):
+    """Its device is lost from ``is_lost`` on: what asks the memory then fails the test."""
+
+    is_lost = False
+
+    @property
+    def heartbeat(self) -> int:
+        if self.is_lost:
+            raise EngineError("the worker a:1 is lost")
+        return 0
+
+    @heartbeat.setter
+    def heartbeat(self, _: int) -> None:
+        """What the class before sets stays unused."""
+
+    def _maybe(self) -> None:
+        if self.held:
+            self.waits.set()
+            threading.Event().wait()
+
+    def unload(self) -> None:
+        self.can_hold = False
+        super().unload()
+
+    def fetch(self, held: Any, first: int, last: int) -> Any:
+        assert not self.is_lost
+        return super().fetch(held, first, last)
+
+    def release(self, held: Any) -> None:
+        assert not self.is_lost or self.closed
+        super().release(held)
+
+
+def test_the_loss_of_a_device_ends_the_service_with_the_cache_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What RAM has is written, whether the engine's thread is idle or in a call that never returns."""
+    monkeypatch.setattr("pyctl.engine.worker.WATCH_SECONDS", 0.02)
+    monkeypatch.setattr("pyctl.engine.worker.STILL_SECONDS", 0.2)
+    for is_idle, has_disk in ((True, False), (True, True), (False, False), (False, True)):
+        backend, tier = Remote("hybrid"), tier_on(tmp_path / str(is_idle)) if has_disk else None
+        if tier is not None:
+            tier.policy = DiskPolicy.of_server("spill")  # all is written in the end
+        engine = Engine(backend, RamCache(8, None), EngineSettings(), tier, clock=ManualClock())  # no time passes
+        worker = Worker(engine, INFO)
+        (event,) = ends(worker.submit(request(PROMPT)))
+        assert isinstance(event, Done)
+        if not is_idle:
+            backend.held = True
+            handle = worker.submit(request(Prompt.of([5] * 200)))
+            assert backend.waits.wait(60)
+        backend.is_lost = True
+        with pytest.raises(EngineError, match="the worker a:1 is lost"):
+            worker.watch()
+        assert backend.closed
+        if not is_idle:
+            (event,) = ends(handle)
+            assert isinstance(event, Failed)
+        with pytest.raises(UnavailableError, match="is lost"):
+            worker.submit(request(PROMPT))
+        assert tier is None or 290 in tier_on(tmp_path / str(is_idle)).store.lengths()
+        assert all(segment.held is None for segment in engine.prefix_cache.cache.segments())

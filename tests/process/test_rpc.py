@@ -1,0 +1,152 @@
+"""One model on two workers of this machine: the same bits as in one process, the cache, and the loss of a worker."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from bench.rpc import MODELS, worker
+from pyctl.measure.server_process import clean_environment
+from tests.process.conftest import Server, n_on_disk
+from tests.process.test_restart import SYSTEM, ask, text_of, user
+from tests.waiting import until
+
+ROOT = Path(__file__).resolve().parents[2]
+
+Workers = Callable[..., tuple[list[subprocess.Popen[str]], str]]
+
+
+@pytest.fixture
+def workers() -> Iterator[Workers]:
+    """workers() -> two worker processes, and the value of --rpc; with the latter given, at the same ports."""
+    host = f"127.77.{os.getpid() // 250 % 250}.{os.getpid() % 250 + 1}"  # where no other process takes a port meanwhile
+    with ExitStack() as stack:
+
+        def run(rpc: str = "") -> tuple[list[subprocess.Popen[str]], str]:
+            ports = re.findall(r":(\d+)", rpc) or ["0", "0"]
+            found = [stack.enter_context(worker(1, "--host", host, "--port", port)) for port in ports]
+            return [process for process, _ in found], ",".join(endpoint for _, endpoint in found)
+
+        yield run
+
+
+@pytest.fixture(scope="module")
+def lasting() -> Iterator[str]:
+    """The value of --rpc for two workers that serve one server after the other."""
+    with worker() as (_, one), worker() as (_, other):
+        yield f"{one},{other}"
+
+
+def refused(model: Path, *flags: str) -> str:
+    """The line with which `pyctl serve` does not start."""
+    command = [sys.executable, "-m", "pyctl", "serve", "-m", str(model), "--port", "0", "-c", "8192", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=clean_environment(), timeout=120)
+    assert done.returncode == 2, done.stderr
+    return done.stderr.splitlines()[-1]
+
+
+def test_logits_are_those_of_one_process_and_restored_ones_too() -> None:
+    command = [sys.executable, "-m", "bench.rpc", "--quick"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=240)
+    assert done.returncode == 0, done.stderr
+    rows = dict(re.findall(r"│ +(tiny-\S+) │ +(\S+ │ +\S+) │", done.stdout))
+    assert {name: re.findall(r"[^ │]+", cells) for name, cells in rows.items()} == {name: ["0", "0"] for name in MODELS}
+
+
+@pytest.mark.parametrize(
+    ("name", "flags"), [("tiny-hybrid-nextn", ["--spec-type", "draft-mtp"]), ("tiny-moe", []), ("tiny-dense", [])]
+)
+def test_turns_edits_branches_and_restarts_are_exact(
+    start: Callable[..., Server], lasting: str, tmp_path: Path, name: str, flags: list[str]
+) -> None:
+    flags = ["--rpc", lasting, "--exact", "--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "full", *flags]
+    server = start(name, *flags)
+    assert "RPC0" in server.log()
+    assert "RPC1" in server.log()
+
+    def check(*messages: dict[str, str]) -> dict[str, Any]:
+        reply = ask(server, list(messages))
+        assert text_of(reply) == text_of(ask(server, list(messages), cache_prompt=False))
+        return dict(reply["timings"], text=text_of(reply))
+
+    first = check(SYSTEM, user(1))
+    said = {"role": "assistant", "content": first["text"]}
+    assert check(SYSTEM, user(1), said, user(2))["cache_n"] > 1000  # the next turn
+    assert check(SYSTEM, user(1), said, user(3))["cache_n"] > 1000  # an edit
+    assert check(SYSTEM, user(4))["cache_n"] >= 900  # a branch
+    assert check(SYSTEM, user(1), said, user(2))["cache_n"] > 1000  # and back
+    until(lambda: n_on_disk(server))
+    assert server.stop() == 0
+    server = start(name, *flags)
+    again = check(SYSTEM, user(1), said, user(2))
+    assert (again["source"], again["cache_n"] > 1000) == ("disk", True)
+    assert server.stop() == 0
+
+
+@pytest.mark.parametrize("is_idle", [True, False])
+def test_a_lost_worker_ends_the_server_with_the_cache_on_disk(
+    start: Callable[..., Server], workers: Workers, tmp_path: Path, is_idle: bool
+) -> None:
+    processes, rpc = workers()
+    flags = ["--rpc", rpc, "--exact", "--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "spill"]
+    server = start("tiny-hybrid", *flags)
+    before = ask(server, [SYSTEM, user(1)])
+    assert n_on_disk(server) == 0, "all is written in the end"
+    if is_idle:
+        processes[1].kill()
+    else:
+        body = {"prompt": "abc" * 50, "n_predict": 7000, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", f"{server.url}/completion", json=body, timeout=60) as response:
+            lines = response.iter_lines()
+            next(lines)
+            processes[1].kill()
+            assert any("is lost" in line for line in lines), "the client is told"
+    assert server.process.wait(60) == 1
+    lost = rpc.partition(",")[2]
+    assert f"critical: the server exits: the worker {lost} is lost\n" in server.log()
+    assert "Traceback" not in server.log()
+    assert "GGML_ABORT" not in server.log()
+    processes[0].kill()
+    for process in processes:
+        process.wait(60)
+    workers(rpc)
+    server = start("tiny-hybrid", *flags)
+    after = ask(server, [SYSTEM, user(1)])
+    assert (text_of(after), after["timings"]["source"]) == (text_of(before), "disk")
+    assert server.stop() == 0
+
+
+def test_what_does_not_work_together_is_refused(
+    start: Callable[..., Server], lasting: str, model_path: Callable[[str], Path]
+) -> None:
+    model, one = model_path("tiny-dense"), lasting.partition(",")[0]
+    assert "--kv-pool and --kv-select exclude --rpc" in refused(model, "--rpc", one, "--kv-pool", "4096")
+    assert "localhost:" in refused(model, "--rpc", f"{one},{one.replace('127.0.0.1', 'localhost')}")
+    server = start("tiny-dense", "--rpc", one)
+    assert "it does not answer: it serves another server" in refused(model, "--rpc", one)
+    assert ask(server, [user(1)])["usage"]["completion_tokens"] == 12
+    assert server.stop() == 0
+
+
+def test_a_worker_that_is_open_to_other_machines_says_so() -> None:
+    command = [sys.executable, "-m", "pyctl", "worker", "--port", "0", "--host"]
+    for host, is_open in (("0.0.0.0", True), ("127.0.0.1", False)):
+        with subprocess.Popen(
+            [*command, host], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stderr is not None
+            lines = []
+            while not (lines and lines[-1].startswith("worker at ")):
+                lines.append(process.stderr.readline())
+            assert any(line.startswith("warning: 0.0.0.0:") for line in lines) is is_open
+            process.terminate()
+            assert process.wait(60) == 0
