@@ -1,4 +1,4 @@
-"""Containerfile and compose.yaml: what they name exists, and flags are understood."""
+"""Containerfile and compose files: what they name exists, and flags are understood."""
 
 from __future__ import annotations
 
@@ -94,6 +94,26 @@ def test_the_image_runs_with_few_rights_and_time_to_write(service: dict[str, Any
     (device,) = service["deploy"]["resources"]["reservations"]["devices"]
     assert device == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
     assert service["build"]["args"]["SETUP"] == "${SETUP:---arch 86}"
+
+
+@pytest.mark.parametrize("router", ["haproxy.yaml", "sglang-router.yaml"])
+def test_two_servers_are_those_of_one_and_a_router_is_in_front(service: dict[str, Any], router: str) -> None:
+    deploy = ROOT / "deploy"
+    files = [(deploy / name).read_text(encoding="utf-8") for name in ("servers.yaml", router)]
+    servers, front = (yaml.safe_load(text) for text in files)
+    assert servers["services"].keys() == {"a", "b"}
+    for name, card in (("a", "0"), ("b", "1")):
+        one = servers["services"][name]
+        (device,) = one.pop("deploy")["resources"]["reservations"]["devices"]
+        assert device == {"driver": "nvidia", "device_ids": [card], "capabilities": ["gpu"]}
+        one["command"][1] = "x.gguf"
+        one["volumes"][0] = one["volumes"][0].replace("../models", "./models")
+        assert one == {name: service[name] for name in service if name not in ("build", "ports", "deploy")}
+    (program,) = front["services"].values()
+    assert program["ports"] == service["ports"]
+    assert program["depends_on"] == ["a", "b"]
+    (volume,) = program["volumes"]
+    assert (deploy / volume.split(":")[0]).is_file()
 
 
 def test_instructions_are_read() -> None:
