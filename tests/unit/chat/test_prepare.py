@@ -57,7 +57,7 @@ def test_what_binds_the_reply(thinking: ChatFormat) -> None:
     single = prepare(thinking, HI, tools=[TOOL], parallel_tool_calls=False).constraint
     assert single is not None
     assert single.triggers
-    assert prepare(thinking, HI, tools=[TOOL], schema={"type": "integer"}, tool_choice="required").constraint == schema
+    assert prepare(thinking, HI, tools=[TOOL], schema={"type": "integer"}, tool_choice="required").constraint == forced
 
 
 @pytest.mark.parametrize(
