@@ -3,7 +3,7 @@
     python -m tools.pictures [--to docs] [--only page-tree ...]      # needs '.[page]' and chromium
 
 `page-light`, `page-dark` and two `page-phone` show a conversation of ten turns in three branches, `page-tree` what the
-cache made of it, and `page-branch` is a recording of a message being edited.
+cache made of it, `page-tools` a call of a tool, and `page-branch` is a recording of a message being edited.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import base64
 import io
+import json
 import os
 import shutil
 import tempfile
@@ -159,6 +160,39 @@ def stills(browser: Browser, url: str, want: Callable[[str], Path | None]) -> No
     context.close()
 
 
+EDIT = {
+    "path": "/home/ada/harbour/gates.py",
+    "edits": [{"old_text": "north_gate = 4711", "new_text": "north_gate = 9052"}],
+}
+
+
+def tool_call(browser: Browser, url: str, path: Path) -> None:
+    """A call that waits for an answer. The reply is given: the built-in model edits no files."""
+    call = {"index": 0, "id": "a", "function": {"name": "edit_file", "arguments": json.dumps(EDIT)}}
+    ends: dict[str, Any] = {
+        "prompt_n": 31,
+        "cache_n": 2104,
+        "predicted_n": 58,
+        "prompt_ms": 90.0,
+        "predicted_ms": 1115.0,
+    }
+    ends |= {"predicted_per_second": 52.0, "cache": {"source": "live", "restored": "", "saved": []}}
+    chunks: list[dict[str, Any]] = [
+        {"choices": [{"delta": {"tool_calls": [call]}}]},
+        {"choices": [{"delta": {}, "finish_reason": "tool_calls"}], "timings": ends},
+    ]
+    reply = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+    size = {"width": 680, "height": 640}
+    context = browser.new_context(viewport=size, device_scale_factor=1.5, color_scheme="light", reduced_motion="reduce")  # type: ignore[arg-type, unused-ignore]
+    page = context.new_page()
+    talk = Talk(page, url)
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(body=reply, content_type="text/event-stream"))
+    talk.say("The code of the north gate is 9052 now. Please change it.")
+    page.wait_for_timeout(600)
+    write(path, page.locator("#messages").screenshot())
+    context.close()
+
+
 def film(browser: Browser, url: str, path: Path) -> None:
     """Ten seconds: a question, the same message edited, and back to the first branch."""
     context = browser.new_context(viewport=FILM, color_scheme="light")
@@ -230,6 +264,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         log = Path(directory) / "log"
         with ServerProcess((*serve, f"{directory}/stills"), log) as server:
             stills(browser, server.url, want)
+        if path := want("page-tools"):
+            with ServerProcess((*serve, f"{directory}/tools", "--tools", "edit_file"), log) as server:
+                tool_call(browser, server.url, path)
         if path := want("page-branch"):
             with ServerProcess((*serve, f"{directory}/film"), log) as server:
                 film(browser, server.url, path)

@@ -159,7 +159,7 @@ def wrapped(line: str, width: int, indent: int) -> str:
     A row ends between two fields, which have more than one blank between them; a field that is too long for a row ends
     it between two words.
     """
-    rows, row = [], ""
+    rows, row = list[str](), ""
     for blanks, words in _fields(line):
         if row and len(row) + blanks + len(" ".join(words)) > width and len(" ".join(words)) <= width - indent:
             rows, row, blanks = [*rows, row], " " * indent, 0

@@ -280,7 +280,8 @@ def test_a_reply_goes_on_through_a_reload(tab: Tab) -> None:
     ids = [request.headers["x-conversation-id"] for request in tab.requests if request.headers.get("x-conversation-id")]
     tab.until(lambda: tab.context.request.get(f"{tab.url}v1/stream?conv_id={ids[0]}").status == 404)
 
-    tab.begin("On and on.", {"grammar": 'root ::= ("on and " ){1500}', "max_tokens": -1})
+    # Long enough for a browser that is much slower than the engine: it has to come back before the end.
+    tab.begin("On and on.", {"grammar": 'root ::= ("on and on and on and on and " ){1500}', "max_tokens": -1})
     tab.page.wait_for_selector(".message.busy .tail:not(:empty)")
     tab.reload()
     tab.page.get_by_role("button", name="Stop").click()
