@@ -18,6 +18,7 @@ from typing import BinaryIO
 __all__ = [
     "ABANDONED_SECONDS",
     "PRIVATE",
+    "has_locks",
     "is_abandoned",
     "make_private",
     "open_private",
@@ -128,6 +129,19 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
         os.replace(temporary, path)
     finally:
         _give_up(temporary, descriptor)
+
+
+def has_locks(directory: Path) -> bool:
+    """Whether the file system of ``directory`` has both flock and POSIX locks; True if that cannot be told."""
+    with suppress(OSError), temp_path(directory) as path, path.open("r+b") as file:
+        for lock in (fcntl.flock, fcntl.lockf):
+            try:
+                lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:  # the temp file is locked, as it should be
+                continue
+            except OSError:
+                return False
+    return True
 
 
 def write_atomic(path: Path, data: bytes, *, sync: bool = True) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 import threading
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from pyctl.atomic_file import make_private, write_atomic
+from pyctl.atomic_file import has_locks, make_private, write_atomic
 from pyctl.cache.disk.file_format import (
     INDEX,
     MODEL,
@@ -80,6 +81,8 @@ class CacheDirectory:
 
     def __init__(self, path: Path, budget: int | None = None) -> None:
         make_private(path)
+        if not has_locks(path):  # SQLite would wait for one, and then say that another process has it
+            raise OSError(errno.ENOLCK, "its file system has no locks")
         self.path = path
         self.budget = budget
         self.contents = Contents()

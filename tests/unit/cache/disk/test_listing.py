@@ -98,6 +98,17 @@ def test_what_lacks_a_part_is_not_found() -> None:
     assert lengths_of(listed(objects), tokens) == ends[:1], "it cannot hang on itself"
 
 
+def test_names_that_lie_about_their_lengths_find_nothing() -> None:
+    tokens, ends = conversation(1, 3, HEAD)
+    objects: Objects = {}
+    last = add(objects, tokens, ends)
+    for n in (5, 10**9):
+        objects[StateName(n, bytes(16))] = Link(last, True)
+    objects[SegmentName(5, 9, bytes(16), bytes(8))] = Link(last, True)
+    objects[SegmentName(tokens.size, 10**9, bytes(16), bytes(8))] = Link(last, True)
+    assert lengths_of(listed(objects), tokens) == ends
+
+
 @settings(max_examples=examples(60), deadline=None)
 @given(st.data())
 def test_all_that_matches_is_found_and_nothing_else(data: st.DataObject) -> None:

@@ -1,0 +1,80 @@
+"""Directories without locks, as on some network file systems: refused for a cache, and good enough for a store."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pyctl.measure.server_process import clean_environment
+from tests.process.conftest import Server
+from tests.process.test_default_cache import at_home
+from tests.process.test_store_behind import ask, flags, store_of
+from tests.waiting import until
+
+Start = Callable[..., Server]
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What makes locks fail in a process that preloads it."""
+    if (compiler := shutil.which("cc") or shutil.which("gcc")) is None:
+        pytest.skip("no C compiler")
+    path = tmp_path_factory.mktemp("library") / "without_locks.so"
+    source = Path(__file__).with_name("without_locks.c")
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(path), str(source), "-ldl"], check=True)
+    return path
+
+
+@pytest.fixture
+def place(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory without locks, for processes that start now."""
+    place = tmp_path / "network"
+    place.mkdir()
+    monkeypatch.setenv("WITHOUT_LOCKS_AT", str(place))
+    monkeypatch.setenv("WITHOUT_LOCKS_CALLS", "flock fcntl")
+    monkeypatch.setenv("LD_PRELOAD", str(library))
+    return place
+
+
+@pytest.mark.parametrize("calls", ["flock", "fcntl", "flock fcntl"])
+def test_a_cache_directory_without_locks_ends_the_start(
+    calls: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the model is looked for, and without waiting for a lock."""
+    monkeypatch.setenv("WITHOUT_LOCKS_CALLS", calls)
+    flags = ["-m", str(place / "missing.gguf"), "--port", "0", "--kv-cache-dir", str(place / "kv")]
+    done = subprocess.run(
+        [sys.executable, "-m", "pyctl", "serve", *flags],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    line = f"pyctl: error: cannot use --kv-cache-dir {place}/kv: its file system has no locks\n"
+    assert (done.returncode, done.stderr) == (2, line)
+    assert list((place / "kv").iterdir()) == []
+
+
+def test_a_home_without_locks_is_a_warning(place: Path, start: Start) -> None:
+    server = start("tiny-hybrid", before=at_home(place))
+    assert server.log().count("its file system has no locks") == 1
+    assert ask(server)[1] == "none"
+    assert server.stop() == 0
+
+
+def test_a_store_needs_no_locks(place: Path, start: Start, tmp_path: Path) -> None:
+    """Each server has a cache directory of its own, and all have one directory as their store."""
+    pytest.importorskip("obstore")
+    url = f"file://{place}/shared"
+    first = start("tiny-hybrid", *flags(tmp_path / "a", url))
+    cold = ask(first)
+    until(lambda: store_of(first)["sent"]["n"], every=0.1)
+    second = start("tiny-hybrid", *flags(tmp_path / "b", url))
+    until(lambda: store_of(second)["in_use"], every=0.1)
+    assert ask(second)[:2] == (cold[0], "disk")
+    assert (first.stop(), second.stop()) == (0, 0)
