@@ -17,7 +17,7 @@ from bench.common import parser_of
 
 SCRIPTS = (
     "exact", "kv", "held", "batch", "speculative", "agent_edits", "controller", "draft_length",
-    "policy", "codec", "disk", "warm", "frontend", "recall", "selection", "budgets", "spill", "replay",
+    "policy", "codec", "disk", "warm", "frontend", "recall", "selection", "budgets", "spill", "fleet", "replay",
     "grammar", "request_path", "threads", "soak",
 )  # fmt: skip
 
