@@ -7,7 +7,7 @@
 The shapes are those of bench/sessions.py. People share the heads of their programs and nothing else: folders and all
 messages of users and tools are their own. A conversation is known by its first message. Hit rate is the share of prompt
 tokens that were not evaluated; the floor of a request is its tokens less those that any request before it, at any
-server, or its reply, had in the same places. Seconds are those of bench/gpu_seconds.py.
+server, or its reply, had in the same places. Seconds are those of bench/gpu_seconds.py, without reads of a disk.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import numpy as np
 
 from bench.budgets import N_CELLS, N_SEQS, N_UBATCH, ROW_BYTES, SCALE, STATE_BYTES, TEMPLATE, is_late
 from bench.common import parse, parser_of, show
-from bench.fleet_model import ROUTERS, Fleet, Places, Step, Summary
+from bench.fleet_model import ROUTERS, Fleet, Places, Prefix, Step, Summary
 from bench.gpu_seconds import DEVICES
 from bench.replay import command_of
 from bench.sessions import AGENTS, PLAIN, Message, Reply
@@ -326,9 +326,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--gib", type=float, help="RAM of a server, in bytes of the 27B (8; in the model 32)")
     parser.add_argument("--counts", nargs="+", type=int, default=[1, 8, 64], help="servers")
     parser.add_argument("--each", type=int, default=16, help="people for each server, with five sessions each")
+    parser.add_argument("--ahead", type=int, default=Prefix.most_ahead, help="requests before a prefix is left")
     parser.add_argument("--lifetime", type=float, default=math.inf, help="minutes until a server loses its RAM")
     arguments = parse(parser, argv, only=["mini_swe"], counts=[1, 2], each=4)
     keep = "fleet" if arguments.keep else ""
+    Prefix.most_ahead = arguments.ahead
     os.fsync = cast(Any, lambda descriptor: None)
     if arguments.routers:
         routers(arguments.only, arguments.people, arguments.gib or 8.0, keep and f"{keep}-routers")

@@ -88,7 +88,8 @@ class Sticky:
 class Prefix:
     """As deploy/sglang-router.sh: the longest beginning that a server was sent, unless it has seven requests more."""
 
-    THRESHOLD, MOST_AHEAD, RATIO = 0.3, 6, 1.1
+    THRESHOLD, RATIO = 0.3, 1.1
+    most_ahead = 6
 
     def __init__(self) -> None:
         self._servers: dict[Hashable, int] = {}  # a bit for each server
@@ -105,7 +106,7 @@ class Prefix:
 
     def _best(self, step: Step, loads: Sequence[int]) -> tuple[int, int]:
         least = min(range(len(loads)), key=loads.__getitem__)
-        if max(loads) - loads[least] > self.MOST_AHEAD and max(loads) > self.RATIO * loads[least]:
+        if max(loads) - loads[least] > self.most_ahead and max(loads) > self.RATIO * loads[least]:
             return least, 0
         for n, key in reversed(step.places):
             if n < self.THRESHOLD * step.n:
