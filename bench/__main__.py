@@ -17,8 +17,8 @@ from bench.common import parser_of
 
 SCRIPTS = (
     "exact", "kv", "held", "batch", "speculative", "agent_edits", "controller", "draft_length",
-    "policy", "codec", "disk", "store", "warm", "frontend", "recall", "selection", "budgets", "spill", "replay",
-    "grammar", "request_path", "threads", "rpc", "soak",
+    "policy", "codec", "disk", "store", "warm", "frontend", "recall", "selection", "budgets", "spill", "fleet",
+    "replay", "grammar", "request_path", "threads", "rpc", "soak",
 )  # fmt: skip
 
 

@@ -340,17 +340,11 @@ class Known:
         self.all.append(tokens)
 
 
-class Simulation:
-    """Answers with an engine of its own; ``turns`` are the requests so far."""
+class Scripted:
+    """Answers with text that depends on the request alone; ``_ask`` gets each prompt and its reply as text."""
 
-    def __init__(
-        self, template: Template, backend: SizedBackend, budget: int | None, n_slots: int = 32, **settings: Any
-    ) -> None:
-        self._template, self._backend = template, backend
-        self.cache = RamCache(n_slots, budget)
-        self._engine = Engine(cast(Backend, backend), self.cache, EngineSettings(**settings))
-        self.known = Known()
-        self.turns: list[Turn] = []
+    def __init__(self, template: Template) -> None:
+        self._template = template
 
     def chat(self, messages: Sequence[Message], reply: Reply = PLAIN, tools: Sequence[Message] = ()) -> Message:
         rendered = self._template.render(messages, tools=list(tools) or None, enable_thinking=reply.thought > 0)
@@ -378,7 +372,27 @@ class Simulation:
         raise NotImplementedError
 
     def _ask(self, rendered: str, out: str) -> None:
-        prompt, reply = prompt_of(rendered), tokens_of(out)
+        raise NotImplementedError
+
+
+class Simulation(Scripted):
+    """Answers with an engine of its own; ``turns`` are the requests so far."""
+
+    def __init__(
+        self, template: Template, backend: SizedBackend, budget: int | None, n_slots: int = 32, **settings: Any
+    ) -> None:
+        super().__init__(template)
+        self._backend = backend
+        self.cache = RamCache(n_slots, budget)
+        self._engine = Engine(cast(Backend, backend), self.cache, EngineSettings(**settings))
+        self.known = Known()
+        self.turns: list[Turn] = []
+
+    def _ask(self, rendered: str, out: str) -> None:
+        self.answer(prompt_of(rendered), tokens_of(out))
+
+    def answer(self, prompt: Prompt, reply: Tokens) -> None:
+        """Evaluate ``prompt`` and say ``reply``."""
         self._backend.reply = iter([*reply.tolist(), _END])
         before = dict(self._backend.seconds)
         done = answered(self._engine, Request(prompt, max_tokens=reply.size + 1))

@@ -41,6 +41,7 @@ from pyctl.chat.template import Template
 from pyctl.engine.backend import Backend
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
+from pyctl.prompt import Prompt, Tokens
 
 POLICIES = ("off", "auto:30", "auto:30,spill")
 
@@ -98,8 +99,8 @@ class Spilling(Simulation):
         self._cache = RamCache(0, budget, ScaledCosts())
         self._engine = Engine(cast(Backend, backend), self._cache, EngineSettings(), self.tier)
 
-    def _ask(self, rendered: str, out: str) -> None:
-        super()._ask(rendered, out)
+    def answer(self, prompt: Prompt, reply: Tokens) -> None:
+        super().answer(prompt, reply)
         self.tier.queue.settle()
         self.tier.flush(60)
 
