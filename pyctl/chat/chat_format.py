@@ -41,8 +41,8 @@ class ChatRequest:
     ``template_kwargs`` are variables of the template. With ``continue_final_message`` the reply continues the last
     message; with ``prefill_assistant`` it does so whenever that is the assistant's. At most one of ``schema`` (JSON
     schema of the content, if there is no call) and ``grammar`` (GBNF of the whole reply) binds the reply; None for
-    neither. The reasoning
-    is ended after ``reasoning_budget`` tokens, None for no limit, after ``reasoning_budget_message``.
+    neither. The reasoning is ended after ``reasoning_budget`` tokens, None for no limit, after
+    ``reasoning_budget_message``.
     """
 
     messages: object
