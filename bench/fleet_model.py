@@ -20,7 +20,6 @@ from tools.generator import QWEN36_27B
 __all__ = ["ROUTERS", "Fleet", "Places", "Prefix", "RoundRobin", "Router", "Step", "Sticky", "Summary"]
 
 ROW_BYTES, STATE_BYTES = QWEN36_27B.row_bytes(), QWEN36_27B.state_bytes
-BATCH = 512
 N_REPLIES = 4
 MOST_BEHIND_SECONDS = 60.0
 """Snapshots that would wait longer for the link to the store are not sent."""
@@ -263,12 +262,12 @@ class Fleet:
         ready, parted = server.ready(step)
         ready, n_fetched = min(ready, step.n - 1), 0
         seconds = self._device.copy((ready * ROW_BYTES if ready else 0) + STATE_BYTES) if ready else 0.0
-        cold = self._evaluating(ready, step.n)
+        cold = self._device.prompt(ready, step.n)
         evaluated = cold
         if (fetch := self._fetch(begin, step, ready, cold)) is not None:
             n_fetched, arrives = fetch
             seconds += arrives - begin
-            evaluated = self._evaluating(ready + n_fetched, step.n)
+            evaluated = self._device.prompt(ready + n_fetched, step.n)
         first = begin + seconds + evaluated
         server.free_at = first
         end = first + step.n_reply * self._device.seconds[0]
@@ -285,11 +284,6 @@ class Fleet:
         total.waited.append(first - now)
         return end
 
-    def _evaluating(self, first: int, last: int) -> float:
-        whole = sum(self._device.batch(BATCH, at) for at in range(first, last - BATCH + 1, BATCH))
-        rest = (last - first) % BATCH
-        return whole + (self._device.batch(rest, last - rest) if rest else 0.0)
-
     def _fetch(self, now: float, step: Step, ready: int, cold: float) -> tuple[int, float] | None:
         """Tokens that come from the store and when, if that is sooner than evaluating them."""
         if self._reads is None:
@@ -305,7 +299,7 @@ class Fleet:
             return None
         n_bytes = n_more * ROW_BYTES + STATE_BYTES
         takes = max(self._reads.free_at - now, 0.0) + n_bytes / self._reads.rate + FETCH_LATENCY
-        if takes + self._evaluating(ready + n_more, step.n) >= cold:
+        if takes + self._device.prompt(ready + n_more, step.n) >= cold:
             return None
         return n_more, self._reads.send(now, n_bytes) + FETCH_LATENCY
 

@@ -14,6 +14,9 @@ import numpy as np
 
 __all__ = ["DEVICES", "Device"]
 
+BATCH = 512
+"""llama.cpp's default of -ub."""
+
 
 @dataclass(frozen=True)
 class Device:
@@ -34,6 +37,12 @@ class Device:
         most = self.sizes[-1]
         alone = self.seconds[-1] * n / most if n > most else float(np.interp(n, self.sizes, self.seconds))
         return alone + self.per_row * n * (n_before + n / 2)
+
+    def prompt(self, first: int, last: int) -> float:
+        """Seconds for the tokens of a prompt from position ``first`` to ``last``, in batches of BATCH."""
+        whole = sum(self.batch(BATCH, at) for at in range(first, last - BATCH + 1, BATCH))
+        rest = (last - first) % BATCH
+        return whole + (self.batch(rest, last - rest) if rest else 0.0)
 
     def copy(self, n_bytes: int) -> float:
         """Seconds for ``n_bytes`` in either direction."""

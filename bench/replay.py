@@ -8,6 +8,8 @@ The model has the 27B's ratio of state to rows, and budgets are in bytes of the 
 tokens less those that any request before it, or its reply, had in the same places; "late" are the requests that
 evaluated more than twice their floor and 64 tokens. llama-server's budget covers what it counts by itself (--cache-ram)
 and the checkpoints of its sequences, which it does not count: each gets half. Otherwise both run with their defaults.
+Seconds are those that the evaluated tokens would take with a 27B on an RTX 3090 (bench/gpu_seconds.py), in all and at
+most; copies do not count.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import httpx
 
 from bench.budgets import SCALE, TEMPLATE, is_late
 from bench.common import parse, parser_of, show
+from bench.gpu_seconds import DEVICES
 from bench.sessions import AGENTS, BUDGETED, PLAIN, WORKLOADS, Message, Reply
 from bench.simulated import Known, Turn
 from pyctl.measure.server_process import PYCTL_SERVE, ServerProcess
@@ -30,6 +33,8 @@ from tools.generator import QWEN36_27B, TINY_FAT, cached_model
 N_CTX = 65536
 N_SEQS = 4
 """As many sequences as both servers have by default."""
+
+OWNED = next(device for device in DEVICES if device.name.endswith("RTX 3090"))
 
 GROUPS = {**WORKLOADS, **BUDGETED, **AGENTS}
 
@@ -83,7 +88,9 @@ class Served:
         if timings["prompt_n"] + timings["cache_n"] != len(prompt):
             raise SystemExit(f"{timings} do not add up to {len(prompt)} tokens")
         tokens = as_tokens(prompt)
-        self.turns.append(Turn(len(prompt), self._known.shared(tokens), timings["prompt_n"]))
+        n, n_new = len(prompt), timings["prompt_n"]
+        seconds = {OWNED.name: OWNED.prompt(n - n_new, n)}
+        self.turns.append(Turn(n, self._known.shared(tokens), n_new, seconds=seconds))
         self._known.add(as_tokens([*prompt, *self._tokens(said)]))
 
 
@@ -142,15 +149,22 @@ def main(argv: Sequence[str] | None = None) -> None:
             rows.append(["all", f"{gib:g}", len(totals[0]), *(cell for turns in totals for cell in cells_of(turns))])
     columns = ["workload", "GiB", "requests"]
     for program in programs:
-        columns += [f"{program}: ratio", "late", "worst"]
-    show("Prompt tokens evaluated per token of the floor", columns, rows, keep="replay" if arguments.keep else "")
+        columns += [f"{program}: ratio", "late", "worst", f"s, {OWNED.name}"]
+    show(
+        "Prompt tokens evaluated per token of the floor, and seconds on a GPU",
+        columns,
+        rows,
+        keep="replay" if arguments.keep else "",
+    )
 
 
 def cells_of(turns: Sequence[Turn]) -> list[object]:
-    """Evaluated by floor, late requests, and the worst: tokens evaluated by its floor."""
+    """Evaluated by floor, late requests, the worst (tokens evaluated by its floor), and seconds."""
     evaluated, floor = sum(turn.n_evaluated for turn in turns), sum(turn.floor for turn in turns)
     worst = max(turns, key=lambda turn: turn.n_evaluated - 2 * turn.floor)
-    return [f"{evaluated / floor:.2f}", sum(map(is_late, turns)), f"{worst.n_evaluated}/{worst.floor}"]
+    took = [turn.seconds[OWNED.name] for turn in turns]
+    seconds = f"{sum(took):.1f} ({max(took):.1f})"
+    return [f"{evaluated / floor:.2f}", sum(map(is_late, turns)), f"{worst.n_evaluated}/{worst.floor}", seconds]
 
 
 if __name__ == "__main__":
