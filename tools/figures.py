@@ -163,9 +163,10 @@ NAMES = {
 
 def evaluated_tokens() -> list[str]:
     body = [
-        (NAMES.get(cells[0], cells[0]), cells[5], cells[2]) for cells in rows("replay.md", "At 8 GiB of the 27B")[1:]
+        (NAMES.get(cells[0], cells[0]), cells[5], cells[2], cells[9].partition(" ")[0], cells[8].partition(" ")[0])
+        for cells in rows("replay.md", "At 8 GiB of the 27B")[1:]
     ]
-    return table(("workload", "llama-server", "pyctl"), body)
+    return table(("workload", "llama-server", "pyctl", "seconds: llama-server", "pyctl"), body)
 
 
 def drafts() -> list[str]:
