@@ -32,7 +32,7 @@ from pyctl.cache.snapshot import PromptMatch
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.llama import Loaded, allocate, load, reserve_pinned
 from pyctl.prompt import Prompt
-from tools.generator import write_model
+from tools.generator import QWEN36_27B, QWEN36_35B_A3B, Shape, write_model
 
 MIB, MB, GB = 2**20, 1e6, 1e9
 
@@ -43,20 +43,11 @@ BUCKET = "bench"
 DATE = "Thu, 01 Jan 2026 00:00:00 GMT"
 
 
-@dataclass(frozen=True)
-class Shape:
-    """Bytes of a model's state and of its rows per token (f16), and measured tokens/s of prefill by card."""
-
-    name: str
-    state: float
-    row: int
-    speeds: dict[str, float]
-
-
-SHAPES = (
-    Shape("27B", 149.6 * MIB, 65_536, {"3090, slowest published": 673, "3090, fastest": 993, "H100": 2487}),
-    Shape("35B-A3B", 62.8 * MIB, 20_480, {"H200, 200,000 tokens (gpu-long.md)": 4082}),
-)
+PREFILL: dict[Shape, dict[str, float]] = {
+    QWEN36_27B: {"3090, slowest published": 673, "3090, fastest": 993, "H100": 2487},
+    QWEN36_35B_A3B: {"H200, 200,000 tokens (gpu-long.md)": 4082},
+}
+"""Measured tokens/s of prompts by card."""
 
 LENGTHS = (1024, 4096, 16_384, 65_536)
 
@@ -240,19 +231,21 @@ def costs_of(rate: float) -> Costs:
 def pays(measured: Measured) -> list[list[object]]:
     """By shape, link and card: the seconds of the store for each length, and from which length on it is quicker."""
     disk, rows = costs_of(measured.disk), list[list[object]]()
-    for shape in SHAPES:
+    for shape, speeds in PREFILL.items():
         for link, rate in measured.links.items():
             far = costs_of(rate)
 
             def seconds(n: int, shape: Shape = shape, far: Costs = far) -> float:
-                n_bytes = int(shape.state + n * shape.row)
+                n_bytes = shape.state_bytes + n * shape.row_bytes()
                 return far.read(n_bytes) + disk.read(n_bytes)
 
-            for card, speed in shape.speeds.items():
+            for card, speed in speeds.items():
                 cells = [f"{seconds(n):.2f} / {n / speed:.2f}" for n in LENGTHS]
                 first = next((n for n in range(128, 2**18 + 1, 128) if seconds(n) < n / speed), None)
                 found = f"{first:,}" if first is not None else "never"
-                rows.append([shape.name, name_of(link), f"{rate / MB:,.0f}", f"{card}, {speed:,.0f}/s", *cells, found])
+                rows.append(
+                    [shape.name.upper(), name_of(link), f"{rate / MB:,.0f}", f"{card}, {speed:,.0f}/s", *cells, found]
+                )
     return rows
 
 
