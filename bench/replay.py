@@ -34,7 +34,7 @@ N_CTX = 65536
 N_SEQS = 4
 """As many sequences as both servers have by default."""
 
-OWNED = next(device for device in DEVICES if device.name.endswith("RTX 3090"))
+CARD = next(device for device in DEVICES if device.name.endswith("RTX 3090"))
 
 GROUPS = {**WORKLOADS, **BUDGETED, **AGENTS}
 
@@ -89,7 +89,7 @@ class Served:
             raise SystemExit(f"{timings} do not add up to {len(prompt)} tokens")
         tokens = as_tokens(prompt)
         n, n_new = len(prompt), timings["prompt_n"]
-        seconds = {OWNED.name: OWNED.prompt(n - n_new, n)}
+        seconds = {CARD.name: CARD.prompt(n - n_new, n)}
         self.turns.append(Turn(n, self._known.shared(tokens), n_new, seconds=seconds))
         self._known.add(as_tokens([*prompt, *self._tokens(said)]))
 
@@ -149,7 +149,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             rows.append(["all", f"{gib:g}", len(totals[0]), *(cell for turns in totals for cell in cells_of(turns))])
     columns = ["workload", "GiB", "requests"]
     for program in programs:
-        columns += [f"{program}: ratio", "late", "worst", f"s, {OWNED.name}"]
+        columns += [f"{program}: ratio", "late", "worst", f"s, {CARD.name}"]
     show(
         "Prompt tokens evaluated per token of the floor, and seconds on a GPU",
         columns,
@@ -162,7 +162,7 @@ def cells_of(turns: Sequence[Turn]) -> list[object]:
     """Evaluated by floor, late requests, the worst (tokens evaluated by its floor), and seconds."""
     evaluated, floor = sum(turn.n_evaluated for turn in turns), sum(turn.floor for turn in turns)
     worst = max(turns, key=lambda turn: turn.n_evaluated - 2 * turn.floor)
-    took = [turn.seconds[OWNED.name] for turn in turns]
+    took = [turn.seconds[CARD.name] for turn in turns]
     seconds = f"{sum(took):.1f} ({max(took):.1f})"
     return [f"{evaluated / floor:.2f}", sum(map(is_late, turns)), f"{worst.n_evaluated}/{worst.floor}", seconds]
 
