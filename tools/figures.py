@@ -18,7 +18,9 @@ __all__ = ["FIGURES", "PAGES", "filled", "main"]
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
-PAGES = tuple(ROOT / name for name in ("README.md", "docs/benchmarks.md", "docs/drafts.md", "docs/images.md"))
+PAGES = tuple(
+    ROOT / name for name in ("README.md", "docs/24gb.md", "docs/benchmarks.md", "docs/drafts.md", "docs/images.md")
+)
 
 Cells: TypeAlias = list[str]
 
@@ -217,9 +219,28 @@ def models() -> list[str]:
     return table(("model, Q4_K_M, on 24 GB", "context"), body)
 
 
+CARD = {
+    "defaults": "defaults",
+    "defaults, no drafts": "`--spec-type none`",
+    "expert": "expert: q8_0, `-np 1`, drafts",
+}
+
+
+def card(shape: str) -> list[str]:
+    """The defaults on 24,000 MiB beside the flags of an expert."""
+    body = []
+    for name, _, context, vram, ram, start, _, cold, turn, speed in rows(
+        f"gpu-side-by-side-{SHAPES[shape]}-nextn.md", "On a card of 24 GB"
+    )[1:]:
+        body.append((CARD[name], context, vram, ram, f"{start} s", f"{cold} s", f"{turn} ms", speed))
+    return table((shape, "context", "VRAM", "RAM", "start", "first token", "next turn", "tokens/s"), body)
+
+
 FIGURES: dict[str, Callable[[], list[str]]] = {
     "readme-first-token": readme_first_token,
     "models": models,
+    "card-27b": lambda: card("27B"),
+    "card-35b-a3b": lambda: card("35B-A3B"),
     "first-token": first_tokens,
     "default-flags": default_flags,
     "long-conversations": long_conversations,
