@@ -47,8 +47,8 @@ class Server(AskedServer):
             lines = response.read().decode().splitlines()
         return next((int(float(line.removeprefix(name))) for line in lines if line.startswith(name)), 0)
 
-    def complete(self, prompt: str, n_predict: int) -> Completion:
-        """Have a text continued by exactly so many tokens; OSError if the server refuses."""
+    def complete(self, prompt: str | Sequence[int], n_predict: int) -> Completion:
+        """Have a text, or tokens, continued by exactly so many tokens; OSError if the server refuses."""
         body = {"prompt": prompt, "n_predict": n_predict, "temperature": 0, "seed": 1, "ignore_eos": True}
         began = time.perf_counter()
         arrivals: list[tuple[float, int]] = []

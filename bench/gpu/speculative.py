@@ -7,7 +7,8 @@
 Parts, the most telling first: lengths (n_max 3, drafts accepted by chance with a given mean length, and no drafts; two
 of these also say how fast a prompt is evaluated), company (-np 4), defaults (no flag but the model and the type, no
 cache directory), restart (accepted share of one reply before and after, real drafts), widths (n_max 1 to 6, everything
-accepted, a short prompt). Chance makes lengths differ: speeds are for what chance yields on average from drafts as long
+accepted, a short prompt), rewriting (`bench.gpu.rewriting`: a file written again with a dozen edits, drafted by the
+head and from the text). Chance makes lengths differ: speeds are for what chance yields on average from drafts as long
 as each server makes them, which may be shorter than n_max, or none, where that is faster. Servers are loaded and warmed
 several at a time, as the device's memory allows, and measured one after the other while the others are idle. Findings
 go to gpu-speculative-<shape>.json and .md at once.
@@ -33,13 +34,14 @@ from typing import Any
 from bench.common import RESULTS, words
 from bench.gpu.machine import describe, free_vram_mib, vram_mib
 from bench.gpu.report import OURS, PEER
+from bench.gpu.rewriting import rewriting
 from bench.gpu.servers import Completion, Server, llama_server, pyctl
 from bench.gpu.speculative_report import WITHOUT, document
 from bench.gpu.workloads import Conversation
 from pyctl.measure.observed import resident_mib
 from pyctl.measure.server_process import PYCTL_SERVE
 
-PARTS = ("lengths", "company", "defaults", "restart", "widths")
+PARTS = ("lengths", "company", "rewriting", "defaults", "restart", "widths")
 N_MAX = 3
 COMPANY = 4
 SHORT = 2048
@@ -170,6 +172,10 @@ class Run:
         return pyctl(flags, directory, log, program)
 
     @property
+    def has_time(self) -> bool:
+        return time.monotonic() <= self.end
+
+    @property
     def names(self) -> list[str]:
         return [name for name in (OURS, PEER) if name in self.options.servers and (name == OURS or self.llama_server)]
 
@@ -293,7 +299,7 @@ def side_by_side(run: Run) -> None:
     # Servers end with the thread that starts them.
     with ThreadPoolExecutor(16) as pool:
         for group in [*groups(run, subjects), *alone]:
-            if time.monotonic() > run.end:
+            if not run.has_time:
                 for each in group:
                     run.findings.add(part=each.case.part, kind="skipped", case=each.case.name, server=each.name)
                 continue
@@ -311,7 +317,7 @@ def restart(run: Run) -> None:
     case = Case("restart", N_MAX)
     size = min(SHORT, run.options.prompt)
     for name in run.names:
-        if time.monotonic() > run.end:
+        if not run.has_time:
             run.findings.add(part="restart", kind="skipped", case="restart", server=name)
             continue
         server = run.server(case, name, 99)
@@ -362,6 +368,7 @@ def main() -> None:
     parser.add_argument("--widths", type=int, nargs="+", default=[1, 2, 4, 6, 3, 5], help="n_max, everything accepted")
     parser.add_argument("--prompt", type=int, default=8192, help="tokens")
     parser.add_argument("--n-predict", type=int, default=128, help="tokens")
+    parser.add_argument("--head-share", type=float, default=0.8, help="of rewriting: drafts of the head that are right")
     parser.add_argument("--together", type=int, default=0, metavar="N", help="servers loaded at a time; 0: that fit")
     parser.add_argument(
         "--budget", type=float, default=3600, metavar="S", help="nothing is begun after so many seconds"
@@ -386,8 +393,9 @@ def main() -> None:
             model = Path(file or files.get(shape) or f"{options.directory}/models/{shape}.gguf")
             runs.append(Run(shape, model, peer, options, findings, BEGAN + options.budget, Path(work)))
         for run in runs:
-            if set(options.parts) != {"restart"}:
-                side_by_side(run)
+            side_by_side(run)
+            if "rewriting" in options.parts:
+                rewriting(run)
         for run in runs:
             if "restart" in options.parts:
                 restart(run)

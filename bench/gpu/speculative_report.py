@@ -107,6 +107,24 @@ def restart_rows(records: Sequence[Record]) -> list[list[str]]:
     ]
 
 
+def rewriting_rows(records: Sequence[Record]) -> list[list[str]]:
+    """By server and way of drafting: speed, and of that of its head alone."""
+    found = [record for record in records if record["kind"] == "rewriting"]
+    rows = []
+    for r in found:
+        alone = median_of(found, "rate", server=r["server"], types="draft-mtp")
+        cells = [
+            r["server"],
+            r["types"],
+            f"{r['n']:,}",
+            f"{r['rate']:.1f}",
+            f"{r['rate'] / alone:.2f}" if alone else "",
+        ]
+        cells += [f"{r['n'] / r['steps']:.2f}", f"{r['drafted']:,}", f"{r['accepted'] / max(r['drafted'], 1):.0%}"]
+        rows.append(cells)
+    return rows
+
+
 def aims(records: Sequence[Record]) -> list[tuple[str, str, str, bool]]:
     """(what, aim, found, reached) for every aim that was measured."""
     found: list[tuple[str, str, str, bool]] = []
@@ -163,6 +181,11 @@ def document(data: dict[str, Any]) -> str:
             "Memory, MiB",
             ["case", "pyctl: VRAM", "llama-server: VRAM", "pyctl: resident", "llama-server: resident"],
             memory_rows(records),
+        ),
+        (
+            "A file written again with a dozen edits",
+            ["server", "drafts", "tokens", "tokens/s", "of the head alone", "tokens a step", "drafted", "accepted"],
+            rewriting_rows(records),
         ),
         (
             "The same reply before and after a restart",

@@ -1,0 +1,314 @@
+"""Agents at once, in turn, and beyond the context, on pyctl and llama-server: one client, one run.
+
+    DIR/python -m bench.gpu.agents DIR --models 27b-nextn       # prepared with --models 27b-nextn
+    DIR/python -m bench.gpu.agents DIR --models 35b-a3b-nextn --cases "4 at once" --turns 4
+    python -m bench.gpu.agents --llama-server FILE --models tiny-hybrid=FILE.gguf --head 300 --results-of 50 200
+
+Each agent has its own task and its own tool results behind one head (system message) that all share. A reply has a
+given number of letters, one token each, so that a server finds in the next prompt what it wrote. Cases: 4 and 8 agents
+at once, 4 in turn (with the shortest replies), and 4 at once where ``-c`` holds `OVER` of what they grow to. An agent
+asks again after a refusal, at most `TRIES` times; its first token counts from when it first asked. `ideal` is what the
+same tokens take without any overlap or waiting: those that no earlier request had at the speed of one cold prompt, then
+the replies at the speed of a full batch, both measured on the same server. Findings go to gpu-agents-<shape>.json and
+.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+from bench.common import RESULTS, words
+from bench.gpu.machine import describe, vram_mib
+from bench.gpu.report import OURS, PEER, table_lines
+from bench.gpu.servers import Messages, Server, llama_server, pyctl
+from bench.gpu.speculative import window_rate
+from pyctl.measure.observed import resident_mib
+
+TASK = 500
+"""Characters, and so tokens, of an agent's first message."""
+
+STEPS = 4
+"""Sizes of tool results, and of replies, between the least and the most."""
+
+N_DECODE = 64
+"""Tokens of each reply with which the speed of a full batch is measured."""
+
+OVER = 0.6
+"""What ``-c`` holds of all contexts together where they do not fit."""
+
+TRIES, PAUSE = 5, 0.5
+"""Of one request that is refused, and seconds between them."""
+
+LETTERS = [[letter, 100.0] for letter in "aeioubdfgklmnprst "]
+"""Replies of these are the same tokens when they come back as text."""
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """``n_agents`` in so many turns; ``fits``: all contexts fit into ``-c`` together."""
+
+    name: str
+    n_agents: int
+    at_once: bool = True
+    fits: bool = True
+
+
+CASES = (
+    Case("4 at once", 4),
+    Case("8 at once", 8),
+    Case("4 in turn", 4, at_once=False),
+    Case("4 at once, over budget", 4, fits=False),
+)
+COLUMNS = ("wall s", "ideal s", "of ideal", "first token ms: median", "95 %", "evaluated", "floor", "refused", "lost")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request that was answered, after so many refusals."""
+
+    agent: int
+    turn: int
+    first_ms: float
+    cached: int
+    evaluated: int
+    n_predicted: int
+    n_refused: int
+
+
+class Agent:
+    """A conversation that grows by tool results; the same for the same case, number and replies."""
+
+    def __init__(self, case: Case, number: int, options: argparse.Namespace) -> None:
+        rng = random.Random(f"{case.name} {number}")
+        self.number, self.asked, self.n_refused, self.is_lost = number, list[Asked](), 0, False
+        results, replies = ([*_spread(*sizes)] for sizes in (options.results_of, options.replies_of))
+        self._new = [TASK, *(rng.choice(results) for _ in range(options.turns - 1))]
+        self._replies = [rng.choice(replies) if case.at_once else min(replies) for _ in range(options.turns)]
+        self._name = f"{case.name} {number}"
+        self.head = words(f"head {case.name}", options.head)
+        self.messages: Messages = [{"role": "system", "content": self.head}]
+        self.size = options.head + sum(self._new) + sum(self._replies) + 60 * options.turns
+
+    def turn(self, server: Server) -> None:
+        """Send the next message, and keep the reply; an agent that was refused too often is lost."""
+        number = len(self.asked)
+        if self.is_lost:
+            return
+        role = "tool" if number else "user"
+        self.messages.append({"role": role, "content": words(f"{self._name} {number}", self._new[number])})
+        began, tries = time.perf_counter(), 0
+        while True:
+            asked = time.perf_counter()
+            try:
+                reply = server.ask(self.messages, self._replies[number], logit_bias=LETTERS)
+            except (OSError, HTTPException, ValueError) as error:
+                tries += 1
+                self.n_refused += 1
+                print(f"        {server.name}, agent {self._name}: {str(error)[:120]}", flush=True)
+                if tries == TRIES:
+                    self.is_lost = True
+                    return
+                time.sleep(PAUSE * (1 + self.number))
+                continue
+            break
+        first_ms = reply.first_ms + (asked - began) * 1e3
+        self.asked.append(Asked(self.number, number, first_ms, reply.cached, reply.evaluated, reply.n_predicted, tries))
+        self.messages.append({"role": "assistant", "content": reply.text})
+
+
+def _spread(least: int, most: int) -> list[int]:
+    """Sizes from ``least`` to ``most``, each the same multiple of the one before."""
+    return [round(least * (most / least) ** (i / (STEPS - 1))) for i in range(STEPS)]
+
+
+def floor_of(asked: Sequence[Asked], n_head: int) -> int:
+    """Tokens of prompts that no earlier request had, nor its reply; all agents share ``n_head``."""
+    n, before = n_head, dict[int, int]()
+    for each in sorted(asked, key=lambda each: each.turn):
+        whole = each.cached + each.evaluated
+        n += max(whole - before.get(each.agent, n_head), 0)
+        before[each.agent] = whole + each.n_predicted
+    return n
+
+
+# -- one server --------------------------------------------------------------------------------------------------------
+
+
+class Subject:
+    """A running server, and how fast it is at what the ideal consists of."""
+
+    def __init__(self, server: Server, options: argparse.Namespace, n_ctx: int) -> None:
+        self.server = server
+        server.ask([{"role": "user", "content": words("warm", min(1200, n_ctx // 4))}], 4)
+        cold = server.ask([{"role": "user", "content": words("cold", min(options.prefill, n_ctx // 2))}], 1)
+        self.prefill = cold.evaluated / cold.first_ms * 1e3
+        self._decode: dict[int, float] = {}
+
+    def decode(self, n_seqs: int) -> float:
+        """Tokens per second of ``n_seqs`` replies together, of which none waits."""
+        if n_seqs not in self._decode:
+            prompts = [words(f"decode {n_seqs} {i}", 200) for i in range(n_seqs)]
+            with ThreadPoolExecutor(n_seqs) as pool:
+                replies = list(pool.map(lambda prompt: self.server.complete(prompt, N_DECODE), prompts))
+            self._decode[n_seqs] = window_rate(replies)
+        return self._decode[n_seqs]
+
+    def run(self, case: Case, agents: Sequence[Agent], n_turns: int) -> Record:
+        """All turns of all agents."""
+        decode = self.decode(case.n_agents if case.at_once else 1)
+        n_head = len(self.server.post("/tokenize", {"content": agents[0].head})["tokens"])
+        turns = range(n_turns)
+        began = time.perf_counter()
+        if case.at_once:
+            with ThreadPoolExecutor(len(agents)) as pool:
+                list(pool.map(lambda agent: [agent.turn(self.server) for _ in turns], agents))
+        else:
+            for _ in turns:
+                for agent in agents:
+                    agent.turn(self.server)
+        wall = time.perf_counter() - began
+        asked = [each for agent in agents for each in agent.asked]
+        floor, n_reply = floor_of(asked, n_head), sum(each.n_predicted for each in asked)
+        return {
+            "case": case.name, "server": self.server.name, "wall_s": wall, "floor": floor, "replies": n_reply,
+            "evaluated": sum(each.evaluated for each in asked), "prefill": self.prefill, "decode": decode,
+            "ideal_s": floor / self.prefill + n_reply / decode, "refused": sum(agent.n_refused for agent in agents),
+            "lost": sum(agent.is_lost for agent in agents), "asked": [asdict(each) for each in asked],
+        }  # fmt: skip
+
+
+@dataclass
+class Run:
+    """One model, its findings, and the time until which cases may begin."""
+
+    shape: str
+    model: Path
+    peer: str | None
+    options: argparse.Namespace
+    work: Path
+    records: list[Record]
+    end: float
+
+    def all(self) -> None:
+        """Cases that fit on one server of each kind, then the others on another."""
+        cases = [case for case in CASES if case.name in self.options.cases]
+        for number, group in enumerate(([c for c in cases if c.fits], [c for c in cases if not c.fits])):
+            for name in (OURS, PEER) if self.peer else (OURS,):
+                if group and name in self.options.servers:
+                    self._serve(name, group, self.work / f"{self.shape}-{number}-{name}.log")
+
+    def _serve(self, name: str, cases: Sequence[Case], log: Path) -> None:
+        whole = max(sum(agent.size for agent in self._agents(case)) for case in cases)
+        n_seqs = max(case.n_agents for case in cases)
+        n_ctx = int(1.1 * whole) if cases[0].fits else int(OVER * whole)
+        flags = ["-m", str(self.model), "-ngl", "99", "-fa", "on", "--spec-type", "none", "--kv-unified"]
+        flags += ["-np", str(n_seqs), "-c", str(n_ctx), *self.options.flags]
+        server = pyctl(flags, None, log) if name == OURS else llama_server(str(self.peer), flags, log)
+        before = vram_mib()
+        try:
+            server.start()
+            subject = Subject(server, self.options, n_ctx)
+            for case in cases:
+                if time.monotonic() > self.end:
+                    self.keep({"case": case.name, "server": name, "why": "no time left"})
+                    continue
+                record = subject.run(case, self._agents(case), self.options.turns)
+                record |= {"n_ctx": n_ctx, "resident_mib": resident_mib(server.pid)}
+                record["vram_mib"] = None if before is None else (vram_mib() or 0.0) - before
+                self.keep(record)
+        except (OSError, HTTPException, ValueError, ZeroDivisionError) as error:
+            self.keep({"case": cases[0].name, "server": name, "why": str(error)[-300:]})
+        finally:
+            server.kill()
+
+    def _agents(self, case: Case) -> list[Agent]:
+        return [Agent(case, number, self.options) for number in range(case.n_agents)]
+
+    def keep(self, record: Record) -> None:
+        """Print one finding, and write all."""
+        self.records.append(record)
+        shown = {key: round(value, 1) if isinstance(value, float) else value for key, value in record.items()}
+        print("    ", {key: value for key, value in shown.items() if key != "asked"}, flush=True)
+        path = self.options.results / f"gpu-agents-{self.shape}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        data = {"shape": self.shape, "machine": describe(), "records": self.records}
+        path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+        path.with_suffix(".md").write_text(document(data), encoding="utf-8")
+
+
+# -- what is written ---------------------------------------------------------------------------------------------------
+
+
+def row(record: Record) -> list[str]:
+    """The cells of one case on one server."""
+    if "why" in record:
+        return [record["case"], record["server"], record["why"].replace("\n", " "), *[""] * (len(COLUMNS) + 1)]
+    first = sorted(each["first_ms"] for each in record["asked"]) or [float("nan")]
+    late = first[min(int(0.95 * len(first)), len(first) - 1)]
+    cells = [record["case"], record["server"], f"{record['wall_s']:.1f}", f"{record['ideal_s']:.1f}"]
+    cells += [f"{record['wall_s'] / record['ideal_s']:.2f}", f"{statistics.median(first):,.0f}", f"{late:,.0f}"]
+    cells += [f"{record[name]:,}" for name in ("evaluated", "floor", "refused", "lost")]
+    return [*cells, *("" if record[n] is None else f"{record[n]:,.0f}" for n in ("vram_mib", "resident_mib"))]
+
+
+def document(data: dict[str, Any]) -> str:
+    """The table of one model in Markdown."""
+    lines = [f"# Agents on pyctl and llama-server, {data['shape']} shape", ""]
+    lines += [f"- {name}: {value}" for name, value in data["machine"].items()]
+    records = sorted(data["records"], key=lambda record: [case.name for case in CASES].index(record["case"]))
+    columns = ["case", "server", *COLUMNS, "VRAM MiB", "resident MiB"]
+    return "\n".join([*lines, "", *table_lines(columns, [row(record) for record in records])])
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directory", type=Path, nargs="?", help="what prepare.py was given; else name the files")
+    parser.add_argument("--models", nargs="+", metavar="SHAPE[=FILE]", default=["27b-nextn"])
+    parser.add_argument("--llama-server", metavar="FILE")
+    parser.add_argument("--servers", nargs="+", choices=(OURS, PEER), default=(OURS, PEER))
+    parser.add_argument("--cases", nargs="+", choices=[case.name for case in CASES], default=[c.name for c in CASES])
+    parser.add_argument("--turns", type=int, default=2, help="of each agent")
+    parser.add_argument("--head", type=int, default=3000, help="tokens that all agents share")
+    parser.add_argument(
+        "--results-of", type=int, nargs=2, default=[500, 4000], metavar="N", help="tool results, tokens"
+    )
+    parser.add_argument("--replies-of", type=int, nargs=2, default=[128, 700], metavar="N", help="tokens")
+    parser.add_argument("--prefill", type=int, default=6000, help="tokens of the cold prompt that is timed")
+    parser.add_argument("--budget", type=float, default=180, metavar="S", help="no case begins after so many seconds")
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR")
+    parser.add_argument("--flags", default="", help="more flags for both servers, in one argument")
+    options = parser.parse_args(argv)
+    options.flags = options.flags.split()
+    files: dict[str, str] = {}
+    began, peer = time.monotonic(), options.llama_server
+    if options.directory is not None:
+        prepared = json.loads((options.directory / "prepared.json").read_text(encoding="utf-8"))
+        files, peer = prepared["models"], peer or prepared["llama_server"]
+        if any(os.environ.get(name) != value for name, value in prepared["environment"].items()):
+            raise SystemExit(f"run this with {options.directory}/python")
+    with tempfile.TemporaryDirectory(prefix="agents-") as work:
+        for named in options.models:
+            shape, _, file = named.partition("=")
+            model = Path(file or files.get(shape) or f"{options.directory}/models/{shape}.gguf")
+            run = Run(shape, model, peer, options, Path(work), [], began + options.budget)
+            run.all()
+            print(document({"shape": shape, "machine": {}, "records": run.records}))
+    print(f"{time.monotonic() - began:.0f} s; tables in {options.results}")
+
+
+if __name__ == "__main__":
+    main()
