@@ -17,7 +17,7 @@ from bench.common import parser_of
 
 SCRIPTS = (
     "exact", "kv", "held", "batch", "speculative", "agent_edits", "controller", "draft_length",
-    "policy", "codec", "disk", "store", "warm", "frontend", "recall", "selection", "budgets", "spill", "fleet",
+    "policy", "codec", "disk", "store", "warm", "load", "frontend", "recall", "selection", "budgets", "spill", "fleet",
     "replay", "grammar", "request_path", "threads", "rpc", "soak",
 )  # fmt: skip
 

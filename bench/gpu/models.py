@@ -1,13 +1,20 @@
 """Switch between two models behind conversations, pyctl beside llama-server's router; prepare.py has run before.
 
     DIR/python -m bench.gpu.models DIR --sizes 8000 52000 --card
+    DIR/python -m bench.gpu.models DIR --sizes 131000 --ctx 135168 --ways first back --keep-found
     DIR/python -m bench.gpu.models DIR --models tiny-hybrid tiny-dense --sizes 1500 --ctx 8192 --switches 6 --no-card
 
-One model is loaded at a time (--models-max 1). Each size is a conversation with each model; then each gets another
-turn, so that every turn switches. Columns: seconds to the first token by the client's clock, of which loading (pyctl
-says it, of llama-server it is what the prompt did not take), tokens from the cache, tokens evaluated. The last turn
-finds the models' files out of the page cache. Then --switches short turns: memory must stay flat. Findings go to
-gpu-models.json, and the table is printed.
+One model is loaded at a time (--models-max 1). Ways, in this order:
+
+    weights    each way to load the files, beside plain copies of the machine (bench.gpu.weights)
+    first      each size is a conversation with each model, whose file is in the page cache
+    back       each gets another turn, --rounds times, so that every turn switches
+    cold       the same with the models' files out of the page cache
+    switches   --switches short turns, with the memory after each: it must stay flat
+
+Columns: seconds to the first token by the client's clock, of which loading (pyctl says it, of llama-server it is what
+the prompt did not take), GB/s of the file in that time, tokens from the cache, tokens evaluated. What no longer fits
+--budget is left out, and said. Findings go to gpu-models.json; with --keep-found those of other ways and sizes stay.
 """
 
 from __future__ import annotations
@@ -24,20 +31,33 @@ from pathlib import Path
 from typing import Any
 
 from bench.common import RESULTS
+from bench.compare import HERE, MeasurementError, measured
 from bench.gpu.machine import describe, vram_mib
-from bench.gpu.measure import small_card, wait_for
+from bench.gpu.measure import PREFILL, small_card, wait_for
 from bench.gpu.report import OURS, PEER
 from bench.gpu.run import N_FIRST, Clock
 from bench.gpu.servers import Reply, Server, llama_server, pyctl
+from bench.gpu.weights import RATES
 from bench.gpu.workloads import Conversation
 from pyctl.measure.observed import evict, resident_mib
 
 Record = dict[str, Any]
 
+WAYS = ("weights", "first", "back", "cold", "switches")
+
+FIRST, BACK, COLD = "first time", "another model and back", "files not in RAM"
+
+SETTLED = 3
+"""Switches after which memory counts: both models have been there, and the first one again."""
+
+SHORT = 300
+"""Tokens of the text behind a short turn."""
+
 
 def preset(path: Path, models: dict[str, Path], options: argparse.Namespace) -> Path:
     """A preset file that both servers read."""
     keys = {"c": options.ctx, "ngl": 99, "ctk": options.kv, "ctv": options.kv, "np": 1, "fa": "on"}
+    keys["load-mode"] = options.load_mode
     general = "".join(f"{key} = {value}\n" for key, value in keys.items())
     sections = "".join(f"[{name}]\nmodel = {file}\n" for name, file in models.items())
     path.write_text(f"version = 1\n[*]\n{general}{sections}", encoding="utf-8")
@@ -47,18 +67,28 @@ def preset(path: Path, models: dict[str, Path], options: argparse.Namespace) -> 
 class Switching:
     """One server, and the conversations that it has with each model."""
 
-    def __init__(self, server: Server, shapes: Sequence[str], sizes: Sequence[int], found: list[Record]) -> None:
-        self.server, self.shapes, self._found = server, shapes, found
-        self._talks = {(shape, size): Conversation(f"{shape} switch", size) for size in sizes for shape in shapes}
+    def __init__(
+        self, server: Server, models: dict[str, Path], sizes: Sequence[int], end: float, found: list[Record]
+    ) -> None:
+        self.server, self.models, self._found = server, models, found
+        self._talks = {(shape, size): Conversation(f"{shape} switch", size) for size in sizes for shape in models}
+        rates = {shape: PREFILL.get(shape.removesuffix("-nextn"), 4000.0) for shape in models}
+        self._clocks = {shape: Clock(end, rate) for shape, rate in rates.items()}
+        self._loading = 15.0
 
     def turns(self, way: str, *, files: Sequence[Path] = ()) -> None:
         """Another message in each conversation, each with another model than the one before."""
         for (shape, size), talk in self._talks.items():
+            is_new = len(talk.messages) == talk.opened
+            n_new = size if is_new or self.server.name == PEER else 2 * SHORT
+            clock = self._clocks[shape]
+            if not clock.fits(clock.prefill(n_new) + self._loading * (3 if files else 1)):
+                self._leave_out(f"{way}: {shape}, {size:,}")
+                continue
             if files:
                 evict(files)
-            steps = talk.turn(way) if len(talk.messages) > talk.opened else talk.ask(way, 0)
-            step = next(steps)
-            reply = self.server.ask(step.messages, N_FIRST, model=shape)
+            steps = talk.ask(way, 0) if is_new else talk.turn(way)
+            reply = self.server.ask(next(steps).messages, N_FIRST, model=shape)
             self._note(way, shape, size, reply)
             try:
                 steps.send(reply.text)
@@ -67,26 +97,44 @@ class Switching:
 
     def short(self, n: int) -> None:
         """``n`` switches behind a short text."""
+        seen: list[Record] = []
+        shapes = list(self.models)
+        clock = self._clocks[shapes[0]]
         for index in range(n):
-            self.server.ask(Conversation("short", 300).messages, 2, model=self.shapes[index % len(self.shapes)])
-            if index in (3, n - 1):
-                memory = {"vram_mib": vram_mib(), "resident_mib": resident_mib(self.server.pid)}
-                self._found.append({"server": self.server.name, "way": f"after {index + 1} switches", **memory})
+            if not clock.fits(self._loading + 1):
+                self._leave_out(f"{n - index} of {n} switches")
+                break
+            began = time.monotonic()
+            self.server.ask(Conversation("short", SHORT).messages, 2, model=shapes[index % len(shapes)])
+            took = time.monotonic() - began
+            vram, resident = vram_mib(), sum(resident_mib(pid) for pid in family(self.server.pid))
+            seen.append({"seconds": took, "vram_mib": vram, "resident_mib": resident})
+        record = {"server": self.server.name, "way": f"{len(seen)} switches", "switches": seen}
+        self._found.append(record)
+        print(line(record), flush=True)
+
+    def _leave_out(self, what: str) -> None:
+        self._found.append({"server": self.server.name, "way": f"left out, no time: {what}"})
+        print(line(self._found[-1]), flush=True)
 
     def _note(self, way: str, shape: str, size: int, reply: Reply) -> None:
         prompt_ms = float(reply.timings["prompt_ms"])
+        load_s = self._load_seconds(shape) or max(reply.first_ms - prompt_ms, 0.0) / 1e3
         record = {
             "server": self.server.name,
             "way": way,
             "model": shape,
             "size": size,
             "first_s": reply.first_ms / 1e3,
-            "load_s": self._load_seconds(shape) or max(reply.first_ms - prompt_ms, 0.0) / 1e3,
+            "load_s": load_s,
+            "load_rate": self.models[shape].stat().st_size / load_s / 1e9 if load_s else None,
             "prompt_s": prompt_ms / 1e3,
             "source": reply.timings.get("source", ""),
             "cached": reply.cached,
             "evaluated": reply.evaluated,
         }
+        self._clocks[shape].learn(reply.evaluated, prompt_ms / 1e3)
+        self._loading = max(load_s, 1.0) if way != COLD else self._loading
         self._found.append(record)
         print(line(record), flush=True)
 
@@ -95,15 +143,41 @@ class Switching:
         return float(next(each.get("load_seconds", 0.0) for each in listed if each["id"] == shape))
 
 
+def family(pid: int) -> list[int]:
+    """The process and all below it: llama-server's router has one for each model."""
+    found = [pid]
+    for each in found:
+        for task in Path(f"/proc/{each}/task").glob("*/children"):
+            found += [int(child) for child in task.read_text(encoding="ascii").split()]
+    return found
+
+
 def line(record: Record) -> str:
     """A row of the table."""
+    head = f"{record['server']:12} {record['way']:22}"
+    if "mode" in record:
+        copied = ", ".join(f"{name} {record[name]:.1f}" for name in RATES if name in record)
+        text = f"{record['load_s']:8.2f} s, {record['rate']:.1f} GB/s: {record['share']:.0%} of copies ({copied} GB/s)"
+        return f"{head} {record['model']:12} {text}"
+    if "switches" in record:
+        return f"{head} {flatness(record['switches'])}"
     if "model" not in record:
-        vram = "?" if record["vram_mib"] is None else f"{record['vram_mib']:,.0f}"
-        text = f"{vram} MiB of the GPU, {record['resident_mib']:,.0f} MiB resident"
-        return f"{record['server']:12} {record['way']:22} {text}"
-    seconds = " ".join(f"{record[name]:8.2f}" for name in ("first_s", "load_s", "prompt_s"))
+        return head
+    seconds = " ".join(f"{record[name]:8.2f}" for name in ("first_s", "load_s", "load_rate", "prompt_s"))
     counts = f"{record['cached']:8,} {record['evaluated']:8,} {record['source']}"
-    return f"{record['server']:12} {record['way']:22} {record['model']:12} {record['size']:8,} {seconds} {counts}"
+    return f"{head} {record['model']:12} {record['size']:8,} {seconds} {counts}"
+
+
+def flatness(switches: Sequence[Record]) -> str:
+    """How far memory went up and down while the same model was there."""
+    said = []
+    for name, what in (("vram_mib", "MiB of the GPU"), ("resident_mib", "MiB resident")):
+        sizes = [each[name] for each in switches[SETTLED:] if each[name] is not None]
+        grown = [after - before for before, after in zip(sizes, sizes[2:], strict=False)]
+        if sizes:
+            said.append(f"{min(sizes):,.0f} to {max(sizes):,.0f} {what}, {sum(grown) / 2:+,.0f} in all")
+    seconds = sorted(each["seconds"] for each in switches)
+    return "; ".join([*said, f"{seconds[len(seconds) // 2]:.2f} s each" if seconds else "none"])
 
 
 @contextmanager
@@ -119,6 +193,20 @@ def running(server: Server, *, small: bool) -> Iterator[None]:
             server.kill()
 
 
+def weights(models: dict[str, Path], load_mode: str) -> list[Record]:
+    """How fast the files are loaded by the ways that both servers know, in a process of its own."""
+    modes = sorted({"mmap", "none", *({load_mode} - {"auto"})})
+    names = {file.name: shape for shape, file in models.items()}
+    try:
+        records = measured("bench.gpu.weights", ["--modes", *modes, "--", *map(str, models.values())], HERE)
+    except MeasurementError as error:
+        return [{"server": "llama.cpp", "way": f"failed: {str(error)[-200:]}"}]
+    found = [{"server": "llama.cpp", "way": f"weights, {r['mode']}", "model": names[r["file"]], **r} for r in records]
+    for record in found:
+        print(line(record), flush=True)
+    return found
+
+
 def measure(name: str, peer: str, models: dict[str, Path], options: argparse.Namespace, work: Path) -> list[Record]:
     """All findings of one server; those up to a failure if it fails."""
     found: list[Record] = []
@@ -128,17 +216,34 @@ def measure(name: str, peer: str, models: dict[str, Path], options: argparse.Nam
         log = work / f"models-{name}.log"
         ours = name == OURS
         server = pyctl(flags, Path(directory), log) if ours else llama_server(peer, flags, log)
-        switching = Switching(server, list(models), options.sizes, found)
+        switching = Switching(server, models, options.sizes, options.end, found)
         try:
             with running(server, small=options.card):
-                switching.turns("first time")
-                for _ in range(options.rounds):
-                    switching.turns("another model and back")
-                switching.turns("files not in RAM", files=list(models.values()))
-                switching.short(options.switches)
+                if {"first", "back", "cold"} & {*options.ways}:
+                    switching.turns(FIRST)
+                for _ in range(options.rounds if "back" in options.ways else 0):
+                    switching.turns(BACK)
+                if "cold" in options.ways:
+                    switching.turns(COLD, files=list(models.values()))
+                if "switches" in options.ways:
+                    switching.short(options.switches)
         except (OSError, HTTPException, ValueError) as error:
-            found.append({"server": name, "way": f"failed: {error}"[:200], "vram_mib": None, "resident_mib": 0.0})
+            found.append({"server": name, "way": f"failed: {error}"[:200]})
+            print(line(found[-1]), flush=True)
     return found
+
+
+def keep(path: Path, found: list[Record], *, others: bool) -> None:
+    """Write the findings, with ``others`` beside what earlier runs found of other ways, models and sizes."""
+
+    def key(record: Record) -> tuple[Any, ...]:
+        return tuple(record.get(name) for name in ("server", "way", "model", "size"))
+
+    mine = {key(record) for record in found}
+    known = json.loads(path.read_text(encoding="utf-8"))["found"] if others and path.exists() else []
+    kept = [record for record in known if key(record) not in mine]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"machine": describe(), "found": [*kept, *found]}, indent=1) + "\n", encoding="utf-8")
 
 
 def main() -> None:
@@ -146,34 +251,50 @@ def main() -> None:
     parser.add_argument("directory", type=Path, help="what prepare.py was given")
     parser.add_argument("--models", nargs=2, default=["27b", "35b-a3b"], metavar="SHAPE")
     parser.add_argument("--servers", nargs="+", choices=(OURS, PEER), default=(OURS, PEER))
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
     parser.add_argument("--sizes", type=int, nargs="+", default=[8000, 52_000], help="conversations, tokens")
     parser.add_argument("--ctx", type=int, default=65_536, help="-c of both models")
     parser.add_argument("--kv", default="q8_0", help="-ctk and -ctv of both models")
-    parser.add_argument("--rounds", type=int, default=2, help="turns of each conversation")
+    parser.add_argument("--load-mode", default="auto", help="of both servers: auto, mmap, none or dio")
+    parser.add_argument("--rounds", type=int, default=1, help="turns of each conversation")
     parser.add_argument("--switches", type=int, default=50, help="short ones at the end")
     parser.add_argument("--card", action=argparse.BooleanOptionalAction, default=True, help="leave what 24 GB have")
-    parser.add_argument("--budget", type=float, default=540, metavar="S", help="seconds to wait for the models' files")
+    parser.add_argument("--budget", type=float, default=540, metavar="S", help="seconds, all in all")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR")
+    parser.add_argument("--keep-found", action="store_true", help="keep what earlier runs found of other ways")
     options = parser.parse_args()
     prepared = json.loads((options.directory / "prepared.json").read_text(encoding="utf-8"))
     work = options.directory / "work-models"
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir()
     models = {shape: Path(prepared["models"][shape]) for shape in options.models}
-    clock = Clock(time.monotonic() + options.budget, 4000.0)
-    if not all(wait_for(file, clock) for file in models.values()):
+    began = time.monotonic()
+    options.end = began + options.budget
+    if not all(wait_for(file, Clock(options.end, 4000.0)) for file in models.values()):
         raise SystemExit("a model is not there")
-    found: list[Record] = []
+    for file in models.values():
+        warm(file)
+    print(f"{time.monotonic() - began:.0f} s: the models' files are there and in the page cache", flush=True)
+    found = weights(models, options.load_mode) if "weights" in options.ways else []
     for name in options.servers:
         if name == OURS or prepared["llama_server"]:
             found += measure(name, str(prepared["llama_server"]), models, options, work)
-    options.results.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"machine": describe(), "found": found}, indent=1)
-    (options.results / "gpu-models.json").write_text(text + "\n", encoding="utf-8")
-    names = f"{'server':12} {'way':22} {'model':12} {'tokens':>8} {'first s':>8} {'load s':>8} {'prompt s':>8}"
+    keep(options.results / "gpu-models.json", found, others=options.keep_found)
+    names = (
+        f"{'server':12} {'way':22} {'model':12} {'tokens':>8} {'first s':>8} {'load s':>8} {'GB/s':>8} {'prompt s':>8}"
+    )
     print(f"\n{names} {'cached':>8} {'new':>8}")
     for record in found:
         print(line(record))
+    print(f"{time.monotonic() - began:.0f} s")
+
+
+def warm(path: Path) -> None:
+    """Have the file in the page cache, as one that was used before."""
+    with path.open("rb", buffering=0) as file:
+        buffer = bytearray(16 * 2**20)
+        while file.readinto(buffer):
+            pass
 
 
 if __name__ == "__main__":

@@ -245,8 +245,8 @@ def dry_run(
 
 @contextmanager
 def _without_weights(settings: ModelSettings, *, with_head: bool) -> Iterator[tuple[Any, list[str]]]:
-    """Yield a llama_model without weights, and llama.cpp's log of loading it."""
-    params = ModelParams(settings, with_head=with_head)
+    """Yield a llama_model without weights and texts of tokens, and llama.cpp's log of loading it."""
+    params = ModelParams(settings, with_head=with_head, with_vocabulary=False)
     params.struct.no_alloc = True
     params.struct.load_mode = LOAD_MODES["none"]
     forget_log_errors()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from pyctl.engine.model_settings import (
 )
 from pyctl.errors import ModelError
 from pyctl.limit import limit
-from pyctl.llama.devices import Device, devices
+from pyctl.llama.devices import Device, devices, file_head, model_files
 
 __all__ = [
     "ModelParams",
@@ -52,11 +52,12 @@ class _Placement(ctypes.Structure):
 class ModelParams:
     """A llama_model_params in ``struct``, and the memory that it points to. The object must outlive the load.
 
-    ``stopped``: the callback of `report` ended the load. ``with_head`` also loads the draft head. Raises ModelError for
-    unknown devices and buffer types.
+    ``stopped``: the callback of `report` ended the load. ``with_head`` also loads the draft head. Without
+    ``with_vocabulary`` tokens are numbers without texts, which saves most of the time of a load without weights. Raises
+    ModelError for unknown devices and buffer types.
     """
 
-    def __init__(self, settings: ModelSettings, *, with_head: bool = False) -> None:
+    def __init__(self, settings: ModelSettings, *, with_head: bool = False, with_vocabulary: bool = True) -> None:
         self._kept: list[object] = []
         self.stopped = False
         self.struct = params = api.llama_model_default_params()
@@ -75,8 +76,9 @@ class ModelParams:
             params.devices = self._devices(settings.devices)
         if settings.placements:
             params.tensor_buft_overrides = self._placements(settings)
-        if settings.metadata:
-            params.kv_overrides = self._metadata(settings)
+        metadata = (*(() if with_vocabulary else _no_vocabulary(settings)), *settings.metadata)  # the first one counts
+        if metadata:
+            params.kv_overrides = self._metadata(metadata)
 
     def report(self, progress: Callable[[float], bool]) -> None:
         """Call ``progress`` with fractions from 0 to 1 during the load; it returns whether to continue."""
@@ -113,9 +115,9 @@ class ModelParams:
         rows = [_Placement(pattern.encode(), buffers[name]) for pattern, name in settings.placements]
         return self._pointer((_Placement * (len(rows) + 1))(*rows, _Placement(None, None)))
 
-    def _metadata(self, settings: ModelSettings) -> Any:
-        rows = (api.llama_model_kv_override * (len(settings.metadata) + 1))()
-        for row, (key, value) in zip(rows, settings.metadata, strict=False):
+    def _metadata(self, metadata: Sequence[tuple[str, bool | int | float | str]]) -> Any:
+        rows = (api.llama_model_kv_override * (len(metadata) + 1))()
+        for row, (key, value) in zip(rows, metadata, strict=False):
             row.key = key.encode()
             # bool is a subclass of int, so it comes first.
             for tag, kind, field in (
@@ -133,6 +135,14 @@ class ModelParams:
     def _pointer(self, array: Any) -> ctypes.c_void_p:
         self._kept.append(array)
         return ctypes.cast(array, ctypes.c_void_p)
+
+
+def _no_vocabulary(settings: ModelSettings) -> tuple[tuple[str, int | str], ...]:
+    """Return metadata that keep llama.cpp from reading the texts of the vocabulary; none if the file has no tokens."""
+    head = file_head(model_files(Path(settings.path))[0])
+    if not (head.arch and head.n_vocab) or "tokenizer.ggml.model" in dict(settings.metadata):
+        return ()
+    return ("tokenizer.ggml.model", "no_vocab"), (f"{head.arch}.vocab_size", head.n_vocab)
 
 
 BYTES_PER_THREAD = 2**20

@@ -24,6 +24,7 @@ from pyctl.llama.fit import fit_settings
 from pyctl.llama.library import redirect_log
 from pyctl.llama.memory import MIB, Place, Usage
 from tools.generator import SHAPES, Shape, generate
+from tools.generator.families import FAMILIES, cached_family
 
 ALIGNMENT = 32
 
@@ -62,6 +63,56 @@ def test_the_plan_is_what_llama_cpp_takes(
     row_bytes = shape.row_bytes(settings.get("type_k", "f16"), settings.get("type_v", "f16"))
     assert plan.row_bytes == pytest.approx(row_bytes, rel=0.01)
     assert plan.state_bytes == pytest.approx(shape.state_bytes, abs=MIB / 100)
+
+
+@pytest.fixture(scope="module")
+def family_path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    directory = tmp_path_factory.mktemp("families")
+    return lambda name: cached_family(FAMILIES[name], directory)
+
+
+def plans(settings: ModelSettings, drafts: DraftSettings) -> list[tuple[MemoryPlan, dict[str, int]]]:
+    """Plans for two contexts without what is free now, and the tensors that they count."""
+    found = []
+    with dry_run(settings, drafts) as run:
+        for n_ctx in (4096, 16_384):
+            plan = run.plan(n_ctx)
+            places = tuple(replace(place, free=None) for place in plan.places)
+            found.append((replace(plan, places=places), dict(run.tensors)))
+    return found
+
+
+def with_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have dry runs read the texts of tokens, as loading does."""
+    params = dry_runs.ModelParams
+    monkeypatch.setattr(dry_runs, "ModelParams", lambda *args, with_vocabulary, **more: params(*args, **more))
+
+
+@pytest.mark.parametrize("name", ["tiny-hybrid-nextn", "tiny-moe", "tiny-dense", *FAMILIES])
+def test_a_plan_needs_no_texts_of_tokens(
+    model_path: Callable[[str], Path],
+    family_path: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    path = family_path(name) if name in FAMILIES else model_path(name)
+    settings = ModelSettings(path=str(path), n_seqs=2, n_ubatch=128, n_threads=1)
+    drafts = DraftSettings(draft_types=("draft-mtp",)) if name.endswith("-nextn") else dry_runs.NO_DRAFTS
+    quick = plans(settings, drafts)
+    with_vocabulary(monkeypatch)
+    assert quick == plans(settings, drafts)
+
+
+@pytest.mark.parametrize(
+    "metadata", [("qwen3.vocab_size", 5), ("tokenizer.ggml.model", "gpt2"), ("tokenizer.ggml.pre", "llama3")]
+)
+def test_a_plan_needs_no_texts_of_tokens_whatever_else_is_said_of_them(
+    model_path: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, metadata: tuple[str, int | str]
+) -> None:
+    settings = ModelSettings(path=str(model_path("tiny-dense")), n_threads=1, metadata=(metadata,))
+    quick = plans(settings, dry_runs.NO_DRAFTS)
+    with_vocabulary(monkeypatch)
+    assert quick == plans(settings, dry_runs.NO_DRAFTS)
 
 
 def hollow_model(path: Path, shape: Shape, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -426,3 +426,44 @@ def test_logits_behind_images_are_compared_with_a_cold_run(
     monkeypatch.setattr(ImageEncoder, "_encode", another)
     images.bits(model_path("tiny-hybrid"), tiny_mmproj, "f16")
     assert capsys.readouterr().out.count("| 3 of 5 | True |") == 2
+
+
+# -- several models ----------------------------------------------------------------------------------------------------
+
+
+def test_findings_of_one_run_stay_beside_those_of_another(tmp_path: Path) -> None:
+    from bench.gpu.models import keep
+
+    path = tmp_path / "gpu-models.json"
+    base = {"server": "pyctl", "way": "first time", "model": "27b"}
+    small, large = {**base, "size": 8000, "first_s": 1.0}, {**base, "size": 131_000, "first_s": 9.0}
+    keep(path, [small], others=False)
+    keep(path, [large], others=True)
+    again = {**small, "first_s": 2.0}
+    keep(path, [again], others=True)
+    assert json.loads(path.read_text())["found"] == [large, again]
+    keep(path, [small], others=False)
+    assert json.loads(path.read_text())["found"] == [small]
+
+
+def test_memory_over_switches_is_compared_at_the_same_model() -> None:
+    from bench.gpu.models import flatness
+
+    def switches(*sizes: float) -> list[dict[str, Any]]:
+        return [{"seconds": 1.0, "vram_mib": size, "resident_mib": 2 * size} for size in sizes]
+
+    text = "100 to 200 MiB of the GPU, +0 in all; 200 to 400 MiB resident, +0 in all; 1.00 s each"
+    assert flatness(switches(1, 2, 3, 100, 200, 100, 200, 100)) == text
+    assert "100 to 220 MiB of the GPU, +20 in all" in flatness(switches(1, 2, 3, 100, 200, 110, 210, 120, 220))
+    assert flatness(switches()) == "none"
+
+
+def test_loads_are_compared_with_plain_copies(tmp_path: Path) -> None:
+    from bench.gpu.weights import RATES, copies
+
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 2**20)
+    rates = copies(path)
+    assert set(rates) <= set(RATES)
+    assert {"pageable", "mapped", "read"} <= set(rates)
+    assert all(rate > 0 for rate in rates.values())
