@@ -1,6 +1,6 @@
 """All benchmarks, one after the other; fails at the end if one of them did.
 
-python -m bench                      # what `make bench` runs: about forty minutes
+python -m bench                      # what `make bench` runs: about an hour
 python -m bench --quick disk batch   # only these, and only whether they work
 python -m bench --keep               # tables to bench/results
 python -m bench --llama-server FILE  # beside ours where a script can: replay
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from bench.common import parser_of
 
 SCRIPTS = (
-    "exact", "kv", "held", "batch", "speculative", "agent_edits", "controller", "draft_length",
+    "exact", "families", "kv", "held", "batch", "speculative", "agent_edits", "controller", "draft_length",
     "policy", "codec", "disk", "store", "warm", "load", "frontend", "recall", "selection", "budgets", "spill", "fleet",
     "replay", "grammar", "request_path", "threads", "rpc", "soak",
 )  # fmt: skip

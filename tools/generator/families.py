@@ -41,14 +41,15 @@ WINDOW = 64
 
 @dataclass(frozen=True)
 class Family:
-    """One model: llama.cpp's name of its architecture, the class of its memory, and its keys without the prefix.
+    """One model: llama.cpp's name of its architecture, the class of its memory if a test relies on it, and its keys
+    without the prefix.
 
     ``sliding`` says that a part of its memory forgets what lies `WINDOW` tokens back.
     """
 
     name: str
     arch: str
-    memory: str
+    memory: str = ""
     keys: Mapping[str, Value] = field(default_factory=dict)
     sliding: bool = False
 
@@ -344,8 +345,8 @@ def write_family(path: str | PathLike[str], family: Family, *, seed: int = 0) ->
 
 def _write(path: Path, family: Family, weights: Mapping[str, NDArray[np.float32]]) -> None:
     writer = GGUFWriter(path, family.arch)
-    for name, value in {**COMMON, **family.keys}.items():
-        _add(writer, f"{family.arch}.{name}", value)
+    for name, value in {**COMMON, **family.keys}.items():  # one group of keys has no prefix
+        _add(writer, name if name.startswith("xielu.") else f"{family.arch}.{name}", value)
     add_tokenizer(writer, byte_vocab().fitted(VOCAB_SIZE), CHATML_TEMPLATE)
     for name, values in weights.items():
         writer.add_tensor(name, values)
@@ -436,7 +437,7 @@ def _values(name: str, shape: tuple[int, ...], seed: int) -> NDArray[np.float32]
     mean, deviation = 0.0, 0.1
     if re.search(r"norm[^.]*\.weight$", name):
         mean = 1.0
-    elif "time_mix_w0" in name:
+    elif "time_mix_w0" in name or "time_mix_decay.weight" in name:
         mean, deviation = -6.0, 1.0
     elif name == "token_embd.weight":
         deviation = 0.05

@@ -9,19 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bench.families import Answer, answers, cold_answer, empty_engine
+from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.places import ANYWHERE, NOWHERE, ResumePlaces
-from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import Rows
 from pyctl.engine.engine import Engine
-from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.handle import RequestHandle
 from pyctl.engine.model_settings import ModelSettings
-from pyctl.engine.request import Failed, Piece
 from pyctl.errors import StateError
-from pyctl.llama import LlamaBackend, Loaded, load, memory_check
+from pyctl.llama import Loaded, load, memory_check
 from pyctl.llama.context_memory import ContextMemory
 from pyctl.prompt import Prompt
-from tests.unit.engine.drive import chat, request, tier_on
+from tests.unit.engine.drive import chat
 from tools.generator.families import FAMILIES, WINDOW, Family, cached_family
 
 RING = 256
@@ -70,34 +68,8 @@ def open_family(family_path: Callable[[Family], Path]) -> Iterator[Callable[...,
         loaded.backend.unload()
 
 
-def probabilities(engine: Engine, prompt: Prompt, **fields: object) -> tuple[list[object], int]:
-    """The five best log probabilities of each of six tokens, and how much of the prompt was cached."""
-    handle = RequestHandle(request(prompt, 6, n_probs=5, **fields))
-    engine.submit(handle)
-    while engine.step():
-        pass
-    events = list(handle.drain())
-    assert not [event for event in events if isinstance(event, Failed)]
-    return [event.probs for event in events if isinstance(event, Piece)], events[-1].stats.n_cached
-
-
-def cold_replies(backend: LlamaBackend) -> dict[str, list[object]]:
-    engine = Engine(backend, RamCache(0, 0), EngineSettings(exact=True))
-    replies = {}
-    for name, prompt in PROMPTS.items():
-        backend.memory.clear(0)
-        engine.prefix_cache.forget(engine.sequences[0])
-        replies[name], cached = probabilities(engine, prompt, cache_prompt=False)
-        assert cached == 0
-    backend.memory.clear(0)
-    return replies
-
-
-def engine_on(directory: Path, backend: LlamaBackend) -> Engine:
-    tier = tier_on(directory, backend.memory.identity, min_tokens=32)
-    backend.memory.release_all()
-    backend.memory.clear(0)
-    return Engine(backend, RamCache(0, None), EngineSettings(exact=True), tier)
+def ask(engine: Engine, prompt: Prompt, **fields: object) -> Answer:
+    return answers(engine, [prompt], **fields)[0]
 
 
 SMOKE = [pytest.param(name, marks=[pytest.mark.smoke] * (name == "tiny-lfm2")) for name in FAMILIES]
@@ -109,15 +81,15 @@ def test_replies_are_those_of_a_cold_run(name: str, open_family: Callable[..., L
     backend, family = loaded.backend, FAMILIES[name]
     assert backend.memory.kv.type == family.memory
     assert backend.memory.shape.places == PLACES.get(name, ANYWHERE)
-    expected = cold_replies(backend)
+    expected = {each: cold_answer(backend, prompt).best for each, prompt in PROMPTS.items()}
     assert len({str(reply) for reply in expected.values()}) == len(expected) - 2, "two prompts are asked twice"
     shares = []
     for asked in (PROMPTS, AFTER_RESTART):
-        engine = engine_on(tmp_path, backend)
+        engine = empty_engine(backend, tmp_path, exact=True)
         for each in asked:
-            reply, cached = probabilities(engine, PROMPTS[each])
-            assert reply == expected[each], f"{each}, {cached} tokens cached"
-            shares.append(cached)
+            reply = ask(engine, PROMPTS[each])
+            assert reply.best == expected[each], f"{each}, {reply.n_cached} tokens cached"
+            shares.append(reply.n_cached)
         assert engine.prefix_cache.close()
     assert sum(share > 0 for share in shares[: len(PROMPTS)]) >= (4 if family.sliding else 6), "from RAM or live"
     assert sum(share > 0 for share in shares[len(PROMPTS) :]) >= (2 if family.sliding else 5), "from disk"
@@ -160,15 +132,16 @@ def test_a_memory_that_does_not_come_back_is_not_cached(
     assert backend.memory_text.startswith("not cached: llama_")
     with pytest.raises(StateError, match="same bits"):
         backend.memory.save_file(0, tmp_path / "slot", np.arange(3, dtype=np.int32), ())
-    engine = engine_on(tmp_path, backend)
-    expected = [probabilities(engine, PROMPTS["first"], cache_prompt=False)[0] for _ in range(2)]
+    engine = empty_engine(backend, tmp_path, exact=True)
+    expected = [ask(engine, PROMPTS["first"], cache_prompt=False).best for _ in range(2)]
     for _ in range(3):
         for each in ("first", "another"):
-            reply, cached = probabilities(engine, PROMPTS[each])
-            assert each != "first" or reply == expected[0]
-            assert cached == 0 or engine.prefix_cache.totals.n_cached["live"]
+            reply = ask(engine, PROMPTS[each])
+            assert each != "first" or reply.best == expected[0]
+            assert reply.n_cached == 0 or engine.prefix_cache.totals.n_cached["live"]
     assert not engine.prefix_cache.cache.snapshots()
     assert engine.prefix_cache.close()
+    assert isinstance(engine.prefix_cache.disk, DiskTier)
     assert not engine.prefix_cache.disk.store.lengths()
 
 
