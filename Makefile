@@ -21,7 +21,9 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo install check quick test tests lint bench contract build clean
 
-demo: install
+# Not what the tests need, which is ten times as much.
+demo:
+	@$(MAKE) --no-print-directory install EXTRAS=demo
 	$(BIN)/python -m tools.demo
 
 install: $(BUILT) $(INSTALLED) $(SET_UP)

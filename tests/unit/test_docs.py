@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pyctl.cli.arguments import FLAGS, CommandSettings, parse_chat, parse_launch, parse_serve
 from pyctl.cli.other_forms import IGNORED, NO_OP, REJECTED
+from pyctl.setup import look_at_machine, missing_packages
 from tools import figures
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,7 +57,7 @@ def commands_of(page: Path) -> list[list[str]]:
     """The commands of pyctl that take the flags of a server, in blocks of shell code."""
     found = []
     for block in re.findall(r"```(?:sh|ini)\n(.*?)```", text_of(page), re.DOTALL):
-        for line in block.replace("\\\n", " ").splitlines():
+        for line in re.split(r"\n| && ", block.replace("\\\n", " ")):
             words = shlex.split(line.removeprefix("ExecStart="), comments=True)
             if len(words) > 1 and words[0].endswith("pyctl") and words[1] in READERS:
                 found.append(words[1:])
@@ -72,6 +74,14 @@ READERS = {
     "launch": lambda words: parse_launch(words[0], words[1 : [*words, "--"].index("--")], {})[0],
     "service": service_settings,
 }
+
+
+def test_readme_install_and_setup_name_the_same_packages() -> None:
+    (line,) = re.findall(r"^sudo apt install (.*?) +#", text_of(README), re.MULTILINE)
+    assert f"`sudo apt install {line}`" in text_of(ROOT / "docs" / "install.md")
+    bare = replace(look_at_machine(), compiler=None, headers=None)
+    (missing,) = re.findall(r"sudo apt install (.*?) \(", missing_packages(bare))
+    assert {*missing.split(), "git", "make", "python3-venv"} == {*line.split()}
 
 
 def test_the_readme_is_short() -> None:

@@ -1,0 +1,31 @@
+"""What `make` installs is what is used."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def commands_for(target: str) -> str:
+    """What `make` would run for ``target`` in a fresh checkout."""
+    command = ["make", "--dry-run", "--always-make", "--directory", str(ROOT), target]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_the_demo_installs_what_it_imports() -> None:
+    assert re.findall(r"in '([\w,]+)'\.split", commands_for("demo")) == ["demo"]
+    tomllib = pytest.importorskip("tomllib")  # Python 3.11
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    required = [*project["dependencies"], *project["optional-dependencies"]["demo"]]
+    tree = ast.parse((ROOT / "tools" / "demo.py").read_text(encoding="utf-8"))
+    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    tops = {name.partition(".")[0] for name in names} - set(sys.stdlib_module_names) - {"pyctl", "tools"}
+    assert tops <= {re.split(r"[<>=]", each)[0] for each in required}
