@@ -38,7 +38,7 @@ N_CELLS, N_SEQS, N_UBATCH = 65_536, 4, 1024
 
 
 def is_late(turn: Turn) -> bool:
-    """Whether nobody should have waited so long for this one."""
+    """Whether the turn evaluated more than twice its floor and 64 tokens."""
     return turn.n_evaluated > 2 * turn.floor + 64
 
 

@@ -33,7 +33,7 @@ class Device:
             raise OSError(f"{name} failed with CUDA error {code}")
 
     def free(self) -> int:
-        """Bytes of device memory that nobody uses."""
+        """Bytes of free device memory."""
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         self._call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
         return free.value

@@ -36,7 +36,7 @@ PLAIN = Reply()
 
 
 class Answers(Protocol):
-    """Whoever answers."""
+    """Answers chat requests: a server or a simulation."""
 
     def chat(self, messages: Sequence[Message], reply: Reply = ..., tools: Sequence[Message] = ...) -> Message:
         """The assistant's message, with what it thought as ``reasoning_content``."""

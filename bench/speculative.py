@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for number in range(options.repeat + 1):
             found: dict[str, list[dict[str, Any]]] = {name: [] for name in types}
             for turn, messages in enumerate(questions):
-                first = (number + turn) % len(types)  # nobody always comes after the same one
+                first = (number + turn) % len(types)  # the order changes, so that no type always follows the same one
                 for name in (*types[first:], *types[:first]):
                     found[name].append(asked(servers[name].url, messages, options.n))
             for name in types if number else ():  # the first round evaluates the prompts

@@ -3,9 +3,9 @@
     python -m bench.warm                                          # a tiny hybrid
     python -m bench.warm -m model.gguf --head 32768 --pause 3 --llama-server FILE --flags="-ngl 99 -ub 512"
 
-A model that thinks, with a template that leaves out the thoughts of earlier turns, as Qwen's do: the next prompt leaves
-what the model holds where the reply began, and all that was said has to be evaluated again. Between two turns lies a
-pause in which somebody reads; "at once" has none, so a warm-up only gets in the way there.
+The template leaves out the reasoning of earlier turns, as Qwen's do. So the next prompt differs from the live sequence
+where the reply began, and the server evaluates the reply again. The warm-up does that in the pause between two turns;
+"at once" has no pause, so there the warm-up can only delay the turn.
 """
 
 from __future__ import annotations

@@ -360,7 +360,7 @@ class Pulse:
 
     def watch(self, ctx: int) -> None:
         """Also end evaluations of the context at ``ctx`` whose devices take no part, behind the attention of a layer, if
-        it is flash attention. Nobody else may use its evaluation callback. 0 for none any more."""
+        it is flash attention. Its evaluation callback must be free. 0 ends the watch."""
 
     @property
     def is_watching(self) -> bool: ...

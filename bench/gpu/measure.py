@@ -359,7 +359,7 @@ def jobs(runs: Sequence[Run], only: Sequence[str]) -> list[tuple[str, Run, Calla
 
 
 def wait_for(model: Path, clock: Clock) -> bool:
-    """Whether the model is there before time runs out; False at once if nobody writes it any more."""
+    """Wait for the model file; False when the time is up, or at once if its writer has ended."""
     writer = model.with_suffix(".pid")
     while not model.exists():
         alive = writer.exists() and Path(f"/proc/{writer.read_text()}").exists()

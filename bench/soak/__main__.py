@@ -3,16 +3,16 @@
     python -m bench.soak --minutes 30 --seed 7 --keep
     python -m bench.soak -m model.gguf --flags "-ngl 99 -ctk q8_0" --context 16384 --minutes 5 --resident-limit 12000
 
-Clients hold conversations that together have three times the cells of the context, by all APIs, with tools, schemas
-and several choices; others vanish in the middle, send hostile bodies, or sit on connections; an operator saves,
-restores, pins and clears. The server lives three times for long, without a cache directory, with one, and with --exact
-as well, and in between is stopped and killed.
+Clients hold conversations that together have three times the cells of the context, through all APIs, with tools,
+schemas and several choices. Other clients disconnect in the middle, send hostile bodies, or keep connections open. An
+operator saves, restores, pins and clears. The server has three long lives: without a cache directory, with one, and
+with --exact as well. Between them it is stopped and killed.
 
-Wrong is: a 500, a greedy reply that another server (one sequence, no cache, no company) does not give, a refusal that
-takes long, memory that has grown from one rest, when nobody asks, to the next, threads or files that grow after the
-first third of a life, a log that grows faster than requests, an exit code that is not what it should be, a connection
-that breaks while the server lives. Where two tokens are nearly as likely, the batch that company shares may choose
-either; such replies are counted.
+The soak reports as wrong: a 500; a greedy reply that differs from that of a second server (one sequence, no cache, one
+request at a time); a slow refusal; memory that grows from one pause without requests to the next; threads or files that
+grow after the first third of a life; a log that grows faster than requests; an unexpected exit code; a connection that
+breaks while the server lives. Where two tokens are nearly as likely, a batch with other sequences may choose either;
+such replies are counted.
 """
 
 from __future__ import annotations

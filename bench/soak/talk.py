@@ -57,7 +57,7 @@ class Talk:
         self.messages = [{"role": "system", "content": head}]
 
     def _head(self) -> int:
-        """Characters of text that nobody asks about: some conversations are long from the beginning."""
+        """Characters of filler in the system message, so that some conversations are long from the beginning."""
         return int(self.random.choice((0.0, 0.1, 0.4, 0.7)) * self.most_tokens * CHARS_PER_TOKEN)
 
     @property

@@ -22,8 +22,8 @@ WARM_UP = 0.35
 """The part of a life in which caches and pools may fill."""
 
 REST_SECONDS = 25.0
-"""So long nobody asks, half-way through a long life and near its end: then the server has only what it needs, since
-what was freed goes back to the system ten seconds after the last request was read.
+"""Seconds without requests, half-way through a long life and near its end. The server returns freed memory to the
+system ten seconds after it read the last request, so afterwards it holds only what it needs.
 """
 
 BUSY_SECONDS = 5.0

@@ -288,7 +288,7 @@ class FakeMemory:
             raise OutOfCellsError
 
     def _later(self, data: bytes) -> Block:
-        """A block that has its bytes only once somebody waits for them."""
+        """A block that gets its bytes only at the first wait for them."""
         block = np.zeros(len(data), np.uint8)
         self._used += block.nbytes
         weakref.finalize(block, self._freed, block.nbytes)

@@ -23,7 +23,7 @@ MIB = 2**20
         pytest.param({}, MIB - 1, (1, 16), id="tiny layers"),
         pytest.param({}, 6 * MIB, (6, 16), id="small layers"),
         pytest.param({}, 400 * MIB, (16, 16), id="large layers"),
-        pytest.param({}, None, (16, 16), id="nobody knows"),
+        pytest.param({}, None, (16, 16), id="unknown layers"),
         pytest.param({"n_threads": 3}, 1, (3, 3), id="the user knows"),
         pytest.param({"n_threads_batch": 5}, 1, (1, 5), id="of prompts"),
     ],

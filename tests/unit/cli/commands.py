@@ -193,7 +193,7 @@ def look(monkeypatch: pytest.MonkeyPatch, argv: list[str], at: Callable[[Seen], 
 
     with monkeypatch.context() as patch:
         patch.setenv(model_settings.SPIN, "")  # what the command sets is gone afterwards
-        patch.setattr(model_settings, "_spin_is_given", False)  # as in a process that nobody started with it
+        patch.setattr(model_settings, "_spin_is_given", False)  # as in a process without the variable at its start
         for name in (
             "RamCache",
             "DiskStore",

@@ -65,8 +65,8 @@ class WatchedWorker:
         raise AssertionError("no end")
 
     def begin(self, n: int = 3000) -> RequestHandle:
-        """Begin a reply of ``n`` tokens, of which one comes each time that somebody looks at the engine: it has not
-        ended before, however late whoever looks is."""
+        """Begin a reply of ``n`` tokens, one for each call to the worker or cancellation, so that it cannot end before
+        a slow test looks at it."""
         decode, inbox, running = self.backend.decode, self.worker._inbox, self.engine.running
 
         def when_looked_at(items: Sequence[SequenceTokens]) -> None:
