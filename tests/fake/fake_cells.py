@@ -1,4 +1,4 @@
-"""The cells of a context that is no model's: what lies in which, whose they are, and which rows are held."""
+"""The cells of a context without a model: their content, their sequences, and the held rows."""
 
 from __future__ import annotations
 

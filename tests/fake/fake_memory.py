@@ -1,4 +1,4 @@
-"""What the sequences of a backend without a model hold: rows in cells, a state, and a draft model's part of both."""
+"""The sequences of a backend without a model: rows in cells, a state, and a draft model's part of both."""
 
 from __future__ import annotations
 

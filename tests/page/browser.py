@@ -1,4 +1,4 @@
-"""A tab of a real browser with the page in it: what a user does there, and everything that it should not have done."""
+"""A tab of a real browser with the page in it: a user's actions, and a record of every problem."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The half of the page that shows the cache: what it says is what the server has, and its buttons change that."""
+"""The cache view of the page shows the server's cache, and its buttons change it."""
 
 from __future__ import annotations
 

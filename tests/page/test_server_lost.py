@@ -1,4 +1,4 @@
-"""A server that is not there yet, goes away, comes back, or lies under a prefix."""
+"""The page while the server is not started, stopped, restarted, or under a path prefix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a real process ends: in the middle of a long batch, by a second signal, and when its engine fails or hangs."""
+"""Shutdown of a real process: in a long batch, by a second signal, and when its engine fails or hangs."""
 
 from __future__ import annotations
 

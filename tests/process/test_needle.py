@@ -1,4 +1,4 @@
-"""The built-in model finds what it was told, however the conversation came back; a wrong restore is a wrong answer."""
+"""The built-in model recalls facts after every kind of restore; a wrong restore is a wrong answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a real server lives: it sleeps and wakes, saves its slots, embeds, and says what it does."""
+"""Operations of a real server: sleep and wake, slot files, embeddings, warm-ups, log and metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The source `cache` behind a real server: who drafts from what, before and after a restart."""
+"""The draft source `cache` behind a real server, before and after a restart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model's own head: what it drafts, what can be taken back, and that drafts never change a logit."""
+"""The model's own head: its drafts, their rollback, and that drafts change no logit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many threads evaluate, and that they do not spin for long: other processes want the cores, too."""
+"""The number of threads that evaluate, and how long they spin while other processes need the cores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The arena of host memory, in a process of its own and without a device: how much it takes, and what it gives back."""
+"""The arena of host memory, in a process of its own and without a device: the memory it takes and returns."""
 
 from __future__ import annotations
 

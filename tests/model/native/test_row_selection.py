@@ -1,4 +1,4 @@
-"""Attention to a few chosen rows: which these are, and that nothing but tokens, batches and pins has a say in it."""
+"""Attention to a few chosen rows: the choice depends on tokens, batches and pins alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients that connect and say nothing, or too slowly, take nothing from the others; and where a server listens."""
+"""Silent and slow clients do not block other clients; and the addresses on which a server listens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writing behind: nothing waits for the disk, rows are held until written, a refusing disk is only a warning."""
+"""The write queue: no caller waits for the disk, rows are kept until written, and a failing disk is a warning."""
 
 from __future__ import annotations
 

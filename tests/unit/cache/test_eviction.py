@@ -1,5 +1,5 @@
-"""What a full cache loses: the tree of prefixes and the policies against a plain search, and the same promises of both
-caches under random histories."""
+"""Eviction: the prefix tree and the policies against a plain search, and invariants of both caches under random
+histories."""
 
 from __future__ import annotations
 

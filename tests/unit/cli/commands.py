@@ -1,4 +1,4 @@
-"""Runs `pyctl serve` and `pyctl chat` on a fake model, and looks at what the parts of the program are given."""
+"""Runs `pyctl serve` and `pyctl chat` on a fake model, and records the arguments of the parts of the program."""
 
 from __future__ import annotations
 

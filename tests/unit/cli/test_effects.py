@@ -1,4 +1,4 @@
-"""Every flag of `pyctl serve` and `pyctl chat` changes what some part of the program is given, not only a setting."""
+"""Every flag of `pyctl serve` and `pyctl chat` reaches a part of the program, not only a setting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server that drafts with its draft model, driven without a thread, and what may happen to it between requests."""
+"""An engine with a draft model, driven without a thread, and events between its requests."""
 
 from __future__ import annotations
 

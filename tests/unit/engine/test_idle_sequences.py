@@ -1,4 +1,4 @@
-"""Which idle sequence a request takes, and which makes way: where the fewest seconds can be expected to be lost."""
+"""Which idle sequence a request takes, and which one is emptied: the choice loses the fewest expected seconds."""
 
 from __future__ import annotations
 

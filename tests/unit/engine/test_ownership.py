@@ -1,4 +1,4 @@
-"""The check of the thread rule itself: it sees a foreign thread, and leaves the owner alone."""
+"""The check of the thread rule: it reports a foreign thread, and not the owner."""
 
 from __future__ import annotations
 

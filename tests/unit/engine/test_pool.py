@@ -1,4 +1,4 @@
-"""The engine on a backend whose rows lie in a pool: each has its place, everything else is as ever."""
+"""The engine on a backend with rows in a pool behaves as without one."""
 
 from __future__ import annotations
 

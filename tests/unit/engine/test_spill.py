@@ -1,4 +1,4 @@
-"""What leaves RAM goes to disk and comes back, whatever the disk does; prompts resume from where that is quickest."""
+"""Snapshots that RAM evicts are spilled and restored, despite faults of the disk; prompts resume the quickest way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts that are evaluated before anybody asks: what they cost others, what they leave behind, how they end."""
+"""Background requests: their cost to other requests, the snapshots they leave, and how they end."""
 
 from __future__ import annotations
 

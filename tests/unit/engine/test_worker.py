@@ -1,4 +1,4 @@
-"""The engine's thread: what sleeps, what wakes it, and what the cache keeps meanwhile."""
+"""The engine's thread: sleeping, waking, and the cache meanwhile."""
 
 from __future__ import annotations
 

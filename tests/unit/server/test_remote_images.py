@@ -1,4 +1,4 @@
-"""Images at addresses: what is fetched, and what is not."""
+"""Images at addresses: the requests that are made, and those that are refused."""
 
 from __future__ import annotations
 
