@@ -1,6 +1,6 @@
 """The few calls of CUDA's driver that the benchmarks need: device memory, and copies to it from pinned memory.
 
-python -m bench.cuda MIB    # takes device memory until MIB are left, says so, and waits until its input ends
+python -m bench.cuda MIB    # take device memory until MIB are left, print that, and wait for the end of the input
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ SHORT_SECONDS = (5.0, 40.0)
 
 
 def command_of(options: argparse.Namespace) -> list[str]:
-    """How a server is started, without what the soak is about."""
+    """The flags of a server, without those under test."""
     model = ["-m", options.model] if options.model else []
     return [*PYCTL_SERVE, *model, "-t", str(options.threads), *shlex.split(options.flags)]
 
@@ -148,19 +148,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--context", type=int, default=4096, help="cells for all sequences")
     parser.add_argument("--parallel", type=int, default=4, metavar="N", help="-np of the server")
-    parser.add_argument("--clients", type=int, default=6, metavar="N", help="with two conversations each")
+    parser.add_argument("--clients", type=int, default=6, metavar="N", help="clients, with two conversations each")
     parser.add_argument("--cache-ram", type=int, default=24, metavar="MiB")
     parser.add_argument("--flags", default="", help="more flags for both servers, in one string")
-    parser.add_argument("--without", nargs="*", default=[], choices=KINDS, help="leave these out")
-    parser.add_argument("--patience", type=float, default=2.0, metavar="SECONDS", help="that a refusal may take")
+    parser.add_argument("--without", nargs="*", default=[], choices=KINDS, help="kinds to leave out")
+    parser.add_argument("--patience", type=float, default=2.0, metavar="SECONDS", help="time limit of a refusal")
     parser.add_argument(
         "--growth-limit",
         type=float,
         default=24.0,
         metavar="MiB",
-        help="from one rest of a long life to the next; without rests, after its first third",
+        help="growth limit from one pause of a long life to the next; without pauses, after its first third",
     )
-    parser.add_argument("--resident-limit", type=float, default=0.0, metavar="MiB", help="at any time; 0: none")
+    parser.add_argument("--resident-limit", type=float, default=0.0, metavar="MiB", help="resident memory; 0: no limit")
     options = parse(parser, argv, minutes=0.3, clients=3, patience=100.0, growth_limit=400.0)
     with tempfile.TemporaryDirectory() as directory:
         findings, target = soak(options, Path(directory))
