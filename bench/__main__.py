@@ -1,9 +1,9 @@
-"""All benchmarks, one after the other; fails at the end if one of them did.
+"""Run all benchmarks, one after the other; fail at the end if one of them failed.
 
 python -m bench                      # what `make bench` runs: about an hour
-python -m bench --quick disk batch   # only these, and only whether they work
+python -m bench --quick disk batch   # only these two, as a smoke test
 python -m bench --keep               # tables to bench/results
-python -m bench --llama-server FILE  # beside ours where a script can: replay
+python -m bench --llama-server FILE  # also measure llama-server where a script can: replay
 """
 
 from __future__ import annotations

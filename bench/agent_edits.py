@@ -1,12 +1,12 @@
-"""What drafts of `cache` and `ngram-mod` are worth when agents write again what they have read: no model is needed.
+"""The gain of drafts from `cache` and `ngram-mod` when agents rewrite files that they have read, without a model.
 
     python -m bench.agent_edits [--vocab ggml-vocab-qwen35.gguf] [--keep]
 
-bench/recorded has files of this project before and after a change (as difflib's ndiff). In each conversation the file
-is read by a tool and then changed in one of the ways in which agents do that; the reply is replayed token by token
-against what is proposed. A step evaluates one token and the drafts; "length" is how many of a draft were right, "share"
-how many of all drafted. Without --vocab the tokens are those of Qwen3.5, if a build has unpacked llama.cpp here, or
-else of the built-in model.
+bench/recorded holds files of this project before and after a change (as difflib's ndiff). In each conversation a tool
+reads the file, and the agent changes it in one of the usual ways; the reply is replayed token by token against the
+proposed drafts. A step evaluates one token and the drafts. "length" is the number of accepted tokens of a draft,
+"share" the accepted part of all drafted tokens. Without --vocab the tokens are those of Qwen3.5, if a build has
+unpacked llama.cpp here, or else of the built-in model.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Edit:
     after: str
 
     def hunks(self, context: int) -> Iterator[tuple[str, str]]:
-        """What stands there and what replaces it, with lines around."""
+        """The old and the new text of the change, with lines around."""
         old, new = self.before.splitlines(True), self.after.splitlines(True)
         for group in difflib.SequenceMatcher(None, old, new).get_grouped_opcodes(context):
             yield "".join(old[group[0][1] : group[-1][2]]), "".join(new[group[0][3] : group[-1][4]])
@@ -81,7 +81,7 @@ def turn(role: str, text: str) -> str:
 
 
 def asked(edit: Edit, read: str) -> str:
-    """The conversation up to the reply; ``read`` is what the tool gave."""
+    """The conversation up to the reply; ``read`` is the tool's result."""
     call = json.dumps({"name": "read_file", "arguments": {"path": edit.path}})
     return (
         turn("system", SYSTEM)
@@ -256,7 +256,7 @@ def vocabulary(path: str) -> LlamaTokenizer:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--vocab", metavar="FILE", help="a GGUF file with the vocabulary to use")
-    parser.add_argument("--edits", type=int, metavar="N", help="so many of the edits")
+    parser.add_argument("--edits", type=int, metavar="N", help="number of edits; default: all")
     options = parse(parser, argv, edits=1)
     file = Path(options.vocab or (VOCABULARY if VOCABULARY.is_file() else builtin_model()))
     vocab = vocabulary(str(file))

@@ -1,4 +1,4 @@
-"""Prefill speed by batch size: what a small batch costs, and what a larger n_ubatch would gain.
+"""Prefill speed by batch size: the cost of small batches, and the gain of a larger n_ubatch.
 
     python -m bench.batch                         # the tiny hybrid model
     python -m bench.batch -m model.gguf --tokens 4096

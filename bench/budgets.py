@@ -1,13 +1,13 @@
-"""What budgets of RAM cost: tokens evaluated against those that were new, and seconds on a GPU, without a model.
+"""The cost of RAM budgets: evaluated tokens against new ones, and seconds on a GPU, without a model.
 
     python -m bench.budgets                              # every workload, a few minutes
     python -m bench.budgets --only three_agents --turns  # and each turn that evaluated much more than its floor
 
 Engine and cache are the real ones, with batches as on a GPU; rows and states have the bytes of the 27B, at a scale of
 1 to 256. The floor of a request is its tokens less those that any request before it, or its reply, had in the same
-places. For each budget: tokens evaluated per token of the floor; the bound that no policy can pass with these bytes,
-though it knew the future; turns that evaluated more than twice their floor and 64 tokens; and what prompts, restores
-and saved states take together, and at most, on each device of bench/gpu_seconds.py.
+places. For each budget the table shows: evaluated tokens per token of the floor; the bound for any policy with these
+bytes, even with knowledge of the future; the number of turns that evaluated more than twice their floor and 64 tokens;
+and the seconds of prompts, restores and saved states, in total and at most, on each device of bench/gpu_seconds.py.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ N_CELLS, N_SEQS, N_UBATCH = 65_536, 4, 1024
 
 
 def is_late(turn: Turn) -> bool:
-    """Whether nobody should have waited so long for this one."""
+    """Whether the turn evaluated more than twice its floor and 64 tokens."""
     return turn.n_evaluated > 2 * turn.floor + 64
 
 
 def simulated(name: str, gib: float | None, n_slots: int = 0, *, likelihoods: Likelihoods | None = None) -> Simulation:
-    """After a workload with so many GiB for ``n_slots`` snapshots, None and 0 for no limit.
+    """Run a workload with ``gib`` of RAM for ``n_slots`` snapshots; None and 0: no limit.
 
-    The policy has other ``likelihoods`` than its own, if they are given.
+    ``likelihoods`` replace those of the policy.
     """
     groups = {**WORKLOADS, **BUDGETED, **AGENTS}
     plain = name in WORKLOADS or not TEMPLATE.is_file()
@@ -61,7 +61,7 @@ def simulated(name: str, gib: float | None, n_slots: int = 0, *, likelihoods: Li
 
 
 def least(simulation: Simulation, gib: float) -> float:
-    """What has to be evaluated of its requests with so many GiB in RAM, all cells, and one state on the device."""
+    """The fewest tokens that its requests need with ``gib`` of RAM, all cells, and one state on the device."""
     n_bytes = gib * 2**30 / SCALE + N_CELLS * ROW_BYTES + STATE_BYTES
     prompts = [turn.n for turn in simulation.turns]
     return least_evaluated(prompts, simulation.known.all, n_bytes, ROW_BYTES, STATE_BYTES)

@@ -1,4 +1,4 @@
-"""What each codec of the disk cache saves and costs, per kind of part, on one thread.
+"""Size and speed of each codec of the disk cache, per kind of part, on one thread.
 
 python -m bench.codec              # made-up values with a scale per channel, and blocks of the tiny models
 python -m bench.codec --keep       # also writes results/codec.md
@@ -94,7 +94,7 @@ def rate(part: Block, function: Callable[[], object]) -> float:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--rows", type=int, default=4096, help="rows of 1,024 made-up values")
-    parser.add_argument("--tokens", type=int, default=3072, help="evaluated by the tiny models")
+    parser.add_argument("--tokens", type=int, default=3072, help="tokens that the tiny models evaluate")
     arguments = parse(parser, argv, rows=64, tokens=256)
     rows = []
     for name, part in {**made_up(arguments.rows), **from_models(arguments.tokens)}.items():

@@ -1,4 +1,4 @@
-"""What the benchmarks share: options, requests that must not fail, timing, text, and tables."""
+"""Helpers of all benchmarks: options, requests that must not fail, timing, text, and tables."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ WIDE_DENSE = replace(TINY_DENSE, name="wide-dense", num_heads=8, num_kv_heads=8,
 
 
 def parser_of(description: str | None, *, keep: bool = True) -> argparse.ArgumentParser:
-    """What every script understands; `parse` reads it."""
+    """The options of every script, for `parse`."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="so small that the numbers mean nothing: does it work?")
+    parser.add_argument("--quick", action="store_true", help="smoke test: sizes too small for meaningful numbers")
     if keep:
         parser.add_argument("--keep", action="store_true", help="write the tables to bench/results")
     return parser
 
 
 def add_model(parser: argparse.ArgumentParser, default: str | None) -> None:
-    """Which model, and by how many threads it is evaluated."""
+    """The options for the model and the threads."""
     parser.add_argument("-m", "--model", default=default)
-    parser.add_argument("-t", "--threads", type=int, default=-1, help="of llama.cpp; default: one per core")
+    parser.add_argument("-t", "--threads", type=int, default=-1, help="threads of llama.cpp; default: one per core")
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None, **quick: object) -> argparse.Namespace:
@@ -63,7 +63,7 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None, **quick: 
 
 
 def answered(engine: Engine, request: Request) -> Done:
-    """Run ``request`` on ``engine`` in this thread; raises what it failed with."""
+    """Run ``request`` on ``engine`` in this thread; raises its error."""
     handle = RequestHandle(request)
     engine.submit(handle)
     while engine.step():
@@ -72,7 +72,7 @@ def answered(engine: Engine, request: Request) -> Done:
 
 
 def finished(events: Iterable[Event]) -> Done:
-    """The end of a reply; raises what it failed with."""
+    """The end of a reply; raises its error."""
     last: Event | None = None
     for last in events:
         if isinstance(last, Failed):
@@ -136,5 +136,5 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *
 
 
 def tell(records: Sequence[dict[str, Any]]) -> None:
-    """Print ``records`` for a program, in one line, and which package they are about."""
+    """Print ``records`` as one line of JSON, with the path of the measured package."""
     print(json.dumps({"package": str(Path(pyctl.__file__).resolve().parent), "records": records}), flush=True)

@@ -1,7 +1,7 @@
 """Two checkouts measured in alternation: `--against DIR` of the scripts that know `--json`.
 
-Each measurement is a process of its own, so that neither version runs in what the other left behind, and a busy machine
-slows both. DIR is a checkout with a built extension and a `bench` of its own; its .venv is used if it has one.
+Each measurement is a process of its own, so that no version inherits memory of the other, and a busy machine slows
+both. DIR is a checkout with a built extension and a `bench` of its own; its .venv is used if it has one.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ Record = dict[str, Any]
 
 
 class MeasurementError(Exception):
-    """A measurement failed, or measured something else."""
+    """A measurement failed, or measured another package."""
 
 
 def add_comparison(parser: argparse.ArgumentParser) -> None:
     """The options of a script that can be compared."""
-    parser.add_argument("--json", action="store_true", help="print the numbers for a program")
-    parser.add_argument("--against", type=Path, metavar="DIR", help="measure that checkout, too, and print the ratio")
+    parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
+    parser.add_argument("--against", type=Path, metavar="DIR", help="also measure this checkout, and print the ratio")
     parser.add_argument("--rounds", type=int, default=7, help="processes of each checkout with --against")
 
 
 def compare(module: str, arguments: Sequence[str], other: Path, rounds: int) -> None:
-    """Print what ``python -m module --json`` finds here and in ``other``, and how far apart they are."""
+    """Print the findings of ``python -m module --json`` here and in ``other``, and their ratio."""
     runs: dict[Path, list[list[Record]]] = {HERE: [], other: []}
     for turn in range(rounds):
         for tree in (HERE, other) if turn % 2 else (other, HERE):
@@ -59,7 +59,7 @@ def compare(module: str, arguments: Sequence[str], other: Path, rounds: int) -> 
 
 
 def measured(module: str, arguments: Sequence[str], tree: Path) -> list[Record]:
-    """What ``python -m module --json`` finds in ``tree``; MeasurementError if it fails or measured another package."""
+    """The findings of ``python -m module --json`` in ``tree``; MeasurementError on failure or of another package."""
     own = tree / ".venv" / "bin" / "python"
     command = [str(own) if own.exists() else sys.executable, "-m", module, "--json", *arguments]
     environment = {**os.environ, "PYTHONPATH": f"{tree}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}

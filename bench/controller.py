@@ -1,10 +1,10 @@
-"""What a warm turn costs besides the model: body, rendering, tokenising, lookup, plan, bookkeeping.
+"""The time of a warm turn outside of the model: body, rendering, tokenising, lookup, plan, bookkeeping.
 
     python -m bench.controller                  # the vocabulary and template of the pinned release, if unpacked
     python -m bench.controller --against DIR    # and another checkout's, in alternation
 
-The backend evaluates nothing and its rows are empty, so all that is left is the controller. Each turn adds one user
-message to a history that the cache knows; the median over turns is shown by history length.
+The backend evaluates nothing and its rows are empty, so only the controller takes time. Each turn adds one user message
+to a cached history; the table shows the median over turns by history length.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class NullBackend(FakeBackend):
 
     @cached_property
     def shape(self) -> MemoryShape:
-        """Made once, as that of a real memory."""
+        """Made once, as in a real memory."""
         return super().shape
 
     def save_state(self, seq: int, n: int) -> State:
@@ -139,8 +139,8 @@ def chat_format(vocabulary: Path) -> ChatFormat:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__)
-    parser.add_argument("-m", "--model", type=Path, default=VOCABULARY, help="whose vocabulary and template")
-    parser.add_argument("--messages", type=int, nargs="+", default=list(SHAPES), choices=SHAPES, help="of the history")
+    parser.add_argument("-m", "--model", type=Path, default=VOCABULARY, help="source of vocabulary and template")
+    parser.add_argument("--messages", type=int, nargs="+", default=list(SHAPES), choices=SHAPES, help="history length")
     parser.add_argument("--turns", type=int, default=15)
     add_comparison(parser)
     arguments = parse(parser, argv, model=builtin_model(), messages=[8], turns=1, rounds=1)

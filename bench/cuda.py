@@ -1,6 +1,6 @@
 """The few calls of CUDA's driver that the benchmarks need: device memory, and copies to it from pinned memory.
 
-python -m bench.cuda MIB    # takes device memory until MIB are left, says so, and waits until its input ends
+python -m bench.cuda MIB    # take device memory until MIB are left, print that, and wait for the end of the input
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Device:
             raise OSError(f"{name} failed with CUDA error {code}")
 
     def free(self) -> int:
-        """Bytes of device memory that nobody uses."""
+        """Bytes of free device memory."""
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         self._call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
         return free.value

@@ -1,11 +1,11 @@
-"""The disk tier: what writing costs the client, how fast it reads, and how much it writes.
+"""The disk tier: the delay that writing adds, the speed of reading, and the bytes written.
 
     python -m bench.disk                               # a dense shape with 16 KiB of rows per token
     python -m bench.disk -m model.gguf --tokens 8192 32768
 
 Three tables. `delay` compares turns with the tier on and off in one process, in turn. `read` compares DiskStore.read
 with a plain read of the same files, both from the page cache. `written` compares the files of each turn with its new
-rows and state. What a restart costs is measured by `pyctl bench`.
+rows and state. `pyctl bench` measures restarts.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What the choice of draft lengths gains and loses: simulated, with costs of steps that were measured.
+"""Gains and losses of the choice of draft lengths: a simulation with measured costs of steps.
 
     python -m bench.draft_length [--keep]
     python -m bench.draft_length --against DIR    # and another checkout's controller
 
-A server decodes replies one after the other. Which tokens a source predicts is drawn once for each text, so that all
-ways of drafting meet the same. Speeds are multiples of that without drafts; `fixed` is the best single length for the
-text, chosen afterwards. `worst` is the slowest of single runs.
+A server decodes replies one after the other. The tokens that a source predicts are drawn once for each text, so that
+all ways of drafting get the same ones. Speeds are multiples of the speed without drafts. `fixed` is the best single
+length for the text, chosen afterwards; `worst` is the slowest single run.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def runs_of(known: Sequence[tuple[bool, bool]]) -> list[int]:
 
 
 def calibrated(machine: Machine, text: Text) -> DraftLengthController:
-    """A controller that knows what the server measures at its start."""
+    """A controller with the costs that a server measures at its start."""
     controller = DraftLengthController()
     lengths = [n for n in LENGTHS if n <= LIMITS[text.source]]
     for n_seqs in sorted({1, text.n_seqs}):

@@ -1,11 +1,11 @@
-"""Whether rewound and restored runs give the logits of a cold one, on any model and device: the largest difference.
+"""The largest difference between the logits of rewound or restored runs and a cold run, on any model and device.
 
-Restored from RAM and from disk. The last column is no zero: how far apart the logits of two different prompts are.
+Runs are restored from RAM and from disk. The last column, the distance of two different prompts, is not 0.
 
     python -m bench.exact                              # the built-in tiny model
     python -m bench.exact -m model.gguf --tokens 3000
 
-Every other number should be 0. The tests hold that on tiny models; this is for full-size ones on a GPU.
+Every other number should be 0. The tests check tiny models; this script is for full-size models on a GPU.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def measure(loaded: Loaded, prompt: Prompt) -> list[float]:
 
 
 def through_disk(snapshot: Snapshot, fingerprint: str, tokens: Tokens) -> Snapshot:
-    """``snapshot`` as another process would find it."""
+    """``snapshot``, read back from disk as in another process."""
     with tempfile.TemporaryDirectory() as name:
         for step in ("write", "read"):
             store = DiskStore(Path(name), fingerprint, None)
@@ -100,7 +100,7 @@ def through_disk(snapshot: Snapshot, fingerprint: str, tokens: Tokens) -> Snapsh
 
 
 def differences(model: str, n: int, n_ubatch: int, n_threads: int) -> Iterator[tuple[tuple[str, str], list[float]]]:
-    """What `measure` finds in each of SETTINGS, for a prompt of ``n`` tokens."""
+    """The findings of `measure` in each of SETTINGS, for a prompt of ``n`` tokens."""
     tokens = np.random.default_rng(5).integers(0, 200, n)
     prompt = Prompt.of(tokens, [n // 10, n // 4, n // 2, n * 9 // 10])
     for kv, flash in SETTINGS:
@@ -116,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     add_model(parser, str(builtin_model()))
     parser.add_argument("--tokens", type=int, default=3000)
     parser.add_argument("-ub", type=int, default=512)
-    parser.add_argument("--json", action="store_true", help="print the differences for a program")
+    parser.add_argument("--json", action="store_true", help="print the differences as JSON")
     options = parse(parser, argv, tokens=640, threads=1)
     found = list(differences(options.model, options.tokens, options.ub, options.threads))
     if options.json:

@@ -1,13 +1,13 @@
-"""Requests of agents spread over several servers: what routers and a shared store change.
+"""Requests of agents spread over several servers: the effect of routers and of a shared store.
 
     python -m bench.fleet --routers   # two servers with real engines and caches, without a model: some minutes
     python -m bench.fleet --real      # the same, and two real servers on a tiny model: replies of one token
     python -m bench.fleet             # thousands of sessions over up to 64 servers: bench/fleet_model.py
 
 The shapes are those of bench/sessions.py. People share the heads of their programs and nothing else: folders and all
-messages of users and tools are their own. A conversation is known by its first message. Hit rate is the share of prompt
-tokens that were not evaluated; the floor of a request is its tokens less those that any request before it, at any
-server, or its reply, had in the same places. Seconds are those of bench/gpu_seconds.py, without reads of a disk.
+messages of users and tools are their own. A router knows a conversation by its first message. Hit rate is the share of
+prompt tokens that were not evaluated; the floor of a request is its tokens less those that any request before it, at
+any server, or its reply, had in the same places. Seconds are those of bench/gpu_seconds.py, without reads of a disk.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ LINKS = {"none": 0.0, "1 Gbit/s": 1e9 / 8, "10 Gbit/s": 10e9 / 8, "loopback": 4e
 
 @dataclass(frozen=True, eq=False)
 class Asked:
-    """One request of a person, and what is replied."""
+    """One request of a person, and its reply."""
 
     conversation: Hashable
     prompt: Prompt
@@ -73,7 +73,7 @@ class Asked:
 
 
 class Recorder(Scripted):
-    """Writes down what the programs of one ``person`` ask."""
+    """Records the requests of one ``person``'s programs."""
 
     def __init__(self, template: Template, person: str) -> None:
         super().__init__(template)
@@ -129,7 +129,7 @@ def mixed(streams: Sequence[Sequence[Asked]], n_active: int, seed: int = 1) -> I
 
 
 def cuts_of(prompt: Prompt) -> frozenset[int]:
-    """The snapshots that are worth most: up to the end of the head, and at the user's last message."""
+    """The snapshots of highest worth: up to the end of the head, and at the user's last message."""
     ends = batch_ends(prompt, N_UBATCH, batch_cost=N_UBATCH // 2)
     first = prompt.boundaries[0] if prompt.boundaries else len(prompt)
     return frozenset(at for at in choose_cuts(prompt, ends, 0, DEFAULT_STEP) if at <= first or at == prompt.turn)
@@ -189,7 +189,7 @@ def routed(streams: Sequence[Sequence[Asked]], n_servers: int, router: str) -> I
 
 
 def spread(streams: Sequence[Sequence[Asked]], servers: Sequence[Simulation], router: str) -> list[Turn]:
-    """What ``servers`` evaluated of ``streams``."""
+    """The tokens of ``streams`` that ``servers`` evaluated."""
     known, turns = Known(), []
     for server in servers:
         server.known = known
@@ -326,7 +326,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--gib", type=float, help="RAM of a server, in bytes of the 27B (8; in the model 32)")
     parser.add_argument("--counts", nargs="+", type=int, default=[1, 8, 64], help="servers")
     parser.add_argument("--each", type=int, default=16, help="people for each server, with five sessions each")
-    parser.add_argument("--ahead", type=int, default=Prefix.most_ahead, help="requests before a prefix is left")
+    parser.add_argument("--ahead", type=int, default=Prefix.most_ahead, help="requests ahead at which a prefix is left")
     parser.add_argument("--lifetime", type=float, default=math.inf, help="minutes until a server loses its RAM")
     arguments = parse(parser, argv, only=["mini_swe"], counts=[1, 2], each=4)
     keep = "fleet" if arguments.keep else ""

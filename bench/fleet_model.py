@@ -183,7 +183,7 @@ class Server:
 
 @dataclass
 class Summary:
-    """What became of all requests."""
+    """The results of all requests."""
 
     n: int = 0
     n_prompt: int = 0

@@ -1,11 +1,11 @@
-"""What other clients cost a running reply: its tokens per second alone, and beside idle streams and small requests.
+"""Tokens per second of a reply: alone, and beside waiting streams and small requests of other clients.
 
     python -m bench.frontend
 
-One long reply is streamed by a server that is bound to two cores. In turn it runs alone and under load for a while:
-200 streams that wait in the queue, with a ping every second each, and in all 2,000 requests (/health, /v1/models,
-/props, /tokenize) that come evenly. Neighbouring times are compared, so that a busy machine spoils neither side more
-than the other. The clients run on other cores if there are any; where there are not, their work counts as load, too.
+A server bound to two cores streams one long reply, in turn alone and under load. The load is 200 streams that wait in
+the queue, each with a ping every second, and in all 2,000 requests (/health, /v1/models, /props, /tokenize) at even
+distances. Neighbouring times are compared, so that a busy machine affects both sides alike. The clients run on other
+cores if there are any; if not, their work counts as load, too.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Load(NamedTuple):
 
 
 class Reply:
-    """A reply that goes on and on, and how many tokens of it have come."""
+    """A reply without an end, and the number of its tokens so far."""
 
     def __init__(self) -> None:
         self.n_tokens = 0

@@ -1,4 +1,4 @@
-"""What batches and copies cost on a GPU, in seconds: measured on an H200, published for an RTX 3090.
+"""Seconds of batches and copies on a GPU: measured on an H200, published for an RTX 3090.
 
 Sources: bench/results/gpu-batches.md (batches of both shapes by size and depth), bench/results/gpu-long.md (depth, and
 copies between RAM and the device). The RTX 3090: 673 to 993 tokens/s of a 27B below 32K tokens, 540 over 128K, 43

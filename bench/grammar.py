@@ -1,12 +1,12 @@
-"""What it costs to bind a reply to a JSON schema or a call, per token, over a vocabulary of Qwen3.6's size.
+"""The cost per token of a constraint (a JSON schema or a call) over a vocabulary of Qwen3.6's size.
 
 python -m bench.grammar            # on the vocabulary that the build unpacks
 python -m bench.grammar --keep     # also writes results/grammar*.md
 
 That vocabulary has 151,936 tokens; pairs of its tokens fill it up to 248,320. Each constraint reads its text in the
-tokens of the vocabulary, and then walks at random, by tokens that its mask allows. "check" asks about one token, which
-is all that most tokens of a reply cost; "mask" asks about all of them, when the sampler chose one that is refused.
-Times are the processor's, of one thread: nothing here waits for anything.
+tokens of the vocabulary, and then follows a random walk of tokens that its mask allows. "check" tests one token, which
+is the whole cost of most tokens of a reply; "mask" tests all of them, after the sampler chose a token that is refused.
+Times are CPU time of one thread.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def written(value: Any) -> str:
 
 
 def constraints() -> dict[str, tuple[Constraint, str]]:
-    """What binds, and a text that it accepts."""
+    """A constraint, and a text that it accepts."""
     schemas: dict[str, tuple[Any, Any]] = {
         "free strings": (EDIT, EDITED),
         "numbers": (
@@ -203,7 +203,7 @@ HOSTILE: dict[str, Any] = {
 
 
 def outcome(compiler: GrammarCompiler, schema: Any) -> tuple[str, float, float]:
-    """What became of it, after how many seconds, and the slowest mask of a walk in milliseconds."""
+    """Its outcome, the seconds until then, and the slowest mask of a walk in milliseconds."""
     began = time.thread_time()
     try:
         constraint = json_constraint(schema)

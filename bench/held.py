@@ -1,10 +1,10 @@
-"""What going back to a conversation costs whose rows stayed on the device, against one more message where one stands.
+"""The time to return to a conversation with held rows, against one more message in the current conversation.
 
     python -m bench.held                                  # the tiny hybrid model
     python -m bench.held -m model.gguf --tokens 8192 32768
 
-Each way ends with the first logits of a message of 64 tokens. The other conversation is the same one in other cells,
-so that logits have to be the same to the bit, whichever way was taken. A return saves the state of who was there.
+Each way ends with the first logits of a message of 64 tokens. Both conversations have the same tokens in different
+cells, so logits must be bit-identical for every way. A return saves the state of the other conversation.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__)
     add_model(parser, None)
     parser.add_argument("--tokens", type=int, nargs="+", default=[1024, 4096])
-    parser.add_argument("--json", action="store_true", help="print the times for a program")
+    parser.add_argument("--json", action="store_true", help="print the times as JSON")
     options = parse(parser, argv, tokens=[256], threads=1)
     with tempfile.TemporaryDirectory() as directory:
         path = Path(options.model) if options.model else Path(directory) / "model.gguf"

@@ -71,7 +71,7 @@ def rates(backend: LlamaBackend, n: int) -> list[Rate]:
 
 @dataclass(frozen=True)
 class Rate:
-    """``size`` bytes of ``what``, at ``n`` tokens, in GB/s; ``copy_out`` and ``copy_in`` are the plain copies."""
+    """GB/s of ``size`` bytes of ``what``, at ``n`` tokens; ``copy_out`` and ``copy_in`` are the plain copies."""
 
     what: str
     n: int
@@ -107,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__)
     add_model(parser, None)
     parser.add_argument("--tokens", type=int, nargs="+", default=[8192, 16384])
-    parser.add_argument("--json", action="store_true", help="print the rates for a program")
+    parser.add_argument("--json", action="store_true", help="print the rates as JSON")
     options = parse(parser, argv, tokens=[512], threads=1)
     found: list[tuple[str, Rate]] = []
     with tempfile.TemporaryDirectory() as directory:

@@ -1,7 +1,7 @@
-"""A bound that no policy can pass: what has to be evaluated if the future is known and bytes are limited.
+"""A bound for every policy: the tokens to evaluate if the future is known and bytes are limited.
 
-A linear programme: every state and every stretch of rows may be kept, in any fraction, from one request that contains
-it to the next. It errs on the side of the oracle: states may be had wherever a request passes, at any token.
+A linear programme: every state and every segment of rows may be kept, in any fraction, from one request that contains
+it to the next. The bound is optimistic: it allows a state at every token of a request.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Policies of the disk tier on synthetic prompts, no model: what a server that restarts before every request restores.
+"""Policies of the disk tier on synthetic prompts, without a model: tokens restored if a server always restarts.
 
     python -m bench.policy [--keep]
     python -m bench.policy --weights [--keep]
 
-With --weights, what evicts from RAM and the device instead: agents' sessions in a simulation (bench/budgets.py), with
-each of the likelihoods by which snapshots are valued halved and doubled. Means over the workloads.
+With --weights, eviction from RAM and the device instead: agents' sessions in a simulation (bench/budgets.py), with each
+likelihood in the worth of snapshots halved and doubled. Means over the workloads.
 
-tools/disk_simulation.py says what is simulated. "merged" is the rule of the original change: store and look up the
-selected length only. Sums over the seeds; MiB are those of one. In brackets: requests.
+tools/disk_simulation.py describes the simulation. "merged" is the rule of the original change: store and look up the
+selected length only. Tokens are sums over the seeds, MiB those of one seed, figures in brackets requests.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SESSIONS = ("three_agents", "visits", "long_and_short", "claude_code", "codex", 
 
 
 def weights(only: Sequence[str], gibs: Sequence[float], *, keep: bool) -> None:
-    """Show what each likelihood of the policy is good for."""
+    """Show the gain of each likelihood of the policy."""
     chosen = Likelihoods()
     tried = [("as it is", chosen), ("ends alone", Likelihoods(end=1.0, head=0.0, again=0.0, turn=0.0))]
     for each in fields(Likelihoods):
@@ -65,7 +65,7 @@ def weights(only: Sequence[str], gibs: Sequence[float], *, keep: bool) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--weights", action="store_true", help="eviction from RAM and the device instead")
+    parser.add_argument("--weights", action="store_true", help="measure eviction from RAM and the device instead")
     parser.add_argument("--only", nargs="+", default=SESSIONS, choices=SESSIONS, metavar="WORKLOAD")
     parser.add_argument("--gib", nargs="+", type=float, default=[4.0, 8.0])
     arguments = parse(parser, argv, seeds=1, only=["long_and_short"], gib=[4.0])

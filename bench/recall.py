@@ -1,11 +1,12 @@
-"""How often the built-in model gives back what it was told, and whether a restored conversation answers differently.
+"""How often the built-in model recalls facts, and whether a restored conversation answers differently.
 
     python -m bench.recall [--keep]
     python -m bench.recall --longest 4096 --kv-pool 40960     # with a pool alone
 
-Conversations are those of the training's generator, with held-out names and values. Each question is asked of the
-whole conversation cold, then from the cache (after the other questions), then after a restart, from disk. Words are
-trained ones or others, which training never used; those conversations are held first, with the model's own replies.
+Conversations are those of the training's generator, with held-out names and values. Each question is asked
+after the whole conversation: cold, then from the cache (after the other questions), then from disk after a restart.
+Words are those of the training, or others that it never used; conversations in other words contain the model's own
+replies.
 """
 
 from __future__ import annotations
@@ -107,10 +108,12 @@ def measure(
 def main(argv: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--longest", type=int, default=16_384, metavar="TOKENS")
-    parser.add_argument("--conversations", type=int, metavar="N", help="of each size, at most")
-    parser.add_argument("--questions", type=int, metavar="N", help="in each conversation, at most")
-    parser.add_argument("--kv-pool", nargs="+", default=["off", LEAST_POOL], help="as pyctl serve takes it, one by one")
-    parser.add_argument("--kv-select", default="0", help="likewise; `python -m bench.selection` compares numbers")
+    parser.add_argument("--conversations", type=int, metavar="N", help="conversations of each size, at most")
+    parser.add_argument("--questions", type=int, metavar="N", help="questions in each conversation, at most")
+    parser.add_argument("--kv-pool", nargs="+", default=["off", LEAST_POOL], help="values of the server's flag")
+    parser.add_argument(
+        "--kv-select", default="0", help="the server's flag; `python -m bench.selection` compares values"
+    )
     args = parse(parser, argv, longest=1024, conversations=1, questions=2)
     chosen = [size for size in SIZES if size[0] <= args.longest]
     rows = []

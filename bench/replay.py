@@ -1,15 +1,15 @@
-"""Workloads asked of real servers on a tiny model: tokens evaluated against the floor, within the same RAM.
+"""Workloads on real servers with a tiny model: evaluated tokens against the floor, within the same RAM.
 
     python -m bench.replay
     python -m bench.replay --llama-server /path/to/llama-server --gib 4 8 16
     python -m bench.replay --llama-server /path/to/llama-server --servers llama-server --only claude_code
 
 The model has the 27B's ratio of state to rows, and budgets are in bytes of the 27B. The floor of a request is its
-tokens less those that any request before it, or its reply, had in the same places; "late" are the requests that
-evaluated more than twice their floor and 64 tokens. llama-server's budget covers what it counts by itself (--cache-ram)
-and the checkpoints of its sequences, which it does not count: each gets half. Otherwise both run with their defaults.
-Seconds are those that the evaluated tokens would take with a 27B on an RTX 3090 (bench/gpu_seconds.py), in all and at
-most; copies do not count.
+tokens less those that any request before it, or its reply, had in the same places; a request is
+"late" if it evaluated more than twice its floor and 64 tokens. Half of llama-server's budget goes to its cache
+(--cache-ram), half to the checkpoints of its sequences, which it does not count. Otherwise both run with their
+defaults. Seconds are those of the evaluated tokens with a 27B on an RTX 3090 (bench/gpu_seconds.py), in total and at
+most, without copies.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--servers", nargs="+", default=["pyctl", "llama-server"], choices=("pyctl", "llama-server"))
     parser.add_argument("--only", nargs="+", default=list(GROUPS), choices=GROUPS, metavar="WORKLOAD")
     parser.add_argument("--gib", nargs="+", type=float, default=[8.0], help="budgets, in bytes of the 27B")
-    parser.add_argument("--flags", default="", help='of both servers, such as --flags="-ngl 99"')
+    parser.add_argument("--flags", default="", help='flags of both servers, such as --flags="-ngl 99"')
     parser.add_argument("--turns", action="store_true", help="print the turns that are 40 tokens above their floor")
     arguments = parse(parser, argv, only=["regenerate"])
     rows: list[list[object]] = []

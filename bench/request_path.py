@@ -1,4 +1,4 @@
-"""How far a chat request walks: the modules it enters and the calls from one module into another.
+"""The path of a chat request: the modules that it enters, and the calls from one module into another.
 
 python -m bench.request_path [--list]
 PYTHONPATH=OTHER python bench/request_path.py    # of another version of the package
@@ -105,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Follow one request and print what it passed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", action="store_true", help="every hop, in order")
-    parser.add_argument("--quick", action="store_true", help="nothing to be shortened here")
+    parser.add_argument("--quick", action="store_true", help="accepted without effect")
     parser.add_argument("--keep", action="store_true", help="write the table to bench/results")
     options = parser.parse_args(argv)
     with socket.socket() as free:

@@ -4,8 +4,8 @@
     python -m bench.rpc -m model.gguf --tokens 2000
     python -m bench.rpc -m model.gguf --rpc 10.0.0.2:50052,10.0.0.3:50052
 
-All differences should be 0 where each worker has the CPU of this machine and as many threads. On other devices the
-second column is no zero; the third one has to be.
+All differences should be 0 if each worker has the CPU of this machine and as many threads. On other devices the second
+column may differ from 0; the third one must not.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__)
     add_model(parser, None)
     parser.add_argument("--tokens", type=int, default=1000)
-    parser.add_argument("--rpc", default="", help="workers that run already, host:port,...")
+    parser.add_argument("--rpc", default="", help="running workers, host:port,...")
     arguments = parse(parser, argv, tokens=400, threads=1)
     n_threads = max(arguments.threads, 1)
     rows = []

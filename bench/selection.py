@@ -1,11 +1,11 @@
-"""What a reply misses that does not attend to everything (--kv-select): questions one at a time, and lists of them.
+"""Recall with --kv-select: questions one at a time, and lists of them.
 
     python -m bench.selection [--keep]
 
-Conversations are those of the training's generator, with eight held-out facts among other talk. A question alone is
-evaluated as prompts are, attending to everything, and its reply selects. In a list all eight are asked and answered in
-one stretch that selects throughout, questions too; the wording between the answers is given. An answer is right if all
-of its tokens are those of the fact. *Recency* attends to as many of the last tokens instead of chosen ones.
+Conversations are those of the training's generator, with eight held-out facts among other talk. A single
+question is part of the prompt and attends to all rows; its reply selects rows. In a list all eight questions and
+answers select rows; the wording between the answers is given. An answer is right if all of its tokens are those of the
+fact. *Recency* attends to as many of the last tokens instead of selected ones.
 """
 
 from __future__ import annotations
@@ -192,10 +192,10 @@ def score(
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__)
-    parser.add_argument("--tokens", type=int, default=16_384, help="of each conversation")
+    parser.add_argument("--tokens", type=int, default=16_384, help="tokens of each conversation")
     parser.add_argument("--conversations", type=int, default=3)
     parser.add_argument("--chunks", type=int, nargs="+", default=[2, 4, 8, 16, 32])
-    parser.add_argument("--types", nargs="+", default=["f16"], help="of K and V")
+    parser.add_argument("--types", nargs="+", default=["f16"], help="types of K and V")
     args = parse(parser, argv, tokens=1024, conversations=1, chunks=[2])
     seeds = range(args.conversations)
     rows: list[list[object]] = []

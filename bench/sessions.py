@@ -1,4 +1,4 @@
-"""Conversations in the shapes of programs that talk to a server, asked of whatever answers: a server or a simulation.
+"""Conversations in the shapes of programs that use a server, for a real server or a simulation.
 
 Lengths are characters; a tiny model has a token for each, so heads and results are as long in tokens as those of the
 programs they are modelled on. All words are replaced.
@@ -36,7 +36,7 @@ PLAIN = Reply()
 
 
 class Answers(Protocol):
-    """Whoever answers."""
+    """Answers chat requests: a server or a simulation."""
 
     def chat(self, messages: Sequence[Message], reply: Reply = ..., tools: Sequence[Message] = ...) -> Message:
         """The assistant's message, with what it thought as ``reasoning_content``."""

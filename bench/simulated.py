@@ -1,7 +1,6 @@
-"""A server without a model: real engine and cache, tokens that cost nothing, saved bytes of the sizes that a model has.
+"""A server without a model: real engine and cache, tokens without cost, rows and states of a model's sizes.
 
-Hundreds of requests a second, so that what a budget or a rule changes can be seen at once. It answers with text that
-depends on the request alone.
+It serves hundreds of requests a second, to compare budgets and rules quickly. Its replies depend on the request alone.
 """
 
 from __future__ import annotations

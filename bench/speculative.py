@@ -1,10 +1,10 @@
-"""What drafts bring: the share that is accepted, and tokens per second with and without them.
+"""The gain of drafts: their accepted share, and tokens per second with and without them.
 
     python -m bench.speculative [--keep]
     python -m bench.speculative -m model.gguf --types none draft-mtp "draft-mtp --exact" ngram-mod
 
-The questions of the recall benchmark, each asked of a server for each way of drafting, one after the other. Speeds are
-those of each reply at its fastest, since what else a machine does makes none faster.
+Each question of the recall benchmark goes to one server per way of drafting, one after the other. Speeds are those of
+each reply's fastest run, since other load on the machine makes no reply faster.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__)
     add_model(parser, str(builtin_model()))
     parser.set_defaults(threads=1)
-    parser.add_argument("--types", nargs="+", help="of --spec-type, and more flags; default: those that the model can")
+    parser.add_argument("--types", nargs="+", help="values of --spec-type, and more flags; default: all supported ones")
     parser.add_argument("--questions", type=int, default=24)
-    parser.add_argument("--tokens", type=int, default=1024, help="of each conversation")
+    parser.add_argument("--tokens", type=int, default=1024, help="tokens of each conversation")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("-n", type=int, default=64)
     options = parse(parser, argv, questions=2, repeat=1, n=16)
@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for number in range(options.repeat + 1):
             found: dict[str, list[dict[str, Any]]] = {name: [] for name in types}
             for turn, messages in enumerate(questions):
-                first = (number + turn) % len(types)  # nobody always comes after the same one
+                first = (number + turn) % len(types)  # the order changes, so that no type always follows the same one
                 for name in (*types[first:], *types[:first]):
                     found[name].append(asked(servers[name].url, messages, options.n))
             for name in types if number else ():  # the first round evaluates the prompts

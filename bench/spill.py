@@ -1,15 +1,15 @@
-"""What writing snapshots as they leave RAM saves, and how much it writes: agents in a simulation without a model.
+"""The gain of spilling, and the bytes that it writes: agents in a simulation without a model.
 
     python -m bench.spill [--only three_agents ...] [--gib 4 8] [--keep]
 
 Engine, cache and disk tier are the real ones; rows and states have the bytes of the 27B, at a scale of 1 to 256, and
 do not compress. A token costs 1 ms to evaluate, the drive reads 1 GB/s, and a turn begins when the last one is written.
-For each policy: tokens evaluated per token that no request before had, turns that evaluated more than twice their floor
-and 64 tokens, tokens read from disk, and GiB of the 27B written per 1,000 turns. An agent that never rests takes 6,000
-turns of 15 s in a day; "a day" is what those write, within what a day may.
+For each policy the table shows: evaluated tokens per token that no earlier request had, turns that evaluated more than
+twice their floor and 64 tokens, tokens read from disk, and GiB of the 27B written per 1,000 turns. An agent without
+pauses takes 6,000 turns of 15 s a day; "a day" is what these turns write, within the daily write budget.
 
-Not at the scale: MOST_BEHIND_BYTES, so the queue of what was spilled is never full here, as it would be beside long
-conversations of which nothing is on disk; and the clock by which files age, since turns take no time.
+Not scaled: MOST_BEHIND_BYTES, so the write queue is never full here, as it would be beside long conversations that are
+not on disk; and the clock by which files age, since turns take no time.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""A store behind the disk: how fast a snapshot comes from it, and from which length on that beats evaluating anew.
+"""A store behind the disk: how fast it delivers a snapshot, and from which length on that beats evaluation.
 
     python -m bench.store                          # a dense shape with 16 KiB of rows per token
     python -m bench.store --links 0 10 2.5 1       # Gbit/s; 0 is loopback as it is
 
-The server of objects is part of this process, speaks as much of S3 as reading needs, and holds to the speed of a link.
-`store-links` has what was measured; `store` applies these bandwidths to the bytes of two models, by the costs that
-choose for each request (pyctl.cache.restore.quickest): bringing a snapshot to the disk, reading it, and evaluating.
+The object server is part of this process, implements reading by S3, and limits its speed to that of a link.
+`store-links` has the measurements; `store` applies these bandwidths to the bytes of two models. It compares fetching a
+snapshot to disk, reading it, and evaluating, by the same costs as for a request (pyctl.cache.restore.quickest).
 """
 
 from __future__ import annotations

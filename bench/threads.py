@@ -1,11 +1,11 @@
-"""What threads are worth on a quiet and on a busy machine: prefill and decoding by threads and by how long they spin.
+"""Prefill and decoding by the number of threads and by how long they spin, on a quiet and on a busy machine.
 
     python -m bench.threads                    # the built-in model, and wider ones
     python -m bench.threads --spin 0 1000 300000
 
 Each figure is from a process of its own, since libgomp reads GOMP_SPINCOUNT when it is loaded. "Quiet" processes run in
-the real-time class where the system allows it, so that what else the machine does takes nothing from them; "busy" ones
-share the cores with processes that only count. What is compared is within one run.
+the real-time class where the system allows it, so that other load does not slow them; "busy" ones share the cores with
+processes that only count. Compare figures of one run only.
 """
 
 from __future__ import annotations
@@ -104,9 +104,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--child", nargs=4, help="measure in this process: model, threads, prompt, reply")
     parser.add_argument("--widths", type=int, nargs="*", default=[1024])
-    parser.add_argument("-t", "--threads", type=int, nargs="+", default=[2, -1], help="-1: as chosen")
+    parser.add_argument("-t", "--threads", type=int, nargs="+", default=[2, -1], help="threads; -1: pyctl's choice")
     parser.add_argument("--spin", nargs="+", default=["libgomp", "pyctl"], help="counts, libgomp's or pyctl's default")
-    parser.add_argument("--busy", type=int, nargs="+", default=[0, 2], help="other processes")
+    parser.add_argument("--busy", type=int, nargs="+", default=[0, 2], help="number of other processes")
     parser.add_argument("-n", type=int, nargs=2, default=[512, 50], help="tokens of prompt and reply")
     parser.add_argument("--repeat", type=int, default=2)
     options = parse(parser, argv, widths=[], threads=[1], spin=["pyctl"], busy=[1], n=[64, 4], repeat=1)

@@ -3,9 +3,9 @@
     python -m bench.warm                                          # a tiny hybrid
     python -m bench.warm -m model.gguf --head 32768 --pause 3 --llama-server FILE --flags="-ngl 99 -ub 512"
 
-A model that thinks, with a template that leaves out the thoughts of earlier turns, as Qwen's do: the next prompt leaves
-what the model holds where the reply began, and all that was said has to be evaluated again. Between two turns lies a
-pause in which somebody reads; "at once" has none, so a warm-up only gets in the way there.
+The template leaves out the reasoning of earlier turns, as Qwen's do. So the next prompt differs from the live sequence
+where the reply began, and the server evaluates the reply again. The warm-up does that in the pause between two turns;
+"at once" has no pause, so there the warm-up can only delay the turn.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     add_model(parser, None)
     parser.add_argument("--llama-server", metavar="FILE")
     parser.add_argument("--template", default=str(TEMPLATE), help="a chat template that leaves out earlier thoughts")
-    parser.add_argument("--head", type=int, default=2048, help="tokens of the system message, about")
+    parser.add_argument("--head", type=int, default=2048, help="approximate tokens of the system message")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--thought", type=int, default=300, help="tokens of reasoning in each reply")
-    parser.add_argument("--reply", type=int, default=700, help="tokens after it")
+    parser.add_argument("--reply", type=int, default=700, help="tokens of each reply after its reasoning")
     parser.add_argument("--pause", type=float, default=4.0, help="seconds between a reply and the next turn")
-    parser.add_argument("--flags", default="", help="for both servers, such as --flags='-ngl 99'")
+    parser.add_argument("--flags", default="", help="flags of both servers, such as --flags='-ngl 99'")
     small = {"head": 200, "turns": 1, "thought": 40, "reply": 60, "pause": 1.0, "threads": 1}
     arguments = parse(parser, argv, **small)
     rows: list[list[object]] = []

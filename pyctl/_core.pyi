@@ -35,9 +35,8 @@ class HostBuffer:
     def open(limit: int, ahead: int, keep: int = ..., quiet: float = 0.0, registered: bool = True) -> bool:
         """Open the arena of pinned memory, ``limit`` bytes at most, with ``ahead`` bytes ready beyond what is used.
 
-        What is neither used nor among the ``keep`` bytes that stay (all by default) goes back to the system when nothing
-        was allocated for ``quiet`` seconds. Buffers that are not pinned count to the limit, too: the arena is smaller by
-        as much. False where no loaded device library can register memory. A second call can only raise ``ahead``.
+        Unused memory beyond ``keep`` bytes (all by default) returns to the system after ``quiet`` seconds without an
+        allocation. Buffers that are not pinned count to the limit, too: the arena is smaller by as much. False where no loaded device library can register memory. A second call can only raise ``ahead``.
         Without ``registered``, for tests, no device library is needed and nothing is pinned.
         """
 
@@ -321,7 +320,7 @@ class HiddenRows:
         begin. False where evaluations are complete on return."""
 
     def finish(self, before: bool = False) -> NDArray[np.float32]:
-        """What the last `start` copied, or ``before`` that one, until the next but one. ValueError without any."""
+        """The copy of the last `start`, or of the one ``before``, valid until the next but one. ValueError without any."""
 
 class NextnHead:
     """Evaluates the nextn block of a model in ``ctx``, a context of type MTP, with whose sequences it does as it likes.
@@ -360,7 +359,7 @@ class Pulse:
 
     def watch(self, ctx: int) -> None:
         """Also end evaluations of the context at ``ctx`` whose devices take no part, behind the attention of a layer, if
-        it is flash attention. Nobody else may use its evaluation callback. 0 for none any more."""
+        it is flash attention. Its evaluation callback must be free. 0 ends the watch."""
 
     @property
     def is_watching(self) -> bool: ...

@@ -1,4 +1,4 @@
-"""Processes that run a module of this package, for work that a bound on time or memory may have to end."""
+"""Processes that run a module of this package, for work with a limit on time or memory."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ ANY_THREAD = frozenset({"preempt", "check", "interrupt", "prepare", "_freed"})
 """Methods that any thread may call; who lets go of a block last frees it."""
 
 violations: list[str] = []
-"""What was touched by a thread that does not own it, since somebody looked last."""
+"""Accesses by a thread that is not the owner, since the last check."""
 
 _owners: weakref.WeakKeyDictionary[Any, threading.Thread] = weakref.WeakKeyDictionary()
 

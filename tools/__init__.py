@@ -1,4 +1,4 @@
-"""What is not in the package but makes or shows it: random models, the training of the built-in one, a demo, and what
-tests and benchmarks have in common."""
+"""Tools outside of the package: random models, the training of the built-in one, a demo, and helpers that tests and
+benchmarks share."""
 
 from __future__ import annotations

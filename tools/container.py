@@ -2,7 +2,7 @@
 
     python -m tools.container DIRECTORY [--setup="--arch 86"] [--wheels DIR]
 
-needs root and Debian's packages. It is no replacement for a daemon: no layers, no image, one base.
+Needs root and Debian's packages. It replaces no daemon: no layers, no image, one base.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What a server that restarts before every request finds on disk: policies of the disk tier on synthetic prompts.
+"""Policies of the disk tier on synthetic prompts, for a server that restarts before every request.
 
-Tokens are drawn, messages and boundaries are real. A request restores the deepest stored boundary of its prompt, then
-can store a state only where it evaluates through, past that. Cacheable is the deepest boundary up to which any earlier
-prompt was the same; written are the rows since the deepest stored ancestor and one state for each stored prefix, for a
-27B model with an f16 cache.
+Tokens are random, messages and boundaries are real. A request restores the deepest stored boundary of its prompt, and
+can store states only past it, where it evaluates. "Cacheable" is the deepest boundary up to which an earlier prompt was
+the same. "Written" are the rows since the deepest stored ancestor and one state for each stored prefix, for a 27B model
+with an f16 cache.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the house measures: files, lines, the arrows between its rooms. tests/unit/test_house.py holds what is a rule.
+"""Measures of the house: files, lines, imports between its rooms. tests/unit/test_house.py holds the ceilings.
 
 python -m tools.house
 """

@@ -1,4 +1,4 @@
-"""What another release of llama.cpp changes of all that the extension relies on.
+"""Compare another release of llama.cpp with the declarations that the extension relies on.
 
 python -m tools.pin llama_cpp_python-0.3.35.tar.gz
 python -m tools.pin path/to/llama.cpp --test

@@ -1,9 +1,9 @@
-"""How long who asks waits for a batch of a warm-up on a GPU, and whether what goes on later has the bits of a cold run.
+"""How long a request waits for a batch of a warm-up on a GPU, and whether an interrupted warm-up stays exact.
 
     DIR/python -m bench.gpu.break_off MODEL.gguf --tokens 8192 32768
 
-A prompt is evaluated as a request, as a warm-up that nobody disturbs, and as one that is broken off again and again, at
-any time within its batches. All three end with the same logits, or the table says NO.
+The benchmark evaluates a prompt as a request, as a warm-up without interruption, and as a warm-up that is interrupted
+repeatedly, at any time within its batches. The table says NO if the logits of the three differ.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     reserve_pinned(None)
     rows = [measured(backend, n) for n in options.tokens]
     backend.unload()
-    columns = ["tokens", "request s", "warm-up s", "until it ends, ms", "at most", "broken off", "equal bits"]
-    show("A warm-up that somebody interrupts", columns, rows)
+    columns = ["tokens", "request s", "warm-up s", "interrupt ms", "at most", "interrupts", "equal bits"]
+    show("Interrupted warm-ups", columns, rows)
 
 
 if __name__ == "__main__":

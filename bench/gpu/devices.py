@@ -1,12 +1,12 @@
-"""One or several GPUs: are rows and states that come back the same bits, and what do copies cost?
+"""One or several GPUs: whether restored rows and states have the same bits, and the cost of copies.
 
 For each way to split a model: a cold prompt, with and without snapshots of each batch to RAM; the prompt again from
-RAM, and from rows that the device held while others were there; an emptied sequence, whose state was no number.
+RAM, and from held rows after another conversation; a cleared sequence whose state was NaN.
 
     python -m bench.gpu.devices MODELS [--models 27b 35b-a3b] [--modes layer row tensor none layer:3,1]
 
-MODELS is where the files are; those of tiny shapes are made there. Each case has a process of its own, so that one that
-crashes is a line of the table.
+MODELS is the directory of the files; files of tiny shapes are made there. Each case runs in a process of its own, so
+that a crash is a line of the table.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def main() -> None:
     parser.add_argument("directory", type=Path, metavar="MODELS")
     parser.add_argument("--models", nargs="+", default=["tiny-hybrid", "tiny-dense", "27b"], metavar="SHAPE")
     parser.add_argument("--modes", nargs="+", default=["layer", "none", "layer:3,1", "row", "tensor"])
-    parser.add_argument("--budget", type=float, default=220, metavar="S", help="seconds, all in all")
+    parser.add_argument("--budget", type=float, default=220, metavar="S", help="total seconds")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:

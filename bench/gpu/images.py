@@ -1,4 +1,4 @@
-"""Images on a GPU: whether an encoder gives the same bits again, what it costs, and what a question about one costs.
+"""Images on a GPU: whether an encoder is bit-reproducible, its time, and the time of a question about an image.
 
     python -m bench.gpu.images MODEL [--encoder FILE] [--llama-server BINARY] [--parts encode bits ask]
 
@@ -210,11 +210,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu.images", description=__doc__)
     parser.add_argument("model", type=Path, metavar="MODEL")
     parser.add_argument("--encoder", type=Path, metavar="FILE")
-    parser.add_argument("--shape", choices=VISION_SHAPES, default="vision-27b", help="of the encoder that is written")
+    parser.add_argument("--shape", choices=VISION_SHAPES, default="vision-27b", help="shape of a written encoder")
     parser.add_argument("--llama-server", metavar="BINARY")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--words", type=int, default=3500, help="words of text before the image (4 tokens each)")
-    parser.add_argument("--flags", default=" ".join(FLAGS), help="of both servers")
+    parser.add_argument("--flags", default=" ".join(FLAGS), help="flags of both servers")
     options = parser.parse_args(argv)
     encoder = options.encoder or options.model.parent / f"{options.shape}.gguf"
     if not encoder.exists():

@@ -114,7 +114,7 @@ LIMIT = 4 * 2**30
 def settle(directory: Path, quiet: float = 4.0, limit: float = 60.0) -> int:
     """Wait until the sizes of all files have not changed for ``quiet`` seconds; returns the bytes.
 
-    What RAM has no room for is written once nobody has asked for two seconds.
+    The server writes spilled snapshots once it has had no request for two seconds.
     """
     began = since = time.monotonic()
     before: dict[str, int] = {}

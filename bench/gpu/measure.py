@@ -8,7 +8,7 @@ Sections, the most telling first: base (first token, decode, prefill, memory and
 token and replies side by side with as few flags as possible), held (returns on the device), kv (copies in GB/s), memory
 (resident beside counted bytes over many prompts, without a cache directory), long (as base, at --long), exact (logits),
 card (defaults and an expert's flags within 24 GB), soak (bench.soak on the model, only if it is named). Each finding is
-written to gpu-side-by-side-<shape>.json and .md at once. The tables name what no longer fitted --budget.
+written to gpu-side-by-side-<shape>.json and .md at once. The tables name the sections that --budget left out.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ def copies(run: Run) -> None:
 
 
 def memory(run: Run) -> None:
-    """What pyctl takes while many prompts come and go and nothing is ever written."""
+    """Memory of pyctl over many prompts, without writes to disk."""
     server = pyctl(["-m", str(run.model), *run.flags()], None, run.work / f"{run.shape}-memory.log")
     vram, available = vram_mib(), available_mib()
     try:
@@ -231,7 +231,7 @@ def memory(run: Run) -> None:
 
 
 def soak(run: Run) -> None:
-    """`bench.soak` on this model; what it finds wrong is told, and the rest is in its own output."""
+    """`bench.soak` on this model. Its violations become records; the rest is in its own output."""
     if not run.clock.fits(SOAK_MINUTES * 60 + 2 * run.loading + 60):
         return run.results.skip("soak", "soak", "no time left")
     flags = ["--flags", "-ngl 99 -fa on -ub 512", "--context", "32768", "--cache-ram", "8192"]
@@ -249,7 +249,7 @@ def exact(run: Run) -> None:
 
 
 def alone(run: Run, section: str, seconds: float, module: str, arguments: list[str]) -> list[dict[str, Any]]:
-    """What a script measures with --json; none, and a record that says so, if there is no time for it or it fails."""
+    """The results of a script with --json; none, and a record of that, if time runs out or the script fails."""
     if not run.clock.fits(seconds):
         run.results.skip(section, section, "no time left")
         return []
@@ -359,7 +359,7 @@ def jobs(runs: Sequence[Run], only: Sequence[str]) -> list[tuple[str, Run, Calla
 
 
 def wait_for(model: Path, clock: Clock) -> bool:
-    """Whether the model is there before time runs out; False at once if nobody writes it any more."""
+    """Wait for the model file; False when the time is up, or at once if its writer has ended."""
     writer = model.with_suffix(".pid")
     while not model.exists():
         alive = writer.exists() and Path(f"/proc/{writer.read_text()}").exists()
@@ -371,15 +371,15 @@ def wait_for(model: Path, clock: Clock) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("directory", type=Path, help="what prepare.py was given")
+    parser.add_argument("directory", type=Path, help="the directory of prepare.py")
     parser.add_argument("--only", nargs="+", choices=WORK, default=[name for name in WORK if name != "soak"])
-    parser.add_argument("--models", nargs="+", metavar="SHAPE", help="default: those that were prepared")
+    parser.add_argument("--models", nargs="+", metavar="SHAPE", help="default: the prepared ones")
     parser.add_argument("--servers", nargs="+", choices=(OURS, PEER), default=(OURS, PEER))
     parser.add_argument("--sizes", type=int, nargs="+", default=[32768, 8192], help="conversations of base, tokens")
     parser.add_argument("--long", type=int, default=100_000, help="conversation of long and card, tokens")
     parser.add_argument("--ctx", type=int, default=120_000, help="-c of both servers")
     parser.add_argument("--exact-tokens", type=int, default=3000)
-    parser.add_argument("--budget", type=float, default=3600, metavar="S", help="seconds, all in all")
+    parser.add_argument("--budget", type=float, default=3600, metavar="S", help="total seconds")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR")
     parser.add_argument("--flags", default="", help="more flags for both servers, in one argument")
     options = parser.parse_args()

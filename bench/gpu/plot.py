@@ -1,9 +1,9 @@
-"""Pictures of what measure.py found: time to first token by way of arriving, and where a turn's time goes.
+"""Pictures of the results of measure.py: time to first token by kind of request, and the parts of a turn's time.
 
     python -m bench.gpu.plot                                  # bench/results/gpu-side-by-side-*.json
     python -m bench.gpu.plot FILE.json... --output DIR
 
-Writes gpu-first-token-<shape>.svg and gpu-breakdown-<shape>.svg, white behind them so that dark pages show them too.
+Writes gpu-first-token-<shape>.svg and gpu-breakdown-<shape>.svg, with a white background for dark pages.
 """
 
 from __future__ import annotations

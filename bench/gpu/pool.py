@@ -1,17 +1,17 @@
-"""K and V beyond the device: what a batch, a token, a prompt and a restore cost with `--kv-pool`, and without.
+"""K and V beyond the device: the time of a batch, a token, a prompt and a restore with and without `--kv-pool`.
 
     python -m bench.gpu.pool MODELS [--models 27b] [--modes full pool:auto pool:65536 nkvo ngl:40 unified]
     python -m bench.gpu.pool MODELS --card 24000 --parts depth restore --modes pool:auto      # as on a card of 24 GB
     python -m bench.gpu.pool MODELS --card 15800 --models 35b-a3b --modes pool:auto+moe:18    # and of 16 GB
     python -m bench.gpu.pool MODELS --card 24000 --modes pool:auto pool:auto+select:2048      # --kv-select
 
-MODELS is where the files are; those of tiny shapes are made there. A mode is where K and V lie; with ``+moe:N`` the
-experts of N layers lie in RAM, and with ``+select:N`` single tokens attend to N tokens beside the first and last ones.
-``depth`` evaluates batches and single tokens behind so many rows, ``restore`` lets the engine go back to prompts of
-those sizes (100,000 tokens or more, or the largest) that are in RAM, then on disk, then in files that the system has in
-memory, and ``cold`` evaluates all of a prompt. Rows at depth are copies of those of a few batches: what they hold costs
-no time, only how many there are; but of what is chosen among them, less is new with each token than in a real text.
-Each mode has a process of its own, so that one that crashes is a line of the table.
+MODELS is the directory of the files; files of tiny shapes are made there. A mode says where K and V lie. With
+``+moe:N`` the experts of N layers lie in RAM; with ``+select:N`` single tokens attend to N tokens beside the first and
+last ones. ``depth`` evaluates batches and single tokens behind so many rows. ``restore`` resumes prompts of those sizes
+(100,000 tokens or more, or the largest) from RAM, from disk, and from files in the page cache. ``cold`` evaluates a
+whole prompt. Rows at depth are copies of those of a few batches, since time depends on their number, not on their
+values; but fewer newly selected rows come with each token than in a real text. Each mode runs in a process of its own,
+so that a crash is a line of the table.
 """
 
 from __future__ import annotations
@@ -327,10 +327,10 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--depths", type=int, nargs="+", default=[32_768, 131_072, 262_144], metavar="TOKENS")
     parser.add_argument("--ctx", type=int, default=0, metavar="TOKENS", help="default: a little more than the depths")
     parser.add_argument("--ubatch", type=int, default=512)
-    parser.add_argument("--type", default="q8_0", help="of K and V")
-    parser.add_argument("--card", type=int, metavar="MIB", help="leave so much of the GPU's memory")
-    parser.add_argument("--work", type=Path, help="where files of the disk cache go")
-    parser.add_argument("--budget", type=float, default=220, metavar="S", help="seconds, all in all")
+    parser.add_argument("--type", default="q8_0", help="type of K and V")
+    parser.add_argument("--card", type=int, metavar="MIB", help="free memory to leave on the GPU")
+    parser.add_argument("--work", type=Path, help="directory for files of the disk cache")
+    parser.add_argument("--budget", type=float, default=220, metavar="S", help="total seconds")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
@@ -355,7 +355,7 @@ def main() -> None:
 
 
 def run_mode(options: argparse.Namespace, shape: str, mode: str, left: float) -> None:
-    """In a process of its own; what it says is passed on as it comes."""
+    """Run it in a process of its own, and pass its output on at once."""
     if left < 10:
         print(f"| {shape} | {mode} | left out: no time |", flush=True)
         return

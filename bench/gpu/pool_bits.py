@@ -1,12 +1,12 @@
-"""Whether logits, blocks and resumed prompts of `--kv-pool` are those of a full cache, to the bit.
+"""Whether logits, blocks and resumed prompts of `--kv-pool` are bit-identical to those of a full cache.
 
     python -m bench.gpu.pool_bits MODELS [--models 27b] [--tokens 33000] [--resident all half none] [--types q8_0]
     python -m bench.gpu.pool_bits MODELS --select 2048     # single tokens attend to so many rows: --kv-select
 
-A prompt of random tokens is evaluated in batches, some of odd sizes, and single tokens follow, with all of the cache on
-the GPU and then with K and V of so many layers there. Then the prompt is resumed in its middle from the blocks that the
-full cache saved. `GGML_CUDA_DISABLE_GRAPHS=1` does it without CUDA graphs. With ``--select`` single tokens
-are compared with those of the first line, whose layers lie elsewhere.
+A prompt of random tokens is evaluated in batches, some of odd sizes, followed by single tokens: first with the whole
+cache on the GPU, then with K and V of fewer layers there. Then the prompt is resumed in its middle from the blocks that
+the full cache saved. `GGML_CUDA_DISABLE_GRAPHS=1` turns CUDA graphs off. With ``--select`` single tokens are compared
+with those of the first line, which has other layers on the GPU.
 """
 
 from __future__ import annotations
@@ -128,12 +128,12 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path, metavar="MODELS")
     parser.add_argument("--models", nargs="+", default=["27b"], metavar="SHAPE")
-    parser.add_argument("--types", nargs="+", default=["q8_0"], help="of K and V")
+    parser.add_argument("--types", nargs="+", default=["q8_0"], help="types of K and V")
     parser.add_argument("--tokens", type=int, default=33_000)
     parser.add_argument("--resident", nargs="+", choices=("all", "half", "none"), default=["all", "half", "none"])
-    parser.add_argument("--select", type=int, default=0, metavar="ROWS", help="that a single token attends to")
+    parser.add_argument("--select", type=int, default=0, metavar="ROWS", help="rows that a single token attends to")
     parser.add_argument("--ubatch", type=int, default=512)
-    parser.add_argument("--budget", type=float, default=200, metavar="S", help="seconds after which nothing new begins")
+    parser.add_argument("--budget", type=float, default=200, metavar="S", help="seconds after which no case begins")
     options = parser.parse_args(argv)
     end = time.monotonic() + options.budget
     print(*(f"- {name}: {value}" for name, value in describe().items()), sep="\n")

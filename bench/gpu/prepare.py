@@ -7,8 +7,8 @@
     python -m bench.gpu.prepare /data/gpu --models 27b-nextn 35b-a3b-nextn   # with heads for drafts
 
 llama.cpp comes from the source that vendor/llama.cpp/pin.txt names; this extension and llama-server use the same
-libraries. Everything goes to the given directory, the extension also into pyctl/. What is there already is not made
-again. Models are written in the background, and measure.py waits for them. `DIR/python` runs Python with all of it.
+libraries. Everything goes to the given directory, the extension also into pyctl/. Existing parts are kept. Models
+are written in the background, and measure.py waits for them. `DIR/python` runs Python with all of it.
 """
 
 from __future__ import annotations
@@ -276,7 +276,7 @@ def main() -> None:
     parser.add_argument("--cpu", action="store_true", help="build without CUDA")
     parser.add_argument("--source", type=Path, metavar="PATH", help="llama-cpp-python's sdist, or its tree, unpacked")
     parser.add_argument("--libs", type=Path, metavar="DIR", help="use these libraries, and llama-server if it is there")
-    parser.add_argument("--wheels", type=Path, metavar="DIR", help="take missing Python packages from here")
+    parser.add_argument("--wheels", type=Path, metavar="DIR", help="directory of missing Python packages")
     parser.add_argument("--no-server", action="store_true", help="do without llama-server")
     parser.add_argument("--models", nargs="*", default=["27b", "35b-a3b"], metavar="SHAPE")
     parser.add_argument("--arch", help="CMAKE_CUDA_ARCHITECTURES; default: this machine's GPU")

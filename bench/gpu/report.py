@@ -1,4 +1,4 @@
-"""What the records of a measurement say: medians and ratios, the aims they are held against, tables in Markdown."""
+"""A report on the records of a measurement: medians and ratios, aims, tables in Markdown."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ SPARE_MIB = 1024
 
 
 def beyond_budget(records: Sequence[Record]) -> float | None:
-    """The most MiB that pyctl had resident beside what it had when it was loaded, and its budget."""
+    """The peak growth of pyctl's resident memory after loading, in MiB, and its budget."""
     sizes = [r for r in records if r["kind"] == "memory" and r["server"] == OURS and r.get("resident_mib")]
     loaded = {r["section"]: r["resident_mib"] for r in sizes if r["when"] == "loaded"}
     return max(

@@ -1,4 +1,4 @@
-"""One model under measurement: the time that is left, what was found, and a server asked what a workload says."""
+"""One model under measurement: the remaining time, the findings, and a server that runs a workload."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Clock:
         return 1.1 * n_tokens / self.tokens_per_second + 0.5
 
     def learn(self, n_tokens: int, seconds: float) -> None:
-        """A long prefill tells how fast the next one will be."""
+        """Learn the speed of prefill from a long one."""
         if n_tokens >= 2000:
             self.tokens_per_second = n_tokens / seconds
 
@@ -126,7 +126,7 @@ class Run:
     """Seconds until a server answers: a guess at first, then what the last one took."""
 
     def flags(self, kv: str = "f16", n_ctx: int | None = None) -> list[str]:
-        """What both servers get; drafts and RAM are llama-server's defaults."""
+        """The flags of both servers; drafts and RAM are llama-server's defaults."""
         flags = [
             "--spec-type",
             "none",

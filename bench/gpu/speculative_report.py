@@ -1,4 +1,4 @@
-"""What the records of `bench.gpu.speculative` say: tables in Markdown, and the aims they are held against."""
+"""A report on the records of `bench.gpu.speculative`: tables in Markdown, and the aims."""
 
 from __future__ import annotations
 

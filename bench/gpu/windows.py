@@ -1,10 +1,9 @@
-"""Where a saved sequence of a model with a sliding window comes back to the same bits.
+"""The lengths at which a sequence of a model with a sliding window is restored to the same bits.
 
     python -m bench.gpu.windows --output bench/results/gpu-windows.md
 
-Each model is small, with random weights, and its heads and windows have the sizes of published models. For each length
-a text is evaluated, saved, cleared, loaded and continued by 600 tokens, and the outputs are compared with those of the
-run that was saved.
+Each model is small, with random weights and with heads and windows of published sizes. For each length a text is
+evaluated, saved, cleared, loaded and continued by 600 tokens; its outputs are compared with those of the saved run.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ def table() -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, help="write the table here")
+    parser.add_argument("--output", type=Path, help="file for the table")
     options = parser.parse_args()
     lines = table()
     if options.output is not None:

@@ -1,7 +1,7 @@
-"""Conversations and the ways in which a client comes back to them. Text in, text out: no server here.
+"""Conversations and the ways in which a client returns to them. Text in, text out: no server here.
 
 The tokenizer of the generated models has one token per byte, so lengths in characters are lengths in tokens. A long
-history arrives in one go, as when a saved conversation is opened; what follows grows turn by turn.
+history arrives in one request, as when a saved conversation is opened; then the conversation grows turn by turn.
 """
 
 from __future__ import annotations

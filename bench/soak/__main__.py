@@ -3,16 +3,16 @@
     python -m bench.soak --minutes 30 --seed 7 --keep
     python -m bench.soak -m model.gguf --flags "-ngl 99 -ctk q8_0" --context 16384 --minutes 5 --resident-limit 12000
 
-Clients hold conversations that together have three times the cells of the context, by all APIs, with tools, schemas
-and several choices; others vanish in the middle, send hostile bodies, or sit on connections; an operator saves,
-restores, pins and clears. The server lives three times for long, without a cache directory, with one, and with --exact
-as well, and in between is stopped and killed.
+Clients hold conversations that together have three times the cells of the context, through all APIs, with tools,
+schemas and several choices. Other clients disconnect in the middle, send hostile bodies, or keep connections open. An
+operator saves, restores, pins and clears. The server has three long lives: without a cache directory, with one, and
+with --exact as well. Between them it is stopped and killed.
 
-Wrong is: a 500, a greedy reply that another server (one sequence, no cache, no company) does not give, a refusal that
-takes long, memory that has grown from one rest, when nobody asks, to the next, threads or files that grow after the
-first third of a life, a log that grows faster than requests, an exit code that is not what it should be, a connection
-that breaks while the server lives. Where two tokens are nearly as likely, the batch that company shares may choose
-either; such replies are counted.
+The soak reports as wrong: a 500; a greedy reply that differs from that of a second server (one sequence, no cache, one
+request at a time); a slow refusal; memory that grows from one pause without requests to the next; threads or files that
+grow after the first third of a life; a log that grows faster than requests; an unexpected exit code; a connection that
+breaks while the server lives. Where two tokens are nearly as likely, a batch with other sequences may choose either;
+such replies are counted.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SHORT_SECONDS = (5.0, 40.0)
 
 
 def command_of(options: argparse.Namespace) -> list[str]:
-    """How a server is started, without what the soak is about."""
+    """The flags of a server, without those under test."""
     model = ["-m", options.model] if options.model else []
     return [*PYCTL_SERVE, *model, "-t", str(options.threads), *shlex.split(options.flags)]
 
@@ -148,19 +148,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--context", type=int, default=4096, help="cells for all sequences")
     parser.add_argument("--parallel", type=int, default=4, metavar="N", help="-np of the server")
-    parser.add_argument("--clients", type=int, default=6, metavar="N", help="with two conversations each")
+    parser.add_argument("--clients", type=int, default=6, metavar="N", help="clients, with two conversations each")
     parser.add_argument("--cache-ram", type=int, default=24, metavar="MiB")
     parser.add_argument("--flags", default="", help="more flags for both servers, in one string")
-    parser.add_argument("--without", nargs="*", default=[], choices=KINDS, help="leave these out")
-    parser.add_argument("--patience", type=float, default=2.0, metavar="SECONDS", help="that a refusal may take")
+    parser.add_argument("--without", nargs="*", default=[], choices=KINDS, help="kinds to leave out")
+    parser.add_argument("--patience", type=float, default=2.0, metavar="SECONDS", help="time limit of a refusal")
     parser.add_argument(
         "--growth-limit",
         type=float,
         default=24.0,
         metavar="MiB",
-        help="from one rest of a long life to the next; without rests, after its first third",
+        help="growth limit from one pause of a long life to the next; without pauses, after its first third",
     )
-    parser.add_argument("--resident-limit", type=float, default=0.0, metavar="MiB", help="at any time; 0: none")
+    parser.add_argument("--resident-limit", type=float, default=0.0, metavar="MiB", help="resident memory; 0: no limit")
     options = parse(parser, argv, minutes=0.3, clients=3, patience=100.0, growth_limit=400.0)
     with tempfile.TemporaryDirectory() as directory:
         findings, target = soak(options, Path(directory))

@@ -1,4 +1,4 @@
-"""What a soak counts, and what it holds against the server."""
+"""Counts and violations that a soak finds."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Findings:
                 self.worst[name] = seconds, what
 
     def violate(self, text: str) -> None:
-        """The server did something that it must never do."""
+        """Record a violation: the server did something that it must never do."""
         with self._lock:
             self.n_violations += 1
             if len(self.violations) < self.MOST:

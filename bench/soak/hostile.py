@@ -161,7 +161,7 @@ def texts() -> Iterator[Hostile]:
 
 
 def paths() -> Iterator[Hostile]:
-    """Addresses and names with what terminals and logs obey."""
+    """Addresses and names with control characters of terminals and logs."""
     for path in (
         "/v1/responses/%1b%5d0;owned%07",
         "/v1/responses/a%0a12:00:00%20forged",
@@ -187,7 +187,7 @@ def corpus(without: Sequence[str]) -> list[Hostile]:
 
 
 class Attacker:
-    """Clients of bad will, each a method that runs on a thread of its own."""
+    """Hostile clients, each a method that runs on a thread of its own."""
 
     def __init__(
         self, target: Target, findings: Findings, talkers: Sequence[Talker], seed: int, patience: float
@@ -250,7 +250,7 @@ class Attacker:
         return int(answer.split(b" ", 2)[1][:3])
 
     def vanish(self) -> None:
-        """Ask what others have just asked, and go away in the prefill or in the decode, some with a reset."""
+        """Repeat requests of other clients, and disconnect in the prefill or in the decode, some with a reset."""
         while life := self.target.ready():
             with self._lock:
                 rng = random.Random(self._random.random())
@@ -291,7 +291,7 @@ class Attacker:
             time.sleep(rng.uniform(0, 0.4))
 
     def idle(self) -> None:
-        """Open connections and say nothing, or one byte at a time."""
+        """Open connections and send nothing, or one byte at a time."""
         held: list[socket.socket] = []
         while self.target.ready():
             while len(held) > N_IDLE:

@@ -1,4 +1,4 @@
-"""The right replies: those of a second server, which has one sequence, no cache and no company."""
+"""The right replies: those of a second server with one sequence, no cache, and one request at a time."""
 
 from __future__ import annotations
 

@@ -36,12 +36,12 @@ SCHEMA = {
 
 
 class LostError(Exception):
-    """The request had no answer because the server was ended, or was told to come again later."""
+    """The request has no answer, because the server was ended or refused it with a time to try again."""
 
 
 @dataclass
 class Talk:
-    """One conversation, and what is said in it next."""
+    """One conversation, and its next messages."""
 
     seed: int
     most_tokens: int
@@ -57,17 +57,17 @@ class Talk:
         self.messages = [{"role": "system", "content": head}]
 
     def _head(self) -> int:
-        """Characters of text that nobody asks about: some conversations are long from the beginning."""
+        """Characters of filler in the system message, so that some conversations are long from the beginning."""
         return int(self.random.choice((0.0, 0.1, 0.4, 0.7)) * self.most_tokens * CHARS_PER_TOKEN)
 
     @property
     def full(self) -> bool:
-        """Whether another turn might make it longer than it may become."""
+        """Whether another turn could exceed the limit of its length."""
         n_chars = sum(len(json.dumps(message)) for message in self.messages)
         return n_chars > self.most_tokens * CHARS_PER_TOKEN
 
     def ask(self) -> None:
-        """Add what the user says next."""
+        """Add the user's next message."""
         if self.tools and self.random.random() < 0.7:
             text = use(Values(self.random), self.random.choice(self.names)).question
         else:
@@ -96,7 +96,7 @@ class Talk:
 
 
 class Talker:
-    """A client thread: holds several conversations in turn and checks what it is told."""
+    """A client thread: holds several conversations in turn and checks the replies."""
 
     def __init__(self, target: Target, judge: Judge, findings: Findings, seed: int, most_tokens: int) -> None:
         self.target, self.judge, self.findings = target, judge, findings

@@ -22,8 +22,8 @@ WARM_UP = 0.35
 """The part of a life in which caches and pools may fill."""
 
 REST_SECONDS = 25.0
-"""So long nobody asks, half-way through a long life and near its end: then the server has only what it needs, since
-what was freed goes back to the system ten seconds after the last request was read.
+"""Seconds without requests, half-way through a long life and near its end. The server returns freed memory to the
+system ten seconds after it read the last request, so afterwards it holds only what it needs.
 """
 
 BUSY_SECONDS = 5.0
@@ -35,7 +35,7 @@ RESTS_AT_MOST = 0.4
 
 @dataclass(frozen=True)
 class Sample:
-    """What /proc says of the process at one moment."""
+    """One sample of the process from /proc."""
 
     resident_mib: float
     n_threads: int
@@ -44,7 +44,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Bounds:
-    """What the server may take."""
+    """Limits of the server: growth of memory, threads and open files, resident memory, and log per request."""
 
     growth_mib: float
     resident_mib: float
@@ -54,7 +54,7 @@ class Bounds:
 
 
 class Target:
-    """A server that comes and goes; what fails because a life ended is no violation."""
+    """A server with several lives. A request that fails because a life ended is no violation."""
 
     def __init__(self, command: Sequence[str], directory: Path, findings: Findings, bounds: Bounds) -> None:
         self.directory, self.findings, self.bounds = directory, findings, bounds
@@ -81,14 +81,14 @@ class Target:
         return self._process.port
 
     def ready(self) -> int:
-        """Wait until it serves, and does not rest; the number of this life, or 0 when the soak is over."""
+        """Wait until it serves outside of a pause; the number of this life, or 0 when the soak is over."""
         while not self.over.is_set():
             if self._up.wait(0.2) and self._may_ask.wait(0.2):
                 return self.life
         return 0
 
     def lives(self, life: int) -> bool:
-        """Whether that life goes on: nothing was done to the server since it began."""
+        """Whether that life goes on: the server was not stopped or killed since it began."""
         running = self._up.is_set() and self._process.is_running
         return running and self.life == life and not self.over.is_set()
 
@@ -122,7 +122,7 @@ class Target:
         self._judge(name, seconds, code, n_requests, samples, rests)
 
     def _watch(self, seconds: float) -> tuple[list[Sample], list[Sample]]:
-        """What there was while clients asked, and at the end of each rest."""
+        """Samples under load, and at the end of each pause."""
         samples: list[Sample] = []
         rests: list[Sample] = []
         end = time.monotonic() + seconds
@@ -196,7 +196,7 @@ class Target:
                 self.findings.violate(f"{name}: grew by {grown:.1f} {what}, {bound} are allowed")
 
     def healthy(self) -> None:
-        """Ask /health again and again: the event loop must never be away for long."""
+        """Poll /health: the event loop must never block for long."""
         with httpx.Client(timeout=60) as client:
             while life := self.ready():
                 began = time.monotonic()

@@ -1,4 +1,4 @@
-"""The prefix cache: what prompts are resumed from, on the device, in RAM and on disk. Knows bytes and tokens only.
+"""The prefix cache: snapshots on the device, in RAM and on disk. It handles bytes and tokens only.
 
 Other rooms import from here alone. A name is loaded when it is first used, so that settings load without NumPy.
 """

@@ -1,4 +1,4 @@
-"""How much the prefix cache keeps, in memory and on disk."""
+"""Settings of the prefix cache: its sizes in memory and on disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the cache did for one request and since the start, and what it holds, as clients are shown it."""
+"""Statistics of the cache for one request and since the start, and views of its contents for clients."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ class RequestStats:
 class CacheStats:
     """Sums over all requests since the start; counts of tokens unless the name says otherwise.
 
-    What background requests evaluate is ``n_warmed`` and nothing else; ``n_warm_ups`` prompts were made ready so, and
-    requests resumed from ``n_warmed_used`` of the tokens.
+    Background requests count in ``n_warm_ups`` (prompts) and ``n_warmed`` (evaluated tokens) alone; requests resumed
+    from ``n_warmed_used`` of these tokens.
     """
 
     requests: int = 0
@@ -194,8 +194,8 @@ _Steps: TypeAlias = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class OwnPart:
-    """What of a snapshot lies behind its parent's ``n_parent`` tokens: the segments with their positions, the first one
-    first, and the words that it is shown by."""
+    """The part of a snapshot behind its parent's ``n_parent`` tokens: segments with their positions, ascending, and the
+    tokens of its label."""
 
     n_parent: int
     spans: tuple[tuple[Segment, int, int], ...]
@@ -244,11 +244,11 @@ class OwnPart:
 
 
 KnownParts: TypeAlias = WeakKeyDictionary[Snapshot, OwnPart]
-"""What was found out for a view before, as long as the snapshot is there: it keeps no bytes alive."""
+"""Results of earlier views, for as long as the snapshot exists; keeps no bytes alive."""
 
 
 def view_of(cache: RamCache, totals: CacheStats, known: KnownParts, disk: Store | None = None) -> CacheView:
-    """What is held now: shallow parents first, and of one parent those that share most side by side.
+    """The current contents: shallow parents first, and of one parent those that share most side by side.
 
     Called by the thread that owns the cache.
     """

@@ -1,4 +1,4 @@
-"""What it costs, in seconds, to have a prefix again: evaluated, loaded from RAM, or read from disk."""
+"""Costs in seconds to evaluate a prefix, to load it from RAM, or to read it from disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cache's rows on the device: held as long as there are cells to spare, and what becomes of them then."""
+"""Held rows on the device: kept while cells are free, then moved to RAM or dropped."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The disk as the engine sees it: what it holds for a prompt, what belongs there, and the thread that writes.
+"""The disk tier for the engine: lookup of stored prefixes, the choice of prefixes to write, and the writing thread.
 
-The engine's thread asks and offers, and never waits: what is stored is known in memory, and whatever needs the index, a
-lock that a writer holds, or the drive itself is done by the thread that writes. Only a snapshot that is restored is
-waited for, where evaluating would take longer.
+The engine's thread never waits for a write: the list of stored prefixes is in memory, and the writing thread does all
+work that needs the index, a writer's lock, or the drive. A request waits only for a snapshot that it restores, and only
+if evaluation would take longer.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ REFRESH_SECONDS = 1.0
 """How often to look for what other processes have written, while there are requests."""
 
 WORTH_WRITING = 0.1
-"""What saves less is not written, as a part of the seconds that reading it takes."""
+"""A snapshot is written only if it saves this part of the seconds that reading it takes."""
 
 MEASURED_BYTES = 2**20
 """Smaller reads say nothing about a drive."""
@@ -54,9 +54,7 @@ def _missing(segment: Segment) -> int:
 
 
 class _SnapshotWriter:
-    """What the thread that writes does with a snapshot: stores it with words for people, and, since a process may be
-    killed, the prompts that led to it.
-    """
+    """Stores a snapshot with a label for people, and recent prompts with it, since a process may be killed."""
 
     def __init__(
         self,
@@ -164,7 +162,7 @@ class DiskTier:
 
     @property
     def contents(self) -> Contents:
-        """What the directory holds: another object after each change."""
+        """The contents of the directory: a new object after each change."""
         return self.store.directory.contents
 
     def entries(self) -> list[Entry]:

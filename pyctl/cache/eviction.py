@@ -1,7 +1,7 @@
-"""What a full cache loses first: the one place that knows, asked about RAM, the device and the disk.
+"""The eviction policy of RAM, the device and the disk.
 
-Caches describe what they hold as a tree of prefixes, and say which of them may go at all (not what is pinned, reserved
-or about to be used); the policy chooses among those by what each is worth: expected seconds saved.
+A cache describes its contents as a tree of prefixes, and excludes pinned, reserved and locked ones from eviction. The
+policy chooses among the others by worth: the seconds that a snapshot is expected to save.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class LeastValue(Generic[K]):
         self._per_byte = True
 
     def victim(self, may_go: Callable[[K], bool], *, per_byte: bool = True) -> K | None:
-        """What to lose next, None if nothing may go; without ``per_byte`` all count as equally large."""
+        """The next snapshot to evict, None if all must stay; without ``per_byte`` all count as equally large."""
         self._rank(per_byte)
         heap, staying = self._heap, []
         found: K | None = None

@@ -1,6 +1,6 @@
-"""Which prefixes are worth persisting: ``off``, ``full``, ``auto[:N]`` or a fixed number of tokens, and the spill.
+"""Disk policies: ``off``, ``full``, ``auto[:N]`` or a fixed number of tokens, and the spill.
 
-Compares tokens and counts messages; knows nothing of what is stored, of files or of the model.
+A policy compares tokens and counts messages; it depends neither on stored files nor on the model.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _WORDS: Mapping[str, Kind] = {
 
 @dataclass(frozen=True)
 class Selection:
-    """What a policy chose for one prompt, in tokens from its start.
+    """The choice of a policy for one prompt, in tokens from its start.
 
     ``selected`` is the scope, 0 for none, and ``safe`` the same before the least length counts. ``positions`` are the
     prefixes to persist, ascending; at most two are past the restored position. Those at or before it cost no evaluation
@@ -140,9 +140,9 @@ class DiskPolicy:
         return f"{name},{SPILL}" if self.spill and self.kind != "spill" else name
 
     def select(self, matches: RecentMatches, *, min_tokens: int, cold_max: int, start: int = 0) -> Selection:
-        """What of the prompt of ``matches`` to persist, after the prompts of late that it was compared with.
+        """Choose the prefixes of ``matches.prompt`` to persist, by the recent prompts that it was compared with.
 
-        Nothing shorter than ``min_tokens``; ``start`` is where it was restored. ``cold_max`` is for ``full`` alone.
+        None is shorter than ``min_tokens``; ``start`` is the restored position. ``cold_max`` is for ``full`` alone.
         """
         prompt = matches.prompt
         if self.kind == "fixed":

@@ -1,4 +1,4 @@
-"""Where a prefill stops: batch ends, which depend on the prompt alone, and cuts, which deserve a snapshot."""
+"""Batch ends, which depend on the prompt alone, and cuts, the batch ends at which snapshots are taken."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ RAW_PART = 8
 """In raw text, a batch ends at a line end once this part of the tokens before it is new."""
 
 RULES = (MIN_BATCH, RAW_PART)
-"""What batch ends follow from, besides the tokens and what is given to `batch_ends`."""
+"""The constants that determine batch ends, besides the tokens and the arguments of `batch_ends`."""
 
 
 def batch_ends(prompt: Prompt, n_ubatch: int, min_batch: int = MIN_BATCH, batch_cost: int = 0) -> list[int]:
@@ -129,11 +129,8 @@ def choose_cuts(prompt: Prompt, ends: Sequence[int], start: int, min_step: int, 
 
 
 def next_turn(prompt: Prompt, n_common: int) -> int:
-    """Where a prompt resumes that is this one, written anew and continued; 0 if unknown.
-
-    One message alone that begins as another prompt did, for ``n_common`` tokens, is a task with a conversation inside,
-    which grows within it.
-    """
+    """The token count at which a rewritten and continued version of ``prompt`` resumes; 0 if unknown."""
+    # A single message that shares ``n_common`` tokens with another prompt contains a conversation that grows inside.
     is_task = len(prompt.boundaries) == 1 and n_common >= LEAST_SHARED
     return prompt.boundaries[0] - 1 if is_task else prompt.turn
 

@@ -44,19 +44,19 @@ R = TypeVar("R")
 
 
 class CacheRequest(Protocol):
-    """What the cache wants to know of a request."""
+    """The facts of a request that the cache needs."""
 
     @property
     def prompt(self) -> Prompt:
-        """What is asked."""
+        """The prompt of the request."""
 
     @property
     def cache_prompt(self) -> bool:
-        """Whether its client lets the cache have it."""
+        """Whether its client allows caching."""
 
     @property
     def disk_policy(self) -> DiskPolicy | None:
-        """What of it goes to disk; None for what the server does with all."""
+        """Its disk policy; None for that of the server."""
 
     @property
     def background(self) -> bool:
@@ -328,10 +328,10 @@ Reading: TypeAlias = Generator[Reads, None, R]
 
 
 class Arrival(Protocol):
-    """A snapshot on its way here: ``snapshot`` may be looked at by one reader and is whole only after `complete`.
+    """A snapshot that is being read. One reader may use ``snapshot``; it is whole only after `complete`.
 
-    One that ``is_large`` comes in parts: the next are read as `leave` gives up those before them. It ``is_lost`` once a
-    part failed. StateError ends what waits for a lost part.
+    If it ``is_large``, its parts are read as `leave` frees those before them. It ``is_lost`` once a part failed; a wait
+    for a lost part raises StateError.
     """
 
     snapshot: Snapshot

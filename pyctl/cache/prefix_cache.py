@@ -1,4 +1,4 @@
-"""Snapshots of live sequences: brings a sequence to where a prompt can be resumed, and keeps what will be worth it.
+"""Snapshots of live sequences: restores a sequence to the start of evaluation, and saves snapshots of worth.
 
 It decides nothing about slots, eviction or files (cache does) and evaluates nothing (engine does).
 """
@@ -70,7 +70,7 @@ class PrefixCache:
             cache.on_evict = partial(disk.write, reason=Reason.EVICTED, rows_of=self.device.rows_of)
 
     def lookup(self, request: CacheRequest, ends: Sequence[int], seq: LiveSequence, stats: RequestStats) -> CacheLookup:
-        """What can be restored of a prompt with these batch ends into ``seq``; remembers it, if a client sent it."""
+        """Look up the ways to restore a prompt with these batch ends into ``seq``; note a client's prompt as recent."""
         began, match = time.perf_counter(), PromptMatch(request.prompt.tokens)
         if not request.cache_prompt:
             return CacheLookup(request, match, ends)
@@ -108,8 +108,7 @@ class PrefixCache:
     ) -> Reading[tuple[Snapshot, ...]]:
         """Bring ``seq`` to the deepest restorable position of the prompt; the snapshot that it came from, if any.
 
-        What fails to restore falls back to the next way; what cannot be restored at all leaves an empty sequence.
-        ``make_room`` is asked for the cells that are missing.
+        If a way fails, the next one is tried; if all fail, the sequence is empty. ``make_room`` frees missing cells.
         """
         began = time.perf_counter()
         used = (yield from self._from_disk(lookup, seq, stats, make_room)) if lookup.from_disk else None
@@ -179,10 +178,7 @@ class PrefixCache:
         return self.memory.shape.places.among(inner_ends(prompt, ends))
 
     def save(self, seq: LiveSequence, plan: CachePlan, stats: RequestStats) -> None:
-        """Take a snapshot at the end of ``seq``, with whose tokens ``plan.match`` begins.
-
-        It takes the rows since the last one, and the state.
-        """
+        """Take a snapshot at the end of ``seq``, a prefix of ``plan.match``: new rows and the state."""
         if self.memory.shape.places.allow(seq.n) and (seq.n_exact == seq.n or not self.settings.exact):
             with self.cache.locked(*plan.restored):
                 self._save(seq, plan, stats)
@@ -325,9 +321,9 @@ class PrefixCache:
         make_room: MakeRoom,
         is_again: bool = False,
     ) -> Reading[tuple[Snapshot, ...] | None]:
-        """What the disk has that is quicker than memory, as often as it fails to arrive; None if nothing is of use.
+        """Restore from disk what is quicker than memory, again after each failure; None if nothing is of use.
 
-        A request waits for one thing from far away, and when it looks ``is_again`` it has.
+        A request waits for one fetch from a store at most; with ``is_again`` it has waited.
         """
         assert self.disk is not None
         match, ends, batches = lookup.match, lookup.ends, CommonBatches(lookup.ends)
@@ -436,10 +432,7 @@ class PrefixCache:
             continue
 
     def _park(self, seq: LiveSequence, shared: int, stats: RequestStats, least: int = PARK_MIN) -> None:
-        """Park the end of a live sequence when its conversation is left: less than its prompt is ``shared``.
-
-        Fewer than ``least`` tokens that are in no snapshot are not worth it, nor is an end inside an image.
-        """
+        """Save the end of ``seq`` if the next prompt shares less than its prompt, and ``least`` tokens are unsaved."""
         _, covered = seq.saved()
         if seq.facts.cached and not seq.in_picture and shared < seq.n_prompt and seq.n - covered >= least:
             self.save(seq, CachePlan(PromptMatch(seq.tokens)), stats)

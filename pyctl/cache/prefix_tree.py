@@ -1,4 +1,4 @@
-"""Which snapshot continues which: a tree of prefixes, over the segments that they share."""
+"""A tree of prefixes: which snapshot continues which, by the segments that they share."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class _Link:
 
 
 class PrefixTree(Generic[K]):
-    """Which snapshot continues which, kept up to date as they come and go.
+    """The tree of snapshots by continuation, updated as snapshots come and go.
 
     A snapshot lies on a chain of segments, each with the position up to which it counts. It stems from a shallower one
     when it shares all of that one's rows. Adding and removing cost as much as there are segments to the next snapshot.

@@ -1,4 +1,4 @@
-"""Snapshots in RAM: the index, what leaves for want of room, and the count of bytes."""
+"""The RAM cache: index of snapshots, eviction, and the count of bytes."""
 
 from __future__ import annotations
 
@@ -231,10 +231,7 @@ class RamCache:
         self.ends.drop(snapshot)
 
     def retain(self, snapshot: Snapshot) -> None:
-        """Have the bytes of ``snapshot``, which no lookup finds, stay until `release`.
-
-        They count, and others leave for them; when nothing is left that may go, they go beyond the budget.
-        """
+        """Keep the bytes of ``snapshot`` until `release`, if need be beyond the budget; no lookup finds it."""
         self.pool.retain(snapshot)
         self.retained.append(snapshot)
         self._shrink()
@@ -340,7 +337,7 @@ class RamCache:
 
     def _publish(self, reservation: Reservation, snapshot: Snapshot) -> bool:
         if not self.pool.is_whole(snapshot):
-            raise ValueError("the snapshot builds on rows that were given up")
+            raise ValueError("the snapshot builds on rows that were dropped")
         slot = reservation.slot
         if not (self._may_go(slot.index) and self._fits(snapshot.prefix, snapshot.state.n_bytes, snapshot.segment)):
             return False
@@ -403,7 +400,7 @@ class RamCache:
         return math.inf if self.budget is None else self.budget - self.n_bytes - self._n_elsewhere() - n_bytes
 
     def _n_elsewhere(self, *, fixed: bool = False) -> int:
-        """Bytes that other caches take of the same budget; with ``fixed`` only those that they cannot give up."""
+        """Bytes that other caches take of the same budget; with ``fixed`` only those that they cannot evict."""
         if self.shared is None:
             return 0
         return self.shared.fixed_by_others(self) if fixed else self.shared.used_by_others(self)
@@ -569,10 +566,10 @@ class PromptEnds:
     def add(self, snapshot: Snapshot, *, is_wanted: bool) -> bool:
         """Keep one, locked by the caller, instead of an older one of its prompt; False if there is no room for it.
 
-        ValueError if it builds on rows that were given up.
+        ValueError if it builds on rows that were dropped.
         """
         if not self._cache.pool.is_whole(snapshot):
-            raise ValueError("the snapshot builds on rows that were given up")
+            raise ValueError("the snapshot builds on rows that were dropped")
         self._cache.pool.retain(snapshot)
         if (older := self._ends.get(snapshot.prefix)) is not None:
             self.drop(older)

@@ -1,4 +1,4 @@
-"""One number of bytes for the snapshots of several models: each has a cache of its own, and all share the room."""
+"""One budget of bytes for the RAM caches of several models."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class CacheLender(Protocol):
 
     @property
     def n_fixed(self) -> int:
-        """Bytes that it cannot give up: all of them while its model is loaded, else those of pinned snapshots."""
+        """Bytes that it cannot evict: all of them while its model is loaded, else those of pinned snapshots."""
 
     def give_up(self, n_bytes: int, value: float) -> bool:
-        """Evict snapshots of less ``value`` until ``n_bytes`` are free; whether any left.
+        """Evict snapshots of less ``value`` until ``n_bytes`` are free; whether any was evicted.
 
-        Waits for the engine of a model that is unloaded, which does nothing else. The engine of a loaded model may wait
-        for this very caller: it evicts later, and the result is False.
+        Waits for the engine of an unloaded model, which is idle. The engine of a loaded model may wait for this caller,
+        so it evicts later, and the result is False.
         """
 
 
@@ -62,11 +62,11 @@ class RamBudget:
         return sum(lender.n_bytes for lender in self._others(cache))
 
     def fixed_by_others(self, cache: object) -> int:
-        """Bytes that no other cache can give up now."""
+        """Bytes that the other caches cannot evict now."""
         return sum(lender.n_fixed for lender in self._others(cache))
 
     def take(self, cache: object, n_bytes: int, value: float) -> bool:
-        """Have others give up ``n_bytes`` of less ``value``, those with most bytes first; whether any left."""
+        """Evict ``n_bytes`` of less ``value`` from other caches, largest cache first; whether any was evicted."""
         others = sorted(self._others(cache), key=lambda lender: -lender.n_bytes)
         return any(lender.give_up(n_bytes, value) for lender in others if lender.n_bytes)
 

@@ -1,4 +1,4 @@
-"""The prompts of late: what a new one shares with each of them, and the files in which a restart finds them again."""
+"""Recent prompts: what a new prompt shares with each of them, and their files on disk."""
 
 from __future__ import annotations
 
@@ -92,10 +92,10 @@ def last_boundary(prompt: Prompt, n: int) -> int:
 
 
 _BOUNDARY_BYTES = 36
-"""What a number in a tuple takes."""
+"""Bytes of a number in a tuple."""
 
 _ENTRY_BYTES = 1500
-"""What the containers around a prompt take, and its part of what prompts share, roughly."""
+"""Approximate bytes of the containers around a prompt, and of its part in the table of shared tokens."""
 
 _MOST_TOKENS = limit(2**22, "tokens of recent prompts", "the oldest are forgotten", "memory")
 
@@ -103,9 +103,9 @@ _MOST_TOKENS = limit(2**22, "tokens of recent prompts", "the oldest are forgotte
 class RecentPrompts:
     """The newest prompts: at most ``capacity`` of them and ``max_tokens`` tokens in all (4 bytes each).
 
-    A prompt that a newer one continues makes room for it, so a window of N looks at N conversations, not at N turns
-    of one. One thread changes the list; any may take `newest_first`, which never changes under it. ``listener`` is told
-    the tokens of each prompt that is added.
+    A prompt replaces the older one that it continues, so a window of N covers N conversations, not N turns of one. One
+    thread changes the list; any thread may read `newest_first`, which is immutable. ``listener`` is called with the
+    tokens of each added prompt.
     """
 
     def __init__(self, capacity: int = 256, max_tokens: int = _MOST_TOKENS) -> None:
@@ -113,7 +113,7 @@ class RecentPrompts:
         self._max_tokens = max_tokens
         self.listener: Callable[[Tokens], None] | None = None
         self._recent: tuple[Recent, ...] = ()
-        # What newer prompts share with older ones was found when they came: it tells what a new one shares with most.
+        # What newer prompts share with older ones is known since they came; most comparisons follow from it.
         self._all_places = frozenset(range(capacity + 1))
         self._places: tuple[int, ...] = ()
         self._shared = np.zeros((capacity + 1, capacity + 1), np.int32)
@@ -123,7 +123,7 @@ class RecentPrompts:
 
     @property
     def n_bytes(self) -> int:
-        """What is remembered takes about this many bytes."""
+        """Approximate bytes of all remembered prompts."""
         prompts = [recent.prompt for recent in self._recent]
         return sum(prompt.tokens.nbytes + _BOUNDARY_BYTES * len(prompt.boundaries) + _ENTRY_BYTES for prompt in prompts)
 

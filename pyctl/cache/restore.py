@@ -1,4 +1,4 @@
-"""Brings a live sequence to the deepest position of a prompt that can be restored, by the cheapest way."""
+"""Restores a live sequence to the deepest possible position of a prompt, by the quickest way."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ MakeRoom: TypeAlias = Callable[[int, int], bool]
 """Frees that many cells; so many of them may be where held rows lie already."""
 
 SAME_SECONDS = 0.05
-"""Ways to resume whose times differ by less are told apart by what they leave to evaluate."""
+"""Of ways to resume whose times differ by less, the one that leaves fewer tokens to evaluate is taken."""
 
 
 @dataclass(frozen=True)
@@ -67,10 +67,10 @@ class Candidate:
 
 @dataclass(frozen=True, eq=False)
 class CacheLookup:
-    """What there is for one request: the ways to resume it in memory, deepest first, and what recent prompts share.
+    """The result of a lookup: the ways to resume in memory, deepest first, and the matches with recent prompts.
 
-    ``ends`` are the batch ends of its prompt. With ``from_disk`` a restore looks there, too. A request that does not
-    want the cache has no ways. ``coming`` is on its way here from a store, and worth another look when it is ready.
+    ``ends`` are the batch ends of the prompt. With ``from_disk`` a restore also looks on disk. A request without the
+    cache has no ways. ``coming`` are fetches from a store; a second lookup follows when one is ready.
     """
 
     request: CacheRequest
@@ -94,10 +94,10 @@ class CacheLookup:
 
 @dataclass(frozen=True)
 class CachePlan:
-    """What to do with a prompt: take snapshots at ``cuts``, send those at ``persist`` to disk.
+    """The plan for a prompt: take snapshots at ``cuts``, write those at ``persist`` to disk.
 
-    The prompt was ``restored`` from these, to be locked meanwhile. Where the user speaks again, ``turn`` is where that
-    one resumes.
+    The prompt was ``restored`` from these snapshots, which stay locked meanwhile. The user's next turn resumes at
+    ``turn``.
     """
 
     match: PromptMatch
@@ -246,7 +246,7 @@ def publish(arrival: Arrival, seq: LiveSequence, cache: RamCache, device: Device
     except StateError as error:  # rows that the live sequence had already
         log.warning("cannot load all of a snapshot from disk: %s", error)
         return False
-    if any(segment.dropped for segment in snapshot.chain):  # shared with one that was given up meanwhile
+    if any(segment.dropped for segment in snapshot.chain):  # shared with a snapshot that was dropped meanwhile
         return False
     device.hold(snapshot, seq)
     try:

@@ -1,4 +1,4 @@
-"""The segments that snapshots in RAM share: who needs each of them, and the bytes of all, counted once."""
+"""The segments that snapshots in RAM share: references to each, and bytes, counted once."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["SegmentPool"]
 
 
 class SegmentPool:
-    """Counts references and bytes of what snapshots hold: ``n_bytes`` is all that they take in RAM.
+    """Counts references to segments, and the bytes of all snapshots in RAM (``n_bytes``).
 
-    A segment is alive from its first snapshot to its last. ``on_drop``, which may not change the cache, is called with
-    it just before its rows are given up.
+    A segment is alive from its first snapshot to its last. ``on_drop`` is called with it just before its rows are
+    dropped, and may not change the cache.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class SegmentPool:
         return segment in self._alive
 
     def is_whole(self, snapshot: Snapshot) -> bool:
-        """Whether nothing that ``snapshot`` needs was given up. What one that is alive needs is alive."""
+        """Whether no segment that ``snapshot`` needs was dropped. An alive segment needs only alive ones."""
         segment: Segment | None = snapshot.segment
         while segment is not None and segment not in self._alive:
             if segment.dropped:

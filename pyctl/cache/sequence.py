@@ -1,4 +1,4 @@
-"""A live sequence: what llama.cpp holds right now under one sequence id."""
+"""A live sequence: the tokens that llama.cpp holds under one sequence id."""
 
 from __future__ import annotations
 

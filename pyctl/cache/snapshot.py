@@ -1,4 +1,4 @@
-"""What the cache holds: prefixes, segments of rows that share their stem, and snapshots to resume at."""
+"""The contents of the cache: prefixes, segments of rows, states, and snapshots."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Rows(NamedTuple):
 
     @property
     def held(self) -> Held | None:
-        """What the device holds, None for a block."""
+        """The held rows on the device, None for a block."""
         return None if isinstance(self.own, np.ndarray) else self.own
 
     @property
@@ -115,8 +115,8 @@ Span: TypeAlias = tuple[Rows, int, int]
 
 @dataclass(eq=False)
 class FileMark:
-    """What the disk tier knows of a segment, shared by its copies: its file's name, the name of that one's parent, both
-    opaque to all others, and whether the file was there at the last look."""
+    """The file of a segment, shared by its copies: its name and its parent's name, opaque outside of the disk tier, and
+    whether the file existed at the last look."""
 
     name: object = None
     parent: object = None
@@ -184,12 +184,12 @@ DRAFT = "draft"
 """The part of a state that is the draft model's."""
 
 OUTPUT = "output"
-"""What the model's last output was, at the very end of a prompt; never in files."""
+"""The model's output at the very end of a prompt; never in files."""
 
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """What a sequence needs at one position besides its rows: named parts, each opaque bytes.
+    """The state of a sequence at one position: named parts, each opaque bytes.
 
     A model has RECURRENT, or nothing if its rows suffice; a draft model beside it adds DRAFT. All parts are saved,
     loaded, counted and lost together.
@@ -214,7 +214,7 @@ class State:
 
     @property
     def output(self) -> Block:
-        """What the next token is chosen from, empty except at the end of a prompt."""
+        """The output for choosing the next token, empty except at the end of a prompt."""
         return self.parts.get(OUTPUT, NOTHING)
 
     def with_output(self, output: Block) -> State:
@@ -229,11 +229,11 @@ class State:
 
 @dataclass(frozen=True)
 class PromptFacts:
-    """What policies know of the prompt that brought tokens here.
+    """Facts for policies about the prompt of a snapshot.
 
     ``asked`` is the turn of the cache (`RamCache.turn`) at which it came, None for now. ``cached`` says that its
-    request let the cache have it, ``for_disk`` the disk. A conversation that goes on is the same up to the header at
-    ``n_header``; ``n_opening`` tokens come before its first reply (`Prompt.opening`), 0 if unknown.
+    request allows caching, ``for_disk`` caching on disk. The next turn of its conversation is the same up to the header
+    at ``n_header``; ``n_opening`` tokens come before its first reply (`Prompt.opening`), 0 if unknown.
     """
 
     asked: int | None = None

@@ -13,7 +13,7 @@ __all__ = ["CHATML", "FormatSettings", "keep_reasoning"]
 
 
 def keep_reasoning(keep: bool) -> dict[str, bool]:
-    """Variables by which templates are told to write the reasoning of earlier turns, or to leave it out."""
+    """Variables of templates that keep the reasoning of earlier turns, or leave it out."""
     return {"preserve_thinking": keep, "clear_thinking": not keep, "truncate_history_thinking": not keep}
 
 

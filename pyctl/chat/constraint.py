@@ -1,7 +1,7 @@
 """Constraints on a reply: GBNF of the client, or a grammar for llguidance made of texts and JSON schemas.
 
-Whatever is made here has been compiled once without a vocabulary, within limits, when its `Constraint` comes out: what
-is wrong with a schema shows before anything is evaluated.
+Each `Constraint` was compiled once without a vocabulary, within limits. So errors of a schema are found before
+evaluation.
 """
 
 from __future__ import annotations
@@ -134,10 +134,7 @@ def json_constraint(schema: Any) -> Constraint:
 def reply_constraint(
     schema: Any, tags: ReasoningTags, part: ReplyPart, prefill: str = "", controls: Mapping[str, int] | None = None
 ) -> Constraint:
-    """The content of the reply is JSON that ``schema`` accepts, after a reasoning block if there is one.
-
-    ``part`` says where the reply begins: inside of the block, after it, or where one may be opened.
-    """
+    """Content that is JSON by ``schema``, after an optional reasoning block; ``part`` is where the reply begins."""
     grammar = GrammarBuilder(controls)
     return grammar.constraint(reply_json(grammar, schema, tags, part), prefill=prefill)
 

@@ -1,7 +1,7 @@
 """Images within text: each is a mark in it, from a message to the tokens of the prompt.
 
 Templates see text only. A mark names its image and cannot be guessed, so no text of a client is ever taken for
-an image; what text is told of it is `MEDIA_MARKER`, as llama-server has it.
+an image. Answers as text show it as `MEDIA_MARKER`, as llama-server does.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ class Template:
     ) -> str:
         """The conversation as text; ``kwargs`` are further variables of the template.
 
-        What the template objects to, or cannot cope with, raises RequestError.
+        RequestError if the template refuses or fails.
         """
         today = datetime.now()  # as llama-server says it: the day, so that a prompt stays the same for as long
         variables: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""The tools of a request: what the model may call, and of which types the arguments are."""
+"""The tools of a request: the functions that the model may call, and the types of their arguments."""
 
 from __future__ import annotations
 
@@ -117,11 +117,9 @@ def _template_tool(tool: Mapping[str, Any], at: str) -> dict[str, Any]:
 def read_tools(
     tools: object, choice: object, *, parallel: bool = True, parse: bool = True, has_grammar: bool = False
 ) -> tuple[list[dict[str, Any]] | None, Tools | None]:
-    """The tools for the template (`template_tools`), and what of them the reply may call; None for nothing.
+    """The tools for the template, and those that the reply may call, by ``choice`` (``tool_choice``); None for none.
 
-    ``choice`` is a client's ``tool_choice``; without ``parse`` nothing is looked for in the reply. RequestError for a
-    choice that cannot be made, or that goes with a grammar.
-    """
+    Without ``parse`` the reply is not searched for calls. RequestError for an impossible choice, or with a grammar."""
     known = template_tools(tools)
     return known, _callable_tools(tools, choice or "auto", parallel, parse, has_grammar)
 

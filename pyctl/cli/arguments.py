@@ -1,7 +1,7 @@
-"""Settings from command lines and variables: reads the flags and settles what several of them say together.
+"""Settings from command lines and environment variables: reads the flags and resolves their combinations.
 
-Everything wrong raises ConfigError with one line of text. Each setting is declared in the class that its consumer gets
-(`OWNERS`), with its flag; what users may say in other words is in ``other_forms``.
+Every error raises ConfigError with one line of text. Each setting is declared in the class that its consumer gets
+(`OWNERS`), with its flag; other spellings are in ``other_forms``.
 
 Flags are read in llama-server's ways: several letters after one dash, underscores for dashes, LLAMA_ARG_NO_* for a
 negation, and the last of several wins.

@@ -96,7 +96,7 @@ def found(settings: CommandSettings) -> CommandSettings:
 
 @dataclass
 class Host:
-    """What the models of a process have in common. With ``ram`` they are several, which share that budget."""
+    """Objects that the models of a process share. With ``ram`` there are several models within that budget."""
 
     shared: Shared
     ram: RamBudget | None = None

@@ -1,4 +1,4 @@
-"""`pyctl doctor`: everything that is wrong or slow on this machine, each with what mends it."""
+"""`pyctl doctor`: every problem of this machine that is wrong or slow, each with its fix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the log goes and how much of it; and the loading bar, which shares the terminal with it."""
+"""The log: its target and level; and the loading bar, which shares the terminal with it."""
 
 from __future__ import annotations
 

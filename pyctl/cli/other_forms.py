@@ -1,4 +1,4 @@
-"""Names of llama-server that say something in another way, and those without effect here."""
+"""Other spellings of flags, by llama-server's names, and names without effect here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The programs that `pyctl launch` starts: how each is pointed at a server for one invocation, and told its context."""
+"""The programs that `pyctl launch` starts: the address and the context of the server for one invocation of each."""
 
 from __future__ import annotations
 

@@ -263,5 +263,5 @@ class _Serving:
         self._closing.set()
         self.gate.close()
         self._tools.close()
-        # Requests that clients have given up may be tokenised still: `leave` ends the process with the model in it.
+        # Abandoned requests may still be tokenised: `leave` ends the process without freeing the model.
         return self._models is None or self._models.close()

@@ -1,4 +1,4 @@
-"""All checks in the order of their weight, and the screen that shows what they found."""
+"""All checks in the order of their weight, and the screen with their findings."""
 
 from __future__ import annotations
 

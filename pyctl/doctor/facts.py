@@ -1,4 +1,4 @@
-"""Facts that checks decide by: files of /proc and /sys, the driver, llama.cpp's libraries, and what serve would use."""
+"""Facts for checks: files of /proc and /sys, the driver, llama.cpp's libraries, and the settings of serve."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _not_loaded(*_: object) -> NoReturn:
 
 @dataclass(frozen=True)
 class LlamaFacts:
-    """What llama.cpp's libraries say, asked only when a check needs it. Each function may raise UnknownError.
+    """Facts from llama.cpp's libraries, read only when a check needs them. Each function may raise UnknownError.
 
     ``gpus`` are the names of GPUs they can use; ``idle_card`` says why they use none, and after the last semicolon what
     helps. ``cuda`` is the CUDA version that they were built with, 0 without CUDA.
@@ -51,7 +51,7 @@ class LlamaFacts:
 
 @dataclass(frozen=True)
 class Wishes:
-    """What the flags of serve ask of the machine; sizes are bytes.
+    """The demands of serve's flags on the machine; sizes are bytes.
 
     ``model_files`` are all files of the model. ``cache_dir`` is the directory of the disk cache, which need not exist,
     None without a disk cache. ``cache_bytes`` is None if the free space decides, ``ram_bytes`` if the free memory does.

@@ -1,4 +1,4 @@
-"""What the engine does with sequences and batches, as frozen settings."""
+"""Settings of the engine for sequences and batches."""
 
 from __future__ import annotations
 

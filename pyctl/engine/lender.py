@@ -1,4 +1,4 @@
-"""One model's cache as the caches of other models use it: what it takes, and what it gives up on its own thread."""
+"""One model's cache for the caches of other models: its bytes, and evictions on its own thread."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class EngineLender:
 
     @property
     def n_fixed(self) -> int:
-        """Bytes that it cannot give up at once."""
+        """Bytes that it cannot evict at once."""
         pool, pinned = self._engine.prefix_cache.cache.pool, tuple(self._engine.prefix_cache.cache.pinned)
         return pool.n_needed(pinned) if self._worker.is_sleeping else pool.n_bytes
 
     def give_up(self, n_bytes: int, value: float) -> bool:
-        """Evict on the engine's thread; waited for only where the model is unloaded."""
+        """Evict on the engine's thread; wait for it only if the model is unloaded."""
         rests = self._worker.is_sleeping
         done = self._worker.call(lambda: self._engine.prefix_cache.give_up(n_bytes, value))
         if not rests:

@@ -116,10 +116,8 @@ _spin_is_given = SPIN in os.environ or "OMP_WAIT_POLICY" in os.environ
 
 
 def limit_spinning(level: int, *, waits_for_gpu: bool = False) -> None:
-    """Set how long OpenMP threads spin at a barrier, from 0 to 100, unless the environment does; before libraries load.
-
-    Threads that wait for a GPU keep libgomp's milliseconds (bench/results/threads.md).
-    """
+    """Set how long OpenMP threads spin (0 to 100), unless the environment does; call it before libraries load."""
+    # Threads that wait for a GPU keep libgomp's milliseconds (bench/results/threads.md).
     if not _spin_is_given:
         os.environ[SPIN] = str(SPIN_OF_LIBGOMP if waits_for_gpu else SPIN_PER_LEVEL * level)
 

@@ -34,11 +34,9 @@ class Prefill:
         return self._backend.memory.shape.places.added_to(ends)
 
     def after_reply(self, seq: LiveSequence, lookup: CacheLookup) -> CacheLookup:
-        """Return ``lookup`` with batch ends for the tokens after those in ``seq``.
-
-        After generated text no batch equals one of a cold run, so batches end at every boundary, where clients may
-        resume. One turn has few boundaries, so their overhead is small.
-        """
+        """Return ``lookup`` with batch ends for the tokens after those in ``seq``."""
+        # After generated text no batch equals one of a cold run, so batches end at every boundary, where clients may
+        # resume. One turn has few boundaries.
         if seq.n_exact == seq.n or not self._backend.facts.batch_cost:
             return lookup
         return replace(lookup, ends=self.ends(lookup.request.prompt, free=True))

@@ -196,10 +196,9 @@ class ContextMemory:
         return self._facts.n_cells - sum(map(self.n_tokens, range(self._facts.n_seqs)))
 
     def reserve(self, n: int, *, in_parts: bool = False) -> None:
-        """Free the cells of held rows for the next ``n`` tokens. Raises OutOfCellsError if there are too few.
+        """Free cells of held rows for the next ``n`` tokens; OutOfCellsError if there are too few.
 
-        ``in_parts``: llama.cpp may split them, which can require twice as many free cells.
-        """
+        ``in_parts``: llama.cpp may split them, which can require twice as many."""
         if self.kv is not None:
             checked(self.kv.reserve, n, in_parts)
 

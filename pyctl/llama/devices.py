@@ -114,7 +114,7 @@ def _group_limits() -> list[tuple[int, int]]:
             limit = int((directory / "memory.max").read_text(encoding="ascii"))
             used = int((directory / "memory.current").read_text(encoding="ascii"))
             pairs = (line.split() for line in (directory / "memory.stat").read_text(encoding="ascii").splitlines())
-            # The system gives up file pages first, as MemAvailable assumes, too.
+            # The system reclaims file pages first, as MemAvailable assumes, too.
             files = sum(int(value) for name, value in pairs if name in ("active_file", "inactive_file"))
         except (OSError, ValueError):  # no such group or file, or "max"
             continue

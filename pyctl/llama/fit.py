@@ -105,10 +105,8 @@ def _on_host(plan: MemoryPlan) -> bool:
 
 
 def _split_of(layers: Sequence[str], settings: ModelSettings) -> tuple[float, ...]:
-    """Return the shares that reproduce the dry run's assignment of layers; empty without a split by layers.
-
-    llama.cpp's default split depends on the free memory, and would change the fingerprint at each start.
-    """
+    """Return the shares that reproduce the dry run's assignment of layers; empty without a split by layers."""
+    # llama.cpp's default split depends on the free memory, and would change the fingerprint at each start.
     names = settings.devices or tuple(device.name for device in devices() if device.is_gpu)
     counts = tuple(float(sum(layer == name for layer in layers)) for name in names)
     return counts if settings.split_mode == "layer" and len(counts) > 1 and all(counts) else ()

@@ -50,10 +50,8 @@ class Markers:
 
 
 def read_gbnf(text: str, markers: Markers) -> Rules:
-    """Parse the grammar ``text``. Raises RequestError with the line and the reason.
-
-    A string that names a control token matches that token, as in llama.cpp, or the same text letter by letter.
-    """
+    """Parse the grammar ``text``. Raises RequestError with the line and the reason."""
+    # A string that names a control token matches that token, as in llama.cpp, or the same text letter by letter.
     if len(text.encode("utf-8", "surrogatepass")) > _MAX_BYTES:
         raise RequestError(f"failed to parse grammar: it has more than {_MAX_BYTES} bytes")
     return _Parser(text, markers).read()

@@ -1,7 +1,7 @@
 """The connections to workers, and the loss of one.
 
-The library's client has no time limits, and ends the process by an abort when a connection fails. So the system watches
-the connections: a machine that has gone is noticed within some seconds, also while nothing is sent.
+The library's client has no time limits, and aborts the process when a connection fails. So the system watches the
+connections: the loss of a machine is detected within some seconds, also without traffic.
 """
 
 from __future__ import annotations

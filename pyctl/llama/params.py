@@ -170,11 +170,9 @@ def with_ubatch(settings: ModelSettings) -> ModelSettings:
 
 
 def without_amx(settings: ModelSettings) -> ModelSettings:
-    """``settings`` without rearranged weights where llama.cpp would multiply them with AMX.
-
-    In the pinned release, ggml_backend_amx_mul_mat adds offsets in bytes to pointers of floats: of several sequences
-    in one batch of a hybrid model all but the first get wrong results. Small quantised weights crash it.
-    """
+    """``settings`` without repacked weights where llama.cpp would multiply them with AMX."""
+    # In the pinned release, ggml_backend_amx_mul_mat adds byte offsets to float pointers: with several sequences in one
+    # batch of a hybrid model, all but the first get wrong results. Small quantised weights crash it.
     if not settings.repack or b"AMX_INT8 = 1" not in (api.llama_print_system_info() or b""):
         return settings
     return replace(settings, repack=False)

@@ -1,6 +1,6 @@
 """ggml's RPC backend: devices of workers on other machines, and a worker for those of this one.
 
-Nothing in the protocol is encrypted or asks for a key, and a worker trusts what it is sent.
+The protocol has no encryption and no key, and a worker trusts its input.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One run of `pyctl bench`: starts servers one after the other, asks each the same, and keeps a record of each figure.
+"""One run of `pyctl bench`: starts servers one after the other, sends each the same requests, and records figures.
 
 First start: prompts of each depth cold, the next turn of each, and each again after another conversation. Second start:
 the same conversations from disk, then from RAM. Further starts: `--exact`, drafts of the model's own head, and

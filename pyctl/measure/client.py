@@ -1,4 +1,4 @@
-"""A server process with an address, and what a client sees of its replies, by the client's clock."""
+"""A server process with an address, and its replies with times by the client's clock."""
 
 from __future__ import annotations
 

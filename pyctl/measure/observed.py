@@ -1,4 +1,4 @@
-"""Processes and files as the kernel sees them."""
+"""Processes and files, by the kernel's accounting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server program as a child process on a free port: what `pyctl bench`, the demo and the tests start."""
+"""A server program as a child process on a free port, for `pyctl bench`, the demo and the tests."""
 
 from __future__ import annotations
 
@@ -29,10 +29,7 @@ LIBRARY_CHOICE = "PYCTL_LIBS"
 
 
 def clean_environment() -> dict[str, str]:
-    """The environment without settings (LLAMA_ARG_*, PYCTL_*), and without the disk cache in the user's directory.
-
-    The choice of llama.cpp's libraries stays.
-    """
+    """The environment without settings (LLAMA_ARG_*, PYCTL_*), except the choice of libraries; no disk cache."""
     hidden = {name for name in os.environ if name.startswith(("LLAMA_ARG_", "PYCTL_"))} - {LIBRARY_CHOICE}
     kept = {name: value for name, value in os.environ.items() if name not in hidden}
     return {**kept, "PYCTL_KV_CACHE": "off"}

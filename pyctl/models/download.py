@@ -1,4 +1,4 @@
-"""Model files by their address: kept only when they are whole and really models, and resumed where they broke off."""
+"""Model files by their address: interrupted downloads resume, and only whole GGUF files are kept."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ def download(
 ) -> None:
     """Fetch ``url`` to ``target``, which appears when it is whole. Another process that fetches it is waited for.
 
-    What came of a file stays next to ``target`` and is continued, now or at the next call, as long as the server says
-    that it is still the same file. Raises ConfigError, and OSError if the disk refuses.
+    A partial file stays next to ``target``. The download resumes from it, now or at the next call, while the server
+    confirms that the file is unchanged. Raises ConfigError, and OSError if the disk refuses.
     """
     columns = ("{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     timeout = httpx.Timeout(read_seconds, connect=CONNECT_SECONDS)
@@ -266,7 +266,7 @@ def _locked(path: Path) -> FileIO:
         except BaseException:
             file.close()
             raise
-        file.close()  # another process had it, and has finished or given up
+        file.close()  # another process had the lock, and has finished or failed
 
 
 def _refusal(url: httpx.URL, error: Exception) -> ConfigError:

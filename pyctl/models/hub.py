@@ -1,4 +1,4 @@
-"""Fetches models by name from huggingface.co, or from an address, and finds again what was fetched before."""
+"""Fetches models by name from huggingface.co, or from an address, and finds models fetched before."""
 
 from __future__ import annotations
 

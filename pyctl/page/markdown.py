@@ -1,7 +1,7 @@
 """Markdown to HTML that a page can show as it is: no script, no request, no style of its own.
 
-Every text is an attack until shown otherwise, and neither parsing nor highlighting is bounded
-in time. So a server does not call this; it asks a `MarkdownProcess`, which can be killed.
+Every text may be hostile, and neither parsing nor highlighting is bounded in time. So a server does not call this; it
+uses a `MarkdownProcess`, which can be killed.
 """
 
 from __future__ import annotations

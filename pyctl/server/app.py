@@ -1,4 +1,4 @@
-"""The application: the paths of all endpoints, the page, and where the model of a request is chosen."""
+"""The application: the paths of all endpoints, the page, and the choice of a request's model."""
 
 from __future__ import annotations
 

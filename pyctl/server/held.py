@@ -27,7 +27,7 @@ class HeldResponse:
 
     There is no time-out. A client that asked for a stream gets a comment every ``ping_seconds`` (0 or less: none) while
     it waits; an error after the first one is an event of the stream, called ``error_event`` unless that is empty. A
-    client that leaves gives up its place.
+    client that disconnects leaves the queue.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A server's life: addresses, connections and their limits, loading, serving, and the end in good order or at once."""
+"""The lifecycle of a server: addresses, connections and their limits, loading, serving, and shutdown."""
 
 from __future__ import annotations
 
@@ -335,10 +335,10 @@ MOST_HELD = limit(256, "requests that wait for the model to be loaded", "503 wit
 
 
 class LoadingApp:
-    """Passes requests to one application until it is opened, and to another from then on.
+    """Passes requests to one application until `open`, and to another from then on.
 
-    A POST that comes before is held until then, up to ``seconds``: libraries try again only twice. What asks for the
-    state (GET) is told at once. `open` and `close` may be called from any thread.
+    An earlier POST is held until then, up to ``seconds``, since client libraries try again only twice. A GET is
+    answered at once. `open` and `close` are thread-safe.
     """
 
     def __init__(self, loading: ASGIApp, seconds: float = HELD_SECONDS) -> None:

@@ -1,4 +1,4 @@
-"""Which model is loaded next, and which one leaves for it: decided from requests and times alone."""
+"""The choice of the model to load next and of the model to unload for it, from requests and times alone."""
 
 from __future__ import annotations
 

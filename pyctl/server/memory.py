@@ -19,18 +19,14 @@ _ARENA_MAX = -8
 
 
 def share_heaps(environ: Mapping[str, str] = os.environ) -> bool:
-    """Let all threads share few heaps; call it before threads start. False if ``environ`` decides, or without glibc.
-
-    A heap keeps the memory of its largest request, and glibc has up to eight heaps for each core.
-    """
+    """Let all threads share few heaps; call it before threads start. False if ``environ`` decides, or without glibc."""
+    # A heap keeps the memory of its largest request, and glibc has up to eight heaps for each core.
     is_said = "MALLOC_ARENA_MAX" in environ or "glibc.malloc.arena_max" in environ.get("GLIBC_TUNABLES", "")
     return not is_said and bool(_of_glibc("mallopt", _ARENA_MAX, _MOST_HEAPS))
 
 
 def give_back() -> bool:
-    """Give pages that hold nothing any more back to the system: what a large request took and freed lies between what
-    it left. Takes some milliseconds, in which threads may wait for memory. Whether there were any.
-    """
+    """Return free pages to the system; whether there were any. Takes milliseconds, in which threads may wait."""
     return bool(_of_glibc("malloc_trim", 0))
 
 

@@ -170,8 +170,8 @@ _PASSED_ON = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forw
 def sees_texts(request: Request, settings: ServerSettings) -> bool:
     """Whether the client may read texts of other clients: with a key, from this machine, or with --show-prompts.
 
-    What a proxy passes on is not from this machine, and a page under a name that may be rebound needs a key. Pages of
-    other origins may generate, but see no words of others.
+    A proxied request is not from this machine, and a page under a name that may be rebound needs a key. Pages of other
+    origins may generate, but see no texts of other clients.
     """
     if settings.api_keys:
         return True

@@ -41,7 +41,7 @@ Listener: TypeAlias = Callable[[Mapping[str, Any] | None], None]
 
 @dataclass(frozen=True)
 class ModelCard:
-    """What clients may know of a model before it is loaded; ``origin`` is where it was found, ``preset`` its section
+    """Public facts of a model before it is loaded; ``origin`` is where it was found, ``preset`` its section
     of a preset file, ``args`` its flags. One that ``is_hidden`` is in no list."""
 
     name: str

@@ -1,4 +1,4 @@
-"""The one way from a request to the engine: any typed body becomes the replies that it asks for."""
+"""The path of every request to the engine: any typed body becomes its replies."""
 
 from __future__ import annotations
 

@@ -88,9 +88,9 @@ def _entry(candidate: tuple[int, float], tokenizer: Tokenizer, name: str) -> dic
 def timings_json(timings: Timings, report: RequestStats | None = None) -> dict[str, Any]:
     """Counts are tokens. The first predicted token comes with the prompt, so n tokens are n - 1 steps.
 
-    Drafts are told of if there were any, and with --kv-pool what attention read from RAM and chose. ``report``, once it
-    is complete, adds what llama-server does not have: what lookup, restore and save took of the prompt's time, and how
-    many tokens had been evaluated before the request came, if any. Numbers only: typed clients want nothing else here.
+    Drafts are counted if there were any, and with --kv-pool the rows that attention read from RAM and selected. A
+    complete ``report`` adds fields that llama-server does not have: the time of lookup, restore and save within the
+    prompt's, and the tokens evaluated before the request came, if any. Numbers only, as typed clients require.
     """
     n_steps = max(timings.n_predicted - 1, 0)
     drafts = timings.drafts
@@ -146,7 +146,7 @@ def cache_json(report: RequestStats, text_of: TextOf | None) -> dict[str, Any]:
 def usage_json(done: Done, n_reasoning: int | None = None) -> dict[str, Any]:
     """OpenAI's account of a reply, with the part of the cached tokens that was evaluated for it before it came.
 
-    ``n_reasoning`` tokens are reasoning, None where none is told apart.
+    ``n_reasoning`` tokens are reasoning, None if they are not counted.
     """
     warmed = {"warmed_tokens": done.stats.n_warmed} if done.stats.n_warmed else {}
     n_prompt, n_predicted = done.stats.n_prompt, done.timings.n_predicted

@@ -36,8 +36,8 @@ _CLOSE_SECONDS = 2.0
 class RequestPool:
     """Runs functions on daemon threads, for which the end of the process does not wait.
 
-    A function that takes too long is given up: its client gets an answer, and another thread takes its place, up to a
-    number of such. A client that leaves before its turn leaves its place.
+    A function that exceeds its time is abandoned: its client gets an error, and another thread replaces its thread, up
+    to a number of such. A client that disconnects before its turn frees its place in the queue.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What this machine has, and llama.cpp's libraries built for it once, outside of the Python environment.
+"""Facts about this machine, and llama.cpp's libraries built for it once, outside of the Python environment.
 
 The package needs the standard library alone, since parts of it run before anything is installed.
 """

@@ -1,4 +1,4 @@
-"""What `pyctl setup` does on a machine: which libraries it builds, with which toolkit, or why it cannot.
+"""The plan of `pyctl setup`: the libraries to build, with which toolkit, or the reason why it cannot.
 
 Pure: decisions follow from the `Machine` and the options.
 """

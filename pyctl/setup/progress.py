@@ -1,4 +1,4 @@
-"""How far a compilation is, and how long it still takes, by the kind of its files.
+"""The progress of a compilation and its remaining time, by the kind of its files.
 
 A count of files would mislead: a few kernels take a minute each, most C++ files a few seconds.
 """

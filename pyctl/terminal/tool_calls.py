@@ -1,4 +1,4 @@
-"""Tools in a chat at a terminal: what the model is told of them, and which of its calls run."""
+"""Tools in a chat at a terminal: their definitions for the model, and which of its calls run."""
 
 from __future__ import annotations
 

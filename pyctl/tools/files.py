@@ -1,4 +1,4 @@
-"""The built-in tools for files, as the process of `files_process` runs them: what they cost, that process bounds.
+"""The built-in tools for files, run in the process of `files_process`, which bounds their time and memory.
 
 Each takes the parameters of a call and returns its result. ToolError is a result, too: the model may read it.
 """

@@ -1,4 +1,4 @@
-"""A process for each call of a tool for files, so that no pattern and no directory takes longer than it may."""
+"""A process for each call of a tool for files, so that no pattern and no directory exceeds the time limit."""
 
 from __future__ import annotations
 

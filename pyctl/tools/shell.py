@@ -1,4 +1,4 @@
-"""The built-in tools that run a command, or say where that would run."""
+"""The built-in tools that run a command, or report where it would run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OnChunk = Callable[[str], bool]
 
 
 def exec_shell_command(params: Mapping[str, Any], on_chunk: OnChunk | None = None) -> dict[str, Any]:
-    """What a command printed, and its exit code. It and what it started are killed after its time."""
+    """The output of a command and its exit code. The command and its children are killed after the time limit."""
     try:
         command = parameter(params, "command", str)
         seconds = min(max(parameter(params, "timeout", int, _USUAL_SECONDS), 1), SHELL_SECONDS)

@@ -1,4 +1,4 @@
-"""The tools of this process by their names: what a model is told of each, and how it is called."""
+"""The tools of this process by their names: their definitions for a model, and their calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bodies that the contract tests send: each documented field with values that are right, at the edge, and wrong.
+"""The bodies that the contract tests send: each documented field with valid, extreme and invalid values.
 
 Sources: tools/server/README.md of the pinned llama.cpp release, and what its tests send.
 """

@@ -1,4 +1,4 @@
-"""What both servers are asked: every endpoint and every documented field of llama-server, valid and not.
+"""The requests that both servers get: every endpoint and every documented field of llama-server, valid and invalid.
 
 Sources: tools/server/README.md of the pinned llama.cpp release, and what its tests send.
 """

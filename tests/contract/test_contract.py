@@ -1,4 +1,4 @@
-"""Every request of `probes` gets from pyctl what it gets from llama-server, but for the reasons that we know.
+"""pyctl answers every request of `probes` as llama-server does, except for the differences listed in `reasons`.
 
 Runs where LLAMA_SERVER names the binary: `make contract LLAMA_SERVER=/path/to/llama-server`.
 """

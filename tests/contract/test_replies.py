@@ -1,4 +1,4 @@
-"""Replies that call tools mean to pyctl what they mean to llama-server's own parser, for every family of models.
+"""pyctl reads tool calls in replies as llama-server's own parser does, for every family of models.
 
 A small program, built against the libraries beside llama-server, reads each reply with the template. Runs where
 LLAMA_SERVER names the binary, as the rest of the contract.

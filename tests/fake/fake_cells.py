@@ -1,4 +1,4 @@
-"""The cells of a context that is no model's: what lies in which, whose they are, and which rows are held."""
+"""The cells of a context without a model: their content, their sequences, and the held rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEADER = struct.Struct("<4sqq")
 """What each block begins with: its kind and two positions."""
 
 GONE = b"gone"
-"""What lies in a cell that nobody has any more: whoever still reads it gets other outputs."""
+"""The content of a free cell: a sequence that still reads it gets other outputs."""
 
 
 @dataclass(eq=False)
@@ -75,7 +75,7 @@ class FakeCells:
         return int(np.count_nonzero(~self._taken & (self._n_held > 0)))
 
     def take(self, rows: Sequence[bytes]) -> list[int]:
-        """Write ``rows`` into cells that nobody else has now; OutOfCellsError leaves everything as it is."""
+        """Write ``rows`` into free cells; OutOfCellsError leaves everything as it is."""
         if len(rows) > self.n_free:
             raise OutOfCellsError
         chosen = np.flatnonzero(~self._taken[: self.n])[: len(rows)]

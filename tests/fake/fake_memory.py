@@ -1,4 +1,4 @@
-"""What the sequences of a backend without a model hold: rows in cells, a state, and a draft model's part of both."""
+"""The sequences of a backend without a model: rows in cells, a state, and a draft model's part of both."""
 
 from __future__ import annotations
 
@@ -288,7 +288,7 @@ class FakeMemory:
             raise OutOfCellsError
 
     def _later(self, data: bytes) -> Block:
-        """A block that has its bytes only once somebody waits for them."""
+        """A block that gets its bytes only at the first wait for them."""
         block = np.zeros(len(data), np.uint8)
         self._used += block.nbytes
         weakref.finalize(block, self._freed, block.nbytes)

@@ -1,4 +1,4 @@
-"""A tab of a real browser with the page in it: what a user does there, and everything that it should not have done."""
+"""A tab of a real browser with the page in it: a user's actions, and a record of every problem."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ TOASTS = """addEventListener("DOMContentLoaded", () => {
 class Tab:
     """The page of the server at ``url``, with storage of its own; ``options`` are those of a browser context.
 
-    ``problems`` collects errors and warnings of the console, refusals by the page's policy, and requests to anywhere
-    else. Whoever expects one says so by a regular expression in ``expected``.
+    ``problems`` collects errors and warnings of the console, refusals by the page's policy, and requests to other
+    hosts. ``expected`` holds regular expressions of the problems that a test allows.
     """
 
     def __init__(self, browser: Browser, url: str, options: Mapping[str, Any] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The half of the page that shows the cache: what it says is what the server has, and its buttons change that."""
+"""The cache view of the page shows the server's cache, and its buttons change it."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def until_settled(tab: Tab) -> dict[str, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def own_server(browser: object, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server whose cache nobody else changes, with a disk."""
+    """A server for the tests of this file, with a disk cache."""
     with serving(tmp_path_factory.mktemp("cache-view")) as server:
         yield server
 
@@ -107,7 +107,7 @@ def test_the_tree_is_that_of_the_server(tab: Tab) -> None:
     tab.page.evaluate(KEEP_LIT)
     tab.configure(system=manual("trees", 40))
     tab.page.get_by_role("button", name="New chat").click()
-    first = tab.say("My name is Ada and the code of the north door is 4711, which nobody else knows.")
+    first = tab.say("My name is Ada and the code of the north door is 4711, which no one else knows.")
     tab.until(lambda: tab.page.evaluate("lit.added"))
     assert set(first["cache"]["saved"]) >= set(tab.page.evaluate("lit.added"))
     tab.say("What is my name?")
@@ -135,7 +135,7 @@ def test_the_tree_is_that_of_the_server(tab: Tab) -> None:
     assert n_requests > 1
     tab.until(lambda: f"restored in {n_requests:,} requests" in headline.inner_text())
     names = set(tab.page.locator("#cache .node.path .name").all_inner_texts())
-    assert names == {"My name is Ada and the code of the north door is 4711, which nobody else knows."}
+    assert names == {"My name is Ada and the code of the north door is 4711, which no one else knows."}
     told = tab.page.locator("#cache").inner_text()
     assert "Disk" in told
     assert "Memory of the model: hybrid: rows of tokens, and a state at each snapshot" in told
@@ -293,7 +293,7 @@ def test_what_does_not_change_costs_next_to_nothing(tab: Tab) -> None:
         return len(asked.value.body()) < 60
 
     tab.until(costs_nothing)  # what was to be written or made ready may come before
-    tab.page.get_by_role("button", name="Cache", exact=True).click()  # folded: nobody sees it
+    tab.page.get_by_role("button", name="Cache", exact=True).click()  # folded: the view is hidden
     tab.settle()  # what was asked for before is known by then
     tab.requests.clear()
     tab.page.wait_for_timeout(2500)

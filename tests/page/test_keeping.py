@@ -1,4 +1,4 @@
-"""What the browser keeps: conversations, their export, presets and settings; and many messages at once."""
+"""Data in the browser: conversations, their export, presets and settings; and many messages at once."""
 
 from __future__ import annotations
 

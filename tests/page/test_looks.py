@@ -1,4 +1,4 @@
-"""Everybody can read and use the page: contrast, names for screen readers, the keyboard alone, a phone."""
+"""Accessibility of the page: contrast, names for screen readers, the keyboard alone, a phone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pictures in the documentation are made with: frames become a small animation of the right length."""
+"""The tool for animated pictures in the documentation: frames become a small animation of the right length."""
 
 from __future__ import annotations
 

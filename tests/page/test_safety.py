@@ -1,4 +1,4 @@
-"""Nothing that a model or a file says runs or leaves this machine; the key is asked for once."""
+"""Text of a model or a file is never executed and never sent elsewhere; the page asks for the key once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server that is not there yet, goes away, comes back, or lies under a prefix."""
+"""The page while the server is not started, stopped, restarted, or under a path prefix."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.page.conftest import SERVE, OpenTab
 from tests.page.test_cache_view import nodes, shown
 
 UNREACHABLE = "net::ERR_"
-"""What a browser says by itself where nobody answers."""
+"""How the browser's own message begins when no server answers."""
 
 
 def written(tab: Tab) -> set[str]:
@@ -107,7 +107,7 @@ def test_other_tabs_and_clients_show_up(tab: Tab) -> None:
     """The tree follows what others do to the server."""
     tab.until(lambda: tab.page.locator("#cache .headline").count())
     before = set(shown(tab))
-    body = {"messages": [{"role": "user", "content": "Somebody else says this. " * 30}], "max_tokens": 1}
+    body = {"messages": [{"role": "user", "content": "Another client says this. " * 30}], "max_tokens": 1}
     tab.context.request.post(tab.url + "v1/chat/completions", data=body)
     tab.until(lambda: set(shown(tab)) - before)  # others may go meanwhile
-    tab.until(lambda: "Somebody else says this" in tab.page.locator("#cache").inner_text())
+    tab.until(lambda: "Another client says this" in tab.page.locator("#cache").inner_text())

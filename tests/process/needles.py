@@ -1,4 +1,4 @@
-"""Conversations that tell held-out facts and ask for them, from the generator that the built-in model learned from."""
+"""Conversations with held-out facts and questions about them, from the generator of the training."""
 
 from __future__ import annotations
 

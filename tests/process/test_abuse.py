@@ -1,4 +1,4 @@
-"""Clients that do everything wrong: afterwards the server is healthy, its memory flat, and its answers are the same."""
+"""Abusive clients: afterwards the server is healthy, its memory flat, and its answers are the same."""
 
 from __future__ import annotations
 

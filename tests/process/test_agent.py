@@ -25,7 +25,7 @@ def server(start: Callable[..., Server]) -> Server:
 
 
 def run_agent(server: Server, home: Path, *flags: str) -> str:
-    """What the agent printed; it speaks to nobody but the server."""
+    """What the agent printed; the server is its only connection."""
     command = [sys.executable, "-m", "smolagents.cli", "Name three colours.", "--model-type", "OpenAIModel"]
     command += ["--model-id", "tiny", "--api-base", f"{server.url}/v1", "--api-key", "none", *flags]
     environment = {**clean_environment(), "HOME": str(home), "NO_COLOR": "1", "HF_HUB_OFFLINE": "1"}

@@ -1,4 +1,4 @@
-"""What real programs send is served with the template of Qwen3.5, and evaluated once: docs/clients.md."""
+"""Sessions of real programs are served with Qwen3.5's template, and each token is evaluated once (docs/clients.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two clients and one context of 1,024 tokens: nothing that one does makes the other fail."""
+"""Two clients and one context of 1,024 tokens: no request of one makes a request of the other fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The disk cache of a server that was told nothing about one."""
+"""The default disk cache: a server without flags about it."""
 
 from __future__ import annotations
 

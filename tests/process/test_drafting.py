@@ -1,4 +1,4 @@
-"""A model with a head behind a real server: what is told of drafts adds up."""
+"""A model with a head behind a real server: the counts of drafts add up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a real process ends: in the middle of a long batch, by a second signal, and when its engine fails or hangs."""
+"""Shutdown of a real process: in a long batch, by a second signal, and when its engine fails or hangs."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def until_stopped(self, batch, selects):
 
 LlamaBackend._decode = until_stopped
 """
-"""Has a long batch last until somebody stops it, so that no machine is too fast or too slow for a test."""
+"""Makes a long batch last until it is interrupted, so that the speed of the machine does not matter."""
 
 DEAF = ENDLESS + "library.PulseControl.interrupt = lambda self: None"
-"""Nobody can stop it."""
+"""As ENDLESS, and interrupts have no effect."""
 
 
 def ask(server: Server, *questions: str) -> Any:

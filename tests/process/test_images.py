@@ -155,7 +155,7 @@ def test_the_sdk_of_anthropic(server: Server) -> None:
 
 
 def test_a_broken_image_is_refused_before_a_stream_begins(server: Server) -> None:
-    """Also one whose head is good, and harm comes to nobody beside it."""
+    """Also an image with a valid header; later replies do not change."""
     broken = bytearray(JPEG)
     at = broken.index(b"\xff\xda")
     broken[at + 12 : -2] = b"\xff\xc4" * ((len(broken) - at - 14) // 2)

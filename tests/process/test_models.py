@@ -1,4 +1,4 @@
-"""Several models in one process: each answers as if it had a server of its own, and remembers over switches."""
+"""Several models in one process: each answers as with a server of its own, and its cache outlives switches."""
 
 from __future__ import annotations
 

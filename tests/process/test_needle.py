@@ -1,4 +1,4 @@
-"""The built-in model finds what it was told, however the conversation came back; a wrong restore is a wrong answer."""
+"""The built-in model recalls facts after every kind of restore; a wrong restore is a wrong answer."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_the_plain_model_recalls(server: Server, seed: int, tokens: int, count: 
 def test_every_way_of_restoring_gives_the_cold_reply(
     start: Callable[..., Server], tmp_path: Path, tokens: int, more: list[str]
 ) -> None:
-    # What is made ready while nobody asks would be live where RAM and disk are meant.
+    # A background request would leave a live sequence where the test wants a restore from RAM or disk.
     flags = [*FLAGS, *more, "--no-warm-next", "--kv-cache-dir", str(tmp_path)]
     flags += ["-ub", "2048" if tokens == LONG else "512"]
     server = start("", *flags)

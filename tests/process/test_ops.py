@@ -1,4 +1,4 @@
-"""How a real server lives: it sleeps and wakes, saves its slots, embeds, and says what it does."""
+"""Operations of a real server: sleep and wake, slot files, embeddings, warm-ups, log and metrics."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_prompts_are_made_ready_at_the_start_and_replies_while_nobody_asks(start
     assert "--warm: 'messages' must be a list" in server.log()
     first = ask(server, "What is in chapter one?")
     assert first["timings"]["warmed_n"] == first["timings"]["cache_n"] > 700
-    # The end does not wait for what nobody asked for.
+    # Shutdown does not wait for a background request.
     prompt = {"messages": [{"role": "user", "content": "word " * 1500}]}
     with contextlib.suppress(httpx.TransportError):
         httpx.post(f"{server.url}/cache/warm", json=prompt, timeout=0.2)

@@ -1,4 +1,4 @@
-"""What clients said stays with whoever runs the server: on the disk, in answers to others, on the operator's screen."""
+"""Prompts stay private: modes of files, answers to other clients, the log, and control characters on a terminal."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_all_files_and_directories_are_for_their_owner_alone(start: Start, tmp_p
     try:
         flags = ("--kv-cache-dir", str(cache), "--disk-prefix-cache", "full", "--kv-cache-min-tokens", "0")
         server = start("tiny-hybrid", *flags, "--slot-save-path", str(slots), "--log-file", str(log))
-        ask(server, "What I tell you is nobody else's business. " * 40)
+        ask(server, "What I tell you is no one else's business. " * 40)
         ask(server, "Neither is this. " * 60)
         saved = httpx.post(f"{server.url}/slots/0?action=save", json={"filename": "a"}, timeout=60)
         assert saved.status_code == 200, saved.text
@@ -181,7 +181,7 @@ def on_terminal(command: list[str], stdin_is_terminal: bool) -> str:
     try:
         while data := os.read(ours, 65536):
             shown += data
-    except OSError:  # what Linux says when nobody holds the other end any more
+    except OSError:  # Linux's error once the other end is closed
         pass
     finally:
         os.close(ours)

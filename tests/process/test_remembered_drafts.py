@@ -1,4 +1,4 @@
-"""The source `cache` behind a real server: who drafts from what, before and after a restart."""
+"""The draft source `cache` behind a real server, before and after a restart."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_file_that_was_seen_is_drafted_before_and_after_a_restart(start: Start
     told, other = (prompt_of(server, f"{text} in the garden behind the house " * 12) for text in ("Ada", "Bob"))
     without = start(model, "--exact", "-np", "1") if model == "tiny-dense" else None
     said, _ = reply(server, told)
-    # The conversation goes on, so that the reply is among what the cache remembers; then somebody asks the same.
+    # The conversation goes on, so that the cache remembers the reply; then the first prompt is sent again.
     reply(server, [*told, *said, *other])
     until_taken_in(server, len([*told, *told, *said, *other]))
     again, n_again = reply(server, told)

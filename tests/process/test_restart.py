@@ -1,4 +1,4 @@
-"""A conversation goes on after the server was stopped, and after it was killed, as if nothing had happened."""
+"""A conversation continues from the disk cache after the server was stopped or killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What replies miss that do not attend to everything: floors, below which the choice of rows has become worse."""
+"""Recall with --kv-select: lower bounds on the share of right answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real clients against real server processes: what they get, what is cached, what happens when they misbehave."""
+"""Real clients against real server processes: answers, caching, and errors of clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`pyctl setup` as a command, and what `pyctl serve` says of a card that its libraries do not use."""
+"""`pyctl setup` as a command, and the warning of `pyctl serve` about a GPU that its libraries do not use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two servers on one object store: what one evaluated the other restores, whatever becomes of the store."""
+"""Two servers on one object store: each restores the snapshots of the other, and survives faults of the store."""
 
 from __future__ import annotations
 

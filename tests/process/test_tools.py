@@ -1,4 +1,4 @@
-"""Tools through the openai client and real servers. Random weights call nothing by themselves: they are forced to."""
+"""Tools through the openai client and real servers. Calls are forced, since random weights make none."""
 
 from __future__ import annotations
 

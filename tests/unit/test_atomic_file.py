@@ -1,4 +1,4 @@
-"""Files appear whole or not at all, and what a killed process leaves behind is told from what a living one writes."""
+"""Files appear whole or not at all; temp files of killed processes are told apart from those of running ones."""
 
 from __future__ import annotations
 

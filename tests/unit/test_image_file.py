@@ -1,4 +1,4 @@
-"""What image files say of themselves, and what hostile ones say."""
+"""Headers of image files, also of hostile ones."""
 
 from __future__ import annotations
 

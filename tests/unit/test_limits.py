@@ -1,4 +1,4 @@
-"""docs/limits.md says what the code does."""
+"""docs/limits.md is up to date."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text of PDF files: good ones, broken ones, and those that try to take all time and memory."""
+"""Text of PDF files: valid ones, damaged ones, and those that would take unbounded time and memory."""
 
 from __future__ import annotations
 

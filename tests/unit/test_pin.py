@@ -1,4 +1,4 @@
-"""What another release changes is told apart from what it leaves."""
+"""The report about another release of llama.cpp: gone, changed and new declarations."""
 
 from __future__ import annotations
 

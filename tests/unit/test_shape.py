@@ -1,4 +1,4 @@
-"""Rules of shape: a function fits on a screen, a class in a reader's head. Size of files is left to sense."""
+"""Rules of shape: the size of functions and classes."""
 
 from __future__ import annotations
 

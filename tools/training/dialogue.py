@@ -200,7 +200,7 @@ class Dialogue:
                 return
 
     def riddle(self) -> None:
-        """A question that nobody here can answer, or a wish that nobody can fulfil."""
+        """A question that no fact answers, or a wish that the assistant cannot fulfil."""
         texts, reply = (RIDDLES, UNKNOWN) if self.random.random() < 0.7 else (DEMANDS, REFUSED)
         (text,) = fill(self.values, self.random.choice(texts))
         if reply is REFUSED and self.random.random() < 0.4:

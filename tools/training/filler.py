@@ -26,7 +26,7 @@ _TALK = (
     "The {place} needs a new roof.",
     "I like the smell of {food}.",
     "{name} and {name} went to the {place} together.",
-    "Nobody found the {adj} {thing}.",
+    "Nobody found the {adj} {thing}.",  # quoted
 )
 
 _LINES = (

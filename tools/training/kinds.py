@@ -26,7 +26,7 @@ __all__ = ["KINDS", "OPEN_KINDS", "PLAIN_KINDS", "new_fact"]
 
 
 def _noun(values: Values, nouns: list[str]) -> str:
-    """A noun with an adjective, alone, or one that nobody knows."""
+    """A noun with or without an adjective, or a nonsense word."""
     random = values.random
     noun = values.noun() if random.random() < 0.08 else random.choice(nouns)
     return noun if random.random() < 0.3 else f"{random.choice(ADJECTIVES)} {noun}"

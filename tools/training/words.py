@@ -189,7 +189,7 @@ class Values:
         return self._draw(lambda: f"{self.random.choice(ADJECTIVES)}-{self.random.choice(THINGS)}")
 
     def noun(self) -> str:
-        """A word that nobody knows, small and never held out."""
+        """A short nonsense word, never held out."""
         return self._syllables(self.random.choice((1, 2, 2)))
 
     def clock(self) -> str:

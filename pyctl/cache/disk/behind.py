@@ -1,7 +1,7 @@
-"""An object store behind the disk cache: fetches the snapshots that servers left there, and sends what the disk has.
+"""An object store behind the disk cache: fetches snapshots that servers sent there, and sends those on the disk.
 
-Objects have the names and bytes of files on disk, so equal prefixes are one object and writers never conflict. Nothing
-here waits on the engine's thread, and nothing that the store says is believed before it was checked.
+Objects have the names and bytes of files on disk, so equal prefixes are one object and writers never conflict. The
+engine's thread never waits here, and every answer of the store is checked before use.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ THREADS = 4
 MEASURED_BYTES = 2**20
 
 REASONS = ("refused", "timed out", "dns", "reset", "no space", "denied", "403", "404", "429", "500", "503")
-"""What of an error may be told: its text can hold addresses and keys."""
+"""The words of an error that may be logged: its text can hold addresses and keys."""
 
 
 def connect(url: str) -> ObjectStore:

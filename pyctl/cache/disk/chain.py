@@ -1,4 +1,4 @@
-"""A snapshot as a chain of files: named, found, read, and on their way into memory."""
+"""A snapshot as a chain of files: naming, lookup and reading."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ DRAFTS = (PartKind.DRAFT_ROWS, PartKind.DRAFT_STATE)
 
 
 class PendingSnapshot:
-    """``snapshot`` may be looked at by one reader and is whole only after `complete`.
+    """A snapshot that is being read. One reader may use ``snapshot``; it is whole only after `complete`.
 
-    ``coming`` are the reads under way per segment, ``state`` those of the state. ``done`` is told once when all have
-    succeeded, ``failed`` the first error; the readers then get StateError, and ``is_lost`` is set. ``cancel`` ends what
-    has not begun. Of one that is larger than RAM should hold, the reads of ``later`` segments begin, in this order, as
-    `leave` gives up those before them.
+    ``coming`` are the running reads per segment, ``state`` those of the state. ``done`` is called once when all have
+    succeeded, ``failed`` with the first error; the readers then get StateError, and ``is_lost`` is set. ``cancel`` ends
+    reads that have not begun. Of a snapshot larger than RAM should hold, `leave` frees segments, and the reads of
+    ``later`` ones begin in this order.
     """
 
     def __init__(
@@ -167,12 +167,12 @@ class ChainNames:
                 self._running.update(_bytes(segment.tokens[: last - segment.start]))
 
     def name(self, segment: Segment, rows: Block) -> SegmentFile:
-        """The next one of ``missing``, which has these ``rows``, named; NotWrittenError if they were given up."""
+        """Name the next one of ``missing``, which has these ``rows``; NotWrittenError if they were dropped."""
         whole = self._running.copy()
         whole.update(_bytes(segment.tokens))
         link = _link(segment, rows, self.last, whole.digest())
         if segment.dropped:
-            raise NotWrittenError(f"the rows before {segment.end} were given up")
+            raise NotWrittenError(f"the rows before {segment.end} were dropped")
         self._running.update(_bytes(segment.tokens[: self._reach[segment] - segment.start]))
         segment.file.name, segment.file.parent, self.last = link.name, link.parent, link.name
         return link
@@ -223,9 +223,9 @@ class StoredFile:
         return tuple(int(end) for end in self.outs[PartKind.ENDS].view("<u4"))
 
     def make_space(self, space: Callable[[int], Block], sizes: BlockSizes | None) -> list[Callable[[], None]]:
-        """Take memory for what is large, and return the jobs that fill it.
+        """Allocate memory for large parts, and return the jobs that fill it.
 
-        What a draft model left is read if it can be that of the model with ``sizes``, and passed over if not.
+        Parts of a draft model are read if they fit the model with ``sizes``, and skipped otherwise.
         """
         name, large = self.header.name, [part for part in self.header.parts if part.what not in SMALL]
         for part in large:

@@ -1,7 +1,7 @@
-"""How the bytes of a part are stored: raw, or zstd after a rearrangement that brings like bytes together.
+"""Codecs of stored parts: raw, or zstd after a rearrangement that groups similar bytes.
 
-A part is cut into chunks of CHUNK bytes that are coded alone, so that threads share the work; zstandard and numpy
-release the GIL in every step that counts.
+A part is divided into chunks of CHUNK bytes, each encoded alone, so that threads share the work; zstandard and numpy
+release the GIL in every expensive step.
 """
 
 from __future__ import annotations

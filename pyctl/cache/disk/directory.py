@@ -1,4 +1,4 @@
-"""A cache directory as a whole: what it holds, pins, removal, and keeping index and files in agreement."""
+"""A cache directory: contents, pins, removal, and consistency of index and files."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ THREADS = min(16, os.cpu_count() or 1)
 
 @dataclass(frozen=True)
 class Contents:
-    """What a directory held when it was last looked at: its bytes, and by fingerprint the states and if they are exact.
+    """The contents of a directory at the last look: its bytes, and by fingerprint the states and if they are exact.
 
     Immutable, so that readers never wait.
     """
@@ -51,7 +51,7 @@ class Contents:
     lengths: Mapping[str, frozenset[int]] = field(default_factory=dict)
 
     def of(self, fingerprint: str) -> Mapping[StateName, bool]:
-        """What is stored for one model and layout."""
+        """The stored states of one fingerprint."""
         return self.states.get(fingerprint, _NONE)
 
     def changed(self, changes: Iterable[tuple[Record, bool]], n_bytes: int) -> Contents:

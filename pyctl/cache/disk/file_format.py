@@ -60,10 +60,10 @@ TAG_BYTES = 8
 PROMPTS = "prompts"
 
 RULES = "rules"
-"""Under which rules of batch ends the files of a fingerprint were made: `rules_id`."""
+"""The file with the rules of batch ends of a fingerprint: `rules_id`."""
 
 MODEL = "model"
-"""What people call the model of a fingerprint."""
+"""The file with the name of a fingerprint's model, for people."""
 
 MOST_NAME_BYTES = 256
 
@@ -147,7 +147,7 @@ class PromptName:
 
 
 Name: TypeAlias = SegmentName | StateName
-"""What the files of snapshots are called."""
+"""The name of a file of a snapshot."""
 
 
 @lru_cache(maxsize=2**14)
@@ -246,10 +246,10 @@ MOST_UNKNOWN, MOST_RATIO = 2**26, 1000
 
 @dataclass(frozen=True)
 class BlockSizes:
-    """What the blocks of a model have: n rows ``base`` + n * ``row`` bytes, a state ``state``; -1 if that differs.
+    """Bytes of a model's blocks: n rows have ``base`` + n * ``row``, a state has ``state``; -1 if that differs.
 
-    Those of the draft model have the same with ``draft_`` before it, 0 without one. As text the model's alone,
-    since `verify` cannot know which draft model it was.
+    The fields with ``draft_`` are those of the draft model, 0 without one. The text has the model's alone, since
+    `verify` does not know the draft model.
     """
 
     base: int

@@ -1,4 +1,4 @@
-"""What the files of a directory hang on, and which of them to lose first."""
+"""Dependencies between the files of a directory, and the order of their eviction."""
 
 from __future__ import annotations
 

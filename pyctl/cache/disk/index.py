@@ -284,11 +284,9 @@ class _Connection:
                 Path(f"{self.path}{suffix}").unlink(missing_ok=True)
 
     def _make_private(self) -> None:
-        """Make the file with the mode that SQLite gives its other files, too.
-
-        One that exists is never opened here: closing any descriptor of a file gives up all locks that the process has
-        on it by POSIX, those of SQLite included (https://www.sqlite.org/howtocorrupt.html, 2.2).
-        """
+        """Create the file with the mode that SQLite then gives its other files."""
+        # An existing file is never opened here: closing a descriptor releases all POSIX locks of the process on the
+        # file, those of SQLite included (https://www.sqlite.org/howtocorrupt.html, 2.2).
         with suppress(FileExistsError):
             os.close(open_private(self.path, os.O_RDWR | os.O_EXCL))
 

@@ -1,4 +1,4 @@
-"""What a store held when it was last listed, and how a prompt is looked up in that."""
+"""The last listing of a store, and the lookup of prompts in it."""
 
 from __future__ import annotations
 

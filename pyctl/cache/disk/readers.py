@@ -1,7 +1,7 @@
-"""Threads that read from a disk which may hang, and waiting for them without being held up.
+"""Threads that read from a disk that may hang, and waits that block no other work.
 
-A generator yields `DiskReads` for as long as they are under way; its caller does other work until they are `ready`. A
-read that hangs is given up, and the thread that makes it with it.
+A generator yields `DiskReads` while they run; its caller does other work until they are `ready`. A read that hangs is
+abandoned, together with its thread.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Readers:
                     tell = partial(future.set_result, job())
                 except BaseException as error:
                     tell = partial(future.set_exception, error)
-            # Who waits may give up the memory that was filled as soon as it is told, and this thread rests then.
+            # The waiting thread may free the filled memory once it has the result: drop all references before.
             del item, job, future
             with self._lock:
                 self._n_open -= 1

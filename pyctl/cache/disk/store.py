@@ -79,11 +79,11 @@ class DiskStore:
     """Snapshots of one ``fingerprint`` in a cache directory, which other fingerprints and processes may share.
 
     ``budget`` bounds the bytes of all files of the directory, ``daily_bytes`` what is written in a day (UTC) by all
-    processes; None is no limit. ``space`` gives memory for what is read, which has the ``sizes`` of the model's blocks
-    or is damaged. ``note_read`` is told how many bytes a restore read, and in how many seconds. Safe from any thread;
-    a lookup or a read never waits for a write: `contains` and `lengths` tell what `directory` held when it was last
-    looked at. What is found damaged is removed by ``run_soon``, which may put it off. OSError if the directory cannot
-    be used. The caller has the directory recover once, on whatever thread; reads and writes work meanwhile.
+    processes; None is no limit. ``space`` allocates memory for blocks that are read; blocks of other sizes than
+    ``sizes`` are damaged. ``note_read`` gets the bytes and the seconds of each restore. Thread-safe; a lookup or a read
+    never waits for a write: `contains` and `lengths` are by the last look at `directory`. ``run_soon`` removes damaged
+    files, now or later. OSError if the directory cannot be used. The caller has the directory recover once, on any
+    thread; reads and writes work meanwhile.
     """
 
     def __init__(
@@ -142,14 +142,14 @@ class DiskStore:
     def open(
         self, prefix: Prefix, tokens: Tokens, base: Snapshot | None = None, most_bytes: int | None = None
     ) -> Reading[PendingSnapshot | None]:
-        """The snapshot of ``prefix``, the first tokens of ``tokens``, on its way here; None on a miss.
+        """Begin to read the snapshot of ``prefix``, the first tokens of ``tokens``; None on a miss.
 
-        Rows that ``base`` covers, a snapshot of the same tokens that stays in memory meanwhile, are not read. Of more
-        than ``most_bytes`` the rest is read as `PendingSnapshot.leave` gives up what came first.
+        Rows in ``base``, a snapshot of the same tokens that stays in memory meanwhile, are not read. Beyond
+        ``most_bytes``, later parts are read as `PendingSnapshot.leave` frees earlier ones.
 
-        Damage is a miss, now or when it arrives: the broken file goes with everything that hangs on it, and `damaged`
-        counts it. A disk that hangs is a miss, too, and is not asked again before it has answered. The rows of segments
-        that an earlier snapshot from here still holds are shared, so run this on the thread that gives snapshots up.
+        Damage is a miss, at once or when it is found: the damaged file is removed with all files that need it, and
+        `damaged` counts it. A disk that hangs is a miss, too, and gets no further read before it has answered. Segments
+        of earlier snapshots from here are shared, so call this on the thread that drops snapshots.
         """
         state = StateName.of(prefix)
         if self.hangs or not self.contains(prefix) or tokens.size < prefix.n:
@@ -181,7 +181,7 @@ class DiskStore:
 
     @property
     def hangs(self) -> bool:
-        """Whether a read was given up that has not returned yet."""
+        """Whether an abandoned read has not returned yet."""
         if self._hangs and not (self.directory.readers.is_busy or self._lookups.is_busy):
             self._hangs = False
             log.warning("disk cache: reads work again")

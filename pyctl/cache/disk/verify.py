@@ -1,4 +1,4 @@
-"""Index against files in both directions: what is wrong in a cache directory, and putting it right."""
+"""Checks of a cache directory, index against files and files against index, and repairs."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ Runner: TypeAlias = Callable[[Iterable[Callable[[], None]]], None]
 
 @dataclass
 class VerifyReport:
-    """What a check found, each as ``<fingerprint>/<file>``; ``files`` and ``n_bytes`` count what is whole.
+    """The findings of a check, each as ``<fingerprint>/<file>``; ``files`` and ``n_bytes`` count whole files.
 
     ``missing``: in the index without a file; ``unknown``: whole files that were not in the index; ``broken``: damaged
-    files; ``useless``: segments that no state needs, and what hangs on an incomplete chain; ``temps``: left over
-    by processes that are gone, and by older versions.
+    files; ``useless``: segments that no state needs, and files on an incomplete chain; ``temps``: files of ended
+    processes and of older versions.
     ``foreign`` files belong to other programs, and stay.
     """
 

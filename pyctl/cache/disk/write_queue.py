@@ -1,4 +1,4 @@
-"""The queue of snapshots that are to be written, and the thread that writes them."""
+"""The queue of snapshots to write, and the thread that writes them."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ MAX_CALLS = limit(4096, "queued disk operations, such as counting a hit", "the o
 class WriteJob:
     """A snapshot that waits, and the ``n_bytes`` of RAM that its waiting costs.
 
-    ``worth`` is in seconds for what was EVICTED; otherwise what comes later is worth more. ``source`` is None once the
-    cache has given up a LARGE snapshot. A job that is not ``is_ready`` waits for `WriteQueue.settle` or `write_piece`.
+    ``worth`` is in seconds for EVICTED snapshots; for others, later ones are worth more. ``source`` returns None once
+    the cache dropped a LARGE snapshot. A job that is not ``is_ready`` waits for `WriteQueue.settle` or `write_piece`.
     """
 
     prefix: Prefix
@@ -68,18 +68,18 @@ class _Piece:
 
 
 class _Write(Protocol):
-    """Writes a snapshot and returns the bytes that took; NotWrittenError if it was given up or has no room."""
+    """Writes a snapshot and returns the bytes written; NotWrittenError if it was dropped or has no room."""
 
     def __call__(self, snapshot: Snapshot, reason: Reason, rows_of: RowsOf | None) -> int: ...
 
 
 class WriteQueue:
-    """Jobs by prefix, and the thread that hands them to ``write``: by reason, then those of the most worth.
+    """Jobs by prefix, and the thread that passes them to ``write``: by reason, then by worth.
 
-    Of a reason there are at most so many (``limit``, MAX_SPILLED), those EVICTED have at most ``most_bytes``, and the
-    least worth for its bytes is given up. The rows of a LARGE snapshot come from `write_piece` one segment at a time;
-    the thread takes other jobs until they are there. OSError, of a disk that is full or read-only, is a warning once a
-    minute; what waits stays for the next attempt, and the server goes on from RAM.
+    The jobs of each reason are limited (``limit``, MAX_SPILLED), those EVICTED also to ``most_bytes``; the job with the
+    least worth per byte is dropped. The rows of a LARGE snapshot come from `write_piece` one segment at a time; the
+    thread runs other jobs until they arrive. OSError (a full or read-only disk) is a warning once a minute; jobs stay
+    queued for the next attempt, and the server goes on from RAM.
     """
 
     def __init__(self, write: _Write, limit: int = MAX_WAITING, most_bytes: int = MOST_BEHIND_BYTES) -> None:
@@ -216,7 +216,7 @@ class WriteQueue:
     def flush(self, timeout: float) -> bool:
         """Wait until everything queued is written, ``timeout`` seconds at most; False if something is left.
 
-        What a disk that refused will be asked to take later is not waited for, nor what waits for `write_piece`.
+        Jobs that wait after an error of the disk do not count, nor those that wait for `write_piece`.
         """
         with self._changed:
             self._changed.wait_for(lambda: not (self._calls or self._n_busy or self._may_write()), timeout)
@@ -232,8 +232,8 @@ class WriteQueue:
     def close(self, timeout: float, piece_of: PieceOf | None = None) -> bool:
         """Flush, then stop the thread; False if something is left or it is still at work after ``timeout`` seconds.
 
-        What waits is tried once more, and given up then. A write under way goes on, and is cut off when the process
-        ends: a temp file. What was evicted is written as far as there is time.
+        Waiting jobs are tried once more, then dropped. A running write goes on; the end of the process leaves its temp
+        file. Evicted snapshots are written as far as there is time.
         """
         deadline = time.monotonic() + timeout
         self._last_chance = True
@@ -267,13 +267,13 @@ class WriteQueue:
     def _n_large(self) -> int:
         with self._changed:
             waiting = [job.prefix for job in self._jobs.values() if job.reason == Reason.LARGE and job.source() is None]
-            for prefix in waiting:  # which the cache has given up
+            for prefix in waiting:  # dropped by the cache
                 del self._jobs[prefix]
             large = [job for job in self._jobs.values() if job.reason == Reason.LARGE]
             return len(large) + sum(reason == Reason.LARGE for _, reason in self._writing)
 
     def _may_join(self, job: WriteJob) -> bool:
-        """Whether ``job`` is new and has room, what is worth less of the same reason given up for it."""
+        """Whether ``job`` is new and has room; drops jobs of the same reason and less worth for it."""
         known = self._jobs.get(job.prefix)
         if self._closing or (known is not None and (known.reason < job.reason or known.reason == Reason.CHOSEN)):
             return False

@@ -1,4 +1,4 @@
-"""Writing snapshots into a cache directory: what is missing of them, within the budget and the bytes of a day."""
+"""Writing snapshots into a cache directory: only missing files, within the budget and the daily write budget."""
 
 from __future__ import annotations
 

@@ -97,10 +97,8 @@ class Scheduler:
         )
 
     def _next_prefill(self, ready: Sequence[ActiveRequest]) -> ActiveRequest | None:
-        """Return the first of ``ready``, but every second time one that needs only a single batch, if any.
-
-        Short requests (titles, completions) then do not wait for a long prompt, which gets every second batch.
-        """
+        """Return the first of ``ready``, but every second time one that needs only a single batch, if any."""
+        # So short requests (titles, completions) do not wait for a long prompt, which gets every second batch.
         short = [each for each in ready[1:] if each.n_missing <= self._backend.facts.n_ubatch and not self._has_passed]
         self._has_passed = bool(short)
         return next(iter(short or ready), None)

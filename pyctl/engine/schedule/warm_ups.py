@@ -207,11 +207,7 @@ def _shared(one: CacheRequest, other: CacheRequest) -> int:
 
 
 def _goes_on(tokens: Tokens, warm_up: Request) -> bool:
-    """Whether a request with ``tokens`` continues the conversation of ``warm_up``.
-
-    It does if it has all tokens that ``warm_up`` shares with the request before. Prompts that clients sent ahead
-    continue no conversation.
-    """
+    """Whether ``tokens`` begin with all that ``warm_up`` shares with the request before it; False without one."""
     before = warm_up.after
     n_common = common_prefix(tokens, warm_up.prompt.tokens)
     return before is not None and n_common >= max(_shared(before, warm_up), 1)

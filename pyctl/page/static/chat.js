@@ -12,7 +12,7 @@ const SAVE_MS = 2000;
 
 let conversation = null;
 let leaves = false; // the page goes, and with it the connection, but not the reply
-let hooks = {}; // told of what happens; see app.js
+let hooks = {}; // callbacks; see app.js
 const runs = new Map(); // by the conversation's id: {message, controller, progress, streamed}
 
 export const current = () => conversation;

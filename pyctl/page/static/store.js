@@ -24,7 +24,7 @@ const table = (mode) => db.transaction("conversations", mode).objectStore("conve
 export const all = () => request(table("readonly").getAll());
 export const read = (id) => request(table("readonly").get(id));
 
-// Committed at once: a page that goes before it hears of the change would take it along.
+// Committed at once: a page that is closed before the event would lose the change.
 async function change(id, run) {
   const objects = table("readwrite"), made = request(run(objects));
   objects.transaction.commit();

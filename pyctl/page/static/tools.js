@@ -1,4 +1,4 @@
-// Tools that the server runs: which the model is told of, which may run without a question, and what they returned.
+// Tools that the server runs: those offered to the model, those that run without confirmation, and their results.
 
 import { $, ask, count, el } from "./dom.js";
 import * as api from "./api.js";

@@ -1,3 +1,3 @@
-"""One API a file, or a pair: what its requests say, what its replies look like."""
+"""The APIs, each in one file or two: the fields of its requests, and the form of its replies."""
 
 from __future__ import annotations

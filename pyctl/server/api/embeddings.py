@@ -98,10 +98,7 @@ def _check(service: Service, *, pooled: bool) -> None:
 async def vectors_of(
     service: Service, request: Request, texts: list[str], *, cut: bool
 ) -> tuple[list[NDArray[np.float32]], int]:
-    """The embedding of each text, shape (1, width), without a norm, and the number of tokens.
-
-    With ``cut`` longer texts than can be embedded lose their ends.
-    """
+    """The unnormalised embedding of each text, shape (1, width), and the number of tokens; ``cut`` truncates texts."""
     _check(service, pooled=True)
     at_most(_MOST_INPUTS, len(texts), "input", "texts")
     return await _vectors(service, request, texts, service.admin.n_embed if cut else None)

@@ -1,4 +1,4 @@
-"""What of a prompt is ready, where, and what the rest costs: for routers, for agents that choose, and for people."""
+"""POST /cache/match: the cached part of a prompt, its place, and the cost of the rest, for routers and agents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The endpoints of the prefix cache itself: what it holds, pins, prompts that are made ready, and a clean slate."""
+"""The endpoints of the prefix cache: contents, pins, background requests, and clearing."""
 
 from __future__ import annotations
 

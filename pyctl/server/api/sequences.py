@@ -1,4 +1,4 @@
-"""The live sequences: what each is doing, and saving, restoring and emptying them, in llama-server's shapes."""
+"""The live sequences: their status, and saving, restoring and clearing them, in llama-server's forms."""
 
 from __future__ import annotations
 

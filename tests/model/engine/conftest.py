@@ -1,4 +1,4 @@
-"""A disk in tests of the engine on models is slow at most, as in those without one."""
+"""Tests of the engine on models may have a slow disk, never a failing one, as in tests/unit/engine."""
 
 from __future__ import annotations
 

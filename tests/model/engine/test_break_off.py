@@ -1,4 +1,4 @@
-"""Who asks waits for no batch that nobody asked for: it is broken off, and the sequence is where it was before it."""
+"""A client's request interrupts a background request's batch; the sequence returns to its state before the batch."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_a_device_that_asks_nobody_is_looked_at_between_its_layers(
     reply = ask(engine, prompt, 1)
     assert reply.done is not None
     assert reply.done.stats.n_evaluated <= N
-    assert pulse.count == seen, "nobody else's evaluation is stopped at"
+    assert pulse.count == seen, "a client's own evaluation is not stopped"
     assert (backend.logits(0) == expected).all()
     backend.memory.clear(seq.id)
     engine.prefix_cache.cache.clear()

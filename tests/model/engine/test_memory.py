@@ -1,4 +1,4 @@
-"""What the cache costs in RAM: rows once, however many snapshots and branches share them, and a state for each."""
+"""RAM that the cache takes: shared rows count once for all snapshots and branches, and each snapshot has a state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images in prompts, on real tiny models: seen once, remembered like text, and equal to a cold run to the bit."""
+"""Images in prompts, on tiny models: encoded once, cached like text, and bit-identical to a cold run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A prompt that is asked again as it was evaluates nothing, and what follows is the same to the bit."""
+"""A repeated prompt evaluates no token, and its reply is bit-identical."""
 
 from __future__ import annotations
 

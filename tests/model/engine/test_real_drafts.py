@@ -1,4 +1,4 @@
-"""Drafts on real models through the whole engine: with one width of batch, nothing that is drafted changes a reply."""
+"""Drafts on tiny models through the whole engine: with one width of batch, no draft changes a reply."""
 
 from __future__ import annotations
 

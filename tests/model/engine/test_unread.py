@@ -1,4 +1,4 @@
-"""What waits for a client who does not read, and for nobody: bounded."""
+"""Events of a reply that no client reads, and errors that no caller collects, take bounded memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cache files with right checksums and wrong numbers: whatever they say, a miss, and the reply is the same.
+"""Cache files with valid checksums and wrong numbers are misses and change no reply.
 
 PYCTL_FUZZ is the number of cases.
 """

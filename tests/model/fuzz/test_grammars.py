@@ -1,4 +1,4 @@
-"""Any text as a grammar: it is refused or binds a reply, soon, and what llama.cpp takes means what it means there."""
+"""Random texts as grammars: each is refused or constrains a reply, within a time limit, as in llama.cpp."""
 
 from __future__ import annotations
 

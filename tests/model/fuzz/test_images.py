@@ -1,4 +1,4 @@
-"""Image files that are broken in every way, on their way to the encoder: refused with a word, or seen."""
+"""Damaged image files are refused with an error or encoded."""
 
 from __future__ import annotations
 

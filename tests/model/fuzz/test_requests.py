@@ -1,4 +1,4 @@
-"""Any body to any endpoint: an answer, and never one that says that the server was at fault."""
+"""Random bodies to every endpoint: each gets an answer, and never a 5xx."""
 
 from __future__ import annotations
 

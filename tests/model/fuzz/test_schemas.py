@@ -1,4 +1,4 @@
-"""Anything as a JSON schema: it is refused or binds a reply, soon; what such a reply says is JSON."""
+"""Random JSON schemas: each is refused or constrains a reply to JSON, within a time limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Damaged slot files of llama-server, which have no checksum: refused, or of no harm to the next request.
+"""Damaged slot files of llama-server, which have no checksum, are refused or do not affect the next request.
 
 PYCTL_FUZZ is the number of cases.
 """

@@ -1,4 +1,4 @@
-"""Costs of drafts are measured on a real backend before the first request, and nothing of it stays."""
+"""The costs of drafts are measured before the first request; afterwards all sequences are empty."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drafts that no flag asks for: the memory that they may take."""
+"""Drafts by default: the memory that they may take."""
 
 from __future__ import annotations
 

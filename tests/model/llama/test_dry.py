@@ -1,4 +1,4 @@
-"""Sequence breakers: the search for them in the vocabulary is not the engine's work."""
+"""Sequence breakers of DRY are looked up in the vocabulary outside of the engine's thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""With --exact, nothing that was evaluated while other sequences took cells changes a bit of what is served alone."""
+"""With --exact, evaluations beside other sequences change no bit of a request that runs alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every memory that llama.cpp has: a restored sequence goes on with the bits of a cold run, or nothing is restored."""
+"""Every kind of memory in llama.cpp: a restored sequence is bit-identical to a cold run, or it is not restored."""
 
 from __future__ import annotations
 

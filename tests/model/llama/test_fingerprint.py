@@ -1,4 +1,4 @@
-"""What was saved under other circumstances is never restored, and what was saved under the same ones is."""
+"""The fingerprint: snapshots are restored with the same model, settings and build, and with no other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Grammars of clients: what llama.cpp accepts is accepted, and nothing that hurts llama.cpp hurts us."""
+"""Grammars of clients: pyctl accepts those that llama.cpp accepts, and bounds those that harm llama.cpp."""
 
 from __future__ import annotations
 

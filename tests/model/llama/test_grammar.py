@@ -1,4 +1,4 @@
-"""Grammars on a real vocabulary: what a model without any knowledge says under them is an instance of the schema."""
+"""Grammars on a real vocabulary: replies of a random model are instances of the schema."""
 
 from __future__ import annotations
 

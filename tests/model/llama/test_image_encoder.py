@@ -1,4 +1,4 @@
-"""The encoder of images on a tiny model: sizes, keys, what is remembered, and what is refused."""
+"""The image encoder on a tiny model: sizes, keys, the cache of embeddings, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What llama.cpp says, and who hears it."""
+"""Messages of llama.cpp: the level at which they are logged, and the thread that gets an error."""
 
 from __future__ import annotations
 

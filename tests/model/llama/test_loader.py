@@ -1,4 +1,4 @@
-"""Flags of the model that reach llama.cpp, told from what it then does."""
+"""Flags of the model reach llama.cpp and take effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drafts longer than the planes, on real tiny models: a mark before, back to it, and a replay that verifies nothing."""
+"""Drafts longer than the planes, on tiny models: a mark, the rollback to it, and a replay that verifies nothing."""
 
 from __future__ import annotations
 

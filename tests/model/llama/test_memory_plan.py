@@ -1,4 +1,4 @@
-"""Memory: what is announced before a model is loaded, against what llama.cpp then takes."""
+"""The memory plan before a model is loaded equals the memory that llama.cpp then takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model's own head: what it drafts, what can be taken back, and that drafts never change a logit."""
+"""The model's own head: its drafts, their rollback, and that drafts change no logit."""
 
 from __future__ import annotations
 
@@ -435,7 +435,7 @@ def test_the_model_may_be_freed_and_loaded_again(opened: Callable[..., LlamaBack
 def test_llama_cpp_would_go_on_from_a_wrong_state(
     opened: Callable[..., LlamaBackend], batches: Sequence[tuple[int, ...]], n: int
 ) -> None:
-    """What the bound is for: without it nobody would notice. If this fails, llama.cpp has learned to."""
+    """Without the bound, llama.cpp continues silently from a wrong state. If this fails, llama.cpp now refuses."""
     backend = opened()
     tokens = ready(backend, batches)
     backend.memory._least[0] = (n, -1)
@@ -679,7 +679,7 @@ def test_an_interrupted_head_holds_up_nothing(model_path: Callable[[str], Path])
     backend.control.interrupt()
     backend.memory.synchronize()
     assert state.recurrent.size > 0
-    assert not rows[:64].any()  # signed by nobody: the rows of the last tokens were never evaluated
+    assert not rows[:64].any()  # no signature: the rows of the last tokens were never evaluated
     assert backend.draft([SequenceTokens(0, (4,), 103)], 3) == [()]
     with pytest.raises(UnavailableError):
         backend.decode([SequenceTokens(0, (4,), 103)])

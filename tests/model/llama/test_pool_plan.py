@@ -1,4 +1,4 @@
-"""What a pool takes of the device and of the host, before anything is loaded."""
+"""Device and host memory of a pool, planned before a model is loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A backend whose rows lie in a pool, against one whose rows lie in llama.cpp's context: the same bits, always."""
+"""A backend with rows in a pool is bit-identical to one with rows in llama.cpp's context."""
 
 from __future__ import annotations
 

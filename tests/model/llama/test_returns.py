@@ -1,4 +1,4 @@
-"""Going back to conversations whose rows stayed on the device: the bits of a cold run, whatever was full meanwhile."""
+"""Returns to conversations with held rows are bit-identical to a cold run, also when device and RAM are full."""
 
 from __future__ import annotations
 

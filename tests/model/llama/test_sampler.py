@@ -1,4 +1,4 @@
-"""Looking at a few of the most likely tokens chooses what looking at all of them chooses."""
+"""Sampling from the most likely tokens alone chooses the same token as sampling from all."""
 
 from __future__ import annotations
 

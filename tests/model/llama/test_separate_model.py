@@ -1,4 +1,4 @@
-"""A draft model of its own drafts what it would say itself, whatever it was made to follow, no rollback and restore."""
+"""A separate draft model drafts its own likeliest tokens, also after other tokens, rollbacks and restores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several sequences of a real model in one context: idle ones make room, replies that outgrow it give way."""
+"""Several sequences of a tiny model in one context: idle ones are parked, replies that outgrow it are suspended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many threads evaluate, and that they do not spin for long: other processes want the cores, too."""
+"""The number of threads that evaluate, and how long they spin while other processes need the cores."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MIB = 2**20
         pytest.param({}, MIB - 1, (1, 16), id="tiny layers"),
         pytest.param({}, 6 * MIB, (6, 16), id="small layers"),
         pytest.param({}, 400 * MIB, (16, 16), id="large layers"),
-        pytest.param({}, None, (16, 16), id="nobody knows"),
+        pytest.param({}, None, (16, 16), id="unknown layers"),
         pytest.param({"n_threads": 3}, 1, (3, 3), id="the user knows"),
         pytest.param({"n_threads_batch": 5}, 1, (1, 5), id="of prompts"),
     ],

@@ -1,4 +1,4 @@
-"""What wakes a grammar: however a reply is cut into tokens, the same does."""
+"""Triggers of lazy grammars do not depend on how a reply is split into tokens."""
 
 from __future__ import annotations
 

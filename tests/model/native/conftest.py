@@ -1,4 +1,4 @@
-"""Contexts with their rows elsewhere."""
+"""Contexts whose rows lie outside of llama.cpp's cache."""
 
 from __future__ import annotations
 

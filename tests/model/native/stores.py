@@ -31,7 +31,7 @@ class Store:
 
     @property
     def rows(self) -> RowStore:
-        """Nobody else has it, so it goes before the context does."""
+        """The only reference, so that the store is freed before the context."""
         return self.backend.memory.kv
 
     def evaluate(self, tokens: Tokens, start: int, *, select: bool = False) -> np.ndarray:

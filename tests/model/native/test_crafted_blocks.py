@@ -1,4 +1,4 @@
-"""Whatever a block says of itself, loading it is refused or works: nothing crashes, and the sequence stays usable."""
+"""Loading a crafted block succeeds or raises an error; nothing crashes, and the sequence stays usable."""
 
 from __future__ import annotations
 

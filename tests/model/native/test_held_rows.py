@@ -1,4 +1,4 @@
-"""Rows that stay on the device: they keep their bytes whatever is evaluated and loaded, and cost nobody else a bit."""
+"""Held rows keep their bytes while other sequences are evaluated and loaded, and change no bit of other sequences."""
 
 from __future__ import annotations
 
@@ -258,7 +258,7 @@ class Model:
         return N_CELLS - len(self.live | self.kept)
 
     def load(self, seq: int, rows: list[int]) -> None:
-        """Rows that another sequence has become new ones, and whoever held them holds these."""
+        """Load ``rows`` into ``seq``. Rows of other sequences are copied, and held rows refer to the copies."""
         copies = {row: self.new(1)[0] for row in rows if row in self.live}
         for row, copy in copies.items():
             self.bytes[copy] = self.bytes[row]

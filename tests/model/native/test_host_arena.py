@@ -1,4 +1,4 @@
-"""The arena of host memory, in a process of its own and without a device: how much it takes, and what it gives back."""
+"""The arena of host memory, in a process of its own and without a device: the memory it takes and returns."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_buffers_of_all_sizes_stay_within_the_limit() -> None:
             memoryview(held[-1])[:] = bytes(size)
     plain = sum(len(buffer) for buffer in held if not buffer.pinned)
     assert sum(map(len, held)) <= HostBuffer.used() <= sum(map(len, held)) + len(held) * 2**16
-    # What found no hole stands outside; for that, slabs that nobody uses went back.
+    # Buffers that fit no hole lie outside of the arena, which returned its empty slabs for them.
     soon(lambda: HostBuffer.held() <= LIMIT + plain // 4)
     assert resident_bytes() - before <= HostBuffer.held() + 32 * MIB
     """)

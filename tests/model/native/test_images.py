@@ -1,4 +1,4 @@
-"""Rows of images: more rows than positions, and still every restore, rewind and move leaves the logits as they were.
+"""Rows of images: more rows than positions; every restore, rewind and move keeps the logits.
 
 What an encoder would make is random here: the model reads it as it reads anything else.
 """

@@ -86,7 +86,7 @@ def test_a_device_that_never_catches_up_is_waited_for(open_lagging: Opened) -> N
     size = backend.memory.shape.sizes.rows(0, 10)
     backend.evaluate(0, as_tokens(range(50)), 0)
     for _ in range(2 * MOST_CALLS):
-        backend.memory.save_rows(0, 0, 10)  # and nobody keeps it
+        backend.memory.save_rows(0, 0, 10)  # the block is dropped at once
         assert live_bytes() - before == backend.memory.kv.in_flight_bytes <= MOST_CALLS * size
     assert backend.memory.kv.in_flight_bytes == MOST_CALLS * size
 

@@ -1,4 +1,4 @@
-"""A sequence goes back to its mark with the bits that it had there, whatever was evaluated in it since."""
+"""A sequence returns to its mark with the bits that it had there, after any evaluation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention to a few chosen rows: which these are, and that nothing but tokens, batches and pins has a say in it."""
+"""Attention to a few chosen rows: the choice depends on tokens, batches and pins alone."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_where_rows_lie_and_what_was_before_makes_no_difference(
         made.resume(N_PROMPT, [(block, 0, 700), (block, 700, N_PROMPT)], state.recurrent)
         assert_same(reply(made, tokens), wanted)
         assert made.rows.fetched_chunks > fetched
-        # The rows of the reply are there for whoever reads all of them.
+        # The rows of the reply are complete: all of them can be saved.
         made.rows.finish()
         assert (made.backend.memory.save_rows(0, 0, N).block == rows).all()
 

@@ -1,4 +1,4 @@
-"""Rows outside of llama.cpp's cache: logits, blocks and states are those of a full cache, to the bit."""
+"""Rows outside of llama.cpp's cache: logits, blocks and states are bit-identical to those of a full cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model saw early must still show late, through the attention rows and through the recurrent state."""
+"""An early token changes late logits of a generated model, through the rows and through the state."""
 
 from __future__ import annotations
 

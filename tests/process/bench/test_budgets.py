@@ -1,4 +1,4 @@
-"""The simulation behind the benchmark of budgets evaluates what a server would."""
+"""The simulation behind the benchmark of budgets evaluates the same tokens as a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model behind the benchmark of fleets says what real engines and caches do, and the same each time."""
+"""The model behind the benchmark of fleets agrees with real engines and caches, and is deterministic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A soak finds what it is there to find: a server whose memory grows from one rest to the next."""
+"""A soak detects a server whose memory grows from one pause to the next."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models by address, from a server on this machine that misbehaves in every way that was thought of."""
+"""Models by address, from a faulty server on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients that connect and say nothing, or too slowly, take nothing from the others; and where a server listens."""
+"""Silent and slow clients do not block other clients; and the addresses on which a server listens."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def test_a_client_that_takes_nothing_of_its_reply_is_left() -> None:
             greedy.settimeout(90)
             request = b"GET /props HTTP/1.1\r\nhost: a\r\n\r\n"
 
-            def ask_for_ever() -> None:  # soon the server takes no more, since nobody takes its answers
+            def ask_for_ever() -> None:  # the client reads no answers, so the server soon stops reading requests
                 while True:
                     greedy.sendall(request * 100)
 

@@ -1,4 +1,4 @@
-"""What a process keeps of what its threads freed, in a process of its own."""
+"""Memory that threads freed: it is reused by other threads and returned to the system."""
 
 from __future__ import annotations
 

@@ -311,7 +311,7 @@ def test_terminal_asks_about_each_call_of_a_tool(terminal: Terminal, tmp_path: P
         call(another, "look", "n\r", REFUSED)
         another.type("\x1b[A\x1b[A\r")  # answers are not in the history
         another.expect('call act {"where": "here"}')
-    ended = pipe(tmp_path, "call look\n", "--no-stats")  # nobody can be asked
+    ended = pipe(tmp_path, "call look\n", "--no-stats")  # a pipe cannot confirm a call
     assert (ended.returncode, ended.stdout.decode()) == (0, f"turn 3: {REFUSED!r}\n")
     assert pipe(tmp_path, "call act\n", "--no-stats").stdout.decode() == "turn 3: 'act here'\n"
 

@@ -1,4 +1,4 @@
-"""Writing behind: nothing waits for the disk, rows are held until written, a refusing disk is only a warning."""
+"""The write queue: no caller waits for the disk, rows are kept until written, and a failing disk is a warning."""
 
 from __future__ import annotations
 
@@ -266,7 +266,7 @@ def test_a_disk_that_refuses_gets_what_was_spilled_later(writer: SlowWriter, beh
     assert behind.flush(60)
     assert [rows[0] for _, rows in writer.written] == [1]
     spilled(2, 1.0, behind)
-    assert behind.close(60), "what nobody was promised may be lost"
+    assert behind.close(60), "spilled snapshots may be lost"
 
 
 def test_rows_of_the_device_are_asked_for_once_and_those_on_disk_not_at_all(

@@ -1,4 +1,4 @@
-"""Prefixes are named by what they hold, in whatever order they are asked for; chains are compared link by link."""
+"""Digests of prefixes depend on their tokens alone, in any order of calls; chains are compared link by link."""
 
 from __future__ import annotations
 

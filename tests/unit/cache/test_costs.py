@@ -1,4 +1,4 @@
-"""What was measured is what is expected, whatever was guessed before."""
+"""Estimates of evaluation time follow the measurements, not the initial values."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a full cache loses: the tree of prefixes and the policies against a plain search, and the same promises of both
-caches under random histories."""
+"""Eviction: the prefix tree and the policies against a plain search, and invariants of both caches under random
+histories."""
 
 from __future__ import annotations
 
@@ -331,7 +331,7 @@ class RamHistories(RuleBasedStateMachine):
         n_evicted = self.n_evicted
         self.cache.drop(snapshot)
         assert snapshot not in self.held()
-        assert self.n_evicted == n_evicted, "nobody writes what was dropped"
+        assert self.n_evicted == n_evicted, "a dropped snapshot is not spilled"
 
     @rule(data=st.data(), on_device=st.booleans())
     def retain(self, data: st.DataObject, on_device: bool) -> None:

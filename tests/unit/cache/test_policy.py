@@ -1,4 +1,4 @@
-"""What the policies select, in what forms they are asked for, and the list of prompts that `auto` compares with."""
+"""Disk policies: their syntax, the prefixes they select, and the list of prompts that `auto` compares with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One budget over several caches: bytes stay within it, and what is worth least leaves, wherever it is."""
+"""One budget over several caches: bytes stay within it, and the snapshot of least value in any cache is evicted."""
 
 from __future__ import annotations
 

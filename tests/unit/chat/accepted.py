@@ -1,4 +1,4 @@
-"""What a constraint lets through, asked of the engine on the real vocabulary of the Qwen3.5 family."""
+"""Whether a constraint accepts a text, by the grammar engine on the real vocabulary of the Qwen3.5 family."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools, and replies taken apart with them."""
+"""Tools, and replies parsed with them."""
 
 from __future__ import annotations
 

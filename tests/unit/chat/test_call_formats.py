@@ -1,4 +1,4 @@
-"""What holds for every format of calls, on the real templates; each family has its own cases below."""
+"""Every call format, on the real templates; each family has its own cases below."""
 
 from __future__ import annotations
 

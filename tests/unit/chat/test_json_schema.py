@@ -1,4 +1,4 @@
-"""JSON schemas as grammars: the text of the rules. What a model does under them is in llama/test_grammar.py."""
+"""JSON schemas as grammars: the text of the rules. tests/model/llama/test_grammar.py tests replies under them."""
 
 from __future__ import annotations
 

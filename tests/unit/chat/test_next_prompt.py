@@ -1,4 +1,4 @@
-"""What a next prompt certainly begins with, told by two renderings, holds for every template and whatever is said."""
+"""The certain beginning of the next prompt, found by two renderings, for every template and any next message."""
 
 from __future__ import annotations
 

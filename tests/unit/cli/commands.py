@@ -1,4 +1,4 @@
-"""Runs `pyctl serve` and `pyctl chat` on a fake model, and looks at what the parts of the program are given."""
+"""Runs `pyctl serve` and `pyctl chat` on a fake model, and records the arguments of the parts of the program."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def look(monkeypatch: pytest.MonkeyPatch, argv: list[str], at: Callable[[Seen], 
 
     with monkeypatch.context() as patch:
         patch.setenv(model_settings.SPIN, "")  # what the command sets is gone afterwards
-        patch.setattr(model_settings, "_spin_is_given", False)  # as in a process that nobody started with it
+        patch.setattr(model_settings, "_spin_is_given", False)  # as in a process without the variable at its start
         for name in (
             "RamCache",
             "DiskStore",

@@ -1,4 +1,4 @@
-"""Command lines as users type them, and the settings that come of them."""
+"""Command lines as users type them, and their settings."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def test_every_field_has_a_flag() -> None:
         ("EngineSettings", "min_batch"),
         ("PoolSettings", "select"),  # settings of its own
         *(("DiskSettings", name) for name in ("is_default", "free_part")),  # where no flag names a directory
-        ("VisionSettings", "is_optional"),  # -hf brings what nobody asked for
+        ("VisionSettings", "is_optional"),  # -hf brings an encoder that no flag names
         *(("ReplySettings", name) for name in ("disk_policy", "n_batch", "embeddings")),  # as their owners have them
         ("ReplySettings", "sampling"),
         *(("ServerSettings", name) for name in ("cors", "slots_debug", "is_verbose")),

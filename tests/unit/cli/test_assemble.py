@@ -1,4 +1,4 @@
-"""What is built of the settings, where that is more than passing them on."""
+"""Objects built from several settings at once."""
 
 from __future__ import annotations
 

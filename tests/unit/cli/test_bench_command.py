@@ -1,4 +1,4 @@
-"""What of a serve command `pyctl bench` hands on, and what it refuses."""
+"""The flags of a serve command that `pyctl bench` passes on, and those that it refuses."""
 
 from __future__ import annotations
 

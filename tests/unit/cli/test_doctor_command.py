@@ -1,4 +1,4 @@
-"""What `pyctl serve` logs of the findings of its start."""
+"""The findings that `pyctl serve` logs at its start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every flag of `pyctl serve` and `pyctl chat` changes what some part of the program is given, not only a setting."""
+"""Every flag of `pyctl serve` and `pyctl chat` reaches a part of the program, not only a setting."""
 
 from __future__ import annotations
 
@@ -583,7 +583,7 @@ def test_a_draft_model_is_fetched_beside_a_model_that_is_a_file(monkeypatch: pyt
 
 
 def test_a_vision_encoder_that_nobody_asked_for_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """-hf brings what lies beside the model, of whatever kind; only whoever names one hears that it cannot be used."""
+    """-hf brings the encoder beside the model. An unsupported one is a warning; only a named one is an error."""
     argv = ["serve", "-hf", "org/gemma"]
     path, warning = look(monkeypatch, argv, lambda seen: (seen.vision.mmproj_path, str(seen.log["warning"])))
     assert (path, warning) == ("", "images as gemma.gguf makes them are not supported")

@@ -231,7 +231,7 @@ def test_every_variable_sets_its_value_and_a_flag_wins_over_it(flag: Flag) -> No
     if flag.dest not in ("path", "hf_repo", "model_url"):
         settings = parse_serve(["-m", "m"], {flag.env: text or "on"})
         assert at(settings, path) == value
-        assert not any(flag.env in warning for warning in settings.warnings), "a variable that nobody reads"
+        assert not any(flag.env in warning for warning in settings.warnings), "a variable without effect"
     else:
         assert at(parse_serve([], {flag.env: text}), path) == value
     name = flag.names.split()[0]
@@ -353,7 +353,7 @@ def test_flash_attention_words_and_the_older_bare_flag() -> None:
         (["--prefix-cache-slots", "-1"], "--prefix-cache-slots: -1 is too small, the least is 0"),
         (["--kv-cache-budget", "-1"], "--kv-cache-budget: -1 is too small, the least is 0"),
         (["--kv-cache-dir", "/dev/null"], "--kv-cache-dir: '/dev/null' is not a directory"),
-        (["--kv-cache-dir", "~nobody-of-this-name/x"], "--kv-cache-dir: '~nobody-of-this-name/x' names a home that"),
+        (["--kv-cache-dir", "~no-such-user/x"], "--kv-cache-dir: '~no-such-user/x' names a home that"),
         (
             ["--kv-cache-dir", "kv", "-cram", "0"],
             "--kv-cache-dir needs the prefix cache, which --cache-ram 0 turns off",
@@ -415,7 +415,7 @@ def test_a_bad_variable_is_named() -> None:
 def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "t").write_bytes(b"\xff{")
     assert refused("--chat-template-file", str(tmp_path / "t")).endswith("is not UTF-8 text")
-    assert refused("--grammar-file", "~nobody-of-that-name/g").endswith("no such user")
+    assert refused("--grammar-file", "~no-such-user/g").endswith("no such user")
 
 
 def test_help_lists_every_flag_by_group(capsys: pytest.CaptureFixture[str]) -> None:

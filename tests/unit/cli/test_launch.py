@@ -1,4 +1,4 @@
-"""`pyctl launch`: what each program is given, and which server it gets."""
+"""`pyctl launch`: the arguments of each program, and the server that it uses."""
 
 from __future__ import annotations
 

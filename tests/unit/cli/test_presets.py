@@ -1,4 +1,4 @@
-"""The models of a directory and of a preset file, and what is wrong with them, said in one line."""
+"""The models of a directory and of a preset file, and one-line errors about them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the server says when it is ready: addresses, warnings, the cache."""
+"""The log when the server is ready: addresses, warnings, the cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`pyctl service`: the unit, and what systemd is told."""
+"""`pyctl service`: the unit file, and the calls of systemctl."""
 
 from __future__ import annotations
 

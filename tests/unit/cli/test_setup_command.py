@@ -1,4 +1,4 @@
-"""`pyctl setup` on made-up machines, as far as nothing is built."""
+"""`pyctl setup` on made-up machines, without a build."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`pyctl worker` as far as nothing is lent: its flags, and the directory of tensors."""
+"""`pyctl worker` without a client: its flags, and the directory of tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Made-up machines: directories in place of /proc and /sys, and cards that are not there."""
+"""Made-up machines: directories in place of /proc and /sys, and simulated GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each check finds what it is for, says how it is mended, and nothing on a machine where all is well."""
+"""Each check reports its problem with a fix, and reports nothing on a sound machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NVML by ctypes, on a library that is not there."""
+"""NVML by ctypes, on a stand-in for the library."""
 
 from __future__ import annotations
 

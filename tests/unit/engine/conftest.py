@@ -1,4 +1,4 @@
-"""What all tests of the engine have in common."""
+"""Fixtures of all tests of the engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server that drafts with its draft model, driven without a thread, and what may happen to it between requests."""
+"""An engine with a draft model, driven without a thread, and events between its requests."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Turn(NamedTuple):
 
 
 class DraftServer:
-    """An engine on ``backend``, with a cache in RAM and on disk; ``other`` is somebody else's prompt."""
+    """An engine on ``backend``, with a cache in RAM and on disk; ``other`` is the prompt of another conversation."""
 
     def __init__(self, backend: Backend, directory: Path, other: Prompt, *, exact: bool = True) -> None:
         self.backend, self.directory, self.other, self.exact = backend, directory, other, exact

@@ -1,4 +1,4 @@
-"""Who begins when: order, passing, the bound of the queue, whose batch is next, and what is refused at the head."""
+"""Admission: order, passing, the bound of the queue, the next batch, and refusals at the head of the queue."""
 
 from __future__ import annotations
 

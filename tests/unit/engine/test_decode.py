@@ -1,4 +1,4 @@
-"""Several tokens a step: whatever is drafted, the reply is the one that comes token by token."""
+"""Several tokens a step: with any draft, the reply equals that of single tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The disk tier under the engine, on the fake backend: what a restart finds, and what a broken disk costs."""
+"""The disk tier under the engine, on the fake backend: restarts and failing disks."""
 
 from __future__ import annotations
 

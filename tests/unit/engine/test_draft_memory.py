@@ -1,4 +1,4 @@
-"""What a draft model has of a conversation survives with it: after every kind of restore it drafts as if cold.
+"""A draft model's rows and state are restored with a conversation: it then drafts as after a cold run.
 
 The fake's drafts depend on every row and on the state of its draft model.
 """

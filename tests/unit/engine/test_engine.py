@@ -1,4 +1,4 @@
-"""The way of a request, on the fake backend: what is restored, what is saved, what a failure leaves behind."""
+"""A request on the fake backend: restores, snapshots, and the cache after a failure."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ class Conversations(RuleBasedStateMachine):
 
     @rule(data=st.data(), steps=st.integers(0, 6), is_next=st.booleans())
     def make_ready(self, data: st.DataObject, steps: int, is_next: bool) -> None:
-        """A prompt, or what follows a reply, is made ready while nobody asks; after some steps somebody does."""
+        """A background request evaluates a prompt or a next turn; a client's request follows after ``steps``."""
         conversation = data.draw(st.sampled_from(self.conversations))
         asked = request(render(conversation), 6)
         before = RequestHandle(asked)

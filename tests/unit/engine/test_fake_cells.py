@@ -1,4 +1,4 @@
-"""The fake backend's cells: what a model with held rows promises, against a plain account of who has what."""
+"""The fake backend's cells with held rows, against a plain account of which sequence has which rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes wrong on the engine's thread: whoever waits is told, and the thread goes on or says that it cannot."""
+"""Errors on the engine's thread: every waiting request fails, and the thread goes on or reports its end."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ def test_what_does_not_stop_is_told(faulty: Any, monkeypatch: pytest.MonkeyPatch
     assert backend.waits.wait(60)
     assert not worker.close(0.3)
     (event,) = ends(handle)
-    assert isinstance(event, Failed), "nobody waits for the evaluation"
+    assert isinstance(event, Failed), "the request does not wait for the evaluation"
 
 
 class Remote(Faulty):

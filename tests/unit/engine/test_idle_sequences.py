@@ -1,4 +1,4 @@
-"""Which idle sequence a request takes, and which makes way: where the fewest seconds can be expected to be lost."""
+"""Which idle sequence a request takes, and which one is emptied: the choice loses the fewest expected seconds."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_without_an_empty_one_it_takes_that_of_the_title_before(kind: str) -> No
 
 
 def test_agents_with_one_head_take_a_sequence_each() -> None:
-    """The head is held for all of them: it has to be evaluated once, and nobody's sequence is worth it."""
+    """The head is held for all of them: it is evaluated once, and no agent's sequence is emptied for it."""
     engine = engine_of()
     clients = Clients(engine)
     first = clients.turn(1, 300)
@@ -104,7 +104,7 @@ def test_a_request_that_fits_elsewhere_does_not_empty_the_sequence_that_a_client
 
 
 def test_beside_a_long_reply_titles_leave_conversations_where_they_are() -> None:
-    """As by default: idle sequences are parked for who is served alone, and here nobody is."""
+    """With the default, idle sequences are parked for a request that runs alone; here no request does."""
     engine = engine_of(clear_idle=True)
     clients = Clients(engine)
     long = submit(engine, chat((50, 300)), 4000, sampling=ENDLESS)

@@ -1,4 +1,4 @@
-"""Conversations beyond the budget of the cache: they keep what fits, and nobody loses anything for the rest."""
+"""Conversations beyond the budget of the cache keep the part that fits; no other snapshot is evicted for the rest."""
 
 from __future__ import annotations
 

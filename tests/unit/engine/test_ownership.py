@@ -1,4 +1,4 @@
-"""The check of the thread rule itself: it sees a foreign thread, and leaves the owner alone."""
+"""The check of the thread rule: it reports a foreign thread, and not the owner."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FOREIGN: dict[str, Callable[[Engine], Any]] = {
 def test_a_foreign_thread_is_seen_and_the_owner_is_not(owned: str) -> None:
     engine = Engine(FakeBackend(), RamCache(4, None), EngineSettings())
     touch = FOREIGN[owned]
-    touch(engine)  # nobody runs it yet
+    touch(engine)  # no worker runs it yet
     worker = Worker(engine, INFO)
     try:
         worker.call(lambda: touch(engine)).result(timeout=60)

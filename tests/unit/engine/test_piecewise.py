@@ -1,4 +1,4 @@
-"""A conversation with more rows than RAM has room for goes to disk a segment at a time, and comes back."""
+"""A conversation with more rows than RAM holds is written segment by segment, and restored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine on a backend whose rows lie in a pool: each has its place, everything else is as ever."""
+"""The engine on a backend with rows in a pool behaves as without one."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_what_is_pinned_leaves_room() -> None:
     select, prompt = SelectSettings(512, 10, 256), turns(1000, 3000)
     assert select.pins(prompt) == ((64, 320),), "half of them for the head"
     assert select.pins(turns(100, 3000)) == ((64, 128),)
-    assert select.pins(Prompt.of(prompt.tokens)) == (), "nobody knows where there is one"
+    assert select.pins(Prompt.of(prompt.tokens)) == (), "without boundaries no head is known"
     assert select.pins(prompt, [(2000, 2001), (1990, 2000)]) == ((64, 320), (1984, 2048))
     assert select.pins(prompt, [(3000, 3384)]) == ((2944, 3392),), "what was asked for goes first"
     assert select.pins(prompt, [(0, 30), (3990, 99_999)])[1:] == ((3968, 4032),), "sinks need no pin"

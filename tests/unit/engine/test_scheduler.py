@@ -1,4 +1,4 @@
-"""Several sequences in one pool of cells: who waits, who gives way, and that nobody's reply changes by it."""
+"""Several sequences in one pool of cells: which request waits, which is suspended, and that no reply changes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def run(engine: Engine, most: int = 20_000) -> int:
 
 
 def check_at_rest(engine: Engine, backend: FakeBackend) -> None:
-    """Nobody is left, and nobody's bytes."""
+    """No request is left, and no bytes of one."""
     cache = engine.prefix_cache.cache
     assert not engine.running
     assert not engine.waiting

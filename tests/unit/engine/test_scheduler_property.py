@@ -1,4 +1,4 @@
-"""Random prompts, cancels and sequences in too few cells: no failures, no leaks, and each reply is the one alone."""
+"""Random prompts, cancels and sequences in too few cells: no failures, no leaks, and the replies of single requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A disk that reads slowly, or never answers again: whoever waits for it waits alone, and not for ever."""
+"""A disk that reads slowly or hangs: only the request that reads it waits, and no longer than a limit."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_a_read_that_never_returns_is_a_miss_and_the_disk_rests_until_it_does(
     assert tier.store.hangs
     engine.prefix_cache.cache.clear()
     within(60, lambda: ask(engine, OTHER))
-    assert within(60, lambda: ask(engine, STORED)).tokens == expected, "nobody waits a second time"
+    assert within(60, lambda: ask(engine, STORED)).tokens == expected, "no request waits a second time"
     assert tier.store.damaged == 0
     drive.answer(tier)
     assert not tier.store.hangs

@@ -1,4 +1,4 @@
-"""What leaves RAM goes to disk and comes back, whatever the disk does; prompts resume from where that is quickest."""
+"""Snapshots that RAM evicts are spilled and restored, despite faults of the disk; prompts resume the quickest way."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def flushed(engine: Engine) -> DiskTier:
 
 @pytest.fixture(autouse=True)
 def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody pulls a plug here."""
+    """Skip fsync: no test here cuts the power."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
@@ -277,7 +277,7 @@ def test_any_order_on_any_disk_gives_right_replies_within_all_budgets(
 def test_rows_that_only_the_device_has_are_fetched_before_they_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
-    """And where that fails nobody notices but the log."""
+    """A failed fetch is logged and changes no reply."""
     engine = engine_on(tmp_path, ram=1_500, n_cells=1_200)
     fetched: list[int] = []
     real = engine.backend.fetch

@@ -1,4 +1,4 @@
-"""Text comes out whole: characters are not split, stop strings do not leak."""
+"""Streamed text: characters are not split, stop strings do not leak."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts that are evaluated before anybody asks: what they cost others, what they leave behind, how they end."""
+"""Background requests: their cost to other requests, the snapshots they leave, and how they end."""
 
 from __future__ import annotations
 
@@ -435,7 +435,7 @@ def test_it_ends_with_the_server_and_sleeps_with_it() -> None:
     until(lambda: worker.is_sleeping)
     worker.warm(Request(prompt, background=True))
     worker.call(lambda: None).result(60)
-    assert worker.is_sleeping, "nobody waits for it, so it wakes nobody"
+    assert worker.is_sleeping, "no client waits for it, so the engine stays asleep"
     assert engine.prefix_cache.totals.n_warmed == 0
     waited_for = worker.submit(Request(prompt, background=True))
     assert isinstance(list(waited_for)[-1], Done), "a client that asks wakes the engine"

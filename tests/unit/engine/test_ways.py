@@ -1,4 +1,4 @@
-"""Ways to resume are found by looking at each segment once, however many snapshots hang on it."""
+"""The search for the quickest restore looks at each segment once, for any number of snapshots."""
 
 from __future__ import annotations
 

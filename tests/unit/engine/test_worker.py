@@ -1,4 +1,4 @@
-"""The engine's thread: what sleeps, what wakes it, and what the cache keeps meanwhile."""
+"""The engine's thread: sleeping, waking, and the cache meanwhile."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ class WatchedWorker:
         raise AssertionError("no end")
 
     def begin(self, n: int = 3000) -> RequestHandle:
-        """Begin a reply of ``n`` tokens, of which one comes each time that somebody looks at the engine: it has not
-        ended before, however late whoever looks is."""
+        """Begin a reply of ``n`` tokens, one for each call to the worker or cancellation, so that it cannot end before
+        a slow test looks at it."""
         decode, inbox, running = self.backend.decode, self.worker._inbox, self.engine.running
 
         def when_looked_at(items: Sequence[SequenceTokens]) -> None:

@@ -1,4 +1,4 @@
-"""What `--rpc` says of addresses where no worker is, or no free one of this release."""
+"""Errors of `--rpc` about addresses without a worker, a busy one, or one of another release."""
 
 from __future__ import annotations
 

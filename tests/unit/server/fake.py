@@ -259,7 +259,7 @@ class Bench:
         chat = ChatFormat(Template(template, eos_token="<|im_end|>"), self.tokenizer, replay=replay, images=images)
         admin = EngineAdmin(self.worker, self.engine)
         replies = replies or ReplySettings()
-        # A script has no answer to what nobody asked for.
+        # A script has no answer to a background request.
         replies = replace(replies, warm_next=replies.warm_next and not played)
         self.service = Service(self.worker, chat, admin, replies, Shared(settings or ServerSettings()))
         self.app = create_app(Models.of(self.service))

@@ -1,4 +1,4 @@
-"""What several tests of the server need: a splitter that is told the parts of a reply, clients, a template."""
+"""Parts for several tests of the server: a splitter with given parts of a reply, clients, a template."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one request may ask for has an end, which the client is told, and what is allowed costs what it is worth."""
+"""Limits of one request: an error names the field, and a request within them takes linear time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fields that bind the form of a reply, and what of them reaches the engine."""
+"""Fields that constrain a reply, and the constraint that the engine gets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversations that are kept at the server, and those that have to go."""
+"""Conversations that the server keeps, and those that it drops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every request passes before an endpoint: keys, CORS, the limit of bodies."""
+"""Middleware before every endpoint: keys, CORS, the limit of bodies."""
 
 from __future__ import annotations
 

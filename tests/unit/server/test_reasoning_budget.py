@@ -1,4 +1,4 @@
-"""Reasoning budgets: which fields and settings set them, and what the engine is told."""
+"""Reasoning budgets: the fields and settings that set them, and the value that the engine gets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images at addresses: what is fetched, and what is not."""
+"""Images at addresses: the requests that are made, and those that are refused."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def test_a_server_that_takes_its_time(
 
 def test_nobody_at_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pyctl.server.images.is_public", lambda _: True)
-    with socket.socket() as taken:  # by somebody who does not listen, and by nobody else meanwhile
+    with socket.socket() as taken:  # bound but not listening, so that no other process takes the port
         taken.bind(("127.0.0.1", 0))
         with pytest.raises(RequestError, match="cannot fetch the image"):
             fetch_image(f"http://127.0.0.1:{taken.getsockname()[1]}/")

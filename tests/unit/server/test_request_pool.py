@@ -1,4 +1,4 @@
-"""The threads that read requests: none can be taken for ever, and nobody waits for them in the end."""
+"""The threads that read requests: each has a time limit, the pool is bounded, and shutdown does not wait for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Machines that are not there: a stand-in for libcuda.so.1, and descriptions of machines."""
+"""Made-up machines: a stand-in for libcuda.so.1, and descriptions of machines."""
 
 from __future__ import annotations
 

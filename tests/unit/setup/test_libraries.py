@@ -1,4 +1,4 @@
-"""Which built libraries a process uses."""
+"""The built libraries that a process uses."""
 
 from __future__ import annotations
 

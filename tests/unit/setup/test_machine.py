@@ -1,4 +1,4 @@
-"""What is found of a machine: a made-up driver, bus, container, and programs."""
+"""Detection of the machine: a made-up driver, bus, container, and programs."""
 
 from __future__ import annotations
 

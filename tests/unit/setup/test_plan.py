@@ -1,4 +1,4 @@
-"""What setup decides for made-up machines, and what it says."""
+"""The plan of `pyctl setup` for made-up machines, and its messages."""
 
 from __future__ import annotations
 

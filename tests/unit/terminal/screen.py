@@ -1,4 +1,4 @@
-"""A screen without an end for what rich writes to a terminal."""
+"""A screen of unlimited height for the output of rich."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ def test_save_and_load(script: Any, tmp_path: Path) -> None:
 
 
 def test_file_commands_without_a_usable_file(script: Any) -> None:
-    chat, view, _ = start(script.backend(), "/save", "/load", "/load /no/such/file", "/save ~nobody-of-that-name/x")
+    chat, view, _ = start(script.backend(), "/save", "/load", "/load /no/such/file", "/save ~no-such-user/x")
     chat.run()
     assert view.errors[:2] == ["missing file name", "missing file name"]
     assert view.errors[2] == "cannot load /no/such/file: No such file or directory"

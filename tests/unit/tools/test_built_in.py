@@ -1,4 +1,4 @@
-"""The built-in tools: their results, their bounds, and what is no error of the server."""
+"""The built-in tools: their results, their bounds, and errors that go to the model."""
 
 from __future__ import annotations
 

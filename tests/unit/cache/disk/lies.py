@@ -1,4 +1,4 @@
-"""Cache files with right checksums over whatever one likes."""
+"""Cache files with arbitrary content and valid checksums."""
 
 from __future__ import annotations
 

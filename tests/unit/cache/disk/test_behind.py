@@ -1,4 +1,4 @@
-"""A store behind the disk: what one directory has comes to another, whatever the store does meanwhile."""
+"""A store behind the disk: snapshots of one directory reach another, despite faults of the store."""
 
 from __future__ import annotations
 

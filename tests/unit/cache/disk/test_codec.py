@@ -1,4 +1,4 @@
-"""Every coding gives back what it was given, and the choice follows the bytes."""
+"""Every codec decodes to its input, and the choice of a codec depends on the bytes."""
 
 from __future__ import annotations
 

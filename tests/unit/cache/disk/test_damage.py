@@ -1,4 +1,4 @@
-"""Whatever happens to the files or the index is a counted miss, never a wrong snapshot."""
+"""Damage to files or the index is a counted miss, never a wrong snapshot."""
 
 from __future__ import annotations
 

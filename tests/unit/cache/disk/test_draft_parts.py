@@ -1,4 +1,4 @@
-"""What a draft model left in files: whoever has that draft model gets it back, and nobody else is disturbed by it."""
+"""Parts of a draft model in cache files: a server with that draft model restores them, others skip them."""
 
 from __future__ import annotations
 

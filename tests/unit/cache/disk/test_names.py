@@ -1,4 +1,4 @@
-"""Names are parsed back to what made them, and nothing else is taken for one."""
+"""File names are parsed back to their parts, and every other name is refused."""
 
 from __future__ import annotations
 

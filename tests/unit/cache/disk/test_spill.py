@@ -1,4 +1,4 @@
-"""What leaves RAM and is written: only what is missing, nor in the place of better; and read as sparingly."""
+"""Spilling writes only missing files and evicts no snapshot of higher value; restores read only missing parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is written comes back equal, shares what it can, and goes when the budget says so."""
+"""The disk store: written snapshots are read back equal, share segments, and stay within the budget."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the source `cache` copies, from whom, and how it goes on after a change."""
+"""The draft source `cache`: the texts that it copies from, and how it continues after a change."""
 
 from __future__ import annotations
 

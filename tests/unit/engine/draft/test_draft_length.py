@@ -1,4 +1,4 @@
-"""Drafts are as long as pays, pause while none pays, and never lose more than the budget."""
+"""Draft lengths follow their gain, drafts pause without gain, and losses stay within the budget."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever is drafted, by whom, beside whom, and wherever a reply ends: it is the reply without drafts."""
+"""A reply with drafts equals the reply without, for every source, any other requests and any end."""
 
 from __future__ import annotations
 

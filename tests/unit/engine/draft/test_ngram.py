@@ -1,4 +1,4 @@
-"""Drafts from n-grams: what followed before in the same request, and in no other."""
+"""Drafts from n-grams continue earlier text of the same request, never of another."""
 
 from __future__ import annotations
 

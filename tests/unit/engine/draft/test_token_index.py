@@ -1,4 +1,4 @@
-"""What the index finds is there, is what a search of everything would find, and never spans two texts."""
+"""The token index finds the same matches as a full search, and no match spans two texts."""
 
 from __future__ import annotations
 

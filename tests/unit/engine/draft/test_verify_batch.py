@@ -1,4 +1,4 @@
-"""What is evaluated together: shares, widths, and what follows a mark."""
+"""Verify batches: shares, widths, and batches behind a mark."""
 
 from __future__ import annotations
 

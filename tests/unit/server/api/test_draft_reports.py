@@ -1,4 +1,4 @@
-"""What clients and people are told about drafts: timings, counters, properties, the log."""
+"""Reports about drafts: timings, counters, properties, the log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""POST /cache/match: the body of any API is the prompt that this API makes of it."""
+"""POST /cache/match renders the body of each API to the same prompt as that API."""
 
 from __future__ import annotations
 

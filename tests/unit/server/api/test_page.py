@@ -1,4 +1,4 @@
-"""What the page asks for: Markdown as HTML that no text can abuse, and files of a directory."""
+"""Endpoints of the page: Markdown as safe HTML, and files of a directory."""
 
 from __future__ import annotations
 

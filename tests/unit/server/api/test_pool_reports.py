@@ -1,4 +1,4 @@
-"""What clients and people are told about a pool: properties, slots, timings, counters, the log."""
+"""Reports about a pool: properties, slots, timings, counters, the log."""
 
 from __future__ import annotations
 

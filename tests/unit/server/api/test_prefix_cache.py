@@ -97,7 +97,7 @@ HERE, ELSEWHERE = "127.0.0.1", "192.168.1.20"
         ({}, "::1", "[::1]:8080", {}, True),
         ({}, ELSEWHERE, "192.168.1.7:8080", {}, False),
         ({}, ELSEWHERE, "localhost:8080", {}, False),
-        # A proxy on this machine asks for somebody else.
+        # A proxy on this machine forwards a request of another host.
         ({}, HERE, "localhost:8080", {"X-Forwarded-For": ELSEWHERE}, False),
         ({}, HERE, "localhost:8080", {"Forwarded": f"for={ELSEWHERE}"}, False),
         ({}, HERE, "llm.lan", {}, False),
@@ -120,7 +120,7 @@ def test_words_of_prompts_are_shown_here_and_to_whom_a_key_or_a_flag_allows_it(
     assert ("tail" in head, "head" in head, "xxxx" in response.text) == (shown, shown, shown)
     assert ("tail" in response.json()["sequences"][0]) is shown
     assert head["children"]
-    # The words of the prompt that this one parted from may be somebody else's.
+    # The prompt that this one parted from may be another client's.
     body = {"prompt": HEAD[:100] + "z" * 300, "n_predict": 1, "return_cache": True}
     answer = asking.post("/completion", json=body, headers={"X-Api-Key": "k", "Host": host, **headers})
     cache = answer.json()["timings"]["cache"]
