@@ -9,6 +9,7 @@ A table follows the comment that names it: ``<!-- figures: first-token -->``.
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -19,7 +20,15 @@ __all__ = ["FIGURES", "PAGES", "filled", "main"]
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
 PAGES = tuple(
-    ROOT / name for name in ("README.md", "docs/24gb.md", "docs/benchmarks.md", "docs/drafts.md", "docs/images.md")
+    ROOT / name
+    for name in (
+        "README.md",
+        "docs/24gb.md",
+        "docs/benchmarks.md",
+        "docs/drafts.md",
+        "docs/images.md",
+        "docs/several-models.md",
+    )  # fmt: skip
 )
 
 Cells: TypeAlias = list[str]
@@ -236,6 +245,28 @@ def card(shape: str) -> list[str]:
     return table((shape, "context", "VRAM", "RAM", "start", "first token", "next turn", "tokens/s"), body)
 
 
+SWITCHES = {
+    "first time": "first prompt",
+    "another model and back": "back from the other model",
+    "files not in RAM": "back, files not in RAM",
+}
+
+
+def switches() -> list[str]:
+    """Seconds to the first token of a request that switches the model, and those of loading."""
+    found = json.loads((RESULTS / "gpu-models.json").read_text(encoding="utf-8"))["found"]
+    by_way: dict[tuple[str, int], dict[tuple[str, str], str]] = {}
+    for record in found:
+        if record["way"] in SWITCHES and "size" in record:
+            cell = f"{record['first_s']:.1f} ({record['load_s']:.1f})"
+            by_way.setdefault((record["way"], record["size"]), {})[record["server"], record["model"]] = cell
+    columns = [(server, f"{shape}-nextn") for server in ("llama-server", "pyctl") for shape in SHAPES.values()]
+    order = sorted(by_way, key=lambda key: (key[1], list(SWITCHES).index(key[0])))
+    body = [(f"{size:,}", SWITCHES[way], *(by_way[way, size].get(key, "") for key in columns)) for way, size in order]
+    lines = table(("tokens", "", "llama-server: 27B", "35B-A3B", "pyctl: 27B", "35B-A3B"), body)
+    return [lines[0], lines[1].replace("--- | ---:", "---: | ---", 1), *lines[2:]]
+
+
 FIGURES: dict[str, Callable[[], list[str]]] = {
     "readme-first-token": readme_first_token,
     "models": models,
@@ -246,6 +277,7 @@ FIGURES: dict[str, Callable[[], list[str]]] = {
     "long-conversations": long_conversations,
     "evaluated-tokens": evaluated_tokens,
     "drafts": drafts,
+    "switches": switches,
     "images": images,
 }
 
