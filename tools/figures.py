@@ -19,17 +19,8 @@ __all__ = ["FIGURES", "PAGES", "filled", "main"]
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
-PAGES = tuple(
-    ROOT / name
-    for name in (
-        "README.md",
-        "docs/24gb.md",
-        "docs/benchmarks.md",
-        "docs/drafts.md",
-        "docs/images.md",
-        "docs/several-models.md",
-    )  # fmt: skip
-)
+NAMED = ("24gb", "benchmarks", "drafts", "images", "several-models")
+PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in NAMED))
 
 Cells: TypeAlias = list[str]
 
