@@ -353,7 +353,7 @@ class RamCache:
         node = self.tree.add(slot.index, snapshot.n, snapshot.links(), used, snapshot.hits)
         node.is_turn = snapshot.is_turn
         node.opening = node.begun = snapshot.facts.n_opening
-        if used < self.turn:  # a conversation that makes way, for others of this turn
+        if used < self.turn:  # of an older conversation, parked in this turn
             self._weights = -1, {}
         with self.locked(snapshot):
             self._shrink()

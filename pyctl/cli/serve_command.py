@@ -103,7 +103,7 @@ def several(
 
     def find() -> list[ModelSource]:
         presets = find_models(router, argv, environ)
-        # The directory is one for all, and it has been tried.
+        # All models share the directory, which has been checked.
         return [_source(preset, host, settings.disk) for preset in presets]
 
     models = Models(shared, find, LoadOrder(router.most_loaded, router.patience), autoload=router.autoload)

@@ -102,7 +102,7 @@ class BenchRun:
             self._measure(server, is_first=True)
             self._compare_in_memory(server, self._mode)
         if not self._n_ctx:
-            return  # nothing was measured; the record says why
+            return  # no measurement; the record has the reason
         small = str(min(self._n_ctx, max(self.options.depths) + RESERVE))
         with self._part(OURS, self._command("-c", small), is_cold=True) as server:
             self._return(server)

@@ -386,7 +386,7 @@ def _sent(request: Request, found: Asset | None) -> Response:
     if found is None:
         return error_response(NotFoundError("File Not Found"))
     headers = {
-        "cache-control": "no-cache",  # asked for again, and mostly not sent
+        "cache-control": "no-cache",  # revalidated, and mostly not sent again
         "content-security-policy": POLICY,
         "etag": found.tag,
         "referrer-policy": "no-referrer",

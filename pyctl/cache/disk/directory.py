@@ -133,7 +133,7 @@ class CacheDirectory:
         self.contents = Contents(
             old.n_bytes, {**old.states, fingerprint: states}, {**old.lengths, fingerprint: lengths}
         )
-        self._seen = None  # and should a look have come between, the next one sees all again
+        self._seen = None  # a look in between is discarded: the next one reads everything
 
     # -- for people --------------------------------------------------------------------------------------------------
 

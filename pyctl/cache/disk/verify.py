@@ -191,7 +191,7 @@ def _is_prompt(path: Path) -> bool:
     try:
         read_prompt(path.read_bytes())
     except FileNotFoundError:
-        return True  # gone since, as one that was continued
+        return True  # removed since, like a prompt that was continued
     except (OSError, ValueError):
         return False
     return True

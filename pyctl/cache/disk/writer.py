@@ -67,7 +67,7 @@ class StoreWriter:
         self.home = directory.path / fingerprint
         self.min_tokens, self.daily_bytes = min_tokens, daily_bytes
         self._spilled = [0, 0]  # a day, and how many bytes that left RAM were written in it
-        self._told = 0  # on which day the log said that it has no more room
+        self._told = 0  # the day on which the log reported that the daily budget is used up
         self._writers = ThreadPoolExecutor(max(1, THREADS // 2), "disk-write")
 
     def close(self) -> None:
