@@ -134,7 +134,7 @@ class RamCache:
 
     @property
     def n_bytes(self) -> int:
-        """What all of this takes in RAM."""
+        """Bytes of all snapshots in RAM."""
         return self.pool.n_bytes
 
     @property
@@ -360,7 +360,7 @@ class RamCache:
         return True
 
     def _fixed(self) -> list[Snapshot]:
-        """What gets its rows in RAM, if need be beyond the budget."""
+        """Snapshots whose rows stay in RAM, if need be beyond the budget."""
         return [*self.pinned, *self.retained]
 
     def _fits(self, prefix: Prefix, n_bytes: int, segment: Segment | None) -> bool:

@@ -60,7 +60,7 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """What to measure. ``flags`` are those of `pyctl serve`, ``peer`` llama-server's command without them, or empty.
+    """Options of a run. ``flags`` are those of `pyctl serve`, ``peer`` llama-server's command without them, or empty.
 
     ``depths`` are prompt tokens, ascending; ``budget`` is seconds. ``head_flags`` turn on drafts from the model's own
     head, empty for a model without one. ``vram`` returns the bytes in use on all GPUs, None without one.
