@@ -25,7 +25,7 @@ def start_module(name: str) -> subprocess.Popen[bytes]:
 
 
 def answer_of_module(name: str, data: bytes, seconds: float) -> bytes:
-    """What the module prints for ``data``. After ``seconds`` it is killed with all that it started: TimeoutExpired."""
+    """The output of the module for ``data``. TimeoutExpired after ``seconds``, when it is killed with its children."""
     with start_module(name) as process:
         try:
             said, _ = process.communicate(data, seconds)

@@ -1,4 +1,4 @@
-// How far the copies on some streams have come: a ticket is taken after some were put there, and asked about later.
+// Progress of copies on streams: a ticket taken after copies were queued tells later whether they are complete.
 #pragma once
 
 #include "compat.h"
@@ -11,18 +11,18 @@ class copy_progress {
 public:
     using ticket = uint64_t;
 
-    // Of copies that are complete when they are put there. For tests: they count as under way until `lag` further
-    // tickets were taken, as if a device were that far behind.
+    // For copies that are complete when queued. In tests they count as running until `lag` further tickets were taken,
+    // as on a device that is so far behind.
     explicit copy_progress(size_t lag = 0) : lag(lag) {}
 
-    // Of copies on `streams`, of one device or several; they must outlive this.
+    // For copies on `streams` of one or more devices; the streams must outlive this object.
     explicit copy_progress(std::vector<ggml_backend_t> streams);
 
     // Stands for all copies up to here.
     ticket take();
 
-    // Whether the copies that `t` stands for are complete. Waits for nothing; where the device cannot be asked, they are
-    // when a caller has waited for them.
+    // Whether the copies of ticket `t` are complete. Does not wait; without a query of the device, they are complete once
+    // a caller has waited for them.
     bool is_complete(ticket t);
 
     // Whether `is_complete` learns of copies without a waiting caller.

@@ -1,5 +1,5 @@
-// The few functions of the device library that ggml has no names for. They are found by their own names in the library
-// that is loaded, since the extension is linked to none; where one is missing, so is what it is for.
+// Functions of the device library that ggml does not offer. They are looked up by name in the loaded library, since the
+// extension is linked to none; if one is missing, its feature is off.
 #pragma once
 
 #include "compat.h"
@@ -16,10 +16,10 @@ public:
     // Takes that back; false, and the memory stays as it is, where that cannot be done.
     bool unpin(void * data) const;
 
-    // Whether `is_complete` may be asked about events of `device`.
+    // Whether `is_complete` supports events of `device`.
     bool can_ask(ggml_backend_dev_t device) const;
 
-    // Whether everything before `event` was recorded has been done. Waits for nothing.
+    // Whether all work recorded before `event` is done. Does not wait.
     bool is_complete(ggml_backend_event_t event) const;
 
 private:

@@ -1,5 +1,5 @@
-// Which cells hold rows that a caller wants to have again, whatever the library does with its sequences. Bookkeeping
-// alone: a caller that lets a cell be overwritten copies its bytes before and says where they are.
+// Bookkeeping of held rows: the cells that keep rows for a caller, independent of the library's sequences. A caller
+// that overwrites such a cell copies its bytes first and reports the new cell.
 #pragma once
 
 #include "compat.h"

@@ -1,4 +1,4 @@
-// The part of attention_rows that keeps rows on the device: what is held moves to other cells before its own are taken.
+// The part of attention_rows that relocates held rows on the device before their cells are taken.
 #include "core/attention_rows.h"
 
 #include <algorithm>

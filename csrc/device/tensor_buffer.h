@@ -1,4 +1,4 @@
-// Memory where a backend wants it, as one tensor of bytes.
+// Memory of a backend's buffer type, as one tensor of bytes.
 #pragma once
 
 #include "compat.h"
@@ -11,7 +11,7 @@ struct tensor_buffer {
     size_t    size() const { return buffer != nullptr ? ggml_backend_buffer_get_size(buffer.get()) : 0; }
 };
 
-// `size` bytes of zeros, for kernels may read what is masked; std::runtime_error without memory.
+// `size` bytes of zeros, since kernels may read masked rows; std::runtime_error without memory.
 tensor_buffer allocate_zeros(ggml_backend_buffer_type_t type, size_t size);
 
 // The host memory that is copied fastest to and from where `type` is.

@@ -1,5 +1,5 @@
 // Registers HiddenRows and NextnHead: the rows that a model makes of its tokens, and the head (its "nextn" block, in a
-// context of its own) that guesses further tokens from them. They evaluate and copy, and decide nothing.
+// context of its own) that predicts further tokens from them. They evaluate and copy only.
 #include "compat.h"
 
 #include <pybind11/numpy.h>

@@ -1,10 +1,10 @@
 // Pinned host memory for saved rows and states, made ready ahead of need.
 //
-// Asking a driver for pinned memory is slow and holds up running kernels. Touching fresh pages is the slow half and needs
-// no driver; registering pages that are there already takes a tenth of the time. So a thread touches and registers
-// slab after slab, a little ahead of what is used, and what was freed is used again. Slabs go back to the system only
-// where buffers outside of the arena, for which it had no hole large enough, would else make the sum exceed the limit,
-// and, of what is beyond a lower bound, when no memory was wanted for a while.
+// Allocating pinned memory by the driver is slow and blocks running kernels. Touching fresh pages is the slow half and
+// needs no driver; registering touched pages takes a tenth of the time. So a thread touches and registers slab after
+// slab, a little ahead of use, and freed memory is used again. Slabs return to the system in two cases: when buffers
+// that fit no hole, outside of the arena, would exceed the limit; and, beyond a lower bound, after a while without
+// allocations.
 #pragma once
 
 #include <atomic>
@@ -25,16 +25,16 @@ public:
     // because buffers outlive the object that opened it.
     static host_arena & instance();
 
-    // Hold up to `limit` bytes, what `count_outside` counts included, and keep `ahead` of them ready beyond what is used.
-    // Of more than `keep` bytes, what is not in use goes back when nothing was allocated for `quiet` seconds.
-    // False, and no arena, where the loaded device library cannot register memory. Opening again only raises `ahead`.
-    // Without `registered`, for tests, no device library is needed or asked.
+    // Hold up to `limit` bytes, those of `count_outside` included, and keep `ahead` unused bytes ready. Unused memory
+    // beyond `keep` bytes returns to the system after `quiet` seconds without an allocation. False, and no arena, where
+    // the loaded device library cannot register memory. Opening again only raises `ahead`. Without `registered`, for
+    // tests, no device library is needed.
     bool open(size_t limit, size_t ahead, size_t keep, double quiet, bool registered = true);
 
     // `size` bytes, or null when there is no room; may have to make slabs ready first. Any thread.
     void * allocate(size_t size);
 
-    // Takes back what `allocate` returned. Any thread.
+    // Frees memory of `allocate`. Any thread.
     void free(void * data);
 
     // So many bytes more (or less) are in use that do not come from here. Any thread.
@@ -43,8 +43,8 @@ public:
     // Make `bytes` of contiguous memory ready in the background, once, as far as there may be; returns at once.
     void reserve(size_t bytes);
 
-    // Make nothing ready any more; returns when the thread no longer calls the device library, which the end of the
-    // process takes apart.
+    // Stop allocating ahead; returns when the thread no longer calls the device library, which is unloaded at the end of
+    // the process.
     void stop();
 
     // How many of `size` bytes at `data` lie in one registered range, so that one copy may move them. All of them where

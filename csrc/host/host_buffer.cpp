@@ -12,8 +12,8 @@ namespace py = pybind11;
 
 namespace {
 
-// From this size on plain memory is taken of the system and given back to it piece by piece. The C library would keep
-// what was freed between what lives: half as much again as the blocks of a cache that is full.
+// From this size on, plain memory is mapped and unmapped block by block. The C library would keep freed blocks between
+// live ones: half as much again as the blocks of a full cache.
 constexpr size_t own_pages = 256 << 10;
 
 class host_buffer {

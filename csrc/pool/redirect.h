@@ -1,11 +1,10 @@
-// Lets the attention of unmodified llama.cpp read and write rows that lie elsewhere than in its cache.
+// Makes the attention of unmodified llama.cpp read and write rows outside of its cache.
 //
-// The library asks its evaluation callback about each node before it is computed. What writes new rows into the cache gets
-// the place of ours and the rows' positions; what reads the cache gets ours, as long as they are, and a causal mask. Nodes
-// are found by the cache's tensors that they are views of, and have their own sources back after the evaluation, since
-// the library uses graphs again. Where nothing would be changed in the next one either they keep ours, and it is not
-// asked about: a device then knows that the graph is the same. Nothing is decided here: the owner of the rows says where
-// each layer's lie.
+// The library calls its evaluation callback for each node before it computes the node. Nodes that write new rows into
+// the cache get the place of our rows and their positions; nodes that read the cache get our rows and a causal mask.
+// Nodes are found by the cache tensors that they view. They get their own sources back after the evaluation, since the
+// library reuses graphs. If the next evaluation needs no change, the nodes keep our sources and the callback is not
+// called, so that a device sees the same graph. The owner of the rows determines the place of each layer's rows.
 #pragma once
 
 #include "core/layout.h"
@@ -55,13 +54,13 @@ public:
     void begin(int64_t first, int64_t last, const std::vector<place> & places, const gathered & target,
                gather_function gather);
 
-    // It is over. Returns what was wrong: empty if each layer has read and written its rows once.
+    // Ends the evaluation. Returns the error; empty if each layer has read and written its rows once.
     std::string end();
 
     // Bytes on the device.
     size_t device_bytes() const;
 
-    // How many evaluations were not asked about, so far.
+    // The number of evaluations without callbacks so far.
     uint64_t repeated() const { return n_repeated; }
 
 private:

@@ -3,8 +3,8 @@
 // reads and writes here (redirect.h). The rows of a *resident* layer lie on the device; those of the others lie in host
 // memory and pass through a stage on the device in each evaluation (row_stages.h).
 //
-// The row of a position has one place. What is held there stays when the sequence is cut, and is in the way of any other
-// row of that position: a caller that writes it has to release what is held before.
+// The row of a position has one place. A held row stays there when the sequence is cut, and blocks any other row of
+// that position: a caller must release it before it writes there.
 #pragma once
 
 #include "core/row_memory.h"

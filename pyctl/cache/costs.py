@@ -77,7 +77,7 @@ class Costs:
         mean, spread = depth / tokens, square / tokens - (depth / tokens) ** 2
         slope = max((product / tokens - mean * total / tokens) / (spread + _DEPTH_SCALE**2 / 16), 0.0)
         base = total / tokens - slope * mean
-        if base <= 0:  # all of it is depth, as far as anybody can tell
+        if base <= 0:  # the measurements attribute all of the time to depth
             base, slope = total / tokens / 2, total / tokens / 2 / max(mean, 1.0)
         self._line = base, slope
 

@@ -246,7 +246,7 @@ class DiskTier:
         return self.queue.flush(timeout)
 
     def view(self) -> DiskView:
-        """What the tier holds and did."""
+        """Contents and counters of the tier."""
         self._refresh_soon()
         directory = self.store.directory
         return DiskView(

@@ -86,7 +86,7 @@ class LeastValue(Generic[K]):
             if not self._tree.has(node):
                 continue
             value = self._value(node)
-            if heap and value > max(ranked, heap[0][0]):  # an entry of before something changed beside it
+            if heap and value > max(ranked, heap[0][0]):  # an outdated entry: a neighbour changed
                 heapq.heappush(heap, (value, number, node))
                 continue
             staying.append((value, number, node))
@@ -140,7 +140,7 @@ class LeastValue(Generic[K]):
             newest = max(newest, child.newest)
             likely = self._cut_back(child.end, node.n, child.n) + self._anew(child.begun, node.n, child.n)
             total += self._decay(child.newest) * likely
-        if node.seen > newest:  # nothing deeper is there of the conversation that was here last
+        if node.seen > newest:  # the last conversation here has no deeper snapshot
             behind = self._cut_back(node.reach, node.n, node.reach) + self._anew(node.opening, node.n, node.reach)
             total += self._decay(node.seen) * (odds.end + behind)
         if node.parent is None and not node.begun:

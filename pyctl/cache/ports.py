@@ -85,7 +85,7 @@ class CacheOptions(Protocol):
 
 @dataclass(frozen=True)
 class SavedSequence:
-    """What a file held: the tokens of the sequence, its exact batch ends, and how many bytes it has."""
+    """A sequence from a file: its tokens, its exact batch ends, and its bytes."""
 
     tokens: Tokens
     ends: tuple[int, ...]
@@ -133,7 +133,7 @@ class SequenceMemory(Protocol):
 
     @property
     def shape(self) -> MemoryShape:
-        """What it can do, and where."""
+        """The capabilities of the memory."""
 
     def state_size(self, seq: int) -> int:
         """Bytes of all parts of a state at the end of ``seq``."""
@@ -158,7 +158,7 @@ class SequenceMemory(Protocol):
         """Wait until every block that was saved is complete. What loads blocks need not wait."""
 
     def block_bytes(self) -> BlockBytes:
-        """What saved blocks take now."""
+        """Bytes of all saved blocks."""
 
     def expect_blocks(self, n_bytes: int) -> None:
         """Let memory for so much that will be saved soon be made ready meanwhile."""

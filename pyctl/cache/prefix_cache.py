@@ -388,7 +388,7 @@ class PrefixCache:
                 n_ready = make_room_for(candidate, snapshot, seq, lookup, self.device, make_room)
             seq.n_expected = candidate.n
             restored = yield from restore(candidate, lookup.match.tokens, lookup.ends, seq, self.memory)
-        except (OutOfCellsError, StateError) as error:  # says nothing about the snapshot
+        except (OutOfCellsError, StateError) as error:  # the snapshot may be sound
             log.warning("no room to restore the snapshot at %d tokens, evaluating instead: %s", candidate.n, error)
             self.forget(seq)
             return None

@@ -134,7 +134,7 @@ class RamCache:
 
     @property
     def n_bytes(self) -> int:
-        """What all of this takes in RAM."""
+        """Bytes of all snapshots in RAM."""
         return self.pool.n_bytes
 
     @property
@@ -353,14 +353,14 @@ class RamCache:
         node = self.tree.add(slot.index, snapshot.n, snapshot.links(), used, snapshot.hits)
         node.is_turn = snapshot.is_turn
         node.opening = node.begun = snapshot.facts.n_opening
-        if used < self.turn:  # a conversation that makes way, for others of this turn
+        if used < self.turn:  # of an older conversation, parked in this turn
             self._weights = -1, {}
         with self.locked(snapshot):
             self._shrink()
         return True
 
     def _fixed(self) -> list[Snapshot]:
-        """What gets its rows in RAM, if need be beyond the budget."""
+        """Snapshots whose rows stay in RAM, if need be beyond the budget."""
         return [*self.pinned, *self.retained]
 
     def _fits(self, prefix: Prefix, n_bytes: int, segment: Segment | None) -> bool:

@@ -144,7 +144,7 @@ def candidates(
         found += _inside(prompt, ends, same, cache)
     if may_end and len(cache.ends) and (end := cache.ends.get(prompt.prefix(n_prompt))) is not None:
         found += _end(end, prompt, ends, live, same, memory, exact=exact)
-    # Of ways that are as good otherwise, going on where the sequence stands is best, then one that brings a state.
+    # Among equal ways, the live sequence comes first, then one that brings a state.
     stands = live.n
     found.sort(key=lambda way: (way.n, way.keep, way.snapshot is None and way.n == stands, way.has_state), reverse=True)
     return [candidate for candidate in found if candidate.n > 0]

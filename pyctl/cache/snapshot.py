@@ -340,7 +340,7 @@ def needed_by(snapshots: Iterable[Snapshot]) -> set[Segment]:
 
 
 class PromptMatch:
-    """What the cache needs to know of ``tokens``, remembered for as long as a request asks."""
+    """Digests and comparisons of ``tokens``, kept for the time of a request."""
 
     def __init__(self, tokens: Tokens) -> None:
         self.tokens = tokens

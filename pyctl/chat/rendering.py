@@ -294,7 +294,7 @@ class Renderer:
         if replayed:
             try:
                 rendered = self._render(marked, continues, tools, given, add_generation_prompt)
-            except RequestError:  # the template wants the messages whole
+            except RequestError:  # the template needs all messages
                 rendered = None
             parts = self.marks.parts(rendered.text, replayed) if rendered is not None else None
             if rendered is not None and parts is not None:

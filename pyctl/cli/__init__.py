@@ -45,7 +45,7 @@ SWITCH_SECONDS = 0.0005
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code: 0, 1 after a failure, 2 when it cannot start as asked."""
     argv = sys.argv[1:] if argv is None else argv
-    # The engine's thread asks for the interpreter several times a token; no thread may keep it waiting for 5 ms.
+    # The engine's thread needs the interpreter several times a token; no thread may hold it for 5 ms.
     sys.setswitchinterval(SWITCH_SECONDS)
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(USAGE, end="")
@@ -80,7 +80,7 @@ def _run(command: str, argv: Sequence[str]) -> int:
     settings = parse_serve(argv) if command == "serve" else parse_chat(argv)
     from pyctl.engine.model_settings import limit_spinning
 
-    # Before the libraries are loaded, which read it then. Parts of layers on the CPU wait for the others on a GPU.
+    # Before the libraries load, which read it. Parts of layers on the CPU wait for the others on a GPU.
     limit_spinning(settings.model.poll, waits_for_gpu=bool(settings.model.placements))
     if settings.action != "run":
         return _answer(settings.action, settings.model.workers)

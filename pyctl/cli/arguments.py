@@ -227,7 +227,7 @@ def parse_launch(
     own = tuple(flag for _, flag in flags_of(LaunchSettings))
     usage = f"{program} [--url URL | flags of a server] [-- arguments of {program}]"
     given = _read_serve("launch", usage, argv, environ, {LAUNCH: own})
-    # A server that runs already is found by the address, and asked with the key.
+    # The address and the key of a running server.
     known = {flag.dest for flag in own} | {"hosts", "api_keys", "key_file", "api_prefix", "path"}
     others = tuple(name for dest, name in given.typed.items() if dest not in known)
     return _settings(given, environ, SERVED_SEQS), fill(LaunchSettings, given.values, server_flags=others)

@@ -30,7 +30,7 @@ NO_KEY = "none"
 
 @dataclass(frozen=True)
 class Invocation:
-    """What runs: the command, its whole environment, and how that differs from the one that pyctl has."""
+    """The command to run, its whole environment, and the differences from pyctl's own."""
 
     command: tuple[str, ...]
     environment: Mapping[str, str]
@@ -41,7 +41,7 @@ class Invocation:
 def run_launch(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
     """Run the program that ``argv`` begins with; returns its exit code, 128 + N after signal N.
 
-    What follows "--" are its arguments. Raises ConfigError if the program or the server cannot be started.
+    Words after "--" are its arguments. Raises ConfigError if the program or the server cannot be started.
     """
     ours, theirs = _divided(argv)
     if not ours or ours[0] in ("-h", "--help"):

@@ -59,7 +59,7 @@ def start_log(settings: LogSettings, warnings: Sequence[str]) -> None:
     handlers: list[logging.Handler] = [screen]
     if settings.log_file:
         try:
-            os.close(open_private(Path(settings.log_file), os.O_WRONLY))  # it tells what clients asked
+            os.close(open_private(Path(settings.log_file), os.O_WRONLY))  # it holds texts of clients
             handlers.append(_LogFile(settings.log_file, encoding="utf-8"))
         except OSError as error:
             raise ConfigError(f"cannot write --log-file {settings.log_file}: {error.strerror}") from error

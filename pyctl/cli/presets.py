@@ -168,7 +168,7 @@ def _preset(
         aliases = parse_serve(own, {}).model.alias
         settings = parse_serve([*own, *argv], environ)
         if settings.model.workers:
-            # When one model frees memory of a worker, that forgets the graphs of the others, which ends the client.
+            # When one model frees memory of a worker, the worker drops the graphs of the others, which ends the client.
             raise ConfigError("--rpc serves one model: use -m")
         stop_seconds = float(section.get("stop-timeout", "10"))
     except ConfigError as error:

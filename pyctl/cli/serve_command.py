@@ -103,7 +103,7 @@ def several(
 
     def find() -> list[ModelSource]:
         presets = find_models(router, argv, environ)
-        # The directory is one for all, and it has been tried.
+        # All models share the directory, which has been checked.
         return [_source(preset, host, settings.disk) for preset in presets]
 
     models = Models(shared, find, LoadOrder(router.most_loaded, router.patience), autoload=router.autoload)
@@ -254,7 +254,7 @@ class _Serving:
 
     @property
     def saved_text(self) -> str:
-        """What the log says of the cache directory after the end; "" without one."""
+        """The final log text about the cache directory; "" without one."""
         saved = self._models.n_saved if self._models is not None else None
         return "" if saved is None else ", 1 prefix saved" if saved == 1 else f", {saved:,} prefixes saved"
 

@@ -65,11 +65,11 @@ def run_worker(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
     print(f"worker at {bound} lends {names} to one server at a time", file=sys.stderr, flush=True)
     while not over.wait(LOOK_SECONDS):
         if tensors is not None:
-            with contextlib.suppress(OSError):  # it is gone, and ggml keeps nothing there
+            with contextlib.suppress(OSError):  # it was removed; ggml then keeps nothing there
                 tensors.look()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(failed.is_set())  # the thread that serves waits for ever
+    os._exit(failed.is_set())  # the serving thread never ends
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -21,7 +21,7 @@ CUINIT = {
     46: "another program has the card for itself; sudo nvidia-smi -c DEFAULT",
     804: "the driver's compatibility library does not fit this card; take its directory out of LD_LIBRARY_PATH",
 }
-"""What a code of cuInit means, and after a semicolon what mends it."""
+"""The meaning of a code of cuInit, and its fix after a semicolon."""
 
 LEAST_SHARED = 2**28
 

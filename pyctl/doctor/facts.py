@@ -139,7 +139,7 @@ class Facts:
 
     @cached_property
     def driver(self) -> Driver | None:
-        """What the NVIDIA driver says; asking takes a moment."""
+        """Facts from the NVIDIA driver; the query takes a moment."""
         return self.find_driver()
 
     @cached_property

@@ -25,7 +25,7 @@ NETWORK = ("nfs", "cifs", "smb", "9p", "drvfs", "fuse.sshfs", "fuse.rclone", "ce
 IN_MEMORY = ("tmpfs", "ramfs")
 
 HELP = "; what would help: "
-"""What a memory plan puts between a warning and its mend."""
+"""The text between a warning of a memory plan and its fix."""
 
 
 def model_files(facts: Facts) -> list[Finding] | None:

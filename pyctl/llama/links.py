@@ -66,7 +66,7 @@ class Links:
                 self._links.append(_Link(endpoint, descriptor, os.fstat(descriptor).st_ino))
 
     def lost(self) -> str:
-        """What was lost, as a line for the log; "" while all workers are there. A caller asks again, and then saves."""
+        """The lost worker, as a line for the log; "" while all are connected. The caller polls it, and then saves."""
         self._is_watched = True
         return self._lost or next((_lost_text(link.endpoint) for link in self._links if _is_over(link)), "")
 

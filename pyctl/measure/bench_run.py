@@ -60,7 +60,7 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """What to measure. ``flags`` are those of `pyctl serve`, ``peer`` llama-server's command without them, or empty.
+    """Options of a run. ``flags`` are those of `pyctl serve`, ``peer`` llama-server's command without them, or empty.
 
     ``depths`` are prompt tokens, ascending; ``budget`` is seconds. ``head_flags`` turn on drafts from the model's own
     head, empty for a model without one. ``vram`` returns the bytes in use on all GPUs, None without one.
@@ -102,7 +102,7 @@ class BenchRun:
             self._measure(server, is_first=True)
             self._compare_in_memory(server, self._mode)
         if not self._n_ctx:
-            return  # nothing was measured; the record says why
+            return  # no measurement; the record has the reason
         small = str(min(self._n_ctx, max(self.options.depths) + RESERVE))
         with self._part(OURS, self._command("-c", small), is_cold=True) as server:
             self._return(server)

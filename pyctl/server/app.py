@@ -230,7 +230,7 @@ _WITHOUT_WEIGHTS: frozenset[Handler] = frozenset(
 """Endpoints that need the vocabulary or the cache of a model at most, which stay when it is unloaded."""
 
 _WITHOUT_NAME: dict[Handler, ProcessHandler] = {info.props: info.router_props, metrics.show: metrics.show_all}
-"""What answers where there are several models and a request names none."""
+"""Handlers for requests that name no model, where there are several."""
 
 
 def create_app(models: Models) -> Starlette:
@@ -319,7 +319,7 @@ def _response_to(error: Exception, form: ErrorForm, request: Request) -> Respons
 
 
 class _RoutedBody(msgspec.Struct, frozen=True):
-    """What decides on the way of a request to its model."""
+    """The fields of a body that select its model."""
 
     model: Any = None
     stream: Any = False
@@ -386,7 +386,7 @@ def _sent(request: Request, found: Asset | None) -> Response:
     if found is None:
         return error_response(NotFoundError("File Not Found"))
     headers = {
-        "cache-control": "no-cache",  # asked for again, and mostly not sent
+        "cache-control": "no-cache",  # revalidated, and mostly not sent again
         "content-security-policy": POLICY,
         "etag": found.tag,
         "referrer-policy": "no-referrer",

@@ -88,7 +88,7 @@ def _bind_unix(path: str) -> socket.socket:
                 raise OSError(errno.EADDRINUSE, "the address is in use")
             os.unlink(path)  # left by a server that was killed
         sock.bind(path)
-        sock.listen()  # at once: a server that does not listen looks as if it had been killed
+        sock.listen()  # at once: clients take a closed port for a dead server
     except BaseException:
         sock.close()
         raise

@@ -351,7 +351,7 @@ class Models:
         if name is not None:
             model = self._models[name]
             try:
-                # Before anything leaves for it: a file that is no model costs the others nothing.
+                # Before any model is unloaded for it: an invalid file affects no other model.
                 has_room = not self._any_loaded() or model.source.loader.fits()
             except Exception as error:
                 return self._failed(model, error)

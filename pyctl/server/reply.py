@@ -289,7 +289,7 @@ class Reply(ABC):
         self.probs: list[TopTokens] = []
         self.progress: Progress | None = None
         self.handle: RequestHandle | None = None  # of the request, once it is on its way
-        self.sees_texts = False  # the client may read what others have said
+        self.sees_texts = False  # the client may read texts of other clients
         self._first = 0.0
 
     def progressed(self, progress: Progress) -> bytes:

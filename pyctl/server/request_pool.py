@@ -119,7 +119,7 @@ class RequestPool:
                 self._n_abandoned -= was_abandoned
                 is_one_too_many = self._n_alive - self._n_abandoned > self._n_threads
                 self._n_alive -= is_one_too_many
-            job.tell(tell)  # only now: the loop forgets a job as soon as it has heard of its end
+            job.tell(tell)  # last: the loop drops a job at its end
             del job, tell
             if is_one_too_many:
                 return

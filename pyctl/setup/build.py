@@ -201,7 +201,7 @@ def _follow(process: subprocess.Popen[str], build: Build, progress: BuildProgres
 
 
 def failure(build: Build) -> str:
-    """What to tell about a failed compilation: the cause if it is a known one, the end of the log, and its path."""
+    """The error of a failed compilation: the cause if known, the end of the log, and its path."""
     text = build.log.read_text(encoding="utf-8", errors="replace")
     tools = [f"{build.compiler.cxx} {'.'.join(map(str, build.compiler.version))}"]
     if build.toolkit is not None:

@@ -72,9 +72,9 @@ class Card:
 
 @dataclass(frozen=True)
 class Driver:
-    """What libcuda.so.1 says.
+    """Facts from libcuda.so.1.
 
-    ``cuda`` is the newest CUDA version it speaks, (0, 0) if it does not say. ``release`` is the kernel module's, such
+    ``cuda`` is the newest supported CUDA version, (0, 0) if unknown. ``release`` is the kernel module's, such
     as ``580.159.03``, or empty. ``error`` is the CUresult of the first call that failed, 0 if none did; there are no
     cards then.
     """

@@ -91,7 +91,7 @@ class BuildPlan:
 
 
 def missing_packages(machine: Machine) -> str:
-    """What compiling pyctl needs and ``machine`` lacks, with the command that installs it; empty if nothing."""
+    """The packages for compiling that ``machine`` lacks, with the command that installs them; empty if none."""
     lacks = ["a C++ compiler"] * (machine.compiler is None) + ["Python's headers"] * (machine.headers is None)
     if not lacks:
         return ""
@@ -232,7 +232,7 @@ def jobs_for(machine: Machine, wanted: int) -> int:
 
 
 def describe(machine: Machine, plan: BuildPlan, n_jobs: int) -> list[str]:
-    """What was found and what will be done, in lines."""
+    """Lines about the findings and the planned work."""
     lines = [f"found: {_cards(machine)}", f"       {_builders(machine)}"]
     seconds = CPU_SECONDS + CUDA_SECONDS * len(plan.architectures)
     lines.append(f"build: {plan.why}")

@@ -31,7 +31,7 @@ TOOLKIT_WHEELS = (
     "nvidia-cuda-cccl==13.3.5.0.6",
     "nvidia-cublas==13.10.0.20",
 )
-"""What compiling needs of CUDA 13.5.0; all of CUDA 13 runs on drivers from 580 on."""
+"""The parts of CUDA 13.5.0 that compiling needs; all of CUDA 13 runs on drivers from 580 on."""
 
 LEAST_CMAKE = (3, 21)
 

@@ -61,7 +61,7 @@ class RemoteBackend:
             self._url = "http://localhost"
         self._fields = dict(fields or {})
         self._model: str | None = None
-        # A prefill may take minutes, and a server says nothing meanwhile: only connecting has a limit.
+        # A prefill may take minutes without a byte: only connecting has a time limit.
         self._client = httpx.Client(
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
             timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),

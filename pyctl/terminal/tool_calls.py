@@ -43,7 +43,7 @@ class OfferedTool:
 
 
 class ToolSource(Protocol):
-    """What runs tools; ``place`` tells it from others that have tools of the same names."""
+    """Runs tools; ``place`` distinguishes sources with tools of the same names."""
 
     place: str
 
@@ -82,7 +82,7 @@ class OwnTools:
 
 
 def text_of(result: Mapping[str, Any]) -> str:
-    """What the model sees of a result of a tool."""
+    """The text of a tool's result for the model."""
     plain = result.get("plain_text_response")
     return plain if isinstance(plain, str) else json.dumps(result, ensure_ascii=False)
 
@@ -96,7 +96,7 @@ class ToolCalls:
         self.last = ""
 
     def fields(self) -> dict[str, Any]:
-        """What a request says of the tools."""
+        """The fields of a request for the tools."""
         offered = self._source.offered()
         return {"tools": [tool.definition for tool in offered]} if offered else {}
 

@@ -251,7 +251,7 @@ def _as_result(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _reason(error: BaseException) -> str:
-    """What went wrong, of several things the first."""
+    """The first error of a group."""
     while (inner := getattr(error, "exceptions", None)) is not None:
         error = inner[0]
     if isinstance(error, TimeoutError):

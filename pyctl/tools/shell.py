@@ -27,7 +27,7 @@ _SECRET = ("LLAMA_API_KEY", "LLAMA_ARG_API_KEY")
 """Variables that commands do not see."""
 
 OnChunk = Callable[[str], bool]
-"""Gets output as it comes; whether anyone still wants it."""
+"""Gets output as it comes; returns whether to continue."""
 
 
 def exec_shell_command(params: Mapping[str, Any], on_chunk: OnChunk | None = None) -> dict[str, Any]:

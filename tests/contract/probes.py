@@ -107,7 +107,7 @@ def probes() -> Iterator[Probe]:
 
 
 def _drafts(group: str, prompt: str, grammar: str) -> Iterator[Probe]:
-    """What is told of drafts, and what they must not change. Heads draft the same here and there."""
+    """Fields about drafts, and replies that drafts must not change. Heads of both servers draft the same."""
     yield Probe("/slots", f"{group}, nothing asked yet", "GET", group=group, show=("speculative",))
     messages = [{"role": "user", "content": prompt}]
     text = {"prompt": prompt, "n_predict": 60, "temperature": 0, "seed": 1, "grammar": grammar}
@@ -460,7 +460,7 @@ def _slots() -> Iterator[Probe]:
 
 
 def _refused() -> Iterator[Probe]:
-    """What this model or build lacks."""
+    """Features that this model or build lacks."""
     for path in ("/embedding", "/embeddings", "/v1/embeddings"):
         yield Probe(path, "not an embedding server", body={"input": "a", "content": "a"}, show=("*",))
     for path in ("/rerank", "/reranking", "/v1/rerank", "/v1/reranking"):

@@ -94,7 +94,7 @@ REASONS: tuple[tuple[str, str, str], ...] = (
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is different in the replies to ``probe``: lines without a reason, and (line, reason) for the others."""
+    """The differences in the replies to ``probe``: lines without a reason, and (line, reason) for the others."""
 
     probe: Probe
     new: tuple[str, ...]

@@ -66,7 +66,7 @@ def _metrics(text: str) -> dict[str, str]:
 
 
 def differences(theirs: Reduced, ours: Reduced, show: tuple[str, ...] = ()) -> list[str]:
-    """What a client could see, each as one line; their side first. ``show`` as in `Probe`."""
+    """Differences that a client can see, each as one line; llama-server first. ``show`` as in `Probe`."""
     found = []
     for name in ("status", "type"):
         if theirs[name] != ours[name]:

@@ -44,7 +44,7 @@ class FakeSequence:
 
     @property
     def rows(self) -> list[bytes]:
-        """What lies in its cells."""
+        """The content of its cells."""
         return list(map(self.memory.rows.__getitem__, self.cells))
 
     def cut(self, n: int) -> None:
@@ -92,14 +92,14 @@ class FakeMemory:
         self._cells.n = n
 
     def digest(self, seq: int) -> bytes:
-        """What the logits at the end of ``seq`` depend on: all its rows and its state."""
+        """The inputs of the logits at the end of ``seq``: all its rows and its state."""
         return self._digest(self._seqs[seq].rows, self._seqs[seq].state)
 
     def _digest(self, rows: list[bytes], state: bytes) -> bytes:
         return hash_of(*rows, state if self.kind != "attention" else b"")
 
     def draft_digest(self, seq: int) -> bytes:
-        """What the drafts at the end of ``seq`` depend on besides the model: the draft model's rows and state."""
+        """The inputs of the drafts at the end of ``seq``: the draft model's rows and state."""
         held = self._seqs[seq]
         return hash_of(*held.draft_rows, held.hidden)
 

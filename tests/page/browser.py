@@ -28,7 +28,7 @@ def browser_path() -> str | None:
 
 
 def saying(text: str) -> dict[str, object]:
-    """What a request says so that the model replies with ``text`` and nothing else."""
+    """Fields of a request by which the model replies with ``text`` and nothing else."""
     return {"grammar": f"root ::= {json.dumps(text, ensure_ascii=False)}", "max_tokens": -1}
 
 
@@ -177,7 +177,7 @@ class Tab:
         return self.page.locator("#messages .message.assistant")
 
     def legend(self) -> str:
-        """What the last reply cost, unfolded."""
+        """The unfolded figures of the last reply."""
         self.replies.last.locator(".costs").evaluate("details => { details.open = true }")
         return self.replies.last.locator(".legend").inner_text()
 
@@ -187,11 +187,11 @@ class Tab:
         return [text.strip() for text in self.messages.locator(".body").all_inner_texts()]
 
     def announced(self) -> str:
-        """What a screen reader was told last."""
+        """The last announcement to screen readers."""
         return self.page.locator("#live").inner_text()
 
     def noticed(self) -> str:
-        """What everybody could see last of such, for as long as the page shows it."""
+        """The last visible announcement, for as long as the page shows it."""
         return str(self.page.evaluate("window.noticed ?? ''"))
 
     def until(self, found: Callable[[], object]) -> None:

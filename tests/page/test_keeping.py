@@ -338,7 +338,7 @@ def test_search_opens_the_place_also_in_another_branch(tab: Tab) -> None:
 
 
 def test_what_was_said_is_kept_though_the_page_goes_at_once(tab: Tab) -> None:
-    """The tab ends before it can hear that what it gave to the browser was written."""
+    """The tab is closed before the browser confirms the write."""
     tab.say("One", saying("First."))
     tab.page.evaluate(
         """() => {

@@ -396,12 +396,12 @@ AXE = """async () => {
 
 
 def findings(tab: Tab, where: str) -> list[str]:
-    """What axe-core finds wrong with what is shown right now."""
+    """The violations that axe-core finds on the current page."""
     return [f"{where}: {found}" for found in tab.page.evaluate(AXE)]
 
 
 def load_axe(tab: Tab) -> None:
-    """What `findings` needs in the page."""
+    """The script that `findings` needs in the page."""
     axe = importlib.util.find_spec("axe_playwright_python")
     assert axe is not None, "axe-playwright-python is part of '.[page]'"
     assert axe.origin is not None

@@ -35,12 +35,12 @@ CALLED = {"reasoning_budget_tokens": 0, "parallel_tool_calls": False}
 
 
 def forced(name: str) -> dict[str, object]:
-    """What makes every reply a call of the tool ``name``, and nothing before it."""
+    """Fields that make every reply a call of the tool ``name``, with no text before it."""
     return {**CALLED, "tool_choice": {"type": "function", "function": {"name": name}}}
 
 
 def short() -> dict[str, object]:
-    """What makes every reply some words without a call."""
+    """Fields that make every reply some words without a call."""
     return {**CALLED, "tool_choice": "none", "max_tokens": 8}
 
 

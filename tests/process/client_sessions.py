@@ -34,7 +34,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Replied:
-    """What the model said, taken apart."""
+    """The parts of the model's reply."""
 
     content: str
     reasoning: str
@@ -65,12 +65,12 @@ def tools(count: int, n: int) -> list[Json]:
 
 
 def forced(name: str) -> Json:
-    """What makes a model of random weights think a little and then call ``name``."""
+    """Fields that make a model of random weights reason briefly and then call ``name``."""
     return {"tool_choice": name, "parallel_tool_calls": False, "thinking_budget_tokens": 8, "temperature": 0}
 
 
 def said() -> Json:
-    """What makes it think a little and then speak."""
+    """Fields that make it reason briefly and then answer."""
     return {"tool_choice": "none", "thinking_budget_tokens": 8, "json_schema": {"enum": ["Done."]}, "temperature": 0}
 
 

@@ -28,10 +28,10 @@ class Asked:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the proxy sends.
+    """An answer of the proxy.
 
     ``promised`` is what Content-Length says, if that is a lie. From byte ``held_from`` on the body waits until the
-    proxy's gate opens, and never comes if the proxy is told to cut it.
+    proxy's gate opens; it never comes if the proxy cuts it.
     """
 
     status: int
@@ -58,7 +58,7 @@ class FaultyProxy:
         return sum(each.method == method and each.path.endswith(ending) for each in self.asked)
 
     def fetch(self, method: str, target: str, body: bytes = b"", headers: dict[str, str] | None = None) -> Answer:
-        """What the server behind answers. OSError or HTTPException if it does not."""
+        """The answer of the server behind the proxy; OSError or HTTPException without one."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             connection.request(method, target, body or None, headers or {})

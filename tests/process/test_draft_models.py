@@ -19,7 +19,7 @@ FILES = {"tiny-draft": "draft-simple", "tiny-hybrid-draft": "draft-simple", "tin
 
 
 def drafted(reply: dict[str, Any]) -> tuple[str, int, int]:
-    """What was said, and how many drafts there were and were right."""
+    """The reply, and the numbers of drafted and accepted tokens."""
     timings = reply["timings"]
     return text_of(reply), timings["draft_n"], timings["draft_n_accepted"]
 

@@ -59,7 +59,7 @@ def test_what_is_cached_changes_neither_reply_nor_drafts_of_the_head(
 
 
 def test_with_exact_no_source_changes_a_reply(start: Callable[..., Server]) -> None:
-    """What anybody remembers decides how fast a reply comes, never what it is."""
+    """Remembered texts change the speed of a reply, never its tokens."""
     prompts = [TEXT * 8, "{" + TEXT * 6, TEXT * 9 + "x"]
     fields: dict[str, Any] = {"temperature": 0.8, "seed": 5, "n_probs": 1}
     replies: dict[str, list[list[int]]] = {}

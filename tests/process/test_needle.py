@@ -166,7 +166,7 @@ def test_an_edited_fact_changes_the_answer(server: Server, number: int) -> None:
 
 
 def test_conversations_under_one_head_do_not_leak(server: Server) -> None:
-    """Three users tell the same things with other values and take turns; each hears their own."""
+    """Three users state the same facts with other values, in turn; each gets their own values back."""
     head = {"role": "system", "content": "You are the keeper of a long manual. " + _manual(60)}
     values = (("4071", "Marvoth", "brown trunk"), ("9563", "Zelkin", "iron sack"), ("2208", "Trozam", "quiet jar"))
     owners = ("The code of the north door is {}.", "My cat is called {}.", "The old map is in the {}.")

@@ -34,7 +34,7 @@ def prompt_of(server: Server, text: str) -> list[int]:
 
 
 def n_bytes(server: Server) -> int:
-    """What the texts take that drafts are copied from."""
+    """Bytes of the texts that drafts are copied from."""
     lines = httpx.get(f"{server.url}/metrics").text.splitlines()
     (found,) = (line.removeprefix(TEXTS) for line in lines if line.startswith(TEXTS))
     return int(float(found))

@@ -282,7 +282,7 @@ def asked_meanwhile(pool: ThreadPoolExecutor, server: Server) -> Any:
 
 
 def verified(directory: Path) -> str:
-    """What the command says of a directory, which has to be whole."""
+    """The output of the command about a directory without damage."""
     command = [sys.executable, "-m", "pyctl", "cache", "verify", "--kv-cache-dir", str(directory)]
     done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

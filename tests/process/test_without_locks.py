@@ -21,7 +21,7 @@ Start = Callable[..., Server]
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What makes locks fail in a process that preloads it."""
+    """A library that makes locks fail in a process that preloads it."""
     if (compiler := shutil.which("cc") or shutil.which("gcc")) is None:
         pytest.skip("no C compiler")
     path = tmp_path_factory.mktemp("library") / "without_locks.so"

@@ -147,7 +147,7 @@ class _Health:
 
     @contextmanager
     def trying(self) -> Iterator[None]:
-        """What fails in the block is noted, and not raised."""
+        """Note an error or the success of the block; errors are not raised."""
         try:
             yield
         except Exception as error:
@@ -432,7 +432,7 @@ class StoreBehind:
         self._looked = time.monotonic()
 
     def _hints(self, size: int) -> dict[Name, Link]:
-        """What the object of hints says; anything in it may be wrong."""
+        """The links in the object of hints, which may be wrong."""
         if size > MOST_HINTS:
             return {}
         links: dict[Name, Link] = {}

@@ -234,7 +234,7 @@ class StoredFile:
         return self.jobs(*(part.what for part in large))
 
     def jobs(self, *parts: PartKind) -> list[Callable[[], None]]:
-        """What to run on any thread to fill ``parts``."""
+        """Jobs for any thread that fill ``parts``."""
         return list(read_jobs(self.path, self.header, {what: self.outs[what] for what in parts if what in self.outs}))
 
     def segment(self, parent: Segment | None) -> Segment:

@@ -133,7 +133,7 @@ class CacheDirectory:
         self.contents = Contents(
             old.n_bytes, {**old.states, fingerprint: states}, {**old.lengths, fingerprint: lengths}
         )
-        self._seen = None  # and should a look have come between, the next one sees all again
+        self._seen = None  # a look in between is discarded: the next one reads everything
 
     # -- for people --------------------------------------------------------------------------------------------------
 
@@ -298,7 +298,7 @@ class CacheDirectory:
             self.recover()
 
     def bytes_beside(self) -> int:
-        """What lies beside the snapshots and counts towards the budget, too: recent prompts and replies."""
+        """Bytes of recent prompts and replies, which also count towards the budget."""
         n_bytes = 0
         for home in _homes(self.path):
             n_bytes += _size(home / REPLIES) + _size(home / f"{REPLIES}{OLDER}")
@@ -331,7 +331,7 @@ def note_model(directory: Path, fingerprint: str, name: str) -> None:
 
 
 def model_in(directory: Path, fingerprint: str) -> str:
-    """What the server that used ``fingerprint`` last called its model; the fingerprint if that is not known."""
+    """The name of the model in the last server with ``fingerprint``; the fingerprint if unknown."""
     try:
         with (directory / fingerprint / MODEL).open("rb") as file:
             return file.read(MOST_NAME_BYTES).decode(errors="replace") or fingerprint

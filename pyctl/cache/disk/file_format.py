@@ -304,7 +304,7 @@ class BlockSizes:
 
 @dataclass
 class Header:
-    """What a file says of itself. ``parent`` is the file it hangs on; ``created`` is in epoch seconds."""
+    """The header of a file. ``parent`` is the segment that the file needs; ``created`` is in epoch seconds."""
 
     fingerprint: str
     name: Name

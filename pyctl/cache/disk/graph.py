@@ -145,7 +145,7 @@ class FileGraph:
         for key in self.chain(record.key):
             reach[key] = n
             n = key[1].start if isinstance(key[1], SegmentName) else 0
-        return reach or {record.key: n}  # on nothing: for verify to remove, but it can go before
+        return reach or {record.key: n}  # without a parent: verify removes it, but eviction may come first
 
     def _freed(self, key: Key) -> int:
         """Bytes that go with a state: its own, and of segments that only it needs."""

@@ -61,7 +61,7 @@ class Record:
 
     @property
     def key(self) -> Key:
-        """What names the file among all models."""
+        """Identifies the file among all models."""
         return self.fingerprint, self.name
 
     @property
@@ -167,7 +167,7 @@ class Index:
 
     @staticmethod
     def record(connection: sqlite3.Connection, key: Key) -> Record | None:
-        """What the index knows of a file, None for nothing."""
+        """The record of a file, None if the index has none."""
         query = f"SELECT {_READ} FROM files WHERE fingerprint = ? AND file = ?"
         row = connection.execute(query, _values(key)).fetchone()
         return None if row is None else _record(row)
@@ -198,7 +198,7 @@ class Index:
 
     @staticmethod
     def labels(connection: sqlite3.Connection) -> dict[Key, str]:
-        """What files hold, in words, as far as it is known."""
+        """The known labels of files."""
         rows = connection.execute("SELECT fingerprint, file, label FROM files WHERE label != ''")
         return {(fingerprint, _name(file)): label for fingerprint, file, label in rows}
 

@@ -68,7 +68,7 @@ def verify(directory: Path, index: Index, run: Runner | None, fix: bool) -> Veri
     """Compare, reading headers or, with ``run`` to run jobs, every byte and all names; what a restore would
     refuse is broken. OSError, sqlite3.Error.
 
-    The files are read without holding up anyone; what changed meanwhile is looked at again before it is put right.
+    Reading blocks no other process; a file that changed meanwhile is checked again before it is repaired.
     """
     report = VerifyReport()
     sizes = cache(read_sizes)
@@ -99,7 +99,7 @@ def verify(directory: Path, index: Index, run: Runner | None, fix: bool) -> Veri
 
 
 def read_sizes(home: Path) -> BlockSizes | None:
-    """What the parts of the files in ``home`` measure; None if that is unknown."""
+    """The sizes of blocks in the files of ``home``; None if unknown."""
     try:
         return BlockSizes.parse((home / SIZES).read_text(encoding="ascii"))
     except (OSError, ValueError):
@@ -191,7 +191,7 @@ def _is_prompt(path: Path) -> bool:
     try:
         read_prompt(path.read_bytes())
     except FileNotFoundError:
-        return True  # gone since, as one that was continued
+        return True  # removed since, like a prompt that was continued
     except (OSError, ValueError):
         return False
     return True

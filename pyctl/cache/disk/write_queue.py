@@ -409,7 +409,7 @@ class WriteQueue:
         """The disk takes nothing: leave it alone for a while."""
         self.n_failed += 1
         reason = error.strerror or str(error)
-        if reason != self._failure:  # else each snapshot would say so
+        if reason != self._failure:  # one warning, not one for each snapshot
             log.warning("cannot write the disk cache, serving from RAM: %s", reason)
         self._failure = reason
         with self._changed:

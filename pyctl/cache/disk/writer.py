@@ -34,8 +34,8 @@ SPILLED_PER_DAY = limit(
 )
 
 SPILL_SHARE = 2
-"""What leaves RAM is not written any more that day when one part in so many of --kv-cache-daily-writes is used up: the
-rest is for what a restart needs."""
+"""Spilling stops for the day when this fraction (1/N) of --kv-cache-daily-writes is used up: the rest is for prefixes
+that a restart needs."""
 
 
 @dataclass(eq=False)
@@ -67,7 +67,7 @@ class StoreWriter:
         self.home = directory.path / fingerprint
         self.min_tokens, self.daily_bytes = min_tokens, daily_bytes
         self._spilled = [0, 0]  # a day, and how many bytes that left RAM were written in it
-        self._told = 0  # on which day the log said that it has no more room
+        self._told = 0  # the day on which the log reported that the daily budget is used up
         self._writers = ThreadPoolExecutor(max(1, THREADS // 2), "disk-write")
 
     def close(self) -> None:
@@ -96,10 +96,10 @@ class StoreWriter:
                 self._end(writing)
             if written is not None:
                 return written
-        raise NotWrittenError("others remove what it hangs on")
+        raise NotWrittenError("other processes remove segments that it needs")
 
     def _open(self, snapshot: Snapshot, label: str, spilled: bool) -> OpenWrite | None:
-        """What is to be written of ``snapshot``; None where `write` writes nothing."""
+        """The files of ``snapshot`` to write; None if `write` writes nothing."""
         if not self._begin(snapshot):
             return None
         with self.directory.reading() as connection:

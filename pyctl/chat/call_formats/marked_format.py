@@ -300,7 +300,7 @@ class _MarkedScanner(CallScanner):
             raise
 
     def _tail(self, final: bool) -> bool:
-        """What closes a call, which may be missing."""
+        """Read the closing mark of a call, which may be missing."""
         if self._take(self._marks.close.strip(), final):
             self._state = self._after if self._marks.begin else self._text
         return self._state != self._tail

@@ -44,7 +44,7 @@ class MessageReply(EventReply):
     def __init__(self, service: Service, prepared: PreparedReply, identity: Identity) -> None:
         super().__init__(service, prepared)
         self._blocks: list[dict[str, Any]] = []
-        self._parts: list[str] = []  # what the last block has been told
+        self._parts: list[str] = []  # texts sent for the last block
         self._identity = identity
 
     def ping(self) -> bytes:

@@ -164,7 +164,7 @@ def _tokens(service: Service, item: Any, most: int | None = None) -> Tokens:
         raise RequestError("Input content cannot be empty")
     if most is not None and len(tokens) > most:
         frame = service.tokenizer.tokenize("", add_special=True, parse_special=False)
-        end = frame[1:] if service.tokenizer.add_bos else frame  # what the model wants after each text
+        end = frame[1:] if service.tokenizer.add_bos else frame  # the tokens after each text
         tokens = [*tokens[: most - len(end)], *end]
     return as_tokens(tokens)
 

@@ -100,7 +100,7 @@ async def clear(service: Service, request: Request) -> Response:
 def _stored(service: Service) -> list[Entry]:
     try:
         return service.admin.stored()
-    except OSError:  # a disk that fails is no reason to show nothing
+    except OSError:  # the view leaves out a failing disk
         return []
 
 

@@ -72,7 +72,7 @@ class ResponseReply(EventReply):
         if asked.conversation is not None:
             self._settings["conversation"] = {"id": asked.conversation}
         self._items: list[dict[str, Any]] = []
-        self._texts: list[str] = []  # what the last item has been told
+        self._texts: list[str] = []  # texts sent for the last item
         self._open = False
         self._n_events = 0
 

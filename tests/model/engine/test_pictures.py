@@ -187,7 +187,7 @@ def test_a_failing_encoder_leaves_the_cache_as_it_was(opened: Open, monkeypatch:
 
 
 def test_a_file_that_cannot_be_decoded_is_refused_at_once(opened: Open) -> None:
-    """What its head says is right, and its pixels are no pixels."""
+    """Its header is valid, its pixels are damaged."""
     images = encoder_of(opened())
     data = bytearray(image_bytes(320, 200, seed=9))
     at = data.index(b"IDAT") + 6

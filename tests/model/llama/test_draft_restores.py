@@ -43,7 +43,7 @@ def conversation() -> list[Prompt]:
 
 
 def kept(server: DraftServer) -> tuple[bytes, bytes]:
-    """What the head has of the conversation that is there: its rows, and the hidden row for the next one."""
+    """The head's part of the live conversation: its rows, and the hidden row for the next one."""
     backend, n = server.backend, server.engine.sequences[0].n
     rows, hidden = backend.memory.save_rows(0, 0, n).draft, backend.memory.save_state(0, n).draft
     backend.memory.synchronize()
@@ -51,7 +51,7 @@ def kept(server: DraftServer) -> tuple[bytes, bytes]:
 
 
 def cold_and_kept(backend: Backend, prompt: Prompt, directory: Path) -> tuple[Turn, tuple[bytes, bytes]]:
-    """What a server says that has never heard anything, and what its head has then."""
+    """The reply of a cold server, and the state of its head afterwards."""
     server = DraftServer(backend, directory / f"cold {hash(prompt.tokens.tobytes())}", OTHER)
     found = server.ask(prompt, 40), kept(server)
     server.close()

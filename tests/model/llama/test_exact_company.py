@@ -125,7 +125,7 @@ def test_what_was_restored_beside_a_reply(backend_of: Callable[..., LlamaBackend
 
 @SHAPES
 def test_a_conversation_that_another_joins(backend_of: Callable[..., LlamaBackend], shape: str) -> None:
-    """What was evaluated before it came is of use to its sequence and to others."""
+    """Batches evaluated before it came are exact, for its sequence and for others."""
     engine = engine_on(backend_of(shape))
     first = beside(engine)
     second = submit(engine, FIRST)

@@ -244,7 +244,7 @@ def test_a_restored_sequence_drafts_what_it_would_have(
 
 
 def logits_after(backend: LlamaBackend, tokens: list[int], probe: int, seq: int = 1) -> NDArray[np.float32]:
-    """What follows ``tokens`` and ``probe`` if nothing was ever taken back."""
+    """The logits after ``tokens`` and ``probe`` without any rollback."""
     backend.memory.clear(seq)
     prefill(backend, tokens[:100], seq)
     for position, token in enumerate(tokens[100:], 100):
@@ -445,7 +445,7 @@ def test_llama_cpp_would_go_on_from_a_wrong_state(
 
 
 def test_a_sequence_that_went_back_is_emptied_like_any(opened: Callable[..., LlamaBackend]) -> None:
-    """What is no number in any plane does not outlive it."""
+    """NaN in any plane does not outlive it."""
     backend = opened("tiny-hybrid-nextn")
     tokens = ready(backend, [])
     state = backend.memory.save_state(0, 100)
@@ -668,7 +668,7 @@ def test_what_is_being_saved_outlives_its_sequence(opened: Callable[..., LlamaBa
 
 
 def test_an_interrupted_head_holds_up_nothing(model_path: Callable[[str], Path]) -> None:
-    """What was evaluated before can be saved, and sequences can be emptied; only drafts are missing."""
+    """Earlier rows can be saved, and sequences can be cleared; only drafts are missing."""
     settings = ModelSettings(path=str(model_path("tiny-hybrid-nextn")), n_ctx=512, n_ubatch=UBATCH, n_threads=1)
     backend = load(settings, drafts=DraftSettings(draft_types=("draft-mtp",))).backend
     tokens = prompt(100)

@@ -206,7 +206,7 @@ def test_pins_are_among_what_is_chosen(opened: Opened) -> None:
 
 
 def test_drafts_are_fewer_where_rows_are_chosen(opened: Opened) -> None:
-    """What is verified together, sure tokens behind a mark and drafts, is within what can be evaluated so."""
+    """Verify batches, sure tokens behind a mark and drafts, stay within the limit of one evaluation."""
     backend = opened("tiny-hybrid-nextn", N_CTX, "draft-mtp", "cache", select=FEW).backend
     pool = opened("tiny-hybrid-nextn", N_CTX, "draft-mtp", "cache", select=FEW).info.pool
     assert pool is not None

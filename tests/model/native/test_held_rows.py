@@ -131,7 +131,7 @@ def test_places_change_where_no_cell_is_free(backend: LlamaBackend, short: int) 
 
 @each_layout
 def test_a_conversation_takes_over_the_cells_of_another(backend: LlamaBackend) -> None:
-    """What is dropped gives its cells to what is loaded next: the same cells, and bits, as if they had been freed."""
+    """Rows loaded next take the cells of dropped rows: the same cells and bits as if these had been freed."""
     tokens, other = tokens_of(1, 400), tokens_of(2, 300)
     for fork, end, n_other in (
         (0, 400, 300),
@@ -164,7 +164,7 @@ def test_a_conversation_takes_over_the_cells_of_another(backend: LlamaBackend) -
 
 @one_hybrid
 def test_a_few_free_cells_are_enough(backend: LlamaBackend) -> None:
-    """What is loaded from RAM takes the low cells of held rows, for which there are just so many others."""
+    """Rows loaded from RAM take the low cells of held rows, which move to the only free cells."""
     n = 24
     run(backend, tokens_of(1, n))
     small = saved_block(backend, 0, 0, n)
@@ -234,7 +234,7 @@ def test_rows_that_are_not_there_cannot_be_held(backend: LlamaBackend) -> None:
 
 @dataclass
 class Model:
-    """What should be where: a row is a number, and its bytes are those of the first time it was saved."""
+    """The expected content: a row is a number, and its bytes are those of the first time it was saved."""
 
     rows: int = 0
     seqs: list[list[int]] = field(default_factory=lambda: [[] for _ in range(N_SEQS)])

@@ -69,7 +69,7 @@ def write_once(directory: str, first: int, damaged: object) -> None:
 
 
 def check_all(store: DiskStore) -> int:
-    """Whatever is in the index reads back equal; how much that is."""
+    """Every entry of the index reads back equal; returns their number."""
     there = [each for each in all_snapshots() if store.contains(each.prefix)]
     for each in there:
         check_read(store, each)
@@ -151,7 +151,7 @@ def kill(child: multiprocessing.process.BaseProcess) -> None:
 
 
 def reopen(directory: Path) -> int:
-    """What a new process finds: no temp files, nothing wrong, within the budget; returns how many snapshots."""
+    """Check as a new process: no temp files, no damage, within the budget; returns the number of snapshots."""
     store = DiskStore(directory, "model", BUDGET, min_tokens=1)
     try:
         store.directory.recover()

@@ -346,7 +346,7 @@ class RamHistories(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def copy_to_ram(self, data: st.DataObject) -> None:
-        """What an idle moment is for."""
+        """Work of an idle moment."""
         only = self.cache.held_by_value()
         assert set(only) == {each for each in self.cache.segments() if each.held and not each.rows.size}
         if only:

@@ -67,7 +67,7 @@ def test_lines_are_llama_servers(parts: tuple[str | ImageFile, ...], text: str) 
 
 
 def test_the_real_template_writes_the_same(qwen_template: str) -> None:
-    """What the template itself writes for an image is what stands around it here."""
+    """The tokens around an image are those of the template's own text for it."""
     vision = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
     tokenizer = toy.ByteTokenizer((*toy.CHATML_SPECIALS, *vision), eos="<|im_end|>")
     start, pad, end = (tokenizer.special_tokens()[text] for text in vision)

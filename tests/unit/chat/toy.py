@@ -57,7 +57,7 @@ def chatml_tokenizer() -> ByteTokenizer:
 
 
 def prepare(chat: ChatFormat, messages: Any, **fields: Any) -> PreparedChat:
-    """What ``chat`` makes of a request with these members."""
+    """The result of ``chat`` for a request with these members."""
     return chat.prepare(ChatRequest(messages, **fields))
 
 

@@ -52,7 +52,7 @@ TOKENIZER_SPECIALS = (*CHATML_SPECIALS, "<|fim_pre|>", "<|fim_suf|>", "<|fim_mid
 
 
 class Seen:
-    """What the parts of a running command were given; ``built`` are the arguments of what `assemble` makes, by name."""
+    """The arguments of the parts of a running command; ``built`` are those of the objects of `assemble`, by name."""
 
     def __init__(self) -> None:
         self.model = ModelSettings()
@@ -112,13 +112,13 @@ class Seen:
 
     @cached_property
     def request(self) -> Request:
-        """What the engine is asked for a reply to one short message."""
+        """The request to the engine for a reply to one short message."""
         assert self.reply
         return self.requests[-1]
 
 
 class _Backend(FakeBackend):
-    """What `load` gives a command: its memory restores to the same bits."""
+    """The result of `load` for a command: its memory restores to the same bits."""
 
     memory_text = "rows of tokens"
 
@@ -133,7 +133,7 @@ def _nothing(seen: Seen, hosts: tuple[str, ...], port: int) -> Iterator[None]:
 
 
 def look(monkeypatch: pytest.MonkeyPatch, argv: list[str], at: Callable[[Seen], Any]) -> Any:
-    """What ``at`` finds while the command ``argv`` runs."""
+    """The result of ``at`` while the command ``argv`` runs."""
     seen, found = Seen(), []
 
     def load(settings: ModelSettings, *given: Any, keep_vocabulary: bool, pool: PoolSettings) -> Any:

@@ -136,7 +136,7 @@ def test_what_was_made_under_older_rules_is_named_and_goes_first(run: Run, direc
 
 
 def test_unpinning_belongs_to_one_model(directory: Path) -> None:
-    """What is pinned under another fingerprint may be dropped here."""
+    """A snapshot pinned under another fingerprint may be dropped here."""
     other = DiskStore(directory, "other", None, min_tokens=1)
     other.write(conversation(1, turns=1, step=20)[0])
     name = other.directory.entries()[0].name

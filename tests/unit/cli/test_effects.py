@@ -59,7 +59,7 @@ def context(name: str) -> Look:
 
 
 def drafts(name: str) -> Look:
-    """What is opened besides the model, and what drafts."""
+    """The files opened besides the model, and the draft sources."""
     return lambda seen: getattr(seen.drafts, name)
 
 
@@ -76,7 +76,7 @@ def draft_placements(seen: Seen) -> Any:
 
 
 def ngrams(name: str) -> Look:
-    """What a request drafts from its own text; the text is such that each kind finds something."""
+    """Drafts of a request from its own text, in which each kind finds a match."""
     return lambda seen: ngram_drafts(seen, name)
 
 
@@ -118,7 +118,7 @@ def option(name: str) -> Look:
 
 
 def picture(seen: Seen) -> str:
-    """What becomes of an image that lies somewhere."""
+    """The error message about an image in a file."""
     content = [{"type": "image_url", "image_url": {"url": "file://picture.png"}}]
     asked = {"messages": [{"role": "user", "content": content}]}
     return str(seen.client.post("/v1/chat/completions", json=asked).json()["error"]["message"])
@@ -144,7 +144,7 @@ def status(method: str, path: str, **kwargs: Any) -> Look:
 
 
 def offered(seen: Seen) -> Any:
-    """What runs tools, of the server or of the chat."""
+    """The object that runs tools, of the server or of the chat."""
     return bool(seen.chat["tools"]) if seen.chat else seen.client.get("/tools").status_code
 
 
@@ -153,7 +153,7 @@ def header(name: str, **asked: str) -> Look:
 
 
 def loading(seen: Seen) -> str:
-    """What keeps llama.cpp from loading."""
+    """The error of loading llama.cpp."""
     try:
         load(replace(seen.model, n_threads=1, n_ctx=256)).backend.unload()
     except ModelError as error:
@@ -201,7 +201,7 @@ def fitted(free: int) -> Look:
 
 
 def eyes(seen: Seen) -> Any:
-    """What keeps the encoder of images from being made; else how many tokens it makes of an image."""
+    """The error of making the image encoder; else the tokens of an image."""
     try:
         path = seen.vision.mmproj_path or str(tiny_eyes())
         return make_encoder(seen.model, replace(seen.vision, mmproj_path=path)).grid.limits
@@ -215,7 +215,7 @@ def tiny_eyes() -> Path:
 
 
 def pooled(seen: Seen) -> Any:
-    """What a pool of the model would be."""
+    """The plan of a pool for the model."""
     redirect_log()
     found = fit_pool(seen.model, seen.drafts, seen.pool) if seen.pool.is_wanted else None
     return found[1].pool if found is not None else None
@@ -275,7 +275,7 @@ MODELS = str(builtin_model().parent)
 
 
 def body(path: str) -> Look:
-    """What the server answers at ``path``."""
+    """The server's answer at ``path``."""
     return lambda seen: seen.client.get(path).json()
 
 

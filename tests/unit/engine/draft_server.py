@@ -48,7 +48,7 @@ class ModelDrafts:
 
 
 class Turn(NamedTuple):
-    """What one request got, and the drafts by the positions that they followed."""
+    """The result of one request, and the drafts by the positions that they followed."""
 
     tokens: list[int]
     drafts: dict[int, tuple[int, ...]]

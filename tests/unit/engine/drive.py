@@ -25,7 +25,7 @@ GREEDY = Sampling(temperature=0.0)
 
 @dataclass
 class Reply:
-    """What came back: the tokens, and how it ended."""
+    """The tokens of a reply, and its end."""
 
     text: str
     tokens: list[int]

@@ -26,7 +26,7 @@ def letters(token: int) -> bytes:
 
 
 def run(budget: ReasoningBudget, says: list[int]) -> list[int]:
-    """What comes out when the model would say ``says``."""
+    """The output when the model would say ``says``."""
     out = []
     for token in says:
         forced = budget.next()

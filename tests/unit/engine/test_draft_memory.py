@@ -47,7 +47,7 @@ COLD: dict[tuple[str, bytes], tuple[Turn, bytes]] = {}
 
 
 def cold(kind: str, prompt: Prompt, directory: Path) -> tuple[Turn, bytes]:
-    """What a server without a cache says, and what its draft model has then; it is asked once in a process."""
+    """The reply of a server without a cache, and its draft model's memory then; computed once in a process."""
     key = kind, prompt.tokens.tobytes()
     if key not in COLD:
         server = server_of(kind, directory / f"cold {len(prompt)} {hash(key)}")

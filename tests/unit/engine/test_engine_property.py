@@ -210,7 +210,7 @@ class Conversations(RuleBasedStateMachine):
 
     @rule()
     def sleep(self) -> None:
-        """What only the device has goes to RAM, as far as there is room."""
+        """Held rows without a copy move to RAM, as far as there is room."""
         cache = self.engine.prefix_cache.cache
         for seq in self.engine.sequences:
             self.engine.prefix_cache.park(seq)  # which may take the slot of another snapshot, if there are few
@@ -222,7 +222,7 @@ class Conversations(RuleBasedStateMachine):
 
     @rule()
     def copy(self) -> None:
-        """What an idle moment does."""
+        """Work of an idle moment."""
         cache = self.engine.prefix_cache.cache
         before = cache.snapshots()
         while self.engine.prefix_cache.device.copy_one():
@@ -247,7 +247,7 @@ class Conversations(RuleBasedStateMachine):
             assert reply.tokens == cold(self.new(pool=self.selecting), prompt, 6).tokens
 
     def deepest(self, prompt: Prompt) -> int:
-        """What a plain search over everything that is stored says can be restored."""
+        """The restorable position by a plain search over all stored snapshots."""
         ends = batch_ends(prompt, self.backend.facts.n_ubatch, batch_cost=self.backend.facts.batch_cost)
         best = 0
         for snapshot in self.engine.prefix_cache.cache.snapshots():

@@ -56,7 +56,7 @@ class WatchedCache(RamCache):
 
 
 def bytes_of(snapshot: Snapshot) -> int:
-    """What cannot be shared of it: whole segments, and the state."""
+    """Its part that is not shared: whole segments, and the state."""
     return sum(segment.n_bytes for segment in snapshot.chain) + snapshot.state.n_bytes
 
 

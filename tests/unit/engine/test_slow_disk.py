@@ -71,7 +71,7 @@ def stored(directory: Path, kind: str = "hybrid") -> Engine:
 
 
 def within(seconds: float, work: Callable[[], Any]) -> Any:
-    """What ``work`` returns, which is to be done by then."""
+    """The result of ``work``, which must end in time."""
     results: list[Any] = []
     thread = threading.Thread(target=lambda: results.append(work()), daemon=True)
     thread.start()

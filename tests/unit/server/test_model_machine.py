@@ -21,7 +21,7 @@ NAMES = st.sampled_from(("a", "b", "c", "d"))
 
 
 class Fleet:
-    """What the fakes have loaded, of ``room`` bytes; ``broken`` fail to load."""
+    """The loaded fakes, within ``room`` bytes; ``broken`` ones fail to load."""
 
     def __init__(self, room: int) -> None:
         self.room, self.broken = room, set[str]()

@@ -56,7 +56,7 @@ def _content(text: str) -> ChatDelta:
 
 
 class Script:
-    """What tests take from here, as a fixture, because test modules cannot import each other."""
+    """Helpers for tests, as a fixture, because test modules cannot import each other."""
 
     backend = ScriptedBackend
     say = staticmethod(say)

@@ -151,7 +151,7 @@ def rewritten(text: Sequence[int], change: Callable[[list[int]], list[int]]) -> 
     ],
 )
 def test_a_change_is_made_everywhere(source: CacheDrafts, change: Callable[[list[int]], list[int]]) -> None:
-    """What was replaced, put in or left out twice is expected at the next such place."""
+    """A replacement, insertion or deletion made twice is expected at the next such place."""
     rng = np.random.default_rng(5)
     text = [
         token

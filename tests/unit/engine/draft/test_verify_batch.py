@@ -32,7 +32,7 @@ ENDLESS = Sampling(temperature=0.0, ignore_eos=True)
 
 
 class Scripted:
-    """Proposes what it is told to, for each request; remembers what it might have proposed at most."""
+    """Proposes given drafts for each request, and records the allowed lengths."""
 
     name = "scripted"
 
@@ -115,7 +115,7 @@ def test_where_planes_count_all_have_as_many_tokens() -> None:
 
 
 def test_a_replay_beside_others_keeps_its_planes() -> None:
-    """What is evaluated again makes a batch wider than others, by less than the planes."""
+    """Repeated tokens make a batch wider than others, by less than the planes."""
     backend = FakeBackend("hybrid", n_seqs=2, n_planes=3)
     for seq in (0, 1):
         backend.evaluate(seq, as_tokens([1] * 10), 0)

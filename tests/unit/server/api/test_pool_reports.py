@@ -74,7 +74,7 @@ SELECTING = replace(POOL, select=SelectSettings(1000, 64, 256), select_bytes=77)
 
 
 def asked(pool: PoolPlan | None, **fields: object) -> Request:
-    """What the engine is asked for a chat with a head of 220 letters, each a token."""
+    """The request to the engine for a chat with a head of 220 letters, each a token."""
     requests: list[Request] = []
 
     def script(request: Request) -> Iterable[Event]:

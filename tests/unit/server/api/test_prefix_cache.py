@@ -212,7 +212,7 @@ def test_where_branches_part_without_a_snapshot_is_told() -> None:
 
 
 def test_a_view_keeps_nothing_alive_and_follows_changes(bench: Bench) -> None:
-    """What was found out for one view serves the next, unless a parent has come or gone; it holds no state."""
+    """Results of one view serve the next, unless a parent has come or gone; they keep no state alive."""
     snapshots = bench.worker.call(
         lambda: [weakref.ref(s) for s in bench.engine.prefix_cache.cache.snapshots()]
     ).result()
