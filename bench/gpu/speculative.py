@@ -221,7 +221,7 @@ class Subject:
             self.failed = str(error)[-600:]
 
     def measure(self) -> None:
-        """While nobody else does anything; then end it, and see what memory that gives back."""
+        """Measure alone; then stop the server and read the memory that this frees."""
         case, n = self.case, self.run.options.n_predict
         try:
             if self.failed:
