@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,7 @@ def load(
     if settings.numa:
         api.llama_numa_init(NUMA[settings.numa])
     check_gguf(path)
+    vocabulary = _read_vocabulary(path) if keep_vocabulary else None
     drafts = with_inferred_type(drafts or DraftSettings())
     repacks, settings = settings.repack, without_amx(with_ubatch(settings))
     encoder = make_encoder(settings, vision) if vision is not None and vision.mmproj_path else None
@@ -103,9 +105,8 @@ def load(
     if announce is not None:
         announce(plan)
     source = _Source(path, settings, progress, drafts, pool_cells(settings) if pooled else settings.n_ctx)
-    if keep_vocabulary:
-        # Encoders of images and draft models read the texts of the model's own.
-        source.keep_vocabulary(shared=encoder is None and not drafts.draft_path)
+    # Encoders of images and draft models read the texts of the model's own.
+    source.keep_vocabulary(vocabulary, shared=encoder is None and not drafts.draft_path)
     backend = LlamaBackend(
         source,
         lambda backend: fingerprint(backend, settings, plan.layers),
@@ -149,13 +150,12 @@ class _Source:
     ) -> None:
         self._path, self._settings, self._progress, self._drafts = path, settings, progress, drafts
         self._n_cells = n_cells
-        self._tokenizer: LlamaTokenizer | None = None
+        self._kept: Future[LlamaTokenizer] | None = None
         self._is_shared = False
 
-    def keep_vocabulary(self, *, shared: bool) -> None:
-        """Make the tokenizer that stays; if ``shared``, models are loaded without texts of tokens from now on."""
-        self._tokenizer = LlamaTokenizer(_load_vocabulary(self._path), owns=True)
-        self._is_shared = shared
+    def keep_vocabulary(self, kept: Future[LlamaTokenizer] | None, *, shared: bool) -> None:
+        """Return the tokenizer ``kept`` with each model; if ``shared``, models are loaded without texts of tokens."""
+        self._kept, self._is_shared = kept, shared and kept is not None
 
     def __call__(self) -> tuple[Any, Any, LlamaTokenizer | None]:
         check_gguf(self._path)
@@ -163,7 +163,8 @@ class _Source:
         model = _load_model(self._path, params, self._progress)
         try:
             of_context = context_params(self._settings, self._n_cells, layer_bytes(model), self._drafts)
-            return model, _make_context(model, self._settings, of_context), self._tokenizer
+            kept = self._kept.result() if self._kept is not None else None
+            return model, _make_context(model, self._settings, of_context), kept
         except BaseException:
             api.llama_model_free(model)
             raise
@@ -236,14 +237,23 @@ def _load_model(path: Path, params: ModelParams, progress: Callable[[float], boo
     return model
 
 
-def _load_vocabulary(path: Path) -> Any:
-    params = api.llama_model_default_params()
-    params.vocab_only = True
-    forget_log_errors()
-    model = api.llama_model_load_from_file(str(path).encode(), params)
-    if not model:
-        raise ModelError(f"cannot load the vocabulary of {path}: {last_log_error('llama.cpp gave no reason')}")
-    return model
+def _read_vocabulary(path: Path) -> Future[LlamaTokenizer]:
+    """Load the vocabulary beside everything else: half a second for 250,000 tokens. The future raises ModelError."""
+
+    def read() -> LlamaTokenizer:
+        params = api.llama_model_default_params()
+        params.vocab_only = True
+        forget_log_errors()
+        model = api.llama_model_load_from_file(str(path).encode(), params)
+        if not model:
+            raise ModelError(f"cannot load the vocabulary of {path}: {last_log_error('llama.cpp gave no reason')}")
+        return LlamaTokenizer(model, owns=True)
+
+    thread = ThreadPoolExecutor(1, "pyctl-vocabulary")
+    try:
+        return thread.submit(read)
+    finally:
+        thread.shutdown(wait=False)
 
 
 MOST_EMBEDDED = limit(8192, "tokens of a text that is ranked, or embedded by its end", "400", "request", "tokens")
