@@ -357,6 +357,9 @@ class RamCache:
             self._weights = -1, {}
         with self.locked(snapshot):
             self._shrink()
+        if self.shared is not None and self._room() < 0:  # another model took the room since `_fits`
+            self._empty(slot)
+            return False
         return True
 
     def _fixed(self) -> list[Snapshot]:

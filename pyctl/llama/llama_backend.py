@@ -34,6 +34,8 @@ __all__ = ["LlamaBackend"]
 class LlamaBackend:
     """The `Backend` on one llama_context; it owns the model and context that ``make`` returns.
 
+    The third that ``make`` returns is a tokenizer that stays usable while the model is unloaded, the same each time, or
+    None for one of the model itself. With it, the model need not know texts of tokens.
     ``identify`` returns the fingerprint of saved bytes, by default the memory's layout; it must be equal after a
     reload. ``embedder`` creates the embedder. ``most_tokens`` maps the number of cells to the limit of one sequence, by
     default all; ``n_outputs`` is the room for outputs, by default one per sequence. ``make_drafts`` creates the draft
@@ -44,7 +46,7 @@ class LlamaBackend:
 
     def __init__(
         self,
-        make: Callable[[], tuple[Any, Any]],
+        make: Callable[[], tuple[Any, Any, LlamaTokenizer | None]],
         identify: Callable[[LlamaBackend], str] | None = None,
         embedder: Callable[[Any], Embedder] | None = None,
         most_tokens: Callable[[int], int] = lambda n_cells: n_cells,
@@ -62,27 +64,28 @@ class LlamaBackend:
         self.control = PulseControl()
         self.embedder: Embedder | None = None
         self.encoder = encoder
-        self._keeps_vocabulary = False
+        self._kept: LlamaTokenizer | None = None
         self._streamed_before = StreamCounts()
         self._recalled: NDArray[np.float32] | None = None
         self.load()
 
     def load(self) -> None:
-        self.model, self._ctx = self._make()
+        self.model, self._ctx, kept = self._make()
         try:
-            self._attach()
+            self._attach(kept)
         except BaseException:
             self._free()
             raise
 
-    def _attach(self) -> None:
+    def _attach(self, kept: LlamaTokenizer | None) -> None:
         ctx, memory, control = self._ctx, self.memory, self.control
         address = ctypes.cast(ctx, ctypes.c_void_p).value or 0
         control.pulse.attach(address)
-        self.tokenizer = LlamaTokenizer(self.model)
         n_cells = self._pool.n_rows if self._pool is not None else int(api.llama_n_ctx(ctx))
-        if not self._keeps_vocabulary:
-            self.use_vocabulary(self.tokenizer, keep=False)
+        if kept is None or kept is not self._kept:
+            self.tokenizer, self._kept = kept or LlamaTokenizer(self.model), kept
+            n_window = self._pool.n_rows if self._pool is not None else int(api.llama_n_ctx_seq(ctx))
+            self.vocabulary = LlamaVocabulary(self.tokenizer, n_window)
         n_seqs, n_ubatch = int(api.llama_n_seq_max(ctx)), int(api.llama_n_ubatch(ctx))
         n_outputs = max(self._n_outputs, n_seqs)
         # `_open_memory` fills in the limits that depend on the memory.
@@ -276,17 +279,14 @@ class LlamaBackend:
     def recall(self, output: Block) -> None:
         self._recalled = output.view(np.float32)
 
-    def use_vocabulary(self, tokenizer: LlamaTokenizer, *, keep: bool = True) -> None:
-        """Compile grammars with ``tokenizer``; with ``keep`` it stays usable while the model is unloaded."""
-        n_window = self._pool.n_rows if self._pool is not None else int(api.llama_n_ctx_seq(self._ctx))
-        self.vocabulary, self._keeps_vocabulary = LlamaVocabulary(tokenizer, n_window), keep
-
     # -- choosing tokens ---------------------------------------------------------------------------------------------
 
     def sampler(self, sampling: Sampling, prompt: Tokens) -> IndexedSampler:
         text = prompt[prompt >= 0]  # penalties ignore images
         words = self.vocabulary
-        sampler = LlamaSampler(self.model, self._ctx, sampling, text, words.end_tokens, words.grammars, words.dry)
+        sampler = LlamaSampler(
+            self.tokenizer.vocab, self._ctx, sampling, text, words.end_tokens, words.grammars, words.dry
+        )
         return IndexedSampler(sampler, lambda index: self._outputs[index], lambda: self._recalled)
 
     def top_tokens(self, index: int, token: int, n: int) -> TopTokens:
@@ -307,7 +307,7 @@ class LlamaBackend:
     def _free(self) -> None:
         self._streamed_before = self.streamed or StreamCounts()
         self.memory.close()  # device memory must be freed before its context
-        if not self._keeps_vocabulary:
+        if self._kept is None:
             self.vocabulary.close()
         if self.embedder is not None:
             self.embedder.close()

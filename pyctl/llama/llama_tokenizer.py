@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,9 +16,12 @@ FIM = ("pre", "suf", "mid", "rep", "sep")
 
 
 class LlamaTokenizer:
-    """The vocabulary of ``model``, a pointer from llama_model_load_from_file."""
+    """The vocabulary of ``model``, a pointer from llama_model_load_from_file; one that it ``owns`` goes with it."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, *, owns: bool = False) -> None:
+        if owns:
+            # Any thread may be tokenizing: not before the last reference has gone, and not at the end of the process.
+            weakref.finalize(self, api.llama_model_free, model).atexit = False
         self.vocab = self._vocab = api.llama_model_get_vocab(model)
         self.n_vocab = int(api.llama_vocab_n_tokens(self._vocab))
         self.bos = int(api.llama_vocab_bos(self._vocab))

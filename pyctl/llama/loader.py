@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,7 @@ def load(
     if settings.numa:
         api.llama_numa_init(NUMA[settings.numa])
     check_gguf(path)
+    vocabulary = _read_vocabulary(path) if keep_vocabulary else None
     drafts = with_inferred_type(drafts or DraftSettings())
     repacks, settings = settings.repack, without_amx(with_ubatch(settings))
     encoder = make_encoder(settings, vision) if vision is not None and vision.mmproj_path else None
@@ -102,8 +104,11 @@ def load(
     settings, plan = pooled or fit_settings(settings, drafts, usage)
     if announce is not None:
         announce(plan)
+    source = _Source(path, settings, progress, drafts, pool_cells(settings) if pooled else settings.n_ctx)
+    # Encoders of images and draft models read the texts of the model's own.
+    source.keep_vocabulary(vocabulary, shared=encoder is None and not drafts.draft_path)
     backend = LlamaBackend(
-        _Source(path, settings, progress, drafts, pool_cells(settings) if pooled else settings.n_ctx),
+        source,
         lambda backend: fingerprint(backend, settings, plan.layers),
         (lambda model: _make_embedder(model, settings)) if settings.embeddings else None,
         lambda n_cells: most_tokens(settings, n_cells),
@@ -122,10 +127,7 @@ def load(
         _note_blocking_copies(plan)
     if not drafts.draft_types and api.llama_model_n_layer_nextn(backend.model) > 0:
         log.info("the model has a draft head: --spec-type draft-mtp enables it")
-    tokenizer = LlamaTokenizer(_load_vocabulary(path)) if keep_vocabulary else backend.tokenizer
-    if keep_vocabulary:
-        backend.use_vocabulary(tokenizer)
-    return Loaded(backend, tokenizer, _describe(path, backend, settings, plan.pool), encoder, drafts)
+    return Loaded(backend, backend.tokenizer, _describe(path, backend, settings, plan.pool), encoder, drafts)
 
 
 def _note_blocking_copies(plan: MemoryPlan) -> None:
@@ -148,14 +150,21 @@ class _Source:
     ) -> None:
         self._path, self._settings, self._progress, self._drafts = path, settings, progress, drafts
         self._n_cells = n_cells
+        self._kept: Future[LlamaTokenizer] | None = None
+        self._is_shared = False
 
-    def __call__(self) -> tuple[Any, Any]:
+    def keep_vocabulary(self, kept: Future[LlamaTokenizer] | None, *, shared: bool) -> None:
+        """Return the tokenizer ``kept`` with each model; if ``shared``, models are loaded without texts of tokens."""
+        self._kept, self._is_shared = kept, shared and kept is not None
+
+    def __call__(self) -> tuple[Any, Any, LlamaTokenizer | None]:
         check_gguf(self._path)
-        with_head = uses_own_head(self._drafts)
-        model = _load_model(self._path, self._settings, self._progress, with_head=with_head)
+        params = ModelParams(self._settings, with_head=uses_own_head(self._drafts), with_vocabulary=not self._is_shared)
+        model = _load_model(self._path, params, self._progress)
         try:
-            params = context_params(self._settings, self._n_cells, layer_bytes(model), self._drafts)
-            return model, _make_context(model, self._settings, params)
+            of_context = context_params(self._settings, self._n_cells, layer_bytes(model), self._drafts)
+            kept = self._kept.result() if self._kept is not None else None
+            return model, _make_context(model, self._settings, of_context), kept
         except BaseException:
             api.llama_model_free(model)
             raise
@@ -186,7 +195,7 @@ def _open_draft_file(
     """Open the draft model or head in the file of ``drafts``; log and return None if its vocabulary differs."""
     path, is_head, of_file = Path(drafts.draft_path), drafts.has("draft-mtp"), drafts.of_file(settings)
     check_gguf(path)
-    model, ctx = _load_model(path, of_file, None, with_head=is_head), None
+    model, ctx = _load_model(path, ModelParams(of_file, with_head=is_head)), None
     try:
         if is_head:
             check_head(model, drafts.draft_path)
@@ -214,14 +223,7 @@ def _open_draft_file(
         raise
 
 
-def _load_model(
-    path: Path,
-    settings: ModelSettings,
-    progress: Callable[[float], bool] | None,
-    *,
-    with_head: bool = False,
-) -> Any:
-    params = ModelParams(settings, with_head=with_head)
+def _load_model(path: Path, params: ModelParams, progress: Callable[[float], bool] | None = None) -> Any:
     if progress is not None:
         params.report(progress)
     forget_log_errors()
@@ -235,14 +237,23 @@ def _load_model(
     return model
 
 
-def _load_vocabulary(path: Path) -> Any:
-    params = api.llama_model_default_params()
-    params.vocab_only = True
-    forget_log_errors()
-    model = api.llama_model_load_from_file(str(path).encode(), params)
-    if not model:
-        raise ModelError(f"cannot load the vocabulary of {path}: {last_log_error('llama.cpp gave no reason')}")
-    return model
+def _read_vocabulary(path: Path) -> Future[LlamaTokenizer]:
+    """Load the vocabulary beside everything else: half a second for 250,000 tokens. The future raises ModelError."""
+
+    def read() -> LlamaTokenizer:
+        params = api.llama_model_default_params()
+        params.vocab_only = True
+        forget_log_errors()
+        model = api.llama_model_load_from_file(str(path).encode(), params)
+        if not model:
+            raise ModelError(f"cannot load the vocabulary of {path}: {last_log_error('llama.cpp gave no reason')}")
+        return LlamaTokenizer(model, owns=True)
+
+    thread = ThreadPoolExecutor(1, "pyctl-vocabulary")
+    try:
+        return thread.submit(read)
+    finally:
+        thread.shutdown(wait=False)
 
 
 MOST_EMBEDDED = limit(8192, "tokens of a text that is ranked, or embedded by its end", "400", "request", "tokens")
@@ -321,7 +332,7 @@ def _describe(path: Path, backend: LlamaBackend, settings: ModelSettings, pool: 
         bos_token=_special(model, tokenizer, "bos", tokenizer.bos),
         eos_token=_special(model, tokenizer, "eos", tokenizer.eos),
         build=build_version(),
-        vocab_type=int(api.llama_vocab_type(api.llama_model_get_vocab(model))),
+        vocab_type=int(api.llama_vocab_type(tokenizer.vocab)),
         pooling=backend.embedder.pooling if backend.embedder is not None else "",
         rerank_template=rerank.decode("utf-8", "replace") if rerank else "",
         rerank_marks=_rerank_marks(tokenizer),

@@ -111,7 +111,7 @@ class LlamaSampler:
 
     def __init__(
         self,
-        model: Any,
+        vocab: Any,
         ctx: Any,
         sampling: Sampling,
         prompt: Tokens,
@@ -121,7 +121,7 @@ class LlamaSampler:
     ) -> None:
         self._dry_samplers = dry
         self._ctx = ctx
-        self._vocab = api.llama_model_get_vocab(model)
+        self._vocab = vocab
         self._n_vocab = int(api.llama_vocab_n_tokens(self._vocab))
         self._eos = int(api.llama_vocab_eos(self._vocab))
         self._seed = secrets.randbits(32) if sampling.seed == RANDOM_SEED else sampling.seed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import resource
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from pyctl.limit import limit
 
-__all__ = ["give_back", "resident_bytes", "share_heaps"]
+__all__ = ["collect_all", "give_back", "resident_bytes", "share_heaps"]
 
 _MOST_HEAPS = limit(2, "heaps of the C library (glibc)", "threads share them", "process")
 _ARENA_MAX = -8
@@ -28,6 +29,14 @@ def share_heaps(environ: Mapping[str, str] = os.environ) -> bool:
 def give_back() -> bool:
     """Return free pages to the system; whether there were any. Takes milliseconds, in which threads may wait."""
     return bool(_of_glibc("malloc_trim", 0))
+
+
+def collect_all() -> None:
+    """Free what no reference reaches any more, also of a model that was loaded: those are not looked at otherwise."""
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
+    give_back()
 
 
 def _of_glibc(name: str, *numbers: int) -> int:

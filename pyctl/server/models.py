@@ -16,6 +16,7 @@ from pyctl.engine.engine_settings import Clock
 from pyctl.errors import BusyError, ConfigError, EngineError, ModelError, PyctlError, RequestError, UnavailableError
 from pyctl.limit import limit
 from pyctl.server.load_order import LoadOrder, Ticket
+from pyctl.server.memory import collect_all
 from pyctl.server.service import Service, Shared
 
 __all__ = ["Lease", "ModelCard", "ModelSource", "Models", "Progress", "ServedModel", "Status", "give_back_lease"]
@@ -93,6 +94,7 @@ class ServedModel:
     used: float = 0.0
     load_seconds: float = 0.0
     unload_at: float | None = None
+    watcher: threading.Thread | None = None
 
     @property
     def name(self) -> str:
@@ -253,7 +255,6 @@ class Models:
             if not self._order.is_loaded(model.name):
                 raise RequestError("model is not running")
             self._let_go(model)
-            self._wake()
 
     def reload(self) -> Future[None]:
         """Look again which models there are; the future ends when they are those. Blocks on files.
@@ -296,12 +297,15 @@ class Models:
         if self.only is not None:
             return self.only.worker.watch()
         self._thread.start()
-        for model in self._models.values():
-            if model.source.on_start:
-                self.load(model)
+        self._load_first()
         self._closing.wait()
         if self._trouble is not None:
             raise self._trouble
+
+    def _load_first(self) -> None:
+        for model in self._models.values():
+            if model.source.on_start:
+                self.load(model)
 
     def close(self) -> bool:
         """End all requests and all engines; whether all is written that was to be kept. Idempotent."""
@@ -393,6 +397,12 @@ class Models:
             log.info("%s %s", model.name, "has other settings" if model.name in self._models else "is gone")
             if model.service is not None:
                 model.service.worker.close()
+            if model.watcher is not None:
+                model.watcher.join()
+            del model
+        # What threads still use, such as one that prepares a vocabulary, goes with the next reload.
+        outdated.clear()
+        collect_all()
         for future in done:
             future.set_result(None)
 
@@ -430,7 +440,7 @@ class Models:
         try:
             if model.service is None:
                 service = source.loader.load(self._progress(model))
-                self._watch(service)
+                model.watcher = self._watch(service)
                 if self._closing.is_set():
                     service.worker.close(unload=False)
                     return
@@ -520,6 +530,7 @@ class Models:
         """Unload a loaded model after its replies, which end after its stop-timeout."""
         if model.unload_at is None:
             model.unload_at = self._clock() + model.source.stop_seconds
+            self._wake()
         self._order.shut(model.name)
 
     def _refuse(self, name: str, error: PyctlError) -> None:
@@ -556,7 +567,7 @@ class Models:
             with suppress(Exception):
                 listener(event)
 
-    def _watch(self, service: Service) -> None:
+    def _watch(self, service: Service) -> threading.Thread:
         """End the process if the engine of ``service`` ends."""
 
         def watch() -> None:
@@ -565,7 +576,9 @@ class Models:
             except PyctlError as error:
                 self._fail(error)
 
-        threading.Thread(target=watch, name="pyctl-watch", daemon=True).start()
+        thread = threading.Thread(target=watch, name="pyctl-watch", daemon=True)
+        thread.start()
+        return thread
 
     def _fail(self, error: PyctlError) -> None:
         with self._changed:

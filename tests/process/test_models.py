@@ -227,6 +227,68 @@ def test_a_kill_in_the_middle_of_a_switch_loses_nothing(
     assert server.stop() == 0
 
 
+def settled_bytes(server: Server) -> float:
+    """`snapshot_bytes` at one moment: models tell one after the other, so they are asked until nothing has moved."""
+    seen = [-1.0, snapshot_bytes(server)]
+
+    def stands() -> bool:
+        seen.append(snapshot_bytes(server))
+        return seen[-1] == seen[-2]
+
+    until(stands)
+    return seen[-1]
+
+
+class Talks:
+    """Conversations with the models of one server, each reply compared with that of a server of the model's own."""
+
+    def __init__(self, alone: dict[str, Server], vector: Any) -> None:
+        self.alone, self.vector, self.most_bytes = alone, vector, 0.0
+        self.messages: dict[tuple[str, int], list[dict[str, str]]] = {}
+
+    def go_on(self, server: Server, name: str, number: int) -> None:
+        if name == "embed":
+            assert embedding(server) == self.vector
+        else:
+            messages = self.messages.setdefault((name, number), [])
+            if len(messages) > 6:
+                del messages[2:]  # an edit
+            messages.append(user((name, number, len(messages))))
+            reply = ask(server, name, messages)
+            assert bits(reply) == bits(ask(self.alone[name], name, messages))
+            messages.append({"role": "assistant", "content": reply.json()["choices"][0]["message"]["content"]})
+        held = settled_bytes(server)
+        assert held <= 2**20, "one budget for all"
+        self.most_bytes = max(self.most_bytes, held)
+
+
+def test_one_budget_holds_and_replies_are_exact_over_switches_restarts_and_kills(
+    start: Callable[..., Server], preset: Callable[..., Path], alone: dict[str, Server], tmp_path: Path
+) -> None:
+    flags = ["--models-preset", str(preset(embed=EMBED)), "--models-patience", "0", "--models-max", "2", "--metrics"]
+    flags += ["--cache-ram", "1", "--kv-cache-dir", str(tmp_path), "--kv-cache-min-tokens", "100"]
+    order, server = random.Random(7), start("", *flags)
+    talks = Talks(alone, embedding(server))
+    for number in range(36):
+        talks.go_on(server, order.choice(NAMES), order.randrange(3))
+        if number == 8:
+            loaded = next(name for name, state in states(server).items() if state == "loaded")
+            assert post(server, "/models/unload", {"model": loaded}).json() == {"success": True}
+        elif number == 16:
+            away = next(name for name, state in states(server).items() if state == "unloaded")
+            assert post(server, "/models/load", {"model": away}).json() == {"success": True}
+            server.process.send_signal(signal.SIGKILL)
+            server.process.wait(60)
+            server = start("", *flags)
+        elif number == 26:
+            assert server.stop() == 0
+            server = start("", *flags)
+    assert talks.most_bytes > 2**19, "the budget was in use"
+    text = httpx.get(f"{server.url}/metrics").text
+    assert sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith("pyctl:cache_evict")) > 0
+    assert server.stop() == 0
+
+
 def test_files_that_are_gone_or_cut_are_errors_of_their_requests_alone(
     start: Callable[..., Server], preset: Callable[..., Path], tmp_path: Path, model_path: Callable[[str], Path]
 ) -> None:

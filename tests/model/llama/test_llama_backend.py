@@ -123,7 +123,7 @@ def test_a_memory_without_movable_rows_is_saved_whole(model_path: Callable[[str]
     params = api.llama_context_default_params()
     params.n_ctx, params.n_seq_max, params.n_ubatch, params.n_threads = 2048, 2, 64, 1
     params.kv_unified = False  # one stream of cells per sequence, which the extension does not take apart
-    backend = LlamaBackend(lambda: (model, api.llama_init_from_model(model, params)))
+    backend = LlamaBackend(lambda: (model, api.llama_init_from_model(model, params), None))
     assert backend.memory.kind == "opaque"
     assert backend.memory.shape.sizes.rows(0, 10) == 0
     with pytest.raises(ValueError, match="no rows that could be moved"):

@@ -53,7 +53,7 @@ def opaque(model_path: Callable[[str], Path]) -> Iterator[LlamaBackend]:
     params = api.llama_context_default_params()
     params.n_ctx, params.n_seq_max, params.n_ubatch, params.n_threads = 512, 2, 64, 1
     params.kv_unified = False
-    backend = LlamaBackend(lambda: (model, api.llama_init_from_model(model, params)))
+    backend = LlamaBackend(lambda: (model, api.llama_init_from_model(model, params), None))
     assert backend.memory.kind == "opaque"
     yield backend
     backend.unload()

@@ -358,7 +358,7 @@ def test_a_memory_without_rows_is_refused(model_path: Callable[[str], object]) -
     model = api.llama_model_load_from_file(str(model_path("tiny-dense")).encode(), api.llama_model_default_params())
     params = api.llama_context_default_params()
     params.n_ctx, params.n_seq_max, params.n_ubatch, params.n_threads, params.kv_unified = 512, 2, 64, 1, False
-    backend = LlamaBackend(lambda: (model, api.llama_init_from_model(model, params)))
+    backend = LlamaBackend(lambda: (model, api.llama_init_from_model(model, params), None))
     backend.evaluate(0, as_tokens([1]), 0)
     with pytest.raises(RuntimeError, match="no rows"):
         RowStore(ctypes.cast(backend._ctx, ctypes.c_void_p).value or 0, 1000, [0])

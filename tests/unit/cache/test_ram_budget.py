@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -92,17 +94,50 @@ def test_a_loaded_model_evicts_later_and_pins_stay() -> None:
     assert first.snapshots() == [kept]
 
 
-@given(
-    steps=st.lists(
-        st.tuples(st.integers(0, 2), st.integers(0, 30), st.sampled_from(["ask", "ask", "rest", "later"])), max_size=60
-    )
-)
+def ask_while(cache: RamCache, seed: int, meanwhile: Callable[[], object]) -> bool:
+    """`ask`, where something else happens on another thread after the last look at the room."""
+    fits = cache._fits
+    calls = iter((False, True))  # of `prepare`, then of `confirm`
+
+    def looked(*args: Any) -> bool:
+        found = fits(*args)
+        if next(calls, False):
+            meanwhile()
+        return found
+
+    with patch.object(cache, "_fits", looked):
+        return ask(cache, seed)
+
+
+def test_two_loaded_models_that_grow_at_once_stay_within_the_budget() -> None:
+    (first, lender), (second, other) = caches(4 * ONE)
+    lender.rests = other.rests = False
+    for seed in range(3):
+        assert ask(first, seed)
+    grown = []
+    assert not ask_while(second, 3, lambda: grown.append(ask(first, 4)))
+    assert grown == [True]
+    assert (len(first.snapshots()), len(second.snapshots())) == (4, 0)
+    assert first.n_bytes + second.n_bytes <= 4 * ONE
+
+
+KINDS = ("ask", "ask", "race", "pin", "rest", "later", "clear")
+
+
+@given(steps=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30), st.sampled_from(KINDS)), max_size=60))
 def test_all_together_stay_within_the_budget(steps: list[tuple[int, int, str]]) -> None:
     made, budget = caches(5 * ONE, 3), 5 * ONE
     for number, seed, kind in steps:
         cache, lender = made[number]
         if kind == "ask":
             ask(cache, seed)
+        elif kind == "race":
+            ask_while(cache, seed, lambda seed=seed, other=made[(number + 1) % 3][0]: ask(other, seed + 1))
+        elif kind == "pin":
+            for kept in cache.snapshots()[:1]:
+                cache.pin(kept.prefix.name, kept not in cache.pinned)
+        elif kind == "clear":
+            cache.clear()
         elif kind == "rest":
             lender.rests = not lender.rests
         else:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -208,6 +209,16 @@ def test_a_reload_unloads_what_changed_and_leaves_the_rest(run: Callable[..., Mo
     with pytest.raises(ConfigError, match="two models are called 'twice': a and b"):
         models.reload()
     assert [model.name for model in models] == ["same", "other", "new"], "a file that is wrong changes nothing"
+
+
+def test_a_reload_waits_for_no_replies_where_there_are_none(run: Callable[..., Models]) -> None:
+    models = run(0, it=Loader())
+    lease(models, "it").close()
+    served = models.named("it")
+    served.source = replace(served.source, stop_seconds=1000.0)
+    models._find = lambda: [ModelSource(ModelCard("it", preset="c = 1"), Loader())]
+    models.reload().result(60)
+    assert models.named("it") is not served
 
 
 def test_events_of_models(run: Callable[..., Models]) -> None:
