@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyctl.chat.call_formats.scan import NeedMoreInput, coerce_argument, skip_blanks, starts_with, tag_name
-from pyctl.chat.tools import member_of, types_of
+from pyctl.chat.tools import ALL_TYPES, member_of, types_of
 from pyctl.text import overlap
 
 __all__ = ["ITEM", "TreeReader"]
@@ -22,10 +22,13 @@ _STRING, _OBJECT, _LIST = (frozenset({kind}) for kind in ("string", "object", "a
 
 @dataclass
 class _Open:
-    """An element that is open: what closes it, its schema, and once that shows, the bracket that closes its JSON."""
+    """An element that is open: what closes it, its schema and the types that this allows, and once that shows, the
+    bracket that closes its JSON.
+    """
 
     close: str
     schema: Any
+    types: frozenset[str] = ALL_TYPES
     bracket: str = ""
     n_members: int = 0
 
@@ -39,7 +42,7 @@ class TreeReader:
 
     def __init__(self, mark: str, close: str, parameters: Mapping[str, Any], append: Callable[[str], None]) -> None:
         self._mark, self._root, self._append = mark, parameters, append
-        self._open = [_Open(close, parameters, "}")]
+        self._open = [_Open(close, parameters, bracket="}")]
         self._state: Callable[[str, bool], str] = self._members
         self._searched = 0
         self.is_done = False
@@ -74,13 +77,13 @@ class TreeReader:
         self._append(("," if element.n_members else "") + key)
         element.n_members += 1
         schema = member_of(element.schema, None if is_list else name, self._root)
-        self._open.append(_Open(f"{self._mark}</{name}>", schema))
+        self._open.append(_Open(f"{self._mark}</{name}>", schema, types_of(schema, self._root)))
         self._state = self._begin
         return rest[at:]
 
     def _begin(self, text: str, final: bool) -> str:
         """After the tag of an element: elements in it, or a text."""
-        element, types = self._open[-1], types_of(self._open[-1].schema, self._root)
+        element, types = self._open[-1], self._open[-1].types
         if types == _STRING:
             self._append('"')
             self._state, self._searched = self._value, 0
@@ -101,7 +104,7 @@ class TreeReader:
 
     def _value(self, text: str, final: bool) -> str:
         """Within a text."""
-        element, types = self._open[-1], types_of(self._open[-1].schema, self._root)
+        element, types = self._open[-1], self._open[-1].types
         at = text.find(element.close, self._searched)
         if types == _STRING:
             size = at if at >= 0 else len(text) - (0 if final else overlap(text, element.close))
