@@ -138,11 +138,16 @@ class Answer:
     n_prompt: int
 
     def difference(self, other: Answer) -> float:
-        """The largest difference of a log probability, up to the first token that differs."""
+        """The largest difference of a log probability, up to the first token that differs; of one that is not among the
+        best of both, what it is at least.
+        """
         found = 0.0
         for one, two in zip(self.best, other.best, strict=False):
             mine, its = dict(one), dict(two)
             found = max([found, *(abs(mine[token] - its[token]) for token in mine.keys() & its.keys())])
+            for these, those in ((mine, its), (its, mine)):
+                least = min(those.values())
+                found = max([found, *(value - least for token, value in these.items() if token not in those)])
             if one[0][0] != two[0][0]:
                 break
         return found

@@ -1,18 +1,22 @@
 """Compare another release of llama.cpp with the declarations that the extension relies on.
 
 python -m tools.pin llama_cpp_python-0.3.35.tar.gz
-python -m tools.pin path/to/llama.cpp --test
+python -m tools.pin llama_cpp_python-0.3.35.tar.gz --test DIR
+python -m tools.pin path/to/llama.cpp
 
 Compares the headers that `csrc/compat.h` includes with those of the pinned release: each class and function of them
-that the sources of the extension name, and the classes of memories. With --test, the tests of exactness follow, against
-the library that is installed.
+that the sources of the extension name, and the classes of memories. With --test, that release is compiled in a virtual
+environment of its own in DIR, a copy of this tree beside it, pinned to that release; there the tests of exactness run.
+What DIR has of an earlier run stays, so that a mended copy of csrc is compiled without the library: edit DIR/pyctl.
 """
 
 from __future__ import annotations
 
 import argparse
 import difflib
+import hashlib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,9 +24,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pyctl.setup.source import unpack_source
+from pyctl.setup.source import read_pin, unpack_source
 
-__all__ = ["Changes", "changes", "declarations", "memory_classes"]
+__all__ = ["Changes", "changes", "declarations", "memory_classes", "pinned_copy"]
 
 ROOT = Path(__file__).resolve().parents[1]
 PINNED = ROOT / "vendor" / "llama.cpp"
@@ -157,16 +161,69 @@ def source_tree(given: Path, work: Path) -> Path:
     return given
 
 
+# -- the tests against another release -------------------------------------------------------------------------------
+
+
+def version_of(archive: Path) -> str:
+    """The release in ``archive``; ValueError for another name than that of a source distribution."""
+    found = re.fullmatch(r"llama_cpp_python-([\w.]+)\.tar\.gz", archive.name)
+    if found is None:
+        raise ValueError(f"{archive.name} is no source distribution: llama_cpp_python-VERSION.tar.gz")
+    return found[1]
+
+
+def pinned_copy(archive: Path, target: Path) -> None:
+    """Copy the files of this tree that git knows to ``target``, pinned to the release in ``archive`` instead."""
+    version, pin = version_of(archive), read_pin()
+    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, target / name)
+    for name in ("vendor/llama.cpp/pin.txt", "pyproject.toml"):
+        text = (target / name).read_text(encoding="utf-8")
+        text = text.replace(f"=={pin.release}", f"=={version}").replace(pin.digest, digest)
+        (target / name).write_text(text, encoding="utf-8")
+
+
+def steps(archive: Path, directory: Path) -> list[list[str]]:
+    """The commands that compile the release in ``archive`` and a copy of this tree, and test it, in that tree."""
+    python = str(directory / "venv" / "bin" / "python")
+    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    library = [f"llama-cpp-python=={version_of(archive)}", "--no-binary", "llama-cpp-python"]
+    return [
+        [sys.executable, "-m", "venv", str(directory / "venv")],
+        [*pip, *library, "--find-links", str(archive.parent)],  # nothing to do where it is installed
+        [*pip, "--editable", ".[test]"],
+        [python, "-m", "pytest", "-q", *TESTS],
+    ]
+
+
+def run_tests(archive: Path, directory: Path) -> int:
+    """Build and test in ``directory``; the exit code of the first command that fails, 0 if none does."""
+    tree = directory / "pyctl"
+    if not tree.exists():
+        pinned_copy(archive, tree)
+    for command in steps(archive.resolve(), directory):
+        print("$", " ".join(command), flush=True)
+        if code := subprocess.run(command, cwd=tree, check=False).returncode:
+            return code
+    return 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("release", type=Path, help="source tree of llama.cpp, or archive of llama-cpp-python's source")
-    parser.add_argument("--test", action="store_true", help="run the tests of exactness as well")
+    parser.add_argument("--test", type=Path, metavar="DIR", help="compile it in DIR, and run the tests of exactness")
     arguments = parser.parse_args()
+    if arguments.test is not None and not arguments.release.is_file():
+        parser.error("--test needs an archive of llama-cpp-python's source")
     with tempfile.TemporaryDirectory() as work:
         found = changes(PINNED, source_tree(arguments.release, Path(work)))
-    print("\n".join(report(found)))
-    if arguments.test:
-        return subprocess.run([sys.executable, "-m", "pytest", "-q", *TESTS], cwd=ROOT, check=False).returncode
+    print("\n".join(report(found)), flush=True)
+    if arguments.test is not None:
+        return run_tests(arguments.release, arguments.test.resolve())
     return 0 if found.is_none else 1
 
 

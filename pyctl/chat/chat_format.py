@@ -17,7 +17,7 @@ from pyctl.chat.call_formats import BoundCalls, find_call_format
 from pyctl.chat.constraint import Constraint, reply_constraint
 from pyctl.chat.images import ImageReader, shown, split_marked, split_marker
 from pyctl.chat.rendering import Continue, RenderedChat, Renderer, unreadable
-from pyctl.chat.replay import Replay
+from pyctl.chat.replay import Replay, ReplayMarks
 from pyctl.chat.reply import ParsedReply, ReasoningSplitter, ReasoningTokens, ReplyDelta, ReplyPart, ReplySplitter
 from pyctl.chat.template import Template
 from pyctl.chat.tools import Tools, read_tools, template_tools
@@ -91,14 +91,10 @@ class ChatFormat:
         self.control_texts = {self.controls[mark]: mark.encode() for mark in marks if mark in self.controls}
         self.bound_calls = BoundCalls(self.call_format, self.tags, self.controls)
         self._memo = CachedTokenizer(tokenizer, specials)
-        self._renderer = Renderer(
-            template,
-            self.tags,
-            [text for text, token in specials.items() if token in self.starts],
-            kwargs or {},
-            replay or Replay("off"),
-            strip_bos=tokenizer.add_bos,
-        )
+        starts = [text for text, token in specials.items() if token in self.starts]
+        tags = (self.tags.open, self.tags.close)
+        remembered = ReplayMarks(replay or Replay("off"), starts, tags, self.call_format.around_content)
+        self._renderer = Renderer(template, self.tags, starts, kwargs or {}, remembered, strip_bos=tokenizer.add_bos)
         self.marks = self._renderer.marks
 
     @cached_property

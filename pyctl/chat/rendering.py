@@ -244,7 +244,7 @@ class Renderer:
     """Renders conversations with ``template``; ``variables`` are those of the template that a request may override.
 
     ``start_texts`` are the tokens that begin a message, as text. ``strip_bos``: BOS is left out, because the tokenizer
-    adds it to every prompt. Replies that ``replay`` remembers are put in as they were sampled.
+    adds it to every prompt. Replies that ``marks`` remembers are put in as they were sampled.
     """
 
     def __init__(
@@ -253,7 +253,7 @@ class Renderer:
         tags: ReasoningTags,
         start_texts: Sequence[str],
         variables: Mapping[str, Any],
-        replay: Replay,
+        marks: ReplayMarks,
         *,
         strip_bos: bool,
     ) -> None:
@@ -262,8 +262,7 @@ class Renderer:
         self._start_texts = start_texts
         self._variables = {"enable_thinking": True, **variables}
         self._bos = template.bos_token if strip_bos else ""
-        kept = replay if self._has_header() else Replay("off")
-        self.marks = ReplayMarks(kept, start_texts, (tags.open, tags.close))
+        self.marks = marks if self._has_header() else ReplayMarks(Replay("off"), ())
 
     def render(
         self,

@@ -377,12 +377,16 @@ _MARK = "pyctl-said-before-4c9e-"
 
 
 class ReplayMarks:
-    """Replaces messages by what ``replay`` remembers; ``starts`` are the texts of the tokens that begin a message, and
-    ``tags`` those around reasoning, which may follow on the same line.
+    """Replaces messages by what ``replay`` remembers; ``starts`` are the texts of the tokens that begin a message,
+    ``tags`` those around reasoning, which may follow on the same line, and ``around`` those that a template writes
+    around content.
     """
 
-    def __init__(self, replay: Replay, starts: Sequence[str], tags: Sequence[str] = ()) -> None:
+    def __init__(
+        self, replay: Replay, starts: Sequence[str], tags: Sequence[str] = (), around: Sequence[str] = ()
+    ) -> None:
         self.replay = replay
+        self._around = around
         self._starts = starts
         self._tags = tags
 
@@ -412,11 +416,15 @@ class ReplayMarks:
         done = 0
         for mark, reply in replayed.items():
             at = text.find(mark, done)
-            start = self._last_start(text, done, at) if at >= 0 else -1
-            if start < 0 or self._role(text[start:at]) != self._role(reply.header):
+            end = at
+            while mark_before := next((each for each in self._around if text.endswith(each, done, max(end, done))), ""):
+                end -= len(mark_before)
+            start = self._last_start(text, done, end) if at >= 0 else -1
+            if start < 0 or self._role(text[start:end]) != self._role(reply.header):
                 return None
             parts += [text[done:start] + reply.header, reply]
             done = at + len(mark)
+            done += next((len(each) for each in self._around if text.startswith(each, done)), 0)
         return (*parts, text[done:])
 
     def header(self, text: str, prefill: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -176,6 +176,8 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
+    if isinstance(value, Iterator):  # of a filter such as map
+        value = list(value)
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -235,7 +237,12 @@ class TemplateCapabilities:
         def called(*arguments: Mapping[str, str], as_object: bool) -> list[dict[str, Any]]:
             return [said("user", "a"), sample_call(*arguments, as_text=text, as_object=as_object)]
 
-        objects = _shows(template, called({_A: _B}, as_object=True), _A, _B, never=f"'{_A}'")
+        def objects_shown(tools: Sequence[Mapping[str, Any]] | None) -> bool:
+            return _shows(template, called({_A: _B}, as_object=True), _A, _B, never=f"'{_A}'", tools=tools)
+
+        # Some templates take no call without tools.
+        known = [sample_tool()] if not objects_shown(None) and objects_shown([sample_tool()]) else None
+        objects = known is not None or objects_shown(None)
         asked, answer = called({"b": "b"}, as_object=objects)
         result = {**said("tool", "b"), "tool_call_id": SAMPLE_CALL_ID, "name": SAMPLE_TOOL}
 
@@ -256,7 +263,7 @@ class TemplateCapabilities:
             tools=_shows(template, [said("user", "a")], _A, tools=[sample_tool(_A)]),
             tool_calls=objects or _shows(template, called({_A: _B}, as_object=False), _A, _B),
             object_arguments=objects,
-            parallel_calls=_shows(template, called({_A: "b"}, {_B: "b"}, as_object=objects), _A, _B),
+            parallel_calls=_shows(template, called({_A: "b"}, {_B: "b"}, as_object=objects), _A, _B, tools=known),
             old_reasoning=_shows(template, reasoned, _A, variables={"enable_thinking": True, **keep_reasoning(True)}),
             reasoning_effort=_efforts(template, [said("user", "a")]),
             reasoning_key=key or _REASONING_KEYS[0],

@@ -10,7 +10,17 @@ from pyctl.chat.json_schema import resolve
 from pyctl.errors import RequestError
 from pyctl.limit import limit
 
-__all__ = ["ALL_TYPES", "Tool", "Tools", "read_tools", "template_tools", "types_of"]
+__all__ = [
+    "ALL_TYPES",
+    "Tool",
+    "Tools",
+    "member_of",
+    "read_tools",
+    "target_of",
+    "template_tools",
+    "types_of",
+    "words_of",
+]
 
 _DEPTH = 64
 """Of schemas within schemas; what lies deeper is not looked at."""
@@ -45,19 +55,9 @@ class Tool:
         """JSON types that the schema allows for ``argument``; all for one that it does not know."""
         return types_of(self.properties.get(argument, True), self.parameters)
 
-    def words(self, argument: str) -> list[str]:
-        """The values of ``argument`` if its schema lists them and all are strings; none for any other schema."""
-        schema = self.properties[argument]
-        for _ in range(_DEPTH):
-            if not isinstance(schema, Mapping):
-                break
-            values = [schema["const"]] if "const" in schema else schema.get("enum")
-            reference = schema.get("$ref")
-            if values is None and isinstance(reference, str):
-                schema = _target(reference, self.parameters)
-                continue
-            return values if isinstance(values, list) and all(isinstance(value, str) for value in values) else []
-        return []
+    def words(self, argument: str) -> list[str | None]:
+        """What may be written for ``argument``, see `words_of`."""
+        return words_of(self.properties[argument], self.parameters)
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,10 @@ class Tools:
             strict = function.get("strict") is True
             found.append(Tool(function["name"], parameters if isinstance(parameters, Mapping) else {}, strict))
         return cls(tuple(found), parallel, forced)
+
+    def parameters(self, name: str) -> Mapping[str, Any]:
+        """The schema of the arguments of tool ``name``; an empty one for an unknown tool."""
+        return next((tool.parameters for tool in self.tools if tool.name == name), {})
 
     def types(self, name: str, argument: str) -> frozenset[str]:
         """The types of an argument of tool ``name``."""
@@ -147,6 +151,70 @@ def _callable_tools(tools: Any, choice: object, parallel: bool, parse: bool, has
 def types_of(schema: object, root: Mapping[str, Any]) -> frozenset[str]:
     """JSON types of the values that ``schema`` allows, as far as it says; ``root`` is where references lead."""
     return _types(schema, root, {}, 0) or ALL_TYPES
+
+
+def target_of(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """``schema``, or what it refers to in ``root``; an empty one for what is no schema."""
+    for _ in range(_DEPTH):
+        if not isinstance(schema, Mapping):
+            break
+        if not isinstance(reference := schema.get("$ref"), str):
+            return schema
+        schema = _target(reference, root)
+    return {}
+
+
+def words_of(schema: object, root: Mapping[str, Any]) -> list[str | None]:
+    """The strings that ``schema`` lists, alone or as alternatives, and None if it allows null beside them.
+
+    None at all for any other schema, or if null could be taken for a string that is listed.
+    """
+    words: list[str | None] = []
+    left = [schema]
+    for _ in range(_DEPTH):
+        if not left:
+            break
+        found = left.pop(0)
+        if not (isinstance(found, Mapping) and ("const" in found or "enum" in found)):
+            found = target_of(found, root)
+        values = [found["const"]] if "const" in found else found.get("enum")
+        if values is None and found.get("type") == "null":
+            values = [None]
+        if values is None and (alternatives := _listed(found.get("anyOf")) or _listed(found.get("oneOf"))):
+            left += alternatives
+            continue
+        if not isinstance(values, list) or not all(isinstance(value, str | None) for value in values):
+            return []
+        words += values
+    is_listed = any(isinstance(word, str) for word in words) and not left
+    return list(dict.fromkeys(words)) if is_listed and not {None, "null"} <= set(words) else []
+
+
+def member_of(schema: object, name: str | None, root: Mapping[str, Any]) -> Any:
+    """The schema of member ``name`` of an object that ``schema`` describes, of the elements of a list for None.
+
+    True, which allows anything, if ``schema`` does not say; ``root`` is where references lead.
+    """
+    left = [schema]
+    for _ in range(_DEPTH):
+        if not left:
+            break
+        schema = left.pop(0)
+        if not isinstance(schema, Mapping):
+            continue
+        if isinstance(reference := schema.get("$ref"), str):
+            left.append(_target(reference, root))
+            continue
+        members = schema.get("properties") if name is not None else schema
+        key = name if name is not None else "items"
+        if isinstance(members, Mapping) and key in members:
+            return members[key]
+        left += [each for word in ("anyOf", "oneOf", "allOf") for each in _listed(schema.get(word))]
+    return True
+
+
+def _listed(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _types(schema: object, root: Mapping[str, Any], known: dict[str, frozenset[str]], depth: int) -> frozenset[str]:

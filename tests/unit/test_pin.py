@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
-from tools.pin import PINNED, changes, declarations, report
+import pytest
+
+from pyctl.setup.source import read_pin
+from tools.pin import PINNED, changes, declarations, pinned_copy, report, steps
 
 OLD = """
 // a comment with llama_gone(
@@ -61,3 +65,27 @@ def test_the_pinned_headers_declare_what_the_extension_uses() -> None:
     assert found.same > 100
     header = (PINNED / "src" / "llama-kv-cache.h").read_text(encoding="utf-8")
     assert "find_slot" in declarations(header)["llama_kv_cache"]
+
+
+def test_a_copy_is_pinned_to_another_release(tmp_path: Path) -> None:
+    archive = tmp_path / "llama_cpp_python-0.0.1.tar.gz"
+    archive.write_bytes(b"another release")
+    pinned_copy(archive, tmp_path / "copy")
+    pin = (tmp_path / "copy" / "vendor" / "llama.cpp" / "pin.txt").read_text(encoding="utf-8")
+    assert f"==0.0.1 --hash=sha256:{hashlib.sha256(b'another release').hexdigest()}" in pin
+    assert '"llama-cpp-python==0.0.1"' in (tmp_path / "copy" / "pyproject.toml").read_text(encoding="utf-8")
+    assert (tmp_path / "copy" / "csrc" / "compat.h").is_file()
+    assert not (tmp_path / "copy" / "vendor" / "llama.cpp" / "src").exists(), "unpacked by the build of the copy"
+    assert read_pin().release != "0.0.1"
+    with pytest.raises(ValueError, match="no source distribution"):
+        pinned_copy(tmp_path / "other.tar.gz", tmp_path / "copy")
+
+
+def test_the_library_is_compiled_before_the_copy_and_tested_in_it(tmp_path: Path) -> None:
+    made, library, tree, tests = steps(tmp_path / "llama_cpp_python-0.0.1.tar.gz", tmp_path)
+    assert made[1:3] == ["-m", "venv"]
+    assert "llama-cpp-python==0.0.1" in library
+    assert library[-2:] == ["--find-links", str(tmp_path)]
+    assert tree[-1] == ".[test]"
+    assert tests[0].startswith(str(tmp_path))
+    assert "tests/model/native" in tests

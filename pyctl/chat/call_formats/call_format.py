@@ -14,14 +14,15 @@ from pyctl.chat.reply import BRACKETS, SEED, THINK, ReasoningSplitter, Reasoning
 from pyctl.chat.tools import Tool, Tools
 from pyctl.text import random_id
 
-__all__ = ["CallFormat", "TaggedFormat", "json_arguments"]
+__all__ = ["CallFormat", "Chain", "TaggedFormat", "json_arguments"]
 
 
 class CallFormat(ABC):
     """How a family of models writes reasoning and calls.
 
     ``name``: for people. ``reasoning``: the tags around reasoning, by preference. ``control_tokens``: texts of tokens
-    that the vocabulary hides from readers and that the parser has to see. ``trigger``: a regular expression that
+    that the vocabulary hides from readers and that the parser has to see. ``around_content``: what templates write
+    around the content of a message, and is no part of it. ``trigger``: a regular expression that
     matches the beginning of a call, from where on a grammar binds a reply that need not call anything.
     ``is_bare_json``: a call may be JSON with nothing around it, which no grammar parts from other JSON; a reply that
     follows a schema is no call then, unless one is forced.
@@ -30,9 +31,10 @@ class CallFormat(ABC):
     name: str
     reasoning: tuple[ReasoningTags, ...] = (THINK, SEED, BRACKETS)
     control_tokens: tuple[str, ...] = ()
+    around_content: tuple[str, ...] = ()
     trigger: str
     is_bare_json: ClassVar[bool] = False
-    _sample: ClassVar[re.Pattern[str]]
+    _sample: re.Pattern[str]
 
     def recognizes(self, sample: str) -> bool:
         """Whether the call in ``sample``, a conversation as the template renders it, has this form."""
@@ -109,13 +111,13 @@ class TaggedFormat(CallFormat):
     ) -> ReplyParser:
         """First the reasoning, then the calls in what comes after it."""
         reasoning = ReasoningSplitter(tags, reply_part)
-        return reasoning if tools is None else _Chain(reasoning, self.call_parser(tools, new_id))
+        return reasoning if tools is None else Chain(reasoning, self.call_parser(tools, new_id))
 
 
-class _Chain:
+class Chain:
     """The content that ``reasoning`` finds goes through ``calls``."""
 
-    def __init__(self, reasoning: ReasoningSplitter, calls: CallScanner) -> None:
+    def __init__(self, reasoning: ReplyParser, calls: CallScanner) -> None:
         self._reasoning = reasoning
         self._calls = calls
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 from pyctl.chat.call_formats.marked_format import MarkedFormat
-from pyctl.chat.call_formats.marks import LiteralMarks, NameMarks, ObjectMarks, TagMarks
+from pyctl.chat.call_formats.marks import LiteralMarks, NameMarks, ObjectMarks, TagMarks, TreeMarks
 from pyctl.chat.reply import BRACKETS, SEED, THINK, ReasoningTags
 
 __all__ = ["FALLBACK", "FAMILIES", "HERMES", "QWEN"]
@@ -153,7 +153,20 @@ _LFM2 = LiteralMarks(
 )
 _GEMMA = LiteralMarks(open="<|tool_call>call:", close="<tool_call|>", between="", quotes=('<|"|>',), is_sorted=True)
 
+_ACTION = replace(
+    _LIST,
+    begin="Action:\n```json\n",
+    brackets=("[\n    ", "\n]"),
+    between=",\n    ",
+    end="```",
+    name_key="tool_name",
+    arguments_key="parameters",
+    blanks=("\n        ", "\n        ", "\n    "),
+)
 _GIGACHAT = ObjectMarks(open="<|function_call|>", between="")
+_SPACE = "]<]minimax[>["
+_GIGACHAT_3 = ObjectMarks(open="<|message_sep|>\n\nfunction call<|role_sep|>\n", between="")
+_FUNCTIONARY = NameMarks(open="<function=", parts=(None, ">"), close="</function>", between="")
 _MINICPM = TagMarks(
     open='<function name="',
     name_end='">',
@@ -210,7 +223,7 @@ FAMILIES: tuple[MarkedFormat, ...] = (
         reasoning=_reasoning(_KIMI_3.opener, tags=(ReasoningTags(f"<|open|>think{_SEP}", f"<|close|>think{_SEP}"),)),
         around_content=(f"<|open|>response{_SEP}", f"<|close|>response{_SEP}"),
     ),
-    MarkedFormat("Solar", _SOLAR, reasoning=_reasoning(_SOLAR.opener)),
+    MarkedFormat("Solar", _SOLAR, reasoning=_reasoning(_SOLAR.opener), around_content=("<|content|>",)),
     MarkedFormat("Mistral (name and arguments)", _MISTRAL, _MISTRAL_LIST, reasoning=_BRACKETS_FIRST, id_size=9),
     MarkedFormat("Mistral (list)", _MISTRAL_LIST, _MISTRAL, reasoning=_BRACKETS_FIRST, id_size=9),
     MarkedFormat(
@@ -222,7 +235,14 @@ FAMILIES: tuple[MarkedFormat, ...] = (
     MarkedFormat(
         "Nemotron 2", replace(_LIST, begin="<TOOLCALL>", end="</TOOLCALL>"), reasoning=_reasoning("<TOOLCALL>")
     ),
-    MarkedFormat("Apriel", _LIST, reasoning=_reasoning(_LIST.opener)),
+    MarkedFormat(
+        "Apriel",
+        _LIST,
+        reasoning=_reasoning(
+            _LIST.opener,
+            tags=(THINK, SEED, BRACKETS, ReasoningTags("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]")),
+        ),
+    ),
     MarkedFormat(
         "MiniMax M1",
         ObjectMarks(begin="<tool_calls>\n", close="\n", between="", end="</tool_calls>"),
@@ -235,6 +255,42 @@ FAMILIES: tuple[MarkedFormat, ...] = (
         named_in=("respond only with <|tool_call|>",),
     ),
     MarkedFormat("GigaChat 3.1", _GIGACHAT, reasoning=_reasoning(_GIGACHAT.opener)),
+    MarkedFormat("GigaChat 3", _GIGACHAT_3, reasoning=_reasoning(_GIGACHAT_3.opener)),
+    MarkedFormat(
+        "Apertus",
+        replace(_LIST, begin="<|tools_prefix|>", end="<|tools_suffix|>", name_key=""),
+        reasoning=_reasoning("<|tools_prefix|>"),
+    ),
+    MarkedFormat("Functionary 3.1", _FUNCTIONARY, reasoning=_reasoning(_FUNCTIONARY.opener)),
+    MarkedFormat(
+        "Functionary 3.2",
+        NameMarks(open=">>>", parts=(None, "\n"), between="", is_known=True),
+        reasoning=_reasoning(">>>"),
+        around_content=(">>>all\n",),
+        opening=">>>",
+    ),
+    MarkedFormat(
+        "MiniMax M3",
+        TreeMarks(
+            begin=f"{_SPACE}<tool_call>\n",
+            open=f'{_SPACE}<invoke name="',
+            name_end='">',
+            mark=_SPACE,
+            close=f"{_SPACE}</invoke>\n",
+            between="",
+            end=f"{_SPACE}</tool_call>",
+            tokens=(_SPACE,),
+        ),
+        reasoning=_reasoning(f"{_SPACE}<tool_call>", tags=(ReasoningTags("<mm:think>", "</mm:think>"),)),
+        around_content=("</mm:think>",),  # which begins a reply without reasoning
+    ),
+    MarkedFormat("Firefunction", replace(_LIST, begin=" functools", end=""), reasoning=_reasoning("functools[")),
+    MarkedFormat(
+        "Command R+",
+        _ACTION,
+        replace(_ACTION, begin="Action: ```json\n"),
+        reasoning=_reasoning(_ACTION.opener),
+    ),
     MarkedFormat("MiniCPM 5", _MINICPM, reasoning=_reasoning(_MINICPM.opener)),
     MarkedFormat("LFM2", _LFM2, reasoning=_reasoning(_LFM2.opener), named_in=("List of tools: ",)),
     MarkedFormat(

@@ -9,10 +9,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from pyctl.chat.call_formats.call_format import TaggedFormat
+from pyctl.chat.call_formats.call_format import Chain, TaggedFormat
 from pyctl.chat.call_formats.literal import LiteralReader
-from pyctl.chat.call_formats.marks import CallMarks, LiteralMarks, ObjectMarks, TagMarks, token_texts
+from pyctl.chat.call_formats.marks import (
+    CallMarks,
+    LiteralMarks,
+    NameMarks,
+    ObjectMarks,
+    TagMarks,
+    TreeMarks,
+    token_texts,
+)
 from pyctl.chat.call_formats.scan import (
     CallScanner,
     NeedMoreInput,
@@ -24,13 +33,14 @@ from pyctl.chat.call_formats.scan import (
     tag_name,
     whole_call,
 )
+from pyctl.chat.call_formats.tree import TreeReader
 from pyctl.chat.constraint import GrammarBuilder
-from pyctl.chat.reply import ParsedReply, ReasoningTags, ReplyDelta, ReplyParser, ReplyPart
+from pyctl.chat.reply import ParsedReply, ReasoningSplitter, ReasoningTags, ReplyDelta, ReplyParser, ReplyPart
 from pyctl.chat.template import SAMPLE_KEY, SAMPLE_TOOL, SAMPLE_VALUE
 from pyctl.chat.tools import ALL_TYPES, Tool, Tools
 from pyctl.text import overlap, random_id
 
-__all__ = ["MarkedFormat"]
+__all__ = ["MarkedFormat", "MarkedScanner"]
 
 _STRING = frozenset({"string"})
 
@@ -39,7 +49,8 @@ class MarkedFormat(TaggedFormat):
     """Calls as the first of ``marks`` says; those of the others are read, too.
 
     ``named_in``: texts of templates that write no calls, though their models do. ``id_size``: letters of the ids that
-    calls get. ``around_content``: marks around the content, which are no part of it.
+    calls get. ``opening``: the prompt ends with
+    it, and the reply goes on from there.
     """
 
     def __init__(
@@ -50,6 +61,7 @@ class MarkedFormat(TaggedFormat):
         named_in: tuple[str, ...] = (),
         id_size: int = 32,
         around_content: tuple[str, ...] = (),
+        opening: str = "",
     ) -> None:
         self.name = name
         self.reasoning = reasoning
@@ -57,10 +69,13 @@ class MarkedFormat(TaggedFormat):
         texts += [text for tags in reasoning for tag in (tags.open, tags.close) for text in token_texts(tag)]
         self.control_tokens = tuple(dict.fromkeys(texts))
         self.trigger = f"({re.escape(marks[0].opener)})"
+        if opening:  # any other name than that of a mark around content
+            self.trigger = rf"(?:^|{re.escape(opening)})((?!all\n)[\w.-]{{1,64}}\n\{{)"
         self.marks = marks
         self._named_in = named_in
         self._id_size = id_size
-        self._around_content = around_content
+        self.around_content = around_content
+        self._opening = opening
 
     def parser(
         self,
@@ -70,15 +85,20 @@ class MarkedFormat(TaggedFormat):
         new_id: Callable[[], str] = random_id,
     ) -> ReplyParser:
         """Reads reasoning, content and calls."""
-        parser = super().parser(tools, tags, reply_part, new_id)
-        return _Unwrapped(parser, self._around_content) if self._around_content else parser
+        opening = self._opening if reply_part == "start" else ""
+        parser: ReplyParser = ReasoningSplitter(tags, reply_part)
+        if opening:
+            parser = _Opened(parser, opening)
+        if tools is not None:
+            parser = Chain(parser, self.call_parser(tools, new_id))
+        return _Unwrapped(parser, self.around_content, opening) if self.around_content else parser
 
     def recognizes(self, sample: str) -> bool:
         """Whether the reader finds the sample call."""
         begin = sample.rfind(self.marks[0].opener, 0, max(sample.rfind(SAMPLE_VALUE), 0))
         if begin < 0:
             return False
-        reader, reply = _MarkedScanner(Tools((Tool(SAMPLE_TOOL, {}),)), self.marks[:1], random_id), ParsedReply()
+        reader, reply = MarkedScanner(Tools((Tool(SAMPLE_TOOL, {}),)), self.marks[:1], random_id), ParsedReply()
         for delta in (reader.feed(sample[begin:]), reader.finish()):
             reply.add(delta)
         return any(call.name == SAMPLE_TOOL and _is_sample(call.arguments) for call in reply.calls)
@@ -89,22 +109,44 @@ class MarkedFormat(TaggedFormat):
 
     def call_parser(self, tools: Tools, new_id: Callable[[], str] = random_id) -> CallScanner:
         """Reads calls of all these forms."""
-        return _MarkedScanner(tools, self.marks, lambda: new_id()[: self._id_size])
+        return MarkedScanner(tools, self.marks, lambda: new_id()[: self._id_size])
 
     def call(self, grammar: GrammarBuilder, tool: Tool) -> str:
         """A call as the template writes it."""
-        return self.marks[0].call(grammar, tool)
+        marks = replace(self.marks[0], open="") if self._opening else self.marks[0]
+        return marks.call(grammar, tool)
 
     def calls(self, grammar: GrammarBuilder, call: str, parallel: bool) -> str:
         """One ``call``, or several if ``parallel``, with what stands around them."""
+        if self._opening:
+            return f"{call} ({grammar.text(self._opening)} {call})*" if parallel else call
         return self.marks[0].calls(grammar, call, parallel)
 
 
-class _Unwrapped:
-    """What ``parser`` finds, without these ``marks`` in the content."""
+class _Opened:
+    """What ``parser`` finds, its content behind ``opening``."""
 
-    def __init__(self, parser: ReplyParser, marks: tuple[str, ...]) -> None:
-        self._parser = parser
+    def __init__(self, parser: ReplyParser, opening: str) -> None:
+        self._parser, self._opening = parser, opening
+
+    def feed(self, text: str) -> ReplyDelta:
+        return self._behind(self._parser.feed(text))
+
+    def finish(self) -> ReplyDelta:
+        return self._behind(self._parser.finish())
+
+    def _behind(self, delta: ReplyDelta) -> ReplyDelta:
+        if not delta.content:
+            return delta
+        opening, self._opening = self._opening, ""
+        return delta._replace(content=opening + delta.content)
+
+
+class _Unwrapped:
+    """What ``parser`` finds, without these ``marks`` in the content, and ``opening`` where it begins."""
+
+    def __init__(self, parser: ReplyParser, marks: tuple[str, ...], opening: str) -> None:
+        self._parser, self._opening = parser, opening
         self._marks = re.compile("|".join(map(re.escape, marks)))
         self._texts = marks
         self._held = ""
@@ -116,7 +158,12 @@ class _Unwrapped:
         return self._without(self._parser.finish(), final=True)
 
     def _without(self, delta: ReplyDelta, *, final: bool = False) -> ReplyDelta:
-        text = self._marks.sub("", self._held + delta.content)
+        text = self._held + delta.content
+        is_begun = any(mark.startswith(text) and mark != text for mark in self._texts)
+        if text and self._opening and (final or not is_begun):
+            text = text if text.startswith(self._texts) else text.removeprefix(self._opening)
+            self._opening = ""
+        text = self._marks.sub("", text)
         size = len(text) - (0 if final else max(overlap(text, mark) for mark in self._texts))
         self._held = text[size:]
         return delta._replace(content=text[:size])
@@ -129,7 +176,9 @@ def _is_sample(arguments: str) -> bool:
         return False
 
 
-class _MarkedScanner(CallScanner):
+class MarkedScanner(CallScanner):
+    """Reads calls as any of ``all_marks`` describe them."""
+
     def __init__(self, tools: Tools, all_marks: Sequence[CallMarks], new_id: Callable[[], str]) -> None:
         openers = [opener for marks in all_marks for opener in (marks.opener, *marks.other_openers(tools))]
         super().__init__(tools, list(dict.fromkeys(openers)), new_id)
@@ -137,6 +186,7 @@ class _MarkedScanner(CallScanner):
         self._marks = all_marks[0]
         self._object_end = ValueEnd()
         self._literals = LiteralReader((), False, self._append)
+        self._tree: TreeReader | None = None
         self._types: frozenset[str] = frozenset()
         self._value_end, self._searched = "", 0
         self._n_arguments = 0
@@ -157,6 +207,8 @@ class _MarkedScanner(CallScanner):
     def _enter(self, marks: CallMarks, at: int) -> bool:
         """Take the head of the call that begins there off what is held, and all before it; False if there is none."""
         head = marks.head(self._held, at)
+        if head.name and isinstance(marks, NameMarks) and marks.is_known and not self._has(head.name):
+            return False
         if not head.name:
             return isinstance(marks, ObjectMarks) and self._enter_whole(marks, at)
         self._marks, self._n_arguments = marks, 0
@@ -166,7 +218,12 @@ class _MarkedScanner(CallScanner):
         elif isinstance(marks, LiteralMarks):
             state = self._literal
             self._literals = LiteralReader(marks.quotes, marks.has_escapes, self._append)
-        return self._start(head.name, head.at, state, head.call_id)
+        elif isinstance(marks, TreeMarks):
+            state = self._elements
+        self._start(head.name, head.at, state, head.call_id)
+        if isinstance(marks, TreeMarks):
+            self._tree = TreeReader(marks.mark, marks.close.strip(), self._tools.parameters(head.name), self._append)
+        return True
 
     def _enter_whole(self, marks: ObjectMarks, at: int) -> bool:
         """Take a call whose members come in another order; the whole of it tells whether it is one."""
@@ -201,6 +258,13 @@ class _MarkedScanner(CallScanner):
         if self._literals.is_done:
             self._state = self._tail
         return self._literals.is_done
+
+    def _elements(self, final: bool) -> bool:
+        assert self._tree is not None
+        self._held = self._tree.read(self._held, final)
+        if self._tree.is_done:
+            self._state = self._tail
+        return self._tree.is_done
 
     def _body(self, final: bool) -> bool:
         """Between the tags of a call."""

@@ -9,23 +9,35 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from pyctl.chat.call_formats.call_format import json_arguments
 from pyctl.chat.call_formats.scan import NeedMoreInput, json_head, skip_blanks, starts_with, tag_name
+from pyctl.chat.call_formats.tree import ITEM
 from pyctl.chat.constraint import GrammarBuilder
-from pyctl.chat.tools import Tool, Tools
+from pyctl.chat.tools import Tool, Tools, member_of, target_of, types_of, words_of
 
-__all__ = ["CallHead", "CallMarks", "LiteralMarks", "NameMarks", "ObjectMarks", "TagMarks", "token_texts"]
+__all__ = [
+    "CallHead",
+    "CallMarks",
+    "LiteralMarks",
+    "NameMarks",
+    "ObjectMarks",
+    "TagMarks",
+    "TreeMarks",
+    "token_texts",
+]
 
 _TOKENS = re.compile(r"<[^<>\s]+>|\[[A-Z_]+\]")
 _NAME = re.compile(r'[^\s<>{}()\[\]"]{1,256}')
 _MAX_NAME_PART = 600
 _MAX_NAME_REST = 40
 _LINE = r" /\n/?"
+_MAX_TREE = 8
+"""Elements within elements that a grammar describes one by one; deeper ones are JSON."""
 
 Part: TypeAlias = str | re.Pattern[str] | tuple["Part", ...] | None
 
@@ -112,12 +124,17 @@ class CallMarks(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectMarks(CallMarks):
-    """A call is a JSON object, which may begin with an id under ``id_before``, or end with one under ``id_after``."""
+    """A call is a JSON object, which may begin with an id under ``id_before``, or end with one under ``id_after``.
+
+    Without a ``name_key`` its only member has the arguments, under the name. ``blanks`` stand before the name, before
+    the arguments, and after them.
+    """
 
     name_key: str = "name"
     arguments_key: str = "arguments"
     id_before: str = ""
     id_after: str = ""
+    blanks: tuple[str, str, str] = ("", " ", "")
 
     def head(self, text: str, at: int) -> CallHead:
         """Up to the arguments, before which other members may stand."""
@@ -133,8 +150,11 @@ class ObjectMarks(CallMarks):
     def call(self, grammar: GrammarBuilder, tool: Tool) -> str:
         """A call with arguments by the schema as a whole."""
         name = grammar.quoted(json.dumps(tool.name, ensure_ascii=False))
-        name_key, middle = f'"{self.name_key}": ', grammar.text(f', "{self.arguments_key}": ')
-        head, end = grammar.text(f"{self.open}{{{name_key}"), grammar.text(f"}}{self.close}")
+        first, second, last = self.blanks
+        name_key, middle = f'{first}"{self.name_key}": ', grammar.text(f',{second}"{self.arguments_key}": ')
+        if not self.name_key:
+            name_key, middle = first, grammar.text(": ")
+        head, end = grammar.text(f"{self.open}{{{name_key}"), grammar.text(f"{last}}}{self.close}")
         if self.id_before:
             before, after = grammar.text(f'{self.open}{{"{self.id_before}": "'), grammar.text(f'", {name_key}')
             head = f"{before} /[0-9]{{1,3}}/ {after}"
@@ -150,10 +170,12 @@ class NameMarks(CallMarks):
     the name, a pattern for an id, and tuples of parts that may be missing. Where calls are read, the last may be, too.
 
     ``ids`` are the ids of calls: none, the text that the pattern matches, or all that stands before the last part.
+    ``is_known`` if only the name of a tool makes it a call.
     """
 
     parts: tuple[Part, ...] = (None,)
     ids: Literal["", "pattern", "all"] = ""
+    is_known: bool = False
 
     def other_openers(self, tools: Tools) -> Iterable[str]:
         """A call alone."""
@@ -304,7 +326,7 @@ class TagMarks(CallMarks):
     def _argument(self, grammar: GrammarBuilder, tool: Tool, key: str) -> str:
         schema, end = tool.properties[key], grammar.text(self.value_end)
         if words := tool.words(key):
-            return self._tagged(grammar, grammar.quoted(key), f"({' | '.join(map(grammar.quoted, words))}) {end}", 0)
+            return self._tagged(grammar, grammar.quoted(key), f"{_one_of(grammar, words)} {end}", 0)
         if "string" in tool.types(key):
             return self._tagged(grammar, grammar.quoted(key), grammar.until(self.value_end), 0)
         types = {"number" if kind == "integer" else kind for kind in tool.types(key)}
@@ -317,6 +339,10 @@ class TagMarks(CallMarks):
         line = _LINE if self.is_loose else ""
         head = f"{grammar.text(self.key_end)}{line} {grammar.text(self.value_opens[opens])}"
         return grammar.rule(f"{grammar.text(self.key_open)} {key} {head} {value}{line}")
+
+
+def _one_of(grammar: GrammarBuilder, words: Sequence[str | None]) -> str:
+    return f"({' | '.join(grammar.quoted('null' if word is None else word) for word in words)})"
 
 
 def _any_order(grammar: GrammarBuilder, required: Sequence[str], between: str) -> str:
@@ -333,6 +359,72 @@ def _any_order(grammar: GrammarBuilder, required: Sequence[str], between: str) -
 
 def _members(mask: int) -> list[int]:
     return [index for index in range(mask.bit_length()) if mask >> index & 1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TreeMarks(CallMarks):
+    """A call is a name and elements, which may have elements in them: members of objects by their names, those of lists
+    as ``item``. ``mark`` stands before each tag.
+    """
+
+    name_end: str
+    mark: str
+
+    def head(self, text: str, at: int) -> CallHead:
+        """Up to the first element."""
+        if not starts_with(self.open.strip(), text, at):
+            return CallHead()
+        name, at = tag_name(text, at + len(self.open.strip()), self.name_end.strip())
+        return CallHead(name, "", at)
+
+    def call(self, grammar: GrammarBuilder, tool: Tool) -> str:
+        """A call with elements by the schema: texts where it allows a string, one of its words where it lists them."""
+        body = self._members(grammar, tool.parameters, tool.parameters, 0)
+        head, name_end, end = (grammar.text(text) for text in (self.open, self.name_end, self.close))
+        return grammar.rule(f"{head} {grammar.quoted(tool.name)} {name_end} {body} {end}")
+
+    def _members(self, grammar: GrammarBuilder, schema: Any, root: Mapping[str, Any], depth: int) -> str:
+        alone = Tool("", schema)
+        if not alone.properties:
+            return f"{self._anything(grammar)}*" if schema.get("additionalProperties") not in (None, False) else ""
+        elements = {key: self._element(grammar, key, value, root, depth) for key, value in alone.properties.items()}
+        required = [elements[key] for key in dict.fromkeys(alone.required)]
+        others = [element for key, element in elements.items() if key not in alone.required]
+        any_other = f"({' | '.join(others)})*" if others else ""
+        if len(required) > _MAX_ANY_ORDER:
+            return f"{' '.join(required)} {any_other}"
+        return _any_order(grammar, required, any_other)
+
+    def _element(self, grammar: GrammarBuilder, key: str, schema: Any, root: Mapping[str, Any], depth: int) -> str:
+        tag, close = grammar.text(f"{self.mark}<"), f"{self.mark}</"
+        end = f'{grammar.quoted(key)} ">"'
+        return grammar.rule(f"{tag} {end} {self._value(grammar, schema, root, depth + 1, close)} {end}")
+
+    def _value(self, grammar: GrammarBuilder, schema: Any, root: Mapping[str, Any], depth: int, close: str) -> str:
+        """The value and ``close``, behind which the name of the element follows."""
+        end, types = grammar.text(close), types_of(schema, root)
+        if words := words_of(schema, root):
+            return f"{_one_of(grammar, words)} {end}"
+        if "string" in types:
+            return grammar.until(close)
+        if types == {"object"} and depth <= _MAX_TREE:
+            inner = self._members(grammar, target_of(schema, root), root, depth)
+            return f"{inner or self._anything(grammar) + '*'} {end}"
+        if types == {"array"} and depth <= _MAX_TREE:
+            items = member_of(schema, None, root)
+            item = self._anything(grammar) if items is True else self._element(grammar, ITEM, items, root, depth)
+            return f"({item})* {end}"
+        return f"{grammar.json(schema, root)} {end}"
+
+    def _anything(self, grammar: GrammarBuilder) -> str:
+        """An element of any name with anything in it: elements, or a text, where the mark is no token of its own one
+        without the letter that begins it.
+        """
+        tag, close = grammar.text(f"{self.mark}<"), grammar.text(f"{self.mark}</")
+        is_token = grammar.text(self.mark).startswith("<[")
+        text = grammar.rule("/(?s:.+)/" if is_token else f"/[^{re.escape(self.mark[0])}]+/")
+        name = r"/[^<>\/\n][^<>\n]{0,99}>/"
+        return grammar.recursive(lambda itself: f"{tag} {name} ({text}? | {itself}+) {close} {name}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -384,9 +476,12 @@ class LiteralMarks(CallMarks):
     def _pair(self, grammar: GrammarBuilder, tool: Tool, key: str) -> str:
         types = tool.types(key)
         if words := tool.words(key):
-            written = [json.dumps(word)[1:-1] if self.has_escapes else word for word in words]
-            value = " ".join((grammar.text(self.quotes[0]), f"({' | '.join(map(grammar.quoted, written))})"))
-            value += f" {grammar.text(self.quotes[0])}"
+            strings = [word for word in words if word is not None]
+            written = [json.dumps(word)[1:-1] if self.has_escapes else word for word in strings]
+            quote = grammar.text(self.quotes[0])
+            value = f"{quote} {_one_of(grammar, written)} {quote}"
+            if None in words:
+                value = f"({value} | {grammar.quoted('None' if self.round else 'null')})"
         elif types <= {"integer", "number", "boolean", "null"}:
             value = grammar.json(tool.properties[key], tool.parameters)
             if self.round and not types.isdisjoint({"boolean", "null"}):

@@ -280,7 +280,8 @@ def tag_name(text: str, at: int, end_mark: str = ">") -> tuple[str, int]:
 def json_head(text: str, at: int, key: str = "arguments", name_key: str = "name") -> tuple[str, int]:
     """The name, and where the arguments, which are called ``key``, begin; an empty name if the text is another one.
 
-    Before the arguments may stand the name and another member that is a string.
+    Before the arguments may stand the name and another member that is a string. Without a ``name_key`` the name is what
+    the arguments are called.
     """
     members: dict[str, str] = {}
     mark = "{"
@@ -289,8 +290,8 @@ def json_head(text: str, at: int, key: str = "arguments", name_key: str = "name"
         if not member or not starts_with(":", text, at := skip_blanks(text, at)):
             break
         at = skip_blanks(text, at + 1)
-        if member == key:
-            name = members.get(name_key, "")
+        if member == key or not name_key:
+            name = members.get(name_key, "") if name_key else member
             return (name, at) if name and starts_with("{", text, at) else ("", at)
         members[member], at = _string(text, at)
         mark = ","

@@ -21,6 +21,7 @@ def test_probabilities_are_compared_up_to_the_first_other_token() -> None:
     one = answer(((1, -1.0), (2, -2.0)), ((3, -1.0),), ((4, 0.0),))
     assert one.difference(one) == 0
     assert one.difference(answer(((1, -1.25), (5, -2.0)), ((6, -1.0), (3, -1.5)), ((4, 9.0),))) == 0.5
+    assert one.difference(answer(((7, -1.5), (8, -4.0)))) == 3.0
     tally = Tally()
     tally.count("a", one, one)
     tally.count("b", one, answer(((1, -1.25),)))

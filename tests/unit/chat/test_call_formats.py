@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from pyctl.chat.call_formats import FORMATS, find_call_format
 from pyctl.chat.call_formats.call_format import CallFormat
 from pyctl.chat.call_formats.families import FAMILIES, HERMES
-from pyctl.chat.call_formats.gpt_oss import HarmonyFormat
 from pyctl.chat.call_formats.llama3 import LlamaFormat
 from pyctl.chat.call_formats.marked_format import MarkedFormat
+from pyctl.chat.call_formats.message_format import HARMONY, MUSE, MessageFormat
 from pyctl.chat.chat_format import ChatFormat
 from pyctl.chat.constraint import reply_constraint
 from pyctl.chat.replay import Replay
@@ -38,7 +38,7 @@ class Family:
     """A template with its format: what stands before and after a reply, and a call of the tool without arguments.
 
     ``marks`` are texts that lead its parser astray. ``is_plain`` if the template leaves strings as they are where they
-    would need escapes.
+    would need escapes, ``has_null`` unless it leaves null out.
     """
 
     name: str
@@ -48,6 +48,7 @@ class Family:
     call: str
     marks: tuple[str, ...] = ()
     is_plain: bool = False
+    has_null: bool = True
 
     def template(self) -> Template:
         return _template(self.name)
@@ -55,6 +56,10 @@ class Family:
     @property
     def twice(self) -> str:
         """Two calls."""
+        if isinstance(self.form, MessageFormat):
+            return f"{self.call}{self.form.marks.ends[0]}<|start|>assistant{self.call}"
+        if self.form.name == "Functionary 3.2":
+            return f"{self.call}>>>{self.call}"
         marks = self.form.marks[0] if isinstance(self.form, MarkedFormat) else None
         if marks is None or not marks.begin or marks.is_alone:
             return f"{self.call}\n{self.call}"
@@ -108,6 +113,14 @@ HY = "opensource"
 COHERE_CALL = '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "stop", "parameters": {}}\n]<|END_ACTION|>'
 SOLAR_CALL = (
     "<|tool_calls|><|tool_call:begin|>Ab3dEf7hI<|tool_call:name|>stop<|tool_call:args|>{}<|tool_call:end|><|calls|>"
+)
+SPACE = "]<]minimax[>["
+MUSE_CALL = (
+    ' to=stop<|message|><atem:function_calls>\n<atem:invoke name="stop">\n</atem:invoke>\n</atem:function_calls>'
+)
+MUSE_MARKS = (
+    *("<|start|>", "assistant", " to=self", " to=user", " to=stop", "<|message|>", "<|eom|>", "<|eot|>"),
+    *("<atem:function_calls>", '<atem:invoke name="', "stop", '">', "</atem:invoke>", "</atem:function_calls>"),
 )
 CASES = (
     marked("Qwen3.5-4B", "Qwen (between tags)", *CHATML, QWEN_CALL),
@@ -205,9 +218,53 @@ CASES = (
     marked("mistralai-Mistral-Nemo-Instruct-2407", "Mistral (list)", *MISTRAL, LIST_CALL),
     marked("Mistral-Small-3.2-24B-Instruct-2506", "Mistral (name and arguments)", *MISTRAL, NAMED_CALL),
     marked("mistralai-Ministral-3-14B-Reasoning-2512", "Mistral (name and arguments)", *MISTRAL, NAMED_CALL),
+    marked(
+        "Apertus-8B-Instruct",
+        "Apertus",
+        "<|assistant_start|>",
+        "",
+        '<|tools_prefix|>[{"stop": {}}]<|tools_suffix|>',
+    ),
+    marked(
+        "CohereForAI-c4ai-command-r-plus-tool_use",
+        "Command R+",
+        "<|CHATBOT_TOKEN|>",
+        "\n<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>",
+        'Action:\n```json\n[\n    {\n        "tool_name": "stop",\n        "parameters": {}\n    }\n]```',
+    ),
+    marked(
+        "meetkai-functionary-medium-v3.1", "Functionary 3.1", LLAMA[0], "<|eom_id|>", "<function=stop>{}</function>"
+    ),
+    marked("meetkai-functionary-medium-v3.2", "Functionary 3.2", f"{LLAMA[0]}>>>", "<|eot_id|>", "stop\n{}"),
+    marked(
+        "fireworks-ai-llama-3-firefunction-v2",
+        "Firefunction",
+        LLAMA[0],
+        "<|eot_id|>",
+        ' functools[{"name": "stop", "arguments": {}}]',
+    ),
+    marked(
+        "GigaChat3-10B-A1.8B",
+        "GigaChat 3",
+        "assistant<|role_sep|>\n",
+        "<|message_sep|>\n\n",
+        '<|message_sep|>\n\nfunction call<|role_sep|>\n{"name": "stop", "arguments": {}}',
+    ),
+    replace(
+        marked(
+            "MiniMax-M3",
+            "MiniMax M3",
+            "]~b]ai\n</mm:think>",
+            "[e~[\n",
+            f'{SPACE}<tool_call>\n{SPACE}<invoke name="stop">{SPACE}</invoke>\n{SPACE}</tool_call>',
+            is_plain=True,
+        ),
+        has_null=False,
+    ),
+    Family("muse-glimmer", MUSE, "<|start|>assistant", "<|eot|>", MUSE_CALL, MUSE_MARKS),
     Family(
         "openai-gpt-oss-120b",
-        HarmonyFormat(),
+        HARMONY,
         "<|start|>assistant",
         "<|call|>",
         "<|channel|>commentary to=functions.stop <|constrain|>json<|message|>{}<|call|>",
@@ -244,8 +301,9 @@ PLAIN = st.text(st.characters(categories=("Ll", "Nd")), min_size=1, max_size=6).
 KEYS = {False: st.text(max_size=4), True: PLAIN}
 
 
-def arguments_of(*, is_plain: bool) -> st.SearchStrategy[dict[str, Any]]:
+def arguments_of(*, is_plain: bool, has_null: bool) -> st.SearchStrategy[dict[str, Any]]:
     """Arguments of a call; with ``is_plain`` nothing in them would need an escape."""
+    others = st.booleans() | st.none() if has_null else st.booleans()
     words = PLAIN if is_plain else st.text(max_size=30).filter(lambda text: "</" not in text and "<|" not in text)
     inner = PLAIN if is_plain else st.text(max_size=5)
     return st.fixed_dictionaries(
@@ -254,14 +312,15 @@ def arguments_of(*, is_plain: bool) -> st.SearchStrategy[dict[str, Any]]:
             "text": words,
             "count": st.integers(-(10**12), 10**12),
             "where": st.dictionaries(KEYS[is_plain], st.integers() | inner, max_size=3),
-            "tags": st.lists(st.none() | st.booleans() | inner, max_size=4),
+            "tags": st.lists(others | inner, max_size=4),
         },
     )
 
 
 def reply_of(family: Family, arguments: dict[str, Any], n_calls: int) -> str:
     """The reply with these calls, as the template renders it."""
-    call = {"type": "function", "id": "Ab3dEf7hI", "function": {"name": "look_up", "arguments": arguments}}
+    given = arguments if family.template().capabilities.object_arguments else json.dumps(arguments)
+    call = {"type": "function", "id": "Ab3dEf7hI", "function": {"name": "look_up", "arguments": given}}
     message = {"role": "assistant", "content": "", "tool_calls": [call] * n_calls}
     tools = [{"type": "function", "function": STOP_TOOL}]
     text = family.template().render([HI, message], tools=tools, add_generation_prompt=False)
@@ -275,7 +334,7 @@ def reply_of(family: Family, arguments: dict[str, Any], n_calls: int) -> str:
 @given(st.data())
 def test_every_rendered_call_parses_back(family: Family, data: st.DataObject) -> None:
     capabilities = family.template().capabilities
-    arguments = data.draw(arguments_of(is_plain=family.is_plain))
+    arguments = data.draw(arguments_of(is_plain=family.is_plain, has_null=family.has_null))
     n_calls = data.draw(st.integers(1, 3 if capabilities.parallel_calls else 1))
     parsed = parse(family.form, reply_of(family, arguments, n_calls))
     assert calls_of(parsed) == [("look_up", arguments)] * n_calls
@@ -295,7 +354,7 @@ def test_any_cutting_gives_the_same(family: Family, data: st.DataObject) -> None
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     whole = parse(family.form, text, tools, reply_part)
     assert parse_reply(family.form, pieces, tools, reply_part) == whole
-    if not whole[2] and reply_part == "content" and family.form.control_tokens != HarmonyFormat.control_tokens:
+    if not whole[2] and reply_part == "content" and not isinstance(family.form, MessageFormat):
         assert whole[1] == text
 
 
@@ -306,7 +365,7 @@ def test_what_has_no_marks_is_content_but_for_the_blanks_before_it(family: Famil
     marks = ["<think>", *(mark for mark in family.marks if mark.lstrip()[0] in "<[")]
     for tools in (TOOLS, None):
         if text.strip() and not any(mark in text for mark in marks):
-            kept = text if isinstance(family.form, HarmonyFormat) else text.lstrip()
+            kept = text if isinstance(family.form, MessageFormat) else text.lstrip()
             assert parse(family.form, text, tools) == ("", kept, [])
 
 
@@ -332,7 +391,7 @@ def test_a_forced_call_is_bound_to_the_form_that_is_read(family: Family) -> None
     assert accepts(behind, call)
     optional = form.constraint(Tools(stop.tools, parallel=False), tags, "start")
     assert any(re.search(trigger, family.call) for trigger in optional.triggers)
-    if isinstance(form, HarmonyFormat):
+    if form is HARMONY:
         return  # whose replies end with a call
     twice = f"{call}\n{call}" if isinstance(form, LlamaFormat) else family.twice
     assert len(parse(form, twice)[2]) == 2
@@ -376,9 +435,7 @@ def test_a_grammar_takes_what_the_template_writes(family: Family) -> None:
 
 NOT_REPLAYED = {
     "MiniMax-M2": "refuses a result without a call before it",
-    "upstage-Solar-Open-100B": "marks content, which stands in for the reply",
-    "Cohere2MoE": "marks content",
-    "Kimi-K3": "marks content",
+    "Kimi-K3": "refuses a result without a call before it",
     "openai-gpt-oss-120b": "refuses a result without a call before it",
 }
 """Templates that take no text in the place of a message that calls: it is rendered anew."""
@@ -386,7 +443,7 @@ NOT_REPLAYED = {
 
 @BY_NAME
 def test_a_reply_that_calls_goes_back_into_the_prompt_as_it_was_sampled(family: Family) -> None:
-    start = family.header.strip().removesuffix("</think>")
+    start = family.header.removesuffix(">>>").strip().removesuffix("</think>")
     chat = ChatFormat(family.template(), ByteTokenizer((start,)), replay=Replay())
     if not chat.marks.replay.n_bytes and chat.starts == ():
         pytest.skip("nothing begins a message here")
@@ -406,7 +463,7 @@ def test_a_reply_that_calls_goes_back_into_the_prompt_as_it_was_sampled(family: 
 
 
 def test_content_by_a_schema_comes_on_its_channel() -> None:
-    (tags,) = HarmonyFormat.reasoning
+    (tags,) = HARMONY.reasoning
     bound = reply_constraint({"type": "integer"}, tags, "start")
     assert accepts(bound, "<|channel|>final<|message|>42")
     assert accepts(bound, f"{tags.open}hm<|end|><|start|>assistant<|channel|>final<|message|>42")
@@ -493,7 +550,7 @@ class TestMistral:
 
 
 class TestHarmony:
-    form = HarmonyFormat()
+    form = HARMONY
 
     @pytest.mark.parametrize(
         ("text", "parsed"),
@@ -546,3 +603,87 @@ class TestHarmony:
         answer = {"role": "assistant", "content": "I look.", "reasoning_content": "hm", "tool_calls": [call]}
         text = prepare(chat, [HI, answer, {"role": "tool", "tool_call_id": "x", "content": "done"}]).text
         assert "<|start|>assistant<|channel|>analysis<|message|>hm<|end|><|start|>assistant to=functions.stop" in text
+
+
+class TestMuse:
+    @pytest.mark.parametrize(
+        ("text", "parsed"),
+        [
+            (" to=user<|message|>Hi<|eot|>", ("", "Hi", [])),
+            ("Hi", ("", "Hi", [])),
+            (" to=self<|message|>hm<|eom|><|start|>assistant to=user<|message|>Hi", ("hm", "Hi", [])),
+            (f" to=self<|message|>hm<|eom|><|start|>assistant{MUSE_CALL}", ("hm", "", [("stop", "{}")])),
+            (f"{MUSE_CALL}<|eom|><|start|>assistant{MUSE_CALL}<|eot|>", ("", "", [("stop", "{}")] * 2)),
+            (
+                MUSE_CALL.replace(
+                    "\n</atem:invoke>", '\n<atem:parameter name="text">a </b></atem:parameter>\n</atem:invoke>'
+                ),
+                ("", "", [("stop", '{"text":"a </b>"}')]),
+            ),
+        ],
+    )
+    def test_replies(self, text: str, parsed: Parsed) -> None:
+        assert parse(MUSE, text) == parsed
+
+    def test_without_tools_a_call_is_content(self) -> None:
+        assert parse(MUSE, MUSE_CALL, None) == ("", MUSE_CALL, [])
+
+
+class TestFunctionary:
+    form = next(form for form in FAMILIES if form.name == "Functionary 3.2")
+
+    @pytest.mark.parametrize(
+        ("text", "parsed"),
+        [
+            ("all\nHi", ("", "Hi", [])),
+            ("Hi", ("", "Hi", [])),
+            ('look_up\n{"text": ">>>stop\\n{}"}', ("", "", [("look_up", '{"text": ">>>stop\\n{}"}')])),
+            ("stop\n{}>>>stop\n{}", ("", "", [("stop", "{}")] * 2)),
+            ("all\nI look.>>>stop\n{}", ("", "I look.", [("stop", "{}")])),
+            # content: Python's prompt, and a function that is none
+            ("all\n>>> x = {1: 2}", ("", ">>> x = {1: 2}", [])),
+            ("all\n>>>x\n{1: 2}", ("", ">>>x\n{1: 2}", [])),
+        ],
+    )
+    def test_replies(self, text: str, parsed: Parsed) -> None:
+        assert parse(self.form, text) == parsed
+
+    def test_without_tools_the_mark_of_content_goes(self) -> None:
+        assert parse(self.form, "all\nHi >>> you", None) == ("", "Hi >>> you", [])
+
+
+class TestMiniMax3:
+    form = next(form for form in FAMILIES if form.name == "MiniMax M3")
+
+    @staticmethod
+    def call(inner: str) -> str:
+        return f'{SPACE}<tool_call>\n{SPACE}<invoke name="look_up">{inner}{SPACE}</invoke>\n{SPACE}</tool_call>'
+
+    @pytest.mark.parametrize(
+        ("inner", "arguments"),
+        [
+            ("<text>1 < 2 </text>{M}</text>", {"text": "1 < 2 </text>"}),
+            ("<count>3{M}</count>{M}<deep>true{M}</deep>", {"count": 3, "deep": True}),
+            ("<where>{M}<a>1{M}</a>{M}<b>{M}<c>x{M}</c>{M}</b>{M}</where>", {"where": {"a": 1, "b": {"c": "x"}}}),
+            ("<where>{M}</where>{M}<tags>{M}</tags>", {"where": {}, "tags": []}),
+            ('<where>{{"a": 1}}{M}</where>', {"where": {"a": 1}}),
+            ("<tags>{M}<item>1{M}</item>\n{M}<item>x{M}</item>{M}</tags>", {"tags": [1, "x"]}),
+            ("<tags>{M}<item>{M}<item>1{M}</item>{M}</item>{M}</tags>", {"tags": [[1]]}),
+            ("<free>{M}<item>1{M}</item>{M}</free>", {"free": [1]}),
+            ("<maybe>null{M}</maybe>", {"maybe": None}),
+        ],
+    )
+    def test_arguments(self, inner: str, arguments: dict[str, Any]) -> None:
+        text = self.call(SPACE + inner.format(M=SPACE))
+        assert calls_of(parse(self.form, f"</mm:think>{text}")) == [("look_up", arguments)]
+
+    def test_what_is_no_element_ends_the_arguments_unfinished(self) -> None:
+        parsed = parse(self.form, self.call(f"{SPACE}<count>3{SPACE}</count> and more"))
+        assert parsed[2] == [("look_up", '{"count":3')]
+        deep = "".join(f"{SPACE}<a>" for _ in range(200))
+        assert parse(self.form, self.call(f"{SPACE}<where>{deep}"))[2][0][0] == "look_up"
+
+    def test_arguments_come_out_as_they_stream(self) -> None:
+        parser = self.form.call_parser(TOOLS)
+        parser.feed(f'{SPACE}<tool_call>\n{SPACE}<invoke name="look_up">{SPACE}<text>a')
+        assert [call.arguments for call in parser.feed("bc").calls] == ["bc"]

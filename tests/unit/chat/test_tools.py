@@ -70,6 +70,13 @@ def test_types_of_a_schema(schema: Any, types: set[str]) -> None:
         ({"$ref": "#/$defs/side", "const": "left"}, ["left"]),
         ({"$ref": "#/$defs/circle"}, []),
         ({"$ref": "#/$defs/none"}, []),
+        ({"anyOf": [{"enum": ["a", "b"]}, {"type": "null"}]}, ["a", "b", None]),
+        ({"oneOf": [{"const": "a"}, {"$ref": "#/$defs/side"}]}, ["a", "left", "right"]),
+        ({"type": ["string", "null"], "enum": ["a", None]}, ["a", None]),
+        ({"anyOf": [{"enum": ["a", "null"]}, {"type": "null"}]}, []),
+        ({"anyOf": [{"enum": ["a"]}, {"type": "string"}]}, []),
+        ({"anyOf": [{"type": "null"}]}, []),
+        ({"anyOf": [{"$ref": "#/$defs/circle"}, {"enum": ["a"]}]}, []),
         ({"enum": ["a", 1]}, []),
         ({"const": 1}, []),
         ({"enum": "ab"}, []),
@@ -77,7 +84,7 @@ def test_types_of_a_schema(schema: Any, types: set[str]) -> None:
         (True, []),
     ],
 )
-def test_words_that_a_schema_lists(schema: Any, words: list[str]) -> None:
+def test_words_that_a_schema_lists(schema: Any, words: list[str | None]) -> None:
     function = {"name": "f", "parameters": {"properties": {"a": schema}, **ROOT}}
     assert Tools.of([{"type": "function", "function": function}]).tools[0].words("a") == words
 
