@@ -69,13 +69,14 @@ class KVState:
     """Rows and state inside the context at address ``ctx``.
 
     ``seq`` must hold at least one token: the layout is read from what llama.cpp writes for it. ``kind`` is
-    ``attention`` (rows only), ``hybrid`` (rows and a recurrent state) or ``opaque`` (a memory of another kind, or one
-    stream per sequence: no rows, and the state is llama.cpp's own of the whole sequence).
+    ``attention`` (rows only), ``hybrid`` (rows and a state: recurrent, the rows that sliding layers still see, or both) or
+    ``opaque`` (a memory of another kind, or one stream per sequence: no rows, and the state is llama.cpp's own of the whole
+    sequence).
 
     With a ``lag``, for tests, a host behaves as a device that copies beside the computation does towards its buffers:
     a copy counts as complete when so many further calls were made, or something waited for it.
 
-    With ``marks``, a hybrid has room for one more state of each sequence, on the devices where states lie; RuntimeError
+    With ``marks``, a hybrid without sliding layers has room for one more state of each sequence, on the devices where states lie; RuntimeError
     where that is missing.
 
     With ``defers``, llama.cpp learns in `reserve` of what `rewind` and `clear` have dropped, so `reserve` is called before
@@ -90,8 +91,8 @@ class KVState:
         """The name of the memory's class in llama.cpp."""
 
     @property
-    def window(self) -> tuple[int, int, bool]:
-        """(tokens that sliding layers see, cells of the ring that holds these, whether they are chunks).
+    def window(self) -> tuple[int, int]:
+        """(tokens that sliding layers see, cells for these).
 
         The first is 0 without such layers, the second where the class is not known.
         """

@@ -20,6 +20,7 @@ from pyctl.llama import Loaded, load
 from tests import ownership
 from tests.effort import examples
 from tools.generator import SHAPES, VISION_SHAPES, cached_model
+from tools.generator.families import FAMILIES, cached_family
 
 TESTS = Path(__file__).resolve().parent
 
@@ -67,9 +68,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def model_path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """model_path("tiny-hybrid") -> the GGUF file of that shape."""
+    """model_path("tiny-hybrid") -> the GGUF file of that shape, or of a family."""
     directory = tmp_path_factory.mktemp("models")
-    return lambda name: cached_model(SHAPES[name], directory)
+
+    def get(name: str) -> Path:
+        return cached_family(FAMILIES[name], directory) if name in FAMILIES else cached_model(SHAPES[name], directory)
+
+    return get
 
 
 @pytest.fixture(scope="session")

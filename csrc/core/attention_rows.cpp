@@ -35,37 +35,10 @@ std::vector<std::vector<row_span>> in_steps(const std::vector<row_span> & spans)
 
 }  // namespace
 
-attention_rows::attention_rows(llama_kv_cache & cache, const row_layout & layout, uint64_t hash, transfer & copies,
-                               bool defers)
-    : row_memory(layout, hash, copies, cache.get_size()), cache(cache), books(compat::cells_of(cache)),
-      positions(LLAMA_MAX_SEQ), defers(defers) {
-    join_planes(layout.k);
-    join_planes(layout.v);
-}
-
-// Joins tensors of one shape that lie at equal distances in one buffer.
-void attention_rows::join_planes(const std::vector<row_tensor> & tensors) {
-    const size_t n_cells = cache.get_size();
-    for (size_t i = 0; i < tensors.size();) {
-        const row_tensor & first  = tensors[i];
-        const auto         at     = [&](size_t j) { return static_cast<const uint8_t *>(tensors[j].tensor->data); };
-        const auto         stride = i + 1 < tensors.size() ? at(i + 1) - at(i) : 0;
-        size_t             n      = 1;
-        while (first.n_embd == 1 && stride > 0 && i + n < tensors.size() && tensors[i + n].row == first.row &&
-               buffer_of(tensors[i + n].tensor) == buffer_of(first.tensor) && at(i + n) - at(i + n - 1) == stride) {
-            ++n;
-        }
-        // Copies are checked against the size of the tensor, so this one has to reach to the end of the last.
-        const size_t size = at(i + n - 1) - at(i) + ggml_nbytes(tensors[i + n - 1].tensor);
-        plane        joined{ bytes_of(first.tensor, 0, size), first.row, n, n > 1 ? static_cast<size_t>(stride) : 0 };
-        if (first.n_embd > 1) {
-            joined.count  = first.n_embd;
-            joined.stride = n_cells * first.row;
-        }
-        planes.push_back(joined);
-        i += n;
-    }
-}
+attention_rows::attention_rows(llama_memory_t memory, const std::vector<row_set> & sets, const row_layout & layout,
+                               uint64_t hash, transfer & copies, bool defers)
+    : row_memory(layout, hash, copies, sets[0].cache->get_size()), memory(memory), sets(sets), cache(*sets[0].cache),
+      books(compat::cells_of(cache)), planes(planes_of(layout, cache.get_size())), positions(LLAMA_MAX_SEQ), defers(defers) {}
 
 int64_t attention_rows::end_of(llama_seq_id seq) const {
     return seq == cut_seq ? cut_at : positions_of(seq).end_of(cache.seq_pos_max(seq));
@@ -91,8 +64,12 @@ std::vector<cell_run> attention_rows::runs_of(llama_seq_id seq, const row_positi
     const auto             end   = static_cast<llama_pos>(positions.position(p1 - 1) + 1);
     int64_t                found = 0;
     for (uint32_t cell = 0; cell < cells.size() && found < p1 - p0; ++cell) {
-        if (cells.is_empty(cell) || !cells.pos_in(cell, first, end) || !cells.seq_has(cell, seq)) {
-            continue;
+        const auto has = [&](const row_set & set) {
+            const llama_kv_cells & cells = set.cache->get_cells(seq);
+            return cells.pos_in(cell, first, end) && cells.seq_has(cell, seq);
+        };
+        if (!std::all_of(sets.begin(), sets.end(), has)) {
+            continue;  // not of all sets: from a file that some other program made
         }
         int64_t row = cells.pos_get(cell);
         if (has_images) {
@@ -111,33 +88,13 @@ std::vector<cell_run> attention_rows::runs_of(llama_seq_id seq, const row_positi
     return runs;
 }
 
-// Calls `move(region, offset in a block of rows [p0, p1))` for rows [first, last) of every plane.
-template <typename F>
-void attention_rows::each_region(const std::vector<cell_run> & runs, int64_t p0, int64_t p1, int64_t first, int64_t last,
-                                 const F & move) {
-    const size_t n  = static_cast<size_t>(p1 - p0);
-    size_t       at = sizeof(block_header) + n * layout.ext_bytes();
-    for (plane & plane : planes) {
-        for (const cell_run & r : runs) {
-            const int64_t from = std::max(r.row, first);
-            const int64_t to   = std::min(r.row + r.count, last);
-            if (from < to) {
-                const copy_region region{ &plane.tensor, (r.cell + (from - r.row)) * plane.row, (to - from) * plane.row,
-                                          plane.count,   plane.stride,                          n * plane.row };
-                move(region, at + (from - p0) * plane.row);
-            }
-        }
-        at += plane.count * n * plane.row;
-    }
-}
-
 // Rows [p0, p1), which lie in `runs`, as a block.
 void attention_rows::copy_out(const std::vector<cell_run> & runs, int64_t p0, int64_t p1, const llama_kv_cell_ext * exts,
                               uint8_t * out) {
-    begin_block(p0, p1, exts, out);
-    is_reading = true;
+    uint8_t * const rows = begin_block(p0, p1, exts, out);
+    is_reading           = true;
     copies.save_begin();
-    each_region(runs, p0, p1, p0, p1, [&](const copy_region & region, size_t at) { copies.save(region, out + at); });
+    each_region(planes, runs, p0, p1, p0, p1, [&](const copy_region & to, size_t at) { copies.save(to, rows + at); });
 }
 
 // What the library knows of rows [p0, p1), which lie in `runs`; empty where that is nothing.
@@ -211,12 +168,13 @@ void attention_rows::load_checked(llama_seq_id seq, int64_t p0, const std::vecto
     } catch (...) {
         copies.finish();
         settle();
-        cache.seq_rm(seq, static_cast<llama_pos>(position(seq, p0)), -1);  // the image, too, where p0 is inside of one
+        remove(seq, position(seq, p0));  // the image, too, where p0 is inside of one
         positions[static_cast<size_t>(seq)].truncate(positions_of(seq).end_of(cache.seq_pos_max(seq)));
         fence();
         changed();
         throw;
     }
+    memory->seq_cp(seq, seq, -1, -1);
     copies.load_end();
 }
 
@@ -243,9 +201,17 @@ void attention_rows::truncate(llama_seq_id seq, int64_t n) {
     changed();
 }
 
+// A memory that derives something of its cells, such as pools of an indexer's keys, forgets it when the sequence is copied.
+void attention_rows::remove(llama_seq_id seq, int64_t pos) {
+    for (const row_set & set : sets) {
+        set.cache->seq_rm(seq, static_cast<llama_pos>(pos), -1);
+    }
+    memory->seq_cp(seq, seq, -1, -1);
+}
+
 void attention_rows::settle() {
     if (cut_seq >= 0) {
-        cache.seq_rm(cut_seq, static_cast<llama_pos>(cut_pos), -1);
+        remove(cut_seq, cut_pos);
         cut_seq = -1;
         changed();
     }
@@ -319,7 +285,10 @@ void attention_rows::write_exts(const std::vector<cell_run> & runs, const std::v
         }
         for (auto run = first; run != runs.end() && run->row < span.last; ++run) {
             for (int64_t row = std::max(span.first, run->row); row < std::min(span.last, run->row + run->count); ++row) {
-                books.ext_set(static_cast<uint32_t>(run->cell + (row - run->row)), ext_at(exts, row - span.first));
+                for (const row_set & set : sets) {
+                    compat::cells_of(*set.cache).ext_set(static_cast<uint32_t>(run->cell + (row - run->row)),
+                                                         ext_at(exts, row - span.first));
+                }
             }
         }
     }
@@ -337,38 +306,24 @@ void attention_rows::append(const std::vector<cell_run> & runs, const std::vecto
             continue;
         }
         const block_header header = read_header(span.data, span.size, block_kind::rows, hash);
-        each_region(runs, header.p0, header.p1, span.first, span.last,
-                    [&](const copy_region & region, size_t at) { copies.load(region, span.data + at); });
+        const uint8_t * rows = span.data + sizeof(block_header) + (header.p1 - header.p0) * layout.ext_bytes();
+        each_region(planes, runs, header.p0, header.p1, span.first, span.last,
+                    [&](const copy_region & to, size_t at) { copies.load(to, rows + at); });
     }
 }
 
 // Lets the library find cells for rows [p0, last) of `seq`, which ends at p0. Reading a state would do the same, but only
 // for a whole sequence, and handing rows over from one to another takes longer than finding their cells.
 std::vector<cell_run> attention_rows::claim_cells(llama_seq_id seq, int64_t p0, int64_t last) {
-    const auto                  n = static_cast<size_t>(last - p0);
-    std::vector<llama_pos>      pos(n);
-    std::vector<llama_token>    tokens(n);
-    std::vector<int32_t>        n_seqs(n, 1);
-    std::vector<llama_seq_id *> seqs(n, &seq);
-    for (size_t i = 0; i < n; ++i) {
-        pos[i] = static_cast<llama_pos>(position(seq, p0 + static_cast<int64_t>(i)));
+    std::vector<llama_pos> pos;
+    for (int64_t row = p0; row < last; ++row) {
+        pos.push_back(static_cast<llama_pos>(position(seq, row)));
     }
-    llama_ubatch batch{};
-    batch.n_tokens = batch.n_seq_tokens = static_cast<uint32_t>(n);
-    batch.n_seqs = batch.n_seqs_unq = batch.n_pos = 1;
-    batch.token                                   = tokens.data();
-    batch.pos                                     = pos.data();
-    batch.n_seq_id                                = n_seqs.data();
-    batch.seq_id                                  = seqs.data();
-    batch.seq_id_unq                              = &seq;
-    const auto found                              = cache.find_slot(batch, false);
-    if (found.empty()) {
-        throw out_of_cells("llama.cpp finds no cells for " + std::to_string(n) + " rows");
-    }
-    cache.apply_ubatch(found, batch);
+    const cell_batch      batch(seq, std::move(pos));
+    const auto            slots = batch.slots_in(cache);
     std::vector<cell_run> runs;
-    for (size_t i = 0; i < n; ++i) {
-        append_run(runs, { found.idxs[0][i], p0 + static_cast<int64_t>(i), 1 });
+    for (const row_set & set : sets) {
+        runs = batch.take(*set.cache, slots, p0);
     }
     return runs;
 }

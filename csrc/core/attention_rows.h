@@ -1,4 +1,4 @@
-// Rows of one attention cache: out of a sequence into a block, and from blocks to the end of a sequence.
+// Rows of attention caches: out of a sequence into a block, and from blocks to the end of a sequence.
 //
 // A sequence's rows are numbered 0, 1, 2 ... in the order of its tokens; which positions the library has them at, where
 // there are images, `row_positions` knows. Where the bytes lie on the device is known by `planes` alone.
@@ -7,17 +7,20 @@
 // ones, so that they cost its computation nothing, and before it gets such a cell its row is copied to another one.
 #pragma once
 
+#include "core/cells.h"
 #include "core/row_memory.h"
 #include "core/row_positions.h"
+#include "device/tensor_buffer.h"
 
 // Checks positions and sizes before it touches the cache and throws std::invalid_argument; the sequence is unchanged
 // then. Copies may be on their way when a function returns, see transfer.h. Sequence ids are the caller's to check.
 class attention_rows : public row_memory {
 public:
-    // `cache` and `copies` must outlive this; `hash` is that of the whole memory's layout, which blocks carry. With
+    // `memory`, of which `sets` are parts, and `copies` must outlive this; `hash` is that of the whole memory's layout, which blocks carry. With
     // `defers`, the library learns of dropped rows in `reserve`, without which nothing may be evaluated then: so those
     // that are loaded next take over their cells, and the library's books, which are slow, stay as they are.
-    attention_rows(llama_kv_cache & cache, const row_layout & layout, uint64_t hash, transfer & copies, bool defers);
+    attention_rows(llama_memory_t memory, const std::vector<row_set> & sets, const row_layout & layout, uint64_t hash,
+                   transfer & copies, bool defers);
 
     int64_t end_of(llama_seq_id seq) const override;
     int64_t position(llama_seq_id seq, int64_t n) const override { return positions_of(seq).position(n); }
@@ -40,24 +43,8 @@ public:
 private:
     using sequence_set = llama_kv_cells::seq_set_t;
 
-    // `count` pieces of one token's `row` bytes each, a `stride` apart on the device: tensors of the same kind that lie
-    // at equal distances, such as K of all layers, are one of these, and rows of all move in one copy.
-    struct plane {
-        ggml_tensor tensor;  // from the first piece to the end of the last
-        size_t      row;
-        size_t      count;
-        size_t      stride;
-    };
-
-    // Room for some rows of one plane, for those that change places.
-    struct stage {
-        buffer_handle buffer;
-        ggml_tensor   tensor;
-    };
-
     const llama_kv_cells & cells() const { return books; }
 
-    void                  join_planes(const std::vector<row_tensor> & tensors);
     std::vector<cell_run> runs_of(llama_seq_id seq, const row_positions & positions, int64_t p0, int64_t p1) const;
     void                  copy_out(const std::vector<cell_run> & runs, int64_t p0, int64_t p1,
                                    const llama_kv_cell_ext * exts, uint8_t * out);
@@ -69,6 +56,7 @@ private:
     std::vector<cell_run> take_over(llama_seq_id seq, int64_t p0, int64_t last);
     void                  write_exts(const std::vector<cell_run> & runs, const std::vector<row_span> & spans);
     const row_positions & positions_of(llama_seq_id seq) const { return positions[static_cast<size_t>(seq)]; }
+    void                  remove(llama_seq_id seq, int64_t pos);
     void                  changed() { is_counted = false; }
     bool                  is_vacant(int64_t cell) const;
     void                  count() const;
@@ -85,13 +73,12 @@ private:
     void                 open_stages();
     void                 copy_cells(std::vector<cell_move> moves);
 
-    template <typename F>
-    void each_region(const std::vector<cell_run> & runs, int64_t p0, int64_t p1, int64_t first, int64_t last, const F & move);
-
-    llama_kv_cache &   cache;
-    llama_kv_cells &   books;  // the library's, of the one stream that there is
+    llama_memory_t       memory;
+    std::vector<row_set> sets;
+    llama_kv_cache &     cache;  // the first of them: where it has a row, the others have theirs
+    llama_kv_cells &     books;  // its, of the one stream that there is
     std::vector<plane> planes;  // in the order of a block's bytes
-    std::vector<stage> stages;  // one for each plane, once they were needed
+    std::vector<tensor_buffer> stages;  // room for some rows of each plane, once they were needed
 
     std::vector<row_positions> positions;  // of each sequence
     bool               defers;

@@ -35,6 +35,8 @@ size_t size_of(const py::buffer_info & info) {
 // one that cannot see how far the device is keeps the latest snapshot's.
 constexpr size_t most_in_flight = 16, most_unseen = 2;
 
+constexpr const char * kind_names[] = { "attention", "hybrid", "opaque" };
+
 // A kv_state and the buffers that its copies have yet to read or fill. They are let go when the copies are complete: at
 // the next call, for there may never be one to `finish`.
 class bound_state : public kv_state {
@@ -44,39 +46,15 @@ public:
 
     ~bound_state() { kv_state::finish(); }
 
-    const char * kind_name() const {
-        switch (kind()) {
-            case memory_kind::attention: return "attention";
-            case memory_kind::hybrid:    return "hybrid";
-            default:                     return "opaque";
-        }
-    }
-
-    std::tuple<int64_t, int64_t, bool> window_values() const { return { window().size, window().ring, window().is_chunked }; }
-
-    void mark(llama_seq_id seq, int64_t n) {
-        without_gil([&] { kv_state::mark(seq, n); });
-    }
-
-    int64_t reset(llama_seq_id seq) {
-        int64_t n = 0;
-        without_gil([&] { n = kv_state::reset(seq); });
-        let_go();
-        return n;
-    }
-
-    void rewind(llama_seq_id seq, int64_t n) {
-        kv_state::rewind(seq, n);
-        let_go();
-    }
-
-    void clear(llama_seq_id seq) {
-        without_gil([&] { kv_state::clear(seq); });
-        let_go();
+    // Calls `function` of kv_state, which may take its time; what has been copied is let go.
+    template <auto function, typename... A> auto call(A... given) {
+        const std::shared_ptr<void> after(nullptr, [this](void *) { let_go(); });
+        const py::gil_scoped_release release;
+        return (this->*function)(given...);
     }
 
     void save_rows(llama_seq_id seq, int64_t p0, int64_t p1, const py::buffer & out) {
-        copy(out, true, [&](uint8_t * data, size_t size) { kv_state::save_rows(seq, p0, p1, data, size); });
+        copy(out, true, [&](uint8_t * data, size_t size) { movable_rows(seq).save(seq, p0, p1, data, size); });
     }
 
     // Held rows or a block, and which rows of it.
@@ -98,7 +76,7 @@ public:
     }
 
     void fetch(held_rows::handle held, int64_t p0, int64_t p1, const py::buffer & out) {
-        copy(out, true, [&](uint8_t * data, size_t size) { kv_state::fetch(held, p0, p1, data, size); });
+        copy(out, true, [&](uint8_t * data, size_t size) { movable_rows().fetch(held, p0, p1, data, size); });
     }
 
     void save_state(llama_seq_id seq, int64_t n, const py::buffer & out) {
@@ -106,12 +84,7 @@ public:
     }
 
     void load_state(llama_seq_id seq, int64_t n, const py::buffer & saved) {
-        copy(saved, false, [&](const uint8_t * data, size_t size) { kv_state::load_state(seq, n, data, size); });
-    }
-
-    void finish() {
-        without_gil([&] { kv_state::finish(); });
-        let_go();
+        copy(saved, false, [&](const uint8_t * data, size_t size) { kv_state::load_prefix(seq, n, {}, n, data, size); });
     }
 
     size_t in_flight_bytes() {
@@ -173,7 +146,7 @@ private:
         try {
             without_gil(function);
         } catch (...) {
-            finish();  // some copies may have begun
+            call<&kv_state::finish>();  // some copies may have begun
             throw;
         }
         if (!is_async()) {
@@ -244,16 +217,19 @@ void register_kv_state(py::module_ & m) {
     py::class_<bound_state>(m, "KVState")
         .def(py::init<uintptr_t, llama_seq_id, size_t, bool, bool>(), py::arg("ctx"), py::arg("seq") = 0, py::arg("lag") = 0,
              py::arg("marks") = false, py::arg("defers") = false, py::call_guard<py::gil_scoped_release>())
-        .def_property_readonly("kind", &bound_state::kind_name)
+        .def_property_readonly("kind", [](const bound_state & s) { return kind_names[static_cast<int>(s.kind())]; })
         .def_property_readonly("type", &kv_state::type)
-        .def_property_readonly("window", &bound_state::window_values)
+        .def_property_readonly("window", &kv_state::window)
         .def_property_readonly("layout", &kv_state::layout_text)
         .def_property_readonly("is_async", &kv_state::is_async)
         .def_property_readonly("in_flight_bytes", &bound_state::in_flight_bytes)
         .def("n_tokens", &kv_state::n_tokens, py::arg("seq"))
         .def("position", &kv_state::position, py::arg("seq"), py::arg("n"))
-        .def("add_image", &kv_state::add_image, py::arg("seq"), py::arg("columns"), py::arg("count"))
-        .def("rows_size", &kv_state::rows_size, py::arg("p0"), py::arg("p1"))
+        .def("add_image", [](const bound_state & s, llama_seq_id seq, int64_t columns, int64_t count) {
+            s.movable_rows(seq).add_image(seq, columns, count);
+        }, py::arg("seq"), py::arg("columns"), py::arg("count"))
+        .def("rows_size", [](const bound_state & s, int64_t p0, int64_t p1) { return s.movable_rows().size(p0, p1); },
+             py::arg("p0"), py::arg("p1"))
         .def("save_rows", &bound_state::save_rows, py::arg("seq"), py::arg("p0"), py::arg("p1"), py::arg("out"))
         .def("load_rows", &bound_state::load_rows, py::arg("seq"), py::arg("p0"), py::arg("spans"))
         .def("state_size", &kv_state::state_size, py::arg("seq"))
@@ -261,20 +237,22 @@ void register_kv_state(py::module_ & m) {
         .def("load_state", &bound_state::load_state, py::arg("seq"), py::arg("n"), py::arg("data"))
         .def("load_prefix", &bound_state::load_prefix, py::arg("seq"), py::arg("p0"), py::arg("spans"), py::arg("n"), py::arg("data"))
         .def_property_readonly("has_marks", &kv_state::has_marks)
-        .def("mark", &bound_state::mark, py::arg("seq"), py::arg("n"))
-        .def("reset", &bound_state::reset, py::arg("seq"))
-        .def("rewind", &bound_state::rewind, py::arg("seq"), py::arg("n"))
+        .def("mark", &bound_state::call<&kv_state::mark, llama_seq_id, int64_t>, py::arg("seq"), py::arg("n"))
+        .def("reset", &bound_state::call<&kv_state::reset, llama_seq_id>, py::arg("seq"))
+        .def("rewind", &bound_state::call<&kv_state::rewind, llama_seq_id, int64_t>, py::arg("seq"), py::arg("n"))
         .def_property_readonly("can_hold", &kv_state::can_hold)
-        .def_property_readonly("n_free", &kv_state::n_free)
-        .def_property_readonly("n_held", &kv_state::n_held)
-        .def("hold", &kv_state::hold, py::arg("seq"), py::arg("p0"), py::arg("p1"))
-        .def("release", &kv_state::release, py::arg("held"))
+        .def_property_readonly("n_free", [](const bound_state & s) { return s.movable_rows().n_free(); })
+        .def_property_readonly("n_held", [](const bound_state & s) { return s.movable_rows().n_held(); })
+        .def("hold", [](const bound_state & s, llama_seq_id seq, int64_t p0, int64_t p1) { return s.movable_rows(seq).hold(seq, p0, p1); },
+             py::arg("seq"), py::arg("p0"), py::arg("p1"))
+        .def("release", [](const bound_state & s, held_rows::handle held) { s.movable_rows().release(held); }, py::arg("held"))
         .def("fetch", &bound_state::fetch, py::arg("held"), py::arg("p0"), py::arg("p1"), py::arg("out"))
-        .def("n_own", &kv_state::n_own, py::arg("held"), py::arg("p0"), py::arg("p1"))
+        .def("n_own", [](const bound_state & s, held_rows::handle held, int64_t p0, int64_t p1) { return s.movable_rows().n_own(held, p0, p1); },
+             py::arg("held"), py::arg("p0"), py::arg("p1"))
         .def("reserve", &kv_state::reserve, py::arg("n"), py::arg("in_parts") = false, py::call_guard<py::gil_scoped_release>())
         .def("cut", &kv_state::cut, py::arg("seq"), py::arg("n"))
-        .def("clear", &bound_state::clear, py::arg("seq"))
-        .def("finish", &bound_state::finish);
+        .def("clear", &bound_state::call<&kv_state::clear, llama_seq_id>, py::arg("seq"))
+        .def("finish", &bound_state::call<&kv_state::finish>);
     py::class_<bound_store, bound_state>(m, "RowStore")
         .def(py::init<uintptr_t, int64_t, std::vector<size_t>, llama_seq_id, bool, size_t, size_t, int64_t, int64_t, int64_t,
                       int64_t, int64_t>(),

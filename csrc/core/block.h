@@ -11,11 +11,12 @@
 // ROWS continues, with n = p1 - p0, with
 //   n llama_kv_cell_ext of 12 bytes, where the model gives tokens further positions: x, y, token. Text has x = y = its
 //     position; rows of an image have the token -1, their column and line counted from its position, and follow line by line,
-//   the n K rows of each layer, layer by layer,
+//   the n K rows of each layer, layer by layer, of one cache after the other where there are several,
 //   the n V rows of each layer, layer by layer; where V is transposed (no flash attention), a layer has one run of n
 //   elements per embedding dimension instead.
 // STAT continues with
-//   the recurrent tensors of one cell in the order in which the library writes them (hybrid), or
+//   the recurrent tensors of one cell in the order in which the library writes them (hybrid),
+//   the last rows of layers with a window, as ROWS has them without further positions (hybrid), or
 //   what llama_state_seq_get_data wrote (opaque).
 #pragma once
 

@@ -8,25 +8,20 @@ kv_state::kv_state(llama_context * context, llama_seq_id seq, const host_arena &
     }
     check_seq(seq);
     marks.assign(llama_n_seq_max(ctx), -1);
-    parts     = parts_of(ctx);
-    layout    = layout_of(ctx, parts, seq);
-    recurrent = recurrent_memory_of(ctx);
-    copies = std::make_unique<transfer>(ctx, layout.tensors(), layout.recurrent.regions(), pinned, lag);
+    parts  = parts_of(ctx);
+    layout = layout_of(ctx, parts, seq);
+    copies = std::make_unique<transfer>(ctx, layout.tensors(), regions_of(layout.recurrent.steps), pinned, lag);
     if (own_rows != nullptr) {
-        if (parts.attention == nullptr) {
-            throw std::runtime_error("this model's memory has no rows that could lie elsewhere");
+        if (parts.sets.size() != 1 || parts.window != nullptr) {
+            throw std::runtime_error("this model's memory has no rows of one kind that could lie elsewhere");
         }
-        auto elsewhere = std::make_unique<row_store>(ctx, *parts.attention, layout.rows, layout.hash, *copies, *own_rows);
+        auto elsewhere = std::make_unique<row_store>(ctx, *parts.sets[0].cache, layout.rows, layout.hash, *copies, *own_rows);
         pool           = elsewhere.get();
         rows           = std::move(elsewhere);
-    } else if (parts.attention != nullptr) {
-        rows = std::make_unique<attention_rows>(*parts.attention, layout.rows, layout.hash, *copies, defers);
+    } else if (!parts.sets.empty()) {
+        rows = std::make_unique<attention_rows>(llama_get_memory(ctx), parts.sets, layout.rows, layout.hash, *copies, defers);
     }
-    if (parts.recurrent != nullptr) {
-        state = make_recurrent_state(*parts.recurrent, layout.recurrent, *copies, has_marks ? marks.size() : 0);
-    } else if (parts.kind == memory_kind::opaque) {
-        state = make_opaque_state(ctx);
-    }
+    states = states_of(ctx, parts, layout, *copies, has_marks ? marks.size() : 0);
 }
 
 void kv_state::check_seq(llama_seq_id seq) const {
@@ -43,17 +38,12 @@ int64_t kv_state::position_after(llama_seq_id seq, int64_t n) const {
 
 int64_t kv_state::n_tokens(llama_seq_id seq) const {
     check_seq(seq);
-    return rows != nullptr ? rows->end_of(seq) : state->position(seq);
+    return rows != nullptr ? rows->end_of(seq) : states[0]->position(seq);
 }
 
 int64_t kv_state::position(llama_seq_id seq, int64_t n) const {
     check_seq(seq);
     return rows != nullptr ? rows->position(seq, n) : n;
-}
-
-void kv_state::add_image(llama_seq_id seq, int64_t columns, int64_t count) {
-    check_seq(seq);
-    movable_rows().add_image(seq, columns, count);
 }
 
 row_memory & kv_state::movable_rows() const {
@@ -63,16 +53,16 @@ row_memory & kv_state::movable_rows() const {
     return *rows;
 }
 
-sequence_state & kv_state::own_state() const {
-    if (state == nullptr) {
-        throw std::invalid_argument("this model has no state besides its rows");
-    }
-    return *state;
+row_memory & kv_state::movable_rows(llama_seq_id seq) const {
+    check_seq(seq);
+    return movable_rows();
 }
 
-void kv_state::save_rows(llama_seq_id seq, int64_t p0, int64_t p1, uint8_t * out, size_t size) {
-    check_seq(seq);
-    movable_rows().save(seq, p0, p1, out, size);
+const state_list & kv_state::own_states() const {
+    if (states.empty()) {
+        throw std::invalid_argument("this model has no state besides its rows");
+    }
+    return states;
 }
 
 void kv_state::load_rows(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) {
@@ -80,12 +70,10 @@ void kv_state::load_rows(llama_seq_id seq, int64_t p0, const std::vector<row_spa
     movable_rows().load(seq, p0, spans);
 }
 
-held_rows::handle kv_state::hold(llama_seq_id seq, int64_t p0, int64_t p1) {
-    check_seq(seq);
-    return movable_rows().hold(seq, p0, p1);
-}
-
 void kv_state::reserve(int64_t n, bool in_parts) {
+    for (const auto & state : states) {
+        state->settle();
+    }
     if (rows != nullptr) {
         rows->reserve(n, in_parts);
     }
@@ -93,16 +81,22 @@ void kv_state::reserve(int64_t n, bool in_parts) {
 
 size_t kv_state::state_size(llama_seq_id seq) const {
     check_seq(seq);
-    return state != nullptr ? sizeof(block_header) + state->size(seq) : 0;
+    size_t size = states.empty() ? 0 : sizeof(block_header);
+    for (const auto & state : states) {
+        size += state->size(seq);
+    }
+    return size;
 }
 
 // Throws unless `seq` stands at n, where something is to be `done`.
 void kv_state::check_end(llama_seq_id seq, int64_t n, const char * done) const {
     check_seq(seq);
-    const int64_t at = own_state().position(seq);
-    if (n <= 0 || n_tokens(seq) != n || at != position_after(seq, n)) {
-        throw std::invalid_argument("sequence " + std::to_string(seq) + " stands at " + std::to_string(at) + ", it cannot be " +
-                                    done + " at " + std::to_string(n));
+    for (const auto & state : own_states()) {
+        const int64_t at = state->position(seq);
+        if (n <= 0 || n_tokens(seq) != n || at != position_after(seq, n)) {
+            throw std::invalid_argument("sequence " + std::to_string(seq) + " stands at " + std::to_string(at) +
+                                        ", it cannot be " + done + " at " + std::to_string(n));
+        }
     }
 }
 
@@ -113,44 +107,46 @@ void kv_state::save_state(llama_seq_id seq, int64_t n, uint8_t * out, size_t siz
         throw std::invalid_argument("the state needs a buffer of " + std::to_string(needed) + " bytes, not " +
                                     std::to_string(size));
     }
-    state->save(seq, out + sizeof(block_header), size - sizeof(block_header));
     write_header(out, block_kind::state, layout.hash, 0, n);
-}
-
-void kv_state::check_state(int64_t n, const uint8_t * data, size_t size) const {
-    const block_header header = read_header(data, size, block_kind::state, layout.hash);
-    if (header.p1 != n || n <= 0) {
-        throw std::invalid_argument("the state belongs to position " + std::to_string(header.p1) + ", not " + std::to_string(n));
+    out += sizeof(block_header);
+    for (const auto & state : states) {
+        const size_t part = state->size(seq);
+        state->save(seq, out, part);
+        out += part;
     }
-}
-
-void kv_state::load_state(llama_seq_id seq, int64_t n, const uint8_t * data, size_t size) {
-    check_seq(seq);
-    sequence_state & state = own_state();
-    check_state(n, data, size);
-    if (rows != nullptr && n_tokens(seq) != n) {
-        throw std::invalid_argument("sequence " + std::to_string(seq) + " holds " + std::to_string(n_tokens(seq)) +
-                                    " rows, a state at " + std::to_string(n) + " does not belong there");
-    }
-    mark_of(seq) = -1;
-    state.load(seq, position_after(seq, n), data + sizeof(block_header), size - sizeof(block_header));
-    copies->load_end();
 }
 
 void kv_state::load_prefix(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans, int64_t n,
                            const uint8_t * data, size_t size) {
-    int64_t &        mark  = mark_of(seq);
-    row_memory &     rows  = movable_rows();
-    sequence_state & state = own_state();
-    check_state(n, data, size);
-    if (spans.empty() || spans.back().last != n) {
+    int64_t &          mark   = mark_of(seq);
+    const state_list & states = own_states();
+    const block_header header = read_header(data, size, block_kind::state, layout.hash);
+    if (header.p1 != n || n <= 0) {
+        throw std::invalid_argument("the state belongs to position " + std::to_string(header.p1) + ", not " + std::to_string(n));
+    }
+    const int64_t end = spans.empty() ? p0 : spans.back().last;
+    if (n != end || (rows != nullptr && spans.empty() && n_tokens(seq) != n)) {
         throw std::invalid_argument("a state at " + std::to_string(n) + " does not belong behind these rows");
     }
-    const int64_t position = rows.check_load(seq, p0, spans);
-    mark                   = -1;
-    state.load(seq, position, data + sizeof(block_header), size - sizeof(block_header));
+    const int64_t position = spans.empty() ? position_after(seq, n) : movable_rows().check_load(seq, p0, spans);
+    size_t        needed   = parts.kind == memory_kind::opaque ? size : sizeof(header);  // only the library knows that
+    for (size_t i = 0; i < states.size() && parts.kind != memory_kind::opaque; ++i) {
+        needed += states[i]->size_at(seq, position);
+    }
+    if (size != needed) {
+        throw std::invalid_argument("a state has " + std::to_string(needed) + " bytes there, not " + std::to_string(size));
+    }
+    mark = -1;
     try {
-        rows.load_checked(seq, p0, spans);
+        const uint8_t * at = data + sizeof(header);
+        for (const auto & state : states) {
+            const size_t part = state == states.back() ? data + size - at : state->size_at(seq, position);
+            state->load(seq, position, at, part);
+            at += part;
+        }
+        if (!spans.empty()) {
+            rows->load_checked(seq, p0, spans);
+        }
     } catch (...) {
         finish();
         clear(seq);
@@ -171,7 +167,7 @@ void kv_state::mark(llama_seq_id seq, int64_t n) {
     }
     check_end(seq, n, "marked");
     mark = -1;
-    state->mark(seq);
+    states[0]->mark(seq);
     mark = n;
 }
 
@@ -181,7 +177,7 @@ int64_t kv_state::reset(llama_seq_id seq) {
         throw std::invalid_argument("sequence " + std::to_string(seq) + " has no mark to go back to");
     }
     rows->truncate(seq, n);
-    state->reset(seq, position_after(seq, n));
+    states[0]->reset(seq, position_after(seq, n));
     return n;
 }
 
@@ -203,14 +199,13 @@ void kv_state::rewind(llama_seq_id seq, int64_t n) {
 void kv_state::clear(llama_seq_id seq) {
     mark_of(seq) = -1;
     wipe(seq);
-    if (rows == nullptr) {
+    if (rows != nullptr) {
+        rows->truncate(seq, 0);
+    } else {
         finish();
-        cut(seq, 0);
-        return;
     }
-    rows->truncate(seq, 0);
-    if (parts.recurrent != nullptr) {
-        parts.recurrent->seq_rm(seq, -1, -1);
+    for (const auto & state : states) {
+        state->clear(seq);
     }
 }
 
@@ -223,6 +218,7 @@ bool kv_state::cut(llama_seq_id seq, int64_t n) {
 // The library begins a sequence by multiplying the state that lies in its cell by zero. What is not a number, from a
 // prompt that the model cannot bear or from a crafted block, would stay, and spoil all that come after.
 void kv_state::wipe(llama_seq_id seq) {
+    llama_memory_recurrent * recurrent = parts.recurrent;
     if (recurrent == nullptr || recurrent->seq_pos_max(seq) < 0) {
         return;
     }

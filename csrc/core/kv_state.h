@@ -20,41 +20,33 @@ public:
     kv_state(llama_context * ctx, llama_seq_id seq, const host_arena & pinned, size_t lag = 0, bool marks = false,
              bool defers = false, const store_settings * own_rows = nullptr);
 
-    memory_kind           kind() const { return parts.kind; }
-    const std::string &   type() const { return parts.type; }
-    const sliding_window & window() const { return parts.window; }
+    memory_kind         kind() const { return parts.kind; }
+    const std::string & type() const { return parts.type; }
     const std::string & layout_text() const { return layout.text; }
+
+    // How many tokens sliding layers see, and the cells for these; 0 where there are none.
+    std::pair<int64_t, int64_t> window() const { return { parts.n_seen, parts.window != nullptr ? parts.window->get_size() : 0 }; }
 
     int64_t n_tokens(llama_seq_id seq) const;
     int64_t position(llama_seq_id seq, int64_t n) const;
 
-    void add_image(llama_seq_id seq, int64_t columns, int64_t count);
+    // What moves; std::invalid_argument where nothing does, or without such a sequence.
+    row_memory & movable_rows() const;
+    row_memory & movable_rows(llama_seq_id seq) const;
 
-    size_t rows_size(int64_t p0, int64_t p1) const { return movable_rows().size(p0, p1); }
-    void   save_rows(llama_seq_id seq, int64_t p0, int64_t p1, uint8_t * out, size_t size);
-    void   load_rows(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans);
-
-    bool              can_hold() const { return rows != nullptr; }
-    held_rows::handle hold(llama_seq_id seq, int64_t p0, int64_t p1);
-    void    release(held_rows::handle held) { movable_rows().release(held); }
-    void    fetch(held_rows::handle held, int64_t p0, int64_t p1, uint8_t * out, size_t size) {
-        movable_rows().fetch(held, p0, p1, out, size);
-    }
-    int64_t n_own(held_rows::handle held, int64_t p0, int64_t p1) const { return movable_rows().n_own(held, p0, p1); }
-    int64_t n_free() const { return movable_rows().n_free(); }
-    int64_t n_held() const { return movable_rows().n_held(); }
-    void    reserve(int64_t n, bool in_parts);
+    bool can_hold() const { return rows != nullptr; }
+    void load_rows(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans);
+    void reserve(int64_t n, bool in_parts);
 
     size_t state_size(llama_seq_id seq) const;  // 0 for kind attention
     void   save_state(llama_seq_id seq, int64_t n, uint8_t * out, size_t size);
-    void   load_state(llama_seq_id seq, int64_t n, const uint8_t * data, size_t size);
 
-    // As `load_rows` and then `load_state` at the last of them, n. The state is on its way first, so that its copy runs while
-    // the rows find their cells; if they find none, `seq` is empty.
+    // As `load_rows`, unless there are no `spans`, and then the state at the last of them, n. The state is on its way first,
+    // so that its copy runs while the rows find their cells; if they find none, `seq` is empty.
     void load_prefix(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans, int64_t n, const uint8_t * data,
                      size_t size);
 
-    bool has_marks() const { return state != nullptr && state->has_marks(); }
+    bool has_marks() const { return states.size() == 1 && states[0]->has_marks(); }
 
     void    mark(llama_seq_id seq, int64_t n);
     int64_t reset(llama_seq_id seq);
@@ -77,19 +69,16 @@ private:
     void             check_seq(llama_seq_id seq) const;
     void             check_end(llama_seq_id seq, int64_t n, const char * done) const;
     int64_t          position_after(llama_seq_id seq, int64_t n) const;
-    void             check_state(int64_t n, const uint8_t * data, size_t size) const;
     void             wipe(llama_seq_id seq);
-    row_memory &     movable_rows() const;
-    sequence_state & own_state() const;
+    const state_list & own_states() const;
     int64_t &        mark_of(llama_seq_id seq);
 
     llama_context *                 ctx;
     memory_parts                    parts;
     memory_layout                   layout;
-    llama_memory_recurrent *        recurrent;  // also where it is no part of its own
     std::unique_ptr<transfer>       copies;
     std::unique_ptr<row_memory>     rows;   // null for kind opaque
     row_store *                     pool = nullptr;  // the rows, if they are not in the context
-    std::unique_ptr<sequence_state> state;  // null for kind attention
-    std::vector<int64_t>            marks;  // of each sequence, -1 for none
+    state_list                      states;  // none for kind attention
+    std::vector<int64_t>            marks;   // of each sequence, -1 for none
 };

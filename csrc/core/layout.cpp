@@ -1,8 +1,5 @@
 #include "core/layout.h"
 
-#include <cxxabi.h>
-
-#include <cstdlib>
 #include <typeinfo>
 
 namespace {
@@ -15,62 +12,37 @@ uint64_t fnv1a(const std::string & text) {
     return hash;
 }
 
-// Reads the steps of a sequence's attention rows one after the other.
-class step_cursor {
-public:
-    explicit step_cursor(const std::vector<io_step> & steps) : steps(steps) {}
-
-    bool done() const { return at >= steps.size(); }
-    void skip(size_t n) { at += n; }
-
-    template <typename T> T next() { return value_of<T>(steps.at(at++)); }
-
-    // Passes the data of one tensor, which must have `expected` bytes.
-    ggml_tensor * next_tensor(size_t expected) {
-        ggml_tensor * tensor = steps.at(at).tensor;
-        size_t        sum    = 0;
-        while (!done() && steps[at].tensor != nullptr) {
+row_layout rows_of(const row_set & set, llama_seq_id seq) {
+    recorder stream;
+    set.cache->state_write(stream, seq);
+    const auto & steps = stream.steps;
+    row_layout   layout;
+    layout.has_ext = set.cache->has_cell_ext();
+    // After the number of streams come that of cells, these cells, whether V is transposed, and the number of layers.
+    const auto n_cells  = value_of<uint32_t>(steps.at(1));
+    size_t     at       = 2 + n_cells * (layout.has_ext ? 4 : 3);
+    layout.v_transposed = value_of<uint32_t>(steps.at(at++)) != 0;
+    const auto n_layers = value_of<uint32_t>(steps.at(at++));
+    while (at < steps.size()) {
+        const bool is_k = layout.k.size() < n_layers;
+        row_tensor part{ nullptr, value_of<int32_t>(steps.at(at++)), 0, 1 };
+        if (!is_k && layout.v_transposed) {
+            part.row    = value_of<uint32_t>(steps.at(at++));
+            part.n_embd = value_of<uint32_t>(steps.at(at++));
+        } else {
+            part.row = value_of<uint64_t>(steps.at(at++));
+        }
+        part.tensor = steps.at(at).tensor;
+        size_t sum  = 0;
+        while (at < steps.size() && steps[at].tensor != nullptr) {
             sum += steps[at++].size;
         }
-        if (sum != expected) {
+        if (sum != n_cells * part.per_token()) {
             throw std::runtime_error("llama.cpp wrote attention rows of an unknown shape");
         }
-        return tensor;
-    }
-
-private:
-    const std::vector<io_step> & steps;
-    size_t                       at = 0;
-};
-
-row_layout rows_of(const llama_kv_cache & cache, llama_seq_id seq) {
-    recorder stream;
-    cache.state_write(stream, seq);
-    row_layout  layout;
-    step_cursor steps(stream.steps);
-
-    layout.has_ext = cache.has_cell_ext();
-    steps.skip(1);  // the number of streams
-    const auto n_cells = steps.next<uint32_t>();
-    steps.skip(n_cells * (layout.has_ext ? 4 : 3));
-    layout.v_transposed = steps.next<uint32_t>() != 0;
-    const auto n_layers = steps.next<uint32_t>();
-    for (uint32_t i = 0; i < n_layers; ++i) {
-        row_tensor part{ nullptr, steps.next<int32_t>(), 0, 1 };
-        part.row    = steps.next<uint64_t>();
-        part.tensor = steps.next_tensor(n_cells * part.row);
-        layout.k.push_back(part);
-    }
-    while (!steps.done()) {
-        row_tensor part{ nullptr, steps.next<int32_t>(), 0, 1 };
-        if (layout.v_transposed) {
-            part.row    = steps.next<uint32_t>();
-            part.n_embd = steps.next<uint32_t>();
-        } else {
-            part.row = steps.next<uint64_t>();
+        if (is_k || !set.keys_only) {
+            (is_k ? layout.k : layout.v).push_back(part);
         }
-        part.tensor = steps.next_tensor(n_cells * part.per_token());
-        layout.v.push_back(part);
     }
     return layout;
 }
@@ -89,52 +61,60 @@ recurrent_layout recurrent_of(const llama_memory_recurrent & memory, llama_seq_i
     return layout;
 }
 
-std::string class_name(const llama_memory_i & memory) {
-    int          status = 0;
-    char *       text   = abi::__cxa_demangle(typeid(memory).name(), nullptr, nullptr, &status);
-    std::string  name   = status == 0 ? text : typeid(memory).name();
-    std::free(text);
-    return name;
+// `memory` as a T; null unless that is its very class: one that derives from T may have caches that T does not know of.
+template <typename T> T * exactly(llama_memory_t memory) {
+    return typeid(*memory) == typeid(T) ? static_cast<T *>(memory) : nullptr;
 }
 
-// The cache of a memory whose layers slide; null where its class is not known.
-const llama_kv_cache * sliding_cache(llama_memory_t memory) {
-    if (typeid(*memory) == typeid(llama_kv_cache_iswa)) {
-        return static_cast<llama_kv_cache_iswa *>(memory)->get_swa();
+// What the classes consist of.
+memory_parts made_of(llama_memory_t memory) {
+    memory_parts parts;
+    if (auto * plain = exactly<llama_kv_cache>(memory)) {
+        parts.sets = { { plain } };
+    } else if (auto * latent = exactly<llama_kv_cache_dsa>(memory)) {
+        parts.sets = { { latent->get_mla() }, { latent->get_lid() } };
+    } else if (auto * blocks = exactly<llama_kv_cache_msa>(memory)) {
+        parts.sets = { { blocks->get_base() }, { blocks->get_idx(), true } };
+    } else if (auto * hybrid = exactly<llama_memory_hybrid>(memory)) {
+        parts.sets      = { { hybrid->get_mem_attn() } };
+        parts.recurrent = hybrid->get_mem_recr();
+    } else if (auto * indexed = exactly<llama_memory_hybrid_idx>(memory)) {
+        parts.sets      = { { indexed->get_mem_attn() } };
+        parts.recurrent = indexed->get_mem_recr();
+        if (indexed->get_mem_idx() != nullptr) {
+            parts.sets.push_back({ indexed->get_mem_idx() });
+        }
+    } else if (auto * both = exactly<llama_memory_hybrid_iswa>(memory)) {
+        parts           = made_of(both->get_mem_attn());
+        parts.recurrent = both->get_mem_recr();
+    } else if (auto * sliding = exactly<llama_kv_cache_iswa>(memory)) {
+        parts.sets   = { { sliding->get_base() } };
+        parts.window = sliding->get_swa();
+    } else if (auto * latent = exactly<llama_kv_cache_dsa_iswa>(memory)) {
+        parts        = made_of(latent->get_dsa());
+        parts.window = latent->get_swa();
+    } else if (auto * compressed = exactly<llama_kv_cache_dsv4>(memory)) {
+        parts.window = compressed->get_raw()->get_swa();
+    } else {
+        parts.recurrent = dynamic_cast<llama_memory_recurrent *>(memory);
     }
-    if (typeid(*memory) == typeid(llama_kv_cache_dsa_iswa)) {
-        return static_cast<llama_kv_cache_dsa_iswa *>(memory)->get_swa();
-    }
-    if (typeid(*memory) == typeid(llama_kv_cache_dsv4)) {
-        return static_cast<llama_kv_cache_dsv4 *>(memory)->get_raw()->get_swa();
-    }
-    if (typeid(*memory) == typeid(llama_memory_hybrid_iswa)) {
-        return static_cast<llama_memory_hybrid_iswa *>(memory)->get_mem_attn()->get_swa();
-    }
-    return nullptr;
+    return parts;
 }
 
-sliding_window window_of(llama_context * ctx, llama_memory_t memory) {
-    const llama_hparams & hparams = compat::hparams_of(ctx);
-    if (hparams.swa_type == LLAMA_SWA_TYPE_NONE) {
-        return {};
-    }
-    const llama_kv_cache * cache = sliding_cache(memory);
-    return { hparams.n_swa, cache != nullptr ? cache->get_size() : 0, hparams.swa_type == LLAMA_SWA_TYPE_CHUNKED };
-}
-
-// Fingerprints of files contain this text: it must stay as it is, the word "whole" for opaque memories included.
-std::string text_of(memory_kind kind, const row_layout & rows, const recurrent_layout & recurrent) {
-    const char * names[] = { "attention", "hybrid", "whole" };
-    std::string  text    = std::string(names[static_cast<int>(kind)]) + " ext=" + (rows.has_ext ? "1" : "0") +
-                       " transposed=" + (rows.v_transposed ? "1" : "0");
+// Fingerprints of files contain these texts: they must stay as they are, the word "whole" for opaque memories included.
+std::string text_of(const row_layout & rows) {
+    std::string text = std::string(" ext=") + (rows.has_ext ? "1" : "0") + " transposed=" + (rows.v_transposed ? "1" : "0");
     for (const auto * tensors : { &rows.k, &rows.v }) {
         text += tensors == &rows.k ? " k=" : " v=";
         for (const row_tensor & part : *tensors) {
             text += std::to_string(part.type) + ":" + std::to_string(part.row) + "x" + std::to_string(part.n_embd) + ",";
         }
     }
-    text += " state=";
+    return text;
+}
+
+std::string text_of(const recurrent_layout & recurrent) {
+    std::string text = " state=";
     for (const io_step & step : recurrent.steps) {
         if (step.tensor != nullptr) {
             text += std::to_string(step.size) + ",";
@@ -147,48 +127,33 @@ std::string text_of(memory_kind kind, const row_layout & rows, const recurrent_l
 
 memory_parts parts_of(llama_context * ctx) {
     llama_memory_t memory = llama_get_memory(ctx);
-    memory_parts   parts;
     if (memory == nullptr) {
+        return {};
+    }
+    const llama_hparams & hparams = compat::hparams_of(ctx);
+    memory_parts          parts   = made_of(memory);
+    parts.type                    = typeid(*memory).name();  // its length comes first
+    parts.type.erase(0, parts.type.find_first_not_of("0123456789"));
+    parts.n_seen                  = hparams.swa_type != LLAMA_SWA_TYPE_NONE ? hparams.n_swa : 0;
+    // Only a cache beside others may slide, and not one whose cells have more than a position. With one stream per sequence,
+    // rows cannot be handed from one sequence to another, as attention_rows does. With --split-mode tensor each row and each
+    // state has parts on several devices, which only the library puts together.
+    if (parts.sets.empty() || parts.sets[0].cache->get_n_stream() != 1 || (parts.n_seen > 0) != (parts.window != nullptr) ||
+        (parts.window != nullptr && parts.window->has_cell_ext()) ||
+        llama_get_model(ctx)->split_mode() == LLAMA_SPLIT_MODE_TENSOR) {
+        parts.sets.clear();
         return parts;
     }
-    parts.type   = class_name(*memory);
-    parts.window = window_of(ctx, memory);
-    // By exact type: a class derived from one of these has caches that its base does not know of. A plain cache that
-    // slides saves less than it holds. With one stream per sequence, rows cannot be handed from one sequence to another,
-    // as attention_rows does. With --split-mode tensor each row and each state has parts on several devices, which only
-    // the library puts together.
-    llama_kv_cache *         attention = nullptr;
-    llama_memory_recurrent * recurrent = nullptr;
-    if (typeid(*memory) == typeid(llama_memory_hybrid)) {
-        auto * hybrid = static_cast<llama_memory_hybrid *>(memory);
-        attention     = hybrid->get_mem_attn();
-        recurrent     = hybrid->get_mem_recr();
-    } else if (typeid(*memory) == typeid(llama_kv_cache)) {
-        attention = static_cast<llama_kv_cache *>(memory);
-    }
-    const bool is_split = llama_get_model(ctx)->split_mode() == LLAMA_SPLIT_MODE_TENSOR;
-    if (attention == nullptr || attention->get_n_stream() != 1 || parts.window.size > 0 || is_split) {
-        return parts;
-    }
-    parts.kind      = recurrent != nullptr ? memory_kind::hybrid : memory_kind::attention;
-    parts.attention = attention;
-    parts.recurrent = recurrent;
+    const bool has_state = parts.recurrent != nullptr || parts.window != nullptr;
+    parts.kind           = has_state ? memory_kind::hybrid : memory_kind::attention;
     return parts;
 }
 
-llama_memory_recurrent * recurrent_memory_of(llama_context * ctx) {
-    llama_memory_t memory = llama_get_memory(ctx);
-    if (auto * hybrid = dynamic_cast<llama_memory_hybrid *>(memory)) {
-        return hybrid->get_mem_recr();
-    }
-    if (auto * hybrid = dynamic_cast<llama_memory_hybrid_iswa *>(memory)) {
-        return hybrid->get_mem_recr();
-    }
-    return dynamic_cast<llama_memory_recurrent *>(memory);
-}
-
-size_t row_layout::ext_bytes() const {
-    return has_ext ? sizeof(llama_kv_cell_ext) : 0;
+void row_layout::add(const row_layout & set) {
+    has_ext      = has_ext || set.has_ext;
+    v_transposed = v_transposed || set.v_transposed;
+    k.insert(k.end(), set.k.begin(), set.k.end());
+    v.insert(v.end(), set.v.begin(), set.v.end());
 }
 
 size_t row_layout::row_bytes() const {
@@ -201,13 +166,9 @@ size_t row_layout::row_bytes() const {
     return sum;
 }
 
-std::vector<copy_region> recurrent_layout::regions() const {
-    return regions_of(steps);
-}
-
 std::vector<ggml_tensor *> memory_layout::tensors() const {
     std::vector<ggml_tensor *> found;
-    for (const auto * tensors : { &rows.k, &rows.v }) {
+    for (const auto * tensors : { &rows.k, &rows.v, &window.k, &window.v }) {
         for (const row_tensor & part : *tensors) {
             found.push_back(part.tensor);
         }
@@ -221,20 +182,29 @@ std::vector<ggml_tensor *> memory_layout::tensors() const {
 }
 
 memory_layout layout_of(llama_context * ctx, const memory_parts & parts, llama_seq_id seq) {
+    const char *  names[] = { "attention", "hybrid", "whole" };
     memory_layout layout;
-    if (parts.attention != nullptr) {
-        if (parts.attention->seq_pos_max(seq) < 0) {
+    layout.text = names[static_cast<int>(parts.kind)] + (parts.sets.empty() ? text_of(layout.rows) : "");
+    llama_synchronize(ctx);
+    for (const row_set & set : parts.sets) {
+        if (set.cache->seq_pos_max(seq) < 0) {
             throw std::invalid_argument("sequence " + std::to_string(seq) + " is empty: evaluate one token first");
         }
-        llama_synchronize(ctx);
-        layout.rows       = rows_of(*parts.attention, seq);
-        const auto rope   = llama_model_rope_type(llama_get_model(ctx));
-        layout.rows.is_2d = layout.rows.has_ext && (rope == LLAMA_ROPE_TYPE_MROPE || rope == LLAMA_ROPE_TYPE_IMROPE);
+        const row_layout rows = rows_of(set, seq);
+        layout.text += text_of(rows);
+        layout.rows.add(rows);
     }
-    if (parts.recurrent != nullptr) {
+    const auto rope   = llama_model_rope_type(llama_get_model(ctx));
+    layout.rows.is_2d = layout.rows.has_ext && (rope == LLAMA_ROPE_TYPE_MROPE || rope == LLAMA_ROPE_TYPE_IMROPE);
+    if (parts.kind == memory_kind::hybrid && parts.window != nullptr) {
+        layout.window = rows_of({ parts.window }, seq);
+        layout.text += " window=" + std::to_string(parts.n_seen) + "/" + std::to_string(parts.window->get_size()) +
+                       text_of(layout.window);
+    }
+    if (parts.kind == memory_kind::hybrid && parts.recurrent != nullptr) {
         layout.recurrent = recurrent_of(*parts.recurrent, seq);
     }
-    layout.text = text_of(parts.kind, layout.rows, layout.recurrent);
+    layout.text += text_of(layout.recurrent);
     layout.hash = fnv1a(layout.text);
     return layout;
 }

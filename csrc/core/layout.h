@@ -4,30 +4,28 @@
 
 #include "core/state_io.h"
 
-// attention: rows only. hybrid: rows and a recurrent state. opaque: anything else; only the library can save it.
+// attention: rows only. hybrid: rows and a state. opaque: anything else; only the library can save it.
 enum class memory_kind { attention, hybrid, opaque };
 
-// Attention layers that see the last `size` tokens, or the current chunk of so many, in a ring of `ring` cells.
-// `size` is 0 without such layers, `ring` where it is not known.
-struct sliding_window {
-    int64_t size       = 0;
-    int64_t ring       = 0;
-    bool    is_chunked = false;
+// A cache whose rows grow with the tokens and can be cut anywhere. Of an indexer only the keys may be used.
+struct row_set {
+    llama_kv_cache * cache;
+    bool             keys_only = false;
 };
 
-// The parts of a memory, which belong to the context; null where there is none. `type` is the name of its class.
+// The parts of a memory, which belong to the context. All `sets` have the row of a token in the same cell; an opaque
+// memory has none. `recurrent` and `window`, the cache of layers that see the last `n_seen` tokens or a chunk of so many,
+// are null where there is none. `type` is the name of the memory's class.
 struct memory_parts {
-    memory_kind              kind      = memory_kind::opaque;
-    llama_kv_cache *         attention = nullptr;
+    memory_kind              kind = memory_kind::opaque;
+    std::vector<row_set>     sets;
     llama_memory_recurrent * recurrent = nullptr;
+    llama_kv_cache *         window    = nullptr;
+    int64_t                  n_seen    = 0;
     std::string              type;
-    sliding_window           window;
 };
 
 memory_parts parts_of(llama_context * ctx);
-
-// The recurrent part of a memory of any kind, opaque ones included; null where there is none.
-llama_memory_recurrent * recurrent_memory_of(llama_context * ctx);
 
 // One attention tensor: rows of `row` bytes, or, transposed, `n_embd` runs of `row`-byte elements.
 struct row_tensor {
@@ -39,14 +37,16 @@ struct row_tensor {
     size_t per_token() const { return row * n_embd; }
 };
 
-// K and V of one attention cache. `has_ext`: cells hold a llama_kv_cell_ext, too. `is_2d`: with a line and a column.
+// K and V of row sets, one set after the other. `has_ext`: cells hold a llama_kv_cell_ext, too. `is_2d`: with a line and a
+// column.
 struct row_layout {
     bool                    has_ext      = false;
     bool                    is_2d        = false;
     bool                    v_transposed = false;
     std::vector<row_tensor> k, v;
 
-    size_t ext_bytes() const;  // of one token
+    void   add(const row_layout & set);
+    size_t ext_bytes() const { return has_ext ? sizeof(llama_kv_cell_ext) : 0; }  // of one token
     size_t row_bytes() const;  // of one token over all tensors, `ext_bytes` included
 };
 
@@ -54,13 +54,11 @@ struct row_layout {
 struct recurrent_layout {
     std::vector<io_step> steps;
     size_t               n_bytes = 0;
-
-    std::vector<copy_region> regions() const;  // the tensors' part
 };
 
 // Everything that decides what saved bytes mean: equal texts may exchange blocks. `hash` is FNV-1a of the text.
 struct memory_layout {
-    row_layout       rows;
+    row_layout       rows, window;
     recurrent_layout recurrent;
     std::string      text;
     uint64_t         hash = 0;

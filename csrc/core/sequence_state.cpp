@@ -1,13 +1,18 @@
 #include "core/sequence_state.h"
 
+#include "core/cells.h"
+#include "device/tensor_buffer.h"
+
+#include <numeric>
+
 namespace {
 
 class recurrent_state : public sequence_state {
 public:
     recurrent_state(llama_memory_recurrent & memory, const recurrent_layout & layout, transfer & copies, size_t n_marks)
-        : memory(memory), layout(layout), copies(copies), n_marks(n_marks) {
-        if (n_marks > 0) {
-            copies.reserve(regions_of(layout.steps), n_marks);
+        : memory(memory), layout(layout), pieces(regions_of(layout.steps)), copies(copies) {
+        for (size_t i = 0; i < pieces.size() && n_marks > 0; ++i) {
+            kept.push_back(allocate_zeros(ggml_backend_buffer_get_type(buffer_of(pieces[i].tensor)), pieces[i].size * n_marks));
         }
     }
 
@@ -20,10 +25,6 @@ public:
     }
 
     void load(llama_seq_id seq, int64_t n, const uint8_t * data, size_t size) override {
-        if (size != layout.n_bytes) {
-            throw std::invalid_argument("a state has " + std::to_string(layout.n_bytes) +
-                                        " bytes behind its header, not " + std::to_string(size));
-        }
         copies.load_begin();
         size_t at = 0;
         try {
@@ -40,13 +41,22 @@ public:
         }
     }
 
-    bool has_marks() const override { return n_marks > 0; }
+    void clear(llama_seq_id seq) override { memory.seq_rm(seq, -1, -1); }
 
-    void mark(llama_seq_id seq) override { copies.keep(written(seq), static_cast<size_t>(seq)); }
+    bool has_marks() const override { return !kept.empty(); }
+
+    void mark(llama_seq_id seq) override {
+        size_t i = 0;
+        copies.move_begin();
+        for (const copy_region & from : written(seq)) {
+            copies.move(from, kept_at(seq, i++, from.size));
+        }
+    }
 
     void reset(llama_seq_id seq, int64_t n) override {
         size_t i = 0;
-        read(seq, n, [&](const copy_region & to) { copies.put_back(static_cast<size_t>(seq), i++, to); });
+        copies.move_begin();
+        read(seq, n, [&](const copy_region & to) { copies.move(kept_at(seq, i++, to.size), to); });
     }
 
 private:
@@ -65,28 +75,128 @@ private:
         return regions;
     }
 
+    // Where piece i of the marked state of `seq` lies.
+    copy_region kept_at(llama_seq_id seq, size_t i, size_t size) {
+        if (i >= kept.size() || size != pieces[i].size) {
+            throw std::runtime_error("llama.cpp wrote a state in another way than before");
+        }
+        return { &kept[i].bytes, static_cast<size_t>(seq) * size, size };
+    }
+
     // Lets the library give `seq` a cell that stands at n; `fill` fills it.
     void read(llama_seq_id seq, int64_t n, stream_reader::filler fill) {
-        byte_writer plain;
-        for (size_t i = 0; i < layout.steps.size(); ++i) {
-            const io_step & step = layout.steps[i];
-            if (step.tensor != nullptr) {
-                continue;
-            }
-            if (i == 1) {  // after the cell count comes the position of the cell's last token
-                plain.put(static_cast<llama_pos>(n - 1));
-            } else {
-                plain.put_all(step.bytes);
-            }
+        std::vector<uint8_t> plain;
+        for (const io_step & step : layout.steps) {
+            plain.insert(plain.end(), step.bytes.begin(), step.bytes.end());
         }
-        stream_reader reader(plain.take(), std::move(fill));
+        // After the cell count comes the position of the cell's last token.
+        const auto last = static_cast<llama_pos>(n - 1);
+        std::memcpy(plain.data() + layout.steps[0].size, &last, sizeof(last));
+        stream_reader reader(std::move(plain), std::move(fill));
         memory.state_read(reader, seq);
     }
 
     llama_memory_recurrent & memory;
     recurrent_layout         layout;
+    std::vector<copy_region> pieces;
     transfer &               copies;
-    size_t                   n_marks;
+
+    std::vector<tensor_buffer> kept;  // of each piece, those of all sequences one after the other
+};
+
+// A sequence that has the cells to itself gets those, all of them, that a cold run of it would have: position p lies in cell
+// p mod their number. What is evaluated next then takes the same cells, and sums the same rows in the same order.
+class window_state : public sequence_state {
+public:
+    window_state(llama_kv_cache & cache, const row_layout & rows, const llama_hparams & hparams, transfer & copies)
+        : cache(cache), books(cache.get_cells(0)), planes(planes_of(rows, cache.get_size())), row_bytes(rows.row_bytes()),
+          hparams(hparams), copies(copies) {}
+
+    int64_t position(llama_seq_id seq) const override { return cache.seq_pos_max(seq) + 1; }
+
+    size_t size(llama_seq_id seq) const override { return size_at(seq, position(seq)); }
+
+    size_t size_at(llama_seq_id, int64_t n) const override { return static_cast<size_t>(n - first_seen(n)) * row_bytes; }
+
+    void save(llama_seq_id seq, uint8_t * out, size_t) override {
+        const int64_t         n = position(seq), first = first_seen(n);
+        std::vector<cell_run> runs;
+        int64_t               n_found = 0;
+        for (const auto & [pos, cell] : books.seq_pos_get(seq)) {
+            append_run(runs, { cell, pos, 1 });
+            n_found += pos >= first;
+        }
+        if (n_found != n - first) {
+            throw std::invalid_argument("sequence " + std::to_string(seq) + " lacks rows of its window " + range_text(first, n));
+        }
+        copies.save_begin();
+        each_region(planes, runs, first, n, first, n, [&](const copy_region & from, size_t at) { copies.save(from, out + at); });
+        copies.load_end();  // what is evaluated next may take these cells
+    }
+
+    void load(llama_seq_id seq, int64_t n, const uint8_t * data, size_t) override {
+        const int64_t first = first_seen(n);
+        clear(seq);
+        const bool    is_alone = books.get_used() == 0;
+        const int64_t begin    = is_alone ? std::max(n - cache.get_size(), int64_t(0)) : first;
+        std::vector<llama_pos> pos(static_cast<size_t>(n - begin));
+        std::iota(pos.begin(), pos.end(), static_cast<llama_pos>(begin));
+        llama_kv_cache::slot_info ring{ 0, 0, { 0 }, { {} } };
+        for (const llama_pos each : pos) {
+            ring.idxs[0].push_back(static_cast<uint32_t>(each) % cache.get_size());
+        }
+        const cell_batch batch(seq, std::move(pos));
+        const auto       runs = batch.take(cache, is_alone ? ring : batch.slots_in(cache), begin);
+        was_shared            = was_shared || !is_alone;
+        copies.load_begin();
+        each_region(planes, runs, first, n, first, n, [&](const copy_region & to, size_t at) { copies.load(to, data + at); });
+    }
+
+    void clear(llama_seq_id seq) override {
+        cache.seq_rm(seq, -1, -1);
+        if (books.get_used() == 0) {
+            cache.clear(false);  // what comes next begins at the first cell
+        }
+    }
+
+    // A sequence whose company has left moves to where it would be without.
+    void settle() override {
+        llama_seq_id last   = -1;
+        size_t       n_here = 0;
+        for (llama_seq_id seq = 0; seq < static_cast<llama_seq_id>(cache.get_n_seq_max()); ++seq) {
+            if (position(seq) > 0) {
+                last = seq;
+                ++n_here;
+            }
+        }
+        if (n_here == 1 && was_shared) {
+            std::vector<uint8_t> rows(size(last));
+            save(last, rows.data(), rows.size());
+            copies.finish();
+            load(last, position(last), rows.data(), rows.size());
+            copies.load_end();
+            copies.finish();
+        }
+        was_shared = n_here > 1;
+    }
+
+private:
+    // The first row that the last of n tokens saw. The next one sees no other before it.
+    int64_t first_seen(int64_t n) const {
+        int64_t first = n;
+        while (first > 0 && !llama_hparams::is_masked_swa(hparams.n_swa, hparams.swa_type, first - 1, n - 1)) {
+            --first;
+        }
+        return first;
+    }
+
+    llama_kv_cache &       cache;
+    const llama_kv_cells & books;
+    std::vector<plane>     planes;
+    size_t                 row_bytes;
+    const llama_hparams &  hparams;
+    transfer &             copies;
+    bool                   was_shared = false;  // there were several sequences at once
 };
 
 class opaque_state : public sequence_state {
@@ -118,19 +228,27 @@ public:
         }
     }
 
-private:
-    void clear(llama_seq_id seq) { llama_memory_seq_rm(llama_get_memory(ctx), seq, -1, -1); }
+    void clear(llama_seq_id seq) override { llama_memory_seq_rm(llama_get_memory(ctx), seq, -1, -1); }
 
+private:
     llama_context * ctx;
 };
 
 }  // namespace
 
-std::unique_ptr<sequence_state> make_recurrent_state(llama_memory_recurrent & memory, const recurrent_layout & layout,
-                                                     transfer & copies, size_t n_marks) {
-    return std::make_unique<recurrent_state>(memory, layout, copies, n_marks);
-}
-
-std::unique_ptr<sequence_state> make_opaque_state(llama_context * ctx) {
-    return std::make_unique<opaque_state>(ctx);
+state_list states_of(llama_context * ctx, const memory_parts & parts, const memory_layout & layout, transfer & copies,
+                     size_t n_marks) {
+    state_list states;
+    if (parts.kind == memory_kind::opaque) {
+        states.push_back(std::make_unique<opaque_state>(ctx));
+        return states;
+    }
+    if (parts.recurrent != nullptr) {
+        n_marks = parts.window == nullptr ? n_marks : 0;
+        states.push_back(std::make_unique<recurrent_state>(*parts.recurrent, layout.recurrent, copies, n_marks));
+    }
+    if (parts.window != nullptr) {
+        states.push_back(std::make_unique<window_state>(*parts.window, layout.window, compat::hparams_of(ctx), copies));
+    }
+    return states;
 }

@@ -1,5 +1,5 @@
-// What a sequence holds beside its rows, at one position, as bytes behind a block's header. There are two kinds; the
-// pending hidden state of a draft head would be a third, saved beside these and not within them.
+// What a sequence holds beside its rows, at one position, as bytes behind a block's header. A sequence may have several; the
+// pending hidden state of a draft head would be another, saved beside these and not within them.
 #pragma once
 
 #include "core/layout.h"
@@ -12,14 +12,22 @@ public:
     // The position after that of the token at which the state of `seq` stands.
     virtual int64_t position(llama_seq_id seq) const = 0;
 
+    // Of that of `seq`, and of one at position n where that makes a difference.
     virtual size_t size(llama_seq_id seq) const = 0;
+    virtual size_t size_at(llama_seq_id seq, int64_t) const { return size(seq); }
 
     // The copies may be on their way when it returns, see transfer.h.
     virtual void save(llama_seq_id seq, uint8_t * out, size_t size) = 0;
 
     // Makes what was saved at position `n` the state of `seq`: what is computed after `transfer::load_end` sees it.
-    // std::invalid_argument if the bytes do not fit.
+    // Of a size that is not right, as that of an opaque one may be, std::invalid_argument.
     virtual void load(llama_seq_id seq, int64_t n, const uint8_t * data, size_t size) = 0;
+
+    // Drops it.
+    virtual void clear(llama_seq_id seq) = 0;
+
+    // To be called before anything is evaluated.
+    virtual void settle() {}
 
     // Whether states can be kept where they lie: `mark` does so with that of `seq`, and `reset` makes it the state again,
     // at the position n that it had.
@@ -28,10 +36,10 @@ public:
     virtual void reset(llama_seq_id, int64_t) {}
 };
 
-// The recurrent cell of a sequence. `memory` and `copies` must outlive it. There is room for `n_marks` marks, of the
-// sequences from 0 on.
-std::unique_ptr<sequence_state> make_recurrent_state(llama_memory_recurrent & memory, const recurrent_layout & layout,
-                                                     transfer & copies, size_t n_marks);
+using state_list = std::vector<std::unique_ptr<sequence_state>>;
 
-// The library's own state of the whole sequence, rows and all. A failed `load` leaves the sequence empty.
-std::unique_ptr<sequence_state> make_opaque_state(llama_context * ctx);
+// What sequences of `ctx` hold besides rows, in the order of a block's bytes: a recurrent cell, the rows that layers with a
+// window see, or, of an opaque memory, the library's own state of the whole sequence, rows and all. There is room for
+// `n_marks` marks, of the sequences from 0 on, where all of it can be kept. `copies` must outlive them.
+state_list states_of(llama_context * ctx, const memory_parts & parts, const memory_layout & layout, transfer & copies,
+                     size_t n_marks);

@@ -30,7 +30,5 @@ void stream_reader::read(void * dst, size_t size) {
 }
 
 void stream_reader::read_tensor(ggml_tensor * tensor, size_t offset, size_t size) {
-    if (fill != nullptr) {
-        fill({ tensor, offset, size });
-    }
+    fill({ tensor, offset, size });
 }

@@ -42,31 +42,12 @@ private:
     size_t total = 0;
 };
 
-// Puts plain bytes together for a memory module to read.
-class byte_writer {
-public:
-    void reserve(size_t size) { bytes.reserve(size); }
-
-    template <typename T> void put(const T & value) {
-        const auto * p = reinterpret_cast<const uint8_t *>(&value);
-        bytes.insert(bytes.end(), p, p + sizeof(T));
-    }
-    void put_all(const std::vector<uint8_t> & values) { bytes.insert(bytes.end(), values.begin(), values.end()); }
-
-    std::vector<uint8_t> take() { return std::move(bytes); }
-
-private:
-    std::vector<uint8_t> bytes;
-};
-
 // Feeds a memory module with plain bytes, and has each region of its tensors filled by `fill`.
 class stream_reader : public llama_io_read_i {
 public:
     using filler = std::function<void(const copy_region &)>;
 
-    // The module finds its cells; without `fill` no tensor data is moved.
-    explicit stream_reader(std::vector<uint8_t> plain, filler fill = nullptr)
-        : plain(std::move(plain)), fill(std::move(fill)) {}
+    stream_reader(std::vector<uint8_t> plain, filler fill) : plain(std::move(plain)), fill(std::move(fill)) {}
 
     void   read(void * dst, size_t size) override;
     void   read_tensor(ggml_tensor * tensor, size_t offset, size_t size) override;

@@ -276,66 +276,6 @@ void transfer::wait_for_left(lane & lane, const uint8_t * first, const uint8_t *
     }
 }
 
-void transfer::reserve(const std::vector<copy_region> & regions, size_t count) {
-    std::vector<ggml_backend_buffer_type_t> types;
-    for (const copy_region & region : regions) {
-        ggml_backend_buffer_type_t type  = ggml_backend_buffer_get_type(buffer_of(region.tensor));
-        const size_t               index = std::find(types.begin(), types.end(), type) - types.begin();
-        if (index == types.size()) {
-            types.push_back(type);
-            kept.push_back({ nullptr, 0 });
-        }
-        pieces.push_back({ index, kept[index].stride, region.size });
-        kept[index].stride += region.size;
-    }
-    for (size_t i = 0; i < types.size(); ++i) {
-        const size_t size = kept[i].stride * count;
-        kept[i].buffer.reset(ggml_backend_buft_alloc_buffer(types[i], size));
-        if (kept[i].buffer == nullptr) {
-            throw std::runtime_error("no room for " + std::to_string(size) + " bytes of states to go back to in " +
-                                     ggml_backend_buft_name(types[i]));
-        }
-    }
-}
-
-ggml_tensor transfer::kept_bytes(size_t index, size_t i) const {
-    const kept_piece &  piece = pieces.at(i);
-    const kept_buffer & place = kept[piece.buffer];
-    return bytes_of(place.buffer.get(), index * place.stride + piece.offset, piece.size);
-}
-
-// On the device's own stream where there is one, after what it was given so far and before what it is given next.
-void transfer::copy(const ggml_tensor & from, ggml_tensor & to) {
-    if (!lanes.empty()) {
-        ggml_backend_t compute = lane_of(&from).compute;
-        ggml_backend_tensor_copy_async(compute, compute, &from, &to);
-    } else {
-        llama_synchronize(ctx);
-        ggml_backend_tensor_copy(&from, &to);
-    }
-}
-
-void transfer::keep(const std::vector<copy_region> & from, size_t index) {
-    if (from.size() != pieces.size()) {
-        throw std::runtime_error("llama.cpp wrote a state in another way than before");
-    }
-    for (size_t i = 0; i < from.size(); ++i) {
-        if (from[i].size != pieces[i].size) {
-            throw std::runtime_error("llama.cpp wrote a state in another way than before");
-        }
-        ggml_tensor target = kept_bytes(index, i);
-        copy(bytes_of(from[i].tensor, from[i].offset, from[i].size), target);
-    }
-}
-
-void transfer::put_back(size_t index, size_t i, const copy_region & to) {
-    if (i >= pieces.size() || to.size != pieces[i].size) {
-        throw std::runtime_error("llama.cpp reads a state in another way than it was written");
-    }
-    ggml_tensor target = bytes_of(to.tensor, to.offset, to.size);
-    copy(kept_bytes(index, i), target);
-}
-
 // A device's own way to set memory waits for it, for each tensor; copying zeros on the stream that computes does not.
 void transfer::wipe(const std::vector<copy_region> & regions) {
     if (!has_zeros()) {

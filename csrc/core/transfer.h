@@ -47,16 +47,6 @@ public:
     // The same for tensors that the next computation overwrites: a copy on the device goes to the host.
     void save_staged(const std::vector<copy_region> & from, uint8_t * dst);
 
-    // Room for `count` copies of what is like `regions`, on the devices where these lie. std::runtime_error without it.
-    void reserve(const std::vector<copy_region> & regions, size_t count);
-
-    // `from`, which is like what was reserved for, becomes copy `index`: what has been computed, or will be by what is on
-    // its way. What is computed after this may overwrite the tensors.
-    void keep(const std::vector<copy_region> & from, size_t index);
-
-    // Piece `i` of copy `index` goes to `to`, which is as large; what is computed after this sees it.
-    void put_back(size_t index, size_t i, const copy_region & to);
-
     // All bytes of `regions`, which are like `staged` ones, become zero; what is computed or copied after this sees it.
     void wipe(const std::vector<copy_region> & regions);
 
@@ -82,15 +72,6 @@ public:
     copy_progress & progress() { return done; }
 
 private:
-    // Where the pieces of a copy lie: in one of the `kept` buffers, copy after copy `stride` apart.
-    struct kept_piece {
-        size_t buffer, offset, size;
-    };
-    struct kept_buffer {
-        buffer_handle buffer;
-        size_t        stride;
-    };
-
     // The streams of a device: the scheduler's, which computes, one that copies, and one for what leaves by its stage.
     struct lane {
         ggml_backend_dev_t device;
@@ -116,8 +97,6 @@ private:
     bool        open_lanes(const std::vector<ggml_tensor *> & tensors);
     void        open_stages(const std::vector<copy_region> & staged);
     lane &      lane_of(const ggml_tensor * tensor);
-    ggml_tensor kept_bytes(size_t index, size_t i) const;
-    void        copy(const ggml_tensor & from, ggml_tensor & to);
     void        open_zeros(lane & lane);
     bool        has_zeros() const;
     void        save_by(ggml_backend_t stream, const copy_region & from, uint8_t * dst);
@@ -131,8 +110,6 @@ private:
     bool                     pretends;
     copy_progress            done;
     bool                     has_stages = false;
-    std::vector<kept_buffer> kept;
-    std::vector<kept_piece>  pieces;
     std::deque<range>        leaving;  // in the order of their tickets
     std::vector<lane>        lanes;  // none where copies are not asynchronous; they go first
 };

@@ -116,12 +116,7 @@ void attention_rows::check_free(int64_t n) const {
 // The cells that the library would take for n tokens: it looks for empty ones from some cell on, which it alone knows,
 // or from the first one on. If it takes them in parts, it may begin anew for each.
 std::vector<int64_t> attention_rows::next_cells(int64_t n, bool in_parts) const {
-    llama_seq_id seq = 0;
-    llama_ubatch batch{};
-    batch.n_tokens = batch.n_seq_tokens = static_cast<uint32_t>(n);
-    batch.n_seqs = batch.n_seqs_unq = 1;
-    batch.seq_id_unq                = &seq;
-    const auto           found      = cache.find_slot(batch, false);
+    const auto           found = cell_batch(0, std::vector<llama_pos>(static_cast<size_t>(n))).slots_in(cache);
     std::vector<int64_t> next;
     if (!found.empty()) {
         next.assign(found.idxs[0].begin(), found.idxs[0].end());
@@ -371,16 +366,10 @@ void attention_rows::open_stages() {
     if (!stages.empty()) {
         return;
     }
-    std::vector<stage> opened;
+    std::vector<tensor_buffer> opened;
     for (const plane & plane : planes) {
-        ggml_backend_buffer_type_t type = ggml_backend_buffer_get_type(plane.tensor.buffer);
-        const size_t               size = plane.count * plane.row * (rows_in_stage + 1);
-        stage                      room{ buffer_handle(ggml_backend_buft_alloc_buffer(type, size)), {} };
-        if (room.buffer == nullptr) {
-            throw std::runtime_error("no room for " + std::to_string(size) + " bytes in which rows change places");
-        }
-        room.tensor = bytes_of(room.buffer.get(), 0, size);
-        opened.push_back(std::move(room));
+        opened.push_back(allocate_zeros(ggml_backend_buffer_get_type(plane.tensor.buffer),
+                                        plane.count * plane.row * (rows_in_stage + 1)));
     }
     stages = std::move(opened);
 }
@@ -396,7 +385,7 @@ void attention_rows::exchange(const std::vector<cell_move> & moves) {
         for (size_t i = 0; i < planes.size(); ++i) {
             plane &           plane = planes[i];
             const copy_region on_device{ &plane.tensor, cell * plane.row, n * plane.row, plane.count, plane.stride };
-            const copy_region staged{ &stages[i].tensor, place * plane.row, n * plane.row, plane.count,
+            const copy_region staged{ &stages[i].bytes, place * plane.row, n * plane.row, plane.count,
                                       (rows_in_stage + 1) * plane.row };
             back ? copies.move(staged, on_device) : copies.move(on_device, staged);
         }

@@ -1,5 +1,7 @@
 #include "pool/row_store.h"
 
+#include "core/cells.h"
+
 #include <algorithm>
 
 namespace {
@@ -220,25 +222,12 @@ void row_store::place_last() {
     if (cache.seq_pos_max(only_seq) + 1 == n_rows) {
         return;
     }
-    byte_writer plain;
-    plain.put(uint32_t(1));  // streams
-    plain.put(uint32_t(1));  // cells
-    plain.put(static_cast<llama_pos>(n_rows - 1));
-    plain.put(uint32_t(1));  // sequences of this cell
+    cache.seq_rm(only_seq, -1, -1);
+    const cell_batch last(only_seq, { static_cast<llama_pos>(n_rows - 1) });
+    const int64_t    cell = last.take(cache, last.slots_in(cache), n_rows - 1)[0].cell;
     if (layout.has_ext) {
-        plain.put(exts[static_cast<size_t>(n_rows - 1)]);
+        compat::cells_of(cache).ext_set(static_cast<uint32_t>(cell), exts[static_cast<size_t>(n_rows - 1)]);
     }
-    plain.put(only_seq);
-    plain.put(uint32_t(0));  // V is not transposed
-    plain.put(static_cast<uint32_t>(layout.k.size()));
-    for (const auto * tensors : { &layout.k, &layout.v }) {
-        for (const row_tensor & part : *tensors) {
-            plain.put(part.type);
-            plain.put(uint64_t(part.row));
-        }
-    }
-    stream_reader reader(plain.take());
-    cache.state_read(reader, only_seq);
 }
 
 // -- out and in --------------------------------------------------------------------------------------------------------

@@ -83,7 +83,7 @@ class ContextMemory:
         self.clear(0)
         places = self.shape.places
         if not self.identity:  # otherwise known from the first `open`
-            places = places_of(self.kv, facts.n_cells, on_gpu=facts.batch_cost > 0)
+            places = places_of(self.kv, facts.n_cells)
         self.shape = MemoryShape(
             places=places,
             sizes=self.shape.sizes,
@@ -93,10 +93,15 @@ class ContextMemory:
             is_pool=self._pool is not None,
         )
 
+    @property
+    def _slides(self) -> bool:
+        """Whether the state has the rows that layers with a window still see, fewer in a short sequence."""
+        return self.kind == "hybrid" and self.kv.window[0] > 0
+
     def measure(self) -> None:
         """Measure the block sizes of the memory and of the draft model."""
         one, two = (self.kv.rows_size(0, n) if self.kind != "opaque" else 0 for n in (1, 2))
-        sizes = [2 * one - two, two - one, self.kv.state_size(0) if self.kind != "opaque" else -1]
+        sizes = [2 * one - two, two - one, -1 if self._slides or self.kind == "opaque" else self.kv.state_size(0)]
         if (drafts := self.drafts.model) is not None:
             one, two = drafts.rows_size(0, 1), drafts.rows_size(0, 2)
             sizes += [2 * one - two, two - one, drafts.state_size(0)]
@@ -211,7 +216,9 @@ class ContextMemory:
     @property
     def n_rollback(self) -> int:
         """See `BackendFacts`."""
-        return self.n_ctx if self.kind == "attention" else self._n_planes if self.kind == "hybrid" else 0
+        if self.kind == "opaque" or self._slides:
+            return 0
+        return self.n_ctx if self.kind == "attention" else self._n_planes
 
     @property
     def most_drafts(self) -> int:
@@ -245,7 +252,7 @@ class ContextMemory:
         """
         if self.kind == "attention":
             return {item.seq: item.position + item.n_sure for item in items}
-        if self.kind == "opaque" or len({len(item.tokens) for item in items}) > 1:
+        if not self.n_rollback or len({len(item.tokens) for item in items}) > 1:
             return {}
         ends = {item: item.position + len(item.tokens) for item in items}
         return {item.seq: max(item.position + item.n_sure, end - self._n_planes) for item, end in ends.items()}
@@ -340,8 +347,10 @@ class ContextMemory:
                 checked(self.kv.save_rows, seq, first, last, part)
                 self.kv.finish()
         if n and self.kind == "hybrid":
-            self.save_state(seq, n)
+            state = self.save_state(seq, n)
             self.kv.finish()
+            if self._slides:  # into the cells that a cold run would have taken
+                checked(self.kv.load_state, seq, n, state.recurrent)
 
 
 def _handle(held: Held) -> int:

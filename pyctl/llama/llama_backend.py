@@ -109,8 +109,8 @@ class LlamaBackend:
         if self.embedder is not None:
             self.facts = replace(self.facts, n_embed=self.embedder.n_max)
         if self.encoder is not None:
-            if memory.kind == "opaque":
-                raise ModelError("--mmproj: images require movable rows, which this model does not have")
+            if memory.kind == "opaque" or memory.kv.window[0]:
+                raise ModelError("--mmproj: images require movable rows of all layers, which this model does not have")
             self.encoder.open(self.model)
 
     def _open_memory(self) -> None:

@@ -27,9 +27,6 @@ TESTED = frozenset(
 )
 """Memory classes covered by tests/model/llama/test_families.py; others are tested at startup."""
 
-TILE = 64
-"""Cells that attention on a CPU sums as one tile: GGML_FA_TILE_KV of ggml's ggml-cpu/common.h."""
-
 TRIAL_TOKENS, TRIAL_REST = 96, 40
 """Tokens that a trial saves, and tokens that it evaluates after them; both fit into the smallest context."""
 
@@ -39,24 +36,17 @@ def is_tested(memory: KVState) -> bool:
     return not memory.type or memory.type in TESTED
 
 
-def places_of(memory: KVState, n_cells: int, *, on_gpu: bool) -> ResumePlaces:
-    """Return the places where sequences of ``memory`` may be saved, if llama.cpp restores them at all.
+def places_of(memory: KVState, n_cells: int) -> ResumePlaces:
+    """Return the places where sequences of ``memory`` may be saved, if they are restored to the same bits at all.
 
-    Sliding-window layers keep rows in a ring of cells. llama.cpp saves only the window and restores it to the first
-    cells, and attention sums in cell order. So sums match within the first window, and a whole number of rings after
-    it. A ring that never wraps may be shifted by tiles, except on a GPU, where sums also depend on the number of used
-    cells (bench/results/gpu-windows.md).
+    Sliding layers of an opaque memory keep rows in a ring of cells. llama.cpp saves only the window and restores it to
+    the first cells, and attention sums in cell order. So sums match within the first window, and a whole number of
+    rings after it. In other memories these rows come back to their own cells.
     """
-    window, ring, is_chunked = memory.window
+    window, ring = memory.window
     if memory.kind != "opaque" or not window:
         return ANYWHERE
-    if is_chunked:
-        return (
-            ANYWHERE if ring and ring % window == 0 and window % TILE == 0 and not on_gpu else ResumePlaces(window, 0)
-        )
-    if 0 < ring < n_cells:
-        return ResumePlaces(window, ring)
-    return ResumePlaces(window, TILE if ring and not on_gpu else 0)
+    return ResumePlaces(window, ring if 0 < ring < n_cells else 0)
 
 
 def describe(memory: KVState, places: ResumePlaces) -> str:

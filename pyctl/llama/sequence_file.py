@@ -16,7 +16,7 @@ import os
 import re
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,38 +51,72 @@ INVALID = "No available space in KV cache or invalid slot save file"
 
 
 @dataclass(frozen=True)
-class StateForm:
-    """Offsets of the positions of cells and recurrent state in llama.cpp's sequence state.
-
-    A cell has ``cell`` bytes and ``row`` bytes of rows in ``n_parts`` tensors, each with a header of 12 bytes.
-    """
+class CellsForm:
+    """One cache in llama.cpp's sequence state: a cell has ``cell`` bytes, and its rows ``row`` in ``n_parts`` tensors,
+    each with a header of 12 bytes. One that ``slides`` has the last positions only."""
 
     cell: int
     row: int
     n_parts: int
-    is_hybrid: bool
+    slides: bool = False
+
+    @classmethod
+    def of(cls, text: str) -> CellsForm:
+        """Parse a cache in the layout's text, after "ext="."""
+        parts = [(int(row), int(n)) for row, n in re.findall(r"\d+:(\d+)x(\d+)", text)]
+        return cls(12 if text.startswith("0") else 24, sum(row * n for row, n in parts), len(parts))
+
+    def size(self, n: int) -> int:
+        """Bytes of ``n`` cells and their rows."""
+        return 16 + n * self.cell + 12 * self.n_parts + n * self.row
+
+    def check(self, state: NDArray[np.uint8], n: int) -> int:
+        """Return the bytes of cells and rows at ``state``; StateError unless they are at all positions below ``n``, or
+        at the last of them."""
+        n_streams, n_cells = struct.unpack("<II", state[:8].tobytes()) if state.size >= 8 else (0, 0)
+        least, cells_end = 1 if self.slides else n, 8 + n_cells * self.cell
+        if n_streams != 1 or not 0 < least <= n_cells <= n or state.size < cells_end:
+            raise StateError(INVALID)
+        cells = np.frombuffer(state[8:cells_end].tobytes(), "<i4").reshape(n_cells, -1)
+        if not np.array_equal(np.sort(cells[:, 0]), np.arange(n - n_cells, n)) or not np.all(cells[:, 1] == 1):
+            raise StateError(INVALID)
+        return self.size(n_cells)
+
+
+@dataclass(frozen=True)
+class StateForm:
+    """The caches in llama.cpp's sequence state, and how many come before the recurrent state, -1 if there is none."""
+
+    caches: tuple[CellsForm, ...]
+    n_before: int
 
     @classmethod
     def of(cls, layout: str) -> StateForm:
         """Parse the layout's text (csrc/core/layout.cpp)."""
-        kind, ext, *_ = layout.split()
-        parts = [re.fullmatch(r"\d+:(\d+)x(\d+)", part) for part in re.split("[ =,]", layout)]
-        rows = [int(part[1]) * int(part[2]) for part in parts if part is not None]
-        return cls(12 if ext == "ext=0" else 24, sum(rows), len(rows), kind == "hybrid")
+        text, _, state = layout.partition(" state=")
+        grown, _, window = text.partition(" window=")
+        caches = [CellsForm.of(each) for each in grown.split(" ext=")[1:]]
+        sliding = [replace(CellsForm.of(each), slides=True) for each in window.split(" ext=")[1:]]
+        # An indexer's keys come last, the rows of a window before the state.
+        n_before = len(caches) + len(sliding) if sliding else 1
+        return cls((*caches, *sliding), n_before if state else -1)
 
     def check(self, state: NDArray[np.uint8], n: int) -> None:
         """Raise StateError unless ``state`` has the cells of ``n`` tokens and the recurrent state at the last.
 
         llama.cpp accepts any position; the largest one could never be removed from the sequence.
         """
-        cells_end = 8 + n * self.cell
-        if not n or state[:8].tobytes() != struct.pack("<II", 1, n) or state.size < cells_end:
-            raise StateError(INVALID)
-        cells = np.frombuffer(state[8:cells_end].tobytes(), "<i4").reshape(n, -1)
-        if not np.array_equal(np.sort(cells[:, 0]), np.arange(n)) or not np.all(cells[:, 1] == 1):
-            raise StateError(INVALID)
-        at = cells_end + 8 + 12 * self.n_parts + n * self.row
-        if self.is_hybrid and state[at : at + 8].tobytes() != struct.pack("<II", 1, n - 1):
+        at = 0
+        for i, cache in enumerate(self.caches):
+            if i == self.n_before:
+                self._check_state(state[at:], n)
+                at = int(state.size) - sum(other.size(n) for other in self.caches[i:])
+            at += cache.check(state[max(at, 0) :], n)
+        if self.n_before == len(self.caches):
+            self._check_state(state[at:], n)
+
+    def _check_state(self, state: NDArray[np.uint8], n: int) -> None:
+        if state[:8].tobytes() != struct.pack("<II", 1, n - 1):
             raise StateError(INVALID)
 
 

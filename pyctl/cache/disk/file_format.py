@@ -261,7 +261,7 @@ class BlockSizes:
 
     def rows(self, first: int, last: int) -> int:
         """Bytes of the model's own rows [first, last) in RAM; 0 if it has none."""
-        return self.base + (last - first) * self.row if self.row and first < last else 0
+        return self.base + (last - first) * self.row if first < last else 0
 
     def draft_rows(self, first: int, last: int) -> int:
         """Bytes of the draft model's rows [first, last)."""

@@ -21,7 +21,7 @@ from tests.unit.engine.drive import chat, request, tier_on
 
 ENDLESS = Sampling(temperature=0.0, ignore_eos=True)
 
-SHAPES = pytest.mark.parametrize("shape", ["tiny-hybrid", "tiny-dense"])
+SHAPES = pytest.mark.parametrize("shape", ["tiny-hybrid", "tiny-dense", "tiny-gemma3", "tiny-lfm2-window"])
 
 OTHERS = [chat((seed, 150), (seed + 1, 180)) for seed in (50, 60)]
 """What keeps the other sequence busy."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,20 +17,19 @@ from pyctl.cache.snapshot import Rows
 from pyctl.engine.engine import Engine
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.errors import StateError
-from pyctl.llama import Loaded, load, memory_check
+from pyctl.llama import LlamaBackend, Loaded, load, memory_check
 from pyctl.llama.context_memory import ContextMemory
+from pyctl.llama.sequence_file import PREFIX, StateForm
 from pyctl.prompt import Prompt
+from tests.model.native.test_kv_state import library_state
 from tests.unit.engine.drive import chat
-from tools.generator.families import FAMILIES, WINDOW, Family, cached_family
+from tools.generator.families import FAMILIES, WINDOW
 
 RING = 256
 """Cells of a ring for one window and one batch of 128 tokens, padded as llama.cpp does."""
 
-RINGS = ResumePlaces(WINDOW, RING)
-CHUNKS = ResumePlaces(8192, 0)
-"""Those of llama4 have a size of their own."""
-
-PLACES = {name: RINGS for name, family in FAMILIES.items() if family.sliding} | {"tiny-llama4": CHUNKS}
+PLACES = {"tiny-deepseek4": ResumePlaces(WINDOW, RING)}
+"""Of those that do not resume anywhere."""
 
 OPENING = (1, 90)
 CONVERSATION = [OPENING, (2, 150), (3, 40), (4, 300), (5, 60), (6, 200)]
@@ -47,20 +47,14 @@ PROMPTS = {
 AFTER_RESTART = ("long", "edited", "first", "another", "branched")
 
 
-@pytest.fixture(scope="module")
-def family_path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Family], Path]:
-    directory = tmp_path_factory.mktemp("families")
-    return lambda family: cached_family(family, directory)
-
-
 @pytest.fixture
-def open_family(family_path: Callable[[Family], Path]) -> Iterator[Callable[..., Loaded]]:
+def open_family(model_path: Callable[[str], Path]) -> Iterator[Callable[..., Loaded]]:
     """open_family("tiny-gemma3", n_seqs=2, ...) -> a loaded model, closed after the test."""
     opened: list[Loaded] = []
 
     def get(name: str, **settings: Any) -> Loaded:
         chosen = {"n_ctx": 2048, "n_ubatch": 128, "n_threads": 1, "n_seqs": 1, **settings}
-        opened.append(load(ModelSettings(path=str(family_path(FAMILIES[name])), **chosen)))
+        opened.append(load(ModelSettings(path=str(model_path(name)), **chosen)))
         return opened[-1]
 
     yield get
@@ -77,37 +71,96 @@ SMOKE = [pytest.param(name, marks=[pytest.mark.smoke] * (name == "tiny-lfm2")) f
 
 @pytest.mark.parametrize("name", SMOKE)
 def test_replies_are_those_of_a_cold_run(name: str, open_family: Callable[..., Loaded], tmp_path: Path) -> None:
-    loaded = open_family(name)
-    backend, family = loaded.backend, FAMILIES[name]
-    assert backend.memory.kv.type == family.memory
+    check_replies(open_family(name).backend, name, tmp_path)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_rows_in_8_bits_and_another_sequence_beside(
+    name: str, open_family: Callable[..., Loaded], tmp_path: Path
+) -> None:
+    check_replies(open_family(name, n_seqs=2, type_k="q8_0", type_v="q8_0").backend, name, tmp_path)
+
+
+def check_replies(backend: LlamaBackend, name: str, directory: Path) -> None:
+    """Each prompt is answered as by a cold run, whether it resumes in memory or after a restart."""
+    assert backend.memory.kv.type == FAMILIES[name].memory
     assert backend.memory.shape.places == PLACES.get(name, ANYWHERE)
     expected = {each: cold_answer(backend, prompt).best for each, prompt in PROMPTS.items()}
     assert len({str(reply) for reply in expected.values()}) == len(expected) - 2, "two prompts are asked twice"
     shares = []
     for asked in (PROMPTS, AFTER_RESTART):
-        engine = empty_engine(backend, tmp_path, exact=True)
+        engine = empty_engine(backend, directory, exact=True)
         for each in asked:
             reply = ask(engine, PROMPTS[each])
             assert reply.best == expected[each], f"{each}, {reply.n_cached} tokens cached"
             shares.append(reply.n_cached)
         assert engine.prefix_cache.close()
-    assert sum(share > 0 for share in shares[: len(PROMPTS)]) >= (4 if family.sliding else 6), "from RAM or live"
-    assert sum(share > 0 for share in shares[len(PROMPTS) :]) >= (2 if family.sliding else 5), "from disk"
+    assert sum(share > 0 for share in shares[: len(PROMPTS)]) >= (4 if name in PLACES else 6), "from RAM or live"
+    assert sum(share > 0 for share in shares[len(PROMPTS) :]) >= (2 if name in PLACES else 5), "from disk"
 
 
-@pytest.mark.parametrize("name", ["tiny-qwen4exp", "tiny-glm5-next"])
-def test_a_memory_with_a_further_cache_is_no_plain_hybrid(name: str, open_family: Callable[..., Loaded]) -> None:
-    loaded = open_family(name)
-    assert loaded.backend.memory.kind == "opaque"
-    assert loaded.info.memory == "whole sequences of llama_memory_hybrid_idx"
+KINDS = {
+    "tiny-deepseek32": "attention",
+    "tiny-minimax-m3": "attention",
+    "tiny-qwen4exp": "hybrid",
+    "tiny-glm5-next": "hybrid",
+    "tiny-gemma3": "hybrid",
+    "tiny-dots3note": "hybrid",
+    "tiny-lfm2-window": "hybrid",
+    "tiny-deepseek4": "opaque",
+    "tiny-mamba2": "opaque",
+}
+"""What a memory of several parts counts as."""
 
 
-def test_a_window_says_where_it_is_resumed(open_family: Callable[..., Loaded]) -> None:
-    text = open_family("tiny-gemma3").info.memory
+@pytest.mark.parametrize("name", KINDS)
+def test_a_memory_of_several_parts_counts_as_one_of_the_known_kinds(
+    name: str, open_family: Callable[..., Loaded]
+) -> None:
+    memory = open_family(name).backend.memory
+    assert memory.kind == KINDS[name]
+    assert memory.shape.cut_anywhere == (memory.kind == "attention")
+
+
+SLOT_FILES = {"tiny-minimax-m3": 2, "tiny-qwen4exp": 2, "tiny-gemma3": 1, "tiny-lfm2-window": 1}
+"""How many caches have all tokens."""
+
+
+@pytest.mark.parametrize("name", SLOT_FILES)
+def test_a_slot_file_has_all_parts(name: str, open_family: Callable[..., Loaded], tmp_path: Path) -> None:
+    backend, path, tokens, n = open_family(name).backend, tmp_path / "slot", PROMPTS["long"].tokens, 512
+    for first in range(0, n, 128):
+        backend.evaluate(0, tokens[first : first + 128], first)
+    backend.memory.save_file(0, path, tokens[:n], (128, 256, 384, n))
+    state = library_state(backend)[PREFIX.size :]
+    backend.evaluate(0, tokens[n : n + 60], n)
+    expected = backend.logits(0)
+    backend.memory.clear(0)
+    backend.evaluate(0, tokens[700:777], 0)
+    backend.memory.clear(0)
+    saved = backend.memory.load_file(0, path)
+    assert saved.ends == (128, 256, 384, n)
+    backend.evaluate(0, tokens[n : n + 60], n)
+    assert np.array_equal(backend.logits(0), expected)
+
+    form = StateForm.of(backend.memory.layout)
+    form.check(state, n)
+    text, n_found = state.tobytes(), 0
+    for n_cells in (n, WINDOW)[: 1 + FAMILIES[name].sliding]:
+        at = text.find(struct.pack("<II", 1, n_cells))
+        while at >= 0:
+            crafted = state.copy()
+            crafted[at + 8 : at + 12] = np.frombuffer(struct.pack("<i", 2**31 - 1), np.uint8)
+            with pytest.raises(StateError):
+                form.check(crafted, n)
+            n_found += 1
+            at = text.find(struct.pack("<II", 1, n_cells), at + 8)
+    assert n_found == SLOT_FILES[name] + FAMILIES[name].sliding
+
+
+def test_a_ring_that_only_llama_cpp_restores_says_where_it_is_resumed(open_family: Callable[..., Loaded]) -> None:
+    text = open_family("tiny-deepseek4").info.memory
     assert text.endswith("with a sliding window: resumed within 64 tokens, then every 256")
-    assert open_family("tiny-gemma3", swa_full=True).backend.memory.shape.places == ResumePlaces(
-        WINDOW, memory_check.TILE
-    )
 
 
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-lfm2", "tiny-mamba2", "tiny-gemma3"])

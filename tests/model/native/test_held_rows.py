@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -277,12 +278,11 @@ def each_row(backend: LlamaBackend, block: Block, n: int) -> list[bytes]:
     if "ext=1" in layout:
         parts.append(block[at : at + 12 * n].reshape(n, 12))
         at += 12 * n
-    for plane in layout.partition(" k=")[2].partition(" state=")[0].replace(" v=", "").split(","):
-        if plane:
-            row, count = (int(value) for value in plane.partition(":")[2].split("x"))
-            for _ in range(count):
-                parts.append(block[at : at + row * n].reshape(n, row))
-                at += row * n
+    for tensors in (re.findall(r" k=(\S*)", layout), re.findall(r" v=(\S*)", layout)):  # of all caches
+        for row, count in re.findall(r":(\d+)x(\d+)", "".join(tensors)):
+            for _ in range(int(count)):
+                parts.append(block[at : at + int(row) * n].reshape(n, int(row)))
+                at += int(row) * n
     assert at == block.size
     return [row.tobytes() for row in np.concatenate(parts, axis=1)]
 
@@ -414,7 +414,10 @@ def test_rows_from_ram_find_the_cells_that_later_rows_leave(open_model: Callable
         backend.memory.release(held)
 
 
-@pytest.mark.parametrize("backend", [LAYOUTS[0], LAYOUTS[4], LAYOUTS[5]], indirect=True)
+TWO_CACHES = pytest.param(("tiny-minimax-m3", {"flash_attn": "on"}), id="tiny-minimax-m3")
+
+
+@pytest.mark.parametrize("backend", [LAYOUTS[0], LAYOUTS[4], LAYOUTS[5], TWO_CACHES], indirect=True)
 @settings(max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_order_of_calls_keeps_all_rows(backend: LlamaBackend, data: st.DataObject) -> None:

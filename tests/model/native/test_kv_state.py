@@ -29,6 +29,23 @@ LAYOUTS = [
     for name in ("tiny-hybrid", "tiny-moe", "tiny-dense")
     for kv, flash in (("f16", "on"), ("q8_0", "on"), ("f16", "off"))
 ]
+SEVERAL_PARTS = [
+    pytest.param((name, {"type_k": kv, "type_v": kv, "flash_attn": "on"}), id=f"{name}-{kv}")
+    for name in (
+        "tiny-minimax-m3",
+        "tiny-deepseek32",
+        "tiny-qwen4exp",
+        "tiny-glm5-next",
+        "tiny-gemma3",
+        "tiny-gpt-oss",
+        "tiny-llama4",
+        "tiny-lfm2-window",
+        "tiny-dots3note",
+    )
+    for kv in ("f16", "q8_0")
+]
+"""Memories of several caches: rows of attention and of an indexer, or the rows of a window."""
+
 N = 700
 STEP = 64
 
@@ -101,6 +118,21 @@ def put_state(backend: LlamaBackend, n: int, states: dict[int, np.ndarray]) -> N
 def test_continued_rewound_and_restored_equal_cold(backend: LlamaBackend, data: st.DataObject) -> None:
     tokens = tokens_of(data.draw(st.integers(0, 99), label="prompt"))
     cuts = sorted(data.draw(st.sets(st.integers(1, N - 1), min_size=1, max_size=6), label="cuts"))
+    rewound, restored = (data.draw(st.sampled_from(cuts), label=label) for label in ("rewound to", "restored to"))
+    check_resumed(backend, tokens, cuts, rewound, restored, data.draw(st.integers(0, restored), label="kept"))
+
+
+@pytest.mark.parametrize("backend", SEVERAL_PARTS, indirect=True)
+def test_a_memory_of_several_parts_goes_on_as_a_cold_run(backend: LlamaBackend) -> None:
+    tokens, cuts = tokens_of(5), [40, 64, 201, 333, 500, 641]
+    for rewound, restored, keep in ((641, 40, 0), (201, 641, 150), (500, 333, 333), (333, 500, 0)):
+        check_resumed(backend, tokens, cuts, rewound, restored, keep)
+
+
+def check_resumed(
+    backend: LlamaBackend, tokens: Tokens, cuts: list[int], rewound: int, restored: int, keep: int
+) -> None:
+    """Saved at ``cuts``, rewound to one of them, restored to another of which ``keep`` live rows stay."""
     ends = ends_of(cuts)
     backend.memory.clear(0)
     cold = run(backend, tokens, ends)
@@ -118,19 +150,16 @@ def test_continued_rewound_and_restored_equal_cold(backend: LlamaBackend, data: 
     assert_same(run(backend, tokens, ends, start), cold)
 
     # Rewound in place: rows stay, only the state comes back.
-    n = data.draw(st.sampled_from(cuts), label="rewound to")
-    backend.memory.rewind(0, n)
-    put_state(backend, n, states)
-    assert_same(run(backend, tokens, ends, n), cold)
+    backend.memory.rewind(0, rewound)
+    put_state(backend, rewound, states)
+    assert_same(run(backend, tokens, ends, rewound), cold)
 
     # Restored: some live rows are kept, the rest comes from the chain, cut wherever that falls.
-    n = data.draw(st.sampled_from(cuts), label="restored to")
-    keep = data.draw(st.integers(0, n), label="kept")
     backend.memory.rewind(0, keep)
-    backend.memory.restore(0, keep, [(Rows(rows), max(a, keep), b) for rows, a, b in chain if keep < b <= n])
-    put_state(backend, n, states)
-    assert (library_state(backend) == whole[n]).all()
-    assert_same(run(backend, tokens, ends, n), cold)
+    backend.memory.restore(0, keep, [(Rows(rows), max(a, keep), b) for rows, a, b in chain if keep < b <= restored])
+    put_state(backend, restored, states)
+    assert (library_state(backend) == whole[restored]).all()
+    assert_same(run(backend, tokens, ends, restored), cold)
 
 
 @each_layout

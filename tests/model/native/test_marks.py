@@ -20,6 +20,8 @@ OPTIONS = [
     ("tiny-hybrid", {}),
     ("tiny-moe", {}),
     ("tiny-hybrid", {"type_k": "q8_0", "type_v": "q8_0", "flash_attn": "on"}),
+    ("tiny-qwen4exp", {}),
+    ("tiny-glm5-next", {}),
 ]
 
 

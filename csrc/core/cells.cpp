@@ -1,0 +1,50 @@
+#include "core/cells.h"
+
+#include "core/row_memory.h"
+
+std::vector<plane> planes_of(const row_layout & rows, size_t n_cells) {
+    std::vector<plane> planes;
+    for (const auto * tensors : { &rows.k, &rows.v }) {
+        for (size_t i = 0, n; i < tensors->size(); i += n) {
+            const row_tensor & first  = (*tensors)[i];
+            const auto         at     = [&](size_t j) { return static_cast<const uint8_t *>((*tensors)[j].tensor->data); };
+            const auto         stride = i + 1 < tensors->size() ? at(i + 1) - at(i) : 0;
+            for (n = 1; first.n_embd == 1 && stride > 0 && i + n < tensors->size() && (*tensors)[i + n].row == first.row &&
+                        buffer_of((*tensors)[i + n].tensor) == buffer_of(first.tensor) && at(i + n) - at(i + n - 1) == stride;) {
+                ++n;
+            }
+            // Copies are checked against the size of the tensor, so this one has to reach to the end of the last.
+            const size_t size = at(i + n - 1) - at(i) + ggml_nbytes((*tensors)[i + n - 1].tensor);
+            plane        joined{ bytes_of(first.tensor, 0, size), first.row, n, n > 1 ? static_cast<size_t>(stride) : 0 };
+            if (first.n_embd > 1) {
+                joined.count  = first.n_embd;
+                joined.stride = n_cells * first.row;
+            }
+            planes.push_back(joined);
+        }
+    }
+    return planes;
+}
+
+cell_batch::cell_batch(llama_seq_id of, std::vector<llama_pos> positions)
+    : seq(of), pos(std::move(positions)), tokens(pos.size()), n_seqs(pos.size(), 1), seqs(pos.size(), &seq) {
+    batch.n_tokens = batch.n_seq_tokens = static_cast<uint32_t>(pos.size());
+    batch.n_seqs = batch.n_seqs_unq = batch.n_pos = 1;
+    batch.token                                   = tokens.data();
+    batch.pos                                     = pos.data();
+    batch.n_seq_id                                = n_seqs.data();
+    batch.seq_id                                  = seqs.data();
+    batch.seq_id_unq                              = &seq;
+}
+
+std::vector<cell_run> cell_batch::take(llama_kv_cache & cache, const llama_kv_cache::slot_info & slots, int64_t p0) const {
+    if (slots.empty()) {
+        throw out_of_cells("llama.cpp finds no cells for " + std::to_string(pos.size()) + " rows");
+    }
+    cache.apply_ubatch(slots, batch);
+    std::vector<cell_run> runs;
+    for (size_t i = 0; i < pos.size(); ++i) {
+        append_run(runs, { slots.idxs[0][i], p0 + static_cast<int64_t>(i), 1 });
+    }
+    return runs;
+}

@@ -1,0 +1,62 @@
+// Cells of the library's caches: where their rows lie on the device, and how the library gives them to tokens.
+#pragma once
+
+#include "core/block.h"
+#include "core/layout.h"
+#include "device/held_rows.h"
+
+#include <algorithm>
+
+// `count` pieces of one token's `row` bytes each, a `stride` apart on the device: tensors of the same kind that lie at
+// equal distances, such as K of all layers, are one of these, and rows of all move in one copy.
+struct plane {
+    ggml_tensor tensor;  // from the first piece to the end of the last
+    size_t      row;
+    size_t      count;
+    size_t      stride;
+};
+
+// Those of `rows`, which lie in `n_cells`, in the order of a block's bytes.
+std::vector<plane> planes_of(const row_layout & rows, size_t n_cells);
+
+// Calls `move(region, offset)` for rows [first, last), which lie in `runs`, of each plane. The offset is that in bytes which
+// hold rows [p0, p1), plane after plane.
+template <typename F>
+void each_region(std::vector<plane> & planes, const std::vector<cell_run> & runs, int64_t p0, int64_t p1, int64_t first,
+                 int64_t last, const F & move) {
+    const auto n  = static_cast<size_t>(p1 - p0);
+    size_t     at = 0;
+    for (plane & plane : planes) {
+        for (const cell_run & r : runs) {
+            const int64_t from = std::max(r.row, first);
+            const int64_t to   = std::min(r.row + r.count, last);
+            if (from < to) {
+                const copy_region region{ &plane.tensor, (r.cell + (from - r.row)) * plane.row, (to - from) * plane.row,
+                                          plane.count,   plane.stride,                          n * plane.row };
+                move(region, at + (from - p0) * plane.row);
+            }
+        }
+        at += plane.count * n * plane.row;
+    }
+}
+
+// Tokens of one sequence as the library places them: text, or what is to be said of it later.
+class cell_batch {
+public:
+    cell_batch(llama_seq_id seq, std::vector<llama_pos> positions);
+    cell_batch(const cell_batch &) = delete;
+
+    // The cells that the library finds in `cache`; empty if there are too few.
+    llama_kv_cache::slot_info slots_in(const llama_kv_cache & cache) const { return cache.find_slot(batch, false); }
+
+    // The cells of `cache` that `slots` names are theirs, of row `p0` and those after it; out_of_cells if it names none.
+    std::vector<cell_run> take(llama_kv_cache & cache, const llama_kv_cache::slot_info & slots, int64_t p0) const;
+
+private:
+    llama_seq_id                seq;
+    std::vector<llama_pos>      pos;
+    std::vector<llama_token>    tokens;
+    std::vector<int32_t>        n_seqs;
+    std::vector<llama_seq_id *> seqs;
+    llama_ubatch                batch{};
+};
