@@ -6,7 +6,9 @@ bench/recorded holds files of this project before and after a change (as difflib
 reads the file, and the agent changes it in one of the usual ways; the reply is replayed token by token against the
 proposed drafts. A step evaluates one token and the drafts. "length" is the number of accepted tokens of a draft,
 "share" the accepted part of all drafted tokens. Without --vocab the tokens are those of Qwen3.5, if a build has
-unpacked llama.cpp here, or else of the built-in model.
+unpacked llama.cpp here, or else of the built-in model. The second table is beside a head that predicts `HEAD_SHARE` of
+all tokens: tokens a step, and speed as a multiple of that with the head alone, with the step times of two models on an
+H200 (bench/draft_length.py).
 """
 
 from __future__ import annotations
@@ -18,15 +20,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, cast
 
 from llama_cpp import llama_cpp as api
 
 from bench.common import parse, parser_of, show
+from bench.draft_length import BOTH, MACHINES, Machine, Text, calibrated, copies
+from bench.gpu.given_reply import is_known
 from pyctl.cache.sequence import LiveSequence
-from pyctl.engine.draft.cache_drafts import CacheDrafts
+from pyctl.engine.draft.cache_drafts import BESIDE_MODEL, CacheDrafts
 from pyctl.engine.draft.draft_settings import NgramSettings
 from pyctl.engine.draft.ngram import ngram_sources
 from pyctl.engine.draft.source import DraftJob, DraftSource
+from pyctl.engine.draft.speculation import Speculation
 from pyctl.llama.llama_tokenizer import LlamaTokenizer
 from pyctl.models import builtin_model
 from pyctl.prompt import Tokens, as_tokens
@@ -37,6 +43,9 @@ VOCABULARY = RECORDED.parents[1] / "vendor" / "llama.cpp" / "models" / "ggml-voc
 
 MOST = 64
 """Drafts of a step."""
+
+HEAD_SHARE = 0.8
+"""Places where a head knows the next token, in the second table."""
 
 
 @dataclass(frozen=True)
@@ -244,6 +253,99 @@ def measure(form: Callable[[Edit], Conversation], edits: Sequence[Edit], vocab: 
     return count
 
 
+class Head:
+    """A head that drafts what is said, or another token where it is wrong."""
+
+    name, n_max = "draft-mtp", 3
+
+    def __init__(self, machine: Machine) -> None:
+        self.text: list[int] = []
+        self.ms = 0.0
+        self._machine = machine
+
+    def begin(self, key: int, prompt: Tokens) -> None:
+        pass
+
+    def propose(self, jobs: Sequence[DraftJob], n: int = 0) -> list[tuple[int, ...]]:
+        self.ms += n * self._machine.draft_ms
+        firsts = [job.seq.n + len(job.sure) for job in jobs]
+        return [tuple(self._token(place) for place in range(first, first + n)) for first in firsts]
+
+    def _token(self, place: int) -> int:
+        token = self.text[place] if place < len(self.text) else 0
+        return token if is_known(place, HEAD_SHARE) else token + 1
+
+    def learn(self, key: int, n_drafted: int, n_accepted: int) -> None:
+        pass
+
+    def end(self, key: int) -> None:
+        pass
+
+
+class Beside:
+    """A server of one request at a time that drafts from a head, and from ``cache`` if it is given one."""
+
+    def __init__(self, machine: Machine, cache: CacheDrafts | None) -> None:
+        self.machine, self.cache, self.head = machine, cache, Head(machine)
+        self.count, self.ms = Count(), 0.0
+        lengths, head = calibrated(machine, Text("", copies(1, 1), BOTH)), self.head
+        sources: list[DraftSource] = [cache] if cache is not None else []
+        self._speculation = Speculation(sources, cast(Any, head), lengths=lengths)
+        self._speculation.seconds = lambda: head.ms / 1e3  # type: ignore[method-assign]
+        self._width = self._place = 0
+
+    def reply(self, key: int, prompt: Tokens, reply: Tokens) -> None:
+        """A request whose model says ``reply``."""
+        seq, tokens, n = LiveSequence(0, prompt.size + reply.size), reply.tolist(), 1
+        seq.reset(prompt)
+        self.head.text = [*prompt.tolist(), *tokens]
+        with self._speculation.following(key, prompt) as learn:
+            while n < len(tokens):
+                if self.cache is not None:
+                    self.cache.flush()
+                self.head.ms = 0.0
+                (draft,) = self._speculation.propose([DraftJob(key, seq, (tokens[n - 1],), min(len(tokens) - n, MOST))])
+                pairs = zip(draft.tokens, tokens[n:], strict=False)
+                right = next((i for i, (a, b) in enumerate(pairs) if a != b), len(draft.tokens))
+                if draft.n_drafted:
+                    learn(draft.n_drafted, right)
+                self._step(len(draft.tokens), right)
+                for token in tokens[n - 1 : n + right]:
+                    seq.append_one(token)
+                n += 1 + right
+
+    def _step(self, n_drafted: int, n_right: int) -> None:
+        machine, width = self.machine, 1 + n_drafted
+        self._place = self._place + 1 if width == self._width else 0
+        self._width = width
+        ms = machine.ms(width) + (machine.graph_ms[self._place] if self._place < 2 else 0.0)
+        if n_drafted > machine.n_free and n_right < n_drafted:
+            ms += machine.ms(2 + n_right) - machine.ms(1)
+        self._speculation.record(width, ms)
+        self.ms += ms + self.head.ms
+        self.count.n_tokens += 1 + n_right
+        self.count.n_steps += 1
+
+
+def beside_head(form: Callable[[Edit], Conversation], edits: Sequence[Edit], vocab: LlamaTokenizer) -> list[str]:
+    """Tokens a step with the head alone and with both, and how much faster both are, on each machine."""
+    cells = []
+    for machine in MACHINES[:2]:
+        servers = [Beside(machine, cache) for cache in (None, CacheDrafts(least=BESIDE_MODEL))]
+        for server in servers:
+            for key, edit in enumerate(edits):
+                texts = form(edit)
+                if server.cache is not None:
+                    before = asked(edit, edit.before) if form is read_elsewhere else texts[0]
+                    for text in dict.fromkeys((before, texts[0])):
+                        server.cache.remember(as_tokens(vocab.tokenize(text)))
+                prompt, reply = (as_tokens(vocab.tokenize(text)) for text in texts)
+                server.reply(key, prompt, reply)
+        cells += [f"{server.count.n_tokens / max(server.count.n_steps, 1):.2f}" for server in servers]
+        cells.append(f"{servers[0].ms / servers[1].ms:.2f}")
+    return cells
+
+
 def vocabulary(path: str) -> LlamaTokenizer:
     params = api.llama_model_default_params()
     params.vocab_only = True
@@ -272,6 +374,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     columns += [f"ngram-mod: {names[0]}", *names[1:], f"both: {names[0]}", *names[1:]]
     title = f"Recorded edits of agents, {len(edits)} files, tokens of {file.stem}; cache proposes in {slowest:.0f} us"
     show(title, columns, rows, keep="agent-edits" if options.keep else "")
+    columns = ["way to edit", *(f"{m.name}: {what}" for m in MACHINES[:2] for what in ("head", "and cache", "speed"))]
+    rows = [[title, *beside_head(form, edits, vocab)] for title, form in FORMS.items()]
+    title = f"Beside a head that is right in {HEAD_SHARE:.0%} of all places: tokens a step, and speed"
+    show(title, columns, rows, keep="agent-edits-head" if options.keep else "")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,9 @@
 
 A server decodes replies one after the other. The tokens that a source predicts are drawn once for each text, so that
 all ways of drafting get the same ones. Speeds are multiples of the speed without drafts. `fixed` is the best single
-length for the text, chosen afterwards; `worst` is the slowest single run.
+length for the text, chosen afterwards; `worst` is the slowest single run. With two sources the controller chooses
+between them and composes their drafts: `fixed` is then the head alone with a controller, and `worst` is the slowest run
+relative to that.
 """
 
 from __future__ import annotations
@@ -13,29 +15,36 @@ from __future__ import annotations
 import random
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
 from bench.common import parse, parser_of, show, tell
 from bench.compare import add_comparison, compare
-from pyctl.engine.draft.draft_length import LENGTHS, DraftLengthController, DraftResult
+from pyctl.cache import LiveSequence
+from pyctl.engine.draft.draft_length import LENGTHS, DraftLengthController
+from pyctl.engine.draft.source import DraftJob
+from pyctl.engine.draft.speculation import Draft, Speculation
+from pyctl.prompt import Tokens, as_tokens
 
 SEEDS = range(5)
 HEAD, COPY = "head", "copy"
+BOTH = (HEAD, COPY)
 
 
 @dataclass(frozen=True)
 class Machine:
     """Milliseconds of steps by tokens, in line between them, of a draft of a head, and what the first two steps of
-    another width take longer: on a GPU one runs without a CUDA graph, and one captures it."""
+    another width take longer: on a GPU one runs without a CUDA graph, and one captures it. Where a draft of more than
+    ``n_free`` tokens is not all right, what is right of it is evaluated again."""
 
     name: str
     step_ms: Mapping[int, float]
     draft_ms: float
     graph_ms: tuple[float, float] = (0.0, 0.0)
+    n_free: int = 1024
 
     def ms(self, n_tokens: int) -> float:
         return float(np.interp(n_tokens, list(self.step_ms), list(self.step_ms.values())))
@@ -48,47 +57,67 @@ MACHINES = (
         {1: 12.8, 2: 13.7, 3: 15.8, 4: 19.3, 5: 20.5, 6: 22.8, 7: 25.2, 32: 30.0, 64: 41.0, 128: 67.0, 256: 113.0},
         1.15,
         (4.5, 12.0),
+        n_free=3,
     ),
     Machine(
         "35B-A3B, H200",
         {1: 4.75, 2: 5.45, 3: 6.15, 4: 7.4, 5: 8.0, 32: 25.0, 64: 41.0, 128: 69.0, 256: 77.0},
         0.7,
         (4.5, 12.0),
+        n_free=3,
     ),
     Machine("line of 0.1", {1: 10.0, 513: 522.0}, 0.3),
     Machine("line of 0.5", {1: 10.0, 513: 2570.0}, 0.3),
 )
 
 
+Known = tuple[tuple[bool, bool], ...]
+"""Of one token, for each source: whether it is predicted, and whether anything is proposed there."""
+
+
 @dataclass(frozen=True)
 class Text:
-    """Replies of ``n_tokens``, ``n_seqs`` at a time; ``predicted`` says of each token whether the source knows it, and
-    whether it proposes anything there."""
+    """Replies of ``n_tokens``, ``n_seqs`` at a time; ``predicted`` says what ``sources`` know of each token."""
 
     name: str
-    predicted: Callable[[random.Random, int], Iterator[tuple[bool, bool]]]
-    source: str = HEAD
+    predicted: Callable[[random.Random, int], Iterator[Known]]
+    sources: tuple[str, ...] = (HEAD,)
     n_replies: int = 3
     n_tokens: int = 600
     n_seqs: int = 1
     noise: float = 0.05
 
 
-def steady(*shares: float, stretch: int = 200) -> Callable[[random.Random, int], Iterator[tuple[bool, bool]]]:
+def steady(*shares: float, stretch: int = 200) -> Callable[[random.Random, int], Iterator[Known]]:
     """A head that is right with these chances, one after the other."""
-    return lambda rng, n: ((rng.random() < shares[i // stretch % len(shares)], True) for i in range(n))
+    return lambda rng, n: (((rng.random() < shares[i // stretch % len(shares)], True),) for i in range(n))
 
 
-def copies(n_own: float, n_copied: float) -> Callable[[random.Random, int], Iterator[tuple[bool, bool]]]:
+def copies(n_own: float, n_copied: float) -> Callable[[random.Random, int], Iterator[Known]]:
     """Stretches of so many tokens on average: of its own, where a source proposes wrong tokens now and then, and
     copied."""
 
-    def drawn(rng: random.Random, n: int) -> Iterator[tuple[bool, bool]]:
+    def drawn(rng: random.Random, n: int) -> Iterator[Known]:
         copied = False
         for _ in range(n):
-            yield copied, copied or rng.random() < 0.1
+            yield ((copied, copied or rng.random() < 0.1),)
             if rng.random() < 1 / (n_copied if copied else n_own):
                 copied = not copied
+
+    return drawn
+
+
+def beside(
+    share: float, of_cache: Callable[[random.Random, int], Iterator[Known]], late: int = 0
+) -> Callable[[random.Random, int], Iterator[Known]]:
+    """A head that is right with this chance, and what the cache knows, of which it proposes the first ``late`` tokens
+    of a stretch only behind the head's."""
+
+    def drawn(rng: random.Random, n: int) -> Iterator[Known]:
+        since = 0
+        for ((right, proposes),) in of_cache(rng, n):
+            since = since + 1 if right else 0
+            yield (rng.random() < share, True), (right, proposes and (not right or since > late))
 
     return drawn
 
@@ -108,97 +137,165 @@ TEXTS = (
     Text("85 % and 15 %, 50 tokens each", steady(0.85, 0.15, stretch=50), n_tokens=1000),
     Text("70 % right, 4 replies", steady(0.7), n_seqs=4),
     Text("nothing right, 4 replies", steady(0.0), n_seqs=4, n_tokens=1000),
-    Text("copies of 40, own text of 40", copies(40, 40), COPY),
-    Text("copies of 200, own text of 100", copies(100, 200), COPY),
-    Text("copies of 10, own text of 30", copies(30, 10), COPY),
-    Text("copies of 3, own text of 30", copies(30, 3), COPY, n_tokens=1500),
-    Text("copies of 40, own text of 40, 4 replies", copies(40, 40), COPY, n_seqs=4),
+    Text("copies of 40, own text of 40", copies(40, 40), (COPY,)),
+    Text("copies of 200, own text of 100", copies(100, 200), (COPY,)),
+    Text("copies of 10, own text of 30", copies(30, 10), (COPY,)),
+    Text("copies of 3, own text of 30", copies(30, 3), (COPY,), n_tokens=1500),
+    Text("copies of 40, own text of 40, 4 replies", copies(40, 40), (COPY,), n_seqs=4),
+    *(
+        Text(f"head {share:.0%}, {name}", beside(share, of_cache, 4), BOTH, **sizes)
+        for share in (0.54, 0.7, 0.85, 0.95)
+        for name, of_cache, sizes in (
+            ("the cache always wrong", copies(1e9, 1), {"n_tokens": 1500}),
+            ("copies of 3, own text of 30", copies(30, 3), {"n_tokens": 1500}),
+            ("copies of 12, own text of 30", copies(30, 12), {"n_tokens": 1500}),
+            ("copies of 40, own text of 40", copies(40, 40), {"n_tokens": 1500}),
+            ("copies of 300, own text of 10", copies(10, 300), {"n_tokens": 1500}),
+        )
+    ),
+    Text("head 70%, the cache always wrong, 4 replies", beside(0.7, copies(1e9, 1)), BOTH, n_seqs=4),
+    Text("head 70%, copies of 40, own text of 40, 4 replies", beside(0.7, copies(40, 40), 4), BOTH, n_seqs=4),
 )
 LIMITS = {HEAD: 3, COPY: 64}
-
-
-def runs_of(known: Sequence[tuple[bool, bool]]) -> list[int]:
-    """How many tokens from each place on are predicted."""
-    return list(accumulate(reversed([right for right, _ in known]), lambda run, right: run + 1 if right else 0))[::-1]
+NONE, EMPTY = as_tokens([]), LiveSequence(0, 1)
 
 
 def calibrated(machine: Machine, text: Text) -> DraftLengthController:
     """A controller with the costs that a server measures at its start."""
-    controller = DraftLengthController()
-    lengths = [n for n in LENGTHS if n <= LIMITS[text.source]]
+    controller = DraftLengthController(machine.n_free)
+    most = max(LIMITS[source] for source in text.sources)
+    lengths = [n for n in LENGTHS if n <= most]
     for n_seqs in sorted({1, text.n_seqs}):
-        for n in (0, *sorted({*lengths, *range(1, min(LIMITS[text.source], 3) + 1)})):
+        for n in (0, *sorted({*lengths, *range(1, min(most, 3) + 1)})):
             for _ in range(2):
                 controller.costs(n_seqs).add(n_seqs * (1 + n), machine.ms(n_seqs * (1 + n)))
-                if n and text.source == HEAD:
+                if 0 < n <= LIMITS[HEAD] and HEAD in text.sources:
                     controller.proposing[HEAD, n_seqs].add(n, n * machine.draft_ms)
         controller.costs(n_seqs).graph = machine.graph_ms[1] / machine.ms(n_seqs)
         controller.costs(n_seqs).plain.clear()
     return controller
 
 
-class Simulation:
-    """The replies of one text on one machine; ``fixed`` drafts that many tokens always, None as a controller says."""
+class Source:
+    """A source whose drafts are 1 for each right token and 0 for others; the head takes ``simulation``'s time."""
 
-    def __init__(self, machine: Machine, text: Text, seed: int, fixed: int | None) -> None:
+    def __init__(self, simulation: Simulation, name: str) -> None:
+        self.name, self.n_max = name, LIMITS[name]
+        self._simulation, self._place = simulation, simulation.text.sources.index(name)
+
+    def begin(self, key: int, prompt: Tokens) -> None:
+        pass
+
+    def propose(self, jobs: Sequence[DraftJob], n: int = 0) -> list[tuple[int, ...]]:
+        if self.name == HEAD:
+            self._simulation.head_ms += self._simulation.machine.draft_ms * (n or self.n_max)
+        return [self._known(job, 0, n or min(job.most, self.n_max)) for job in jobs]
+
+    def learn(self, key: int, n_drafted: int, n_accepted: int) -> None:
+        pass
+
+    def end(self, key: int) -> None:
+        pass
+
+    def _known(self, job: DraftJob, n_before: int, n: int) -> tuple[int, ...]:
+        known = self._simulation.known[job.key]
+        first = self._simulation.at[job.key] + n_before
+        proposes = first < len(known) and known[first][self._place][1]
+        return tuple(int(each[self._place][0]) for each in known[first : first + n]) if proposes else ()
+
+
+class Continuing(Source):
+    """One that continues drafts of others."""
+
+    def extend(self, job: DraftJob, draft: tuple[int, ...], n: int) -> tuple[int, ...]:
+        return self._known(job, len(draft), min(n, self.n_max))
+
+
+class Simulation:
+    """The replies of one text on one machine; ``fixed`` drafts that many tokens always, None as a controller says.
+
+    Drafts come from the first ``n_sources`` of the text.
+    """
+
+    def __init__(self, machine: Machine, text: Text, seed: int, fixed: int | None, n_sources: int = 2) -> None:
         self.machine, self.text, self.fixed = machine, text, fixed
+        self.known: dict[int, list[Known]] = {}
+        self.at: dict[int, int] = {}
+        self.head_ms = 0.0
         self._written, self._noise = random.Random(f"{text.name} {seed}"), random.Random(seed)
-        self.controller = calibrated(machine, text)
+        named = text.sources[:n_sources]
+        copying: list[Any] = [(Continuing if HEAD in named else Source)(self, COPY)] if COPY in named else []
+        head: Any = Source(self, HEAD) if HEAD in named else None
+        lengths = calibrated(machine, text) if fixed is None else None
+        self._speculation = Speculation(copying, head, lengths=lengths)
+        self._speculation.seconds = lambda: self.head_ms / 1e3  # type: ignore[method-assign]
 
     def ms(self) -> float:
         """What all replies take."""
         return sum(map(self._reply, range(self.text.n_replies)))
 
     def _reply(self, reply: int) -> float:
-        text, rng, all_ms = self.text, self._noise, 0.0
+        text, all_ms = self.text, 0.0
         keys = range(reply * text.n_seqs, (reply + 1) * text.n_seqs)
-        known = [list(text.predicted(self._written, text.n_tokens + 1)) for _ in keys]
-        runs, at = [runs_of(each) for each in known], [0] * text.n_seqs
+        self.known = {key: list(text.predicted(self._written, text.n_tokens + 1)) for key in keys}
+        self.at = dict.fromkeys(keys, 0)
         width, place = 0, 0  # the prompt was of another
-        while (least := text.n_tokens - max(at)) > 0:
-            depth = 1 + sum(at) / text.n_seqs / 5000  # steps take longer with more context
-            drafted = self._drafted(keys, [each[i][1] for each, i in zip(known, at, strict=True)], least - 1)
-            accepted = [min(n, run[i]) for n, run, i in zip(drafted, runs, at, strict=True)]
-            n_tokens = text.n_seqs + sum(drafted)
-            place = place + 1 if n_tokens == width else 0
-            width = n_tokens
-            graph = self.machine.graph_ms[place] if place < 2 else 0.0
-            ms = self.machine.ms(n_tokens) * depth + graph
-            ms *= 3 if rng.random() < text.noise / 5 else 1 + text.noise * rng.random()
-            head_ms = max(drafted) * self.machine.draft_ms if text.source == HEAD else 0.0
-            all_ms += ms + head_ms
-            results = [
-                DraftResult(key, text.source if n else "", n, right)
-                for key, n, right in zip(keys, drafted, accepted, strict=True)
-            ]
-            if self.fixed is None:
-                self.controller.record(results, n_tokens, ms, {text.source: head_ms} if any(drafted) else {})
-            at = [i + 1 + n for i, n in zip(at, accepted, strict=True)]
-        for key in keys:
-            self.controller.end(key)
+        with ExitStack() as opened:
+            learn = {key: opened.enter_context(self._speculation.following(key, NONE)) for key in keys}
+            while (least := text.n_tokens - max(self.at.values())) > 0:
+                self.head_ms = 0.0
+                drafts = self._drafted(keys, least - 1)
+                accepted = {key: _n_right(draft.tokens) for key, draft in drafts.items()}
+                n_tokens = text.n_seqs + sum(len(draft.tokens) for draft in drafts.values())
+                place = place + 1 if n_tokens == width else 0
+                width = n_tokens
+                ms = self._step_ms(n_tokens, place, drafts, accepted)
+                all_ms += ms + self.head_ms
+                for key, draft in drafts.items():
+                    if draft.n_drafted:
+                        learn[key](draft.n_drafted, accepted[key])
+                    self.at[key] += 1 + accepted[key]
+                self._speculation.record(n_tokens, ms)
         return all_ms
 
-    def _drafted(self, keys: Sequence[int], proposes: Sequence[bool], most: int) -> list[int]:
-        """How many tokens each request drafts."""
-        limit, n_seqs, together = min(LIMITS[self.text.source], most), len(keys), self.text.source == HEAD
+    def _step_ms(self, n_tokens: int, place: int, drafts: Mapping[int, Draft], accepted: Mapping[int, int]) -> float:
+        """Milliseconds of a step, with the repeated evaluation of what was right before a mark."""
+        machine, text, rng = self.machine, self.text, self._noise
+        depth = 1 + sum(self.at.values()) / text.n_seqs / 5000  # steps take longer with more context
+        ms = machine.ms(n_tokens) * depth + (machine.graph_ms[place] if place < 2 else 0.0)
+        ms *= 3 if rng.random() < text.noise / 5 else 1 + text.noise * rng.random()
+        for key, draft in drafts.items():
+            if len(draft.tokens) > machine.n_free and accepted[key] < len(draft.tokens):
+                ms += machine.ms(2 + accepted[key]) - machine.ms(1)
+        return ms
+
+    def _drafted(self, keys: Sequence[int], most: int) -> dict[int, Draft]:
+        """What each request drafts."""
         if self.fixed is not None:
-            return [min(self.fixed, limit) * does for does in proposes]
-        wanted = []
-        for key, does in zip(keys, proposes, strict=True):
-            n = self.controller.length(key, self.text.source, limit, n_seqs, together=together)
-            wanted.append(n * does)
-        return [max(wanted)] * n_seqs if together else wanted
+            most = min(most, self.fixed)
+        jobs = [DraftJob(key, EMPTY, (1,), most) for key in keys]
+        return dict(zip(keys, self._speculation.propose(jobs), strict=True))
+
+
+def _n_right(draft: Sequence[int]) -> int:
+    return (*draft, 0).index(0)
 
 
 def record(machine: Machine, text: Text, seeds: Sequence[int]) -> dict[str, Any]:
     """Speeds of one text on one machine."""
-    lengths: list[int | None] = [n for n in LENGTHS if n <= LIMITS[text.source]]
+    longest = max(LIMITS[source] for source in text.sources)
+    lengths: list[int | None] = [n for n in LENGTHS if n <= longest] if len(text.sources) == 1 else []
     took = {n: [Simulation(machine, text, seed, n).ms() for seed in seeds] for n in (0, None, *lengths)}
     speeds = {n: [plain / ms for plain, ms in zip(took[0], took[n], strict=True)] for n in took}
-    found, fixed = speeds[None], max(statistics.mean(speeds[n]) for n in (0, *lengths))
+    found, worst = speeds[None], min(speeds[None])
+    fixed = max(statistics.mean(speeds[n]) for n in (0, *lengths))
+    if len(text.sources) > 1:
+        head = [Simulation(machine, text, seed, None, 1).ms() for seed in seeds]
+        fixed = statistics.mean(plain / ms for plain, ms in zip(took[0], head, strict=True))
+        worst = min(ms / both for ms, both in zip(head, took[None], strict=True))
     return {
         "machine": machine.name, "text": text.name, "fixed": fixed, "controller": statistics.mean(found),
-        "worst": min(found),
+        "worst": worst,
     }  # fmt: skip
 
 

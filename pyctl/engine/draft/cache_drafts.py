@@ -38,8 +38,8 @@ LONGEST = 64
 BESIDE_MODEL = 7
 """Least matching tokens if there is a draft model: for shorter matches the model is right more often."""
 
-TRUST = 2
-"""Drafts per matching token."""
+TRUST, TRUST_AGREED = 2, 4
+"""Drafts per matching token; the same where another source expects what the text goes on with."""
 
 LONGEST_CHANGE, MOST_CHANGES = 8, 4
 """Most tokens of a change that is predicted again; most changes with the same first token."""
@@ -270,7 +270,28 @@ class CacheDrafts:
     def end(self, key: int) -> None:
         self._courses.pop(key, None)
 
+    def extend(self, job: DraftJob, draft: tuple[int, ...], n: int) -> tuple[int, ...]:
+        if job.key not in self._courses:
+            return ()
+        course, index, text = self._followed(job)
+        if course.place:
+            tokens = [each.token for each in course.expect(index, len(draft) + n)]
+            if tuple(tokens[: len(draft)]) == draft:
+                return tuple(tokens[len(draft) :][: TRUST_AGREED * (course.length + len(draft))])
+        place, length = index.find([*text, *draft][-CONTEXT:], course.place or course.parted)
+        return tuple(index.read(place, min(n, TRUST * length))) if place and length >= self._least else ()
+
     def _draft(self, job: DraftJob) -> list[int]:
+        course, index, _ = self._followed(job)
+        if not course.place or course.length < self._least:
+            return []
+        draft = course.expect(index, min(job.most, self.most, TRUST * course.length))
+        if not draft:
+            course.part([])
+        return [expected.token for expected in draft]
+
+    def _followed(self, job: DraftJob) -> tuple[_Course, TokenIndex, list[int]]:
+        """Return the state of the request up to its last sure token, the index, and the last CONTEXT tokens."""
         course = self._courses[job.key]
         n = job.seq.n + len(job.sure)
         if course.index is None:
@@ -279,6 +300,8 @@ class CacheDrafts:
             course.n_known = n - 1
         index = course.index
         text = [*job.seq.tokens[max(job.seq.n - CONTEXT, 0) :].tolist(), *job.sure]
+        if n == course.n_known:  # this step has asked before
+            return course, index, text
         if n - course.n_known > len(text):  # not called for more than CONTEXT tokens
             course.part([])
             course.n_known, course.parted = n, 0
@@ -288,12 +311,7 @@ class CacheDrafts:
         self._keep_up(course, index, fresh)
         if not course.place:
             self._anchor(course, index, text)
-        if not course.place or course.length < self._least:
-            return []
-        draft = course.expect(index, min(job.most, self.most, TRUST * course.length))
-        if not draft:
-            course.part([])
-        return [expected.token for expected in draft]
+        return course, index, text
 
     def _index_for(self, job: DraftJob, prompt: Tokens) -> TokenIndex:
         if job.seq.facts.cached:

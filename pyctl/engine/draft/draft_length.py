@@ -3,7 +3,8 @@
 The unit of cost is a plain step, in which each decoding request gets one token without drafts. With p the moving share
 of accepted drafts, the gain of n drafts is (1 + p + ... + p^n) / cost. The cost sums the proposal of n tokens, the
 measured step of that width, the repeated evaluation of accepted drafts after a rollback, and a new CUDA graph. While
-the best gain is below `MIN_GAIN`, the source pauses; a short probe ends each pause. A budget limits the time lost.
+the best gain is below `MIN_GAIN`, the source pauses; a short probe ends each pause. A budget limits the time lost. What
+continues a draft of another source has to gain as much beyond that draft.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pyctl.engine.backend import Evaluator, SequenceTokens
 from pyctl.errors import EngineError
 from pyctl.prompt import as_tokens
 
-__all__ = ["LENGTHS", "DraftLengthController", "DraftResult", "calibrate"]
+__all__ = ["LENGTHS", "DraftLengthController", "DraftResult", "before", "calibrate"]
 
 LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # compared, in addition to the longest allowed
 MIN_GAIN = 1.02  # speedup by drafts below which a source pauses
@@ -35,12 +36,16 @@ CALIBRATION_S = 3.0  # seconds after which calibration starts no measurement
 
 
 class DraftResult(NamedTuple):
-    """One request in a step: ``source`` drafted ``n_drafted`` tokens, of which the first ``n_accepted`` matched."""
+    """One request in a step: ``source`` drafted ``n_drafted`` tokens, of which the first ``n_accepted`` matched.
+
+    Of a draft that several sources composed, ``parts`` says it of each part whose tokens were compared.
+    """
 
     key: int
     source: str = ""
     n_drafted: int = 0
     n_accepted: int = 0
+    parts: tuple[DraftResult, ...] = ()
 
 
 class Curve:
@@ -96,13 +101,15 @@ class Drafts:
     def __init__(self, decay: float = REQUEST_DECAY) -> None:
         self._keep, self._n_tried, self._n_right = 1 - decay, 0.0, 0.0
         self.pause, self.is_probing = 0, False  # tokens left of a pause, which a probe ends
-        self.asked, self.length = (0, 0, 0, 0, 0), 0  # inputs for which `length` was chosen
+        self.is_behind = False  # continues other drafts: a probe is one draft, since going on is wide and seldom pays
+        self.asked, self.length = (0, 0, 0, 0, (0, 0)), 0  # inputs for which `length` was chosen
 
     def add(self, n_drafted: int, n_accepted: int) -> None:
         """Count a draft."""
         self._n_tried = self._n_tried * self._keep + min(n_accepted + 1, n_drafted)
         self._n_right = self._n_right * self._keep + n_accepted
-        self.length, self.is_probing = 0, self.is_probing and 2 * n_accepted >= n_drafted
+        right = 0 < n_drafted <= 2 * n_accepted
+        self.length, self.is_probing = 0, self.is_probing and right and not self.is_behind
 
     def rest(self, n_tokens: int) -> None:
         """Pause for ``n_tokens`` and reduce the evidence to the prior's weight, so that the next drafts decide."""
@@ -117,13 +124,23 @@ class Drafts:
         return min(max(seen, min(seen + 0.6 * math.sqrt(seen * (1 - seen) / n), prior)), 0.999)
 
 
+def before(source: str) -> str:
+    """Return the name for drafts that ``source`` continues."""
+    return f"before {source}"
+
+
+def _sum(p: float, n: int) -> float:
+    """Return the tokens expected of a step with ``n`` drafts."""
+    return (1 - p ** (n + 1)) / (1 - p)
+
+
 class DraftLengthController:
     """Chooses draft lengths and learns from results. Only the engine's thread calls it.
 
     Drafts over ``n_free`` tokens cost a repeated evaluation of the accepted ones on rollback."""
 
     def __init__(self, n_free: int = 1024) -> None:
-        self._n_free, self._budget = n_free, BUDGET
+        self.n_free, self._budget = n_free, BUDGET
         self._costs: dict[int, StepCosts] = {}
         self.proposing: defaultdict[tuple[str, int], Curve] = defaultdict(Curve)  # ms by source and requests
         self._sources: defaultdict[str, Drafts] = defaultdict(lambda: Drafts(SOURCE_DECAY))
@@ -135,17 +152,23 @@ class DraftLengthController:
         """Return the costs of steps for ``n_seqs`` requests."""
         return self._costs.setdefault(n_seqs, StepCosts(n_seqs))
 
-    def length(self, key: int, source: str, limit: int, n_seqs: int = 1, *, together: bool = False) -> int:
+    def length(
+        self, key: int, source: str, limit: int, n_seqs: int = 1, *, together: bool = False, behind: int = 0
+    ) -> int:
         """Return the draft length, at most ``limit``, of ``source`` for ``key`` in a step of ``n_seqs`` requests.
 
-        With ``together`` all requests draft equally many tokens.
+        With ``together`` all requests draft equally many tokens. With ``behind`` so many tokens are drafted already:
+        ``source`` names what continues them, `before` its name the first part, and the result is how many more follow.
         """
         costs, drafts = self.costs(n_seqs), self._requests[key][source]
         if limit <= 0 or costs.needs_plain() or drafts.pause:
             return 0
-        asked = limit, n_seqs, costs.n_steps // 16, self._width[0], self._width[1]
+        drafts.is_behind = behind > 0
+        asked = limit, behind, n_seqs, costs.n_steps // 16, self._width
         if drafts.asked != asked or not drafts.length:
-            gain, cost, n = self._best(drafts, source, costs, limit, together=together)
+            named = before(source)
+            share = self._share(self._requests[key][named], named, n_seqs, together=False) if behind else 0.0
+            gain, cost, n = self._best(drafts, source, costs, limit, together=together, first=(behind, share))
             drafts.asked, drafts.length = asked, 0
             if gain > MIN_GAIN:
                 drafts.is_probing, self._next_pause[source] = False, MIN_PAUSE
@@ -153,25 +176,55 @@ class DraftLengthController:
                 n = min(PROBE, limit)
             else:
                 pause = self._next_pause[source]
-                drafts.rest(round(min(pause * (1 + GRAPH_STEPS * costs.graph), MAX_PAUSE)))
+                most = 4 * MAX_PAUSE if behind else MAX_PAUSE  # going on is wide, and stays without gain for long
+                drafts.rest(round(min(pause * (1 + GRAPH_STEPS * costs.graph), most)))
                 self._next_pause[source] = min(2 * pause, 16 * MIN_PAUSE)
                 return 0
             drafts.length = n if cost <= self._budget else 0
         return drafts.length
 
+    def gain(self, key: int, source: str, n: int, n_seqs: int = 1, *, together: bool = False) -> float:
+        """Return the expected speed with ``n`` drafts of ``source`` as a multiple of that of a plain step."""
+        costs = self.costs(n_seqs)
+        p = self._share(self._requests[key][source], source, n_seqs, together=together)
+        return _sum(p, n) / (1 + self._cost(costs, source, n, p**n, _sum(p, n))) if costs.plain_ms else 1.0
+
+    def _share(self, drafts: Drafts, source: str, n_seqs: int, *, together: bool) -> float:
+        known = self._sources[source].share(PRIOR)
+        return known if together and n_seqs > 1 else drafts.share(known)
+
+    def _cost(self, costs: StepCosts, source: str, n: int, all_right: float, expected: float) -> float:
+        """Return what ``n`` drafts for each request cost beyond a plain step, in plain steps.
+
+        All of them are right with the probability ``all_right``; the step yields ``expected`` tokens.
+        """
+        n_seqs = costs.n_seqs
+        cost = costs.of(n_seqs * (1 + n)) - 1 + self.proposing[source, n_seqs](n) / costs.plain_ms
+        if n > self.n_free:
+            cost += (1 - all_right) * (costs.of(n_seqs * (1 + round(expected))) - 1)
+        return cost
+
     def _best(
-        self, drafts: Drafts, source: str, costs: StepCosts, limit: int, *, together: bool
-    ) -> tuple[float, float, int]:  # gain, cost beyond a plain step, length
-        n_seqs, known = costs.n_seqs, self._sources[source].share(PRIOR)
-        p = known if together and n_seqs > 1 else drafts.share(known)
-        graph, proposing, options = costs.graph / (GRAPH_STEPS if together else 1), self.proposing[source, n_seqs], []
+        self,
+        drafts: Drafts,
+        source: str,
+        costs: StepCosts,
+        limit: int,
+        *,
+        together: bool,
+        first: tuple[int, float],  # drafts before, and the share of them that is right
+    ) -> tuple[float, float, int]:  # gain and cost beyond that of the first, how many more
+        n_seqs, options, (behind, share) = costs.n_seqs, [], first
+        p = self._share(drafts, source, n_seqs, together=together)
+        graph = costs.graph / (GRAPH_STEPS if together else 1)
+        yielded, reached = _sum(share, behind), share**behind
+        known = self._cost(costs, source, behind, reached, yielded)
         for n in [*(n for n in LENGTHS if n < limit), limit]:
-            width = n_seqs * (1 + n)  # assumes equal drafts for all requests
-            cost = costs.of(width) - 1 + proposing(n) / costs.plain_ms
-            if n > self._n_free:
-                cost += (1 - p**n) * (costs.of(n_seqs * (2 + round(p * (1 - p**n) / (1 - p)))) - 1)
+            width = n_seqs * (1 + behind + n)  # assumes equal drafts for all requests
+            expected = yielded + reached * (_sum(p, n) - 1)
+            cost = self._cost(costs, source, behind + n, reached * p**n, expected)
             total = 1 + cost + graph * (self._width != (n_seqs, width))
-            options.append(((1 - p ** (n + 1)) / (1 - p) / total, cost, n))
+            options.append((expected / yielded * (1 + known) / total, cost - known, n))
         return max(options)
 
     def record(
@@ -186,17 +239,18 @@ class DraftLengthController:
             if not excess:
                 costs.add(n_tokens, ms)
             for source, each_ms in proposing_ms.items():
-                n = max((draft.n_drafted for draft in drafts if draft.source == source), default=1)
+                parts = [part for draft in drafts for part in draft.parts or (draft,)]
+                n = max((part.n_drafted for part in parts if part.source == source), default=1)
                 self.proposing[source, n_seqs].add(n, each_ms)
                 lost += each_ms / costs.plain_ms if costs.plain_ms else 0.0
         self._width = width
-        for key, source, n_drafted, n_accepted in drafts:
-            for state in self._requests[key].values():
-                state.pause = max(state.pause - 1 - n_accepted, 0)
-            if n_drafted:
-                self._sources[source].add(n_drafted, n_accepted)
-                self._requests[key][source].add(n_drafted, n_accepted)
-                lost -= n_accepted / n_seqs
+        for draft in drafts:
+            for state in self._requests[draft.key].values():
+                state.pause = max(state.pause - 1 - draft.n_accepted, 0)
+            for part in draft.parts or ((draft,) if draft.n_drafted else ()):
+                self._sources[part.source].add(part.n_drafted, part.n_accepted)
+                self._requests[draft.key][part.source].add(part.n_drafted, part.n_accepted)
+            lost -= draft.n_accepted / n_seqs
         self._budget = min(self._budget + LOSS - lost, 2 * BUDGET)
 
     def end(self, key: int) -> None:

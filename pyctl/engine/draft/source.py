@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from pyctl.cache import LiveSequence
 from pyctl.prompt import Tokens
 
-__all__ = ["DraftJob", "DraftSource", "RememberingSource"]
+__all__ = ["ContinuingSource", "DraftJob", "DraftSource", "RememberingSource"]
 
 
 class DraftJob(NamedTuple):
@@ -42,6 +42,14 @@ class DraftSource(Protocol):
 
     def end(self, key: int) -> None:
         """Unregister a request; no effect for an unknown one."""
+
+
+@runtime_checkable
+class ContinuingSource(Protocol):
+    """A source that also continues drafts of other sources."""
+
+    def extend(self, job: DraftJob, draft: tuple[int, ...], n: int) -> tuple[int, ...]:
+        """Return up to ``n`` tokens that follow ``draft``, which another source proposed for ``job`` in this step."""
 
 
 @runtime_checkable

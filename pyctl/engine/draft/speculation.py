@@ -11,8 +11,8 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from pyctl.engine.backend import Evaluator, SequenceTokens
-from pyctl.engine.draft.draft_length import DraftLengthController, DraftResult, calibrate
-from pyctl.engine.draft.source import DraftJob, DraftSource, RememberingSource
+from pyctl.engine.draft.draft_length import DraftLengthController, DraftResult, before, calibrate
+from pyctl.engine.draft.source import ContinuingSource, DraftJob, DraftSource, RememberingSource
 from pyctl.errors import EngineError
 from pyctl.prompt import Tokens
 
@@ -56,10 +56,11 @@ class ModelDrafts:
 
 
 class Speculation:
-    """Drafts from the first of ``sources`` that has any, else from the draft model, of a length chosen by ``lengths``.
+    """Drafts that begin with what ``sources`` or the draft model propose, whichever promises more by ``lengths``, and
+    go on with what a `ContinuingSource` knows to follow.
 
-    Without ``lengths`` drafts have the largest allowed length. With ``width`` each is cut or padded to that many
-    tokens, so that the computation does not depend on the drafts.
+    Without ``lengths`` a draft of ``sources`` comes before one of the model, and all have the largest allowed length.
+    With ``width`` each is cut or padded to that many tokens, so that the computation does not depend on the drafts.
     """
 
     def __init__(
@@ -73,9 +74,9 @@ class Speculation:
         self._sources, self._model = tuple(sources), model
         self._all: tuple[DraftSource, ...] = (*sources, model) if model is not None else self._sources
         self._lengths, self._width = lengths, width
-        # The current step: its jobs, the sources of their drafts, and the results.
+        # The current step: its jobs, the parts of their drafts with the tokens of each, and the results.
         self._jobs: Sequence[DraftJob] = ()
-        self._drafted_by: dict[int, DraftSource] = {}
+        self._parts: dict[int, list[tuple[DraftSource, int]]] = {}
         self._results: dict[int, DraftResult] = {}
         self._proposing_ms: dict[str, float] = {}
 
@@ -87,6 +88,11 @@ class Speculation:
         """Measure the cost of drafts of up to ``longest`` tokens before the first request, in a few seconds."""
         if self._all and self._lengths is not None:
             calibrate(self._lengths, evaluator, longest, self._model.n_max if self._model is not None else 0)
+
+    @staticmethod
+    def seconds() -> float:
+        """Return the time by which sources are measured."""
+        return time.perf_counter()
 
     @property
     def sources(self) -> tuple[DraftSource, ...]:
@@ -117,7 +123,7 @@ class Speculation:
                 source.begin(key, prompt)
             yield partial(self._learn, key)
         finally:
-            self._drafted_by.pop(key, None)
+            self._parts.pop(key, None)
             if self._lengths is not None:
                 self._lengths.end(key)
             for source in self._all:
@@ -126,7 +132,7 @@ class Speculation:
     def propose(self, jobs: Sequence[DraftJob]) -> list[Draft]:
         """Return drafts for each of ``jobs`` of one step, within their limits."""
         self._jobs = jobs
-        self._drafted_by.clear()
+        self._parts.clear()
         self._results.clear()
         self._proposing_ms.clear()
         found: list[tuple[int, ...]] = [()] * len(jobs)
@@ -138,6 +144,9 @@ class Speculation:
             self._ask(source, wanted, found)
         if self._model is not None:
             self._ask_model(self._model, found)
+        for source in self._all:
+            if isinstance(source, ContinuingSource):
+                self._continue(source, source, found)
         return [self._draft(job, tokens) for job, tokens in zip(jobs, found, strict=True)]
 
     def record(self, n_tokens: int, decode_ms: float | None) -> None:
@@ -153,15 +162,46 @@ class Speculation:
         return self._lengths.length(job.key, name, limit, len(self._jobs), together=together)
 
     def _ask_model(self, model: ModelDrafts, found: list[tuple[int, ...]]) -> None:
-        """Draft with the model for all jobs without drafts, in one evaluation.
+        """Draft with the model, in one evaluation, for all jobs for which no source promises more.
 
         All get the largest wanted length, since one evaluation verifies drafts of equal length.
         """
-        jobs = [(i, job) for i, job in enumerate(self._jobs) if not found[i] and job.most > 0]
-        wanted = (self._most(job, model.name, min(job.most, model.n_max), together=True) for _, job in jobs)
-        if n := max(wanted, default=0):
-            able = [(i, n) for i, job in jobs if job.most >= n]
-            self._ask(model, able, found, partial(model.propose, n=n))
+        able = [(i, job) for i, job in enumerate(self._jobs) if job.most > 0]
+        lengths = [self._most(job, model.name, min(job.most, model.n_max), together=True) for _, job in able]
+        wanted = [(i, job, n) for (i, job), n in zip(able, lengths, strict=True) if self._leads(model, i, n, found)]
+        if n := max((n for _, _, n in wanted), default=0):
+            jobs = [(i, n) for i, job, _ in wanted if job.most >= n]
+            self._ask(model, jobs, found, partial(model.propose, n=n))
+
+    def _leads(self, model: ModelDrafts, i: int, n: int, found: list[tuple[int, ...]]) -> bool:
+        """Whether ``n`` drafts of the model promise more than what is ``found`` for job ``i``."""
+        if not found[i]:
+            return True
+        if not n or self._lengths is None:
+            return False
+        key, n_seqs = self._jobs[i].key, len(self._jobs)
+        ((source, n_found),) = self._parts[key]
+        gain = self._lengths.gain(key, source.name, n_found, n_seqs)
+        return self._lengths.gain(key, model.name, n, n_seqs, together=True) > gain
+
+    def _continue(self, source: DraftSource, continuing: ContinuingSource, found: list[tuple[int, ...]]) -> None:
+        """Let ``source`` continue drafts of others; beside other requests only as far as rollback is free."""
+        began = self.seconds()
+        for i, job in enumerate(self._jobs):
+            parts, n = self._parts.get(job.key, []), len(found[i])
+            if not n or any(part is source for part, _ in parts):
+                continue
+            most = min(job.most, self._width) if self._width else job.most
+            if self._lengths is not None:
+                most = most if len(self._jobs) == 1 else min(most, self._lengths.n_free)
+                names = _names([*parts, (source, 0)])
+                most = n + self._lengths.length(job.key, names, most - n, len(self._jobs), behind=n)
+            if most > n and (more := tuple(takewhile(_is_text, continuing.extend(job, found[i], most - n)))):
+                found[i] += more
+                parts.append((source, len(more)))
+                ms = (self.seconds() - began) * 1e3
+                self._proposing_ms[source.name] = self._proposing_ms.get(source.name, 0.0) + ms
+                began = self.seconds()
 
     def _ask(
         self,
@@ -173,17 +213,17 @@ class Speculation:
         """Put drafts of ``source`` into ``found``; ``wanted`` holds (index of the job, limit of its draft)."""
         if not wanted:
             return
-        began = time.perf_counter()
+        began = self.seconds()
         try:
             drafts = (propose or source.propose)([self._jobs[i] for i, _ in wanted])
         except EngineError as error:  # decoding continues without drafts
             log.warning("draft source %s failed: %s", source.name, error)
             return
-        self._proposing_ms[source.name] = (time.perf_counter() - began) * 1e3
+        self._proposing_ms[source.name] = (self.seconds() - began) * 1e3
         for (i, n), proposed in zip(wanted, drafts, strict=True):
             if draft := tuple(takewhile(_is_text, proposed[: min(n, self._jobs[i].most)])):
                 found[i] = draft
-                self._drafted_by[self._jobs[i].key] = source
+                self._parts[self._jobs[i].key] = [(source, len(draft))]
 
     def _draft(self, job: DraftJob, tokens: tuple[int, ...]) -> Draft:
         n, width = len(tokens), min(self._width, job.most)
@@ -192,9 +232,27 @@ class Speculation:
         return Draft((*tokens, *job.sure[-1:] * (width - n)), n)
 
     def _learn(self, key: int, n_drafted: int, n_accepted: int) -> None:
-        source = self._drafted_by[key]
-        self._results[key] = DraftResult(key, source.name, n_drafted, n_accepted)
-        source.learn(key, n_drafted, n_accepted)
+        parts, results, n_before = self._parts[key], list[DraftResult](), 0
+        for source, n in parts:
+            drafted, accepted = (min(max(each - n_before, 0), n) for each in (n_drafted, n_accepted))
+            if not drafted or n_accepted < n_before:  # tokens behind a wrong one say nothing
+                break
+            source.learn(key, drafted, accepted)
+            results.append(DraftResult(key, source.name, drafted, accepted))
+            n_before += n
+        composed = DraftResult(key, _names(parts), n_drafted, n_accepted)
+        if len(parts) > 1:
+            n_first = sum(n for _, n in parts[:-1])
+            first = DraftResult(key, before(composed.source), min(n_drafted, n_first), min(n_accepted, n_first))
+            last = composed._replace(n_drafted=0, n_accepted=0)  # not compared
+            if len(results) == len(parts):
+                last = results[-1]._replace(source=composed.source)
+            composed = composed._replace(parts=(*results, first, last))
+        self._results[key] = composed
+
+
+def _names(parts: Sequence[tuple[DraftSource, int]]) -> str:
+    return "+".join(source.name for source, _ in parts)
 
 
 def _is_text(token: int) -> bool:

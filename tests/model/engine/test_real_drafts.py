@@ -19,7 +19,7 @@ from pyctl.engine.sampling import Sampling
 from pyctl.engine.stream import ReasoningLimit
 from pyctl.llama import LlamaBackend, Loaded
 from pyctl.prompt import Prompt
-from tests.unit.engine.draft.guesses import Guesses
+from tests.unit.engine.draft.guesses import Continuing, Guesses
 from tests.unit.engine.drive import request
 from tests.unit.engine.single_precision import F32_ROWS
 from tests.unit.engine.test_scheduler import run
@@ -111,6 +111,8 @@ def test_with_one_width_no_draft_changes_a_bit(drafting: Callable[..., LlamaBack
         assert reply_of(backend, prompt, speculation, fields) == expected
     head = Speculation([Guesses(known, N_MAX, 0.2, 0.7)], ModelDrafts(backend, N_MAX), width=N_MAX)
     assert reply_of(backend, prompt, head, fields) == expected
+    composed = Speculation([Continuing(known, 2, 0.2, 0.5)], ModelDrafts(backend, 1), width=N_MAX)
+    assert reply_of(backend, prompt, composed, fields) == expected
     if expected[2][5:8]:
         word = expected[2][5:8]
         stopped = {**fields, "stop": (word,)}

@@ -21,7 +21,7 @@ from pyctl.engine.sampling import Sampling
 from pyctl.errors import StateError
 from pyctl.llama import LlamaBackend, Loaded, load
 from pyctl.prompt import Prompt, as_tokens
-from tests.unit.engine.draft.guesses import Guesses
+from tests.unit.engine.draft.guesses import Continuing
 from tests.unit.engine.drive import ask
 from tests.unit.engine.single_precision import F32_ROWS
 
@@ -191,16 +191,20 @@ SEEDS = {"hybrid": 4, "moe": 1, "planes": 5}
 
 
 @pytest.mark.parametrize("wrong", [0.0, 0.05, 1.0])
-@pytest.mark.parametrize("name", ["hybrid", "moe", "planes"])
+@pytest.mark.parametrize(
+    ("name", "is_composed"), [("hybrid", False), ("moe", False), ("planes", False), ("planes", True)]
+)
 def test_replies_are_those_without_drafts_and_nothing_is_verified_twice(
-    opened: Opened, name: str, wrong: float
+    opened: Opened, name: str, is_composed: bool, wrong: float
 ) -> None:
+    """Composed drafts begin with the head's tokens, and go on beyond the planes."""
     backend = opened(name, is_f32=True)
     prompt = Prompt.of(tokens(SEEDS[name], N), [30, 80])
     n = 150
     endless = Sampling(temperature=0.0, ignore_eos=True)
     expected = ask(Engine(backend, RamCache(4, 2**26), EngineSettings()), prompt, n, sampling=endless).tokens
-    source = Guesses({prompt: expected}, 40, wrong, seed=3)
+    source = Continuing({prompt: expected}, 40, wrong, seed=3)
+    source.leads = not is_composed
     model = ModelDrafts(backend, 3) if backend.facts.draft_type else None
     speculation = Counting([source], model)
     for seq in range(2):
@@ -212,7 +216,7 @@ def test_replies_are_those_without_drafts_and_nothing_is_verified_twice(
     replays = [step for step in speculation.steps if step[0] > 1]
     assert all(n_drafts <= backend.facts.n_rollback for _, n_drafts in replays)
     assert any(n_drafts > backend.facts.n_rollback for _, n_drafts in speculation.steps)
-    assert bool(replays) == (wrong > 0.0)
+    assert bool(replays) == (wrong > 0.0 or is_composed), "what follows a wrong token of the head is wrong"
     # After a replay the next step begins anew: no token is replayed twice.
     for (n_sure, _), (n_next, _) in zip(speculation.steps, speculation.steps[1:], strict=False):
         assert n_sure == 1 or n_next == 1

@@ -66,6 +66,26 @@ class Guesses:
         self.followed.pop(key, None)
 
 
+class Continuing(Guesses):
+    """Proposes as `Guesses` does, unless it never ``leads``, and continues drafts of others; behind a wrong one with
+    anything."""
+
+    leads = True
+
+    def propose(self, jobs: Sequence[DraftJob]) -> list[tuple[int, ...]]:
+        return super().propose(jobs) if self.leads else [() for _ in jobs]
+
+    def extend(self, job: DraftJob, draft: tuple[int, ...], n: int) -> tuple[int, ...]:
+        assert draft
+        assert n > 0
+        n_prompt, reply = self.followed[job.key]
+        at = job.seq.n + len(job.sure) - n_prompt
+        is_right = reply[at : at + len(draft)] == list(draft)
+        more = self._guess(job._replace(sure=(*job.sure, *draft), most=n)) if is_right else (7, 8, 9)
+        self._drafted[job.key] = len(more[:n])
+        return more[:n]
+
+
 class RememberingBackend(FakeBackend):
     """What its samplers choose depends on all that they chose before, as with penalties, grammars and seeds."""
 

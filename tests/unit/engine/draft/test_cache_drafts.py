@@ -39,9 +39,12 @@ class Talk:
                 self.seq.append_one(self.sure)
             self.sure = token
 
-    def draft(self, most: int = 64) -> list[int]:
+    def job(self, most: int = 64) -> DraftJob:
         assert self.sure is not None
-        return list(self.source.propose([DraftJob(self.key, self.seq, (self.sure,), most)])[0])
+        return DraftJob(self.key, self.seq, (self.sure,), most)
+
+    def draft(self, most: int = 64) -> list[int]:
+        return list(self.source.propose([self.job(most)])[0])
 
     def says(self, tokens: Sequence[int]) -> list[list[int]]:
         """Say them one by one; the drafts after each."""
@@ -87,6 +90,25 @@ def test_beside_a_draft_model_only_what_agrees_for_long() -> None:
     drafts = talk.says([555_555, *FILE[21:30].tolist()])
     assert not any(drafts[:7])
     assert starts(drafts[8], FILE[29:])
+
+
+def test_a_draft_of_another_source_is_continued() -> None:
+    source = CacheDrafts(2**14, least=7)
+    talk = Talk(source, 1, FILE)
+    talk.says(FILE[:20].tolist())
+    talk.says([555_555, *FILE[21:23].tolist()])
+    assert talk.draft() == [], "what matches is short"
+    head = tuple(FILE[23:26].tolist())
+    assert starts([*source.extend(talk.job(), head, 8)], FILE[26:]), "the head expects the same"
+    assert len(source.extend(talk.job(), head, 8)) == 8
+    assert source.extend(talk.job(), (555_555, 555_555), 8) == (), "nothing was seen behind that"
+    assert source.extend(talk.job()._replace(key=9), head, 8) == ()
+    elsewhere = tuple(FILE[100:110].tolist())
+    assert starts([*source.extend(talk.job(), elsewhere, 8)], FILE[110:]), "found by the draft alone"
+    assert source.extend(talk.job(), elsewhere[:4], 8) == ()
+    # None of these is taken for the reply.
+    talk.says(FILE[23:33].tolist())
+    assert starts(talk.draft(), FILE[33:])
 
 
 def test_what_others_sent(source: CacheDrafts) -> None:

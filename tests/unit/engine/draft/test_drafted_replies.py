@@ -19,7 +19,7 @@ from pyctl.engine.sampling import Sampling
 from pyctl.engine.stream import ReasoningLimit
 from pyctl.prompt import Prompt
 from tests.effort import examples
-from tests.unit.engine.draft.guesses import Guesses, RememberingBackend
+from tests.unit.engine.draft.guesses import Continuing, Guesses, RememberingBackend
 from tests.unit.engine.drive import Reply, ask, cold, collect
 from tests.unit.engine.test_scheduler import check_at_rest, prompt_of, run, submit
 
@@ -58,7 +58,9 @@ class Drafting:
             draft_type="draft-mtp" if self.n_model else "",
         )
         self.sources = [
-            Guesses(replies, longest, wrong, silent, self.seed + i, f"guesses-{i}")
+            (Continuing if self.is_composed else Guesses)(
+                replies, longest, wrong, silent, self.seed + i, f"guesses-{i}"
+            )
             for i, (longest, wrong, silent) in enumerate(self.guesses)
         ]
         model = ModelDrafts(backend, self.n_model) if self.n_model else None
@@ -84,6 +86,7 @@ DRAFTING = st.fixed_dictionaries(
             max_size=2,
         ),
         "is_fixed": st.booleans(),
+        "is_composed": st.booleans(),
         "is_paced": st.booleans(),
         "cache": st.sampled_from([(32, None), (4, None), (0, None), (8, 20_000)]),
         "seed": st.integers(0, 1000),
@@ -139,7 +142,9 @@ def test_a_reply_is_the_one_without_drafts(
         assert backend.digest(0) == plain.digest(0), "nothing but the last token is missing"
     counts = handle.drafts
     assert counts.n_accepted <= counts.n_drafted
-    assert counts.n_drafts == sum(source.n_learned for source in drafting.sources) or drafting.n_model
+    n_learned = sum(source.n_learned for source in drafting.sources)
+    assert counts.n_drafts == n_learned or drafting.n_model or drafting.is_composed
+    assert counts.n_drafts <= n_learned or drafting.n_model
 
     follow = Prompt.of([*PROMPTS[number].tokens, *reply.tokens, 7, 8, 9][: N_CTX - 20], [100])
     engine.speculation = Speculation()

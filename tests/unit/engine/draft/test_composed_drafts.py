@@ -1,0 +1,177 @@
+"""One draft from several sources: what is asked of each, what each learns, and when it pays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from pyctl.cache.sequence import LiveSequence
+from pyctl.engine.draft.draft_length import DraftLengthController
+from pyctl.engine.draft.source import DraftJob
+from pyctl.engine.draft.speculation import Speculation
+from pyctl.prompt import as_tokens
+
+EMPTY = LiveSequence(0, 4096)
+
+
+class Told:
+    """Proposes ``drafts`` by request, and remembers what it learns."""
+
+    def __init__(self, name: str, *drafts: tuple[int, ...], n_max: int = 3) -> None:
+        self.name, self.drafts, self.n_max = name, drafts, n_max
+        self.learned: list[tuple[int, int]] = []
+
+    def begin(self, key: int, prompt: object) -> None:
+        pass
+
+    def propose(self, jobs: Sequence[DraftJob], n: int = 0) -> list[tuple[int, ...]]:
+        return [self.drafts[job.key][: n or job.most] for job in jobs]
+
+    def learn(self, key: int, n_drafted: int, n_accepted: int) -> None:
+        self.learned.append((n_drafted, n_accepted))
+
+    def end(self, key: int) -> None:
+        pass
+
+
+class Cache(Told):
+    """Continues a draft of the tokens before with ``more``."""
+
+    def __init__(self, more: tuple[int, ...], *drafts: tuple[int, ...]) -> None:
+        super().__init__("cache", *drafts)
+        self.more, self.asked = more, list[tuple[tuple[int, ...], int]]()
+
+    def extend(self, job: DraftJob, draft: tuple[int, ...], n: int) -> tuple[int, ...]:
+        self.asked.append((draft, n))
+        return self.more[:n]
+
+
+def proposed(speculation: Speculation, most: int = 16, n_seqs: int = 1) -> list[tuple[int, ...]]:
+    jobs = [DraftJob(key, EMPTY, (5,), most) for key in range(n_seqs)]
+    return [draft.tokens for draft in speculation.propose(jobs)]
+
+
+def measured(slope: float, *, n_seqs: int = 1, n_free: int = 1024, longest: int = 64) -> DraftLengthController:
+    """Steps of 10 ms and ``slope`` of that for each more token."""
+    controller = DraftLengthController(n_free)
+    for _ in range(2):
+        for n in range(longest + 1):
+            width = n_seqs * (1 + n)
+            controller.costs(n_seqs).add(width, 10 * (1 + slope * (width - n_seqs)))
+    return controller
+
+
+def step(speculation: Speculation, slope: float, reply: Sequence[int]) -> tuple[int, ...]:
+    """One step of a request whose reply goes on with ``reply``; returns the draft."""
+    (draft,) = speculation.propose([DraftJob(0, EMPTY, (5,), 64)])
+    n = next((i for i, (a, b) in enumerate(zip(draft.tokens, reply, strict=False)) if a != b), len(draft.tokens))
+    if draft.n_drafted:
+        speculation._learn(0, draft.n_drafted, n)
+    width = 1 + len(draft.tokens)
+    speculation.record(width, 10 * (1 + slope * (width - 1)))
+    return draft.tokens
+
+
+@pytest.mark.parametrize(
+    ("n_accepted", "of_head", "of_cache"),
+    [(0, [(2, 0)], []), (1, [(2, 1)], []), (2, [(2, 2)], [(3, 0)]), (4, [(2, 2)], [(3, 2)]), (5, [(2, 2)], [(3, 3)])],
+)
+def test_each_source_learns_about_its_own_tokens(
+    n_accepted: int, of_head: list[tuple[int, int]], of_cache: list[tuple[int, int]]
+) -> None:
+    head: Any = Told("head", (1, 2), n_max=2)
+    cache = Cache((3, 4, 5), ())
+    speculation = Speculation([cache], head)
+    with speculation.following(0, as_tokens([1])) as learn:
+        assert proposed(speculation) == [(1, 2, 3, 4, 5)]
+        assert cache.asked == [((1, 2), 14)]
+        learn(5, n_accepted)
+    assert (head.learned, cache.learned) == (of_head, of_cache)
+
+
+def test_a_reply_that_ends_in_a_draft_says_nothing_of_the_rest() -> None:
+    head: Any = Told("head", (1, 2), n_max=2)
+    cache = Cache((3, 4, 5), ())
+    speculation = Speculation([cache], head)
+    with speculation.following(0, as_tokens([1])) as learn:
+        proposed(speculation)
+        learn(3, 3)
+        proposed(speculation)
+        learn(1, 1)
+    assert (head.learned, cache.learned) == ([(2, 2), (1, 1)], [(1, 1)])
+
+
+def test_what_the_cache_knows_comes_first_and_is_not_asked_twice() -> None:
+    head: Any = Told("head", (1, 2))
+    cache = Cache((9,), (7, 8))
+    assert proposed(Speculation([cache], head)) == [(7, 8)]
+    assert cache.asked == []
+
+
+@pytest.mark.parametrize(("width", "most", "expected"), [(4, 16, (1, 2, 3, 4)), (8, 16, (1, 2, 3, 4, 5, 5, 5, 5))])
+def test_with_a_width_drafts_are_cut_or_padded_to_it(width: int, most: int, expected: tuple[int, ...]) -> None:
+    head: Any = Told("head", (1, 2), n_max=2)
+    cache = Cache((3, 4) if width == 8 else (3, 4, 5), ())
+    assert proposed(Speculation([cache], head, width=width), most)[0] == expected
+
+
+def test_no_draft_is_longer_than_there_is_room() -> None:
+    head: Any = Told("head", (1, 2), n_max=2)
+    assert proposed(Speculation([Cache((3, 4, 5), ())], head), 3) == [(1, 2, 3)]
+    assert proposed(Speculation([Cache((3, 4, 5), ())], head), 2) == [(1, 2)]
+
+
+def test_tokens_of_images_end_a_draft() -> None:
+    head: Any = Told("head", (1, 2), n_max=2)
+    assert proposed(Speculation([Cache((3, -7, 5), ())], head)) == [(1, 2, 3)]
+
+
+@pytest.mark.parametrize("n_free", [3, 1024])
+def test_a_continuation_that_is_right_grows_and_one_that_is_wrong_ends(n_free: int) -> None:
+    reply = tuple(range(1, 80))
+    for more, is_right in ((reply[3:], True), ((99,) * 60, False)):
+        head: Any = Told("head", reply[:3])
+        speculation = Speculation([Cache(more, ())], head, lengths=measured(0.05, n_free=n_free))
+        with speculation.following(0, as_tokens([1])):
+            drafts = [len(step(speculation, 0.05, reply)) for _ in range(200)]
+        longer = [n for n in drafts[20:] if n > 3]
+        assert max(drafts) > 3, "it is tried"
+        if is_right:
+            assert len(longer) > 150
+            assert max(longer) > 20
+        else:
+            assert len(longer) < 12
+            assert max(drafts[20:]) <= 5, "by two tokens at a time"
+
+
+def test_dear_steps_are_not_filled() -> None:
+    reply = tuple(range(1, 80))
+    head: Any = Told("head", reply[:1], n_max=1)
+    speculation = Speculation([Cache(reply[1:], ())], head, lengths=measured(1.2))
+    with speculation.following(0, as_tokens([1])):
+        drafts = [len(step(speculation, 1.2, reply)) for _ in range(100)]
+    assert max(drafts) <= 3
+
+
+def test_beside_others_a_continuation_stays_where_rollback_is_free() -> None:
+    for n_free, expected in ((3, 3), (1024, 8)):
+        head: Any = Told("head", (1, 2, 3), (1, 2, 3))
+        cache = Cache((4, 5, 6, 7, 8), (), ())
+        controller = measured(0.01, n_seqs=2, n_free=n_free)
+        lengths = proposed(Speculation([cache], head, lengths=controller), n_seqs=2)
+        assert {len(draft) for draft in lengths} == {expected}
+
+
+def test_the_source_that_promises_more_comes_first() -> None:
+    """The head is right and the cache is wrong; then the other way round."""
+    for head_share, cache_share in ((1.0, 0.0), (0.0, 1.0)):
+        reply, wrong = tuple(range(1, 40)), (99,) * 40
+        head: Any = Told("head", reply[:3] if head_share else wrong[:3])
+        cache: Any = Told("cache", reply[:6] if cache_share else wrong[:6])
+        speculation = Speculation([cache], head, lengths=measured(0.1))
+        with speculation.following(0, as_tokens([1])):
+            drafts = [step(speculation, 0.1, reply) for _ in range(60)]
+        right = reply[:3] if head_share else reply[:6]
+        assert sum(draft == right for draft in drafts[10:]) > 40
