@@ -1,6 +1,7 @@
 # make demo    from a fresh checkout to a conversation that resumes from the cache
 # make check   lint, types, unit tests, and two smoke tests on real models: 90 seconds on 2 cores
 # make test    everything that is tested
+# make clients the programs of pyctl launch, for their tests: npm, 2 minutes, 2 GB
 # make contract LLAMA_SERVER=/path/to/llama-server    the same 1,400 requests to both (docs/contract.md)
 # make lint | bench | build | clean
 # EXTRAS=test,page    with what tests of the page in a browser need; the browser is the system's chromium
@@ -19,9 +20,14 @@ SMOKE := tests/process/test_serve.py tests/model/llama/test_families.py
 # Tests start hundreds of processes: each would compile all modules again where an environment forbids to keep them.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo install check quick test tests lint bench contract build clean
+# Programs that pyctl launch starts, for tests/process/test_launched_clients.py. aider brings the versions of all it needs.
+CLIENTS := .venv/clients
+NPM_CLIENTS := @anthropic-ai/claude-code@2.1.197 @openai/codex@0.169.0 opencode-ai@1.18.33 @qwen-code/qwen-code@0.15.10
+AIDER := aider-chat==0.86.2; python_version < '3.13'
 
-# Not what the tests need, which is ten times as much.
+.PHONY: demo install check quick test tests clients lint bench contract build clean
+
+# Not what the tests need, which is twice as much again.
 demo:
 	@$(MAKE) --no-print-directory install EXTRAS=demo
 	$(BIN)/python -m tools.demo
@@ -45,6 +51,14 @@ $(SET_UP): $(BUILT)
 # Other extras need no new build.
 $(INSTALLED): pyproject.toml | $(BUILT)
 	$(BIN)/python -c "$(OF_EXTRAS)" | xargs $(BIN)/pip install --disable-pip-version-check
+	@touch $@
+
+clients: $(CLIENTS)/installed
+
+$(CLIENTS)/installed: Makefile
+	npm install --no-save --no-audit --no-fund --prefix $(CLIENTS) $(NPM_CLIENTS)
+	$(PYTHON) -m venv $(CLIENTS)/aider
+	$(CLIENTS)/aider/bin/pip install --quiet --disable-pip-version-check "$(AIDER)"
 	@touch $@
 
 test: install

@@ -1,4 +1,4 @@
-"""What `make` installs is what is used."""
+"""What `make` and CI install: what is used, and the versions that the pages name."""
 
 from __future__ import annotations
 
@@ -29,3 +29,20 @@ def test_the_demo_installs_what_it_imports() -> None:
     names |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     tops = {name.partition(".")[0] for name in names} - set(sys.stdlib_module_names) - {"pyctl", "tools"}
     assert tops <= {re.split(r"[<>=]", each)[0] for each in required}
+
+
+def test_clients_are_of_the_versions_that_were_measured() -> None:
+    page = (ROOT / "docs" / "clients.md").read_text(encoding="utf-8")
+    pinned = re.findall(r"[\w/-]+(?:@|==)([\d.]+)", commands_for("clients"))
+    assert len(pinned) == 5
+    assert all(f"| {version} |" in page for version in pinned)
+
+
+def test_ci_installs_what_the_readme_names() -> None:
+    (needed,) = re.findall(
+        r"^sudo apt install (.*?) +#", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    installed = re.findall(
+        r"apt-get install -y (.*)$", (ROOT / ".ci" / "run").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert {*needed.split()} - {"git"} <= {*" ".join(installed).split()}

@@ -1,0 +1,136 @@
+"""Real programs through `pyctl launch`: a turn, a restart of everything, and a turn that resumes from disk.
+
+`make clients` installs the programs. The model is tiny and of random weights, with the words of the built-in one; a
+grammar is its only reply.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+
+from pyctl.models import builtin_model
+from tests.process.conftest import clean_environment
+from tools.generator import TINY_HYBRID, read_vocab, write_model
+
+CLIENTS = Path(__file__).resolve().parents[2] / ".venv" / "clients"
+
+SERVER = ("-c", "65536", "-np", "2", "-n", "64", "--port", "0", "--grammar", 'root ::= "Noted."')
+
+SECONDS = 270
+"""For one turn, in which a program evaluates up to 40,000 tokens."""
+
+SLACK = 64
+"""Tokens that may be evaluated again where a prompt goes on: a header, and tokens that join differently at a seam."""
+
+QUIET = {
+    "TZ": "UTC",
+    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    "OPENCODE_DISABLE_AUTOUPDATE": "1",
+    "OPENCODE_DISABLE_MODELS_FETCH": "1",
+    "AIDER_ANALYTICS": "false",
+    "AIDER_CHECK_UPDATE": "false",
+}
+"""What keeps programs from asking other servers."""
+
+REQUEST = re.compile(r"^[\d:]{8} (?:messages|responses|chat) +(\d+) tokens +(\d+) (from disk|\w+)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Tokens of the longest prompt of a program's turn, and the most that one took from disk."""
+
+    n_prompt: int
+    n_from_disk: int
+
+
+@pytest.fixture(scope="module")
+def words_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As fast as a model can be at 40,000 tokens: one recurrent layer, one of attention."""
+    path, vocab = tmp_path_factory.mktemp("models") / "words.gguf", read_vocab(builtin_model())
+    n_tokens = (len(vocab.tokens) // 64 + 2) * 64
+    write_model(path, replace(TINY_HYBRID, num_layers=2, attention_interval=2, vocab_size=n_tokens), vocab=vocab)
+    return path
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """A user's first day: no settings of any program."""
+    places = os.pathsep.join(str(CLIENTS / place) for place in ("node_modules/.bin", "aider/bin"))
+    home = {"HOME": str(tmp_path), "PATH": f"{places}{os.pathsep}{os.environ['PATH']}"}
+    kept = {name: value for name, value in clean_environment().items() if not name.startswith("XDG_")}
+    return kept | home | QUIET
+
+
+def needs(program: str, environment: dict[str, str]) -> None:
+    if shutil.which(program, path=environment["PATH"].partition(os.environ["PATH"])[0]) is None:
+        pytest.skip(f"{program} is not installed; make clients installs it, with npm")
+    if program == "qwen":
+        shown = subprocess.run(["node", "--version"], capture_output=True, text=True, check=True).stdout
+        if int(shown.removeprefix("v").partition(".")[0]) < 20:
+            pytest.skip(f"qwen needs Node.js 20, this is {shown.strip()}")
+
+
+def take_turn(environment: dict[str, str], model: Path, program: str, *arguments: str) -> Turn:
+    """Run ``program`` on a server of its own; it must print the only reply."""
+    home = Path(environment["HOME"])
+    project = home / "project"
+    project.mkdir(exist_ok=True)
+    flags = ["-m", str(model), *SERVER, "--kv-cache-dir", str(home / "kv")]
+    done = subprocess.run(
+        [sys.executable, "-m", "pyctl", "launch", program, *flags, "--", *arguments],
+        cwd=project,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    (log,) = (home / ".local" / "state" / "pyctl").glob("launch-*.log")
+    said = log.read_text(encoding="utf-8")
+    log.unlink()
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{said}"
+    assert "Noted." in done.stdout
+    found = [
+        (int(n_prompt), int(n_cached), source) for n_prompt, n_cached, source in REQUEST.findall(said.replace(",", ""))
+    ]
+    assert found, said
+    from_disk = [n_cached for _, n_cached, source in found if source == "from disk"]
+    return Turn(max(found)[0], max(from_disk, default=0))
+
+
+ASKED = ("My name is Anna.", "What is my name?")
+AIDER = "--yes-always --no-git --no-show-model-warnings --message"
+
+TURNS = {
+    "claude": ("-p", "-p -c"),
+    "codex": ("exec --skip-git-repo-check", "exec --skip-git-repo-check resume --last"),
+    "opencode": ("run", "run --continue"),
+    "qwen": ("-p", "--continue -p"),
+    "aider": (AIDER, f"--restore-chat-history {AIDER}"),
+}
+"""How each program is asked something, and asked on in the same session."""
+
+
+@pytest.mark.timeout(2 * SECONDS + 60)
+@pytest.mark.parametrize("program", TURNS)
+def test_a_session_goes_on_from_disk(program: str, environment: dict[str, str], words_model: Path) -> None:
+    needs(program, environment)
+    day = None
+    while day != (day := datetime.now(timezone.utc).date()):  # once, unless midnight changes the date in a prompt
+        before, after = (
+            take_turn(environment, words_model, program, *words.split(), asked)
+            for words, asked in zip(TURNS[program], ASKED, strict=True)
+        )
+    assert after.n_prompt > before.n_prompt, "the history was restored"
+    if program != "aider":  # which inserts the history before what it sent
+        assert after.n_from_disk > before.n_prompt - SLACK
