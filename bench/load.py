@@ -25,8 +25,10 @@ from llama_cpp import llama_cpp as api
 
 from bench.common import add_model, parse, parser_of, show, shown, tell
 from bench.compare import add_comparison, compare
+from pyctl.cli import assemble
 from pyctl.cli.arguments import parse_serve
 from pyctl.cli.serve_command import several
+from pyctl.engine.draft.speculation import Speculation
 from pyctl.llama import llama_backend, loader
 from pyctl.llama.fingerprint import fingerprint
 from pyctl.llama.library import redirect_log
@@ -81,8 +83,14 @@ def clocked(spent: Spent) -> None:
     api.llama_init_from_model = spent.clock(lambda *_: "context", api.llama_init_from_model)
     setattr(loader, "fingerprint", spent.clock(lambda *_: "fingerprint", fingerprint))  # noqa: B010  # not exported
     backend = llama_backend.LlamaBackend
-    for name, what in (("_open_memory", "first token and checks"), ("_prepare_device", "kernels of the device")):
-        setattr(backend, name, spent.clock(lambda *_, what=what: what, getattr(backend, name)))
+    for owner, name, what in (
+        (backend, "_open_memory", "first token and checks"),
+        (backend, "_prepare_device", "kernels of the device"),
+        (Speculation, "calibrate", "costs of drafts"),
+        (assemble, "reserve_pinned", "pinned memory"),
+        (assemble, "_chat_format", "template and disk"),
+    ):
+        setattr(owner, name, spent.clock(lambda *_, what=what: what, getattr(owner, name)))
 
 
 def measure(path: str, flags: Sequence[str]) -> list[Record]:

@@ -91,7 +91,7 @@ def load(
     if settings.numa:
         api.llama_numa_init(NUMA[settings.numa])
     check_gguf(path)
-    vocabulary = _read_vocabulary(path) if keep_vocabulary else None
+    vocabulary = _read_vocabulary(path, settings) if keep_vocabulary else None
     drafts = with_inferred_type(drafts or DraftSettings())
     repacks, settings = settings.repack, without_amx(with_ubatch(settings))
     encoder = make_encoder(settings, vision) if vision is not None and vision.mmproj_path else None
@@ -237,14 +237,14 @@ def _load_model(path: Path, params: ModelParams, progress: Callable[[float], boo
     return model
 
 
-def _read_vocabulary(path: Path) -> Future[LlamaTokenizer]:
+def _read_vocabulary(path: Path, settings: ModelSettings) -> Future[LlamaTokenizer]:
     """Load the vocabulary beside everything else: half a second for 250,000 tokens. The future raises ModelError."""
 
     def read() -> LlamaTokenizer:
-        params = api.llama_model_default_params()
-        params.vocab_only = True
+        params = ModelParams(settings)  # the metadata of the user count here
+        params.struct.vocab_only = True
         forget_log_errors()
-        model = api.llama_model_load_from_file(str(path).encode(), params)
+        model = api.llama_model_load_from_file(str(path).encode(), params.struct)
         if not model:
             raise ModelError(f"cannot load the vocabulary of {path}: {last_log_error('llama.cpp gave no reason')}")
         return LlamaTokenizer(model, owns=True)

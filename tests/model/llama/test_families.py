@@ -20,7 +20,7 @@ from pyctl.errors import StateError
 from pyctl.llama import LlamaBackend, Loaded, load, memory_check
 from pyctl.llama.context_memory import ContextMemory
 from pyctl.llama.sequence_file import PREFIX, StateForm
-from pyctl.prompt import Prompt
+from pyctl.prompt import Prompt, as_tokens
 from tests.model.native.test_kv_state import library_state
 from tests.unit.engine.drive import chat
 from tools.generator.families import FAMILIES, WINDOW
@@ -52,9 +52,9 @@ def open_family(model_path: Callable[[str], Path]) -> Iterator[Callable[..., Loa
     """open_family("tiny-gemma3", n_seqs=2, ...) -> a loaded model, closed after the test."""
     opened: list[Loaded] = []
 
-    def get(name: str, **settings: Any) -> Loaded:
+    def get(name: str, *, keep_vocabulary: bool = False, **settings: Any) -> Loaded:
         chosen = {"n_ctx": 2048, "n_ubatch": 128, "n_threads": 1, "n_seqs": 1, **settings}
-        opened.append(load(ModelSettings(path=str(model_path(name)), **chosen)))
+        opened.append(load(ModelSettings(path=str(model_path(name)), **chosen), keep_vocabulary=keep_vocabulary))
         return opened[-1]
 
     yield get
@@ -97,6 +97,23 @@ def check_replies(backend: LlamaBackend, name: str, directory: Path) -> None:
         assert engine.prefix_cache.close()
     assert sum(share > 0 for share in shares[: len(PROMPTS)]) >= (4 if name in PLACES else 6), "from RAM or live"
     assert sum(share > 0 for share in shares[len(PROMPTS) :]) >= (2 if name in PLACES else 5), "from disk"
+
+
+@pytest.mark.parametrize("name", SMOKE)
+def test_weights_without_texts_of_tokens_give_the_same_bits(name: str, open_family: Callable[..., Loaded]) -> None:
+    """Those of a model whose vocabulary stays while it is unloaded; it comes back to the same bits, too."""
+    tokens = as_tokens(np.random.default_rng(3).integers(1, 200, 100))
+    found = []
+    for keeps in (False, True):
+        loaded = open_family(name, keep_vocabulary=keeps)
+        for _ in range(1 + keeps):
+            loaded.backend.evaluate(0, tokens, 0)
+            logits = loaded.backend.logits(0)
+            found.append((logits.tobytes(), loaded.info.fingerprint, loaded.tokenizer.special_tokens()))
+            if keeps:
+                loaded.backend.unload()
+                loaded.backend.load()
+    assert found[0] == found[1] == found[2]
 
 
 KINDS = {
