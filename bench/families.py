@@ -110,6 +110,10 @@ AGAIN = (
     "appended, 4", "edited early", "branched", "shortened to 3", "shortened to 1", "in turn, a2", "in turn, b2",
     "in turn, c2", "back to 4", "beyond, appended", "beyond, edited", "beyond, shortened", "odd, appended",
 )  # fmt: skip
+FEWER = (
+    "one turn", "appended, 2", "appended, 3", "appended, 4", "regenerated", "edited early", "branched",
+    "shortened to 3", "back to 4", "beyond the window", "beyond, appended", "beyond, edited", "beyond, shortened",
+)  # fmt: skip
 
 
 def prompt_of(messages: Iterable[Message], replies: Mapping[str, Answer]) -> Prompt:
@@ -302,13 +306,13 @@ def _measure_first(record: Record, kind: str, backend: LlamaBackend, prompts: di
 def _measure_further(record: Record, kind: str, backend: LlamaBackend, prompts: Mapping[str, Prompt]) -> None:
     """Fewer prompts, from RAM alone; where there are several sequences first so many at a time, then each alone."""
     n_seqs = backend.facts.n_seqs
-    cold = {name: cold_answer(backend, prompts[name]) for name in AGAIN}
+    cold = {name: cold_answer(backend, prompts[name]) for name in FEWER}
     for mode, exact in MODES.items():
         engine = empty_engine(backend, None, exact=exact)
         for pass_, together in {f"{kind} {mode}": n_seqs, f"{kind} again {mode}": 1}.items():
             tally = record.tallies[pass_] = Tally()
-            for at in range(0, len(AGAIN), together):
-                names = AGAIN[at : at + together]
+            for at in range(0, len(FEWER), together):
+                names = FEWER[at : at + together]
                 for name, answer in zip(names, answers(engine, [prompts[name] for name in names]), strict=True):
                     tally.count(name, answer, cold[name])
             if n_seqs == 1:

@@ -10,7 +10,20 @@ import numpy as np
 import pytest
 
 from bench import families
-from bench.families import AGAIN, STEPS, Answer, Record, Sizes, Tally, distinct, prompt_of, record_of, row_of, summary
+from bench.families import (
+    AGAIN,
+    FEWER,
+    STEPS,
+    Answer,
+    Record,
+    Sizes,
+    Tally,
+    distinct,
+    prompt_of,
+    record_of,
+    row_of,
+    summary,
+)
 
 
 def answer(*best: tuple[tuple[int, float], ...]) -> Answer:
@@ -36,7 +49,7 @@ def test_shared_beginnings_count_once() -> None:
 def test_prompts_hold_the_replies_of_earlier_steps() -> None:
     names = [step.name for step in STEPS]
     assert len(set(names)) == len(names)
-    assert set(AGAIN) <= set(names)
+    assert {*AGAIN, *FEWER} <= set(names)
     replies = {step.name: answer(((7, 0.0),)) for step in STEPS}
     lengths = {step.name: prompt_of(step.messages, replies).tokens.size for step in STEPS}
     assert lengths["appended, 2"] == lengths["one turn"] + 1 + 40 + 3
