@@ -16,9 +16,9 @@ from pyctl.atomic_file import temp_path
 from pyctl.cache import CacheDirectory, CacheSettings, DiskSettings, connect
 from pyctl.cli.arguments import CommandSettings
 from pyctl.errors import ConfigError
-from pyctl.llama import MemoryPlan
+from pyctl.llama import MemoryPlan, host_available
 
-__all__ = ["cache_budget", "stored_bytes", "with_directory"]
+__all__ = ["cache_budget", "stored_bytes", "with_directory", "with_shared_budget"]
 
 log = logging.getLogger("pyctl")
 
@@ -52,9 +52,20 @@ def cache_budget(settings: CacheSettings, plan: MemoryPlan | None) -> int | None
         return None if settings.ram_mib < 0 else settings.ram_mib * MIB
     if plan is None or plan.host.free is None:
         return USUAL_RAM
-    left = plan.host.free - plan.host.usage.total
+    return _part_of(plan.host.free - plan.host.usage.total)
+
+
+def _part_of(left: int) -> int:
     least = min((left - OTHERS_RAM) * 2 // 3, USUAL_RAM)
     return max(left // 2, least, LEAST_RAM) // MIB * MIB
+
+
+def with_shared_budget(settings: CommandSettings) -> CommandSettings:
+    """Set the budget of RAM that several models share, from the memory that is free before any of them is loaded."""
+    free = host_available()
+    if settings.cache.ram_mib is not None or free is None:
+        return settings
+    return replace(settings, cache=replace(settings.cache, ram_mib=_part_of(free) // MIB))
 
 
 def with_directory(settings: CommandSettings) -> CommandSettings:

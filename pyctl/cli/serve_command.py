@@ -16,7 +16,7 @@ from typing import Any
 from pyctl.cache import DiskSettings, RamBudget, connect
 from pyctl.cli.arguments import CommandSettings
 from pyctl.cli.assemble import Host, ModelLoader, assemble, found
-from pyctl.cli.defaults import cache_budget, with_directory
+from pyctl.cli.defaults import cache_budget, with_directory, with_shared_budget
 from pyctl.cli.doctor_command import log_findings
 from pyctl.cli.logs import start_log
 from pyctl.cli.presets import Preset, find_models
@@ -71,6 +71,8 @@ def run_serve(settings: CommandSettings, argv: Sequence[str], environ: Mapping[s
     with bind(listen.hosts, listen.port) as sockets:
         # Before requests are taken: Ctrl-C must end a download.
         settings = with_directory(settings)
+        if _chooses(settings):
+            settings = with_shared_budget(settings)
         tools = ToolBox(settings.tools)
         serving = _Serving(found(settings), several(settings, argv, environ, tools), tools)
         try:
@@ -84,6 +86,12 @@ def run_serve(settings: CommandSettings, argv: Sequence[str], environ: Mapping[s
     return leave(code if complete else 1)
 
 
+def _chooses(settings: CommandSettings) -> bool:
+    """Whether requests choose among several models: flags give some, and name none."""
+    hub = settings.hub
+    return settings.router.is_wanted and not (settings.model.path or hub.hf_repo or hub.model_url)
+
+
 def several(
     settings: CommandSettings, argv: Sequence[str], environ: Mapping[str, str], tools: ToolBox | None = None
 ) -> Models | None:
@@ -91,11 +99,10 @@ def several(
 
     Raises ConfigError as `find_models` does, and for more models to load at the start than --models-max.
     """
-    router, hub = settings.router, settings.hub
-    if not router.is_wanted:
-        return None
-    if settings.model.path or hub.hf_repo or hub.model_url:
-        log.warning("--models-dir and --models-preset have no effect: a model is named")
+    router = settings.router
+    if not _chooses(settings):
+        if router.is_wanted:
+            log.warning("--models-dir and --models-preset have no effect: a model is named")
         return None
     shared = Shared(settings.server, build_version(), tools=tools or ToolBox())
     ram = RamBudget(cache_budget(settings.cache, None))

@@ -36,15 +36,16 @@ def is_tested(memory: KVState) -> bool:
     return not memory.type or memory.type in TESTED
 
 
-def places_of(memory: KVState, n_cells: int) -> ResumePlaces:
+def places_of(memory: KVState, n_cells: int, *, on_gpu: bool) -> ResumePlaces:
     """Return the places where sequences of ``memory`` may be saved, if they are restored to the same bits at all.
 
-    Sliding layers of an opaque memory keep rows in a ring of cells. llama.cpp saves only the window and restores it to
-    the first cells, and attention sums in cell order. So sums match within the first window, and a whole number of
-    rings after it. In other memories these rows come back to their own cells.
+    Sliding layers keep rows in a ring of cells, and attention sums in cell order. llama.cpp restores the window of an
+    opaque memory to the first cells, so sums match within the first window, and a whole number of rings after it. In
+    other memories these rows come back to their own cells: measured on CPUs. GPUs keep to the places that were measured
+    there.
     """
     window, ring = memory.window
-    if memory.kind != "opaque" or not window:
+    if not window or (memory.kind != "opaque" and not on_gpu):
         return ANYWHERE
     return ResumePlaces(window, ring if 0 < ring < n_cells else 0)
 
@@ -58,8 +59,9 @@ def describe(memory: KVState, places: ResumePlaces) -> str:
     if memory.kind == "attention":
         return "attention: rows of tokens"
     if memory.kind == "hybrid":
-        return "hybrid: rows of tokens, and a state at each snapshot"
-    line = f"whole sequences of {memory.type}"
+        line = "hybrid: rows of tokens, and a state at each snapshot"
+    else:
+        line = f"whole sequences of {memory.type}"
     if places != ANYWHERE:
         behind = f", then every {places.step}" if places.step else ""
         line += f" with a sliding window: resumed within {places.window} tokens{behind}"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pyctl.cache import CacheSettings, DiskSettings
+from pyctl.cli import defaults
 from pyctl.cli.arguments import CommandSettings, parse_serve
 from pyctl.cli.defaults import cache_budget, with_directory
 from pyctl.errors import ConfigError
@@ -50,6 +51,14 @@ def test_a_given_budget_is_that_of_llama_server() -> None:
         assert cache_budget(CacheSettings(ram_mib=mib), plan_of(16)) == found
     for unknown in (None, plan_of(None)):
         assert cache_budget(CacheSettings(), unknown) == 8 * GIB
+
+
+def test_several_models_share_half_of_what_is_free(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    given = settings_of("--cache-ram", "100", home=tmp_path)
+    for free, mib in ((119 * GIB, 60928), (13 * GIB, 7509), (None, None)):
+        monkeypatch.setattr(defaults, "host_available", lambda found=free: found)
+        assert defaults.with_shared_budget(settings_of(home=tmp_path)).cache.ram_mib == mib
+        assert defaults.with_shared_budget(given).cache.ram_mib == 100
 
 
 def settings_of(*flags: str, home: Path) -> CommandSettings:
