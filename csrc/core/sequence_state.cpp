@@ -121,12 +121,10 @@ public:
     void save(llama_seq_id seq, uint8_t * out, size_t) override {
         const int64_t         n = position(seq), first = first_seen(n);
         std::vector<cell_run> runs;
-        int64_t               n_found = 0;
         for (const auto & [pos, cell] : books.seq_pos_get(seq)) {
             append_run(runs, { cell, pos, 1 });
-            n_found += pos >= first;
         }
-        if (n_found != n - first) {
+        if (!is_whole(seq)) {
             throw std::invalid_argument("sequence " + std::to_string(seq) + " lacks rows of its window " + range_text(first, n));
         }
         copies.save_begin();
@@ -169,7 +167,7 @@ public:
                 ++n_here;
             }
         }
-        if (n_here == 1 && was_shared) {
+        if (n_here == 1 && was_shared && is_whole(last)) {
             std::vector<uint8_t> rows(size(last));
             save(last, rows.data(), rows.size());
             copies.finish();
@@ -181,13 +179,23 @@ public:
     }
 
 private:
-    // The first row that the last of n tokens saw. The next one sees no other before it.
+    // The first row that the token at n sees, at least the last one, which says where the sequence stands. Cells of rows
+    // before it may be others' by now.
     int64_t first_seen(int64_t n) const {
-        int64_t first = n;
-        while (first > 0 && !llama_hparams::is_masked_swa(hparams.n_swa, hparams.swa_type, first - 1, n - 1)) {
+        int64_t first = std::max(n - 1, int64_t(0));
+        while (first > 0 && !llama_hparams::is_masked_swa(hparams.n_swa, hparams.swa_type, first - 1, n)) {
             --first;
         }
         return first;
+    }
+
+    bool is_whole(llama_seq_id seq) const {
+        const int64_t n = position(seq), first = first_seen(n);
+        int64_t       n_found = 0;
+        for (const auto & [pos, cell] : books.seq_pos_get(seq)) {
+            n_found += pos >= first;
+        }
+        return n_found == n - first;
     }
 
     llama_kv_cache &       cache;

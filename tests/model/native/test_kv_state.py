@@ -158,7 +158,9 @@ def check_resumed(
     backend.memory.rewind(0, keep)
     backend.memory.restore(0, keep, [(Rows(rows), max(a, keep), b) for rows, a, b in chain if keep < b <= restored])
     put_state(backend, restored, states)
-    assert (library_state(backend) == whole[restored]).all()
+    assert (backend.memory.save_state(0, restored).recurrent == states[restored]).all()
+    if not backend.memory.kv.window[0]:  # else the library also writes a row that no later token sees
+        assert (library_state(backend) == whole[restored]).all()
     assert_same(run(backend, tokens, ends, restored), cold)
 
 
