@@ -50,6 +50,7 @@ class FaultyProxy:
     asked: list[Asked] = field(default_factory=list)
     held: threading.Event = field(default_factory=threading.Event)
     gate: threading.Event = field(default_factory=threading.Event)
+    waiting: list[object] = field(default_factory=list)  # whose bodies are held
     is_cut: bool = False
     url: str = ""
 
@@ -102,7 +103,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
         if answer.held_from is not None:
             self.proxy.held.set()
+            self.proxy.waiting.append(self)
             assert self.proxy.gate.wait(120)
+            self.proxy.waiting.remove(self)
             if self.proxy.is_cut:
                 self.close_connection = True
                 return

@@ -82,13 +82,16 @@ REASONS = ("refused", "timed out", "dns", "reset", "no space", "denied", "403", 
 """The words of an error that may be logged: its text can hold addresses and keys."""
 
 
+CLIENT = {"connect_timeout": "2s", "read_timeout": "10s", "timeout": "60s", "allow_http": True}
+"""Options of obstore's HTTP client."""
+
+
 def connect(url: str) -> ObjectStore:
     """The store at ``url``; keys come from the environment. Raises ConfigError, which does not tell ``url``."""
     try:
         from obstore.store import from_url
     except ImportError:
         raise ConfigError("--kv-store needs obstore: pip install 'pyctl[store]'") from None
-    options = {"connect_timeout": "2s", "read_timeout": "10s", "timeout": "60s", "allow_http": True}
     retries = {"max_retries": 2}
     try:
         if url.startswith("memory:"):
@@ -96,7 +99,7 @@ def connect(url: str) -> ObjectStore:
         if url.startswith("file:"):
             make_private(Path(url.removeprefix("file://")))
             return from_url(url)
-        return from_url(url, client_options=options, retry_config=retries)  # type: ignore[call-overload, no-any-return]
+        return from_url(url, client_options=CLIENT, retry_config=retries)  # type: ignore[call-overload, no-any-return]
     except Exception as error:
         raise ConfigError(f"cannot use --kv-store: {_reason(error)}") from None
 
