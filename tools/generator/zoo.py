@@ -6,6 +6,7 @@ Most architectures read what they need of `EVERY_KEY` and ignore the rest; `OWN_
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from tools.generator.families import (
     EXPERTS,
@@ -137,9 +138,27 @@ OWN_KEYS: Mapping[str, Mapping[str, Value]] = {
     "step35": ALTERNATE,
 }
 
+
+def published(name: str, window: int, head: int) -> Family:
+    """A family with a window and heads of the sizes that published models have."""
+    keys = {
+        **FAMILIES[name].keys,
+        "embedding_length": 256,
+        "attention.head_count": 4,
+        "attention.sliding_window": window,
+        "attention.key_length": head,
+        "attention.value_length": head,
+    }
+    return replace(FAMILIES[name], name=f"{name}-{window}", keys=keys)
+
+
+WINDOWS = (("tiny-gemma3", 512, 128), ("tiny-gemma3", 1024, 256), ("tiny-gpt-oss", 128, 64))
+"""Family, tokens of its window, and elements of its heads."""
+
 ZOO: Mapping[str, Family] = {
     **FAMILIES,
     **{f"tiny-{arch}": Family(f"tiny-{arch}", arch, keys=EVERY_KEY) for arch in PLAIN.split()},
     **{f"tiny-{arch}": Family(f"tiny-{arch}", arch, keys={**EVERY_KEY, **keys}) for arch, keys in OWN_KEYS.items()},
+    **{f"{name}-{window}": published(name, window, head) for name, window, head in WINDOWS},
 }
-"""All of them, by name, in the order of their names behind those of FAMILIES."""
+"""All of them, by name: those of FAMILIES, the others in the order of their names, and published windows."""

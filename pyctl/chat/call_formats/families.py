@@ -154,18 +154,15 @@ _LFM2 = LiteralMarks(
 _GEMMA = LiteralMarks(open="<|tool_call>call:", close="<tool_call|>", between="", quotes=('<|"|>',), is_sorted=True)
 
 _ACTION = replace(
-    _LIST,
+    _COHERE,
     begin="Action:\n```json\n",
-    brackets=("[\n    ", "\n]"),
-    between=",\n    ",
     end="```",
-    name_key="tool_name",
-    arguments_key="parameters",
+    id_before="",
     blanks=("\n        ", "\n        ", "\n    "),
 )
 _GIGACHAT = ObjectMarks(open="<|function_call|>", between="")
-_SPACE = "]<]minimax[>["
 _GIGACHAT_3 = ObjectMarks(open="<|message_sep|>\n\nfunction call<|role_sep|>\n", between="")
+_SPACE = "]<]minimax[>["
 _FUNCTIONARY = NameMarks(open="<function=", parts=(None, ">"), close="</function>", between="")
 _MINICPM = TagMarks(
     open='<function name="',
