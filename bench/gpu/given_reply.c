@@ -74,13 +74,13 @@ float *llama_get_logits_ith(void *context, int32_t index) {
     return logits;
 }
 
-const float *llama_get_sampled_logits_ith(void *, int32_t);
+float *llama_get_sampled_logits_ith(void *, int32_t);
 uint32_t llama_get_sampled_candidates_count_ith(void *, int32_t);
 
 int32_t *llama_get_sampled_candidates_ith(void *context, int32_t index) {
     static int32_t changed[CANDIDATES];
     int32_t *ids = NEXT(llama_get_sampled_candidates_ith)(context, index);
-    const float *logits = llama_get_sampled_logits_ith(context, index);
+    float *logits = llama_get_sampled_logits_ith(context, index);
     const uint32_t n = llama_get_sampled_candidates_count_ith(context, index);
     const int32_t token = given_at(context, index);
     if (!ids || !logits || !n || n > CANDIDATES || token < 0) return ids;
@@ -89,5 +89,6 @@ int32_t *llama_get_sampled_candidates_ith(void *context, int32_t index) {
         if (logits[i] > logits[best]) best = i;
     memcpy(changed, ids, n * sizeof *ids);
     changed[best] = token;
+    logits[best] = 1e9f; /* several may be the largest, and a sampler takes any of these */
     return changed;
 }
