@@ -83,7 +83,7 @@ class ContextMemory:
         self.clear(0)
         places = self.shape.places
         if not self.identity:  # otherwise known from the first `open`
-            places = places_of(self.kv, facts.n_cells, on_gpu=facts.batch_cost > 0)
+            places = places_of(self.kv, facts.n_cells)
         self.shape = MemoryShape(
             places=places,
             sizes=self.shape.sizes,

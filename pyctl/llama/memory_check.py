@@ -36,16 +36,15 @@ def is_tested(memory: KVState) -> bool:
     return not memory.type or memory.type in TESTED
 
 
-def places_of(memory: KVState, n_cells: int, *, on_gpu: bool) -> ResumePlaces:
+def places_of(memory: KVState, n_cells: int) -> ResumePlaces:
     """Return the places where sequences of ``memory`` may be saved, if they are restored to the same bits at all.
 
     Sliding layers keep rows in a ring of cells, and attention sums in cell order. llama.cpp restores the window of an
     opaque memory to the first cells, so sums match within the first window, and a whole number of rings after it. In
-    other memories these rows come back to their own cells: measured on CPUs. GPUs keep to the places that were measured
-    there.
+    other memories these rows come back to their own cells.
     """
     window, ring = memory.window
-    if not window or (memory.kind != "opaque" and not on_gpu):
+    if not window or memory.kind != "opaque":
         return ANYWHERE
     return ResumePlaces(window, ring if 0 < ring < n_cells else 0)
 

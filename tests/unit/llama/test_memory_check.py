@@ -14,20 +14,17 @@ N_CELLS = 4096
 
 
 @pytest.mark.parametrize(
-    ("kind", "window", "on_gpu", "places"),
+    ("kind", "window", "places"),
     [
-        ("attention", (0, 0), True, ANYWHERE),
-        ("hybrid", (0, 0), True, ANYWHERE),
-        ("hybrid", (64, 256), False, ANYWHERE),
-        ("hybrid", (64, 256), True, ResumePlaces(64, 256)),
-        ("hybrid", (64, N_CELLS), True, ResumePlaces(64, 0)),
-        ("opaque", (64, 256), False, ResumePlaces(64, 256)),
-        ("opaque", (0, 0), True, ANYWHERE),
+        ("attention", (0, 0), ANYWHERE),
+        ("hybrid", (0, 0), ANYWHERE),
+        ("hybrid", (64, 256), ANYWHERE),
+        ("opaque", (64, 256), ResumePlaces(64, 256)),
+        ("opaque", (64, N_CELLS), ResumePlaces(64, 0)),
+        ("opaque", (0, 0), ANYWHERE),
     ],
 )
-def test_windows_are_resumed_where_the_device_has_shown_equal_bits(
-    kind: str, window: tuple[int, int], on_gpu: bool, places: ResumePlaces
-) -> None:
+def test_only_windows_of_whole_sequences_have_places(kind: str, window: tuple[int, int], places: ResumePlaces) -> None:
     memory: Any = SimpleNamespace(kind=kind, window=window, type="llama_kv_cache_iswa")
-    assert places_of(memory, N_CELLS, on_gpu=on_gpu) == places
+    assert places_of(memory, N_CELLS) == places
     assert ("resumed within 64 tokens" in describe(memory, places)) == (places != ANYWHERE)
