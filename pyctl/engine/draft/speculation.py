@@ -164,9 +164,10 @@ class Speculation:
     def _ask_model(self, model: ModelDrafts, found: list[tuple[int, ...]]) -> None:
         """Draft with the model, in one evaluation, for all jobs for which no source promises more.
 
-        All get the largest wanted length, since one evaluation verifies drafts of equal length.
+        All get the largest wanted length, since one evaluation verifies drafts of equal length. Behind many sure
+        tokens, which follow a rollback to a mark, a head would have to draft through each of these first.
         """
-        able = [(i, job) for i, job in enumerate(self._jobs) if job.most > 0]
+        able = [(i, job) for i, job in enumerate(self._jobs) if job.most > 0 and len(job.sure) <= 1 + model.n_max]
         lengths = [self._most(job, model.name, min(job.most, model.n_max), together=True) for _, job in able]
         wanted = [(i, job, n) for (i, job), n in zip(able, lengths, strict=True) if self._leads(model, i, n, found)]
         if n := max((n for _, _, n in wanted), default=0):

@@ -53,6 +53,13 @@ def proposed(speculation: Speculation, most: int = 16, n_seqs: int = 1) -> list[
     return [draft.tokens for draft in speculation.propose(jobs)]
 
 
+def test_the_model_does_not_draft_behind_many_sure_tokens() -> None:
+    head: Any = Told("draft-mtp", (1, 2), (3, 4))
+    speculation = Speculation([Told("ngram-mod", (), ())], head)
+    jobs = [DraftJob(0, EMPTY, (5, 6, 7, 8, 9), 16), DraftJob(1, EMPTY, (5, 6, 7, 8), 16)]
+    assert [draft.tokens for draft in speculation.propose(jobs)] == [(), (3, 4)]
+
+
 def measured(slope: float, *, n_seqs: int = 1, n_free: int = 1024, longest: int = 64) -> DraftLengthController:
     """Steps of 10 ms and ``slope`` of that for each more token."""
     controller = DraftLengthController(n_free)
