@@ -69,9 +69,13 @@ class Candidates:
         n_groups = values.size // _GROUP
         if n >= n_groups:
             return self.fill(logits)
-        most = values[: n_groups * _GROUP].reshape(_GROUP, n_groups).max(axis=0)
+        whole = n_groups * _GROUP
+        grouped = values[:whole].reshape(_GROUP, n_groups)
+        most = grouped.max(axis=0)
         bound = np.partition(most, n_groups - n)[n_groups - n]
-        ids = np.flatnonzero(values >= bound)
+        groups = np.flatnonzero(~(most < bound))  # also those with a NaN
+        rows, columns = np.nonzero(grouped[:, groups] >= bound)
+        ids = np.concatenate((rows * n_groups + groups[columns], whole + np.flatnonzero(values[whole:] >= bound)))
         if ids.size < n:  # a logit is NaN
             return self.fill(logits)
         if also.size:
