@@ -2,8 +2,8 @@
 
 Files of bench/recorded follow each other in the prompt, with every change but a dozen left out of the reply. Models
 have random weights, so both servers are given the reply (`bench.gpu.given_reply`): n-grams and the cache propose what
-they find in the text, and are right where it is so. The tokens are those of Qwen3.5, numbered anew so that none is
-special.
+they find in the text, and are right where it is so. The tokens are those of Qwen3.5 (vendor/llama.cpp/models, once a
+build has unpacked it), of the built-in model for tiny shapes, numbered anew so that none is special.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ class Run(Protocol):
     def has_time(self) -> bool: ...
 
 
-def conversation(n_file: int, n_edits: int) -> tuple[list[int], list[int]]:
-    """Prompt and reply in the tokens of Qwen3.5, or of the built-in model where no build has unpacked those."""
-    tokenize = vocabulary(str(VOCABULARY if VOCABULARY.is_file() else builtin_model())).tokenize
+def conversation(file: Path, n_file: int, n_edits: int) -> tuple[list[int], list[int]]:
+    """Prompt and reply in the tokens of the model or vocabulary at ``file``."""
+    tokenize = vocabulary(str(file)).tokenize
     pieces: list[tuple[str, str]] = []
     n = 0
     for edit in recorded():
@@ -88,10 +88,15 @@ def numbered_anew(tokens: list[int], n_vocab: int) -> list[int]:
 def rewriting(run: Run) -> None:
     """All ways of drafting of both servers, one after the other."""
     options = run.options
-    prompt, reply = conversation(min(N_FILE, options.prompt), N_EDITS)
-    tokens = numbered_anew([*prompt, *reply], SHAPES[run.shape].vocab_size)
-    file = run.work / f"{run.shape}-given.bin"
-    np.asarray(tokens, np.int32).tofile(file)
+    n_vocab = SHAPES[run.shape].vocab_size
+    file = VOCABULARY if n_vocab > 2 * _FIRST else builtin_model()
+    if not file.is_file():  # a build unpacks it; the text has four times as many tokens of the built-in model
+        run.findings.add(part="rewriting", kind="skipped", case=f"rewriting: no {file}", server=OURS)
+        return
+    prompt, reply = conversation(file, min(N_FILE, options.prompt), N_EDITS)
+    tokens = numbered_anew([*prompt, *reply], n_vocab)
+    given = run.work / f"{run.shape}-given.bin"
+    np.asarray(tokens, np.int32).tofile(given)
     for name in run.names:
         for types in TYPES[name]:
             if not run.has_time:
@@ -99,7 +104,7 @@ def rewriting(run: Run) -> None:
                 continue
             n = min(len(reply), N_HEAD) if types == HEAD else len(reply)
             try:
-                written = _written(_server(run, name, types, file, len(tokens)), tokens[: len(prompt)], n)
+                written = _written(_server(run, name, types, given, len(tokens)), tokens[: len(prompt)], n)
                 run.findings.add(part="rewriting", kind="rewriting", server=name, types=types, **_found(written))
             except (OSError, HTTPException, ValueError) as error:
                 why = str(error)[-600:]

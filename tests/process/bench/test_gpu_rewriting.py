@@ -16,19 +16,20 @@ import pytest
 from bench.gpu.given_reply import is_known, preloaded
 from bench.gpu.rewriting import TYPES, conversation, numbered_anew
 from bench.gpu.speculative_report import document
+from pyctl.models import builtin_model
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_a_reply_is_the_file_with_some_of_its_changes() -> None:
-    prompt, _ = conversation(1500, 0)
+    prompt, _ = conversation(builtin_model(), 1500, 0)
     held = {tuple(prompt[i : i + 8]) for i in range(len(prompt) - 7)}
     new = []
     for n_edits in (0, 3, 6, 1000):
-        again, reply = conversation(1500, n_edits)
+        again, reply = conversation(builtin_model(), 1500, n_edits)
         assert again == prompt, "changes are in the reply alone"
         new.append(sum(tuple(reply[i : i + 8]) not in held for i in range(len(reply) - 7)))
-    assert 1500 < len(prompt) < 1900
+    assert 1500 < len(prompt) < 2000
     assert new[0] < 50, "what is said before and after the file"
     assert new[0] < min(new[1:])
     assert max(new) < 400, "most of it is a copy"
