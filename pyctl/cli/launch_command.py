@@ -8,8 +8,8 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import Popen
@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from pyctl.cli.arguments import CommandSettings, parse_launch
 from pyctl.cli.launch_settings import LaunchSettings
 from pyctl.cli.programs import PROGRAMS, ClientProgram, Endpoint
+from pyctl.cli.signals import handled
 from pyctl.errors import ConfigError
 from pyctl.text import one_line
 
@@ -157,7 +158,7 @@ def _run(invocation: Invocation) -> int:
 
     handlers = {signal.SIGINT: leave_to_program, signal.SIGQUIT: leave_to_program}
     handlers |= {signal.SIGTERM: pass_on, signal.SIGHUP: pass_on}
-    with _handled(handlers):
+    with handled(handlers):
         try:
             process = Popen(invocation.command, env=dict(invocation.environment))
         except OSError as error:
@@ -171,14 +172,3 @@ def _run(invocation: Invocation) -> int:
             os.kill(process.pid, signal.SIGCONT)
         process.returncode = os.waitstatus_to_exitcode(status)
     return process.returncode if process.returncode >= 0 else 128 - process.returncode
-
-
-@contextmanager
-def _handled(handlers: Mapping[signal.Signals, signal._HANDLER]) -> Iterator[None]:
-    """Use ``handlers`` within the block."""
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
