@@ -8,7 +8,6 @@ import os
 import platform
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -16,12 +15,12 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
 
 from pyctl import __version__
 from pyctl.cache import default_directory
 from pyctl.cli.arguments import FLAGS, CommandSettings, parse_serve
 from pyctl.cli.command_parser import CommandParser
+from pyctl.cli.signals import ending_by_signal
 from pyctl.doctor.nvml import used_bytes
 from pyctl.errors import ConfigError, ModelError
 from pyctl.measure.bench_report import is_wrong, picture, table_lines
@@ -75,7 +74,7 @@ def run_bench(argv: Sequence[str]) -> int:
     if head_flags := _head_flags(settings, flags):
         flags = (*flags, "--spec-type", "none")  # what drafts gain is a row of its own
     peer = _peer(options.llama_server, flags) if options.llama_server else ()
-    with _interrupted_by_signals(), _work_directory(settings) as work:
+    with ending_by_signal(), _work_directory(settings) as work:
         measured = BenchOptions(
             flags=flags, depths=depths, peer=peer,
             budget=options.budget or (QUICK_BUDGET if options.quick else BUDGET),
@@ -215,21 +214,6 @@ def _cache_mib(work: Path) -> int:
     if free < LEAST_CACHE_MIB:
         raise ConfigError(f"{work.parent} has {2 * free} MiB free; the run needs {2 * LEAST_CACHE_MIB} MiB")
     return min(free, MOST_CACHE_MIB)
-
-
-@contextmanager
-def _interrupted_by_signals() -> Iterator[None]:
-    """Have SIGTERM and SIGHUP end the run as Ctrl-C does: servers stopped, files removed."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _write(name: str, text: str) -> None:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import termios
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from types import FrameType
 from typing import TextIO, cast
 
 from pyctl.cli.arguments import CommandSettings
 from pyctl.cli.logs import start_log
+from pyctl.cli.signals import ending_by_signal
 from pyctl.engine.worker import Worker
 from pyctl.errors import EngineError
 from pyctl.terminal.conversation import ChatBackend
@@ -28,7 +27,7 @@ def chat(settings: CommandSettings) -> int:
     """Chat until the input ends; returns the exit code. SIGTERM and SIGHUP end it with what the cache has to write."""
     start_log(settings.log, settings.warnings)
     box = ToolBox(settings.tools)
-    with _ending_by_signal(), _without_echo(), closing(box), chat_backend(settings) as backend:
+    with ending_by_signal(), _without_echo(), closing(box), chat_backend(settings) as backend:
         box.start()
         box.wait()
         tools: ToolSource | None = OwnTools(box) if box else None
@@ -105,21 +104,3 @@ def _is_foreground(file: TextIO) -> bool:
         return os.tcgetpgrp(file.fileno()) == os.getpgrp()
     except OSError:
         return False
-
-
-@contextmanager
-def _ending_by_signal() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP leave the block by SystemExit, once. What is ignored, as SIGHUP below nohup, stays so."""
-    numbers = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN]
-
-    def end(number: int, _: FrameType | None) -> None:
-        for each in numbers:
-            signal.signal(each, signal.SIG_IGN)  # the block is about to end
-        raise SystemExit(128 + number)
-
-    before = {number: signal.signal(number, end) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

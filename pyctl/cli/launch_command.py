@@ -8,8 +8,8 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import Popen
@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from pyctl.cli.arguments import CommandSettings, parse_launch
 from pyctl.cli.launch_settings import LaunchSettings
 from pyctl.cli.programs import PROGRAMS, ClientProgram, Endpoint
+from pyctl.cli.signals import handled
 from pyctl.errors import ConfigError
 from pyctl.text import one_line
 
@@ -30,12 +31,13 @@ NO_KEY = "none"
 
 @dataclass(frozen=True)
 class Invocation:
-    """The command to run, its whole environment, and the differences from pyctl's own."""
+    """The command to run, its whole environment, and the differences from pyctl's own; None for its directory."""
 
     command: tuple[str, ...]
     environment: Mapping[str, str]
     added: Mapping[str, str]
     removed: tuple[str, ...]
+    directory: Path | None
 
 
 def run_launch(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
@@ -127,7 +129,8 @@ def invocation_of(
         added |= {name: ",".join(filter(None, (environ.get(name), host))) for name in ("NO_PROXY", "no_proxy")}
     removed = tuple(name for name in program.unset if name in environ)
     kept = {name: value for name, value in environ.items() if name not in removed}
-    return Invocation((*command, *arguments), {**kept, **added}, added, removed)
+    home = Path.home() if program.is_at_home else None
+    return Invocation((*command, *arguments), {**kept, **added}, added, removed, home)
 
 
 def _show(invocation: Invocation, program: ClientProgram, to: Endpoint, directory: Path) -> None:
@@ -140,6 +143,8 @@ def _show(invocation: Invocation, program: ClientProgram, to: Endpoint, director
         print(f"unset {name}")
     for name, value in invocation.added.items():
         print(f"export {name}={shlex.quote(value)}")
+    if invocation.directory:
+        print(f"cd {shlex.quote(str(invocation.directory))}")
     print(shlex.join(invocation.command))
 
 
@@ -157,9 +162,9 @@ def _run(invocation: Invocation) -> int:
 
     handlers = {signal.SIGINT: leave_to_program, signal.SIGQUIT: leave_to_program}
     handlers |= {signal.SIGTERM: pass_on, signal.SIGHUP: pass_on}
-    with _handled(handlers):
+    with handled(handlers):
         try:
-            process = Popen(invocation.command, env=dict(invocation.environment))
+            process = Popen(invocation.command, env=dict(invocation.environment), cwd=invocation.directory)
         except OSError as error:
             raise ConfigError(f"cannot start {invocation.command[0]}: {error.strerror}") from error
         while True:
@@ -171,14 +176,3 @@ def _run(invocation: Invocation) -> int:
             os.kill(process.pid, signal.SIGCONT)
         process.returncode = os.waitstatus_to_exitcode(status)
     return process.returncode if process.returncode >= 0 else 128 - process.returncode
-
-
-@contextmanager
-def _handled(handlers: Mapping[signal.Signals, signal._HANDLER]) -> Iterator[None]:
-    """Use ``handlers`` within the block."""
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 import httpx
 
@@ -21,6 +20,7 @@ from pyctl.atomic_file import make_private, open_private
 from pyctl.cli.arguments import CommandSettings
 from pyctl.cli.launch_settings import LaunchSettings
 from pyctl.cli.service_command import pyctl_command
+from pyctl.cli.signals import ending_by_signal, handled
 from pyctl.errors import ConfigError
 from pyctl.text import one_line
 
@@ -130,7 +130,7 @@ def _child(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes
             command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
             preexec_fn=_end_with_parent,
         )  # fmt: skip
-    with _ending_by_signal():
+    with ending_by_signal():
         try:
             yield process
         finally:
@@ -140,33 +140,13 @@ def _child(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes
 def _stop(process: subprocess.Popen[bytes]) -> None:
     """End the server and wait for its cache writes."""
     # The writes take seconds; a signal meanwhile must not leave the server behind.
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in _ENDING}
-    process.terminate()
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(STOP_SECONDS)
-    if process.poll() is None:
-        process.kill()
-        process.wait()
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-@contextmanager
-def _ending_by_signal() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP leave the block, as Ctrl-C does; while the program runs, it gets them instead."""
-
-    def end(number: int, _: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with handled(dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), signal.SIG_IGN)):
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_SECONDS)
+        if process.poll() is None:
+            process.kill()
+            process.wait()
 
 
 def _end_with_parent() -> None:

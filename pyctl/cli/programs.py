@@ -48,7 +48,8 @@ class ClientProgram:
 
     ``arguments`` come before the user's. ``files`` are texts of temporary files: the name is the flag, or else the
     variable, that gets the path. ``unset`` are variables that would lead the program to another server.
-    ``tells_context`` is false if the program has no setting for ``n_ctx``.
+    ``tells_context`` is false if the program has no setting for ``n_ctx``. ``is_at_home`` if it starts in the home
+    directory, not in the current one.
     """
 
     executable: str
@@ -58,6 +59,7 @@ class ClientProgram:
     files: Callable[[Endpoint], Mapping[str, str]] = _no_settings
     unset: tuple[str, ...] = ()
     tells_context: bool = True
+    is_at_home: bool = False
 
 
 def _claude(to: Endpoint) -> Mapping[str, str]:
@@ -151,13 +153,16 @@ PROGRAMS: Mapping[str, ClientProgram] = {
     "open-webui": ClientProgram(
         "open-webui",
         "pipx install open-webui",
-        arguments=lambda to: ["serve", "--port", "3000"],  # its default port is the server's
+        # Its default port is the server's; its default host, all addresses, and its first visitor is the administrator.
+        arguments=lambda to: ["serve", "--host", "127.0.0.1", "--port", "3000"],
         environment=lambda to: {
             "OPENAI_API_BASE_URL": to.v1,
             "OPENAI_API_KEY": to.key,
             "ENABLE_PERSISTENT_CONFIG": "False",  # else the address goes into its database
         },
+        unset=("OPENAI_API_BASE_URLS", "OPENAI_API_KEYS", "OPENAI_API_CONFIGS"),  # count more than the two above
         tells_context=False,
+        is_at_home=True,  # the current directory gets the key that its logins depend on
     ),
 }
 """Every program by its name on the command line."""

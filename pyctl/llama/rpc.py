@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import queue
 import socket
 import struct
 import sys
@@ -33,8 +34,10 @@ HELLO, CAPABILITIES = 14, 24
 """The command that asks for the version, and its bytes of capabilities, none of which is offered."""
 
 HELLO_SECONDS = limit(
-    5.0, "a worker's answer to a connection at the start", "the program ends, exit code 2", "process", "s"
+    5.0, "a worker's greeting at the start, and then its connection", "the program ends, exit code 2", "process", "s"
 )
+
+NO_ANSWER = "it does not answer: it serves another server, or its machine does not respond"
 
 OWN_SOURCE = b"ggml-rpc"
 """Part of the message of an abort in the client; others are defects."""
@@ -70,14 +73,8 @@ def connect_workers(endpoints: Sequence[str]) -> None:
     """
     for endpoint in endpoints:
         address = _greet(endpoint)
-        ggml = _backend()
+        _connect(endpoint)
         _when_aborted(_lose)
-        registry = _function(b"ggml_backend_rpc_add_server", ctypes.c_void_p, ctypes.c_char_p)(endpoint.encode())
-        if not registry:
-            raise ConfigError(f"--rpc: the worker {endpoint} has no devices")
-        ggml.ggml_backend_register(registry)
-        # A backend keeps the one connection of the process, also while no model is loaded.
-        ggml.ggml_backend_dev_init(ggml.ggml_backend_reg_dev_get(registry, 0), None)
         links.add(endpoint, address)
 
 
@@ -94,8 +91,7 @@ def _greet(endpoint: str) -> tuple[str, int]:
             size = struct.unpack("<Q", _received(sock, 8))[0]
             version = tuple(_received(sock, 4)[:3]) if size == 4 + CAPABILITIES else ()
     except TimeoutError as error:
-        reason = "it does not answer: it serves another server, or its machine does not respond"
-        raise ConfigError(f"--rpc: cannot use the worker {endpoint}: {reason}") from error
+        raise ConfigError(f"--rpc: cannot use the worker {endpoint}: {NO_ANSWER}") from error
     except OSError as error:
         raise ConfigError(f"--rpc: cannot reach the worker {endpoint}: {error.strerror or error}") from error
     if version != PROTOCOL:
@@ -105,6 +101,38 @@ def _greet(endpoint: str) -> tuple[str, int]:
             f"--rpc: the worker {endpoint} speaks {spoken}, this llama.cpp {wanted}: both need the same release"
         )
     return address
+
+
+def _connect(endpoint: str) -> None:
+    """Register the devices of the worker at ``endpoint``, which another server may have taken since it was greeted.
+
+    Raises ConfigError. The library's calls have no time limit and abort the process, so they run on a thread of their
+    own, which after an error never ends.
+    """
+    ggml, outcomes = _backend(), queue.SimpleQueue[str]()
+
+    def run() -> None:
+        add = _function(b"ggml_backend_rpc_add_server", ctypes.c_void_p, ctypes.c_char_p)
+        if registry := add(endpoint.encode()):
+            ggml.ggml_backend_register(registry)
+            # A backend keeps the one connection of the process, also while no model is loaded.
+            ggml.ggml_backend_dev_init(ggml.ggml_backend_reg_dev_get(registry, 0), None)
+        outcomes.put("" if registry else "it has no devices")
+
+    def abort(message: bytes) -> None:
+        if OWN_SOURCE in message:
+            outcomes.put("it has closed the connection")
+            threading.Event().wait()
+        _lose(message)
+
+    _when_aborted(abort)
+    threading.Thread(target=run, name="pyctl-rpc", daemon=True).start()
+    try:
+        mistake = outcomes.get(timeout=HELLO_SECONDS)
+    except queue.Empty:
+        mistake = NO_ANSWER
+    if mistake:
+        raise ConfigError(f"--rpc: cannot use the worker {endpoint}: {mistake}")
 
 
 def _received(sock: socket.socket, n: int) -> bytes:

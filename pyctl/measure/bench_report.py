@@ -89,15 +89,18 @@ def _drafts(records: Sequence[Record]) -> Iterator[str]:
     plain = {record["depth"]: record for record in _of(records, "decode") if record["server"] == OURS}
     for record in _of(records, "drafts"):
         before = plain.get(record["depth"], {}).get("rate")
-        rates = f"{_number(record['rate'])} instead of {_number(before)} tokens/s"
-        yield f"{'drafts of its head':{WAY}}{rates}, {_share([record])}"
+        if record["drafted"]:
+            text = f"{_number(record['rate'])} instead of {_number(before)} tokens/s, {_share([record])}"
+        else:  # the same measured twice: a difference is the machine's noise
+            text = f"{_number(before or record['rate'])} tokens/s, no drafts"
+        yield f"{'drafts of its head':{WAY}}{text}"
     if any(record["drafted"] for record in plain.values()):
         yield f"{'drafts':{WAY}}{_share(list(plain.values()))}"
 
 
 def _share(records: Sequence[Record]) -> str:
     drafted, accepted = (sum(record[field] for record in records) for field in ("drafted", "accepted"))
-    return f"{accepted} of {drafted} accepted" if drafted else "nothing drafted"
+    return f"{accepted} of {drafted} accepted"
 
 
 def _exact(records: Sequence[Record]) -> Iterator[str]:

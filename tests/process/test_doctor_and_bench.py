@@ -68,7 +68,7 @@ def test_an_interrupt_ends_the_servers_and_removes_the_files(tmp_path: Path) -> 
     (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     assert any(tmp_path.iterdir())
     process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 130
+    assert process.wait(30) == 143
     process.stderr.close()
     assert list(tmp_path.iterdir()) == []
     assert not os.path.exists(f"/proc/{child}")

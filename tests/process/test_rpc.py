@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import socket
+import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,12 +18,16 @@ import httpx
 import pytest
 
 from bench.rpc import MODELS, worker
+from pyctl.llama.rpc import PROTOCOL
 from pyctl.measure.server_process import clean_environment
 from tests.process.conftest import Server, n_on_disk
 from tests.process.test_restart import SYSTEM, ask, text_of, user
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
+
+GREETING = 33
+"""Bytes of a client's first message."""
 
 Workers = Callable[..., tuple[list[subprocess.Popen[str]], str]]
 
@@ -135,6 +142,30 @@ def test_what_does_not_work_together_is_refused(
     assert "it does not answer: it serves another server" in refused(model, "--rpc", one)
     assert ask(server, [user(1)])["usage"]["completion_tokens"] == 12
     assert server.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("stays", "says"), [(True, "it does not answer: it serves another server"), (False, "it has closed the connection")]
+)
+def test_a_worker_that_is_taken_after_the_greeting(model_path: Callable[[str], Path], stays: bool, says: str) -> None:
+    """As by another server that connects meanwhile: the system accepts, and the worker says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as taken, ExitStack() as stack:
+
+        def serve() -> None:
+            with taken.accept()[0] as first:
+                first.recv(GREETING, socket.MSG_WAITALL)
+                first.sendall(struct.pack("<QBBB25x", 28, *PROTOCOL))
+            second = stack.enter_context(taken.accept()[0])
+            second.recv(GREETING, socket.MSG_WAITALL)
+            if not stays:
+                second.close()
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        endpoint = f"127.0.0.1:{taken.getsockname()[1]}"
+        said = refused(model_path("tiny-dense"), "--rpc", endpoint)
+        thread.join(60)
+    assert f"--rpc: cannot use the worker {endpoint}: {says}" in said
 
 
 def test_a_worker_that_is_open_to_other_machines_says_so() -> None:

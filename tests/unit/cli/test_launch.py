@@ -89,6 +89,17 @@ def test_a_running_server_serves_its_own_model(
     assert "runs already; without effect: -c" in capsys.readouterr().err
 
 
+def test_a_dry_run_names_the_directory_of_a_program_that_starts_at_home(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(launched_server, "find_server", lambda url, key: FoundServer(url, "qwen", "/m.gguf", 54321))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert run_launch(["open-webui", "--dry-run"], {"OPENAI_API_BASE_URLS": "https://example.org/v1"}) == 0
+    out = capsys.readouterr().out
+    assert "unset OPENAI_API_BASE_URLS\n" in out
+    assert out.endswith(f"\ncd {tmp_path}\nopen-webui serve --host 127.0.0.1 --port 3000\n")
+
+
 def test_without_a_server_a_dry_run_says_which_one_would_start(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -56,6 +56,15 @@ def test_a_restore_from_another_place_is_no_figure() -> None:
     assert FROM_DISK not in picture(found, "model")
 
 
+def test_a_head_that_drafted_nothing_has_one_figure() -> None:
+    """That of the row of replies: its own is the same without drafts, and differs by the machine's noise alone."""
+    drafts = {"kind": "drafts", "depth": 2048, "rate": 411.0, "drafted": 0, "accepted": 0}
+    plain = {"kind": "decode", "server": OURS, "depth": 2048, "rate": 176.0, "drafted": 0, "accepted": 0}
+    for found in ([plain, drafts], [{**drafts, "rate": 176.0}], [{**plain, "rate": None}, {**drafts, "rate": 176.0}]):
+        (line,) = (line for line in table_lines(found, []) if line.startswith("drafts"))
+        assert line == f"{'drafts of its head':24}176 tokens/s, no drafts"
+
+
 def test_a_table_of_nothing_says_why() -> None:
     lines = list(table_lines([{"kind": "failed", "server": OURS, "why": "cannot load the model"}], ["head"]))
     assert lines == ["head", f"{'failed':24}pyctl: cannot load the model"]
