@@ -234,7 +234,6 @@ class _Serving:
         if self._closing.is_set():
             models.close()
             return None
-        service.worker.prepare()
         return models
 
     def _warm(self, service: Service) -> None:

@@ -46,6 +46,9 @@ IDLE_SECONDS = 2.0
 """Idle time after a client's last request before held rows without a copy go to free RAM of the cache, else to disk.
 Background requests start after this copy."""
 
+PREPARE_SECONDS = 0.5
+"""Idle time before `Engine.prepare_part`: a request that waited for the model arrives within it."""
+
 STILL_SECONDS = 2.0
 """After the loss of a device, a thread that stands at one instruction for so long is in a call that never returns."""
 
@@ -54,7 +57,7 @@ WATCH_SECONDS = 1.0
 
 
 class IdleJobs:
-    """Schedule of idle work: background requests, unloading the model, copying held rows.
+    """Schedule of idle work: background requests, unloading the model, copying held rows, preparing for requests.
 
     ``is_ahead``: the engine's current work has no waiting client.
     """
@@ -98,7 +101,8 @@ class IdleJobs:
         if (disk := engine.prefix_cache.disk) is not None and disk.queue.is_moving:
             sleep_at = max(sleep_at, now + AGAIN_SECONDS)
         ahead_at = now + ahead if ahead is not None else math.inf
-        return [(ahead_at, None), (sleep_at, self._sleep), (copy_at, self._copy)]
+        prepare_at = self._last_work + PREPARE_SECONDS if engine.can_prepare else math.inf
+        return [(ahead_at, None), (sleep_at, self._sleep), (copy_at, self._copy), (prepare_at, engine.prepare_part)]
 
     def _sleep(self) -> None:
         self._engine.sleep()
