@@ -287,13 +287,13 @@ def _speculation(settings: CommandSettings, loaded: Loaded, remembered: CacheDra
     if longest and not backend.facts.most_drafts:
         log.warning("drafts disabled: this model's memory has no rollback")
         return Speculation()
-    exact = settings.engine.exact
+    exact, on_device = settings.engine.exact, backend.facts.is_async
     width = min(drafts.n_draft, backend.facts.n_rollback) if exact else 0
     if longest and exact and not width:
         # A way back to a mark evaluates tokens again, in other batches than before.
         log.warning("drafts disabled: with --exact, this model takes drafts from a head or a draft model only")
         return Speculation()
-    lengths_of = None if exact else DraftLengthController(backend.facts.n_rollback)
+    lengths_of = None if exact else DraftLengthController(backend.facts.n_rollback, 1.0 if on_device else 0.0)
     return Speculation(sources, model, lengths=lengths_of, width=width, longest=longest)
 
 

@@ -76,9 +76,9 @@ def _quartile(samples: deque[float]) -> float:
 class StepCosts:
     """Costs of steps for ``n_seqs`` requests, measured in idle time and updated while decoding."""
 
-    def __init__(self, n_seqs: int) -> None:
+    def __init__(self, n_seqs: int, graph: float) -> None:
         self.n_seqs, self.of, self.plain_ms = n_seqs, Curve(n_seqs, 1.0, 0.1 / n_seqs), 0.0
-        self.n_steps, self._measured, self.graph = 0, 0, 0.0  # the second step of a width captures a CUDA graph
+        self.n_steps, self._measured, self.graph = 0, 0, graph  # the second step of a width captures a CUDA graph
         self.plain: deque[float] = deque(maxlen=4)  # milliseconds, at the current context length
 
     def needs_plain(self) -> bool:
@@ -137,10 +137,11 @@ def _sum(p: float, n: int) -> float:
 class DraftLengthController:
     """Chooses draft lengths and learns from results. Only the engine's thread calls it.
 
-    Drafts over ``n_free`` tokens cost a repeated evaluation of the accepted ones on rollback."""
+    Drafts over ``n_free`` tokens cost a repeated evaluation of the accepted ones on rollback. ``graph`` is what a new
+    CUDA graph costs in plain steps before that is measured."""
 
-    def __init__(self, n_free: int = 1024) -> None:
-        self.n_free, self._budget = n_free, BUDGET
+    def __init__(self, n_free: int = 1024, graph: float = 0.0) -> None:
+        self.n_free, self._graph, self._budget = n_free, graph, BUDGET
         self._costs: dict[int, StepCosts] = {}
         self.proposing: defaultdict[tuple[str, int], Curve] = defaultdict(Curve)  # ms by source and requests
         self._sources: defaultdict[str, Drafts] = defaultdict(lambda: Drafts(SOURCE_DECAY))
@@ -150,7 +151,7 @@ class DraftLengthController:
 
     def costs(self, n_seqs: int) -> StepCosts:
         """Return the costs of steps for ``n_seqs`` requests."""
-        return self._costs.setdefault(n_seqs, StepCosts(n_seqs))
+        return self._costs.setdefault(n_seqs, StepCosts(n_seqs, self._graph))
 
     def length(
         self, key: int, source: str, limit: int, n_seqs: int = 1, *, together: bool = False, behind: int = 0
@@ -283,8 +284,9 @@ def calibrate(controller: DraftLengthController, evaluator: Evaluator, longest: 
                 costs.add(n_seqs * (1 + n), ms)
                 if n_model_drafts:
                     controller.proposing[facts.draft_type, n_seqs].add(n, draft_ms)
-            graphs_ms += [took[1][1] - min(ms for _, ms in took[2:])] if took[2:] else []
-            costs.graph = max(sorted(graphs_ms)[len(graphs_ms) // 2], 0.0) / (costs.plain_ms or math.inf)
+            if took[2:]:
+                graphs_ms.append(took[1][1] - min(ms for _, ms in took[2:]))
+                costs.graph = max(sorted(graphs_ms)[len(graphs_ms) // 2], 0.0) / (costs.plain_ms or math.inf)
             costs.plain.clear()  # the context was almost empty
             if left <= 0:
                 return

@@ -250,11 +250,13 @@ def test_a_failed_measurement_stops_nothing(monkeypatch: pytest.MonkeyPatch, cap
 def test_a_measurement_that_a_request_preempts_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     backend, n_parts = FakeBackend("hybrid", n_planes=3, draft_type="draft-mtp"), 0
     backend.allow(True)
-    controller = DraftLengthController(3)
+    controller = DraftLengthController(3, graph=1000.0)
+    assert controller.costs(1).graph == 1000.0
     for _ in calibrate(controller, backend, 3, 3):
         n_parts += 1
         backend.preempt(n_parts == 1)
         assert not any(seq.rows for seq in backend._seqs)
     assert n_parts == 4
+    assert controller.costs(1).graph < 1000.0, "measured"
     counted = sorted(n for n, samples in controller.costs(1).of._samples.items() if len(samples) == 2)
     assert counted == [3, 4], "all widths beyond plain steps but the one of two tokens"
