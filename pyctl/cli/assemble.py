@@ -247,9 +247,7 @@ def _load(settings: CommandSettings, report: Progress, host: Host) -> tuple[Load
             progress.show(fraction)
             return report(fraction)
 
-        load_with = partial(load, settings.model, show, announce, settings.drafts)
-        keeps = settings.engine.sleep_seconds >= 0 or host.ram is not None
-        load_with = partial(load_with, keep_vocabulary=keeps, pool=settings.pool)
+        load_with = partial(load, settings.model, show, announce, settings.drafts, pool=settings.pool)
         try:
             loaded = load_with(settings.vision)
         except ModelError as error:

@@ -113,8 +113,9 @@ class Engine:
     @property
     def can_prepare(self) -> bool:
         """Whether `prepare_part` has work left, and nothing is evaluated or held."""
-        is_empty = not any(seq.n for seq in self.sequences) and not self.prefix_cache.device.n_cells
-        return self._preparation is not None and is_empty and not self.asleep and not self.scheduler.has_work
+        if self._preparation is None or self.asleep or self.scheduler.has_work:
+            return False
+        return not any(seq.n for seq in self.sequences) and not self.prefix_cache.device.n_cells
 
     def prepare_part(self) -> None:
         """Do a part of what makes later steps quicker and no request has to wait for; a request preempts it."""
