@@ -99,6 +99,8 @@ class Engine:
             decode = [active for active in (*decode, prefill) if active.pending is not None and active in self.running]
         if decode:
             self._decode(decode, is_timed=prefill is None)
+            if prefill is None:
+                self.prefix_cache.hand_over()
         elif prefill is None:
             self.tell()
             if reads := [active.reads for active in self.running if active.reads is not None]:
