@@ -208,6 +208,7 @@ def look(monkeypatch: pytest.MonkeyPatch, argv: list[str], at: Callable[[Seen], 
         recorded(patch, "LoadOrder", serve_command)
         recorded(patch, "WarmFiles", serve_command)
         patch.setattr(assemble, "load", load)
+        patch.setattr(serve_command, "check_gguf", lambda path: None)  # nothing is loaded
         patch.setattr(serve_command, "connect_workers", seen.workers.append)
         patch.setattr("pyctl.llama.connect_workers", seen.workers.append)
         patch.setattr(serve_command, "open_in_browser", seen.opened.append)
