@@ -18,7 +18,7 @@ from pathlib import Path
 from bench.common import parse, parser_of, show
 from bench.gpu_seconds import DEVICES
 from bench.oracle import least_evaluated
-from bench.sessions import AGENTS, BUDGETED, WORKLOADS
+from bench.sessions import AGENTS, BUDGETED, LONG, WORKLOADS
 from bench.simulated import Simulation, SizedBackend, Turn
 from pyctl.cache.eviction import Likelihoods
 from pyctl.chat import CHATML
@@ -42,15 +42,23 @@ def is_late(turn: Turn) -> bool:
     return turn.n_evaluated > 2 * turn.floor + 64
 
 
-def simulated(name: str, gib: float | None, n_slots: int = 0, *, likelihoods: Likelihoods | None = None) -> Simulation:
+def simulated(
+    name: str,
+    gib: float | None,
+    n_slots: int = 0,
+    *,
+    likelihoods: Likelihoods | None = None,
+    n_cells: int = N_CELLS,
+    row_bytes: int = ROW_BYTES,
+) -> Simulation:
     """Run a workload with ``gib`` of RAM for ``n_slots`` snapshots; None and 0: no limit.
 
     ``likelihoods`` replace those of the policy.
     """
-    groups = {**WORKLOADS, **BUDGETED, **AGENTS}
+    groups = {**WORKLOADS, **BUDGETED, **LONG, **AGENTS}
     plain = name in WORKLOADS or not TEMPLATE.is_file()
     template = Template(CHATML if plain else TEMPLATE.read_text(encoding="utf-8"), eos_token="<|im_end|>")
-    sizes = N_CELLS, N_SEQS, ROW_BYTES, STATE_BYTES
+    sizes = n_cells, N_SEQS, row_bytes, STATE_BYTES
     backend = SizedBackend(*sizes, n_ubatch=N_UBATCH, batch_cost=N_UBATCH // 2, scale=SCALE)
     budget = None if gib is None else int(gib * 2**30 / SCALE)
     simulation = Simulation(template, backend, budget, n_slots)
@@ -60,28 +68,31 @@ def simulated(name: str, gib: float | None, n_slots: int = 0, *, likelihoods: Li
     return simulation
 
 
-def least(simulation: Simulation, gib: float) -> float:
+def least(simulation: Simulation, gib: float, n_cells: int = N_CELLS, row_bytes: int = ROW_BYTES) -> float:
     """The fewest tokens that its requests need with ``gib`` of RAM, all cells, and one state on the device."""
-    n_bytes = gib * 2**30 / SCALE + N_CELLS * ROW_BYTES + STATE_BYTES
+    n_bytes = gib * 2**30 / SCALE + n_cells * row_bytes + STATE_BYTES
     prompts = [turn.n for turn in simulation.turns]
-    return least_evaluated(prompts, simulation.known.all, n_bytes, ROW_BYTES, STATE_BYTES)
+    return least_evaluated(prompts, simulation.known.all, n_bytes, row_bytes, STATE_BYTES)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__)
     names = [*WORKLOADS, *BUDGETED, *AGENTS]
-    parser.add_argument("--only", nargs="+", default=names, choices=names, metavar="WORKLOAD")
+    parser.add_argument("--only", nargs="+", default=names, choices=[*names, *LONG], metavar="WORKLOAD")
     parser.add_argument("--gib", nargs="+", type=float, default=[4.0, 8.0, 16.0], help="budgets to compare")
     parser.add_argument("--slots", type=int, default=0, help="snapshots at most, 0 = no limit")
+    parser.add_argument("--cells", type=int, default=N_CELLS, help="tokens of context")
+    parser.add_argument("--row-bytes", type=int, default=ROW_BYTES * SCALE, help="of a token: 65536 f16, 34816 q8_0")
     parser.add_argument("--turns", action="store_true", help="print the turns that are 40 tokens above their floor")
     arguments = parse(parser, argv, only=["regenerate", "short_requests"], gib=[8.0])
     rows: list[list[object]] = []
+    card = {"n_cells": arguments.cells, "row_bytes": arguments.row_bytes // SCALE}
     for name in arguments.only:
         for gib in arguments.gib:
-            simulation = simulated(name, gib, arguments.slots)
+            simulation = simulated(name, gib, arguments.slots, **card)
             turns = simulation.turns
             evaluated, floor = sum(turn.n_evaluated for turn in turns), sum(turn.floor for turn in turns)
-            cells: list[object] = [f"{evaluated / floor:.2f}", f"{least(simulation, gib) / floor:.2f}"]
+            cells: list[object] = [f"{evaluated / floor:.2f}", f"{least(simulation, gib, **card) / floor:.2f}"]
             cells.append(sum(map(is_late, turns)))
             for device in DEVICES:
                 seconds = [turn.seconds[device.name] for turn in turns]

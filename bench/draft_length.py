@@ -160,9 +160,11 @@ LIMITS = {HEAD: 3, COPY: 64}
 NONE, EMPTY = as_tokens([]), LiveSequence(0, 1)
 
 
-def calibrated(machine: Machine, text: Text) -> DraftLengthController:
-    """A controller with the costs that a server measures at its start."""
-    controller = DraftLengthController(machine.n_free)
+def calibrated(machine: Machine, text: Text, *, measured: bool = True) -> DraftLengthController:
+    """A controller with the costs that an idle server has ``measured``, or one that knows nothing yet."""
+    controller = DraftLengthController(machine.n_free, 1.0 if any(machine.graph_ms) else 0.0)
+    if not measured:
+        return controller
     most = max(LIMITS[source] for source in text.sources)
     lengths = [n for n in LENGTHS if n <= most]
     for n_seqs in sorted({1, text.n_seqs}):
@@ -217,7 +219,9 @@ class Simulation:
     Drafts come from the first ``n_sources`` of the text.
     """
 
-    def __init__(self, machine: Machine, text: Text, seed: int, fixed: int | None, n_sources: int = 2) -> None:
+    def __init__(
+        self, machine: Machine, text: Text, seed: int, fixed: int | None, n_sources: int = 2, *, measured: bool = True
+    ) -> None:
         self.machine, self.text, self.fixed = machine, text, fixed
         self.known: dict[int, list[Known]] = {}
         self.at: dict[int, int] = {}
@@ -226,7 +230,7 @@ class Simulation:
         named = text.sources[:n_sources]
         copying: list[Any] = [(Continuing if HEAD in named else Source)(self, COPY)] if COPY in named else []
         head: Any = Source(self, HEAD) if HEAD in named else None
-        lengths = calibrated(machine, text) if fixed is None else None
+        lengths = calibrated(machine, text, measured=measured) if fixed is None else None
         self._speculation = Speculation(copying, head, lengths=lengths)
         self._speculation.seconds = lambda: self.head_ms / 1e3  # type: ignore[method-assign]
 
@@ -281,16 +285,18 @@ def _n_right(draft: Sequence[int]) -> int:
     return (*draft, 0).index(0)
 
 
-def record(machine: Machine, text: Text, seeds: Sequence[int]) -> dict[str, Any]:
-    """Speeds of one text on one machine."""
+def record(machine: Machine, text: Text, seeds: Sequence[int], *, measured: bool = True) -> dict[str, Any]:
+    """Speeds of one text on one machine, once costs are ``measured`` or before."""
     longest = max(LIMITS[source] for source in text.sources)
     lengths: list[int | None] = [n for n in LENGTHS if n <= longest] if len(text.sources) == 1 else []
-    took = {n: [Simulation(machine, text, seed, n).ms() for seed in seeds] for n in (0, None, *lengths)}
+    took = {
+        n: [Simulation(machine, text, seed, n, measured=measured).ms() for seed in seeds] for n in (0, None, *lengths)
+    }
     speeds = {n: [plain / ms for plain, ms in zip(took[0], took[n], strict=True)] for n in took}
     found, worst = speeds[None], min(speeds[None])
     fixed = max(statistics.mean(speeds[n]) for n in (0, *lengths))
     if len(text.sources) > 1:
-        head = [Simulation(machine, text, seed, None, 1).ms() for seed in seeds]
+        head = [Simulation(machine, text, seed, None, 1, measured=measured).ms() for seed in seeds]
         fixed = statistics.mean(plain / ms for plain, ms in zip(took[0], head, strict=True))
         worst = min(ms / both for ms, both in zip(head, took[None], strict=True))
     return {
@@ -302,13 +308,15 @@ def record(machine: Machine, text: Text, seeds: Sequence[int]) -> dict[str, Any]
 def main(argv: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--seeds", type=int, default=len(SEEDS), help="texts of each kind")
+    parser.add_argument("--unmeasured", action="store_true", help="a server that was not idle since its start")
     add_comparison(parser)
     options = parse(parser, argv, seeds=1)
     if options.against is not None:
         compare("bench.draft_length", ["--seeds", str(options.seeds)], options.against, 1)
         return
     machines = MACHINES[:1] if options.quick else MACHINES
-    records = [record(machine, text, range(options.seeds)) for machine in machines for text in TEXTS]
+    seeds, measured = range(options.seeds), not options.unmeasured
+    records = [record(machine, text, seeds, measured=measured) for machine in machines for text in TEXTS]
     if options.json:
         tell(records)
         return

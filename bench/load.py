@@ -28,7 +28,6 @@ from bench.compare import add_comparison, compare
 from pyctl.cli import assemble
 from pyctl.cli.arguments import parse_serve
 from pyctl.cli.serve_command import several
-from pyctl.engine.draft.speculation import Speculation
 from pyctl.llama import llama_backend, loader
 from pyctl.llama.fingerprint import fingerprint
 from pyctl.llama.library import redirect_log
@@ -85,8 +84,6 @@ def clocked(spent: Spent) -> None:
     backend = llama_backend.LlamaBackend
     for owner, name, what in (
         (backend, "_open_memory", "first token and checks"),
-        (backend, "_prepare_device", "kernels of the device"),
-        (Speculation, "calibrate", "costs of drafts"),
         (assemble, "reserve_pinned", "pinned memory"),
         (assemble, "_chat_format", "template and disk"),
     ):

@@ -199,13 +199,13 @@ WORKLOADS: dict[str, Workload] = {
 # -- more than a budget holds ------------------------------------------------------------------------------------------
 
 
-def three_agents(server: Answers) -> None:
+def three_agents(server: Answers, n_steps: int = 48, *, in_turn: bool = False) -> None:
     """Three agents on one head take turns as they please; now and then one exchange is undone and asked again."""
     rng = random.Random(3)
     agents = [[system("head", 6000), user(("task", i), 400)] for i in range(3)]
     calls = Reply(said=40, thought=120, called=80)
-    for step in range(48):
-        at = rng.randrange(3)
+    for step in range(n_steps):
+        at = step % 3 if in_turn else rng.randrange(3)
         agent = agents[at]
         if step % 12 == 11 and len(agent) > 6:
             del agent[-2:]
@@ -215,6 +215,11 @@ def three_agents(server: Answers) -> None:
             agent.append(user((at, step), 200))
         else:
             agent.append(result((at, step), rng.randrange(1000, 4000)))
+
+
+def long_agents(server: Answers) -> None:
+    """The same one after the other, until each has 90,000 tokens."""
+    three_agents(server, 64, in_turn=True)
 
 
 def visits(server: Answers) -> None:
@@ -244,6 +249,9 @@ def long_and_short(server: Answers) -> None:
 
 
 BUDGETED: dict[str, Workload] = {w.__name__: w for w in (three_agents, visits, long_and_short)}
+
+LONG: dict[str, Workload] = {long_agents.__name__: long_agents}
+"""Contexts of a whole card, which take minutes."""
 
 
 # -- programs ----------------------------------------------------------------------------------------------------------

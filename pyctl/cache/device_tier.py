@@ -212,9 +212,12 @@ class DeviceTier:
                 except (StateError, MemoryError) as error:
                     log.warning("cannot copy rows to RAM: %s", error)
 
-    def may_copy(self, snapshot: Snapshot) -> bool:
-        """Whether all that RAM lacks of it may be copied for the disk at once, beside what the cache counts."""
+    def may_copy(self, snapshot: Snapshot, *, quickly: bool = False) -> bool:
+        """Whether all that RAM lacks of it may be copied for the disk at once, beside what the cache counts, and
+        ``quickly`` in some milliseconds."""
         n_bytes = sum(each.only_held_bytes for each in snapshot.chain if not each.file.is_there)
+        if quickly and n_bytes > PIECE_BYTES:
+            return False
         return not n_bytes or not self.is_behind(n_bytes + self._spare)
 
     def piece_of(self, segment: Segment) -> Block | None:
@@ -272,14 +275,15 @@ class DeviceTier:
             return 0.0
         return seconds
 
-    def offer(self, snapshots: Collection[Snapshot], disk: Store) -> None:
-        """Have ``disk`` write them: what RAM has no room for, beside the cache, a segment at a time (`copy_next`)."""
+    def offer(self, snapshots: Collection[Snapshot], disk: Store, *, quickly: bool = False) -> None:
+        """Have ``disk`` write them: what may not be copied at once goes a segment at a time (`write_piece`)."""
         for each in snapshots:  # each one's copy takes room of the next one's
-            if self.may_copy(each):
+            if self.may_copy(each, quickly=quickly):
                 disk.write(each, rows_of=self.copy_of)
-            else:
+                continue
+            if not self.may_copy(each):
                 self._n_ahead = self._cache.turn
-                disk.write(each, reason=Reason.LARGE)
+            disk.write(each, reason=Reason.LARGE)
 
     def rows_of(self, segment: Segment) -> Block:
         """A copy of its rows as bytes, there after `synchronize`."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+import weakref
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
@@ -65,6 +66,7 @@ class PrefixCache:
         self.settings = settings
         self.recent = disk.recent if disk is not None else RecentPrompts()
         self.totals = CacheStats()
+        self._in_pieces: weakref.WeakSet[Snapshot] = weakref.WeakSet()
         if disk is not None:
             disk.costs = cache.costs
             cache.on_evict = partial(disk.write, reason=Reason.EVICTED, rows_of=self.device.rows_of)
@@ -242,16 +244,30 @@ class PrefixCache:
         """Send to disk what the policy chose of the prompt, as far as there are snapshots of it, and what left RAM."""
         if self.disk is not None and (plan.persist or self.disk.queue.is_unsettled):
             found = (self.cache.get(plan.match.prefix(n)) for n in plan.persist if n)
-            self.settle([each for each in found if each is not None])
+            chosen = [each for each in found if each is not None]
+            self._in_pieces.update(chosen)
+            self._settle(chosen, quickly=True)
+
+    def hand_over(self) -> float | None:
+        """Copy a segment for the disk if its thread waits for one; after how many seconds to call again, None for not.
+
+        A few milliseconds, between two steps."""
+        return self.disk.queue.write_piece(self.device.piece_of) if self.disk is not None else None
 
     def settle(self, snapshots: Collection[Snapshot] = ()) -> None:
-        """Hand over to the disk what has left RAM, and ``snapshots``: all bytes are there then."""
+        """Hand over to the disk what has left RAM, ``snapshots``, and what `hand_over` has not reached yet: as far as
+        there is room for copies, all bytes are there then."""
+        self._settle([*sorted(self._in_pieces, key=lambda each: (each.n, each.prefix.name)), *snapshots])
+
+    def _settle(self, snapshots: Collection[Snapshot], *, quickly: bool = False) -> None:
+        """The same; if ``quickly``, what takes more than some milliseconds is left to `hand_over`."""
         wanted = [each for each in snapshots if self.disk is not None and self.disk.wants(each)]
-        self.device.copy_spare(*(segment for snapshot in wanted for segment in snapshot.chain))
+        at_once = [each for each in wanted if self.device.may_copy(each, quickly=quickly)]
+        self.device.copy_spare(*(segment for snapshot in at_once for segment in snapshot.chain))
         self.memory.synchronize()
         if self.disk is not None:
             self.disk.queue.settle()
-            self.device.offer(wanted, self.disk)
+            self.device.offer(wanted, self.disk, quickly=quickly)
             self._hold_less()
 
     def park(self, seq: LiveSequence) -> None:

@@ -146,8 +146,8 @@ def assemble(settings: CommandSettings, report: Progress = lambda fraction: True
     worker = Worker(engine, info, sleep_seconds, settings.engine.stall_seconds)
     if host.ram is not None:
         host.ram.join(cache, EngineLender(worker, engine))
-    if chat_format.capabilities.tools:
-        threading.Thread(target=_prepare_vocabulary, args=(worker,), name="pyctl-vocabulary", daemon=True).start()
+    has_tools = bool(chat_format.capabilities.tools)
+    threading.Thread(target=_prepare_vocabulary, args=(worker, has_tools), name="pyctl-vocabulary", daemon=True).start()
     return Service(worker, chat_format, EngineAdmin(worker, engine), settings.replies, host.shared)
 
 
@@ -163,8 +163,6 @@ class ModelLoader:
     def load(self, report: Progress) -> Service:
         """The model's service, for the first and only time."""
         service = assemble(self._find(), report, self._host)
-        # For grammars; a second of work that the first reply need not wait for.
-        threading.Thread(target=service.worker.prepare, name="pyctl-vocabulary", daemon=True).start()
         self._plan, self._is_loaded = self._host.plan, True
         for body in self._settings.replies.warm:
             try:
@@ -249,9 +247,7 @@ def _load(settings: CommandSettings, report: Progress, host: Host) -> tuple[Load
             progress.show(fraction)
             return report(fraction)
 
-        load_with = partial(load, settings.model, show, announce, settings.drafts)
-        keeps = settings.engine.sleep_seconds >= 0 or host.ram is not None
-        load_with = partial(load_with, keep_vocabulary=keeps, pool=settings.pool)
+        load_with = partial(load, settings.model, show, announce, settings.drafts, pool=settings.pool)
         try:
             loaded = load_with(settings.vision)
         except ModelError as error:
@@ -289,20 +285,21 @@ def _speculation(settings: CommandSettings, loaded: Loaded, remembered: CacheDra
     if longest and not backend.facts.most_drafts:
         log.warning("drafts disabled: this model's memory has no rollback")
         return Speculation()
-    exact = settings.engine.exact
+    exact, on_device = settings.engine.exact, backend.facts.is_async
     width = min(drafts.n_draft, backend.facts.n_rollback) if exact else 0
     if longest and exact and not width:
         # A way back to a mark evaluates tokens again, in other batches than before.
         log.warning("drafts disabled: with --exact, this model takes drafts from a head or a draft model only")
         return Speculation()
-    lengths_of = None if exact else DraftLengthController(backend.facts.n_rollback)
-    speculation = Speculation(sources, model, lengths=lengths_of, width=width)
-    speculation.calibrate(backend, longest)
-    return speculation
+    lengths_of = None if exact else DraftLengthController(backend.facts.n_rollback, 1.0 if on_device else 0.0)
+    return Speculation(sources, model, lengths=lengths_of, width=width, longest=longest)
 
 
-def _prepare_vocabulary(worker: Worker) -> None:
-    """Make ready what grammars are compiled on, a second's work that the first request with tools need not wait for."""
+def _prepare_vocabulary(worker: Worker, has_tools: bool) -> None:
+    """Make ready what grammars are compiled on: a second of work that no request without one need wait for."""
+    worker.prepare()
+    if not has_tools:
+        return
     constraint = json_constraint({"type": "object"})
     with suppress(PyctlError):
         worker.check(Sampling(grammar=constraint.grammar, grammar_kind=constraint.kind))

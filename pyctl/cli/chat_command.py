@@ -51,12 +51,14 @@ def chat_backend(settings: CommandSettings) -> Iterator[ChatBackend]:
         return
     # Only now: a running server needs no engine here.
     from pyctl.cli.assemble import assemble, found
-    from pyctl.cli.defaults import with_directory
+    from pyctl.cli.defaults import tell_directory, with_directory
     from pyctl.llama import connect_workers
     from pyctl.terminal.local import LocalBackend
 
     connect_workers(settings.model.workers)
-    service = assemble(found(with_directory(settings)))
+    settings = found(with_directory(settings))
+    tell_directory(settings.disk)
+    service = assemble(settings)
     if settings.model.workers:
         threading.Thread(target=_end_with, args=(service.worker,), name="pyctl-watch", daemon=True).start()
     try:

@@ -18,7 +18,7 @@ from pyctl.cli.arguments import CommandSettings
 from pyctl.errors import ConfigError
 from pyctl.llama import MemoryPlan, host_available
 
-__all__ = ["cache_budget", "stored_bytes", "with_directory", "with_shared_budget"]
+__all__ = ["cache_budget", "stored_bytes", "tell_directory", "with_directory", "with_shared_budget"]
 
 log = logging.getLogger("pyctl")
 
@@ -88,9 +88,15 @@ def with_directory(settings: CommandSettings) -> CommandSettings:
             raise ConfigError(f"cannot use --kv-cache-dir {directory}: {reason}") from error
         log.warning("no disk cache: cannot use %s: %s; --kv-cache-dir names another", directory, reason)
         return replace(settings, disk=replace(disk, cache_dir=""))
-    size = f"at most {disk_mib:,} MiB" if disk_mib else "of any size"
-    _say(f"disk cache: {directory}, {size}; its files contain text of prompts; --no-kv-cache turns it off")
     return replace(settings, disk=replace(disk, disk_mib=disk_mib))
+
+
+def tell_directory(disk: DiskSettings) -> None:
+    """Tell the user where the cache is, if it is on disk."""
+    if disk.cache_dir:
+        size = f"at most {disk.disk_mib:,} MiB" if disk.disk_mib else "of any size"
+        text = f"disk cache: {Path(disk.cache_dir).expanduser()}, {size}; its files contain text of prompts"
+        _say(f"{text}; --no-kv-cache turns it off")
 
 
 def _disk_mib(disk: DiskSettings, free: int) -> int:

@@ -16,13 +16,13 @@ from typing import Any
 from pyctl.cache import DiskSettings, RamBudget, connect
 from pyctl.cli.arguments import CommandSettings
 from pyctl.cli.assemble import Host, ModelLoader, assemble, found
-from pyctl.cli.defaults import cache_budget, with_directory, with_shared_budget
+from pyctl.cli.defaults import cache_budget, tell_directory, with_directory, with_shared_budget
 from pyctl.cli.doctor_command import log_findings
 from pyctl.cli.logs import start_log
 from pyctl.cli.presets import Preset, find_models
 from pyctl.cli.ready import Addresses, cache_text, ready_text
 from pyctl.errors import ConfigError, EngineError, PyctlError
-from pyctl.llama import build_version, connect_workers, devices, gpus, host_available, model_files
+from pyctl.llama import build_version, check_gguf, connect_workers, devices, gpus, host_available, model_files
 from pyctl.models.warm_files import WarmFiles
 from pyctl.server.app import create_app, create_loading_app
 from pyctl.server.body import ChatBody
@@ -74,7 +74,11 @@ def run_serve(settings: CommandSettings, argv: Sequence[str], environ: Mapping[s
         if _chooses(settings):
             settings = with_shared_budget(settings)
         tools = ToolBox(settings.tools)
-        serving = _Serving(found(settings), several(settings, argv, environ, tools), tools)
+        one = found(settings)
+        if one.model.path:
+            check_gguf(Path(one.model.path))
+        tell_directory(settings.disk)
+        serving = _Serving(one, several(settings, argv, environ, tools), tools)
         try:
             serve(serving.gate, sockets, listen, on_ready=serving.run, on_stop=serving.close)
         except EngineError as error:
@@ -234,7 +238,6 @@ class _Serving:
         if self._closing.is_set():
             models.close()
             return None
-        service.worker.prepare()
         return models
 
     def _warm(self, service: Service) -> None:

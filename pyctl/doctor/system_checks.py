@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Iterator
-from pathlib import Path
 
 from pyctl.doctor.facts import Facts
 from pyctl.doctor.finding import Finding, UnknownError, slow, wrong
+from pyctl.setup import memory_groups
 
 __all__ = ["container_memory", "cpu_governor", "memory_lock", "open_files", "overcommit", "swap", "windows_memory"]
 
@@ -75,7 +74,7 @@ def container_memory(facts: Facts) -> list[Finding]:
 
     By default that is half of the memory that the kernel shows as free, which is the host's.
     """
-    limits = list(_cgroup_limits(facts))
+    limits = [group.limit for group in memory_groups(facts.root)]
     if not limits:
         raise UnknownError("no control group of this process is found below /sys/fs/cgroup")
     least, wanted = min(limits), facts.wishes.ram_bytes
@@ -85,26 +84,6 @@ def container_memory(facts: Facts) -> list[Finding]:
         return []
     text = f"this container may use {_gib(least)}, the cache in RAM alone {_gib(wanted)}"
     return [wrong(text, f"--cache-ram {least // 2 // 2**20}, or give the container more memory")]
-
-
-def _cgroup_limits(facts: Facts) -> Iterator[int]:
-    """Limits of this process's control group and of those above it, in versions 1 and 2."""
-    for line in facts.text("proc/self/cgroup").splitlines():
-        number, controllers, path = line.split(":", 2)
-        if number == "0" and not controllers:
-            places, name = ["sys/fs/cgroup", "sys/fs/cgroup/unified"], "memory.max"
-        elif "memory" in controllers.split(","):
-            places, name = ["sys/fs/cgroup/memory"], "memory.limit_in_bytes"
-        else:
-            continue
-        group = Path(path.lstrip("/"))
-        for place in places:
-            for each in (group, *group.parents):
-                try:
-                    text = facts.text(f"{place}/{each}/{name}").strip()
-                except UnknownError:
-                    continue
-                yield int(text) if text.isdigit() else 2**63
 
 
 def windows_memory(facts: Facts) -> list[Finding] | None:

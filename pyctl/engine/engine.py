@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from pyctl.cache import CacheLookup, CachePlan, LiveSequence, PrefixCache, RamCache, RequestStats, Store
 from pyctl.engine.backend import Backend
@@ -20,7 +23,7 @@ from pyctl.engine.prefill import Prefill
 from pyctl.engine.request import Done
 from pyctl.engine.schedule.admission import ActiveRequest, Job, Step, Steps
 from pyctl.engine.schedule.scheduler import Scheduler
-from pyctl.errors import OutOfCellsError, PyctlError
+from pyctl.errors import OutOfCellsError, PreemptedError, PyctlError
 from pyctl.prompt import Prompt
 
 __all__ = ["Engine", "EngineSettings"]
@@ -60,6 +63,7 @@ class Engine:
         self.warm_ups = self.scheduler.warm_ups
         self.speculation = speculation or Speculation()
         self.asleep = False
+        self._preparation: Iterator[None] | None = self._prepare()
         self._prefill = Prefill(backend, self.cells, self.prefix_cache, self.counters)
 
     def submit(self, handle: RequestHandle) -> None:
@@ -95,6 +99,8 @@ class Engine:
             decode = [active for active in (*decode, prefill) if active.pending is not None and active in self.running]
         if decode:
             self._decode(decode, is_timed=prefill is None)
+            if prefill is None:
+                self.prefix_cache.hand_over()
         elif prefill is None:
             self.tell()
             if reads := [active.reads for active in self.running if active.reads is not None]:
@@ -105,6 +111,39 @@ class Engine:
         """Deliver the events of the last steps. Called while the device evaluates, so that delivery costs no time."""
         for active in self.running:
             active.handle.release()
+
+    @property
+    def can_prepare(self) -> bool:
+        """Whether `prepare_part` has work left, and nothing is evaluated or held."""
+        if self._preparation is None or self.asleep or self.scheduler.has_work:
+            return False
+        return not any(seq.n for seq in self.sequences) and not self.prefix_cache.device.n_cells
+
+    def prepare_part(self) -> None:
+        """Do a part of what makes later steps quicker and no request has to wait for; a request preempts it."""
+        control = self.backend.control
+        control.preempt(False)
+        control.allow(True)
+        try:
+            if self._preparation is not None and next(self._preparation, self) is self:
+                self._preparation = None
+        except PyctlError as error:
+            log.debug("preparation ends: %s", error)
+            self._preparation = None
+        finally:
+            control.allow(False)
+            control.preempt(False)
+
+    def _prepare(self) -> Iterator[None]:
+        """Let a device of its own load its kernels in a full batch, then measure drafts; yields with no rows left."""
+        facts = self.backend.facts
+        if facts.is_async:
+            with suppress(PreemptedError):
+                self.backend.evaluate(0, np.ones(min(facts.n_ubatch, facts.n_cells), np.int32), 0)
+                self.backend.top_tokens(0, 1, 1)  # waits for the device
+            self.backend.memory.clear(0)
+        yield
+        yield from self.speculation.calibrate(self.backend)
 
     def recover(self, error: PyctlError) -> None:
         """After a failed step, fail all requests with ``error`` and empty all sequences."""

@@ -46,6 +46,9 @@ IDLE_SECONDS = 2.0
 """Idle time after a client's last request before held rows without a copy go to free RAM of the cache, else to disk.
 Background requests start after this copy."""
 
+PREPARE_SECONDS = 0.5
+"""Idle time before `Engine.prepare_part`: a request that waited for the model arrives within it."""
+
 STILL_SECONDS = 2.0
 """After the loss of a device, a thread that stands at one instruction for so long is in a call that never returns."""
 
@@ -54,7 +57,7 @@ WATCH_SECONDS = 1.0
 
 
 class IdleJobs:
-    """Schedule of idle work: background requests, unloading the model, copying held rows.
+    """Schedule of idle work: background requests, unloading the model, copying held rows, preparing for requests.
 
     ``is_ahead``: the engine's current work has no waiting client.
     """
@@ -63,7 +66,7 @@ class IdleJobs:
         self.is_ahead = False
         self._engine, self._clock, self._sleep_seconds = engine, engine.clock, sleep_seconds
         self._last_work = self._last_asked = self._clock()
-        self._copy_at = math.inf
+        self._copy_at = self._piece_at = math.inf
 
     def worked(self) -> None:
         """Restart the idle time: the engine has finished its work."""
@@ -71,6 +74,7 @@ class IdleJobs:
         if not self.is_ahead:
             self._last_asked = self._last_work
         self._copy_at = max(self._last_asked + IDLE_SECONDS, self._last_work)
+        self._piece_at = self._last_work
 
     @property
     def seconds(self) -> float | None:
@@ -92,17 +96,28 @@ class IdleJobs:
     def _jobs(self, now: float) -> list[tuple[float, Callable[[], None] | None]]:
         """Return (due time, job), most urgent first; the job None stands for steps of the engine."""
         engine = self._engine
-        copy_at = math.inf if engine.asleep else self._copy_at
+        copy_at, piece_at = (math.inf, math.inf) if engine.asleep else (self._copy_at, self._piece_at)
         ahead = engine.warm_ups.seconds if copy_at > now + AGAIN_SECONDS else None
         sleep_at = self._last_work + self._sleep_seconds if self._sleep_seconds >= 0 and not engine.asleep else math.inf
         if (disk := engine.prefix_cache.disk) is not None and disk.queue.is_moving:
             sleep_at = max(sleep_at, now + AGAIN_SECONDS)
         ahead_at = now + ahead if ahead is not None else math.inf
-        return [(ahead_at, None), (sleep_at, self._sleep), (copy_at, self._copy)]
+        prepare_at = self._last_work + PREPARE_SECONDS if engine.can_prepare else math.inf
+        return [
+            (ahead_at, None),
+            (sleep_at, self._sleep),
+            (copy_at, self._copy),
+            (piece_at, self._hand_over),
+            (prepare_at, engine.prepare_part),
+        ]
 
     def _sleep(self) -> None:
         self._engine.sleep()
         log.info("idle: model unloaded until the next request")
+
+    def _hand_over(self) -> None:
+        seconds = self._engine.prefix_cache.hand_over()
+        self._piece_at = self._clock() + seconds if seconds is not None else math.inf
 
     def _copy(self) -> None:
         seconds = self._engine.prefix_cache.device.copy_next(self._engine.prefix_cache.disk)

@@ -13,7 +13,7 @@ if SPIN not in os.environ:  # must precede the libraries; the command line may h
 if "LLAMA_CPP_LIB_PATH" not in os.environ:  # so must the choice of the libraries
     use_libraries()
 
-from pyctl.llama.devices import Device, devices, host_available, model_files
+from pyctl.llama.devices import Device, check_gguf, devices, host_available, model_files
 from pyctl.llama.library import allocate, build_version, reserve_pinned
 from pyctl.llama.llama_backend import LlamaBackend
 from pyctl.llama.llama_tokenizer import LlamaTokenizer
@@ -30,6 +30,7 @@ __all__ = [
     "MemoryPlan",
     "allocate",
     "build_version",
+    "check_gguf",
     "connect_workers",
     "devices",
     "gpus",

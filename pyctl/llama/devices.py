@@ -14,6 +14,7 @@ from llama_cpp import llama_cpp as api
 from pyctl.errors import ModelError
 from pyctl.llama.library import forget_log_errors, last_log_error
 from pyctl.models import split_names
+from pyctl.setup import memory_groups
 
 __all__ = [
     "Device",
@@ -87,39 +88,13 @@ def devices() -> tuple[Device, ...]:
 def host_available() -> int | None:
     """Return the memory available without swapping in bytes, None if unknown; limits of control groups apply."""
     found = _meminfo("MemAvailable:")
-    return found if found is None else min(found, *(max(limit - used, 0) for limit, used in _group_limits()), found)
+    return found if found is None else min(found, *(max(limit - used, 0) for limit, used in memory_groups()), found)
 
 
 def host_total() -> int | None:
     """Return the memory of the machine in bytes, None if unknown; limits of control groups apply."""
     found = _meminfo("MemTotal:")
-    return found if found is None else min(found, *(limit for limit, _ in _group_limits()), found)
-
-
-CGROUPS, OWN_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-"""Control groups of version 2, and the file that names the group of this process."""
-
-
-def _group_limits() -> list[tuple[int, int]]:
-    """Return limit and use in bytes of the control group of this process and of all around it, if they have a limit."""
-    try:
-        lines = OWN_GROUP.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
-    own = next((line[3:] for line in lines if line.startswith("0::")), "/")
-    group = CGROUPS / own.strip("/")
-    found = []
-    for directory in (group, *group.parents) if ".." not in own else (CGROUPS,):
-        try:
-            limit = int((directory / "memory.max").read_text(encoding="ascii"))
-            used = int((directory / "memory.current").read_text(encoding="ascii"))
-            pairs = (line.split() for line in (directory / "memory.stat").read_text(encoding="ascii").splitlines())
-            # The system reclaims file pages first, as MemAvailable assumes, too.
-            files = sum(int(value) for name, value in pairs if name in ("active_file", "inactive_file"))
-        except (OSError, ValueError):  # no such group or file, or "max"
-            continue
-        found.append((limit, used - files))
-    return found
+    return found if found is None else min(found, *(limit for limit, _ in memory_groups()), found)
 
 
 def _meminfo(name: str) -> int | None:

@@ -94,8 +94,6 @@ class LlamaBackend:
         self._image_batch: ImageBatch | None = None
         self._open_memory()
         control.pulse.watch(address if self.facts.is_async and self._pool is None else 0)
-        if self.facts.is_async:
-            self._prepare_device()
         identity = self._identify(self) if self._identify is not None else memory.layout
         if memory.identity and identity != memory.identity:
             raise ModelError("the model file has changed since it was loaded")
@@ -249,13 +247,6 @@ class LlamaBackend:
         self._recalled = None
         memory.evaluated()
         memory.drafts.evaluated(items, n)
-
-    def _prepare_device(self) -> None:
-        """Evaluate a full batch, so that the device loads its kernels before the first prompt."""
-        n = min(self.facts.n_ubatch, self.facts.n_cells)
-        self.evaluate(0, as_tokens([max(self.tokenizer.bos, 0)] * n), 0)
-        api.llama_synchronize(self._ctx)
-        self.memory.clear(0)
 
     def _decode(self, batch: Any, selects: bool) -> int:
         if self._pool is None or self.memory.kv is None:

@@ -75,13 +75,12 @@ def load(
     drafts: DraftSettings | None = None,
     vision: VisionSettings | None = None,
     *,
-    keep_vocabulary: bool = False,
     pool: PoolSettings | None = None,
 ) -> Loaded:
     """Load the model, its context, and optionally a draft model, a vision encoder and a pool.
 
     ``announce`` receives the memory plan before allocation. ``progress`` receives fractions from 0 to 1 and returns
-    whether to continue. With ``keep_vocabulary`` the tokenizer has its own copy of the vocabulary, usable while the
+    whether to continue. The tokenizer has its own copy of the vocabulary, read beside the weights and usable while the
     model is unloaded. Raises ModelError if a file is missing, damaged, unsupported or too large for memory, and
     UnavailableError if ``progress`` stopped loading.
     """
@@ -91,7 +90,7 @@ def load(
     if settings.numa:
         api.llama_numa_init(NUMA[settings.numa])
     check_gguf(path)
-    vocabulary = _read_vocabulary(path, settings) if keep_vocabulary else None
+    vocabulary = _read_vocabulary(path, settings)
     drafts = with_inferred_type(drafts or DraftSettings())
     repacks, settings = settings.repack, without_amx(with_ubatch(settings))
     encoder = make_encoder(settings, vision) if vision is not None and vision.mmproj_path else None
@@ -106,7 +105,7 @@ def load(
         announce(plan)
     source = _Source(path, settings, progress, drafts, pool_cells(settings) if pooled else settings.n_ctx)
     # Encoders of images and draft models read the texts of the model's own.
-    source.keep_vocabulary(vocabulary, shared=encoder is None and not drafts.draft_path)
+    source.vocabulary, source.needs_texts = vocabulary, encoder is not None or bool(drafts.draft_path)
     backend = LlamaBackend(
         source,
         lambda backend: fingerprint(backend, settings, plan.layers),
@@ -138,7 +137,10 @@ def _note_blocking_copies(plan: MemoryPlan) -> None:
 
 
 class _Source:
-    """Creates the same model and context on each call."""
+    """Creates the same model and context on each call; with the tokenizer of ``vocabulary``, the same each time.
+
+    Models know texts of tokens if something ``needs_texts`` from them.
+    """
 
     def __init__(
         self,
@@ -150,21 +152,16 @@ class _Source:
     ) -> None:
         self._path, self._settings, self._progress, self._drafts = path, settings, progress, drafts
         self._n_cells = n_cells
-        self._kept: Future[LlamaTokenizer] | None = None
-        self._is_shared = False
+        self.vocabulary: Future[LlamaTokenizer] = Future()
+        self.needs_texts = False
 
-    def keep_vocabulary(self, kept: Future[LlamaTokenizer] | None, *, shared: bool) -> None:
-        """Return the tokenizer ``kept`` with each model; if ``shared``, models are loaded without texts of tokens."""
-        self._kept, self._is_shared = kept, shared and kept is not None
-
-    def __call__(self) -> tuple[Any, Any, LlamaTokenizer | None]:
+    def __call__(self) -> tuple[Any, Any, LlamaTokenizer]:
         check_gguf(self._path)
-        params = ModelParams(self._settings, with_head=uses_own_head(self._drafts), with_vocabulary=not self._is_shared)
+        params = ModelParams(self._settings, with_head=uses_own_head(self._drafts), with_vocabulary=self.needs_texts)
         model = _load_model(self._path, params, self._progress)
         try:
             of_context = context_params(self._settings, self._n_cells, layer_bytes(model), self._drafts)
-            kept = self._kept.result() if self._kept is not None else None
-            return model, _make_context(model, self._settings, of_context), kept
+            return model, _make_context(model, self._settings, of_context), self.vocabulary.result()
         except BaseException:
             api.llama_model_free(model)
             raise

@@ -13,6 +13,7 @@ from pyctl.setup.build import (
     stage_libraries,
     unpacked_source,
 )
+from pyctl.setup.control_groups import memory_groups
 from pyctl.setup.libraries import (
     BuiltLibraries,
     build_home,
@@ -82,6 +83,7 @@ __all__ = [
     "libraries_at",
     "look_at_machine",
     "make_plan",
+    "memory_groups",
     "missing_packages",
     "parse_architectures",
     "pip_command",

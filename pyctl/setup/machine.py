@@ -18,6 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pyctl.setup.control_groups import memory_groups
+
 __all__ = [
     "AMD",
     "DRIVER_PLACES",
@@ -301,8 +303,7 @@ def _cores(root: Path) -> int:
 def _memory(root: Path) -> int:
     found = re.search(r"^MemTotal: +(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
     n_bytes = int(found[1]) * 1024 if found else 0
-    most = _read(root / "sys/fs/cgroup/memory.max").strip()
-    return min(n_bytes, int(most)) if most.isdigit() else n_bytes
+    return min([n_bytes, *(group.limit for group in memory_groups(root))])
 
 
 def free_bytes(path: Path) -> int:

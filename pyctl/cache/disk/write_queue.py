@@ -41,7 +41,7 @@ class WriteJob:
     """A snapshot that waits, and the ``n_bytes`` of RAM that its waiting costs.
 
     ``worth`` is in seconds for EVICTED snapshots; for others, later ones are worth more. ``source`` returns None once
-    the cache dropped a LARGE snapshot. A job that is not ``is_ready`` waits for `WriteQueue.settle` or `write_piece`.
+    the cache dropped a LARGE snapshot. A job that is not ``is_ready`` waits for `WriteQueue.settle`.
     """
 
     prefix: Prefix
@@ -120,7 +120,7 @@ class WriteQueue:
         """
         if reason != Reason.EVICTED:
             worth, n_bytes = next(self._order), 0
-        job = WriteJob(snapshot.prefix, weakref.ref(snapshot), reason, worth, n_bytes, reason == Reason.CHOSEN)
+        job = WriteJob(snapshot.prefix, weakref.ref(snapshot), reason, worth, n_bytes, reason != Reason.EVICTED)
         with self._changed:
             if not self._may_join(job):
                 return
@@ -135,7 +135,10 @@ class WriteQueue:
 
     def settle(self) -> None:
         """All bytes of what was evicted are there."""
-        self._make_ready(Reason.EVICTED)
+        with self._changed:
+            for job in self._jobs.values():
+                job.is_ready = True
+            self._changed.notify_all()
 
     @property
     def is_unsettled(self) -> bool:
@@ -145,7 +148,6 @@ class WriteQueue:
     def write_piece(self, piece_of: PieceOf) -> float | None:
         """Hand over the rows of a segment of a LARGE snapshot, from the thread that owns the device; after how many
         seconds to call again, None if nothing of these is left."""
-        self._make_ready(Reason.LARGE)
         with self._changed:
             piece = self._piece
             if piece is None or piece.rows is not None or piece.error is not None:
@@ -312,12 +314,6 @@ class WriteQueue:
     def _give_up(self, job: WriteJob) -> None:
         del self._jobs[job.prefix]
         self.n_given_up += 1
-
-    def _make_ready(self, reason: Reason) -> None:
-        with self._changed:
-            for job in self._jobs.values():
-                job.is_ready |= job.reason == reason
-            self._changed.notify_all()
 
     def _run(self, until: Callable[[], bool] = lambda: False) -> None:
         """Run what waits, the thread's life long or ``until`` a large snapshot can go on."""

@@ -13,14 +13,14 @@ import logging
 import math
 import time
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from pyctl.engine.backend import Evaluator, SequenceTokens
-from pyctl.errors import EngineError
+from pyctl.errors import EngineError, PreemptedError
 from pyctl.prompt import as_tokens
 
 __all__ = ["LENGTHS", "DraftLengthController", "DraftResult", "before", "calibrate"]
@@ -32,7 +32,7 @@ LOSS, BUDGET = 0.02, 24.0  # drafts may lose this share of time and this many pl
 PRIOR, PRIOR_WEIGHT = 0.8, 3.0  # prior of the accepted share, and its weight in drafts
 REQUEST_DECAY, SOURCE_DECAY = 0.06, 0.02  # decay of evidence per draft, in a request and in a source
 REMEASURE, GRAPH_STEPS = 256, 16  # steps between measurements of plain ones; steps per CUDA graph of a draft model
-CALIBRATION_S = 3.0  # seconds after which calibration starts no measurement
+CALIBRATION_S = 10.0  # idle seconds after which calibration starts no measurement
 
 
 class DraftResult(NamedTuple):
@@ -74,11 +74,11 @@ def _quartile(samples: deque[float]) -> float:
 
 
 class StepCosts:
-    """Costs of steps for ``n_seqs`` requests, measured at startup and updated while decoding."""
+    """Costs of steps for ``n_seqs`` requests, measured in idle time and updated while decoding."""
 
-    def __init__(self, n_seqs: int) -> None:
+    def __init__(self, n_seqs: int, graph: float) -> None:
         self.n_seqs, self.of, self.plain_ms = n_seqs, Curve(n_seqs, 1.0, 0.1 / n_seqs), 0.0
-        self.n_steps, self._measured, self.graph = 0, 0, 0.0  # the second step of a width captures a CUDA graph
+        self.n_steps, self._measured, self.graph = 0, 0, graph  # the second step of a width captures a CUDA graph
         self.plain: deque[float] = deque(maxlen=4)  # milliseconds, at the current context length
 
     def needs_plain(self) -> bool:
@@ -137,10 +137,11 @@ def _sum(p: float, n: int) -> float:
 class DraftLengthController:
     """Chooses draft lengths and learns from results. Only the engine's thread calls it.
 
-    Drafts over ``n_free`` tokens cost a repeated evaluation of the accepted ones on rollback."""
+    Drafts over ``n_free`` tokens cost a repeated evaluation of the accepted ones on rollback. ``graph`` is what a new
+    CUDA graph costs in plain steps before that is measured."""
 
-    def __init__(self, n_free: int = 1024) -> None:
-        self.n_free, self._budget = n_free, BUDGET
+    def __init__(self, n_free: int = 1024, graph: float = 0.0) -> None:
+        self.n_free, self._graph, self._budget = n_free, graph, BUDGET
         self._costs: dict[int, StepCosts] = {}
         self.proposing: defaultdict[tuple[str, int], Curve] = defaultdict(Curve)  # ms by source and requests
         self._sources: defaultdict[str, Drafts] = defaultdict(lambda: Drafts(SOURCE_DECAY))
@@ -150,7 +151,7 @@ class DraftLengthController:
 
     def costs(self, n_seqs: int) -> StepCosts:
         """Return the costs of steps for ``n_seqs`` requests."""
-        return self._costs.setdefault(n_seqs, StepCosts(n_seqs))
+        return self._costs.setdefault(n_seqs, StepCosts(n_seqs, self._graph))
 
     def length(
         self, key: int, source: str, limit: int, n_seqs: int = 1, *, together: bool = False, behind: int = 0
@@ -258,34 +259,51 @@ class DraftLengthController:
         self._requests.pop(key, None)
 
 
-def calibrate(controller: DraftLengthController, evaluator: Evaluator, longest: int, n_model: int) -> None:
-    """Measure steps with drafts of up to ``longest`` tokens, for the draft model up to ``n_model``.
+def calibrate(controller: DraftLengthController, evaluator: Evaluator, longest: int, n_model: int) -> Iterator[None]:
+    """Measure steps with drafts of up to ``longest`` tokens, for the draft model up to ``n_model``; yields after each.
 
-    Each step runs four times: the first may load kernels, the second may capture a CUDA graph, the last two count.
+    All sequences have to be empty at each step of the iterator, and are empty again after it. What a request preempts
+    is left to the steps of requests.
     """
-    until, facts = time.monotonic() + CALIBRATION_S, evaluator.facts
+    left, facts = CALIBRATION_S, evaluator.facts
     lengths = sorted({0, *range(1, n_model + 1), *(n for n in LENGTHS if n <= longest)})
-    try:
-        for n_seqs in sorted({*range(1, min(facts.n_seqs, 4) + 1), facts.n_seqs}):
-            most = min(min(facts.n_outputs, facts.n_ubatch) // n_seqs - 1, facts.most_drafts)
-            costs, graphs_ms, ends = controller.costs(n_seqs), [0.0], [8] * n_seqs
-            for seq in range(n_seqs):
-                evaluator.memory.clear(seq)
-                evaluator.evaluate(seq, as_tokens(range(1, 9)), 0)
-            for n in (n for n in lengths if n <= most):
-                n_model_drafts = n if n <= n_model and facts.draft_type else 0
-                took = [_measure(evaluator, ends, n, n_model_drafts) for _ in range(4) if time.monotonic() < until]
-                for draft_ms, ms in took[2:]:
-                    costs.add(n_seqs * (1 + n), ms)
-                    if n_model_drafts:
-                        controller.proposing[facts.draft_type, n_seqs].add(n, draft_ms)
-                graphs_ms += [took[1][1] - min(ms for _, ms in took[2:])] if took[2:] else []
-            costs.graph = max(sorted(graphs_ms)[len(graphs_ms) // 2], 0.0) / (costs.plain_ms or math.inf)
+    for n_seqs in sorted({*range(1, min(facts.n_seqs, 4) + 1), facts.n_seqs}):
+        most = min(min(facts.n_outputs, facts.n_ubatch) // n_seqs - 1, facts.most_drafts)
+        costs, graphs_ms = controller.costs(n_seqs), [0.0]
+        for n in (n for n in lengths if n <= most):
+            n_model_drafts, began = n if n <= n_model and facts.draft_type else 0, time.monotonic()
+            try:
+                took = _measure_width(evaluator, n_seqs, n, n_model_drafts, began + left)
+            except PreemptedError:
+                took = []
+            except EngineError as error:
+                logging.getLogger(__name__).warning("drafts could not be measured: %s", error)
+                return
+            left -= time.monotonic() - began
+            for draft_ms, ms in took[2:]:
+                costs.add(n_seqs * (1 + n), ms)
+                if n_model_drafts:
+                    controller.proposing[facts.draft_type, n_seqs].add(n, draft_ms)
+            if took[2:]:
+                graphs_ms.append(took[1][1] - min(ms for _, ms in took[2:]))
+                costs.graph = max(sorted(graphs_ms)[len(graphs_ms) // 2], 0.0) / (costs.plain_ms or math.inf)
             costs.plain.clear()  # the context was almost empty
-    except EngineError as error:
-        logging.getLogger(__name__).warning("drafts could not be measured: %s", error)
-    for seq in range(facts.n_seqs):
-        evaluator.memory.clear(seq)
+            if left <= 0:
+                return
+            yield
+
+
+def _measure_width(evaluator: Evaluator, n_seqs: int, n: int, n_model: int, until: float) -> list[tuple[float, float]]:
+    """Return `_measure` of ``n`` drafts in ``n_seqs`` sequences, four times if there is time ``until`` then: the first
+    may load kernels, the second may capture a CUDA graph, the last two count."""
+    ends = [8] * n_seqs
+    try:
+        for seq in range(n_seqs):
+            evaluator.evaluate(seq, as_tokens(range(1, 9)), 0)
+        return [_measure(evaluator, ends, n, n_model) for _ in range(4) if time.monotonic() < until]
+    finally:
+        for seq in range(n_seqs):
+            evaluator.memory.clear(seq)
 
 
 def _measure(evaluator: Evaluator, ends: list[int], n: int, n_model: int) -> tuple[float, float]:

@@ -61,6 +61,7 @@ class Speculation:
 
     Without ``lengths`` a draft of ``sources`` comes before one of the model, and all have the largest allowed length.
     With ``width`` each is cut or padded to that many tokens, so that the computation does not depend on the drafts.
+    ``longest`` is the length of the longest draft.
     """
 
     def __init__(
@@ -70,10 +71,11 @@ class Speculation:
         *,
         lengths: DraftLengthController | None = None,
         width: int = 0,
+        longest: int = 0,
     ) -> None:
         self._sources, self._model = tuple(sources), model
         self._all: tuple[DraftSource, ...] = (*sources, model) if model is not None else self._sources
-        self._lengths, self._width = lengths, width
+        self._lengths, self._width, self._longest = lengths, width, longest
         # The current step: its jobs, the parts of their drafts with the tokens of each, and the results.
         self._jobs: Sequence[DraftJob] = ()
         self._parts: dict[int, list[tuple[DraftSource, int]]] = {}
@@ -84,10 +86,12 @@ class Speculation:
         """Whether there are any sources."""
         return bool(self._all)
 
-    def calibrate(self, evaluator: Evaluator, longest: int) -> None:
-        """Measure the cost of drafts of up to ``longest`` tokens before the first request, in a few seconds."""
+    def calibrate(self, evaluator: Evaluator) -> Iterator[None]:
+        """Measure the cost of drafts of up to ``longest`` tokens, in parts of some steps, as `calibrate` says."""
         if self._all and self._lengths is not None:
-            calibrate(self._lengths, evaluator, longest, self._model.n_max if self._model is not None else 0)
+            yield from calibrate(
+                self._lengths, evaluator, self._longest, self._model.n_max if self._model is not None else 0
+            )
 
     @staticmethod
     def seconds() -> float:

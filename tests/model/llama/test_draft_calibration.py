@@ -1,4 +1,4 @@
-"""The costs of drafts are measured before the first request; afterwards all sequences are empty."""
+"""The costs of drafts are measured in idle time; afterwards all sequences are empty."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_costs_are_known_and_sequences_empty(
     backend = open_model("tiny-hybrid-nextn", drafts=drafts, n_ctx=1024, n_seqs=2, n_threads=1).backend
     expected = said(backend)
     controller = DraftLengthController(backend.facts.n_rollback)
-    calibrate(controller, backend, 3, 3)
+    assert len(list(calibrate(controller, backend, 3, 3))) == 2 * 4
     for n_seqs in (1, 2):
         assert controller.costs(n_seqs).plain_ms > 0
         assert len(controller.costs(n_seqs).of._tokens) == 1 + 3 + 1, "plain, three widths and what lies beyond"

@@ -96,7 +96,7 @@ class LlamaGrammar:
     """llama.cpp's own sampler for a grammar that cannot hurt it."""
 
     def __init__(self, model: Loaded, grammar: str) -> None:
-        self._vocab = api.llama_model_get_vocab(model.backend.model)
+        self._vocab = model.tokenizer.vocab
         self._sampler = api.llama_sampler_init_grammar(self._vocab, grammar.encode(), b"root")
         assert self._sampler, grammar
         self._candidates = Candidates(model.tokenizer.n_vocab)

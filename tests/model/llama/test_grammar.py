@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +12,6 @@ import jsonschema
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from llama_cpp import llama_cpp as api
 
 from pyctl.cache.ram import RamCache
 from pyctl.chat.constraint import Constraint, GrammarBuilder, json_constraint, reply_constraint
@@ -171,7 +169,7 @@ def test_a_lazy_grammar_that_never_wakes_changes_nothing(model: Loaded) -> None:
 def test_a_lazy_grammar_sleeps_on_where_it_does_not_allow_what_was_found(model: Loaded) -> None:
     grammar = {"grammar": 'root ::= "e!" [0-9]{3}', "grammar_lazy": True, "grammar_triggers": ("(e[x!])",)}
     tokens = {letter: model.tokenizer.tokenize(letter)[0] for letter in "e!x"}
-    vocab = api.llama_model_get_vocab(model.backend.model)
+    vocab = model.tokenizer.vocab
     woken = Grammar(vocab, Sampling(**grammar), GrammarCompiler(model.tokenizer))
     for letter in "exxe":
         woken.accept(tokens[letter])
@@ -289,11 +287,16 @@ def test_a_constraint_is_checked_before_anything_is_evaluated(model: Loaded) -> 
 def test_a_constraint_can_be_checked_while_the_model_is_freed(model_path: Callable[[str], Path]) -> None:
     sampling = Sampling(**bound(json_constraint({"type": "boolean"})))
     settings = ModelSettings(path=str(model_path("tiny-hybrid")), n_ctx=512, n_threads=1)
-    for keeps in (True, False):
-        backend = load(settings, keep_vocabulary=keeps).backend
-        backend.unload()
-        with contextlib.nullcontext() if keeps else pytest.raises(UnavailableError):
-            backend.vocabulary.check(sampling)
+    backend = load(settings).backend
+    backend.unload()
+    backend.vocabulary.check(sampling)
+    backend.load()
+    backend.vocabulary.check(sampling)
+    backend = load(settings).backend
+    backend.vocabulary.close()
+    with pytest.raises(UnavailableError):
+        backend.vocabulary.check(sampling)
+    backend.unload()
 
 
 def test_probabilities_after_sampling(model: Loaded) -> None:

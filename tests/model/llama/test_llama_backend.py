@@ -220,7 +220,7 @@ def test_closed_and_opened_again_it_is_the_same(model_path: Callable[[str], Path
     path = tmp_path / "model.gguf"
     shutil.copy(model_path("tiny-hybrid"), path)
     settings = ModelSettings(path=str(path), n_ctx=512, n_ubatch=64, n_threads=1, embeddings=True, pooling="mean")
-    loaded = load(settings, keep_vocabulary=True)
+    loaded = load(settings)
     backend, prompt = loaded.backend, Prompt.of(range(120), [100])
     engine = Engine(backend, RamCache(8, None), EngineSettings(exact=True))
     first = ask(engine, prompt)

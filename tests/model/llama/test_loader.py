@@ -122,11 +122,10 @@ def test_a_directory_in_place_of_a_model_names_its_models(tmp_path: Path) -> Non
         check_gguf(empty)
 
 
-@pytest.mark.parametrize("keeps", [False, True])
-def test_metadata_of_the_user_reach_the_vocabulary(model_path: Callable[[str], Path], *, keeps: bool) -> None:
+def test_metadata_of_the_user_reach_the_vocabulary(model_path: Callable[[str], Path]) -> None:
     metadata = (("tokenizer.ggml.eos_token_id", 7),)
     settings = ModelSettings(path=str(model_path("tiny-dense")), n_ctx=512, n_threads=1, metadata=metadata)
-    loaded = load(settings, keep_vocabulary=keeps)
+    loaded = load(settings)
     assert loaded.tokenizer.eos == loaded.backend.tokenizer.eos == 7
     assert 7 in loaded.tokenizer.end_tokens()
     loaded.backend.unload()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -279,7 +280,8 @@ def test_a_context_may_be_smaller_than_the_trial(model_path: Callable[[str], Pat
     loaded = load(model, pool=PoolSettings(128))
     assert (loaded.info.n_ctx, loaded.info.pool.n_resident) == (256, 0)
     assert loaded.backend.facts.n_ubatch == 512
-    loaded.backend._prepare_device()  # as where a device computes on its own: no more than there is room for
+    loaded.backend.facts = replace(loaded.backend.facts, is_async=True)
+    Engine(loaded.backend, RamCache(1, 0), EngineSettings()).prepare_part()  # no more than there is room for
     assert loaded.backend.memory.n_tokens(0) == 0
     loaded.backend.unload()
 

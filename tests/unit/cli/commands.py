@@ -60,7 +60,6 @@ class Seen:
         self.vision = VisionSettings()
         self.images = GridReader()
         self.images.rows = SimpleNamespace(limit=0)  # what is made of images may take so much
-        self.keep_vocabulary = False
         self.built: dict[str, dict[str, Any]] = {}
         self.log: dict[str, Any] = {}
         self.requests: list[Request] = []
@@ -136,8 +135,8 @@ def look(monkeypatch: pytest.MonkeyPatch, argv: list[str], at: Callable[[Seen], 
     """The result of ``at`` while the command ``argv`` runs."""
     seen, found = Seen(), []
 
-    def load(settings: ModelSettings, *given: Any, keep_vocabulary: bool, pool: PoolSettings) -> Any:
-        seen.model, seen.drafts, seen.keep_vocabulary, seen.pool = settings, given[2], keep_vocabulary, pool
+    def load(settings: ModelSettings, *given: Any, pool: PoolSettings) -> Any:
+        seen.model, seen.drafts, seen.pool = settings, given[2], pool
         seen.vision = given[3] if len(given) > 3 else VisionSettings()
         if "gemma" in seen.vision.mmproj_path:
             raise ModelError("images as gemma.gguf makes them are not supported")
@@ -209,6 +208,7 @@ def look(monkeypatch: pytest.MonkeyPatch, argv: list[str], at: Callable[[Seen], 
         recorded(patch, "LoadOrder", serve_command)
         recorded(patch, "WarmFiles", serve_command)
         patch.setattr(assemble, "load", load)
+        patch.setattr(serve_command, "check_gguf", lambda path: None)  # nothing is loaded
         patch.setattr(serve_command, "connect_workers", seen.workers.append)
         patch.setattr("pyctl.llama.connect_workers", seen.workers.append)
         patch.setattr(serve_command, "open_in_browser", seen.opened.append)

@@ -487,7 +487,7 @@ EFFECTS: dict[str, Effect] = {
     "--models-patience": Effect("7", built("LoadOrder", "1"), (ALONE, "--models-dir", MODELS)),
     "--models-warm": Effect("", lambda seen: "WarmFiles" in seen.built, (ALONE, "--models-dir", MODELS)),
     "--queue": Effect("9", option("n_queue")),
-    "--sleep-idle-seconds": Effect("60", lambda seen: (seen.keep_vocabulary, seen.built["Worker"]["2"])),
+    "--sleep-idle-seconds": Effect("60", built("Worker", "2")),
     "--stall-timeout": Effect("7", built("Worker", "3")),
     "--embedding": Effect("", embedding),
     "--pooling": Effect("cls", described("pooling"), ("--embedding",)),

@@ -19,6 +19,7 @@ from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.ram import RamCache
+from pyctl.cache.restore import CachePlan
 from pyctl.cache.snapshot import Block, Held, Snapshot
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
@@ -323,23 +324,34 @@ def test_a_conversation_larger_than_what_may_wait_survives_a_restart(
 def test_rows_for_which_there_is_no_room_are_not_copied_for_the_disk_all_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device_tier, "MOST_BEHIND_BYTES", 100)
-    monkeypatch.setattr(device_tier, "PIECE_BYTES", 3_000)
-    engine = engine_on(tmp_path, policy="full", ram=24_000, n_cells=8192)
-    fetched: list[Held] = []
-    fetch = engine.backend.fetch
+    """Nor those for which there is room beside the cache: a step copies no more than a segment once it has a token."""
+    for most_behind in (100, 100_000):
+        monkeypatch.setattr(device_tier, "MOST_BEHIND_BYTES", most_behind)
+        monkeypatch.setattr(device_tier, "PIECE_BYTES", 3_000)
+        engine = engine_on(tmp_path / str(most_behind), policy="full", ram=24_000, n_cells=8192)
+        fetched: list[int] = []
+        fetch, persist, step = engine.backend.fetch, engine.prefix_cache.persist, engine.step
 
-    def count(held: Held, first: int, last: int) -> Block:
-        fetched.append(held)
-        return fetch(held, first, last)
+        def count(held: Held, first: int, last: int) -> Block:
+            block = fetch(held, first, last)  # noqa: B023
+            fetched[-1] += block.nbytes  # noqa: B023
+            return block
 
-    monkeypatch.setattr(engine.backend, "fetch", count)
-    prompt = chat(*((seed, 300) for seed in range(10)))
-    for _ in range(3):
-        assert ask(engine, prompt).error is None
-    assert tier_of(engine).view().waiting == 1
-    assert engine.prefix_cache.cache.snapshots()
-    assert sum(held.n_bytes for held in fetched) < 24_000
-    assert not flushed(engine).view().written.n
-    assert engine.prefix_cache.close()
-    assert tier_of(engine).view().written.n_bytes > 30_000
+        def next_step() -> bool:
+            fetched.append(0)  # noqa: B023
+            return step()  # noqa: B023
+
+        def begin(plan: CachePlan) -> None:
+            fetched[:] = [0]  # noqa: B023
+            persist(plan)  # noqa: B023
+
+        monkeypatch.setattr(engine.backend, "fetch", count)
+        monkeypatch.setattr(engine.prefix_cache, "persist", begin)
+        monkeypatch.setattr(engine, "step", next_step)
+        prompt = chat(*((seed, 300) for seed in range(10)))
+        for _ in range(3):
+            assert ask(engine, prompt).error is None
+            assert max(fetched) <= 3_000
+        assert engine.prefix_cache.cache.snapshots()
+        assert engine.prefix_cache.close()
+        assert tier_of(engine).view().written.n_bytes > 30_000

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, Failed, Piece, Request
 from pyctl.engine.sampling import Sampling
-from pyctl.engine.worker import IDLE_SECONDS, Worker
+from pyctl.engine.worker import IDLE_SECONDS, PREPARE_SECONDS, Worker
 from pyctl.errors import ModelError, RequestError, UnavailableError
 from pyctl.prompt import Prompt, as_tokens
 from tests.fake import FakeBackend
@@ -291,3 +291,47 @@ def test_going_ahead_does_not_keep_rows_from_being_copied(make: Any, monkeypatch
         n_ready += sum(isinstance(event, Done) for event in made)
         bench.advance(IDLE_SECONDS / 4)
     assert n_ready > 1
+
+
+# -- preparing ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_idle_engine_loads_kernels_and_measures_drafts(make: Any) -> None:
+    bench = make()
+    bench.backend.facts = replace(bench.backend.facts, is_async=True)
+    parts = iter([None] * 3)
+    bench.engine.speculation.calibrate = lambda backend: parts
+    assert bench.backend.n_evaluated == 0, "not before it can answer"
+    bench.advance(PREPARE_SECONDS)
+    until(lambda: not bench.engine.can_prepare)
+    assert bench.backend.n_evaluated == bench.backend.facts.n_ubatch
+    assert not list(parts)
+    assert bench.ask(PROMPT).stats.n_evaluated == 300
+
+
+def test_a_request_that_arrives_at_once_waits_for_no_preparation(make: Any) -> None:
+    bench = make()
+    bench.backend.facts = replace(bench.backend.facts, is_async=True)
+    bench.ask(PROMPT, 1)
+    bench.advance(PREPARE_SECONDS)
+    result(bench.admin.stats())
+    assert bench.backend.n_evaluated == 300, "the prompt has loaded the kernels"
+    assert not bench.engine.can_prepare, "a sequence holds the conversation"
+
+
+def test_a_request_preempts_the_preparation(make: Any) -> None:
+    bench = make()
+    bench.backend.facts = replace(bench.backend.facts, is_async=True)
+    evaluate, waiting = bench.backend.evaluate, threading.Event()
+
+    def stand(*given: Any, **named: Any) -> None:
+        waiting.set()
+        until(lambda: bench.backend.is_preempt_wanted)
+        bench.backend.evaluate = evaluate
+        evaluate(*given, **named)  # raises PreemptedError
+
+    bench.backend.evaluate = stand
+    bench.advance(PREPARE_SECONDS)
+    assert waiting.wait(60)
+    assert bench.ask(PROMPT, 1).stats.n_evaluated == bench.backend.n_evaluated - bench.backend.facts.n_ubatch == 300
+    assert not bench.backend.is_preemptible

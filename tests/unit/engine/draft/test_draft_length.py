@@ -201,7 +201,7 @@ def test_requests_are_forgotten() -> None:
 # -- calibration -------------------------------------------------------------------------------------------------------
 
 
-def test_steps_are_measured_before_the_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_are_measured_in_parts_that_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that each step moves by its tokens."""
     backend = FakeBackend("hybrid", n_seqs=2, n_planes=3, draft_type="draft-mtp")
     now, decode, draft = 0.0, backend.decode, backend.draft
@@ -220,8 +220,11 @@ def test_steps_are_measured_before_the_first_request(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(backend, "draft", timed_draft)
     monkeypatch.setattr(draft_length.time, "perf_counter", lambda: now)
     monkeypatch.setattr(draft_length.time, "monotonic", lambda: now)
-    controller = DraftLengthController(3)
-    calibrate(controller, backend, 3, 3)
+    controller, n_parts = DraftLengthController(3), 0
+    for _ in calibrate(controller, backend, 3, 3):
+        n_parts += 1
+        assert not any(seq.rows for seq in backend._seqs)
+    assert n_parts == 2 * 4, "plain steps and three widths, for one sequence and for two"
     for n_seqs in (1, 2):
         costs = controller.costs(n_seqs)
         assert costs.plain_ms == pytest.approx(9 + n_seqs)
@@ -239,6 +242,21 @@ def test_a_failed_measurement_stops_nothing(monkeypatch: pytest.MonkeyPatch, cap
         raise EngineError("no")
 
     monkeypatch.setattr(backend, "decode", refuse)
-    calibrate(DraftLengthController(), backend, 3, 3)
+    assert not list(calibrate(DraftLengthController(), backend, 3, 3))
     assert "drafts could not be measured: no" in caplog.text
     assert not any(seq.rows for seq in backend._seqs)
+
+
+def test_a_measurement_that_a_request_preempts_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, n_parts = FakeBackend("hybrid", n_planes=3, draft_type="draft-mtp"), 0
+    backend.allow(True)
+    controller = DraftLengthController(3, graph=1000.0)
+    assert controller.costs(1).graph == 1000.0
+    for _ in calibrate(controller, backend, 3, 3):
+        n_parts += 1
+        backend.preempt(n_parts == 1)
+        assert not any(seq.rows for seq in backend._seqs)
+    assert n_parts == 4
+    assert controller.costs(1).graph < 1000.0, "measured"
+    counted = sorted(n for n, samples in controller.costs(1).of._samples.items() if len(samples) == 2)
+    assert counted == [3, 4], "all widths beyond plain steps but the one of two tokens"

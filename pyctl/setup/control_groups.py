@@ -1,0 +1,63 @@
+"""Control groups of this process: what memory it may take beside that of the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ["MemoryGroup", "memory_groups"]
+
+NO_LIMIT = 2**63
+
+
+class MemoryGroup(NamedTuple):
+    """Bytes that a group may take, and those it takes without pages of files, which the system reclaims first."""
+
+    limit: int
+    used: int
+
+
+def memory_groups(root: Path = Path("/")) -> list[MemoryGroup]:
+    """The groups of this process and all around them, of versions 1 and 2, by the files below ``root``."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = ["0::/"]
+    directories = ((each, kind) for line in lines for each, kind in _directories(root / "sys/fs/cgroup", line))
+    return [found for each, kind in directories if (found := _read(each, kind)) is not None]
+
+
+Names = tuple[str, str]
+V1, V2 = ("memory.limit_in_bytes", "memory.usage_in_bytes"), ("memory.max", "memory.current")
+
+
+def _directories(groups: Path, line: str) -> Iterator[tuple[Path, Names]]:
+    """Directories of a line of /proc/self/cgroup, with the names of limit and use in them."""
+    number, controllers, path = (*line.split(":", 2), "", "")[:3]
+    if number == "0" and not controllers:
+        places, names = [groups, groups / "unified"], V2
+    elif "memory" in controllers.split(","):
+        places, names = [groups / "memory"], V1
+    else:
+        return
+    group = Path(path.strip("/") if ".." not in path else "")
+    for place in places:
+        for each in (group, *group.parents):
+            yield place / each, names
+
+
+def _read(directory: Path, names: Names) -> MemoryGroup | None:
+    limit, used = (_text(directory / name) for name in names)
+    if not limit:
+        return None
+    pairs = (line.split() for line in _text(directory / "memory.stat").splitlines())
+    files = sum(int(pair[1]) for pair in pairs if pair[0] in ("active_file", "inactive_file"))
+    return MemoryGroup(int(limit) if limit.isdigit() else NO_LIMIT, max(int(used or 0) - files, 0))
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return ""
