@@ -334,8 +334,8 @@ def test_flash_attention_words_and_the_older_bare_flag() -> None:
         (["-ctk", "q9"], "-ctk: 'q9' is none of f32, f16, bf16, q8_0, q4_0, q4_1, iq4_nl, q5_0, q5_1"),
         (["--spec-type", "foo"], "--spec-type: unknown speculative type: foo"),
         (
-            ["--spec-type", "draft-eagle3"],
-            "--spec-type: draft-eagle3 is not supported; use one of ngram-simple,",
+            ["--spec-type", "ngram-cache"],
+            "--spec-type: ngram-cache is not supported; use one of ngram-simple,",
         ),
         (["--spec-draft-n-max", "-1"], "--spec-draft-n-max: -1 is too small, the least is 0"),
         (["-fa", "maybe"], "-fa: 'maybe' is none of on, off, auto"),
