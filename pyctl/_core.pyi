@@ -186,6 +186,11 @@ class KVState:
     def load_state(self, seq: int, n: int, data: Buffer) -> None:
         """Replace the state of ``seq`` by one saved at ``n``; a hybrid's rows must end there already."""
 
+    def load_prefix(
+        self, seq: int, p0: int, spans: Sequence[tuple[Buffer | int, int, int]], n: int, data: Buffer
+    ) -> None:
+        """`load_rows` and `load_state` at their end ``n`` in one; on failure ``seq`` is empty."""
+
     @property
     def has_marks(self) -> bool:
         """Whether sequences can be marked."""

@@ -245,7 +245,6 @@ NUMBERS = (
     "sample_from_anchor",
     "selector_top_k",
     "attention.causal",
-    "attention.sliding_window",
 )
 """Of draft models that read rows of the target model."""
 

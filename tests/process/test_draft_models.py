@@ -23,6 +23,7 @@ FILES = {
     "tiny-hybrid-dflash": "draft-dflash",
     "tiny-hybrid-dflash2": "draft-dflash",
     "tiny-hybrid-dspark": "draft-dspark",
+    "tiny-hybrid-dflash-window": "draft-dflash",
 }
 
 

@@ -114,6 +114,9 @@ def _add_reader(writer: GGUFWriter, shape: Shape, vocab: Vocab) -> None:
     writer.add_mask_token_id(vocab.ids["<|fim_pad|>"])
     if any(shape.rope_sections):
         writer.add_rope_dimension_sections(shape.rope_sections)
+    if shape.window:
+        writer.add_sliding_window(shape.window)
+        writer.add_sliding_window_pattern([layer + 1 < shape.num_layers for layer in range(shape.num_layers)])
     if shape.markov:
         writer.add_bool(f"{arch}.sample_from_anchor", shape.anchored)
     if shape.selector:

@@ -56,7 +56,8 @@ class Shape:
 
     A draft model reads the inputs of `target_layers` of its target. With `block` it drafts that many tokens at once,
     the known one among them; `selector` is how many candidates of each place it weighs, and `markov` the rank of what
-    it adds for the token before, if `anchored` from the known token's own place on.
+    it adds for the token before, if `anchored` from the known token's own place on. All its layers but the last look
+    `window` tokens back.
     """
 
     name: str
@@ -90,6 +91,7 @@ class Shape:
     selector: int = 0
     markov: int = 0
     anchored: bool = True
+    window: int = 0
 
     def eagle3(self) -> Shape:
         """A draft model that reads three layers of `with_nextn`, with embeddings and an output matrix of its own."""
@@ -97,10 +99,15 @@ class Shape:
 
     def dflash(self, kind: str = "dflash") -> Shape:
         """A draft model of blocks of 8 that reads two layers and takes embeddings and output matrix from its target;
-        `kind` is dflash, dflash2 or dspark."""
+        `kind` is dflash, dflash2, dspark, or dflash-window as for the Qwen3.6 models."""
         layers = (1, self.num_layers - 1)
         shape = replace(self._reader("dflash", 2, layers), name=f"{self.name}-{kind}", block=8, has_trunk=False)
-        return replace(shape, selector=6 if kind == "dflash2" else 0, markov=self.embedding if kind == "dspark" else 0)
+        return replace(
+            shape,
+            selector=6 if kind == "dflash2" else 0,
+            markov=self.embedding if kind == "dspark" else 0,
+            window=(2048 if self.quantised else 64) if kind == "dflash-window" else 0,
+        )
 
     def _reader(self, arch: Arch, num_layers: int, layers: tuple[int, ...]) -> Shape:
         """Two heads or more of the target's size, which look near by; full attention and no experts."""
@@ -306,7 +313,7 @@ _DRAFTS = (
 _READERS = tuple(
     reader
     for shape in (TINY_HYBRID, TINY_DENSE, QWEN36_27B)
-    for reader in (shape.eagle3(), *map(shape.dflash, ("dflash", "dflash2", "dspark")))
+    for reader in (shape.eagle3(), *map(shape.dflash, ("dflash", "dflash2", "dspark", "dflash-window")))
 )
 
 SHAPES = {shape.name: shape for shape in (*_HYBRIDS, TINY_DENSE, *_HEADS, *_DRAFTS, *_READERS)}

@@ -65,7 +65,7 @@ def block_shape(path: Path) -> BlockShape:
 def check_target(path: Path, target: Any) -> tuple[int, ...]:
     """Return the layers of the llama_model ``target`` whose inputs the file ``path`` reads; -1: what leaves the last.
 
-    Raises ModelError if the target has no such layers, or another width or vocabulary, and if the file has windows.
+    Raises ModelError if the target has no such layers, or another width or vocabulary.
     """
     head, n_layers = file_head(model_files(path)[0]), int(api.llama_model_n_layer(target))
     layers, width = head.numbers.get("target_layers", ()), int(api.llama_model_n_embd(target))
@@ -79,8 +79,6 @@ def check_target(path: Path, target: Any) -> tuple[int, ...]:
         raise ModelError(f"{path} drafts for another model: it is {others[0]} wide, not {width}")
     if head.n_vocab != (n_tokens := int(api.llama_vocab_n_tokens(api.llama_model_get_vocab(target)))):
         raise ModelError(f"{path} drafts for another model: it has {head.n_vocab} tokens, not {n_tokens}")
-    if head.numbers.get("attention.sliding_window", (0,))[0]:
-        raise ModelError(f"{path} has layers with windows, whose rows pyctl cannot roll back")
     return tuple(layer if layer < n_layers else -1 for layer in layers)
 
 

@@ -13,6 +13,7 @@ from llama_cpp import llama_cpp as api
 from numpy.typing import NDArray
 
 from pyctl.cache import NOTHING, Block
+from pyctl.errors import ModelError
 from pyctl.limit import limit
 from pyctl.llama.draft.draft_model import SIGNATURE_BYTES, BlockSpan, is_signed, signature
 from pyctl.llama.library import KVState, allocate
@@ -98,7 +99,9 @@ class HeadRows:
     type: str
     layers: tuple[int, ...]
     origin = 0
-    """The first row: nothing precedes the first token."""
+    """The first row: 1 if it needs a token before it."""
+    defers = False
+    """Whether cut rows stay until something else is evaluated."""
 
     def __init__(
         self,
@@ -121,10 +124,16 @@ class HeadRows:
         self._seqs = [Followed(self._width, 0, self.origin) for _ in range(int(api.llama_n_seq_max(ctx)))]
         self._n_rows = 1  # per call
         self._is_saving = False
+        self._memory: Any = None
 
     def _open_memory(self) -> None:
-        """Attach to the memory, of which sequence 0 has a row, and drop that row."""
-        self._memory = KVState(self._address, 0)
+        """Attach to the memory, of which sequence 0 has a row, and drop that row. Raises ModelError."""
+        try:
+            self._memory = KVState(self._address, 0, defers=self.defers)
+        except (RuntimeError, ValueError) as error:
+            raise ModelError(f"no rows of the draft model can be moved: {error}") from error
+        if self._memory.kind == "opaque":
+            raise ModelError("no rows of the draft model can be moved: llama.cpp saves them as a whole only")
         self._memory.clear(0)
         self._signature = signature(self.type, self._identity, self._memory.layout)
 
@@ -308,7 +317,7 @@ class HeadRows:
 
     def close(self) -> None:
         self._memory.finish()
-        del self._memory  # device memory must be freed before its context
+        self._memory = None  # device memory must be freed before its context
         api.llama_free(self._ctx)
         if self._model is not None:
             api.llama_model_free(self._model)

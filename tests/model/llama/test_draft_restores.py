@@ -64,8 +64,8 @@ def cold(backend: Backend, prompt: Prompt, directory: Path) -> Turn:
 
 MODELS = ["tiny-hybrid-nextn", "tiny-moe-nextn"]
 
-READERS = ("tiny-hybrid-eagle3", "tiny-hybrid-dflash", "tiny-hybrid-dflash2", "tiny-hybrid-dspark")
-"""Files that read layers of their target; of these only the first keeps more than rows."""
+READERS = tuple(f"tiny-hybrid-{kind}" for kind in ("eagle3", "dflash", "dflash2", "dspark", "dflash-window"))
+"""Files that read layers of their target; of these the first and the last keep more than rows."""
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_drafts_are_those_of_the_cold_run(
     backend = open_drafting(name, drafts, type_k=type_kv, type_v=type_kv)
     prompts = conversation()
     expected = [cold_and_kept(backend, prompt, tmp_path) for prompt in prompts]
-    has_state = not draft or draft.endswith("eagle3")
+    has_state = not draft or draft.endswith(("eagle3", "window"))
     assert all(len(rows) > 64 * 100 and (len(hidden) > 64) == has_state for _, (rows, hidden) in expected)
     for way, happens in WAYS.items():
         server = DraftServer(backend, tmp_path / way, OTHER)
@@ -144,18 +144,20 @@ def test_a_draft_model_of_its_own_drafts_what_it_drafts_cold(
         server.close()
 
 
-def test_where_a_model_is_cut_anywhere_one_row_of_the_draft_model_is_not_that_of_the_cold_run(
-    open_drafting: Opener, model_path: Callable[[str], Path], tmp_path: Path
+@pytest.mark.parametrize("way", ["live", "ram"])
+@pytest.mark.parametrize("draft", ["tiny-dense-eagle3", "tiny-dense-dflash-window"])
+def test_where_a_model_is_cut_anywhere_some_drafts_are_not_those_of_the_cold_run(
+    open_drafting: Opener, model_path: Callable[[str], Path], tmp_path: Path, draft: str, way: str
 ) -> None:
-    """It needs what the model made of the token before the cut, which only a snapshot's end keeps."""
-    backend = open_drafting("tiny-dense", DraftSettings(draft_path=str(model_path("tiny-dense-eagle3"))))
+    """They need what the model made of the token before the cut, or a window, which only a snapshot's end keeps."""
+    backend = open_drafting("tiny-dense", DraftSettings(draft_path=str(model_path(draft))))
     prompts = conversation()
     expected = [cold_and_kept(backend, prompt, tmp_path) for prompt in prompts]
-    server = DraftServer(backend, tmp_path / "live", OTHER)
-    for prompt, (turn, (rows, _)) in zip(prompts, expected, strict=True):
+    server = DraftServer(backend, tmp_path / "cache", OTHER)
+    for prompt, (turn, _) in zip(prompts, expected, strict=True):
         found = server.ask(prompt, 40)
+        WAYS[way](server)
         assert found.tokens == turn.tokens
-        assert len(kept(server)[0]) == len(rows)
         same = [found.drafts.get(at) == draft for at, draft in turn.drafts.items()]
         assert sum(same) > len(same) // 2
     server.close()
@@ -210,9 +212,13 @@ def test_a_conversation_that_is_put_away_drafts_as_one_that_stays(
     assert found[way] == found["live"]
 
 
+@pytest.mark.parametrize("draft", ["", "tiny-hybrid-eagle3", "tiny-hybrid-dflash2", "tiny-hybrid-dflash-window"])
 @pytest.mark.parametrize("way", WAYS)
-def test_a_branch_drafts_as_the_cold_run(open_drafting: Opener, tmp_path: Path, way: str) -> None:
-    backend = open_drafting("tiny-hybrid-nextn")
+def test_a_branch_drafts_as_the_cold_run(
+    open_drafting: Opener, model_path: Callable[[str], Path], tmp_path: Path, way: str, draft: str
+) -> None:
+    drafts = DraftSettings(draft_path=str(model_path(draft))) if draft else MTP
+    backend = open_drafting("tiny-hybrid-nextn", drafts)
     prompts = [chat((1, 150), (2, 100)), chat((1, 150), (3, 100)), chat((1, 150), (2, 100), (4, 100))]
     expected = [cold(backend, prompt, tmp_path) for prompt in prompts]
     server = DraftServer(backend, tmp_path / "cache", OTHER)
@@ -222,11 +228,12 @@ def test_a_branch_drafts_as_the_cold_run(open_drafting: Opener, tmp_path: Path, 
     server.close()
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*MODELS, *READERS])
 def test_a_reply_that_is_suspended_after_every_step_drafts_as_the_cold_run(
-    open_drafting: Opener, tmp_path: Path, name: str
+    open_drafting: Opener, model_path: Callable[[str], Path], tmp_path: Path, name: str
 ) -> None:
-    backend = open_drafting(name, n_seqs=2)
+    drafts = DraftSettings(draft_path=str(model_path(name))) if name in READERS else MTP
+    backend = open_drafting("tiny-hybrid-nextn" if name in READERS else name, drafts, n_seqs=2)
     prompt = conversation()[1]
     expected = cold(backend, prompt, tmp_path)
     server = DraftServer(backend, tmp_path / "cache", OTHER)
