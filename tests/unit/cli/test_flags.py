@@ -11,6 +11,7 @@ import pytest
 
 from pyctl.chat import keep_reasoning
 from pyctl.cli.arguments import parse_chat, parse_serve
+from pyctl.engine.draft.draft_settings import MODEL_TYPES
 from pyctl.engine.placements import CPU_EXPERTS
 from pyctl.errors import ConfigError
 from pyctl.setting import Flag
@@ -261,6 +262,8 @@ def test_every_negation_by_flag_and_by_variable(flag: Flag) -> None:
 def test_types_of_drafts_add_up_in_their_order() -> None:
     settings = serve("--spec-type", "draft-mtp,ngram-mod", "--spec-type", "cache", "--spec-type", "none,draft-simple")
     assert settings.drafts.ordered_types == ("ngram-mod", "cache", "draft-mtp")
+    for name in MODEL_TYPES:
+        assert serve("--spec-type", name, "-md", "f").drafts.reads_rows == (name != "draft-simple")
     assert serve("--spec-default").drafts.ordered_types == ("ngram-mod",)
     assert serve("--spec-default", LLAMA_ARG_SPEC_TYPE="draft-mtp").drafts.ordered_types == ("ngram-mod",)
 
