@@ -228,7 +228,7 @@ class BlockModel(HeadRows):
             parts = [(each[SIGNATURE_BYTES:], p0, p1) for each, p0, p1 in spans]
             self._memory.load_prefix(seq, first, parts, n, state)
         except (ValueError, RuntimeError) as error:
-            log.debug("the draft model begins empty: %s", error)
+            log.info("the draft model begins empty at token %d: %s", n, error)
             return self._lose(seq, n)
         self._cuts.pop(seq, None)
         at = self._seqs[seq]

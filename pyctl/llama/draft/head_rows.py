@@ -133,6 +133,7 @@ class HeadRows:
         except (RuntimeError, ValueError) as error:
             raise ModelError(f"no rows of the draft model can be moved: {error}") from error
         if self._memory.kind == "opaque":
+            self._memory = None
             raise ModelError("no rows of the draft model can be moved: llama.cpp saves them as a whole only")
         self._memory.clear(0)
         self._signature = signature(self.type, self._identity, self._memory.layout)

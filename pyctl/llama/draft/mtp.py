@@ -35,9 +35,13 @@ class MtpHead(HeadRows):
         width = int(api.llama_model_n_embd_out(api.llama_get_model(ctx)))
         super().__init__(ctx, width, n_max + 1, **options)
         self._head = NextnHead(self._address, p_min, self.gives_all)
-        if self._evaluate(0, 0, [0], self._none) != 0:
-            raise ModelError("cannot evaluate the draft head of the model")
-        self._open_memory()
+        try:
+            if self._evaluate(0, 0, [0], self._none) != 0:
+                raise ModelError("cannot evaluate the draft head of the model")
+            self._open_memory()
+        except BaseException:
+            self._head.close()  # before the context is freed
+            raise
         if self._memory.is_async:  # load the device's kernels of large batches and drafts before the first request
             self._n_rows = self._window
             self._evaluate(0, 0, [0] * self._n_batch, np.zeros((self._n_batch + 1, self._width), np.float32))
