@@ -186,6 +186,11 @@ class KVState:
     def load_state(self, seq: int, n: int, data: Buffer) -> None:
         """Replace the state of ``seq`` by one saved at ``n``; a hybrid's rows must end there already."""
 
+    def load_prefix(
+        self, seq: int, p0: int, spans: Sequence[tuple[Buffer | int, int, int]], n: int, data: Buffer
+    ) -> None:
+        """`load_rows` and `load_state` at their end ``n`` in one; on failure ``seq`` is empty."""
+
     @property
     def has_marks(self) -> bool:
         """Whether sequences can be marked."""
@@ -307,12 +312,12 @@ class RowStore(KVState):
         """Bytes per second from host memory to a stage, measured now; 0 without stages."""
 
 class HiddenRows:
-    """The rows that the context at address ``ctx`` makes of its tokens before it tells logits, shape (n, n_embd).
+    """The rows that enter ``layer`` of the context at address ``ctx``, if negative those that leave its last one.
 
-    It must not be used after the context is freed. Arrays are views of memory that is written again as said.
+    Their shape is (n, n_embd). ValueError where llama.cpp does not give them, by the last evaluation. It must not be used after the context is freed. Arrays are views of memory that is written again as said.
     """
 
-    def __init__(self, ctx: int) -> None: ...
+    def __init__(self, ctx: int, layer: int = -1) -> None: ...
     def rows(self, n: int) -> NDArray[np.float32]:
         """Those of the ``n`` tokens evaluated last, in their order, until the next evaluation. Waits for it."""
 
@@ -324,14 +329,15 @@ class HiddenRows:
         """The copy of the last `start`, or of the one ``before``, valid until the next but one. ValueError without any."""
 
 class NextnHead:
-    """Evaluates the nextn block of a model in ``ctx``, a context of type MTP, with whose sequences it does as it likes.
+    """Evaluates the nextn block of a model in ``ctx``, a context of type MTP, with whose sequences it does as it likes;
+    or an EAGLE-3 model, whose graph ``gives_all`` rows logits.
 
     Row p of its cache belongs to the token at p and the model's hidden row of the token before. With ``p_min``, a token
     is drafted only if it is that likely among the ten best. ValueError for what cannot be evaluated; otherwise
     llama_decode's result.
     """
 
-    def __init__(self, ctx: int, p_min: float = 0.0) -> None: ...
+    def __init__(self, ctx: int, p_min: float = 0.0, gives_all: bool = False) -> None: ...
     def close(self) -> None:
         """Let go of the context, before it is freed."""
 

@@ -3,6 +3,7 @@
     DIR/python -m bench.gpu.speculative DIR                                # all parts, both shapes
     DIR/python -m bench.gpu.speculative DIR --parts lengths company --models 27b-nextn --budget 120
     python -m bench.gpu.speculative --llama-server FILE --models tiny-hybrid-nextn=FILE.gguf --prompt 500 --together 2
+    DIR/python -m bench.gpu.speculative DIR --models 27b-nextn --draft FILE.gguf --type draft-dflash --parts lengths
 
 Parts, the most telling first: lengths (n_max 3, drafts accepted by chance with a given mean length, and no drafts; two
 of these also say how fast a prompt is evaluated), company (-np 4), defaults (no flag but the model and the type, no
@@ -11,7 +12,7 @@ accepted, a short prompt), rewriting (`bench.gpu.rewriting`: a file written agai
 head and from the text). Chance makes lengths differ: speeds are for what chance yields on average from drafts as long
 as each server makes them, which may be shorter than n_max, or none, where that is faster. Servers are loaded and warmed
 several at a time, as the device's memory allows, and measured one after the other while the others are idle. Findings
-go to gpu-speculative-<shape>.json and .md at once.
+go to gpu-speculative-<shape>.json and .md at once, with another draft model to gpu-speculative-<shape>-<type>.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from typing import Any
 from bench.common import RESULTS, words
 from bench.gpu.machine import describe, free_vram_mib, vram_mib
 from bench.gpu.report import OURS, PEER
-from bench.gpu.rewriting import rewriting
+from bench.gpu.rewriting import HEAD, rewriting
 from bench.gpu.servers import Completion, Server, llama_server, pyctl
 from bench.gpu.speculative_report import WITHOUT, document
 from bench.gpu.workloads import Conversation
@@ -82,11 +83,8 @@ class Case:
 
     @property
     def drafting(self) -> list[str]:
-        if self.part == "defaults":
-            return ["--spec-type", "draft-mtp"]
-        if not self.n_max:
-            return ["--spec-type", "none"]
-        return ["--spec-type", "draft-mtp", "--spec-draft-n-max", str(self.n_max)]
+        """Flags, without the source of drafts."""
+        return [] if self.part == "defaults" or not self.n_max else ["--spec-draft-n-max", str(self.n_max)]
 
 
 def planned(options: argparse.Namespace) -> list[Case]:
@@ -146,7 +144,9 @@ class Run:
 
     def flags(self, case: Case) -> list[str]:
         """What both servers get."""
-        own = ["-m", str(self.model), "--metrics", *case.drafting, *self.options.flags]
+        types = ["--spec-type", self.options.type if case.n_max else "none"]
+        file = ["-md", self.options.draft] if case.n_max and self.options.draft else []
+        own = ["-m", str(self.model), "--metrics", *types, *file, *case.drafting, *self.options.flags]
         if case.part == "defaults":
             return own
         n_ctx = case.n_seqs * (self.prompt(case) + self.options.n_predict + 1024)
@@ -374,6 +374,8 @@ def main() -> None:
         "--budget", type=float, default=3600, metavar="S", help="nothing is begun after so many seconds"
     )
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR")
+    parser.add_argument("--type", default=HEAD, help="what drafts, in all parts but rewriting")
+    parser.add_argument("--draft", metavar="FILE", help="of a draft model, for --type")
     parser.add_argument("--flags", default="", help="more flags for both servers, in one argument")
     options = parser.parse_args()
     options.flags = options.flags.split()
@@ -389,7 +391,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="speculative-") as work:
         for named in options.models:
             shape, _, file = named.partition("=")
-            findings = Findings(options.results, shape, header, options.parts)
+            name = f"{shape}-{options.type.removeprefix('draft-')}" if options.draft else shape
+            findings = Findings(options.results, name, header, options.parts)
             model = Path(file or files.get(shape) or f"{options.directory}/models/{shape}.gguf")
             runs.append(Run(shape, model, peer, options, findings, BEGAN + options.budget, Path(work)))
         for run in runs:

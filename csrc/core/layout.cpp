@@ -135,11 +135,11 @@ memory_parts parts_of(llama_context * ctx) {
     parts.type                    = typeid(*memory).name();  // its length comes first
     parts.type.erase(0, parts.type.find_first_not_of("0123456789"));
     parts.n_seen                  = hparams.swa_type != LLAMA_SWA_TYPE_NONE ? hparams.n_swa : 0;
-    // Only a cache beside others may slide, and not one whose cells have more than a position. With one stream per sequence,
-    // rows cannot be handed from one sequence to another, as attention_rows does. With --split-mode tensor each row and each
-    // state has parts on several devices, which only the library puts together.
+    // Only a cache beside others may slide, and not one whose cells have more than a position, except of drafts, which have
+    // text alone. With one stream per sequence, rows cannot be handed from one sequence to another, as attention_rows does.
+    // With --split-mode tensor each row and each state has parts on several devices, which only the library puts together.
     if (parts.sets.empty() || parts.sets[0].cache->get_n_stream() != 1 || (parts.n_seen > 0) != (parts.window != nullptr) ||
-        (parts.window != nullptr && parts.window->has_cell_ext()) ||
+        (parts.window != nullptr && parts.window->has_cell_ext() && llama_get_model(ctx)->arch != LLM_ARCH_DFLASH) ||
         llama_get_model(ctx)->split_mode() == LLAMA_SPLIT_MODE_TENSOR) {
         parts.sets.clear();
         return parts;

@@ -109,7 +109,7 @@ private:
 class window_state : public sequence_state {
 public:
     window_state(llama_kv_cache & cache, const row_layout & rows, const llama_hparams & hparams, transfer & copies)
-        : cache(cache), books(cache.get_cells(0)), planes(planes_of(rows, cache.get_size())), row_bytes(rows.row_bytes()),
+        : cache(cache), books(cache.get_cells(0)), planes(planes_of(rows, cache.get_size())), row_bytes(rows.row_bytes() - rows.ext_bytes()),
           hparams(hparams), copies(copies) {}
 
     int64_t position(llama_seq_id seq) const override { return cache.seq_pos_max(seq) + 1; }

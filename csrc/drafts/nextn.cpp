@@ -26,11 +26,20 @@ size_t row_width(llama_context * ctx) {
     return static_cast<size_t>(llama_model_n_embd_out(llama_get_model(ctx)));
 }
 
-// The hidden rows of the tokens of the last evaluation of a model, which has to outlive this.
+// The hidden rows of the tokens of the last evaluation of a model, which has to outlive this: what enters a layer, or where
+// that is negative, what leaves the last one.
 class hidden_rows {
 public:
-    explicit hidden_rows(uintptr_t address) : ctx(reinterpret_cast<llama_context *>(address)), width(row_width(ctx)) {
-        llama_set_embeddings_nextn(ctx, true, /*masked*/ false);
+    hidden_rows(uintptr_t address, int32_t layer)
+        : ctx(reinterpret_cast<llama_context *>(address)), layer(layer),
+          width(layer < 0 ? row_width(ctx) : static_cast<size_t>(compat::hparams_of(ctx).n_embd)) {
+        if (layer < 0) {
+            llama_set_embeddings_nextn(ctx, true, /*masked*/ false);
+        } else if (tensor_of(compat::result_of(ctx)) != nullptr) {  // the library would end the process
+            llama_set_embeddings_layer_inp(ctx, static_cast<uint32_t>(layer), true);
+        } else {
+            throw py::value_error("llama.cpp does not give the rows of layer " + std::to_string(layer) + " of this model");
+        }
     }
 
     // Rows of the n tokens evaluated last, in the order of the batch; the memory is the library's until the next one.
@@ -41,7 +50,8 @@ public:
         }
         {
             const py::gil_scoped_release release;
-            data = llama_get_embeddings_nextn(ctx);
+            const auto id = static_cast<uint32_t>(layer);
+            data          = layer < 0 ? llama_get_embeddings_nextn(ctx) : llama_get_embeddings_layer_inp(ctx, id);
         }
         return view(data, n);
     }
@@ -49,8 +59,7 @@ public:
     // Starts to copy them into memory of this object's own, so that the next evaluation may begin. False where nothing
     // would be gained, since the evaluation is complete on return.
     bool start(py::ssize_t n) {
-        llm_graph_result * result  = compat::result_of(ctx);
-        ggml_tensor *      tensor  = result != nullptr ? result->get_h_nextn() : nullptr;
+        ggml_tensor *      tensor  = tensor_of(compat::result_of(ctx));
         ggml_backend_t     backend = tensor != nullptr ? ggml_backend_sched_get_tensor_backend(ctx->get_sched(), tensor) : nullptr;
         const size_t       n_bytes = static_cast<size_t>(n) * width * sizeof(float);
         if (backend == nullptr || ggml_nbytes(tensor) != n_bytes || !prepare(ggml_backend_get_device(backend))) {
@@ -84,6 +93,10 @@ private:
         py::ssize_t   n = 0;
     };
 
+    ggml_tensor * tensor_of(const llm_graph_result * result) const {
+        return result == nullptr ? nullptr : layer < 0 ? result->get_h_nextn() : result->get_layer_inp(layer);
+    }
+
     py::array view(const float * data, py::ssize_t n) const {
         if (data == nullptr) {
             throw std::runtime_error("llama.cpp made no hidden rows");
@@ -114,23 +127,16 @@ private:
     }
 
     llama_context *     ctx;
+    int32_t             layer;
     size_t              width;
     std::array<slot, 2> slots;
     size_t              at = 0;
 };
 
 // A sampler that runs on the device: the most likely token. The library's own would have the logits copied to the host.
-void best_apply(llama_sampler *, llama_token_data_array * candidates) {
-    candidates->selected = 0;
-    for (size_t i = 1; i < candidates->size; ++i) {
-        if (candidates->data[i].logit > candidates->data[candidates->selected].logit) {
-            candidates->selected = static_cast<int64_t>(i);
-        }
-    }
-}
-
-bool best_backend_init(llama_sampler *, ggml_backend_buffer_type_t, uint32_t) {
-    return true;
+void best_apply(llama_sampler *, llama_token_data_array * all) {
+    const auto is_less = [](const llama_token_data & a, const llama_token_data & b) { return a.logit < b.logit; };
+    all->selected      = std::max_element(all->data, all->data + all->size, is_less) - all->data;
 }
 
 void best_backend_apply(llama_sampler *, ggml_context * ctx, ggml_cgraph *, llama_sampler_data * data) {
@@ -140,7 +146,8 @@ void best_backend_apply(llama_sampler *, ggml_context * ctx, ggml_cgraph *, llam
 
 llama_sampler_i best_interface = {
     [](const llama_sampler *) { return "best"; }, nullptr,           best_apply, nullptr, nullptr, nullptr,
-    best_backend_init,                            nullptr, best_backend_apply, nullptr, nullptr, nullptr,
+    [](llama_sampler *, ggml_backend_buffer_type_t, uint32_t) { return true; },
+    nullptr, best_backend_apply, nullptr, nullptr, nullptr,
 };
 
 // The candidates beside which --spec-draft-p-min measures how likely the best one is, as in llama-server.
@@ -149,9 +156,9 @@ constexpr int n_compared = 10;
 // A context of type MTP: row p of its cache belongs to the token at p and the hidden row before it.
 class nextn_head {
 public:
-    // It must be closed before the context is freed.
-    nextn_head(uintptr_t address, float p_min)
-        : ctx(reinterpret_cast<llama_context *>(address)), width(row_width(ctx)), p_min(p_min) {
+    // It must be closed before the context is freed. `gives_all`: its graph makes logits of all rows, so all are outputs.
+    nextn_head(uintptr_t address, float p_min, bool gives_all)
+        : ctx(reinterpret_cast<llama_context *>(address)), width(row_width(ctx)), p_min(p_min), gives_all(gives_all) {
         const size_t n_seqs   = llama_n_seq_max(ctx);
         const size_t capacity = std::max<size_t>(llama_n_ubatch(ctx), n_seqs);
         tokens.resize(capacity);
@@ -291,15 +298,11 @@ private:
             llama_memory_seq_rm(llama_get_memory(ctx), state.seq, state.start + static_cast<llama_pos>(first), -1);
             for (size_t i = first; i < state.n_hidden; ++i) {
                 add(state.seq, state.start + static_cast<llama_pos>(i), state.tokens[i], state.hidden.data() + i * width,
-                    i + 1 == state.n_hidden);
+                    gives_all || i + 1 == state.n_hidden);
             }
             state.last = static_cast<int32_t>(n_used) - 1;
         }
-        if (n_used == 0) {
-            return false;
-        }
-        result = run();
-        if (result != 0) {
+        if (n_used == 0 || (result = run()) != 0) {
             return false;
         }
         for (run_state & state : states) {
@@ -358,6 +361,7 @@ private:
     llama_context *              ctx;
     size_t                       width;
     float                        p_min;
+    bool                         gives_all;
     std::vector<llama_sampler *> chains;  // by sequence
     size_t                       n_used = 0;
     token_list                   tokens;
@@ -373,12 +377,12 @@ private:
 
 void register_nextn(py::module_ & m) {
     py::class_<hidden_rows>(m, "HiddenRows")
-        .def(py::init<uintptr_t>(), py::arg("ctx"))
+        .def(py::init<uintptr_t, int32_t>(), py::arg("ctx"), py::arg("layer") = -1)
         .def("rows", &hidden_rows::rows, py::arg("n"))
         .def("start", &hidden_rows::start, py::arg("n"))
         .def("finish", &hidden_rows::finish, py::arg("before") = false);
     py::class_<nextn_head>(m, "NextnHead")
-        .def(py::init<uintptr_t, float>(), py::arg("ctx"), py::arg("p_min") = 0.0f)
+        .def(py::init<uintptr_t, float, bool>(), py::arg("ctx"), py::arg("p_min") = 0.0f, py::arg("gives_all") = false)
         .def("close", &nextn_head::close)
         .def("evaluate", &nextn_head::evaluate, py::arg("seq"), py::arg("start"), py::arg("tokens"), py::arg("hidden"))
         .def("draft", &nextn_head::draft, py::arg("items"), py::arg("n"), py::arg("window") = 1);

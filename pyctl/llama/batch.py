@@ -15,7 +15,7 @@ from pyctl.engine.model_settings import POOLING
 from pyctl.errors import ContextSizeError, EngineError, RequestError
 from pyctl.prompt import Tokens
 
-__all__ = ["Batch", "Embedder", "ImageBatch"]
+__all__ = ["Batch", "Embedder", "RowBatch"]
 
 
 class Batch:
@@ -65,8 +65,8 @@ class Batch:
         self.struct.n_tokens = n
 
 
-class ImageBatch:
-    """A llama_batch of image embeddings, ``width`` floats each."""
+class RowBatch:
+    """A llama_batch of embeddings of images or of other models' rows, ``width`` floats each."""
 
     def __init__(self, capacity: int, width: int) -> None:
         self._rows = np.zeros((capacity, width), np.float32)
@@ -79,17 +79,23 @@ class ImageBatch:
 
     def fill(self, seq: int, rows: NDArray[np.float32], position: int, first: int, columns: int, *, last: bool) -> None:
         """Fill in rows ``first``, ``first`` + 1, ... of an image at ``position``; with ``last``, output of the last."""
-        n = len(rows)
-        at = np.arange(first, first + n)
-        self._rows[:n] = rows
+        at = np.arange(first, first + len(rows))
         # M-RoPE sections: the image's position, line, column, and an unused one.
-        self._positions[:n] = position
-        self._positions[n : 2 * n] = position + at // columns
-        self._positions[2 * n : 3 * n] = position + at % columns
-        self._positions[3 * n : 4 * n] = 0
+        self._fill(seq, rows, (position, position + at // columns, position + at % columns, 0))
+        self._batch.outputs[len(rows) - 1] = last
+
+    def fill_text(self, seq: int, rows: NDArray[np.float32], start: int) -> None:
+        """Fill in ``rows`` of tokens of text from position ``start`` on, without outputs."""
+        at = np.arange(start, start + len(rows))
+        self._fill(seq, rows, (at, at, at, 0))
+
+    def _fill(self, seq: int, rows: NDArray[np.float32], sections: Sequence[NDArray[np.int64] | int]) -> None:
+        n = len(rows)
+        self._rows[:n] = rows
+        for i, positions in enumerate(sections):
+            self._positions[i * n : (i + 1) * n] = positions
         self._batch.seqs[:n] = seq
         self._batch.outputs[:n] = 0
-        self._batch.outputs[n - 1] = last
         self.struct.n_tokens = n
 
 

@@ -148,6 +148,10 @@ def ggml_library() -> Any:
         "gguf_find_key": (ctypes.c_int64, [pointer, ctypes.c_char_p]),
         "gguf_get_val_str": (ctypes.c_char_p, [pointer, ctypes.c_int64]),
         "gguf_get_arr_n": (ctypes.c_size_t, [pointer, ctypes.c_int64]),
+        "gguf_get_arr_data": (pointer, [pointer, ctypes.c_int64]),
+        "gguf_get_arr_type": (ctypes.c_int, [pointer, ctypes.c_int64]),
+        "gguf_get_kv_type": (ctypes.c_int, [pointer, ctypes.c_int64]),
+        "gguf_get_val_data": (pointer, [pointer, ctypes.c_int64]),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(library, name)
@@ -194,12 +198,44 @@ def check_gguf(path: Path, what: str = "model") -> None:
 class FileHead:
     """What one GGUF file says of itself: tensors in file order, architecture, and tokens of its tokenizer.
 
-    ``arch`` is empty and ``n_vocab`` 0 where the file does not say.
+    ``arch`` is empty and ``n_vocab`` 0 where the file does not say. ``numbers`` are the integers and booleans under
+    `NUMBERS`, keys behind the architecture's name, of those that it has.
     """
 
     tensors: tuple[FileTensor, ...]
     arch: str
     n_vocab: int
+    numbers: Mapping[str, tuple[int, ...]]
+
+    def has(self, tensor: str) -> bool:
+        """Whether the file has a tensor of this name."""
+        return any(each.name == tensor for each in self.tensors)
+
+
+NUMBERS = (
+    "target_layers",
+    "target_hidden_size",
+    "embedding_length",
+    "block_size",
+    "sample_from_anchor",
+    "selector_top_k",
+    "attention.causal",
+)
+"""Of draft models that read rows of the target model."""
+
+_FORMS: dict[int, Any] = {4: ctypes.c_uint32, 5: ctypes.c_int32, 7: ctypes.c_bool}
+_ARRAY = 9
+"""gguf_type."""
+
+
+def _numbers(ggml: Any, head: Any, key: str) -> tuple[int, ...]:
+    at = ggml.gguf_find_key(head, key.encode())
+    is_array = at >= 0 and ggml.gguf_get_kv_type(head, at) == _ARRAY
+    form = _FORMS.get((ggml.gguf_get_arr_type if is_array else ggml.gguf_get_kv_type)(head, at)) if at >= 0 else None
+    if form is None:
+        return ()
+    n, data = (ggml.gguf_get_arr_n, ggml.gguf_get_arr_data) if is_array else (lambda *_: 1, ggml.gguf_get_val_data)
+    return tuple(map(int, (form * n(head, at)).from_address(data(head, at))))
 
 
 def file_head(file: Path) -> FileHead:
@@ -229,12 +265,10 @@ def _read_head(file: str, _status: tuple[int, ...]) -> FileHead:
             )
             for index in range(ggml.gguf_get_n_tensors(head))
         )
-        arch, tokens = (ggml.gguf_find_key(head, key) for key in (b"general.architecture", b"tokenizer.ggml.tokens"))
-        return FileHead(
-            tensors,
-            ggml.gguf_get_val_str(head, arch).decode("utf-8", "replace") if arch >= 0 else "",
-            ggml.gguf_get_arr_n(head, tokens) if tokens >= 0 else 0,
-        )
+        at, tokens = (ggml.gguf_find_key(head, key) for key in (b"general.architecture", b"tokenizer.ggml.tokens"))
+        arch = ggml.gguf_get_val_str(head, at).decode("utf-8", "replace") if at >= 0 else ""
+        numbers = {key: found for key in NUMBERS if (found := _numbers(ggml, head, f"{arch}.{key}"))}
+        return FileHead(tensors, arch, ggml.gguf_get_arr_n(head, tokens) if tokens >= 0 else 0, numbers)
     finally:
         ggml.gguf_free(head)
 

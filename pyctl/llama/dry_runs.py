@@ -11,10 +11,11 @@ from typing import Any
 
 from llama_cpp import llama_cpp as api
 
-from pyctl.engine.draft.draft_settings import DraftSettings
+from pyctl.engine.draft.draft_settings import FEATURE_TYPES, DraftSettings
 from pyctl.engine.model_settings import LOAD_MODES, ModelSettings
 from pyctl.errors import ModelError
 from pyctl.llama.devices import devices, host_available, tensor_bytes
+from pyctl.llama.draft.draft_file import check_target
 from pyctl.llama.fingerprint import metadata_text
 from pyctl.llama.library import captured_log, forget_log_errors, last_log_error
 from pyctl.llama.memory import MIB, MemoryPlan, Place, Usage
@@ -54,8 +55,8 @@ COMPUTE = re.compile(r"(\S+) compute buffer size = +([\d.]+) MiB")
 class DryRun:
     """A model without weights; ``n_layers`` and ``n_ctx_train`` are the file's, ``tensors`` bytes by name.
 
-    ``drafts`` are its draft settings; ``is_head``: its own head drafts. ``draft_file`` is its draft model. ``vision``
-    is the device of the vision encoder, empty for the CPU, and its bytes.
+    ``drafts`` are its draft settings; ``is_head``: it drafts beside its trunk. ``draft_file`` is its draft model.
+    ``vision`` is the device of the vision encoder, empty for the CPU, and its bytes.
     """
 
     def __init__(
@@ -234,12 +235,13 @@ def dry_run(
     with ExitStack() as stack:
         draft_file = None
         if drafts.draft_path and drafts.n_draft > 0:
-            is_head = drafts.has("draft-mtp")
             of_file = drafts.of_file(settings)
-            model, log = stack.enter_context(_without_weights(of_file, with_head=is_head))
-            draft_file = DryRun(model, of_file, log, NO_DRAFTS, is_head=is_head)
+            model, log = stack.enter_context(_without_weights(of_file, with_head=drafts.has("draft-mtp")))
+            draft_file = DryRun(model, of_file, log, NO_DRAFTS, is_head=drafts.reads_rows)
         is_head = uses_own_head(drafts)
         model, log = stack.enter_context(_without_weights(settings, with_head=is_head))
+        if draft_file is not None and drafts.has(*FEATURE_TYPES):  # llama.cpp would end the process
+            check_target(Path(drafts.draft_path), model)
         yield DryRun(model, settings, log, drafts, draft_file, is_head=is_head, vision=vision)
 
 
@@ -256,7 +258,7 @@ def _without_weights(settings: ModelSettings, *, with_head: bool) -> Iterator[tu
         raise ModelError(f"cannot load the model {settings.path}: {last_log_error('llama.cpp gave no reason')}")
     try:
         if with_head:
-            check_head(model, settings.path)
+            check_head(model, None, settings.path)
         yield model, log
     finally:
         with captured_log():

@@ -17,7 +17,7 @@ from pyctl.engine.pool import PoolPlan, StreamCounts
 from pyctl.engine.sampling import Sampling
 from pyctl.engine.selection import Pins
 from pyctl.errors import EngineError, ModelError, NotSupportedError
-from pyctl.llama.batch import Batch, Embedder, ImageBatch
+from pyctl.llama.batch import Batch, Embedder, RowBatch
 from pyctl.llama.context_memory import ContextMemory
 from pyctl.llama.draft.draft_model import Follower, MakeDraftModel
 from pyctl.llama.image_encoder import ImageEncoder
@@ -91,7 +91,7 @@ class LlamaBackend:
         # `_open_memory` fills in the limits that depend on the memory.
         self.facts = BackendFacts(n_cells, n_cells, n_seqs, n_ubatch, n_outputs, self._batch_cost)
         self._batch = Batch(max(n_ubatch, n_seqs))
-        self._image_batch: ImageBatch | None = None
+        self._image_batch: RowBatch | None = None
         self._open_memory()
         control.pulse.watch(address if self.facts.is_async and self._pool is None else 0)
         identity = self._identify(self) if self._identify is not None else memory.layout
@@ -208,7 +208,7 @@ class LlamaBackend:
         n, width = rows.shape
         self._reserve(n)
         if self._image_batch is None:
-            self._image_batch = ImageBatch(self.facts.n_ubatch, width)
+            self._image_batch = RowBatch(self.facts.n_ubatch, width)
         self._image_batch.fill(seq, rows, self.memory.position(seq, start), first, columns, last=output)
         tokens = (self.tokenizer.image_token,) * n
         items = [SequenceTokens(seq, tokens, start + first)] if self.facts.draft_type else []

@@ -13,7 +13,7 @@ from typing import Any
 from llama_cpp import llama_cpp as api
 
 from pyctl.engine.backend import EngineInfo
-from pyctl.engine.draft.draft_settings import DraftSettings
+from pyctl.engine.draft.draft_settings import FEATURE_TYPES, DraftSettings
 from pyctl.engine.model_settings import NUMA, POOLING, ModelSettings
 from pyctl.engine.pool import PoolPlan, PoolSettings
 from pyctl.engine.vision_settings import VisionSettings
@@ -21,9 +21,10 @@ from pyctl.errors import ModelError, UnavailableError
 from pyctl.limit import limit
 from pyctl.llama.batch import Embedder
 from pyctl.llama.devices import check_gguf
-from pyctl.llama.draft.draft_file import vocabulary_difference, with_inferred_type
+from pyctl.llama.draft.block_model import BlockModel
+from pyctl.llama.draft.draft_file import block_shape, check_target, vocabulary_difference, with_inferred_type
 from pyctl.llama.draft.draft_model import DraftModel, MakeDraftModel
-from pyctl.llama.draft.mtp import MtpHead
+from pyctl.llama.draft.mtp import Eagle3, MtpHead
 from pyctl.llama.draft.separate_model import SeparateModel
 from pyctl.llama.dry_runs import NO_DRAFTS
 from pyctl.llama.fingerprint import file_digest, fingerprint, metadata_text
@@ -190,34 +191,44 @@ def _open_draft_file(
     settings: ModelSettings, drafts: DraftSettings, trunk: Any, trunk_ctx: Any, attach: Callable[[int], None]
 ) -> DraftModel | None:
     """Open the draft model or head in the file of ``drafts``; log and return None if its vocabulary differs."""
-    path, is_head, of_file = Path(drafts.draft_path), drafts.has("draft-mtp"), drafts.of_file(settings)
+    path, of_file = Path(drafts.draft_path), drafts.of_file(settings)
     check_gguf(path)
-    model, ctx = _load_model(path, ModelParams(of_file, with_head=is_head)), None
+    layers = check_target(path, trunk) if drafts.has(*FEATURE_TYPES) else ()
+    model, ctx = _load_model(path, ModelParams(of_file, with_head=drafts.has("draft-mtp"))), None
     try:
-        if is_head:
-            check_head(model, drafts.draft_path)
+        if drafts.has("draft-mtp"):
+            check_head(model, trunk, drafts.draft_path)
         if difference := vocabulary_difference(trunk, model):
             log.error("draft model %s disabled: %s", path, difference)
             api.llama_model_free(model)
             return None
-        if is_head and (widths := [int(api.llama_model_n_embd(one)) for one in (trunk, model)]) != widths[::-1]:
-            raise ModelError(f"{path} has no head for this model: it is {widths[1]} wide, not {widths[0]}")
         n_bytes = layer_bytes(model)
-        if is_head:
+        if drafts.reads_rows:
             params = head_params(of_file, drafts, trunk_ctx, settings.n_ctx, n_bytes)
         else:
             params = context_params(of_file, draft_cells(settings, drafts, settings.n_ctx), n_bytes)
         ctx = _make_context(model, of_file, params)
-        identity, p_min = file_digest(path), drafts.draft_p_min
-        if is_head:
-            return MtpHead(ctx, drafts.n_draft, model=model, p_min=p_min, identity=identity, attach=attach)
-        n_vocab = int(api.llama_vocab_n_tokens(api.llama_model_get_vocab(trunk)))
-        return SeparateModel(model, ctx, n_vocab, p_min=p_min, identity=identity, attach=attach)
+        return _draft_model(drafts, model, ctx, trunk, layers, attach)
     except BaseException:
         if ctx is not None:
             api.llama_free(ctx)
         api.llama_model_free(model)
         raise
+
+
+def _draft_model(
+    drafts: DraftSettings, model: Any, ctx: Any, trunk: Any, layers: tuple[int, ...], attach: Callable[[int], None]
+) -> DraftModel:
+    path = Path(drafts.draft_path)
+    options: dict[str, Any] = {"p_min": drafts.draft_p_min, "identity": file_digest(path), "attach": attach}
+    if drafts.has("draft-mtp"):
+        return MtpHead(ctx, drafts.n_draft, model=model, **options)
+    if drafts.has("draft-eagle3"):
+        return Eagle3(ctx, drafts.n_draft, layers, model=model, **options)
+    if layers:
+        return BlockModel(ctx, drafts.n_draft, layers, block_shape(path), model=model, **options)
+    n_vocab = int(api.llama_vocab_n_tokens(api.llama_model_get_vocab(trunk)))
+    return SeparateModel(model, ctx, n_vocab, **options)
 
 
 def _load_model(path: Path, params: ModelParams, progress: Callable[[float], bool] | None = None) -> Any:

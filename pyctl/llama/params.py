@@ -12,7 +12,7 @@ from typing import Any
 import gguf
 from llama_cpp import llama_cpp as api
 
-from pyctl.engine.draft.draft_settings import DraftSettings
+from pyctl.engine.draft.draft_settings import MODEL_TYPES, DraftSettings
 from pyctl.engine.model_settings import (
     FLASH_MODES,
     KV_TYPES,
@@ -199,7 +199,7 @@ LONG_DRAFT = limit(64, "tokens of a draft from n-grams or from the cache", "cut"
 
 def n_planes(settings: ModelSettings, drafts: DraftSettings) -> int:
     """Return the number of earlier states that a recurrent cell keeps for rollback of drafts."""
-    by_model = drafts.has("draft-mtp") or drafts.has("draft-simple")
+    by_model = drafts.has(*MODEL_TYPES)
     # llama.cpp requires the tokens of these states in one batch, and aborts if they exceed it.
     return max(min(drafts.n_draft, with_ubatch(settings).n_ubatch - 2), 0) if by_model else 0
 
@@ -214,10 +214,13 @@ def uses_own_head(drafts: DraftSettings) -> bool:
     return drafts.has("draft-mtp") and not drafts.draft_path and drafts.n_draft > 0
 
 
-def check_head(model: Any, path: str) -> None:
-    """Raise ModelError unless the model from the file ``path`` has a draft head."""
+def check_head(model: Any, trunk: Any | None, path: str) -> None:
+    """Raise ModelError unless ``model`` from the file ``path`` has a draft head, for ``trunk`` if that is given."""
     if api.llama_model_n_layer_nextn(model) != 1:
         raise ModelError(f"{path} has no head for --spec-type draft-mtp: it needs one nextn block")
+    own, wanted = (int(api.llama_model_n_embd(each)) for each in (model, trunk or model))
+    if own != wanted:
+        raise ModelError(f"{path} has no head for this model: it is {own} wide, not {wanted}")
 
 
 def most_outputs(settings: ModelSettings, drafts: DraftSettings) -> int:
@@ -274,9 +277,17 @@ def context_params(
 def head_params(
     settings: ModelSettings, drafts: DraftSettings, trunk: Any, n_ctx: int, n_layer_bytes: int | None = None
 ) -> Any:
-    """Return a llama_context_params for a head of the context ``trunk`` with ``settings``, for ``n_ctx`` tokens."""
-    params = context_params(drafts.of_context(settings), n_ctx, n_layer_bytes)
-    params.ctx_type, params.ctx_other = api.LLAMA_CONTEXT_TYPE_MTP, trunk
+    """Return a llama_context_params for a draft model beside the context ``trunk``, for ``n_ctx`` tokens of that."""
+    is_head = drafts.has("draft-mtp")
+    # A block takes one cell more than it drafts.
+    n_cells = n_ctx if is_head else draft_cells(settings, drafts, n_ctx) + settings.n_seqs
+    params = context_params(drafts.of_context(settings), n_cells, n_layer_bytes)
+    params.ctx_other = trunk
+    if is_head:
+        params.ctx_type = api.LLAMA_CONTEXT_TYPE_MTP
+    else:
+        params.n_outputs_max_per_seq = drafts.n_draft + 1
+        params.n_outputs_max = settings.n_seqs * params.n_outputs_max_per_seq
     return params
 
 

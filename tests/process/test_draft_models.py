@@ -15,7 +15,16 @@ from tests.process.test_restart import SYSTEM, ask, text_of, user
 
 Start = Callable[..., Server]
 MODEL = "tiny-hybrid-nextn"
-FILES = {"tiny-draft": "draft-simple", "tiny-hybrid-draft": "draft-simple", "tiny-hybrid-head": "draft-mtp"}
+FILES = {
+    "tiny-draft": "draft-simple",
+    "tiny-hybrid-draft": "draft-simple",
+    "tiny-hybrid-head": "draft-mtp",
+    "tiny-hybrid-eagle3": "draft-eagle3",
+    "tiny-hybrid-dflash": "draft-dflash",
+    "tiny-hybrid-dflash2": "draft-dflash",
+    "tiny-hybrid-dspark": "draft-dspark",
+    "tiny-hybrid-dflash-window": "draft-dflash",
+}
 
 
 def drafted(reply: dict[str, Any]) -> tuple[str, int, int]:
@@ -69,7 +78,8 @@ def test_a_directory_is_shared_by_servers_with_other_draft_models(
     flags = ["--exact", "--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "full"]
     messages = [SYSTEM, user(1)]
     texts = set()
-    for i, name in enumerate(("tiny-draft", "tiny-hybrid-draft", "", "tiny-hybrid-head", "tiny-draft")):
+    names = ("tiny-draft", "tiny-hybrid-draft", "", "tiny-hybrid-eagle3", "tiny-hybrid-dspark", "tiny-draft")
+    for i, name in enumerate(names):
         server = start(MODEL, *flags, *(["-md", str(model_path(name))] if name else []))
         reply = ask(server, messages, max_tokens=40)
         texts.add(text_of(reply))

@@ -17,7 +17,7 @@ import numpy as np
 from gguf import GGML_QUANT_VERSION, GGUFWriter, LlamaFileType, PoolingType
 
 from pyctl.atomic_file import temp_path
-from tools.generator.shapes import F32, Shape, Tensor, tensors
+from tools.generator.shapes import F32, GROUP, KERNEL, RANK, Shape, Tensor, tensors
 from tools.generator.vision import VisionShape, write_encoder
 from tools.generator.vocab import CHATML_TEMPLATE, Vocab, byte_vocab
 from tools.generator.weights import Tiles, deviation, fill
@@ -52,6 +52,8 @@ def write_model(
         writer = GGUFWriter(temporary, shape.arch)
         _add_shape(writer, shape, seed)
         add_tokenizer(writer, vocab, CHATML_TEMPLATE if template is None else template)
+        if shape.target_layers:
+            _add_reader(writer, shape, vocab)
         for tensor in listing:
             writer.add_tensor_info(
                 tensor.name, tensor.dims, np.dtype(np.float32), tensor.num_bytes, raw_dtype=tensor.type
@@ -101,6 +103,27 @@ def _add_shape(writer: GGUFWriter, shape: Shape, seed: int) -> None:
         writer.add_classifier_output_labels([f"class {number}" for number in range(shape.num_classes)])
         writer.add_pooling_type(PoolingType.RANK)
         writer.add_string("tokenizer.chat_template.rerank", RERANK_TEMPLATE)
+
+
+def _add_reader(writer: GGUFWriter, shape: Shape, vocab: Vocab) -> None:
+    arch = shape.arch
+    writer.add_array(f"{arch}.target_layers", list(shape.target_layers))
+    if not shape.block:
+        return writer.add_uint32(f"{arch}.target_hidden_size", shape.embedding)
+    writer.add_uint32(f"{arch}.block_size", shape.block)
+    writer.add_mask_token_id(vocab.ids["<|fim_pad|>"])
+    if any(shape.rope_sections):
+        writer.add_rope_dimension_sections(shape.rope_sections)
+    if shape.window:
+        writer.add_sliding_window(shape.window)
+        writer.add_sliding_window_pattern([layer + 1 < shape.num_layers for layer in range(shape.num_layers)])
+    if shape.markov:
+        writer.add_bool(f"{arch}.sample_from_anchor", shape.anchored)
+    if shape.selector:
+        for key, value in (("conv_kernel_size", KERNEL), ("conv_group_size", GROUP), ("selector_rank", RANK)):
+            writer.add_uint32(f"{arch}.{key}", value)
+        writer.add_uint32(f"{arch}.selector_top_k", shape.selector)
+    return None
 
 
 def add_tokenizer(writer: GGUFWriter, vocab: Vocab, template: str) -> None:

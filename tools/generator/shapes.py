@@ -2,7 +2,7 @@
 
 The full-size shapes repeat the published dimensions of the models they are named after; the tiny ones keep the same
 layout at the smallest useful widths. Tensors have the names and dimensions that llama.cpp looks up for the
-architectures `qwen3`, `qwen35` and `qwen35moe`.
+architectures `qwen3`, `qwen35` and `qwen35moe`, and for the draft models `eagle3` and `dflash`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 __all__ = [
     "F32",
     "F32_MATRICES",
+    "GROUP",
+    "KERNEL",
     "Q4_K",
     "Q6_K",
     "Q8_0",
     "QWEN36_27B",
     "QWEN36_35B_A3B",
+    "RANK",
     "SHAPES",
     "TINY_DENSE",
     "TINY_FAT",
@@ -34,7 +37,7 @@ __all__ = [
     "tensors",
 ]
 
-Arch = Literal["qwen3", "qwen35", "qwen35moe"]
+Arch = Literal["qwen3", "qwen35", "qwen35moe", "eagle3", "dflash"]
 
 F32_BYTES = 4
 
@@ -50,6 +53,11 @@ class Shape:
     `num_nextn` (0 or 1) is the number of blocks after the last layer that predict one more token each (a head for
     drafts); `has_trunk` is False for a file of its own with nothing but that head. `habit` is by how much (in logits)
     each letter suggests one that follows it: what a head can know.
+
+    A draft model reads the inputs of `target_layers` of its target. With `block` it drafts that many tokens at once,
+    the known one among them; `selector` is how many candidates of each place it weighs, and `markov` the rank of what
+    it adds for the token before, if `anchored` from the known token's own place on. All its layers but the last look
+    `window` tokens back.
     """
 
     name: str
@@ -78,6 +86,46 @@ class Shape:
     num_nextn: int = 0
     has_trunk: bool = True
     habit: float = 0.0
+    target_layers: tuple[int, ...] = ()
+    block: int = 0
+    selector: int = 0
+    markov: int = 0
+    anchored: bool = True
+    window: int = 0
+
+    def eagle3(self) -> Shape:
+        """A draft model that reads three layers of `with_nextn`, with embeddings and an output matrix of its own."""
+        return self._reader("eagle3", 1, (1, self.num_layers // 2, self.num_layers))
+
+    def dflash(self, kind: str = "dflash") -> Shape:
+        """A draft model of blocks of 8 that reads two layers and takes embeddings and output matrix from its target;
+        `kind` is dflash, dflash2, dspark, or dflash-window as for the Qwen3.6 models."""
+        layers = (1, self.num_layers - 1)
+        shape = replace(self._reader("dflash", 2, layers), name=f"{self.name}-{kind}", block=8, has_trunk=False)
+        return replace(
+            shape,
+            selector=6 if kind == "dflash2" else 0,
+            markov=self.embedding if kind == "dspark" else 0,
+            window=(2048 if self.quantised else 64) if kind == "dflash-window" else 0,
+        )
+
+    def _reader(self, arch: Arch, num_layers: int, layers: tuple[int, ...]) -> Shape:
+        """Two heads or more of the target's size, which look near by; full attention and no experts."""
+        return replace(
+            self.with_nextn(),
+            name=f"{self.name}-{arch}",
+            arch=arch,
+            num_layers=num_layers,
+            target_layers=layers,
+            num_nextn=0,
+            num_kv_heads=self.num_heads,
+            rope_size=self.head_size,
+            rope_sections=(self.head_size // 2, 0, 0, 0) if arch == "dflash" and any(self.rope_sections) else (0,) * 4,
+            rope_base=100.0,
+            attention_interval=1,
+            num_experts=0,
+            feed_forward=2 * self.embedding,
+        )
 
     def with_nextn(self) -> Shape:
         """The same model with a head for drafts; if not quantised, with habits, so that the head is often right."""
@@ -262,7 +310,13 @@ _DRAFTS = (
 )
 """Small models with the habits of those with a head, whose replies they guess as well."""
 
-SHAPES = {shape.name: shape for shape in (*_HYBRIDS, TINY_DENSE, *_HEADS, *_DRAFTS)}
+_READERS = tuple(
+    reader
+    for shape in (TINY_HYBRID, TINY_DENSE, QWEN36_27B)
+    for reader in (shape.eagle3(), *map(shape.dflash, ("dflash", "dflash2", "dspark", "dflash-window")))
+)
+
+SHAPES = {shape.name: shape for shape in (*_HYBRIDS, TINY_DENSE, *_HEADS, *_DRAFTS, *_READERS)}
 
 
 # -- tensors -----------------------------------------------------------------------------------------------------------
@@ -275,8 +329,11 @@ Q8_0 = GGMLQuantizationType.Q8_0
 F32_MATRICES = {"ssm_conv1d", "ffn_gate_inp"}
 """Read by operators that take f32 only."""
 
+# Of draft models: added to f32, or too narrow for a quantised block.
+_SMALL = {"attn_conv_base", "ffn_conv_base", "conf_proj", "selector"}
+
 # A few columns of 32 or 48, too narrow a matrix to be worth four bits, and what all of a head rests on.
-_Q8_MATRICES = {"ssm_alpha", "ssm_beta", "eh_proj"}
+_Q8_MATRICES = {"ssm_alpha", "ssm_beta", "eh_proj", "fc"}
 # More sensitive to rounding; six bits in every second group of four layers, much as the usual four-bit mixes do.
 _Q6_MATRICES = {"attn_v", "ffn_down", "ffn_down_exps", "ffn_down_shexp"}
 
@@ -303,6 +360,9 @@ class Tensor:
 
 def tensors(shape: Shape) -> list[Tensor]:
     """All tensors of a model of this shape."""
+    if shape.target_layers:
+        found = [*_reader(shape), *(part for layer in range(shape.num_layers) for part in _reading_layer(shape, layer))]
+        return [Tensor(name, role, dims, _type(shape, role, dims, 0)) for name, role, dims in found]
     last = Q6_K if shape.quantised else F32
     first = Q4_K if shape.quantised else F32
     listing = [
@@ -320,7 +380,7 @@ def tensors(shape: Shape) -> list[Tensor]:
 
 
 def _type(shape: Shape, role: str, dims: tuple[int, ...], layer: int) -> GGMLQuantizationType:
-    if len(dims) == 1 or role in F32_MATRICES or not shape.quantised:
+    if len(dims) == 1 or role in F32_MATRICES | _SMALL or not shape.quantised:
         return F32
     if role in _Q8_MATRICES:
         return Q8_0
@@ -369,6 +429,52 @@ def _feed_forward(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield "ffn_gate.weight", (shape.feed_forward, shape.embedding)
     yield "ffn_up.weight", (shape.feed_forward, shape.embedding)
     yield "ffn_down.weight", (shape.embedding, shape.feed_forward)
+
+
+_Part = tuple[str, str, tuple[int, ...]]
+
+KERNEL, GROUP, RANK = 2, 16, 16
+"""Of the convolutions and the selector of a draft model that weighs candidates."""
+
+
+def _reader(shape: Shape) -> Iterator[_Part]:
+    """Name, role and dimensions of a draft model's tensors outside its layers."""
+    width, vocab = shape.embedding, shape.vocab_size
+    yield "fc.weight", "fc", (width, width * len(shape.target_layers))
+    yield "output_norm.weight", "output_norm", (width,)
+    if shape.has_trunk:
+        yield "token_embd.weight", "token_embd", (vocab, width)
+        yield "output.weight", "output", (vocab, width)
+    if shape.block:
+        yield "enc.output_norm.weight", "output_norm", (width,)
+    if shape.markov:
+        yield "markov_w1.weight", "markov_w1", (vocab, shape.markov)
+        yield "markov_w2.weight", "markov_w2", (vocab, shape.markov)
+        yield "conf_proj.weight", "conf_proj", (1, width + shape.markov)
+    if shape.selector:
+        yield "selector_predecessor.weight", "selector", (vocab, RANK)
+        yield "selector_successor.weight", "selector", (vocab, RANK)
+        yield "selector_hidden.weight", "selector", (RANK, width)
+
+
+def _reading_layer(shape: Shape, layer: int) -> Iterator[_Part]:
+    width = shape.embedding
+    # EAGLE-3 sees the token beside what it read.
+    seen = width if shape.block else 2 * width
+    heads = shape.num_heads * shape.head_size
+    parts: list[tuple[str, tuple[int, ...]]] = [("attn_norm.weight", (width,)), ("ffn_norm.weight", (width,))]
+    parts += [(f"attn_{name}.weight", (heads, seen)) for name in "qkv"]
+    parts += [("attn_output.weight", (width, heads)), *_feed_forward(shape)]
+    if shape.block:
+        parts += [("attn_q_norm.weight", (shape.head_size,)), ("attn_k_norm.weight", (shape.head_size,))]
+    else:
+        parts.append(("attn_norm_2.weight", (width,)))
+    if shape.selector:
+        for name in ("attn_conv", "ffn_conv"):
+            parts.append((f"{name}_base", (2, KERNEL, width)))
+            parts.append((f"{name}_proj.weight", (2 * KERNEL * width // GROUP, width)))
+    for name, dims in parts:
+        yield f"blk.{layer}.{name}", name.split(".")[0], dims
 
 
 def _experts(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -21,13 +21,14 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from gguf import GGMLQuantizationType, TokenType
 
-from tools.generator.shapes import F32_MATRICES, Q4_K, Q6_K, Q8_0, Shape, Tensor, tensors
+from tools.generator.shapes import F32, F32_MATRICES, Q4_K, Q6_K, Q8_0, Shape, Tensor
 from tools.generator.vocab import Vocab, token_bytes
 
 __all__ = ["CONSTANT", "NUM_RESERVED", "Tiles", "bias", "deviation", "embed", "fill", "predict"]
@@ -66,6 +67,8 @@ def deviation(shape: Shape, tensor: Tensor) -> float:
 
 def fill(shape: Shape, tensor: Tensor, vocab: Vocab, seed: int) -> FloatArray:
     """Values of an f32 tensor, the same for the same shape, vocabulary and seed."""
+    if shape.target_layers and tensor.role not in ("token_embd", "output"):
+        return _reader(shape, tensor, vocab, seed)
     if tensor.role.endswith("norm"):
         # Sharp attention: a flat average over thousands of rows would drown each of them.
         return np.full(tensor.dims, 2.0 if tensor.role in ("attn_q_norm", "attn_k_norm") else 1.0, np.float32)
@@ -81,6 +84,51 @@ def fill(shape: Shape, tensor: Tensor, vocab: Vocab, seed: int) -> FloatArray:
     if tensor.role == "output" and shape.habit:
         values += _habits(shape, vocab, seed)
     return values
+
+
+def _reader(shape: Shape, tensor: Tensor, vocab: Vocab, seed: int) -> FloatArray:
+    """Values of a draft model that reads layers of its target.
+
+    The first head of each layer looks at the token itself, or in a block at the place before, and passes the token on:
+    so the habits of the target are found. All else is random, and weak.
+    """
+    role, width = tensor.role, shape.embedding
+    if "norm" in role:
+        return np.full(tensor.dims, 2.0 if role in ("attn_q_norm", "attn_k_norm") else 1.0, np.float32)
+    if role == "markov_w1":
+        return fill(shape, replace(tensor, name="token_embd.weight", role="token_embd"), vocab, seed)
+    if role == "markov_w2":
+        return _habits(shape, vocab, seed)
+    random = np.random.default_rng([seed, zlib.crc32(tensor.name.encode())])
+    values = random.standard_normal(tensor.dims, np.float32) / math.sqrt(tensor.fan_in)
+    if role.endswith("conv_base"):
+        values *= 0.1
+        values[:, 0] += 1
+    elif role == "fc":
+        values[:NUM_RESERVED] = 0
+    elif role in ("attn_q", "attn_k", "attn_v"):
+        head = values[: shape.head_size]
+        head[:] = 0
+        if role == "attn_v":
+            head[:, :width] = np.eye(shape.head_size, width)
+        else:
+            head[:, CONSTANT] = _LOOK
+            if role == "attn_k" and shape.block:  # turned by one place
+                angles = shape.rope_base ** (-np.arange(shape.head_size // 2) * 2 / shape.head_size)
+                head[:, CONSTANT] *= np.concatenate([np.cos(angles) - np.sin(angles), np.sin(angles) + np.cos(angles)])
+    elif role == "attn_output":
+        values[:NUM_RESERVED] = 0
+        values[:, : shape.head_size] = np.eye(width, shape.head_size) * (2.0 if shape.block else 1.0)
+    elif role == "ffn_down":
+        values *= 0.3
+        values[:NUM_RESERVED] = 0
+    elif role != "conf_proj":
+        values *= 0.3
+    return values
+
+
+_LOOK = 0.6
+"""Weight of the constant in queries and keys of the head that looks near by."""
 
 
 def _reserve(values: FloatArray, tensor: Tensor, vocab: Vocab) -> None:
@@ -154,7 +202,7 @@ def predict(vocab: Vocab) -> npt.NDArray[np.float32]:
 
 def _habits(shape: Shape, vocab: Vocab, seed: int) -> FloatArray:
     """What makes each letter and space suggest another one, all in one circle: added to the output matrix."""
-    embedding = next(tensor for tensor in tensors(shape) if tensor.role == "token_embd")
+    embedding = Tensor("token_embd.weight", "token_embd", (shape.vocab_size, shape.embedding), F32)
     tokens = np.flatnonzero([_first(*token) < STOP for token in zip(vocab.tokens, vocab.types, strict=True)])
     order = np.random.default_rng([seed, len(tokens)]).permutation(tokens)
     values = fill(shape, embedding, vocab, seed)[order]

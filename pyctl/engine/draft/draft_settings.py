@@ -9,13 +9,28 @@ from pyctl.engine.model_settings import KV_TYPES, ModelSettings
 from pyctl.engine.placements import CPU_EXPERTS, as_placements, cpu_experts
 from pyctl.setting import SPECULATION, Flag
 
-__all__ = ["AUTOMATIC", "AUTOMATIC_LENGTH", "DRAFT_TYPES", "MODEL_TYPES", "DraftSettings", "NgramSettings"]
+__all__ = [
+    "AUTOMATIC",
+    "AUTOMATIC_LENGTH",
+    "BLOCK_TYPES",
+    "DRAFT_TYPES",
+    "FEATURE_TYPES",
+    "MODEL_TYPES",
+    "DraftSettings",
+    "NgramSettings",
+]
 
-DRAFT_TYPES = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "cache", "draft-simple", "draft-mtp")
+BLOCK_TYPES = ("draft-dflash", "draft-dspark")
+"""The sources that draft a block of tokens in one evaluation."""
+
+FEATURE_TYPES = ("draft-eagle3", *BLOCK_TYPES)
+"""The sources whose file reads rows that enter layers of the target model."""
+
+MODEL_TYPES = ("draft-simple", "draft-mtp", *FEATURE_TYPES)
+"""The sources that require a model; all but a head in the model's own file require ``draft_path``."""
+
+DRAFT_TYPES = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "cache", *MODEL_TYPES)
 """Draft sources in the order of their use: llama-server's, and pyctl's own `cache`."""
-
-MODEL_TYPES = ("draft-simple", "draft-mtp")
-"""The sources that require a model."""
 
 AUTOMATIC = ("auto",)
 """The types of a model for which no flag names a source; loading replaces them."""
@@ -24,7 +39,7 @@ AUTOMATIC_LENGTH = 2
 """Most tokens of a draft if no flag names a source: a third token gains next to nothing for a single reply, and takes a
 recurrent state of each sequence (docs/decisions/006-defaults.md)."""
 
-_NOT_HERE = ("draft-eagle3", "draft-dflash", "draft-dspark", "ngram-cache")
+_NOT_HERE = ("ngram-cache",)
 
 
 def as_draft_types(text: str) -> tuple[str, ...]:
@@ -42,8 +57,8 @@ def as_draft_types(text: str) -> tuple[str, ...]:
 class DraftSettings:
     """``draft_types`` are names of `DRAFT_TYPES` as given, "none", or `AUTOMATIC`.
 
-    ``draft_path`` is the GGUF file of a draft model or of a separate head. A draft ends after ``n_draft`` tokens or at
-    a token with probability below ``draft_p_min``; drafts of fewer than ``n_draft_min`` tokens are dropped. Layers,
+    ``draft_path`` is the GGUF file of a draft model, of any of `MODEL_TYPES`. A draft ends after ``n_draft`` tokens or
+    at a token with probability below ``draft_p_min``; drafts of fewer than ``n_draft_min`` tokens are dropped. Layers,
     devices, placements and threads apply to ``draft_path``; devices and threads default to the model's. The types of K
     and V apply to any draft model or head.
     """
@@ -81,7 +96,7 @@ class DraftSettings:
     draft_path: str = SPECULATION.flag(
         "",
         "-md --model-draft --spec-draft-model",
-        "GGUF file of a draft model or of a head",
+        "GGUF file of a draft model of any type",
         str,
         "LLAMA_ARG_SPEC_DRAFT_MODEL",
         "FILE",
@@ -164,9 +179,14 @@ class DraftSettings:
         """``draft_types``, each once, in the order of `DRAFT_TYPES`."""
         return tuple(name for name in DRAFT_TYPES if name in self.draft_types)
 
-    def has(self, name: str) -> bool:
-        """Whether ``draft_types`` contains ``name``."""
-        return name in self.draft_types
+    def has(self, *names: str) -> bool:
+        """Whether ``draft_types`` contains one of ``names``."""
+        return any(name in self.draft_types for name in names)
+
+    @property
+    def reads_rows(self) -> bool:
+        """Whether the draft model reads rows of the target model, and so runs beside its context."""
+        return self.has("draft-mtp", *FEATURE_TYPES)
 
     def of_context(self, model: ModelSettings) -> ModelSettings:
         """Return settings for the context of a draft model; ``model`` are those of the target model."""

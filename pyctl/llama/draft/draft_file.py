@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from llama_cpp import llama_cpp as api
 
-from pyctl.engine.draft.draft_settings import MODEL_TYPES, DraftSettings
-from pyctl.llama.devices import check_gguf, tensor_bytes
+from pyctl.engine.draft.draft_settings import BLOCK_TYPES, FEATURE_TYPES, MODEL_TYPES, DraftSettings
+from pyctl.errors import ModelError
+from pyctl.llama.devices import check_gguf, file_head, model_files, tensor_bytes
 
-__all__ = ["count_heads", "vocabulary_difference", "with_inferred_type"]
+__all__ = ["BlockShape", "block_shape", "check_target", "count_heads", "vocabulary_difference", "with_inferred_type"]
 
 log = logging.getLogger(__name__)
 
@@ -22,29 +23,94 @@ def count_heads(path: Path) -> int:
     return sum(name.endswith(".nextn.eh_proj.weight") for name in tensor_bytes(path))
 
 
+def type_of(path: Path) -> str:
+    """Return the type of the draft model in the file ``path``, by its architecture and tensors. Raises ModelError."""
+    head = file_head(model_files(path)[0])
+    if head.arch == "eagle3":
+        return "draft-eagle3"
+    if head.arch == "dflash":
+        return "draft-dspark" if head.has("markov_w1.weight") else "draft-dflash"
+    return "draft-mtp" if count_heads(path) > 0 else "draft-simple"
+
+
+@dataclass(frozen=True)
+class BlockShape:
+    """How a DFlash or DSpark file of ``type`` drafts: ``most`` tokens at a time, also at the place of the known one if
+    ``is_anchored``; from the ``top_k`` candidates of each place if that is not 0; with what comes later if not
+    ``is_causal``. ``is_sure`` where the file says how sure it is, or has no need to.
+    """
+
+    type: str
+    most: int
+    is_anchored: bool
+    top_k: int
+    is_causal: bool
+    is_sure: bool
+
+
+def block_shape(path: Path) -> BlockShape:
+    """Return the shape of the DFlash or DSpark file ``path``. Raises ModelError."""
+    head, type = file_head(model_files(path)[0]), type_of(path)
+    is_spark = type == "draft-dspark"
+
+    def number(key: str, default: int) -> int:
+        return head.numbers.get(key, (default,))[0]
+
+    is_anchored = is_spark and bool(number("sample_from_anchor", 1))
+    most = max(number("block_size", 16) - (not is_anchored), 0)
+    is_sure, is_causal = not is_spark or head.has("conf_proj.weight"), bool(number("attention.causal", 0))
+    return BlockShape(type, most, is_anchored, number("selector_top_k", 0), is_causal, is_sure)
+
+
+def check_target(path: Path, target: Any) -> tuple[int, ...]:
+    """Return the layers of the llama_model ``target`` whose inputs the file ``path`` reads; -1: what leaves the last.
+
+    Raises ModelError if the target has no such layers, or another width or vocabulary.
+    """
+    head, n_layers = file_head(model_files(path)[0]), int(api.llama_model_n_layer(target))
+    layers, width = head.numbers.get("target_layers", ()), int(api.llama_model_n_embd(target))
+    if not layers or not all(0 <= layer <= n_layers for layer in layers):
+        raise ModelError(f"{path} reads layers {', '.join(map(str, layers))}, and this model has {n_layers}")
+    own = head.numbers.get("embedding_length", (0,))[0]
+    widths = [head.numbers.get("target_hidden_size", (own,))[0]]
+    if not (head.has("token_embd.weight") and head.has("output.weight")):  # it takes the target's
+        widths.append(own)
+    if others := [each for each in widths if each != width]:
+        raise ModelError(f"{path} drafts for another model: it is {others[0]} wide, not {width}")
+    if head.n_vocab != (n_tokens := int(api.llama_vocab_n_tokens(api.llama_model_get_vocab(target)))):
+        raise ModelError(f"{path} drafts for another model: it has {head.n_vocab} tokens, not {n_tokens}")
+    return tuple(layer if layer < n_layers else -1 for layer in layers)
+
+
 def with_inferred_type(drafts: DraftSettings) -> DraftSettings:
     """Return ``drafts`` with the type of its file if it names none, and at most one draft model type, unless automatic.
 
-    A file with a head is ``draft-mtp``, as in llama-server, any other ``draft-simple``, which requires a file. Raises
-    ModelError if the file cannot be read.
+    As in llama-server, all types but ``draft-mtp`` require a file, and drafts are no longer than a file's block. Raises
+    ModelError if the file cannot be read or is of another type.
     """
     if drafts.is_automatic:
         return drafts
     types, path = drafts.ordered_types, drafts.draft_path
     if path:
         check_gguf(Path(path), "draft model")
-    is_head = bool(path) and count_heads(Path(path)) > 0
+    found = type_of(Path(path)) if path else "draft-mtp"
     by_model = [name for name in MODEL_TYPES if name in types]
-    if path and not types:
-        types = ("draft-mtp" if is_head else "draft-simple",)
-        log.info("draft model %s: --spec-type %s", path, types[0])
-    elif "draft-simple" in types and not path:
-        log.error("--spec-type draft-simple disabled: it requires --model-draft")
-        types = tuple(name for name in types if name != "draft-simple")
-    elif len(by_model) > 1:
-        other = by_model[not is_head]
-        log.warning("--spec-type %s disabled: only one draft model runs at a time", other)
-        types = tuple(name for name in types if name != other)
+    if path and not by_model and (not types or found in FEATURE_TYPES):
+        types, by_model = (*types, found), [found]
+        log.info("draft model %s: --spec-type %s", path, found)
+    elif path and by_model and found not in by_model and {found, *by_model} & {*FEATURE_TYPES}:
+        raise ModelError(f"{path} is a file for --spec-type {found}, not for {', '.join(by_model)}")
+    for name in by_model:
+        if not path and name != found:
+            log.error("--spec-type %s disabled: it requires --model-draft", name)
+        elif len(by_model) > 1 and name != found:
+            log.warning("--spec-type %s disabled: only one draft model runs at a time", name)
+        else:
+            continue
+        types = tuple(each for each in types if each != name)
+    if found in BLOCK_TYPES and found in types and drafts.n_draft > (most := block_shape(Path(path)).most):
+        log.warning("%s drafts at most %d tokens at a time, not %d (--spec-draft-n-max)", path, most, drafts.n_draft)
+        drafts = replace(drafts, n_draft=most, n_draft_min=min(drafts.n_draft_min, most))
     return replace(drafts, draft_types=types)
 
 

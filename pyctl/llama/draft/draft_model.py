@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from pyctl.cache import NOTHING, Block
 from pyctl.engine.backend import SequenceTokens
+from pyctl.errors import ModelError
 from pyctl.llama.library import HiddenRows, allocate
 
 __all__ = ["SIGNATURE_BYTES", "BlockSpan", "DraftModel", "Follower", "MakeDraftModel", "is_signed", "signature"]
@@ -33,17 +34,17 @@ class DraftModel(Protocol):
 
     @property
     def type(self) -> str:
-        """The name in ``--spec-type``: ``draft-mtp`` or ``draft-simple``."""
+        """The name in ``--spec-type``, such as ``draft-mtp``."""
 
     @property
-    def needs_hidden(self) -> bool:
-        """Whether `follow` needs the trunk's hidden rows."""
+    def layers(self) -> tuple[int, ...]:
+        """The trunk's layers whose input rows `follow` needs, side by side; -1 for what leaves the last."""
 
     def follow(self, seq: int, tokens: Sequence[int], start: int, hidden: NDArray[np.float32] | None) -> None:
         """Follow the trunk's evaluation of ``tokens`` of ``seq`` from position ``start`` on.
 
-        ``hidden``, shape (len(tokens), n_embd), are the trunk's hidden rows, valid during the call. Positions followed
-        before are ignored. The model may defer its evaluation.
+        ``hidden``, shape (len(tokens), len(layers) * n_embd), are the trunk's rows, valid during the call. Positions
+        followed before are ignored. The model may defer its evaluation.
         """
 
     def draft(self, items: Sequence[SequenceTokens], n: int) -> list[tuple[int, ...]]:
@@ -98,16 +99,47 @@ MakeDraftModel = Callable[[Any, Any, Callable[[int], None]], DraftModel | None]
 Returns None if it cannot draft for this model."""
 
 
+class LayerRows:
+    """`HiddenRows` of several ``layers`` of the context at address ``ctx``, side by side, with the same methods.
+
+    Raises ModelError if llama.cpp does not give them."""
+
+    def __init__(self, ctx: int, layers: Sequence[int]) -> None:
+        try:
+            self._parts = [HiddenRows(ctx, layer) for layer in layers]
+        except ValueError as error:
+            raise ModelError(str(error)) from error
+
+    def rows(self, n: int) -> NDArray[np.float32]:
+        return _beside([part.rows(n) for part in self._parts])
+
+    def start(self, n: int) -> bool:
+        """As `HiddenRows.start`; False unless all layers are copied."""
+        return sum(part.start(n) for part in self._parts) == len(self._parts)  # each has to start
+
+    def finish(self, before: bool = False) -> NDArray[np.float32]:
+        return _beside([part.finish(before) for part in self._parts])
+
+
+def _beside(parts: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+
 class Follower:
     """Passes the evaluations of the context at address ``ctx`` to ``model``, if any, with a delay.
 
     The best time is after the start of the next evaluation: the device then computes both without a wait. If hidden
-    rows cannot be copied by then, it is before that start, or on the next use of the model.
+    rows cannot be copied by then, it is before that start, or on the next use of the model. Raises ModelError, and
+    closes the model, if llama.cpp does not give the rows that it needs.
     """
 
     def __init__(self, model: DraftModel | None, ctx: int) -> None:
-        self.model = model
-        self._hidden = HiddenRows(ctx) if model is not None and model.needs_hidden else None
+        self.model, self._hidden = model, None
+        try:
+            self._hidden = LayerRows(ctx, model.layers) if model is not None and model.layers else None
+        except ModelError:
+            self.close()
+            raise
         self._owed: list[tuple[SequenceTokens, int]] = []
         self._is_copied = False
         self._unsaved: list[tuple[int, Callable[[DraftModel], Block]]] = []

@@ -1,199 +1,55 @@
-"""Drafts from an MTP head ("nextn" block) of the model: its rows and hidden states."""
+"""Drafts from an MTP head ("nextn" block) of the model, or from an EAGLE-3 draft model."""
 
 from __future__ import annotations
 
-import ctypes
-import logging
-from collections.abc import Callable, Sequence
-from itertools import takewhile
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from llama_cpp import llama_cpp as api
+from llama_cpp import llama_cpp_ext as ext
 from numpy.typing import NDArray
 
-from pyctl.cache import NOTHING, Block
 from pyctl.engine.backend import SequenceTokens
 from pyctl.errors import ModelError
-from pyctl.limit import limit
-from pyctl.llama.draft.draft_model import SIGNATURE_BYTES, BlockSpan, is_signed, signature
-from pyctl.llama.library import KVState, NextnHead, allocate
+from pyctl.llama.batch import RowBatch
+from pyctl.llama.draft.head_rows import HeadRows
+from pyctl.llama.library import NextnHead
 
-__all__ = ["MtpHead"]
-
-MOST_SPARE = limit(64, "spare hidden rows for a draft head", "the oldest are forgotten", "memory", "rows")
-
-log = logging.getLogger(__name__)
+__all__ = ["Eagle3", "MtpHead"]
 
 
-class _Followed:
-    """The head's state of one sequence, in which the trunk has ``end`` tokens.
+class MtpHead(HeadRows):
+    """Drafts ``n_max`` tokens at a time on ``ctx``, a context of type MTP, one token after the other.
 
-    Row p of the head is computed from the token at p and the trunk's hidden row before it. The head holds rows [first,
-    last), and possibly one at ``end`` for the expected token ``ahead``. ``tokens`` are the latest before ``end``, at
-    least those of missing rows; `hidden` has the trunk's rows of these and of the token before them.
-    """
-
-    def __init__(self, width: int, n: int = 0) -> None:
-        """Start at ``n`` without earlier rows."""
-        self.first = self.last = self.end = n
-        self.tokens: list[int] = []
-        self.ahead = -1
-        self.is_known = n == 0  # whether the last hidden row is known; zeros replace an unknown one
-        self._rows = np.zeros((1, width), np.float32)
-        self._n_rows = 1
-
-    @property
-    def n_owed(self) -> int:
-        return self.end - self.last
-
-    def hidden(self, n: int) -> NDArray[np.float32]:
-        """Return the hidden rows of the latest ``n`` tokens and of the token before them, shape (n + 1, width)."""
-        return self._rows[self._n_rows - n - 1 : self._n_rows]
-
-    def append(self, tokens: list[int], hidden: NDArray[np.float32]) -> None:
-        """Append ``tokens`` with their hidden rows."""
-        n = self._n_rows + len(tokens)
-        if n > len(self._rows):
-            grown = np.empty((2 * n, self._rows.shape[1]), np.float32)
-            grown[: self._n_rows] = self._rows[: self._n_rows]
-            self._rows = grown
-        self._rows[self._n_rows : n] = hidden
-        self._n_rows, self.end, self.is_known = n, self.end + len(tokens), True
-        self.tokens += tokens
-
-    def drop(self, n: int) -> None:
-        """Remove the last ``n`` tokens."""
-        self.end -= n
-        if n <= len(self.tokens):
-            del self.tokens[len(self.tokens) - n :]
-            self._n_rows -= n
-        else:
-            self.stand_at(np.zeros(self._rows.shape[1], np.float32), is_known=self.end == 0)
-
-    def stand_at(self, row: NDArray[np.float32], *, is_known: bool) -> None:
-        """Set ``row`` as the only hidden row, that of the last token."""
-        self._rows, self._n_rows = np.array(row[None]), 1
-        self.tokens, self.is_known = [], is_known
-
-    def forget_all_but(self, n: int) -> None:
-        """Keep the latest ``n`` tokens and at most MOST_SPARE more."""
-        n_more = len(self.tokens) - n
-        if n_more > (MOST_SPARE if n else 0):
-            self._rows, self._n_rows = np.array(self.hidden(n)), n + 1
-            del self.tokens[:n_more]
-
-
-class MtpHead:
-    """Drafts ``n_max`` tokens at a time on ``ctx``, a context of type MTP, which it owns.
-
-    Rows of small batches stay pending until the next draft, which evaluates them with its first token. On a GPU each
-    call evaluates ``n_max`` + 1 rows, some again, so that one graph serves all calls at the same cost. A draft ends
-    before a token below probability ``p_min``. ``model``, also owned, is the file of a separate head, identified by
-    ``identity``.
+    Row p is computed from the token at p and the trunk's hidden row before it. A draft evaluates pending rows with its
+    first token. On a GPU each call evaluates ``n_max`` + 1 rows, some again, so that one graph serves all calls at the
+    same cost. A draft ends before a token below probability ``p_min``. Otherwise as `HeadRows`.
     """
 
     type = "draft-mtp"
-    needs_hidden = True
+    layers: tuple[int, ...] = (-1,)
+    gives_all = False
 
-    def __init__(
-        self,
-        ctx: Any,
-        n_max: int,
-        *,
-        model: Any = None,
-        p_min: float = 0.0,
-        identity: str = "",
-        attach: Callable[[int], None] = lambda address: None,
-    ) -> None:
-        address = ctypes.cast(ctx, ctypes.c_void_p).value or 0
-        attach(address)
-        self._ctx, self._model, self._window = ctx, model, n_max + 1
-        self._cells = api.llama_get_memory(ctx)
-        self._n_batch = int(api.llama_n_ubatch(ctx))
-        self._width = int(api.llama_model_n_embd_out(api.llama_get_model(ctx)))
-        self._most_owed = max(self._n_batch // 2, self._window)
-        self._none = np.zeros((1, self._width), np.float32)
-        self._seqs = [_Followed(self._width) for _ in range(int(api.llama_n_seq_max(ctx)))]
-        self._head = NextnHead(address, p_min)
-        if self._head.evaluate(0, 0, [0], self._none) != 0:
-            raise ModelError("cannot evaluate the draft head of the model")
-        self._memory = KVState(address, 0)
-        self._n_rows = self._window if self._memory.is_async else 1  # per call
+    def __init__(self, ctx: Any, n_max: int, *, p_min: float = 0.0, **options: Any) -> None:
+        width = int(api.llama_model_n_embd_out(api.llama_get_model(ctx)))
+        super().__init__(ctx, width, n_max + 1, **options)
+        self._head = NextnHead(self._address, p_min, self.gives_all)
+        try:
+            if self._evaluate(0, 0, [0], self._none) != 0:
+                raise ModelError("cannot evaluate the draft head of the model")
+            self._open_memory()
+        except BaseException:
+            self._head.close()  # before the context is freed
+            raise
         if self._memory.is_async:  # load the device's kernels of large batches and drafts before the first request
-            self._head.evaluate(0, 1, [0] * self._n_batch, np.zeros((self._n_batch, self._width), np.float32))
-            self._head.draft([(0, self._n_batch + 1, [0], self._none)], n_max, self._n_rows)
-        self._memory.clear(0)
-        self._signature = signature(self.type, identity, self._memory.layout)
-        self._is_saving = False
+            self._n_rows = self._window
+            self._evaluate(0, 0, [0] * self._n_batch, np.zeros((self._n_batch + 1, self._width), np.float32))
+            self._head.draft([(0, self._n_batch, [0], self._none[:1])], n_max, self._n_rows)
+            self._memory.clear(0)
 
-    # -- following ---------------------------------------------------------------------------------------------------
-
-    def follow(self, seq: int, tokens: Sequence[int], start: int, hidden: NDArray[np.float32] | None) -> None:
-        assert hidden is not None
-        if start > self._seqs[seq].end:
-            self._lose(seq, start)
-        at = self._seqs[seq]
-        n_past = at.end - start
-        new = [int(token) for token in tokens[n_past:]]
-        if not new:
-            return
-        if at.last > at.end and at.ahead != new[0]:  # another token was expected
-            self._cut(seq, at.end)
-        at.append(new, hidden[n_past:])
-        if at.n_owed >= self._most_owed:
-            self._pay(seq)
-            at = self._seqs[seq]
-        # After a prompt's batch keep only the rows of a snapshot; later, also those needed after rejected drafts.
-        n_before = self._n_rows - 1 + self._window if self._n_rows > 1 and len(new) <= self._window else 0
-        at.forget_all_but(max(at.n_owed, n_before))
-
-    def keep(self, seq: int, n: int) -> None:
-        at = self._seqs[seq]
-        if at.end > n:
-            at.drop(at.end - n)
-            if at.last > n:
-                self._cut(seq, n)
-
-    def rewind(self, seq: int, n: int) -> None:
-        self.keep(seq, n)
-
-    def clear(self, seq: int) -> None:
-        self._memory.clear(seq)
-        self._seqs[seq] = _Followed(self._width)
-
-    def _lose(self, seq: int, n: int) -> None:
-        """Restart at ``n`` without earlier rows."""
-        self.clear(seq)
-        self._seqs[seq] = _Followed(self._width, n)
-
-    def _cut(self, seq: int, n: int) -> None:
-        """Drop the rows from ``n`` on."""
-        self._settle()
-        api.llama_memory_seq_rm(self._cells, seq, n, -1)
-        at = self._seqs[seq]
-        at.first, at.last = min(at.first, n), n
-
-    def _pay(self, seq: int) -> None:
-        """Evaluate the pending rows; on failure drop all rows."""
-        at = self._seqs[seq]
-        while at.n_owed > 0:
-            n_owed, n = at.n_owed, min(at.n_owed, self._n_batch)
-            tokens = at.tokens[len(at.tokens) - n_owed :][:n]
-            code = self._head.evaluate(seq, at.last, tokens, at.hidden(n_owed)[:n])
-            if code != 0:
-                self._lose(seq, at.end)
-                self._note(code)
-                return
-            at.last += n
-
-    @staticmethod
-    def _note(code: int) -> None:
-        """Log a failed evaluation, which costs only drafts. Fatal errors also fail the trunk, which reports them."""
-        if code != 0:
-            log.debug("the draft head failed: llama_decode returned %d", code)
-
-    # -- drafting ----------------------------------------------------------------------------------------------------
+    def _evaluate(self, seq: int, start: int, tokens: Sequence[int], hidden: NDArray[np.float32]) -> int:
+        return int(self._head.evaluate(seq, start, tokens, hidden[:-1]))
 
     def draft(self, items: Sequence[SequenceTokens], n: int) -> list[tuple[int, ...]]:
         drafts: list[tuple[int, ...]] = []
@@ -215,7 +71,7 @@ class MtpHead:
             if at.n_owed >= self._window:
                 self._pay(item.seq)
                 at = self._seqs[item.seq]
-            n_before = max(min(len(at.tokens), self._n_rows - 1), at.n_owed)
+            n_before = max(min(len(at.tokens), self._n_rows - 1, at.end - self.origin), at.n_owed)
             tokens = [*at.tokens[len(at.tokens) - n_before :], *item.tokens]
             jobs.append((item.seq, at.end - n_before, tokens, at.hidden(n_before)))
         drafts, code = self._head.draft(jobs, n, self._n_rows)
@@ -229,102 +85,43 @@ class MtpHead:
         self._note(code)
         return [tuple(draft) for draft in drafts]
 
-    # -- rows and hidden state ---------------------------------------------------------------------------------------
-
-    def rows_size(self, first: int, last: int) -> int:
-        return SIGNATURE_BYTES + self._memory.rows_size(first, last) if first < last else 0
-
-    def save_rows(self, seq: int, first: int, last: int, out: Block | None = None) -> Block:
-        at = self._seqs[seq]
-        if at.n_owed > 0:
-            self._pay(seq)
-            at = self._seqs[seq]
-        if not at.first <= first < last <= at.last:
-            return NOTHING
-        block = allocate(self.rows_size(first, last)) if out is None else out
-        try:
-            self._memory.save_rows(seq, first, last, block[SIGNATURE_BYTES:])
-        except (ValueError, RuntimeError) as error:
-            log.debug("rows of the draft head were not saved: %s", error)
-            return NOTHING
-        block[:SIGNATURE_BYTES] = np.frombuffer(self._signature, np.uint8)
-        self._is_saving = True
-        return block
-
-    def load_rows(self, seq: int, first: int, spans: Sequence[BlockSpan]) -> None:
-        at = self._seqs[seq]
-        if at.n_owed > 0:
-            self._pay(seq)
-            at = self._seqs[seq]
-        if at.last > first:
-            self._cut(seq, first)
-        n_own = sum(1 for _ in takewhile(lambda span: is_signed(span[0], self._signature), reversed(spans)))
-        own, last = spans[len(spans) - n_own :], spans[-1][2] if spans else first
-        if not (at.end == at.last == first and n_own == len(spans)):  # rows before those are unknown
-            self._lose(seq, own[0][1] if own else last)
-        if own and not self._append(seq, own):
-            self._lose(seq, last)
-        self._seqs[seq].stand_at(self._none[0], is_known=last == 0)
-
-    def _append(self, seq: int, spans: Sequence[BlockSpan]) -> bool:
-        """Append this head's rows; False on failure."""
-        at, blocks = self._seqs[seq], [(block[SIGNATURE_BYTES:], first, last) for block, first, last in spans]
-        # The extension appends only to existing rows, so a temporary row precedes the first ones.
-        begins_late = at.first == at.last > 0
-        if begins_late and self._head.evaluate(seq, at.last - 1, [0], self._none) != 0:
-            return False
-        try:
-            self._memory.load_rows(seq, at.last, blocks)
-        except (ValueError, RuntimeError):
-            return False
-        if begins_late:
-            api.llama_memory_seq_rm(self._cells, seq, at.last - 1, at.last)
-        at.last = at.end = spans[-1][2]
-        return True
-
-    def state_size(self, seq: int) -> int:
-        return SIGNATURE_BYTES + self._none.nbytes
-
-    def save_state(self, seq: int, n: int, out: Block | None = None) -> Block:
-        at = self._seqs[seq]
-        if at.end != n or not at.is_known:
-            return NOTHING
-        block = np.empty(self.state_size(seq), np.uint8) if out is None else out
-        block[:SIGNATURE_BYTES] = np.frombuffer(self._signature, np.uint8)
-        block[SIGNATURE_BYTES:] = at.hidden(0)[0].view(np.uint8)
-        return block
-
-    def load_state(self, seq: int, n: int, block: Block) -> None:
-        at = self._seqs[seq]
-        if at.end > n:
-            self.keep(seq, n)
-        elif at.end < n:
-            self._lose(seq, n)
-            at = self._seqs[seq]
-        if block.size != self.state_size(seq) or not is_signed(block, self._signature):
-            return
-        if at.n_owed > 0:
-            self._pay(seq)
-            at = self._seqs[seq]
-        at.stand_at(np.array(block[SIGNATURE_BYTES:]).view(np.float32), is_known=True)
-
-    @property
-    def in_flight_bytes(self) -> int:
-        return self._memory.in_flight_bytes
-
-    def synchronize(self) -> None:
-        self._memory.finish()
-        self._is_saving = False
-
-    def _settle(self) -> None:
-        """Wait for copies of rows, which must not be evaluated again meanwhile."""
-        if self._is_saving:
-            self.synchronize()
-
     def close(self) -> None:
-        self._memory.finish()
-        del self._memory  # device memory must be freed before its context
         self._head.close()
-        api.llama_free(self._ctx)
-        if self._model is not None:
-            api.llama_model_free(self._model)
+        super().close()
+
+
+class Eagle3(MtpHead):
+    """Drafts on ``ctx`` of an EAGLE-3 model, which fuses its hidden rows from the inputs of the trunk's ``layers``."""
+
+    type = "draft-eagle3"
+    gives_all = True
+    origin = 1
+    _batch: RowBatch | None = None
+
+    def __init__(self, ctx: Any, n_max: int, layers: tuple[int, ...], **options: Any) -> None:
+        self.layers = layers
+        super().__init__(ctx, n_max, **options)
+
+    def follow(self, seq: int, tokens: Sequence[int], start: int, hidden: NDArray[np.float32] | None) -> None:
+        assert hidden is not None
+        n_past = min(max(self._seqs[seq].end - start, 0), len(tokens))
+        super().follow(seq, tokens[n_past:], start + n_past, self._fused(hidden[n_past:]))
+
+    def _fused(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return the hidden rows of the trunk's ``rows``, zeros where llama.cpp fails, which costs only drafts."""
+        fused = np.zeros((len(rows), self._width), np.float32)
+        if not len(rows):
+            return fused
+        if self._batch is None:
+            self._batch = RowBatch(self._n_batch, rows.shape[1])
+        ext.llama_set_embeddings_nextn(self._ctx, True, False)
+        for first in range(0, len(rows), self._n_batch):
+            part = rows[first : first + self._n_batch]
+            # The positions only have to follow those of the memory.
+            self._batch.fill_text(0, part, int(api.llama_memory_seq_pos_max(self._cells, 0)) + 1)
+            code = int(api.llama_encode(self._ctx, self._batch.struct))
+            self._note(code)
+            if code == 0:
+                found = ext.llama_get_embeddings_nextn(self._ctx)
+                fused[first : first + len(part)] = np.ctypeslib.as_array(found, (len(part), self._width))
+        return fused

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from pyctl.cache import NOTHING, Block
 from pyctl.engine.backend import SequenceTokens
 from pyctl.errors import ModelError
-from pyctl.llama.batch import Batch
 from pyctl.llama.draft.draft_model import SIGNATURE_BYTES, BlockSpan, is_signed, signature
+from pyctl.llama.draft.greedy import Greedy
 from pyctl.llama.library import KVState, allocate
 
 __all__ = ["SeparateModel"]
@@ -30,9 +30,6 @@ NO_CELLS = 1
 
 SMALL = 32
 """Batches of fewer tokens wait for the next draft and join its first batch."""
-
-N_BEST = 10
-"""Most likely tokens over which a draft's probability is normalised, as in llama-server."""
 
 
 @dataclass
@@ -60,13 +57,12 @@ class _Followed:
 class SeparateModel:
     """Drafts on ``ctx``, a context of ``model`` with the trunk's number of sequences; owns both once constructed.
 
-    A draft ends before a token outside the trunk's ``n_vocab``, or below probability ``p_min`` among the N_BEST most
-    likely. ``identity`` identifies the file. ``attach`` attaches `Pulse` to the context at an address. Raises
-    ModelError for a model that cannot draft.
+    `Greedy` says where a draft ends, by the trunk's ``n_vocab`` and by ``p_min``. ``identity`` identifies the file.
+    ``attach`` attaches `Pulse` to the context at an address. Raises ModelError for a model that cannot draft.
     """
 
     type = "draft-simple"
-    needs_hidden = False
+    layers: tuple[int, ...] = ()
 
     def __init__(
         self,
@@ -78,16 +74,14 @@ class SeparateModel:
         identity: str = "",
         attach: Callable[[int], None] = lambda address: None,
     ) -> None:
-        self._model, self._ctx, self._n_vocab, self._p_min = model, ctx, n_vocab, p_min
-        self._n_logits = int(api.llama_vocab_n_tokens(api.llama_model_get_vocab(model)))
-        self._n_batch, n_seqs = int(api.llama_n_ubatch(ctx)), int(api.llama_n_seq_max(ctx))
-        self._batch = Batch(max(self._n_batch, n_seqs))
-        self._seqs = [_Followed() for _ in range(n_seqs)]
-        self._samplers: list[Any] = []
+        self._model, self._ctx = model, ctx
+        self._n_batch = int(api.llama_n_ubatch(ctx))
+        self._greedy = Greedy(ctx, n_vocab, p_min)
+        self._seqs = [_Followed() for _ in range(int(api.llama_n_seq_max(ctx)))]
         try:
             address = ctypes.cast(ctx, ctypes.c_void_p).value or 0
             attach(address)
-            if self._decode(self._put(0, 0, [0], 0)) != 0:
+            if self._greedy.decode(self._greedy.put(0, 0, [0], 0)) != 0:
                 raise ModelError("cannot evaluate the draft model")
             self._memory = KVState(address, 0, marks=True)
             self._memory.clear(0)
@@ -95,19 +89,10 @@ class SeparateModel:
                 raise ModelError("the memory of the draft model has no rollback")
             self._is_hybrid = self._memory.kind == "hybrid"
             self._signature = signature(self.type, identity, self._memory.layout)
-            if not p_min:
-                self._sample_on_device(n_seqs)
+            self._greedy.sample_on_device()
         except BaseException:
             self._let_go()
             raise
-
-    def _sample_on_device(self, n_seqs: int) -> None:
-        """Sample greedily on the device, if it can, instead of copying logits."""
-        for seq in range(n_seqs):
-            sampler = api.llama_sampler_chain_init(api.llama_sampler_chain_default_params())
-            api.llama_sampler_chain_add(sampler, api.llama_sampler_init_greedy())
-            self._samplers.append(sampler)
-            api.llama_set_sampler(self._ctx, seq, sampler)
 
     # -- following ---------------------------------------------------------------------------------------------------
 
@@ -189,7 +174,7 @@ class SeparateModel:
         parts = [tokens[first : first + n] for tokens in at.owed for first in range(0, len(tokens), n)]
         at.owed = []
         for part in parts:
-            code = self._decode(self._put(0, seq, part, at.held, output=False))
+            code = self._greedy.decode(self._greedy.put(0, seq, part, at.held, output=False))
             if code != 0:
                 self._lose(seq, end)
                 return self._note(code)
@@ -240,9 +225,9 @@ class SeparateModel:
         """Draft after the tokens of each item; together they are one batch."""
         outputs, n_tokens = [], 0
         for item, tokens in group:
-            n_tokens = self._put(n_tokens, item.seq, tokens, item.position + len(item.tokens) - len(tokens))
+            n_tokens = self._greedy.put(n_tokens, item.seq, tokens, item.position + len(item.tokens) - len(tokens))
             outputs.append(n_tokens - 1)
-        code = self._decode(n_tokens)
+        code = self._greedy.decode(n_tokens)
         for item, tokens in group:
             at = self._seqs[item.seq]
             at.draft = ()
@@ -258,7 +243,7 @@ class SeparateModel:
         self._note(code)
         going = list(zip((item for item, _ in group), outputs, strict=True)) if code == 0 else []
         while going:
-            chosen = [(item, self._choose(output)) for item, output in going]
+            chosen = [(item, self._greedy.choose(output)) for item, output in going]
             going, n_tokens = [], 0
             for item, token in chosen:
                 at = self._seqs[item.seq]
@@ -267,43 +252,14 @@ class SeparateModel:
                 at.draft += (token,)
                 if len(at.draft) < n:
                     going.append((item, n_tokens))
-                    n_tokens = self._put(n_tokens, item.seq, [token], item.position + len(at.ahead))
-            if going and (code := self._decode(n_tokens)) != 0:
+                    n_tokens = self._greedy.put(n_tokens, item.seq, [token], item.position + len(at.ahead))
+            if going and (code := self._greedy.decode(n_tokens)) != 0:
                 for item, _ in going if code != NO_CELLS else ():
                     self._lose(item.seq, item.position)
                 return self._note(code)
             for item, _ in going:
                 at = self._seqs[item.seq]
                 at.ahead.append(at.draft[-1])
-
-    def _choose(self, output: int) -> int:
-        """Return the most likely token at ``output``; -1 if not in the trunk's vocabulary, or below ``p_min``."""
-        token = api.LLAMA_TOKEN_NULL
-        if self._samplers:
-            token = int(api.llama_get_sampled_token_ith(self._ctx, output))
-        if token == api.LLAMA_TOKEN_NULL:
-            pointer = api.llama_get_logits_ith(self._ctx, output)
-            logits = np.ctypeslib.as_array(pointer, (self._n_logits,))
-            token = int(logits.argmax())
-            if self._p_min:
-                best = np.partition(logits, -N_BEST)[-N_BEST:].astype(np.float64)
-                if 1 / np.exp(best - logits[token]).sum() < self._p_min:
-                    return -1
-        return token if token < self._n_vocab else -1
-
-    def _put(self, n: int, seq: int, tokens: Sequence[int], start: int, *, output: bool = True) -> int:
-        """Put ``tokens`` into the batch after the first ``n``, with one output; return the new number of tokens."""
-        batch, end = self._batch, n + len(tokens)
-        batch.tokens[n:end] = tokens
-        batch.positions[n:end] = np.arange(start, start + len(tokens))
-        batch.seqs[n:end] = seq
-        batch.outputs[n:end] = 0
-        batch.outputs[end - 1] = output
-        return end
-
-    def _decode(self, n: int) -> int:
-        self._batch.struct.n_tokens = n
-        return int(api.llama_decode(self._ctx, self._batch.struct))
 
     @staticmethod
     def _note(code: int) -> None:
@@ -391,6 +347,4 @@ class SeparateModel:
         if hasattr(self, "_memory"):
             self._memory.finish()
             del self._memory
-        for seq, sampler in enumerate(self._samplers):
-            api.llama_set_sampler(self._ctx, seq, None)
-            api.llama_sampler_free(sampler)
+        self._greedy.close()

@@ -35,9 +35,10 @@ Open = Callable[..., Loaded]
 
 
 @pytest.fixture
-def opened(open_model: Open, tiny_mmproj: Path) -> Open:
-    def get(name: str = "tiny-hybrid", kv: str = "f16", types: tuple[str, ...] = ()) -> Loaded:
-        drafts, vision = DraftSettings(draft_types=types), VisionSettings(str(tiny_mmproj))
+def opened(open_model: Open, model_path: Callable[[str], Path], tiny_mmproj: Path) -> Open:
+    def get(name: str = "tiny-hybrid", kv: str = "f16", types: tuple[str, ...] = (), draft: str = "") -> Loaded:
+        path = str(model_path(draft)) if draft else ""
+        drafts, vision = DraftSettings(draft_types=types, draft_path=path), VisionSettings(str(tiny_mmproj))
         kinds = {"type_k": kv, "type_v": kv}
         loaded = open_model(name, n_ctx=2048, n_ubatch=128, n_batch=128, drafts=drafts, vision=vision, **kinds)
         encoder_of(loaded).rows.clear()
@@ -215,14 +216,17 @@ def test_two_conversations_share_the_cells(opened: Open) -> None:
     assert [collect(handle).tokens for handle in handles] == expected
 
 
-@pytest.mark.parametrize("types", [("ngram-mod",), ("ngram-mod", "draft-mtp")])
-def test_drafts_pause_inside_an_image_and_go_on_behind(opened: Open, types: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("type", ["", "draft-mtp", "draft-eagle3", "draft-dflash", "draft-dspark"])
+def test_drafts_pause_inside_an_image_and_go_on_behind(opened: Open, type: str) -> None:
     """Exact drafts change no token, and n-grams of a prompt with an image never propose what stands for it."""
-    loaded = opened("tiny-hybrid-nextn", "f16", types)
+    kind = type.removeprefix("draft-")
+    types = ("ngram-mod", type) if type else ("ngram-mod",)
+    loaded = opened("tiny-hybrid-nextn", "f16", types, f"tiny-hybrid-{kind}" if kind not in ("", "mtp") else "")
     backend = loaded.backend
+    assert backend.facts.draft_type == type
     repeated = "one two three four five six seven eight nine ten " * 4
     prompt = prompt_of(loaded, HEAD + USER + repeated, A, repeated, C, f"{repeated}{END}{REPLY}{repeated}")
-    plain = cold(backend, prompt, 24, EXACT if "draft-mtp" in types else None)
+    plain = cold(backend, prompt, 24, EXACT if type else None)
     sources = ngram_sources(("ngram-mod",), NgramSettings())
     model = ModelDrafts(backend, 3) if backend.facts.draft_type else None
     engine = Engine(

@@ -4,29 +4,75 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pyctl.engine.backend import SequenceTokens
-from pyctl.engine.draft.draft_settings import DraftSettings
+from pyctl.engine.draft.draft_settings import FEATURE_TYPES, MODEL_TYPES, DraftSettings
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.errors import ModelError
 from pyctl.llama import LlamaBackend, load
 from pyctl.llama.draft.draft_file import with_inferred_type
 from pyctl.llama.library import log_callback, redirect_log
 from pyctl.prompt import as_tokens
-from tools.generator import TINY_DENSE, TINY_HYBRID, Shape, Vocab, byte_vocab, write_model
+from tools.generator import SHAPES, TINY_DENSE, TINY_HYBRID, Shape, Vocab, byte_vocab, write_model
+
+READERS = {
+    "tiny-hybrid-eagle3": "draft-eagle3",
+    "tiny-hybrid-dflash": "draft-dflash",
+    "tiny-hybrid-dflash2": "draft-dflash",
+    "tiny-hybrid-dspark": "draft-dspark",
+    "tiny-hybrid-dflash-window": "draft-dflash",
+}
+"""Files that read layers of their target, and their types."""
 
 
 @pytest.mark.parametrize(
     ("shape", "expected"),
-    [("tiny-dense", "draft-simple"), ("tiny-hybrid-nextn", "draft-mtp"), ("tiny-hybrid-head", "draft-mtp")],
+    [
+        ("tiny-dense", "draft-simple"),
+        ("tiny-hybrid-nextn", "draft-mtp"),
+        ("tiny-hybrid-head", "draft-mtp"),
+        *READERS.items(),
+    ],
 )
 def test_a_draft_file_says_what_it_is_for(model_path: Callable[[str], Path], shape: str, expected: str) -> None:
     path = str(model_path(shape))
     assert with_inferred_type(DraftSettings(draft_path=path)).draft_types == (expected,)
     told = DraftSettings(("ngram-mod", "draft-simple", "ngram-mod"), draft_path=path)
-    assert with_inferred_type(told).draft_types == ("ngram-mod", "draft-simple")
+    if expected not in FEATURE_TYPES:
+        assert with_inferred_type(told).draft_types == ("ngram-mod", "draft-simple")
+        return
+    for wrong in ({*MODEL_TYPES} - {expected}, {"draft-simple"}):
+        with pytest.raises(ModelError, match=f"is a file for --spec-type {expected}, not for draft-"):
+            with_inferred_type(replace(told, draft_types=tuple(wrong)))
+    assert with_inferred_type(replace(told, draft_types=MODEL_TYPES)).draft_types == (expected,)
+    assert with_inferred_type(replace(told, draft_types=("cache",))).draft_types == ("cache", expected)
+
+
+@pytest.mark.parametrize(
+    ("shape", "fields", "most"),
+    [
+        ("tiny-hybrid-eagle3", {}, 99),
+        ("tiny-hybrid-dflash", {}, 7),
+        ("tiny-hybrid-dflash2", {}, 7),
+        ("tiny-hybrid-dspark", {}, 8),
+        ("tiny-hybrid-dspark", {"anchored": False}, 7),
+        ("tiny-hybrid-dflash", {"block": 4}, 3),
+    ],
+)
+def test_drafts_are_no_longer_than_the_block(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, shape: str, fields: dict[str, Any], most: int
+) -> None:
+    path = tmp_path / "draft.gguf"
+    write_model(path, replace(SHAPES[shape], **fields))
+    for n, n_min in ((99, 50), (most, 0), (2, 1)):
+        caplog.clear()
+        found = with_inferred_type(DraftSettings(draft_path=str(path), n_draft=n, n_draft_min=n_min))
+        assert (found.n_draft, found.n_draft_min) == (min(n, most), min(n_min, most))
+        told = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+        assert told == [f"{path} drafts at most {most} tokens at a time, not {n} (--spec-draft-n-max)"] * (n > most)
 
 
 def test_without_a_file_nothing_is_inferred() -> None:
@@ -37,9 +83,10 @@ def test_without_a_file_nothing_is_inferred() -> None:
 def test_a_draft_model_without_a_file_is_an_error_in_the_log_as_in_llama_server(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    assert with_inferred_type(DraftSettings(("draft-simple", "cache"))).draft_types == ("cache",)
+    types = ("draft-simple", *FEATURE_TYPES)
+    assert with_inferred_type(DraftSettings((*types, "cache"))).draft_types == ("cache",)
     assert [(record.levelno, record.message) for record in caplog.records] == [
-        (logging.ERROR, "--spec-type draft-simple disabled: it requires --model-draft")
+        (logging.ERROR, f"--spec-type {name} disabled: it requires --model-draft") for name in types
     ]
 
 
@@ -100,7 +147,12 @@ def drafts_along(backend: LlamaBackend, n: int = 20) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize(
     ("draft", "type", "n_most"),
-    [("tiny-draft", "draft-simple", 3), ("tiny-hybrid-draft", "draft-simple", 3), ("tiny-hybrid-head", "draft-mtp", 3)],
+    [
+        ("tiny-draft", "draft-simple", 3),
+        ("tiny-hybrid-draft", "draft-simple", 3),
+        ("tiny-hybrid-head", "draft-mtp", 3),
+        *((name, type, 3) for name, type in READERS.items()),
+    ],
 )
 def test_a_file_of_its_own_drafts(opened: Open, draft: str, type: str, n_most: int) -> None:
     backend = opened("tiny-hybrid-nextn", draft)
@@ -123,9 +175,9 @@ def test_a_head_in_a_file_of_its_own_drafts_as_the_one_inside(opened: Open, mode
 
 
 def test_drafts_are_shorter_where_they_are_unsure(opened: Open) -> None:
-    for draft in ("tiny-draft", "tiny-hybrid-head"):
+    for draft in ("tiny-draft", "tiny-hybrid-head", *READERS):
         lengths = {len(each) for each in drafts_along(opened("tiny-hybrid-nextn", draft, draft_p_min=0.7))}
-        assert lengths == {0, 1, 2, 3}
+        assert lengths == {0, 1, 2, 3} or (draft in READERS and 1 < len(lengths) <= 4)
 
 
 def test_rows_of_another_file_are_nothing(opened: Open) -> None:

@@ -64,14 +64,27 @@ def cold(backend: Backend, prompt: Prompt, directory: Path) -> Turn:
 
 MODELS = ["tiny-hybrid-nextn", "tiny-moe-nextn"]
 
+READERS = tuple(f"tiny-hybrid-{kind}" for kind in ("eagle3", "dflash", "dflash2", "dspark", "dflash-window"))
+"""Files that read layers of their target; of these the first and the last keep more than rows."""
 
-@pytest.mark.parametrize("type_kv", ["f16", "q8_0"])
-@pytest.mark.parametrize("name", MODELS)
-def test_drafts_are_those_of_the_cold_run(open_drafting: Opener, tmp_path: Path, name: str, type_kv: str) -> None:
-    backend = open_drafting(name, type_k=type_kv, type_v=type_kv)
+
+@pytest.mark.parametrize(
+    ("name", "type_kv", "draft"),
+    [
+        *((name, type_kv, "") for name in MODELS for type_kv in ("f16", "q8_0")),
+        *(("tiny-hybrid-nextn", "f16", draft) for draft in READERS),
+        ("tiny-dense", "q8_0", "tiny-dense-dspark"),
+    ],
+)
+def test_drafts_are_those_of_the_cold_run(
+    open_drafting: Opener, model_path: Callable[[str], Path], tmp_path: Path, name: str, type_kv: str, draft: str
+) -> None:
+    drafts = DraftSettings(draft_path=str(model_path(draft))) if draft else MTP
+    backend = open_drafting(name, drafts, type_k=type_kv, type_v=type_kv)
     prompts = conversation()
     expected = [cold_and_kept(backend, prompt, tmp_path) for prompt in prompts]
-    assert all(len(rows) > 64 * 100 and len(hidden) > 64 for _, (rows, hidden) in expected)
+    has_state = not draft or draft.endswith(("eagle3", "window"))
+    assert all(len(rows) > 64 * 100 and (len(hidden) > 64) == has_state for _, (rows, hidden) in expected)
     for way, happens in WAYS.items():
         server = DraftServer(backend, tmp_path / way, OTHER)
         for turn, prompt in enumerate(prompts):
@@ -82,7 +95,7 @@ def test_drafts_are_those_of_the_cold_run(open_drafting: Opener, tmp_path: Path,
                 assert server.restored == {"disk": "disk"}.get(way, server.restored) != "none"
         server.close()
     firsts = [(turn.tokens[i + 1 :][:1], draft[:1]) for turn, _ in expected for i, draft in at_tokens(turn)]
-    assert any(token == [*draft] for token, draft in firsts), "a head that is never right would not notice"
+    assert any(token == [*first] for token, first in firsts), "a head that is never right would not notice"
 
 
 def at_tokens(turn: Turn) -> Iterator[tuple[int, tuple[int, ...]]]:
@@ -129,6 +142,25 @@ def test_a_draft_model_of_its_own_drafts_what_it_drafts_cold(
                 f"{way}: it has followed from the first token on"
             )
         server.close()
+
+
+@pytest.mark.parametrize("way", ["live", "ram"])
+@pytest.mark.parametrize("draft", ["tiny-dense-eagle3", "tiny-dense-dflash-window"])
+def test_where_a_model_is_cut_anywhere_some_drafts_are_not_those_of_the_cold_run(
+    open_drafting: Opener, model_path: Callable[[str], Path], tmp_path: Path, draft: str, way: str
+) -> None:
+    """They need what the model made of the token before the cut, or a window, which only a snapshot's end keeps."""
+    backend = open_drafting("tiny-dense", DraftSettings(draft_path=str(model_path(draft))))
+    prompts = conversation()
+    expected = [cold_and_kept(backend, prompt, tmp_path) for prompt in prompts]
+    server = DraftServer(backend, tmp_path / "cache", OTHER)
+    for prompt, (turn, _) in zip(prompts, expected, strict=True):
+        found = server.ask(prompt, 40)
+        WAYS[way](server)
+        assert found.tokens == turn.tokens
+        same = [found.drafts.get(at) == draft for at, draft in turn.drafts.items()]
+        assert sum(same) > len(same) // 2
+    server.close()
 
 
 @pytest.mark.parametrize("what", ["rows", "state"])
@@ -180,9 +212,13 @@ def test_a_conversation_that_is_put_away_drafts_as_one_that_stays(
     assert found[way] == found["live"]
 
 
+@pytest.mark.parametrize("draft", ["", "tiny-hybrid-eagle3", "tiny-hybrid-dflash2", "tiny-hybrid-dflash-window"])
 @pytest.mark.parametrize("way", WAYS)
-def test_a_branch_drafts_as_the_cold_run(open_drafting: Opener, tmp_path: Path, way: str) -> None:
-    backend = open_drafting("tiny-hybrid-nextn")
+def test_a_branch_drafts_as_the_cold_run(
+    open_drafting: Opener, model_path: Callable[[str], Path], tmp_path: Path, way: str, draft: str
+) -> None:
+    drafts = DraftSettings(draft_path=str(model_path(draft))) if draft else MTP
+    backend = open_drafting("tiny-hybrid-nextn", drafts)
     prompts = [chat((1, 150), (2, 100)), chat((1, 150), (3, 100)), chat((1, 150), (2, 100), (4, 100))]
     expected = [cold(backend, prompt, tmp_path) for prompt in prompts]
     server = DraftServer(backend, tmp_path / "cache", OTHER)
@@ -192,11 +228,12 @@ def test_a_branch_drafts_as_the_cold_run(open_drafting: Opener, tmp_path: Path, 
     server.close()
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*MODELS, *READERS])
 def test_a_reply_that_is_suspended_after_every_step_drafts_as_the_cold_run(
-    open_drafting: Opener, tmp_path: Path, name: str
+    open_drafting: Opener, model_path: Callable[[str], Path], tmp_path: Path, name: str
 ) -> None:
-    backend = open_drafting(name, n_seqs=2)
+    drafts = DraftSettings(draft_path=str(model_path(name))) if name in READERS else MTP
+    backend = open_drafting("tiny-hybrid-nextn" if name in READERS else name, drafts, n_seqs=2)
     prompt = conversation()[1]
     expected = cold(backend, prompt, tmp_path)
     server = DraftServer(backend, tmp_path / "cache", OTHER)

@@ -18,7 +18,7 @@ from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.ram import RamCache
 from pyctl.engine.backend import SequenceTokens
-from pyctl.engine.draft.draft_settings import DraftSettings
+from pyctl.engine.draft.draft_settings import FEATURE_TYPES, DraftSettings
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.model_settings import ModelSettings
@@ -41,11 +41,13 @@ Opened = Callable[..., Loaded]
 
 
 @pytest.fixture
-def opened(open_model: Opened) -> Opened:
+def opened(open_model: Opened, model_path: Callable[[str], Path]) -> Opened:
     """opened("tiny-hybrid", 1024) -> the model with a pool of so many tokens, 0 for none; drafts by name."""
 
     def get(name: str, n_tokens: int, *types: str, type_kv: str = "f16", select: SelectSettings = ALL) -> Loaded:
-        drafts, pool = DraftSettings(draft_types=types), PoolSettings(n_tokens, select)
+        files = [str(model_path(each.replace("draft", "tiny-hybrid"))) for each in types if each in FEATURE_TYPES]
+        drafts = DraftSettings(draft_types=types, draft_path="".join(files))
+        pool = PoolSettings(n_tokens, select)
         return open_model(name, n_ctx=N_CTX, type_k=type_kv, type_v=type_kv, drafts=drafts, pool=pool)
 
     return get
@@ -138,7 +140,9 @@ def test_files_go_from_one_kind_of_server_to_the_other(opened: Opened, tmp_path:
     assert (replies[1].done.stats.source, replies[1].done.stats.n_cached) == ("disk", prompt.end)
 
 
-@pytest.mark.parametrize("types", [("draft-mtp",), ("cache",), ("draft-mtp", "cache")])
+@pytest.mark.parametrize(
+    "types", [("draft-mtp",), ("cache",), ("draft-mtp", "cache"), *((each,) for each in FEATURE_TYPES)]
+)
 def test_drafts_are_taken_back_as_without(opened: Opened, types: tuple[str, ...]) -> None:
     """Short ones by planes, long ones by going back to a mark."""
     tokens, found = as_tokens(np.random.default_rng(1).integers(0, 250, 100)), []

@@ -131,7 +131,7 @@ def test_tokens_that_the_other_model_does_not_have_are_not_drafted(
     feed(model, PROMPT)
     draft = guess(model, PROMPT, 80)
     smaller = opened()
-    monkeypatch.setattr(smaller, "_n_vocab", max(draft))
+    monkeypatch.setattr(smaller._greedy, "_n_vocab", max(draft))
     feed(smaller, PROMPT)
     assert guess(smaller, PROMPT, 80) == draft[: draft.index(max(draft))]
 
@@ -324,7 +324,9 @@ def test_an_evaluation_that_is_stopped_or_fails(
         model = opened()
         feed(model, PROMPT[:100])
         codes = iter([0] * at + [code])
-        monkeypatch.setattr(model, "_decode", lambda n, codes=codes, decode=model._decode: next(codes) or decode(n))
+        monkeypatch.setattr(
+            model._greedy, "decode", lambda n, codes=codes, decode=model._greedy.decode: next(codes) or decode(n)
+        )
         assert len(guess(model, PROMPT[:100], 80)) == at - 1
         monkeypatch.undo()
         assert len(guess(model, [*PROMPT[:100], 80, 81], 82)) == N, "and then it goes on"
@@ -336,7 +338,7 @@ def test_an_interruption_holds_up_no_saving(
     """The server ends, and writes what it has: the trunk's parts are worth it without the draft model's."""
     model = opened()
     feed(model, PROMPT[:100])
-    monkeypatch.setattr(model, "_decode", lambda n: 2)
+    monkeypatch.setattr(model._greedy, "decode", lambda n: 2)
     assert model.save_rows(0, 0, 100).size == 0
     assert model.save_state(0, 100).size == 0
     model.synchronize()

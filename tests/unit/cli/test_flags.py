@@ -11,6 +11,7 @@ import pytest
 
 from pyctl.chat import keep_reasoning
 from pyctl.cli.arguments import parse_chat, parse_serve
+from pyctl.engine.draft.draft_settings import MODEL_TYPES
 from pyctl.engine.placements import CPU_EXPERTS
 from pyctl.errors import ConfigError
 from pyctl.setting import Flag
@@ -261,6 +262,8 @@ def test_every_negation_by_flag_and_by_variable(flag: Flag) -> None:
 def test_types_of_drafts_add_up_in_their_order() -> None:
     settings = serve("--spec-type", "draft-mtp,ngram-mod", "--spec-type", "cache", "--spec-type", "none,draft-simple")
     assert settings.drafts.ordered_types == ("ngram-mod", "cache", "draft-mtp")
+    for name in MODEL_TYPES:
+        assert serve("--spec-type", name, "-md", "f").drafts.reads_rows == (name != "draft-simple")
     assert serve("--spec-default").drafts.ordered_types == ("ngram-mod",)
     assert serve("--spec-default", LLAMA_ARG_SPEC_TYPE="draft-mtp").drafts.ordered_types == ("ngram-mod",)
 
@@ -334,8 +337,8 @@ def test_flash_attention_words_and_the_older_bare_flag() -> None:
         (["-ctk", "q9"], "-ctk: 'q9' is none of f32, f16, bf16, q8_0, q4_0, q4_1, iq4_nl, q5_0, q5_1"),
         (["--spec-type", "foo"], "--spec-type: unknown speculative type: foo"),
         (
-            ["--spec-type", "draft-eagle3"],
-            "--spec-type: draft-eagle3 is not supported; use one of ngram-simple,",
+            ["--spec-type", "ngram-cache"],
+            "--spec-type: ngram-cache is not supported; use one of ngram-simple,",
         ),
         (["--spec-draft-n-max", "-1"], "--spec-draft-n-max: -1 is too small, the least is 0"),
         (["-fa", "maybe"], "-fa: 'maybe' is none of on, off, auto"),

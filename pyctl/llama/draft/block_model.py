@@ -1,0 +1,241 @@
+"""Drafts from a DFlash or DSpark draft model: a block of tokens in one evaluation."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from llama_cpp import llama_cpp as api
+from llama_cpp import llama_cpp_ext as ext
+from numpy.typing import NDArray
+
+from pyctl.cache import NOTHING, Block
+from pyctl.engine.backend import SequenceTokens
+from pyctl.errors import ModelError
+from pyctl.llama.batch import RowBatch
+from pyctl.llama.draft.draft_file import BlockShape
+from pyctl.llama.draft.draft_model import SIGNATURE_BYTES, BlockSpan, is_signed
+from pyctl.llama.draft.greedy import Greedy
+from pyctl.llama.draft.head_rows import HeadRows
+from pyctl.llama.library import allocate
+
+__all__ = ["BlockModel"]
+
+N_SIZE = 8
+"""Bytes of the size behind a state, which is shorter at the begin of a text."""
+
+log = logging.getLogger(__name__)
+
+
+class BlockModel(HeadRows):
+    """Drafts ``n_max`` tokens at a time on ``ctx`` of a DFlash or DSpark model, from the inputs of ``layers``.
+
+    Row p is computed from the trunk's rows at p alone, so only rows are saved; those of layers with windows as a state.
+    A draft is one evaluation of the last token and of masks after it, whose rows are dropped. It ends before a token
+    below probability ``p_min``. Otherwise as `HeadRows`. Raises ModelError for a model that cannot draft.
+    """
+
+    defers = True
+
+    def __init__(
+        self, ctx: Any, n_max: int, layers: tuple[int, ...], shape: BlockShape, *, p_min: float = 0.0, **options: Any
+    ) -> None:
+        self.type, self.layers, self._shape, self._p_min = shape.type, layers, shape, p_min
+        model = api.llama_get_model(ctx)
+        self._n_embd, vocabulary = int(api.llama_model_n_embd(model)), api.llama_model_get_vocab(model)
+        super().__init__(ctx, len(layers) * self._n_embd, n_max + 1, **options)
+        self._first = 0 if shape.is_anchored else 1  # the first place of the block that drafts
+        self._n_block = n_max + self._first
+        self._mask = int(api.llama_vocab_mask(vocabulary))
+        if p_min > 0 and not shape.is_sure:
+            raise ModelError("the draft model does not say how sure it is: it needs --spec-draft-p-min 0")
+        if self._mask < 0:
+            raise ModelError("the draft model names no mask token")
+        if self._n_block > self._n_batch:
+            raise ModelError(f"--ubatch-size {self._n_batch} is below a block of drafts, {self._n_block} tokens")
+        self._batch = RowBatch(self._n_batch, self._width)
+        # DSpark says how sure it is, and DFlash of the second kind gives candidates, in place of hidden rows.
+        self._reads_states = shape.top_k > 0 or (self.type == "draft-dspark" and p_min > 0)
+        self._greedy = Greedy(ctx, int(api.llama_vocab_n_tokens(vocabulary)), 0.0 if self._reads_states else p_min)
+        ext.llama_set_embeddings_nextn(ctx, self._reads_states, False)
+        api.llama_set_causal_attn(ctx, shape.is_causal)
+        self._cuts: dict[int, int] = {}
+        self._unread: dict[int, tuple[int, list[BlockSpan]]] = {}
+        self._n_state = 0
+        if self._evaluate(0, 0, [0], self._none) != 0:
+            raise ModelError("cannot evaluate the draft model")
+        self._open_memory()
+        self._slides = self._memory.kind == "hybrid"
+        if self._slides:
+            self._n_state = self._state_bytes()
+        if not shape.top_k:
+            self._greedy.sample_on_device()
+
+    def _state_bytes(self) -> int:
+        """Return the bytes of the largest state: rows that layers with windows see, and at the end their true size."""
+        sizes = []
+        for n in (1, 2):
+            self._evaluate(0, n - 1, [0], self._none)
+            sizes.append(int(self._memory.state_size(0)))
+        self.clear(0)
+        return SIGNATURE_BYTES + sizes[0] + (sizes[1] - sizes[0]) * int(self._memory.window[0]) + N_SIZE
+
+    def _evaluate(self, seq: int, start: int, tokens: Sequence[int], hidden: NDArray[np.float32]) -> int:
+        self._finish_cuts()
+        self._batch.fill_text(seq, hidden[1:], start)
+        return int(api.llama_decode(self._ctx, self._batch.struct))
+
+    def draft(self, items: Sequence[SequenceTokens], n: int) -> list[tuple[int, ...]]:
+        drafts: list[tuple[int, ...]] = []
+        n_together = max(self._n_batch // self._n_block, 1)
+        for first in range(0, len(items), n_together):
+            drafts += self._draft(items[first : first + n_together])
+        return [draft[:n] for draft in drafts]
+
+    def _draft(self, items: Sequence[SequenceTokens]) -> list[tuple[int, ...]]:
+        """Return drafts after those of ``items`` that have one token, since rows of the tokens before the last are
+        needed."""
+        self._settle()
+        places: dict[int, int] = {}
+        n_tokens = 0
+        for item in items:
+            at = self._seqs[item.seq]
+            if at.end > item.position:
+                self.keep(item.seq, item.position)
+            elif at.end < item.position:
+                self._lose(item.seq, item.position)
+            self._pay(item.seq)
+            if len(item.tokens) == 1:
+                places[item.seq] = n_tokens
+                block = [item.tokens[0], *[self._mask] * (self._n_block - 1)]
+                n_tokens = self._greedy.put(n_tokens, item.seq, block, item.position, every=not self._shape.top_k)
+        self._finish_cuts()
+        code = self._greedy.decode(n_tokens) if n_tokens else 0
+        self._note(code)
+        states = None
+        if self._reads_states and n_tokens and code == 0:
+            states = np.ctypeslib.as_array(ext.llama_get_embeddings_nextn(self._ctx), (n_tokens, self._n_embd))
+        drafts = []
+        for item in items:
+            place = places.get(item.seq)
+            drafts.append(self._read(place, states) if place is not None and code == 0 else ())
+            api.llama_memory_seq_rm(self._cells, item.seq, item.position, -1)
+        return drafts
+
+    def _read(self, place: int, states: NDArray[np.float32] | None) -> tuple[int, ...]:
+        """Return the draft of the block at ``place`` of the batch; ``states`` are what it gives as hidden rows."""
+        draft: list[int] = []
+        k, candidate = self._shape.top_k, 0
+        for i in range(place + self._first, place + self._n_block):
+            if states is None:
+                token = self._greedy.choose(i)
+            elif not k:
+                token = self._greedy.choose(i) if states[i, 0] >= self._p_min else -1
+            else:  # k tokens, then by candidate of the place before the scores of these
+                scores = states[i, k * (candidate + 1) : k * (candidate + 2)]
+                candidate = int(scores.argmax())
+                is_likely = not self._p_min or 1 / np.exp(scores - scores[candidate]).sum() >= self._p_min
+                token = int(states[i, candidate]) if is_likely else -1
+            if token < 0:
+                break
+            draft.append(token)
+        return tuple(draft)
+
+    # -- states of layers with windows -------------------------------------------------------------------------------
+
+    def _cut(self, seq: int, n: int) -> None:
+        if not self._slides or n == 0:
+            return super()._cut(seq, n)
+        self._settle()
+        at = self._seqs[seq]
+        try:
+            # What slid out is lost unless a state follows, until when the rows stay.
+            self._memory.rewind(seq, n)
+        except (ValueError, RuntimeError):
+            return self._lose(seq, at.end)
+        self._cuts[seq] = at.last = n
+        at.first = min(at.first, n)
+        return None
+
+    def _finish_cuts(self) -> None:
+        """Let the library know what was cut or cleared."""
+        if self._memory is not None:
+            self._memory.reserve(0)
+        for seq, n in self._cuts.items():
+            api.llama_memory_seq_rm(self._cells, seq, n, -1)
+        self._cuts.clear()
+
+    def keep(self, seq: int, n: int) -> None:
+        self._unread.pop(seq, None)
+        super().keep(seq, n)
+
+    def clear(self, seq: int) -> None:
+        self._cuts.pop(seq, None)
+        self._unread.pop(seq, None)
+        super().clear(seq)
+
+    def load_rows(self, seq: int, first: int, spans: Sequence[BlockSpan]) -> None:
+        if not self._slides or not spans:
+            return super().load_rows(seq, first, spans)
+        start, unread = self._unread.get(seq, (first, []))
+        if not unread or unread[-1][2] != first:
+            self.keep(seq, first)
+            self._pay(seq)
+            start, unread = first, []
+        if self._seqs[seq].end == start and all(is_signed(block, self._signature) for block, _, _ in spans):
+            self._unread[seq] = start, [*unread, *spans]  # the library says by the state where a sequence ends
+        else:
+            self._lose(seq, spans[-1][2])
+        return None
+
+    def state_size(self, seq: int) -> int:
+        return self._n_state
+
+    def save_state(self, seq: int, n: int, out: Block | None = None) -> Block:
+        if not self._slides or self._seqs[seq].end != n or n == 0:
+            return NOTHING
+        self._pay(seq)
+        self._finish_cuts()
+        block, size = allocate(self._n_state) if out is None else out, int(self._memory.state_size(seq))
+        if SIGNATURE_BYTES + size + N_SIZE > self._n_state:
+            return NOTHING
+        block[SIGNATURE_BYTES + size : -N_SIZE] = 0
+        block[-N_SIZE:] = np.array([size], np.int64).view(np.uint8)
+        try:
+            self._memory.save_state(seq, n, block[SIGNATURE_BYTES : SIGNATURE_BYTES + size])
+        except (ValueError, RuntimeError) as error:
+            log.debug("rows of windows of the draft model were not saved: %s", error)
+            return NOTHING
+        block[:SIGNATURE_BYTES] = np.frombuffer(self._signature, np.uint8)
+        self._is_saving = True
+        return block
+
+    def load_state(self, seq: int, n: int, block: Block) -> None:
+        if not self._slides:
+            return super().load_state(seq, n, block)
+        first, spans = self._unread.pop(seq, (n, []))
+        if self._seqs[seq].end > n:
+            self.keep(seq, n)
+        if self._seqs[seq].end == n and seq not in self._cuts:
+            return None  # nothing was lost
+        self._settle()
+        try:
+            if self._seqs[seq].end != first or block.size != self._n_state or not is_signed(block, self._signature):
+                raise ValueError("another state")
+            state = block[SIGNATURE_BYTES : SIGNATURE_BYTES + int(block[-N_SIZE:].view(np.int64)[0])]
+            parts = [(each[SIGNATURE_BYTES:], p0, p1) for each, p0, p1 in spans]
+            self._memory.load_prefix(seq, first, parts, n, state)
+        except (ValueError, RuntimeError) as error:
+            log.info("the draft model begins empty at token %d: %s", n, error)
+            return self._lose(seq, n)
+        self._cuts.pop(seq, None)
+        at = self._seqs[seq]
+        at.end = at.last = n
+        at.stand_at(self._none[0], is_known=False)
+        return None
+
+    def close(self) -> None:
+        self._greedy.close()
+        super().close()

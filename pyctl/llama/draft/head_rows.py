@@ -1,0 +1,324 @@
+"""Rows of draft models that follow the rows of their trunk: heads, and files that read rows of its layers."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Callable, Sequence
+from itertools import takewhile
+from typing import Any
+
+import numpy as np
+from llama_cpp import llama_cpp as api
+from numpy.typing import NDArray
+
+from pyctl.cache import NOTHING, Block
+from pyctl.errors import ModelError
+from pyctl.limit import limit
+from pyctl.llama.draft.draft_model import SIGNATURE_BYTES, BlockSpan, is_signed, signature
+from pyctl.llama.library import KVState, allocate
+
+__all__ = ["Followed", "HeadRows"]
+
+FIRST_AND_LAST = slice(SIGNATURE_BYTES + 16, SIGNATURE_BYTES + 32)
+"""The range of rows in a block, two int64 (csrc/core/block.h)."""
+
+MOST_SPARE = limit(64, "spare hidden rows for a draft head", "the oldest are forgotten", "memory", "rows")
+
+log = logging.getLogger(__name__)
+
+
+class Followed:
+    """The draft model's state of one sequence, in which the trunk has ``end`` tokens.
+
+    It holds rows [first, last), and possibly one at ``end`` for the expected token ``ahead``. ``tokens`` are the latest
+    before ``end``, at least those of missing rows; `hidden` has the trunk's rows of these and of the token before them.
+    """
+
+    def __init__(self, width: int, n: int = 0, origin: int = 0) -> None:
+        """Start at ``n`` without earlier rows; the first row that there can be is ``origin``."""
+        self.end = n
+        self.first = self.last = max(n, origin)
+        self.tokens: list[int] = []
+        self.ahead = -1
+        self.is_known = n == 0  # whether the last hidden row is known; zeros replace an unknown one
+        self._rows = np.zeros((1, width), np.float32)
+        self._n_rows = 1
+
+    @property
+    def n_owed(self) -> int:
+        """The rows that are missing up to ``end``."""
+        return max(self.end - self.last, 0)
+
+    def hidden(self, n: int) -> NDArray[np.float32]:
+        """Return the hidden rows of the latest ``n`` tokens and of the token before them, shape (n + 1, width)."""
+        return self._rows[self._n_rows - n - 1 : self._n_rows]
+
+    def append(self, tokens: list[int], hidden: NDArray[np.float32]) -> None:
+        """Append ``tokens`` with their hidden rows."""
+        n = self._n_rows + len(tokens)
+        if n > len(self._rows):
+            grown = np.empty((2 * n, self._rows.shape[1]), np.float32)
+            grown[: self._n_rows] = self._rows[: self._n_rows]
+            self._rows = grown
+        self._rows[self._n_rows : n] = hidden
+        self._n_rows, self.end, self.is_known = n, self.end + len(tokens), True
+        self.tokens += tokens
+
+    def drop(self, n: int) -> None:
+        """Remove the last ``n`` tokens."""
+        self.end -= n
+        if n <= len(self.tokens):
+            del self.tokens[len(self.tokens) - n :]
+            self._n_rows -= n
+        else:
+            self.stand_at(np.zeros(self._rows.shape[1], np.float32), is_known=self.end == 0)
+
+    def stand_at(self, row: NDArray[np.float32], *, is_known: bool) -> None:
+        """Set ``row`` as the only hidden row, that of the last token."""
+        self._rows, self._n_rows = np.array(row[None]), 1
+        self.tokens, self.is_known = [], is_known
+
+    def forget_all_but(self, n: int) -> None:
+        """Keep the latest ``n`` tokens and at most MOST_SPARE more."""
+        n_more = len(self.tokens) - n
+        if n_more > (MOST_SPARE if n else 0):
+            self._rows, self._n_rows = np.array(self.hidden(n)), n + 1
+            del self.tokens[:n_more]
+
+
+class HeadRows:
+    """What draft models on ``ctx``, which they own, have in common: to follow, save and restore rows.
+
+    Rows of small batches stay pending until the next draft. A subclass says how rows come of the trunk's (`_evaluate`)
+    and how they draft. ``width`` is that of the trunk's rows as `Followed` has them, ``window`` the most rows that stay
+    pending. ``model``, also owned, is the file of the draft model, identified by ``identity``. ``attach`` attaches
+    `Pulse` to the context at an address.
+    """
+
+    type: str
+    layers: tuple[int, ...]
+    origin = 0
+    """The first row: 1 if it needs a token before it."""
+    defers = False
+    """Whether cut rows stay until something else is evaluated."""
+
+    def __init__(
+        self,
+        ctx: Any,
+        width: int,
+        window: int,
+        *,
+        model: Any = None,
+        identity: str = "",
+        attach: Callable[[int], None] = lambda address: None,
+    ) -> None:
+        self._address = ctypes.cast(ctx, ctypes.c_void_p).value or 0
+        attach(self._address)
+        self._ctx, self._model, self._identity, self._window = ctx, model, identity, window
+        self._cells = api.llama_get_memory(ctx)
+        self._n_batch = int(api.llama_n_ubatch(ctx))
+        self._width = width
+        self._most_owed = max(self._n_batch // 2, self._window)
+        self._none = np.zeros((2, self._width), np.float32)
+        self._seqs = [Followed(self._width, 0, self.origin) for _ in range(int(api.llama_n_seq_max(ctx)))]
+        self._n_rows = 1  # per call
+        self._is_saving = False
+        self._memory: Any = None
+
+    def _open_memory(self) -> None:
+        """Attach to the memory, of which sequence 0 has a row, and drop that row. Raises ModelError."""
+        try:
+            self._memory = KVState(self._address, 0, defers=self.defers)
+        except (RuntimeError, ValueError) as error:
+            raise ModelError(f"no rows of the draft model can be moved: {error}") from error
+        if self._memory.kind == "opaque":
+            self._memory = None
+            raise ModelError("no rows of the draft model can be moved: llama.cpp saves them as a whole only")
+        self._memory.clear(0)
+        self._signature = signature(self.type, self._identity, self._memory.layout)
+
+    def _evaluate(self, seq: int, start: int, tokens: Sequence[int], hidden: NDArray[np.float32]) -> int:
+        """Add rows of ``tokens`` from ``start`` on; return llama_decode's result.
+
+        ``hidden``, shape (len(tokens) + 1, width), are the trunk's rows of these and of the token before them.
+        """
+        raise NotImplementedError
+
+    # -- following ---------------------------------------------------------------------------------------------------
+
+    def follow(self, seq: int, tokens: Sequence[int], start: int, hidden: NDArray[np.float32] | None) -> None:
+        assert hidden is not None
+        if start > self._seqs[seq].end:
+            self._lose(seq, start)
+        at = self._seqs[seq]
+        n_past = at.end - start
+        new = [int(token) for token in tokens[n_past:]]
+        if not new:
+            return
+        if at.last > at.end and at.ahead != new[0]:  # another token was expected
+            self._cut(seq, at.end)
+        at.append(new, hidden[n_past:])
+        if at.n_owed >= self._most_owed:
+            self._pay(seq)
+            at = self._seqs[seq]
+        # After a prompt's batch keep only the rows of a snapshot; later, also those needed after rejected drafts.
+        n_before = self._n_rows - 1 + self._window if self._n_rows > 1 and len(new) <= self._window else 0
+        at.forget_all_but(max(at.n_owed, n_before))
+
+    def keep(self, seq: int, n: int) -> None:
+        at = self._seqs[seq]
+        if at.end > n:
+            at.drop(at.end - n)
+            if at.last > n:
+                self._cut(seq, n)
+
+    def rewind(self, seq: int, n: int) -> None:
+        self.keep(seq, n)
+
+    def clear(self, seq: int) -> None:
+        self._memory.clear(seq)
+        self._seqs[seq] = Followed(self._width, 0, self.origin)
+
+    def _lose(self, seq: int, n: int) -> None:
+        """Restart at ``n`` without earlier rows."""
+        self.clear(seq)
+        self._seqs[seq] = Followed(self._width, n, self.origin)
+
+    def _cut(self, seq: int, n: int) -> None:
+        """Drop the rows from ``n`` on."""
+        self._settle()
+        api.llama_memory_seq_rm(self._cells, seq, n, -1)
+        at = self._seqs[seq]
+        at.last = max(n, self.origin)
+        at.first = min(at.first, at.last)
+
+    def _pay(self, seq: int) -> None:
+        """Evaluate the pending rows; on failure drop all rows."""
+        at = self._seqs[seq]
+        while at.n_owed > 0:
+            n_owed, n = at.n_owed, min(at.n_owed, self._n_batch)
+            tokens = at.tokens[len(at.tokens) - n_owed :][:n]
+            code = self._evaluate(seq, at.last, tokens, at.hidden(n_owed)[: n + 1])
+            if code != 0:
+                self._lose(seq, at.end)
+                self._note(code)
+                return
+            at.last += n
+
+    @staticmethod
+    def _note(code: int) -> None:
+        """Log a failed evaluation, which costs only drafts. Fatal errors also fail the trunk, which reports them."""
+        if code != 0:
+            log.debug("the draft head failed: llama_decode returned %d", code)
+
+    # -- rows and hidden state ---------------------------------------------------------------------------------------
+
+    def rows_size(self, first: int, last: int) -> int:
+        return SIGNATURE_BYTES + int(self._memory.rows_size(first, last)) if first < last else 0
+
+    def save_rows(self, seq: int, first: int, last: int, out: Block | None = None) -> Block:
+        at = self._seqs[seq]
+        if at.n_owed > 0:
+            self._pay(seq)
+            at = self._seqs[seq]
+        if not (at.first <= max(first, self.origin) and first < last <= at.last):
+            return NOTHING
+        block, first = allocate(self.rows_size(first, last)) if out is None else out, max(first, self.origin)
+        n_bytes = self._memory.rows_size(first, last) if first < last else 0
+        block[SIGNATURE_BYTES + n_bytes :] = 0
+        try:
+            if n_bytes:
+                self._memory.save_rows(seq, first, last, block[SIGNATURE_BYTES : SIGNATURE_BYTES + n_bytes])
+        except (ValueError, RuntimeError) as error:
+            log.debug("rows of the draft head were not saved: %s", error)
+            return NOTHING
+        block[:SIGNATURE_BYTES] = np.frombuffer(self._signature, np.uint8)
+        self._is_saving = True
+        return block
+
+    def load_rows(self, seq: int, first: int, spans: Sequence[BlockSpan]) -> None:
+        at = self._seqs[seq]
+        if at.n_owed > 0:
+            self._pay(seq)
+            at = self._seqs[seq]
+        if at.last > first:
+            self._cut(seq, first)
+        n_own = sum(1 for _ in takewhile(lambda span: is_signed(span[0], self._signature), reversed(spans)))
+        own, last = spans[len(spans) - n_own :], spans[-1][2] if spans else first
+        if not (at.end == first and n_own == len(spans)):  # rows before those are unknown
+            self._lose(seq, own[0][1] if own else last)
+        if own and not self._append(seq, own):
+            self._lose(seq, last)
+        self._seqs[seq].stand_at(self._none[0], is_known=last == 0)
+
+    def _append(self, seq: int, spans: Sequence[BlockSpan]) -> bool:
+        """Append this head's rows; False on failure."""
+        at = self._seqs[seq]
+        # The extension appends only to existing rows, so a temporary row precedes the first ones.
+        begins_late = at.first == at.last > 0
+        if begins_late and self._evaluate(seq, at.last - 1, [0], self._none) != 0:
+            return False
+        try:
+            parts = [(self._unpadded(block), max(first, self.origin), last) for block, first, last in spans]
+            self._memory.load_rows(seq, at.last, [part for part in parts if part[1] < part[2]])
+        except (ValueError, RuntimeError):
+            return False
+        if begins_late:
+            api.llama_memory_seq_rm(self._cells, seq, at.last - 1, at.last)
+        at.end = spans[-1][2]
+        at.last = max(at.end, self.origin)
+        return True
+
+    def _unpadded(self, block: Block) -> Block:
+        """Return what the extension saved in ``block``, which may have room for a row before `origin` behind it."""
+        n = SIGNATURE_BYTES + int(self._memory.rows_size(0, 1)) if self.origin else 0
+        if block.size >= n > 0 and (bounds := block[FIRST_AND_LAST].view(np.int64))[0] == self.origin:
+            return block[SIGNATURE_BYTES : SIGNATURE_BYTES + int(self._memory.rows_size(*map(int, bounds)))]
+        return block[SIGNATURE_BYTES:]
+
+    def state_size(self, seq: int) -> int:
+        return SIGNATURE_BYTES + int(self._none[0].nbytes)
+
+    def save_state(self, seq: int, n: int, out: Block | None = None) -> Block:
+        at = self._seqs[seq]
+        if at.end != n or not at.is_known:
+            return NOTHING
+        block = np.empty(self.state_size(seq), np.uint8) if out is None else out
+        block[:SIGNATURE_BYTES] = np.frombuffer(self._signature, np.uint8)
+        block[SIGNATURE_BYTES:] = at.hidden(0)[0].view(np.uint8)
+        return block
+
+    def load_state(self, seq: int, n: int, block: Block) -> None:
+        at = self._seqs[seq]
+        if at.end > n:
+            self.keep(seq, n)
+        elif at.end < n:
+            self._lose(seq, n)
+            at = self._seqs[seq]
+        if block.size != self.state_size(seq) or not is_signed(block, self._signature):
+            return
+        if at.n_owed > 0:
+            self._pay(seq)
+            at = self._seqs[seq]
+        at.stand_at(np.array(block[SIGNATURE_BYTES:]).view(np.float32), is_known=True)
+
+    @property
+    def in_flight_bytes(self) -> int:
+        return int(self._memory.in_flight_bytes)
+
+    def synchronize(self) -> None:
+        self._memory.finish()
+        self._is_saving = False
+
+    def _settle(self) -> None:
+        """Wait for copies of rows, which must not be evaluated again meanwhile."""
+        if self._is_saving:
+            self.synchronize()
+
+    def close(self) -> None:
+        self._memory.finish()
+        self._memory = None  # device memory must be freed before its context
+        api.llama_free(self._ctx)
+        if self._model is not None:
+            api.llama_model_free(self._model)
