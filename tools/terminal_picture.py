@@ -88,7 +88,7 @@ class Terminal:
         raise TimeoutError("no prompt")
 
     def _line(self) -> str:
-        return self.screen.display[self.screen.cursor.y]
+        return str(self.screen.display[self.screen.cursor.y])
 
     def text(self) -> Text:
         """All that the screen shows, with its colours."""

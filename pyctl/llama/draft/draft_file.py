@@ -52,6 +52,8 @@ def block_shape(path: Path) -> BlockShape:
     """Return the shape of the DFlash or DSpark file ``path``. Raises ModelError."""
     head, type = file_head(model_files(path)[0]), type_of(path)
     is_spark = type == "draft-dspark"
+    if is_spark and "block_size" not in head.numbers:  # llama.cpp would end the process
+        raise ModelError(f"{path} does not say the size of its block")
 
     def number(key: str, default: int) -> int:
         return head.numbers.get(key, (default,))[0]
@@ -70,7 +72,7 @@ def check_target(path: Path, target: Any) -> tuple[int, ...]:
     head, n_layers = file_head(model_files(path)[0]), int(api.llama_model_n_layer(target))
     layers, width = head.numbers.get("target_layers", ()), int(api.llama_model_n_embd(target))
     if not layers or not all(0 <= layer <= n_layers for layer in layers):
-        raise ModelError(f"{path} reads layers {', '.join(map(str, layers))}, and this model has {n_layers}")
+        raise ModelError(f"{path} reads layers {', '.join(map(str, layers[:9]))}, and this model has {n_layers}")
     own = head.numbers.get("embedding_length", (0,))[0]
     widths = [head.numbers.get("target_hidden_size", (own,))[0]]
     if not (head.has("token_embd.weight") and head.has("output.weight")):  # it takes the target's

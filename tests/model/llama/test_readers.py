@@ -239,6 +239,7 @@ def test_a_block_is_drafted_up_to_its_end(opened: Callable[..., LlamaBackend]) -
     ("kind", "lacks", "reason", "fields"),
     [
         ("dflash2", "mask", "names no mask token", {}),
+        ("dspark", "block", "does not say the size of its block", {}),
         ("dspark", "confidence", "does not say how sure it is: it needs --spec-draft-p-min 0", {"draft_p_min": 0.5}),
     ],
 )
@@ -251,7 +252,11 @@ def test_a_file_that_lacks_what_drafting_needs_is_refused(
     fields: dict[str, Any],
 ) -> None:
     shape = SHAPES[f"tiny-hybrid-{kind}"]
-    if lacks == "mask":
+    if lacks == "block":
+        add = GGUFWriter.add_uint32
+        others = lambda self, key, value: None if key.endswith("block_size") else add(self, key, value)  # noqa: E731
+        monkeypatch.setattr(GGUFWriter, "add_uint32", others)
+    elif lacks == "mask":
         monkeypatch.setattr(GGUFWriter, "add_mask_token_id", lambda self, n: None)
     else:
         monkeypatch.setattr(generate, "tensors", lambda s: [each for each in tensors(s) if each.role != "conf_proj"])
