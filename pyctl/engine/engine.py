@@ -164,6 +164,7 @@ class Engine:
             except Exception:
                 log.exception("cannot save the end of a conversation")
                 self.prefix_cache.forget(seq)
+        self.prefix_cache.settle()  # while the device has what the disk has not been given yet
         self.prefix_cache.device.leave_all()
         self.prefix_cache.settle()
         self.backend.unload()

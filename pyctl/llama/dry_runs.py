@@ -138,7 +138,16 @@ class DryRun:
             if usage.total or name == HOST:
                 places.append(Place(name, name != HOST, usage, free[name] if name != HOST else host_available()))
         row_bytes = sum(kv.values()) / n_cells
-        return MemoryPlan(n_cells, n_seqs, row_bytes, state_bytes, tuple(places), self.layers, n_earlier)
+        return MemoryPlan(
+            n_cells,
+            n_seqs,
+            row_bytes,
+            state_bytes,
+            tuple(places),
+            self.layers,
+            n_earlier,
+            n_ctx_train=self.n_ctx_train,
+        )
 
     def _context(self, params: Any) -> tuple[Any, dict[str, int], dict[str, int], dict[str, int]]:
         """Return a context without memory, and its bytes of K and V, states and compute buffers by place."""

@@ -34,32 +34,36 @@ DRAFT_CTX = 65_536
 
 
 def fit_settings(
-    settings: ModelSettings, drafts: DraftSettings = NO_DRAFTS, vision: tuple[str, int] | None = None
+    settings: ModelSettings,
+    drafts: DraftSettings = NO_DRAFTS,
+    vision: tuple[str, int] | None = None,
+    plan: MemoryPlan | None = None,
 ) -> tuple[ModelSettings, MemoryPlan]:
     """Return the settings with automatic values filled in, and their memory including ``drafts``.
 
-    ``vision`` is the device of the vision encoder, empty for the CPU, and its bytes. Raises ModelError if the context
-    cannot fit.
+    ``vision`` is the device of the vision encoder, empty for the CPU, and its bytes. ``plan`` is what `fit_drafts` has
+    found to fit. Raises ModelError if the context cannot fit.
     """
     movable = settings.fit and settings.n_gpu_layers == -1 and not settings.tensor_split
     movable = movable and settings.split_mode != "tensor"  # all layers are on all GPUs
-    placed = bool(settings.placements)
-    for _ in range(ATTEMPTS):
+    placed, n_layers = bool(settings.placements), 0
+    for _ in range(ATTEMPTS if plan is None else 0):
         with dry_run(settings, drafts, vision) as run:
-            plan = _fit_context(run, settings)
+            plan, n_layers = _fit_context(run, settings), run.n_layers
             missing = gpu_shortage(settings, plan)
             if not (missing and movable):
                 break
             settings = _move_to_cpu(run, settings, plan, missing, experts=not placed)
-    if plan.n_ctx < (settings.n_ctx or run.n_ctx_train):
-        log.warning("context reduced from %d to %d tokens to fit into memory (-c)", run.n_ctx_train, plan.n_ctx)
+    assert plan is not None
+    if plan.n_ctx < (settings.n_ctx or plan.n_ctx_train):
+        log.warning("context reduced from %d to %d tokens to fit into memory (-c)", plan.n_ctx_train, plan.n_ctx)
     if not placed and settings.placements:
         log.warning("experts of %d layers kept on the CPU to fit into memory (--n-cpu-moe)", len(settings.placements))
     if movable and settings.n_gpu_layers >= 0:
         log.warning(
             "%d of %d layers placed on the GPU to fit into memory (-ngl)",
             max(settings.n_gpu_layers - 1, 0),
-            run.n_layers,
+            n_layers,
         )
     needed = plan.host.usage.total - (plan.host.usage.weights if _is_mapped(settings) else 0)
     if shortage(settings, plan.host):
@@ -68,18 +72,21 @@ def fit_settings(
     return replace(settings, n_ctx=plan.n_ctx, tensor_split=split), plan
 
 
-def fit_drafts(settings: ModelSettings, drafts: DraftSettings, vision: tuple[str, int] | None = None) -> DraftSettings:
-    """Return automatic ``drafts`` as those of the head in the model's file, or none; others unchanged.
+def fit_drafts(
+    settings: ModelSettings, drafts: DraftSettings, vision: tuple[str, int] | None = None
+) -> tuple[DraftSettings, MemoryPlan | None]:
+    """Return automatic ``drafts`` as those of the head in the model's file, with the plan of both, or none; others
+    unchanged.
 
     They need memory, all layers on GPUs, and beside them room for the given context, without -c for `DRAFT_CTX` tokens.
     Each drafted token takes a state of each sequence; a draft of one is tried if longer ones take
     too much.
     """
     if not drafts.is_automatic:
-        return drafts
+        return drafts, None
     none = replace(drafts, draft_types=())
     if not (drafts.n_draft and gpus(settings) and count_heads(Path(settings.path)) == 1):
-        return none
+        return none, None
     for n_draft in sorted({drafts.n_draft, 1}, reverse=True):
         tried = replace(drafts, draft_types=("draft-mtp",), n_draft=n_draft)
         try:
@@ -90,13 +97,13 @@ def fit_drafts(settings: ModelSettings, drafts: DraftSettings, vision: tuple[str
             lacking = str(error)
             continue
         if _on_host(plan):
-            return none
+            return none, None
         if plan.n_ctx >= least and not (gpu_shortage(settings, plan) or shortage(settings, plan.host)):
             log.info("the model's head drafts up to %d tokens a step; --spec-type none turns it off", n_draft)
-            return tried
+            return tried, plan
         lacking = f"{least:,} tokens of context do not fit beside them; -np 1 or -ctk q8_0 -ctv q8_0 makes room"
     log.info("no drafts by default: %s", lacking)
-    return none
+    return none, None
 
 
 def _on_host(plan: MemoryPlan) -> bool:

@@ -98,10 +98,10 @@ def load(
     pooled = fit_pool(settings, drafts, pool) if pool is not None and pool.is_wanted else None
     if pooled is not None and encoder is not None:
         raise ModelError("--kv-pool excludes --mmproj: a pool holds no rows of images")
-    usage = encoder.usage if encoder is not None else None
+    usage, known = encoder.usage if encoder is not None else None, None
     if pooled is None:
-        drafts = fit_drafts(settings, drafts, usage)
-    settings, plan = pooled or fit_settings(settings, drafts, usage)
+        drafts, known = fit_drafts(settings, drafts, usage)
+    settings, plan = pooled or fit_settings(settings, drafts, usage, known)
     if announce is not None:
         announce(plan)
     source = _Source(path, settings, progress, drafts, pool_cells(settings) if pooled else settings.n_ctx)

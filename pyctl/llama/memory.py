@@ -60,7 +60,7 @@ class MemoryPlan:
 
     ``layers`` are llama.cpp's names of the layers' devices, the output last. Each sequence has ``n_planes`` states in
     addition to the last: planes, and a mark if drafts may be longer. A ``pool`` divides K and V between a device and
-    the host.
+    the host. ``n_ctx_train`` is the model's own context.
     """
 
     n_ctx: int
@@ -71,6 +71,7 @@ class MemoryPlan:
     layers: tuple[str, ...] = ()
     n_planes: int = 0
     pool: PoolPlan | None = None
+    n_ctx_train: int = 0
 
     @property
     def host(self) -> Place:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import random
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -355,3 +357,24 @@ def test_rows_for_which_there_is_no_room_are_not_copied_for_the_disk_all_at_once
         assert engine.prefix_cache.cache.snapshots()
         assert engine.prefix_cache.close()
         assert tier_of(engine).view().written.n_bytes > 30_000
+
+
+def waits(event: threading.Event) -> None:
+    assert event.wait(60)
+
+
+def test_what_the_disk_was_not_given_yet_is_copied_when_the_model_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_tier, "MOST_BEHIND_BYTES", 100_000)
+    monkeypatch.setattr(device_tier, "PIECE_BYTES", 3_000)
+    engine, is_over = engine_on(tmp_path, policy="full", ram=24_000, n_cells=8192), threading.Event()
+    tier_of(engine).queue.run_soon(partial(waits, is_over))
+    prompt = chat(*((seed, 300) for seed in range(10)))
+    assert ask(engine, prompt).error is None
+    assert not tier_of(engine).view().written.n
+    engine.sleep()
+    is_over.set()
+    assert tier_of(engine).flush(60)
+    assert max(tier_of(engine).store.lengths()) > 2_000
+    assert engine.prefix_cache.close()
