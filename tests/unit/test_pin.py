@@ -55,7 +55,11 @@ def test_what_is_gone_changed_and_new(tmp_path: Path) -> None:
     assert found.gone == ("llama_gone",)
     assert set(found.changed) == {"llama_changed", "llama_kind"}
     assert "int64_t llama_changed" in found.changed["llama_changed"]
-    assert (found.same, found.new_memories, found.gone_memories) == (2, ("llama_memory_new", "llama_memory_new_rows"), ())
+    assert (found.same, found.new_memories, found.gone_memories) == (
+        2,
+        ("llama_memory_new", "llama_memory_new_rows"),
+        (),
+    )
     assert "5 declarations in use: 2 same, 3 changed or gone" in report(found)
     assert changes(tmp_path / "old", tmp_path / "old", csrc).is_none
 
@@ -85,7 +89,10 @@ def test_a_copy_is_pinned_to_another_release(tmp_path: Path) -> None:
 def test_the_library_is_compiled_before_the_copy_and_tested_in_it(tmp_path: Path) -> None:
     made, library, tree, tests = steps(tmp_path / "llama_cpp_python-0.0.1", tmp_path)
     assert made[1:3] == ["-m", "venv"]
-    assert library[-2:] == [str(tmp_path / "llama_cpp_python-0.0.1"), f"--config-settings=build-dir={tmp_path / 'build'}"]
+    assert library[-2:] == [
+        str(tmp_path / "llama_cpp_python-0.0.1"),
+        f"--config-settings=build-dir={tmp_path / 'build'}",
+    ]
     assert tree[-1] == ".[test]"
     assert tests[0].startswith(str(tmp_path))
     assert "tests/model/native" in tests
