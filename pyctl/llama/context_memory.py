@@ -91,7 +91,7 @@ class ContextMemory:
             places=places,
             sizes=self.shape.sizes,
             cut_anywhere=self.kind == "attention",
-            has_rows=self.kind != "opaque",
+            has_rows=bool(self.kv.can_hold),
             can_hold=bool(self.kv.can_hold),
             is_pool=self._pool is not None,
         )
@@ -103,7 +103,7 @@ class ContextMemory:
 
     def measure(self) -> None:
         """Measure the block sizes of the memory and of the draft model."""
-        one, two = (self.kv.rows_size(0, n) if self.kind != "opaque" else 0 for n in (1, 2))
+        one, two = (self.kv.rows_size(0, n) if self.shape.has_rows else 0 for n in (1, 2))
         sizes = [2 * one - two, two - one, -1 if self._slides or self.kind == "opaque" else self.kv.state_size(0)]
         if (drafts := self.drafts.model) is not None:
             one, two = drafts.rows_size(0, 1), drafts.rows_size(0, 2)
@@ -151,7 +151,7 @@ class ContextMemory:
         draft = self.drafts.save_rows(seq, first, last)
         if hold:
             return Rows(self.hold(seq, first, last), draft)
-        if self.kind == "opaque":
+        if not self.shape.has_rows:
             return Rows(NOTHING, draft)
         block = allocate(self.kv.rows_size(first, last))
         checked(self.kv.save_rows, seq, first, last, block)
@@ -222,7 +222,7 @@ class ContextMemory:
     @property
     def n_rollback(self) -> int:
         """See `BackendFacts`."""
-        if self.kind == "opaque" or self._slides:
+        if not self.shape.has_rows or self._slides:
             return 0
         return self.n_ctx if self.kind == "attention" else self._n_planes
 
@@ -295,7 +295,7 @@ class ContextMemory:
         self._least.pop(seq, None)
         self._windows.forget(seq)
         block = state.recurrent if state is not None and self.kind != "attention" else None
-        if self.kind == "opaque":
+        if not self.shape.has_rows:
             if block is not None and n - self.n_tokens(seq) > self.n_free:
                 raise OutOfCellsError  # the state includes all rows; llama.cpp would report only a failure
             spans = ()
@@ -337,7 +337,7 @@ class ContextMemory:
         return save_file(self._ctx, seq, path, tokens, ends, self.identity)
 
     def load_file(self, seq: int, path: Path) -> SavedSequence:
-        form = StateForm.of(self.layout) if self.kind != "opaque" else None
+        form = StateForm.of(self.layout) if self.shape.has_rows else None
         self._least.pop(seq, None)
         self._windows.forget(seq)
         most, n_vocab = self.n_ctx, self._n_vocab
@@ -351,7 +351,7 @@ class ContextMemory:
 
         llama.cpp does not check positions from files, and llama-server's files have no checksum.
         """
-        if n and self.kind != "opaque":
+        if n and self.shape.has_rows:
             block = allocate(self.kv.rows_size(0, min(n, self._facts.n_ubatch)))
             for first in range(0, n, self._facts.n_ubatch):
                 last = min(first + self._facts.n_ubatch, n)

@@ -126,7 +126,7 @@ KINDS = {
     "tiny-dots3note": "hybrid",
     "tiny-lfm2-window": "hybrid",
     "tiny-deepseek4": "opaque",
-    "tiny-mamba2": "opaque",
+    "tiny-mamba2": "hybrid",
 }
 """What a memory of several parts counts as."""
 

@@ -28,6 +28,6 @@ N_CELLS = 4096
 def test_windows_are_resumed_where_the_device_has_shown_equal_bits(
     kind: str, window: tuple[int, int], on_gpu: bool, places: ResumePlaces
 ) -> None:
-    memory: Any = SimpleNamespace(kind=kind, window=window, type="llama_kv_cache_iswa")
+    memory: Any = SimpleNamespace(kind=kind, window=window, can_hold=kind != "opaque", type="llama_kv_cache_iswa")
     assert places_of(memory, N_CELLS, on_gpu=on_gpu) == places
     assert ("resumed within 64 tokens" in describe(memory, places)) == (places != ANYWHERE)
