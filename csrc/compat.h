@@ -17,6 +17,7 @@
 #include "llama-ext.h"
 #include "llama-io.h"
 #include "llama-kv-cache-dsa-iswa.h"
+#include "llama-kv-cache-dsa.h"
 #include "llama-kv-cache-dsv4.h"
 #include "llama-kv-cache-iswa.h"
 #include "llama-kv-cache-msa.h"

@@ -69,8 +69,8 @@ class KVState:
     """Rows and state inside the context at address ``ctx``.
 
     ``seq`` must hold at least one token: the layout is read from what llama.cpp writes for it. ``kind`` is
-    ``attention`` (rows only), ``hybrid`` (rows and a state: recurrent, the rows that sliding layers still see, or both) or
-    ``opaque`` (a memory of another kind, or one stream per sequence: no rows, and the state is llama.cpp's own of the whole
+    ``attention`` (rows only), ``hybrid`` (rows and a state: recurrent, the rows that sliding layers still see, or both; of
+    a recurrent memory no rows) or ``opaque`` (a memory of another kind, or one stream per sequence: no rows, and the state is llama.cpp's own of the whole
     sequence).
 
     With a ``lag``, for tests, a host behaves as a device that copies beside the computation does towards its buffers:
@@ -141,7 +141,7 @@ class KVState:
 
     @property
     def can_hold(self) -> bool:
-        """Whether rows can stay on the device; not for kind ``opaque``."""
+        """Whether there are rows, which can stay on the device; not for kind ``opaque``, nor of a recurrent memory."""
 
     def hold(self, seq: int, p0: int, p1: int) -> int:
         """Have rows [p0, p1) of ``seq`` stay on the device, whatever becomes of it; returns their name.

@@ -7,7 +7,8 @@ python -m tools.pin path/to/llama.cpp
 Compares the headers that `csrc/compat.h` includes with those of the pinned release: each class and function of them
 that the sources of the extension name, and the classes of memories. With --test, that release is compiled in a virtual
 environment of its own in DIR, a copy of this tree beside it, pinned to that release; there the tests of exactness run.
-What DIR has of an earlier run stays, so that a mended copy of csrc is compiled without the library: edit DIR/pyctl.
+What DIR has of an earlier run stays: a build of the library that was interrupted goes on, and a mended copy of csrc is
+compiled without the library. Edit DIR/pyctl.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -39,7 +41,7 @@ _INCLUDE = re.compile(r'^#include "([\w-]+\.h)"', re.MULTILINE)
 _NAME = re.compile(r"\b(?:llama|ggml|llm)_\w+")
 _BLOCK = re.compile(r"\b(?:class|struct|enum)\s+(?:class\s+)?(\w+)\b[^;{}()=]*\{")
 _FUNCTION = re.compile(r"^[ \t]*[\w:]+[\w\s:*&<>,]*?[\s*&](\w+)\s*\(", re.MULTILINE)
-_MEMORY = re.compile(r"\bclass\s+(\w+)\s*:\s*public\s+llama_memory_i\b")
+_DERIVED = re.compile(r"\bclass\s+(\w+)\s*:\s*public\s+(\w+)")
 
 
 @dataclass(frozen=True)
@@ -92,8 +94,13 @@ def _tidy(text: str) -> str:
 
 
 def memory_classes(tree: Path) -> set[str]:
-    """The classes of memories of the source tree at ``tree``."""
-    return {name for path in (tree / "src").glob("*.h") for name in _MEMORY.findall(path.read_text("utf-8", "replace"))}
+    """The classes of memories of the source tree at ``tree``, those that derive from others included."""
+    headers = [path.read_text("utf-8", "replace") for path in (tree / "src").glob("*.h")]
+    bases = {name: base for header in headers for name, base in _DERIVED.findall(header)}
+    found: set[str] = set()
+    while fresh := {name for name, base in bases.items() if base in {"llama_memory_i", *found}} - found:
+        found |= fresh
+    return found
 
 
 def changes(old: Path, new: Path, csrc: Path = CSRC) -> Changes:
@@ -187,14 +194,13 @@ def pinned_copy(archive: Path, target: Path) -> None:
         (target / name).write_text(text, encoding="utf-8")
 
 
-def steps(archive: Path, directory: Path) -> list[list[str]]:
-    """The commands that compile the release in ``archive`` and a copy of this tree, and test it, in that tree."""
-    python = str(directory / "venv" / "bin" / "python")
+def steps(library: Path, directory: Path) -> list[list[str]]:
+    """The commands that compile the bindings' source tree ``library`` and a copy of this tree, and test it, in that."""
+    python, build = str(directory / "venv" / "bin" / "python"), directory / "build"
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    library = [f"llama-cpp-python=={version_of(archive)}", "--no-binary", "llama-cpp-python"]
     return [
         [sys.executable, "-m", "venv", str(directory / "venv")],
-        [*pip, *library, "--find-links", str(archive.parent)],  # nothing to do where it is installed
+        [*pip, str(library), f"--config-settings=build-dir={build}"],
         [*pip, "--editable", ".[test]"],
         [python, "-m", "pytest", "-q", *TESTS],
     ]
@@ -202,10 +208,13 @@ def steps(archive: Path, directory: Path) -> list[list[str]]:
 
 def run_tests(archive: Path, directory: Path) -> int:
     """Build and test in ``directory``; the exit code of the first command that fails, 0 if none does."""
-    tree = directory / "pyctl"
+    tree, library = directory / "pyctl", directory / archive.name.removesuffix(".tar.gz")
     if not tree.exists():
         pinned_copy(archive, tree)
-    for command in steps(archive.resolve(), directory):
+    if not library.exists():
+        with tarfile.open(archive) as packed:
+            packed.extractall(directory, filter="data")
+    for command in steps(library, directory):
         print("$", " ".join(command), flush=True)
         if code := subprocess.run(command, cwd=tree, check=False).returncode:
             return code

@@ -21,7 +21,7 @@ kv_state::kv_state(llama_context * context, llama_seq_id seq, const host_arena &
     } else if (!parts.sets.empty()) {
         rows = std::make_unique<attention_rows>(llama_get_memory(ctx), parts.sets, layout.rows, layout.hash, *copies, defers);
     }
-    states = states_of(ctx, parts, layout, *copies, has_marks ? marks.size() : 0);
+    states = states_of(ctx, parts, layout, *copies, has_marks && rows != nullptr ? marks.size() : 0);
 }
 
 void kv_state::check_seq(llama_seq_id seq) const {

@@ -138,7 +138,9 @@ memory_parts parts_of(llama_context * ctx) {
     // Only a cache beside others may slide, and not one whose cells have more than a position, except of drafts, which have
     // text alone. With one stream per sequence, rows cannot be handed from one sequence to another, as attention_rows does.
     // With --split-mode tensor each row and each state has parts on several devices, which only the library puts together.
-    if (parts.sets.empty() || parts.sets[0].cache->get_n_stream() != 1 || (parts.n_seen > 0) != (parts.window != nullptr) ||
+    const bool is_recurrent = exactly<llama_memory_recurrent>(memory) != nullptr;  // and has no rows
+    const bool is_unified   = is_recurrent || (!parts.sets.empty() && parts.sets[0].cache->get_n_stream() == 1);
+    if (!is_unified || (parts.n_seen > 0) != (parts.window != nullptr) ||
         (parts.window != nullptr && parts.window->has_cell_ext() && llama_get_model(ctx)->arch != LLM_ARCH_DFLASH) ||
         llama_get_model(ctx)->split_mode() == LLAMA_SPLIT_MODE_TENSOR) {
         parts.sets.clear();

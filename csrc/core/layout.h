@@ -4,7 +4,8 @@
 
 #include "core/state_io.h"
 
-// attention: rows only. hybrid: rows and a state. opaque: anything else; only the library can save it.
+// attention: rows only. hybrid: a state, and rows unless the memory is recurrent alone. opaque: anything else; only the
+// library can save it.
 enum class memory_kind { attention, hybrid, opaque };
 
 // A cache whose rows grow with the tokens and can be cut anywhere. Of an indexer only the keys may be used.

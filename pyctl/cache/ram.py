@@ -395,7 +395,7 @@ class RamCache:
         room = self._room(n_bytes) + self.ends.n_bytes
         others = (slot for slot in self.slots if slot.snapshot not in self.locks and not slot.reserved)
         while room < 0 and (slot := next(others, None)) is not None:
-            room += slot.snapshot.state.n_bytes if slot.snapshot is not None else 0
+            room += slot.snapshot.state.own_bytes if slot.snapshot is not None else 0
         return room >= 0
 
     def _room(self, n_bytes: int = 0) -> float:
@@ -550,7 +550,7 @@ class PromptEnds:
     @property
     def n_bytes(self) -> int:
         """Bytes of their states, which become free at least when all of them leave."""
-        return sum(end.state.n_bytes for end in self)
+        return sum(end.state.own_bytes for end in self)
 
     def get(self, prefix: Prefix) -> Snapshot | None:
         """The one of the whole prompt ``prefix``, which is about to be used."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 
 from pyctl.cache.snapshot import NOTHING, Block, Segment, Snapshot
@@ -18,6 +19,7 @@ class SegmentPool:
 
     def __init__(self) -> None:
         self.n_bytes = 0
+        self._windows: Counter[int] = Counter()  # states that hold a block, by its id
         self.on_drop: Callable[[Segment], None] = lambda segment: None
         self._alive: dict[Segment, None] = {}
 
@@ -45,7 +47,10 @@ class SegmentPool:
 
     def retain(self, snapshot: Snapshot) -> None:
         """``snapshot`` needs its segments from now on."""
-        self.n_bytes += snapshot.state.n_bytes
+        self.n_bytes += snapshot.state.own_bytes
+        for block in snapshot.state.shared:
+            self._windows[id(block)] += 1
+            self.n_bytes += int(block.nbytes) if self._windows[id(block)] == 1 else 0
         segment: Segment | None = snapshot.segment
         while segment is not None:
             segment.references += 1
@@ -57,7 +62,12 @@ class SegmentPool:
 
     def release(self, snapshot: Snapshot) -> None:
         """``snapshot`` is gone; so are the segments that only it needed."""
-        self.n_bytes -= snapshot.state.n_bytes
+        self.n_bytes -= snapshot.state.own_bytes
+        for block in snapshot.state.shared:
+            self._windows[id(block)] -= 1
+            if not self._windows[id(block)]:
+                del self._windows[id(block)]
+                self.n_bytes -= int(block.nbytes)
         segment: Segment | None = snapshot.segment
         while segment is not None:
             segment.references -= 1
@@ -87,11 +97,11 @@ class SegmentPool:
         """The segments that are in RAM and on the device."""
         return [segment for segment in self._alive if segment.held is not None and segment.rows.size]
 
-    @staticmethod
-    def n_freed(snapshot: Snapshot, *, without_copies: bool = False) -> int:
+    def n_freed(self, snapshot: Snapshot, *, without_copies: bool = False) -> int:
         """Bytes that go with ``snapshot``: its state, and of segments that only it needs; with ``without_copies`` as if
-        `copies` had been shed before."""
-        n_bytes, segment = snapshot.state.n_bytes, snapshot.segment
+        `copies` had been shed before. What states share of windows counts in equal parts: it goes with the last."""
+        n_bytes, segment = snapshot.state.own_bytes, snapshot.segment
+        n_bytes += sum(int(block.nbytes) // max(self._windows[id(block)], 1) for block in snapshot.state.shared)
         while segment.references == 1:
             is_copy = without_copies and segment.held is not None
             n_bytes += segment.n_bytes - (int(segment.rows.nbytes) if is_copy else 0)
@@ -115,4 +125,6 @@ class SegmentPool:
             while above is not None and above not in counted:
                 counted[above] = above.n_bytes - (int(above.rows.nbytes) if above.held is not None else 0)
                 above = above.parent
-        return sum(counted.values()) + sum(snapshot.state.n_bytes for snapshot in {*fixed, *staying})
+        states = [snapshot.state for snapshot in {*fixed, *staying}]
+        windows = {id(block): int(block.nbytes) for state in states for block in state.shared}
+        return sum(counted.values()) + sum(state.own_bytes for state in states) + sum(windows.values())

@@ -35,6 +35,7 @@ __all__ = [
     "Source",
     "Span",
     "State",
+    "Window",
     "needed_by",
 ]
 
@@ -187,25 +188,43 @@ OUTPUT = "output"
 """The model's output at the very end of a prompt; never in files."""
 
 
+class Window(Protocol):
+    """Rows that layers with a sliding window see, in blocks which states of neighbouring positions share."""
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """The blocks; each counts once however many states have it."""
+
+    def joined(self, head: Block) -> Block:
+        """The model's own part of a state, of which ``head`` is what is not shared."""
+
+
 @dataclass(frozen=True, eq=False)
 class State:
     """The state of a sequence at one position: named parts, each opaque bytes.
 
     A model has RECURRENT, or nothing if its rows suffice; a draft model beside it adds DRAFT. All parts are saved,
-    loaded, counted and lost together.
+    loaded, counted and lost together. With a ``window``, what RECURRENT shares with neighbours is there instead.
     """
 
     parts: Mapping[str, Block] = field(default_factory=dict)
+    window: Window | None = None
 
     @classmethod
-    def of(cls, recurrent: Block, draft: Block = NOTHING) -> State:
-        """The model's own part and the draft model's; no part for no bytes."""
-        return cls({name: part for name, part in ((RECURRENT, recurrent), (DRAFT, draft)) if part.size})
+    def of(cls, recurrent: Block, draft: Block = NOTHING, window: Window | None = None) -> State:
+        """The model's own part, without its ``window``, and the draft model's; no part for no bytes."""
+        return cls({name: part for name, part in ((RECURRENT, recurrent), (DRAFT, draft)) if part.size}, window)
 
     @property
     def recurrent(self) -> Block:
-        """The model's own part, empty if there is none."""
-        return self.parts.get(RECURRENT, NOTHING)
+        """The model's own part, whole; empty if there is none."""
+        head = self.parts.get(RECURRENT, NOTHING)
+        return self.window.joined(head) if self.window is not None else head
+
+    @property
+    def shared(self) -> tuple[Block, ...]:
+        """The blocks of the window."""
+        return self.window.blocks if self.window is not None else ()
 
     @property
     def draft(self) -> Block:
@@ -219,12 +238,17 @@ class State:
 
     def with_output(self, output: Block) -> State:
         """The same with ``output`` beside it."""
-        return State({**self.parts, OUTPUT: output})
+        return State({**self.parts, OUTPUT: output}, self.window)
+
+    @property
+    def own_bytes(self) -> int:
+        """Bytes of what no other state shares."""
+        return sum(int(part.nbytes) for part in self.parts.values())
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of all parts."""
-        return sum(int(part.nbytes) for part in self.parts.values())
+        """Bytes of all parts and the window, shared or not."""
+        return self.own_bytes + sum(int(block.nbytes) for block in self.shared)
 
 
 @dataclass(frozen=True)

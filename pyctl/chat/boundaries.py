@@ -29,7 +29,8 @@ _MARKS = tuple(f"pyctlsample{letter}" for letter in "abcd")
 class MessageStarts:
     """The tokens with which ``template`` begins messages, and where they stand in a prompt; ``ids`` begin any message.
 
-    ``specials`` are the tokenizer's special tokens.
+    ``specials`` are the tokenizer's special tokens; the text of one is ``call_end``, with which a message that calls a
+    tool ends, empty if unknown.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class MessageStarts:
         self._tokenizer = tokenizer
         self._assistant = _assistant_start(template, tokenizer, self.ids)
         self._result = _result_start(template, tokenizer, self.ids)
+        self.call_end = _call_end(template, tokenizer, self.ids, {token: text for text, token in specials.items()})
 
     def prompt(self, tokens: Tokens, pictures: Sequence[Picture]) -> Prompt:
         """The prompt of ``tokens``, with every place at which something begins or ends."""
@@ -133,6 +135,14 @@ def _result_start(template: Template, tokenizer: Tokenizer, starts: Sequence[int
     while n and not tokenizer.piece(begins[n - 1]).strip():
         n -= 1
     return begins[:n] if template.capabilities.tool_calls and user[:n] != begins[:n] else ()
+
+
+def _call_end(template: Template, tokenizer: Tokenizer, starts: Sequence[int], specials: Mapping[int, str]) -> str:
+    """The special token that stands between a call and the token that begins its result; empty if there is none."""
+    _, called, result = _samples(template.capabilities)
+    found = _Gaps(template, tokenizer, specials).specials([*called, result], 2) or []
+    at = next((at for at, token in enumerate(found) if token in starts), 0)
+    return specials[found[at - 1]] if at and template.capabilities.tool_calls else ""
 
 
 def _samples(capabilities: TemplateCapabilities) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any]]:

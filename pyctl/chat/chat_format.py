@@ -93,7 +93,8 @@ class ChatFormat:
         self._memo = CachedTokenizer(tokenizer, specials)
         starts = [text for text, token in specials.items() if token in self.starts]
         tags = (self.tags.open, self.tags.close)
-        remembered = ReplayMarks(replay or Replay("off"), starts, tags, self.call_format.around_content)
+        around = self.call_format.around_content
+        remembered = ReplayMarks(replay or Replay("off"), starts, tags, around, self._starts.call_end)
         self._renderer = Renderer(template, self.tags, starts, kwargs or {}, remembered, strip_bos=tokenizer.add_bos)
         self.marks = self._renderer.marks
 

@@ -290,9 +290,9 @@ class Renderer:
                 raise RequestError("'messages' must not end in two assistant messages")
             continues = continues or "auto"
         place, marked, replayed = self.marks.mark(checked, tools, is_continued=continues is not None)
-        if replayed:
+        for said in (marked, self.marks.with_calls(checked, marked)) if replayed else ():
             try:
-                rendered = self._render(marked, continues, tools, given, add_generation_prompt)
+                rendered = self._render(said, continues, tools, given, add_generation_prompt) if said else None
             except RequestError:  # the template needs all messages
                 rendered = None
             parts = self.marks.parts(rendered.text, replayed) if rendered is not None else None

@@ -374,19 +374,46 @@ Part: TypeAlias = str | SampledReply
 """Text as it was rendered, or a reply as it was sampled."""
 
 _MARK = "pyctl-said-before-4c9e-"
+_IN_CALL = "-call"
+"""Follows a mark that stands in the arguments of a call."""
+
+_MOST_TAGS = 4
+"""Tags of reasoning between the beginning of a message and what was sampled."""
+
+
+def _calling(message: dict[str, Any], marked: dict[str, Any]) -> dict[str, Any]:
+    """``marked`` as a call of the same tools, with the mark as an argument of the first; itself if it calls nothing.
+
+    Names and ids stay: results that follow may name them.
+    """
+    if marked is message or not message.get("tool_calls"):
+        return marked
+    first, *others = message["tool_calls"]
+    arguments = [json.dumps({"x": marked["content"] + _IN_CALL}), *("{}" for _ in others)]
+    calls = [
+        {**call, "function": {**call["function"], "arguments": text}}
+        for call, text in zip((first, *others), arguments, strict=True)
+    ]
+    return {"role": "assistant", "content": "", "tool_calls": calls}
 
 
 class ReplayMarks:
     """Replaces messages by what ``replay`` remembers; ``starts`` are the texts of the tokens that begin a message,
     ``tags`` those around reasoning, which may follow on the same line, and ``around`` those that a template writes
-    around content.
+    around content. ``call_end`` is the text of the token that ends a message with calls.
     """
 
     def __init__(
-        self, replay: Replay, starts: Sequence[str], tags: Sequence[str] = (), around: Sequence[str] = ()
+        self,
+        replay: Replay,
+        starts: Sequence[str],
+        tags: Sequence[str] = (),
+        around: Sequence[str] = (),
+        call_end: str = "",
     ) -> None:
         self.replay = replay
         self._around = around
+        self._call_end = call_end
         self._starts = starts
         self._tags = tags
 
@@ -408,6 +435,14 @@ class ReplayMarks:
                 marked[index], replayed[mark] = {"role": "assistant", "content": mark}, reply
         return found[n_before], marked, replayed
 
+    def with_calls(
+        self, messages: Sequence[dict[str, Any]], marked: Sequence[dict[str, Any]]
+    ) -> list[dict[str, Any]] | None:
+        """``marked`` with the mark in a call where one of ``messages`` has calls, for templates that refuse a result
+        without a call before it; None where the end of such a message is unknown.
+        """
+        return [_calling(*each) for each in zip(messages, marked, strict=True)] if self._call_end else None
+
     def parts(self, text: str, replayed: Mapping[str, SampledReply]) -> tuple[Part, ...] | None:
         """``text`` with each mark, and the header before it, replaced; None if a mark is not where it should be."""
         if text.count(_MARK) != len(replayed):
@@ -416,6 +451,14 @@ class ReplayMarks:
         done = 0
         for mark, reply in replayed.items():
             at = text.find(mark, done)
+            if text.startswith(mark + _IN_CALL, at):
+                role = self._role(reply.header)
+                start, end = text.rfind(role, done, max(at, done)), text.find(self._call_end, at)
+                if not role or start < 0 or end < 0:
+                    return None
+                parts += [text[done:start] + reply.header, reply]
+                done = end
+                continue
             end = at
             while mark_before := next((each for each in self._around if text.endswith(each, done, max(end, done))), ""):
                 end -= len(mark_before)
@@ -437,7 +480,13 @@ class ReplayMarks:
         return text[start:] if start >= 0 else ""
 
     def _last_start(self, text: str, low: int, high: int) -> int:
-        return max((text.rfind(start, low, high) for start in self._starts), default=-1)
+        """Where the last message in this part begins, -1 for none: a tag that begins with the same token is none."""
+        for _ in range(_MOST_TAGS):
+            at = max((text.rfind(start, low, high) for start in self._starts), default=-1)
+            if at < 0 or self._role(text[at:high]):
+                return at
+            high = at
+        return -1
 
     def _role(self, header: str) -> str:
         """The role, which stands on the first line. What follows may differ, such as an empty reasoning block."""

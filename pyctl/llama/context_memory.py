@@ -32,6 +32,7 @@ from pyctl.llama.library import HostBuffer, KVState, allocate, checked
 from pyctl.llama.memory_check import places_of
 from pyctl.llama.pool import open_pool
 from pyctl.llama.sequence_file import StateForm, load_file, save_file
+from pyctl.llama.shared_windows import SharedWindows, WindowForm, WindowRows
 from pyctl.prompt import Tokens
 
 __all__ = ["ContextMemory", "HeldRows"]
@@ -63,6 +64,7 @@ class ContextMemory:
         self.kind: Literal["attention", "hybrid", "opaque"] = "opaque"
         self.shape = MemoryShape(NOWHERE, BlockSizes(0, 0, 0))
         self._pool, self._marks = pool, marks
+        self._windows = SharedWindows(WindowForm(0, ()))
         self._handles: set[int] = set()  # of held rows
         # By sequence, the least counts to which `rollback` may return: by cutting, and by its mark.
         self._least: dict[int, tuple[int, int]] = {}
@@ -80,6 +82,7 @@ class ContextMemory:
         else:
             self.kv = open_pool(address, self._pool, marks=self._marks)
         self.kind = self.kv.kind
+        self._windows = SharedWindows(WindowForm.of(self.layout))
         self.clear(0)
         places = self.shape.places
         if not self.identity:  # otherwise known from the first `open`
@@ -88,7 +91,7 @@ class ContextMemory:
             places=places,
             sizes=self.shape.sizes,
             cut_anywhere=self.kind == "attention",
-            has_rows=self.kind != "opaque",
+            has_rows=bool(self.kv.can_hold),
             can_hold=bool(self.kv.can_hold),
             is_pool=self._pool is not None,
         )
@@ -100,7 +103,7 @@ class ContextMemory:
 
     def measure(self) -> None:
         """Measure the block sizes of the memory and of the draft model."""
-        one, two = (self.kv.rows_size(0, n) if self.kind != "opaque" else 0 for n in (1, 2))
+        one, two = (self.kv.rows_size(0, n) if self.shape.has_rows else 0 for n in (1, 2))
         sizes = [2 * one - two, two - one, -1 if self._slides or self.kind == "opaque" else self.kv.state_size(0)]
         if (drafts := self.drafts.model) is not None:
             one, two = drafts.rows_size(0, 1), drafts.rows_size(0, 2)
@@ -148,7 +151,7 @@ class ContextMemory:
         draft = self.drafts.save_rows(seq, first, last)
         if hold:
             return Rows(self.hold(seq, first, last), draft)
-        if self.kind == "opaque":
+        if not self.shape.has_rows:
             return Rows(NOTHING, draft)
         block = allocate(self.kv.rows_size(first, last))
         checked(self.kv.save_rows, seq, first, last, block)
@@ -161,6 +164,9 @@ class ContextMemory:
         # llama.cpp writes `opaque` states itself, and must not copy across two pinned ranges.
         block = allocate(self.kv.state_size(seq), pinned=self.kind != "opaque")
         checked(self.kv.save_state, seq, n, block)
+        if self._slides and not self.kv.is_async:  # else the bytes are not there yet
+            head, window = self._windows.split(seq, n, block)
+            return State.of(head, draft, window)
         return State.of(block, draft)
 
     # -- held rows ---------------------------------------------------------------------------------------------------
@@ -216,7 +222,7 @@ class ContextMemory:
     @property
     def n_rollback(self) -> int:
         """See `BackendFacts`."""
-        if self.kind == "opaque" or self._slides:
+        if not self.shape.has_rows or self._slides:
             return 0
         return self.n_ctx if self.kind == "attention" else self._n_planes
 
@@ -287,8 +293,9 @@ class ContextMemory:
     def _load_own(self, seq: int, first: int, n: int, spans: Sequence[Span], state: State | None) -> None:
         """Load the model's own rows [``first``, ``n``) and the state at ``n``, without the draft model's."""
         self._least.pop(seq, None)
+        self._windows.forget(seq)
         block = state.recurrent if state is not None and self.kind != "attention" else None
-        if self.kind == "opaque":
+        if not self.shape.has_rows:
             if block is not None and n - self.n_tokens(seq) > self.n_free:
                 raise OutOfCellsError  # the state includes all rows; llama.cpp would report only a failure
             spans = ()
@@ -299,6 +306,8 @@ class ContextMemory:
             checked(self.kv.load_rows, seq, first, sources)
         elif block is not None:
             checked(self.kv.load_state, seq, n, block)
+        if state is not None and isinstance(state.window, WindowRows):
+            self._windows.keep(seq, state.window)
 
     def n_tokens(self, seq: int) -> int:
         """Return the number of tokens in ``seq``."""
@@ -306,12 +315,14 @@ class ContextMemory:
 
     def rewind(self, seq: int, n: int) -> None:
         self._least.pop(seq, None)
+        self._windows.forget(seq)
         checked(self.kv.rewind, seq, n)
         if drafts := self.drafts.settled():
             drafts.rewind(seq, n)
 
     def clear(self, seq: int) -> None:
         self._least.pop(seq, None)
+        self._windows.forget(seq)
         self.kv.clear(seq)
         self.drafts.forget(seq)
         if self.drafts.model is not None:
@@ -326,8 +337,9 @@ class ContextMemory:
         return save_file(self._ctx, seq, path, tokens, ends, self.identity)
 
     def load_file(self, seq: int, path: Path) -> SavedSequence:
-        form = StateForm.of(self.layout) if self.kind != "opaque" else None
+        form = StateForm.of(self.layout) if self.shape.has_rows else None
         self._least.pop(seq, None)
+        self._windows.forget(seq)
         most, n_vocab = self.n_ctx, self._n_vocab
         saved = load_file(self._ctx, seq, path, most, n_vocab, self.identity, form, self.reserve)
         n = int(saved.tokens.size)
@@ -339,7 +351,7 @@ class ContextMemory:
 
         llama.cpp does not check positions from files, and llama-server's files have no checksum.
         """
-        if n and self.kind != "opaque":
+        if n and self.shape.has_rows:
             block = allocate(self.kv.rows_size(0, min(n, self._facts.n_ubatch)))
             for first in range(0, n, self._facts.n_ubatch):
                 last = min(first + self._facts.n_ubatch, n)

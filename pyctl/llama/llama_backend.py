@@ -107,7 +107,7 @@ class LlamaBackend:
         if self.embedder is not None:
             self.facts = replace(self.facts, n_embed=self.embedder.n_max)
         if self.encoder is not None:
-            if memory.kind == "opaque" or memory.kv.window[0]:
+            if not memory.shape.has_rows or memory.kv.window[0]:
                 raise ModelError("--mmproj: images require movable rows of all layers, which this model does not have")
             self.encoder.open(self.model)
 

@@ -58,7 +58,8 @@ def describe(memory: KVState, places: ResumePlaces) -> str:
     if memory.kind == "attention":
         return "attention: rows of tokens"
     if memory.kind == "hybrid":
-        line = "hybrid: rows of tokens, and a state at each snapshot"
+        line = "hybrid: rows of tokens, and a state" if memory.can_hold else "recurrent: a state"
+        line += " at each snapshot"
     else:
         line = f"whole sequences of {memory.type}"
     if places != ANYWHERE:

@@ -85,7 +85,7 @@ class SeparateModel:
                 raise ModelError("cannot evaluate the draft model")
             self._memory = KVState(address, 0, marks=True)
             self._memory.clear(0)
-            if self._memory.kind == "opaque" or self._memory.window[0]:
+            if not self._memory.can_hold or self._memory.window[0]:
                 raise ModelError("the memory of the draft model has no rollback")
             self._is_hybrid = self._memory.kind == "hybrid"
             self._signature = signature(self.type, identity, self._memory.layout)

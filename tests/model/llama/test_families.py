@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from bench.families import Answer, answers, cold_answer, empty_engine
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.places import ANYWHERE, NOWHERE, ResumePlaces
-from pyctl.cache.snapshot import Rows
+from pyctl.cache.snapshot import Rows, State
 from pyctl.engine.engine import Engine
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.errors import StateError
@@ -125,7 +126,7 @@ KINDS = {
     "tiny-dots3note": "hybrid",
     "tiny-lfm2-window": "hybrid",
     "tiny-deepseek4": "opaque",
-    "tiny-mamba2": "opaque",
+    "tiny-mamba2": "hybrid",
 }
 """What a memory of several parts counts as."""
 
@@ -160,6 +161,26 @@ def test_cells_behind_a_window_may_be_overwritten(name: str, open_family: Callab
     assert np.array_equal(restored[0], restored[1])
     # Rows of the other layers lie elsewhere, so sums are rounded in another order.
     assert np.abs(restored[0] - alone).max() < np.abs(restored[2] - alone).max() / 5
+
+
+@pytest.mark.parametrize("name", ["tiny-gemma3", "tiny-lfm2-window", "tiny-dots3note"])
+def test_neighbours_share_the_rows_of_a_window(name: str, open_family: Callable[..., Loaded]) -> None:
+    backend, states, start = open_family(name).backend, list[State](), 0
+    tokens = as_tokens(np.random.default_rng(3).integers(1, 200, 200))
+    for n in (40, 60, 99, 120, 200):
+        backend.evaluate(0, tokens[start:n], start)
+        states.append(backend.memory.save_state(0, n))
+        whole = np.empty(backend.memory.kv.state_size(0), np.uint8)
+        backend.memory.kv.save_state(0, n, whole)
+        assert (states[-1].recurrent == whole).all(), "what comes back is what llama.cpp has"
+        start = n
+    for before, after in itertools.pairwise(states[:-1]):
+        assert any(block is other for block in before.shared for other in after.shared)
+    assert not any(block is other for block in states[-2].shared for other in states[-1].shared)
+    backend.memory.rewind(0, 120)
+    backend.memory.restore(0, 120, (), states[3])
+    assert [id(block) for block in backend.memory.save_state(0, 120).shared] == [id(each) for each in states[3].shared]
+    backend.memory.clear(0)
 
 
 SLOT_FILES = {"tiny-minimax-m3": 2, "tiny-qwen4exp": 2, "tiny-gemma3": 1, "tiny-lfm2-window": 1}

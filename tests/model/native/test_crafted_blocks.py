@@ -41,6 +41,17 @@ def hybrid(open_model: Callable[..., Loaded]) -> LlamaBackend:
 
 
 @pytest.fixture
+def recurrent(open_model: Callable[..., Loaded]) -> LlamaBackend:
+    """No rows."""
+    return open_model("tiny-mamba2", n_ctx=256).backend
+
+
+@pytest.fixture
+def windowed(open_model: Callable[..., Loaded]) -> LlamaBackend:
+    return open_model("tiny-gemma3", n_ctx=256).backend
+
+
+@pytest.fixture
 def pooled(open_model: Callable[..., Loaded]) -> LlamaBackend:
     """Rows lie outside of the context, those of one of the layers on the host."""
     return open_model("tiny-hybrid", n_ctx=512, pool=PoolSettings(256)).backend
@@ -146,15 +157,17 @@ def test_crafted_rows_are_refused_or_loaded(where: str, request: pytest.FixtureR
     goes_on(backend)
 
 
+@pytest.mark.parametrize("kind", ["hybrid", "recurrent", "windowed"])
 @fuzzed
 @given(data=st.data())
-def test_a_crafted_state_is_refused_or_loaded(hybrid: LlamaBackend, data: st.DataObject) -> None:
-    filled(hybrid)
-    state = mutated(saved_state(hybrid), data)
+def test_a_crafted_state_is_refused_or_loaded(kind: str, request: pytest.FixtureRequest, data: st.DataObject) -> None:
+    backend: LlamaBackend = request.getfixturevalue(kind)
+    filled(backend)
+    state = mutated(saved_state(backend), data)
     n = data.draw(st.one_of(st.just(N), st.sampled_from(ODD)))
     with suppress(StateError, OutOfCellsError, OverflowError):
-        hybrid.memory.restore(0, n, (), State.of(state))
-    goes_on(hybrid)
+        backend.memory.restore(0, n, (), State.of(state))
+    goes_on(backend)
 
 
 @fuzzed
@@ -171,12 +184,12 @@ def test_a_crafted_state_of_the_library_itself_is_refused_or_loaded(opaque: Llam
 @pytest.mark.xfail(
     api.llama_supports_gpu_offload(), reason="rows that are no numbers in free cells reach everybody's sums on CUDA"
 )
-@pytest.mark.parametrize("kind", ["hybrid", "opaque"])
+@pytest.mark.parametrize("kind", ["hybrid", "recurrent", "opaque"])
 def test_a_state_that_is_no_number_does_not_outlive_its_sequence(kind: str, request: pytest.FixtureRequest) -> None:
     backend: LlamaBackend = request.getfixturevalue(kind)
     filled(backend)
     state = saved_state(backend).copy()
-    floats = state[64 + (state.size - 64) % 4 :].view("<f4") if kind == "hybrid" else state[-4096:].view("<f4")
+    floats = state[64 + (state.size - 64) % 4 :].view("<f4") if kind != "opaque" else state[-4096:].view("<f4")
     floats[:] = np.nan
     backend.memory.clear(0)
     if kind == "hybrid":

@@ -56,7 +56,9 @@ def check_invariants(cache: RamCache) -> None:
     for key, segment in segments.items():
         assert segment.references == references[key]
     n_bytes = sum(segment.n_bytes for segment in segments.values())
-    n_bytes += sum(snapshot.state.n_bytes for snapshot in [*cache.snapshots(), *cache.retained, *cache.ends])
+    states = [snapshot.state for snapshot in [*cache.snapshots(), *cache.retained, *cache.ends]]
+    n_bytes += sum(state.own_bytes for state in states)
+    n_bytes += sum({id(block): int(block.nbytes) for state in states for block in state.shared}.values())
     assert cache.n_bytes == n_bytes
     assert cache.pinned <= set(cache.snapshots())
     fixed = cache.retained or cache.pinned

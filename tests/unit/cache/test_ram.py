@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
 from pyctl.cache.ram import RamCache
-from pyctl.cache.snapshot import DRAFT, RECURRENT, PromptMatch, Segment, Snapshot, State
+from pyctl.cache.snapshot import DRAFT, RECURRENT, Block, PromptMatch, Segment, Snapshot, State
 from pyctl.prompt import Tokens, as_tokens
 from tests.unit.cache.checks import check_invariants
 
@@ -205,6 +206,59 @@ def test_all_blocks_are_counted_and_go_together() -> None:
     assert cache.n_bytes == 100 * (ROW + 4) + STATE + 300 + 70
     cache.drop(snapshot)
     assert cache.n_bytes == plain.segment.draft_rows.nbytes == plain.segment.rows.nbytes == 0
+
+
+@dataclass(frozen=True)
+class FakeWindow:
+    blocks: tuple[Block, ...]
+
+    def joined(self, head: Block) -> Block:
+        return np.concatenate([head, *self.blocks])
+
+
+def windowed(tokens: Tokens, n: int, blocks: tuple[Block, ...], parent: Segment | None = None) -> Snapshot:
+    plain = make(tokens, n, parent)
+    return Snapshot(plain.prefix, plain.segment, State(plain.state.parts, FakeWindow(blocks)))
+
+
+def test_what_states_share_of_windows_is_counted_once_and_goes_with_the_last() -> None:
+    cache, tokens = RamCache(4, None), prompt(1)
+    old, both, new = (np.zeros(n, np.uint8) for n in (300, 200, 100))
+    first = windowed(tokens, 100, (old, both))
+    second = windowed(tokens, 150, (both, new), first.segment)
+    rows, freed = 150 * (ROW + 4), cache.pool.n_freed
+    assert put(cache, first)
+    assert put(cache, second)
+    check_invariants(cache)
+    assert cache.n_bytes == rows + 2 * STATE + 600
+    assert freed(first) == STATE + 300 + 100, "half of what both need"
+    assert freed(second) == 50 * (ROW + 4) + STATE + 100 + 100
+    assert cache.pool.n_needed([first], [second]) == cache.n_bytes
+    cache.retain(second)
+    check_invariants(cache)
+    cache.drop(first)
+    check_invariants(cache)
+    assert cache.n_bytes == rows + 2 * STATE + 300
+    cache.drop(second)
+    check_invariants(cache)
+    assert cache.n_bytes == rows + STATE + 300
+    cache.release(second)
+    assert cache.n_bytes == 0
+
+
+def test_the_budget_holds_where_windows_are_shared() -> None:
+    tokens, budget = prompt(1), 400 * (ROW + 4) + 6 * STATE
+    cache = RamCache(16, budget)
+    blocks = [np.zeros(500, np.uint8) for _ in range(9)]
+    parent = None
+    for i in range(8):
+        snapshot = windowed(tokens, 50 * (i + 1), (blocks[i], blocks[i + 1]), parent)
+        if put(cache, snapshot):
+            parent = snapshot.segment
+        check_invariants(cache)
+        assert cache.n_bytes <= budget
+    assert cache.n_evicted
+    assert len(cache.snapshots()) > 1
 
 
 def test_the_budget_holds_after_every_confirm() -> None:

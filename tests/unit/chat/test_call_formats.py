@@ -433,18 +433,18 @@ def test_a_grammar_takes_what_the_template_writes(family: Family) -> None:
     assert not taken({"count": 3})
 
 
-NOT_REPLAYED = {
-    "MiniMax-M2": "refuses a result without a call before it",
-    "Kimi-K3": "refuses a result without a call before it",
-    "openai-gpt-oss-120b": "refuses a result without a call before it",
+NEED_CALLS = {
+    "MiniMax-M2": ("]~!b[", "]~b]", "[e~["),
+    "Kimi-K3": ("<|open|>", "<|sep|>", "<|close|>", "<|end_of_msg|>"),
+    "openai-gpt-oss-120b": ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>"),
 }
-"""Templates that take no text in the place of a message that calls: it is rendered anew."""
+"""Templates that refuse a result without a call before it, and special tokens of their models."""
 
 
 @BY_NAME
 def test_a_reply_that_calls_goes_back_into_the_prompt_as_it_was_sampled(family: Family) -> None:
     start = family.header.removesuffix(">>>").strip().removesuffix("</think>")
-    chat = ChatFormat(family.template(), ByteTokenizer((start,)), replay=Replay())
+    chat = ChatFormat(family.template(), ByteTokenizer(NEED_CALLS.get(family.name, (start,))), replay=Replay())
     if not chat.marks.replay.n_bytes and chat.starts == ():
         pytest.skip("nothing begins a message here")
     tools = [{"type": "function", "function": STOP_TOOL}]
@@ -459,7 +459,34 @@ def test_a_reply_that_calls_goes_back_into_the_prompt_as_it_was_sampled(family: 
     result = {"role": "tool", "tool_call_id": told[0]["tool_calls"][0]["id"], "content": "done"}
     following = prepare(chat, [HI, told[0], result], tools=tools).prompt.tokens.tolist()
     before = [*turn.prompt.tokens.tolist(), *sampled.encode()]
-    assert (following[: len(before)] == before) is (family.name not in NOT_REPLAYED)
+    assert following[: len(before)] == before
+
+
+@pytest.mark.parametrize("name", NEED_CALLS)
+def test_a_whole_chain_of_calls_stays_as_it_was_sampled(name: str) -> None:
+    family = next(each for each in CASES if each.name == name)
+    chat = ChatFormat(family.template(), ByteTokenizer(NEED_CALLS[name]), replay=Replay())
+    tools = [{"type": "function", "function": STOP_TOOL}]
+    last = {"openai-gpt-oss-120b": "<|channel|>final<|message|>Well"}.get(name, f"hm{chat.tags.close}Well")
+    if name == "Kimi-K3":
+        last = f"hm{chat.tags.close}<|open|>response{SEP}Well<|close|>response{SEP}<|close|>message{SEP}"
+    calls = family.call if isinstance(family.form, MessageFormat) else family.twice
+    messages, before = [HI], list[int]()
+    for sampled in (family.call, calls, last, last):
+        turn = prepare(chat, messages, tools=tools, parallel_tool_calls=True)
+        tokens = turn.prompt.tokens.tolist()
+        assert tokens[: len(before)] == before
+        if turn.rendered.reply_part == "reasoning" and chat.tags.close not in sampled:
+            sampled = f"so{chat.tags.close}{sampled}"
+        told: list[dict[str, Any]] = []
+        splitter = turn.splitter(told.append)
+        splitter.feed(sampled, list(sampled.encode()))
+        splitter.finish()
+        before = [*tokens, *sampled.encode()]
+        results = [
+            {"role": "tool", "tool_call_id": call["id"], "content": "x"} for call in told[0].get("tool_calls", ())
+        ]
+        messages += [told[0], *(results or [HI])]
 
 
 def test_content_by_a_schema_comes_on_its_channel() -> None:

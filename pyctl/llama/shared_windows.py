@@ -1,0 +1,135 @@
+"""Rows of sliding windows: each is kept once for all states of a sequence that see it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+from weakref import ref
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyctl.cache import Block
+from pyctl.llama.library import allocate
+
+__all__ = ["SharedWindows", "WindowForm", "WindowRows"]
+
+
+@dataclass(frozen=True)
+class WindowForm:
+    """Where a state's block has the rows of a window: behind ``head`` bytes, plane after plane.
+
+    A plane of n rows is ``planes[i][0]`` runs of n pieces of ``planes[i][1]`` bytes.
+    """
+
+    head: int
+    planes: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, layout: str) -> WindowForm:
+        """Parse the layout's text (csrc/core/layout.cpp); there are no planes without a window."""
+        text, _, state = layout.partition(" state=")
+        _, _, window = text.partition(" window=")
+        planes = tuple((int(runs), int(row)) for row, runs in re.findall(r"\d+:(\d+)x(\d+),", window))
+        return cls(64 + sum(map(int, re.findall(r"\d+", state))), planes)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return sum(runs * row for runs, row in self.planes)
+
+    def n_rows(self, rows: Block) -> int:
+        """How many rows ``rows`` has, a block without a head."""
+        return int(rows.size) // self.row_bytes
+
+    def views(self, rows: Block) -> Iterator[NDArray[np.uint8]]:
+        """The planes of ``rows``, each of shape (runs, rows, bytes)."""
+        at, n = 0, self.n_rows(rows)
+        for runs, row in self.planes:
+            end = at + runs * n * row
+            yield rows[at:end].reshape(runs, n, row)
+            at = end
+
+    def cut(self, rows: Block, first: int, last: int) -> Block:
+        """A copy of rows [first, last) of ``rows``."""
+        part = allocate((last - first) * self.row_bytes)
+        return np.concatenate([view[:, first:last].ravel() for view in self.views(rows)], out=part)
+
+
+class WindowPiece(NamedTuple):
+    """A block that begins with row ``start`` and of which rows [first, last) count."""
+
+    block: Block
+    start: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, eq=False)
+class WindowRows:
+    """The rows of a window in pieces, one after the other."""
+
+    form: WindowForm
+    pieces: tuple[WindowPiece, ...]
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """The blocks, some of which other states hold, too."""
+        return tuple(piece.block for piece in self.pieces)
+
+    def joined(self, head: Block) -> Block:
+        """The state's block that begins with ``head``, in one."""
+        first, last = self.pieces[0].first, self.pieces[-1].last
+        block = np.empty(head.size + (last - first) * self.form.row_bytes, np.uint8)
+        block[: head.size] = head
+        wholes = list(self.form.views(block[head.size :]))
+        for piece in self.pieces:
+            at = slice(piece.first - piece.start, piece.last - piece.start)
+            for whole, part in zip(wholes, self.form.views(piece.block), strict=True):
+                whole[:, piece.first - first : piece.last - first] = part[:, at]
+        return block
+
+
+class SharedWindows:
+    """Takes states' blocks apart, and keeps of a window only the rows that no living state of the sequence has.
+
+    A block lives as long as some state holds it. Its rows are those of the sequence until that is cut, which the owner
+    tells by `forget`.
+    """
+
+    def __init__(self, form: WindowForm) -> None:
+        self._form = form
+        self._known: dict[int, list[tuple[ref[Block], int, int]]] = {}  # by sequence: blocks, first and last row
+
+    def split(self, seq: int, n: int, block: Block) -> tuple[Block, WindowRows]:
+        """The head and the window of a state's ``block``, which is complete, at ``n`` in ``seq``."""
+        form = self._form
+        head, rows = allocate(form.head), block[form.head :]
+        head[:] = block[: form.head]
+        first = at = n - form.n_rows(rows)
+        pieces: list[WindowPiece] = []
+
+        def add(end: int) -> None:
+            if at < end:
+                pieces.append(WindowPiece(form.cut(rows, at - first, end - first), at, at, end))
+
+        for known, start, end in self._known.get(seq, ()):
+            shared = known()
+            if shared is not None and end > at:
+                add(start)
+                pieces.append(WindowPiece(shared, start, max(start, first), end))
+                at = end
+        add(n)
+        window = WindowRows(form, tuple(pieces))
+        self.keep(seq, window)
+        return head, window
+
+    def keep(self, seq: int, window: WindowRows) -> None:
+        """``seq`` has these rows: they were loaded."""
+        self._known[seq] = [(ref(piece.block), piece.start, piece.last) for piece in window.pieces]
+
+    def forget(self, seq: int) -> None:
+        """``seq`` was cut: what it gets next may have other rows."""
+        self._known.pop(seq, None)
