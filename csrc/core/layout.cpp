@@ -96,7 +96,7 @@ memory_parts made_of(llama_memory_t memory) {
     } else if (auto * compressed = exactly<llama_kv_cache_dsv4>(memory)) {
         parts.window = compressed->get_raw()->get_swa();
     } else {
-        parts.recurrent = dynamic_cast<llama_memory_recurrent *>(memory);
+        parts.recurrent = exactly<llama_memory_recurrent>(memory);  // has no rows
     }
     return parts;
 }
@@ -135,19 +135,16 @@ memory_parts parts_of(llama_context * ctx) {
     parts.type                    = typeid(*memory).name();  // its length comes first
     parts.type.erase(0, parts.type.find_first_not_of("0123456789"));
     parts.n_seen                  = hparams.swa_type != LLAMA_SWA_TYPE_NONE ? hparams.n_swa : 0;
-    // Only a cache beside others may slide, and not one whose cells have more than a position, except of drafts, which have
-    // text alone. With one stream per sequence, rows cannot be handed from one sequence to another, as attention_rows does.
-    // With --split-mode tensor each row and each state has parts on several devices, which only the library puts together.
-    const bool is_recurrent = exactly<llama_memory_recurrent>(memory) != nullptr;  // and has no rows
-    const bool is_unified   = is_recurrent || (!parts.sets.empty() && parts.sets[0].cache->get_n_stream() == 1);
+    // Only a cache beside others may slide, with one position a cell except in drafts, which have text alone. With a stream
+    // per sequence rows cannot be handed on; with --split-mode tensor only the library puts the parts of rows together.
+    const bool is_unified = parts.sets.empty() ? parts.recurrent != nullptr : parts.sets[0].cache->get_n_stream() == 1;
     if (!is_unified || (parts.n_seen > 0) != (parts.window != nullptr) ||
         (parts.window != nullptr && parts.window->has_cell_ext() && llama_get_model(ctx)->arch != LLM_ARCH_DFLASH) ||
         llama_get_model(ctx)->split_mode() == LLAMA_SPLIT_MODE_TENSOR) {
         parts.sets.clear();
         return parts;
     }
-    const bool has_state = parts.recurrent != nullptr || parts.window != nullptr;
-    parts.kind           = has_state ? memory_kind::hybrid : memory_kind::attention;
+    parts.kind = parts.recurrent != nullptr || parts.window != nullptr ? memory_kind::hybrid : memory_kind::attention;
     return parts;
 }
 
