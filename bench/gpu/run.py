@@ -203,6 +203,7 @@ class Visit:
         }  # fmt: skip
         before, self._last = self._last, now
         comparable = before and before["size"] == step.size and before["evicted"] == now["evicted"]
+        comparable = comparable and self.run.shape in SHAPES  # the size of a row is known
         if not comparable or step.way != "append" or now["n"] <= before["n"]:
             return
         shape = SHAPES[self.run.shape]

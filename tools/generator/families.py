@@ -1,35 +1,40 @@
-"""Tiny models with random weights of other families than Qwen's: one or two for each memory that llama.cpp has.
+"""Models with random weights of other families than Qwen's: tiny ones, one or two for each memory that llama.cpp has,
+and two as large as published ones (`LARGE`).
 
 A family is metadata alone: llama.cpp says itself which tensors a model with this metadata has
-(`llama_model_init_from_user`). All weights are f32. The keys are those of llama.cpp's src/llama-arch.cpp.
+(`llama_model_init_from_user`). Tiny weights are f32, large matrices are quantised. The keys are those of llama.cpp's
+src/llama-arch.cpp.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import math
 import os
 import re
 import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-from gguf import GGUFValueType, GGUFWriter
+from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
 from llama_cpp import llama_cpp as api
 from numpy.typing import NDArray
 
 from pyctl.atomic_file import temp_path
 from pyctl.llama.library import open_library
-from tools.generator.generate import add_tokenizer, source_digest
+from tools.generator.generate import Progress, add_tokenizer, source_digest, write_tensors
+from tools.generator.shapes import F32, Q4_K, Q8_0, Tensor
 from tools.generator.vocab import CHATML_TEMPLATE, byte_vocab
+from tools.generator.weights import Tiles
 
-__all__ = ["FAMILIES", "WINDOW", "Family", "cached_family", "write_family"]
+__all__ = ["FAMILIES", "LARGE", "WINDOW", "Family", "cached_family", "write_family"]
 
 Value: TypeAlias = int | float | bool | Sequence[int] | Sequence[float]
 
@@ -44,7 +49,8 @@ class Family:
     """One model: llama.cpp's name of its architecture, the class of its memory if a test relies on it, and its keys
     without the prefix.
 
-    ``sliding`` says that a part of its memory forgets what lies `WINDOW` tokens back.
+    ``sliding`` says that a part of its memory forgets what lies `WINDOW` tokens back. Large models, whose matrices are
+    quantised, have a ``pattern``: kinds of layers, counted from 0, that repeat. llama.cpp is asked for one of each.
     """
 
     name: str
@@ -52,6 +58,21 @@ class Family:
     memory: str = ""
     keys: Mapping[str, Value] = field(default_factory=dict)
     sliding: bool = False
+    pattern: tuple[int, ...] = ()
+
+    @property
+    def all_keys(self) -> dict[str, Value]:
+        """The keys with those that all families share."""
+        return {**COMMON, **self.keys}
+
+    def of_layers(self, layers: Sequence[int]) -> Family:
+        """A family of these layers alone."""
+        n_all = self.all_keys["block_count"]
+        keys = {
+            key: tuple(value[layer] for layer in layers) if isinstance(value, tuple) and len(value) == n_all else value
+            for key, value in self.keys.items()
+        }
+        return replace(self, keys={**keys, "block_count": len(layers)})
 
 
 COMMON: Mapping[str, Value] = {
@@ -319,6 +340,71 @@ FAMILIES = {
 }
 
 
+LARGE = {
+    family.name: family
+    for family in (
+        Family(
+            "gpt-oss-20b",
+            "gpt-oss",
+            "llama_kv_cache_iswa",
+            {
+                "vocab_size": 201_088,
+                "context_length": 131_072,
+                "embedding_length": 2880,
+                "block_count": 24,
+                "feed_forward_length": 2880,
+                "attention.head_count": 64,
+                "attention.head_count_kv": 8,
+                "attention.key_length": 64,
+                "attention.value_length": 64,
+                "attention.sliding_window": 128,
+                "expert_count": 32,
+                "expert_used_count": 4,
+                "expert_feed_forward_length": 2880,
+                "rope.freq_base": 150_000.0,
+            },
+            sliding=True,
+            pattern=(0, 1),
+        ),
+        Family(
+            "gemma4-26b-a4b",
+            "gemma4",
+            "llama_kv_cache_iswa",
+            {
+                "vocab_size": 262_144,
+                "context_length": 262_144,
+                "embedding_length": 2816,
+                "embedding_length_per_layer_input": 0,
+                "block_count": 30,
+                "feed_forward_length": 2112,
+                "attention.head_count": 16,
+                "attention.head_count_kv": (8, 8, 8, 8, 8, 2) * 5,
+                "attention.key_length": 512,
+                "attention.value_length": 512,
+                "attention.key_length_swa": 256,
+                "attention.value_length_swa": 256,
+                "attention.shared_kv_layers": 0,
+                "attention.sliding_window": 1024,
+                "attention.sliding_window_pattern": (1, 1, 1, 1, 1, 0) * 5,
+                "expert_count": 128,
+                "expert_used_count": 8,
+                "expert_feed_forward_length": 704,
+                "rope.dimension_count": 512,
+                "rope.dimension_count_swa": 256,
+                "rope.freq_base": 1_000_000.0,
+                "rope.freq_base_swa": 10_000.0,
+            },
+            sliding=True,
+            pattern=(0, 0, 0, 0, 0, 1),
+        ),
+    )
+}
+"""Sizes of published models; random weights."""
+
+_LEAST_QUANTISED = 2**18
+"""Values of a matrix of a large model below which it stays f32: routers, convolutions, and what kernels want so."""
+
+
 def cached_family(family: Family, directory: str | PathLike[str], *, seed: int = 0) -> Path:
     """The model of ``family`` in ``directory``, written there if it is missing."""
     digest = hashlib.blake2b(f"{source_digest()} {family!r}".encode(), digest_size=6).hexdigest()
@@ -329,31 +415,68 @@ def cached_family(family: Family, directory: str | PathLike[str], *, seed: int =
     return path
 
 
-def write_family(path: str | PathLike[str], family: Family, *, seed: int = 0) -> None:
+def write_family(path: str | PathLike[str], family: Family, *, seed: int = 0, progress: Progress | None = None) -> None:
     """Write a model of ``family`` to ``path``, the same for the same seed; it appears whole or not at all.
 
     Raises ValueError if llama.cpp finds the metadata incomplete.
     """
-    target = Path(path)
+    target, tiles = Path(path), Tiles(seed)
+
+    def content(tensor: Tensor) -> Iterator[memoryview]:
+        if tensor.type is F32:
+            yield _values(tensor.name, tensor.dims, seed).reshape(-1).view(np.uint8).data
+        else:
+            yield from tiles.fill(tensor, _spread(tensor.name, tensor.dims)[1])
+
     with temp_path(target.parent) as metadata:
-        _write(metadata, family, {})
-        listing = _tensors(metadata)
+        with _begun(metadata, family.of_layers(_examples(family)) if family.pattern else family) as writer:
+            write_tensors(writer, (), content, None)
+        found = _tensors(metadata)
+    listing = [Tensor(name, "", dims, _type(family, name, dims)) for name, dims in _repeated(family, found).items()]
     with temp_path(target.parent) as temporary:
-        _write(temporary, family, {name: _values(name, shape, seed) for name, shape in listing.items()})
+        with _begun(temporary, family) as writer:
+            write_tensors(writer, listing, content, progress)
         os.replace(temporary, target)
 
 
-def _write(path: Path, family: Family, weights: Mapping[str, NDArray[np.float32]]) -> None:
-    writer = GGUFWriter(path, family.arch)
-    for name, value in {**COMMON, **family.keys}.items():  # one group of keys has no prefix
+def _examples(family: Family) -> list[int]:
+    """A layer of each kind."""
+    return [family.pattern.index(kind) for kind in range(max(family.pattern) + 1)]
+
+
+def _repeated(family: Family, found: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """``found``, with every layer like that of its kind."""
+    if not family.pattern:
+        return dict(found)
+    n_all = family.all_keys["block_count"]
+    assert isinstance(n_all, int)
+    listing = {name: dims for name, dims in found.items() if not name.startswith("blk.")}
+    for layer in range(n_all):
+        prefix = f"blk.{family.pattern[layer % len(family.pattern)]}."
+        listing |= {
+            f"blk.{layer}.{name.removeprefix(prefix)}": dims for name, dims in found.items() if name.startswith(prefix)
+        }
+    return listing
+
+
+def _type(family: Family, name: str, dims: tuple[int, ...]) -> GGMLQuantizationType:
+    is_matrix = len(dims) > 1 and name.endswith(".weight") and math.prod(dims) >= _LEAST_QUANTISED
+    if not family.pattern or not is_matrix or "ffn_gate_inp" in name or dims[-1] % 32:
+        return F32
+    return Q8_0 if dims[-1] % 256 else Q4_K
+
+
+@contextlib.contextmanager
+def _begun(path: Path, family: Family) -> Iterator[GGUFWriter]:
+    """A writer that knows the metadata."""
+    writer, keys = GGUFWriter(path, family.arch), family.all_keys
+    for name, value in keys.items():  # one group of keys has no prefix
         _add(writer, name if name.startswith("xielu.") else f"{family.arch}.{name}", value)
-    add_tokenizer(writer, byte_vocab().fitted(VOCAB_SIZE), CHATML_TEMPLATE)
-    for name, values in weights.items():
-        writer.add_tensor(name, values)
+    n_vocab = keys["vocab_size"]
+    assert isinstance(n_vocab, int)
+    add_tokenizer(writer, byte_vocab().fitted(n_vocab), CHATML_TEMPLATE)
     try:
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
+        yield writer
     finally:
         writer.close()
 
@@ -434,16 +557,21 @@ def _values(name: str, shape: tuple[int, ...], seed: int) -> NDArray[np.float32]
     values: NDArray[np.float32] = random.standard_normal(shape, np.float32)
     if re.search(r"ssm_a\b", name):
         return np.multiply(np.abs(values), -0.02, dtype=np.float32)
-    mean, deviation = 0.0, 0.1
-    if re.search(r"norm[^.]*\.weight$", name):
-        mean = 1.0
-    elif "time_mix_w0" in name or "time_mix_decay.weight" in name:
-        mean, deviation = -6.0, 1.0
-    elif name == "token_embd.weight":
-        deviation = 0.05
-    elif len(shape) > 1:
-        is_score = re.search(r"attn_(q|k|q_b|k_b|kv_a_mqa|qkv)\.weight$", name)
-        deviation = (4 if is_score else 1.5) / math.sqrt(shape[-1])
+    mean, deviation = _spread(name, shape)
     values *= deviation
     values += mean
     return values
+
+
+def _spread(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
+    """Mean and standard deviation of a tensor's values."""
+    if re.search(r"norm[^.]*\.weight$", name):
+        return 1.0, 0.1
+    if "time_mix_w0" in name or "time_mix_decay.weight" in name:
+        return -6.0, 1.0
+    if name == "token_embd.weight":
+        return 0.0, 0.05
+    if len(shape) > 1:
+        is_score = re.search(r"attn_(q|k|q_b|k_b|kv_a_mqa|qkv)\.weight$", name)
+        return 0.0, (4 if is_score else 1.5) / math.sqrt(shape[-1])
+    return 0.0, 0.1

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from os import PathLike
 from pathlib import Path
@@ -22,7 +22,7 @@ from tools.generator.vision import VisionShape, write_encoder
 from tools.generator.vocab import CHATML_TEMPLATE, Vocab, byte_vocab
 from tools.generator.weights import Tiles, deviation, fill
 
-__all__ = ["Progress", "cached_model", "write_model"]
+__all__ = ["Progress", "add_tokenizer", "cached_model", "source_digest", "write_model", "write_tensors"]
 
 RERANK_TEMPLATE = "<|im_start|>user\nasked: {query}\ntext: {document}<|im_end|>\n<|im_start|>assistant\n"
 """How a reranker is asked; the chat template of that name is no Jinja."""
@@ -54,15 +54,8 @@ def write_model(
         add_tokenizer(writer, vocab, CHATML_TEMPLATE if template is None else template)
         if shape.target_layers:
             _add_reader(writer, shape, vocab)
-        for tensor in listing:
-            writer.add_tensor_info(
-                tensor.name, tensor.dims, np.dtype(np.float32), tensor.num_bytes, raw_dtype=tensor.type
-            )
         try:
-            writer.write_header_to_file()
-            writer.write_kv_data_to_file()
-            writer.write_ti_data_to_file()
-            _write_data(writer, listing, _content(shape, vocab, seed), progress)
+            write_tensors(writer, listing, _content(shape, vocab, seed), progress)
         finally:
             writer.close()
         os.replace(temporary, target)
@@ -150,9 +143,24 @@ def _content(shape: Shape, vocab: Vocab, seed: int) -> Callable[[Tensor], Iterat
     return pieces
 
 
+def write_tensors(
+    writer: GGUFWriter,
+    listing: Sequence[Tensor],
+    content: Callable[[Tensor], Iterator[memoryview]],
+    progress: Progress | None,
+) -> None:
+    """Write the keys of ``writer``, the list of tensors, and what each consists of."""
+    for tensor in listing:
+        writer.add_tensor_info(tensor.name, tensor.dims, np.dtype(np.float32), tensor.num_bytes, raw_dtype=tensor.type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    _write_data(writer, listing, content, progress)
+
+
 def _write_data(
     writer: GGUFWriter,
-    listing: list[Tensor],
+    listing: Sequence[Tensor],
     content: Callable[[Tensor], Iterator[memoryview]],
     progress: Progress | None,
 ) -> None:

@@ -1,0 +1,32 @@
+"""Large models of other families: layers after a pattern, and quantised matrices."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFReader
+
+from tools.generator.families import LARGE, write_family
+
+N_LAYERS = 6
+
+
+def test_a_pattern_of_layers_is_repeated_and_large_matrices_are_quantised(tmp_path: Path) -> None:
+    whole = LARGE["gemma4-26b-a4b"].of_layers(range(N_LAYERS))
+    sizes = {"vocab_size": 2048, "embedding_length": 256, "feed_forward_length": 256, "expert_count": 8}
+    family = replace(whole, keys={**whole.keys, **sizes, "expert_feed_forward_length": 160})
+    write_family(tmp_path / "model.gguf", family)
+    tensors = {tensor.name: tensor for tensor in GGUFReader(tmp_path / "model.gguf").tensors}
+    of_layer = [{name for name in tensors if name.startswith(f"blk.{i}.")} for i in range(N_LAYERS)]
+    plain = [{name.partition(".")[2].partition(".")[2] for name in names} for names in of_layer]
+    assert plain[0]
+    assert all(names == plain[0] for names in plain)
+    assert tensors["blk.5.attn_q.weight"].shape[1] == 2 * tensors["blk.4.attn_q.weight"].shape[1]
+
+    types = {name: tensor.tensor_type for name, tensor in tensors.items()}
+    assert types["token_embd.weight"] == types["blk.0.attn_q.weight"] == GGMLQuantizationType.Q4_K
+    assert types["blk.0.ffn_down_exps.weight"] == GGMLQuantizationType.Q8_0, "rows of 160 are no whole blocks"
+    assert types["blk.0.ffn_gate_inp.weight"] == types["blk.0.attn_norm.weight"] == GGMLQuantizationType.F32
+    assert not np.array_equal(tensors["blk.0.attn_q.weight"].data, tensors["blk.1.attn_q.weight"].data)
