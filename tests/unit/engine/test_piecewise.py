@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pyctl.cache import device_tier
+from pyctl.cache import PrefixCache, device_tier
 from pyctl.cache.disk.index import Index
 from pyctl.cache.disk.writer import OpenWrite, StoreWriter
 from pyctl.cache.disk_tier import DiskTier
@@ -40,8 +40,10 @@ POOL = PoolPlan.of(2, 4096, 4, 1000)
 
 @pytest.fixture(autouse=True, params=[None, POOL], ids=["cells", "pool"])
 def small(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """Each test with rows in cells of a context, and with those of a pool."""
+    """Each test with rows in cells of a context, and with those of a pool. `idle` alone copies segments: how many
+    steps find waiting depends on the thread that writes."""
     monkeypatch.setattr(sys.modules[__name__], "POOL", request.param)
+    monkeypatch.setattr(PrefixCache, "hand_over", lambda self: None)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     monkeypatch.setattr(device_tier, "MOST_BEHIND_BYTES", BEHIND)
     monkeypatch.setattr(device_tier, "PIECE_BYTES", PIECE)
