@@ -292,7 +292,6 @@ def main() -> None:
         os.environ[name] = variables[name]
 
     install_packages(place, options.wheels)
-    models = write_models(place, options.models, environment)
     complete = options.libs is not None and (options.no_server or (options.libs / "llama-server").exists())
     headers = (VENDOR / "unpacked.txt").exists()
     source = None if complete and headers and options.source is None else fetch_source(place, options.source)
@@ -305,6 +304,7 @@ def main() -> None:
         futures: list[Future[None]] = [pool.submit(job) for job in jobs]
     for future in futures:
         future.result()
+    models = write_models(place, options.models, environment)  # asks llama.cpp for the tensors of some
     finish(place, variables, models, server=not options.no_server, gpu=not options.cpu)
     say(f"done; next: {place}/python -m bench.gpu.measure {place}")
 
