@@ -10,7 +10,7 @@ One model is loaded at a time (--models-max 1). Ways, in this order:
     first      each size is a conversation with each model, whose file is in the page cache
     back       each gets another turn, --rounds times, so that every turn switches
     cold       the same with the models' files out of the page cache
-    switches   --switches short turns, with the memory after each: it must stay flat
+    switches   --switches short turns at once, with the memory after each: it must stay flat
 
 Columns: seconds to the first token by the client's clock, of which loading (pyctl says it, of llama-server it is what
 the prompt did not take), GB/s of the file in that time, tokens from the cache, tokens evaluated. What no longer fits
@@ -53,6 +53,9 @@ SETTLED = 3
 SHORT = 300
 """Tokens of the text behind a short turn."""
 
+REST = 1.0
+"""Seconds between two turns: no person is faster, and --models-patience is over by then."""
+
 
 def preset(path: Path, models: dict[str, Path], options: argparse.Namespace) -> Path:
     """A preset file that both servers read."""
@@ -88,7 +91,9 @@ class Switching:
             if files:
                 evict(files)
             steps = talk.ask(way, 0) if is_new else talk.turn(way)
-            reply = self.server.ask(next(steps).messages, N_FIRST, model=shape)
+            messages = next(steps).messages
+            time.sleep(REST)
+            reply = self.server.ask(messages, N_FIRST, model=shape)
             self._note(way, shape, size, reply)
             try:
                 steps.send(reply.text)
