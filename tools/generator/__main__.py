@@ -1,7 +1,7 @@
 """python -m tools.generator --shape tiny-hybrid|tiny-moe|tiny-dense|27b|35b-a3b -o out.gguf [--nextn] [--seed N]
 
-The shapes tiny-vision, vision-27b and vision-35b-a3b are encoders of images for such models (--mmproj). gpt-oss-20b and
-gemma4-26b-a4b are other families.
+The shapes tiny-vision, vision-27b and vision-35b-a3b are encoders of images for such models (--mmproj). gpt-oss-20b,
+gemma4-26b-a4b and qwen4exp-20b-a6b are other families.
 """
 
 from __future__ import annotations

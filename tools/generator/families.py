@@ -1,5 +1,5 @@
 """Models with random weights of other families than Qwen's: tiny ones, one or two for each memory that llama.cpp has,
-and two as large as published ones (`LARGE`).
+and three as large as published ones (`LARGE`).
 
 A family is metadata alone: llama.cpp says itself which tensors a model with this metadata has
 (`llama_model_init_from_user`). Tiny weights are f32, large matrices are quantised. The keys are those of llama.cpp's
@@ -68,10 +68,10 @@ class Family:
     def of_layers(self, layers: Sequence[int]) -> Family:
         """A family of these layers alone."""
         n_all = self.all_keys["block_count"]
-        keys = {
-            key: tuple(value[layer] for layer in layers) if isinstance(value, tuple) and len(value) == n_all else value
-            for key, value in self.keys.items()
-        }
+        keys = dict(self.keys)
+        for key, value in self.keys.items():
+            if key.startswith(("attention.", "feed_forward")) and isinstance(value, tuple) and len(value) == n_all:
+                keys[key] = tuple(value[layer] for layer in layers)
         return replace(self, keys={**keys, "block_count": len(layers)})
 
 
@@ -339,6 +339,8 @@ FAMILIES = {
     )
 }
 
+N_GRAM_ROWS = 100_003
+"""Rows of a large model's table for each of its heads."""
 
 LARGE = {
     family.name: family
@@ -397,12 +399,66 @@ LARGE = {
             sliding=True,
             pattern=(0, 0, 0, 0, 0, 1),
         ),
+        Family(
+            "qwen4exp-20b-a6b",
+            "qwen4exp",
+            "llama_memory_hybrid_idx",
+            {
+                "vocab_size": 248_320,
+                "context_length": 262_144,
+                "embedding_length": 2560,
+                "block_count": 48,
+                "feed_forward_length": 640,
+                "attention.head_count": 24,
+                "attention.head_count_kv": 2,
+                "attention.key_length": 256,
+                "attention.value_length": 256,
+                "attention.layer_norm_rms_epsilon": 1e-6,
+                "attention.recurrent_layers": (True, True, True, False) * 12,
+                "attention.compress_ratios": (0, 0, 0, 4) * 12,
+                "attention.indexer.head_count": 4,
+                "attention.indexer.key_length": 128,
+                "attention.indexer.top_k": 2048,
+                "rope.dimension_count": 64,
+                "rope.dimension_sections": (11, 11, 10, 0),
+                "rope.freq_base": 10_000_000.0,
+                "expert_count": 64,
+                "expert_used_count": 10,
+                "expert_feed_forward_length": 640,
+                "expert_shared_feed_forward_length": 640,
+                "hyper_connection.count": 4,
+                "hyper_connection.low_rank": 320,
+                "ssm.conv_kernel": 4,
+                "ssm.inner_size": 6144,
+                "ssm.state_size": 128,
+                "ssm.time_step_rank": 48,
+                "ssm.group_count": 16,
+                "embedding_length_per_layer_input": 160,
+                "ple.layers": (1,),
+                "ple.ngram_size": 3,
+                "ple.heads_per_ngram": 8,
+                "ple.conv_kernel": 4,
+                "ple.eos_token_id": 248_044,
+                "ple.layer_multipliers": (23_058_430_092_137, 27_670_116_110_565, 31_134_703_401_913),
+                "ple.head_offsets": tuple(range(0, 16 * N_GRAM_ROWS, N_GRAM_ROWS)),
+                "ple.head_vocab_sizes": (N_GRAM_ROWS,) * 16,
+            },
+            pattern=(0, 1, 0, 2, *(0, 0, 0, 2) * 11),
+        ),
     )
 }
-"""Sizes of published models; random weights."""
+"""Sizes of published models; random weights.
+
+qwen4exp-20b-a6b is Qwen3.8-Flash-Next (125B-A6B and a table of 51B) with 64 of its 512 experts and 1.6 of its 320
+million rows of n-grams, in 14 GB. A token evaluates as much, and its rows and states are as large. 64 because CUDA has
+a kernel that selects experts only for powers of two.
+"""
 
 _LEAST_QUANTISED = 2**18
 """Values of a matrix of a large model below which it stays f32: routers, convolutions, and what kernels want so."""
+
+_SCALE = re.compile(r"(?<!ffn_gate_inp)\.(input_)?scale$")
+"""Scales of matrices, which files have whose matrices have no blocks. Routers have some always."""
 
 
 def cached_family(family: Family, directory: str | PathLike[str], *, seed: int = 0) -> Path:
@@ -445,17 +501,17 @@ def _examples(family: Family) -> list[int]:
 
 
 def _repeated(family: Family, found: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """``found``, with every layer like that of its kind."""
+    """``found``, with every layer like that of its kind, and without scales of matrices."""
     if not family.pattern:
         return dict(found)
     n_all = family.all_keys["block_count"]
     assert isinstance(n_all, int)
-    listing = {name: dims for name, dims in found.items() if not name.startswith("blk.")}
+    published = {name: dims for name, dims in found.items() if not _SCALE.search(name)}
+    listing = {name: dims for name, dims in published.items() if not name.startswith("blk.")}
     for layer in range(n_all):
         prefix = f"blk.{family.pattern[layer % len(family.pattern)]}."
-        listing |= {
-            f"blk.{layer}.{name.removeprefix(prefix)}": dims for name, dims in found.items() if name.startswith(prefix)
-        }
+        of_kind = {name.removeprefix(prefix): dims for name, dims in published.items() if name.startswith(prefix)}
+        listing |= {f"blk.{layer}.{name}": dims for name, dims in of_kind.items()}
     return listing
 
 

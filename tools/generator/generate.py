@@ -17,10 +17,10 @@ import numpy as np
 from gguf import GGML_QUANT_VERSION, GGUFWriter, LlamaFileType, PoolingType
 
 from pyctl.atomic_file import temp_path
-from tools.generator.shapes import F32, GROUP, KERNEL, RANK, Shape, Tensor, tensors
+from tools.generator.shapes import F32, GROUP, I64, KERNEL, Shape, Tensor, tensors
 from tools.generator.vision import VisionShape, write_encoder
 from tools.generator.vocab import CHATML_TEMPLATE, Vocab, byte_vocab
-from tools.generator.weights import Tiles, deviation, fill
+from tools.generator.weights import Tiles, deviation, fill, proposed
 
 __all__ = ["Progress", "add_tokenizer", "cached_model", "source_digest", "write_model", "write_tensors"]
 
@@ -113,9 +113,9 @@ def _add_reader(writer: GGUFWriter, shape: Shape, vocab: Vocab) -> None:
     if shape.markov:
         writer.add_bool(f"{arch}.sample_from_anchor", shape.anchored)
     if shape.selector:
-        for key, value in (("conv_kernel_size", KERNEL), ("conv_group_size", GROUP), ("selector_rank", RANK)):
+        sizes = {"conv_kernel_size": KERNEL, "conv_group_size": GROUP}
+        for key, value in {**sizes, "selector_rank": shape.selector_rank, "selector_top_k": shape.selector}.items():
             writer.add_uint32(f"{arch}.{key}", value)
-        writer.add_uint32(f"{arch}.selector_top_k", shape.selector)
     return None
 
 
@@ -137,6 +137,8 @@ def _content(shape: Shape, vocab: Vocab, seed: int) -> Callable[[Tensor], Iterat
     def pieces(tensor: Tensor) -> Iterator[memoryview]:
         if tensor.type is F32:
             yield fill(shape, tensor, vocab, seed).astype("<f4").reshape(-1).view(np.uint8).data
+        elif tensor.type is I64:
+            yield proposed(shape).astype("<i8").view(np.uint8).data
         else:
             yield from tiles.fill(tensor, deviation(shape, tensor))
 

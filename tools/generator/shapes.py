@@ -18,13 +18,13 @@ __all__ = [
     "F32",
     "F32_MATRICES",
     "GROUP",
+    "I64",
     "KERNEL",
     "Q4_K",
     "Q6_K",
     "Q8_0",
     "QWEN36_27B",
     "QWEN36_35B_A3B",
-    "RANK",
     "SHAPES",
     "TINY_DENSE",
     "TINY_FAT",
@@ -55,9 +55,9 @@ class Shape:
     each letter suggests one that follows it: what a head can know.
 
     A draft model reads the inputs of `target_layers` of its target. With `block` it drafts that many tokens at once,
-    the known one among them; `selector` is how many candidates of each place it weighs, and `markov` the rank of what
-    it adds for the token before, if `anchored` from the known token's own place on. All its layers but the last look
-    `window` tokens back.
+    the known one among them; `selector` is how many candidates of each place it weighs, by vectors of `selector_rank`,
+    and `markov` the rank of what it adds for the token before, if `anchored` from the known token's own place on. All
+    its layers but the last look `window` tokens back. With `draft_vocab` it proposes only so many of the tokens.
     """
 
     name: str
@@ -89,9 +89,11 @@ class Shape:
     target_layers: tuple[int, ...] = ()
     block: int = 0
     selector: int = 0
+    selector_rank: int = 16
     markov: int = 0
     anchored: bool = True
     window: int = 0
+    draft_vocab: int = 0
 
     def eagle3(self) -> Shape:
         """A draft model that reads three layers of `with_nextn`, with embeddings and an output matrix of its own."""
@@ -106,7 +108,7 @@ class Shape:
             shape,
             selector=6 if kind == "dflash2" else 0,
             markov=self.embedding if kind == "dspark" else 0,
-            window=(2048 if self.quantised else 64) if kind == "dflash-window" else 0,
+            window=64 if kind == "dflash-window" else 0,
         )
 
     def _reader(self, arch: Arch, num_layers: int, layers: tuple[int, ...]) -> Shape:
@@ -312,11 +314,43 @@ _DRAFTS = (
 
 _READERS = tuple(
     reader
-    for shape in (TINY_HYBRID, TINY_DENSE, QWEN36_27B)
+    for shape in (TINY_HYBRID, TINY_DENSE)
     for reader in (shape.eagle3(), *map(shape.dflash, ("dflash", "dflash2", "dspark", "dflash-window")))
 )
 
-SHAPES = {shape.name: shape for shape in (*_HYBRIDS, TINY_DENSE, *_HEADS, *_DRAFTS, *_READERS)}
+_DFLASH_27B = replace(
+    QWEN36_27B.dflash(),
+    num_layers=5,
+    num_heads=32,
+    num_kv_heads=8,
+    head_size=128,
+    rope_size=128,
+    rope_sections=(64, 0, 0, 0),
+    rope_base=1e7,
+    feed_forward=17_408,
+    target_layers=(2, 17, 32, 47, 62),
+    block=16,
+    window=2048,
+)
+_READERS_27B = (
+    _DFLASH_27B,
+    replace(_DFLASH_27B, name="27b-dflash2", block=8, selector=16, selector_rank=256),
+    replace(_DFLASH_27B, name="27b-dspark", block=7, markov=256, window=0),
+    replace(
+        _DFLASH_27B,
+        name="27b-eagle3",
+        arch="eagle3",
+        num_layers=1,
+        rope_sections=(0, 0, 0, 0),
+        target_layers=(2, 32, 61),
+        block=0,
+        window=0,
+        draft_vocab=32_000,
+    ),
+)
+"""The sizes of files published for Qwen3.6 and 3.8 27B; of the 3.8's DFlash2, the last layer has a window, too."""
+
+SHAPES = {shape.name: shape for shape in (*_HYBRIDS, TINY_DENSE, *_HEADS, *_DRAFTS, *_READERS, *_READERS_27B)}
 
 
 # -- tensors -----------------------------------------------------------------------------------------------------------
@@ -325,17 +359,18 @@ F32 = GGMLQuantizationType.F32
 Q4_K = GGMLQuantizationType.Q4_K
 Q6_K = GGMLQuantizationType.Q6_K
 Q8_0 = GGMLQuantizationType.Q8_0
+I64 = GGMLQuantizationType.I64
 
 F32_MATRICES = {"ssm_conv1d", "ffn_gate_inp"}
 """Read by operators that take f32 only."""
 
 # Of draft models: added to f32, or too narrow for a quantised block.
-_SMALL = {"attn_conv_base", "ffn_conv_base", "conf_proj", "selector"}
+_SMALL = {"attn_conv_base", "ffn_conv_base", "conf_proj"}
 
 # A few columns of 32 or 48, too narrow a matrix to be worth four bits, and what all of a head rests on.
 _Q8_MATRICES = {"ssm_alpha", "ssm_beta", "eh_proj", "fc"}
 # More sensitive to rounding; six bits in every second group of four layers, much as the usual four-bit mixes do.
-_Q6_MATRICES = {"attn_v", "ffn_down", "ffn_down_exps", "ffn_down_shexp"}
+_Q6_MATRICES = {"output", "attn_v", "ffn_down", "ffn_down_exps", "ffn_down_shexp"}
 
 
 @dataclass(frozen=True)
@@ -380,6 +415,8 @@ def tensors(shape: Shape) -> list[Tensor]:
 
 
 def _type(shape: Shape, role: str, dims: tuple[int, ...], layer: int) -> GGMLQuantizationType:
+    if role == "d2t":
+        return I64
     if len(dims) == 1 or role in F32_MATRICES | _SMALL or not shape.quantised:
         return F32
     if role in _Q8_MATRICES:
@@ -433,8 +470,8 @@ def _feed_forward(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 _Part = tuple[str, str, tuple[int, ...]]
 
-KERNEL, GROUP, RANK = 2, 16, 16
-"""Of the convolutions and the selector of a draft model that weighs candidates."""
+KERNEL, GROUP = 2, 16
+"""Of the convolutions of a draft model that weighs candidates."""
 
 
 def _reader(shape: Shape) -> Iterator[_Part]:
@@ -445,6 +482,9 @@ def _reader(shape: Shape) -> Iterator[_Part]:
     if shape.has_trunk:
         yield "token_embd.weight", "token_embd", (vocab, width)
         yield "output.weight", "output", (vocab, width)
+    if shape.draft_vocab:
+        yield "output.weight", "output", (shape.draft_vocab, width)
+        yield "d2t", "d2t", (shape.draft_vocab,)
     if shape.block:
         yield "enc.output_norm.weight", "output_norm", (width,)
     if shape.markov:
@@ -452,9 +492,9 @@ def _reader(shape: Shape) -> Iterator[_Part]:
         yield "markov_w2.weight", "markov_w2", (vocab, shape.markov)
         yield "conf_proj.weight", "conf_proj", (1, width + shape.markov)
     if shape.selector:
-        yield "selector_predecessor.weight", "selector", (vocab, RANK)
-        yield "selector_successor.weight", "selector", (vocab, RANK)
-        yield "selector_hidden.weight", "selector", (RANK, width)
+        yield "selector_predecessor.weight", "selector", (vocab, shape.selector_rank)
+        yield "selector_successor.weight", "selector", (vocab, shape.selector_rank)
+        yield "selector_hidden.weight", "selector", (shape.selector_rank, width)
 
 
 def _reading_layer(shape: Shape, layer: int) -> Iterator[_Part]:
@@ -463,7 +503,8 @@ def _reading_layer(shape: Shape, layer: int) -> Iterator[_Part]:
     seen = width if shape.block else 2 * width
     heads = shape.num_heads * shape.head_size
     parts: list[tuple[str, tuple[int, ...]]] = [("attn_norm.weight", (width,)), ("ffn_norm.weight", (width,))]
-    parts += [(f"attn_{name}.weight", (heads, seen)) for name in "qkv"]
+    parts.append(("attn_q.weight", (heads, seen)))
+    parts += [(f"attn_{name}.weight", (shape.num_kv_heads * shape.head_size, seen)) for name in "kv"]
     parts += [("attn_output.weight", (width, heads)), *_feed_forward(shape)]
     if shape.block:
         parts += [("attn_q_norm.weight", (shape.head_size,)), ("attn_k_norm.weight", (shape.head_size,))]

@@ -31,7 +31,7 @@ from gguf import GGMLQuantizationType, TokenType
 from tools.generator.shapes import F32, F32_MATRICES, Q4_K, Q6_K, Q8_0, Shape, Tensor
 from tools.generator.vocab import Vocab, token_bytes
 
-__all__ = ["CONSTANT", "NUM_RESERVED", "Tiles", "bias", "deviation", "embed", "fill", "predict"]
+__all__ = ["CONSTANT", "NUM_RESERVED", "Tiles", "bias", "deviation", "embed", "fill", "predict", "proposed"]
 
 # -- unquantised tensors -----------------------------------------------------------------------------------------------
 
@@ -69,6 +69,9 @@ def fill(shape: Shape, tensor: Tensor, vocab: Vocab, seed: int) -> FloatArray:
     """Values of an f32 tensor, the same for the same shape, vocabulary and seed."""
     if shape.target_layers and tensor.role not in ("token_embd", "output"):
         return _reader(shape, tensor, vocab, seed)
+    if shape.draft_vocab and tensor.role == "output":
+        whole = replace(tensor, dims=(shape.vocab_size, shape.embedding))
+        return fill(replace(shape, draft_vocab=0), whole, vocab, seed)[proposed(shape)]
     if tensor.role.endswith("norm"):
         # Sharp attention: a flat average over thousands of rows would drown each of them.
         return np.full(tensor.dims, 2.0 if tensor.role in ("attn_q_norm", "attn_k_norm") else 1.0, np.float32)
@@ -84,6 +87,11 @@ def fill(shape: Shape, tensor: Tensor, vocab: Vocab, seed: int) -> FloatArray:
     if tensor.role == "output" and shape.habit:
         values += _habits(shape, vocab, seed)
     return values
+
+
+def proposed(shape: Shape) -> npt.NDArray[np.int64]:
+    """The tokens that a draft model proposes, evenly spread."""
+    return np.arange(shape.draft_vocab) * shape.vocab_size // shape.draft_vocab
 
 
 def _reader(shape: Shape, tensor: Tensor, vocab: Vocab, seed: int) -> FloatArray:

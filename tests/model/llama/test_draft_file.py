@@ -165,6 +165,15 @@ def test_a_file_of_its_own_drafts(opened: Open, draft: str, type: str, n_most: i
     assert drafts_along(backend) == found, "and again after the model has slept"
 
 
+def test_a_file_of_fewer_tokens_drafts_these_alone(opened: Open, tmp_path: Path) -> None:
+    shape = replace(SHAPES["tiny-hybrid-eagle3"], has_trunk=False, draft_vocab=120)
+    write_model(tmp_path / "draft.gguf", shape)
+    found = drafts_along(opened("tiny-hybrid-nextn", tmp_path / "draft.gguf"))
+    proposed = {token * shape.vocab_size // shape.draft_vocab for token in range(shape.draft_vocab)}
+    assert {len(each) for each in found} == {3}
+    assert {token for each in found for token in each} <= proposed
+
+
 def test_a_head_in_a_file_of_its_own_drafts_as_the_one_inside(opened: Open, model_path: Callable[[str], Path]) -> None:
     settings = ModelSettings(path=str(model_path("tiny-hybrid-nextn")), n_ctx=1024, n_ubatch=64, n_threads=1, n_seqs=2)
     inside = load(settings, drafts=DraftSettings(("draft-mtp",))).backend

@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFReader
 
+from pyctl.engine.model_settings import ModelSettings
+from pyctl.llama import load
 from tools.generator.families import LARGE, write_family
 
 N_LAYERS = 6
@@ -30,3 +32,29 @@ def test_a_pattern_of_layers_is_repeated_and_large_matrices_are_quantised(tmp_pa
     assert types["blk.0.ffn_down_exps.weight"] == GGMLQuantizationType.Q8_0, "rows of 160 are no whole blocks"
     assert types["blk.0.ffn_gate_inp.weight"] == types["blk.0.attn_norm.weight"] == GGMLQuantizationType.F32
     assert not np.array_equal(tensors["blk.0.attn_q.weight"].data, tensors["blk.1.attn_q.weight"].data)
+
+
+def test_a_model_of_three_kinds_of_layers_loads_without_what_published_files_lack(tmp_path: Path) -> None:
+    whole = LARGE["qwen4exp-20b-a6b"].of_layers(range(N_LAYERS))
+    rows = {"ple.head_offsets": tuple(range(0, 16 * 64, 64)), "ple.head_vocab_sizes": (64,) * 16}
+    sizes = {"vocab_size": 2048, "ple.eos_token_id": 2047, "embedding_length": 256, "expert_count": 16, **rows}
+    per_head = {"embedding_length_per_layer_input": 16, "hyper_connection.low_rank": 32, "attention.head_count": 4}
+    family = replace(whole, keys={**whole.keys, **sizes, **per_head, "ssm.inner_size": 2048, "ssm.time_step_rank": 16})
+    write_family(tmp_path / "model.gguf", family)
+    names = {tensor.name for tensor in GGUFReader(tmp_path / "model.gguf").tensors}
+    with_part = {
+        part: [i for i in range(N_LAYERS) if f"blk.{i}.{part}" in names]
+        for part in ("ple_key.weight", "indexer.k_proj.weight", "ssm_a", "ffn_gate_inp.weight")
+    }
+    assert with_part == {
+        "ple_key.weight": [1],
+        "indexer.k_proj.weight": [3],
+        "ssm_a": [0, 1, 2, 4, 5],
+        "ffn_gate_inp.weight": [*range(N_LAYERS)],
+    }
+    assert not [name for name in names if name.endswith("scale")]
+    backend = load(ModelSettings(path=str(tmp_path / "model.gguf"), n_threads=1)).backend
+    try:
+        assert backend.tokenizer.n_vocab == 2048
+    finally:
+        backend.unload()
