@@ -25,6 +25,7 @@ PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in NAMED))
 Cells: TypeAlias = list[str]
 
 SHAPES = {"27B": "27b", "35B-A3B": "35b-a3b"}
+FAMILIES = {"Gemma 4": "gemma4-26b-a4b", "gpt-oss": "gpt-oss-20b", "qwen4exp": "qwen4exp-20b-a6b"}
 
 
 def rows(page: str, heading: str, where: Path = RESULTS) -> list[Cells]:
@@ -94,6 +95,15 @@ def readme_first_token() -> list[str]:
 def first_tokens() -> list[str]:
     body = [(name, *first_token("27B", way), *first_token("35B-A3B", way)) for way, name in WAYS.items()]
     return table(("", "27B: llama-server", "pyctl", "35B-A3B: llama-server", "pyctl"), body)
+
+
+def families() -> list[str]:
+    """As `first_tokens`, of models of other families, at 32,000 tokens."""
+    found = [rows(f"gpu-side-by-side-{file}.md", "Time to first token") for file in FAMILIES.values()]
+    cells = [{each[1]: (each[5], each[3]) for each in table if each[0] == "32,000"} for table in found]
+    body = [(name, *(ms for of in cells for ms in of[way])) for way, name in WAYS.items()]
+    names = [name for family in FAMILIES for name in (f"{family}: llama-server", "pyctl")]
+    return table(("", *names), body)
 
 
 def default_flags() -> list[str]:
@@ -264,6 +274,7 @@ FIGURES: dict[str, Callable[[], list[str]]] = {
     "card-27b": lambda: card("27B"),
     "card-35b-a3b": lambda: card("35B-A3B"),
     "first-token": first_tokens,
+    "families": families,
     "default-flags": default_flags,
     "long-conversations": long_conversations,
     "evaluated-tokens": evaluated_tokens,
