@@ -100,10 +100,10 @@ def first_tokens() -> list[str]:
 def families() -> list[str]:
     """As `first_tokens`, of models of other families, at 32,000 tokens."""
     found = [rows(f"gpu-side-by-side-{file}.md", "Time to first token") for file in FAMILIES.values()]
-    cells = [{each[1]: (each[5], each[3]) for each in table if each[0] == "32,000"} for table in found]
-    body = [(name, *(ms for of in cells for ms in of[way])) for way, name in WAYS.items()]
-    names = [name for family in FAMILIES for name in (f"{family}: llama-server", "pyctl")]
-    return table(("", *names), body)
+    servers = [[{each[1]: each[at] for each in table if each[0] == "32,000"} for table in found] for at in (5, 3)]
+    body = [(name, *(cells[way] for server in servers for cells in server)) for way, name in WAYS.items()]
+    first, *rest = FAMILIES
+    return table(("", f"llama-server: {first}", *rest, f"pyctl: {first}", *rest), body)
 
 
 def default_flags() -> list[str]:
