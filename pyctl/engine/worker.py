@@ -97,7 +97,7 @@ class IdleJobs:
         """Return (due time, job), most urgent first; the job None stands for steps of the engine."""
         engine = self._engine
         copy_at, piece_at = (math.inf, math.inf) if engine.asleep else (self._copy_at, self._piece_at)
-        ahead = engine.warm_ups.seconds if copy_at > now + AGAIN_SECONDS else None
+        ahead = engine.warm_ups.seconds if min(copy_at, piece_at) > now + AGAIN_SECONDS else None
         sleep_at = self._last_work + self._sleep_seconds if self._sleep_seconds >= 0 and not engine.asleep else math.inf
         if (disk := engine.prefix_cache.disk) is not None and disk.queue.is_moving:
             sleep_at = max(sleep_at, now + AGAIN_SECONDS)
@@ -106,8 +106,8 @@ class IdleJobs:
         return [
             (ahead_at, None),
             (sleep_at, self._sleep),
-            (copy_at, self._copy),
             (piece_at, self._hand_over),
+            (copy_at, self._copy),
             (prepare_at, engine.prepare_part),
         ]
 
@@ -120,8 +120,10 @@ class IdleJobs:
         self._piece_at = self._clock() + seconds if seconds is not None else math.inf
 
     def _copy(self) -> None:
-        seconds = self._engine.prefix_cache.device.copy_next(self._engine.prefix_cache.disk)
-        self._copy_at = self._clock() + seconds if seconds is not None else math.inf
+        if self._engine.prefix_cache.device.copy_next(self._engine.prefix_cache.disk):
+            self._copy_at = self._piece_at = self._clock()
+        else:
+            self._copy_at = math.inf
 
 
 class Worker:

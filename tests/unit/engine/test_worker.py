@@ -284,7 +284,7 @@ def test_going_ahead_does_not_keep_rows_from_being_copied(make: Any, monkeypatch
     device, copied = bench.engine.prefix_cache.device, threading.Event()
     copy_next = device.copy_next
 
-    def note(disk: DiskTier | None) -> float | None:
+    def note(disk: DiskTier | None) -> bool:
         copied.set()
         return copy_next(disk)
 
