@@ -1,4 +1,6 @@
-"""Asserts the thread rule of pyctl.engine: what a worker runs is touched by its thread alone.
+"""Asserts the thread rule of pyctl.engine: what a worker runs is touched by its thread alone, and by reads.
+
+A read may touch it only while that thread waits, and then the thread itself calls no more than the backend.
 
 Installed for every test by tests/conftest.py. It wraps the methods of the classes that have an owner, so the program
 itself pays nothing.
@@ -17,6 +19,7 @@ from pyctl.cache.prefix_cache import PrefixCache
 from pyctl.cache.ram import RamCache
 from pyctl.cache.sequence import LiveSequence
 from pyctl.engine.engine import Engine
+from pyctl.engine.jobs import StateReads
 from pyctl.engine.worker import Worker
 from pyctl.llama import LlamaBackend
 from pyctl.llama.context_memory import ContextMemory
@@ -37,10 +40,15 @@ OWNED: tuple[type, ...] = (
 ANY_THREAD = frozenset({"preempt", "check", "interrupt", "prepare", "_freed"})
 """Methods that any thread may call; who lets go of a block last frees it."""
 
+READ: tuple[type, ...] = (Engine, PrefixCache, RamCache, LiveSequence)
+"""What a read may touch while the backend evaluates."""
+
 violations: list[str] = []
 """Accesses by a thread that is not the owner, since the last check."""
 
-_owners: weakref.WeakKeyDictionary[Any, threading.Thread] = weakref.WeakKeyDictionary()
+_owners: weakref.WeakKeyDictionary[Any, tuple[threading.Thread, StateReads | None]] = weakref.WeakKeyDictionary()
+
+_reading = threading.local()
 
 
 def install() -> None:
@@ -49,11 +57,11 @@ def install() -> None:
         for name, method in list(vars(owned).items()):
             if isinstance(method, FunctionType) and not name.startswith("__") and name not in ANY_THREAD:
                 setattr(owned, name, _watched(owned.__name__, method))
-    run, save_rest = Worker._run, Worker._save_rest
+    run, save_rest, read = Worker._run, Worker._save_rest, StateReads.run
 
     @functools.wraps(run)
     def owning(self: Worker) -> None:
-        _own(self)
+        _own(self, self._engine.state_reads)
         try:
             run(self)
         finally:
@@ -62,10 +70,18 @@ def install() -> None:
 
     @functools.wraps(save_rest)
     def taking_over(self: Worker) -> None:
-        _own(self)  # the thread that had it is in a call that never returns
+        _own(self, None)  # the thread that had it is in a call that never returns, and reads have ended
         save_rest(self)
 
-    Worker._run, Worker._save_rest = owning, taking_over  # type: ignore[method-assign]
+    @functools.wraps(read)
+    def reading(self: StateReads) -> None:
+        _reading.by = self
+        try:
+            read(self)
+        finally:
+            _reading.by = None
+
+    Worker._run, Worker._save_rest, StateReads.run = owning, taking_over, reading  # type: ignore[method-assign]
 
 
 def _parts(worker: Worker) -> list[Any]:
@@ -74,22 +90,32 @@ def _parts(worker: Worker) -> list[Any]:
     return [engine, cache, cache.cache, backend, backend.memory, *engine.sequences]
 
 
-def _own(worker: Worker) -> None:
+def _own(worker: Worker, reads: StateReads | None) -> None:
     for part in _parts(worker):
-        _owners[part] = threading.current_thread()
+        _owners[part] = threading.current_thread(), reads
 
 
 def _watched(owner: str, method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
-        thread = _owners.get(self)
-        if thread is not None and thread is not threading.current_thread():
-            text = f"{owner}.{method.__name__} was called by {threading.current_thread().name}, not {thread.name}"
-            violations.append(text)
-            raise AssertionError(text)
+        thread, reads = _owners.get(self, (None, None))
+        name = threading.current_thread().name
+        if reads is not None and getattr(_reading, "by", None) is reads:
+            if reads.is_evaluating and not isinstance(self, READ):
+                _violated(f"{owner}.{method.__name__} was called by a read while it evaluates")
+        elif thread is not None:
+            if thread is not threading.current_thread():
+                _violated(f"{owner}.{method.__name__} was called by {name}, not {thread.name}")
+            if reads is not None and isinstance(self, READ) and not reads._closed.locked():
+                _violated(f"{owner}.{method.__name__} was called by {name} while others may read")
         return method(self, *args, **kwargs)
 
     return checked
+
+
+def _violated(text: str) -> None:
+    violations.append(text)
+    raise AssertionError(text)
 
 
 def check() -> None:

@@ -260,20 +260,19 @@ class DeviceTier:
                 return False
         return False
 
-    def copy_next(self, disk: Store | None) -> float | None:
-        """In an idle moment: have some of what only the device has copied, to ``disk``, where that wants it now or in
-        the end, when there would be no time for so much, or to RAM. After how many seconds to go on, None for not.
+    def copy_next(self, disk: Store | None) -> bool:
+        """In an idle moment: copy some of what only the device has to RAM, or else have ``disk`` write what it would
+        want in the end, when there would be no time for so much. False if there is nothing to do.
         """
-        seconds = disk.queue.write_piece(self.piece_of) if disk is not None else None
         if self.copy_one():
-            return 0.0
-        if seconds is None and disk is not None and disk.policy.kind != "off" and self._n_ahead != self._cache.turn:
-            self._n_ahead = self._cache.turn
-            for end in self._cache.conversation_ends()[::-1]:
-                if not self.may_copy(end):
-                    disk.write(end, reason=Reason.LARGE)
-            return 0.0
-        return seconds
+            return True
+        if disk is None or disk.policy.kind == "off" or self._n_ahead == self._cache.turn:
+            return False
+        self._n_ahead = self._cache.turn
+        for end in self._cache.conversation_ends()[::-1]:
+            if not self.may_copy(end):
+                disk.write(end, reason=Reason.LARGE)
+        return True
 
     def offer(self, snapshots: Collection[Snapshot], disk: Store, *, quickly: bool = False) -> None:
         """Have ``disk`` write them: what may not be copied at once goes a segment at a time (`write_piece`)."""

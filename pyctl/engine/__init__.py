@@ -2,11 +2,12 @@
 
 **Ownership.** A `Worker` starts one thread, ``pyctl-engine``, which runs the `Engine`. Only this thread accesses the
 engine, its sequences, the `PrefixCache`, the RAM cache with its snapshots and segments, and the backend with its
-samplers. None of these has a lock. Other threads pass:
+samplers, except for reads while it waits. Other threads pass:
 
 - a request, by `Worker.submit`: the prompt and its settings are immutable. The engine's thread writes events to a
   `RequestHandle`, and one consumer reads them. Cancelling sets a flag that each step checks.
-- a function, by `Worker.call` (all of `EngineAdmin`): it runs between two steps, and its future holds the result.
+- a function, by `Worker.call` (all of `EngineAdmin`): it runs between two steps, a read also while the engine's thread
+  waits for an evaluation or for work (`StateReads`). Its future holds the result.
 
 The write queue of the disk receives immutable copies of snapshots and never accesses the RAM cache.
 
@@ -15,7 +16,7 @@ segment at a time. ``pyctl-disk-recovery`` scans the directory once at startup. 
 ``disk-write`` check and compress chunks. The extension allocates pinned memory ahead on one thread. ``pyctl-start``
 loads the model while the server already answers, then watches the engine's thread.
 
-**Locks.** No lock is held while the model evaluates. The engine's thread never waits for a lock that is held during a
-disk write. Locks guard the write queue, the index connections, the tokeniser's and reply caches, the stored responses,
-and llama.cpp's log.
+**Locks.** The engine's thread holds that of `StateReads` unless it waits, and never waits for one that is held during
+a disk write. Locks guard the write queue, the index connections, the tokeniser's and reply caches, the stored
+responses, and llama.cpp's log.
 """

@@ -24,7 +24,14 @@ from pyctl.cache import (
     view_of,
 )
 from pyctl.engine.engine import Engine
-from pyctl.engine.engine_stats import EngineCounters, EngineMemory, EngineStats, SequenceFile, SequenceView
+from pyctl.engine.engine_stats import (
+    DeviceView,
+    EngineCounters,
+    EngineMemory,
+    EngineStats,
+    SequenceFile,
+    SequenceView,
+)
 from pyctl.engine.request import Timings
 from pyctl.engine.worker import Worker
 from pyctl.errors import NotSupportedError, OutOfCellsError, RequestError, StateError
@@ -38,8 +45,9 @@ R = TypeVar("R")
 class EngineAdmin:
     """Reads and changes the engine's sequences and cache, from any thread. Futures hold the results.
 
-    Calls run between two steps of the engine; calls that change a sequence wait until it is idle. Sequence numbers are
-    taken modulo the number of sequences, as in llama-server.
+    Views are those of the current moment, also while the model evaluates. Changes happen between two steps of the
+    engine, those of a sequence once it is idle. Sequence numbers are taken modulo the number of sequences, as in
+    llama-server.
     """
 
     def __init__(self, worker: Worker, engine: Engine) -> None:
@@ -51,16 +59,18 @@ class EngineAdmin:
         self._contents: object = None
         self._stored: tuple[object, list[Entry]] = None, []
         self._revision = time.time_ns() // 10**6  # differs from all revisions before a restart
+        self._device = DeviceView()
+        worker.call(self._look_at_device, is_read=True)
 
     # -- the engine --------------------------------------------------------------------------------------------------
 
     def stats(self) -> Future[EngineStats]:
         """Return the current counters, without waking a sleeping engine."""
-        return self._worker.call(self._stats)
+        return self._worker.call(self._stats, is_read=True)
 
     def memory(self) -> Future[EngineMemory]:
         """Return the engine's memory use apart from the model, without waking a sleeping engine."""
-        return self._worker.call(self._memory)
+        return self._worker.call(lambda: self._memory(self._look_at_device()), is_read=True)
 
     def embed(self, tokens: Tokens) -> Future[NDArray[np.float32]]:
         """Return the embeddings of ``tokens``, shape (1 or n, width); errors as `Evaluator.embed`."""
@@ -68,7 +78,7 @@ class EngineAdmin:
 
     def n_kept(self) -> Future[int]:
         """Return how many conversations have a snapshot in RAM."""
-        return self._worker.call(lambda: len(self._engine.prefix_cache.cache.conversation_ends()))
+        return self._worker.call(lambda: len(self._engine.prefix_cache.cache.conversation_ends()), is_read=True)
 
     @property
     def n_embed(self) -> int:
@@ -79,19 +89,19 @@ class EngineAdmin:
 
     def view(self) -> Future[CacheView]:
         """Return the contents of the cache."""
-        return self._worker.call(self._view)
+        return self._worker.call(self._view, is_read=True)
 
     def match(self, prompt: Prompt) -> Future[list[tuple[str, int, float | None]]]:
         """Return where ``prompt`` could resume, as `PrefixCache.match` says, without waking a sleeping engine."""
-        return self._worker.call(lambda: self._engine.match(prompt))
+        return self._worker.call(lambda: self._engine.match(prompt), is_read=True)
 
     def replies(self) -> Future[list[tuple[float, Timings]]]:
         """Return (age in seconds, timings) of recent replies."""
-        return self._worker.call(lambda: self._engine.replies.by_age())
+        return self._worker.call(lambda: self._engine.replies.by_age(), is_read=True)
 
     def revision(self) -> Future[int]:
         """Return the current `CacheView.revision`, cheaper than `view`."""
-        return self._worker.call(self._revise)
+        return self._worker.call(self._revise, is_read=True)
 
     def pin(self, name: str, pinned: bool) -> Future[bool]:
         """Pin or unpin a snapshot by id; False if there is none. RequestError if all pinned exceed the RAM cache."""
@@ -164,7 +174,7 @@ class EngineAdmin:
 
     def sequences(self) -> Future[tuple[SequenceView, ...]]:
         """Return views of all sequences."""
-        return self._worker.call(lambda: tuple(self._sequence(seq) for seq in self._engine.sequences))
+        return self._worker.call(lambda: tuple(self._sequence(seq) for seq in self._engine.sequences), is_read=True)
 
     def save(self, seq: int, path: Path) -> Future[SequenceFile]:
         """Write a sequence to ``path``. Raises StateError on failure."""
@@ -224,7 +234,7 @@ class EngineAdmin:
         return False
 
     def _stats(self) -> EngineStats:
-        engine = self._engine
+        engine, device = self._engine, self._look_at_device()
         total = replace(engine.counters)
         before, self._last = self._last, total
         names = [each.name for each in fields(EngineCounters) if each.name != "drafts"]
@@ -235,25 +245,34 @@ class EngineAdmin:
             suspended_bytes=sum(kept.n_bytes for kept in suspended if kept is not None),
             n_cells=engine.cells.n_cells,
             n_cells_used=engine.cells.n_used,
-            n_cells_held=0 if engine.asleep else engine.prefix_cache.device.n_cells,
+            n_cells_held=device.n_cells_held,
             device=replace(engine.prefix_cache.device.counts),
             cache=self._view(),
-            memory=self._memory(),
-            streamed=engine.backend.streamed,
+            memory=self._memory(device),
+            streamed=device.streamed,
         )
 
     def _embed(self, tokens: Tokens) -> NDArray[np.float32]:
         began = time.perf_counter()
-        rows = self._engine.backend.embed(tokens)
+        with self._engine.state_reads.allowed():
+            rows = self._engine.backend.embed(tokens)
         self._engine.counters.count_embedded(int(tokens.size), (time.perf_counter() - began) * 1e3)
         return rows
 
-    def _memory(self) -> EngineMemory:
-        prefix_cache, backend = self._engine.prefix_cache, self._engine.backend
-        remembered = self._engine.speculation.n_bytes, backend.image_bytes
-        return EngineMemory(
-            prefix_cache.cache.n_bytes, backend.memory.block_bytes(), prefix_cache.recent.n_bytes, *remembered
-        )
+    def _memory(self, device: DeviceView) -> EngineMemory:
+        prefix_cache = self._engine.prefix_cache
+        remembered = self._engine.speculation.n_bytes, self._engine.backend.image_bytes
+        return EngineMemory(prefix_cache.cache.n_bytes, device.blocks, prefix_cache.recent.n_bytes, *remembered)
+
+    def _look_at_device(self) -> DeviceView:
+        """What the backend's memory tells; while that evaluates, what it told last, and the next step asks it."""
+        engine = self._engine
+        if engine.state_reads.is_evaluating:
+            self._worker.call(self._look_at_device)
+        else:
+            n_held = 0 if engine.asleep else engine.prefix_cache.device.n_cells
+            self._device = DeviceView(n_held, engine.backend.memory.block_bytes(), engine.backend.streamed)
+        return self._device
 
     def _sequence(self, seq: LiveSequence) -> SequenceView:
         active, is_busy = self._engine.scheduler.occupancy.last.get(seq.id), self._is_busy(seq)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from pyctl.cache import LiveSequence, RequestStats
 from pyctl.engine.backend import Evaluator, Sampler, TopTokens
 from pyctl.engine.handle import RequestHandle
+from pyctl.engine.jobs import StateReads
 from pyctl.engine.request import DraftCounts, Piece, StopType, Timings
 from pyctl.engine.stream import LineLimits, ReasoningBudget, TextStream
 
@@ -46,13 +47,14 @@ class Generation:
     grammar raises RequestError before the prompt is evaluated. The sequence may be suspended between two steps.
     """
 
-    def __init__(self, evaluator: Evaluator, handle: RequestHandle, seq: LiveSequence) -> None:
+    def __init__(self, evaluator: Evaluator, handle: RequestHandle, seq: LiveSequence, state_reads: StateReads) -> None:
         request = handle.request
         room = evaluator.facts.n_ctx - len(request.prompt)
         self.n_predicted = 0
         self.stop_type: StopType = "limit"
         self.first_token = 0.0
         self._evaluator, self._handle, self._request, self._seq = evaluator, handle, request, seq
+        self._state_reads = state_reads
         self._streamed = evaluator.streamed
         self._is_end, self._piece = evaluator.vocabulary.is_end, evaluator.vocabulary.piece
         self._limit = room if request.max_tokens < 0 else min(request.max_tokens, room)
@@ -154,8 +156,9 @@ class Generation:
         sampler = self._sampler
         assert sampler is not None
         budget = self._budget
-        token = sampler.sample(index) if budget is None else self._budgeted(sampler, budget, index)
-        if self.n_predicted == 0:  # sampling waited for the device
+        with self._state_reads.allowed():  # for the device, if it has only begun the evaluation
+            token = sampler.sample(index) if budget is None else self._budgeted(sampler, budget, index)
+        if self.n_predicted == 0:
             self.first_token = time.perf_counter()
         self.n_predicted += 1
         if self._is_end(token):

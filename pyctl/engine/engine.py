@@ -19,9 +19,10 @@ from pyctl.engine.draft.verify_batch import BatchItem, verify_batches
 from pyctl.engine.engine_settings import Clock, EngineSettings
 from pyctl.engine.engine_stats import EngineCounters, RecentReplies
 from pyctl.engine.handle import RequestHandle
+from pyctl.engine.jobs import Job, StateReads
 from pyctl.engine.prefill import Prefill
 from pyctl.engine.request import Done
-from pyctl.engine.schedule.admission import ActiveRequest, Job, Step, Steps
+from pyctl.engine.schedule.admission import ActiveRequest, Step, Steps
 from pyctl.engine.schedule.scheduler import Scheduler
 from pyctl.errors import OutOfCellsError, PreemptedError, PyctlError
 from pyctl.prompt import Prompt
@@ -50,6 +51,7 @@ class Engine:
         clock: Clock = time.monotonic,
     ) -> None:
         self.clock = clock
+        self.state_reads = StateReads()
         self.backend = backend
         self.settings = settings
         self.prefix_cache = PrefixCache(backend.memory, cache, settings, disk)
@@ -64,7 +66,7 @@ class Engine:
         self.speculation = speculation or Speculation()
         self.asleep = False
         self._preparation: Iterator[None] | None = self._prepare()
-        self._prefill = Prefill(backend, self.cells, self.prefix_cache, self.counters)
+        self._prefill = Prefill(backend, self.cells, self.prefix_cache, self.counters, self.state_reads)
 
     def submit(self, handle: RequestHandle) -> None:
         """Queue a request."""
@@ -125,7 +127,9 @@ class Engine:
         control.preempt(False)
         control.allow(True)
         try:
-            if self._preparation is not None and next(self._preparation, self) is self:
+            with self.state_reads.allowed():
+                is_over = self._preparation is None or next(self._preparation, self) is self
+            if is_over:
                 self._preparation = None
         except PyctlError as error:
             log.debug("preparation ends: %s", error)
@@ -218,7 +222,8 @@ class Engine:
         try:
             if not self.backend.facts.is_async:
                 self.tell()
-            self.backend.decode([item.tokens for item in batch])
+            with self.state_reads.allowed():
+                self.backend.decode([item.tokens for item in batch])
             self.tell()
         except OutOfCellsError as error:
             if not self.cells.empty():
@@ -245,7 +250,7 @@ class Engine:
         ends, goal = self._prefill.ends(request.prompt), len(request.prompt)
         if request.background:
             ends, goal = self.warm_ups.aim(request, ends)
-        with Generation(self.backend, handle, seq) as reply:
+        with Generation(self.backend, handle, seq, self.state_reads) as reply:
             stats = active.stats = RequestStats(n_prompt=goal)
             lookup = cache.lookup(request, ends, seq, stats)
             if request.background:

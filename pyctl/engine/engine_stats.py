@@ -15,6 +15,7 @@ from pyctl.limit import limit
 
 __all__ = [
     "MOST_REPLIES",
+    "DeviceView",
     "EngineCounters",
     "EngineMemory",
     "EngineStats",
@@ -99,6 +100,15 @@ class EngineMemory:
     recent_prompts: int
     draft_texts: int = 0
     images: int = 0
+
+
+@dataclass(frozen=True)
+class DeviceView:
+    """What a backend's memory tells: cells of held rows, bytes of saved blocks, and the counts of its pool, if any."""
+
+    n_cells_held: int = 0
+    blocks: BlockBytes = field(default_factory=lambda: BlockBytes(0, 0, 0))
+    streamed: StreamCounts | None = None
 
 
 @dataclass(frozen=True)

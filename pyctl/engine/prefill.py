@@ -9,11 +9,12 @@ from dataclasses import replace
 from pyctl.cache import CacheLookup, CachePlan, LiveSequence, PrefixCache, RequestStats, State, batch_ends
 from pyctl.engine.backend import Backend
 from pyctl.engine.engine_stats import EngineCounters, PrefillLog
+from pyctl.engine.jobs import StateReads
 from pyctl.engine.request import Progress
 from pyctl.engine.schedule.admission import ActiveRequest, Steps
 from pyctl.engine.schedule.cells import CellPool
 from pyctl.errors import OutOfCellsError, PreemptedError, StateError
-from pyctl.prompt import Prompt
+from pyctl.prompt import Picture, Prompt
 
 __all__ = ["Prefill"]
 
@@ -21,11 +22,19 @@ __all__ = ["Prefill"]
 class Prefill:
     """Evaluates prompts in batches, with a snapshot at each cut."""
 
-    def __init__(self, backend: Backend, cells: CellPool, prefix_cache: PrefixCache, counters: EngineCounters) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        cells: CellPool,
+        prefix_cache: PrefixCache,
+        counters: EngineCounters,
+        state_reads: StateReads,
+    ) -> None:
         self._backend = backend
         self._cells = cells
         self._prefix_cache = prefix_cache
         self._counters = counters
+        self._state_reads = state_reads
 
     def ends(self, prompt: Prompt, *, free: bool = False) -> list[int]:
         """Return the batch ends of ``prompt``; with ``free``, as if batches had no overhead."""
@@ -57,7 +66,7 @@ class Prefill:
             if end <= seq.n:
                 continue
             picture = prompt.picture_at(seq.n)
-            if picture is not None and self._backend.encode(picture):
+            if picture is not None and self._encode(picture):
                 yield None  # encoding is slow: other requests decode a token first
             while (refused := self._evaluate(active, seq, end, plan)) is not None:
                 yield refused if isinstance(refused, OutOfCellsError) else None
@@ -82,6 +91,10 @@ class Prefill:
         if not active.in_company:  # otherwise the time includes other requests
             self._prefix_cache.cache.costs.note_evaluated(first, last, ms / 1e3)
 
+    def _encode(self, picture: Picture) -> bool:
+        with self._state_reads.allowed():
+            return self._backend.encode(picture)
+
     def _evaluate(
         self, active: ActiveRequest, seq: LiveSequence, end: int, plan: CachePlan
     ) -> PreemptedError | OutOfCellsError | None:
@@ -98,7 +111,8 @@ class Prefill:
         before = self._before(seq) if is_preemptible else None
         control.allow(before is not None)
         try:
-            self._backend.evaluate(seq.id, tokens, seq.n, output=end == len(prompt), picture=picture)
+            with self._state_reads.allowed():
+                self._backend.evaluate(seq.id, tokens, seq.n, output=end == len(prompt), picture=picture)
         except PreemptedError as error:
             control.preempt(False)
             if before is None:

@@ -17,9 +17,9 @@ from pyctl.cache import AGAIN_SECONDS, RequestStats
 from pyctl.engine.backend import EngineInfo
 from pyctl.engine.engine import Engine
 from pyctl.engine.handle import RequestHandle
+from pyctl.engine.jobs import Job
 from pyctl.engine.request import Done, Failed, Request, Timings, as_client_error
 from pyctl.engine.sampling import Sampling
-from pyctl.engine.schedule.admission import Job
 from pyctl.errors import BusyError, ContextSizeError, EngineError, PyctlError, RequestError, UnavailableError
 from pyctl.limit import limit
 
@@ -97,7 +97,7 @@ class IdleJobs:
         """Return (due time, job), most urgent first; the job None stands for steps of the engine."""
         engine = self._engine
         copy_at, piece_at = (math.inf, math.inf) if engine.asleep else (self._copy_at, self._piece_at)
-        ahead = engine.warm_ups.seconds if copy_at > now + AGAIN_SECONDS else None
+        ahead = engine.warm_ups.seconds if min(copy_at, piece_at) > now + AGAIN_SECONDS else None
         sleep_at = self._last_work + self._sleep_seconds if self._sleep_seconds >= 0 and not engine.asleep else math.inf
         if (disk := engine.prefix_cache.disk) is not None and disk.queue.is_moving:
             sleep_at = max(sleep_at, now + AGAIN_SECONDS)
@@ -106,8 +106,8 @@ class IdleJobs:
         return [
             (ahead_at, None),
             (sleep_at, self._sleep),
-            (copy_at, self._copy),
             (piece_at, self._hand_over),
+            (copy_at, self._copy),
             (prepare_at, engine.prepare_part),
         ]
 
@@ -120,8 +120,10 @@ class IdleJobs:
         self._piece_at = self._clock() + seconds if seconds is not None else math.inf
 
     def _copy(self) -> None:
-        seconds = self._engine.prefix_cache.device.copy_next(self._engine.prefix_cache.disk)
-        self._copy_at = self._clock() + seconds if seconds is not None else math.inf
+        if self._engine.prefix_cache.device.copy_next(self._engine.prefix_cache.disk):
+            self._copy_at = self._piece_at = self._clock()
+        else:
+            self._copy_at = math.inf
 
 
 class Worker:
@@ -221,21 +223,26 @@ class Worker:
         """Prepare the vocabulary for grammars; see Vocabulary.prepare."""
         self._engine.backend.vocabulary.prepare()
 
-    def call(self, function: Callable[[], R], *, needs_model: bool = False, seq: int = -1) -> Future[R]:
+    def call(
+        self, function: Callable[[], R], *, needs_model: bool = False, seq: int = -1, is_read: bool = False
+    ) -> Future[R]:
         """Run ``function`` on the engine's thread between two steps; cancelled if the worker closes first.
 
         ``needs_model`` wakes a sleeping engine; otherwise the model may be unloaded. With ``seq`` the function waits
-        until no request owns that sequence.
+        until no request owns that sequence. One that ``is_read`` changes nothing: it runs on any thread, at once if the
+        engine's thread waits for an evaluation or for work (`StateReads`).
         """
-        job = Job(function, needs_model=needs_model, seq=seq)
+        job, reads = Job(function, needs_model=needs_model, seq=seq), self._engine.state_reads
         with self._lock:
             refused = self._ended
             if not refused:
-                self._inbox.put(job)
+                (reads.add if is_read else self._inbox.put)(job)
         if needs_model:
             self._engine.backend.control.preempt()
         if refused:
             job.fail(self._trouble)
+        elif is_read:
+            reads.run()
         return job.future
 
     def unload(self) -> Future[None]:
@@ -364,8 +371,10 @@ class Worker:
                     self._idle.worked()
                 continue
             self._working = busy
+            seconds = None if busy else self._idle.seconds
             try:
-                item = self._inbox.get(timeout=None if busy else self._idle.seconds)
+                with self._engine.state_reads.allowed(evaluating=False):
+                    item = self._inbox.get(timeout=seconds)
             except queue.Empty:
                 busy = self._idle.run()
                 continue
@@ -444,6 +453,7 @@ class Worker:
                 handle.put(Failed(reason))
 
     def _fail_inbox(self, reason: PyctlError | None) -> None:
+        self._engine.state_reads.fail(reason)
         with contextlib.suppress(queue.Empty):
             while True:
                 item = self._inbox.get_nowait()

@@ -38,6 +38,12 @@ class Server:
         return self.process.wait(60)
 
 
+def pyctl(*arguments: str, stdin: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of the program to its end, with ``variables`` in its environment."""
+    command, environment = [sys.executable, "-m", "pyctl", *arguments], {**clean_environment(), **variables}
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60, env=environment)
+
+
 def until_replying(server: Server, key: str = "none") -> None:
     """Wait until a client gets a reply; a prompt that is made ready behind one makes a sequence busy, too."""
 

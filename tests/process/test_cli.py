@@ -13,12 +13,7 @@ from pathlib import Path
 import pytest
 
 from pyctl.measure.server_process import clean_environment
-from tests.process.conftest import Server
-
-
-def pyctl(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pyctl", *arguments]
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60, env=clean_environment())
+from tests.process.conftest import Server, pyctl
 
 
 def only_line(stderr: str) -> str:

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from pyctl.measure.server_process import clean_environment
-from tests.process.conftest import Server, n_on_disk, source_of
+from tests.process.conftest import Server, n_on_disk, pyctl, source_of
 from tests.waiting import until
 
 ASKED = {"messages": [{"role": "system", "content": "You keep the manual of the north gate. " * 25}], "max_tokens": 4}
@@ -47,14 +47,8 @@ def test_prompts_outlive_a_restart_without_a_flag(start: Start, tmp_path: Path) 
     again = start("tiny-hybrid", *flags, before=at_home(tmp_path))
     assert re.search(r"kv holds [1-9]\d* prefix", again.log())
     assert ask(again) == "disk"
-    listed = subprocess.run(
-        [sys.executable, "-m", "pyctl", "cache", "ls"],
-        env={**clean_environment(), "XDG_CACHE_HOME": str(tmp_path), "COLUMNS": "200"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "north gate" in listed.stdout
+    listed = pyctl("cache", "ls", XDG_CACHE_HOME=str(tmp_path), COLUMNS="200")
+    assert "north gate" in listed.stdout, listed.stderr
 
 
 def test_without_it_nothing_is_written(start: Start, tmp_path: Path) -> None:
@@ -85,25 +79,13 @@ def test_a_given_directory_that_cannot_be_used_ends_the_start(command: str, tmp_
     path = f"{tmp_path}/file/kv"
     flags = ["-m", f"{tmp_path}/missing.gguf", "--kv-cache-dir", path]
     port = ["--port", "0"] if command == "serve" else ["-p", "x"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pyctl", command, *flags, *port],
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = pyctl(command, *flags, *port)
     assert (done.returncode, done.stderr) == (2, f"pyctl: error: cannot use --kv-cache-dir {path}: File exists\n")
 
 
 def test_a_model_that_is_missing_is_the_only_line(tmp_path: Path) -> None:
     flags = ["-m", f"{tmp_path}/missing.gguf", "--kv-cache-dir", f"{tmp_path}/kv", "--port", "0"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pyctl", "serve", *flags],
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = pyctl("serve", *flags)
     line = f"pyctl: error: cannot read the model {tmp_path}/missing.gguf: No such file or directory\n"
     assert (done.returncode, done.stderr) == (2, line)
 

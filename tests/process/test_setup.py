@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.process.conftest import Server, clean_environment
+from tests.process.conftest import Server, pyctl
 from tests.unit.setup.machines import build_libcuda
 
 
 def test_setup_looks_and_says_what_it_would_do(tmp_path: Path) -> None:
     places = {"XDG_DATA_HOME": str(tmp_path / "data"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    command = [sys.executable, "-m", "pyctl", "setup", "--cpu", "--dry-run"]
-    shown = subprocess.run(
-        command, capture_output=True, text=True, timeout=60, env={**clean_environment(), **places}, check=True
-    )
+    shown = pyctl("setup", "--cpu", "--dry-run", **places)
+    assert shown.returncode == 0, shown.stderr
     lines = shown.stdout.splitlines()
     assert lines[0].startswith("found: ")
     assert lines[2] == "build: for the CPU only, because --cpu was given: no graphics card will be used"

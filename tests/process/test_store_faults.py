@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -15,8 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from pyctl.measure.server_process import clean_environment
-from tests.process.conftest import Server
+from tests.process.conftest import Server, pyctl
 from tests.process.faulty_proxy import Answer, Asked, FaultyProxy, faulty_proxy
 from tests.process.test_restart import SYSTEM, user
 from tests.process.test_store_behind import ENVIRONMENT, SECRET, ask, flags, is_made, moto, store_of
@@ -289,8 +287,7 @@ def asked_meanwhile(pool: ThreadPoolExecutor, server: Server) -> Any:
 
 def verified(directory: Path) -> str:
     """The output of the command about a directory without damage."""
-    command = [sys.executable, "-m", "pyctl", "cache", "verify", "--kv-cache-dir", str(directory)]
-    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, check=False)
+    done = pyctl("cache", "verify", "--kv-cache-dir", str(directory))
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

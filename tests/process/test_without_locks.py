@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from pyctl.measure.server_process import clean_environment
-from tests.process.conftest import Server
+from tests.process.conftest import Server, pyctl
 from tests.process.test_default_cache import at_home
 from tests.process.test_store_behind import ask, flags, store_of
 from tests.waiting import until
@@ -48,13 +46,7 @@ def test_a_cache_directory_without_locks_ends_the_start(
     """Before the model is looked for, and without waiting for a lock."""
     monkeypatch.setenv("WITHOUT_LOCKS_CALLS", calls)
     flags = ["-m", str(place / "missing.gguf"), "--port", "0", "--kv-cache-dir", str(place / "kv")]
-    done = subprocess.run(
-        [sys.executable, "-m", "pyctl", "serve", *flags],
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = pyctl("serve", *flags)
     line = f"pyctl: error: cannot use --kv-cache-dir {place}/kv: its file system has no locks\n"
     assert (done.returncode, done.stderr) == (2, line)
     assert list((place / "kv").iterdir()) == []

@@ -20,8 +20,8 @@ DOCS = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *DOCS]
 WIDTH, README_LINES = 100, 130
 
-WIDE_TABLES = {"contract.md", "disk-format.md", "limits.md", "native.md"}
-"""Reference tables, some of them generated, whose cells hold whole sentences."""
+WIDE_TABLES = {"contract.md", "limits.md"}
+"""Generated tables, whose cells hold whole sentences."""
 
 REFERENCE = {
     *("architecture.md", "disk-format.md", "glossary.md", "limits.md"),

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import heapq
 import time
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Generic, TypeAlias, TypeVar
+from typing import TypeAlias
 
 from pyctl.cache import LiveSequence, Reads, RequestStats, Snapshot
 from pyctl.engine.decode import PendingTokens, Verify
@@ -19,9 +17,7 @@ from pyctl.engine.handle import RequestHandle
 from pyctl.errors import OutOfCellsError
 from pyctl.limit import limit
 
-__all__ = ["ActiveRequest", "Admission", "Job", "Occupancy", "Step", "Steps"]
-
-R = TypeVar("R")
+__all__ = ["ActiveRequest", "Admission", "Occupancy", "Step", "Steps"]
 
 MOST_PASSED = limit(8, "younger requests that may pass a request that waits for cells", "they wait for it", "request")
 
@@ -92,38 +88,6 @@ class ActiveRequest:
         if self.steps is not None:
             self.steps.close()
         self.seq, self.steps, self.stats, self.step = None, None, None, None
-
-
-class Job(Generic[R]):
-    """A function to call between two steps, once no request owns sequence ``seq`` (-1: none), and its future.
-
-    With ``needs_model``, an unloaded model is loaded first.
-    """
-
-    def __init__(self, function: Callable[[], R], *, needs_model: bool = False, seq: int = -1) -> None:
-        self.future: Future[R] = Future()
-        self.needs_model, self.seq = needs_model, seq
-        self._function = function
-
-    def run(self) -> None:
-        """Call the function, unless the future was cancelled."""
-        if self.future.set_running_or_notify_cancel():
-            try:
-                result = self._function()
-            except BaseException as error:
-                with contextlib.suppress(Exception):  # `fail` may have set an error from another thread
-                    self.future.set_exception(error)
-            else:
-                with contextlib.suppress(Exception):
-                    self.future.set_result(result)
-
-    def fail(self, error: Exception | None) -> None:
-        """Fail the future with ``error``, or cancel it: the function never runs or never returns."""
-        with contextlib.suppress(Exception):
-            if error is None:
-                self.future.cancel()
-            elif self.future.running() or self.future.set_running_or_notify_cancel():
-                self.future.set_exception(error)
 
 
 class Occupancy:

@@ -12,8 +12,9 @@ from pyctl.engine.backend import Backend
 from pyctl.engine.engine_settings import Clock, EngineSettings
 from pyctl.engine.engine_stats import EngineCounters
 from pyctl.engine.handle import RequestHandle
+from pyctl.engine.jobs import Job
 from pyctl.engine.request import Failed, as_client_error
-from pyctl.engine.schedule.admission import ActiveRequest, Admission, Job, Occupancy
+from pyctl.engine.schedule.admission import ActiveRequest, Admission, Occupancy
 from pyctl.engine.schedule.cells import CellPool
 from pyctl.engine.schedule.warm_ups import WarmUps
 from pyctl.errors import EngineError, OutOfCellsError, PyctlError

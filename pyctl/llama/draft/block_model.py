@@ -101,11 +101,7 @@ class BlockModel(HeadRows):
         places: dict[int, int] = {}
         n_tokens = 0
         for item in items:
-            at = self._seqs[item.seq]
-            if at.end > item.position:
-                self.keep(item.seq, item.position)
-            elif at.end < item.position:
-                self._lose(item.seq, item.position)
+            self._stand(item.seq, item.position)
             self._pay(item.seq)
             if len(item.tokens) == 1:
                 places[item.seq] = n_tokens
@@ -216,8 +212,7 @@ class BlockModel(HeadRows):
         if not self._slides:
             return super().load_state(seq, n, block)
         first, spans = self._unread.pop(seq, (n, []))
-        if self._seqs[seq].end > n:
-            self.keep(seq, n)
+        self.keep(seq, n)
         if self._seqs[seq].end == n and seq not in self._cuts:
             return None  # nothing was lost
         self._settle()

@@ -185,6 +185,14 @@ class HeadRows:
         self.clear(seq)
         self._seqs[seq] = Followed(self._width, n, self.origin)
 
+    def _stand(self, seq: int, n: int) -> Followed:
+        """End at the trunk's ``n`` tokens: drop the rows beyond, or restart there if tokens are missing."""
+        if self._seqs[seq].end > n:
+            self.keep(seq, n)
+        elif self._seqs[seq].end < n:
+            self._lose(seq, n)
+        return self._seqs[seq]
+
     def _cut(self, seq: int, n: int) -> None:
         """Drop the rows from ``n`` on."""
         self._settle()
@@ -290,12 +298,7 @@ class HeadRows:
         return block
 
     def load_state(self, seq: int, n: int, block: Block) -> None:
-        at = self._seqs[seq]
-        if at.end > n:
-            self.keep(seq, n)
-        elif at.end < n:
-            self._lose(seq, n)
-            at = self._seqs[seq]
+        at = self._stand(seq, n)
         if block.size != self.state_size(seq) or not is_signed(block, self._signature):
             return
         if at.n_owed > 0:

@@ -62,12 +62,7 @@ class MtpHead(HeadRows):
         self._settle()
         jobs = []
         for item in items:
-            at = self._seqs[item.seq]
-            if at.end > item.position:
-                self.keep(item.seq, item.position)
-            elif at.end < item.position:
-                self._lose(item.seq, item.position)
-                at = self._seqs[item.seq]
+            at = self._stand(item.seq, item.position)
             if at.n_owed >= self._window:
                 self._pay(item.seq)
                 at = self._seqs[item.seq]

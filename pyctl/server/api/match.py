@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import Future
 from typing import Any
 
 from starlette.requests import Request
@@ -30,11 +31,18 @@ async def match(service: Service, request: Request) -> Response:
     anything was evaluated.
     """
     values = parse_object(await request.body())
-    prompt = await with_images(service, request, lambda fetched: _prompt_of(service, values, fetched))
-    found = await asyncio.wrap_future(service.admin.match(prompt))
-    ways = [{"where": where, "ready": n, "seconds": seconds} for where, n, seconds in found]
+    prompt, found = await with_images(service, request, lambda fetched: _matched(service, values, fetched))
+    ways = [{"where": where, "ready": n, "seconds": seconds} for where, n, seconds in await asyncio.wrap_future(found)]
     best = ways[0] if ways else {"where": "none", "ready": 0, "seconds": None}
     return JsonResponse({"tokens": len(prompt), **best, "ways": ways[:_MOST_WAYS]})
+
+
+def _matched(
+    service: Service, values: dict[str, Any], fetched: Fetched
+) -> tuple[Prompt, Future[list[tuple[str, int, float | None]]]]:
+    """The prompt of a body, and where it could resume: looked up on a thread that may take some milliseconds."""
+    prompt = _prompt_of(service, values, fetched)
+    return prompt, service.admin.match(prompt)
 
 
 def _prompt_of(service: Service, values: dict[str, Any], fetched: Fetched) -> Prompt:

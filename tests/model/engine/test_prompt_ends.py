@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ from pyctl.llama import Loaded
 from pyctl.prompt import Prompt
 from tests.fake import FakeBackend
 from tests.unit.cache.checks import tokens_of
-from tests.unit.engine.drive import Reply, ask, cold, collect, request
+from tests.unit.engine.drive import AtOnce, Reply, ask, cold, collect, request
 
 
 def prompt_of(seed: int, n: int, boundaries: tuple[int, ...] = ()) -> Prompt:
@@ -131,15 +130,6 @@ def test_what_a_client_wants_forgotten_is() -> None:
     assert len(cache.ends) == 1
     cache.clear()
     assert (len(cache.ends), cache.n_bytes) == (0, 0)
-
-
-class AtOnce:
-    """A worker that does on the spot what it is asked."""
-
-    def call(self, run: Callable[[], object], *, needs_model: bool = False) -> Future[object]:
-        done: Future[object] = Future()
-        done.set_result(run())
-        return done
 
 
 def test_a_snapshot_that_is_dropped_takes_the_ends_behind_it_along() -> None:

@@ -17,7 +17,7 @@ from pyctl.engine.request import Done, Failed, Piece
 from pyctl.engine.sampling import Sampling
 from pyctl.llama import LlamaBackend, Loaded
 from pyctl.prompt import Prompt
-from tests.unit.engine.drive import chat, request, tier_on
+from tests.unit.engine.drive import AtOnce, chat, request, tier_on
 
 ENDLESS = Sampling(temperature=0.0, ignore_eos=True)
 
@@ -149,7 +149,7 @@ def test_replies_that_gave_way_to_each_other(backend_of: Callable[..., LlamaBack
 def test_a_sequence_from_a_file(backend_of: Callable[..., LlamaBackend], shape: str, tmp_path: Path) -> None:
     backend = backend_of(shape)
     engine = engine_on(backend)
-    admin = EngineAdmin(cast(Any, None), engine)
+    admin = EngineAdmin(cast(Any, AtOnce()), engine)
     asked(engine, FIRST, seq=0)
     admin._save(engine.sequences[0], tmp_path / "alone")
     other = beside(engine)

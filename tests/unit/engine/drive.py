@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,6 +54,15 @@ def chat(*messages: tuple[int, int]) -> Prompt:
     parts = [[START, *np.random.default_rng(seed).integers(0, 250, n - 1)] for seed, n in messages]
     tokens = np.concatenate([*parts, [START, 97, 115]])
     return Prompt.of(tokens, np.flatnonzero(tokens == START))
+
+
+class AtOnce:
+    """A worker that does on the spot what it is asked."""
+
+    def call(self, run: Callable[[], object], *, needs_model: bool = False, is_read: bool = False) -> Future[object]:
+        done: Future[object] = Future()
+        done.set_result(run())
+        return done
 
 
 def request(prompt: Prompt, n: int = 8, **fields: object) -> Request:

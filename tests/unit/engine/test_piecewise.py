@@ -65,7 +65,8 @@ def idle(engine: Engine, n: int = 10_000) -> int:
     device, tier = engine.prefix_cache.device, tier_of(engine)
     queue = tier.queue
     for looked in range(n):
-        if device.copy_next(tier) is None:
+        seconds = queue.write_piece(device.piece_of)
+        if not device.copy_next(tier) and seconds is None:
             return looked
         with queue._changed:  # a job that the thread has not begun yet counts as busy
             queue._changed.wait_for(lambda: is_asking(tier) or not (queue._n_busy or queue._may_write()), 60)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -65,16 +64,23 @@ class WatchedWorker:
         raise AssertionError("no end")
 
     def begin(self, n: int = 3000) -> RequestHandle:
-        """Begin a reply of ``n`` tokens, one for each call to the worker or cancellation, so that it cannot end before
-        a slow test looks at it."""
-        decode, inbox, running = self.backend.decode, self.worker._inbox, self.engine.running
+        """Begin a reply of ``n`` tokens, one for each call or cancellation, so that it cannot end before a slow
+        test looks at it."""
+        decode, inbox, running, call = self.backend.decode, self.worker._inbox, self.engine.running, self.worker.call
+        looks = threading.Semaphore(0)
+
+        def look(*args: Any, **kwargs: Any) -> Future[Any]:
+            future = call(*args, **kwargs)
+            looks.release()
+            return future
 
         def when_looked_at(items: Sequence[SequenceTokens]) -> None:
-            while inbox.empty() and not any(active.handle.cancelled for active in running):
-                time.sleep(0.001)
+            while not looks.acquire(timeout=0.001) and not any(active.handle.cancelled for active in running):
+                if not inbox.empty():
+                    break
             decode(items)
 
-        self.backend.decode = when_looked_at
+        self.backend.decode, self.worker.call = when_looked_at, look
         return self.worker.submit(request(PROMPT, n, sampling=ENDLESS))
 
     def advance(self, seconds: float) -> None:
@@ -229,7 +235,7 @@ def test_a_busy_slot_is_saved_when_it_is_free(make: Any, tmp_path: Path) -> None
     handle = bench.begin()
     until(lambda: result(bench.admin.sequences())[0].n_predicted > 0)
     future = bench.admin.save(0, tmp_path / "a.bin")
-    result(bench.admin.sequences())
+    result(bench.worker.call(lambda: None))
     assert not future.done()
     handle.cancel()
     assert result(future).n_tokens >= 300
@@ -240,7 +246,7 @@ def test_closing_ends_what_waits_for_a_slot(make: Any, tmp_path: Path) -> None:
     bench.begin()
     until(lambda: result(bench.admin.sequences())[0].n_predicted > 0)
     future = bench.admin.save(0, tmp_path / "a.bin")
-    result(bench.admin.sequences())
+    result(bench.worker.call(lambda: None))
     bench.worker.close()
     with pytest.raises(UnavailableError):
         result(future)
@@ -278,7 +284,7 @@ def test_going_ahead_does_not_keep_rows_from_being_copied(make: Any, monkeypatch
     device, copied = bench.engine.prefix_cache.device, threading.Event()
     copy_next = device.copy_next
 
-    def note(disk: DiskTier | None) -> float | None:
+    def note(disk: DiskTier | None) -> bool:
         copied.set()
         return copy_next(disk)
 
@@ -314,7 +320,7 @@ def test_a_request_that_arrives_at_once_waits_for_no_preparation(make: Any) -> N
     bench.backend.facts = replace(bench.backend.facts, is_async=True)
     bench.ask(PROMPT, 1)
     bench.advance(PREPARE_SECONDS)
-    result(bench.admin.stats())
+    result(bench.worker.call(lambda: None))
     assert bench.backend.n_evaluated == 300, "the prompt has loaded the kernels"
     assert not bench.engine.can_prepare, "a sequence holds the conversation"
 

@@ -1,0 +1,98 @@
+"""Reads by other threads: at once while the engine's thread waits, never while it is at work."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from pyctl.engine.jobs import Job, StateReads
+
+
+def queued(reads: StateReads, function: Any = lambda: 1) -> Future[Any]:
+    job = Job(function)
+    reads.add(job)
+    reads.run()
+    return job.future
+
+
+def test_a_read_waits_until_the_owner_waits() -> None:
+    reads = StateReads()
+    first = queued(reads)
+    assert not first.done()
+    with reads.allowed():
+        assert first.result(0) == 1
+        assert queued(reads).result(0) == 1
+        assert queued(reads, lambda: reads.is_evaluating).result(0)
+    assert not queued(reads).done()
+    with reads.allowed(evaluating=False):
+        assert not queued(reads, lambda: reads.is_evaluating).result(0)
+
+
+def test_the_owner_goes_on_after_a_read_that_has_begun() -> None:
+    reads, begun, go_on, order = StateReads(), threading.Event(), threading.Event(), []
+
+    def slow() -> None:
+        begun.set()
+        assert go_on.wait(60)
+        order.append("read")
+
+    with reads.allowed():
+        reader = threading.Thread(target=queued, args=(reads, slow))
+        reader.start()
+        assert begun.wait(60)
+        late = queued(reads, lambda: order.append("late"))
+        assert not late.done(), "one read at a time"
+        threading.Timer(0.01, go_on.set).start()
+    order.append("owner")
+    reader.join(60)
+    with reads.allowed():
+        assert late.done()
+    assert order[0] == "read"
+    assert sorted(order) == ["late", "owner", "read"]
+
+
+class Late(deque[Job[Any]]):
+    """Another thread queues ``late`` when the queue has just been found empty, and the lock is not released yet."""
+
+    late: Job[Any] | None = Job(lambda: 1)
+
+    def popleft(self) -> Job[Any]:
+        if not self and self.late is not None:
+            self.append(self.late)
+            self.late = None
+            raise IndexError
+        return super().popleft()
+
+
+def test_no_read_is_left_behind() -> None:
+    reads = StateReads()
+    reads._jobs = Late()
+    late = Late.late
+    assert late is not None
+    with reads.allowed():
+        assert queued(reads).result(0) == 1
+        assert late.future.result(0) == 1
+
+
+def test_a_read_that_fails_ends_neither_the_owner_nor_the_next_one() -> None:
+    reads = StateReads()
+    failing, after = queued(reads, lambda: 1 // 0), queued(reads)
+    with reads.allowed():
+        with pytest.raises(ZeroDivisionError):
+            failing.result(0)
+        assert after.result(0) == 1
+
+
+def test_the_end_fails_what_waits() -> None:
+    reads = StateReads()
+    one = queued(reads)
+    reads.fail(ValueError("gone"))
+    with pytest.raises(ValueError, match="gone"):
+        one.result(0)
+    other = queued(reads)
+    reads.fail(None)
+    assert other.cancelled()

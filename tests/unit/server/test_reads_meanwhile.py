@@ -1,0 +1,83 @@
+"""What only looks at the engine answers while a step takes its time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pyctl.engine.handle import RequestHandle
+from pyctl.engine.request import Request
+from pyctl.prompt import Prompt
+from pyctl.server import ServerSettings
+from tests.unit.engine.drive import request
+from tests.unit.server.fake import Bench
+
+HEAD = "x" * 200
+
+
+class Held:
+    """A server whose engine is within an evaluation until ``go_on``: of a prompt or, by name, of a reply's token."""
+
+    def __init__(self, what: str) -> None:
+        self.bench = Bench(settings=ServerSettings(show_metrics=True), n_seqs=2)
+        first = self.bench.post("/completion", {"prompt": HEAD, "n_predict": 2, "ignore_eos": True})
+        assert first.status_code == 200, first.text
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        backend: Any = self.bench.engine.backend
+        evaluate = getattr(backend, what)
+
+        def held(*args: Any, **kwargs: Any) -> None:
+            self.begun.set()
+            assert self.go_on.wait(120)
+            evaluate(*args, **kwargs)
+
+        setattr(backend, what, held)
+        self.handle: RequestHandle = self.bench.worker.submit(self.asked())
+        assert self.begun.wait(60)
+
+    def asked(self) -> Request:
+        return request(Prompt.of([5, 6, 7] * 50), 4)
+
+
+@pytest.fixture(params=["evaluate", "decode"])
+def held(request: pytest.FixtureRequest) -> Iterator[Held]:
+    server = Held(request.param)
+    yield server
+    server.go_on.set()
+    assert list(server.handle)[-1]
+
+
+def test_slots_show_the_request_that_is_evaluated(held: Held) -> None:
+    slots = held.bench.client.get("/slots").json()
+    assert sorted(slot["is_processing"] for slot in slots) == [False, True]
+    assert held.bench.client.get("/slots?fail_on_no_slot=1").status_code == 200
+    assert not held.go_on.is_set()
+
+
+def test_a_match_is_found(held: Held) -> None:
+    found = held.bench.post("/cache/match", {"prompt": HEAD + "y"}).json()
+    assert found["ready"] > len(HEAD) // 2
+    assert found["where"] in ("live", "device", "ram")
+    assert held.bench.post("/cache/match", {"prompt": "something else"}).json()["ways"] == []
+
+
+def test_the_cache_metrics_and_properties_are_shown(held: Held) -> None:
+    cache = held.bench.client.get("/cache").json()
+    assert [sequence["busy"] for sequence in cache["sequences"]].count(True) == 1
+    assert held.bench.client.get(f"/cache?since={cache['revision']}").json() == {"revision": cache["revision"]}
+    assert cache["memory"]["snapshots"] == cache["bytes"]["resident"]
+    assert "llamacpp:requests_processing 1\n" in held.bench.client.get("/metrics").text
+    assert held.bench.client.get("/props").json()["prefix_cache"]["in_use"] == cache["slots"]["in_use"]
+
+
+def test_what_the_memory_tells_is_as_of_the_last_step_that_was_asked(held: Held) -> None:
+    admin, backend = held.bench.service.admin, held.bench.engine.backend
+    before, known = admin.memory().result(0), backend.block_bytes
+    backend.block_bytes = lambda: known()._replace(held=12345)
+    assert admin.memory().result(0).blocks == before.blocks
+    held.go_on.set()
+    held.bench.worker.call(lambda: None).result(60)
+    assert admin.memory().result(60).blocks.held == 12345
