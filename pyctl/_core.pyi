@@ -181,15 +181,31 @@ class KVState:
         """Bytes of the state at the end of ``seq``; 0 for kind ``attention``."""
 
     def save_state(self, seq: int, n: int, out: Buffer) -> None:
-        """Copy the state of ``seq``, which ends at ``n``, into ``out`` of exactly ``state_size(seq)`` bytes."""
+        """Copy the state of ``seq``, which ends at ``n``, into ``out`` of exactly ``state_size(seq)`` bytes.
+
+        Without its last part, where that is the rows of a window, for an ``out`` that has no room for them.
+        """
+
+    def save_window(self, seq: int, p0: int, p1: int, out: Buffer) -> None:
+        """Copy the rows [p0, p1) that sliding layers of ``seq`` still have into ``out``, as a state ends with them."""
 
     def load_state(self, seq: int, n: int, data: Buffer) -> None:
         """Replace the state of ``seq`` by one saved at ``n``; a hybrid's rows must end there already."""
 
     def load_prefix(
-        self, seq: int, p0: int, spans: Sequence[tuple[Buffer | int, int, int]], n: int, data: Buffer
+        self,
+        seq: int,
+        p0: int,
+        spans: Sequence[tuple[Buffer | int, int, int]],
+        n: int,
+        data: Buffer,
+        window: Sequence[tuple[Buffer, int, int]] = (),
     ) -> None:
-        """`load_rows` and `load_state` at their end ``n`` in one; on failure ``seq`` is empty."""
+        """`load_rows` and `load_state` at their end ``n`` in one, without ``spans`` the latter; on failure ``seq`` is empty.
+
+        If ``data`` ends before the rows of a window, ``window`` has them: (block, first, last) is rows [first, last) out of
+        a block that `save_window` has made of some rows up to ``last``.
+        """
 
     @property
     def has_marks(self) -> bool:

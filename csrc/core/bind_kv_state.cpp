@@ -66,13 +66,14 @@ public:
         started(std::move(infos), [&] { kv_state::load_rows(seq, p0, parts); });
     }
 
-    void load_prefix(llama_seq_id seq, int64_t p0, const sources & spans, int64_t n, const py::buffer & saved) {
+    void load_prefix(llama_seq_id seq, int64_t p0, const sources & spans, int64_t n, const py::buffer & saved,
+                     const sources & window) {
         std::vector<py::buffer_info> infos;
-        const std::vector<row_span>  parts = spans_of(spans, infos);
+        const std::vector<row_span>  parts = spans_of(spans, infos), rows = spans_of(window, infos);
         infos.push_back(contiguous_bytes(saved, false));
         const uint8_t * const data = data_of(infos.back());
         const size_t          size = size_of(infos.back());
-        started(std::move(infos), [&] { kv_state::load_prefix(seq, p0, parts, n, data, size); });
+        started(std::move(infos), [&] { kv_state::load_prefix(seq, p0, parts, n, data, size, rows); });
     }
 
     void fetch(held_rows::handle held, int64_t p0, int64_t p1, const py::buffer & out) {
@@ -83,8 +84,8 @@ public:
         copy(out, true, [&](uint8_t * data, size_t size) { kv_state::save_state(seq, n, data, size); });
     }
 
-    void load_state(llama_seq_id seq, int64_t n, const py::buffer & saved) {
-        copy(saved, false, [&](const uint8_t * data, size_t size) { kv_state::load_prefix(seq, n, {}, n, data, size); });
+    void save_window(llama_seq_id seq, int64_t p0, int64_t p1, const py::buffer & out) {
+        copy(out, true, [&](uint8_t * data, size_t size) { kv_state::save_window(seq, p0, p1, data, size); });
     }
 
     size_t in_flight_bytes() {
@@ -234,8 +235,12 @@ void register_kv_state(py::module_ & m) {
         .def("load_rows", &bound_state::load_rows, py::arg("seq"), py::arg("p0"), py::arg("spans"))
         .def("state_size", &kv_state::state_size, py::arg("seq"))
         .def("save_state", &bound_state::save_state, py::arg("seq"), py::arg("n"), py::arg("out"))
-        .def("load_state", &bound_state::load_state, py::arg("seq"), py::arg("n"), py::arg("data"))
-        .def("load_prefix", &bound_state::load_prefix, py::arg("seq"), py::arg("p0"), py::arg("spans"), py::arg("n"), py::arg("data"))
+        .def("save_window", &bound_state::save_window, py::arg("seq"), py::arg("p0"), py::arg("p1"), py::arg("out"))
+        .def("load_state", [](bound_state & s, llama_seq_id seq, int64_t n, const py::buffer & saved) {
+            s.load_prefix(seq, n, {}, n, saved, {});
+        }, py::arg("seq"), py::arg("n"), py::arg("data"))
+        .def("load_prefix", &bound_state::load_prefix, py::arg("seq"), py::arg("p0"), py::arg("spans"), py::arg("n"), py::arg("data"),
+             py::arg("window") = bound_state::sources())
         .def_property_readonly("has_marks", &kv_state::has_marks)
         .def("mark", &bound_state::call<&kv_state::mark, llama_seq_id, int64_t>, py::arg("seq"), py::arg("n"))
         .def("reset", &bound_state::call<&kv_state::reset, llama_seq_id>, py::arg("seq"))

@@ -103,7 +103,8 @@ void kv_state::check_end(llama_seq_id seq, int64_t n, const char * done) const {
 void kv_state::save_state(llama_seq_id seq, int64_t n, uint8_t * out, size_t size) {
     check_end(seq, n, "saved");
     const size_t needed = state_size(seq);
-    if (size != needed) {
+    const size_t rest   = parts.kind == memory_kind::hybrid && parts.window != nullptr ? states.back()->size(seq) : 0;
+    if (size != needed && size != needed - rest) {
         throw std::invalid_argument("the state needs a buffer of " + std::to_string(needed) + " bytes, not " +
                                     std::to_string(size));
     }
@@ -111,13 +112,20 @@ void kv_state::save_state(llama_seq_id seq, int64_t n, uint8_t * out, size_t siz
     out += sizeof(block_header);
     for (const auto & state : states) {
         const size_t part = state->size(seq);
-        state->save(seq, out, part);
+        if (size == needed || state != states.back()) {
+            state->save(seq, out, part);
+        }
         out += part;
     }
 }
 
+void kv_state::save_window(llama_seq_id seq, int64_t p0, int64_t p1, uint8_t * out, size_t size) {
+    check_seq(seq);
+    own_states().back()->save_rows(seq, p0, p1, out, size);
+}
+
 void kv_state::load_prefix(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans, int64_t n,
-                           const uint8_t * data, size_t size) {
+                           const uint8_t * data, size_t size, const std::vector<row_span> & window) {
     int64_t &          mark   = mark_of(seq);
     const state_list & states = own_states();
     const block_header header = read_header(data, size, block_kind::state, layout.hash);
@@ -133,6 +141,7 @@ void kv_state::load_prefix(llama_seq_id seq, int64_t p0, const std::vector<row_s
     for (size_t i = 0; i < states.size() && parts.kind != memory_kind::opaque; ++i) {
         needed += states[i]->size_at(seq, position);
     }
+    needed -= window.empty() ? 0 : states.back()->size_at(seq, position);
     if (size != needed) {
         throw std::invalid_argument("a state has " + std::to_string(needed) + " bytes there, not " + std::to_string(size));
     }
@@ -141,7 +150,11 @@ void kv_state::load_prefix(llama_seq_id seq, int64_t p0, const std::vector<row_s
         const uint8_t * at = data + sizeof(header);
         for (const auto & state : states) {
             const size_t part = state == states.back() ? data + size - at : state->size_at(seq, position);
-            state->load(seq, position, at, part);
+            if (window.empty() || state != states.back()) {
+                state->load(seq, position, at, part);
+            } else {
+                state->load_rows(seq, position, window);
+            }
             at += part;
         }
         if (!spans.empty()) {

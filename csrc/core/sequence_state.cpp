@@ -118,22 +118,37 @@ public:
 
     size_t size_at(llama_seq_id, int64_t n) const override { return static_cast<size_t>(n - first_seen(n)) * row_bytes; }
 
-    void save(llama_seq_id seq, uint8_t * out, size_t) override {
-        const int64_t         n = position(seq), first = first_seen(n);
+    void save(llama_seq_id seq, uint8_t * out, size_t size) override {
+        save_rows(seq, first_seen(position(seq)), position(seq), out, size);
+    }
+
+    void save_rows(llama_seq_id seq, int64_t p0, int64_t p1, uint8_t * out, size_t size) override {
+        if (p0 < 0 || p1 <= p0 || p1 > position(seq) || !has(seq, p0, p1) || size != static_cast<size_t>(p1 - p0) * row_bytes) {
+            throw std::invalid_argument("sequence " + std::to_string(seq) + " lacks rows of its window " + range_text(p0, p1) +
+                                        ", or these do not have " + std::to_string(size) + " bytes");
+        }
         std::vector<cell_run> runs;
         for (const auto & [pos, cell] : books.seq_pos_get(seq)) {
             append_run(runs, { cell, pos, 1 });
         }
-        if (!is_whole(seq)) {
-            throw std::invalid_argument("sequence " + std::to_string(seq) + " lacks rows of its window " + range_text(first, n));
-        }
         copies.save_begin();
-        each_region(planes, runs, first, n, first, n, [&](const copy_region & from, size_t at) { copies.save(from, out + at); });
+        each_region(planes, runs, p0, p1, p0, p1, [&](const copy_region & from, size_t at) { copies.save(from, out + at); });
         copies.load_end();  // what is evaluated next may take these cells
     }
 
-    void load(llama_seq_id seq, int64_t n, const uint8_t * data, size_t) override {
+    void load(llama_seq_id seq, int64_t n, const uint8_t * data, size_t size) override {
+        load_rows(seq, n, { { data, size, first_seen(n), n } });
+    }
+
+    void load_rows(llama_seq_id seq, int64_t n, const std::vector<row_span> & rows) override {
         const int64_t first = first_seen(n);
+        int64_t       end   = first;
+        for (const row_span & span : rows) {
+            end = span.first == end && span.last > end && span.last - end <= n_rows(span) ? span.last : INT64_MAX;
+        }
+        if (end != n) {
+            throw std::invalid_argument("these blocks do not have the rows " + range_text(first, n) + " of a window");
+        }
         clear(seq);
         const bool    is_alone = books.get_used() == 0;
         const int64_t begin    = is_alone ? std::max(n - cache.get_size(), int64_t(0)) : first;
@@ -147,7 +162,10 @@ public:
         const auto       runs = batch.take(cache, is_alone ? ring : batch.slots_in(cache), begin);
         was_shared            = was_shared || !is_alone;
         copies.load_begin();
-        each_region(planes, runs, first, n, first, n, [&](const copy_region & to, size_t at) { copies.load(to, data + at); });
+        for (const row_span & span : rows) {
+            each_region(planes, runs, span.last - n_rows(span), span.last, span.first, span.last,
+                        [&](const copy_region & to, size_t at) { copies.load(to, span.data + at); });
+        }
     }
 
     void clear(llama_seq_id seq) override {
@@ -167,7 +185,7 @@ public:
                 ++n_here;
             }
         }
-        if (n_here == 1 && was_shared && is_whole(last)) {
+        if (n_here == 1 && was_shared && has(last, first_seen(position(last)), position(last))) {
             std::vector<uint8_t> rows(size(last));
             save(last, rows.data(), rows.size());
             copies.finish();
@@ -189,14 +207,14 @@ private:
         return first;
     }
 
-    bool is_whole(llama_seq_id seq) const {
-        const int64_t n = position(seq), first = first_seen(n);
-        int64_t       n_found = 0;
-        for (const auto & [pos, cell] : books.seq_pos_get(seq)) {
-            n_found += pos >= first;
-        }
-        return n_found == n - first;
+    // Whether rows [p0, p1) of `seq` are there.
+    bool has(llama_seq_id seq, int64_t p0, int64_t p1) const {
+        const auto & cells = books.seq_pos_get(seq);
+        const auto   at    = [&](int64_t p) { return cells.lower_bound({ static_cast<llama_pos>(p), 0 }); };
+        return std::distance(at(p0), at(p1)) == p1 - p0;
     }
+
+    int64_t n_rows(const row_span & span) const { return static_cast<int64_t>(span.size / row_bytes); }
 
     llama_kv_cache &       cache;
     const llama_kv_cells & books;

@@ -2,7 +2,7 @@
 // pending hidden state of a draft head would be another, saved beside these and not within them.
 #pragma once
 
-#include "core/layout.h"
+#include "core/row_memory.h"
 
 // Sizes are bytes without the header. Sequence ids and block headers are the caller's to check.
 class sequence_state {
@@ -23,6 +23,11 @@ public:
     // Of a size that is not right, as that of an opaque one may be, std::invalid_argument.
     virtual void load(llama_seq_id seq, int64_t n, const uint8_t * data, size_t size) = 0;
 
+    // The same of a window, whose rows are numbered by position: of some of its rows, and from blocks that have all of them,
+    // each up to the last row of its span. std::invalid_argument where these are not there.
+    virtual void save_rows(llama_seq_id, int64_t, int64_t, uint8_t *, size_t) { has_no_rows(); }
+    virtual void load_rows(llama_seq_id, int64_t, const std::vector<row_span> &) { has_no_rows(); }
+
     // Drops it.
     virtual void clear(llama_seq_id seq) = 0;
 
@@ -34,6 +39,9 @@ public:
     virtual bool has_marks() const { return false; }
     virtual void mark(llama_seq_id) {}
     virtual void reset(llama_seq_id, int64_t) {}
+
+private:
+    [[noreturn]] static void has_no_rows() { throw std::invalid_argument("this state has no window"); }
 };
 
 using state_list = std::vector<std::unique_ptr<sequence_state>>;

@@ -28,7 +28,3 @@ void stream_reader::read(void * dst, size_t size) {
     std::memcpy(dst, plain.data() + at, size);
     at += size;
 }
-
-void stream_reader::read_tensor(ggml_tensor * tensor, size_t offset, size_t size) {
-    fill({ tensor, offset, size });
-}

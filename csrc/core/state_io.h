@@ -50,7 +50,7 @@ public:
     stream_reader(std::vector<uint8_t> plain, filler fill) : plain(std::move(plain)), fill(std::move(fill)) {}
 
     void   read(void * dst, size_t size) override;
-    void   read_tensor(ggml_tensor * tensor, size_t offset, size_t size) override;
+    void   read_tensor(ggml_tensor * tensor, size_t offset, size_t size) override { fill({ tensor, offset, size }); }
     size_t n_bytes() override { return at; }
 
 private:

@@ -155,10 +155,6 @@ transfer::lane & transfer::lane_of(const ggml_tensor * tensor) {
     return *std::find_if(lanes.begin(), lanes.end(), [&](const lane & lane) { return lane.device == device; });
 }
 
-transfer::~transfer() {
-    finish();
-}
-
 // Calls `copy(index of the first piece, how many, offset in a piece, bytes)` so that no call crosses from one registered
 // range of host memory into the next, with as many whole pieces in one call as possible.
 template <typename F>
@@ -299,10 +295,6 @@ void transfer::wipe(const std::vector<copy_region> & regions) {
             ggml_backend_tensor_copy_async(lane.compute, lane.compute, &zeros, &target);
         }
     }
-}
-
-void transfer::load_begin() {
-    save_begin();
 }
 
 void transfer::load(const copy_region & to, const uint8_t * src) {

@@ -33,7 +33,7 @@ public:
     // asynchronous pretend to be, see copy_progress.h.
     transfer(llama_context * ctx, const std::vector<ggml_tensor *> & tensors, const std::vector<copy_region> & staged,
              const host_arena & pinned, size_t lag = 0);
-    ~transfer();
+    ~transfer() { finish(); }
 
     transfer(const transfer &)             = delete;
     transfer & operator=(const transfer &) = delete;
@@ -51,7 +51,7 @@ public:
     void wipe(const std::vector<copy_region> & regions);
 
     // `src` goes to the tensors; what is computed after `load_end` sees it.
-    void load_begin();
+    void load_begin() { save_begin(); }
     void load(const copy_region & to, const uint8_t * src);
     void load_end();
 

@@ -34,18 +34,13 @@ held_rows::handle held_rows::add(int64_t p0, int64_t p1, std::vector<cell_run> r
     return held;
 }
 
-bool held_rows::release(handle held) {
-    const auto found = entries.find(held);
-    if (found == entries.end()) {
-        return false;
-    }
-    for (const cell_run & run : found->second.runs) {
+void held_rows::release(handle held) {
+    for (const cell_run & run : at(held).runs) {
         for (int64_t i = 0; i < run.count; ++i) {
             --holders[run.cell + i];
         }
     }
-    entries.erase(found);
-    return true;
+    entries.erase(held);
 }
 
 const held_rows::entry & held_rows::at(handle held) const {
@@ -54,10 +49,6 @@ const held_rows::entry & held_rows::at(handle held) const {
         throw std::invalid_argument("these rows are not held any more");
     }
     return found->second;
-}
-
-std::pair<int64_t, int64_t> held_rows::range_of(handle held) const {
-    return { at(held).p0, at(held).p1 };
 }
 
 std::vector<cell_run> held_rows::runs_of(handle held, int64_t first, int64_t last) const {

@@ -31,8 +31,8 @@ public:
     // Remembers rows [p0, p1), which `runs` say where to find; `exts` are those of each row, or empty.
     handle add(int64_t p0, int64_t p1, std::vector<cell_run> runs, std::vector<llama_kv_cell_ext> exts);
 
-    // False if it was never there, or is not there any more.
-    bool release(handle held);
+    // std::invalid_argument after its release.
+    void release(handle held);
 
     bool has(handle held) const { return entries.count(held) > 0; }
     bool empty() const { return entries.empty(); }
@@ -42,7 +42,7 @@ public:
     uint32_t count(int64_t cell) const { return holders[cell]; }
 
     // What was held: rows [first, second); std::invalid_argument after its release.
-    std::pair<int64_t, int64_t> range_of(handle held) const;
+    std::pair<int64_t, int64_t> range_of(handle held) const { return { at(held).p0, at(held).p1 }; }
 
     // Where rows [first, last) of `held` lie, in order; std::invalid_argument if it does not have them.
     std::vector<cell_run> runs_of(handle held, int64_t first, int64_t last) const;

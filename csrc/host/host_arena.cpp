@@ -230,10 +230,6 @@ void host_arena::run() {
     }
 }
 
-bool host_arena::may_grow() const {
-    return !full_ && taken() + slab <= limit_;
-}
-
 // Whether more is to be ready. Beyond `keep_` not for want of a hole: there may be many that are too small.
 bool host_arena::wants_more() const {
     const size_t free = largest_free();
@@ -251,10 +247,6 @@ bool host_arena::may_shrink() const {
 bool host_arena::has_spare() const {
     return !keeps_ && reserved_ == 0 && taken() > keep_ && n_ready_ * slab - n_allocated_ >= ahead_ + slab &&
            last_whole_slab() != nowhere;
-}
-
-size_t host_arena::taken() const {
-    return n_ready_ * slab + outside_;
 }
 
 size_t host_arena::first_missing() const {

@@ -68,10 +68,10 @@ private:
     void   insert_free(size_t at, size_t size);
     void   take_free(size_t at, size_t size);
     size_t largest_free() const;
-    size_t taken() const;
+    size_t taken() const { return n_ready_ * slab + outside_; }
     size_t first_missing() const;
     size_t last_whole_slab() const;
-    bool   may_grow() const;
+    bool   may_grow() const { return !full_ && taken() + slab <= limit_; }
     bool   wants_more() const;
     bool   may_shrink() const;
     bool   has_spare() const;

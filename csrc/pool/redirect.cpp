@@ -52,10 +52,6 @@ redirect::~redirect() {
     }
 }
 
-size_t redirect::device_bytes() const {
-    return mask_buffer.size() + index_buffer.size() + output_buffer.size();
-}
-
 // A device that converts quantised rows puts them behind the output of attention, which the library has made as large
 // as its own few rows need: then the output of all layers, one after the other, goes to a place with room for all rows.
 void redirect::open_output(const row_layout & rows, ggml_backend_buffer_type_t type) {

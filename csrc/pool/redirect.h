@@ -58,7 +58,7 @@ public:
     std::string end();
 
     // Bytes on the device.
-    size_t device_bytes() const;
+    size_t device_bytes() const { return mask_buffer.size() + index_buffer.size() + output_buffer.size(); }
 
     // The number of evaluations without callbacks so far.
     uint64_t repeated() const { return n_repeated; }

@@ -35,10 +35,6 @@ row_store::row_store(llama_context * ctx, llama_kv_cache & cache, const row_layo
     truncate(only_seq, 0);
 }
 
-row_store::~row_store() {
-    copies.finish();
-}
-
 void row_store::check_context() const {
     const auto refuse = [](const std::string & why) {
         throw std::runtime_error("attention of this model cannot read rows that lie elsewhere: " + why);

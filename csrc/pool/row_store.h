@@ -24,7 +24,7 @@ public:
     // context, and nothing of it is kept. std::runtime_error where attention cannot be redirected, or without memory.
     row_store(llama_context * ctx, llama_kv_cache & cache, const row_layout & layout, uint64_t hash, transfer & copies,
               const store_settings & settings);
-    ~row_store() override;
+    ~row_store() override { copies.finish(); }
 
     // As llama_decode, for tokens that follow the rows, which may not be evaluated otherwise. With `selects`, attention
     // leaves out what it is expected to look at least, see row_selection.h. std::invalid_argument or out_of_cells before

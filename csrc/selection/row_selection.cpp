@@ -1,6 +1,5 @@
 #include "selection/row_selection.h"
 
-#include <algorithm>
 #include <iterator>
 #include <numeric>
 #include <set>
@@ -72,16 +71,6 @@ size_t row_selection::bytes() const {
         sum += slots.k.size() + slots.v.size();
     }
     return sum;
-}
-
-// The first chunk of the tail of an evaluation that begins with row `first`.
-int64_t row_selection::tail_of(int64_t first) const {
-    return std::max(int64_t(0), first - own.tail) / chunk_rows;
-}
-
-// Where in a ring the row of a position lies.
-int64_t row_selection::ring_row(int64_t position) const {
-    return position / chunk_rows % n_ring * chunk_rows + position % chunk_rows;
 }
 
 void row_selection::pin(const std::vector<std::pair<int64_t, int64_t>> & ranges) {

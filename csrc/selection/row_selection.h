@@ -7,6 +7,8 @@
 #include "pool/redirect.h"
 #include "selection/block_means.h"
 
+#include <algorithm>
+
 struct selection_settings {
     int64_t rows  = 0;    // that each layer chooses or that are pinned; 0 for attention to everything
     int64_t sinks = 64;   // at the beginning, and
@@ -64,8 +66,9 @@ private:
         std::vector<int32_t> slot_of;   // of each chunk; -1 if it has none
     };
 
-    int64_t tail_of(int64_t first) const;
-    int64_t ring_row(int64_t position) const;
+    // The first chunk of the tail of an evaluation that begins with row `first`, and where in a ring the row of a position is.
+    int64_t tail_of(int64_t first) const { return std::max(int64_t(0), first - own.tail) / chunk_rows; }
+    int64_t ring_row(int64_t position) const { return position / chunk_rows % n_ring * chunk_rows + position % chunk_rows; }
     void    choose(size_t index, const std::vector<float> & shares);
     void    fetch(size_t index);
     void    fill_ring(int64_t from, int64_t to);

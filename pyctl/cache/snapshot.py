@@ -216,10 +216,14 @@ class State:
         return cls({name: part for name, part in ((RECURRENT, recurrent), (DRAFT, draft)) if part.size}, window)
 
     @property
+    def head(self) -> Block:
+        """The model's own part without its ``window``; empty if there is none."""
+        return self.parts.get(RECURRENT, NOTHING)
+
+    @property
     def recurrent(self) -> Block:
-        """The model's own part, whole; empty if there is none."""
-        head = self.parts.get(RECURRENT, NOTHING)
-        return self.window.joined(head) if self.window is not None else head
+        """The model's own part, whole."""
+        return self.window.joined(self.head) if self.window is not None else self.head
 
     @property
     def shared(self) -> tuple[Block, ...]:

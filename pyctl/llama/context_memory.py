@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -161,13 +162,15 @@ class ContextMemory:
         draft = self.drafts.save_state(seq, n)
         if self.kind == "attention":
             return State.of(NOTHING, draft)
+        form, size = self._windows.form, int(self.kv.state_size(seq))
         # llama.cpp writes `opaque` states itself, and must not copy across two pinned ranges.
-        block = allocate(self.kv.state_size(seq), pinned=self.kind != "opaque")
+        block = allocate(form.head if self._slides else size, pinned=self.kind != "opaque")
         checked(self.kv.save_state, seq, n, block)
-        if self._slides and not self.kv.is_async:  # else the bytes are not there yet
-            head, window = self._windows.split(seq, n, block)
-            return State.of(head, draft, window)
-        return State.of(block, draft)
+        if not self._slides:
+            return State.of(block, draft)
+        first = n - (size - form.head) // form.row_bytes
+        window = self._windows.save(seq, first, n, partial(checked, self.kv.save_window, seq))
+        return State.of(block, draft, window)
 
     # -- held rows ---------------------------------------------------------------------------------------------------
 
@@ -294,20 +297,21 @@ class ContextMemory:
         """Load the model's own rows [``first``, ``n``) and the state at ``n``, without the draft model's."""
         self._least.pop(seq, None)
         self._windows.forget(seq)
-        block = state.recurrent if state is not None and self.kind != "attention" else None
+        state = state if self.kind != "attention" else None
+        window = state.window if state is not None and isinstance(state.window, WindowRows) else None
+        block = None if state is None else state.head if window is not None else state.recurrent
         if not self.shape.has_rows:
             if block is not None and n - self.n_tokens(seq) > self.n_free:
                 raise OutOfCellsError  # the state includes all rows; llama.cpp would report only a failure
             spans = ()
         sources = [(rows.block if rows.held is None else _handle(rows.held), at, last) for rows, at, last in spans]
-        if sources and block is not None:
-            checked(self.kv.load_prefix, seq, first, sources, n, block)
+        if block is not None:
+            pieces = window.pieces if window is not None else ()
+            checked(self.kv.load_prefix, seq, first if sources else n, sources, n, block, pieces)
         elif sources:
             checked(self.kv.load_rows, seq, first, sources)
-        elif block is not None:
-            checked(self.kv.load_state, seq, n, block)
-        if state is not None and isinstance(state.window, WindowRows):
-            self._windows.keep(seq, state.window)
+        if window is not None:
+            self._windows.keep(seq, window)
 
     def n_tokens(self, seq: int) -> int:
         """Return the number of tokens in ``seq``."""
@@ -360,9 +364,9 @@ class ContextMemory:
                 self.kv.finish()
         if n and self.kind == "hybrid":
             state = self.save_state(seq, n)
-            self.kv.finish()
             if self._slides:  # into the cells that a cold run would have taken
-                checked(self.kv.load_state, seq, n, state.recurrent)
+                self._load_own(seq, n, n, (), state)
+            self.kv.finish()
 
 
 def _handle(held: Held) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 from weakref import ref
@@ -52,17 +52,11 @@ class WindowForm:
             yield rows[at:end].reshape(runs, n, row)
             at = end
 
-    def cut(self, rows: Block, first: int, last: int) -> Block:
-        """A copy of rows [first, last) of ``rows``."""
-        part = allocate((last - first) * self.row_bytes)
-        return np.concatenate([view[:, first:last].ravel() for view in self.views(rows)], out=part)
-
 
 class WindowPiece(NamedTuple):
-    """A block that begins with row ``start`` and of which rows [first, last) count."""
+    """A block that ends with row ``last`` - 1, and of which rows [first, last) count."""
 
     block: Block
-    start: int
     first: int
     last: int
 
@@ -86,49 +80,48 @@ class WindowRows:
         block[: head.size] = head
         wholes = list(self.form.views(block[head.size :]))
         for piece in self.pieces:
-            at = slice(piece.first - piece.start, piece.last - piece.start)
             for whole, part in zip(wholes, self.form.views(piece.block), strict=True):
-                whole[:, piece.first - first : piece.last - first] = part[:, at]
+                whole[:, piece.first - first : piece.last - first] = part[:, piece.first - piece.last :]
         return block
 
 
 class SharedWindows:
-    """Takes states' blocks apart, and keeps of a window only the rows that no living state of the sequence has.
+    """Saves of a window only the rows that no living state of the sequence has.
 
     A block lives as long as some state holds it. Its rows are those of the sequence until that is cut, which the owner
-    tells by `forget`.
+    tells by `forget`. They need not be there yet.
     """
 
     def __init__(self, form: WindowForm) -> None:
-        self._form = form
+        self.form = form
         self._known: dict[int, list[tuple[ref[Block], int, int]]] = {}  # by sequence: blocks, first and last row
 
-    def split(self, seq: int, n: int, block: Block) -> tuple[Block, WindowRows]:
-        """The head and the window of a state's ``block``, which is complete, at ``n`` in ``seq``."""
-        form = self._form
-        head, rows = allocate(form.head), block[form.head :]
-        head[:] = block[: form.head]
-        first = at = n - form.n_rows(rows)
+    def save(self, seq: int, first: int, n: int, copy: Callable[[int, int, Block], None]) -> WindowRows:
+        """The window [first, n) of ``seq``, which ends at ``n``; ``copy`` has rows [start, end) copied into a block."""
         pieces: list[WindowPiece] = []
 
-        def add(end: int) -> None:
-            if at < end:
-                pieces.append(WindowPiece(form.cut(rows, at - first, end - first), at, at, end))
+        def add(start: int, end: int) -> None:
+            if start < end:
+                block = allocate((end - start) * self.form.row_bytes)
+                copy(start, end, block)
+                pieces.append(WindowPiece(block, start, end))
 
+        at = first
         for known, start, end in self._known.get(seq, ()):
             shared = known()
-            if shared is not None and end > at:
-                add(start)
-                pieces.append(WindowPiece(shared, start, max(start, first), end))
+            if shared is not None and at < end <= n:
+                add(at, start)
+                pieces.append(WindowPiece(shared, max(start, at), end))
                 at = end
-        add(n)
-        window = WindowRows(form, tuple(pieces))
+        add(at, n)
+        window = WindowRows(self.form, tuple(pieces))
         self.keep(seq, window)
-        return head, window
+        return window
 
     def keep(self, seq: int, window: WindowRows) -> None:
         """``seq`` has these rows: they were loaded."""
-        self._known[seq] = [(ref(piece.block), piece.start, piece.last) for piece in window.pieces]
+        n_rows = self.form.n_rows
+        self._known[seq] = [(ref(block), last - n_rows(block), last) for block, _, last in window.pieces]
 
     def forget(self, seq: int) -> None:
         """``seq`` was cut: what it gets next may have other rows."""

@@ -18,10 +18,11 @@ from pyctl.cache.snapshot import Rows, State
 from pyctl.engine.engine import Engine
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.errors import StateError
-from pyctl.llama import LlamaBackend, Loaded, load, memory_check
+from pyctl.llama import LlamaBackend, Loaded, context_memory, load, memory_check
 from pyctl.llama.context_memory import ContextMemory
 from pyctl.llama.sequence_file import PREFIX, StateForm
 from pyctl.prompt import Prompt, as_tokens
+from tests.model.late_copies import LateKVState
 from tests.model.native.test_kv_state import library_state
 from tests.unit.engine.drive import chat
 from tools.generator.families import FAMILIES, WINDOW
@@ -163,7 +164,37 @@ def test_cells_behind_a_window_may_be_overwritten(name: str, open_family: Callab
     assert np.abs(restored[0] - alone).max() < np.abs(restored[2] - alone).max() / 5
 
 
-@pytest.mark.parametrize("name", ["tiny-gemma3", "tiny-lfm2-window", "tiny-dots3note"])
+@pytest.fixture(params=["at once", "late"])
+def copies(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Whether what is saved is there at once, or on its way as from a device that computes on."""
+    if request.param == "late":
+        monkeypatch.setattr(context_memory, "KVState", LateKVState)
+    return str(request.param)
+
+
+WINDOWED = ["tiny-gemma3", "tiny-gpt-oss", "tiny-llama4", "tiny-lfm2-window", "tiny-dots3note"]
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_windows_that_are_still_on_their_way_come_back_as_they_were(
+    name: str, open_family: Callable[..., Loaded], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_once = open_family(name).backend
+    monkeypatch.setattr(context_memory, "KVState", LateKVState)
+    late, sizes = open_family(name).backend, []
+    assert late.facts.is_async
+    check_replies(late, name, tmp_path)
+    for backend in (at_once, late):
+        engine = empty_engine(backend, None, exact=True)
+        for prompt in PROMPTS.values():
+            ask(engine, prompt)
+        sizes.append(engine.prefix_cache.cache.n_bytes)
+        assert engine.prefix_cache.close()
+    assert sizes[0] == sizes[1], "rows are kept once, on their way or not"
+
+
+@pytest.mark.usefixtures("copies")
+@pytest.mark.parametrize("name", ["tiny-gemma3", "tiny-gpt-oss", "tiny-lfm2-window", "tiny-dots3note"])
 def test_neighbours_share_the_rows_of_a_window(name: str, open_family: Callable[..., Loaded]) -> None:
     backend, states, start = open_family(name).backend, list[State](), 0
     tokens = as_tokens(np.random.default_rng(3).integers(1, 200, 200))
@@ -172,6 +203,7 @@ def test_neighbours_share_the_rows_of_a_window(name: str, open_family: Callable[
         states.append(backend.memory.save_state(0, n))
         whole = np.empty(backend.memory.kv.state_size(0), np.uint8)
         backend.memory.kv.save_state(0, n, whole)
+        backend.memory.synchronize()
         assert (states[-1].recurrent == whole).all(), "what comes back is what llama.cpp has"
         start = n
     for before, after in itertools.pairwise(states[:-1]):

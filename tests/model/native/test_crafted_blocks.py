@@ -82,9 +82,9 @@ def saved_rows(backend: LlamaBackend) -> Block:
 
 
 def saved_state(backend: LlamaBackend) -> Block:
-    state = backend.memory.save_state(0, N).recurrent
+    state = backend.memory.save_state(0, N)
     backend.memory.synchronize()
-    return state
+    return state.recurrent
 
 
 def goes_on(backend: LlamaBackend) -> None:
@@ -168,6 +168,25 @@ def test_a_crafted_state_is_refused_or_loaded(kind: str, request: pytest.Fixture
     with suppress(StateError, OutOfCellsError, OverflowError):
         backend.memory.restore(0, n, (), State.of(state))
     goes_on(backend)
+
+
+@fuzzed
+@given(data=st.data())
+def test_a_crafted_window_is_refused_or_loaded(windowed: LlamaBackend, data: st.DataObject) -> None:
+    filled(windowed)
+    state = windowed.memory.save_state(0, N)
+    windowed.memory.synchronize()
+    numbers = st.one_of(st.integers(-2, N + 2), st.sampled_from(ODD))
+    pieces: list[tuple[Block, int, int]] = []
+    for _ in range(data.draw(st.integers(1, 3))):
+        end = pieces[-1][2] if pieces else 0
+        first, last = data.draw(
+            st.one_of(st.just((end, N)), st.tuples(st.just(end), numbers), st.tuples(numbers, numbers))
+        )
+        pieces.append((mutated(state.shared[0], data), first, last))
+    with suppress(StateError, OverflowError):
+        checked(windowed.memory.kv.load_prefix, 0, N, [], N, state.head, pieces)
+    goes_on(windowed)
 
 
 @fuzzed

@@ -133,7 +133,7 @@ def test_continued_rewound_and_restored_equal_cold(backend: LlamaBackend, data: 
         talk.run(backend, [end for end in ends if end <= cut], start)
         assert backend.memory.kv.n_tokens(0) == cut
         chain.append((backend.memory.save_rows(0, start, cut).block, start, cut))
-        states[cut] = backend.memory.save_state(0, cut).recurrent
+        states[cut] = backend.memory.save_state(0, cut)
         whole[cut] = library_state(backend)
         start = cut
     assert_same(talk.run(backend, ends, start), cold)

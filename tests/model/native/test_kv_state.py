@@ -21,6 +21,7 @@ from pyctl.errors import OutOfCellsError, StateError
 from pyctl.llama import LlamaBackend, Loaded
 from pyctl.llama.devices import devices
 from pyctl.llama.library import captured_log, checked
+from pyctl.llama.shared_windows import WindowForm, WindowPiece, WindowRows
 from pyctl.prompt import Tokens, as_tokens
 from tests.effort import examples
 
@@ -107,9 +108,9 @@ def library_state(backend: LlamaBackend) -> np.ndarray:
     return found
 
 
-def put_state(backend: LlamaBackend, n: int, states: dict[int, np.ndarray]) -> None:
+def put_state(backend: LlamaBackend, n: int, states: dict[int, State]) -> None:
     if backend.memory.kind == "hybrid":
-        backend.memory.restore(0, n, (), State.of(states[n]))
+        backend.memory.restore(0, n, (), states[n])
 
 
 @each_layout
@@ -144,7 +145,7 @@ def check_resumed(
         before = [end for end in ends if start < end <= cut]
         assert_same(run(backend, tokens, before, start), cold)
         chain.append((backend.memory.save_rows(0, start, cut).block, start, cut))
-        states[cut] = backend.memory.save_state(0, cut).recurrent
+        states[cut] = backend.memory.save_state(0, cut)
         whole[cut] = library_state(backend)
         start = cut
     assert_same(run(backend, tokens, ends, start), cold)
@@ -158,7 +159,9 @@ def check_resumed(
     backend.memory.rewind(0, keep)
     backend.memory.restore(0, keep, [(Rows(rows), max(a, keep), b) for rows, a, b in chain if keep < b <= restored])
     put_state(backend, restored, states)
-    assert (backend.memory.save_state(0, restored).recurrent == states[restored]).all()
+    again = backend.memory.save_state(0, restored)
+    backend.memory.synchronize()
+    assert (again.recurrent == states[restored].recurrent).all()
     if not backend.memory.kv.window[0]:  # else the library also writes a row that no later token sees
         assert (library_state(backend) == whole[restored]).all()
     assert_same(run(backend, tokens, ends, restored), cold)
@@ -454,3 +457,62 @@ def test_what_lies_in_parts_on_several_devices_is_left_to_the_library(
     finally:
         api.llama_free(ctx)
         api.llama_model_free(model)
+
+
+@pytest.mark.parametrize("name", ["tiny-gemma3", "tiny-gpt-oss", "tiny-lfm2-window"])
+def test_a_window_is_saved_and_loaded_in_parts(name: str, open_model: Callable[..., Loaded]) -> None:
+    backend, tokens, n = open_model(name, n_ubatch=64).backend, tokens_of(7), 150
+    memory, ends = backend.memory.kv, ends_of([150], 300)
+    backend.memory.clear(0)
+    cold = run(backend, tokens, ends)
+    backend.memory.clear(0)
+    run(backend, tokens, [end for end in ends if end <= n])
+    whole, form = np.empty(memory.state_size(0), np.uint8), WindowForm.of(backend.memory.layout)
+    memory.save_state(0, n, whole)
+    head, first = np.empty(form.head, np.uint8), n - (whole.size - form.head) // form.row_bytes
+    memory.save_state(0, n, head)
+    assert 0 < first < n - 30
+
+    def part(start: int, last: int) -> tuple[np.ndarray, int, int]:
+        block = np.empty((last - start) * form.row_bytes, np.uint8)
+        checked(memory.save_window, 0, start, last, block)
+        return block, start, last
+
+    parts = [part(first, first + 10), part(first + 10, n - 1), part(n - 1, n)]
+    longer = (part(first, n - 5)[0], first + 20, n - 5)  # of which the last rows count
+    memory.finish()
+    assert (WindowRows(form, tuple(WindowPiece(*each) for each in parts)).joined(head) == whole).all()
+    for wrong in ((first - 200, n), (n, n), (n - 5, n + 1), (-1, 5), (n - 2**40, n)):
+        with pytest.raises(StateError, match="lacks rows of its window"):
+            checked(memory.save_window, 0, *wrong, np.empty(form.row_bytes, np.uint8))
+    with pytest.raises(StateError, match="or these do not have"):
+        checked(memory.save_window, 0, n - 2, n, np.empty(form.row_bytes, np.uint8))
+    for loaded in (parts, [part(first, first + 20), longer, part(n - 5, n)], [(whole[form.head :], first, n)]):
+        backend.memory.rewind(0, n)
+        run(backend, tokens, [170], n)
+        backend.memory.rewind(0, n)
+        memory.load_prefix(0, n, [], n, head, loaded)
+        assert_same(run(backend, tokens, ends, n), cold)
+        backend.memory.clear(0)
+        run(backend, tokens, [end for end in ends if end <= n])
+    for wrong_parts in (parts[1:], parts[:-1], parts[::-1], [*parts, parts[-1]], [(parts[0][0], first, n)]):
+        with pytest.raises(StateError, match="do not have the rows"):
+            checked(memory.load_prefix, 0, n, [], n, head, wrong_parts)
+        assert memory.n_tokens(0) == 0
+        run(backend, tokens, [end for end in ends if end <= n])
+    with pytest.raises(StateError, match=r"a state has \d+ bytes"):
+        checked(memory.load_prefix, 0, n, [], n, whole, parts)
+
+
+@one_hybrid
+def test_a_model_without_a_window_has_none_to_save_or_load(backend: LlamaBackend) -> None:
+    backend.memory.clear(0)
+    backend.evaluate(0, tokens_of(7)[:50], 0)
+    state = backend.memory.save_state(0, 50).recurrent
+    backend.memory.synchronize()
+    with pytest.raises(StateError, match="no window"):
+        checked(backend.memory.kv.save_window, 0, 0, 50, np.empty(50, np.uint8))
+    with pytest.raises(StateError, match=r"a state has \d+ bytes"):
+        checked(backend.memory.kv.load_prefix, 0, 50, [], 50, state, [(state, 0, 50)])
+    with pytest.raises(StateError, match="no window"):
+        checked(backend.memory.kv.load_prefix, 0, 50, [], 50, state[:64], [(state, 0, 50)])

@@ -1,4 +1,4 @@
-"""Which rows of windows are kept anew, which blocks neighbouring states share, and that states come back whole."""
+"""Which rows of windows are saved, which blocks neighbouring states share, and that states come back whole."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIZES = {"rows": (64, 20), "transposed": (64, 40), "recurrent": (81, 8)}
 
 
 class Sequence:
-    """A made-up sequence: the block of its state at any position, as the extension gives it."""
+    """A made-up sequence: the block of its state at any position, and rows, which arrive at the next look."""
 
     def __init__(self, layout: str = "rows", seed: int = 1) -> None:
         self.form = WindowForm.of(LAYOUTS[layout])
@@ -27,16 +27,29 @@ class Sequence:
         random = np.random.default_rng(seed)
         self.rows = [random.integers(0, 256, (runs, 100, row)).astype(np.uint8) for runs, row in self.form.planes]
         self.head = random.integers(0, 256, self.form.head).astype(np.uint8)
+        self.copied: list[tuple[int, int]] = []
+        self.coming: list[tuple[int, int, Block]] = []
 
     def block(self, n: int) -> Block:
         """The state at ``n``."""
-        first = max(n - WINDOW, 0)
-        return np.concatenate([self.head, *(plane[:, first:n].ravel() for plane in self.rows)])
+        return np.concatenate([self.head, *(plane[:, max(n - WINDOW, 0) : n].ravel() for plane in self.rows)])
+
+    def copy(self, first: int, last: int, block: Block) -> None:
+        """Begin to copy rows [first, last)."""
+        self.copied.append((first, last))
+        self.coming.append((first, last, block))
+
+    def arrive(self) -> None:
+        """All copies are complete."""
+        for first, last, block in self.coming:
+            np.concatenate([plane[:, first:last].ravel() for plane in self.rows], out=block)
+        self.coming.clear()
 
     def state(self, n: int, seq: int = 0) -> State:
-        """The state at ``n``, split; it has to be the same again in one block."""
-        head, window = self.windows.split(seq, n, self.block(n))
-        state = State.of(head, window=window)
+        """The state at ``n``; it has to be the same again in one block."""
+        window = self.windows.save(seq, max(n - WINDOW, 0), n, self.copy)
+        state = State.of(self.head, window=window)
+        self.arrive()
         assert (state.recurrent == self.block(n)).all()
         assert state.n_bytes == self.form.head + sum(block.nbytes for block in window.blocks)
         return state
@@ -46,7 +59,7 @@ def ranges(state: State) -> list[tuple[int, int]]:
     """The rows of its blocks, whether they count or not."""
     assert isinstance(state.window, WindowRows)
     form = state.window.form
-    return [(piece.start, piece.start + form.n_rows(piece.block)) for piece in state.window.pieces]
+    return [(piece.last - form.n_rows(piece.block), piece.last) for piece in state.window.pieces]
 
 
 def shared(one: State, two: State) -> list[tuple[int, int]]:
@@ -68,12 +81,24 @@ def test_a_row_is_kept_once_for_all_states_that_see_it(layout: str) -> None:
     assert shared(first, second) == [(0, 10)]
     assert shared(second, third) == [(10, 14)]
     assert not shared(third, far)
+    assert made.copied == [(0, 10), (10, 14), (14, 27), (44, 60)]
+
+
+def test_rows_are_shared_before_they_arrive() -> None:
+    made = Sequence()
+    windows = [made.windows.save(0, max(n - WINDOW, 0), n, made.copy) for n in (12, 20, 24)]
+    assert [len(window.blocks) for window in windows] == [1, 2, 3]
+    assert made.copied == [(0, 12), (12, 20), (20, 24)]
+    made.arrive()
+    for n, window in zip((12, 20, 24), windows, strict=True):
+        assert (window.joined(made.head) == made.block(n)).all()
 
 
 def test_a_state_again_keeps_nothing_more() -> None:
     made = Sequence()
     one, two = made.state(40), made.state(40)
     assert shared(one, two) == ranges(two) == [(24, 40)]
+    assert len(made.copied) == 1
 
 
 def test_rows_whose_states_are_gone_are_kept_anew() -> None:
@@ -119,9 +144,15 @@ def test_sequences_share_nothing_by_themselves() -> None:
     assert not shared(made.state(20), made.state(20, seq=1))
 
 
-def test_the_memory_of_a_split_block_goes() -> None:
+def test_rows_that_could_not_be_copied_are_nobodys() -> None:
     made = Sequence()
-    block = made.block(50)
-    head, window = made.windows.split(0, 50, block)
-    assert not np.shares_memory(head, block)
-    assert not any(np.shares_memory(each, block) for each in window.blocks)
+    first = made.state(20)
+
+    def refused(start: int, end: int, block: Block) -> None:
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        made.windows.save(0, 8, 24, refused)
+    again = made.state(26)
+    assert ranges(again) == [(4, 20), (20, 26)]
+    assert shared(first, again) == [(4, 20)]
