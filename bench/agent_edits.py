@@ -28,10 +28,10 @@ from bench.common import parse, parser_of, show
 from bench.draft_length import BOTH, MACHINES, Machine, Text, calibrated, copies
 from bench.gpu.given_reply import is_known
 from pyctl.cache.sequence import LiveSequence
-from pyctl.engine.draft.cache_drafts import BESIDE_MODEL, CacheDrafts
-from pyctl.engine.draft.draft_settings import NgramSettings
+from pyctl.engine.draft.cache_drafts import CacheDrafts
+from pyctl.engine.draft.draft_settings import LONGEST, NgramSettings
 from pyctl.engine.draft.ngram import ngram_sources
-from pyctl.engine.draft.source import DraftJob, DraftSource
+from pyctl.engine.draft.source import DraftJob, DraftSource, TextSource
 from pyctl.engine.draft.speculation import Speculation
 from pyctl.llama.llama_tokenizer import LlamaTokenizer
 from pyctl.models import builtin_model
@@ -40,9 +40,6 @@ from pyctl.prompt import Tokens, as_tokens
 RECORDED = Path(__file__).parent / "recorded"
 
 VOCABULARY = RECORDED.parents[1] / "vendor" / "llama.cpp" / "models" / "ggml-vocab-qwen35.gguf"
-
-MOST = 64
-"""Drafts of a step."""
 
 HEAD_SHARE = 0.8
 """Places where a head knows the next token, in the second table."""
@@ -248,7 +245,7 @@ def measure(form: Callable[[Edit], Conversation], edits: Sequence[Edit], vocab: 
         if cache is not None:
             cache.remember(prompt)
             cache.flush()
-        replay(sources, key, prompt, reply, count, MOST)
+        replay(sources, key, prompt, reply, count, LONGEST)
         key += 1
     return count
 
@@ -289,7 +286,7 @@ class Beside:
         self.machine, self.cache, self.head = machine, cache, Head(machine)
         self.count, self.ms = Count(), 0.0
         lengths, head = calibrated(machine, Text("", copies(1, 1), BOTH)), self.head
-        sources: list[DraftSource] = [cache] if cache is not None else []
+        sources: list[TextSource] = [cache] if cache is not None else []
         self._speculation = Speculation(sources, cast(Any, head), lengths=lengths)
         self._speculation.seconds = lambda: head.ms / 1e3  # type: ignore[method-assign]
         self._width = self._place = 0
@@ -304,7 +301,9 @@ class Beside:
                 if self.cache is not None:
                     self.cache.flush()
                 self.head.ms = 0.0
-                (draft,) = self._speculation.propose([DraftJob(key, seq, (tokens[n - 1],), min(len(tokens) - n, MOST))])
+                (draft,) = self._speculation.propose(
+                    [DraftJob(key, seq, (tokens[n - 1],), min(len(tokens) - n, LONGEST))]
+                )
                 pairs = zip(draft.tokens, tokens[n:], strict=False)
                 right = next((i for i, (a, b) in enumerate(pairs) if a != b), len(draft.tokens))
                 if draft.n_drafted:
@@ -331,7 +330,7 @@ def beside_head(form: Callable[[Edit], Conversation], edits: Sequence[Edit], voc
     """Tokens a step with the head alone and with both, and how much faster both are, on each machine."""
     cells = []
     for machine in MACHINES[:2]:
-        servers = [Beside(machine, cache) for cache in (None, CacheDrafts(least=BESIDE_MODEL))]
+        servers = [Beside(machine, cache) for cache in (None, CacheDrafts())]
         for server in servers:
             for key, edit in enumerate(edits):
                 texts = form(edit)

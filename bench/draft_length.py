@@ -25,6 +25,7 @@ from bench.common import parse, parser_of, show, tell
 from bench.compare import add_comparison, compare
 from pyctl.cache import LiveSequence
 from pyctl.engine.draft.draft_length import LENGTHS, DraftLengthController
+from pyctl.engine.draft.draft_settings import LONGEST
 from pyctl.engine.draft.source import DraftJob
 from pyctl.engine.draft.speculation import Draft, Speculation
 from pyctl.prompt import Tokens, as_tokens
@@ -156,7 +157,9 @@ TEXTS = (
     Text("head 70%, the cache always wrong, 4 replies", beside(0.7, copies(1e9, 1)), BOTH, n_seqs=4),
     Text("head 70%, copies of 40, own text of 40, 4 replies", beside(0.7, copies(40, 40), 4), BOTH, n_seqs=4),
 )
-LIMITS = {HEAD: 3, COPY: 64}
+LIMITS = {HEAD: 3, COPY: LONGEST}
+LEAST = 4
+"""Tokens that match where a source begins to propose."""
 NONE, EMPTY = as_tokens([]), LiveSequence(0, 1)
 
 
@@ -192,6 +195,16 @@ class Source:
         if self.name == HEAD:
             self._simulation.head_ms += self._simulation.machine.draft_ms * (n or self.n_max)
         return [self._known(job, 0, n or min(job.most, self.n_max)) for job in jobs]
+
+    def matched(self, job: DraftJob, draft: tuple[int, ...] = ()) -> int:
+        """As many tokens as the text was copied for, and `LEAST` before."""
+        if self.name == HEAD:
+            return 0
+        known, end = self._simulation.known[job.key], self._simulation.at[job.key] + len(draft)
+        first = end
+        while first and known[first - 1][self._place][0]:
+            first -= 1
+        return LEAST + end - first
 
     def learn(self, key: int, n_drafted: int, n_accepted: int) -> None:
         pass
