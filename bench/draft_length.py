@@ -70,6 +70,29 @@ MACHINES = (
     Machine("line of 0.1", {1: 10.0, 513: 522.0}, 0.3),
     Machine("line of 0.5", {1: 10.0, 513: 2570.0}, 0.3),
 )
+REWRITING = (
+    # Settled steps behind 12,000 tokens, with sampling; from 129 tokens on, batches of prompts and outputs apart.
+    Machine(
+        "27B, H100",
+        {
+            1: 13.4, 2: 14.6, 3: 16.8, 4: 19.2, 5: 22.0, 7: 25.8, 9: 26.5, 13: 28.5, 17: 30.5, 25: 34.5, 33: 38.0,
+            49: 53.0, 65: 61.5, 129: 100.0, 257: 176.0,
+        },
+        1.4,
+        (5.0, 18.0),
+        n_free=3,
+    ),
+    # A plain step and prompts as its owners published (bench/gpu_seconds.py), between them as on an H100.
+    Machine(
+        "27B, RTX 3090",
+        {1: 23.3, 2: 24.5, 3: 27.0, 4: 30.5, 5: 33.0, 7: 40.0, 9: 46.0, 17: 60.0, 33: 84.0, 65: 120.0, 129: 195.0,
+         257: 330.0},
+        2.2,
+        (5.0, 14.0),
+        n_free=3,
+    ),
+    MACHINES[1],
+)  # fmt: skip
 
 
 Known = tuple[tuple[bool, bool], ...]

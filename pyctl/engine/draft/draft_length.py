@@ -149,6 +149,14 @@ class Drafts:
         return min(max(seen, min(seen + 0.6 * math.sqrt(seen * (1 - seen) / n), prior)), 0.999)
 
 
+class _Promise(NamedTuple):
+    """``n`` drafts: the speed with them, as a multiple of that without, and what they cost in plain steps."""
+
+    gain: float
+    cost: float
+    n: int
+
+
 def _sum(p: float, n: int) -> float:
     """Return the tokens expected of a step with ``n`` drafts."""
     return (1 - p ** (n + 1)) / (1 - p)
@@ -185,8 +193,7 @@ class DraftLengthController:
         drafts.is_behind = behind > 0
         asked = limit, behind, n_seqs, costs.n_steps // 16, self._width
         if drafts.asked != asked or not drafts.length:
-            share = self._share(key, origin._replace(is_before=True), n_seqs) if behind else 0.0
-            gain, cost, n = self._best(key, origin, costs, limit, first=(behind, share))
+            gain, cost, n = self._best(key, origin, costs, limit, behind)
             drafts.asked, drafts.length = asked, 0
             if gain > MIN_GAIN:
                 drafts.is_probing, self._next_pause[origin] = False, MIN_PAUSE
@@ -203,8 +210,8 @@ class DraftLengthController:
 
     def gain(self, key: int, origin: Origin, n: int, n_seqs: int = 1) -> float:
         """Return the expected speed with ``n`` drafts of ``origin`` as a multiple of that of a plain step."""
-        costs, p = self.costs(n_seqs), self._share(key, origin, n_seqs)
-        return _sum(p, n) / (1 + self._cost(costs, origin, n, p**n, _sum(p, n))) if costs.plain_ms else 1.0
+        costs = self.costs(n_seqs)
+        return self._promise(origin, costs, self._share(key, origin, n_seqs), n).gain if costs.plain_ms else 1.0
 
     def _share(self, key: int, origin: Origin, n_seqs: int) -> float:
         known = self._origins[origin].share(origin.prior)
@@ -221,25 +228,27 @@ class DraftLengthController:
             cost += (1 - all_right) * (costs.of(n_seqs * (1 + round(expected))) - 1)
         return cost
 
-    def _best(
-        self, key: int, origin: Origin, costs: StepCosts, limit: int, *, first: tuple[int, float]
-    ) -> tuple[float, float, int]:
-        """Return gain and cost beyond ``first``, drafts before and the share of them that is right, and how many."""
-        n_seqs, options, (behind, share) = costs.n_seqs, list[tuple[float, float, int]](), first
-        p = self._share(key, origin, n_seqs)
+    def _best(self, key: int, origin: Origin, costs: StepCosts, limit: int, behind: int) -> _Promise:
+        share = self._share(key, origin._replace(is_before=True), costs.n_seqs) if behind else 0.0
+        first = behind, share, self._cost(costs, origin, behind, share**behind, _sum(share, behind))
+        p = self._share(key, origin, costs.n_seqs)
+        promises = [self._promise(origin, costs, p, n, first) for n in [*(n for n in LENGTHS if n < limit), limit]]
+        return max(promises[:1] + [each for each in promises[1:] if each.cost <= self._budget])
+
+    def _promise(
+        self, origin: Origin, costs: StepCosts, p: float, n: int, first: tuple[int, float, float] = (0, 0.0, 0.0)
+    ) -> _Promise:
+        """Return what ``n`` drafts, right with ``p``, promise beyond the ``first``: how many, their p, their cost."""
+        n_seqs, (behind, share, known) = costs.n_seqs, first
         yielded, reached = _sum(share, behind), share**behind
-        known = self._cost(costs, origin, behind, reached, yielded)
-        for n in [*(n for n in LENGTHS if n < limit), limit]:
-            width = n_seqs * (1 + behind + n)  # assumes equal drafts for all requests
-            expected = yielded + reached * (_sum(p, n) - 1)
-            cost = self._cost(costs, origin, behind + n, reached * p**n, expected)
-            if options and cost - known > self._budget:
-                break
-            # A copy that is all right goes on with the same width.
-            steps = 1 / (1 - (reached * p**n) ** n_seqs) if origin.matched else GRAPH_STEPS
-            total = 1 + cost + (costs.graph / steps if self._width != (n_seqs, width) else 0.0)
-            options.append((expected / yielded * (1 + known) / total, cost - known, n))
-        return max(options)
+        all_right, expected = reached * p**n, yielded + reached * (_sum(p, n) - 1)
+        cost = self._cost(costs, origin, behind + n, all_right, expected)
+        total = 1 + cost
+        if self._width != (n_seqs, n_seqs * (1 + behind + n)):  # assumes equal drafts for all requests
+            # Second steps of a width capture a graph: here if a copy is all right and goes on, and on the way back.
+            again = all_right**n_seqs
+            total += costs.graph * ((1 + again) * (1 - again) if origin.matched else 1 / GRAPH_STEPS)
+        return _Promise(expected / yielded * (1 + known) / total, cost - known, n)
 
     def record(
         self, drafts: Sequence[DraftResult], n_tokens: int, ms: float | None, proposing_ms: Mapping[str, float]

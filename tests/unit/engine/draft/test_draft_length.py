@@ -127,6 +127,59 @@ def test_the_length_is_the_one_that_pays_most(slope: float, share: float, best: 
     assert sorted(run.lengths[-500:])[250] in best
 
 
+@pytest.mark.parametrize(
+    ("n_matched", "matched", "prior"),
+    [(0, 0, 0.8), (1, 1, 0.5), (3, 1, 0.5), (4, 4, 0.8), (63, 16, 16 / 17), (900, 64, 64 / 65)],
+)
+def test_the_more_tokens_match_the_more_a_text_promises(n_matched: int, matched: int, prior: float) -> None:
+    origin = Origin.of("some", n_matched)
+    assert origin.matched == matched
+    assert origin.prior == pytest.approx(prior)
+
+
+def test_a_longer_match_gets_a_longer_draft_from_the_first_one_on() -> None:
+    controller = measured(line(0.02), n_free=3)
+    found = [controller.length(0, Origin.of("some", n), 64) for n in (2, 8, 32, 64)]
+    assert found == sorted(found)
+    assert found[0] <= 3 < found[-1]
+
+
+def test_what_is_wrong_behind_few_matching_tokens_says_nothing_of_many() -> None:
+    controller, short, long = measured(line(0.02), n_free=3), Origin.of("some", 4), Origin.of("some", 64)
+    for _ in range(40):
+        controller.record([DraftResult(0, short, 3, 0)], 4, 10.6, {})
+        controller.record([DraftResult(0, long, 64, 64)], 65, 22.8, {})
+    assert controller.length(0, long, 64) == 64
+    assert controller.length(0, short, 64) in (0, draft_length.PROBE)
+
+
+def test_a_draft_is_evidence_up_to_as_many_tokens_as_matched() -> None:
+    """Behind more right ones its tokens are those of a longer match."""
+    runs = []
+    for right in (4, 64):
+        controller = measured(line(0.1))
+        for _ in range(20):
+            controller.record([DraftResult(0, TEXT, 64, right)], 65, 74.0, {})
+        runs.append(controller.gain(0, TEXT, 8))
+    assert runs[0] == runs[1]
+
+
+def test_a_copy_that_goes_on_shares_the_cost_of_a_new_graph() -> None:
+    controller, long = measured(line(0.01)), Origin.of("some", 64)
+    controller.costs(1).graph = 1.0
+    for _ in range(20):
+        controller.record([DraftResult(0, long, 16, 16)], 17, 11.6, {})
+    assert controller.length(0, long, 64) > 16, "another width"
+
+
+def test_a_draft_is_as_long_as_the_budget_allows() -> None:
+    controller, long = measured(line(0.3)), Origin.of("some", 64)
+    for _ in range(12):
+        controller.record([DraftResult(0, long, 4, 4)], 5, 22.0, {})
+    controller._budget = 4.0
+    assert 0 < controller.length(0, long, 64) * 0.3 <= 4.0
+
+
 def test_the_time_to_draft_counts() -> None:
     run = simulate(measured(line(0.05), draft_ms=20.0), line(0.05), [1.0], 2000, draft_ms=20.0)
     assert sum(n > 0 for n in run.lengths) < 60
