@@ -8,7 +8,7 @@ proposed drafts. A step evaluates one token and the drafts. "length" is the numb
 "share" the accepted part of all drafted tokens. Without --vocab the tokens are those of Qwen3.5, if a build has
 unpacked llama.cpp here, or else of the built-in model. The second table is beside a head that predicts `HEAD_SHARE` of
 all tokens: tokens a step, and speed as a multiple of that with the head alone, with the step times of two models on an
-H200 (bench/draft_length.py).
+H200 (bench/draft_length.py). The third is of the reply that `bench.gpu.rewriting` measures.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from typing import Any, cast
 from llama_cpp import llama_cpp as api
 
 from bench.common import parse, parser_of, show
-from bench.draft_length import BOTH, MACHINES, Machine, Text, calibrated, copies
+from bench.draft_length import BOTH, MACHINES, REWRITING, Machine, Text, calibrated, copies
 from bench.gpu.given_reply import is_known
 from pyctl.cache.sequence import LiveSequence
-from pyctl.engine.draft.cache_drafts import BESIDE_MODEL, CacheDrafts
-from pyctl.engine.draft.draft_settings import NgramSettings
+from pyctl.engine.draft.cache_drafts import CacheDrafts
+from pyctl.engine.draft.draft_settings import LONGEST, NgramSettings
 from pyctl.engine.draft.ngram import ngram_sources
-from pyctl.engine.draft.source import DraftJob, DraftSource
+from pyctl.engine.draft.source import DraftJob, DraftSource, TextSource
 from pyctl.engine.draft.speculation import Speculation
 from pyctl.llama.llama_tokenizer import LlamaTokenizer
 from pyctl.models import builtin_model
@@ -41,8 +41,8 @@ RECORDED = Path(__file__).parent / "recorded"
 
 VOCABULARY = RECORDED.parents[1] / "vendor" / "llama.cpp" / "models" / "ggml-vocab-qwen35.gguf"
 
-MOST = 64
-"""Drafts of a step."""
+N_FILE, N_EDITS = 8192, 12
+"""Tokens of the file, and changes in it."""
 
 HEAD_SHARE = 0.8
 """Places where a head knows the next token, in the second table."""
@@ -109,6 +109,24 @@ def fenced(edit: Edit) -> str:
     language = {"py": "python", "cpp": "cpp", "md": "markdown"}[edit.path.rpartition(".")[2]]
     text = f"Here is the whole file with the change.\n\n```{language}\n{edit.after}```\n\nNothing else had to change."
     return f"{text}<|im_end|>"
+
+
+def conversation(file: Path, n_file: int, n_edits: int) -> tuple[list[int], list[int]]:
+    """Prompt and reply in the tokens of the model or vocabulary at ``file``."""
+    tokenize = vocabulary(str(file)).tokenize
+    pieces: list[tuple[str, str]] = []
+    n = 0
+    for edit in recorded():
+        old, new = edit.before.splitlines(True), edit.after.splitlines(True)
+        for _, i, i_end, j, j_end in difflib.SequenceMatcher(None, old, new).get_opcodes():
+            if n < n_file:
+                pieces.append(("".join(old[i:i_end]), "".join(new[j:j_end])))
+                n += len(tokenize(pieces[-1][0]))
+    changed = [i for i, (before, after) in enumerate(pieces) if before != after]
+    kept = {changed[i * len(changed) // n_edits] for i in range(min(n_edits, len(changed)))}
+    after = "".join(new if i in kept else old for i, (old, new) in enumerate(pieces))
+    edit = Edit("engine/stream.py", "Make the changes we spoke of", "".join(old for old, _ in pieces), after)
+    return list(tokenize(asked(edit, edit.before))), list(tokenize(fenced(edit)))
 
 
 def whole_file(edit: Edit) -> Conversation:
@@ -248,7 +266,7 @@ def measure(form: Callable[[Edit], Conversation], edits: Sequence[Edit], vocab: 
         if cache is not None:
             cache.remember(prompt)
             cache.flush()
-        replay(sources, key, prompt, reply, count, MOST)
+        replay(sources, key, prompt, reply, count, LONGEST)
         key += 1
     return count
 
@@ -289,49 +307,69 @@ class Beside:
         self.machine, self.cache, self.head = machine, cache, Head(machine)
         self.count, self.ms = Count(), 0.0
         lengths, head = calibrated(machine, Text("", copies(1, 1), BOTH)), self.head
-        sources: list[DraftSource] = [cache] if cache is not None else []
+        sources: list[TextSource] = [cache] if cache is not None else []
         self._speculation = Speculation(sources, cast(Any, head), lengths=lengths)
         self._speculation.seconds = lambda: head.ms / 1e3  # type: ignore[method-assign]
         self._width = self._place = 0
 
+    @property
+    def rate(self) -> float:
+        """Tokens a second."""
+        return self.count.n_tokens / self.ms * 1e3
+
     def reply(self, key: int, prompt: Tokens, reply: Tokens) -> None:
-        """A request whose model says ``reply``."""
-        seq, tokens, n = LiveSequence(0, prompt.size + reply.size), reply.tolist(), 1
+        """A request whose model says ``reply``; what is right behind a mark is sure in the next step."""
+        seq, tokens, n = LiveSequence(0, prompt.size + reply.size), tuple(reply.tolist()), 1
         seq.reset(prompt)
-        self.head.text = [*prompt.tolist(), *tokens]
+        self.head.text, n_free, sure = [*prompt.tolist(), *tokens], self.machine.n_free, tokens[:1]
         with self._speculation.following(key, prompt) as learn:
             while n < len(tokens):
                 if self.cache is not None:
                     self.cache.flush()
                 self.head.ms = 0.0
-                (draft,) = self._speculation.propose([DraftJob(key, seq, (tokens[n - 1],), min(len(tokens) - n, MOST))])
+                most = min(len(tokens) - n, LONGEST if len(sure) == 1 else n_free)
+                (draft,) = self._speculation.propose([DraftJob(key, seq, sure, most)])
                 pairs = zip(draft.tokens, tokens[n:], strict=False)
                 right = next((i for i, (a, b) in enumerate(pairs) if a != b), len(draft.tokens))
                 if draft.n_drafted:
                     learn(draft.n_drafted, right)
-                self._step(len(draft.tokens), right)
-                for token in tokens[n - 1 : n + right]:
+                self._step(len(sure) + len(draft.tokens), right)
+                said, n = (*sure, *tokens[n : n + right + 1]), n + right + 1
+                n_held = len(said) - 1 if right == len(draft.tokens) or len(draft.tokens) <= n_free else 0
+                for token in said[:n_held]:
                     seq.append_one(token)
-                n += 1 + right
+                sure = said[n_held:]
 
-    def _step(self, n_drafted: int, n_right: int) -> None:
-        machine, width = self.machine, 1 + n_drafted
+    def _step(self, width: int, n_right: int) -> None:
+        machine = self.machine
         self._place = self._place + 1 if width == self._width else 0
         self._width = width
         ms = machine.ms(width) + (machine.graph_ms[self._place] if self._place < 2 else 0.0)
-        if n_drafted > machine.n_free and n_right < n_drafted:
-            ms += machine.ms(2 + n_right) - machine.ms(1)
         self._speculation.record(width, ms)
         self.ms += ms + self.head.ms
         self.count.n_tokens += 1 + n_right
         self.count.n_steps += 1
 
 
+def rewriting(machine: Machine, prompt: Tokens, reply: Tokens) -> list[object]:
+    """Tokens a second with the head alone and with both, and tokens a step, of a server that has drafted before."""
+    cells: list[object] = [machine.name]
+    for cache in (None, CacheDrafts()):
+        server = Beside(machine, cache)
+        if cache is not None:
+            cache.remember(prompt)
+        server.reply(0, prompt[: prompt.size // 4], prompt[prompt.size // 4 :][:24])
+        server.count, server.ms = Count(), 0.0
+        server.reply(1, prompt, reply)
+        cells.append(f"{server.rate:.0f}")
+    return [*cells, f"{server.count.n_tokens / server.count.n_steps:.1f}"]
+
+
 def beside_head(form: Callable[[Edit], Conversation], edits: Sequence[Edit], vocab: LlamaTokenizer) -> list[str]:
     """Tokens a step with the head alone and with both, and how much faster both are, on each machine."""
     cells = []
     for machine in MACHINES[:2]:
-        servers = [Beside(machine, cache) for cache in (None, CacheDrafts(least=BESIDE_MODEL))]
+        servers = [Beside(machine, cache) for cache in (None, CacheDrafts())]
         for server in servers:
             for key, edit in enumerate(edits):
                 texts = form(edit)
@@ -378,6 +416,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows = [[title, *beside_head(form, edits, vocab)] for title, form in FORMS.items()]
     title = f"Beside a head that is right in {HEAD_SHARE:.0%} of all places: tokens a step, and speed"
     show(title, columns, rows, keep="agent-edits-head" if options.keep else "")
+    n_file, n_edits = (N_FILE, N_EDITS) if options.edits is None else (512, options.edits)
+    prompt, reply = map(as_tokens, conversation(file, n_file, n_edits))
+    rows = [rewriting(machine, prompt, reply) for machine in REWRITING]
+    columns = ["machine", "the head: tokens/s", "the head and the text", "tokens a step"]
+    title = f"A file of {n_file} tokens written again with {n_edits} edits, simulated"
+    show(title, columns, rows, keep="agent-edits-file" if options.keep else "")
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from bench.common import parse, parser_of, show, tell
 from bench.compare import add_comparison, compare
 from pyctl.cache import LiveSequence
 from pyctl.engine.draft.draft_length import LENGTHS, DraftLengthController
+from pyctl.engine.draft.draft_settings import LONGEST
 from pyctl.engine.draft.source import DraftJob
 from pyctl.engine.draft.speculation import Draft, Speculation
 from pyctl.prompt import Tokens, as_tokens
@@ -69,6 +70,29 @@ MACHINES = (
     Machine("line of 0.1", {1: 10.0, 513: 522.0}, 0.3),
     Machine("line of 0.5", {1: 10.0, 513: 2570.0}, 0.3),
 )
+REWRITING = (
+    # Settled steps behind 12,000 tokens, with sampling; from 129 tokens on, batches of prompts and outputs apart.
+    Machine(
+        "27B, H100",
+        {
+            1: 13.4, 2: 14.6, 3: 16.8, 4: 19.2, 5: 22.0, 7: 25.8, 9: 26.5, 13: 28.5, 17: 30.5, 25: 34.5, 33: 38.0,
+            49: 53.0, 65: 61.5, 129: 100.0, 257: 176.0,
+        },
+        1.4,
+        (5.0, 18.0),
+        n_free=3,
+    ),
+    # A plain step and prompts as its owners published (bench/gpu_seconds.py), between them as on an H100.
+    Machine(
+        "27B, RTX 3090",
+        {1: 23.3, 2: 24.5, 3: 27.0, 4: 30.5, 5: 33.0, 7: 40.0, 9: 46.0, 17: 60.0, 33: 84.0, 65: 120.0, 129: 195.0,
+         257: 330.0},
+        2.2,
+        (5.0, 14.0),
+        n_free=3,
+    ),
+    MACHINES[1],
+)  # fmt: skip
 
 
 Known = tuple[tuple[bool, bool], ...]
@@ -156,7 +180,9 @@ TEXTS = (
     Text("head 70%, the cache always wrong, 4 replies", beside(0.7, copies(1e9, 1)), BOTH, n_seqs=4),
     Text("head 70%, copies of 40, own text of 40, 4 replies", beside(0.7, copies(40, 40), 4), BOTH, n_seqs=4),
 )
-LIMITS = {HEAD: 3, COPY: 64}
+LIMITS = {HEAD: 3, COPY: LONGEST}
+LEAST = 4
+"""Tokens that match where a source begins to propose."""
 NONE, EMPTY = as_tokens([]), LiveSequence(0, 1)
 
 
@@ -192,6 +218,16 @@ class Source:
         if self.name == HEAD:
             self._simulation.head_ms += self._simulation.machine.draft_ms * (n or self.n_max)
         return [self._known(job, 0, n or min(job.most, self.n_max)) for job in jobs]
+
+    def matched(self, job: DraftJob, draft: tuple[int, ...] = ()) -> int:
+        """As many tokens as the text was copied for, and `LEAST` before."""
+        if self.name == HEAD:
+            return 0
+        known, end = self._simulation.known[job.key], self._simulation.at[job.key] + len(draft)
+        first = end
+        while first and known[first - 1][self._place][0]:
+            first -= 1
+        return LEAST + end - first
 
     def learn(self, key: int, n_drafted: int, n_accepted: int) -> None:
         pass

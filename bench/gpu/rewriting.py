@@ -8,7 +8,6 @@ build has unpacked it), of the built-in model for tiny shapes, numbered anew so 
 
 from __future__ import annotations
 
-import difflib
 import sys
 from http.client import HTTPException
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from bench.agent_edits import VOCABULARY, Edit, asked, fenced, recorded, vocabulary
+from bench.agent_edits import N_EDITS, N_FILE, VOCABULARY, conversation
 from bench.gpu.given_reply import preloaded
 from bench.gpu.report import OURS, PEER
 from bench.gpu.servers import Completion, Server, llama_server, pyctl
@@ -24,9 +23,6 @@ from pyctl.models import builtin_model
 from tools.generator import SHAPES
 
 __all__ = ["rewriting"]
-
-N_FILE, N_EDITS = 8192, 12
-"""Tokens of the file, and changes in it."""
 
 HEAD = "draft-mtp"
 TYPES = {OURS: (HEAD, f"{HEAD},cache"), PEER: (HEAD, f"ngram-mod,{HEAD}", f"ngram-map-k,{HEAD}")}
@@ -58,24 +54,6 @@ class Run(Protocol):
 
     @property
     def has_time(self) -> bool: ...
-
-
-def conversation(file: Path, n_file: int, n_edits: int) -> tuple[list[int], list[int]]:
-    """Prompt and reply in the tokens of the model or vocabulary at ``file``."""
-    tokenize = vocabulary(str(file)).tokenize
-    pieces: list[tuple[str, str]] = []
-    n = 0
-    for edit in recorded():
-        old, new = edit.before.splitlines(True), edit.after.splitlines(True)
-        for _, i, i_end, j, j_end in difflib.SequenceMatcher(None, old, new).get_opcodes():
-            if n < n_file:
-                pieces.append(("".join(old[i:i_end]), "".join(new[j:j_end])))
-                n += len(tokenize(pieces[-1][0]))
-    changed = [i for i, (before, after) in enumerate(pieces) if before != after]
-    kept = {changed[i * len(changed) // n_edits] for i in range(min(n_edits, len(changed)))}
-    after = "".join(new if i in kept else old for i, (old, new) in enumerate(pieces))
-    edit = Edit("engine/stream.py", "Make the changes we spoke of", "".join(old for old, _ in pieces), after)
-    return list(tokenize(asked(edit, edit.before))), list(tokenize(fenced(edit)))
 
 
 def numbered_anew(tokens: list[int], n_vocab: int) -> list[int]:

@@ -34,10 +34,10 @@ from pyctl.cli.arguments import CommandSettings
 from pyctl.cli.defaults import cache_budget, stored_bytes
 from pyctl.cli.logs import LoadProgress
 from pyctl.engine.admin import EngineAdmin
-from pyctl.engine.draft.cache_drafts import BESIDE_MODEL, CacheDrafts
+from pyctl.engine.draft.cache_drafts import CacheDrafts
 from pyctl.engine.draft.draft_length import DraftLengthController
 from pyctl.engine.draft.ngram import ngram_sources
-from pyctl.engine.draft.source import DraftSource
+from pyctl.engine.draft.source import TextSource
 from pyctl.engine.draft.speculation import ModelDrafts, Speculation
 from pyctl.engine.engine import Engine
 from pyctl.engine.lender import EngineLender
@@ -126,8 +126,7 @@ def assemble(settings: CommandSettings, report: Progress = lambda fraction: True
     except BaseException:
         loaded.backend.unload()
         raise
-    least = BESIDE_MODEL if loaded.backend.facts.draft_type else 1
-    remembered = CacheDrafts(least=least) if loaded.drafts.has("cache") else None
+    remembered = CacheDrafts() if loaded.drafts.has("cache") else None
     speculation = _speculation(settings, loaded, remembered)
     info = replace(loaded.info, draft_types=speculation.names)
     if loaded.images is not None and budget is not None:  # what it makes of images counts within --cache-ram
@@ -276,7 +275,7 @@ def _speculation(settings: CommandSettings, loaded: Loaded, remembered: CacheDra
     """The sources of drafts: none unless a flag asks for it, or where a memory takes nothing back."""
     backend, drafts = loaded.backend, loaded.drafts
     ngrams = ngram_sources(drafts.ordered_types, settings.ngrams)
-    sources: list[DraftSource] = [*ngrams, remembered] if remembered is not None else [*ngrams]
+    sources: list[TextSource] = [*ngrams, remembered] if remembered is not None else [*ngrams]
     model = ModelDrafts(backend, drafts.n_draft, drafts.n_draft_min) if backend.facts.draft_type else None
     lengths = [source.most for source in ngrams]
     lengths += [remembered.most] if remembered is not None else []

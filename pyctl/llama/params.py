@@ -12,7 +12,7 @@ from typing import Any
 import gguf
 from llama_cpp import llama_cpp as api
 
-from pyctl.engine.draft.draft_settings import MODEL_TYPES, DraftSettings
+from pyctl.engine.draft.draft_settings import LONGEST, MODEL_TYPES, DraftSettings
 from pyctl.engine.model_settings import (
     FLASH_MODES,
     KV_TYPES,
@@ -193,7 +193,7 @@ MOST_SELECTING = limit(
     16, "tokens of an evaluation with --kv-select, drafts included", "fewer drafts", "process", "tokens"
 )
 
-LONG_DRAFT = limit(64, "tokens of a draft from n-grams or from the cache", "cut", "request")
+LONG_DRAFT = limit(64, "tokens of a draft from n-grams", "cut", "request")
 """llama-server's default maximum; each token costs memory for one more output of logits."""
 
 
@@ -225,7 +225,8 @@ def check_head(model: Any, trunk: Any | None, path: str) -> None:
 
 def most_outputs(settings: ModelSettings, drafts: DraftSettings) -> int:
     """Return the most outputs of one evaluation. Those of a whole batch would take 0.5 GB with a large vocabulary."""
-    return max(settings.n_seqs * (1 + n_planes(settings, drafts)), 1 + LONG_DRAFT if finds(drafts) else 0)
+    longest = LONGEST if drafts.has("cache") else LONG_DRAFT if finds(drafts) else 0
+    return max(settings.n_seqs * (1 + n_planes(settings, drafts)), 1 + longest)
 
 
 def most_selecting(settings: ModelSettings, drafts: DraftSettings) -> int:

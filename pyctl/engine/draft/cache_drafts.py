@@ -17,11 +17,12 @@ from threading import Event, Thread
 from typing import NamedTuple
 
 from pyctl.cache import RecentPrompts
+from pyctl.engine.draft.draft_settings import LONGEST
 from pyctl.engine.draft.source import DraftJob
 from pyctl.engine.draft.token_index import CONTEXT, MAX_TOKENS, TokenIndex
 from pyctl.prompt import Tokens, as_tokens
 
-__all__ = ["BESIDE_MODEL", "CacheDrafts"]
+__all__ = ["CacheDrafts"]
 
 BLOCK = 512
 """Tokens of a block. Prompts are added by block, identified by the digest of its prefix; known blocks are skipped."""
@@ -31,15 +32,6 @@ OVERLAP = 32
 
 HAND_OVER = 16
 """Generated tokens passed to the index's thread at a time."""
-
-LONGEST = 64
-"""Tokens of the longest draft."""
-
-BESIDE_MODEL = 7
-"""Least matching tokens if there is a draft model: for shorter matches the model is right more often."""
-
-TRUST, TRUST_AGREED = 2, 4
-"""Drafts per matching token; the same where another source expects what the text goes on with."""
 
 LONGEST_CHANGE, MOST_CHANGES = 8, 4
 """Most tokens of a change that is predicted again; most changes with the same first token."""
@@ -208,15 +200,14 @@ def _rest(expected: list[_Expected], n: int) -> list[_Expected]:
 class CacheDrafts:
     """Copies drafts of up to ``longest`` tokens from the last ``capacity`` tokens, a power of two.
 
-    With fewer than ``least`` matching tokens it proposes nothing. Calls never block: another thread adds the texts.
+    Calls never block: another thread adds the texts.
     """
 
     name = "cache"
 
-    def __init__(self, capacity: int = MAX_TOKENS, longest: int = LONGEST, least: int = 1) -> None:
+    def __init__(self, capacity: int = MAX_TOKENS, longest: int = LONGEST) -> None:
         self.index = TokenIndex(capacity)
         self.most = longest
-        self._least = least
         self._courses: dict[int, _Course] = {}
         self._queue: SimpleQueue[_Text | Event | None] = SimpleQueue()
         keeper = _Keeper(self.index)
@@ -262,7 +253,11 @@ class CacheDrafts:
         self._courses[key] = _Course(prompt)
 
     def propose(self, jobs: Sequence[DraftJob]) -> list[tuple[int, ...]]:
-        return [tuple(self._draft(job)) if job.key in self._courses else () for job in jobs]
+        drafts = [self.extend(job, (), min(job.most, self.most)) for job in jobs]
+        for job, draft in zip(jobs, drafts, strict=True):
+            if not draft and (course := self._courses.get(job.key)) is not None and course.place:
+                course.part([])  # the text has ended
+        return drafts
 
     def learn(self, key: int, n_drafted: int, n_accepted: int) -> None:
         pass  # `_keep_up` compares the next tokens instead
@@ -270,25 +265,25 @@ class CacheDrafts:
     def end(self, key: int) -> None:
         self._courses.pop(key, None)
 
+    def matched(self, job: DraftJob, draft: tuple[int, ...] = ()) -> int:
+        return self._found(job, draft, 0)[1]
+
     def extend(self, job: DraftJob, draft: tuple[int, ...], n: int) -> tuple[int, ...]:
+        return self._found(job, draft, n)[0]
+
+    def _found(self, job: DraftJob, draft: tuple[int, ...], n: int) -> tuple[tuple[int, ...], int]:
+        """Return up to ``n`` tokens that follow ``draft``, and how many match up to its end."""
         if job.key not in self._courses:
-            return ()
+            return (), 0
         course, index, text = self._followed(job)
         if course.place:
-            tokens = [each.token for each in course.expect(index, len(draft) + n)]
-            if tuple(tokens[: len(draft)]) == draft:
-                return tuple(tokens[len(draft) :][: TRUST_AGREED * (course.length + len(draft))])
-        place, length = index.find([*text, *draft][-CONTEXT:], course.place or course.parted)
-        return tuple(index.read(place, min(n, TRUST * length))) if place and length >= self._least else ()
-
-    def _draft(self, job: DraftJob) -> list[int]:
-        course, index, _ = self._followed(job)
-        if not course.place or course.length < self._least:
-            return []
-        draft = course.expect(index, min(job.most, self.most, TRUST * course.length))
+            tokens = tuple(each.token for each in course.expect(index, len(draft) + n))
+            if tokens[: len(draft)] == draft:
+                return tokens[len(draft) :], course.length + len(draft)
         if not draft:
-            course.part([])
-        return [expected.token for expected in draft]
+            return (), 0
+        place, length = index.find([*text, *draft][-CONTEXT:], course.place or course.parted)
+        return tuple(index.read(place, n)), length
 
     def _followed(self, job: DraftJob) -> tuple[_Course, TokenIndex, list[int]]:
         """Return the state of the request up to its last sure token, the index, and the last CONTEXT tokens."""

@@ -23,26 +23,51 @@ from pyctl.engine.backend import Evaluator, SequenceTokens
 from pyctl.errors import EngineError, PreemptedError
 from pyctl.prompt import as_tokens
 
-__all__ = ["LENGTHS", "DraftLengthController", "DraftResult", "before", "calibrate"]
+__all__ = ["LENGTHS", "DraftLengthController", "DraftResult", "Origin", "calibrate"]
 
-LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # compared, in addition to the longest allowed
+LENGTHS = (1, 2, 3, 4, 8, 16, 32, 64, 128)  # compared, in addition to the longest allowed
 MIN_GAIN = 1.02  # speedup by drafts below which a source pauses
 MIN_PAUSE, MAX_PAUSE, PROBE = 6, 512, 2  # tokens; pauses double, up to 16 times, while drafts do not pay
 LOSS, BUDGET = 0.02, 24.0  # drafts may lose this share of time and this many plain steps; credit is capped at twice
 PRIOR, PRIOR_WEIGHT = 0.8, 3.0  # prior of the accepted share, and its weight in drafts
+MATCHED = (1, 4, 16, 64)  # matching tokens from which on shares differ
 REQUEST_DECAY, SOURCE_DECAY = 0.06, 0.02  # decay of evidence per draft, in a request and in a source
 REMEASURE, GRAPH_STEPS = 256, 16  # steps between measurements of plain ones; steps per CUDA graph of a draft model
 CALIBRATION_S = 10.0  # idle seconds after which calibration starts no measurement
 
 
+class Origin(NamedTuple):
+    """Where drafts come from: a model, or the place of a text where so many tokens ``matched``, of `MATCHED`.
+
+    With ``is_before`` they are those that ``source`` continues there."""
+
+    source: str
+    matched: int = 0
+    is_before: bool = False
+
+    @classmethod
+    def of(cls, source: str, n_matched: int) -> Origin:
+        """Return the origin of drafts behind ``n_matched`` tokens."""
+        return cls(source, max((n for n in MATCHED if n <= n_matched), default=0))
+
+    @property
+    def prior(self) -> float:
+        """The share of right tokens before any is known: what a text went on with for n tokens ends in one of n + 1."""
+        return self.matched / (1 + self.matched) if self.matched else PRIOR
+
+    def counted(self, n: int) -> int:
+        """Return how many of ``n`` drafts are evidence: behind as many right ones, more tokens would have matched."""
+        return min(n, self.matched) if self.matched else n
+
+
 class DraftResult(NamedTuple):
-    """One request in a step: ``source`` drafted ``n_drafted`` tokens, of which the first ``n_accepted`` matched.
+    """One request in a step: ``origin`` drafted ``n_drafted`` tokens, of which the first ``n_accepted`` matched.
 
     Of a draft that several sources composed, ``parts`` says it of each part whose tokens were compared.
     """
 
     key: int
-    source: str = ""
+    origin: Origin = Origin("")
     n_drafted: int = 0
     n_accepted: int = 0
     parts: tuple[DraftResult, ...] = ()
@@ -124,9 +149,12 @@ class Drafts:
         return min(max(seen, min(seen + 0.6 * math.sqrt(seen * (1 - seen) / n), prior)), 0.999)
 
 
-def before(source: str) -> str:
-    """Return the name for drafts that ``source`` continues."""
-    return f"before {source}"
+class _Promise(NamedTuple):
+    """``n`` drafts: the speed with them, as a multiple of that without, and what they cost in plain steps."""
+
+    gain: float
+    cost: float
+    n: int
 
 
 def _sum(p: float, n: int) -> float:
@@ -144,89 +172,83 @@ class DraftLengthController:
         self.n_free, self._graph, self._budget = n_free, graph, BUDGET
         self._costs: dict[int, StepCosts] = {}
         self.proposing: defaultdict[tuple[str, int], Curve] = defaultdict(Curve)  # ms by source and requests
-        self._sources: defaultdict[str, Drafts] = defaultdict(lambda: Drafts(SOURCE_DECAY))
-        self._next_pause: defaultdict[str, int] = defaultdict(lambda: MIN_PAUSE)
-        self._requests: defaultdict[int, defaultdict[str, Drafts]] = defaultdict(lambda: defaultdict(Drafts))
+        self._origins: defaultdict[Origin, Drafts] = defaultdict(lambda: Drafts(SOURCE_DECAY))
+        self._next_pause: defaultdict[Origin, int] = defaultdict(lambda: MIN_PAUSE)
+        self._requests: defaultdict[int, defaultdict[Origin, Drafts]] = defaultdict(lambda: defaultdict(Drafts))
         self._width, self._place = (0, 0), 0  # requests and tokens of the last step; equal steps before it
 
     def costs(self, n_seqs: int) -> StepCosts:
         """Return the costs of steps for ``n_seqs`` requests."""
         return self._costs.setdefault(n_seqs, StepCosts(n_seqs, self._graph))
 
-    def length(
-        self, key: int, source: str, limit: int, n_seqs: int = 1, *, together: bool = False, behind: int = 0
-    ) -> int:
-        """Return the draft length, at most ``limit``, of ``source`` for ``key`` in a step of ``n_seqs`` requests.
+    def length(self, key: int, origin: Origin, limit: int, n_seqs: int = 1, *, behind: int = 0) -> int:
+        """Return the draft length, at most ``limit``, of ``origin`` for ``key`` in a step of ``n_seqs`` requests.
 
-        With ``together`` all requests draft equally many tokens. With ``behind`` so many tokens are drafted already:
-        ``source`` names what continues them, `before` its name the first part, and the result is how many more follow.
+        All requests draft equally many tokens of a model. With ``behind`` so many tokens are drafted already:
+        ``origin`` is of what continues them, and the result is how many more follow.
         """
-        costs, drafts = self.costs(n_seqs), self._requests[key][source]
+        costs, drafts = self.costs(n_seqs), self._requests[key][origin]
         if limit <= 0 or costs.needs_plain() or drafts.pause:
             return 0
         drafts.is_behind = behind > 0
         asked = limit, behind, n_seqs, costs.n_steps // 16, self._width
         if drafts.asked != asked or not drafts.length:
-            named = before(source)
-            share = self._share(self._requests[key][named], named, n_seqs, together=False) if behind else 0.0
-            gain, cost, n = self._best(drafts, source, costs, limit, together=together, first=(behind, share))
+            gain, cost, n = self._best(key, origin, costs, limit, behind)
             drafts.asked, drafts.length = asked, 0
             if gain > MIN_GAIN:
-                drafts.is_probing, self._next_pause[source] = False, MIN_PAUSE
+                drafts.is_probing, self._next_pause[origin] = False, MIN_PAUSE
             elif drafts.is_probing:
                 n = min(PROBE, limit)
             else:
-                pause = self._next_pause[source]
+                pause = self._next_pause[origin]
                 most = 4 * MAX_PAUSE if behind else MAX_PAUSE  # going on is wide, and stays without gain for long
                 drafts.rest(round(min(pause * (1 + GRAPH_STEPS * costs.graph), most)))
-                self._next_pause[source] = min(2 * pause, 16 * MIN_PAUSE)
+                self._next_pause[origin] = min(2 * pause, 16 * MIN_PAUSE)
                 return 0
             drafts.length = n if cost <= self._budget else 0
         return drafts.length
 
-    def gain(self, key: int, source: str, n: int, n_seqs: int = 1, *, together: bool = False) -> float:
-        """Return the expected speed with ``n`` drafts of ``source`` as a multiple of that of a plain step."""
+    def gain(self, key: int, origin: Origin, n: int, n_seqs: int = 1) -> float:
+        """Return the expected speed with ``n`` drafts of ``origin`` as a multiple of that of a plain step."""
         costs = self.costs(n_seqs)
-        p = self._share(self._requests[key][source], source, n_seqs, together=together)
-        return _sum(p, n) / (1 + self._cost(costs, source, n, p**n, _sum(p, n))) if costs.plain_ms else 1.0
+        return self._promise(origin, costs, self._share(key, origin, n_seqs), n).gain if costs.plain_ms else 1.0
 
-    def _share(self, drafts: Drafts, source: str, n_seqs: int, *, together: bool) -> float:
-        known = self._sources[source].share(PRIOR)
-        return known if together and n_seqs > 1 else drafts.share(known)
+    def _share(self, key: int, origin: Origin, n_seqs: int) -> float:
+        known = self._origins[origin].share(origin.prior)
+        return known if not origin.matched and n_seqs > 1 else self._requests[key][origin].share(known)
 
-    def _cost(self, costs: StepCosts, source: str, n: int, all_right: float, expected: float) -> float:
+    def _cost(self, costs: StepCosts, origin: Origin, n: int, all_right: float, expected: float) -> float:
         """Return what ``n`` drafts for each request cost beyond a plain step, in plain steps.
 
         All of them are right with the probability ``all_right``; the step yields ``expected`` tokens.
         """
         n_seqs = costs.n_seqs
-        cost = costs.of(n_seqs * (1 + n)) - 1 + self.proposing[source, n_seqs](n) / costs.plain_ms
+        cost = costs.of(n_seqs * (1 + n)) - 1 + self.proposing[origin.source, n_seqs](n) / costs.plain_ms
         if n > self.n_free:
             cost += (1 - all_right) * (costs.of(n_seqs * (1 + round(expected))) - 1)
         return cost
 
-    def _best(
-        self,
-        drafts: Drafts,
-        source: str,
-        costs: StepCosts,
-        limit: int,
-        *,
-        together: bool,
-        first: tuple[int, float],  # drafts before, and the share of them that is right
-    ) -> tuple[float, float, int]:  # gain and cost beyond that of the first, how many more
-        n_seqs, options, (behind, share) = costs.n_seqs, [], first
-        p = self._share(drafts, source, n_seqs, together=together)
-        graph = costs.graph / (GRAPH_STEPS if together else 1)
+    def _best(self, key: int, origin: Origin, costs: StepCosts, limit: int, behind: int) -> _Promise:
+        share = self._share(key, origin._replace(is_before=True), costs.n_seqs) if behind else 0.0
+        first = behind, share, self._cost(costs, origin, behind, share**behind, _sum(share, behind))
+        p = self._share(key, origin, costs.n_seqs)
+        promises = [self._promise(origin, costs, p, n, first) for n in [*(n for n in LENGTHS if n < limit), limit]]
+        return max(promises[:1] + [each for each in promises[1:] if each.cost <= self._budget])
+
+    def _promise(
+        self, origin: Origin, costs: StepCosts, p: float, n: int, first: tuple[int, float, float] = (0, 0.0, 0.0)
+    ) -> _Promise:
+        """Return what ``n`` drafts, right with ``p``, promise beyond the ``first``: how many, their p, their cost."""
+        n_seqs, (behind, share, known) = costs.n_seqs, first
         yielded, reached = _sum(share, behind), share**behind
-        known = self._cost(costs, source, behind, reached, yielded)
-        for n in [*(n for n in LENGTHS if n < limit), limit]:
-            width = n_seqs * (1 + behind + n)  # assumes equal drafts for all requests
-            expected = yielded + reached * (_sum(p, n) - 1)
-            cost = self._cost(costs, source, behind + n, reached * p**n, expected)
-            total = 1 + cost + graph * (self._width != (n_seqs, width))
-            options.append((expected / yielded * (1 + known) / total, cost - known, n))
-        return max(options)
+        all_right, expected = reached * p**n, yielded + reached * (_sum(p, n) - 1)
+        cost = self._cost(costs, origin, behind + n, all_right, expected)
+        total = 1 + cost
+        if self._width != (n_seqs, n_seqs * (1 + behind + n)):  # assumes equal drafts for all requests
+            # Second steps of a width capture a graph: here if a copy is all right and goes on, and on the way back.
+            again = all_right**n_seqs
+            total += costs.graph * ((1 + again) * (1 - again) if origin.matched else 1 / GRAPH_STEPS)
+        return _Promise(expected / yielded * (1 + known) / total, cost - known, n)
 
     def record(
         self, drafts: Sequence[DraftResult], n_tokens: int, ms: float | None, proposing_ms: Mapping[str, float]
@@ -241,7 +263,7 @@ class DraftLengthController:
                 costs.add(n_tokens, ms)
             for source, each_ms in proposing_ms.items():
                 parts = [part for draft in drafts for part in draft.parts or (draft,)]
-                n = max((part.n_drafted for part in parts if part.source == source), default=1)
+                n = max((part.n_drafted for part in parts if part.origin.source == source), default=1)
                 self.proposing[source, n_seqs].add(n, each_ms)
                 lost += each_ms / costs.plain_ms if costs.plain_ms else 0.0
         self._width = width
@@ -249,8 +271,9 @@ class DraftLengthController:
             for state in self._requests[draft.key].values():
                 state.pause = max(state.pause - 1 - draft.n_accepted, 0)
             for part in draft.parts or ((draft,) if draft.n_drafted else ()):
-                self._sources[part.source].add(part.n_drafted, part.n_accepted)
-                self._requests[draft.key][part.source].add(part.n_drafted, part.n_accepted)
+                counted = part.origin.counted(part.n_drafted), part.origin.counted(part.n_accepted)
+                self._origins[part.origin].add(*counted)
+                self._requests[draft.key][part.origin].add(*counted)
             lost -= draft.n_accepted / n_seqs
         self._budget = min(self._budget + LOSS - lost, 2 * BUDGET)
 

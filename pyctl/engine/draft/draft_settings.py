@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pyctl.convert import choice, integer, number, words
 from pyctl.engine.model_settings import KV_TYPES, ModelSettings
 from pyctl.engine.placements import CPU_EXPERTS, as_placements, cpu_experts
+from pyctl.limit import limit
 from pyctl.setting import SPECULATION, Flag
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "BLOCK_TYPES",
     "DRAFT_TYPES",
     "FEATURE_TYPES",
+    "LONGEST",
     "MODEL_TYPES",
     "DraftSettings",
     "NgramSettings",
@@ -31,6 +33,9 @@ MODEL_TYPES = ("draft-simple", "draft-mtp", *FEATURE_TYPES)
 
 DRAFT_TYPES = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "cache", *MODEL_TYPES)
 """Draft sources in the order of their use: llama-server's, and pyctl's own `cache`."""
+
+LONGEST = limit(128, "tokens of a draft from `cache`", "cut", "request")
+"""With longer ones a rewriting gains nothing: its edits end them (docs/decisions/009-composed-drafts.md)."""
 
 AUTOMATIC = ("auto",)
 """The types of a model for which no flag names a source; loading replaces them."""

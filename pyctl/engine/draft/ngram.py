@@ -52,6 +52,9 @@ class NgramSource:
     def propose(self, jobs: Sequence[DraftJob]) -> list[tuple[int, ...]]:
         return [self._draft(job)[: job.most] for job in jobs]
 
+    def matched(self, job: DraftJob, draft: tuple[int, ...] = ()) -> int:
+        return self._n_match
+
     def learn(self, key: int, n_drafted: int, n_accepted: int) -> None:
         pass
 

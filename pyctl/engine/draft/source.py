@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from pyctl.cache import LiveSequence
 from pyctl.prompt import Tokens
 
-__all__ = ["ContinuingSource", "DraftJob", "DraftSource", "RememberingSource"]
+__all__ = ["ContinuingSource", "DraftJob", "DraftSource", "RememberingSource", "TextSource"]
 
 
 class DraftJob(NamedTuple):
@@ -44,8 +44,16 @@ class DraftSource(Protocol):
         """Unregister a request; no effect for an unknown one."""
 
 
+class TextSource(DraftSource, Protocol):
+    """A source that copies its drafts from a text."""
+
+    def matched(self, job: DraftJob, draft: tuple[int, ...] = ()) -> int:
+        """Return how many tokens, up to the end of ``draft``, are as before the place that is copied; 0: there is
+        none."""
+
+
 @runtime_checkable
-class ContinuingSource(Protocol):
+class ContinuingSource(TextSource, Protocol):
     """A source that also continues drafts of other sources."""
 
     def extend(self, job: DraftJob, draft: tuple[int, ...], n: int) -> tuple[int, ...]:

@@ -11,8 +11,8 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from pyctl.engine.backend import Evaluator, SequenceTokens
-from pyctl.engine.draft.draft_length import DraftLengthController, DraftResult, before, calibrate
-from pyctl.engine.draft.source import ContinuingSource, DraftJob, DraftSource, RememberingSource
+from pyctl.engine.draft.draft_length import DraftLengthController, DraftResult, Origin, calibrate
+from pyctl.engine.draft.source import ContinuingSource, DraftJob, DraftSource, RememberingSource, TextSource
 from pyctl.errors import EngineError
 from pyctl.prompt import Tokens
 
@@ -29,6 +29,16 @@ class Draft(NamedTuple):
 
 
 NO_DRAFT = Draft()
+
+
+class _Part(NamedTuple):
+    source: DraftSource
+    origin: Origin
+    n: int
+
+
+_Wanted = tuple[int, Origin, int]
+"""Index of a job, origin and limit of its draft."""
 
 
 class ModelDrafts:
@@ -66,7 +76,7 @@ class Speculation:
 
     def __init__(
         self,
-        sources: Sequence[DraftSource] = (),
+        sources: Sequence[TextSource] = (),
         model: ModelDrafts | None = None,
         *,
         lengths: DraftLengthController | None = None,
@@ -76,9 +86,9 @@ class Speculation:
         self._sources, self._model = tuple(sources), model
         self._all: tuple[DraftSource, ...] = (*sources, model) if model is not None else self._sources
         self._lengths, self._width, self._longest = lengths, width, longest
-        # The current step: its jobs, the parts of their drafts with the tokens of each, and the results.
+        # The current step: its jobs, the parts of their drafts, and the results.
         self._jobs: Sequence[DraftJob] = ()
-        self._parts: dict[int, list[tuple[DraftSource, int]]] = {}
+        self._parts: dict[int, list[_Part]] = {}
         self._results: dict[int, DraftResult] = {}
         self._proposing_ms: dict[str, float] = {}
 
@@ -141,16 +151,19 @@ class Speculation:
         self._proposing_ms.clear()
         found: list[tuple[int, ...]] = [()] * len(jobs)
         for source in self._sources:
-            wanted: list[tuple[int, int]] = []
+            wanted: list[_Wanted] = []
+            began = self.seconds()
             for i, job in enumerate(jobs):
-                if not found[i] and (n := self._most(job, source.name, job.most)):
-                    wanted.append((i, n))
-            self._ask(source, wanted, found)
+                if not found[i]:
+                    origin = Origin.of(source.name, source.matched(job))
+                    if n := self._most(job, origin, job.most):
+                        wanted.append((i, origin, n))
+            self._ask(source, source.propose, wanted, found, began)
         if self._model is not None:
             self._ask_model(self._model, found)
-        for source in self._all:
-            if isinstance(source, ContinuingSource):
-                self._continue(source, source, found)
+        for continuing in self._sources:
+            if isinstance(continuing, ContinuingSource):
+                self._continue(continuing, found)
         return [self._draft(job, tokens) for job, tokens in zip(jobs, found, strict=True)]
 
     def record(self, n_tokens: int, decode_ms: float | None) -> None:
@@ -159,11 +172,11 @@ class Speculation:
             drafts = [self._results.get(job.key) or DraftResult(job.key) for job in self._jobs]
             self._lengths.record(drafts, n_tokens, decode_ms, self._proposing_ms)
 
-    def _most(self, job: DraftJob, name: str, limit: int, *, together: bool = False) -> int:
+    def _most(self, job: DraftJob, origin: Origin, limit: int) -> int:
         limit = min(limit, self._width) if self._width else limit
         if limit <= 0 or self._lengths is None:
             return max(limit, 0)
-        return self._lengths.length(job.key, name, limit, len(self._jobs), together=together)
+        return self._lengths.length(job.key, origin, limit, len(self._jobs))
 
     def _ask_model(self, model: ModelDrafts, found: list[tuple[int, ...]]) -> None:
         """Draft with the model, in one evaluation, for all jobs for which no source promises more.
@@ -171,39 +184,40 @@ class Speculation:
         All get the largest wanted length, since one evaluation verifies drafts of equal length. Behind many sure
         tokens, which follow a rollback to a mark, a head would have to draft through each of these first.
         """
+        own, began = Origin(model.name), self.seconds()
         able = [(i, job) for i, job in enumerate(self._jobs) if job.most > 0 and len(job.sure) <= 1 + model.n_max]
-        lengths = [self._most(job, model.name, min(job.most, model.n_max), together=True) for _, job in able]
-        wanted = [(i, job, n) for (i, job), n in zip(able, lengths, strict=True) if self._leads(model, i, n, found)]
-        if n := max((n for _, _, n in wanted), default=0):
-            jobs = [(i, n) for i, job, _ in wanted if job.most >= n]
-            self._ask(model, jobs, found, partial(model.propose, n=n))
+        lengths = [self._most(job, own, min(job.most, model.n_max)) for _, job in able]
+        leading = [(i, job, n) for (i, job), n in zip(able, lengths, strict=True) if self._leads(own, n, job.key)]
+        if n := max((n for _, _, n in leading), default=0):
+            wanted = [(i, own, n) for i, job, _ in leading if job.most >= n]
+            self._ask(model, partial(model.propose, n=n), wanted, found, began)
 
-    def _leads(self, model: ModelDrafts, i: int, n: int, found: list[tuple[int, ...]]) -> bool:
-        """Whether ``n`` drafts of the model promise more than what is ``found`` for job ``i``."""
-        if not found[i]:
+    def _leads(self, own: Origin, n: int, key: int) -> bool:
+        """Whether ``n`` drafts of the model promise more than what another source has drafted for request ``key``."""
+        if key not in self._parts:
             return True
+        ((_, origin, n_found),), n_seqs = self._parts[key], len(self._jobs)
         if not n or self._lengths is None:
-            return False
-        key, n_seqs = self._jobs[i].key, len(self._jobs)
-        ((source, n_found),) = self._parts[key]
-        gain = self._lengths.gain(key, source.name, n_found, n_seqs)
-        return self._lengths.gain(key, model.name, n, n_seqs, together=True) > gain
+            return n > 0 and own.prior >= origin.prior
+        return self._lengths.gain(key, own, n, n_seqs) > self._lengths.gain(key, origin, n_found, n_seqs)
 
-    def _continue(self, source: DraftSource, continuing: ContinuingSource, found: list[tuple[int, ...]]) -> None:
+    def _continue(self, source: ContinuingSource, found: list[tuple[int, ...]]) -> None:
         """Let ``source`` continue drafts of others; beside other requests only as far as rollback is free."""
         began = self.seconds()
         for i, job in enumerate(self._jobs):
             parts, n = self._parts.get(job.key, []), len(found[i])
-            if not n or any(part is source for part, _ in parts):
+            if not n or any(part.source is source for part in parts):
+                continue
+            names = "+".join((*(part.source.name for part in parts), source.name))
+            if not (origin := Origin.of(names, source.matched(job, found[i]))).matched:
                 continue
             most = min(job.most, self._width) if self._width else job.most
             if self._lengths is not None:
                 most = most if len(self._jobs) == 1 else min(most, self._lengths.n_free)
-                names = _names([*parts, (source, 0)])
-                most = n + self._lengths.length(job.key, names, most - n, len(self._jobs), behind=n)
-            if most > n and (more := tuple(takewhile(_is_text, continuing.extend(job, found[i], most - n)))):
+                most = n + self._lengths.length(job.key, origin, most - n, len(self._jobs), behind=n)
+            if most > n and (more := tuple(takewhile(_is_text, source.extend(job, found[i], most - n)))):
                 found[i] += more
-                parts.append((source, len(more)))
+                parts.append(_Part(source, origin, len(more)))
                 ms = (self.seconds() - began) * 1e3
                 self._proposing_ms[source.name] = self._proposing_ms.get(source.name, 0.0) + ms
                 began = self.seconds()
@@ -211,24 +225,24 @@ class Speculation:
     def _ask(
         self,
         source: DraftSource,
-        wanted: Sequence[tuple[int, int]],
+        propose: Callable[[Sequence[DraftJob]], list[tuple[int, ...]]],
+        wanted: Sequence[_Wanted],
         found: list[tuple[int, ...]],
-        propose: Callable[[Sequence[DraftJob]], list[tuple[int, ...]]] | None = None,
+        began: float,
     ) -> None:
-        """Put drafts of ``source`` into ``found``; ``wanted`` holds (index of the job, limit of its draft)."""
+        """Put what ``propose`` returns for ``wanted`` into ``found``."""
         if not wanted:
             return
-        began = self.seconds()
         try:
-            drafts = (propose or source.propose)([self._jobs[i] for i, _ in wanted])
+            drafts = propose([self._jobs[i] for i, _, _ in wanted])
         except EngineError as error:  # decoding continues without drafts
             log.warning("draft source %s failed: %s", source.name, error)
             return
         self._proposing_ms[source.name] = (self.seconds() - began) * 1e3
-        for (i, n), proposed in zip(wanted, drafts, strict=True):
+        for (i, origin, n), proposed in zip(wanted, drafts, strict=True):
             if draft := tuple(takewhile(_is_text, proposed[: min(n, self._jobs[i].most)])):
                 found[i] = draft
-                self._parts[self._jobs[i].key] = [(source, len(draft))]
+                self._parts[self._jobs[i].key] = [_Part(source, origin, len(draft))]
 
     def _draft(self, job: DraftJob, tokens: tuple[int, ...]) -> Draft:
         n, width = len(tokens), min(self._width, job.most)
@@ -238,26 +252,22 @@ class Speculation:
 
     def _learn(self, key: int, n_drafted: int, n_accepted: int) -> None:
         parts, results, n_before = self._parts[key], list[DraftResult](), 0
-        for source, n in parts:
+        for source, origin, n in parts:
             drafted, accepted = (min(max(each - n_before, 0), n) for each in (n_drafted, n_accepted))
             if not drafted or n_accepted < n_before:  # tokens behind a wrong one say nothing
                 break
             source.learn(key, drafted, accepted)
-            results.append(DraftResult(key, source.name, drafted, accepted))
+            results.append(DraftResult(key, origin, drafted, accepted))
             n_before += n
-        composed = DraftResult(key, _names(parts), n_drafted, n_accepted)
+        composed = DraftResult(key, parts[-1].origin, n_drafted, n_accepted)
         if len(parts) > 1:
-            n_first = sum(n for _, n in parts[:-1])
-            first = DraftResult(key, before(composed.source), min(n_drafted, n_first), min(n_accepted, n_first))
-            last = composed._replace(n_drafted=0, n_accepted=0)  # not compared
-            if len(results) == len(parts):
-                last = results[-1]._replace(source=composed.source)
-            composed = composed._replace(parts=(*results, first, last))
+            n_first = sum(part.n for part in parts[:-1])
+            first = composed.origin._replace(is_before=True)
+            results.append(DraftResult(key, first, min(n_drafted, n_first), min(n_accepted, n_first)))
+            if len(results) <= len(parts):  # not compared
+                results.append(composed._replace(n_drafted=0, n_accepted=0))
+            composed = composed._replace(parts=tuple(results))
         self._results[key] = composed
-
-
-def _names(parts: Sequence[tuple[DraftSource, int]]) -> str:
-    return "+".join(source.name for source, _ in parts)
 
 
 def _is_text(token: int) -> bool:

@@ -40,6 +40,9 @@ class ModelDrafts:
             self.drafts[job.key][job.seq.n] = draft
         return found
 
+    def matched(self, job: DraftJob, draft: tuple[int, ...] = ()) -> int:
+        return 16
+
     def learn(self, key: int, n_drafted: int, n_accepted: int) -> None:
         pass
 

@@ -54,6 +54,9 @@ class Foresight:
         right = enumerate(reply[at : at + min(self.width, job.most)], at)
         return tuple(token % 60 + 1 if self.is_wrong(i) else token for i, token in right)
 
+    def matched(self, job: DraftJob, draft: tuple[int, ...] = ()) -> int:
+        return 16
+
     def learn(self, key: int, n_drafted: int, n_accepted: int) -> None:
         assert 0 <= n_accepted <= n_drafted <= self.width
         self.learned.append((n_drafted, n_accepted))

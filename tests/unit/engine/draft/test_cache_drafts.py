@@ -80,24 +80,31 @@ def test_most_is_most(source: CacheDrafts) -> None:
     assert len(talk.draft(5)) == 5
 
 
-def test_beside_a_draft_model_only_what_agrees_for_long() -> None:
-    source = CacheDrafts(2**14, least=7)
+def test_it_says_how_much_matches(source: CacheDrafts) -> None:
     talk = Talk(source, 1, FILE)
-    drafts = talk.says(FILE[:20].tolist())
-    assert not any(drafts[:6])
-    assert all(starts(draft, FILE[i + 1 :]) for i, draft in enumerate(drafts) if i >= 6)
-    # Short matches are followed all the same.
-    drafts = talk.says([555_555, *FILE[21:30].tolist()])
-    assert not any(drafts[:7])
-    assert starts(drafts[8], FILE[29:])
+    for i in range(20):
+        talk.say(int(FILE[i]))
+        assert source.matched(talk.job()) == (i + 1 if i > 2 else 0)
+    talk.says([555_555, *FILE[21:30].tolist()])
+    assert source.matched(talk.job()) == 9, "since it goes on"
+    assert source.matched(talk.job(), tuple(FILE[30:33].tolist())) == 12, "drafts that agree count"
+    assert source.matched(talk.job(), tuple(FILE[100:110].tolist())) == 10, "found by the draft"
+    assert source.matched(talk.job(), (555_555, 555_556)) == 0
+    assert source.matched(talk.job()._replace(key=9)) == 0
 
 
-def test_a_draft_of_another_source_is_continued() -> None:
-    source = CacheDrafts(2**14, least=7)
+def test_where_a_text_ends_another_place_is_looked_for(source: CacheDrafts) -> None:
+    Talk(source, 1, FILE[:100])
+    talk = Talk(source, 2, as_tokens([*OTHER[:100].tolist(), *FILE[90:200].tolist()]))
+    talk.says(FILE[:100].tolist())
+    drafts = talk.says(FILE[100:110].tolist())
+    assert starts(drafts[-1], FILE[110:])
+
+
+def test_a_draft_of_another_source_is_continued(source: CacheDrafts) -> None:
     talk = Talk(source, 1, FILE)
     talk.says(FILE[:20].tolist())
     talk.says([555_555, *FILE[21:23].tolist()])
-    assert talk.draft() == [], "what matches is short"
     head = tuple(FILE[23:26].tolist())
     assert starts([*source.extend(talk.job(), head, 8)], FILE[26:]), "the head expects the same"
     assert len(source.extend(talk.job(), head, 8)) == 8
@@ -105,7 +112,6 @@ def test_a_draft_of_another_source_is_continued() -> None:
     assert source.extend(talk.job()._replace(key=9), head, 8) == ()
     elsewhere = tuple(FILE[100:110].tolist())
     assert starts([*source.extend(talk.job(), elsewhere, 8)], FILE[110:]), "found by the draft alone"
-    assert source.extend(talk.job(), elsewhere[:4], 8) == ()
     # None of these is taken for the reply.
     talk.says(FILE[23:33].tolist())
     assert starts(talk.draft(), FILE[33:])

@@ -29,6 +29,9 @@ class Told:
     def propose(self, jobs: Sequence[DraftJob], n: int = 0) -> list[tuple[int, ...]]:
         return [self.drafts[job.key][: n or job.most] for job in jobs]
 
+    def matched(self, job: DraftJob, draft: tuple[int, ...] = ()) -> int:
+        return 16
+
     def learn(self, key: int, n_drafted: int, n_accepted: int) -> None:
         self.learned.append((n_drafted, n_accepted))
 

@@ -11,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyctl.engine.draft import draft_length
-from pyctl.engine.draft.draft_length import BUDGET, LOSS, DraftLengthController, DraftResult, calibrate
+from pyctl.engine.draft.draft_length import BUDGET, LOSS, DraftLengthController, DraftResult, Origin, calibrate
 from pyctl.errors import EngineError
 from tests.effort import examples
 from tests.fake import FakeBackend
+
+SOME, TEXT = Origin("some"), Origin("some", 4)
 
 Cost = Callable[[int], float]
 """Of a step, by tokens."""
@@ -59,24 +61,22 @@ def simulate(
     *,
     n_seqs: int = 1,
     draft_ms: float = 0.0,
-    together: bool = False,
+    origin: Origin = TEXT,
     seed: int = 0,
 ) -> Run:
     """Steps of a server; each stretch of 300 steps has the next of the ``shares`` of right drafts."""
     rng, run, plain_ms = random.Random(seed), Run(), 10 * cost(n_seqs)
     for step in range(n_steps):
         share = shares[step // 300 % len(shares)]
-        asked = [controller.length(key, "some", limit, n_seqs, together=together) for key in range(n_seqs)]
-        asked = [max(asked)] * n_seqs if together else asked
+        asked = [controller.length(key, origin, limit, n_seqs) for key in range(n_seqs)]
+        asked = [max(asked)] * n_seqs if origin is SOME else asked
         right = [next((i for i in range(n) if rng.random() >= share), n) for n in asked]
         width = n_seqs + sum(asked)
-        ms, proposing_ms = 10 * cost(width), draft_ms * (max(asked) if together else sum(asked))
+        ms, proposing_ms = 10 * cost(width), draft_ms * (max(asked) if origin is SOME else sum(asked))
         run.time += (ms + proposing_ms) / plain_ms
         run.plain += 1 + sum(right) / n_seqs
         run.lengths.append(max(asked))
-        results = [
-            DraftResult(key, "some" if n else "", n, a) for key, n, a in zip(range(n_seqs), asked, right, strict=True)
-        ]
+        results = [DraftResult(key, origin, n, a) for key, n, a in zip(range(n_seqs), asked, right, strict=True)]
         controller.record(results, width, ms, {"some": proposing_ms} if any(asked) else {})
     return run
 
@@ -88,15 +88,15 @@ def simulate(
     limit=st.integers(1, 64),
     n_seqs=st.integers(1, 4),
     draft_ms=st.sampled_from([0.0, 0.5, 5.0]),
-    together=st.booleans(),
+    origin=st.sampled_from([SOME, TEXT]),
     seed=st.integers(0, 9),
 )
 def test_no_more_is_lost_than_the_budget(
-    slope: float, shares: list[float], limit: int, n_seqs: int, draft_ms: float, together: bool, seed: int
+    slope: float, shares: list[float], limit: int, n_seqs: int, draft_ms: float, origin: Origin, seed: int
 ) -> None:
     cost = line(slope)
     controller = measured(cost, limit=limit, n_seqs=n_seqs, draft_ms=draft_ms)
-    run = simulate(controller, cost, shares, 900, limit, n_seqs=n_seqs, draft_ms=draft_ms, together=together, seed=seed)
+    run = simulate(controller, cost, shares, 900, limit, n_seqs=n_seqs, draft_ms=draft_ms, origin=origin, seed=seed)
     last = n_seqs * (cost(n_seqs * (1 + limit)) + draft_ms * limit)  # requests of one step do not share its budget
     assert run.time <= run.plain * (1 + LOSS) + BUDGET + last
 
@@ -127,6 +127,59 @@ def test_the_length_is_the_one_that_pays_most(slope: float, share: float, best: 
     assert sorted(run.lengths[-500:])[250] in best
 
 
+@pytest.mark.parametrize(
+    ("n_matched", "matched", "prior"),
+    [(0, 0, 0.8), (1, 1, 0.5), (3, 1, 0.5), (4, 4, 0.8), (63, 16, 16 / 17), (900, 64, 64 / 65)],
+)
+def test_the_more_tokens_match_the_more_a_text_promises(n_matched: int, matched: int, prior: float) -> None:
+    origin = Origin.of("some", n_matched)
+    assert origin.matched == matched
+    assert origin.prior == pytest.approx(prior)
+
+
+def test_a_longer_match_gets_a_longer_draft_from_the_first_one_on() -> None:
+    controller = measured(line(0.02), n_free=3)
+    found = [controller.length(0, Origin.of("some", n), 64) for n in (2, 8, 32, 64)]
+    assert found == sorted(found)
+    assert found[0] <= 3 < found[-1]
+
+
+def test_what_is_wrong_behind_few_matching_tokens_says_nothing_of_many() -> None:
+    controller, short, long = measured(line(0.02), n_free=3), Origin.of("some", 4), Origin.of("some", 64)
+    for _ in range(40):
+        controller.record([DraftResult(0, short, 3, 0)], 4, 10.6, {})
+        controller.record([DraftResult(0, long, 64, 64)], 65, 22.8, {})
+    assert controller.length(0, long, 64) == 64
+    assert controller.length(0, short, 64) in (0, draft_length.PROBE)
+
+
+def test_a_draft_is_evidence_up_to_as_many_tokens_as_matched() -> None:
+    """Behind more right ones its tokens are those of a longer match."""
+    runs = []
+    for right in (4, 64):
+        controller = measured(line(0.1))
+        for _ in range(20):
+            controller.record([DraftResult(0, TEXT, 64, right)], 65, 74.0, {})
+        runs.append(controller.gain(0, TEXT, 8))
+    assert runs[0] == runs[1]
+
+
+def test_a_copy_that_goes_on_shares_the_cost_of_a_new_graph() -> None:
+    controller, long = measured(line(0.01)), Origin.of("some", 64)
+    controller.costs(1).graph = 1.0
+    for _ in range(20):
+        controller.record([DraftResult(0, long, 16, 16)], 17, 11.6, {})
+    assert controller.length(0, long, 64) > 16, "another width"
+
+
+def test_a_draft_is_as_long_as_the_budget_allows() -> None:
+    controller, long = measured(line(0.3)), Origin.of("some", 64)
+    for _ in range(12):
+        controller.record([DraftResult(0, long, 4, 4)], 5, 22.0, {})
+    controller._budget = 4.0
+    assert 0 < controller.length(0, long, 64) * 0.3 <= 4.0
+
+
 def test_the_time_to_draft_counts() -> None:
     run = simulate(measured(line(0.05), draft_ms=20.0), line(0.05), [1.0], 2000, draft_ms=20.0)
     assert sum(n > 0 for n in run.lengths) < 60
@@ -142,19 +195,19 @@ def test_drafts_that_are_evaluated_again_are_kept_short() -> None:
 def test_a_request_begins_with_plain_steps_that_are_measured() -> None:
     controller = DraftLengthController()
     for ms in (None, 10.0, 10.0):
-        assert controller.length(0, "some", 3) == 0
+        assert controller.length(0, SOME, 3) == 0
         controller.record([DraftResult(0)], 1, ms, {})
-    assert controller.length(0, "some", 3) == 3
+    assert controller.length(0, SOME, 3) == 3
 
 
 def test_plain_steps_are_measured_anew() -> None:
     """Costs grow with the context, and drafts in each step would hide that."""
     controller, n_plain = measured(line(0.1)), 0
     for step in range(4000):
-        n = controller.length(0, "some", 3)
+        n = controller.length(0, SOME, 3)
         n_plain += n == 0
         ms = 10 + step / 200
-        controller.record([DraftResult(0, "some" if n else "", n, n)], 1 + n, ms * (1 + 0.1 * n), {})
+        controller.record([DraftResult(0, SOME, n, n)], 1 + n, ms * (1 + 0.1 * n), {})
     assert 10 < n_plain < 40
     assert controller.costs(1).plain_ms == pytest.approx(ms, rel=0.15)
 
@@ -162,9 +215,9 @@ def test_plain_steps_are_measured_anew() -> None:
 def test_a_step_with_a_prompt_measures_nothing() -> None:
     controller = measured(line(0.1), draft_ms=0.5)
     for key in range(20):
-        assert controller.length(key, "some", 3) == 3
-        controller.record([DraftResult(key, "some", 3, 3)], 4, None, {"some": 400.0})
-    assert controller.length(20, "some", 3) == 3
+        assert controller.length(key, SOME, 3) == 3
+        controller.record([DraftResult(key, SOME, 3, 3)], 4, None, {"some": 400.0})
+    assert controller.length(20, SOME, 3) == 3
 
 
 @pytest.mark.parametrize(("share", "n_drafting"), [(1.0, range(80, 101)), (0.0, range(20))])
@@ -181,7 +234,7 @@ def test_slow_steps_after_a_new_width_are_no_measurement() -> None:
         for ms in (15.0, 23.0, 10.0, 10.0):
             controller.record([DraftResult(0)], 1, ms, {})
         for ms in (16.0, 24.0, 11.0):
-            controller.record([DraftResult(0, "some", 1, 1)], 2, ms, {})
+            controller.record([DraftResult(0, SOME, 1, 1)], 2, ms, {})
     assert controller.costs(1).plain_ms == 10.0
     assert controller.costs(1).of(2) == pytest.approx(1.1)
 

@@ -47,6 +47,9 @@ class Scripted:
         self.most.update({job.key: job.most for job in jobs})
         return [self.drafts.get(job.key, ()) for job in jobs]
 
+    def matched(self, job: DraftJob, draft: tuple[int, ...] = ()) -> int:
+        return 16
+
     def learn(self, key: int, n_drafted: int, n_accepted: int) -> None:
         pass
 
