@@ -71,7 +71,7 @@ def rewriting(run: Run) -> None:
     if not file.is_file():  # a build unpacks it; the text has four times as many tokens of the built-in model
         run.findings.add(part="rewriting", kind="skipped", case=f"rewriting: no {file}", server=OURS)
         return
-    prompt, reply = conversation(file, min(N_FILE, options.prompt), N_EDITS)
+    prompt, reply = conversation(file, min(N_FILE, max(options.prompt)), N_EDITS)
     tokens = numbered_anew([*prompt, *reply], n_vocab)
     given = run.work / f"{run.shape}-given.bin"
     np.asarray(tokens, np.int32).tofile(given)

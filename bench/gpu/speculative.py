@@ -1,18 +1,19 @@
 """Speculative decoding side by side with llama-server: the same GGUF with a head, the same flags, one run.
 
     DIR/python -m bench.gpu.speculative DIR                                # all parts, both shapes
-    DIR/python -m bench.gpu.speculative DIR --parts lengths company --models 27b-nextn --budget 120
+    DIR/python -m bench.gpu.speculative DIR --parts lengths --models 27b-nextn --budget 120
     python -m bench.gpu.speculative --llama-server FILE --models tiny-hybrid-nextn=FILE.gguf --prompt 500 --together 2
-    DIR/python -m bench.gpu.speculative DIR --models 27b-nextn --draft FILE.gguf --type draft-dflash --parts lengths
+    DIR/python -m bench.gpu.speculative DIR --models 27b-nextn --parts lengths --draft FILE.gguf --type draft-dflash \
+        --n-max 15 --lengths 4 --prompt 2048 10240 51200 --n-predict 128 1000
 
-Parts, the most telling first: lengths (n_max 3, drafts accepted by chance with a given mean length, and no drafts; two
-of these also say how fast a prompt is evaluated), company (-np 4), defaults (no flag but the model and the type, no
-cache directory), restart (accepted share of one reply before and after, real drafts), widths (n_max 1 to 6, everything
-accepted, a short prompt), rewriting (`bench.gpu.rewriting`: a file written again with a dozen edits, drafted by the
-head and from the text). Chance makes lengths differ: speeds are for what chance yields on average from drafts as long
-as each server makes them, which may be shorter than n_max, or none, where that is faster. Servers are loaded and warmed
-several at a time, as the device's memory allows, and measured one after the other while the others are idle. Findings
-go to gpu-speculative-<shape>.json and .md at once, with another draft model to gpu-speculative-<shape>-<type>.
+Parts, the most telling first: lengths (drafts accepted by chance with a given mean length, and no drafts), rewriting
+(`bench.gpu.rewriting`: a file written again with a dozen edits, drafted by the head and from the text), defaults (no
+flag but the model and the type, no cache directory), restart (accepted share of one reply before and after, real
+drafts). Chance makes lengths differ: speeds are for what chance yields on average from drafts as long as each server
+makes them, which may be shorter than --n-max, or none, where that is faster. Servers are loaded and warmed several at a
+time, as the device's memory allows, and measured one after the other while the others are idle: each evaluates every
+prompt once, and continues it by every number of tokens. Findings go to gpu-speculative-<shape>.json and .md once a
+server has ended, with a draft model to gpu-speculative-<shape>-<file>.
 """
 
 from __future__ import annotations
@@ -42,14 +43,12 @@ from bench.gpu.workloads import Conversation
 from pyctl.measure.observed import resident_mib
 from pyctl.measure.server_process import PYCTL_SERVE
 
-PARTS = ("lengths", "company", "rewriting", "defaults", "restart", "widths")
-N_MAX = 3
-COMPANY = 4
+PARTS = ("lengths", "rewriting", "defaults", "restart")
 SHORT = 2048
 """Tokens of a prompt where its length is not the point."""
 
 N_WARM, N_QUIET = 16, 64
-"""Tokens generated before anything counts: once loaded, and right before the measurement, so that costs are known."""
+"""Tokens generated before anything counts: once loaded, and behind each prompt, so that costs are known."""
 
 CHANCE_DRAFTS = (sys.executable, "-m", "bench.gpu.chance_drafts")
 
@@ -64,22 +63,20 @@ Record = dict[str, Any]
 @dataclass(frozen=True)
 class Case:
     """One server to be measured. ``length`` is the mean number of tokens that a step yields, by chance; 0 for real
-    drafts. ``cold``: how fast the prompt is evaluated is measured, too."""
+    drafts."""
 
     part: str
     n_max: int = 0
     length: float = 0.0
-    n_seqs: int = 1
-    cold: bool = False
 
     @property
     def name(self) -> str:
         if not self.n_max:
-            return WITHOUT if self.part == "lengths" else f"{WITHOUT}, {self.part}"
+            return WITHOUT
         if self.part == "defaults":
             return "default flags"
         wanted = f"length {self.length:g}" if self.length < self.n_max + 1 else "all accepted"
-        return f"n_max {self.n_max}, {wanted}" + (f", {self.n_seqs} replies" if self.n_seqs > 1 else "")
+        return f"n_max {self.n_max}, {wanted}"
 
     @property
     def drafting(self) -> list[str]:
@@ -93,15 +90,9 @@ def planned(options: argparse.Namespace) -> list[Case]:
     if "lengths" in options.parts:
         # All accepted, in the middle of what chance yields, and nothing.
         lengths = sorted(options.lengths, key=lambda length: (length == 1, length))
-        cases += [Case("lengths", cold=True)]
-        cases += [Case("lengths", N_MAX, length, cold=length == N_MAX + 1) for length in lengths]
-    if "company" in options.parts:
-        cases += [Case("company", N_MAX, 3.0, COMPANY), Case("company", 0, 0.0, COMPANY)]
+        cases += [Case("lengths"), *(Case("lengths", options.n_max, length) for length in lengths)]
     if "defaults" in options.parts:
-        cases += [Case("defaults", N_MAX, cold=True)]
-    if "widths" in options.parts:
-        known = {N_MAX} if "lengths" in options.parts and N_MAX + 1 in options.lengths else set()
-        cases += [Case("widths", n, n + 1.0) for n in options.widths if n not in known]
+        cases += [Case("defaults", options.n_max)]
     return cases
 
 
@@ -115,7 +106,7 @@ class Findings:
         self.records: list[Record] = []
         if self._path.exists():
             old = json.loads(self._path.read_text(encoding="utf-8"))["records"]
-            self.records = [record for record in old if record["part"] not in parts]
+            self.records = [record for record in old if record["part"] in PARTS and record["part"] not in parts]
         self._head = {"shape": shape, "machine": header}
 
     def add(self, **fields: Any) -> None:
@@ -149,15 +140,9 @@ class Run:
         own = ["-m", str(self.model), "--metrics", *types, *file, *case.drafting, *self.options.flags]
         if case.part == "defaults":
             return own
-        n_ctx = case.n_seqs * (self.prompt(case) + self.options.n_predict + 1024)
-        sizes = ["-c", str(n_ctx), "-ub", "512", "--parallel", str(case.n_seqs)]
+        n_ctx = max(self.options.prompt) + max(self.options.n_predict) + 1024
+        sizes = ["-c", str(n_ctx), "-ub", "512", "--parallel", "1"]
         return [*own, "-ngl", "99", "-fa", "on", *sizes, "-ctk", "f16", "-ctv", "f16"]
-
-    def prompt(self, case: Case) -> int:
-        """Tokens of the prompt in this case."""
-        return (
-            int(self.options.prompt) if case.n_seqs == 1 and case.part != "widths" else min(SHORT, self.options.prompt)
-        )
 
     def server(self, case: Case, name: str, number: int) -> Server:
         flags, log = self.flags(case), self.work / f"{self.shape}-{number}-{name}.log"
@@ -184,15 +169,12 @@ class Run:
 
 
 class Subject:
-    """A server with the case that it is measured in."""
+    """A server with the case that it is measured in, and what was found of each prompt and reply."""
 
     def __init__(self, run: Run, case: Case, name: str, number: int) -> None:
         self.run, self.case, self.name = run, case, name
         self.server = run.server(case, name, number)
         self.failed = ""
-        n = run.prompt(case)
-        self.prompts = [words(f"{run.shape} {case.name} {i}", n) for i in range(case.n_seqs)]
-        self._warm = [words("warm", 1200)] if case.cold else self.prompts
 
     def prepare(self, together: threading.Barrier) -> None:
         """Load it, and let it do once what will be measured; others load at the same time.
@@ -209,8 +191,8 @@ class Subject:
         together.wait()
         try:
             with _ALONE:
-                for prompt in self._warm if not self.failed else ():
-                    self.server.complete(prompt, N_WARM)
+                if not self.failed:
+                    self.server.complete(words("warm", 1200), N_WARM)
         except (OSError, HTTPException, ValueError) as error:
             self.failed = str(error)[-600:]
 
@@ -222,39 +204,43 @@ class Subject:
 
     def measure(self) -> None:
         """Measure alone; then stop the server and read the memory that this frees."""
-        case, n = self.case, self.run.options.n_predict
+        found: list[Record] = []
         try:
             if self.failed:
                 raise OSError(self.failed)
-            if case.n_max:
-                self._together(self._warm, N_QUIET)
-            n_drafts = self.server.drafts()
-            replies = self._together(self.prompts, n)
-            fields: Record = {"rate": window_rate(replies), **counts(replies)}
-            fields["drafts"] = self.server.drafts() - n_drafts
-            if case.cold:
-                timings = replies[0].timings
-                fields["prefill"] = timings["prompt_n"] / replies[0].first_ms * 1e3
-                fields["evaluated"] = timings["prompt_n"]
-            fields |= {"load_s": self.server.load_seconds, "resident_mib": resident_mib(self.server.pid)}
-            before = vram_mib()
-            self.server.kill()
-            after = vram_mib()
-            fields["vram_mib"] = None if before is None or after is None else before - after
-            self.run.findings.add(
-                part=case.part, kind="speed", case=case.name, n_max=case.n_max, wanted=case.length, server=self.name,
-                n_seqs=case.n_seqs, **fields,
-            )  # fmt: skip
+            for n in sorted(self.run.options.prompt):
+                found += self._continued(n) if self.run.has_time else []
         except (OSError, HTTPException, ValueError, ZeroDivisionError) as error:
-            self.run.findings.add(
-                part=case.part, kind="failed", case=case.name, server=self.name, why=str(error)[-600:]
-            )
-        finally:
-            self.server.kill()
+            self._note("failed", why=str(error)[-600:])
+        resident, before = resident_mib(self.server.pid) if found else None, vram_mib()
+        self.server.kill()
+        after = vram_mib()
+        memory = {"load_s": self.server.load_seconds, "resident_mib": resident}
+        memory["vram_mib"] = None if before is None or after is None else before - after
+        for record in found:
+            self._note("speed", **record, **memory)
+        n_left = len(self.run.options.prompt) * len(self.run.options.n_predict) - len(found)
+        if n_left and not self.failed and not self.run.has_time:
+            self._note("skipped", why=f"no time left for {n_left} replies")
 
-    def _together(self, prompts: Sequence[str], n: int) -> list[Completion]:
-        with ThreadPoolExecutor(len(prompts)) as pool:
-            return list(pool.map(lambda prompt: self.server.complete(prompt, n), prompts))
+    def _continued(self, n: int) -> list[Record]:
+        """A prompt of ``n`` tokens, evaluated once, and each number of tokens behind it."""
+        prompt = words(f"{self.run.shape} {self.case.name} {n}", n)
+        cold = self.server.complete(prompt, N_QUIET)
+        prefill = cold.timings["prompt_n"] / cold.first_ms * 1e3
+        found = []
+        for n_reply in sorted(self.run.options.n_predict):
+            n_drafts = self.server.drafts()
+            reply = self.server.complete(prompt, n_reply)
+            record = {"prompt": n, "reply": n_reply, "n_max": self.case.n_max, "wanted": self.case.length}
+            drafts = self.server.drafts() - n_drafts
+            found.append(
+                {**record, "rate": window_rate([reply]), **counts(reply), "drafts": drafts, "prefill": prefill}
+            )
+        return found
+
+    def _note(self, kind: str, **fields: Any) -> None:
+        self.run.findings.add(part=self.case.part, kind=kind, case=self.case.name, server=self.name, **fields)
 
 
 def window_rate(replies: Sequence[Completion]) -> float:
@@ -265,11 +251,10 @@ def window_rate(replies: Sequence[Completion]) -> float:
     return n / (last - first)
 
 
-def counts(replies: Sequence[Completion]) -> dict[str, int]:
+def counts(reply: Completion) -> dict[str, int]:
     """Tokens drafted and accepted, and steps: an accepted token came with another one."""
-    accepted = sum(reply.n_accepted for reply in replies)
-    steps = sum(reply.n_predicted - 1 for reply in replies) - accepted
-    return {"drafted": sum(reply.n_drafted for reply in replies), "accepted": accepted, "steps": steps}
+    steps = reply.n_predicted - 1 - reply.n_accepted
+    return {"drafted": reply.n_drafted, "accepted": reply.n_accepted, "steps": steps}
 
 
 # -- parts -------------------------------------------------------------------------------------------------------------
@@ -314,8 +299,8 @@ def restart(run: Run) -> None:
 
     llama-server keeps nothing over a restart unless a slot is saved and restored, which is its other row.
     """
-    case = Case("restart", N_MAX)
-    size = min(SHORT, run.options.prompt)
+    case = Case("restart", run.options.n_max)
+    size = min(SHORT, *run.options.prompt)
     for name in run.names:
         if not run.has_time:
             run.findings.add(part="restart", kind="skipped", case="restart", server=name)
@@ -346,7 +331,7 @@ def restart(run: Run) -> None:
 
 
 def _told(run: Run, name: str, way: str, server: Server, messages: list[dict[str, str]]) -> None:
-    reply = server.ask(messages, run.options.n_predict, ignore_eos=True)
+    reply = server.ask(messages, min(run.options.n_predict), ignore_eos=True)
     drafted, accepted = reply.timings.get("draft_n", 0), reply.timings.get("draft_n_accepted", 0)
     run.findings.add(
         part="restart", kind="restart", server=name, way=way, drafted=drafted, accepted=accepted,
@@ -365,9 +350,9 @@ def main() -> None:
     parser.add_argument("--llama-server", metavar="FILE")
     parser.add_argument("--servers", nargs="+", choices=(OURS, PEER), default=(OURS, PEER))
     parser.add_argument("--lengths", type=float, nargs="+", default=[4.0, 2.0, 3.0, 1.0])
-    parser.add_argument("--widths", type=int, nargs="+", default=[1, 2, 4, 6, 3, 5], help="n_max, everything accepted")
-    parser.add_argument("--prompt", type=int, default=8192, help="tokens")
-    parser.add_argument("--n-predict", type=int, default=128, help="tokens")
+    parser.add_argument("--n-max", type=int, default=3, help="tokens of a draft; a block of n has n - 1")
+    parser.add_argument("--prompt", type=int, nargs="+", default=[8192], help="tokens")
+    parser.add_argument("--n-predict", type=int, nargs="+", default=[128], help="tokens")
     parser.add_argument("--head-share", type=float, default=0.8, help="of rewriting: drafts of the head that are right")
     parser.add_argument("--together", type=int, default=0, metavar="N", help="servers loaded at a time; 0: that fit")
     parser.add_argument(
@@ -391,7 +376,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="speculative-") as work:
         for named in options.models:
             shape, _, file = named.partition("=")
-            name = f"{shape}-{options.type.removeprefix('draft-')}" if options.draft else shape
+            name = f"{shape}-{Path(options.draft).stem}" if options.draft else shape
             findings = Findings(options.results, name, header, options.parts)
             model = Path(file or files.get(shape) or f"{options.directory}/models/{shape}.gguf")
             runs.append(Run(shape, model, peer, options, findings, BEGAN + options.budget, Path(work)))

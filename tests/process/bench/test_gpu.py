@@ -211,10 +211,20 @@ def completion(arrivals: list[tuple[float, int]], drafted: int = 0, accepted: in
     return Completion(1.0, arrivals, n, {"draft_n": drafted, "draft_n_accepted": accepted, "prompt_n": 1})
 
 
+BOTH = ("pyctl", "llama-server")
+
+
 def speed(server: str, rate: float, *, wanted: float = 2.0, accepted: int = 50, **more: Any) -> dict[str, Any]:
     """50 steps with drafts of 3."""
     counts = {"steps": 50, "drafts": 50, "drafted": 150, "accepted": accepted}
-    record = {"part": "lengths", "kind": "speed", "case": f"length {wanted:g}", "n_max": 3, "n_seqs": 1}
+    record = {
+        "part": "lengths",
+        "kind": "speed",
+        "case": f"length {wanted:g}",
+        "n_max": 3,
+        "prompt": 2048,
+        "reply": 128,
+    }
     memory = {"vram_mib": 20_000.0, "resident_mib": 900.0}
     return {**record, "server": server, "rate": rate, "wanted": wanted, **counts, **memory, **more}
 
@@ -231,8 +241,11 @@ def test_replies_side_by_side_count_while_all_are_written() -> None:
 def test_a_step_yields_what_was_accepted_and_one_more() -> None:
     from bench.gpu.speculative import counts
 
-    replies = [completion([(0.0, 1), (1.0, 12)], drafted=12, accepted=8), completion([(0.0, 1), (1.0, 12)])]
-    assert counts(replies) == {"drafted": 12, "accepted": 8, "steps": 4 + 12}
+    assert counts(completion([(0.0, 1), (1.0, 12)], drafted=12, accepted=8)) == {
+        "drafted": 12,
+        "accepted": 8,
+        "steps": 4,
+    }
 
 
 def test_speeds_are_compared_at_the_length_that_was_asked_for() -> None:
@@ -240,12 +253,13 @@ def test_speeds_are_compared_at_the_length_that_was_asked_for() -> None:
 
     lucky, unlucky = speed("pyctl", 150.0, accepted=100), speed("llama-server", 80.0, accepted=30)
     table = {what: (found, reached) for what, _, found, reached in aims([lucky, unlucky])}
-    assert table["length 2: against llama-server"] == ("1.00x", False)
-    assert "| length 2 | 100.0 | 100.0 | 1.00 | 3.00 | 1.60 | 20.00 | 20.00 | 100% | 100% | 3.0 | 3.0 |" in document(
-        {"shape": "tiny", "machine": {}, "records": [lucky, unlucky]}
+    assert table["length 2, 128 tokens behind 2,048: against llama-server"] == ("1.00x", False)
+    assert (
+        "| length 2 | 2,048 | 128 | 100.0 | 100.0 | 1.00 | 3.00 | 1.60 | 20.00 | 20.00 | 100% | 100% | 3.0 | 3.0 |"
+        in document({"shape": "tiny", "machine": {}, "records": [lucky, unlucky]})
     )
     table = {what: (found, reached) for what, _, found, reached in aims([speed("pyctl", 116.0), unlucky])}
-    assert table["length 2: against llama-server"] == ("1.16x", True)
+    assert table["length 2, 128 tokens behind 2,048: against llama-server"] == ("1.16x", True)
 
 
 @pytest.mark.parametrize(("length", "n_max"), [(1.0, 3), (1.5, 3), (3.0, 3), (4.0, 3), (2.0, 1)])
@@ -288,52 +302,65 @@ def test_shorter_drafts_yield_less_than_was_asked_for() -> None:
     assert at_wanted(short) < 90.0, "of two tokens each, which are right less than once on average"
 
 
-def test_aims_of_memory_prompts_company_and_restarts() -> None:
+def test_prompts_and_replies_have_rows_of_their_own() -> None:
+    from bench.gpu.speculative_report import WITHOUT, aims, document
+
+    sizes = [{"prompt": prompt, "reply": reply} for prompt in (2048, 51200) for reply in (128, 1000)]
+    records = [
+        *(speed(server, 90.0, case=WITHOUT, n_max=0, prefill=1000.0, **size) for size in sizes for server in BOTH),
+        *(speed(server, 120.0, prefill=990.0, **size) for size in sizes for server in BOTH),
+    ]
+    lines = document({"shape": "tiny", "machine": {}, "records": records}).splitlines()
+    assert len([line for line in lines if line.startswith("| length 2 | 51,200 | 1,000 |")]) == 1
+    assert len([line for line in lines if line.startswith("| length 2 | 51,200 | 990 | 0.990 |")]) == 1
+    names = [what for what, *_ in aims(records)]
+    assert len(names) == len(set(names)) == 4 + 2 + 2, "speeds, VRAM of each case, each prompt"
+
+
+def test_aims_of_memory_prompts_and_restarts() -> None:
     from bench.gpu.speculative_report import WITHOUT, aims
 
     bare = {"case": WITHOUT, "n_max": 0, "wanted": 0.0, "drafts": 0, "drafted": 0, "accepted": 0}
-    together = {"case": "together", "n_seqs": 4}
     restarts = [{"part": "restart", "kind": "restart", "server": "pyctl", "drafted": 100} for _ in range(2)]
     restarts[0] |= {"way": "before", "accepted": 40}
     restarts[1] |= {"way": "after a restart", "accepted": 39}
     records = [
         *(speed("pyctl", 90.0, prefill=1000.0, **bare), speed("llama-server", 90.0, prefill=1000.0, **bare)),
         *(speed("pyctl", 90.0, prefill=960.0, vram_mib=20_201.0), speed("llama-server", 60.0, prefill=800.0)),
-        *(speed("pyctl", 106.0, **together), speed("llama-server", 100.0, **together)),
         *restarts,
     ]
     table = {what: (found, reached) for what, _, found, reached in aims(records)}
-    assert table["length 2: prefill, of that without"] == ("0.960", False)
+    assert table["length 2, 2,048 tokens: prefill, of that without"] == ("0.960", False)
     assert table["length 2: VRAM beyond llama-server's"] == ("201 MiB", False)
-    assert table["together: against llama-server"] == ("1.06x", True)
     assert table["accepted after a restart"] == ("39.0%", False)
-    assert f"{WITHOUT}: against llama-server" not in table
+    assert not any(what.startswith(WITHOUT) and what.endswith("against llama-server") for what in table)
 
 
 def test_a_part_that_is_measured_again_replaces_what_it_found(tmp_path: Path) -> None:
     from bench.gpu.speculative import Findings
 
-    first = Findings(tmp_path, "tiny", {}, ["lengths", "company"])
+    first = Findings(tmp_path, "tiny", {}, ["lengths", "defaults"])
     first.add(**speed("pyctl", 90.0))
-    first.add(**speed("pyctl", 95.0, part="company", case="together"))
+    first.add(**speed("pyctl", 95.0, part="defaults", case="default flags"))
+    first.add(**speed("pyctl", 96.0, part="company", case="of an older program"))
     again = Findings(tmp_path, "tiny", {}, ["lengths"])
     again.add(**speed("pyctl", 100.0))
     assert [record["rate"] for record in again.records] == [95.0, 100.0]
     assert "100.0" in (tmp_path / "gpu-speculative-tiny.md").read_text()
 
 
-def test_everything_accepted_at_n_max_3_is_measured_once() -> None:
+def test_each_length_is_a_case_and_nothing_accepted_comes_last() -> None:
     from bench.gpu.speculative import PARTS, planned
 
-    options = argparse.Namespace(parts=PARTS, lengths=[4.0, 2.0], widths=[1, 3])
-    cases = planned(options)
-    assert [(case.n_max, case.length) for case in cases if case.part in ("lengths", "widths")] == [
-        *((0, 0.0), (3, 2.0), (3, 4.0), (1, 2.0))
+    cases = planned(argparse.Namespace(parts=PARTS, lengths=[1.0, 16.0, 2.0], n_max=15))
+    assert [(case.part, case.n_max, case.length) for case in cases] == [
+        ("lengths", 0, 0.0),
+        ("lengths", 15, 2.0),
+        ("lengths", 15, 16.0),
+        ("lengths", 15, 1.0),
+        ("defaults", 15, 0.0),
     ]
-    assert [case.cold for case in cases if case.part == "lengths"] == [True, False, True]
-    assert len({case.name for case in cases}) == len(cases)
-    options.parts = ["widths"]
-    assert [(case.n_max, case.length) for case in planned(options)] == [(1, 2.0), (3, 4.0)]
+    assert [case.name for case in cases[2:]] == ["n_max 15, all accepted", "n_max 15, length 1", "default flags"]
 
 
 @pytest.mark.parametrize("mode", ["layer", "none"])
