@@ -21,7 +21,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -234,12 +234,13 @@ class Tally:
 @dataclass(frozen=True)
 class Sizes:
     """RAM of all snapshots, in bytes for each of ``n_tokens`` different tokens: as they are, and as rows once and one
-    state for each of ``n_snapshots``."""
+    state for each of ``n_snapshots``; and likewise all files of the cache, 0 where they were not measured."""
 
     n_snapshots: int
     n_tokens: int
     per_token: float
     least_per_token: float
+    disk_per_token: float = 0.0
 
 
 @dataclass
@@ -300,7 +301,9 @@ def _measure_first(record: Record, kind: str, backend: LlamaBackend, prompts: di
                     tally.count(name, answers(engine, [prompts[name]])[0], cold[name])
                 engine.prefix_cache.close()
                 if record.sizes is None:
-                    record.sizes = sizes_of(engine)
+                    sizes, files = sizes_of(engine), (path for path in Path(directory).rglob("*") if path.is_file())
+                    n_bytes = sum(path.stat().st_size for path in files)
+                    record.sizes = replace(sizes, disk_per_token=n_bytes / sizes.n_tokens)
 
 
 def _measure_further(record: Record, kind: str, backend: LlamaBackend, prompts: Mapping[str, Prompt]) -> None:
@@ -392,7 +395,7 @@ CELLS = {
 }
 """Columns, and the tallies that they show."""
 TITLE = f"The cache of every architecture against cold runs: {len(STEPS)} requests, then {len(AGAIN)} of these again"
-COLUMNS = ("model", "memory", *CELLS, "cached / from disk", "bytes per token, least", "early")
+COLUMNS = ("model", "memory", *CELLS, "cached / from disk", "bytes per token, least, on disk", "early")
 
 
 def row_of(record: Record) -> list[object]:
@@ -402,6 +405,7 @@ def row_of(record: Record) -> list[object]:
     shares = " / ".join(f"{record.tallies[key].share:.0%}" for key in ("f16 default", "restart default"))
     sizes = record.sizes
     ram = f"{sizes.per_token:,.0f}, {sizes.least_per_token:,.0f}" if sizes else ""
+    ram += f", {sizes.disk_per_token:,.0f}" if sizes and sizes.disk_per_token else ""
     cells = [cell(record, key) for key in CELLS.values()]
     return [record.name, record.memory, *cells, shares, ram, f"{record.early:.0e}" if record.early else "0"]
 

@@ -42,7 +42,7 @@ public:
     void   save_state(llama_seq_id seq, int64_t n, uint8_t * out, size_t size);
     void   save_window(llama_seq_id seq, int64_t p0, int64_t p1, uint8_t * out, size_t size);
 
-    // As `load_rows`, unless there are no `spans`, and then the state at the last of them, n, whose window may be in `rows`.
+    // As `load_rows`, unless there are no `spans`, and then the state at the last of them, n, whose rows may be in `window`.
     // The state is on its way first, so that its copy runs while the rows find their cells; if they find none, `seq` is empty.
     void load_prefix(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans, int64_t n, const uint8_t * data,
                      size_t size, const std::vector<row_span> & window);
