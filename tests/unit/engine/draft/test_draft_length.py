@@ -164,12 +164,17 @@ def test_a_draft_is_evidence_up_to_as_many_tokens_as_matched() -> None:
     assert runs[0] == runs[1]
 
 
-def test_a_copy_that_goes_on_shares_the_cost_of_a_new_graph() -> None:
-    controller, long = measured(line(0.01)), Origin.of("some", 64)
-    controller.costs(1).graph = 1.0
-    for _ in range(20):
-        controller.record([DraftResult(0, long, 16, 16)], 17, 11.6, {})
-    assert controller.length(0, long, 64) > 16, "another width"
+@pytest.mark.parametrize(("n_right", "kept"), [(16, (0.8, 1.0)), (2, (0.0, 0.5))])
+def test_a_copy_that_goes_on_shares_the_cost_of_a_new_graph(n_right: int, kept: tuple[float, float]) -> None:
+    gains, long = [], Origin.of("some", 64)
+    for graph in (0.0, 4.0):
+        controller = measured(line(0.01))
+        controller.costs(1).graph = graph
+        for _ in range(60):
+            controller.record([DraftResult(0, long, 16, n_right)], 17, 11.6, {})
+        gains.append(controller.gain(0, long, 32))
+    least, most = kept
+    assert least < gains[1] / gains[0] < most
 
 
 def test_a_draft_is_as_long_as_the_budget_allows() -> None:
