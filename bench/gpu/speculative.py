@@ -42,6 +42,7 @@ from bench.gpu.speculative_report import WITHOUT, document
 from bench.gpu.workloads import Conversation
 from pyctl.measure.observed import resident_mib
 from pyctl.measure.server_process import PYCTL_SERVE
+from tools.generator import SHAPES
 
 PARTS = ("lengths", "rewriting", "defaults", "restart")
 SHORT = 2048
@@ -55,7 +56,7 @@ CHANCE_DRAFTS = (sys.executable, "-m", "bench.gpu.chance_drafts")
 _ALONE = threading.Lock()
 
 BESIDE_MIB = 4500
-"""What a server may take on the device beside its weights."""
+"""What a server may take on the device beside its weights, rows and states."""
 
 Record = dict[str, Any]
 
@@ -140,9 +141,23 @@ class Run:
         own = ["-m", str(self.model), "--metrics", *types, *file, *case.drafting, *self.options.flags]
         if case.part == "defaults":
             return own
-        n_ctx = max(self.options.prompt) + max(self.options.n_predict) + 1024
-        sizes = ["-c", str(n_ctx), "-ub", "512", "--parallel", "1"]
+        sizes = ["-c", str(self.n_ctx), "-ub", "512", "--parallel", "1"]
         return [*own, "-ngl", "99", "-fa", "on", *sizes, "-ctk", "f16", "-ctv", "f16"]
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens of the context, without the part ``defaults``."""
+        return int(max(self.options.prompt) + max(self.options.n_predict) + 1024)
+
+    @property
+    def need_mib(self) -> float:
+        """What a server may take on the device; of a shape that is not known, for a short context."""
+        files = [self.model, *([Path(self.options.draft)] if self.options.draft else [])]
+        need = BESIDE_MIB + 1.05 * sum(file.stat().st_size for file in files) / 2**20
+        if (shape := SHAPES.get(self.shape)) is not None:
+            rows, states = self.n_ctx * shape.row_bytes(), (1 + self.options.n_max) * shape.state_bytes
+            need += (1.3 * rows + states) / 2**20
+        return need
 
     def server(self, case: Case, name: str, number: int) -> Server:
         flags, log = self.flags(case), self.work / f"{self.shape}-{number}-{name}.log"
@@ -264,8 +279,8 @@ def groups(run: Run, subjects: Sequence[Subject]) -> Iterator[Sequence[Subject]]
     """As many at a time as fit on the device."""
     n = run.options.together
     if not n:
-        free, need = free_vram_mib(), run.model.stat().st_size / 2**20 * 1.05 + BESIDE_MIB
-        n = max(int(free // need), 1) if free is not None else 2
+        free = free_vram_mib()
+        n = max(int(free // run.need_mib), 1) if free is not None else 2
     for start in range(0, len(subjects), n):
         yield subjects[start : start + n]
 
