@@ -1,3 +1,3 @@
-"""Measurements: run each script as a module, `python -m bench.disk`."""
+"""Measurements: run each script as a module, `python -m bench.kv`."""
 
 from __future__ import annotations

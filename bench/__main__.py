@@ -1,7 +1,7 @@
 """Run all benchmarks, one after the other; fail at the end if one of them failed.
 
 python -m bench                      # what `make bench` runs: about an hour
-python -m bench --quick disk batch   # only these two, as a smoke test
+python -m bench --quick policy kv    # only these two, as a smoke test
 python -m bench --keep               # tables to bench/results
 python -m bench --llama-server FILE  # also measure llama-server where a script can: replay
 """
@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from bench.common import parser_of
 
 SCRIPTS = (
-    "exact", "families", "kv", "held", "batch", "speculative", "agent_edits", "controller", "draft_length",
-    "policy", "codec", "disk", "store", "warm", "load", "frontend", "recall", "selection", "budgets", "spill", "fleet",
-    "replay", "grammar", "request_path", "threads", "rpc", "soak",
+    "exact", "families", "kv", "held", "agent_edits", "controller", "draft_length", "policy", "codec", "store", "load",
+    "frontend", "recall", "selection", "budgets", "spill", "fleet", "replay", "grammar", "request_path", "threads",
+    "rpc", "soak",
 )  # fmt: skip
 
 

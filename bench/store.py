@@ -23,13 +23,21 @@ from io import BufferedIOBase
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from bench.common import WIDE_DENSE, add_model, parse, parser_of, show
-from bench.disk import ask, engine_on, prompt_of
+import numpy as np
+
+from bench.common import WIDE_DENSE, add_model, answered, parse, parser_of, show
 from pyctl.cache.costs import Costs
 from pyctl.cache.disk.behind import StoreBehind, connect
 from pyctl.cache.disk.store import DiskStore
+from pyctl.cache.disk_tier import DiskTier
+from pyctl.cache.persist import DiskPolicy
+from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import PromptMatch
+from pyctl.engine.engine import Engine
+from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.model_settings import ModelSettings
+from pyctl.engine.request import Request
+from pyctl.engine.sampling import Sampling
 from pyctl.llama import Loaded, allocate, load, reserve_pinned
 from pyctl.prompt import Prompt
 from tools.generator import QWEN36_27B, QWEN36_35B_A3B, Shape, write_model
@@ -149,15 +157,26 @@ def opened(loaded: Loaded, directory: Path) -> Iterator[tuple[DiskStore, StoreBe
         files.close()
 
 
+def prompt_of(seed: int, n: int) -> Prompt:
+    """A message of ``n`` tokens, and a generation header."""
+    return Prompt.of([*np.random.default_rng(seed).integers(0, 200, n), 7, 7, 7, 7], [n])
+
+
 def fill(loaded: Loaded, prompt: Prompt, bucket: Bucket) -> float:
     """Evaluate ``prompt`` and have its snapshots in the store; seconds to the first token."""
     with tempfile.TemporaryDirectory() as name:
-        with engine_on(loaded, Path(name)) as engine:
-            seconds = ask(engine, prompt).timings.first_token_ms / 1e3
+        store = DiskStore(Path(name), loaded.info.fingerprint, None, space=allocate)
+        tier = DiskTier(store, DiskPolicy("full"), cold_max=10240)
+        loaded.backend.memory.clear(0)
+        engine = Engine(loaded.backend, RamCache(64, None), EngineSettings(), tier)
+        try:
+            done = answered(engine, Request(prompt, Sampling(temperature=0.0), max_tokens=1))
+        finally:
+            engine.prefix_cache.close()
         home = Path(name) / loaded.info.fingerprint
         found = [path for path in home.iterdir() if path.suffix in (".rows", ".state")]
         bucket.objects |= {f"{home.name}/{path.name}": path.read_bytes() for path in found}
-    return seconds
+    return done.timings.first_token_ms / 1e3
 
 
 def fetch(loaded: Loaded, prompt: Prompt) -> tuple[int, float, float]:
@@ -200,7 +219,7 @@ def measure(
     rows: list[list[object]] = []
     measured = Measured({}, 0.0)
     for number, n in enumerate(sizes):
-        prompt = prompt_of([number + 1], n)
+        prompt = prompt_of(number + 1, n)
         with serving() as bucket:
             cold = fill(loaded, prompt, bucket)
             for link in links:
