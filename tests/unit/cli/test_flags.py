@@ -10,253 +10,127 @@ from typing import Any
 import pytest
 
 from pyctl.chat import keep_reasoning
-from pyctl.cli.arguments import parse_chat, parse_serve
+from pyctl.cli.arguments import CommandSettings, parse_chat, parse_serve
 from pyctl.engine.draft.draft_settings import MODEL_TYPES
 from pyctl.engine.placements import CPU_EXPERTS
 from pyctl.errors import ConfigError
 from pyctl.setting import Flag
 from pyctl.tools import BUILT_IN, McpServer
 from tests.unit.cli.given import PRESERVED, SERVE_FLAGS, at, refused, serve
+from tests.unit.cli.test_effects import EFFECTS
 
-# Per destination: what is typed, where it ends up, and as what.
-ROUND_TRIPS: dict[str, tuple[str, str, Any]] = {
-    "path": ("other.gguf", "model.path", "other.gguf"),
+# Per destination whose value is not simply what its flag reads: what is typed, where it ends up, and as what.
+CONVERTED: dict[str, tuple[str, str, Any]] = {
     "alias": ("qwen, q", "model.alias", ("qwen", "q")),
     "tags": ("x,y", "model.tags", ("x", "y")),
     "n_gpu_layers": ("all", "model.n_gpu_layers", -2),
-    "split_mode": ("row", "model.split_mode", "row"),
     "tensor_split": ("3,1", "model.tensor_split", (3.0, 1.0)),
-    "main_gpu": ("1", "model.main_gpu", 1),
-    "load_mode": ("dio", "model.load_mode", "dio"),
     "mmap": ("", "model.load_mode", "mmap"),
     "mlock": ("", "model.load_mode", "mmap+mlock"),
-    "lazy_mode": ("off", "model.lazy_mode", "off"),
     "devices": ("CUDA0,CUDA1", "model.devices", ("CUDA0", "CUDA1")),
     "workers": ("a.lan:50052,10.0.0.2:1,a.lan:50052", "model.workers", ("a.lan:50052", "10.0.0.2:1")),
-    "placements": ("", "", None),  # four flags, below
     "fit": ("off", "model.fit", False),
     "fit_target": ("512,256", "model.fit_target", (512, 256)),
-    "fit_ctx": ("8192", "model.fit_ctx", 8192),
     "metadata": ("a.b=int:-3", "model.metadata", (("a.b", -3),)),
-    "check_tensors": ("", "model.check_tensors", True),
-    "repack": ("", "model.repack", True),
-    "no_host": ("", "model.no_host", True),
-    "numa": ("isolate", "model.numa", "isolate"),
-    "lora": ("", "", None),  # two flags, below
-    "lora_unapplied": ("", "", None),
-    "hf_repo": ("org/m-GGUF:Q8_0", "hub.hf_repo", "org/m-GGUF:Q8_0"),
-    "hf_file": ("", "", None),  # needs a repository, below
-    "hf_token": ("hf_x", "hub.hf_token", "hf_x"),
-    "model_url": ("http://h/m.gguf", "hub.model_url", "http://h/m.gguf"),
-    "draft_repo": ("org/d-GGUF:Q8_0", "hub.draft_repo", "org/d-GGUF:Q8_0"),
-    "offline": ("", "hub.offline", True),
-    "n_ctx": ("4096", "model.n_ctx", 4096),
-    "n_seqs": ("4", "model.n_seqs", 4),
-    "n_batch": ("1024", "model.n_batch", 1024),
-    "n_ubatch": ("256", "model.n_ubatch", 256),
-    "n_threads": ("6", "model.n_threads", 6),
-    "poll": ("7", "model.poll", 7),
-    "n_threads_batch": ("12", "model.n_threads_batch", 12),
-    "flash_attn": ("on", "model.flash_attn", "on"),
-    "type_k": ("q8_0", "model.type_k", "q8_0"),
-    "type_v": ("iq4_nl", "model.type_v", "iq4_nl"),
-    "offload_kqv": ("", "model.offload_kqv", True),
-    "op_offload": ("", "model.op_offload", True),
-    "swa_full": ("", "model.swa_full", True),
-    "kv_unified": ("", "model.kv_unified", True),
-    "n_ctx_per_seq": ("2048", "model.n_ctx_per_seq", 2048),
     "n_pooled": ("65536", "pool.n_pooled", 65_536),
-    "n_selected": ("4096", "pool.select.n_selected", 4096),
-    "n_sinks": ("128", "pool.select.n_sinks", 128),
-    "n_tail": ("512", "pool.select.n_tail", 512),
-    "pinned": ("none", "pool.select.pinned", "none"),
-    "rope_scaling": ("yarn", "model.rope_scaling", "yarn"),
     "rope_scale": ("4", "model.rope_freq_scale", 0.25),
-    "rope_freq_base": ("1e6", "model.rope_freq_base", 1e6),
-    "rope_freq_scale": ("0.5", "model.rope_freq_scale", 0.5),
-    "yarn_orig_ctx": ("32768", "model.yarn_orig_ctx", 32768),
-    "yarn_ext_factor": ("0.5", "model.yarn_ext_factor", 0.5),
-    "yarn_attn_factor": ("1.5", "model.yarn_attn_factor", 1.5),
-    "yarn_beta_slow": ("2", "model.yarn_beta_slow", 2.0),
-    "yarn_beta_fast": ("16", "model.yarn_beta_fast", 16.0),
-    "n_slots": ("0", "cache.n_slots", 0),
-    "ram_mib": ("-1", "cache.ram_mib", -1),
-    "cache_prompt": ("", "replies.cache_prompt", True),
-    "warm_next": ("", "replies.warm_next", True),
-    "warm": ("", "", None),  # needs a file, below
-    "prefill_assistant": ("", "replies.prefill_assistant", True),
-    "min_step": ("0", "engine.min_step", 0),
-    "exact": ("", "engine.exact", True),
-    "cache_dir": ("/var/cache/kv", "disk.cache_dir", "/var/cache/kv"),
-    "kv_cache": ("", "disk.kv_cache", True),
-    "disk_mib": ("100", "disk.disk_mib", 100),
-    "min_tokens": ("0", "disk.min_tokens", 0),
-    "cold_max": ("0", "disk.cold_max", 0),
     "disk_policy": ("AUTO:8", "disk.disk_policy", "auto:8"),
-    "daily_mib": ("20000", "disk.daily_mib", 20000),
-    "store_url": ("s3://bucket/kv", "disk.store_url", "s3://bucket/kv"),
-    "store_mib": ("100", "disk.store_mib", 100),
-    "store_daily_mib": ("100", "disk.store_daily_mib", 100),
-    "n_predict": ("64", "replies.n_predict", 64),
-    "seed": ("42", "replies.sampling.seed", 42),
-    "samplers": ("", "", None),  # two flags, below
-    "ignore_eos": ("", "replies.sampling.ignore_eos", True),
-    "temperature": ("0.6", "replies.sampling.temperature", 0.6),
-    "draft_types": ("", "", None),  # two flags, below
-    "n_draft": ("5", "drafts.n_draft", 5),
-    "n_draft_min": ("-1", "drafts.n_draft_min", -1),
-    "draft_p_min": ("0.5", "drafts.draft_p_min", 0.5),
-    "draft_path": ("d.gguf", "drafts.draft_path", "d.gguf"),
-    "draft_gpu_layers": ("all", "drafts.draft_gpu_layers", -2),
-    "draft_devices": ("CUDA0,CUDA1", "drafts.draft_devices", ("CUDA0", "CUDA1")),
-    "draft_placements": ("", "", None),  # three flags, below
-    "draft_threads": ("6", "drafts.draft_threads", 6),
-    "draft_threads_batch": ("12", "drafts.draft_threads_batch", 12),
-    "draft_type_k": ("q8_0", "drafts.draft_type_k", "q8_0"),
-    "draft_type_v": ("iq4_nl", "drafts.draft_type_v", "iq4_nl"),
-    "simple_size_n": ("5", "ngrams.simple_size_n", 5),
-    "simple_size_m": ("6", "ngrams.simple_size_m", 6),
-    "map_k_size_n": ("7", "ngrams.map_k_size_n", 7),
-    "map_k_size_m": ("8", "ngrams.map_k_size_m", 8),
-    "map_k4v_size_n": ("9", "ngrams.map_k4v_size_n", 9),
-    "map_k4v_size_m": ("10", "ngrams.map_k4v_size_m", 10),
-    "mod_match": ("16", "ngrams.mod_match", 16),
-    "mod_max": ("60", "ngrams.mod_max", 60),
-    "dynatemp_range": ("0.2", "replies.sampling.dynatemp_range", 0.2),
-    "dynatemp_exponent": ("2", "replies.sampling.dynatemp_exponent", 2.0),
-    "top_k": ("20", "replies.sampling.top_k", 20),
-    "top_p": ("0.8", "replies.sampling.top_p", 0.8),
-    "min_p": ("0", "replies.sampling.min_p", 0.0),
-    "top_n_sigma": ("1.5", "replies.sampling.top_n_sigma", 1.5),
-    "typical_p": ("0.9", "replies.sampling.typical_p", 0.9),
-    "xtc_probability": ("0.5", "replies.sampling.xtc_probability", 0.5),
-    "xtc_threshold": ("0.2", "replies.sampling.xtc_threshold", 0.2),
-    "repeat_last_n": ("128", "replies.sampling.repeat_last_n", 128),
-    "repeat_penalty": ("1.1", "replies.sampling.repeat_penalty", 1.1),
-    "presence_penalty": ("1.5", "replies.sampling.presence_penalty", 1.5),
-    "frequency_penalty": ("-0.5", "replies.sampling.frequency_penalty", -0.5),
-    "dry_multiplier": ("0.8", "replies.sampling.dry_multiplier", 0.8),
-    "dry_base": ("2", "replies.sampling.dry_base", 2.0),
-    "dry_allowed_length": ("3", "replies.sampling.dry_allowed_length", 3),
-    "dry_penalty_last_n": ("0", "replies.sampling.dry_penalty_last_n", 0),
     "dry_sequence_breakers": (r"a\n\\", "replies.sampling.dry_sequence_breakers", ("a\n\\",)),
-    "mirostat": ("2", "replies.sampling.mirostat", 2),
-    "mirostat_eta": ("0.2", "replies.sampling.mirostat_eta", 0.2),
-    "mirostat_tau": ("4", "replies.sampling.mirostat_tau", 4.0),
-    "adaptive_target": ("0.5", "replies.sampling.adaptive_target", 0.5),
-    "adaptive_decay": ("0.8", "replies.sampling.adaptive_decay", 0.8),
     "logit_bias": ("15043-1.5", "replies.sampling.logit_bias", ((15043, -1.5),)),
-    "grammar": ("", "", None),  # four flags, below
-    "chat_template": ("{{ messages }}", "format.chat_template", "{{ messages }}"),
-    "template_file": ("", "", None),  # needs a file, below
     "template_kwargs": ('{"a": 1}', "format.template_kwargs", {**PRESERVED, "a": 1}),
     "reasoning": ("off", "format.template_kwargs", {**PRESERVED, "enable_thinking": False}),
-    "reasoning_format": ("deepseek", "replies.reasoning_format", "deepseek"),
-    "prompt_replay": ("full", "format.prompt_replay", "full"),
     "reasoning_effort": ("high", "format.template_kwargs", {**PRESERVED, "reasoning_effort": "high"}),
     "reasoning_preserve": ("", "format.template_kwargs", PRESERVED),
-    "reasoning_budget": ("64", "replies.reasoning_budget", 64),
-    "reasoning_budget_message": ("Enough.", "replies.reasoning_budget_message", "Enough."),
     "jinja": ("", "warnings", ()),
     "built_in": ("all", "tools.built_in", BUILT_IN),
-    "agent": ("", "tools.agent", True),
-    "mcp_config": ("", "", None),  # needs a file, below
     "mcp_json": ('{"mcpServers": {"a": {"command": "b"}}}', "tools.mcp_json", (McpServer("a", "b"),)),
     "hosts": ("0.0.0.0,::1", "listen.hosts", ("0.0.0.0", "::1")),
-    "max_connections": ("9", "listen.max_connections", 9),
-    "port": ("0", "listen.port", 0),
-    "models_dir": ("/tmp", "router.models_dir", "/tmp"),
     "preset_path": ("m.ini", "router.preset_path", "m.ini"),
-    "most_loaded": ("2", "router.most_loaded", 2),
-    "autoload": ("", "router.autoload", True),
-    "patience": ("0.5", "router.patience", 0.5),
-    "keep_files": ("", "router.keep_files", True),
     "api_keys": ("a,b", "server.api_keys", ("a", "b")),
-    "key_file": ("", "", None),  # needs a file, below
-    "ssl_key_file": ("", "", None),  # one needs the other, below
-    "ssl_cert_file": ("", "", None),
-    "ping_seconds": ("-1", "server.ping_seconds", -1),
-    "show_metrics": ("", "server.show_metrics", True),
-    "change_props": ("", "server.change_props", True),
-    "show_prompts": ("", "server.show_prompts", True),
-    "show_slots": ("", "server.show_slots", True),
     "slot_save_path": ("/tmp", "server.slot_save_path", Path("/tmp")),
-    "show_page": ("", "server.show_page", True),
-    "open_page": ("", "listen.open_page", True),
-    "mmproj_path": ("v.gguf", "vision.mmproj_path", "v.gguf"),
-    "mmproj_offload": ("", "vision.mmproj_offload", True),
-    "mmproj_device": ("CUDA1", "vision.mmproj_device", "CUDA1"),
-    "image_min_tokens": ("64", "vision.image_min_tokens", 64),
-    "image_max_tokens": ("512", "vision.image_max_tokens", 512),
-    "mmproj_url": ("http://h/v.gguf", "hub.mmproj_url", "http://h/v.gguf"),
-    "mmproj_auto": ("", "hub.mmproj_auto", True),
     "media_path": ("/tmp", "server.media_path", "/tmp"),
-    "static_path": ("/tmp", "server.static_path", "/tmp"),
-    "api_prefix": ("/llm", "server.api_prefix", "/llm"),
-    "origins": ("localhost", "server.cors.origins", "localhost"),
-    "methods": ("GET", "server.cors.methods", "GET"),
-    "headers": ("x-a", "server.cors.headers", "x-a"),
-    "credentials": ("", "server.cors.credentials", True),
-    "clear_idle": ("", "engine.clear_idle", True),
-    "n_queue": ("9", "engine.n_queue", 9),
-    "sleep_seconds": ("60", "engine.sleep_seconds", 60),
-    "stall_seconds": ("7", "engine.stall_seconds", 7),
-    "embeddings": ("", "model.embeddings", True),
-    "pooling": ("mean", "model.pooling", "mean"),
     "rerank": ("", "model.pooling", "rank"),
-    "embd_normalize": ("-1", "replies.embd_normalize", -1),
-    "spm_infill": ("", "replies.spm_infill", True),
-    "verbosity": ("", "", None),  # three flags, below
     "log_file": ("x.log", "log.log_file", "x.log"),
-    "timestamps": ("", "log.timestamps", True),
 }
 
+SEVERAL = {
+    *("placements", "lora", "lora_unapplied", "samplers", "draft_types", "draft_placements", "grammar", "verbosity"),
+    *("hf_file", "ssl_key_file", "ssl_cert_file"),  # one needs the other
+    *("warm", "template_file", "mcp_config", "key_file"),  # need a file
+}
+"""Destinations of flags that tests below and in test_arguments.py combine."""
 
-PLAIN_FLAGS = [flag for flag in SERVE_FLAGS if ROUND_TRIPS[flag.dest][1]]
+PLAIN_FLAGS = [flag for flag in SERVE_FLAGS if flag.dest not in SEVERAL]
+
+
+def field_of(settings: Any, name: str) -> Any:
+    """The value of the field ``name``, in whichever of the settings it is."""
+    for item in dataclasses.fields(settings):
+        value = getattr(settings, item.name)
+        if item.name == name:
+            return value
+        if dataclasses.is_dataclass(value) and (found := field_of(value, name)) is not None:
+            return found
+    return None
+
+
+def typed(flag: Flag) -> str:
+    """What is typed for ``flag``."""
+    return CONVERTED[flag.dest][0] if flag.dest in CONVERTED else EFFECTS[flag.names.split()[0]].text
+
+
+def takes(settings: CommandSettings, flag: Flag) -> bool:
+    """Whether ``settings`` hold what was typed for ``flag``."""
+    if flag.dest in CONVERTED:
+        _, path, value = CONVERTED[flag.dest]
+        return bool(at(settings, path) == value)
+    return bool(field_of(settings, flag.dest) == (flag.convert(typed(flag)) if flag.convert else True))
 
 
 @pytest.mark.parametrize("flag", PLAIN_FLAGS, ids=lambda flag: flag.dest)
 def test_every_spelling_sets_its_value(flag: Flag) -> None:
-    text, path, value = ROUND_TRIPS[flag.dest]
+    text = typed(flag)
     for name in flag.names.split():
         # After its negation, for a switch that is on by default.
-        settings = serve(name, text) if flag.convert else serve(*flag.off.split()[:1], name)
-        assert at(settings, path) == value
+        assert takes(serve(name, text) if flag.convert else serve(*flag.off.split()[:1], name), flag)
         if flag.convert and name.startswith("--"):
-            assert at(serve(f"{name.replace('-', '_').replace('__', '--', 1)}={text}"), path) == value
+            assert takes(serve(f"{name.replace('-', '_').replace('__', '--', 1)}={text}"), flag)
 
 
 @pytest.mark.parametrize("flag", [flag for flag in PLAIN_FLAGS if flag.env], ids=lambda flag: flag.dest)
 def test_every_variable_sets_its_value_and_a_flag_wins_over_it(flag: Flag) -> None:
-    text, path, value = ROUND_TRIPS[flag.dest]
+    text = typed(flag)
     if flag.dest not in ("path", "hf_repo", "model_url"):
         settings = parse_serve(["-m", "m"], {flag.env: text or "on"})
-        assert at(settings, path) == value
+        assert takes(settings, flag)
         assert not any(flag.env in warning for warning in settings.warnings), "a variable without effect"
     else:
-        assert at(parse_serve([], {flag.env: text}), path) == value
+        assert takes(parse_serve([], {flag.env: text}), flag)
     name = flag.names.split()[0]
     poison = "off" if flag.convert is None else "not a value at all"
     argv = ["-m", "m", name, text] if flag.convert else ["-m", "m", name]
-    assert at(parse_serve(argv, {flag.env: poison}), path) == value
+    assert takes(parse_serve(argv, {flag.env: poison}), flag)
 
 
 @pytest.mark.parametrize("flag", [flag for flag in SERVE_FLAGS if flag.off], ids=lambda flag: flag.dest)
 def test_every_negation_by_flag_and_by_variable(flag: Flag) -> None:
-    path = {"mmap": "model.load_mode", "jinja": "warnings"}.get(flag.dest, ROUND_TRIPS[flag.dest][1])
-    value = {
-        "mmap": "none",
-        "jinja": ("--no-jinja has no effect here",),
-        "reasoning_preserve": keep_reasoning(False),
-    }.get(flag.dest, False)
+    path, value = {
+        "mmap": ("model.load_mode", "none"),
+        "jinja": ("warnings", ("--no-jinja has no effect here",)),
+        "reasoning_preserve": ("format.template_kwargs", keep_reasoning(False)),
+    }.get(flag.dest, ("", False))
+
+    def found(settings: CommandSettings) -> Any:
+        return at(settings, path) if path else field_of(settings, flag.dest)
+
     for name in flag.off.split():
-        assert at(serve(name), path) == value
+        assert found(serve(name)) == value
     if not flag.env:
         return
     for word in ("0", "off", "false", "disabled"):
-        assert at(serve(**{flag.env: word}), path) == value
+        assert found(serve(**{flag.env: word})) == value
     if flag.env.startswith("LLAMA_ARG_"):
-        assert at(serve(**{flag.env.replace("LLAMA_ARG_", "LLAMA_ARG_NO_"): "whatever"}), path) == value
+        assert found(serve(**{flag.env.replace("LLAMA_ARG_", "LLAMA_ARG_NO_"): "whatever"})) == value
 
 
 def test_types_of_drafts_add_up_in_their_order() -> None:
