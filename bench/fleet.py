@@ -1,8 +1,7 @@
-"""Requests of agents spread over several servers: the effect of routers and of a shared store.
+"""Requests of agents spread over two servers: the effect of routers and of a shared directory.
 
-    python -m bench.fleet --routers   # two servers with real engines and caches, without a model: some minutes
-    python -m bench.fleet --real      # the same, and two real servers on a tiny model: replies of one token
-    python -m bench.fleet             # thousands of sessions over up to 64 servers: bench/fleet_model.py
+    python -m bench.fleet             # real engines and caches, without a model: some minutes
+    python -m bench.fleet --real      # and two real servers on a tiny model: replies of one token
 
 The shapes are those of bench/sessions.py. People share the heads of their programs and nothing else: folders and all
 messages of users and tools are their own. A router knows a conversation by its first message. Hit rate is the share of
@@ -14,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import math
 import os
 import random
 import tempfile
@@ -23,20 +21,19 @@ from collections.abc import Hashable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, TypeAlias, cast
 
 import httpx
 import numpy as np
 
 from bench.budgets import N_CELLS, N_SEQS, N_UBATCH, ROW_BYTES, SCALE, STATE_BYTES, TEMPLATE, is_late
 from bench.common import parse, parser_of, show
-from bench.fleet_model import ROUTERS, Fleet, Places, Prefix, Step, Summary
 from bench.gpu_seconds import DEVICES
 from bench.replay import command_of
 from bench.sessions import AGENTS, PLAIN, Message, Reply
 from bench.simulated import Known, Scripted, Simulation, SizedBackend, Turn, prompt_of, tokens_of
 from bench.spill import NoisyBackend, Spilling
-from pyctl.cache.plan import DEFAULT_STEP, LEAST_SHARED, batch_ends, choose_cuts
+from pyctl.cache.plan import LEAST_SHARED
 from pyctl.chat import CHATML
 from pyctl.chat.template import Template
 from pyctl.measure.server_process import PYCTL_SERVE, ServerProcess
@@ -50,9 +47,6 @@ N_ACTIVE = 6
 
 IN_FLIGHT = 4
 """Requests that a router counts as running, where time does not pass."""
-
-LINKS = {"none": 0.0, "1 Gbit/s": 1e9 / 8, "10 Gbit/s": 10e9 / 8, "loopback": 4e9}
-"""Stores, by the bytes a second of their link; a disk behind a loopback is taken to read 4 GB/s."""
 
 
 # -- what is asked -----------------------------------------------------------------------------------------------------
@@ -128,18 +122,28 @@ def mixed(streams: Sequence[Sequence[Asked]], n_active: int, seed: int = 1) -> I
             yield chosen
 
 
-def cuts_of(prompt: Prompt) -> frozenset[int]:
-    """The snapshots of highest worth: up to the end of the head, and at the user's last message."""
-    ends = batch_ends(prompt, N_UBATCH, batch_cost=N_UBATCH // 2)
-    first = prompt.boundaries[0] if prompt.boundaries else len(prompt)
-    return frozenset(at for at in choose_cuts(prompt, ends, 0, DEFAULT_STEP) if at <= first or at == prompt.turn)
+Places: TypeAlias = tuple[tuple[int, Hashable], ...]
+"""Of a prompt the token counts at which it may part from others, ascending, and what identifies the tokens before."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A request: its ``places``, the last one at its end."""
+
+    conversation: Hashable
+    places: Places
+
+    @property
+    def n(self) -> int:
+        """Tokens of the prompt."""
+        return self.places[-1][0]
 
 
 def steps_of(streams: Sequence[Sequence[Asked]]) -> list[list[Step]]:
     """The same requests with the places where they part from each other, and without tokens."""
     flat = [asked for stream in streams for asked in stream]
     wholes = [asked.whole for asked in flat]
-    marks = [{*cuts_of(asked.prompt), *asked.prompt.boundaries, len(asked.prompt)} for asked in flat]
+    marks = [{*asked.prompt.boundaries, len(asked.prompt)} for asked in flat]
     pairs = []
     for i, asked in enumerate(flat):
         shared = [common_prefix(wholes[j], asked.prompt.tokens) for j in range(i)]
@@ -154,15 +158,83 @@ def steps_of(streams: Sequence[Sequence[Asked]]) -> list[list[Step]]:
     steps = []
     for asked, whole, positions in zip(flat, wholes, marks, strict=True):
         digest, before, places = hashlib.blake2b(digest_size=8), 0, []
-        for n in sorted(positions):
+        for n in sorted(at for at in positions if at <= len(asked.prompt)):
             digest.update(whole[before:n].tobytes())
             places.append((n, digest.digest()))
             before = n
-        inner = tuple(place for place in places if place[0] <= len(asked.prompt))
-        after = tuple(places[len(inner) :])
-        steps.append(Step(asked.conversation, inner, int(asked.reply.size), after, cuts_of(asked.prompt)))
+        steps.append(Step(asked.conversation, tuple(places)))
     at = iter(steps)
     return [[next(at) for _ in stream] for stream in streams]
+
+
+# -- routers -----------------------------------------------------------------------------------------------------------
+
+
+class Router(Protocol):
+    """Chooses a server for each request; ``loads`` are the requests that each has now."""
+
+    def choose(self, step: Step, loads: Sequence[int]) -> int: ...
+
+
+class RoundRobin:
+    """One after the other."""
+
+    def __init__(self) -> None:
+        self._n = -1
+
+    def choose(self, step: Step, loads: Sequence[int]) -> int:
+        self._n += 1
+        return self._n % len(loads)
+
+
+class Sticky:
+    """As deploy/haproxy.cfg: a new conversation goes where fewest requests run, and stays there."""
+
+    def __init__(self) -> None:
+        self._server: dict[Hashable, int] = {}
+        self._last = -1
+
+    def choose(self, step: Step, loads: Sequence[int]) -> int:
+        if step.conversation not in self._server:
+            after = range(self._last + 1, self._last + 1 + len(loads))
+            self._last = min((at % len(loads) for at in after), key=loads.__getitem__)
+            self._server[step.conversation] = self._last
+        return self._server[step.conversation]
+
+
+class Prefix:
+    """As deploy/sglang-router.sh: the longest beginning that a server was sent, unless it has seven requests more."""
+
+    THRESHOLD, RATIO = 0.3, 1.1
+    most_ahead = 6
+
+    def __init__(self) -> None:
+        self._servers: dict[Hashable, int] = {}  # a bit for each server
+        self._sizes: list[int] = []
+
+    def choose(self, step: Step, loads: Sequence[int]) -> int:
+        self._sizes = self._sizes or [0] * len(loads)
+        at, n_known = self._best(step, loads)
+        for _, key in step.places:
+            known = self._servers.get(key, 0)
+            self._servers[key] = known | 1 << at
+        self._sizes[at] += step.n - n_known
+        return at
+
+    def _best(self, step: Step, loads: Sequence[int]) -> tuple[int, int]:
+        least = min(range(len(loads)), key=loads.__getitem__)
+        if max(loads) - loads[least] > self.most_ahead and max(loads) > self.RATIO * loads[least]:
+            return least, 0
+        for n, key in reversed(step.places):
+            if n < self.THRESHOLD * step.n:
+                break
+            if mask := self._servers.get(key, 0):
+                having = [at for at in range(len(loads)) if mask >> at & 1]
+                return min(having, key=loads.__getitem__), n
+        return min(range(len(loads)), key=self._sizes.__getitem__), 0
+
+
+ROUTERS: dict[str, type[Router]] = {"round robin": RoundRobin, "sticky": Sticky, "prefix-aware": Prefix}
 
 
 # -- two servers with real engines -------------------------------------------------------------------------------------
@@ -253,95 +325,27 @@ def real(programs: Sequence[str], n_people: int, gib: float, keep: str) -> None:
             command = command_of(PYCTL_SERVE, cached_model(TINY_FAT, Path(name)), gib, [], counts_all=True)
             started = [stack.enter_context(ServerProcess(command, Path(name) / f"{i}.log")) for i in range(2)]
             measured = asked_of(streams, [server.url for server in started], router)
-        modelled = fleet_of(steps_of(streams), 2, router, N_ACTIVE, gib=gib).hit_rate
-        rows.append([router, len(turns), *(f"{rate:.1%}" for rate in (measured, simulated, modelled))])
+        rows.append([router, len(turns), f"{measured:.1%}", f"{simulated:.1%}"])
         print(*rows[-1], flush=True)
-    columns = ["router", "requests", "two real servers", "real engines, no model", "model of a fleet"]
+    columns = ["router", "requests", "two real servers", "real engines, no model"]
     show(f"Hit rates, {', '.join(programs)}, {n_people} people, replies of a token", columns, rows, keep=keep)
-
-
-# -- many servers ------------------------------------------------------------------------------------------------------
-
-
-def sessions_of(shapes: Sequence[Sequence[Sequence[Step]]], n: int) -> list[list[Step]]:
-    """``n`` sessions in these shapes: two people's recordings of each program.
-
-    What both people's prompts have in common all sessions of the program share; the rest is each session's own.
-    """
-    common = [set.intersection(*({key for step in one for _, key in step.places} for one in both)) for both in shapes]
-
-    def own(step: Step, at: int, shared: set[Hashable]) -> Step:
-        def places(found: Places) -> Places:
-            return tuple((n, key if key in shared else (at, key)) for n, key in found)
-
-        return replace(step, conversation=(at, step.conversation), places=places(step.places), after=places(step.after))
-
-    order = [i % len(shapes) for i in range(n)]
-    random.Random(2).shuffle(order)
-    return [[own(step, at, common[which]) for step in shapes[which][0]] for at, which in enumerate(order)]
-
-
-def fleet_of(
-    sessions: list[list[Step]], n_servers: int, router: str, n_active: int, *, gib: float, link: str = "none",
-    lifetime: float = math.inf,
-) -> Summary:  # fmt: skip
-    """``n_servers`` with so much RAM each, behind ``router``, and with the store ``link`` of LINKS."""
-    fleet = Fleet(n_servers, ROUTERS[router](), CARD, int(gib * 2**30), LINKS[link], lifetime)
-    return fleet.run(sessions, n_active)
-
-
-def scale(
-    shapes: Sequence[Sequence[Sequence[Step]]], counts: Sequence[int], each: int, *, gib: float, lifetime: float,
-    keep: str,
-) -> None:  # fmt: skip
-    """The table of fleets: servers, routers, stores, with ``each`` people for a server, four at a time."""
-    rows: list[list[object]] = []
-    for n, link, router in itertools.product(counts, LINKS, ROUTERS):
-        if n == 1 and (router != "sticky" or link == "loopback"):
-            continue
-        sessions = sessions_of(shapes, n * each)  # one for each person, whose sessions follow each other
-        found = fleet_of(sessions, n, router, 4 * n, gib=gib, link=link, lifetime=lifetime)
-        hours = found.seconds / 3600
-        cells = [
-            f"{found.hit_rate:.1%}",
-            f"{found.n_fetched / found.n_prompt:.1%}",
-            f"{found.evaluating / found.n:.2f}",
-        ]
-        cells += [f"{np.mean(found.waited):.1f}", f"{found.quantile(0.99):.0f}"]
-        cells += [f"{moved / 2**30 / n / hours:.0f}" for moved in (found.read, found.written)]
-        rows.append([n, link, router if n > 1 else "any", found.n, *cells])
-        print(*rows[-1], flush=True)
-    columns = ["servers", "store", "router", "requests", "hit rate", "from the store", "GPU s", "wait, s", "99 %"]
-    columns += ["read", "written"]
-    title = f"Fleets of {CARD.name} with {gib:g} GiB of RAM; GPU s of prompts a request, GiB an hour and server"
-    show(title, columns, rows, keep=keep)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__)
-    parser.add_argument("--routers", action="store_true", help="two servers with real engines and caches")
-    parser.add_argument("--real", action="store_true", help="two real servers on a tiny model, and both simulations")
+    parser.add_argument("--real", action="store_true", help="two real servers on a tiny model, beside the simulation")
     parser.add_argument("--only", nargs="+", default=list(AGENTS), choices=AGENTS, metavar="PROGRAM")
     parser.add_argument("--people", type=int, default=2, help="people for each program")
-    parser.add_argument("--gib", type=float, help="RAM of a server, in bytes of the 27B (8; in the model 32)")
-    parser.add_argument("--counts", nargs="+", type=int, default=[1, 8, 64], help="servers")
-    parser.add_argument("--each", type=int, default=16, help="people for each server, with five sessions each")
+    parser.add_argument("--gib", type=float, default=8.0, help="RAM of a server, in bytes of the 27B")
     parser.add_argument("--ahead", type=int, default=Prefix.most_ahead, help="requests ahead at which a prefix is left")
-    parser.add_argument("--lifetime", type=float, default=math.inf, help="minutes until a server loses its RAM")
-    arguments = parse(parser, argv, only=["mini_swe"], counts=[1, 2], each=4)
+    arguments = parse(parser, argv, only=["mini_swe"], people=1)
     keep = "fleet" if arguments.keep else ""
     Prefix.most_ahead = arguments.ahead
     os.fsync = cast(Any, lambda descriptor: None)
-    if arguments.routers:
-        routers(arguments.only, arguments.people, arguments.gib or 8.0, keep and f"{keep}-routers")
     if arguments.real:
-        real(arguments.only, arguments.people, arguments.gib or 8.0, keep and f"{keep}-real")
-    if not arguments.routers and not arguments.real:
-        streams = recorded(arguments.only, 2)
-        steps = steps_of(streams)
-        shapes = list(zip(steps[::2], steps[1::2], strict=True))
-        lifetime = 60 * arguments.lifetime
-        scale(shapes, arguments.counts, arguments.each, gib=arguments.gib or 32.0, lifetime=lifetime, keep=keep)
+        real(arguments.only, arguments.people, arguments.gib, keep and f"{keep}-real")
+    else:
+        routers(arguments.only, arguments.people, arguments.gib, keep and f"{keep}-routers")
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ OTHERS = {
     *("--remove", "--gpus", "--no-deps", "--no-binary"),  # of pyctl setup, docker and podman, pip
     *("--no-cache-dir", "--url", "--only", "--gib", "--models", "--restore-chat-history"),  # of pip, bench, aider
     *("--continue", "--resume", "--schema", "--functions", "--auth-type", "--model", "--config"),  # of clients
-    *("--against", "--parts", "--servers", "--counts", "--ahead", "--lifetime"),  # of bench
+    *("--against", "--parts", "--servers", "--real"),  # of bench
     *("--quick", "--depths", "--llama-server", "--budget", "--picture"),  # of pyctl bench
     *("--api-prefix", "--check", "--out", "--start", "--seconds", "--rate", "--weights", "--test"),  # of tools
 }
