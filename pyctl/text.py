@@ -53,6 +53,6 @@ def overlap(text: str, word: str) -> int:
     return 0
 
 
-def random_id(size: int = 32) -> str:
-    """A random string of ``size`` letters and digits; llama-server's ids of replies and calls have 32."""
-    return "".join(secrets.choice(_LETTERS) for _ in range(size))
+def random_id() -> str:
+    """32 random letters and digits, as llama-server's ids of replies and calls have."""
+    return "".join(secrets.choice(_LETTERS) for _ in range(32))

@@ -66,11 +66,10 @@ class LeastValue(Generic[K]):
         costs: Costs | None = None,
         *,
         half: float = SAME_MOMENT_SECONDS,
-        likelihoods: Likelihoods = Likelihoods(),
     ) -> None:
         self._tree, self._freed, self._clock = tree, freed, clock
         self._costs = costs or Costs()
-        self.half, self.likelihoods = half, likelihoods
+        self.half, self.likelihoods = half, Likelihoods()
         self._heap: list[tuple[float, int, TreeNode[K]]] = []
         self._count = itertools.count()
         self._now = -math.inf

@@ -6,7 +6,6 @@ import mmap
 import os
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,29 +29,29 @@ class DiskSpeed:
     read: float
 
 
-def disk_speed(directory: Path, clock: Callable[[], float] = time.perf_counter) -> DiskSpeed:
+def disk_speed(directory: Path) -> DiskSpeed:
     """Measure the disk of ``directory``, which exists. Raises OSError."""
     with tempfile.NamedTemporaryFile(dir=directory, prefix="pyctl-doctor-") as file:
-        block, began, n_bytes = os.urandom(BLOCK), clock(), 0
-        while n_bytes < FILE_BYTES and clock() - began < MOST_SECONDS:
+        block, began, n_bytes = os.urandom(BLOCK), time.perf_counter(), 0
+        while n_bytes < FILE_BYTES and time.perf_counter() - began < MOST_SECONDS:
             n_bytes += os.write(file.fileno(), block)
         os.fsync(file.fileno())
-        write = n_bytes / max(clock() - began, 1e-9)
+        write = n_bytes / max(time.perf_counter() - began, 1e-9)
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        return DiskSpeed(write, _read_rate(Path(file.name), clock))
+        return DiskSpeed(write, _read_rate(Path(file.name)))
 
 
-def _read_rate(path: Path, clock: Callable[[], float]) -> float:
+def _read_rate(path: Path) -> float:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
     except OSError:  # some file systems have no direct reads
         descriptor = os.open(path, os.O_RDONLY)
     try:
         with mmap.mmap(-1, BLOCK) as buffer:  # direct reads go to whole pages
-            began, n_bytes, n = clock(), 0, 1
-            while n and clock() - began < MOST_SECONDS:
+            began, n_bytes, n = time.perf_counter(), 0, 1
+            while n and time.perf_counter() - began < MOST_SECONDS:
                 n = os.preadv(descriptor, [buffer], n_bytes)
                 n_bytes += n
-            return n_bytes / max(clock() - began, 1e-9)
+            return n_bytes / max(time.perf_counter() - began, 1e-9)
     finally:
         os.close(descriptor)

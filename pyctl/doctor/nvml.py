@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,9 +47,9 @@ class _Memory(ctypes.Structure):
     _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
 
 
-def card_states(load: Load = ctypes.CDLL, places: Sequence[str] = NVML_PLACES) -> tuple[CardState, ...] | None:
+def card_states(load: Load = ctypes.CDLL) -> tuple[CardState, ...] | None:
     """All cards of the machine, whatever CUDA_VISIBLE_DEVICES says; None without a library that answers."""
-    for place in places:
+    for place in NVML_PLACES:
         try:
             library = load(place)
         except OSError:

@@ -220,15 +220,15 @@ class PrefillPace:
 class PrefillLog:
     """Logs the progress of the prefill of request ``task``, from ``start`` to ``n_prompt`` tokens."""
 
-    def __init__(self, task: int, start: int, n_prompt: int, clock: Clock = time.monotonic) -> None:
-        self._task, self._n_prompt, self._clock = task, n_prompt, clock
-        self._pace = PrefillPace(start, clock)
-        self._next_line = clock() + LINE_SECONDS
+    def __init__(self, task: int, start: int, n_prompt: int) -> None:
+        self._task, self._n_prompt = task, n_prompt
+        self._pace = PrefillPace(start)
+        self._next_line = time.monotonic() + LINE_SECONDS
 
     def reached(self, n: int) -> None:
         """Record that the first ``n`` tokens are evaluated."""
         self._pace.reached(n)
-        now = self._clock()
+        now = time.monotonic()
         if now < self._next_line or n >= self._n_prompt:
             return
         self._next_line = now + LINE_SECONDS

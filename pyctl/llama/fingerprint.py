@@ -66,11 +66,11 @@ def file_digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def metadata_text(model: Any, key: str, default: str = "") -> str:
-    """Return the value of ``key`` in the metadata of a llama_model as text."""
+def metadata_text(model: Any, key: str) -> str:
+    """Return the value of ``key`` in the metadata of a llama_model as text, "" without one."""
     buffer = ctypes.create_string_buffer(1024)
     n = api.llama_model_meta_val_str(model, key.encode(), buffer, len(buffer))
-    return buffer.value.decode("utf-8", "replace") if n >= 0 else default
+    return buffer.value.decode("utf-8", "replace") if n >= 0 else ""
 
 
 def _facts(

@@ -68,12 +68,12 @@ def describe(memory: KVState, places: ResumePlaces) -> str:
     return line
 
 
-def restores(backend: Backend, n: int, n_vocab: int, n_rest: int = TRIAL_REST) -> bool:
-    """Whether ``n_rest`` tokens have bit-identical outputs after ``n`` test tokens are saved and restored.
+def restores(backend: Backend, n: int, n_vocab: int) -> bool:
+    """Whether TRIAL_REST tokens have bit-identical outputs after ``n`` test tokens are saved and restored.
 
     Uses sequence 0, which is empty before and after.
     """
-    tokens, memory = made_up_text(n + n_rest, n_vocab), backend.memory
+    tokens, memory = made_up_text(n + TRIAL_REST, n_vocab), backend.memory
     _evaluate(backend, tokens[:n], 0)
     rows, state = memory.save_rows(0, 0, n), memory.save_state(0, n)
     memory.synchronize()

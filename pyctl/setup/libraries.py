@@ -116,10 +116,10 @@ def libraries_at(home: Path) -> list[BuiltLibraries]:
     return sorted(found, key=lambda built: built.built, reverse=True)
 
 
-def cpu_features(root: Path = Path("/")) -> tuple[str, ...]:
+def cpu_features() -> tuple[str, ...]:
     """The features of /proc/cpuinfo for which a compiler makes code."""
     try:
-        text = (root / "proc/cpuinfo").read_text(encoding="utf-8")
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
         return ()
     found = re.search(r"^(?:flags|Features)\s*: (.*)$", text, re.MULTILINE)

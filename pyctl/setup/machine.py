@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sysconfig
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -174,15 +174,11 @@ def look_at_machine(environ: Mapping[str, str] = os.environ, root: Path = Path("
 # -- cards -------------------------------------------------------------------------------------------------------------
 
 
-def find_driver(
-    places: Sequence[str] = DRIVER_PLACES,
-    load: Callable[[str], ctypes.CDLL] = ctypes.CDLL,
-    root: Path = Path("/"),
-) -> Driver | None:
+def find_driver(places: Sequence[str] = DRIVER_PLACES, root: Path = Path("/")) -> Driver | None:
     """Ask the first libcuda.so.1 of ``places`` that loads; None without one."""
     for place in places:
         try:
-            library = load(place)
+            library = ctypes.CDLL(place)
         except OSError:
             continue
         return _ask(library, _read(root / "sys/module/nvidia/version").strip())

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,7 +53,7 @@ def read_pin() -> Pin:
     return Pin(match[1], match[2], path)
 
 
-def pip_command(work: Path, environ: Mapping[str, str] = os.environ) -> list[str]:
+def pip_command(work: Path) -> list[str]:
     """The command that runs pip, which the environments of `uv tool` lack: the one of this environment, else one made
     in ``work``, else the one that uv fetches. Raises ConfigError."""
     if importlib.util.find_spec("pip") is not None:
@@ -63,15 +63,15 @@ def pip_command(work: Path, environ: Mapping[str, str] = os.environ) -> list[str
         subprocess.run([sys.executable, "-m", "venv", str(work / "pip")], capture_output=True, check=False)
     if subprocess.run([str(made), "-m", "pip", "--version"], capture_output=True, check=False).returncode == 0:
         return [str(made), "-m", "pip"]
-    uv = shutil.which("uv", path=environ.get("PATH"))
+    uv = shutil.which("uv")
     if uv is not None:
         return [uv, "tool", "run", "--python", sys.executable, "pip"]
     raise ConfigError("this Python environment has no pip, and a new one cannot be made; install uv or python3-venv")
 
 
-def pip_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """``environ`` without CMAKE_ARGS, which is meant for a build; here pip reads only the name and the version."""
-    return {name: value for name, value in environ.items() if name != "CMAKE_ARGS"}
+def pip_environment() -> dict[str, str]:
+    """The environment without CMAKE_ARGS, which is meant for a build; here pip reads only the name and the version."""
+    return {name: value for name, value in os.environ.items() if name != "CMAKE_ARGS"}
 
 
 def download_source(pip: list[str], directory: Path) -> Path:

@@ -404,13 +404,8 @@ class _Interrupts:
             raise KeyboardInterrupt
 
 
-def run_chat(
-    backend: ChatBackend,
-    settings: TerminalSettings,
-    state: Path | None = None,
-    tools: ToolSource | None = None,
-) -> int:
-    """Chat over the standard streams as ``settings`` say; files are kept in ``state``, by default the user's.
+def run_chat(backend: ChatBackend, settings: TerminalSettings, tools: ToolSource | None = None) -> int:
+    """Chat over the standard streams as ``settings`` say; files are kept in `state_directory`.
 
     At a terminal until the input ends. Otherwise the prompt of ``settings``, the text of a pipe, or both are one
     message; with ``lines`` each line of the pipe is a message or command. Returns the exit code: 0, 1 after an error in
@@ -419,7 +414,7 @@ def run_chat(
     _on_error(sys.stdout, "replace")
     _on_error(sys.stderr, "replace")
     typing = sys.stdin.isatty() and sys.stdout.isatty() and settings.prompt is None
-    view, last = _view(settings.stats), (state or state_directory()) / LAST_CHAT
+    view, last = _view(settings.stats), state_directory() / LAST_CHAT
     try:
         conversation = transcript.load(last) if settings.resumes else Conversation()
         if settings.system_prompt:
