@@ -10,6 +10,7 @@ from pyctl.convert import directory, integer
 from pyctl.errors import ConfigError, RequestError
 from pyctl.limit import SetLimit
 from pyctl.setting import CACHE, DISK
+from pyctl.user_directory import user_directory
 
 __all__ = ["DEFAULT_DAILY_MIB", "FREE_PART", "CacheSettings", "DiskSettings", "default_directory"]
 
@@ -19,11 +20,7 @@ DEFAULT_DAILY_MIB, FREE_PART = 32_768, 10
 
 def default_directory(environ: Mapping[str, str]) -> Path:
     """The default cache directory of the user. Raises RuntimeError if the user has no home directory."""
-    base = Path(environ.get("XDG_CACHE_HOME", ""))
-    if not base.is_absolute():  # the standard says to ignore such a value
-        home = environ.get("HOME", "")
-        base = (Path(home) if home else Path.home()) / ".cache"
-    return base / "pyctl" / "kv"
+    return user_directory("cache", environ) / "kv"
 
 
 def policy(text: str) -> str:

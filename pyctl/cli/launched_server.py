@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from pyctl.cli.service_command import pyctl_command
 from pyctl.cli.signals import ending_by_signal, handled
 from pyctl.errors import ConfigError
 from pyctl.text import one_line
+from pyctl.user_directory import user_directory
 
 __all__ = ["FoundServer", "address_of", "find_server", "started_server"]
 
@@ -90,7 +91,7 @@ def started_server(
     port = settings.listen.port
     if not port or ("--port" not in own.server_flags and not _is_free(host, port)):
         port = _free_port(host)
-    log = _log_path(port, os.environ)
+    log = _log_path(port)
     url = address_of(settings, port)
     print(f"pyctl: starting the server, log: {log}", file=sys.stderr)
     began = time.monotonic()
@@ -180,10 +181,9 @@ def _bound(host: str, port: int) -> socket.socket:
     return bound
 
 
-def _log_path(port: int, environ: Mapping[str, str]) -> Path:
+def _log_path(port: int) -> Path:
     """The log of the server at ``port``, which the next one there replaces."""
-    state = Path(environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    path = state / "pyctl" / f"launch-{port}.log"
+    path = user_directory("state", os.environ) / f"launch-{port}.log"
     try:
         make_private(path.parent)
         os.close(open_private(path, os.O_WRONLY))

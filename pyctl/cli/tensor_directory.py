@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from pyctl.errors import ConfigError
 from pyctl.limit import limit
 
-__all__ = ["BUDGET_MIB", "LOOK_SECONDS", "LOW_BYTES", "TensorDirectory", "default_directory"]
+__all__ = ["BUDGET_MIB", "LOOK_SECONDS", "LOW_BYTES", "TensorDirectory"]
 
 MIB = 2**20
 
@@ -34,11 +34,6 @@ SEALED = 0o400
 """The mode of a file that is complete."""
 
 NAME_DIGITS = 16
-
-
-def default_directory(environ: Mapping[str, str]) -> Path:
-    """XDG_CACHE_HOME/pyctl/worker."""
-    return Path(environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "pyctl" / "worker"
 
 
 def _free(directory: Path) -> int:

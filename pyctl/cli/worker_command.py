@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyctl.cli.command_parser import CommandParser
-from pyctl.cli.tensor_directory import BUDGET_MIB, LOOK_SECONDS, TensorDirectory, default_directory
+from pyctl.cli.tensor_directory import BUDGET_MIB, LOOK_SECONDS, TensorDirectory
 from pyctl.errors import ConfigError
+from pyctl.user_directory import user_directory
 
 if TYPE_CHECKING:
     from pyctl.llama import Device
@@ -40,7 +41,9 @@ def run_worker(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
     address = _address(arguments.host, arguments.port)
     tensors = None
     if arguments.cache is not None:
-        directory = Path(arguments.cache).expanduser() if arguments.cache else default_directory(environ)
+        directory = (
+            Path(arguments.cache).expanduser() if arguments.cache else user_directory("cache", environ) / "worker"
+        )
         tensors = TensorDirectory(directory, arguments.cache_budget * MIB)
     # Flags are read before what takes a while to import.
     from pyctl.llama import start_worker

@@ -25,6 +25,7 @@ from pyctl.errors import ConfigError
 from pyctl.limit import limit
 from pyctl.models import split_names
 from pyctl.text import one_line, reason_of
+from pyctl.user_directory import user_directory
 
 __all__ = ["MAGIC", "download", "fetch_url"]
 
@@ -63,8 +64,7 @@ def fetch_url(address: str, offline: bool) -> Path:
     if not name.endswith(".gguf") or not name.isprintable():
         raise ConfigError(f"{_shown(url)} does not end in the name of a GGUF file")
     whole = f"{url.scheme}://{url.netloc.decode('ascii')}{folder}?{url.query.decode('ascii')}"
-    base = os.environ.get("XDG_CACHE_HOME")
-    directory = (Path(base) if base else Path.home() / ".cache") / "pyctl" / "models"
+    directory = user_directory("cache", os.environ) / "models"
     directory /= hashlib.blake2b(whole.encode(), digest_size=8).hexdigest()
     for part in split_names(name):
         path = f"{folder}/{last if part == name else quote(part)}".encode()

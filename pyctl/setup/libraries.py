@@ -16,6 +16,7 @@ from pathlib import Path
 from pyctl.atomic_file import write_atomic
 from pyctl.setup.machine import NVIDIA, Card, Driver, PciCard, find_driver, find_pci_cards
 from pyctl.setup.source import read_pin
+from pyctl.user_directory import user_directory
 
 __all__ = [
     "BUILT",
@@ -83,12 +84,12 @@ def data_home(environ: Mapping[str, str] = os.environ) -> Path:
     chosen = environ.get(CHOICE, "")
     if chosen and chosen != PACKAGE:
         return Path(chosen)
-    return Path(environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")) / "pyctl"
+    return user_directory("data", environ)
 
 
 def build_home(environ: Mapping[str, str] = os.environ) -> Path:
     """The directory for files that only a build needs: XDG_CACHE_HOME/pyctl/setup."""
-    return Path(environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "pyctl" / "setup"
+    return user_directory("cache", environ) / "setup"
 
 
 def write_built(built: BuiltLibraries) -> None:

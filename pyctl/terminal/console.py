@@ -37,7 +37,6 @@ __all__ = [
     "accepted_share",
     "selected_count",
     "shorten_history",
-    "state_directory",
     "stats_line",
     "streamed_size",
     "unquoted",
@@ -171,13 +170,6 @@ def unquoted(text: str) -> str | None:
 def is_open(text: str) -> bool:
     """Whether ``text`` begins with `QUOTES` and has no second ones."""
     return text.lstrip().startswith(QUOTES) and text.count(QUOTES) < 2
-
-
-def state_directory(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where lines typed earlier (`history`) and the last chat (`last-chat.json`) are kept."""
-    state = environ.get("XDG_STATE_HOME", "")
-    base = Path(state) if Path(state).is_absolute() else Path.home() / ".local" / "state"
-    return base / "pyctl"
 
 
 def _history(path: Path | None) -> History:

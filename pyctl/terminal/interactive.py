@@ -30,7 +30,6 @@ from pyctl.terminal.console import (
     View,
     accepted_share,
     selected_count,
-    state_directory,
     stats_line,
     streamed_size,
     unquoted,
@@ -40,6 +39,7 @@ from pyctl.terminal.rendering import THEME
 from pyctl.terminal.sampling_fields import field_of, field_value, settable
 from pyctl.terminal.tool_calls import MOST_ROUNDS, STOPPED, NoTools, ToolCalls, ToolSource
 from pyctl.text import reason_of
+from pyctl.user_directory import user_directory
 
 __all__ = ["Chat", "run_chat"]
 
@@ -405,7 +405,7 @@ class _Interrupts:
 
 
 def run_chat(backend: ChatBackend, settings: TerminalSettings, tools: ToolSource | None = None) -> int:
-    """Chat over the standard streams as ``settings`` say; files are kept in `state_directory`.
+    """Chat over the standard streams as ``settings`` say; lines typed and the last chat are kept in the user's files.
 
     At a terminal until the input ends. Otherwise the prompt of ``settings``, the text of a pipe, or both are one
     message; with ``lines`` each line of the pipe is a message or command. Returns the exit code: 0, 1 after an error in
@@ -414,7 +414,7 @@ def run_chat(backend: ChatBackend, settings: TerminalSettings, tools: ToolSource
     _on_error(sys.stdout, "replace")
     _on_error(sys.stderr, "replace")
     typing = sys.stdin.isatty() and sys.stdout.isatty() and settings.prompt is None
-    view, last = _view(settings.stats), state_directory() / LAST_CHAT
+    view, last = _view(settings.stats), user_directory("state", os.environ) / LAST_CHAT
     try:
         conversation = transcript.load(last) if settings.resumes else Conversation()
         if settings.system_prompt:

@@ -18,6 +18,7 @@ LAYERS = {
     "module_process": set(),
     "text": set(),
     "atomic_file": set(),
+    "user_directory": set(),
     "models": {"errors", "text", "atomic_file"},
     "setup": {"errors", "text", "atomic_file"},
     "cache": {"prompt", "errors", "atomic_file"},
@@ -41,6 +42,9 @@ for _layer in ("models", "setup", "doctor", "cache", "chat", "engine", "llama", 
 
 for _layer in ("server", "terminal"):
     LAYERS[_layer] |= {"pdf_file"}
+
+for _layer in ("models", "setup", "cache", "terminal"):
+    LAYERS[_layer] |= {"user_directory"}
 
 REQUEST_PATH = ("pyctl.server.prepare", "pyctl.server.body", "pyctl.server.service")
 """What `terminal` may import of `server`, besides what is listed above: both ask the engine in one way."""

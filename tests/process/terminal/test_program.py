@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 
 import pyctl
-from pyctl.terminal.console import state_directory
 from pyctl.terminal.tool_calls import REFUSED
 
 CHILD = str(Path(__file__).with_name("child.py"))
@@ -332,9 +331,3 @@ def test_keys_typed_while_the_model_loads_stand_at_the_first_prompt(tmp_path: Pa
 def test_terminal_without_a_backend(tmp_path: Path) -> None:
     with Terminal(tmp_path, "--dead") as terminal:
         terminal.expect("error: cannot reach anybody\nexit 1")
-
-
-def test_state_directory() -> None:
-    assert state_directory({"XDG_STATE_HOME": "/state"}) == Path("/state/pyctl")
-    assert state_directory({"XDG_STATE_HOME": "relative"}) == Path.home() / ".local" / "state" / "pyctl"
-    assert state_directory({}) == Path.home() / ".local" / "state" / "pyctl"
