@@ -19,6 +19,7 @@ __all__ = [
     "ABANDONED_SECONDS",
     "PRIVATE",
     "has_locks",
+    "inode",
     "is_abandoned",
     "make_private",
     "open_private",
@@ -157,6 +158,14 @@ def sync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def inode(path: Path) -> int:
+    """The number of the file at ``path``, which another file in its place does not have; 0 without one."""
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return 0
 
 
 def is_abandoned(path: Path) -> bool:

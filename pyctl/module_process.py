@@ -1,14 +1,17 @@
-"""Processes that run a module of this package, for work with a limit on time or memory."""
+"""Child processes: those that run a module of this package, for work with a limit on time or memory, and their end."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
-__all__ = ["answer_of_module", "start_module"]
+__all__ = ["answer_of_module", "end_with_parent", "start_module"]
+
+_PR_SET_PDEATHSIG = 1
 
 
 def start_module(name: str) -> subprocess.Popen[bytes]:
@@ -33,3 +36,8 @@ def answer_of_module(name: str, data: bytes, seconds: float) -> bytes:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
     return said
+
+
+def end_with_parent(number: signal.Signals) -> None:
+    """Have this process get the signal ``number`` when its parent ends, however that ends; a ``preexec_fn``."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)

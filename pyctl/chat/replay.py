@@ -16,7 +16,7 @@ from sys import getsizeof
 from typing import Any, TypeAlias
 from weakref import WeakSet
 
-from pyctl.atomic_file import open_private, write_atomic
+from pyctl.atomic_file import inode, open_private, write_atomic
 from pyctl.chat.call_formats.scan import parse_json
 from pyctl.chat.images import lasting
 from pyctl.limit import limit
@@ -129,7 +129,7 @@ class ReplayLog:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
                 found = os.fstat(descriptor)
-                if _inode(self._path) == found.st_ino:
+                if inode(self._path) == found.st_ino:
                     self._note(found.st_ino)
                     if found.st_size + n_bytes <= self._half:
                         return descriptor
@@ -148,13 +148,6 @@ class ReplayLog:
 def _size(path: Path) -> int:
     try:
         return path.stat().st_size
-    except OSError:
-        return 0
-
-
-def _inode(path: Path) -> int:
-    try:
-        return path.stat().st_ino
     except OSError:
         return 0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import socket
@@ -12,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -22,6 +22,7 @@ from pyctl.cli.launch_settings import LaunchSettings
 from pyctl.cli.service_command import pyctl_command
 from pyctl.cli.signals import ending_by_signal, handled
 from pyctl.errors import ConfigError
+from pyctl.module_process import end_with_parent
 from pyctl.text import one_line
 from pyctl.user_directory import user_directory
 
@@ -31,9 +32,6 @@ STOP_SECONDS = 70.0
 """A server ends within a minute of SIGTERM, all cache writes included."""
 
 ANSWER_SECONDS = 10.0
-PARENT_DEATH_SIGNAL = 1
-"""PR_SET_PDEATHSIG"""
-
 LAST_LINES = 5
 
 
@@ -129,7 +127,7 @@ def _child(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes
     with os.fdopen(open_private(log, os.O_WRONLY | os.O_TRUNC), "wb") as out:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
-            preexec_fn=_end_with_parent,
+            preexec_fn=partial(end_with_parent, signal.SIGTERM),
         )  # fmt: skip
     with ending_by_signal():
         try:
@@ -148,10 +146,6 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         if process.poll() is None:
             process.kill()
             process.wait()
-
-
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGTERM)
 
 
 def _is_free(host: str, port: int) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import http.client
 import os
 import signal
@@ -12,15 +11,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
+
+from pyctl.module_process import end_with_parent
 
 __all__ = ["PYCTL_SERVE", "ServerProcess", "clean_environment"]
 
 PYCTL_SERVE = (sys.executable, "-m", "pyctl", "serve")
-
-PARENT_DEATH_SIGNAL = 1
-"""PR_SET_PDEATHSIG: a server must not outlive a program that was killed."""
 
 STOP_SECONDS = 30.0
 
@@ -81,7 +80,7 @@ class ServerProcess:
             with self.log.open("ab") as out:
                 self._process = subprocess.Popen(
                     [*self.command, "--port", str(self.port)],
-                    stdout=out, stderr=out, env=self._environment, preexec_fn=_die_with_parent,
+                    stdout=out, stderr=out, env=self._environment, preexec_fn=partial(end_with_parent, signal.SIGKILL),
                 )  # fmt: skip
             while not self._answers():
                 if not self.is_running or time.monotonic() - began > self.timeout:
@@ -141,7 +140,3 @@ def _reserved(port: int) -> Iterator[int]:
             bound.setsockopt(socket.SOL_SOCKET, option, 1)
         bound.bind(("127.0.0.1", port))
         yield bound.getsockname()[1]
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)

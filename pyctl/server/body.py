@@ -16,12 +16,12 @@ from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar, get_args, get
 
 import msgspec
 
+from pyctl.convert import INT32_MAX
 from pyctl.engine.sampling import RANDOM_SEED, SAMPLER_LETTERS, Sampling, range_of, sampler_named
 from pyctl.errors import RequestError
 from pyctl.limit import limit
 
 __all__ = [
-    "INT32_MAX",
     "LETTERS_PER_TOKEN",
     "MOST_BIASES",
     "MOST_REPLIES",
@@ -94,8 +94,6 @@ def check_letters(text: str, n_ctx: int) -> None:
     if len(text) > most:
         raise RequestError(f"a text of {len(text)} characters is too long: at most {most} are allowed")
 
-
-INT32_MAX = 2**31 - 1
 
 _MAX_SIGNS = {
     (b",",): (limit(1_500_000, "commas in a body (values)", "400", "request"), "commas"),

@@ -15,6 +15,7 @@ from pyctl.chat.chat_format import ChatRequest, PreparedChat, ReasoningFormat
 from pyctl.chat.constraint import Constraint, json_constraint
 from pyctl.chat.rendering import Continue
 from pyctl.chat.reply import ReasoningSplitter, ReasoningTokens, ReplySplitter
+from pyctl.convert import INT32_MAX
 from pyctl.engine.backend import EngineInfo
 from pyctl.engine.request import Request
 from pyctl.engine.sampling import RANDOM_SEED, Sampling
@@ -25,7 +26,6 @@ from pyctl.image_file import ImageFile
 from pyctl.prompt import Prompt
 from pyctl.server import REASONING_FORMATS
 from pyctl.server.body import (
-    INT32_MAX,
     LETTERS_PER_TOKEN,
     MOST_BIASES,
     MOST_REPLIES,

@@ -26,7 +26,7 @@ LAYERS = {
     "engine": {"cache", "models", "prompt", "text", "errors", "atomic_file"},
     "llama": {"engine", "cache", "models", "setup", "prompt", "text", "errors", "atomic_file"},
     "doctor": {"setup", "text", "errors"},
-    "measure": set(),
+    "measure": {"module_process"},
     "page": {"module_process"},
     "tools": {"text", "errors", "module_process"},
     "server": {"chat", "engine", "cache", "page", "tools", "prompt", "text", "errors"},

@@ -22,6 +22,7 @@ from pyctl.cache.disk.file_format import (
     PartKind,
     SegmentName,
     StateName,
+    parent_text,
 )
 from pyctl.cache.disk.readers import DiskReads, finished
 from pyctl.cache.disk.segment_files import read_header, read_jobs
@@ -182,7 +183,7 @@ def _link(segment: Segment, rows: Block, parent: SegmentName | None, digest: byt
     """``segment`` on ``parent``, named; its rows are looked through once, since they never change."""
     draft_rows, name = segment.draft_rows, segment.file.name
     if not isinstance(name, SegmentName) or segment.file.parent != parent:
-        tag = hashlib.blake2b(_text(parent) + b"\0", digest_size=TAG_BYTES)
+        tag = hashlib.blake2b(parent_text(parent) + b"\0", digest_size=TAG_BYTES)
         crc = crc32(np.ascontiguousarray(rows).data)
         tag.update(np.array(segment.ends, "<u4").tobytes() + struct.pack("<QI", rows.nbytes, crc))
         name = SegmentName(segment.start, segment.end, digest, tag.digest())
@@ -305,10 +306,6 @@ def check_chain(chain: list[StoredFile], state: StateName) -> Tokens:
 
 def _space(header: Header) -> dict[PartKind, Block]:
     return {part.what: np.empty(part.size, np.uint8) for part in header.parts if part.what in SMALL}
-
-
-def _text(parent: SegmentName | None) -> bytes:
-    return b"" if parent is None else str(parent).encode()
 
 
 def _bytes(tokens: Tokens) -> bytes:

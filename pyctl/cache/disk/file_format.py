@@ -43,6 +43,7 @@ __all__ = [
     "is_fingerprint",
     "is_obsolete",
     "pack",
+    "parent_text",
     "parse",
     "rules_id",
     "unpack",
@@ -322,13 +323,13 @@ class Header:
 
 def header_size(header: Header) -> int:
     """Bytes of the packed header; known before anything is encoded."""
-    size = _PRELUDE.size + _FIELDS.size + len(header.fingerprint.encode()) + len(_text(header.parent))
+    size = _PRELUDE.size + _FIELDS.size + len(header.fingerprint.encode()) + len(parent_text(header.parent))
     return size + sum(_PART.size + part.n_chunks * _CHUNK.size for part in header.parts) + _DIGEST_BYTES
 
 
 def pack(header: Header) -> bytes:
     """The header's bytes; every part's chunks must be known."""
-    name, fingerprint, parent = header.name, header.fingerprint.encode(), _text(header.parent)
+    name, fingerprint, parent = header.name, header.fingerprint.encode(), parent_text(header.parent)
     if isinstance(name, SegmentName):
         kind, start, end, tag = SEGMENT, name.start, name.end, name.tag
     else:
@@ -419,7 +420,8 @@ def _is_possible(header: Header) -> bool:
     return True
 
 
-def _text(parent: SegmentName | None) -> bytes:
+def parent_text(parent: SegmentName | None) -> bytes:
+    """How ``parent`` stands in headers, and in what names are made of; empty for none."""
     return b"" if parent is None else str(parent).encode()
 
 

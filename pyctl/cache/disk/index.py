@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from pyctl.atomic_file import open_private
+from pyctl.atomic_file import inode, open_private
 from pyctl.cache.disk.file_format import Name, SegmentName, StateName, parse
 
 __all__ = ["Index", "Key", "Record", "Version", "is_corrupt"]
@@ -254,7 +254,7 @@ class _Connection:
 
     def current(self) -> sqlite3.Connection:
         """OSError if there is no way to open one."""
-        if self._connection is not None and _inode(self.path) == self._inode:
+        if self._connection is not None and inode(self.path) == self._inode:
             return self._connection
         self.close()
         for attempt in range(3):
@@ -264,11 +264,11 @@ class _Connection:
             except sqlite3.Error as error:
                 if attempt == 2:
                     raise OSError(f"{self.path}: {error}") from error
-                self._inode = _inode(self.path)
+                self._inode = inode(self.path)
                 if is_corrupt(error):
                     self._discard()
                 time.sleep(0.05)
-        self._inode = _inode(self.path)
+        self._inode = inode(self.path)
         assert self._connection is not None
         return self._connection
 
@@ -279,7 +279,7 @@ class _Connection:
 
     def _discard(self) -> None:
         self.close()
-        if _inode(self.path) == self._inode:
+        if inode(self.path) == self._inode:
             for suffix in ("", "-wal", "-shm"):
                 Path(f"{self.path}{suffix}").unlink(missing_ok=True)
 
@@ -356,10 +356,3 @@ def _add_today(connection: sqlite3.Connection, table: str, n_bytes: int) -> None
 
 def _today() -> int:
     return int(time.time() // 86_400)
-
-
-def _inode(path: Path) -> int:
-    try:
-        return os.stat(path).st_ino
-    except OSError:
-        return 0

@@ -7,14 +7,13 @@ import re
 from collections.abc import Callable
 from typing import TypeAlias
 
-from pyctl.chat.call_formats.scan import parse_json
+from pyctl.chat.call_formats.scan import PYTHON_WORDS, parse_json
 from pyctl.text import overlap
 
 __all__ = ["LiteralReader"]
 
 State: TypeAlias = Callable[[str, bool], str]
 
-_WORDS = {"True": "true", "False": "false", "None": "null"}
 _WORD = re.compile(r"[^\s,{}()\[\]]*")
 _MAX_WORD = 256
 _KEY_END = re.compile(r"[:=,{}()\[\]]")
@@ -178,7 +177,7 @@ def _unescaped(text: str) -> str:
 
 def _literal(word: str) -> str:
     """A word as JSON text: a number or a constant, and a string else."""
-    text = _WORDS.get(word, word)
+    text = PYTHON_WORDS.get(word, word)
     try:
         parse_json(text)
     except ValueError:

@@ -20,6 +20,7 @@ from pyctl.chat.tools import Tools
 from pyctl.text import overlap, random_id
 
 __all__ = [
+    "PYTHON_WORDS",
     "CallScanner",
     "NeedMoreInput",
     "ValueEnd",
@@ -34,7 +35,7 @@ __all__ = [
     "whole_call",
 ]
 
-_WORDS = {"True": "true", "False": "false", "None": "null"}
+PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 _PYTHON = re.compile(r""""(?:[^"\\]|\\.)*(?:"|\\?\Z)|'(?:[^'\\]|\\.)*(?:'|\\?\Z)|\b(?:True|False|None)\b""", re.DOTALL)
 """A string that is never closed goes on to the end, so that nothing is looked at twice."""
 _NAMES: tuple[tuple[type, tuple[str, ...]], ...] = (
@@ -361,8 +362,8 @@ def _names(value: Any) -> tuple[str, ...]:
 
 def _translated(match: re.Match[str]) -> str:
     text = match[0]
-    if text in _WORDS:
-        return _WORDS[text]
+    if text in PYTHON_WORDS:
+        return PYTHON_WORDS[text]
     if text[0] == '"' or len(text) < 2 or text[-1] != "'":
         return text
     inner = re.sub(r'\\(.)|"', lambda found: _unquoted(found[0]), text[1:-1], flags=re.DOTALL)
