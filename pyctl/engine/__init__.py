@@ -11,10 +11,7 @@ samplers, except for reads while it waits. Other threads pass:
 
 The write queue of the disk receives immutable copies of snapshots and never accesses the RAM cache.
 
-**Threads.** The server's event loop parses, merges and sends; a pool renders and tokenises. ``pyctl-disk`` writes one
-segment at a time. ``pyctl-disk-recovery`` scans the directory once at startup. The pools ``disk-read`` and
-``disk-write`` check and compress chunks. The extension allocates pinned memory ahead on one thread. ``pyctl-start``
-loads the model while the server already answers, then watches the engine's thread.
+docs/architecture.md lists all threads.
 
 **Locks.** The engine's thread holds that of `StateReads` unless it waits, and never waits for one that is held during
 a disk write. Locks guard the write queue, the index connections, the tokeniser's and reply caches, the stored
