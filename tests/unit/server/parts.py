@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 
 from pyctl.chat.chat_format import PreparedChat
 from pyctl.chat.reply import CallDelta, ReplyDelta, ReplySplitter
-from tests.unit.server.fake import Bench
+from pyctl.engine.request import Request
+from tests.unit.server.fake import Bench, Gate, Script, play
 
 
 class PartSplitter:
@@ -101,6 +103,25 @@ class Caller:
     @property
     def bodies(self) -> list[bytes]:
         return [message["body"] for message in self.sent if message["type"] == "http.response.body"]
+
+
+def sent_in_silence(path: str, body: dict[str, Any], until: Callable[[bytes], bool]) -> bytes:
+    """What the client of a stream gets whose reply "a" is late: it comes when ``until`` holds of what came before."""
+    silence = Gate(threading.Event())
+
+    def script(request: Request) -> Script:
+        first, second, *rest = play("a")(request)
+        return [first, second, silence, *rest]
+
+    async def run() -> bytes:
+        caller = Caller(Bench(script), path, {**body, "stream": True, "sse_ping_interval": 1})
+        call = asyncio.ensure_future(caller.call())
+        await caller.until(lambda: until(b"".join(caller.bodies)))
+        silence.opened.set()
+        await call
+        return b"".join(caller.bodies)
+
+    return asyncio.run(run())
 
 
 OPENED = """\

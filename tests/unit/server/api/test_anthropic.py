@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import asyncio
 import itertools
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,8 +11,8 @@ from pyctl.engine.request import Request
 from pyctl.errors import EngineError
 from pyctl.server import ServerSettings
 from tests.unit.chat.toy import THINKING
-from tests.unit.server.fake import HI, Bench, Gate, Script, fail, play
-from tests.unit.server.parts import Caller, named_events, split_by_lines
+from tests.unit.server.fake import HI, Bench, Script, fail, play
+from tests.unit.server.parts import named_events, sent_in_silence, split_by_lines
 
 CALLS = ("r:h", "m\n", "c:I \n", "c:look\n", "k:0:t1:look\n", 'a:0:{"at":\n', "a:0:1}\n", "k:1:t2:wait\n")
 
@@ -203,22 +201,9 @@ def test_a_failure_after_the_first_byte_is_an_event() -> None:
 
 
 def test_a_silent_stream_sends_ping_events() -> None:
-    silence = Gate(threading.Event())
-
-    def script(request: Request) -> Script:
-        first, second, *rest = play("a")(request)
-        return [first, second, silence, *rest]
-
-    async def run() -> None:
-        caller = Caller(Bench(script), "/v1/messages", {"messages": HI, "stream": True, "sse_ping_interval": 1})
-        call = asyncio.ensure_future(caller.call())
-        await caller.until(lambda: b"event: ping" in b"".join(caller.bodies))
-        silence.opened.set()
-        await call
-        kinds = [event["type"] for event in named_events(b"".join(caller.bodies))]
-        assert [kind for kind, _ in itertools.groupby(kinds)][:3] == ["message_start", "ping", "content_block_start"]
-
-    asyncio.run(run())
+    sent = sent_in_silence("/v1/messages", {"messages": HI}, lambda sent: b"event: ping" in sent)
+    kinds = [event["type"] for event in named_events(sent)]
+    assert [kind for kind, _ in itertools.groupby(kinds)][:3] == ["message_start", "ping", "content_block_start"]
 
 
 def test_keys_come_in_either_header() -> None:

@@ -1,15 +1,12 @@
 from __future__ import annotations
 
-import asyncio
 import json
-import threading
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyctl.engine.request import Request
 from pyctl.errors import EngineError, RequestError
 from pyctl.server import Cors, ReplySettings, ServerSettings
 from pyctl.server.api.ollama import chat_body, generate_body
@@ -17,8 +14,8 @@ from pyctl.server.body import ChatBody, CompletionBody, InfillBody
 from tests.pictures import GridReader
 from tests.unit.chat import toy
 from tests.unit.server.api.test_images import URL, openai, prompt_of
-from tests.unit.server.fake import HI, N_CTX, Bench, Gate, Script, fail, play
-from tests.unit.server.parts import Caller
+from tests.unit.server.fake import HI, N_CTX, Bench, fail, play
+from tests.unit.server.parts import sent_in_silence
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {}}}}}
 TOOLS = "{{ tools | tojson if tools }}" + toy.CHATML
@@ -171,24 +168,11 @@ def test_what_open_webui_sends() -> None:
 
 def test_a_silent_stream_repeats_an_empty_chunk() -> None:
     """A comment, or an empty line, is no JSON: clients read each line."""
-    silence = Gate(threading.Event())
-
-    def script(request: Request) -> Script:
-        first, second, *rest = play("a")(request)
-        return [first, second, silence, *rest]
-
-    async def run() -> None:
-        caller = Caller(Bench(script), "/api/chat", {"messages": HI, "sse_ping_interval": 1})
-        call = asyncio.ensure_future(caller.call())
-        await caller.until(lambda: bool(b"".join(caller.bodies)))
-        silence.opened.set()
-        await call
-        chunks = [json.loads(line) for line in b"".join(caller.bodies).splitlines()]
-        assert (chunks[0]["message"], chunks[0]["done"]) == ({"role": "assistant", "content": ""}, False)
-        assert "".join(chunk["message"]["content"] for chunk in chunks) == "a"
-        assert chunks[-1]["done"]
-
-    asyncio.run(run())
+    sent = sent_in_silence("/api/chat", {"messages": HI}, bool)
+    chunks = [json.loads(line) for line in sent.splitlines()]
+    assert (chunks[0]["message"], chunks[0]["done"]) == ({"role": "assistant", "content": ""}, False)
+    assert "".join(chunk["message"]["content"] for chunk in chunks) == "a"
+    assert chunks[-1]["done"]
 
 
 def test_a_failure_in_the_middle_is_a_line() -> None:

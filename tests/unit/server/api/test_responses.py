@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import asyncio
-import threading
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
@@ -11,8 +9,8 @@ import pytest
 from pyctl.engine.request import Request
 from pyctl.errors import EngineError
 from pyctl.server.api import responses, responses_request
-from tests.unit.server.fake import HI, Bench, Client, Gate, Script, fail, play
-from tests.unit.server.parts import Caller, named_events, split_by_lines
+from tests.unit.server.fake import HI, Bench, Client, Script, fail, play
+from tests.unit.server.parts import named_events, sent_in_silence, split_by_lines
 
 CALLS = ("r:h", "m\n", "c:I \n", "c:look\n", "k:0:t1:look\n", 'a:0:{"at":\n', "a:0:1}\n", "k:1:t2:wait\n", "a:1:{}\n")
 
@@ -296,19 +294,7 @@ def test_a_failure_after_the_first_byte_is_two_events() -> None:
 
 
 def test_a_silent_stream_repeats_that_it_goes_on() -> None:
-    silence = Gate(threading.Event())
-
-    def script(request: Request) -> Script:
-        first, second, *rest = play("a")(request)
-        return [first, second, silence, *rest]
-
-    async def run() -> None:
-        caller = Caller(Bench(script), "/v1/responses", {"input": "x", "stream": True, "sse_ping_interval": 1})
-        call = asyncio.ensure_future(caller.call())
-        await caller.until(lambda: b"".join(caller.bodies).count(b"event: response.in_progress") > 1)
-        silence.opened.set()
-        await call
-        kinds = [event["type"] for event in named_events(b"".join(caller.bodies))]
-        assert kinds[:3] == ["response.created", "response.in_progress", "response.in_progress"]
-
-    asyncio.run(run())
+    still = b"event: response.in_progress"
+    sent = sent_in_silence("/v1/responses", {"input": "x"}, lambda sent: sent.count(still) > 1)
+    kinds = [event["type"] for event in named_events(sent)]
+    assert kinds[:3] == ["response.created", "response.in_progress", "response.in_progress"]
