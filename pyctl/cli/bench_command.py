@@ -62,9 +62,6 @@ def run_bench(argv: Sequence[str]) -> int:
     Raises ConfigError if the arguments cannot be used.
     """
     options, rest = _parser().parse_known_args(argv)
-    if options.help:
-        _parser().print_help()
-        return 0
     settings = parse_serve(rest, {})
     depths = _depths(options.depths or (QUICK_DEPTHS if options.quick else DEPTHS))
     for path in filter(None, (options.json, options.picture)):
@@ -104,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
         add_help=False,
         allow_abbrev=False,
     )
-    parser.add_argument("--help", action="store_true", help="print this text")
+    parser.add_argument("--help", action="help", help="print this text")
     parser.add_argument("--quick", action="store_true", help="about a minute on a GPU, without --exact")
     parser.add_argument("--llama-server", metavar="PATH", help="send the same requests to this server, too")
     parser.add_argument("--depths", type=int, nargs="+", metavar="N", help="prompt tokens (default: 2048 8192 32768)")

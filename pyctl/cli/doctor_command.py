@@ -35,11 +35,7 @@ N_LOGGED = 2
 
 def run_doctor(argv: Sequence[str]) -> int:
     """Print the findings; returns the exit code: 1 if anything is wrong or slow. Raises ConfigError for bad flags."""
-    parser = _parser()
-    options, rest = parser.parse_known_args(argv)
-    if options.help:
-        parser.print_help()
-        return 0
+    options, rest = _parser().parse_known_args(argv)
     settings = _with_fetched(parse_serve(rest))
     # Only now: --help needs none of it.
     from pyctl.doctor.examine import examine, screen
@@ -75,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
         add_help=False,
         allow_abbrev=False,
     )
-    parser.add_argument("--help", action="store_true", help="print this text")
+    parser.add_argument("--help", action="help", help="print this text")
     parser.add_argument("--json", action="store_true", help="print every finding as JSON")
     return parser
 
