@@ -54,7 +54,7 @@ from pyctl.server.models import Progress
 from pyctl.server.prepare import prepare_warm_up
 from pyctl.server.service import Service, Shared
 
-__all__ = ["Host", "ModelLoader", "assemble", "found"]
+__all__ = ["Host", "ModelLoader", "assemble", "found", "warm"]
 
 log = logging.getLogger("pyctl")
 
@@ -150,6 +150,15 @@ def assemble(settings: CommandSettings, report: Progress = lambda fraction: True
     return Service(worker, chat_format, EngineAdmin(worker, engine), settings.replies, host.shared)
 
 
+def warm(service: Service, settings: CommandSettings) -> None:
+    """Queue the prompts of --warm as background requests."""
+    for body in settings.replies.warm:
+        try:
+            service.worker.warm(prepare_warm_up(service, ChatBody.of(body)))
+        except PyctlError as error:
+            log.warning("--warm: %s", error)
+
+
 class ModelLoader:
     """Loads one of several models; ``settings`` are its own. The thread that loads models calls it."""
 
@@ -163,11 +172,7 @@ class ModelLoader:
         """The model's service, for the first and only time."""
         service = assemble(self._find(), report, self._host)
         self._plan, self._is_loaded = self._host.plan, True
-        for body in self._settings.replies.warm:
-            try:
-                service.worker.warm(prepare_warm_up(service, ChatBody.of(body)))
-            except PyctlError as error:
-                log.warning("--warm: %s", error)
+        warm(service, self._settings)
         return service
 
     def fits(self) -> bool:

@@ -15,23 +15,21 @@ from typing import Any
 
 from pyctl.cache import DiskSettings, RamBudget, connect
 from pyctl.cli.arguments import CommandSettings
-from pyctl.cli.assemble import Host, ModelLoader, assemble, found
+from pyctl.cli.assemble import Host, ModelLoader, assemble, found, warm
 from pyctl.cli.defaults import cache_budget, tell_directory, with_directory, with_shared_budget
 from pyctl.cli.doctor_command import log_findings
 from pyctl.cli.logs import start_log
 from pyctl.cli.presets import Preset, find_models
 from pyctl.cli.ready import Addresses, cache_text, ready_text
-from pyctl.errors import ConfigError, EngineError, PyctlError
+from pyctl.errors import ConfigError, EngineError
 from pyctl.llama import build_version, check_gguf, connect_workers, devices, gpus, host_available, model_files
 from pyctl.models.warm_files import WarmFiles
 from pyctl.server.app import create_app, create_loading_app
-from pyctl.server.body import ChatBody
 from pyctl.server.lifecycle import LoadingApp, bind, leave, serve
 from pyctl.server.load_order import LoadOrder
 from pyctl.server.memory import share_heaps
 from pyctl.server.models import ModelCard, Models, ModelSource
-from pyctl.server.prepare import prepare_warm_up
-from pyctl.server.service import Service, Shared
+from pyctl.server.service import Shared
 from pyctl.setup import unused_card
 from pyctl.tools.toolbox import ToolBox
 
@@ -147,16 +145,16 @@ def _keep_files(models: Models, ram: RamBudget) -> None:
             return None
         return available - SPARE - max(ram.n_bytes - ram.used_by_others(None), 0)
 
-    warm = WarmFiles(wanted, room)
+    files = WarmFiles(wanted, room)
 
     def note(event: Mapping[str, Any] | None) -> None:
         if event is None:
-            warm.close()
+            files.close()
         elif event.get("data", {}).get("status") == "loaded":
-            warm.wake()
+            files.wake()
 
     models.listen(note)
-    warm.wake()
+    files.wake()
 
 
 def _may_see(preset: Preset) -> bool:
@@ -223,7 +221,7 @@ class _Serving:
         self._models = models
         self.gate.open(create_app(models))
         if models.only is not None:
-            self._warm(models.only)
+            warm(models.only, self._settings)
             log_findings(self._settings)
         if not server.api_keys and (warning := addresses.open_text(bound)):
             log.warning("%s", warning)
@@ -239,13 +237,6 @@ class _Serving:
             models.close()
             return None
         return models
-
-    def _warm(self, service: Service) -> None:
-        for body in self._settings.replies.warm:
-            try:
-                service.worker.warm(prepare_warm_up(service, ChatBody.of(body)))
-            except PyctlError as error:
-                log.warning("--warm: %s", error)
 
     def _log_ready(self, models: Models, addresses: Addresses) -> None:
         disk, only = self._settings.disk, models.only
