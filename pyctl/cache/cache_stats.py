@@ -67,7 +67,6 @@ class RequestStats:
     n_saved: int = 0
     lookup_ms: float = 0.0
     restore_ms: float = 0.0
-    prefill_ms: float = 0.0
     save_ms: float = 0.0
     miss: Divergence | None = field(default=None)
     n_warmed: int = 0

@@ -33,7 +33,6 @@ class TimedReply:
 
     text: str
     first_ms: float
-    total_ms: float
     n_predicted: int
     decode_ms: float
     timings: dict[str, Any]
@@ -121,12 +120,11 @@ def _read(response: http.client.HTTPResponse, began: float) -> TimedReply:
             probs += _probs(choice)
             if said or choice.get("finish_reason"):
                 first, last = first or now, now
-    end = time.perf_counter()
     if not first or "prompt_n" not in timings:
         raise OSError("the stream ended without a token or without timings")
     timings = {**timings, **({"source": source} if source else {})}
-    first_ms, total_ms, decode_ms = ((each) * 1e3 for each in (first - began, end - began, max(last - first, 0.0)))
-    return TimedReply(text, first_ms, total_ms, n_predicted, decode_ms, timings, tuple(probs))
+    first_ms, decode_ms = (first - began) * 1e3, max(last - first, 0.0) * 1e3
+    return TimedReply(text, first_ms, n_predicted, decode_ms, timings, tuple(probs))
 
 
 def _probs(choice: dict[str, Any]) -> list[Probs]:

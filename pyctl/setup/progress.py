@@ -34,7 +34,6 @@ class Step:
     """One step of ninja: the file of a compilation, empty for others, and its CPU seconds."""
 
     file: str
-    is_cuda: bool
     seconds: float
 
 
@@ -47,11 +46,11 @@ def steps_of(text: str, n_architectures: int = 1) -> list[Step]:
 def _step(match: re.Match[str], n_architectures: int) -> Step:
     language, file = match[2], match[3] or ""
     if not language:
-        return Step("", False, LINK_SECONDS)
+        return Step("", LINK_SECONDS)
     if language != "CUDA":
-        return Step(file, False, CPP_SECONDS)
+        return Step(file, CPP_SECONDS)
     seconds = next(weight for pattern, weight in WEIGHTS if re.search(pattern, file))
-    return Step(file, True, seconds * n_architectures)
+    return Step(file, seconds * n_architectures)
 
 
 def cpu_seconds(steps: Sequence[Step]) -> float:

@@ -33,7 +33,7 @@ OVER = {
     "RamCache public": 24,
     "ReplyOptions fields": 17,
     "Request fields": 16,
-    "RequestStats fields": 14,
+    "RequestStats fields": 13,
     "ResponsesBody fields": 13,
     "Section.flag parameters": 12,
     "SnapshotView fields": 14,

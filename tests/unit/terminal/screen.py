@@ -14,7 +14,6 @@ class Screen(io.StringIO):
     def __init__(self) -> None:
         super().__init__()
         self.n_erased = 0
-        self.n_written = 0
         self._rows = [""]
         self._styles = [""]
         self._row = 0
@@ -25,7 +24,6 @@ class Screen(io.StringIO):
         return True
 
     def write(self, text: str) -> int:
-        self.n_written += len(text)
         for found in _CODE.finditer(text):
             self._obey(found[0], found[1] or "", found[2] or "")
         return len(text)
