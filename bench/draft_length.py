@@ -26,7 +26,7 @@ from bench.compare import add_comparison, compare
 from pyctl.cache import LiveSequence
 from pyctl.engine.draft.draft_length import LENGTHS, DraftLengthController
 from pyctl.engine.draft.draft_settings import LONGEST
-from pyctl.engine.draft.source import DraftJob
+from pyctl.engine.draft.source import DraftJob, Match
 from pyctl.engine.draft.speculation import Draft, Speculation
 from pyctl.prompt import Tokens, as_tokens
 
@@ -215,19 +215,16 @@ class Source:
         pass
 
     def propose(self, jobs: Sequence[DraftJob], n: int = 0) -> list[tuple[int, ...]]:
-        if self.name == HEAD:
-            self._simulation.head_ms += self._simulation.machine.draft_ms * (n or self.n_max)
-        return [self._known(job, 0, n or min(job.most, self.n_max)) for job in jobs]
+        self._simulation.head_ms += self._simulation.machine.draft_ms * (n or self.n_max)
+        return [self._known(job, 0, n or self.n_max) for job in jobs]
 
-    def matched(self, job: DraftJob, draft: tuple[int, ...] = ()) -> int:
+    def match(self, job: DraftJob, draft: tuple[int, ...] = ()) -> Match:
         """As many tokens as the text was copied for, and `LEAST` before."""
-        if self.name == HEAD:
-            return 0
         known, end = self._simulation.known[job.key], self._simulation.at[job.key] + len(draft)
         first = end
         while first and known[first - 1][self._place][0]:
             first -= 1
-        return LEAST + end - first
+        return Match(LEAST + end - first, lambda n: self._known(job, len(draft), min(n, self.n_max)))
 
     def learn(self, key: int, n_drafted: int, n_accepted: int) -> None:
         pass
@@ -240,13 +237,6 @@ class Source:
         first = self._simulation.at[job.key] + n_before
         proposes = first < len(known) and known[first][self._place][1]
         return tuple(int(each[self._place][0]) for each in known[first : first + n]) if proposes else ()
-
-
-class Continuing(Source):
-    """One that continues drafts of others."""
-
-    def extend(self, job: DraftJob, draft: tuple[int, ...], n: int) -> tuple[int, ...]:
-        return self._known(job, len(draft), min(n, self.n_max))
 
 
 class Simulation:
@@ -264,7 +254,7 @@ class Simulation:
         self.head_ms = 0.0
         self._written, self._noise = random.Random(f"{text.name} {seed}"), random.Random(seed)
         named = text.sources[:n_sources]
-        copying: list[Any] = [(Continuing if HEAD in named else Source)(self, COPY)] if COPY in named else []
+        copying: list[Any] = [Source(self, COPY)] if COPY in named else []
         head: Any = Source(self, HEAD) if HEAD in named else None
         lengths = calibrated(machine, text, measured=measured) if fixed is None else None
         self._speculation = Speculation(copying, head, lengths=lengths)
