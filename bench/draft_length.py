@@ -3,11 +3,11 @@
     python -m bench.draft_length [--keep]
     python -m bench.draft_length --against DIR    # and another checkout's controller
 
-A server decodes replies one after the other. The tokens that a source predicts are drawn once for each text, so that
-all ways of drafting get the same ones. Speeds are multiples of the speed without drafts. `fixed` is the best single
-length for the text, chosen afterwards; `worst` is the slowest single run. With two sources the controller chooses
-between them and composes their drafts: `fixed` is then the head alone with a controller, and `worst` is the slowest run
-relative to that.
+A server decodes replies one after the other, or some at a time until the first of them has ended. The tokens that a
+source predicts are drawn once for each text, so that all ways of drafting get the same ones. Speeds are tokens of all
+replies a second, as multiples of that without drafts. `fixed` is the best single length for the text, chosen
+afterwards; `worst` is the slowest single run. With two sources the controller chooses between them and composes their
+drafts: `fixed` is then the head alone with a controller, and `worst` is the slowest run relative to that.
 """
 
 from __future__ import annotations
@@ -251,7 +251,7 @@ class Simulation:
         self.machine, self.text, self.fixed = machine, text, fixed
         self.known: dict[int, list[Known]] = {}
         self.at: dict[int, int] = {}
-        self.head_ms = 0.0
+        self.head_ms, self._n_said = 0.0, 0
         self._written, self._noise = random.Random(f"{text.name} {seed}"), random.Random(seed)
         named = text.sources[:n_sources]
         copying: list[Any] = [Source(self, COPY)] if COPY in named else []
@@ -261,8 +261,9 @@ class Simulation:
         self._speculation.seconds = lambda: self.head_ms / 1e3  # type: ignore[method-assign]
 
     def ms(self) -> float:
-        """What all replies take."""
-        return sum(map(self._reply, range(self.text.n_replies)))
+        """What a token of all replies takes."""
+        ms = sum(map(self._reply, range(self.text.n_replies)))
+        return ms / self._n_said
 
     def _reply(self, reply: int) -> float:
         text, all_ms = self.text, 0.0
@@ -286,6 +287,7 @@ class Simulation:
                         learn[key](draft.n_drafted, accepted[key])
                     self.at[key] += 1 + accepted[key]
                 self._speculation.record(n_tokens, ms)
+        self._n_said += sum(self.at.values())
         return all_ms
 
     def _step_ms(self, n_tokens: int, place: int, drafts: Mapping[int, Draft], accepted: Mapping[int, int]) -> float:
