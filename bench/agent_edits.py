@@ -31,7 +31,7 @@ from pyctl.cache.sequence import LiveSequence
 from pyctl.engine.draft.cache_drafts import CacheDrafts
 from pyctl.engine.draft.draft_settings import LONGEST, NgramSettings
 from pyctl.engine.draft.ngram import ngram_sources
-from pyctl.engine.draft.source import DraftJob, DraftSource, TextSource
+from pyctl.engine.draft.source import DraftJob, TextSource
 from pyctl.engine.draft.speculation import Speculation
 from pyctl.llama.llama_tokenizer import LlamaTokenizer
 from pyctl.models import builtin_model
@@ -202,7 +202,7 @@ class Count:
         ]
 
 
-def replay(sources: Sequence[DraftSource], key: int, prompt: Tokens, reply: Tokens, count: Count, most: int) -> None:
+def replay(sources: Sequence[TextSource], key: int, prompt: Tokens, reply: Tokens, count: Count, most: int) -> None:
     """A request whose model says ``reply``: each step the first source that has drafts is verified."""
     seq = LiveSequence(0, prompt.size + reply.size)
     seq.reset(prompt)
@@ -215,7 +215,7 @@ def replay(sources: Sequence[DraftSource], key: int, prompt: Tokens, reply: Toke
         draft: tuple[int, ...] = ()
         began = time.perf_counter()
         for source in sources:
-            draft = source.propose([job])[0]
+            draft = source.match(job).read(most)
             if draft:
                 break
         count.us.append((time.perf_counter() - began) * 1e6)
@@ -236,9 +236,9 @@ def replay(sources: Sequence[DraftSource], key: int, prompt: Tokens, reply: Toke
         source.end(key)
 
 
-def sources_of(name: str) -> tuple[list[DraftSource], CacheDrafts | None]:
+def sources_of(name: str) -> tuple[list[TextSource], CacheDrafts | None]:
     """In the server's order: n-grams before `cache`."""
-    sources: list[DraftSource] = []
+    sources: list[TextSource] = []
     cache = None
     if name != "cache":
         sources += ngram_sources(["ngram-mod"], NgramSettings())

@@ -3,11 +3,11 @@
     python -m bench.draft_length [--keep]
     python -m bench.draft_length --against DIR    # and another checkout's controller
 
-A server decodes replies one after the other. The tokens that a source predicts are drawn once for each text, so that
-all ways of drafting get the same ones. Speeds are multiples of the speed without drafts. `fixed` is the best single
-length for the text, chosen afterwards; `worst` is the slowest single run. With two sources the controller chooses
-between them and composes their drafts: `fixed` is then the head alone with a controller, and `worst` is the slowest run
-relative to that.
+A server decodes replies one after the other, or some at a time until the first of them has ended. The tokens that a
+source predicts are drawn once for each text, so that all ways of drafting get the same ones. Speeds are tokens of all
+replies a second, as multiples of that without drafts. `fixed` is the best single length for the text, chosen
+afterwards; `worst` is the slowest single run. With two sources the controller chooses between them and composes their
+drafts: `fixed` is then the head alone with a controller, and `worst` is the slowest run relative to that.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bench.compare import add_comparison, compare
 from pyctl.cache import LiveSequence
 from pyctl.engine.draft.draft_length import LENGTHS, DraftLengthController
 from pyctl.engine.draft.draft_settings import LONGEST
-from pyctl.engine.draft.source import DraftJob
+from pyctl.engine.draft.source import DraftJob, Match
 from pyctl.engine.draft.speculation import Draft, Speculation
 from pyctl.prompt import Tokens, as_tokens
 
@@ -215,19 +215,16 @@ class Source:
         pass
 
     def propose(self, jobs: Sequence[DraftJob], n: int = 0) -> list[tuple[int, ...]]:
-        if self.name == HEAD:
-            self._simulation.head_ms += self._simulation.machine.draft_ms * (n or self.n_max)
-        return [self._known(job, 0, n or min(job.most, self.n_max)) for job in jobs]
+        self._simulation.head_ms += self._simulation.machine.draft_ms * (n or self.n_max)
+        return [self._known(job, 0, n or self.n_max) for job in jobs]
 
-    def matched(self, job: DraftJob, draft: tuple[int, ...] = ()) -> int:
+    def match(self, job: DraftJob, draft: tuple[int, ...] = ()) -> Match:
         """As many tokens as the text was copied for, and `LEAST` before."""
-        if self.name == HEAD:
-            return 0
         known, end = self._simulation.known[job.key], self._simulation.at[job.key] + len(draft)
         first = end
         while first and known[first - 1][self._place][0]:
             first -= 1
-        return LEAST + end - first
+        return Match(LEAST + end - first, lambda n: self._known(job, len(draft), min(n, self.n_max)))
 
     def learn(self, key: int, n_drafted: int, n_accepted: int) -> None:
         pass
@@ -242,13 +239,6 @@ class Source:
         return tuple(int(each[self._place][0]) for each in known[first : first + n]) if proposes else ()
 
 
-class Continuing(Source):
-    """One that continues drafts of others."""
-
-    def extend(self, job: DraftJob, draft: tuple[int, ...], n: int) -> tuple[int, ...]:
-        return self._known(job, len(draft), min(n, self.n_max))
-
-
 class Simulation:
     """The replies of one text on one machine; ``fixed`` drafts that many tokens always, None as a controller says.
 
@@ -261,18 +251,19 @@ class Simulation:
         self.machine, self.text, self.fixed = machine, text, fixed
         self.known: dict[int, list[Known]] = {}
         self.at: dict[int, int] = {}
-        self.head_ms = 0.0
+        self.head_ms, self._n_said = 0.0, 0
         self._written, self._noise = random.Random(f"{text.name} {seed}"), random.Random(seed)
         named = text.sources[:n_sources]
-        copying: list[Any] = [(Continuing if HEAD in named else Source)(self, COPY)] if COPY in named else []
+        copying: list[Any] = [Source(self, COPY)] if COPY in named else []
         head: Any = Source(self, HEAD) if HEAD in named else None
         lengths = calibrated(machine, text, measured=measured) if fixed is None else None
         self._speculation = Speculation(copying, head, lengths=lengths)
         self._speculation.seconds = lambda: self.head_ms / 1e3  # type: ignore[method-assign]
 
     def ms(self) -> float:
-        """What all replies take."""
-        return sum(map(self._reply, range(self.text.n_replies)))
+        """What a token of all replies takes."""
+        ms = sum(map(self._reply, range(self.text.n_replies)))
+        return ms / self._n_said
 
     def _reply(self, reply: int) -> float:
         text, all_ms = self.text, 0.0
@@ -296,6 +287,7 @@ class Simulation:
                         learn[key](draft.n_drafted, accepted[key])
                     self.at[key] += 1 + accepted[key]
                 self._speculation.record(n_tokens, ms)
+        self._n_said += sum(self.at.values())
         return all_ms
 
     def _step_ms(self, n_tokens: int, place: int, drafts: Mapping[int, Draft], accepted: Mapping[int, int]) -> float:

@@ -10,15 +10,16 @@ from __future__ import annotations
 import hashlib
 import weakref
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from queue import SimpleQueue
 from threading import Event, Thread
 from typing import NamedTuple
 
 from pyctl.cache import RecentPrompts
 from pyctl.engine.draft.draft_settings import LONGEST
-from pyctl.engine.draft.source import DraftJob
+from pyctl.engine.draft.source import NO_MATCH, DraftJob, Match
 from pyctl.engine.draft.token_index import CONTEXT, MAX_TOKENS, TokenIndex
 from pyctl.prompt import Tokens, as_tokens
 
@@ -137,24 +138,23 @@ class _Course:
     since: list[int] = field(default_factory=list)
     changes: dict[int, list[_Change]] = field(default_factory=dict)  # by the first token, the newest first
 
-    def expect(self, index: TokenIndex, n: int) -> list[_Expected]:
-        """Predict the next ``n`` tokens: the source text with the changes learnt so far."""
-        expected = list(self.begun)
-        place = expected[-1].place if expected else self.place
+    def expect(self, index: TokenIndex, n: int) -> Iterator[_Expected]:
+        """Predict the next tokens, ``n`` and more: the source text with the changes learnt so far."""
+        yield from self.begun
+        place = self.begun[-1].place if self.begun else self.place
         text = index.read(place, 2 * (n + LONGEST_CHANGE))
         i, left_out = 0, None
-        while i < len(text) and len(expected) < n:
+        while i < len(text):
             change, span = self._change_at(text, i) if text[i] in self.changes else (None, 1)
             if change is None:
-                expected.append(_Expected(text[i], place + i + 1, left_out))
+                yield _Expected(text[i], place + i + 1, left_out)
                 left_out = None
             elif change.instead:
-                expected += [_Expected(token, place + i, change, False) for token in change.instead[:-1]]
-                expected.append(_Expected(change.instead[-1], place + i + span, change))
+                yield from (_Expected(token, place + i, change, False) for token in change.instead[:-1])
+                yield _Expected(change.instead[-1], place + i + span, change)
             else:
                 left_out = change
             i += span
-        return expected[:n]
 
     def part(self, fresh: list[int]) -> None:
         """Leave the source: it has ended, or the text diverges with ``fresh``."""
@@ -252,38 +252,24 @@ class CacheDrafts:
     def begin(self, key: int, prompt: Tokens) -> None:
         self._courses[key] = _Course(prompt)
 
-    def propose(self, jobs: Sequence[DraftJob]) -> list[tuple[int, ...]]:
-        drafts = [self.extend(job, (), min(job.most, self.most)) for job in jobs]
-        for job, draft in zip(jobs, drafts, strict=True):
-            if not draft and (course := self._courses.get(job.key)) is not None and course.place:
-                course.part([])  # the text has ended
-        return drafts
-
     def learn(self, key: int, n_drafted: int, n_accepted: int) -> None:
         pass  # `_keep_up` compares the next tokens instead
 
     def end(self, key: int) -> None:
         self._courses.pop(key, None)
 
-    def matched(self, job: DraftJob, draft: tuple[int, ...] = ()) -> int:
-        return self._found(job, draft, 0)[1]
-
-    def extend(self, job: DraftJob, draft: tuple[int, ...], n: int) -> tuple[int, ...]:
-        return self._found(job, draft, n)[0]
-
-    def _found(self, job: DraftJob, draft: tuple[int, ...], n: int) -> tuple[tuple[int, ...], int]:
-        """Return up to ``n`` tokens that follow ``draft``, and how many match up to its end."""
+    def match(self, job: DraftJob, draft: tuple[int, ...] = ()) -> Match:
         if job.key not in self._courses:
-            return (), 0
+            return NO_MATCH
         course, index, text = self._followed(job)
         if course.place:
-            tokens = tuple(each.token for each in course.expect(index, len(draft) + n))
-            if tokens[: len(draft)] == draft:
-                return tokens[len(draft) :], course.length + len(draft)
+            expected = (each.token for each in course.expect(index, len(draft) + self.most))
+            if tuple(islice(expected, len(draft))) == draft:
+                return Match(course.length + len(draft), lambda n: tuple(islice(expected, min(n, self.most))))
         if not draft:
-            return (), 0
+            return NO_MATCH
         place, length = index.find([*text, *draft][-CONTEXT:], course.place or course.parted)
-        return tuple(index.read(place, n)), length
+        return Match(length, lambda n: tuple(index.read(place, min(n, self.most))))
 
     def _followed(self, job: DraftJob) -> tuple[_Course, TokenIndex, list[int]]:
         """Return the state of the request up to its last sure token, the index, and the last CONTEXT tokens."""
@@ -329,7 +315,8 @@ class CacheDrafts:
             return
         course.length += len(fresh)
         while True:
-            expected = course.expect(index, len(fresh) + LONGEST_CHANGE)
+            most = len(fresh) + LONGEST_CHANGE
+            expected = list(islice(course.expect(index, most), most))
             n = 0
             while n < min(len(fresh), len(expected)) and expected[n].token == fresh[n]:
                 n += 1

@@ -10,12 +10,13 @@ Hashes are polynomial prefix hashes, so that the hash of any n-gram is one subtr
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pyctl.engine.draft.draft_settings import NgramSettings
-from pyctl.engine.draft.source import DraftJob
+from pyctl.engine.draft.source import NO_MATCH, DraftJob, Match
 from pyctl.prompt import Tokens
 
 __all__ = ["NgramSource", "ngram_sources"]
@@ -49,11 +50,8 @@ class NgramSource:
     def begin(self, key: int, prompt: Tokens) -> None:
         self._running[key] = _Text(prompt), _Places(self._n_match)
 
-    def propose(self, jobs: Sequence[DraftJob]) -> list[tuple[int, ...]]:
-        return [self._draft(job)[: job.most] for job in jobs]
-
-    def matched(self, job: DraftJob, draft: tuple[int, ...] = ()) -> int:
-        return self._n_match
+    def match(self, job: DraftJob, draft: tuple[int, ...] = ()) -> Match:
+        return NO_MATCH if draft else Match(self._n_match, partial(self._draft, job))
 
     def learn(self, key: int, n_drafted: int, n_accepted: int) -> None:
         pass
@@ -61,7 +59,7 @@ class NgramSource:
     def end(self, key: int) -> None:
         self._running.pop(key, None)
 
-    def _draft(self, job: DraftJob) -> tuple[int, ...]:
+    def _draft(self, job: DraftJob, most: int) -> tuple[int, ...]:
         text, places = self._running[job.key]
         n_held = job.seq.n
         if text.n < n_held:
@@ -74,7 +72,7 @@ class NgramSource:
         places.put(text, text.n - n)
         tokens = list(text.part(text.n - n, n))
         value = text.hash(text.n - n, n, places.top)
-        while len(tokens) < n + self.most and (place := places.find(value)) >= 0:
+        while len(tokens) < n + min(self.most, most) and (place := places.find(value)) >= 0:
             tokens.append(text[place + n])
             value = ((value - tokens[-n - 1] * self._drop) * _FACTOR + tokens[-1]) & _MASK
         return tuple(tokens[n:])

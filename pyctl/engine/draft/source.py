@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from pyctl.cache import LiveSequence
 from pyctl.prompt import Tokens
 
-__all__ = ["ContinuingSource", "DraftJob", "DraftSource", "RememberingSource", "TextSource"]
+__all__ = ["NO_MATCH", "DraftJob", "DraftSource", "Match", "RememberingSource", "TextSource"]
 
 
 class DraftJob(NamedTuple):
@@ -24,7 +24,7 @@ class DraftJob(NamedTuple):
 
 
 class DraftSource(Protocol):
-    """Proposes drafts for requests between `begin` and `end`. Only the engine's thread calls it, and blocks on it."""
+    """Drafts for requests between `begin` and `end`. Only the engine's thread calls it, and blocks on it."""
 
     @property
     def name(self) -> str:
@@ -32,9 +32,6 @@ class DraftSource(Protocol):
 
     def begin(self, key: int, prompt: Tokens) -> None:
         """Register a request with this prompt, before its first token."""
-
-    def propose(self, jobs: Sequence[DraftJob]) -> list[tuple[int, ...]]:
-        """Return drafts for each of ``jobs``, empty if none are known. Not called in every step."""
 
     def learn(self, key: int, n_drafted: int, n_accepted: int) -> None:
         """Record that of this source's last drafts for a request ``n_drafted`` were verified, the first ``n_accepted``
@@ -44,20 +41,23 @@ class DraftSource(Protocol):
         """Unregister a request; no effect for an unknown one."""
 
 
+class Match(NamedTuple):
+    """A place of a text: the last ``n`` tokens are as before it, and ``read``, called once in this step, returns up to
+    so many that follow it."""
+
+    n: int
+    read: Callable[[int], tuple[int, ...]]
+
+
+NO_MATCH = Match(0, lambda n: ())
+
+
 class TextSource(DraftSource, Protocol):
     """A source that copies its drafts from a text."""
 
-    def matched(self, job: DraftJob, draft: tuple[int, ...] = ()) -> int:
-        """Return how many tokens, up to the end of ``draft``, are as before the place that is copied; 0: there is
-        none."""
-
-
-@runtime_checkable
-class ContinuingSource(TextSource, Protocol):
-    """A source that also continues drafts of other sources."""
-
-    def extend(self, job: DraftJob, draft: tuple[int, ...], n: int) -> tuple[int, ...]:
-        """Return up to ``n`` tokens that follow ``draft``, which another source proposed for ``job`` in this step."""
+    def match(self, job: DraftJob, draft: tuple[int, ...] = ()) -> Match:
+        """Return the place to copy from, behind the sure tokens of ``job`` and a ``draft`` that another source proposed
+        for it in this step; `NO_MATCH` if there is none, or if this source continues no drafts."""
 
 
 @runtime_checkable

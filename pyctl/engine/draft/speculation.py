@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from pyctl.engine.backend import Evaluator, SequenceTokens
 from pyctl.engine.draft.draft_length import DraftLengthController, DraftResult, Origin, calibrate
-from pyctl.engine.draft.source import ContinuingSource, DraftJob, DraftSource, RememberingSource, TextSource
+from pyctl.engine.draft.source import DraftJob, DraftSource, RememberingSource, TextSource
 from pyctl.errors import EngineError
 from pyctl.prompt import Tokens
 
@@ -37,10 +37,6 @@ class _Part(NamedTuple):
     n: int
 
 
-_Wanted = tuple[int, Origin, int]
-"""Index of a job, origin and limit of its draft."""
-
-
 class ModelDrafts:
     """The draft model of ``evaluator`` as a source of up to ``n_max`` tokens; drops drafts below ``n_min`` tokens."""
 
@@ -53,6 +49,7 @@ class ModelDrafts:
         pass
 
     def propose(self, jobs: Sequence[DraftJob], n: int = 0) -> list[tuple[int, ...]]:
+        """Return up to ``n`` tokens, or ``n_max``, for each of ``jobs``."""
         items = [SequenceTokens(job.seq.id, job.sure, job.seq.n, len(job.sure)) for job in jobs]
         n = n or self.n_max
         least = self._n_min if self._n_min > self.n_max else min(self._n_min, n)
@@ -67,7 +64,7 @@ class ModelDrafts:
 
 class Speculation:
     """Drafts that begin with what ``sources`` or the draft model propose, whichever promises more by ``lengths``, and
-    go on with what a `ContinuingSource` knows to follow.
+    go on with what ``sources`` know to follow.
 
     Without ``lengths`` a draft of ``sources`` comes before one of the model, and all have the largest allowed length.
     With ``width`` each is cut or padded to that many tokens, so that the computation does not depend on the drafts.
@@ -151,19 +148,11 @@ class Speculation:
         self._proposing_ms.clear()
         found: list[tuple[int, ...]] = [()] * len(jobs)
         for source in self._sources:
-            wanted: list[_Wanted] = []
-            began = self.seconds()
-            for i, job in enumerate(jobs):
-                if not found[i]:
-                    origin = Origin.of(source.name, source.matched(job))
-                    if n := self._most(job, origin, job.most):
-                        wanted.append((i, origin, n))
-            self._ask(source, source.propose, wanted, found, began)
+            self._copy(source, found, [i for i, draft in enumerate(found) if not draft])
         if self._model is not None:
             self._ask_model(self._model, found)
-        for continuing in self._sources:
-            if isinstance(continuing, ContinuingSource):
-                self._continue(continuing, found)
+        for source in self._sources:
+            self._copy(source, found, [i for i, draft in enumerate(found) if draft])
         return [self._draft(job, tokens) for job, tokens in zip(jobs, found, strict=True)]
 
     def record(self, n_tokens: int, decode_ms: float | None) -> None:
@@ -172,11 +161,14 @@ class Speculation:
             drafts = [self._results.get(job.key) or DraftResult(job.key) for job in self._jobs]
             self._lengths.record(drafts, n_tokens, decode_ms, self._proposing_ms)
 
-    def _most(self, job: DraftJob, origin: Origin, limit: int) -> int:
-        limit = min(limit, self._width) if self._width else limit
+    def _most(self, job: DraftJob, origin: Origin, limit: int, behind: int = 0) -> int:
+        """Return how many drafts follow ``behind`` others, within ``limit`` for all."""
+        limit = (min(limit, self._width) if self._width else limit) - behind
         if limit <= 0 or self._lengths is None:
             return max(limit, 0)
-        return self._lengths.length(job.key, origin, limit, len(self._jobs))
+        if behind and len(self._jobs) > 1:  # only as far as rollback is free
+            limit = min(limit, self._lengths.n_free - behind)
+        return self._lengths.length(job.key, origin, limit, len(self._jobs), behind=behind)
 
     def _ask_model(self, model: ModelDrafts, found: list[tuple[int, ...]]) -> None:
         """Draft with the model, in one evaluation, for all jobs for which no source promises more.
@@ -189,8 +181,16 @@ class Speculation:
         lengths = [self._most(job, own, min(job.most, model.n_max)) for _, job in able]
         leading = [(i, job, n) for (i, job), n in zip(able, lengths, strict=True) if self._leads(own, n, job.key)]
         if n := max((n for _, _, n in leading), default=0):
-            wanted = [(i, own, n) for i, job, _ in leading if job.most >= n]
-            self._ask(model, partial(model.propose, n=n), wanted, found, began)
+            wanted = [(i, job) for i, job, _ in leading if job.most >= n]
+            try:
+                drafts = model.propose([job for _, job in wanted], n)
+            except EngineError as error:  # decoding continues without drafts
+                log.warning("draft source %s failed: %s", model.name, error)
+                return
+            self._proposing_ms[model.name] = (self.seconds() - began) * 1e3
+            for (i, job), proposed in zip(wanted, drafts, strict=True):
+                if draft := tuple(takewhile(_is_text, proposed[:n])):
+                    found[i], self._parts[job.key] = draft, [_Part(model, own, len(draft))]
 
     def _leads(self, own: Origin, n: int, key: int) -> bool:
         """Whether ``n`` drafts of the model promise more than what another source has drafted for request ``key``."""
@@ -201,48 +201,22 @@ class Speculation:
             return n > 0 and own.prior >= origin.prior
         return self._lengths.gain(key, own, n, n_seqs) > self._lengths.gain(key, origin, n_found, n_seqs)
 
-    def _continue(self, source: ContinuingSource, found: list[tuple[int, ...]]) -> None:
-        """Let ``source`` continue drafts of others; beside other requests only as far as rollback is free."""
-        began = self.seconds()
-        for i, job in enumerate(self._jobs):
-            parts, n = self._parts.get(job.key, []), len(found[i])
-            if not n or any(part.source is source for part in parts):
+    def _copy(self, source: TextSource, found: list[tuple[int, ...]], wanted: Sequence[int]) -> None:
+        """Let ``source`` begin or continue the drafts of the ``wanted`` jobs."""
+        began, has_copied = self.seconds(), False
+        for i in wanted:
+            job, draft = self._jobs[i], found[i]
+            parts = self._parts.get(job.key, [])
+            if any(part.source is source for part in parts) or not (match := source.match(job, draft)).n:
                 continue
-            names = "+".join((*(part.source.name for part in parts), source.name))
-            if not (origin := Origin.of(names, source.matched(job, found[i]))).matched:
-                continue
-            most = min(job.most, self._width) if self._width else job.most
-            if self._lengths is not None:
-                most = most if len(self._jobs) == 1 else min(most, self._lengths.n_free)
-                most = n + self._lengths.length(job.key, origin, most - n, len(self._jobs), behind=n)
-            if most > n and (more := tuple(takewhile(_is_text, source.extend(job, found[i], most - n)))):
-                found[i] += more
-                parts.append(_Part(source, origin, len(more)))
-                ms = (self.seconds() - began) * 1e3
-                self._proposing_ms[source.name] = self._proposing_ms.get(source.name, 0.0) + ms
-                began = self.seconds()
-
-    def _ask(
-        self,
-        source: DraftSource,
-        propose: Callable[[Sequence[DraftJob]], list[tuple[int, ...]]],
-        wanted: Sequence[_Wanted],
-        found: list[tuple[int, ...]],
-        began: float,
-    ) -> None:
-        """Put what ``propose`` returns for ``wanted`` into ``found``."""
-        if not wanted:
-            return
-        try:
-            drafts = propose([self._jobs[i] for i, _, _ in wanted])
-        except EngineError as error:  # decoding continues without drafts
-            log.warning("draft source %s failed: %s", source.name, error)
-            return
-        self._proposing_ms[source.name] = (self.seconds() - began) * 1e3
-        for (i, origin, n), proposed in zip(wanted, drafts, strict=True):
-            if draft := tuple(takewhile(_is_text, proposed[: min(n, self._jobs[i].most)])):
-                found[i] = draft
-                self._parts[self._jobs[i].key] = [_Part(source, origin, len(draft))]
+            origin = Origin.of("+".join((*(part.source.name for part in parts), source.name)), match.n)
+            if n := self._most(job, origin, job.most, len(draft)):
+                has_copied = True
+                if more := tuple(takewhile(_is_text, match.read(n))):
+                    found[i], self._parts[job.key] = draft + more, [*parts, _Part(source, origin, len(more))]
+        if has_copied:
+            ms = (self.seconds() - began) * 1e3
+            self._proposing_ms[source.name] = self._proposing_ms.get(source.name, 0.0) + ms
 
     def _draft(self, job: DraftJob, tokens: tuple[int, ...]) -> Draft:
         n, width = len(tokens), min(self._width, job.most)

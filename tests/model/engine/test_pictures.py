@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,7 @@ import pytest
 from pyctl.cache.ram import RamCache
 from pyctl.engine.draft.draft_settings import DraftSettings, NgramSettings
 from pyctl.engine.draft.ngram import ngram_sources
-from pyctl.engine.draft.source import DraftJob
+from pyctl.engine.draft.source import DraftJob, Match
 from pyctl.engine.draft.speculation import ModelDrafts, Speculation
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
@@ -254,14 +254,14 @@ def test_what_stands_for_an_image_is_no_draft(opened: Open, kind: str) -> None:
     small = NgramSettings(1, 2, 1, 2, mod_match=1, mod_max=4)
     sources = ngram_sources((kind,), small)
     proposed: list[tuple[int, ...]] = []
-    find = sources[0].propose
+    find = sources[0].match
 
-    def propose(jobs: Sequence[DraftJob]) -> list[tuple[int, ...]]:
-        drafts = find(jobs)
-        proposed.extend(drafts)
-        return drafts
+    def match(job: DraftJob, draft: tuple[int, ...] = ()) -> Match:
+        found = find(job, draft)
+        proposed.append(found.read(4))
+        return found
 
-    sources[0].propose = propose  # type: ignore[method-assign]
+    sources[0].match = match  # type: ignore[method-assign]
     speculation = Speculation(sources)
     reply = ask(
         Engine(loaded.backend, RamCache(32, None), EngineSettings(), speculation=speculation), prompt, 12, sampling=said

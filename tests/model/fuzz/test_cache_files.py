@@ -32,7 +32,7 @@ from pyctl.engine.model_settings import ModelSettings
 from pyctl.llama import Loaded, load
 from pyctl.prompt import Prompt, as_tokens
 from tests.unit.cache.disk.lies import RawFile
-from tests.unit.engine.draft_server import ModelDrafts
+from tests.unit.engine.draft_server import RememberedDrafts
 from tests.unit.engine.drive import ask
 
 N_CASES = int(os.environ.get("PYCTL_FUZZ", "40"))
@@ -144,7 +144,7 @@ class FuzzedCache:
         tier._recovery.join(60)
         self.loaded.backend.memory.clear(0)
         backend = self.loaded.backend
-        speculation = Speculation([ModelDrafts(backend)] if backend.facts.draft_type else [])
+        speculation = Speculation(model=RememberedDrafts(backend) if backend.facts.draft_type else None)
         return Engine(backend, RamCache(8, None), EngineSettings(exact=True), tier, speculation)
 
     @property

@@ -91,7 +91,7 @@ def ngram_drafts(seen: Seen, name: str) -> list[tuple[int, ...]]:
     source.begin(1, text[:150])
     found = []
     for token in text[150:].tolist():
-        found += source.propose([DraftJob(1, seq, (token,), 100)])
+        found.append(source.match(DraftJob(1, seq, (token,), 100)).read(100))
         seq.append_one(token)
     return found
 

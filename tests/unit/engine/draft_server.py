@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pyctl.cache.ram import RamCache
-from pyctl.engine.backend import Backend, SequenceTokens
+from pyctl.engine.backend import Backend
 from pyctl.engine.draft.source import DraftJob
-from pyctl.engine.draft.speculation import Speculation
+from pyctl.engine.draft.speculation import ModelDrafts, Speculation
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.sampling import Sampling
@@ -21,33 +21,21 @@ from tests.unit.engine.drive import ask, tier_on
 ENDLESS = Sampling(temperature=0.0, ignore_eos=True)
 
 
-class ModelDrafts:
+class RememberedDrafts(ModelDrafts):
     """Three drafts of the draft model each time; remembers them by request and position."""
 
-    name = "draft-mtp"
-
     def __init__(self, backend: Backend) -> None:
-        self.backend = backend
+        super().__init__(backend, 3)
         self.drafts: dict[int, dict[int, tuple[int, ...]]] = {}
 
     def begin(self, key: int, prompt: Tokens) -> None:
         self.drafts[key] = {}
 
-    def propose(self, jobs: Sequence[DraftJob]) -> list[tuple[int, ...]]:
-        items = [SequenceTokens(job.seq.id, job.sure, job.seq.n, len(job.sure)) for job in jobs]
-        found = self.backend.draft(items, 3)
+    def propose(self, jobs: Sequence[DraftJob], n: int = 0) -> list[tuple[int, ...]]:
+        found = super().propose(jobs, n)
         for job, draft in zip(jobs, found, strict=True):
             self.drafts[job.key][job.seq.n] = draft
         return found
-
-    def matched(self, job: DraftJob, draft: tuple[int, ...] = ()) -> int:
-        return 16
-
-    def learn(self, key: int, n_drafted: int, n_accepted: int) -> None:
-        pass
-
-    def end(self, key: int) -> None:
-        pass
 
 
 class Turn(NamedTuple):
@@ -68,8 +56,8 @@ class DraftServer:
         for seq in range(self.backend.facts.n_seqs):
             self.backend.memory.clear(seq)
         self.tier = tier_on(self.directory, "model", min_tokens=32, sizes=self.backend.memory.shape.sizes)
-        self.source = ModelDrafts(self.backend)
-        speculation = Speculation([self.source] if self.backend.facts.draft_type else [])
+        self.source = RememberedDrafts(self.backend)
+        speculation = Speculation(model=self.source if self.backend.facts.draft_type else None)
         options = EngineSettings(exact=self.exact)
         self.engine = Engine(self.backend, RamCache(32, None), options, self.tier, speculation)
 

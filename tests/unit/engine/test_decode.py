@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pyctl.cache.ram import RamCache
 from pyctl.engine.backend import SequenceTokens
-from pyctl.engine.draft.source import DraftJob
+from pyctl.engine.draft.source import NO_MATCH, DraftJob, Match
 from pyctl.engine.draft.speculation import Speculation
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
@@ -44,8 +44,8 @@ class Foresight:
         if tuple(prompt.tolist()) in self.known:
             self.replies[key] = len(prompt), self.known[tuple(prompt.tolist())]
 
-    def propose(self, jobs: Sequence[DraftJob]) -> list[tuple[int, ...]]:
-        return [self._draft(job) if job.key in self.replies else () for job in jobs]
+    def match(self, job: DraftJob, draft: tuple[int, ...] = ()) -> Match:
+        return Match(16, lambda n: self._draft(job)[:n]) if job.key in self.replies and not draft else NO_MATCH
 
     def _draft(self, job: DraftJob) -> tuple[int, ...]:
         n_prompt, reply = self.replies[job.key]
@@ -53,9 +53,6 @@ class Foresight:
         assert [*job.seq.tokens[n_prompt:].tolist(), *job.sure] == reply[:at]
         right = enumerate(reply[at : at + min(self.width, job.most)], at)
         return tuple(token % 60 + 1 if self.is_wrong(i) else token for i, token in right)
-
-    def matched(self, job: DraftJob, draft: tuple[int, ...] = ()) -> int:
-        return 16
 
     def learn(self, key: int, n_drafted: int, n_accepted: int) -> None:
         assert 0 <= n_accepted <= n_drafted <= self.width

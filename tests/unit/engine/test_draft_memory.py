@@ -18,7 +18,7 @@ from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
 from pyctl.prompt import Prompt
 from tests.fake import FakeBackend
-from tests.unit.engine.draft_server import ENDLESS, WAYS, DraftServer, ModelDrafts, Turn
+from tests.unit.engine.draft_server import ENDLESS, WAYS, DraftServer, RememberedDrafts, Turn
 from tests.unit.engine.drive import collect, request
 from tests.unit.engine.test_engine import KINDS, chat
 
@@ -98,7 +98,7 @@ def test_a_branch_drafts_as_the_cold_run(tmp_path: Path, kind: str, way: str) ->
         WAYS[way](server)
 
 
-class DigestedDrafts(ModelDrafts):
+class DigestedDrafts(RememberedDrafts):
     """Remembers also what the drafts depended on."""
 
     def __init__(self, backend: FakeBackend) -> None:
@@ -106,10 +106,10 @@ class DigestedDrafts(ModelDrafts):
         self.fake = backend
         self.digests: dict[int, dict[int, bytes]] = {}
 
-    def propose(self, jobs: Sequence[DraftJob]) -> list[tuple[int, ...]]:
+    def propose(self, jobs: Sequence[DraftJob], n: int = 0) -> list[tuple[int, ...]]:
         for job in jobs:
             self.digests.setdefault(job.key, {})[job.seq.n] = self.fake.draft_digest(job.seq.id)
-        return super().propose(jobs)
+        return super().propose(jobs, n)
 
 
 @pytest.mark.parametrize("kind", ["hybrid", "attention"])
@@ -118,7 +118,7 @@ def test_a_suspended_reply_drafts_as_one_alone(kind: str) -> None:
         backend = FakeBackend(kind, n_ctx=1024, n_seqs=n_seqs, draft_type="draft-mtp")
         source = DigestedDrafts(backend)
         options = EngineSettings(exact=True, clear_idle=False)
-        engine = Engine(backend, RamCache(32, None), options, None, Speculation([source]))
+        engine = Engine(backend, RamCache(32, None), options, None, Speculation(model=source))
         handles = [RequestHandle(request(prompt, 400, sampling=ENDLESS)) for prompt in prompts]
         for handle in handles:
             engine.submit(handle)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from pyctl.engine.backend import TopTokens
-from pyctl.engine.draft.source import DraftJob
+from pyctl.engine.draft.source import NO_MATCH, DraftJob, Match
 from pyctl.engine.sampling import Sampling
 from pyctl.prompt import Prompt, Tokens
 from tests.fake import FakeBackend
@@ -40,9 +40,8 @@ class Guesses:
         assert key not in self.followed
         self.followed[key] = int(prompt.size), self._known.get(prompt.tobytes(), [])
 
-    def propose(self, jobs: Sequence[DraftJob]) -> list[tuple[int, ...]]:
-        assert len({job.key for job in jobs}) == len(jobs)
-        return [self._guess(job) for job in jobs]
+    def match(self, job: DraftJob, draft: tuple[int, ...] = ()) -> Match:
+        return NO_MATCH if draft else Match(16, lambda n: self._guess(job)[:n])
 
     def _guess(self, job: DraftJob) -> tuple[int, ...]:
         n_prompt, reply = self.followed[job.key]
@@ -58,9 +57,6 @@ class Guesses:
         self._drafted[job.key] = min(len(draft), job.most)
         return draft
 
-    def matched(self, job: DraftJob, draft: tuple[int, ...] = ()) -> int:
-        return 16
-
     def learn(self, key: int, n_drafted: int, n_accepted: int) -> None:
         assert 0 <= n_accepted <= n_drafted <= self._drafted[key]
         self.n_learned += 1
@@ -75,11 +71,12 @@ class Continuing(Guesses):
 
     leads = True
 
-    def propose(self, jobs: Sequence[DraftJob]) -> list[tuple[int, ...]]:
-        return super().propose(jobs) if self.leads else [() for _ in jobs]
+    def match(self, job: DraftJob, draft: tuple[int, ...] = ()) -> Match:
+        if draft:
+            return Match(16, lambda n: self._more(job, draft, n))
+        return super().match(job) if self.leads else NO_MATCH
 
-    def extend(self, job: DraftJob, draft: tuple[int, ...], n: int) -> tuple[int, ...]:
-        assert draft
+    def _more(self, job: DraftJob, draft: tuple[int, ...], n: int) -> tuple[int, ...]:
         assert n > 0
         n_prompt, reply = self.followed[job.key]
         at = job.seq.n + len(job.sure) - n_prompt

@@ -13,7 +13,7 @@ from pyctl.cache.recent import RecentPrompts
 from pyctl.cache.sequence import LiveSequence
 from pyctl.cache.snapshot import PromptFacts
 from pyctl.engine.draft.cache_drafts import BLOCK, OVERLAP, CacheDrafts
-from pyctl.engine.draft.source import DraftJob
+from pyctl.engine.draft.source import NO_MATCH, DraftJob
 from pyctl.prompt import Prompt, Tokens, as_tokens
 
 FILE = as_tokens(np.random.default_rng(1).permutation(5000)[:700])
@@ -44,7 +44,7 @@ class Talk:
         return DraftJob(self.key, self.seq, (self.sure,), most)
 
     def draft(self, most: int = 64) -> list[int]:
-        return list(self.source.propose([self.job(most)])[0])
+        return list(self.source.match(self.job(most)).read(most))
 
     def says(self, tokens: Sequence[int]) -> list[list[int]]:
         """Say them one by one; the drafts after each."""
@@ -84,13 +84,13 @@ def test_it_says_how_much_matches(source: CacheDrafts) -> None:
     talk = Talk(source, 1, FILE)
     for i in range(20):
         talk.say(int(FILE[i]))
-        assert source.matched(talk.job()) == (i + 1 if i > 2 else 0)
+        assert source.match(talk.job()).n == (i + 1 if i > 2 else 0)
     talk.says([555_555, *FILE[21:30].tolist()])
-    assert source.matched(talk.job()) == 9, "since it goes on"
-    assert source.matched(talk.job(), tuple(FILE[30:33].tolist())) == 12, "drafts that agree count"
-    assert source.matched(talk.job(), tuple(FILE[100:110].tolist())) == 10, "found by the draft"
-    assert source.matched(talk.job(), (555_555, 555_556)) == 0
-    assert source.matched(talk.job()._replace(key=9)) == 0
+    assert source.match(talk.job()).n == 9, "since it goes on"
+    assert source.match(talk.job(), tuple(FILE[30:33].tolist())).n == 12, "drafts that agree count"
+    assert source.match(talk.job(), tuple(FILE[100:110].tolist())).n == 10, "found by the draft"
+    assert source.match(talk.job(), (555_555, 555_556)).n == 0
+    assert source.match(talk.job()._replace(key=9)).n == 0
 
 
 def test_where_a_text_ends_another_place_is_looked_for(source: CacheDrafts) -> None:
@@ -106,12 +106,12 @@ def test_a_draft_of_another_source_is_continued(source: CacheDrafts) -> None:
     talk.says(FILE[:20].tolist())
     talk.says([555_555, *FILE[21:23].tolist()])
     head = tuple(FILE[23:26].tolist())
-    assert starts([*source.extend(talk.job(), head, 8)], FILE[26:]), "the head expects the same"
-    assert len(source.extend(talk.job(), head, 8)) == 8
-    assert source.extend(talk.job(), (555_555, 555_555), 8) == (), "nothing was seen behind that"
-    assert source.extend(talk.job()._replace(key=9), head, 8) == ()
+    assert starts([*source.match(talk.job(), head).read(8)], FILE[26:]), "the head expects the same"
+    assert len(source.match(talk.job(), head).read(8)) == 8
+    assert source.match(talk.job(), (555_555, 555_555)).read(8) == (), "nothing was seen behind that"
+    assert source.match(talk.job()._replace(key=9), head).read(8) == ()
     elsewhere = tuple(FILE[100:110].tolist())
-    assert starts([*source.extend(talk.job(), elsewhere, 8)], FILE[110:]), "found by the draft alone"
+    assert starts([*source.match(talk.job(), elsewhere).read(8)], FILE[110:]), "found by the draft alone"
     # None of these is taken for the reply.
     talk.says(FILE[23:33].tolist())
     assert starts(talk.draft(), FILE[33:])
@@ -218,7 +218,7 @@ def test_several_sure_tokens(source: CacheDrafts) -> None:
     talk.say(*FILE[:20].tolist())
     talk.draft()
     sure = tuple(FILE[19:23].tolist())
-    draft = source.propose([DraftJob(1, talk.seq, sure, 64)])[0]
+    draft = source.match(DraftJob(1, talk.seq, sure, 64)).read(64)
     assert starts(list(draft), FILE[23:])
 
 
@@ -304,7 +304,7 @@ def test_requests_end(source: CacheDrafts) -> None:
     talk.says(FILE[:10].tolist())
     source.end(1)
     source.end(1)
-    assert source.propose([DraftJob(1, talk.seq, (1,), 5)]) == [()]
+    assert source.match(DraftJob(1, talk.seq, (1,), 5)) == NO_MATCH
     assert not source._courses
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from pyctl.cache.sequence import LiveSequence
 from pyctl.engine.draft.draft_length import DraftLengthController
-from pyctl.engine.draft.source import DraftJob
+from pyctl.engine.draft.source import NO_MATCH, DraftJob, Match
 from pyctl.engine.draft.speculation import Speculation
 from pyctl.prompt import as_tokens
 
@@ -29,8 +29,8 @@ class Told:
     def propose(self, jobs: Sequence[DraftJob], n: int = 0) -> list[tuple[int, ...]]:
         return [self.drafts[job.key][: n or job.most] for job in jobs]
 
-    def matched(self, job: DraftJob, draft: tuple[int, ...] = ()) -> int:
-        return 16
+    def match(self, job: DraftJob, draft: tuple[int, ...] = ()) -> Match:
+        return NO_MATCH if draft else Match(16, lambda n: self.drafts[job.key][:n])
 
     def learn(self, key: int, n_drafted: int, n_accepted: int) -> None:
         self.learned.append((n_drafted, n_accepted))
@@ -46,7 +46,10 @@ class Cache(Told):
         super().__init__("cache", *drafts)
         self.more, self.asked = more, list[tuple[tuple[int, ...], int]]()
 
-    def extend(self, job: DraftJob, draft: tuple[int, ...], n: int) -> tuple[int, ...]:
+    def match(self, job: DraftJob, draft: tuple[int, ...] = ()) -> Match:
+        return Match(16, lambda n: self._more(draft, n)) if draft else super().match(job)
+
+    def _more(self, draft: tuple[int, ...], n: int) -> tuple[int, ...]:
         self.asked.append((draft, n))
         return self.more[:n]
 

@@ -37,7 +37,7 @@ class Request:
     def propose(self, most: int) -> tuple[int, ...]:
         sure = tuple(self.reply[self.n_sampled - self.n_sure : self.n_sampled])
         for source in self.sources:
-            if draft := source.propose([DraftJob(self.key, self.seq, sure, most)])[0]:
+            if draft := source.match(DraftJob(self.key, self.seq, sure, most)).read(most):
                 self.drafted_by = source
                 return draft
         return ()

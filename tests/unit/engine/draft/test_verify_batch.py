@@ -13,7 +13,7 @@ from pyctl.cache.sequence import LiveSequence
 from pyctl.engine.backend import SequenceTokens
 from pyctl.engine.decode import PendingTokens
 from pyctl.engine.draft.draft_length import DraftLengthController
-from pyctl.engine.draft.source import DraftJob
+from pyctl.engine.draft.source import NO_MATCH, DraftJob, Match
 from pyctl.engine.draft.speculation import ModelDrafts, Speculation
 from pyctl.engine.draft.verify_batch import BatchItem, verify_batches
 from pyctl.engine.engine import Engine
@@ -43,12 +43,12 @@ class Scripted:
     def begin(self, key: int, prompt: Tokens) -> None:
         pass
 
-    def propose(self, jobs: Sequence[DraftJob]) -> list[tuple[int, ...]]:
-        self.most.update({job.key: job.most for job in jobs})
-        return [self.drafts.get(job.key, ()) for job in jobs]
+    def match(self, job: DraftJob, draft: tuple[int, ...] = ()) -> Match:
+        return NO_MATCH if draft else Match(16, lambda n: self._drafted(job)[:n])
 
-    def matched(self, job: DraftJob, draft: tuple[int, ...] = ()) -> int:
-        return 16
+    def _drafted(self, job: DraftJob) -> tuple[int, ...]:
+        self.most[job.key] = job.most
+        return self.drafts.get(job.key, ())
 
     def learn(self, key: int, n_drafted: int, n_accepted: int) -> None:
         pass
