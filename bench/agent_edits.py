@@ -25,7 +25,7 @@ from typing import Any, cast
 from llama_cpp import llama_cpp as api
 
 from bench.common import parse, parser_of, show
-from bench.draft_length import BOTH, MACHINES, REWRITING, Machine, Text, calibrated, copies
+from bench.draft_length import MACHINES, REWRITING, Machine
 from bench.gpu.given_reply import is_known
 from pyctl.cache.sequence import LiveSequence
 from pyctl.engine.draft.cache_drafts import CacheDrafts
@@ -306,7 +306,7 @@ class Beside:
     def __init__(self, machine: Machine, cache: CacheDrafts | None) -> None:
         self.machine, self.cache, self.head = machine, cache, Head(machine)
         self.count, self.ms = Count(), 0.0
-        lengths, head = calibrated(machine, Text("", copies(1, 1), BOTH)), self.head
+        lengths, head = machine.controller(), self.head
         sources: list[TextSource] = [cache] if cache is not None else []
         self._speculation = Speculation(sources, cast(Any, head), lengths=lengths)
         self._speculation.seconds = lambda: head.ms / 1e3  # type: ignore[method-assign]

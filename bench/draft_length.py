@@ -24,7 +24,7 @@ import numpy as np
 from bench.common import parse, parser_of, show, tell
 from bench.compare import add_comparison, compare
 from pyctl.cache import LiveSequence
-from pyctl.engine.draft.draft_length import LENGTHS, DraftLengthController
+from pyctl.engine.draft.draft_length import GRAPH_MS, LENGTHS, DraftLengthController
 from pyctl.engine.draft.draft_settings import LONGEST
 from pyctl.engine.draft.source import DraftJob, Match
 from pyctl.engine.draft.speculation import Draft, Speculation
@@ -49,6 +49,10 @@ class Machine:
 
     def ms(self, n_tokens: int) -> float:
         return float(np.interp(n_tokens, list(self.step_ms), list(self.step_ms.values())))
+
+    def controller(self) -> DraftLengthController:
+        """One as a server has it at its start."""
+        return DraftLengthController(self.n_free, GRAPH_MS if any(self.graph_ms) else 0.0)
 
 
 MACHINES = (
@@ -186,24 +190,6 @@ LEAST = 4
 NONE, EMPTY = as_tokens([]), LiveSequence(0, 1)
 
 
-def calibrated(machine: Machine, text: Text, *, measured: bool = True) -> DraftLengthController:
-    """A controller with the costs that an idle server has ``measured``, or one that knows nothing yet."""
-    controller = DraftLengthController(machine.n_free, 1.0 if any(machine.graph_ms) else 0.0)
-    if not measured:
-        return controller
-    most = max(LIMITS[source] for source in text.sources)
-    lengths = [n for n in LENGTHS if n <= most]
-    for n_seqs in sorted({1, text.n_seqs}):
-        for n in (0, *sorted({*lengths, *range(1, min(most, 3) + 1)})):
-            for _ in range(2):
-                controller.costs(n_seqs).add(n_seqs * (1 + n), machine.ms(n_seqs * (1 + n)))
-                if 0 < n <= LIMITS[HEAD] and HEAD in text.sources:
-                    controller.proposing[HEAD, n_seqs].add(n, n * machine.draft_ms)
-        controller.costs(n_seqs).graph = machine.graph_ms[1] / machine.ms(n_seqs)
-        controller.costs(n_seqs).plain.clear()
-    return controller
-
-
 class Source:
     """A source whose drafts are 1 for each right token and 0 for others; the head takes ``simulation``'s time."""
 
@@ -245,9 +231,7 @@ class Simulation:
     Drafts come from the first ``n_sources`` of the text.
     """
 
-    def __init__(
-        self, machine: Machine, text: Text, seed: int, fixed: int | None, n_sources: int = 2, *, measured: bool = True
-    ) -> None:
+    def __init__(self, machine: Machine, text: Text, seed: int, fixed: int | None, n_sources: int = 2) -> None:
         self.machine, self.text, self.fixed = machine, text, fixed
         self.known: dict[int, list[Known]] = {}
         self.at: dict[int, int] = {}
@@ -256,7 +240,7 @@ class Simulation:
         named = text.sources[:n_sources]
         copying: list[Any] = [Source(self, COPY)] if COPY in named else []
         head: Any = Source(self, HEAD) if HEAD in named else None
-        lengths = calibrated(machine, text, measured=measured) if fixed is None else None
+        lengths = machine.controller() if fixed is None else None
         self._speculation = Speculation(copying, head, lengths=lengths)
         self._speculation.seconds = lambda: self.head_ms / 1e3  # type: ignore[method-assign]
 
@@ -313,18 +297,16 @@ def _n_right(draft: Sequence[int]) -> int:
     return (*draft, 0).index(0)
 
 
-def record(machine: Machine, text: Text, seeds: Sequence[int], *, measured: bool = True) -> dict[str, Any]:
-    """Speeds of one text on one machine, once costs are ``measured`` or before."""
+def record(machine: Machine, text: Text, seeds: Sequence[int]) -> dict[str, Any]:
+    """Speeds of one text on one machine, from the start of a server on."""
     longest = max(LIMITS[source] for source in text.sources)
     lengths: list[int | None] = [n for n in LENGTHS if n <= longest] if len(text.sources) == 1 else []
-    took = {
-        n: [Simulation(machine, text, seed, n, measured=measured).ms() for seed in seeds] for n in (0, None, *lengths)
-    }
+    took = {n: [Simulation(machine, text, seed, n).ms() for seed in seeds] for n in (0, None, *lengths)}
     speeds = {n: [plain / ms for plain, ms in zip(took[0], took[n], strict=True)] for n in took}
     found, worst = speeds[None], min(speeds[None])
     fixed = max(statistics.mean(speeds[n]) for n in (0, *lengths))
     if len(text.sources) > 1:
-        head = [Simulation(machine, text, seed, None, 1, measured=measured).ms() for seed in seeds]
+        head = [Simulation(machine, text, seed, None, 1).ms() for seed in seeds]
         fixed = statistics.mean(plain / ms for plain, ms in zip(took[0], head, strict=True))
         worst = min(ms / both for ms, both in zip(head, took[None], strict=True))
     return {
@@ -336,15 +318,13 @@ def record(machine: Machine, text: Text, seeds: Sequence[int], *, measured: bool
 def main(argv: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--seeds", type=int, default=len(SEEDS), help="texts of each kind")
-    parser.add_argument("--unmeasured", action="store_true", help="a server that was not idle since its start")
     add_comparison(parser)
     options = parse(parser, argv, seeds=1)
     if options.against is not None:
         compare("bench.draft_length", ["--seeds", str(options.seeds)], options.against, 1)
         return
     machines = MACHINES[:1] if options.quick else MACHINES
-    seeds, measured = range(options.seeds), not options.unmeasured
-    records = [record(machine, text, seeds, measured=measured) for machine in machines for text in TEXTS]
+    records = [record(machine, text, range(options.seeds)) for machine in machines for text in TEXTS]
     if options.json:
         tell(records)
         return

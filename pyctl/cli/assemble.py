@@ -35,9 +35,8 @@ from pyctl.cli.defaults import cache_budget, stored_bytes
 from pyctl.cli.logs import LoadProgress
 from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.draft.cache_drafts import CacheDrafts
-from pyctl.engine.draft.draft_length import DraftLengthController
-from pyctl.engine.draft.ngram import ngram_sources
-from pyctl.engine.draft.source import TextSource
+from pyctl.engine.draft.draft_length import GRAPH_MS, DraftLengthController
+from pyctl.engine.draft.ngram import NgramSource, ngram_sources
 from pyctl.engine.draft.speculation import ModelDrafts, Speculation
 from pyctl.engine.engine import Engine
 from pyctl.engine.lender import EngineLender
@@ -280,23 +279,20 @@ def _speculation(settings: CommandSettings, loaded: Loaded, remembered: CacheDra
     """The sources of drafts: none unless a flag asks for it, or where a memory takes nothing back."""
     backend, drafts = loaded.backend, loaded.drafts
     ngrams = ngram_sources(drafts.ordered_types, settings.ngrams)
-    sources: list[TextSource] = [*ngrams, remembered] if remembered is not None else [*ngrams]
+    texts: list[NgramSource | CacheDrafts] = [*ngrams, remembered] if remembered is not None else [*ngrams]
     model = ModelDrafts(backend, drafts.n_draft, drafts.n_draft_min) if backend.facts.draft_type else None
-    lengths = [source.most for source in ngrams]
-    lengths += [remembered.most] if remembered is not None else []
-    lengths += [model.n_max] if model is not None else []
-    longest = max(lengths, default=0)
-    if longest and not backend.facts.most_drafts:
+    is_wanted = any(source.most for source in texts) or (model is not None and model.n_max > 0)
+    if is_wanted and not backend.facts.most_drafts:
         log.warning("drafts disabled: this model's memory has no rollback")
         return Speculation()
     exact, on_device = settings.engine.exact, backend.facts.is_async
     width = min(drafts.n_draft, backend.facts.n_rollback) if exact else 0
-    if longest and exact and not width:
+    if is_wanted and exact and not width:
         # A way back to a mark evaluates tokens again, in other batches than before.
         log.warning("drafts disabled: with --exact, this model takes drafts from a head or a draft model only")
         return Speculation()
-    lengths_of = None if exact else DraftLengthController(backend.facts.n_rollback, 1.0 if on_device else 0.0)
-    return Speculation(sources, model, lengths=lengths_of, width=width, longest=longest)
+    lengths = None if exact else DraftLengthController(backend.facts.n_rollback, GRAPH_MS if on_device else 0.0)
+    return Speculation(texts, model, lengths=lengths, width=width)
 
 
 def _prepare_vocabulary(worker: Worker, has_tools: bool) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Generator, Iterator
-from contextlib import suppress
+from collections.abc import Generator
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +23,7 @@ from pyctl.engine.prefill import Prefill
 from pyctl.engine.request import Done
 from pyctl.engine.schedule.admission import ActiveRequest, Step, Steps
 from pyctl.engine.schedule.scheduler import Scheduler
-from pyctl.errors import OutOfCellsError, PreemptedError, PyctlError
+from pyctl.errors import OutOfCellsError, PyctlError
 from pyctl.prompt import Prompt
 
 __all__ = ["Engine", "EngineSettings"]
@@ -65,7 +64,7 @@ class Engine:
         self.warm_ups = self.scheduler.warm_ups
         self.speculation = speculation or Speculation()
         self.asleep = False
-        self._preparation: Iterator[None] | None = self._prepare()
+        self._is_prepared = False
         self._prefill = Prefill(backend, self.cells, self.prefix_cache, self.counters, self.state_reads)
 
     def submit(self, handle: RequestHandle) -> None:
@@ -116,38 +115,27 @@ class Engine:
 
     @property
     def can_prepare(self) -> bool:
-        """Whether `prepare_part` has work left, and nothing is evaluated or held."""
-        if self._preparation is None or self.asleep or self.scheduler.has_work:
+        """Whether `prepare` has work, and nothing is evaluated or held."""
+        if self._is_prepared or not self.backend.facts.is_async or self.asleep or self.scheduler.has_work:
             return False
         return not any(seq.n for seq in self.sequences) and not self.prefix_cache.device.n_cells
 
-    def prepare_part(self) -> None:
-        """Do a part of what makes later steps quicker and no request has to wait for; a request preempts it."""
-        control = self.backend.control
+    def prepare(self) -> None:
+        """Let a device of its own load its kernels in a full batch; a request preempts that."""
+        facts, control = self.backend.facts, self.backend.control
         control.preempt(False)
         control.allow(True)
         try:
             with self.state_reads.allowed():
-                is_over = self._preparation is None or next(self._preparation, self) is self
-            if is_over:
-                self._preparation = None
+                self.backend.evaluate(0, np.ones(min(facts.n_ubatch, facts.n_cells), np.int32), 0)
+                self.backend.top_tokens(0, 1, 1)  # waits for the device
         except PyctlError as error:
             log.debug("preparation ends: %s", error)
-            self._preparation = None
         finally:
             control.allow(False)
             control.preempt(False)
-
-    def _prepare(self) -> Iterator[None]:
-        """Let a device of its own load its kernels in a full batch, then measure drafts; yields with no rows left."""
-        facts = self.backend.facts
-        if facts.is_async:
-            with suppress(PreemptedError):
-                self.backend.evaluate(0, np.ones(min(facts.n_ubatch, facts.n_cells), np.int32), 0)
-                self.backend.top_tokens(0, 1, 1)  # waits for the device
             self.backend.memory.clear(0)
-        yield
-        yield from self.speculation.calibrate(self.backend)
+            self._is_prepared = True
 
     def recover(self, error: PyctlError) -> None:
         """After a failed step, fail all requests with ``error`` and empty all sequences."""

@@ -47,7 +47,7 @@ IDLE_SECONDS = 2.0
 Background requests start after this copy."""
 
 PREPARE_SECONDS = 0.5
-"""Idle time before `Engine.prepare_part`: a request that waited for the model arrives within it."""
+"""Idle time before `Engine.prepare`: a request that waited for the model arrives within it."""
 
 STILL_SECONDS = 2.0
 """After the loss of a device, a thread that stands at one instruction for so long is in a call that never returns."""
@@ -108,7 +108,7 @@ class IdleJobs:
             (sleep_at, self._sleep),
             (piece_at, self._hand_over),
             (copy_at, self._copy),
-            (prepare_at, engine.prepare_part),
+            (prepare_at, engine.prepare),
         ]
 
     def _sleep(self) -> None:

@@ -9,21 +9,15 @@ continues a draft of another source has to gain as much beyond that draft.
 
 from __future__ import annotations
 
-import logging
 import math
-import time
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 
-from pyctl.engine.backend import Evaluator, SequenceTokens
-from pyctl.errors import EngineError, PreemptedError
-from pyctl.prompt import as_tokens
-
-__all__ = ["LENGTHS", "DraftLengthController", "DraftResult", "Origin", "calibrate"]
+__all__ = ["GRAPH_MS", "LENGTHS", "DraftLengthController", "DraftResult", "Origin"]
 
 LENGTHS = (1, 2, 3, 4, 8, 16, 32, 64, 128)  # compared, in addition to the longest allowed
 MIN_GAIN = 1.02  # speedup by drafts below which a source pauses
@@ -33,7 +27,7 @@ PRIOR, PRIOR_WEIGHT = 0.8, 3.0  # prior of the accepted share, and its weight in
 MATCHED = (1, 4, 16, 64)  # matching tokens from which on shares differ
 REQUEST_DECAY, SOURCE_DECAY = 0.06, 0.02  # decay of evidence per draft, in a request and in a source
 REMEASURE, GRAPH_STEPS = 256, 16  # steps between measurements of plain ones; steps per CUDA graph of a draft model
-CALIBRATION_S = 10.0  # idle seconds after which calibration starts no measurement
+SLOPE, GRAPH_MS = 0.1, 12.0  # assumed: plain steps for each further token; milliseconds of a new CUDA graph
 
 
 class Origin(NamedTuple):
@@ -74,9 +68,11 @@ class DraftResult(NamedTuple):
 
 
 class Curve:
-    """A non-decreasing cost by number of tokens: linear between measurements, ``slope`` before any."""
+    """A non-decreasing cost by number of tokens: linear between measurements, ``slope`` before any, and beyond all of
+    them at most ``steepest``."""
 
-    def __init__(self, start: int = 0, cost: float = 0.0, slope: float = 0.0) -> None:
+    def __init__(self, start: int = 0, cost: float = 0.0, slope: float = 0.0, steepest: float = math.inf) -> None:
+        self._steepest = steepest
         self._samples: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=8))
         self._tokens, self._costs = [start, start + 4096], [cost, cost + 4096 * slope]
 
@@ -87,7 +83,7 @@ class Curve:
         found |= {each: _quartile(samples) for each, samples in sorted(self._samples.items()) if len(samples) > 1}
         if len(found) > 1:
             tokens, costs = list(found), [*accumulate([*found.values()][::-1], min)][::-1]
-            slope = (costs[-1] - costs[-2]) / (tokens[-1] - tokens[-2])
+            slope = min((costs[-1] - costs[-2]) / (tokens[-1] - tokens[-2]), self._steepest)
             self._tokens, self._costs = [*tokens, tokens[-1] + 4096], [*costs, costs[-1] + 4096 * slope]
 
     def __call__(self, n: int) -> float:
@@ -99,12 +95,20 @@ def _quartile(samples: deque[float]) -> float:
 
 
 class StepCosts:
-    """Costs of steps for ``n_seqs`` requests, measured in idle time and updated while decoding."""
+    """Costs of steps for ``n_seqs`` requests, measured while decoding; ``graph_ms`` is what a new CUDA graph takes."""
 
-    def __init__(self, n_seqs: int, graph: float) -> None:
-        self.n_seqs, self.of, self.plain_ms = n_seqs, Curve(n_seqs, 1.0, 0.1 / n_seqs), 0.0
-        self.n_steps, self._measured, self.graph = 0, 0, graph  # the second step of a width captures a CUDA graph
+    def __init__(self, n_seqs: int, graph_ms: float) -> None:
+        slope = SLOPE / n_seqs
+        # On a GPU the first few tokens beyond a plain step cost more each than those of wide steps.
+        self.of = Curve(n_seqs, 1.0, slope, slope if graph_ms else math.inf)
+        self.n_seqs, self.plain_ms, self.graph_ms = n_seqs, 0.0, graph_ms
+        self.n_steps, self._measured = 0, 0
         self.plain: deque[float] = deque(maxlen=4)  # milliseconds, at the current context length
+
+    @property
+    def graph(self) -> float:
+        """What a new CUDA graph costs, in plain steps: the second step of a width captures it."""
+        return self.graph_ms / self.plain_ms if self.plain_ms else 0.0
 
     def needs_plain(self) -> bool:
         """Whether the next step should have no drafts."""
@@ -165,11 +169,11 @@ def _sum(p: float, n: int) -> float:
 class DraftLengthController:
     """Chooses draft lengths and learns from results. Only the engine's thread calls it.
 
-    Drafts over ``n_free`` tokens cost a repeated evaluation of the accepted ones on rollback. ``graph`` is what a new
-    CUDA graph costs in plain steps before that is measured."""
+    Drafts over ``n_free`` tokens cost a repeated evaluation of the accepted ones on rollback. ``graph_ms`` is what a
+    new CUDA graph takes, 0 without a GPU."""
 
-    def __init__(self, n_free: int = 1024, graph: float = 0.0) -> None:
-        self.n_free, self._graph, self._budget = n_free, graph, BUDGET
+    def __init__(self, n_free: int = 1024, graph_ms: float = 0.0) -> None:
+        self.n_free, self._graph_ms, self._budget = n_free, graph_ms, BUDGET
         self._costs: dict[int, StepCosts] = {}
         self.proposing: defaultdict[tuple[str, int], Curve] = defaultdict(Curve)  # ms by source and requests
         self._origins: defaultdict[Origin, Drafts] = defaultdict(lambda: Drafts(SOURCE_DECAY))
@@ -179,7 +183,7 @@ class DraftLengthController:
 
     def costs(self, n_seqs: int) -> StepCosts:
         """Return the costs of steps for ``n_seqs`` requests."""
-        return self._costs.setdefault(n_seqs, StepCosts(n_seqs, self._graph))
+        return self._costs.setdefault(n_seqs, StepCosts(n_seqs, self._graph_ms))
 
     def length(self, key: int, origin: Origin, limit: int, n_seqs: int = 1, *, behind: int = 0) -> int:
         """Return the draft length, at most ``limit``, of ``origin`` for ``key`` in a step of ``n_seqs`` requests.
@@ -256,10 +260,10 @@ class DraftLengthController:
         """Record a step of ``n_tokens``: ``ms`` is None if it did other work, ``proposing_ms`` is by source."""
         n_seqs, width, costs = len(drafts), (len(drafts), n_tokens), self.costs(len(drafts))
         self._place = 0 if width != self._width else self._place + 1
-        excess = (costs.graph / 4, costs.graph, 0.0)[min(self._place, 2)]
-        lost = costs.of(n_tokens) - 1 + (excess if self._width[0] == n_seqs else 0.0)
+        new_graph = (0.25, 1.0, 0.0)[min(self._place, 2)]
+        lost = costs.of(n_tokens) - 1 + (new_graph * costs.graph if self._width[0] == n_seqs else 0.0)
         if ms is not None:
-            if not excess:
+            if not new_graph or not costs.graph_ms:
                 costs.add(n_tokens, ms)
             for source, each_ms in proposing_ms.items():
                 parts = [part for draft in drafts for part in draft.parts or (draft,)]
@@ -280,67 +284,3 @@ class DraftLengthController:
     def end(self, key: int) -> None:
         """Drop the state of an ended request."""
         self._requests.pop(key, None)
-
-
-def calibrate(controller: DraftLengthController, evaluator: Evaluator, longest: int, n_model: int) -> Iterator[None]:
-    """Measure steps with drafts of up to ``longest`` tokens, for the draft model up to ``n_model``; yields after each.
-
-    All sequences have to be empty at each step of the iterator, and are empty again after it. What a request preempts
-    is left to the steps of requests.
-    """
-    left, facts = CALIBRATION_S, evaluator.facts
-    lengths = sorted({0, *range(1, n_model + 1), *(n for n in LENGTHS if n <= longest)})
-    for n_seqs in sorted({*range(1, min(facts.n_seqs, 4) + 1), facts.n_seqs}):
-        most = min(min(facts.n_outputs, facts.n_ubatch) // n_seqs - 1, facts.most_drafts)
-        costs, graphs_ms = controller.costs(n_seqs), [0.0]
-        for n in (n for n in lengths if n <= most):
-            n_model_drafts, began = n if n <= n_model and facts.draft_type else 0, time.monotonic()
-            try:
-                took = _measure_width(evaluator, n_seqs, n, n_model_drafts, began + left)
-            except PreemptedError:
-                took = []
-            except EngineError as error:
-                logging.getLogger(__name__).warning("drafts could not be measured: %s", error)
-                return
-            left -= time.monotonic() - began
-            for draft_ms, ms in took[2:]:
-                costs.add(n_seqs * (1 + n), ms)
-                if n_model_drafts:
-                    controller.proposing[facts.draft_type, n_seqs].add(n, draft_ms)
-            if took[2:]:
-                graphs_ms.append(took[1][1] - min(ms for _, ms in took[2:]))
-                costs.graph = max(sorted(graphs_ms)[len(graphs_ms) // 2], 0.0) / (costs.plain_ms or math.inf)
-            costs.plain.clear()  # the context was almost empty
-            if left <= 0:
-                return
-            yield
-
-
-def _measure_width(evaluator: Evaluator, n_seqs: int, n: int, n_model: int, until: float) -> list[tuple[float, float]]:
-    """Return `_measure` of ``n`` drafts in ``n_seqs`` sequences, four times if there is time ``until`` then: the first
-    may load kernels, the second may capture a CUDA graph, the last two count."""
-    ends = [8] * n_seqs
-    try:
-        for seq in range(n_seqs):
-            evaluator.evaluate(seq, as_tokens(range(1, 9)), 0)
-        return [_measure(evaluator, ends, n, n_model) for _ in range(4) if time.monotonic() < until]
-    finally:
-        for seq in range(n_seqs):
-            evaluator.memory.clear(seq)
-
-
-def _measure(evaluator: Evaluator, ends: list[int], n: int, n_model: int) -> tuple[float, float]:
-    """Return the milliseconds of drafting ``n_model`` tokens at the ``ends`` of sequences, and of verifying ``n``."""
-    evaluator.top_tokens(0, 1, 1)  # waits for the device
-    began = time.perf_counter()
-    if n_model:
-        evaluator.draft([SequenceTokens(seq, (1,), end) for seq, end in enumerate(ends)], n_model)
-    times = [time.perf_counter()]
-    # Different tokens, so that a mixture of experts uses a realistic number of experts.
-    evaluator.decode([SequenceTokens(seq, tuple(range(1, 2 + n)), end) for seq, end in enumerate(ends)])
-    for _ in range(4):  # to subtract the time of reading an output
-        evaluator.top_tokens(0, 1, 1)
-        times.append(time.perf_counter())
-    ends[:] = [evaluator.memory.rollback(seq, end + 1) for seq, end in enumerate(ends)]
-    step, *readings = (after - before for before, after in pairwise(times))
-    return (times[0] - began) * 1e3, max(step - min(readings), 0.0) * 1e3

@@ -11,7 +11,7 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from pyctl.engine.backend import Evaluator, SequenceTokens
-from pyctl.engine.draft.draft_length import DraftLengthController, DraftResult, Origin, calibrate
+from pyctl.engine.draft.draft_length import DraftLengthController, DraftResult, Origin
 from pyctl.engine.draft.source import DraftJob, DraftSource, RememberingSource, TextSource
 from pyctl.errors import EngineError
 from pyctl.prompt import Tokens
@@ -68,7 +68,6 @@ class Speculation:
 
     Without ``lengths`` a draft of ``sources`` comes before one of the model, and all have the largest allowed length.
     With ``width`` each is cut or padded to that many tokens, so that the computation does not depend on the drafts.
-    ``longest`` is the length of the longest draft.
     """
 
     def __init__(
@@ -78,11 +77,10 @@ class Speculation:
         *,
         lengths: DraftLengthController | None = None,
         width: int = 0,
-        longest: int = 0,
     ) -> None:
         self._sources, self._model = tuple(sources), model
         self._all: tuple[DraftSource, ...] = (*sources, model) if model is not None else self._sources
-        self._lengths, self._width, self._longest = lengths, width, longest
+        self._lengths, self._width = lengths, width
         # The current step: its jobs, the parts of their drafts, and the results.
         self._jobs: Sequence[DraftJob] = ()
         self._parts: dict[int, list[_Part]] = {}
@@ -92,13 +90,6 @@ class Speculation:
     def __bool__(self) -> bool:
         """Whether there are any sources."""
         return bool(self._all)
-
-    def calibrate(self, evaluator: Evaluator) -> Iterator[None]:
-        """Measure the cost of drafts of up to ``longest`` tokens, in parts of some steps, as `calibrate` says."""
-        if self._all and self._lengths is not None:
-            yield from calibrate(
-                self._lengths, evaluator, self._longest, self._model.n_max if self._model is not None else 0
-            )
 
     @staticmethod
     def seconds() -> float:

@@ -285,7 +285,7 @@ def test_a_context_may_be_smaller_than_the_trial(model_path: Callable[[str], Pat
     assert (loaded.info.n_ctx, loaded.info.pool.n_resident) == (256, 0)
     assert loaded.backend.facts.n_ubatch == 512
     loaded.backend.facts = replace(loaded.backend.facts, is_async=True)
-    Engine(loaded.backend, RamCache(1, 0), EngineSettings()).prepare_part()  # no more than there is room for
+    Engine(loaded.backend, RamCache(1, 0), EngineSettings()).prepare()  # no more than there is room for
     assert loaded.backend.memory.n_tokens(0) == 0
     loaded.backend.unload()
 

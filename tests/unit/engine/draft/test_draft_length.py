@@ -11,10 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyctl.engine.draft import draft_length
-from pyctl.engine.draft.draft_length import BUDGET, LOSS, DraftLengthController, DraftResult, Origin, calibrate
-from pyctl.errors import EngineError
+from pyctl.engine.draft.draft_length import BUDGET, LOSS, DraftLengthController, DraftResult, Origin
 from tests.effort import examples
-from tests.fake import FakeBackend
 
 SOME, TEXT = Origin("some"), Origin("some", 4)
 
@@ -169,7 +167,7 @@ def test_a_copy_that_goes_on_shares_the_cost_of_a_new_graph(n_right: int, kept: 
     gains, long = [], Origin.of("some", 64)
     for graph in (0.0, 4.0):
         controller = measured(line(0.01))
-        controller.costs(1).graph = graph
+        controller.costs(1).graph_ms = 10 * graph
         for _ in range(60):
             controller.record([DraftResult(0, long, 16, n_right)], 17, 11.6, {})
         gains.append(controller.gain(0, long, 32))
@@ -234,7 +232,7 @@ def test_what_was_disturbed_at_the_start_is_measured_by_probes(share: float, n_d
 
 def test_slow_steps_after_a_new_width_are_no_measurement() -> None:
     controller = measured(line(0.1))
-    controller.costs(1).graph = 1.6
+    controller.costs(1).graph_ms = 16.0
     for _ in range(12):
         for ms in (15.0, 23.0, 10.0, 10.0):
             controller.record([DraftResult(0)], 1, ms, {})
@@ -242,6 +240,17 @@ def test_slow_steps_after_a_new_width_are_no_measurement() -> None:
             controller.record([DraftResult(0, SOME, 1, 1)], 2, ms, {})
     assert controller.costs(1).plain_ms == 10.0
     assert controller.costs(1).of(2) == pytest.approx(1.1)
+
+
+@pytest.mark.parametrize(("graph_ms", "graph", "slope"), [(0.0, 0.0, 0.35), (25.0, 2.5, draft_length.SLOPE)])
+def test_what_few_tokens_cost_says_nothing_of_many_on_a_gpu(graph_ms: float, graph: float, slope: float) -> None:
+    costs = DraftLengthController(graph_ms=graph_ms).costs(1)
+    for width, ms in ((1, 10.0), (2, 10.5), (3, 14.0)):
+        for _ in range(2):
+            costs.add(width, ms)
+    assert costs.graph == graph
+    assert costs.of(3) == pytest.approx(1.4)
+    assert costs.of(103) - costs.of(3) == pytest.approx(100 * slope)
 
 
 def test_the_same_calls_have_the_same_answers() -> None:
@@ -254,67 +263,3 @@ def test_requests_are_forgotten() -> None:
     simulate(controller, line(0.1), [0.7], 50)
     controller.end(0)
     assert not controller._requests
-
-
-# -- calibration -------------------------------------------------------------------------------------------------------
-
-
-def test_steps_are_measured_in_parts_that_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock that each step moves by its tokens."""
-    backend = FakeBackend("hybrid", n_seqs=2, n_planes=3, draft_type="draft-mtp")
-    now, decode, draft = 0.0, backend.decode, backend.draft
-
-    def timed_decode(items):  # type: ignore[no-untyped-def]
-        nonlocal now
-        now += 0.009 + 0.001 * sum(len(item.tokens) for item in items)
-        decode(items)
-
-    def timed_draft(items, n):  # type: ignore[no-untyped-def]
-        nonlocal now
-        now += 0.002 * n
-        return draft(items, n)
-
-    monkeypatch.setattr(backend, "decode", timed_decode)
-    monkeypatch.setattr(backend, "draft", timed_draft)
-    monkeypatch.setattr(draft_length.time, "perf_counter", lambda: now)
-    monkeypatch.setattr(draft_length.time, "monotonic", lambda: now)
-    controller, n_parts = DraftLengthController(3), 0
-    for _ in calibrate(controller, backend, 3, 3):
-        n_parts += 1
-        assert not any(seq.rows for seq in backend._seqs)
-    assert n_parts == 2 * 4, "plain steps and three widths, for one sequence and for two"
-    for n_seqs in (1, 2):
-        costs = controller.costs(n_seqs)
-        assert costs.plain_ms == pytest.approx(9 + n_seqs)
-        assert costs.graph == pytest.approx(0.0)
-        assert costs.of(n_seqs * 4) == pytest.approx((9 + n_seqs * 4) / (9 + n_seqs))
-        assert controller.proposing["draft-mtp", n_seqs](3) == pytest.approx(6.0)
-        assert costs.needs_plain(), "there was hardly a context"
-    assert not any(seq.rows for seq in backend._seqs)
-
-
-def test_a_failed_measurement_stops_nothing(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    backend = FakeBackend("hybrid", n_planes=3, draft_type="draft-mtp")
-
-    def refuse(items: object) -> None:
-        raise EngineError("no")
-
-    monkeypatch.setattr(backend, "decode", refuse)
-    assert not list(calibrate(DraftLengthController(), backend, 3, 3))
-    assert "drafts could not be measured: no" in caplog.text
-    assert not any(seq.rows for seq in backend._seqs)
-
-
-def test_a_measurement_that_a_request_preempts_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend, n_parts = FakeBackend("hybrid", n_planes=3, draft_type="draft-mtp"), 0
-    backend.allow(True)
-    controller = DraftLengthController(3, graph=1000.0)
-    assert controller.costs(1).graph == 1000.0
-    for _ in calibrate(controller, backend, 3, 3):
-        n_parts += 1
-        backend.preempt(n_parts == 1)
-        assert not any(seq.rows for seq in backend._seqs)
-    assert n_parts == 4
-    assert controller.costs(1).graph < 1000.0, "measured"
-    counted = sorted(n for n, samples in controller.costs(1).of._samples.items() if len(samples) == 2)
-    assert counted == [3, 4], "all widths beyond plain steps but the one of two tokens"
