@@ -135,8 +135,9 @@ class SequenceMemory(Protocol):
     def shape(self) -> MemoryShape:
         """The capabilities of the memory."""
 
-    def state_size(self, seq: int) -> int:
-        """Bytes of all parts of a state at the end of ``seq``."""
+    def state_size(self, seq: int, ends: Sequence[int] = ()) -> int:
+        """Bytes of all parts of a state at the end of ``seq``. With ``ends``, ascending, at most what states there add
+        to those that are kept, together: of a window only rows that none has."""
 
     def save_rows(self, seq: int, first: int, last: int, *, hold: bool = False) -> Rows:
         """All parts of rows [first, last) of ``seq``, the own ones as `hold` gives them if it is wanted.

@@ -172,7 +172,7 @@ class PrefixCache:
         cuts = choose_cuts(prompt, places, seq.n, self.settings.min_step, (common, *wanted))
         # What goes to disk has to be among the places where snapshots are taken.
         *persist, turn = (last_end(places, n) for n in (*wanted, next_turn(prompt, common)))
-        self.device.expect(seq, max(persist, default=0), len(cuts))
+        self.device.expect(seq, max(persist, default=0), cuts)
         return CachePlan(lookup.match, tuple(cuts), tuple(persist), restored, turn)
 
     def places(self, prompt: Prompt, ends: Sequence[int]) -> list[int]:
@@ -189,7 +189,8 @@ class PrefixCache:
         began, memory = time.perf_counter(), self.memory
         parent, covered = saved_rows(seq, plan.match, self.cache)
         prefix = plan.match.prefix(seq.n)
-        n_bytes = self.device.rows_size(covered, seq.n) + seq.tokens[covered:].nbytes + memory.state_size(seq.id)
+        n_bytes = self.device.rows_size(covered, seq.n) + seq.tokens[covered:].nbytes
+        n_bytes += memory.state_size(seq.id, (seq.n,))
         reservation = self.cache.prepare(prefix, n_bytes, parent)
         if reservation is None:
             return
@@ -225,7 +226,7 @@ class PrefixCache:
         if not self.memory.shape.places.allow(n):
             return
         is_wanted = n_alike > 0 or n - before >= END_MIN or recent.has_whole
-        n_bytes = self.memory.state_size(seq.id)
+        n_bytes = self.memory.state_size(seq.id, (n,))
         if not self.cache.ends.may_add(n_bytes, is_wanted=is_wanted):
             return
         try:

@@ -302,7 +302,7 @@ def test_rows_that_wait_leave_room_for_states(tmp_path: Path, monkeypatch: pytes
     backend, cache, device = engine.backend, engine.prefix_cache.cache, engine.prefix_cache.device
     segment = next(each for each in cache.segments() if each.only_held_bytes)
     for state_bytes, spare in ((100, 400), (2_000, BEHIND // 4)):
-        monkeypatch.setattr(backend, "state_size", lambda seq, n=state_bytes: n)
+        monkeypatch.setattr(backend, "state_size", lambda seq, ends=(), n=state_bytes: max(len(ends), 1) * n)
         room = BEHIND - segment.only_held_bytes - spare
         for beside, has_room in ((room, True), (room + 1, False)):
             monkeypatch.setattr(backend, "block_bytes", lambda n=beside: BlockBytes(cache.n_bytes + n, 0, 0))
