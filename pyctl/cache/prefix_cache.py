@@ -250,10 +250,15 @@ class PrefixCache:
             self._settle(chosen, quickly=True)
 
     def hand_over(self) -> float | None:
-        """Copy a segment for the disk if its thread waits for one; after how many seconds to call again, None for not.
+        """Queue for the disk what it had no room for, and copy a segment if its thread waits for one; after how many
+        seconds to call again, None for not.
 
         A few milliseconds, between two steps."""
-        return self.disk.queue.write_piece(self.device.piece_of) if self.disk is not None else None
+        if self.disk is None:
+            return None
+        if (put_off := self.disk.queue.again()) is not None:
+            self._settle([put_off], quickly=True)
+        return self.disk.queue.write_piece(self.device.piece_of)
 
     def settle(self, snapshots: Collection[Snapshot] = ()) -> None:
         """Hand over to the disk what has left RAM, ``snapshots``, and what `hand_over` has not reached yet: as far as
@@ -319,7 +324,7 @@ class PrefixCache:
             return True
         if self.disk.policy.kind != "off":
             self.settle(self.cache.conversation_ends()[::-1])
-        return self.disk.close(self.device.piece_of)
+        return self.disk.close(self.hand_over)
 
     def give_back(self) -> None:
         """Give back all RAM, that of pinned snapshots too, and its share of a budget; nothing may be used after."""
