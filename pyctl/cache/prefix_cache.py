@@ -437,6 +437,7 @@ class PrefixCache:
         self.device.counts.returned += n_ready
         self.device.hold(snapshot, seq)
         # With the end of a prompt the snapshot before it was of use; the end itself is never written.
+        self.cache.ends.touch(snapshot)
         for used in [each for each in (snapshot, *lookup.snapshots) if not each.state.output.size][:1]:
             used.for_disk |= lookup.from_disk
             self.cache.touch(used)

@@ -557,10 +557,13 @@ class PromptEnds:
         return sum(end.state.own_bytes for end in self)
 
     def get(self, prefix: Prefix) -> Snapshot | None:
-        """The one of the whole prompt ``prefix``, which is about to be used."""
-        if prefix in self._ends:
-            self._ends.move_to_end(prefix)
+        """The one of the whole prompt ``prefix``."""
         return self._ends.get(prefix)
+
+    def touch(self, snapshot: Snapshot) -> None:
+        """Count one, if it is here, as the last used."""
+        if self._ends.get(snapshot.prefix) is snapshot:
+            self._ends.move_to_end(snapshot.prefix)
 
     def through(self, segment: Segment) -> list[Snapshot]:
         """Those that need ``segment``."""
