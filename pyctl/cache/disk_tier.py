@@ -125,9 +125,7 @@ class DiskTier:
     def find(self, prompt: PromptMatch, limit: int) -> list[Prefix]:
         """The prefixes of ``prompt`` of ``limit`` tokens at most that are stored, the deepest first."""
         self._refresh_soon()
-        lengths = sorted(n for n in self.store.lengths() if 0 < n <= limit)
-        # Named in ascending order, all prefixes cost one pass over the prompt.
-        found = [prefix for n in lengths if self.store.contains(prefix := prompt.prefix(n))][::-1]
+        found = self.store.find(prompt, limit)
         if self.behind is not None:
             found = sorted([*found, *self.behind.find(prompt, limit)], key=lambda prefix: -prefix.n)
         return found
