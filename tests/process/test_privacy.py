@@ -12,9 +12,8 @@ import subprocess
 import sys
 import unicodedata
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from threading import Thread
 
 import httpx
 import pytest
@@ -22,6 +21,7 @@ import pytest
 from pyctl.measure.server_process import clean_environment
 from tests.process.conftest import Server, n_on_disk
 from tests.process.test_cli import pyctl
+from tests.serving import served
 from tests.waiting import until
 
 Start = Callable[..., Server]
@@ -145,13 +145,8 @@ class Hostile(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def hostile() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hostile)
-    thread = Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with served(Hostile) as url:
+        yield url
 
 
 DRAWN = re.compile(r"\r?\x1b\[(?:[0-9;]*m|\?25[lh]|2K|1A)")

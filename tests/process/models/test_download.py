@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import pytest
 from pyctl.errors import ConfigError
 from pyctl.models import download as module
 from pyctl.models.download import download, fetch_url
+from tests.serving import served
 
 MODEL = b"GGUF" + os.urandom(100_000)
 OTHER = b"GGUF" + os.urandom(90_000)
@@ -72,19 +73,13 @@ def whole(body: bytes = MODEL, tag: str = '"1"', stop: int | None = None) -> Ans
 def serve() -> Iterator[Callable[..., httpx.URL]]:
     """serve(answer, ...) -> the address of m.gguf on a server that gives them in turn."""
     Handler.seen, Handler.paths = [], []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
+    with served(Handler) as url:
 
-    def start(*answers: Answer) -> httpx.URL:
-        Handler.answers = list(answers)
-        return httpx.URL(f"http://127.0.0.1:{server.server_port}/x/m.gguf")
+        def start(*answers: Answer) -> httpx.URL:
+            Handler.answers = list(answers)
+            return httpx.URL(f"{url}/x/m.gguf")
 
-    yield start
-    server.shutdown()
-    thread.join()
-    server.server_close()
+        yield start
 
 
 def fetch(url: httpx.URL, target: Path, read_seconds: float = 20.0) -> None:

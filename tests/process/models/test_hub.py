@@ -9,11 +9,12 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from threading import Thread
 
 import pytest
+
+from tests.serving import served
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FILES = {
@@ -90,13 +91,8 @@ class Hub(BaseHTTPRequestHandler):
 @pytest.fixture(scope="module")
 def hub() -> Iterator[str]:
     Hub.seen = []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    thread = Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with served(Hub) as url:
+        yield url
 
 
 CHILD = """
