@@ -195,8 +195,8 @@ class SizedBackend:
     def shape(self) -> MemoryShape:
         return MemoryShape(ANYWHERE, BlockSizes(0, self.row_bytes, self.state_bytes), can_hold=True)
 
-    def state_size(self, seq: int) -> int:
-        return self.state_bytes
+    def state_size(self, seq: int, ends: Sequence[int] = ()) -> int:
+        return max(len(ends), 1) * self.state_bytes
 
     def save_rows(self, seq: int, first: int, last: int, *, hold: bool = False) -> Rows:
         if hold:

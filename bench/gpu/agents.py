@@ -9,8 +9,9 @@ given number of letters, one token each, so that a server finds in the next prom
 at once, 4 in turn (with the shortest replies), and 4 at once where ``-c`` holds `OVER` of what they grow to. An agent
 asks again after a refusal, at most `TRIES` times; its first token counts from when it first asked. `ideal` is what the
 same tokens take without any overlap or waiting: those that no earlier request had at the speed of one cold prompt, then
-the replies at the speed of a full batch, both measured on the same server. Findings go to gpu-agents-<shape>.json and
-.md.
+the replies at the speed of a full batch, both measured on the same server. A second table splits the first tokens by
+turn: with ``--results-of N N --replies-of N N`` the prompts of a turn are equal; of eight that come together
+and are served in this order, 95 % is 1.78 of the median. Findings go to gpu-agents-<shape>.json and .md.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from http.client import HTTPException
@@ -253,14 +254,27 @@ class Run:
 # -- what is written ---------------------------------------------------------------------------------------------------
 
 
+def waits(asked: Sequence[Record]) -> tuple[float, float]:
+    """The median and the 95th percentile of the waits for first tokens, ms."""
+    first = sorted(each["first_ms"] for each in asked) or [float("nan")]
+    return statistics.median(first), first[min(int(0.95 * len(first)), len(first) - 1)]
+
+
+def rows_by_turn(record: Record) -> Iterator[list[str]]:
+    """The first tokens of one case on one server, by turn."""
+    asked = record.get("asked", [])
+    for turn in sorted({each["turn"] for each in asked}):
+        first, late = waits([each for each in asked if each["turn"] == turn])
+        yield [record["case"], record["server"], f"{turn + 1}", f"{first:,.0f}", f"{late:,.0f}", f"{late / first:.2f}"]
+
+
 def row(record: Record) -> list[str]:
     """The cells of one case on one server."""
     if "why" in record:
         return [record["case"], record["server"], record["why"].replace("\n", " "), *[""] * (len(COLUMNS) + 1)]
-    first = sorted(each["first_ms"] for each in record["asked"]) or [float("nan")]
-    late = first[min(int(0.95 * len(first)), len(first) - 1)]
+    first, late = waits(record["asked"])
     cells = [record["case"], record["server"], f"{record['wall_s']:.1f}", f"{record['ideal_s']:.1f}"]
-    cells += [f"{record['wall_s'] / record['ideal_s']:.2f}", f"{statistics.median(first):,.0f}", f"{late:,.0f}"]
+    cells += [f"{record['wall_s'] / record['ideal_s']:.2f}", f"{first:,.0f}", f"{late:,.0f}"]
     cells += [f"{record[name]:,}" for name in ("evaluated", "floor", "refused", "lost")]
     return [*cells, *("" if record[n] is None else f"{record[n]:,.0f}" for n in ("vram_mib", "resident_mib"))]
 
@@ -271,7 +285,9 @@ def document(data: dict[str, Any]) -> str:
     lines += [f"- {name}: {value}" for name, value in data["machine"].items()]
     records = sorted(data["records"], key=lambda record: [case.name for case in CASES].index(record["case"]))
     columns = ["case", "server", *COLUMNS, "VRAM MiB", "resident MiB"]
-    return "\n".join([*lines, "", *table_lines(columns, [row(record) for record in records])])
+    lines += ["", *table_lines(columns, [row(record) for record in records])]
+    columns = ["case", "server", "turn", "first token ms: median", "95 %", "95 % of median"]
+    return "\n".join([*lines, *table_lines(columns, [each for record in records for each in rows_by_turn(record)])])
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import math
 import weakref
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from pyctl.cache.plan import ends_within, last_end
@@ -240,12 +240,13 @@ class DeviceTier:
         blocks, most = self._memory.block_bytes(), most_behind(self._cache.budget)
         return blocks.used - blocks.in_flight - self._cache.n_bytes + n_more > most
 
-    def expect(self, seq: LiveSequence, n: int, n_states: int) -> None:
-        """The disk will want the rows of ``seq`` up to ``n``, and so many states come: what the cache has no room for
-        is to wait beside it."""
+    def expect(self, seq: LiveSequence, n: int, cuts: Sequence[int]) -> None:
+        """The disk will want the rows of ``seq`` up to ``n``, and states come at ``cuts``: what the cache has no room
+        for is to wait beside it."""
         if n <= seq.n or not self._cache.budget:
             return
-        n_bytes = self._memory.shape.sizes.rows(seq.n, n) + n_states * self._memory.state_size(seq.id)
+        n_bytes = self._memory.shape.sizes.rows(seq.n, n)
+        n_bytes += self._memory.state_size(seq.id, cuts) if cuts else 0
         if (over := self._cache.n_bytes + n_bytes - self._cache.budget) > 0:
             self._memory.expect_blocks(min(over, most_behind(self._cache.budget)))
 

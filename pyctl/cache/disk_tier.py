@@ -21,7 +21,7 @@ from pyctl.cache.disk.file_format import PROMPTS
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.disk.write_queue import WriteQueue
 from pyctl.cache.persist import DiskPolicy
-from pyctl.cache.ports import Arrival, DiskView, Entry, PieceOf, Reading, Reads, Reason, RowsOf
+from pyctl.cache.ports import Arrival, DiskView, Entry, HandOver, Reading, Reads, Reason, RowsOf
 from pyctl.cache.recent import DEFAULT_FILE_BYTES, RecentFiles, RecentMatches, RecentPrompts
 from pyctl.cache.snapshot import Prefix, PromptMatch, Segment, Snapshot
 from pyctl.errors import StateError
@@ -125,9 +125,7 @@ class DiskTier:
     def find(self, prompt: PromptMatch, limit: int) -> list[Prefix]:
         """The prefixes of ``prompt`` of ``limit`` tokens at most that are stored, the deepest first."""
         self._refresh_soon()
-        lengths = sorted(n for n in self.store.lengths() if 0 < n <= limit)
-        # Named in ascending order, all prefixes cost one pass over the prompt.
-        found = [prefix for n in lengths if self.store.contains(prefix := prompt.prefix(n))][::-1]
+        found = self.store.find(prompt, limit)
         if self.behind is not None:
             found = sorted([*found, *self.behind.find(prompt, limit)], key=lambda prefix: -prefix.n)
         return found
@@ -227,14 +225,16 @@ class DiskTier:
         has.
 
         ``worth`` is how many seconds it is expected to save where it was EVICTED: that is for policies that spill, and
-        less than a tenth of what reading it takes is not enough (bench/results/spill.md).
+        less than a tenth of what reading it takes is not enough (bench/results/spill.md); or it had been chosen, and
+        the disk was too slow until now.
         """
         if not self.wants(snapshot):
             return
         n_bytes = 0
         if reason == Reason.EVICTED:
             n_bytes = snapshot.state.n_bytes + sum(map(_missing, snapshot.chain))
-            if not self.policy.spill or worth < WORTH_WRITING * self.costs.read(n_bytes):
+            is_worth_it = self.policy.spill and worth >= WORTH_WRITING * self.costs.read(n_bytes)
+            if not is_worth_it and not self.queue.is_put_off(snapshot):
                 return
         try:
             self.queue.write(snapshot, reason, worth=worth, n_bytes=n_bytes, rows_of=rows_of)
@@ -264,12 +264,12 @@ class DiskTier:
             self.behind.view() if self.behind is not None else None,
         )
 
-    def close(self, piece_of: PieceOf | None = None) -> bool:
+    def close(self, hand_over: HandOver | None = None) -> bool:
         """Write what is waiting and close the store, within ``close_seconds``; False if something is not written."""
         n_failed = self.queue.n_failed
         deadline = time.monotonic() + self.close_seconds
         self.queue.run_soon(self._writer.save_recent)
-        done = self.queue.close(self.close_seconds, piece_of)
+        done = self.queue.close(self.close_seconds, hand_over)
         if not done:
             log.warning("disk cache: writes are incomplete after %.0f s", self.close_seconds)
         if self.behind is not None:

@@ -26,6 +26,7 @@ __all__ = [
     "CacheRequest",
     "DiskView",
     "Entry",
+    "HandOver",
     "MemoryShape",
     "PieceOf",
     "Reading",
@@ -135,8 +136,9 @@ class SequenceMemory(Protocol):
     def shape(self) -> MemoryShape:
         """The capabilities of the memory."""
 
-    def state_size(self, seq: int) -> int:
-        """Bytes of all parts of a state at the end of ``seq``."""
+    def state_size(self, seq: int, ends: Sequence[int] = ()) -> int:
+        """Bytes of all parts of a state at the end of ``seq``. With ``ends``, ascending, at most what states there add
+        to those that are kept, together: of a window only rows that none has."""
 
     def save_rows(self, seq: int, first: int, last: int, *, hold: bool = False) -> Rows:
         """All parts of rows [first, last) of ``seq``, the own ones as `hold` gives them if it is wanted.
@@ -212,6 +214,9 @@ RowsOf: TypeAlias = Callable[[Segment], Block]
 
 PieceOf: TypeAlias = Callable[[Segment], Block | None]
 """The same; None if RAM has no room for them now."""
+
+HandOver: TypeAlias = Callable[[], float | None]
+"""Queues what was put off, and copies a segment; seconds until the next call, None if nothing is left."""
 
 AGAIN_SECONDS = 0.02
 """How soon to look again whether a segment is written."""
@@ -368,12 +373,16 @@ class WriteJobs(Protocol):
     def is_unsettled(self) -> bool:
         """Whether a job waits for `settle`."""
 
+    def again(self) -> Snapshot | None:
+        """A snapshot for which there was no room, and is now; None for none."""
+
     def write_piece(self, piece_of: PieceOf) -> float | None:
-        """Hand over the rows of a segment of a LARGE snapshot; seconds until the next call, None if none is left."""
+        """Hand over the rows of a segment of a LARGE snapshot; seconds until the next call of `again` and this, None if
+        nothing is left for them."""
 
     @property
     def is_moving(self) -> bool:
-        """Whether a LARGE snapshot is being written, and the store takes it."""
+        """Whether `again` or `write_piece` have more to do, and the store takes it."""
 
     def give_up_least(self) -> bool:
         """Drop the EVICTED snapshot of the least worth; False if there is none."""
@@ -445,5 +454,5 @@ class Store(Protocol):
     def flush(self, timeout: float) -> bool:
         """Wait until the queue is written, ``timeout`` seconds at most; False if something is left."""
 
-    def close(self, piece_of: PieceOf | None = None) -> bool:
+    def close(self, hand_over: HandOver | None = None) -> bool:
         """Write the queue, within ``close_seconds``; False if something is not written."""

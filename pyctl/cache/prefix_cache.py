@@ -172,7 +172,7 @@ class PrefixCache:
         cuts = choose_cuts(prompt, places, seq.n, self.settings.min_step, (common, *wanted))
         # What goes to disk has to be among the places where snapshots are taken.
         *persist, turn = (last_end(places, n) for n in (*wanted, next_turn(prompt, common)))
-        self.device.expect(seq, max(persist, default=0), len(cuts))
+        self.device.expect(seq, max(persist, default=0), cuts)
         return CachePlan(lookup.match, tuple(cuts), tuple(persist), restored, turn)
 
     def places(self, prompt: Prompt, ends: Sequence[int]) -> list[int]:
@@ -189,7 +189,8 @@ class PrefixCache:
         began, memory = time.perf_counter(), self.memory
         parent, covered = saved_rows(seq, plan.match, self.cache)
         prefix = plan.match.prefix(seq.n)
-        n_bytes = self.device.rows_size(covered, seq.n) + seq.tokens[covered:].nbytes + memory.state_size(seq.id)
+        n_bytes = self.device.rows_size(covered, seq.n) + seq.tokens[covered:].nbytes
+        n_bytes += memory.state_size(seq.id, (seq.n,))
         reservation = self.cache.prepare(prefix, n_bytes, parent)
         if reservation is None:
             return
@@ -225,7 +226,7 @@ class PrefixCache:
         if not self.memory.shape.places.allow(n):
             return
         is_wanted = n_alike > 0 or n - before >= END_MIN or recent.has_whole
-        n_bytes = self.memory.state_size(seq.id)
+        n_bytes = self.memory.state_size(seq.id, (n,))
         if not self.cache.ends.may_add(n_bytes, is_wanted=is_wanted):
             return
         try:
@@ -249,10 +250,15 @@ class PrefixCache:
             self._settle(chosen, quickly=True)
 
     def hand_over(self) -> float | None:
-        """Copy a segment for the disk if its thread waits for one; after how many seconds to call again, None for not.
+        """Queue for the disk what it had no room for, and copy a segment if its thread waits for one; after how many
+        seconds to call again, None for not.
 
         A few milliseconds, between two steps."""
-        return self.disk.queue.write_piece(self.device.piece_of) if self.disk is not None else None
+        if self.disk is None:
+            return None
+        if (put_off := self.disk.queue.again()) is not None:
+            self._settle([put_off], quickly=True)
+        return self.disk.queue.write_piece(self.device.piece_of)
 
     def settle(self, snapshots: Collection[Snapshot] = ()) -> None:
         """Hand over to the disk what has left RAM, ``snapshots``, and what `hand_over` has not reached yet: as far as
@@ -318,7 +324,7 @@ class PrefixCache:
             return True
         if self.disk.policy.kind != "off":
             self.settle(self.cache.conversation_ends()[::-1])
-        return self.disk.close(self.device.piece_of)
+        return self.disk.close(self.hand_over)
 
     def give_back(self) -> None:
         """Give back all RAM, that of pinned snapshots too, and its share of a budget; nothing may be used after."""
@@ -431,6 +437,7 @@ class PrefixCache:
         self.device.counts.returned += n_ready
         self.device.hold(snapshot, seq)
         # With the end of a prompt the snapshot before it was of use; the end itself is never written.
+        self.cache.ends.touch(snapshot)
         for used in [each for each in (snapshot, *lookup.snapshots) if not each.state.output.size][:1]:
             used.for_disk |= lookup.from_disk
             self.cache.touch(used)

@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -18,7 +18,7 @@ from pyctl.cache.eviction import LeastValue
 from pyctl.cache.prefix_tree import PrefixTree
 from pyctl.cache.ram_budget import RamBudget
 from pyctl.cache.segment_pool import SegmentPool
-from pyctl.cache.snapshot import Prefix, PromptMatch, Segment, Snapshot, needed_by
+from pyctl.cache.snapshot import Block, Prefix, PromptMatch, Segment, Snapshot, needed_by
 from pyctl.limit import limit
 
 __all__ = ["MOST_ENDS", "RamCache", "Reservation", "Slot"]
@@ -339,7 +339,10 @@ class RamCache:
         if not self.pool.is_whole(snapshot):
             raise ValueError("the snapshot builds on rows that were dropped")
         slot = reservation.slot
-        if not (self._may_go(slot.index) and self._fits(snapshot.prefix, snapshot.state.n_bytes, snapshot.segment)):
+        state = snapshot.state
+        if not self._may_go(slot.index) or not self._fits(
+            snapshot.prefix, state.own_bytes, snapshot.segment, state.shared
+        ):
             return False
         self.pool.retain(snapshot)
         if slot.snapshot is not None:
@@ -366,15 +369,16 @@ class RamCache:
         """Snapshots whose rows stay in RAM, if need be beyond the budget."""
         return [*self.pinned, *self.retained]
 
-    def _fits(self, prefix: Prefix, n_bytes: int, segment: Segment | None) -> bool:
-        """Whether ``n_bytes`` fit into the budget with ``segment``, those before it, and all that has to stay."""
+    def _fits(self, prefix: Prefix, n_bytes: int, segment: Segment | None, blocks: Collection[Block] = ()) -> bool:
+        """Whether ``n_bytes`` fit into the budget with ``segment``, those before it, ``blocks`` of a window, and all
+        that has to stay."""
         if self.budget is None:
             return True
         fixed = self._fixed()
-        if not fixed and self._frees(n_bytes + self.pool.n_new(segment)):
+        if not fixed and self._frees(n_bytes + self.pool.n_new(segment, blocks)):
             return True
         staying = [each for slot, each in self.slots.occupied() if slot.reserved or each in self.locks]
-        n_bytes += self.pool.n_needed(fixed, staying, segment)
+        n_bytes += self.pool.n_needed(fixed, staying, segment, blocks)
         elsewhere = self._n_elsewhere(fixed=True)
         if n_bytes <= self.budget - elsewhere:
             return True
@@ -553,10 +557,13 @@ class PromptEnds:
         return sum(end.state.own_bytes for end in self)
 
     def get(self, prefix: Prefix) -> Snapshot | None:
-        """The one of the whole prompt ``prefix``, which is about to be used."""
-        if prefix in self._ends:
-            self._ends.move_to_end(prefix)
+        """The one of the whole prompt ``prefix``."""
         return self._ends.get(prefix)
+
+    def touch(self, snapshot: Snapshot) -> None:
+        """Count one, if it is here, as the last used."""
+        if self._ends.get(snapshot.prefix) is snapshot:
+            self._ends.move_to_end(snapshot.prefix)
 
     def through(self, segment: Segment) -> list[Snapshot]:
         """Those that need ``segment``."""

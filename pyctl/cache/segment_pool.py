@@ -38,9 +38,9 @@ class SegmentPool:
             segment = segment.parent
         return True
 
-    def n_new(self, segment: Segment | None) -> int:
-        """Bytes of ``segment`` and its parents that are not alive yet."""
-        n_bytes = 0
+    def n_new(self, segment: Segment | None, blocks: Collection[Block] = ()) -> int:
+        """Bytes of ``segment`` and its parents that are not alive yet, and of ``blocks`` of a window that are new."""
+        n_bytes = sum(int(block.nbytes) for block in blocks if id(block) not in self._windows)
         while segment is not None and segment not in self._alive:
             n_bytes, segment = n_bytes + segment.n_bytes, segment.parent
         return n_bytes
@@ -112,10 +112,13 @@ class SegmentPool:
 
     @staticmethod
     def n_needed(
-        fixed: Collection[Snapshot], staying: Collection[Snapshot] = (), segment: Segment | None = None
+        fixed: Collection[Snapshot],
+        staying: Collection[Snapshot] = (),
+        segment: Segment | None = None,
+        blocks: Collection[Block] = (),
     ) -> int:
-        """Bytes of all of these and ``segment`` with its parents: the rows of ``fixed`` as if all were in RAM, those of
-        the others that the device holds as if none were."""
+        """Bytes of all of these, ``segment`` with its parents, and a window's ``blocks``: the rows of ``fixed`` as if
+        all were in RAM, those of the others that the device holds as if none were."""
         counted: dict[Segment, int] = {}
         for snapshot in fixed:
             for link in snapshot.chain:
@@ -126,5 +129,6 @@ class SegmentPool:
                 counted[above] = above.n_bytes - (int(above.rows.nbytes) if above.held is not None else 0)
                 above = above.parent
         states = [snapshot.state for snapshot in {*fixed, *staying}]
-        windows = {id(block): int(block.nbytes) for state in states for block in state.shared}
+        shared = (block for state in states for block in state.shared)
+        windows = {id(block): int(block.nbytes) for block in (*shared, *blocks)}
         return sum(counted.values()) + sum(state.own_bytes for state in states) + sum(windows.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import itemgetter
@@ -387,6 +387,19 @@ class PromptMatch:
             running.update(self._data[4 * start : 4 * n])
             self._hashed.insert(at + 1, (n, running))
         return Prefix(running.digest(), n)
+
+    def among(self, names: Container[tuple[int, bytes]], lengths: Iterable[int]) -> list[Prefix]:
+        """The prefixes of ascending ``lengths`` within (0, len] whose (n, digest) is among ``names``, in one pass."""
+        found, data, at, running = list[Prefix](), self._data, 0, hashlib.blake2b(digest_size=DIGEST_BYTES)
+        update, digest = running.update, running.digest  # called for each of thousands of lengths
+        for n in lengths:
+            update(data[at : 4 * n])
+            at = 4 * n
+            if (n, name := digest()) in names:
+                found.append(Prefix(name, n))
+        if at:
+            self._hashed.insert(bisect_right(self._hashed, at // 4, key=itemgetter(0)), (at // 4, running))
+        return found
 
     def shared(self, snapshot: Snapshot) -> int:
         """How many leading tokens ``snapshot`` shares with the prompt, at most its n."""

@@ -172,9 +172,13 @@ class EngineAdmin:
 
     # -- the sequences -----------------------------------------------------------------------------------------------
 
-    def sequences(self) -> Future[tuple[SequenceView, ...]]:
-        """Return views of all sequences."""
-        return self._worker.call(lambda: tuple(self._sequence(seq) for seq in self._engine.sequences), is_read=True)
+    def sequences(self, *, with_tokens: bool = False) -> Future[tuple[SequenceView, ...]]:
+        """Return views of all sequences, ``with_tokens`` if they are asked for."""
+
+        def run() -> tuple[SequenceView, ...]:
+            return tuple(self._sequence(seq, with_tokens) for seq in self._engine.sequences)
+
+        return self._worker.call(run, is_read=True)
 
     def save(self, seq: int, path: Path) -> Future[SequenceFile]:
         """Write a sequence to ``path``. Raises StateError on failure."""
@@ -274,7 +278,7 @@ class EngineAdmin:
             self._device = DeviceView(n_held, engine.backend.memory.block_bytes(), engine.backend.streamed)
         return self._device
 
-    def _sequence(self, seq: LiveSequence) -> SequenceView:
+    def _sequence(self, seq: LiveSequence, with_tokens: bool) -> SequenceView:
         active, is_busy = self._engine.scheduler.occupancy.last.get(seq.id), self._is_busy(seq)
         if active is None:
             return SequenceView(seq.id, seq.capacity, is_busy)
@@ -283,13 +287,15 @@ class EngineAdmin:
         if not is_busy or stats is None:
             return view
         n_prompt = len(request.prompt)
-        return SequenceView(
-            *(seq.id, seq.capacity, True, active.id, request, seq.n),
+        shown = tuple(seq.tokens.tolist()) if with_tokens else ()
+        return replace(
+            view,
             n_cached=stats.n_cached,
             n_evaluated=min(seq.n, n_prompt) - stats.n_cached,
             n_predicted=seq.n - n_prompt + 1 if seq.n >= n_prompt else 0,
-            prompt=tuple(seq.tokens[:n_prompt].tolist()),
-            reply=tuple(seq.tokens[n_prompt:].tolist()),
+            has_new_line=active.handle.has_new_line,
+            prompt=shown[:n_prompt],
+            reply=shown[n_prompt:],
         )
 
     def _save(self, seq: LiveSequence, path: Path) -> SequenceFile:

@@ -105,7 +105,8 @@ class Engine:
         elif prefill is None:
             self.tell()
             if reads := [active.reads for active in self.running if active.reads is not None]:
-                reads[0].wait(WAIT_SECONDS)
+                with self.state_reads.allowed(evaluating=False):
+                    reads[0].wait(WAIT_SECONDS)
         return self.scheduler.has_work or self.warm_ups.seconds == 0
 
     def tell(self) -> None:
@@ -166,7 +167,8 @@ class Engine:
         """Reload the model if it is unloaded. Raises ModelError on failure."""
         if self.asleep:
             began = time.perf_counter()
-            self.backend.load()
+            with self.state_reads.allowed():
+                self.backend.load()
             self.asleep = False
             log.info("model loaded again in %.1f s", time.perf_counter() - began)
 

@@ -139,8 +139,8 @@ class EngineStats:
 class SequenceView:
     """One sequence. ``task`` is the id of its last request; before the first it is -1 and ``request`` is None.
 
-    The sequence holds ``n_tokens``: the received ``prompt`` and the generated ``reply``. ``n_cached``, ``n_evaluated``
-    and ``n_predicted`` belong to the running request, 0 for none.
+    The sequence holds ``n_tokens``. ``n_cached``, ``n_evaluated``, ``n_predicted`` and ``has_new_line``, of the reply,
+    belong to the running request, 0 for none; so do the received ``prompt`` and the generated ``reply``, if asked for.
     """
 
     id: int
@@ -152,6 +152,7 @@ class SequenceView:
     n_cached: int = 0
     n_evaluated: int = 0
     n_predicted: int = 0
+    has_new_line: bool = False
     prompt: tuple[int, ...] = ()
     reply: tuple[int, ...] = ()
 

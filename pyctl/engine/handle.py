@@ -33,9 +33,10 @@ SIGNAL_SECONDS = 0.2
 class RequestHandle:
     """The events of one request; one consumer iterates, blocking or async, up to a Done or Failed event.
 
-    The engine's thread calls `hold`, `release` and `put` and counts ``drafts``. Any thread may read ``drafts``, call
-    `cancel` and `end_reasoning`, and put an end. With ``is_over`` an end was put; later events are dropped. If more
-    than MOST_UNREAD tokens are unread, the request is cancelled and the consumer gets an error after them.
+    The engine's thread calls `hold`, `release` and `put` and counts ``drafts``. Any thread may read ``drafts`` and
+    ``has_new_line``, which is whether the reply has one, call `cancel` and `end_reasoning`, and put an end. With
+    ``is_over`` an end was put; later events are dropped. If more than MOST_UNREAD tokens are unread, the request is
+    cancelled and the consumer gets an error after them.
     """
 
     def __init__(self, request: Request) -> None:
@@ -43,6 +44,7 @@ class RequestHandle:
         self.cancelled = False
         self.ends_reasoning = False
         self.is_over = False
+        self.has_new_line = False
         self.drafts = DraftCounts()
         self._events: SimpleQueue[Event] = SimpleQueue()
         self._held: deque[Piece] = deque()
@@ -64,6 +66,7 @@ class RequestHandle:
         from the engine while the device idles."""
         if self.is_over:
             return
+        self.has_new_line = self.has_new_line or "\n" in piece.text
         self._n_put += _size(piece)
         if self._n_put - self._n_taken > MOST_UNREAD:
             self.cancel()

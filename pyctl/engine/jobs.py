@@ -62,7 +62,7 @@ class StateReads:
     def allowed(self, *, evaluating: bool = True) -> Iterator[None]:
         """Let others read during the ``with`` block, in which the engine's thread changes nothing that they read.
 
-        ``evaluating``: it waits for the backend, else for work.
+        ``evaluating``: it waits for the backend, else for work or the disk.
         """
         self.is_evaluating = evaluating
         self._closed.release()

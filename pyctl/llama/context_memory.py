@@ -131,8 +131,14 @@ class ContextMemory:
         """The layout of rows and states as text."""
         return str(self.kv.layout)
 
-    def state_size(self, seq: int) -> int:
-        return int(self.kv.state_size(seq)) + self.shape.sizes.draft_state
+    def state_size(self, seq: int, ends: Sequence[int] = ()) -> int:
+        size, draft = int(self.kv.state_size(seq)), self.shape.sizes.draft_state
+        if not ends or not self._slides:
+            return max(len(ends), 1) * (size + draft)
+        form, n_now, most = self._windows.form, self.n_tokens(seq), int(self.kv.window[0])
+        n_seen = (size - form.head) // form.row_bytes
+        spans = [(n - n_seen if n == n_now else max(n - most, 0), n) for n in ends]
+        return len(ends) * (form.head + draft) + self._windows.n_new(seq, spans) * form.row_bytes
 
     def synchronize(self) -> None:
         if self.kv is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 from weakref import ref
@@ -99,24 +99,36 @@ class SharedWindows:
     def save(self, seq: int, first: int, n: int, copy: Callable[[int, int, Block], None]) -> WindowRows:
         """The window [first, n) of ``seq``, which ends at ``n``; ``copy`` has rows [start, end) copied into a block."""
         pieces: list[WindowPiece] = []
-
-        def add(start: int, end: int) -> None:
-            if start < end:
+        for block, start, end in self._parts(seq, first, n):
+            if block is None:
                 block = allocate((end - start) * self.form.row_bytes)
                 copy(start, end, block)
-                pieces.append(WindowPiece(block, start, end))
+            pieces.append(WindowPiece(block, start, end))
+        window = WindowRows(self.form, tuple(pieces))
+        self.keep(seq, window)
+        return window
 
+    def n_new(self, seq: int, windows: Sequence[tuple[int, int]]) -> int:
+        """How many rows `save` would copy of these windows of ``seq``, one after the other: (first, n), ascending."""
+        n_new, saved = 0, -1
+        for first, n in windows:
+            parts = self._parts(seq, first, n) if saved < 0 else [(None, max(first, saved), n)]
+            n_new += sum(end - start for block, start, end in parts if block is None)
+            saved = n
+        return n_new
+
+    def _parts(self, seq: int, first: int, n: int) -> Iterator[tuple[Block | None, int, int]]:
+        """The window [first, n) of ``seq`` in parts [start, end): with the block that has their rows, or None."""
         at = first
         for known, start, end in self._known.get(seq, ()):
             shared = known()
             if shared is not None and at < end <= n:
-                add(at, start)
-                pieces.append(WindowPiece(shared, max(start, at), end))
+                if at < start:
+                    yield None, at, start
+                yield shared, max(start, at), end
                 at = end
-        add(at, n)
-        window = WindowRows(self.form, tuple(pieces))
-        self.keep(seq, window)
-        return window
+        if at < n:
+            yield None, at, n
 
     def keep(self, seq: int, window: WindowRows) -> None:
         """``seq`` has these rows: they were loaded."""

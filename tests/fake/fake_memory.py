@@ -111,10 +111,10 @@ class FakeMemory:
         sizes = BlockSizes(*rows, state, *drafts)
         return MemoryShape(self.places, sizes, self.kind == "attention", has_rows, self.can_hold, self.is_pool)
 
-    def state_size(self, seq: int) -> int:
+    def state_size(self, seq: int, ends: Sequence[int] = ()) -> int:
         rows = len(self._seqs[seq].cells) * ROW if self.kind == "opaque" else 0
         own = 0 if self.kind == "attention" else HEADER.size + ROW + rows
-        return own + self.shape.sizes.draft_state
+        return max(len(ends), 1) * (own + self.shape.sizes.draft_state)
 
     def save_rows(self, seq: int, first: int, last: int, *, hold: bool = False) -> Rows:
         draft = self._save_drafts(seq, first, last)

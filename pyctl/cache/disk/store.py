@@ -38,7 +38,7 @@ from pyctl.cache.disk.file_format import (
 from pyctl.cache.disk.readers import RESTORE_SECONDS, DiskReads, Readers, StalledReadError, finish, finished
 from pyctl.cache.disk.writer import StoreWriter
 from pyctl.cache.ports import Reading
-from pyctl.cache.snapshot import Block, Prefix, Segment, Snapshot
+from pyctl.cache.snapshot import Block, Prefix, PromptMatch, Segment, Snapshot
 from pyctl.errors import NotWrittenError, StateError
 from pyctl.prompt import Tokens, common_prefix
 
@@ -133,6 +133,12 @@ class DiskStore:
     def contains(self, prefix: Prefix) -> bool:
         """Whether a state for ``prefix`` is stored; it may still turn out to be damaged."""
         return StateName.of(prefix) in self.directory.contents.of(self.fingerprint)
+
+    def find(self, prompt: PromptMatch, limit: int) -> list[Prefix]:
+        """The stored prefixes of ``prompt`` of at most ``limit`` tokens, the deepest first."""
+        most = min(limit, int(prompt.tokens.size))
+        lengths = sorted(n for n in self.lengths() if 0 < n <= most)
+        return prompt.among(self.directory.contents.of(self.fingerprint), lengths)[::-1]
 
     def wants(self, snapshot: Snapshot) -> bool:
         """Whether ``snapshot`` is long enough and not stored yet, or only one that is not exact."""

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Protocol
 
 from pyctl.cache.disk.readers import STALL_SECONDS
-from pyctl.cache.ports import AGAIN_SECONDS, MOST_BEHIND_BYTES, PieceOf, Reason, RowsOf, Written
+from pyctl.cache.ports import AGAIN_SECONDS, MOST_BEHIND_BYTES, HandOver, PieceOf, Reason, RowsOf, Written
 from pyctl.cache.snapshot import NOTHING, Block, Prefix, Segment, Snapshot
 from pyctl.errors import NotWrittenError, StateError
 from pyctl.limit import limit
@@ -26,10 +26,13 @@ log = logging.getLogger(__name__)
 RETRY_SECONDS = 60.0
 """After the disk refused, it is left alone so long."""
 
+ROOM_SECONDS = 0.1
+"""How soon to look for room for what was put off; background requests do not wait for that."""
+
 LAST_SECONDS = 1.0
 """How long before the end of closing no more segments are fetched from the device."""
 
-MAX_WAITING = limit(8, "snapshots that wait to be written", "the oldest is dropped", "memory")
+MAX_WAITING = limit(8, "snapshots that wait to be written", "the oldest waits in RAM, if it is still there", "memory")
 
 MAX_SPILLED = limit(256, "evicted snapshots that wait to be written", "the least worth are dropped", "memory")
 
@@ -40,16 +43,22 @@ MAX_CALLS = limit(4096, "queued disk operations, such as counting a hit", "the o
 class WriteJob:
     """A snapshot that waits, and the ``n_bytes`` of RAM that its waiting costs.
 
-    ``worth`` is in seconds for EVICTED snapshots; for others, later ones are worth more. ``source`` returns None once
-    the cache dropped a LARGE snapshot. A job that is not ``is_ready`` waits for `WriteQueue.settle`.
+    ``worth`` is in seconds for EVICTED snapshots; for others, later ones are worth more. ``original`` is in the cache;
+    all but LARGE jobs have a ``copy``. A job that is not ``is_ready`` waits for `WriteQueue.settle`.
     """
 
     prefix: Prefix
-    source: Callable[[], Snapshot | None]
+    original: weakref.ref[Snapshot]
     reason: Reason
     worth: float
     n_bytes: int = 0
     is_ready: bool = False
+    copy: Snapshot | None = None
+
+    @property
+    def source(self) -> Snapshot | None:
+        """What to write; None once the cache dropped a LARGE snapshot."""
+        return self.copy or self.original()
 
     @property
     def density(self) -> float:
@@ -77,9 +86,10 @@ class WriteQueue:
     """Jobs by prefix, and the thread that passes them to ``write``: by reason, then by worth.
 
     The jobs of each reason are limited (``limit``, MAX_SPILLED), those EVICTED also to ``most_bytes``; the job with the
-    least worth per byte is dropped. The rows of a LARGE snapshot come from `write_piece` one segment at a time; the
-    thread runs other jobs until they arrive. OSError (a full or read-only disk) is a warning once a minute; jobs stay
-    queued for the next attempt, and the server goes on from RAM.
+    least worth per byte is dropped. What the cache still has of the others is put off (`again`); what is lost is a
+    warning once a minute. The rows of a LARGE snapshot come from `write_piece` one segment at a time; the thread runs
+    other jobs until they arrive. OSError (a full or read-only disk) is a warning once a minute; jobs stay queued for
+    the next attempt, and the server goes on from RAM.
     """
 
     def __init__(self, write: _Write, limit: int = MAX_WAITING, most_bytes: int = MOST_BEHIND_BYTES) -> None:
@@ -93,6 +103,8 @@ class WriteQueue:
         self._n_busy = 0
         self._writing: list[tuple[Snapshot, Reason]] = []  # other jobs run while a large one waits for rows
         self._piece: _Piece | None = None
+        self._put_off: weakref.WeakSet[Snapshot] = weakref.WeakSet()
+        self._tell_at = 0.0  # when the next loss is logged
         self._moved = 0.0
         self._closing = False
         self._last_chance = False
@@ -122,11 +134,11 @@ class WriteQueue:
             worth, n_bytes = next(self._order), 0
         job = WriteJob(snapshot.prefix, weakref.ref(snapshot), reason, worth, n_bytes, reason != Reason.EVICTED)
         with self._changed:
+            self._put_off.discard(snapshot)
             if not self._may_join(job):
                 return
         if reason != Reason.LARGE:
-            copy = copy_of(snapshot, rows_of, lean=reason == Reason.EVICTED)
-            job.source = lambda: copy
+            job.copy = copy_of(snapshot, rows_of, lean=reason == Reason.EVICTED)
         with self._changed:
             if not self._closing:
                 self._jobs[job.prefix] = job
@@ -145,13 +157,31 @@ class WriteQueue:
         """Whether something waits for `settle`; for the thread that calls `write` and `settle`."""
         return any(job.reason == Reason.EVICTED and not job.is_ready for job in self._jobs.copy().values())
 
+    def again(self) -> Snapshot | None:
+        """What was put off and is to be queued again, now that there is room; for the thread that calls `write`."""
+        with self._changed:
+            reasons = [job.reason for job in self._jobs.values()]
+            if self._closing or time.monotonic() < self._resume_at or not self._put_off:
+                return None
+            if max(map(reasons.count, (Reason.CHOSEN, Reason.LARGE))) >= self._limit:
+                return None
+            found = max(self._put_off, key=lambda each: each.used, default=None)
+            if found is not None:
+                self._put_off.discard(found)
+            return found
+
+    def is_put_off(self, snapshot: Snapshot) -> bool:
+        """Whether there was no room for ``snapshot``, and it waits in RAM."""
+        return snapshot in self._put_off
+
     def write_piece(self, piece_of: PieceOf) -> float | None:
         """Hand over the rows of a segment of a LARGE snapshot, from the thread that owns the device; after how many
-        seconds to call again, None if nothing of these is left."""
+        seconds to call again, None if nothing of these is left, nor put off."""
         with self._changed:
             piece = self._piece
             if piece is None or piece.rows is not None or piece.error is not None:
-                return (AGAIN_SECONDS if self.is_moving else STALL_SECONDS) if self._n_large else None
+                soon = AGAIN_SECONDS if self._n_large else ROOM_SECONDS
+                return (soon if self.is_moving else STALL_SECONDS) if self._has_more else None
         try:
             if not piece.snapshot.for_disk or any(
                 each.dropped and not each.file.is_there for each in piece.snapshot.chain
@@ -172,8 +202,8 @@ class WriteQueue:
 
     @property
     def is_moving(self) -> bool:
-        """Whether a LARGE snapshot is being written, and the disk takes it."""
-        return self._n_large > 0 and time.monotonic() - self._moved < STALL_SECONDS
+        """Whether a LARGE snapshot is being written, or some are put off, and the disk takes them."""
+        return self._has_more and time.monotonic() - self._moved < STALL_SECONDS
 
     def give_up_least(self) -> bool:
         """Take the evicted job that is worth least, or else the oldest chosen one, out of the queue; False if there is
@@ -185,7 +215,7 @@ class WriteQueue:
             return bool(jobs)
 
     def drop(self, name: str) -> bool:
-        """Write no snapshot of the prefix called ``name`` of those that wait; False if there is none.
+        """Write no snapshot of the prefix called ``name`` of those that wait; False if there is none in the queue.
 
         One that is being written is not published any more, unless it has been already.
         """
@@ -196,13 +226,16 @@ class WriteQueue:
             now = [snapshot for snapshot, _ in self._writing if snapshot.prefix.name == name]
             for snapshot in now:
                 snapshot.for_disk = False  # a copy of its own
+            for put_off in [each for each in self._put_off if each.prefix.name == name]:
+                self._put_off.discard(put_off)
             return bool(found or now)
 
     @property
     def n_waiting(self) -> int:
-        """Snapshots in the queue, with a LARGE one that is being written."""
+        """Snapshots in the queue, with a LARGE one that is being written, and those put off."""
         with self._changed:
-            return len(self._jobs) + sum(reason == Reason.LARGE for _, reason in self._writing)
+            n_large = sum(reason == Reason.LARGE for _, reason in self._writing)
+            return len(self._jobs) + n_large + len(self._put_off)
 
     @property
     def waiting_bytes(self) -> int:
@@ -218,7 +251,7 @@ class WriteQueue:
     def flush(self, timeout: float) -> bool:
         """Wait until everything queued is written, ``timeout`` seconds at most; False if something is left.
 
-        Jobs that wait after an error of the disk do not count, nor those that wait for `write_piece`.
+        Jobs that wait after an error of the disk do not count, nor those that wait for `write_piece` or `again`.
         """
         with self._changed:
             self._changed.wait_for(lambda: not (self._calls or self._n_busy or self._may_write()), timeout)
@@ -231,16 +264,16 @@ class WriteQueue:
             self._resume_at = 0.0
             self._changed.notify_all()
 
-    def close(self, timeout: float, piece_of: PieceOf | None = None) -> bool:
+    def close(self, timeout: float, hand_over: HandOver | None = None) -> bool:
         """Flush, then stop the thread; False if something is left or it is still at work after ``timeout`` seconds.
 
-        Waiting jobs are tried once more, then dropped. A running write goes on; the end of the process leaves its temp
-        file. Evicted snapshots are written as far as there is time.
+        ``hand_over`` calls `again` and `write_piece`. Waiting jobs are tried once more, then dropped. A running write
+        goes on; the end of the process leaves its temp file. Evicted snapshots are written as far as there is time.
         """
         deadline = time.monotonic() + timeout
         self._last_chance = True
         self.retry()
-        done = self._write_large(piece_of, deadline - LAST_SECONDS) if piece_of is not None else True
+        done = self._write_rest(hand_over, deadline - LAST_SECONDS) if hand_over is not None else True
         self.flush(max(deadline - time.monotonic(), 0.0))
         with self._changed:
             self._closing = True
@@ -251,24 +284,29 @@ class WriteQueue:
         self._thread.join(max(deadline - time.monotonic(), 0.1))
         return done and not self._thread.is_alive()
 
-    def _write_large(self, piece_of: PieceOf, deadline: float) -> bool:
-        """Write what is LARGE, until ``deadline`` (monotonic seconds); False if that was not time enough for all."""
-        while (left := deadline - time.monotonic()) > 0 and (seconds := self.write_piece(piece_of)) is not None:
+    def _write_rest(self, hand_over: HandOver, deadline: float) -> bool:
+        """Write what is LARGE or put off, until ``deadline`` (monotonic seconds); False if not all is written then."""
+        while (left := deadline - time.monotonic()) > 0 and (seconds := hand_over()) is not None:
             with self._changed:
                 self._changed.wait(min(seconds, left))
         with self._changed:
-            left_over = [job for job in self._jobs.values() if job.reason == Reason.LARGE and job.source() is not None]
+            left_over = [job for job in self._jobs.values() if job.reason == Reason.LARGE and job.source is not None]
             for job in left_over:
                 self._give_up(job)
             if self._piece is not None:
                 self._piece.error = NotWrittenError("there is no time")
             self._changed.notify_all()
-            return not left_over and not self._n_large
+            return not left_over and not self._has_more
+
+    @property
+    def _has_more(self) -> bool:
+        """Whether `write_piece` and `again` have something left."""
+        return self._n_large > 0 or len(self._put_off) > 0
 
     @property
     def _n_large(self) -> int:
         with self._changed:
-            waiting = [job.prefix for job in self._jobs.values() if job.reason == Reason.LARGE and job.source() is None]
+            waiting = [job.prefix for job in self._jobs.values() if job.reason == Reason.LARGE and job.source is None]
             for prefix in waiting:  # dropped by the cache
                 del self._jobs[prefix]
             large = [job for job in self._jobs.values() if job.reason == Reason.LARGE]
@@ -289,7 +327,7 @@ class WriteQueue:
             del self._jobs[job.prefix]
         if self._make_room(job):
             return True
-        self.n_given_up += 1
+        self._miss(job)
         return False
 
     def _make_room(self, job: WriteJob) -> bool:
@@ -313,7 +351,17 @@ class WriteQueue:
 
     def _give_up(self, job: WriteJob) -> None:
         del self._jobs[job.prefix]
+        self._miss(job)
+
+    def _miss(self, job: WriteJob) -> None:
+        """Put off what has no room in the queue and is still in RAM; else count it as lost."""
+        snapshot = job.original()
+        if job.reason != Reason.EVICTED and snapshot is not None and not any(each.dropped for each in snapshot.chain):
+            return self._put_off.add(snapshot)
         self.n_given_up += 1
+        if time.monotonic() >= self._tell_at:
+            self._tell_at = time.monotonic() + RETRY_SECONDS
+            log.warning("the disk is too slow for what leaves RAM: %d snapshots not written", self.n_given_up)
 
     def _run(self, until: Callable[[], bool] = lambda: False) -> None:
         """Run what waits, the thread's life long or ``until`` a large snapshot can go on."""
@@ -349,7 +397,7 @@ class WriteQueue:
         job = self._next()
         assert job is not None
         del self._jobs[job.prefix]
-        snapshot = job.source()
+        snapshot = job.source
         if snapshot is None:
             return lambda: None
         if job.reason == Reason.LARGE:
@@ -361,7 +409,7 @@ class WriteQueue:
         is_large = job.reason == Reason.LARGE
         try:
             n_bytes = self._write_one(snapshot, job.reason, partial(self._fetch, snapshot) if is_large else None)
-            self._failure = ""
+            self._failure, self._moved = "", time.monotonic()
             if n_bytes:
                 self.written = self.written.plus(n_bytes)
                 self.spilled = self.spilled.plus(n_bytes) if job.reason == Reason.EVICTED else self.spilled
@@ -371,7 +419,10 @@ class WriteQueue:
                 if is_large:
                     self.n_given_up += 1
                 elif snapshot.for_disk and not self._last_chance and job.prefix not in self._jobs:
-                    self._jobs |= {job.prefix: job} if self._make_room(job) else {}
+                    if self._make_room(job):
+                        self._jobs[job.prefix] = job
+                    else:
+                        self._miss(job)
         except Exception as error:
             if is_large and isinstance(error, (NotWrittenError, StateError, MemoryError)):
                 log.warning("prefix of %d tokens not written: %s", snapshot.n, error)

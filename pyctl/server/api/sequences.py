@@ -33,7 +33,7 @@ async def show(service: Service, request: Request) -> Response:
     """GET /slots; ``?fail_on_no_slot=1`` makes it 503 when all are busy."""
     if not service.shared.settings.show_slots:
         raise NotSupportedError("This server does not support slots endpoint. Start it with `--slots`")
-    views = await asyncio.wrap_future(service.admin.sequences())
+    views = await asyncio.wrap_future(service.admin.sequences(with_tokens=service.shared.settings.slots_debug))
     if request.query_params.get("fail_on_no_slot") and all(view.busy for view in views):
         raise UnavailableError("no slot available")
     return JsonResponse([sequence_json(service, view) for view in views])
@@ -71,7 +71,6 @@ def sequence_json(service: Service, view: SequenceView) -> dict[str, Any]:
         return shown
     debug = service.shared.settings.slots_debug
     params = settings_json(view.request, ReplyOptions(stream=view.request.return_progress), types)
-    reply = service.text_of(view.reply)
     limit = view.request.max_tokens
     shown |= {
         "id_task": view.task,
@@ -82,13 +81,15 @@ def sequence_json(service: Service, view: SequenceView) -> dict[str, Any]:
         "next_token": [
             {
                 "has_next_token": view.busy,
-                "has_new_line": "\n" in reply,
+                "has_new_line": view.has_new_line,
                 "n_remain": limit - view.n_predicted if view.busy and limit >= 0 else -1,
                 "n_decoded": view.n_predicted,
             }
         ],
     }
-    return shown | {"prompt": service.text_of(view.prompt), "generated": reply} if debug else shown
+    if debug:
+        shown |= {"prompt": service.text_of(view.prompt), "generated": service.text_of(view.reply)}
+    return shown
 
 
 def _number(text: str) -> int:

@@ -158,6 +158,19 @@ def test_no_more_than_the_ends_of_the_last_prompts_are_kept() -> None:
     assert n_evaluated(ask(engine, prompt_of(40, 150, (100, 140)))) > 0
 
 
+def test_a_look_at_what_matches_changes_no_order_and_a_use_does() -> None:
+    cache = RamCache(0, None)
+    engine = Engine(FakeBackend(), cache, EngineSettings())
+    prompts = [prompt_of(seed, 150, (100, 140)) for seed in (60, 61, 62)]
+    for prompt in prompts:
+        ask(engine, prompt)
+    before = list(cache.ends)
+    assert engine.match(prompts[0])[0][:2] == ("device", 150)
+    assert list(cache.ends) == before
+    assert n_evaluated(ask(engine, prompts[0])) == 0
+    assert list(cache.ends) == [*before[1:], before[0]]
+
+
 def test_as_many_snapshots_as_slots() -> None:
     backend = FakeBackend(n_ctx=4096)
     cache = RamCache(3, None)

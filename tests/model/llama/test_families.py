@@ -211,8 +211,32 @@ def test_neighbours_share_the_rows_of_a_window(name: str, open_family: Callable[
     assert not any(block is other for block in states[-2].shared for other in states[-1].shared)
     backend.memory.rewind(0, 120)
     backend.memory.restore(0, 120, (), states[3])
+    assert backend.memory.state_size(0, (120,)) == states[3].own_bytes, "every row is kept already"
     assert [id(block) for block in backend.memory.save_state(0, 120).shared] == [id(each) for each in states[3].shared]
     backend.memory.clear(0)
+
+
+@pytest.mark.usefixtures("copies")
+@pytest.mark.parametrize("name", ["tiny-gemma3", "tiny-llama4", "tiny-gpt-oss", "tiny-lfm2-window", "tiny-hybrid"])
+def test_room_is_planned_for_the_rows_that_a_state_copies(name: str, open_family: Callable[..., Loaded]) -> None:
+    memory, states, start = (backend := open_family(name).backend).memory, list[State](), 0
+    tokens, ends = as_tokens(np.random.default_rng(3).integers(1, 200, 200)), (30, 50, 99, 120, 200)
+    planned, kept = memory.state_size(0, ends), set[int]()
+    for n in ends:
+        backend.evaluate(0, tokens[start:n], start)
+        planned_here = memory.state_size(0, (n,))
+        states.append(memory.save_state(0, n))
+        new = [block for block in states[-1].shared if id(block) not in kept]
+        assert planned_here == states[-1].own_bytes + sum(block.nbytes for block in new)
+        assert planned_here <= memory.state_size(0)
+        kept, start = kept | {id(block) for block in new}, n
+    blocks = {id(block): block.nbytes for state in states for block in state.shared}
+    copied = sum(state.own_bytes for state in states) + sum(blocks.values())
+    assert copied <= planned <= copied + len(ends) * (memory.state_size(0) - states[-1].own_bytes) // 20
+    memory.synchronize()
+    del states, new
+    assert memory.state_size(0, (200,)) == memory.state_size(0), "no state has these rows any more"
+    memory.clear(0)
 
 
 SLOT_FILES = {"tiny-minimax-m3": 2, "tiny-qwen4exp": 2, "tiny-gemma3": 1, "tiny-lfm2-window": 1}

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bench.gpu.agents import CASES, TRIES, Agent, Asked, document, floor_of, main
+from bench.gpu.agents import CASES, TRIES, Agent, Asked, document, floor_of, main, rows_by_turn
 
 SMALL = ["--head", "300", "--results-of", "50", "200", "--replies-of", "16", "40", "--prefill", "400"]
 
@@ -75,7 +75,16 @@ def test_a_case_ends_with_every_request_answered(
     assert 0 < record["floor"] < whole, "agents share a head, and come back to what they said"
     text = (tmp_path / "gpu-agents-tiny-hybrid.md").read_text(encoding="utf-8")
     assert f"| {case} | pyctl |" in text
+    rows = [line for line in text.splitlines() if line.startswith(f"| {case} | pyctl |")]
+    assert [line.split(" | ")[2] for line in rows[1:]] == ["1", "2"], "first tokens by turn"
     assert f"| {case} | pyctl |" in capsys.readouterr().out
+
+
+def test_first_tokens_are_shown_by_turn() -> None:
+    waits = {0: (1, 2, 3, 4), 1: (10, 10, 10, 11)}
+    asked = [{"turn": turn, "first_ms": float(ms)} for turn, each in waits.items() for ms in each]
+    rows = list(rows_by_turn({"case": "4 at once", "server": "pyctl", "asked": asked}))
+    assert [row[2:] for row in rows] == [["1", "2", "4", "1.60"], ["2", "10", "11", "1.10"]]
 
 
 def test_what_was_not_measured_says_why() -> None:

@@ -68,6 +68,45 @@ def test_offering_never_waits_and_a_full_queue_gives_up_its_oldest(writer: SlowW
     assert behind.written.n_bytes == 200
 
 
+def test_what_ram_still_has_is_put_off_and_queued_again(writer: SlowWriter, behind: WriteQueue) -> None:
+    made = [snapshot(seed) for seed in range(7)]
+    behind.write(made[0])
+    assert writer.begun.wait(60)  # the thread holds it, at the closed gate
+    for number, each in enumerate(made[1:]):
+        each.used = number
+        behind.write(each)
+    assert behind.n_waiting == 6
+    assert (behind.n_given_up, behind.again()) == (0, None), "there is no room"
+    assert [behind.is_put_off(each) for each in made] == [False, *[True] * 3, *[False] * 3]
+    assert behind.drop(made[6].prefix.name)
+    behind.drop(made[2].prefix.name)
+    assert not behind.is_put_off(made[2])
+    assert behind.again() is made[3], "the last used"
+    behind.write(made[3])
+    made[1].segment.drop()
+    del made[1:4]
+    assert behind.again() is None, "the cache has dropped it"
+    writer.gate.set()
+    assert behind.flush(60)
+    assert [rows[0] for _, rows in writer.written] == [0, 3, 5, 4]
+    assert behind.write_piece(lambda segment: None) is None
+
+
+def test_what_left_ram_while_it_waited_is_lost_and_says_so(
+    writer: SlowWriter, behind: WriteQueue, caplog: pytest.LogCaptureFixture
+) -> None:
+    for seed in range(9):
+        made = snapshot(seed)
+        behind.write(made)
+        assert writer.begun.wait(60)
+        made.segment.drop()
+    assert behind.n_given_up == 5
+    assert behind.n_waiting == 3
+    assert [record.message for record in caplog.records if "too slow" in record.message] == [
+        "the disk is too slow for what leaves RAM: 1 snapshots not written"
+    ], "once a minute"
+
+
 def test_rows_are_held_although_the_cache_drops_them(writer: SlowWriter, behind: WriteQueue) -> None:
     cache = RamCache(1, None)
     kept = snapshot(7)

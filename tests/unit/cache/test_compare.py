@@ -21,6 +21,21 @@ def test_prefixes_equal_hashing_each_alone(lengths: list[int]) -> None:
         assert prompt.prefix(n) == Prefix(hashlib.blake2b(data, digest_size=16).digest(), n)
 
 
+@given(
+    st.sets(st.integers(1, 200)), st.sets(st.integers(1, 200)), st.lists(st.integers(1, 200), max_size=5), st.booleans()
+)
+def test_prefixes_found_in_one_pass_are_those_named_one_by_one(
+    mine: set[int], others: set[int], before: list[int], is_known: bool
+) -> None:
+    prompt, other = (PromptMatch(as_tokens(np.arange(200) + start)) for start in (0, 1))
+    names = {(n, prompt.prefix(n).digest) for n in mine} | {(n, other.prefix(n).digest) for n in others}
+    asked = prompt if is_known else PromptMatch(prompt.tokens)
+    for n in before:
+        asked.prefix(n)
+    assert asked.among(names, sorted(mine | others)) == [prompt.prefix(n) for n in sorted(mine)]
+    assert [asked.prefix(n) for n in range(1, 201)] == [PromptMatch(prompt.tokens).prefix(n) for n in range(1, 201)]
+
+
 @pytest.mark.parametrize("length", [0, -1, 11])
 def test_lengths_outside_are_refused(length: int) -> None:
     with pytest.raises(ValueError, match="not a length"):

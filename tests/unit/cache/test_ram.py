@@ -246,6 +246,21 @@ def test_what_states_share_of_windows_is_counted_once_and_goes_with_the_last() -
     assert cache.n_bytes == 0
 
 
+def test_room_for_a_state_is_that_of_the_rows_that_no_other_has() -> None:
+    tokens, both, new = prompt(1), np.zeros(500, np.uint8), np.zeros(50, np.uint8)
+    first = windowed(tokens, 100, (both,))
+    cache = RamCache(4, 150 * (ROW + 4) + 2 * STATE + 550)
+    assert put(cache, first)
+    assert cache.pin(first.prefix.name, True), "what has to stay is counted with its window"
+    with cache.locked(first):
+        assert put(cache, windowed(tokens, 150, (both, new), first.segment))
+    assert cache.n_bytes == cache.budget
+    assert not cache.n_refused
+    other = np.zeros(500, np.uint8)
+    assert not put(cache, windowed(prompt(2), 100, (other,)))
+    check_invariants(cache)
+
+
 def test_the_budget_holds_where_windows_are_shared() -> None:
     tokens, budget = prompt(1), 400 * (ROW + 4) + 6 * STATE
     cache = RamCache(16, budget)

@@ -74,6 +74,27 @@ def test_a_long_prompt_gets_every_second_batch_whatever_comes_beside_it() -> Non
     assert steps <= 2 * (len(batch_ends(prompt, 64)) + 2)
 
 
+@pytest.mark.parametrize("n_steps", [0, 1, 3])
+def test_of_equal_prompts_side_by_side_none_is_overtaken(n_steps: int) -> None:
+    engine = engine_of(FakeBackend(n_ctx=8192, n_seqs=8))
+    order: list[int] = []
+
+    def step() -> bool:
+        is_busy = engine.step()
+        said = [n for n, each in enumerate(handles) if any(isinstance(event, Piece) for event in each.drain())]
+        order.extend(n for n in said if n not in order)
+        return is_busy
+
+    handles = []
+    for seed in range(8):
+        handles.append(submit(engine, prompt_of(seed, 150), 60, sampling=ENDLESS))  # the last batch is a short one
+        for _ in range(n_steps):
+            step()
+    while step():
+        pass
+    assert order == list(range(8))
+
+
 def test_a_long_queue_is_not_walked_for_each_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler, "LOOK_SECONDS", float("inf"))
     engine = engine_of(FakeBackend(n_ctx=1024))

@@ -13,6 +13,7 @@ import pytest
 
 from pyctl.cache import device_tier
 from pyctl.cache.disk.index import Index
+from pyctl.cache.disk.write_queue import MAX_WAITING
 from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.ports import Reason, RowsOf
 from pyctl.cache.ram import RamCache
@@ -252,6 +253,64 @@ def test_the_last_used_conversations_are_written_when_there_are_too_many(tmp_pat
     engine = engine_on(tmp_path, "hybrid", "600")
     assert ask(engine, prompts[11]).done.stats.source == "disk"
     engine.prefix_cache.close()
+
+
+class SlowDirectory:
+    """Writes what the queue of ``engine`` has, once ``go_on`` is set."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.queue, self.go_on, self.begun = engine.prefix_cache.disk.queue, threading.Event(), threading.Event()
+        self._write, self.queue._write_one = self.queue._write_one, self.write
+
+    def write(self, snapshot: Snapshot, reason: Reason, rows_of: RowsOf | None) -> int:
+        self.begun.set()
+        assert self.go_on.wait(60)
+        return self._write(snapshot, reason, rows_of)
+
+
+@pytest.mark.parametrize("ends", ["idle", "closed"])
+@pytest.mark.parametrize("kind", ["hybrid", "attention"])
+def test_all_that_was_chosen_is_on_disk_once_a_slow_one_has_caught_up(tmp_path: Path, kind: str, ends: str) -> None:
+    engine, n = engine_on(tmp_path, kind), 3 * MAX_WAITING
+    slow, cache = SlowDirectory(engine), engine.prefix_cache
+    prompts = [chat((seed, 300)) for seed in range(n)]
+    for prompt in prompts:
+        ask(engine, prompt)
+        assert slow.begun.wait(60)
+    assert cache.disk.view().waiting >= n - 1, "those beyond the queue, too"
+    assert cache.disk.view().given_up == 0
+    slow.go_on.set()
+    if ends == "idle":
+        while cache.hand_over() is not None:
+            assert cache.disk.flush(60)
+        assert cache.disk.flush(60)
+        assert cache.disk.view().written.n >= n
+        slow.queue.close(0)  # killed: nothing more is written
+    else:
+        assert cache.close()
+    again = engine_on(tmp_path, kind)
+    assert [ask(again, prompt).done.stats.source for prompt in prompts] == ["disk"] * n
+    again.prefix_cache.close()
+
+
+def test_what_was_chosen_and_leaves_ram_before_its_turn_is_queued_as_evicted(tmp_path: Path) -> None:
+    engine, n = engine_on(tmp_path, "hybrid"), 2 * MAX_WAITING
+    slow, cache = SlowDirectory(engine), engine.prefix_cache
+    prompts = [chat((seed, 300)) for seed in range(n)]
+    for prompt in prompts:
+        ask(engine, prompt)
+        assert slow.begun.wait(60)
+    assert not cache.disk.policy.spill
+    while cache.cache.snapshots():
+        cache.cache._evict(cache.cache.slots.occupied()[0][0])
+    cache.settle()
+    slow.go_on.set()
+    assert cache.disk.flush(60)
+    assert (cache.disk.view().given_up, cache.disk.view().waiting) == (0, 0)
+    assert cache.close()
+    again = engine_on(tmp_path, "hybrid")
+    assert [ask(again, prompt).done.stats.source for prompt in prompts] == ["disk"] * n
+    again.prefix_cache.close()
 
 
 def test_a_slow_disk_does_not_hold_the_memory_of_what_was_evicted(

@@ -40,10 +40,11 @@ POOL = PoolPlan.of(2, 4096, 4, 1000)
 
 @pytest.fixture(autouse=True, params=[None, POOL], ids=["cells", "pool"])
 def small(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """Each test with rows in cells of a context, and with those of a pool. `idle` alone copies segments: how many
-    steps find waiting depends on the thread that writes."""
+    """Each test with rows in cells of a context, and with those of a pool. `idle` and closing alone copy segments: how
+    many steps find waiting depends on the thread that writes."""
+    real = PrefixCache.hand_over
     monkeypatch.setattr(sys.modules[__name__], "POOL", request.param)
-    monkeypatch.setattr(PrefixCache, "hand_over", lambda self: None)
+    monkeypatch.setattr(PrefixCache, "hand_over", lambda self: real(self) if is_closing(self.disk) else None)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     monkeypatch.setattr(device_tier, "MOST_BEHIND_BYTES", BEHIND)
     monkeypatch.setattr(device_tier, "PIECE_BYTES", PIECE)
@@ -51,6 +52,10 @@ def small(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> No
 
 def engine_of(directory: Path, policy: str = "full", kind: str = "hybrid", budget: int | None = None) -> Engine:
     return engine_on(directory, kind, policy, ram=RAM, n_cells=4096, budget=budget, pool=POOL)
+
+
+def is_closing(tier: DiskTier | None) -> bool:
+    return tier is not None and tier.queue._last_chance
 
 
 def is_asking(tier: DiskTier) -> bool:
@@ -302,7 +307,7 @@ def test_rows_that_wait_leave_room_for_states(tmp_path: Path, monkeypatch: pytes
     backend, cache, device = engine.backend, engine.prefix_cache.cache, engine.prefix_cache.device
     segment = next(each for each in cache.segments() if each.only_held_bytes)
     for state_bytes, spare in ((100, 400), (2_000, BEHIND // 4)):
-        monkeypatch.setattr(backend, "state_size", lambda seq, n=state_bytes: n)
+        monkeypatch.setattr(backend, "state_size", lambda seq, ends=(), n=state_bytes: max(len(ends), 1) * n)
         room = BEHIND - segment.only_held_bytes - spare
         for beside, has_room in ((room, True), (room + 1, False)):
             monkeypatch.setattr(backend, "block_bytes", lambda n=beside: BlockBytes(cache.n_bytes + n, 0, 0))

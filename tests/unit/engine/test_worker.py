@@ -179,7 +179,7 @@ def test_slots_show_the_request_that_they_serve(make: Any) -> None:
     assert [view.task for view in result(bench.admin.sequences())] == [-1, -1]
     handle = bench.begin()
     until(lambda: any(view.n_predicted > 5 for view in result(bench.admin.sequences())))
-    (view,) = [view for view in result(bench.admin.sequences()) if view.busy]
+    (view,) = [view for view in result(bench.admin.sequences(with_tokens=True)) if view.busy]
     assert view.prompt == tuple(PROMPT.tokens.tolist())
     assert view.n_evaluated == 300
     assert view.n_tokens == 300 + len(view.reply)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pyctl.engine.handle import RequestHandle
-from pyctl.engine.request import Request
+from pyctl.engine.request import Done, Request
 from pyctl.prompt import Prompt
 from pyctl.server import ServerSettings
-from tests.unit.engine.drive import request
+from tests.unit.engine.drive import request, tier_on
+from tests.unit.engine.test_slow_disk import HangingDrive
 from tests.unit.server.fake import Bench
+from tests.waiting import until
 
 HEAD = "x" * 200
 
@@ -71,6 +74,63 @@ def test_the_cache_metrics_and_properties_are_shown(held: Held) -> None:
     assert cache["memory"]["snapshots"] == cache["bytes"]["resident"]
     assert "llamacpp:requests_processing 1\n" in held.bench.client.get("/metrics").text
     assert held.bench.client.get("/props").json()["prefix_cache"]["in_use"] == cache["slots"]["in_use"]
+
+
+def check_reads(bench: Bench) -> None:
+    assert len(bench.client.get("/slots").json()) == 2
+    assert bench.client.get("/cache").json()["sequences"]
+    assert "llamacpp:requests_processing" in bench.client.get("/metrics").text
+    assert "prefix_cache" in bench.client.get("/props").json()
+    assert bench.post("/cache/match", {"prompt": HEAD + "y"}).status_code == 200
+
+
+@pytest.mark.parametrize("call", ["pread", "preadv"])
+def test_reads_answer_while_a_request_waits_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    def bench() -> Bench:
+        disk = tier_on(tmp_path)
+        return Bench(settings=ServerSettings(show_metrics=True), n_seqs=2, disk=disk)
+
+    first = bench()
+    assert first.post("/completion", {"prompt": "y" * 300, "n_predict": 2, "ignore_eos": True}).status_code == 200
+    first.worker.close()
+    drive, server = HangingDrive(monkeypatch), bench()
+    until(lambda: server.service.admin.stored() != [])
+    drive.hang(call)
+    handle = server.worker.submit(request(first.worker.requests[0].prompt, 2))
+    try:
+        assert drive.waiting.wait(60)
+        check_reads(server)
+        assert not drive.gate.is_set(), "the file is still being read"
+    finally:
+        drive.gate.set()
+    assert list(handle)[-1].stats.source == "disk"
+
+
+def test_reads_answer_while_a_model_is_loaded_again() -> None:
+    server, begun, go_on = (
+        Bench(settings=ServerSettings(show_metrics=True), n_seqs=2),
+        threading.Event(),
+        threading.Event(),
+    )
+    backend: Any = server.engine.backend
+    load = backend.load
+
+    def held() -> None:
+        begun.set()
+        assert go_on.wait(120)
+        load()
+
+    server.worker.call(server.engine.sleep).result(60)
+    backend.load = held
+    handle = server.worker.submit(request(Prompt.of([5, 6, 7] * 50), 4))
+    try:
+        assert begun.wait(60)
+        check_reads(server)
+    finally:
+        go_on.set()
+    assert isinstance(list(handle)[-1], Done)
 
 
 def test_what_the_memory_tells_is_as_of_the_last_step_that_was_asked(held: Held) -> None:

@@ -6,7 +6,7 @@ import ipaddress
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ import pytest
 from pyctl.errors import RequestError
 from pyctl.server.images import fetch_image, is_public
 from tests.pictures import image_bytes
+from tests.web_server import web_server
 
 PNG = image_bytes()
 
@@ -37,14 +38,7 @@ class Site:
             def log_message(self, *_: Any) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self.url, self.handler = "", Handler
 
 
 def answer(body: bytes = PNG, status: int = 200, **headers: str) -> Callable[[BaseHTTPRequestHandler], None]:
@@ -63,8 +57,8 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     monkeypatch.setattr("pyctl.server.images.is_public", lambda address: str(address) == "127.0.0.1")
     monkeypatch.setattr("pyctl.server.images._MOST_SECONDS", 60.0)
     site = Site()
-    yield site
-    site.close()
+    with web_server(site.handler) as site.url:
+        yield site
 
 
 @pytest.mark.parametrize(
@@ -96,15 +90,13 @@ def test_an_image_is_fetched(site: Site) -> None:
 
 def test_nobody_reaches_this_machine_or_its_network(monkeypatch: pytest.MonkeyPatch) -> None:
     site = Site()
-    try:
-        port = site.url.rpartition(":")[2]
+    with web_server(site.handler) as url:
+        port = url.rpartition(":")[2]
         names = ("127.0.0.1", "localhost", "[::1]", "127.1", "2130706433", "0x7f000001", "0")
         for name in names:
             with pytest.raises(RequestError, match=r"not in the public network|cannot be fetched"):
                 fetch_image(f"http://{name}:{port}/a.png")
         assert not site.seen
-    finally:
-        site.close()
 
 
 def test_a_name_for_two_networks_is_refused(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.engine_stats import SequenceView
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Request
@@ -14,6 +15,9 @@ from pyctl.errors import RequestError
 from pyctl.prompt import Prompt
 from pyctl.server import ServerSettings
 from pyctl.server.api.sequences import _filename, sequence_json
+from tests.fake import FakeBackend
+from tests.unit.engine.drive import AtOnce, engine_of, request
+from tests.unit.engine.test_scheduler import ENDLESS
 from tests.unit.server.fake import N_CTX, Bench
 
 HERE = Path("/saved")
@@ -24,7 +28,7 @@ PROMPT = {"prompt": "hello", "n_predict": 4, "ignore_eos": True}
 def test_what_each_slot_is_doing() -> None:
     service = Bench().service
     request = Request(Prompt.of(list(b"hello")), max_tokens=9)
-    busy = SequenceView(1, N_CTX, True, 7, request, 8, 2, 3, 4, tuple(b"hello"), tuple(b"a\nb"))
+    busy = SequenceView(1, N_CTX, True, 7, request, 8, 2, 3, 4, True, tuple(b"hello"), tuple(b"a\nb"))
     assert sequence_json(service, SequenceView(0, N_CTX, False)) == {
         "id": 0,
         "n_ctx": 4096,
@@ -58,6 +62,24 @@ def test_slots_of_a_server_that_has_served() -> None:
     first, second = bench.client.get("/slots").json()
     assert "id_task" not in first
     assert (second["id"], second["is_processing"], second["params"]["n_predict"]) == (1, False, 4)
+
+
+def test_a_running_reply_shows_a_new_line_once_it_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, pieces = FakeBackend(), iter([b"a", b"a", b"a", b"b\n"])
+    monkeypatch.setattr(backend, "piece", lambda token: next(pieces, b"c"))
+    engine = engine_of(backend)
+    admin = EngineAdmin(AtOnce(), engine)
+    engine.submit(RequestHandle(request(Prompt.of([5, 6, 7] * 20), 9, sampling=ENDLESS)))
+    seen: list[tuple[int, bool]] = []
+    while engine.step():
+        (view,) = admin.sequences().result()
+        assert (view.prompt, view.reply) == ((), ()), "no text without a wish for it"
+        if view.busy:
+            seen.append((view.n_predicted, view.has_new_line))
+            (whole,) = admin.sequences(with_tokens=True).result()
+            assert len(whole.prompt) + len(whole.reply) == view.n_tokens
+    assert [has for _, has in seen] == sorted(has for _, has in seen), "and for ever"
+    assert {has for _, has in seen} == {False, True}
 
 
 def test_no_slot_available() -> None:
