@@ -85,6 +85,8 @@ class Speculation:
     ) -> None:
         self._sources, self._model = tuple(sources), model
         self._all: tuple[DraftSource, ...] = (*sources, model) if model is not None else self._sources
+        # Asked once: to ask a protocol takes longer than most proposals.
+        self._continuing = tuple(source for source in sources if isinstance(source, ContinuingSource))
         self._lengths, self._width, self._longest = lengths, width, longest
         # The current step: its jobs, the parts of their drafts, and the results.
         self._jobs: Sequence[DraftJob] = ()
@@ -161,9 +163,8 @@ class Speculation:
             self._ask(source, source.propose, wanted, found, began)
         if self._model is not None:
             self._ask_model(self._model, found)
-        for continuing in self._sources:
-            if isinstance(continuing, ContinuingSource):
-                self._continue(continuing, found)
+        for continuing in self._continuing:
+            self._continue(continuing, found)
         return [self._draft(job, tokens) for job, tokens in zip(jobs, found, strict=True)]
 
     def record(self, n_tokens: int, decode_ms: float | None) -> None:
