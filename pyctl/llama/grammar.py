@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
+import math
 import random
 import threading
 import time
@@ -33,9 +34,6 @@ log = logging.getLogger(__name__)
 
 _ENTRY = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 
-_GROUP = 64
-"""Tokens of a group, represented by its largest logit in the search for the most likely tokens."""
-
 
 class Candidates:
     """The array of candidate tokens, initially all ``n_vocab``."""
@@ -53,35 +51,33 @@ class Candidates:
         first = (at - self._entries.ctypes.data) // _ENTRY.itemsize
         return self._entries[first : first + self.array.size]
 
-    def fill(self, logits: Any) -> None:
-        """Reset to all tokens; ``logits`` points to one float per token."""
+    def fill(self, logits: NDArray[np.float32]) -> None:
+        """Reset to all tokens with their ``logits``, shape (n_vocab,)."""
         self._entries["id"] = self._ids
-        self._entries["logit"] = np.ctypeslib.as_array(logits, self._ids.shape)
+        self._entries["logit"] = logits
         self._entries["p"] = 0.0
         self.array.data, self.array.size, self.array.selected, self.array.sorted = self._data, self._ids.size, -1, False
 
-    def fill_best(self, logits: Any, n: int, also: Tokens) -> None:
+    def fill_best(self, logits: NDArray[np.float32], maxima: NDArray[np.float32], n: int, also: Tokens) -> None:
         """Reset to at least the ``n`` most likely tokens and the ids ``also``, sorted by id; see `fill`.
 
-        Faster than filling all entries. At least n tokens reach the n-th largest of the maxima of groups.
+        ``maxima`` are those of more than n groups (`Outputs.maxima`): at least n tokens reach the n-th largest of them.
         """
-        values = np.ctypeslib.as_array(logits, self._ids.shape)
-        n_groups = values.size // _GROUP
-        if n >= n_groups:
-            return self.fill(logits)
-        whole = n_groups * _GROUP
-        grouped = values[:whole].reshape(_GROUP, n_groups)
-        most = grouped.max(axis=0)
-        bound = np.partition(most, n_groups - n)[n_groups - n]
-        groups = np.flatnonzero(~(most < bound))  # also those with a NaN
-        rows, columns = np.nonzero(grouped[:, groups] >= bound)
-        ids = np.concatenate((rows * n_groups + groups[columns], whole + np.flatnonzero(values[whole:] >= bound)))
+        n_groups = maxima.size
+        size = logits.size // n_groups
+        whole = n_groups * size
+        bound = np.partition(maxima, n_groups - n)[n_groups - n]
+        groups = np.flatnonzero(~(maxima < bound))  # also those with a NaN
+        at = np.flatnonzero(logits[:whole].reshape(n_groups, size).take(groups, axis=0) >= bound)
+        ids = groups[at // size] * size + at % size
+        if whole < logits.size:
+            ids = np.concatenate((ids, whole + np.flatnonzero(logits[whole:] >= bound)))
         if ids.size < n:  # a logit is NaN
             return self.fill(logits)
         if also.size:
             ids = np.union1d(ids, also)
         entries = self._entries[: ids.size]
-        entries["id"], entries["logit"], entries["p"] = ids, values[ids], 0.0
+        entries["id"], entries["logit"], entries["p"] = ids, logits[ids], 0.0
         self.array.data, self.array.size, self.array.selected, self.array.sorted = self._data, ids.size, -1, False
 
     def keep_only(self, token: int) -> None:
@@ -101,8 +97,8 @@ class Candidates:
         self.apply(chain)
         if self.array.selected < 0:
             return None
-        chosen = self.left[self.array.selected]
-        return int(chosen["id"]) if chosen["logit"] > -np.inf else None
+        chosen = self.array.data[self.array.selected]
+        return int(chosen.id) if chosen.logit > -math.inf else None
 
     def top(self, token: int, n: int) -> tuple[tuple[int, float], ...]:
         """Return (id, probability) of ``token``, then of the ``n`` most likely remaining tokens, without zeros."""

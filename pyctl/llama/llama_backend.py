@@ -24,8 +24,9 @@ from pyctl.llama.image_encoder import ImageEncoder
 from pyctl.llama.library import PulseControl, build_version, checked
 from pyctl.llama.llama_tokenizer import LlamaTokenizer
 from pyctl.llama.memory_check import TRIAL_TOKENS, describe, is_tested, restores
+from pyctl.llama.outputs import Outputs
 from pyctl.llama.pool import counts_of, same_bits, trial
-from pyctl.llama.sampler import IndexedSampler, LlamaSampler, LlamaVocabulary, top_logprobs
+from pyctl.llama.sampler import LlamaSampler, LlamaVocabulary, top_logprobs
 from pyctl.prompt import Picture, Tokens, as_tokens
 
 __all__ = ["LlamaBackend"]
@@ -66,7 +67,6 @@ class LlamaBackend:
         self.encoder = encoder
         self._kept: LlamaTokenizer | None = None
         self._streamed_before = StreamCounts()
-        self._recalled: NDArray[np.float32] | None = None
         self.load()
 
     def load(self) -> None:
@@ -91,6 +91,7 @@ class LlamaBackend:
         # `_open_memory` fills in the limits that depend on the memory.
         self.facts = BackendFacts(n_cells, n_cells, n_seqs, n_ubatch, n_outputs, self._batch_cost)
         self._batch = Batch(max(n_ubatch, n_seqs))
+        self._outputs = Outputs(ctx, self.tokenizer.n_vocab)
         self._image_batch: RowBatch | None = None
         self._open_memory()
         control.pulse.watch(address if self.facts.is_async and self._pool is None else 0)
@@ -183,7 +184,7 @@ class LlamaBackend:
         self._reserve(n)
         self._batch.fill(seq, tokens, self.memory.position(seq, start), last=output)
         self._evaluate([SequenceTokens(seq, tuple(tokens.tolist()), start)] if self.facts.draft_type else [], n)
-        self._outputs = [n - 1] if output else []
+        self._outputs.set((n - 1,) if output else ())
         return None
 
     def encode(self, picture: Picture) -> bool:
@@ -214,7 +215,7 @@ class LlamaBackend:
         items = [SequenceTokens(seq, tokens, start + first)] if self.facts.draft_type else []
         self._evaluate(items, n, self._image_batch.struct)
         checked(self.memory.kv.add_image, seq, columns, n)
-        self._outputs = [n - 1] if output else []
+        self._outputs.set((n - 1,) if output else ())
 
     def _reserve(self, n: int) -> None:
         """Reserve cells for a batch of ``n`` tokens."""
@@ -231,7 +232,7 @@ class LlamaBackend:
         memory.reserve(n, in_parts=len(items) > 1)
         marks = memory.mark(items)
         self._evaluate(items, n, selects=self._pool is not None and self._pool.select is not None)
-        self._outputs = outputs
+        self._outputs.set(outputs)
         memory.evaluated(items, marks)
 
     def draft(self, items: Sequence[SequenceTokens], n: int) -> list[tuple[int, ...]]:
@@ -243,8 +244,8 @@ class LlamaBackend:
         memory, struct = self.memory, batch or self._batch.struct
         memory.drafts.prepare()
         struct.n_tokens = n
+        self._outputs.set(())
         self.control.run(lambda: self._decode(struct, selects))
-        self._recalled = None
         memory.evaluated()
         memory.drafts.evaluated(items, n)
 
@@ -259,26 +260,19 @@ class LlamaBackend:
 
     def logits(self, index: int) -> NDArray[np.float32]:
         """Return a copy of the logits of output ``index``, shape (n_vocab,)."""
-        if self._recalled is not None:
-            return np.array(self._recalled)
-        pointer = api.llama_get_logits_ith(self._ctx, self._outputs[index])
-        return np.array(np.ctypeslib.as_array(pointer, (self.tokenizer.n_vocab,)), np.float32)
+        return np.array(self._outputs.row(index))
 
     def output(self) -> Block:
         return self.logits(0).view(np.uint8)
 
     def recall(self, output: Block) -> None:
-        self._recalled = output.view(np.float32)
+        self._outputs.recall(output.view(np.float32))
 
     # -- choosing tokens ---------------------------------------------------------------------------------------------
 
-    def sampler(self, sampling: Sampling, prompt: Tokens) -> IndexedSampler:
+    def sampler(self, sampling: Sampling, prompt: Tokens) -> LlamaSampler:
         text = prompt[prompt >= 0]  # penalties ignore images
-        words = self.vocabulary
-        sampler = LlamaSampler(
-            self.tokenizer.vocab, self._ctx, sampling, text, words.end_tokens, words.grammars, words.dry
-        )
-        return IndexedSampler(sampler, lambda index: self._outputs[index], lambda: self._recalled)
+        return LlamaSampler(self.tokenizer.vocab, self._outputs, sampling, text, self.vocabulary)
 
     def top_tokens(self, index: int, token: int, n: int) -> TopTokens:
         return top_logprobs(self.logits(index), token, n)

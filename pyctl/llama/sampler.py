@@ -18,9 +18,10 @@ from pyctl.engine.sampling import RANDOM_SEED, Sampling
 from pyctl.errors import RequestError
 from pyctl.llama.grammar import Candidates, Grammar, GrammarCompiler
 from pyctl.llama.llama_tokenizer import LlamaTokenizer
+from pyctl.llama.outputs import Outputs
 from pyctl.prompt import Tokens, as_tokens
 
-__all__ = ["DrySamplers", "IndexedSampler", "LlamaSampler", "LlamaVocabulary", "top_logprobs"]
+__all__ = ["DrySamplers", "LlamaSampler", "LlamaVocabulary", "top_logprobs"]
 
 MIROSTAT_M = 100
 """Tokens with which mirostat 1 estimates the distribution, as in llama.cpp's tools."""
@@ -104,39 +105,33 @@ def _last(n: int, n_ctx: int) -> int:
 
 
 class LlamaSampler:
-    """Samples from the context's outputs; penalties include the end of ``prompt``.
+    """The `Sampler` of ``outputs``, tokens of ``vocab``; penalties include the end of ``prompt``.
 
-    ``ignore_eos`` forbids ``end_tokens``. ``compiler`` compiles the grammar; RequestError if it is invalid.
+    ``words`` compiles the grammar; RequestError if it is invalid.
     """
 
     def __init__(
-        self,
-        vocab: Any,
-        ctx: Any,
-        sampling: Sampling,
-        prompt: Tokens,
-        end_tokens: frozenset[int],
-        compiler: GrammarCompiler,
-        dry: DrySamplers,
+        self, vocab: Any, outputs: Outputs, sampling: Sampling, prompt: Tokens, words: LlamaVocabulary
     ) -> None:
-        self._dry_samplers = dry
-        self._ctx = ctx
+        self._dry_samplers = words.dry
+        self._outputs = outputs
         self._vocab = vocab
         self._n_vocab = int(api.llama_vocab_n_tokens(self._vocab))
         self._eos = int(api.llama_vocab_eos(self._vocab))
         self._seed = secrets.randbits(32) if sampling.seed == RANDOM_SEED else sampling.seed
-        self._n_ctx = int(api.llama_n_ctx_seq(ctx))
+        self._n_ctx = int(api.llama_n_ctx_seq(outputs.ctx))
         self._chain: Any = api.llama_sampler_chain_init(api.llama_sampler_chain_default_params())
         self._grammar: Grammar | None = None
         self._candidates: Candidates | None = None
         self._asks_probs = sampling.post_sampling_probs
         self._n_best = 0  # the chain depends only on this many most likely tokens; 0: on all
+        self._n_groups = 0  # of tokens, in the search for these
         self._biased = as_tokens([])  # and on these, ascending
         self._lowered: frozenset[int] = frozenset()  # with `_n_best` 1: the tokens with a negative bias
         try:
             if sampling.grammar:
-                self._grammar = Grammar(self._vocab, sampling, compiler)
-            self._build(sampling, end_tokens)
+                self._grammar = Grammar(self._vocab, sampling, words.grammars)
+            self._build(sampling, words.end_tokens)
             if self._grammar is not None or self._asks_probs or self._n_best > 1:
                 self._candidates = Candidates(self._n_vocab)
         except BaseException:
@@ -147,39 +142,24 @@ class LlamaSampler:
             for token in prompt[-window:].tolist():
                 api.llama_sampler_accept(self._chain, token)
 
-    def sample(self, index: int, recalled: NDArray[np.float32] | None = None) -> int:
-        """Sample from output ``index`` or from ``recalled`` logits; the chain and the grammar record the token.
+    def sample(self, index: int) -> int:
+        """Sample from output ``index``; the chain and the grammar record the token.
 
         The grammar first checks one sampled token, and restricts all candidates only if it rejects that, which is far
         slower (as common/sampling.cpp). If it allows no token, returns EOS.
         """
-        grammar, candidates = self._grammar, self._candidates
+        grammar, outputs = self._grammar, self._outputs
         is_bound = grammar is not None and not grammar.is_asleep
-        if not (is_bound or self._asks_probs or self._n_best or recalled is not None):
-            sampled = int(api.llama_sampler_sample(self._chain, self._ctx, index))
+        if not (is_bound or self._asks_probs or self._n_best or outputs.is_recalled):
+            sampled = int(api.llama_sampler_sample(self._chain, outputs.ctx, outputs.place(index)))
             if grammar is not None:
                 grammar.accept(sampled)
             return sampled
-        logits = self._logits(index, recalled)
-        token: int | None
-        if self._n_best == 1:
-            token = int(np.ctypeslib.as_array(logits, (self._n_vocab,)).argmax())
-            if token in self._lowered:
-                candidates = self._candidates = candidates or Candidates(self._n_vocab)
-                candidates.fill(logits)
-                token = candidates.choose(self._chain)
-        else:
-            candidates = self._candidates = candidates or Candidates(self._n_vocab)
-            if self._n_best:
-                candidates.fill_best(logits, self._n_best, self._biased)
-            else:
-                candidates.fill(logits)
-            token = candidates.choose(self._chain)
+        token = self._likeliest(index) if self._n_best == 1 else self._chosen(index)
         if is_bound:
             assert grammar is not None
-            assert candidates is not None
             if token is None or not grammar.allows(token):
-                candidates.fill(logits)
+                candidates = self._filled(index)
                 grammar.restrict(candidates)
                 token = candidates.choose(self._chain)
         if token is None:
@@ -187,16 +167,28 @@ class LlamaSampler:
         self._accept(token)
         return token
 
-    def _logits(self, index: int, recalled: NDArray[np.float32] | None) -> Any:
-        """Return a pointer to the logits of output ``index``, or to ``recalled``."""
-        if recalled is not None:
-            return recalled.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
-        return api.llama_get_logits_ith(self._ctx, index)
+    def _likeliest(self, index: int) -> int | None:
+        token = self._outputs.likeliest(index)
+        return self._filled(index).choose(self._chain) if token in self._lowered else token
 
-    def force(self, index: int, token: int, recalled: NDArray[np.float32] | None = None) -> None:
-        """Sample as if only ``token`` were possible, so that the random generator advances as in `sample`."""
+    def _chosen(self, index: int) -> int | None:
+        """Return what the chain chooses."""
+        if not self._n_groups:
+            return self._filled(index).choose(self._chain)
         candidates = self._candidates = self._candidates or Candidates(self._n_vocab)
-        candidates.fill(self._logits(index, recalled))
+        maxima = self._outputs.maxima(index, self._n_groups)
+        candidates.fill_best(self._outputs.row(index), maxima, self._n_best, self._biased)
+        return candidates.choose(self._chain)
+
+    def _filled(self, index: int) -> Candidates:
+        """Return candidates of all tokens."""
+        candidates = self._candidates = self._candidates or Candidates(self._n_vocab)
+        candidates.fill(self._outputs.row(index))
+        return candidates
+
+    def force(self, index: int, token: int) -> None:
+        """Sample as if only ``token`` were possible, so that the random generator advances as in `sample`."""
+        candidates = self._filled(index)
         candidates.keep_only(token)
         candidates.apply(self._chain)
         self._accept(token)
@@ -232,6 +224,7 @@ class LlamaSampler:
         elif self._n_best and bias:  # biased tokens may displace as many of the most likely
             self._n_best += len(bias)
             self._biased = as_tokens(sorted(bias))
+        self._n_groups = _n_groups(self._n_vocab, self._n_best)
         if bias:
             entries = (api.llama_logit_bias * len(bias))(*(api.llama_logit_bias(*item) for item in bias.items()))
             self._add(api.llama_sampler_init_logit_bias(self._n_vocab, len(bias), entries))
@@ -303,32 +296,6 @@ class LlamaSampler:
         return _last(n, self._n_ctx)
 
 
-class IndexedSampler:
-    """A `Sampler` by output index: ``place`` maps it to an index in the last batch.
-
-    ``recalled`` returns logits that replace the only output, or None.
-    """
-
-    def __init__(
-        self, sampler: LlamaSampler, place: Callable[[int], int], recalled: Callable[[], NDArray[np.float32] | None]
-    ) -> None:
-        self._sampler, self._place, self._recalled = sampler, place, recalled
-
-    def sample(self, index: int) -> int:
-        recalled = self._recalled()
-        return self._sampler.sample(self._place(index) if recalled is None else 0, recalled)
-
-    def force(self, index: int, token: int) -> None:
-        recalled = self._recalled()
-        self._sampler.force(self._place(index) if recalled is None else 0, token, recalled)
-
-    def top_tokens(self, token: int, n: int) -> TopTokens:
-        return self._sampler.top_tokens(token, n)
-
-    def close(self) -> None:
-        self._sampler.close()
-
-
 def top_logprobs(logits: NDArray[np.float32], token: int, n: int) -> TopTokens:
     """Return the log-probabilities of ``token`` and the ``n`` most likely tokens; ``logits`` has shape (n_vocab,)."""
     logprobs = logits.astype(np.float64)
@@ -369,6 +336,16 @@ def _n_best(s: Sampling) -> int:
         if changes.get(name, False):
             return 0
     return 0
+
+
+_GROUPS, _SMALLEST_GROUP = 512, 32
+"""More groups than there are candidates, of as many tokens as one pass needs to be fast."""
+
+
+def _n_groups(n_vocab: int, n_best: int) -> int:
+    """Return the number of groups in the search for the ``n_best`` most likely tokens; 0: look at all tokens."""
+    n = max(_GROUPS, 4 * n_best) if n_best > 1 else 0
+    return n if n and n_vocab // n >= _SMALLEST_GROUP else 0
 
 
 def _penalises(s: Sampling) -> bool:

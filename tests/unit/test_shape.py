@@ -28,7 +28,6 @@ OVER = {
     "EngineStats fields": 13,
     "GenerationBody fields": 17,
     "LlamaBackend.__init__ parameters": 10,
-    "LlamaSampler.__init__ parameters": 7,
     "PendingSnapshot.__init__ parameters": 7,
     "RamCache public": 24,
     "ReplyOptions fields": 17,

@@ -103,7 +103,7 @@ class LlamaGrammar:
         self._logits = np.zeros(model.tokenizer.n_vocab, np.float32)
 
     def allowed(self) -> Any:
-        self._candidates.fill(self._logits.ctypes.data_as(api.ctypes.POINTER(api.ctypes.c_float)))
+        self._candidates.fill(self._logits)
         self._candidates.apply(self._sampler)
         return self._candidates.left["logit"] == 0.0
 

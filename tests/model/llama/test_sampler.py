@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from llama_cpp import llama_cpp as api
 
+from pyctl.engine.backend import SequenceTokens
+from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.sampling import Sampling
 from pyctl.llama import load, sampler
 from pyctl.llama.llama_backend import LlamaBackend
+from pyctl.llama.outputs import RowThreads
 from pyctl.prompt import as_tokens
 from tools.generator import TINY_HYBRID, cached_model
 
@@ -21,9 +27,14 @@ def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaBackend]:
     """A model with so many tokens that a few of them are fewer."""
     shape = replace(TINY_HYBRID, name="tiny-hybrid-20k", vocab_size=20_000)
     path = cached_model(shape, tmp_path_factory.mktemp("models"))
-    loaded = load(ModelSettings(path=str(path), n_ctx=1024, n_threads=1))
+    loaded = load(ModelSettings(path=str(path), n_ctx=1024, n_threads=1), drafts=DraftSettings(draft_types=("cache",)))
     yield loaded.backend
     loaded.backend.unload()
+
+
+@pytest.fixture(scope="module")
+def threads() -> RowThreads:
+    return RowThreads(3)
 
 
 def tokens(backend: LlamaBackend, sampling: Sampling, n: int = 60) -> list[int]:
@@ -95,3 +106,70 @@ def test_a_bias_leaves_all_but_a_few_tokens_unread(backend: LlamaBackend, monkey
         found = tokens(backend, replace(BASE, temperature=temperature, ignore_eos=True, logit_bias=((7, 1.0),)), 30)
         assert len(set(found)) >= n_distinct
     assert not read
+
+
+N_DRAFTS = 40
+
+
+def of_one_evaluation(backend: LlamaBackend, sampling: Sampling, threads: RowThreads, kind: str) -> list[int]:
+    """The tokens sampled from the outputs of a long draft, whose logits are changed to a ``kind`` first."""
+    prompt = as_tokens(list(range(100, 160)))
+    backend.memory.clear(0)
+    backend.evaluate(0, prompt, 0)
+    chooser = backend.sampler(sampling, prompt)
+    found = [chooser.sample(0)]
+    backend.decode([SequenceTokens(0, tuple(range(300, 301 + N_DRAFTS)), prompt.size)])
+    outputs, rng = backend._outputs, np.random.default_rng(3)
+    outputs._threads = threads
+    for index in range(1 + N_DRAFTS):
+        row = outputs.row(index)
+        at = ctypes.addressof(api.llama_get_logits_ith(backend._ctx, index).contents)
+        assert at == row.ctypes.data, "rows lie one behind the other, in the order of the batch"
+        row *= 20.0
+        if kind == "ties":
+            np.round(row, out=row)
+        elif kind == "masked":
+            row[rng.random(row.size) < 0.99] = -np.inf
+    found += [chooser.sample(index) for index in range(1 + N_DRAFTS)]
+    chooser.close()
+    return found
+
+
+@pytest.mark.parametrize("kind", ["as they are", "ties", "masked"])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        replace(BASE, temperature=0.0),
+        replace(BASE, temperature=0.0, ignore_eos=True, logit_bias=EVEN),
+        replace(BASE, temperature=3.0),
+        replace(BASE, temperature=3.0, ignore_eos=True, logit_bias=((5, 3.0), (7, -2.0))),
+        replace(BASE, temperature=3.0, top_k=8, repeat_penalty=1.5, repeat_last_n=32),
+        replace(BASE, temperature=3.0, grammar="root ::= [a-z]+", grammar_kind="gbnf"),
+        replace(BASE, temperature=3.0, top_k=0),
+    ],
+)
+def test_outputs_that_are_read_ahead_choose_the_same_tokens(
+    backend: LlamaBackend, threads: RowThreads, monkeypatch: pytest.MonkeyPatch, sampling: Sampling, kind: str
+) -> None:
+    found = of_one_evaluation(backend, sampling, threads, kind)
+    assert found == of_one_evaluation(backend, sampling, RowThreads(0), kind)
+    assert len(set(found)) > 5
+    if kind != "ties":
+        monkeypatch.setattr(sampler, "_n_best", lambda _: 0)
+        assert found == of_one_evaluation(backend, sampling, RowThreads(0), kind)
+
+
+def test_outputs_are_those_of_the_last_evaluation(backend: LlamaBackend) -> None:
+    backend.memory.clear(0)
+    backend.evaluate(0, as_tokens(list(range(100, 160))), 0)
+    kept = backend.logits(0)
+    backend.evaluate(0, as_tokens([7]), 60, output=False)
+    with pytest.raises(IndexError):
+        backend.logits(0)
+    backend.recall(kept.view(np.uint8))
+    assert np.array_equal(backend.logits(0), kept)
+    chooser = backend.sampler(replace(BASE, temperature=0.0), as_tokens([1]))
+    assert chooser.sample(0) == kept.argmax()
+    backend.evaluate(0, as_tokens([8]), 61)
+    assert chooser.sample(0) == backend.logits(0).argmax()
+    chooser.close()

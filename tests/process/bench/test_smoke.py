@@ -32,9 +32,16 @@ def run(*command: str) -> str:
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_script_prints_its_tables(script: str) -> None:
-    text = run(f"bench.{script}", "--quick")
+    check_tables(run(f"bench.{script}", "--quick"))
+
+
+def check_tables(text: str) -> None:
     assert "━" in text
     assert "nan" not in text
+
+
+def test_sampled_tokens_are_measured() -> None:
+    check_tables(run("bench.controller", "--outputs", "--quick"))
 
 
 def test_all_scripts_of_the_folder_are_run() -> None:

@@ -1,0 +1,193 @@
+"""Several outputs read at once: the same is found, no more is read than is likely to be needed, and no thread reads
+logits after the call."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from pyctl.llama import outputs as module
+from pyctl.llama.grammar import Candidates
+from pyctl.llama.outputs import FEW, MANY, Outputs, RowThreads
+from pyctl.llama.sampler import _n_groups
+from pyctl.prompt import as_tokens
+
+Rows = NDArray[np.float32]
+N_OUTPUTS = 45
+N_THREADS = 3
+
+
+@pytest.fixture(scope="module")
+def threads() -> RowThreads:
+    found = RowThreads(N_THREADS)
+    assert found.n == N_THREADS
+    return found
+
+
+@pytest.fixture
+def outputs_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outputs]:
+    """outputs_of(rows, threads) -> the outputs of an evaluation that has left these rows."""
+    monkeypatch.setattr(
+        module.api, "llama_get_logits", lambda rows: rows.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+    )
+
+    def get(rows: Rows, threads: RowThreads) -> Outputs:
+        outputs = Outputs(rows, rows.shape[1], threads)
+        outputs.set(range(len(rows)))
+        return outputs
+
+    return get
+
+
+def logits(kind: str, n_vocab: int) -> Rows:
+    rng = np.random.default_rng(n_vocab)
+    rows = rng.normal(size=(N_OUTPUTS, n_vocab)).astype(np.float32)
+    drawn = rng.random(rows.shape)
+    if kind == "ties":
+        rows = np.round(rows)
+    elif kind == "equal":
+        rows[:] = 0.0
+    elif kind == "nan":
+        rows[drawn < 0.001] = np.nan
+    elif kind == "only nan":
+        rows[:] = np.nan
+    elif kind == "masked":
+        rows[drawn < 0.999] = -np.inf
+    elif kind == "infinite":
+        rows[drawn < 0.001] = np.inf
+    return rows
+
+
+def found(outputs: Outputs, n_best: int, biased: Sequence[int] = ()) -> list[Any]:
+    """What a sampler gets of each output."""
+    n_groups, candidates, each = _n_groups(outputs.n_vocab, n_best), Candidates(outputs.n_vocab), []
+    for index in range(N_OUTPUTS):
+        if n_best == 1:
+            each.append(outputs.likeliest(index))
+        elif n_groups:
+            candidates.fill_best(outputs.row(index), outputs.maxima(index, n_groups), n_best, as_tokens(biased))
+            each.append(candidates.left.tobytes())
+        else:
+            candidates.fill(outputs.row(index))
+            each.append(candidates.left.tobytes())
+    return each
+
+
+@pytest.mark.parametrize("n_vocab", [40, 16_384, 20_011])
+@pytest.mark.parametrize("kind", ["normal", "ties", "equal", "nan", "only nan", "masked", "infinite"])
+def test_the_same_is_found_with_and_without_threads(
+    threads: RowThreads, outputs_of: Callable[..., Outputs], kind: str, n_vocab: int
+) -> None:
+    rows = logits(kind, n_vocab)
+    for n_best, biased in ((1, ()), (20, ()), (41, (0, 7, n_vocab - 1)), (150, ())):
+        alone = found(outputs_of(rows, RowThreads(0)), n_best, biased)
+        assert alone == found(outputs_of(rows, threads), n_best, biased)
+    assert found(outputs_of(rows, threads), 1) == [int(row.argmax()) for row in rows]
+
+
+def test_several_requests_of_one_evaluation_look_for_different_things(
+    threads: RowThreads, outputs_of: Callable[..., Outputs]
+) -> None:
+    rows = logits("normal", 16_384)
+    outputs, alone = outputs_of(rows, threads), outputs_of(rows, RowThreads(0))
+    for index in range(N_OUTPUTS):
+        n_groups = (512, 600)[index % 2]
+        assert np.array_equal(outputs.maxima(index, n_groups), alone.maxima(index, n_groups))
+        assert outputs.likeliest(index) == alone.likeliest(index)
+    assert outputs.likeliest(3) == alone.likeliest(3)  # again
+
+
+class Counting(RowThreads):
+    n_rows = 0
+
+    def each(self, read: module.Read, rows: Rows) -> list[Any]:
+        self.n_rows += len(rows)
+        assert len(rows) <= MANY * (self.n + 1)
+        return super().each(read, rows)
+
+
+def test_no_more_rows_are_read_ahead_than_were_needed_before(outputs_of: Callable[..., Outputs]) -> None:
+    counting = Counting(N_THREADS)
+    for n_needed in (1, 3, 4, 5, 9, 40):
+        outputs = outputs_of(logits("normal", 16_384), counting)
+        counting.n_rows = 0
+        for index in range(n_needed):
+            outputs.likeliest(index)
+        assert n_needed <= counting.n_rows <= max(2 * n_needed, N_THREADS + 1)
+
+
+def test_few_outputs_are_read_one_at_a_time(outputs_of: Callable[..., Outputs]) -> None:
+    counting = Counting(N_THREADS)
+    for rows, threads in ((FEW - 1, counting), (N_OUTPUTS, Counting(0))):
+        outputs = outputs_of(logits("normal", 16_384)[:rows], threads)
+        for index in range(rows):
+            outputs.likeliest(index)
+        assert threads.n_rows == 0
+
+
+def test_the_next_evaluation_may_write_at_once(threads: RowThreads, outputs_of: Callable[..., Outputs]) -> None:
+    first, second = logits("normal", 16_384), logits("ties", 16_384)
+    buffer = first.copy()
+    outputs = outputs_of(buffer, threads)
+    for _ in range(20):
+        for rows in (first, second):
+            buffer[:] = rows
+            outputs.set(range(N_OUTPUTS))
+            kept = [(outputs.likeliest(index), outputs.maxima(index, 512)) for index in range(N_OUTPUTS - 9)]
+            buffer[:] = np.nan
+            for row, (token, maxima) in zip(rows, kept, strict=False):
+                assert token == row.argmax()
+                assert np.array_equal(maxima, row.reshape(512, -1).max(axis=1))
+
+
+@pytest.mark.parametrize("n_failing", [1, 3, 8])
+def test_an_error_waits_for_all_threads(threads: RowThreads, n_failing: int) -> None:
+    together, lock, ended = threading.Barrier(N_THREADS + 1), threading.Lock(), []
+
+    def read(rows: Rows) -> list[int]:
+        together.wait(60)  # all threads are reading
+        number = int(rows[0, 0])
+        try:
+            if number < n_failing:
+                raise MemoryError(f"row {number}")
+            time.sleep(0.05)
+            return [number]
+        finally:
+            with lock:
+                ended.append(number)
+
+    rows = np.arange(8, dtype=np.float32)[:, None]
+    with pytest.raises(MemoryError, match="row"):
+        threads.each(read, rows)
+    assert sorted(ended) == list(range(8))
+    assert threads.each(lambda rows: rows[:, 0].tolist(), rows) == list(range(8))
+
+
+def test_a_system_without_more_threads_reads_alone(
+    monkeypatch: pytest.MonkeyPatch, outputs_of: Callable[..., Outputs]
+) -> None:
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refused)
+        threads = RowThreads(N_THREADS)
+    assert threads.n == 0
+    rows = logits("normal", 16_384)
+    assert found(outputs_of(rows, threads), 1) == [int(row.argmax()) for row in rows]
+
+
+def test_an_output_that_is_not_there_is_refused(threads: RowThreads, outputs_of: Callable[..., Outputs]) -> None:
+    outputs = outputs_of(logits("normal", 16_384), threads)
+    with pytest.raises(IndexError):
+        outputs.likeliest(N_OUTPUTS)
+    outputs.set(())
+    with pytest.raises(IndexError):
+        outputs.row(0)
