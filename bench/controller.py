@@ -164,6 +164,10 @@ class Copying:
         drafts = tuple(self.reply[first : first + self.n_drafts].tolist())
         return NO_MATCH if draft else Match(LONGEST, lambda n: drafts[:n])
 
+    def learn(self, key: int, n_drafted: int, n_accepted: int) -> None:
+        if n_accepted < n_drafted:
+            raise RuntimeError("a draft was wrong")
+
     def end(self, key: int) -> None:
         pass
 
@@ -221,8 +225,6 @@ def measure_outputs(backend: LlamaBackend, name: str, n_outputs: int, steps: int
         for (owner, what), function in zip(patched, kept, strict=True):
             setattr(owner, what, function)
     finished(handle.drain())
-    if handle.drafts.n_accepted < handle.drafts.n_drafted:
-        raise RuntimeError("a draft was wrong")
     whole = watch.steps[2:-1]  # the first one follows the prompt, the last one is shorter
     parts = [statistics.median(step[i] for step in whole) / n_outputs * 1e6 for i in range(3)]
     return {"sampling": name, "outputs": n_outputs, **dict(zip(OUTPUT_PARTS, parts, strict=True))}
