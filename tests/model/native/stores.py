@@ -39,7 +39,7 @@ class Store:
         batch.fill(0, tokens, start)
         code = checked(self.rows.decode, ctypes.addressof(batch.struct), select)
         assert code == 0
-        self.backend._outputs = [len(tokens) - 1]
+        self.backend._outputs.set((len(tokens) - 1,))
         return self.backend.logits(0)
 
     def run(self, tokens: Tokens, start: int = 0, ends: list[int] = ENDS) -> dict[int, np.ndarray]:

@@ -152,7 +152,7 @@ def test_what_is_pinned_is_attended_to(chooser: Callable[..., Store], full: Call
     for first, last in ((64, 192), (320, 640), (768, 1152)):
         assert api.llama_memory_seq_rm(memory, 0, first, last)
     wanted: Logits = {}
-    reference._outputs = [0]
+    reference._outputs.set((0,))
     for n in range(N_PROMPT, N):
         reference._batch.fill(0, tokens[n : n + 1], n)
         assert api.llama_decode(reference._ctx, reference._batch.struct) == 0
