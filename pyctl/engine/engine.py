@@ -20,7 +20,7 @@ from pyctl.engine.engine_stats import EngineCounters, RecentReplies
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.jobs import Job, StateReads
 from pyctl.engine.prefill import Prefill
-from pyctl.engine.request import Done
+from pyctl.engine.request import Done, Request
 from pyctl.engine.schedule.admission import ActiveRequest, Step, Steps
 from pyctl.engine.schedule.scheduler import Scheduler
 from pyctl.errors import OutOfCellsError, PyctlError
@@ -56,7 +56,7 @@ class Engine:
         self.prefix_cache = PrefixCache(backend.memory, cache, settings, disk)
         self.counters = EngineCounters()
         self.replies = RecentReplies(clock)
-        self.scheduler = Scheduler(backend, settings, self.prefix_cache, self.counters, clock)
+        self.scheduler = Scheduler(backend, settings, self.prefix_cache, self.counters, clock, self._n_ready)
         self.sequences = self.scheduler.occupancy.sequences
         self.cells = self.scheduler.cells
         self.running = self.scheduler.running
@@ -76,6 +76,11 @@ class Engine:
     def match(self, prompt: Prompt) -> list[tuple[str, int, float | None]]:
         """Where ``prompt`` could resume, as `PrefixCache.match` says."""
         return self.prefix_cache.match(prompt, self._prefill.ends(prompt), self.sequences)
+
+    def _n_ready(self, request: Request, seq: LiveSequence) -> int:
+        ends = self._prefill.ends(request.prompt) if request.cache_prompt else ()
+        found = self.prefix_cache.match(request.prompt, ends, [seq]) if ends else []
+        return found[0][1] if found else 0
 
     def when_idle(self, job: Job[Any]) -> None:
         """Run ``job`` once its sequence is free, before the next request gets it."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 from pyctl.cache import CacheLookup, LiveSequence, PrefixCache
 from pyctl.engine.backend import Backend
@@ -13,7 +14,7 @@ from pyctl.engine.engine_settings import Clock, EngineSettings
 from pyctl.engine.engine_stats import EngineCounters
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.jobs import Job
-from pyctl.engine.request import Failed, as_client_error
+from pyctl.engine.request import Failed, Request, as_client_error
 from pyctl.engine.schedule.admission import ActiveRequest, Admission, Occupancy
 from pyctl.engine.schedule.cells import CellPool
 from pyctl.engine.schedule.warm_ups import WarmUps
@@ -38,7 +39,8 @@ class Scheduler:
     """Requests ``running`` on sequences, and requests ``waiting`` to begin or resume.
 
     All share ``cells``. When cells run out, the youngest request is suspended with its sequence in RAM. Background
-    requests run alone, one at a time, and start again after an interruption.
+    requests run alone, one at a time, and start again after an interruption. ``n_ready`` says how many tokens of a
+    request's prompt could be restored to a sequence.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Scheduler:
         prefix_cache: PrefixCache,
         counters: EngineCounters,
         clock: Clock,
+        n_ready: Callable[[Request, LiveSequence], int],
     ) -> None:
         facts = backend.facts
         self.occupancy = Occupancy([LiveSequence(i, facts.n_ctx) for i in range(facts.n_seqs)])
@@ -59,6 +62,8 @@ class Scheduler:
         self._backend, self._settings, self._clock = backend, settings, clock
         self._prefix_cache = prefix_cache
         self._counters = counters
+        self._n_ready = n_ready
+        self._found: WeakKeyDictionary[ActiveRequest, int] = WeakKeyDictionary()  # what `n_ready` said
         self._n_arrived = 0
         self._n_begun = 0
         self._look_again = 0.0  # time of the next check of waiting requests, unless something changes before
@@ -99,10 +104,19 @@ class Scheduler:
 
     def _next_prefill(self, ready: Sequence[ActiveRequest]) -> ActiveRequest | None:
         """Return the first of ``ready``, but every second time one that needs only a single batch, if any."""
-        # So short requests (titles, completions) do not wait for a long prompt, which gets every second batch.
-        short = [each for each in ready[1:] if each.n_missing <= self._backend.facts.n_ubatch and not self._has_passed]
-        self._has_passed = bool(short)
-        return next(iter(short or ready), None)
+        # So short requests (titles, next turns) do not wait for a long prompt, which gets every second batch.
+        others, most = () if self._has_passed else ready[1:], self._backend.facts.n_ubatch
+        short = next((each for each in others if self._n_missing(each) <= most), None)
+        self._has_passed = short is not None
+        return short or next(iter(ready), None)
+
+    def _n_missing(self, active: ActiveRequest) -> int:
+        """Tokens of the prompt to be evaluated; before the start, without those that can be restored."""
+        if active.stats is not None or active.seq is None:
+            return active.n_missing
+        if active not in self._found:
+            self._found[active] = self._n_ready(active.handle.request, active.seq)
+        return active.n_missing - self._found[active]
 
     def _run_idle_jobs(self) -> None:
         free = {seq.id for seq in self.occupancy.sequences if self.occupancy.owner(seq) is None}
@@ -143,6 +157,7 @@ class Scheduler:
         clears = self._clears and not self.running
         seq = active.seq = self.cells.worth.best(free, asked.prompt, clears=clears)
         self._n_begun += 1
+        self._found.pop(active, None)
         active.id, active.in_company = self._n_begun, False
         (self.occupancy.named.add if asked.seq >= 0 else self.occupancy.named.discard)(seq.id)
         self.occupancy.last[seq.id] = active

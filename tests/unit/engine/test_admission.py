@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import numpy as np
 import pytest
 
 from pyctl.cache.plan import batch_ends
@@ -14,9 +15,10 @@ from pyctl.engine.request import Failed, Piece, Progress
 from pyctl.engine.schedule import scheduler
 from pyctl.engine.worker import Worker
 from pyctl.errors import BusyError, RequestError
+from pyctl.prompt import Prompt
 from tests.fake import FakeBackend
 from tests.unit.engine.drive import ask, collect, engine_of, request
-from tests.unit.engine.test_scheduler import ENDLESS, prompt_of, run, submit
+from tests.unit.engine.test_scheduler import ENDLESS, KINDS, prompt_of, run, submit
 from tests.unit.server.fake import INFO
 
 
@@ -60,6 +62,49 @@ def test_a_short_prompt_does_not_wait_for_all_of_a_long_one() -> None:
         steps += 1
     assert steps <= 3
     assert not any(isinstance(event, Piece) for event in long.drain())
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_next_turn_does_not_wait_for_all_of_a_long_prompt(
+    kind: str, leaves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_of(FakeBackend(kind, n_ctx=8192, n_seqs=3))
+    conversation = prompt_of(1, 64 * 20)
+    ask(engine, conversation)
+    if leaves:
+        for seed in range(3):
+            ask(engine, prompt_of(10 + seed, 300))
+    looks: list[Prompt] = []
+    match = engine.prefix_cache.match
+    monkeypatch.setattr(
+        engine.prefix_cache, "match", lambda prompt, *args: (looks.append(prompt), match(prompt, *args))[1]
+    )
+    long = submit(engine, prompt_of(2, 64 * 50), 4)
+    engine.step()
+    longer = Prompt.of(np.concatenate((conversation.tokens, prompt_of(3, 40).tokens)), conversation.boundaries)
+    turn, cold = submit(engine, longer, 4, sampling=ENDLESS), submit(engine, prompt_of(4, 64 * 20), 4)
+    steps = 0
+    while not any(isinstance(event, Piece) for event in turn.drain()):
+        engine.step()
+        steps += 1
+    assert steps <= 3
+    assert not any(isinstance(event, Piece) for event in long.drain())
+    run(engine)
+    assert collect(cold).error is None
+    assert looks == [longer, cold.request.prompt]  # once each
+
+
+def test_a_prompt_that_may_not_use_the_cache_counts_as_new() -> None:
+    engine = engine_of(FakeBackend(n_ctx=8192, n_seqs=3))
+    conversation = prompt_of(1, 64 * 20)
+    ask(engine, conversation)
+    long = submit(engine, prompt_of(2, 64 * 50), 1)
+    engine.step()
+    again = submit(engine, conversation, 1, cache_prompt=False)
+    while not any(isinstance(event, Piece) for event in long.drain()):
+        engine.step()
+    assert not any(isinstance(event, Piece) for event in again.drain())
 
 
 def test_a_long_prompt_gets_every_second_batch_whatever_comes_beside_it() -> None:
