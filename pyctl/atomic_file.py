@@ -168,8 +168,12 @@ def inode(path: Path) -> int:
         return 0
 
 
-def is_abandoned(path: Path) -> bool:
-    """Whether ``path`` is a temp file whose writer no longer runs."""
+def is_abandoned(path: Path, *, remove: bool = False) -> bool:
+    """Whether ``path`` is a temp file whose writer no longer runs.
+
+    With ``remove`` such a file is removed while it is locked: one that was only just created has no lock yet, and its
+    writer would take it between the check and the removal.
+    """
     if temp_pid(path.name) is None:
         return False
     try:
@@ -177,11 +181,16 @@ def is_abandoned(path: Path) -> bool:
     except OSError:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # the file system has no locks
-        return time.time() - os.fstat(descriptor).st_mtime > ABANDONED_SECONDS
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:  # the file system has no locks
+            if time.time() - os.fstat(descriptor).st_mtime <= ABANDONED_SECONDS:
+                return False
+        if remove:
+            with suppress(OSError):
+                path.unlink()
     finally:
         os.close(descriptor)
     return True

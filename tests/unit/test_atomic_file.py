@@ -132,6 +132,29 @@ def test_what_somebody_writes_is_not_abandoned_whatever_its_number_says(
     assert is_abandoned(left)
 
 
+def test_what_is_abandoned_is_removed_before_a_writer_can_take_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer that has created its file, but has no lock yet."""
+    (left := tmp_path / temp_name()).touch()
+    taken: list[bool] = []
+    unlink = Path.unlink
+
+    def take_first(path: Path, missing_ok: bool = False) -> None:
+        with path.open("r+b") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                taken.append(True)
+            except BlockingIOError:
+                taken.append(False)
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", take_first)
+    assert is_abandoned(left, remove=True)
+    assert taken == [False]
+    assert not left.exists()
+
+
 def test_others_files_are_not_abandoned(tmp_path: Path) -> None:
     (tmp_path / ".5-x.tmp").touch()
     (tmp_path / "a.tmp").touch()

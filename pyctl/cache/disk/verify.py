@@ -168,7 +168,7 @@ def _ours(directory: Path, report: VerifyReport, fix: bool, deep: bool) -> Itera
                 if deep and not _is_prompt(path):
                     report.broken.append(label)
                     _remove(path, fix)
-            elif is_abandoned(path) or (in_home and is_obsolete(path.name)):
+            elif is_abandoned(path, remove=fix) or (in_home and is_obsolete(path.name)):
                 report.temps.append(label)
                 _remove(path, fix)
             elif temp_pid(path.name) is None:
