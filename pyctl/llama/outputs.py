@@ -92,9 +92,8 @@ def _maxima(n_groups: int, lets_run: bool, rows: Rows) -> list[Rows]:
 class Outputs:
     """The outputs of the last evaluation of ``ctx``: a row of ``n_vocab`` logits each, numbered from 0.
 
-    What is looked for in one row is looked for in the next ones as well, by ``threads``, as far ahead as rows were
-    needed before: drafts that were right so far are likely to go on. Rows are read within calls only, since the next
-    evaluation writes them.
+    A search of one row also covers the next ones, by ``threads``, as far ahead as rows were needed before: drafts that
+    were right so far are likely to go on. Rows are read within calls only, since the next evaluation writes them.
     """
 
     def __init__(self, ctx: Any, n_vocab: int, threads: RowThreads | None = None) -> None:
@@ -133,7 +132,7 @@ class Outputs:
         """Return the largest logit of each of ``n_groups`` equal ranges of tokens, NaN if one is NaN, at ``index``.
 
         Tokens that are left over belong to none."""
-        found: Rows = self._look(index, n_groups, partial(_maxima, n_groups, len(self._places) >= FEW))
+        found: Rows = self._look(index, n_groups, partial(_maxima, n_groups, self._beside() is not None))
         return found
 
     def _all(self) -> Rows:
@@ -142,15 +141,18 @@ class Outputs:
             self._rows = np.ctypeslib.as_array(api.llama_get_logits(self.ctx), shape)
         return self._rows
 
+    def _beside(self) -> RowThreads | None:
+        """The threads that read rows beside this one; None for few rows, or where the system starts none."""
+        threads = (self._threads or _threads()) if len(self._places) >= FEW else None
+        return threads if threads is not None and threads.n else None
+
     def _look(self, index: int, what: int, read: Read) -> Any:
         """Return what ``read`` finds at ``index``; ``what`` identifies it."""
         first, found = self._found.get(what, (0, []))
         if not first <= index < first + len(found):
-            rows, n_ahead = self._all(), 1
-            threads = (self._threads or _threads()) if len(rows) >= FEW else None
-            if threads is not None and threads.n:
-                n_ahead = max(threads.n + 1, min(index, (threads.n + 1) * MANY))
-            rows = rows[index : index + n_ahead]
+            threads = self._beside()
+            n_ahead = max(threads.n + 1, min(index, (threads.n + 1) * MANY)) if threads is not None else 1
+            rows = self._all()[index : index + n_ahead]
             found = threads.each(read, rows) if threads is not None and len(rows) > 1 else [*read(rows)]
             first, self._found[what] = index, (index, found)
         return found[index - first]

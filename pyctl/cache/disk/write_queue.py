@@ -86,10 +86,10 @@ class WriteQueue:
     """Jobs by prefix, and the thread that passes them to ``write``: by reason, then by worth.
 
     The jobs of each reason are limited (``limit``, MAX_SPILLED), those EVICTED also to ``most_bytes``; the job with the
-    least worth per byte is dropped. What the cache still has of the others is put off (`again`); what is lost is a
-    warning once a minute. The rows of a LARGE snapshot come from `write_piece` one segment at a time; the thread runs
-    other jobs until they arrive. OSError (a full or read-only disk) is a warning once a minute; jobs stay queued for
-    the next attempt, and the server goes on from RAM.
+    least worth per byte is dropped. One of another reason is put off (`again`) while the cache has its snapshot; a loss
+    is a warning once a minute. The rows of a LARGE snapshot come from `write_piece` one segment at a time; the thread
+    runs other jobs until they arrive. OSError (a full or read-only disk) is a warning once a minute; jobs stay queued
+    for the next attempt, and the server goes on from RAM.
     """
 
     def __init__(self, write: _Write, limit: int = MAX_WAITING, most_bytes: int = MOST_BEHIND_BYTES) -> None:
@@ -285,7 +285,7 @@ class WriteQueue:
         return done and not self._thread.is_alive()
 
     def _write_rest(self, hand_over: HandOver, deadline: float) -> bool:
-        """Write what is LARGE or put off, until ``deadline`` (monotonic seconds); False if not all is written then."""
+        """Write LARGE snapshots and those put off, until ``deadline`` (monotonic seconds); False if some are left."""
         while (left := deadline - time.monotonic()) > 0 and (seconds := hand_over()) is not None:
             with self._changed:
                 self._changed.wait(min(seconds, left))

@@ -11,6 +11,7 @@ from pyctl.cache.plan import batch_ends
 from pyctl.cache.ram import RamCache
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
+from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Failed, Piece, Progress
 from pyctl.engine.schedule import scheduler
 from pyctl.engine.worker import Worker
@@ -20,6 +21,15 @@ from tests.fake import FakeBackend
 from tests.unit.engine.drive import ask, collect, engine_of, request
 from tests.unit.engine.test_scheduler import ENDLESS, KINDS, prompt_of, run, submit
 from tests.unit.server.fake import INFO
+
+
+def steps_until_said(engine: Engine, handle: RequestHandle) -> int:
+    """The steps until a request has its first text."""
+    steps = 0
+    while not any(isinstance(event, Piece) for event in handle.drain()):
+        engine.step()
+        steps += 1
+    return steps
 
 
 def test_a_big_request_is_passed_by_some_small_ones_but_not_for_ever() -> None:
@@ -56,11 +66,7 @@ def test_a_short_prompt_does_not_wait_for_all_of_a_long_one() -> None:
     long = submit(engine, prompt_of(1, 64 * 50), 4)
     engine.step()
     short = submit(engine, prompt_of(2, 40), 4, sampling=ENDLESS)
-    steps = 0
-    while not any(isinstance(event, Piece) for event in short.drain()):
-        engine.step()
-        steps += 1
-    assert steps <= 3
+    assert steps_until_said(engine, short) <= 3
     assert not any(isinstance(event, Piece) for event in long.drain())
 
 
@@ -84,11 +90,7 @@ def test_a_next_turn_does_not_wait_for_all_of_a_long_prompt(
     engine.step()
     longer = Prompt.of(np.concatenate((conversation.tokens, prompt_of(3, 40).tokens)), conversation.boundaries)
     turn, cold = submit(engine, longer, 4, sampling=ENDLESS), submit(engine, prompt_of(4, 64 * 20), 4)
-    steps = 0
-    while not any(isinstance(event, Piece) for event in turn.drain()):
-        engine.step()
-        steps += 1
-    assert steps <= 3
+    assert steps_until_said(engine, turn) <= 3
     assert not any(isinstance(event, Piece) for event in long.drain())
     run(engine)
     assert collect(cold).error is None
@@ -102,8 +104,7 @@ def test_a_prompt_that_may_not_use_the_cache_counts_as_new() -> None:
     long = submit(engine, prompt_of(2, 64 * 50), 1)
     engine.step()
     again = submit(engine, conversation, 1, cache_prompt=False)
-    while not any(isinstance(event, Piece) for event in long.drain()):
-        engine.step()
+    steps_until_said(engine, long)
     assert not any(isinstance(event, Piece) for event in again.drain())
 
 
