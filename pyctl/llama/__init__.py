@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 
 from pyctl.engine.model_settings import SPIN, ModelSettings, limit_spinning
@@ -12,6 +14,11 @@ if SPIN not in os.environ:  # must precede the libraries; the command line may h
 
 if "LLAMA_CPP_LIB_PATH" not in os.environ:  # so must the choice of the libraries
     use_libraries()
+
+# A library that was linked with -static-libstdc++ exports a part of its C++ runtime, and would take the place of that
+# part for all that is loaded after it. An exception that two runtimes share is lost. So the system's comes first.
+with contextlib.suppress(OSError):
+    ctypes.CDLL("libstdc++.so.6", mode=ctypes.RTLD_GLOBAL)
 
 from pyctl.llama.devices import Device, check_gguf, devices, host_available, model_files
 from pyctl.llama.library import allocate, build_version, reserve_pinned

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from importlib.metadata import version
 from pathlib import Path
 
@@ -29,6 +31,32 @@ def test_a_mismatch_names_both_versions_and_the_remedy() -> None:
     built = {"llama-cpp-python": "0.3.36", "llama.cpp": "0.5.0", "ggml": "0.25.3"}
     with pytest.raises(LibraryMismatchError, match=r"built for llama.cpp 0\.5\.0.*0\.6\.0 is loaded.*pip install"):
         library.check_versions(built, loaded)
+
+
+BESIDE = """
+import ctypes, sys
+
+def before(event, names):
+    if event == "ctypes.dlopen" and "libllama" in str(names[0]) and not loaded:
+        loaded.append(True)
+        ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)
+
+loaded = []
+sys.addaudithook(before)
+from pyctl.llama.library import HostBuffer
+assert loaded
+HostBuffer(0)
+"""
+
+
+def test_errors_arrive_where_a_library_has_its_own_cpp_runtime(tmp_path: Path) -> None:
+    """One that was linked with -static-libstdc++ exports a part of it, to all that is loaded after it."""
+    other = tmp_path / "other.so"
+    source = 'extern "C" int f() { try { throw 1; } catch (int one) { return one; } }'
+    command = ["c++", "-shared", "-fPIC", "-static-libstdc++", "-static-libgcc", "-x", "c++", "-", "-o", str(other)]
+    subprocess.run(command, input=source, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", BESIDE, str(other)], capture_output=True, text=True, check=False)
+    assert done.stderr.endswith("ValueError: a host buffer needs at least one byte\n"), done
 
 
 def test_host_buffers_are_writable_memory() -> None:
