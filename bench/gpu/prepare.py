@@ -162,8 +162,8 @@ def build_libraries(place: Path, source: Path | None, options: argparse.Namespac
     own = options.libs is None
     settings = {
         "CMAKE_BUILD_TYPE": "Release", "BUILD_SHARED_LIBS": "ON", "LLAMA_BUILD_TESTS": "OFF", "LLAMA_BUILD_UI": "OFF",
-        "LLAMA_BUILD_EXAMPLES": "OFF", "LLAMA_BUILD_APP": "OFF", "LLAMA_OPENSSL": "OFF", "LLAMA_BUILD_MTMD": "OFF",
-        "CMAKE_INSTALL_RPATH": "$ORIGIN", "CMAKE_BUILD_WITH_INSTALL_RPATH": "ON",
+        "LLAMA_USE_PREBUILT_UI": "OFF", "LLAMA_BUILD_EXAMPLES": "OFF", "LLAMA_BUILD_APP": "OFF", "LLAMA_OPENSSL": "OFF",
+        "LLAMA_BUILD_MTMD": "OFF", "CMAKE_INSTALL_RPATH": "$ORIGIN", "CMAKE_BUILD_WITH_INSTALL_RPATH": "ON",
     }  # fmt: skip
     environment = {**os.environ, **compilers()}
     if own and cuda is not None:
