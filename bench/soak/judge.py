@@ -37,25 +37,34 @@ class Judge:
                 self._known[key] = response.json()["choices"][0]
             return self._known[key]
 
+    def is_tie(self, body: dict[str, Any], text: str, *, whole: bool) -> bool:
+        """Whether the token at which ``text`` leaves the right reply was nearly as likely as the one it goes on with.
+
+        With reasoning or calls, when ``text`` is not the ``whole`` reply, whether there is such a token at all.
+        """
+        choice = self.choice(body)
+        tokens = choice["logprobs"]["content"]
+        if not whole or choice["message"].get("reasoning_content"):
+            return any(_is_near(token) for token in tokens)
+        said = ""
+        for token in tokens:
+            if not text.startswith(said + token["token"]):
+                return _is_near(token, text[len(said) :])
+            said += token["token"]
+        return _is_near(self._end(body, said), text[len(said) :])
+
+    def _end(self, body: dict[str, Any], said: str) -> dict[str, Any]:
+        """The end token after ``said``, which the list of a reply lacks, beside the likeliest others."""
+        asked = {name: body[name] for name in ("messages", "chat_template_kwargs")}
+        with self._lock:
+            prompt = self._client.post("/apply-template", json=asked).raise_for_status().json()["prompt"]
+            asked = {"prompt": prompt + said, "n_predict": 1, "ignore_eos": True, "n_probs": N_SHOWN, "temperature": 0}
+            reply = self._client.post("/completion", json=asked).raise_for_status().json()
+        others = reply["completion_probabilities"][0]["top_logprobs"]
+        return {**others[0], "top_logprobs": others}
+
     def close(self) -> None:
         self._client.close()
-
-
-def is_tie(choice: dict[str, Any], text: str, *, whole: bool) -> bool:
-    """Whether the token at which ``text`` leaves the right reply was nearly as likely as the one that it goes on with.
-
-    With reasoning or calls, when ``text`` is not the ``whole`` reply, whether there is such a token at all.
-    """
-    tokens = choice["logprobs"]["content"]
-    if not whole or choice["message"].get("reasoning_content"):
-        return any(_is_near(token) for token in tokens)
-    said = ""
-    for token in tokens:
-        if not text.startswith(said + token["token"]):
-            return _is_near(token, text[len(said) :])
-        said += token["token"]
-    # The text goes on where the right reply ends.
-    return bool(tokens) and _is_near(tokens[-1])
 
 
 def _is_near(token: dict[str, Any], rest: str = "") -> bool:

@@ -13,7 +13,7 @@ import httpx
 
 from bench.common import words
 from bench.soak.findings import Findings
-from bench.soak.judge import Judge, is_tie
+from bench.soak.judge import Judge
 from bench.soak.target import Target
 from tools.training.dialogue import Dialogue
 from tools.training.tools import TOOLS, use
@@ -254,7 +254,7 @@ class Talker:
         self.findings.count("replies compared")
         if (content, [call["function"] for call in calls]) == expected:
             return
-        if is_tie(choice, content, whole=not calls):
+        if self.judge.is_tie(body, content, whole=not calls):
             self.findings.count("replies that differ at a tie")
             return
         said = content, [call["function"] for call in calls]
