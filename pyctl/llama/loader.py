@@ -20,7 +20,7 @@ from pyctl.engine.vision_settings import VisionSettings
 from pyctl.errors import ModelError, UnavailableError
 from pyctl.limit import limit
 from pyctl.llama.batch import Embedder
-from pyctl.llama.devices import check_gguf
+from pyctl.llama.devices import check_gguf, file_head, tensor_bytes
 from pyctl.llama.draft.block_model import BlockModel
 from pyctl.llama.draft.draft_file import block_shape, check_target, vocabulary_difference, with_inferred_type
 from pyctl.llama.draft.draft_model import DraftModel, MakeDraftModel
@@ -93,7 +93,7 @@ def load(
     check_gguf(path)
     vocabulary = _read_vocabulary(path, settings)
     drafts = with_inferred_type(drafts or DraftSettings())
-    repacks, settings = settings.repack, without_amx(with_ubatch(settings))
+    repacks, settings = settings.repack, without_amx(with_ubatch(_alone(path, settings)))
     encoder = make_encoder(settings, vision) if vision is not None and vision.mmproj_path else None
     pooled = fit_pool(settings, drafts, pool) if pool is not None and pool.is_wanted else None
     if pooled is not None and encoder is not None:
@@ -128,6 +128,15 @@ def load(
     if not drafts.draft_types and api.llama_model_n_layer_nextn(backend.model) > 0:
         log.info("the model has a draft head: --spec-type draft-mtp enables it")
     return Loaded(backend, backend.tokenizer, _describe(path, backend, settings, plan.pool), encoder, drafts)
+
+
+def _alone(path: Path, settings: ModelSettings) -> ModelSettings:
+    """With one sequence where an indexer chooses among the cells of a context, so that a reply depends on its own."""
+    chooses = any(".indexer" in name for name in tensor_bytes(path)) and file_head(path).arch != "deepseek4"
+    if settings.n_seqs == 1 or not chooses:
+        return settings
+    log.warning("one request at a time: this model's indexer would choose among the rows of all requests")
+    return replace(settings, n_seqs=1)
 
 
 def _note_blocking_copies(plan: MemoryPlan) -> None:

@@ -18,10 +18,14 @@ from pyctl.engine.sampling import Sampling
 from pyctl.llama import LlamaBackend, Loaded
 from pyctl.prompt import Prompt
 from tests.unit.engine.drive import AtOnce, chat, request, tier_on
+from tools.generator.families import FAMILIES
 
 ENDLESS = Sampling(temperature=0.0, ignore_eos=True)
 
 SHAPES = pytest.mark.parametrize("shape", ["tiny-hybrid", "tiny-dense", "tiny-gemma3", "tiny-lfm2-window"])
+
+CHOOSING = ("tiny-minimax-m3", "tiny-deepseek32", "tiny-qwen4exp", "tiny-glm5-next", "tiny-dots3note")
+"""Families whose indexer chooses among cells."""
 
 OTHERS = [chat((seed, 150), (seed + 1, 180)) for seed in (50, 60)]
 """What keeps the other sequence busy."""
@@ -167,6 +171,22 @@ def test_a_sequence_from_a_file(backend_of: Callable[..., LlamaBackend], shape: 
     assert admin._restore(engine.sequences[0], tmp_path / "unknown").n_tokens > 300
     assert engine.sequences[0].ends == []
     check_alone(engine, NEXT)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_two_clients_at_once(backend_of: Callable[..., LlamaBackend], name: str) -> None:
+    """Rows of another sequence change a reply by rounding alone; where an indexer chooses rows, by nothing."""
+    engines = [engine_on(backend_of(name, n_seqs=n_seqs)) for n_seqs in (1, 2)]
+    alone, again = (best_of(asked(engine, FIRST, n=24, cache_prompt=False)) for engine in engines)
+    assert alone == again
+    handles = [submit(engines[1], prompt, n=24, cache_prompt=False) for prompt in (FIRST, OTHERS[0])]
+    together, _ = (best_of(finish(engines[1], handle)) for handle in handles)
+    assert together == pytest.approx(alone, abs=0 if name in CHOOSING else 0.01)
+
+
+def best_of(reply: tuple[list[Any], int]) -> list[float]:
+    """The log probability of each token."""
+    return [token[0][1] for probs in reply[0] for token in probs]
 
 
 def test_without_the_flag_company_costs_nothing(backend_of: Callable[..., LlamaBackend]) -> None:
