@@ -44,7 +44,7 @@ from pyctl.engine.sampling import Sampling
 from pyctl.engine.worker import Worker
 from pyctl.errors import ConfigError, ModelError, PyctlError
 from pyctl.llama import Loaded, MemoryPlan, allocate, load, reserve_pinned
-from pyctl.llama.devices import check_gguf
+from pyctl.llama.devices import check_gguf, model_files
 from pyctl.llama.image_encoder import MOST_ROWS_BYTES
 from pyctl.llama.room import has_room, wanted_memory
 from pyctl.models import HubSettings, builtin_model
@@ -166,13 +166,21 @@ class ModelLoader:
         self._is_found = False
         self._plan: MemoryPlan | None = None
         self._is_loaded = False
+        self._loaded: list[tuple[int, int, int]] = []
 
     def load(self, report: Progress) -> Service:
-        """The model's service, for the first and only time."""
-        service = assemble(self._find(), report, self._host)
+        """A new service of the model."""
+        settings = self._find()
+        self._loaded = _files(settings)
+        service = assemble(settings, report, self._host)
         self._plan, self._is_loaded = self._host.plan, True
         warm(service, self._settings)
         return service
+
+    def is_current(self) -> bool:
+        """Whether the files are those of the last `load`; so are files that cannot be read now."""
+        found = _files(self._settings) if self._loaded else []
+        return not found or found == self._loaded
 
     def fits(self) -> bool:
         """Whether the model has room beside those that are loaded, with the whole context that it asks for.
@@ -181,6 +189,8 @@ class ModelLoader:
         """
         settings = self._find()
         check_gguf(Path(settings.model.path))
+        if not self.is_current():
+            self._plan, self._is_loaded = None, False
         if settings.pool.is_wanted and self._plan is None:
             return False  # a pool takes what it finds
         if self._plan is None:
@@ -194,6 +204,17 @@ class ModelLoader:
             self._settings = replace(settings, model=replace(settings.model, alias=alias))
             self._is_found = True
         return self._settings
+
+
+def _files(settings: CommandSettings) -> list[tuple[int, int, int]]:
+    """Inode, size and time of each file of a model, which a new file does not share; empty if one cannot be read."""
+    model, others = settings.model, (settings.vision.mmproj_path, settings.drafts.draft_path)
+    paths = [Path(path) for path in (model.path, *others, *(path for path, _ in model.lora)) if path]
+    try:
+        found = [part.stat() for path in paths for part in model_files(path)]
+    except (OSError, ConfigError):
+        return []
+    return [(each.st_ino, each.st_size, each.st_mtime_ns) for each in found]
 
 
 def _with_model(settings: CommandSettings) -> CommandSettings:

@@ -60,7 +60,10 @@ class LoadsModel(Protocol):
     """Makes one model's service; the thread that loads models calls it."""
 
     def load(self, report: Progress) -> Service:
-        """The service, made for the first and only time; ``report`` gets fractions and returns whether to go on."""
+        """A new service; ``report`` gets fractions and returns whether to go on."""
+
+    def is_current(self) -> bool:
+        """Whether the model's files are still those that `load` read last, as far as can be told. Blocks on files."""
 
     def fits(self) -> bool:
         """Whether the model has room beside those that are loaded. Raises ModelError if it cannot be loaded."""
@@ -68,7 +71,8 @@ class LoadsModel(Protocol):
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A model that can be loaded. Two are equal if one behaves as the other.
+    """A model that can be loaded. Two are equal if one behaves as the other: ``settings`` are all that it has, of
+    which the card leaves secrets out.
 
     With ``keeps`` it leaves for no other. After ``sleep_seconds`` without a request it is unloaded (negative: never);
     an unload that a client asks for waits ``stop_seconds`` for replies.
@@ -80,11 +84,13 @@ class ModelSource:
     keeps: bool = False
     stop_seconds: float = 10.0
     sleep_seconds: float = -1.0
+    settings: object = None
 
 
 @dataclass(eq=False)
 class ServedModel:
-    """One model with its state; ``service`` stays from the first load on, with the cache. ``used`` is a UNIX time."""
+    """One model with its state; ``service`` stays from the first load on, with the cache. ``used`` is a UNIX time.
+    One that ``is_outdated`` has other files than those that were loaded."""
 
     source: ModelSource
     service: Service | None = None
@@ -94,6 +100,7 @@ class ServedModel:
     used: float = 0.0
     load_seconds: float = 0.0
     unload_at: float | None = None
+    is_outdated: bool = False
     watcher: threading.Thread | None = None
 
     @property
@@ -259,15 +266,18 @@ class Models:
     def reload(self) -> Future[None]:
         """Look again which models there are; the future ends when they are those. Blocks on files.
 
-        A model that is gone or has other settings is unloaded first, as by `unload`, and its snapshots in RAM go; the
-        other models stay as they are. Raises ConfigError as at the start, and changes nothing then.
+        A model that is gone or has other settings or files is unloaded first, as by `unload`, and its snapshots in RAM
+        go; the other models stay as they are. Raises ConfigError as at the start, and changes nothing then.
         """
         done: Future[None] = Future()
         with self._reading:
             wanted = {source.card.name: source for source in self._find()}
             _by_name(map(ServedModel, wanted.values()))
+            outdated = [model for model in self if model.service is not None and not model.source.loader.is_current()]
             with self._changed:
                 self._wanted = wanted
+                for model in outdated:
+                    model.is_outdated = True
                 if self._closing.is_set():
                     raise UnavailableError("the server is shutting down")
                 self._reloads.append(done)
@@ -379,7 +389,11 @@ class Models:
     def _adopt(self) -> None:
         """Finish reloads, once the models that they replace or remove are unloaded."""
         with self._changed:
-            outdated = [model for name, model in self._models.items() if self._wanted.get(name) != model.source]
+            outdated = [
+                model
+                for name, model in self._models.items()
+                if model.is_outdated or self._wanted.get(name) != model.source
+            ]
             loaded = [model for model in outdated if self._order.is_loaded(model.name)]
             for model in loaded:
                 self._let_go(model)
@@ -394,11 +408,8 @@ class Models:
             done, self._reloads = self._reloads, []
             self._tell({"model": "*", "event": "models_reload"})
         for model in outdated:
-            log.info("%s %s", model.name, "has other settings" if model.name in self._models else "is gone")
-            if model.service is not None:
-                model.service.worker.close()
-            if model.watcher is not None:
-                model.watcher.join()
+            log.info("%s %s", model.name, "has other settings or files" if model.name in self._models else "is gone")
+            _close(model)
             del model
         # What threads still use, such as one that prepares a vocabulary, goes with the next reload.
         outdated.clear()
@@ -448,7 +459,15 @@ class Models:
             else:
                 model.service.worker.load().result()
         except Exception as error:
-            return self._failed(model, error)
+            if model.service is None or source.loader.is_current():
+                return self._failed(model, error)
+            # Its vocabulary and snapshots are those of the old files. Its requests wait for it to be loaded anew.
+            log.info("%s has other files", model.name)
+            with self._changed:
+                self._models[model.name] = ServedModel(source, used=model.used)
+                self._set(self._models[model.name], "unloaded")
+            _close(model)
+            return collect_all()
         now = self._clock()
         model.load_seconds, model.error, left = now - began, None, self._left
         self._left = {}
@@ -585,6 +604,14 @@ class Models:
             self._trouble = self._trouble or error
             self._closing.set()
             self._wake()
+
+
+def _close(model: ServedModel) -> None:
+    """End the engine of a model that is not loaded, and its cache."""
+    if model.service is not None:
+        model.service.worker.close()
+    if model.watcher is not None:
+        model.watcher.join()
 
 
 def _by_name(models: Iterable[ServedModel]) -> dict[str, str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,30 @@ def living(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     return found
 
 
-def write(preset: Path, model: Path, n_ctx: int) -> None:
-    preset.write_text(f"[it]\nmodel = {model}\nc = {n_ctx}\nt = 1\n[same]\nmodel = {model}\nc = 512\nt = 1\n")
+def text_of(model: Path, n_ctx: int) -> str:
+    return f"[it]\nmodel = {model}\nc = {n_ctx}\nt = 1\n[same]\nmodel = {model}\nc = 512\nt = 1\n"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Callable[[str], Models]]:
+    """run(text) -> the models of a preset file, which are served."""
+    running: list[tuple[Models, threading.Thread]] = []
+
+    def start(text: str) -> Models:
+        preset = tmp_path / "models.ini"
+        preset.write_text(text)
+        argv = ["--models-preset", str(preset), "--models-patience", "0", "--no-kv-cache"]
+        models = several(parse_serve(argv, {}), argv, {})
+        assert models is not None
+        thread = threading.Thread(target=models.run, daemon=True)
+        thread.start()
+        running.append((models, thread))
+        return models
+
+    yield start
+    for models, thread in running:
+        models.close()
+        thread.join(60)
 
 
 def load(models: Models, name: str) -> None:
@@ -47,24 +70,47 @@ def load(models: Models, name: str) -> None:
 
 
 def test_a_reload_frees_the_vocabulary_of_what_it_replaces(
-    model_path: Callable[[str], Path], tmp_path: Path, living: set[int]
+    model_path: Callable[[str], Path], tmp_path: Path, living: set[int], run: Callable[[str], Models]
 ) -> None:
     preset, model = tmp_path / "models.ini", model_path("tiny-hybrid")
-    write(preset, model, 512)
-    argv = ["--models-preset", str(preset), "--models-patience", "0", "--no-kv-cache"]
-    models = several(parse_serve(argv, {}), argv, {})
-    assert models is not None
-    thread = threading.Thread(target=models.run, daemon=True)
-    thread.start()
+    models = run(text_of(model, 512))
     for name in ("same", "it"):
         load(models, name)
     counts = []
     for number in range(N_RELOADS):
         counts.append(len(living))
-        write(preset, model, 768 + 256 * number)
+        preset.write_text(text_of(model, 768 + 256 * number))
         # A thread may still prepare a vocabulary; what it used goes with the next reload.
         until(lambda: models.reload().result(60) or len(living) == 2)  # weights and vocabulary of what stays
         load(models, "it")
     assert counts == [4] * N_RELOADS
-    models.close()
-    thread.join(60)
+
+
+@pytest.mark.parametrize(("is_loaded", "reloads"), [(False, False), (False, True), (True, True)])
+def test_a_model_whose_file_was_replaced_is_loaded_from_the_new_one(
+    model_path: Callable[[str], Path],
+    tmp_path: Path,
+    run: Callable[[str], Models],
+    is_loaded: bool,
+    reloads: bool,
+) -> None:
+    file = tmp_path / "it.gguf"
+    shutil.copy(model_path("tiny-hybrid"), file)
+    models = run(f"[it]\nmodel = {file}\nc = 512\nt = 1\n")
+    load(models, "it")
+    before = models.named("it").service
+    if not is_loaded:
+        models.unload(models.named("it"))
+        until(lambda: models.named("it").status == "unloaded")
+    shutil.copy(model_path("tiny-dense"), tmp_path / "new")
+    (tmp_path / "new").rename(file)  # as a download does
+    if reloads:
+        models.reload().result(60)
+    load(models, "it")
+    service = models.named("it").service
+    assert before is not None
+    assert service is not None
+    assert service.info.fingerprint != before.info.fingerprint
+    if reloads:
+        models.reload().result(60)
+        assert models.named("it").service is service, "nothing has changed since"

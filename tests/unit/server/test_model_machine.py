@@ -25,7 +25,7 @@ class Fleet:
     """The loaded fakes, within ``room`` bytes; ``broken`` ones fail to load."""
 
     def __init__(self, room: int) -> None:
-        self.room, self.broken = room, set[str]()
+        self.room, self.broken, self.replaced = room, set[str](), set[str]()
         self.sizes = {"a": 1, "b": 2, "c": 3, "d": 9}  # d never fits beside another
         self.loaded = set[str]()
 
@@ -43,6 +43,8 @@ class FakeWorker:
     def load(self) -> Future[None]:
         done: Future[None] = Future()
         try:
+            if self.name in self.fleet.replaced:
+                raise ModelError("the model file has changed")
             self.take()
             done.set_result(None)
         except ModelError as error:
@@ -93,10 +95,14 @@ class FakeLoader:
     def load(self, report: Progress) -> Service:
         service = FakeService(self.fleet, self.name)
         service.worker.take()
+        self.fleet.replaced.discard(self.name)
         return cast(Service, service)
 
     def fits(self) -> bool:
         return self.fleet.sizes[self.name] <= self.fleet.free()
+
+    def is_current(self) -> bool:
+        return self.name not in self.fleet.replaced
 
 
 class ModelMachine(RuleBasedStateMachine):
@@ -131,8 +137,9 @@ class ModelMachine(RuleBasedStateMachine):
         ended = [each for each in self.waiting if each[2].done()]
         self.waiting = [each for each in self.waiting if not each[2].done()]
         for name, _, future in ended:
-            if future.exception() is None:
+            if (error := future.exception()) is None:
                 self.running.append((name, future.result()))
+            assert "has changed" not in str(error), "a request is served with the file that is there"
 
     @rule(name=NAMES)
     def ask(self, name: str) -> None:
@@ -162,6 +169,11 @@ class ModelMachine(RuleBasedStateMachine):
     @rule(name=NAMES)
     def break_or_mend(self, name: str) -> None:
         self.fleet.broken ^= {name}
+
+    @rule(name=NAMES)
+    def replace_file(self, name: str) -> None:
+        if name not in self.fleet.loaded:
+            self.fleet.replaced.add(name)
 
     @rule()
     def reload(self) -> None:
