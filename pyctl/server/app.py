@@ -322,6 +322,7 @@ class _RoutedBody(msgspec.Struct, frozen=True):
     """The fields of a body that select its model."""
 
     model: Any = None
+    name: Any = None
     stream: Any = False
 
 
@@ -330,7 +331,8 @@ async def _answer(models: Models, handler: Handler, form: ErrorForm, request: Re
     if models.only is not None:
         return await handler(models.only, request)
     body = _RoutedBody() if request.method in ("GET", "HEAD", "DELETE") else _routed(await request.body())
-    name = body.model if isinstance(body.model, str) else request.query_params.get("model", "")
+    given = body.model or body.name if handler is ollama.show else body.model  # older clients of Ollama
+    name = given if isinstance(given, str) else request.query_params.get("model", "")
     if not name and handler in _WITHOUT_NAME:
         return await _WITHOUT_NAME[handler](models, request)
     model = models.last_used if not name and handler is prefix_cache.show else None

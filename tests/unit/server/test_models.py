@@ -186,6 +186,16 @@ def test_a_stream_gets_comments_while_the_model_is_loaded(run: Callable[..., Mod
     assert json.loads(sent.rpartition(b"data: ")[2])["error"]["message"] == "it is broken"
 
 
+@pytest.mark.parametrize("body", [{"model": "b"}, {"name": "b"}, {"model": "", "name": "b:latest"}])
+def test_a_model_is_shown_by_either_of_its_names_in_ollama(run: Callable[..., Models], body: dict[str, str]) -> None:
+    models = run(0, a=Loader(), b=Loader())
+    client = Client(create_app(models))
+    assert client.post("/api/show", json=body).status_code == 200
+    assert (state(models, "a"), state(models, "b")) == ("unloaded", "loaded")
+    named = client.post("/api/chat", json={"name": "b", "messages": HI, "stream": False})
+    assert (named.status_code, named.json()["error"]) == (400, "model name is missing from the request")
+
+
 def test_a_reload_unloads_what_changed_and_leaves_the_rest(run: Callable[..., Models]) -> None:
     models, events = run(0, same=Loader(), other=Loader(), gone=Loader()), list[Any]()
     stays = lease(models, "same")
