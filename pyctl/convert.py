@@ -144,7 +144,7 @@ def file_text(text: str) -> str:
 def json_object(text: str) -> dict[str, Any]:
     """A JSON object."""
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_constant=number())  # no NaN, which equals nothing, itself included
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not JSON: {error}") from error
     if not isinstance(value, dict):

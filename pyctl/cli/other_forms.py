@@ -39,7 +39,7 @@ def bound_by_schema(text: str) -> BoundBySchema:
     from pyctl.chat.constraint import json_constraint
 
     try:
-        schema = json.loads(text)
+        schema = json.loads(text, parse_constant=number())
         constraint = json_constraint(schema)
         return BoundBySchema(schema, constraint.grammar, constraint.kind)
     except (ValueError, RecursionError) as error:

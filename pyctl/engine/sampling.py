@@ -106,7 +106,7 @@ def as_bias(text: str) -> tuple[tuple[int, float], ...]:
     match = re.fullmatch(r"([0-9]+)([+-][0-9]*\.?[0-9]+|-inf)", text)
     if match is None:
         raise ValueError(f"{text!r} is not of the form TOKEN_ID+BIAS or TOKEN_ID-BIAS")
-    return ((int(match[1]), float(match[2])),)
+    return ((int(integer(0)(match[1])), float(match[2] if match[2] == "-inf" else number()(match[2]))),)
 
 
 def breaker(text: str) -> tuple[str, ...]:

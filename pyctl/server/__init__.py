@@ -64,11 +64,10 @@ def url_path(text: str) -> str:
 
 def chat_bodies(text: str) -> tuple[Mapping[str, Any], ...]:
     """The JSON objects in a file, one or a list."""
+    content = file_text(text)
     try:
-        value = json.loads(file_text(text))
-    except RecursionError as error:
-        raise ValueError(f"{text!r} is not JSON: {error}") from error
-    except json.JSONDecodeError as error:
+        value = json.loads(content, parse_constant=number())
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{text!r} is not JSON: {error}") from error
     bodies = tuple(value) if isinstance(value, list) else (value,)
     if not all(isinstance(body, dict) for body in bodies):

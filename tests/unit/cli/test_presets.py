@@ -122,6 +122,13 @@ def test_fetched_models_that_a_section_names_are_hidden_and_stay_there(tmp_path:
         ("[a]\nmodel = x\njinja = maybe\n", "[a]: jinja: 'maybe' is none of on, off, true, false, 1, 0"),
         ("[a]\nmodel = x\nkeep = maybe\n", "[a]: keep: 'maybe' is none of on, off, true, false, 1, 0"),
         ("[a]\nmodel = x\nstop-timeout = soon\n", "[a]: stop-timeout: 'soon' is not a number"),
+        (
+            '[a]\nmodel = x\nchat-template-kwargs = {"a": NaN}\n',
+            "[a]: --chat-template-kwargs: not JSON: 'NaN' is not a finite number",
+        ),
+        ("[a]\nmodel = x\nj = NaN\n", "[a]: -j: not a JSON schema: 'NaN' is not a finite number"),
+        (f"[a]\nmodel = x\nlogit-bias = 1+{'9' * 400}\n", "is not a finite number"),
+        (f"[a]\nmodel = x\nlogit-bias = {'9' * 40}+1\n", "is too large, the most is 2147483647"),
         ("[a]\nmodel = x\n[a]\nmodel = y\n", "two models are called 'a'"),
         ("[a]\nmodel = x\nc = 1\nc = 2\n", "[a] has the key 'c' twice"),
         ("[a]\nmodel = x\nrpc = b:1\n", "[a]: --rpc serves one model: use -m"),
