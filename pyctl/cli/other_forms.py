@@ -15,15 +15,6 @@ from pyctl.setting import CONTEXT, FORMAT, GENERAL, MODEL, SAMPLING, SERVER, Fla
 __all__ = ["FURTHER", "IGNORED", "NO_OP", "REJECTED", "REMOVED", "BoundBySchema", "OtherForms", "Questions"]
 
 
-def key_lines(text: str) -> tuple[str, ...]:
-    """The lines of a file that are neither empty nor comments, without the blanks around them."""
-    lines = (line.strip() for line in file_text(text).splitlines())
-    keys = tuple(line for line in lines if line and not line.startswith("#"))
-    if not keys:
-        raise ValueError(f"no key in {text!r}")
-    return keys
-
-
 @dataclass(frozen=True)
 class BoundBySchema:
     """A JSON schema in the place of a grammar, and what becomes of it."""
@@ -121,9 +112,6 @@ class OtherForms:
     )
     rerank: bool = SERVER.flag(
         False, "--rerank --reranking", "serve reranking: --embeddings with --pooling rank", None, "LLAMA_ARG_RERANKING"
-    )
-    key_file: tuple[str, ...] = SERVER.flag(
-        (), "--api-key-file", "file of accepted keys, one a line", key_lines, "LLAMA_ARG_API_KEY_FILE", "FILE"
     )
 
 

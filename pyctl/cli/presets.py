@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-import configparser
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from pathlib import Path
 
 from pyctl.cli.arguments import FLAGS, CommandSettings, parse_serve
-from pyctl.cli.other_forms import IGNORED, NO_OP, REJECTED, REMOVED
-from pyctl.convert import FALSE_WORDS, TRUE_WORDS
+from pyctl.cli.logs import LogSettings
+from pyctl.cli.other_forms import IGNORED, NO_OP, REJECTED, REMOVED, Questions
+from pyctl.convert import FALSE_WORDS, INT32_MAX, TRUE_WORDS, number
 from pyctl.errors import ConfigError
 from pyctl.limit import limit
 from pyctl.models import SPLIT_NAME, is_model_file
 from pyctl.models.hub_cache import cached_files, choose, newest
-from pyctl.server import RouterSettings
+from pyctl.server import Cors, ListenSettings, RouterSettings, ServerSettings
 from pyctl.setting import Flag
+from pyctl.terminal import TerminalSettings
+from pyctl.tools import ToolSettings
 
-__all__ = ["Preset", "find_models", "models_in", "read_presets"]
+__all__ = ["SHARED_DISK", "Preset", "find_models", "models_in", "read_presets"]
+
+log = logging.getLogger("pyctl")
 
 MOST_MODELS = limit(256, "models of --models-dir, --models-preset and the hub's cache", "the program ends", "process")
 
@@ -27,8 +34,25 @@ MOST_PRESET_BYTES = limit(2**20, "the file of --models-preset", "the program end
 EVERY = "*"
 """The section whose keys all models have, unless their own section says otherwise."""
 
-TOP = "\0"
-"""The name of what stands before the first section of a preset file, such as its version."""
+TOP = ""
+"""The name of the lines before the first section of a preset file, such as its version."""
+
+SHARED_DISK = ("cache_dir", "kv_cache", "disk_mib")
+"""Fields of `DiskSettings` that all models of a process share."""
+
+_OF_PROCESS = {
+    *(
+        item.name
+        for owner in (Questions, ListenSettings, RouterSettings, ServerSettings, Cors)
+        for item in fields(owner)
+    ),
+    *(item.name for owner in (LogSettings, TerminalSettings, ToolSettings) for item in fields(owner)),
+    *SHARED_DISK,
+}
+"""Destinations of flags that all models share. In a section they are refused: the server would run without them."""
+
+_SHARED = {"ram_mib"}
+"""Likewise, with a warning: llama-server's example of a preset file has it."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +70,7 @@ class Preset:
     keeps: bool = False
     stop_seconds: float = 10.0
     is_hidden: bool = False
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass
@@ -59,10 +84,10 @@ class _Known:
 
 def find_models(router: RouterSettings, argv: Sequence[str], environ: Mapping[str, str]) -> list[Preset]:
     """All models that ``router`` names, by name, with their flags: those of the section ``[*]``, then of their own,
-    then of the command line ``argv``; the last wins.
+    then of the command line ``argv``; the last wins. Logs the warnings of sections.
 
-    Raises ConfigError for a file that cannot be read, an unknown key, a wrong value, a model of no file, and none at
-    all.
+    Raises ConfigError for a file that cannot be read, a key that is unknown or has no effect in a section, a wrong
+    value, a model of no file, and none at all.
     """
     fetched = cached_files(environ)
     found = {name: _Known("cache", ["-hf", name, "--offline"]) for name in fetched}
@@ -70,11 +95,18 @@ def find_models(router: RouterSettings, argv: Sequence[str], environ: Mapping[st
         for name, files in models_in(Path(router.models_dir).expanduser()).items():
             found[name] = _Known("models_dir", files)
     sections = read_presets(Path(router.preset_path).expanduser()) if router.preset_path else {}
+    for name, section in sections.items():
+        for key in section:
+            if _dest(key) in _OF_PROCESS:
+                where = f"{router.preset_path}: [{name}]" if name else router.preset_path
+                raise ConfigError(f"{where}: {key} has no effect here: it belongs on the command line, for all models")
+    if top := sections.pop(TOP, {}):
+        log.warning("%s: without effect above the sections: %s; use [*]", router.preset_path, ", ".join(top))
     general = sections.pop(EVERY, {})
     for name, section in sections.items():
         known = found.setdefault(name, _Known("preset"))
         known.section = section
-        if {"model", "m", "LLAMA_ARG_MODEL", "hf-repo", "hf", "hfr", "LLAMA_ARG_HF_REPO"} & section.keys():
+        if {"path", "hf_repo"} & set(map(_dest, section)):
             known.argv, known.origin = [], "preset"
         elif not known.argv:
             raise ConfigError(f"{router.preset_path}: [{name}] needs the key model or hf-repo: no such model is here")
@@ -83,6 +115,7 @@ def find_models(router: RouterSettings, argv: Sequence[str], environ: Mapping[st
     if len(found) > MOST_MODELS:
         raise ConfigError(f"{len(found)} models are more than {MOST_MODELS}")
     presets = [_preset(router, name, known, general, argv, environ) for name, known in sorted(found.items())]
+    _log_warnings(router, presets, parse_serve(argv, environ).warnings)
     named = [
         each for each in presets if _truth(each.name, "dedup-cache-models", {**general, **found[each.name].section})
     ]
@@ -90,33 +123,38 @@ def find_models(router: RouterSettings, argv: Sequence[str], environ: Mapping[st
     return [replace(each, is_hidden=each.origin == "cache" and fetched[each.name] in used) for each in presets]
 
 
+_HEADER = re.compile(r"\[[ \t]*([^\]\s][^\]]*)\][ \t]*([;#].*)?")
+
+_KEY = re.compile(r"([A-Za-z_][\w.-]*)[ \t]*=(.*)", re.ASCII)
+
+_NOTE = re.compile(r"(^|[ \t])[;#].*")
+"""A note to the end of the line. Within a word, as in "top_k;top_p", it is none, where llama-server cuts the value."""
+
+
 def read_presets(path: Path) -> dict[str, dict[str, str]]:
-    """The sections of a preset file. Raises ConfigError."""
-    parser = configparser.ConfigParser(
-        interpolation=None,
-        delimiters=("=",),
-        comment_prefixes=(";", "#"),
-        default_section=TOP,
-        empty_lines_in_values=False,
-    )
-    parser.optionxform = str  # type: ignore[assignment, method-assign]
+    """The sections of a preset file, and `TOP`, read as llama-server does: the last of equal keys wins, and
+    ``version`` says nothing. Raises ConfigError."""
     try:
         if path.stat().st_size > MOST_PRESET_BYTES:
             raise ConfigError(f"{path} is larger than {MOST_PRESET_BYTES} bytes")
-        parser.read_string(f"[{TOP}]\n{path.read_text(encoding='utf-8')}", str(path))
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read --models-preset {path}: {getattr(error, 'strerror', None) or error}") from error
-    except configparser.DuplicateSectionError as error:
-        raise ConfigError(f"{path}: two models are called {error.section!r}") from error
-    except configparser.DuplicateOptionError as error:
-        raise ConfigError(f"{path}: [{error.section}] has the key {error.option!r} twice") from error
-    except configparser.Error as error:
-        raise ConfigError(f"{path} is no INI file: {' '.join(str(error).split())}") from error
-    top = parser.defaults()
-    return {
-        name: {key: value for key, value in parser.items(name) if key not in top or parser.get(name, key) != top[key]}
-        for name in parser.sections()
-    }
+    section: dict[str, str] = {}
+    sections = {TOP: section}
+    for at, line in enumerate((line.strip(" \t") for line in lines), 1):
+        if header := _HEADER.fullmatch(line):
+            if (name := header[1].rstrip()) in sections:
+                raise ConfigError(f"{path}: two models are called {name!r}")
+            section = sections[name] = {}
+        elif pair := _KEY.fullmatch(_NOTE.sub("", line)):
+            section.pop(pair[1], None)  # the last of several spellings wins, too
+            section[pair[1]] = pair[2].strip(" \t")
+        elif _NOTE.sub("", line):
+            raise ConfigError(f"{path} is no INI file: line {at} is neither [NAME] nor KEY = VALUE")
+    for section in sections.values():
+        section.pop("version", None)
+    return sections
 
 
 def models_in(directory: Path) -> dict[str, list[str]]:
@@ -161,31 +199,45 @@ def _preset(
     argv: Sequence[str],
     environ: Mapping[str, str],
 ) -> Preset:
-    section = {**general, **known.section}
+    # What is the model's own stands last: it wins over another spelling of the same flag.
+    section = {key: value for key, value in general.items() if key not in known.section} | known.section
     where = f"{router.preset_path}: [{name}]" if section else name
+    shared = [key for key in section if _dest(key) in _SHARED]
     try:
-        own = [*known.argv, *(word for key in section if key not in _OWN_KEYS for word in _words(key, section[key]))]
+        own = [*known.argv, *_argv({key: value for key, value in section.items() if key not in shared})]
         aliases = parse_serve(own, {}).model.alias
         settings = parse_serve([*own, *argv], environ)
         if settings.model.workers:
             # When one model frees memory of a worker, the worker drops the graphs of the others, which ends the client.
             raise ConfigError("--rpc serves one model: use -m")
-        stop_seconds = float(section.get("stop-timeout", "10"))
+        stop_seconds = number(high=INT32_MAX)(section.get("stop-timeout", "10"))
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
     except ValueError as error:
-        raise ConfigError(f"{where}: stop-timeout: {section['stop-timeout']!r} is not a number") from error
+        raise ConfigError(f"{where}: stop-timeout: {error}") from error
     return Preset(
         name,
         replace(settings, model=replace(settings.model, alias=(name,))),
-        tuple(own),
+        (*known.argv, *_argv(section)),
         "".join(f"{key} = {value}\n" for key, value in section.items()),
         known.origin,
         tuple(alias for alias in aliases if alias != name),
         on_start=_truth(where, "load-on-startup", section),
         keeps=_truth(where, "keep", section),
         stop_seconds=max(stop_seconds, 0.0),
+        warnings=(*settings.warnings, *(f"{key} has no effect: all models share --cache-ram" for key in shared)),
     )
+
+
+def _log_warnings(router: RouterSettings, presets: Iterable[Preset], usual: Sequence[str]) -> None:
+    """Log each warning once, with the first model that has it; ``usual`` are those of the command line."""
+    names: dict[str, list[str]] = {}
+    for preset in presets:
+        for text in preset.warnings:
+            names.setdefault(text, []).append(preset.name)
+    for text, (first, *more) in names.items():
+        if text not in usual:
+            log.warning("%s: [%s]%s: %s", router.preset_path, first, f" and {len(more)} more" if more else "", text)
 
 
 _OWN_KEYS = ("load-on-startup", "stop-timeout", "dedup-cache-models", "keep")
@@ -199,14 +251,21 @@ def _truth(where: str, key: str, section: Mapping[str, str]) -> bool:
     return value in TRUE_WORDS
 
 
+def _argv(section: Mapping[str, str]) -> list[str]:
+    """The words of a command line for those keys of a section that are flags."""
+    return [word for key, value in section.items() if key not in _OWN_KEYS for word in _words(key, value)]
+
+
 def _words(key: str, value: str) -> list[str]:
     """The words of a command line for a key of a preset: a flag without its dashes, or its variable.
 
     A flag that is unknown stays as it is, for the reader of command lines to refuse.
     """
-    name, takes = _by_key().get(key, (f"--{key}", 1))
+    name, takes = _flag(key)
     if isinstance(takes, int):
-        return [name, value] if takes else [name] if value.lower() in TRUE_WORDS else []
+        return [name, *[value] * takes] if takes or value.lower() in TRUE_WORDS else []
+    if takes.bare is not None:  # apart, a value that begins with a dash would be the next flag
+        return [f"{takes.names.split()[-1]}={value}"]
     if takes.convert is not None:
         return [name, value]
     if value.lower() not in TRUE_WORDS | FALSE_WORDS:
@@ -218,8 +277,20 @@ def _words(key: str, value: str) -> list[str]:
     return [name] if is_on else negative[:1]
 
 
+def _dest(key: str) -> str:
+    """The destination of the flag that a key of a preset stands for; empty if there is none."""
+    flag = _flag(key)[1]
+    return flag.dest if isinstance(flag, Flag) else ""
+
+
+def _flag(key: str) -> tuple[str, Flag | int]:
+    """The name of a key's flag, and the flag, or how many values one without effect takes."""
+    return _by_key().get(key) or _by_key().get(key.replace("_", "-")) or (f"--{key}", 1)
+
+
+@cache
 def _by_key() -> dict[str, tuple[str, Flag | int]]:
-    """Every key of a preset: the name of its flag, and the flag, or how many values one without effect takes."""
+    """`_flag` of every key of a preset."""
     found: dict[str, tuple[str, Flag | int]] = {}
     for names in (NO_OP, IGNORED, REJECTED, dict.fromkeys(REMOVED, 1)):
         found |= {name.lstrip("-"): (name, n) for name, n in names.items()}

@@ -19,7 +19,7 @@ from pyctl.cli.assemble import Host, ModelLoader, assemble, found, warm
 from pyctl.cli.defaults import cache_budget, tell_directory, with_directory, with_shared_budget
 from pyctl.cli.doctor_command import log_findings
 from pyctl.cli.logs import start_log
-from pyctl.cli.presets import Preset, find_models
+from pyctl.cli.presets import SHARED_DISK, Preset, find_models
 from pyctl.cli.ready import Addresses, cache_text, ready_text
 from pyctl.errors import ConfigError, EngineError
 from pyctl.llama import build_version, check_gguf, connect_workers, devices, gpus, host_available, model_files
@@ -163,7 +163,7 @@ def _may_see(preset: Preset) -> bool:
 
 
 def _source(preset: Preset, host: Host, shared: DiskSettings) -> ModelSource:
-    disk = replace(preset.settings.disk, cache_dir=shared.cache_dir, disk_mib=shared.disk_mib)
+    disk = replace(preset.settings.disk, **{name: getattr(shared, name) for name in SHARED_DISK})
     if disk.cache_dir and disk.store_url not in ("", shared.store_url):  # that of all has been tried
         connect(disk.store_url)
     settings = replace(preset.settings, disk=disk)

@@ -43,6 +43,15 @@ def keys(text: str) -> tuple[str, ...]:
     return found
 
 
+def key_lines(text: str) -> tuple[str, ...]:
+    """The lines of a file that are neither empty nor comments, without the blanks around them."""
+    lines = (line.strip() for line in file_text(text).splitlines())
+    found = tuple(line for line in lines if line and not line.startswith("#"))
+    if not found:
+        raise ValueError(f"no key in {text!r}")
+    return found
+
+
 def existing_or_new(text: str) -> Path:
     """A directory, or a place where one can be made."""
     return Path(directory(text))
@@ -202,12 +211,16 @@ class Cors:
 class ServerSettings:
     """Clients of a process: which may ask, and what they may see and change.
 
-    No ``api_keys`` means that every client may ask. ``slots_debug`` adds prompts to /slots, ``show_prompts`` their ends
-    to /cache even if there are no keys; with ``is_verbose``, OpenAI's replies hold llama-server's.
+    No ``api_keys``, those of ``key_file`` included, means that every client may ask. ``slots_debug`` adds prompts to
+    /slots, ``show_prompts`` their ends to /cache even if there are no keys; with ``is_verbose``, OpenAI's replies hold
+    llama-server's.
     """
 
     api_keys: tuple[str, ...] = SERVER.flag(
         (), "--api-key", "accepted keys, comma-separated", keys, "LLAMA_API_KEY", "KEYS", many=True
+    )
+    key_file: tuple[str, ...] = SERVER.flag(
+        (), "--api-key-file", "file of accepted keys, one a line", key_lines, "LLAMA_ARG_API_KEY_FILE", "FILE"
     )
     ping_seconds: int = SERVER.flag(
         30,

@@ -8,9 +8,14 @@ from pathlib import Path
 import pytest
 
 from pyctl.cli.arguments import parse_serve
+from pyctl.cli.logs import LogSettings
 from pyctl.cli.presets import Preset, find_models, models_in
 from pyctl.cli.serve_command import several
 from pyctl.errors import ConfigError
+from pyctl.server import Cors, ListenSettings, RouterSettings, ServerSettings
+from pyctl.setting import flags_of
+from pyctl.tools import ToolSettings
+from tests.unit.cli.given import at
 
 
 def fetch(tmp_path: Path, repo: str, *names: str) -> None:
@@ -32,7 +37,9 @@ def read(tmp_path: Path, text: str, *argv: str, environ: Mapping[str, str] | Non
     return {preset.name: preset for preset in found}
 
 
-def test_keys_are_flags_and_the_command_line_wins_over_a_section_and_that_over_all(tmp_path: Path) -> None:
+def test_keys_are_flags_and_the_command_line_wins_over_a_section_and_that_over_all(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     text = """
 version = 1
 ; a comment
@@ -65,7 +72,9 @@ kv-unified = on
     assert (one.settings.model.n_gpu_layers, two.settings.model.n_gpu_layers) == (123, 8)
     assert (one.settings.model.load_mode, two.settings.model.load_mode) == ("none", "none")
     assert {each.settings.model.type_k for each in (one, two)} == {"f16"}
-    assert one.settings.cache.ram_mib == 7
+    assert one.settings.cache.ram_mib is None
+    assert "[one]: LLAMA_ARG_CACHE_RAM has no effect: all models share --cache-ram" in caplog.text
+    assert "[one]: without effect here: --prio" in caplog.text
     assert (one.aliases, one.settings.model.alias, one.settings.model.tags) == (("a", "b"), ("one",), ("x",))
     assert (one.on_start, one.keeps, one.stop_seconds) == (True, True, 3.0)
     assert (two.on_start, two.keeps, two.stop_seconds) == (False, False, 10.0)
@@ -122,6 +131,9 @@ def test_fetched_models_that_a_section_names_are_hidden_and_stay_there(tmp_path:
         ("[a]\nmodel = x\njinja = maybe\n", "[a]: jinja: 'maybe' is none of on, off, true, false, 1, 0"),
         ("[a]\nmodel = x\nkeep = maybe\n", "[a]: keep: 'maybe' is none of on, off, true, false, 1, 0"),
         ("[a]\nmodel = x\nstop-timeout = soon\n", "[a]: stop-timeout: 'soon' is not a number"),
+        ("[a]\nmodel = x\nstop-timeout = nan\n", "[a]: stop-timeout: 'nan' is not a finite number"),
+        ("[a]\nmodel = x\nstop-timeout = inf\n", "[a]: stop-timeout: 'inf' is not a finite number"),
+        ("[a]\nmodel = x\nstop-timeout = 1e300\n", "[a]: stop-timeout: 1e+300 is too large"),
         (
             '[a]\nmodel = x\nchat-template-kwargs = {"a": NaN}\n',
             "[a]: --chat-template-kwargs: not JSON: 'NaN' is not a finite number",
@@ -129,11 +141,12 @@ def test_fetched_models_that_a_section_names_are_hidden_and_stay_there(tmp_path:
         ("[a]\nmodel = x\nj = NaN\n", "[a]: -j: not a JSON schema: 'NaN' is not a finite number"),
         (f"[a]\nmodel = x\nlogit-bias = 1+{'9' * 400}\n", "is not a finite number"),
         (f"[a]\nmodel = x\nlogit-bias = {'9' * 40}+1\n", "is too large, the most is 2147483647"),
+        ("[a]\nmodel = x\nfa = --metrics\n", "[a]: --flash-attn: '--metrics' is none of on, off, auto"),
         ("[a]\nmodel = x\n[a]\nmodel = y\n", "two models are called 'a'"),
-        ("[a]\nmodel = x\nc = 1\nc = 2\n", "[a] has the key 'c' twice"),
         ("[a]\nmodel = x\nrpc = b:1\n", "[a]: --rpc serves one model: use -m"),
         ("[a]\nc = 512\n", "[a] needs the key model or hf-repo: no such model is here"),
-        ("[a\nmodel = x\n", "is no INI file"),
+        ("[a\nmodel = x\n", "is no INI file: line 1 is neither [NAME] nor KEY = VALUE"),
+        ("[a]\nmodel = x\nmore\n", "is no INI file: line 3 is neither [NAME] nor KEY = VALUE"),
         ("", "no models: --models-dir has no GGUF file, and no section of --models-preset names one"),
         ("[a]\nmodel = x\nalias = b\n[b]\nmodel = y\n", "two models are called 'b': a and b"),
         (
@@ -150,6 +163,114 @@ def test_what_is_wrong_is_said_at_the_start(tmp_path: Path, text: str, says: str
         several(parse_serve(flags, {}), flags, {"HF_HUB_CACHE": str(tmp_path / "hub")})
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def of_process() -> set[str]:
+    """Keys for settings that a server has once, under each of their names."""
+    owners = (ServerSettings, Cors, ListenSettings, RouterSettings, ToolSettings, LogSettings)
+    flags = [flag for owner in owners for _, flag in flags_of(owner)]
+    names = {name.lstrip("-") for flag in flags for name in flag.spellings()}
+    return names | {name.replace("-", "_") for name in names} | {flag.env for flag in flags if flag.env}
+
+
+@pytest.mark.parametrize("place", ["{}[a]\nmodel = x\n", "[*]\n{}[a]\nmodel = x\n", "[a]\nmodel = x\n{}"])
+def test_keys_that_set_no_model_are_refused(tmp_path: Path, place: str) -> None:
+    keys = of_process() | {
+        "api-key-file",
+        "LLAMA_ARG_API_KEY_FILE",
+        "kv-cache-dir",
+        "kv-cache-budget",
+        "no-kv-cache",
+        "help",
+        "list-devices",
+    }
+    assert {"api-key", "api_key", "LLAMA_API_KEY", "metrics", "v", "log-file"} < keys
+    for key in sorted(keys):
+        with pytest.raises(
+            ConfigError, match=f"{key} has no effect here: it belongs on the command line, for all models"
+        ):
+            read(tmp_path, place.format(f"{key} = 1\n"))
+
+
+@pytest.mark.parametrize(
+    ("lines", "where", "value"),
+    [
+        ("temp = 0.3 ; warm", "replies.sampling.temperature", 0.3),
+        ("temp = 0.3\t# warm", "replies.sampling.temperature", 0.3),
+        ("model = /m/x.gguf ; mine", "model.path", "/m/x.gguf"),
+        ("tags = a;b, c#d ;e", "model.tags", ("a;b", "c#d")),
+        ("samplers = top_k;top_p", "replies.sampling.samplers", ("top_k", "top_p")),
+        ("c = 1\nc = 2", "model.n_ctx", 2),
+        ("c = 1\nctx-size = 2\nc = 3", "model.n_ctx", 3),
+        ("version = 2\nc = 1024", "model.n_ctx", 1024),
+        ("  c = 5\r\n\tb=7", "model.n_batch", 7),
+    ],
+)
+def test_lines_are_read_as_llama_server_reads_them(tmp_path: Path, lines: str, where: str, value: object) -> None:
+    text = f"version = 1 ; of the file\n[*] # all\nctx-size = 9\n[a] ; one\nmodel = /m\n{lines}\n[b#2]\nmodel = /n\n"
+    found = read(tmp_path, text)
+    assert at(found["a"].settings, where) == value
+    assert found["b#2"].settings.model.path == "/n"
+
+
+def test_a_key_above_all_sections_hides_none_of_a_section(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    found = read(tmp_path, "c = 1024\n[a]\nmodel = x\nc = 1024\n[b]\nmodel = y\n")
+    assert [found[name].settings.model.n_ctx for name in "ab"] == [1024, 0]
+    assert "models.ini: without effect above the sections: c; use [*]" in caplog.text
+
+
+def test_warnings_are_shown_once_with_a_section_and_those_of_the_command_line_are_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = "[*]\nprio = 2\n[a]\nmodel = x\n[b]\nmodel = y\nub = 4096\n[c]\nmodel = z\n"
+    read(tmp_path, text, "--no-jinja")
+    shown = sorted(record.getMessage().partition("models.ini: ")[2] for record in caplog.records)
+    assert shown == [
+        "[a] and 2 more: without effect here: --prio",
+        "[b]: --ubatch-size 4096 is cut to --batch-size 2048",
+    ]
+
+
+def test_the_preset_files_of_the_documentation_of_llama_server_are_read(tmp_path: Path) -> None:
+    fetch(tmp_path, "org/m", "m-Q8_0.gguf")
+    router = """version = 1
+
+; notes
+[*]
+c = 8192
+n-gpu-layers = 8
+
+[org/m:Q8_0]
+chat-template = chatml
+n-gpu-layers = 123
+jinja = true
+c = 4096
+LLAMA_ARG_CACHE_RAM = 0
+model-draft = ./draft.gguf
+model-draft = /m/draft.gguf
+
+[custom_model]
+model = /m/custom.gguf
+"""
+    found = read(tmp_path, router, "--kv-cache-dir", str(tmp_path))
+    assert (found["org/m:Q8_0"].settings.drafts.draft_path, found["custom_model"].settings.model.n_ctx) == (
+        "/m/draft.gguf",
+        8192,
+    )
+    shared = """[*]
+ctx-size             = 0
+mmap                 = 1
+kv-unified           = 1
+parallel             = 4
+spec-default         = 1
+
+[gpt-oss-120b-hf]
+hf                   = org/m
+top-p                = 1.0
+chat-template-kwargs = {"reasoning_effort": "high"}
+"""
+    settings = read(tmp_path, shared)["gpt-oss-120b-hf"].settings
+    assert (settings.model.n_seqs, settings.format.template_kwargs["reasoning_effort"]) == (4, "high")
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
