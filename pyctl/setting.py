@@ -90,7 +90,8 @@ class Section:
     ) -> T:
         """A field with ``default``, set by this flag and by those of ``also``.
 
-        ``shown`` replaces the default in --help. ``facts`` are added to the metadata of the field.
+        ``shown`` replaces the default in --help. ``facts`` are added to the metadata of the field; one with
+        ``secret`` is or may hold a secret, such as a key in an address, and is shown to no client.
         """
         text = _shown(default, convert) if shown is None else shown
         first = Flag(names, help, convert, env, metavar, off, const, bare, many, default=text)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 
-from pyctl.cli.arguments import FLAGS, CommandSettings, parse_serve
+from pyctl.cli.arguments import FLAGS, OWNERS, CommandSettings, parse_serve
 from pyctl.cli.logs import LogSettings
 from pyctl.cli.other_forms import IGNORED, NO_OP, REJECTED, REMOVED, Questions
 from pyctl.convert import FALSE_WORDS, INT32_MAX, TRUE_WORDS, number
@@ -54,11 +54,13 @@ _OF_PROCESS = {
 _SHARED = {"ram_mib"}
 """Likewise, with a warning: llama-server's example of a preset file has it."""
 
+_SECRET = {item.name for owner in OWNERS for item in fields(owner) if item.metadata.get("secret")}
+
 
 @dataclass(frozen=True)
 class Preset:
-    """One model with its settings. ``argv`` are its own flags, ``text`` its section, for GET /models, which does not
-    list it if it ``is_hidden``."""
+    """One model with its settings. ``argv`` are its own flags, ``text`` its section, both without secrets, for GET
+    /models, which does not list it if it ``is_hidden``."""
 
     name: str
     settings: CommandSettings
@@ -203,6 +205,7 @@ def _preset(
     section = {key: value for key, value in general.items() if key not in known.section} | known.section
     where = f"{router.preset_path}: [{name}]" if section else name
     shared = [key for key in section if _dest(key) in _SHARED]
+    shown = {key: value for key, value in section.items() if _dest(key) not in _SECRET}
     try:
         own = [*known.argv, *_argv({key: value for key, value in section.items() if key not in shared})]
         aliases = parse_serve(own, {}).model.alias
@@ -218,8 +221,8 @@ def _preset(
     return Preset(
         name,
         replace(settings, model=replace(settings.model, alias=(name,))),
-        (*known.argv, *_argv(section)),
-        "".join(f"{key} = {value}\n" for key, value in section.items()),
+        (*known.argv, *_argv(shown)),
+        "".join(f"{key} = {value}\n" for key, value in shown.items()),
         known.origin,
         tuple(alias for alias in aliases if alias != name),
         on_start=_truth(where, "load-on-startup", section),

@@ -185,6 +185,7 @@ def _source(preset: Preset, host: Host, shared: DiskSettings) -> ModelSource:
         preset.keeps,
         preset.stop_seconds,
         settings.engine.sleep_seconds,
+        settings,
     )
 
 

@@ -54,7 +54,7 @@ class HubSettings:
         "USER/MODEL[:QUANT]",
     )
     hf_file: str = HUB.flag("", "-hff --hf-file", "file of that repository", str, "LLAMA_ARG_HF_FILE", "FILE")
-    hf_token: str = HUB.flag("", "-hft --hf-token", "access token", printable, "HF_TOKEN", "TOKEN")
+    hf_token: str = HUB.flag("", "-hft --hf-token", "access token", printable, "HF_TOKEN", "TOKEN", secret=True)
     model_url: str = HUB.flag(
         "",
         "-mu --model-url",
@@ -62,6 +62,7 @@ class HubSettings:
         web_address,
         "LLAMA_ARG_MODEL_URL",
         "URL",
+        secret=True,
     )
     offline: bool = HUB.flag(False, "--offline", "use downloaded files only", None, "LLAMA_ARG_OFFLINE")
     draft_repo: str = HUB.flag(
@@ -79,6 +80,7 @@ class HubSettings:
         web_address,
         "LLAMA_ARG_MMPROJ_URL",
         "URL",
+        secret=True,
     )
     mmproj_auto: bool = HUB.flag(
         True,

@@ -26,6 +26,7 @@ __all__ = [
     "KeyMiddleware",
     "check_origin",
     "depth_error",
+    "is_own",
     "sees_texts",
 ]
 
@@ -163,6 +164,16 @@ def check_origin(headers: Headers, settings: ServerSettings, *, by_name: bool = 
         )
 
 
+def is_own(headers: Headers, settings: ServerSettings) -> bool:
+    """Whether a request is none of another origin's page, nor of one under a name that may be rebound: pages leave
+    out the origin of their own GET, so that a key has to tell them."""
+    try:
+        check_origin(headers, settings)
+    except ForbiddenError:
+        return False
+    return bool(settings.api_keys) or not may_be_rebound(headers.get("host", ""))
+
+
 _PASSED_ON = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip")
 """Headers by which a proxy can be told."""
 
@@ -175,13 +186,9 @@ def sees_texts(request: Request, settings: ServerSettings) -> bool:
     """
     if settings.api_keys:
         return True
-    try:
-        check_origin(request.headers, settings)
-    except ForbiddenError:
+    if not is_own(request.headers, settings):
         return False
     host = request.headers.get("host", "")
-    if may_be_rebound(host):
-        return False
     is_passed_on = any(name in request.headers for name in _PASSED_ON)
     is_here = request.client is not None and _is_loopback(request.client.host) and _is_loopback(_name_in(f"//{host}"))
     return settings.show_prompts or (is_here and not is_passed_on)

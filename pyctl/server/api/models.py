@@ -15,7 +15,7 @@ from pyctl.errors import BusyError, NotFoundError, RequestError, UnavailableErro
 from pyctl.limit import limit
 from pyctl.server.body import Body
 from pyctl.server.http import PING, JsonResponse, encode, error_response, frame
-from pyctl.server.middleware import check_origin
+from pyctl.server.middleware import check_origin, is_own
 from pyctl.server.models import Models, ServedModel
 from pyctl.server.service import Service
 
@@ -51,9 +51,9 @@ async def show(models: Models, request: Request) -> Response:
     if request.query_params.get("reload"):
         check_origin(request.headers, models.shared.settings)
         await asyncio.wrap_future(await models.shared.fetching.run(request, models.reload))
-    return JsonResponse(
-        {"data": [_listed(model) for model in models if not model.source.card.is_hidden], "object": "list"}
-    )
+    own = is_own(request.headers, models.shared.settings)
+    listed = [_listed(model, own=own) for model in models if not model.source.card.is_hidden]
+    return JsonResponse({"data": listed, "object": "list"})
 
 
 async def retrieve(models: Models, request: Request) -> Response:
@@ -65,7 +65,7 @@ async def retrieve(models: Models, request: Request) -> Response:
         return JsonResponse({**_described(models.only), "id": name})
     if (model := models.find(name)) is None:
         raise NotFoundError(f"the model {name[:200]!r} does not exist")
-    return JsonResponse({**_listed(model), "id": name})
+    return JsonResponse({**_listed(model, own=is_own(request.headers, models.shared.settings)), "id": name})
 
 
 async def load(models: Models, request: Request) -> Response:
@@ -119,11 +119,12 @@ async def events(models: Models, request: Request) -> Response:
     return StreamingResponse(frames(), media_type="text/event-stream", headers={"cache-control": "no-cache"})
 
 
-def _listed(model: ServedModel) -> dict[str, Any]:
+def _listed(model: ServedModel, *, own: bool) -> dict[str, Any]:
+    """A model in llama-server's list; its flags are for this server's ``own`` pages and for programs."""
     source, service = model.source.card, model.service
-    status: dict[str, Any] = {"value": model.status, "args": source.args}
-    if source.preset:
-        status["preset"] = source.preset
+    status: dict[str, Any] = {"value": model.status}
+    if own:
+        status |= {"args": source.args, **({"preset": source.preset} if source.preset else {})}
     if model.error is not None:
         status |= {"failed": True, "exit_code": 1, "message": str(model.error)}
     sees = source.vision if service is None else service.info.vision

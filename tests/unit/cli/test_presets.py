@@ -231,6 +231,24 @@ def test_warnings_are_shown_once_with_a_section_and_those_of_the_command_line_ar
     ]
 
 
+@pytest.mark.parametrize(
+    "line", ["hf-token = SECRET", "HF_TOKEN = SECRET", "hft = SECRET", "mmproj-url = https://u:SECRET@h/m.gguf"]
+)
+@pytest.mark.parametrize("place", ["[*]\n{}\n[a]\nmodel = x\n", "[a]\nmodel = x\n{}\n"])
+def test_secrets_are_in_no_list_and_count_as_settings(tmp_path: Path, place: str, line: str) -> None:
+    path = tmp_path / "models.ini"
+    flags = ["--models-preset", str(path), "--no-kv-cache"]
+    sources = []
+    for secret in ("SECRET", "other"):
+        path.write_text(place.format(line.replace("SECRET", secret)) + "c = 512\n")
+        models = several(parse_serve(flags, {}), flags, {"HF_HUB_CACHE": str(tmp_path / "hub")})
+        assert models is not None
+        sources.append(models.named("a").source)
+    assert sources[0].card.args == ("pyctl", "serve", "--model", "x", "-c", "512")
+    assert sources[0].card.preset == "model = x\nc = 512\n"
+    assert sources[0] != sources[1], "a reload takes the new one"
+
+
 def test_the_preset_files_of_the_documentation_of_llama_server_are_read(tmp_path: Path) -> None:
     fetch(tmp_path, "org/m", "m-Q8_0.gguf")
     router = """version = 1

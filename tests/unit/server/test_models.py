@@ -186,6 +186,29 @@ def test_a_stream_gets_comments_while_the_model_is_loaded(run: Callable[..., Mod
     assert json.loads(sent.rpartition(b"data: ")[2])["error"]["message"] == "it is broken"
 
 
+@pytest.mark.parametrize(
+    ("headers", "api_keys", "is_shown"),
+    [
+        ({}, (), True),
+        ({"origin": "http://server"}, (), True),
+        ({"origin": "http://evil.example"}, (), False),
+        ({"host": "evil.example"}, (), False),
+        ({"host": "evil.example", "authorization": "Bearer k"}, ("k",), True),
+        ({"origin": "http://evil.example", "authorization": "Bearer k"}, ("k",), False),
+    ],
+)
+def test_own_pages_and_programs_alone_see_the_flags_of_models(
+    headers: dict[str, str], api_keys: tuple[str, ...], is_shown: bool
+) -> None:
+    card = ModelCard("a", args=("serve", "-c", "1"), preset="c = 1\n")
+    models = Models(Shared(ServerSettings(api_keys=api_keys)), lambda: [ModelSource(card, Loader())])
+    client = Client(create_app(models))
+    (listed,) = client.get("/v1/models", headers=headers).json()["data"]
+    for status in (listed["status"], client.get("/v1/models/a", headers=headers).json()["status"]):
+        assert status.pop("value") == "unloaded"
+        assert status == ({"args": ["serve", "-c", "1"], "preset": "c = 1\n"} if is_shown else {})
+
+
 @pytest.mark.parametrize("body", [{"model": "b"}, {"name": "b"}, {"model": "", "name": "b:latest"}])
 def test_a_model_is_shown_by_either_of_its_names_in_ollama(run: Callable[..., Models], body: dict[str, str]) -> None:
     models = run(0, a=Loader(), b=Loader())
