@@ -9,11 +9,11 @@ python -m bench --llama-server FILE  # also measure llama-server where a script 
 from __future__ import annotations
 
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 
 from bench.common import parser_of
+from pyctl.module_command import module_command
 
 SCRIPTS = (
     "exact", "families", "kv", "held", "agent_edits", "controller", "draft_length", "policy", "codec", "store", "load",
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error(f"no script {', '.join(sorted(unknown))}")
     failed = []
     for script in options.scripts or SCRIPTS:
-        command = [sys.executable, "-m", f"bench.{script}", *["--quick"] * options.quick, *["--keep"] * options.keep]
+        command = [*module_command(f"bench.{script}"), *["--quick"] * options.quick, *["--keep"] * options.keep]
         if script == "replay" and options.llama_server:
             command += ["--llama-server", options.llama_server]
         began = time.monotonic()

@@ -11,12 +11,12 @@ import json
 import os
 import statistics
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from bench.common import show, shown
+from pyctl.module_command import module_command
 
 __all__ = ["MeasurementError", "add_comparison", "compare", "measured"]
 
@@ -61,7 +61,7 @@ def compare(module: str, arguments: Sequence[str], other: Path, rounds: int) -> 
 def measured(module: str, arguments: Sequence[str], tree: Path) -> list[Record]:
     """The findings of ``python -m module --json`` in ``tree``; MeasurementError on failure or of another package."""
     own = tree / ".venv" / "bin" / "python"
-    command = [str(own) if own.exists() else sys.executable, "-m", module, "--json", *arguments]
+    command = [*module_command(module, str(own) if own.exists() else "", (str(tree),)), "--json", *arguments]
     environment = {**os.environ, "PYTHONPATH": f"{tree}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:

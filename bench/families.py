@@ -17,7 +17,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -41,6 +40,7 @@ from pyctl.engine.request import Done, Failed, Piece, Request
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import PyctlError
 from pyctl.llama import LlamaBackend, load
+from pyctl.module_command import module_command
 from pyctl.prompt import Prompt, common_prefix
 from tools.generator.families import cached_family
 from tools.generator.zoo import ZOO
@@ -361,7 +361,7 @@ def distinct(texts: Iterable[np.ndarray]) -> int:
 
 def in_own_process(name: str) -> Record:
     """What a process of its own measures; a failure names the assertion or the last line."""
-    command = [sys.executable, "-m", "bench.families", "--json", "--only", name]
+    command = [*module_command("bench.families"), "--json", "--only", name]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=MOST_SECONDS)
     except subprocess.TimeoutExpired:

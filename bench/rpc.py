@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -26,6 +25,7 @@ from bench.common import add_model, parse, parser_of, shown
 from bench.common import show as show_table
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.llama import LlamaBackend, connect_workers, load
+from pyctl.module_command import module_command
 from pyctl.prompt import Tokens, as_tokens
 from tools.generator import SHAPES, cached_model
 
@@ -40,7 +40,7 @@ N_SINGLE = 24
 @contextmanager
 def worker(n_threads: int = 1, *flags: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A worker process on a free port of this machine, and its host:port; RuntimeError if it does not start."""
-    command = [sys.executable, "-m", "pyctl", "worker", "--port", "0", "--threads", str(n_threads), *flags]
+    command = [*module_command("pyctl"), "worker", "--port", "0", "--threads", str(n_threads), *flags]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None

@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from bench.common import parse, parser_of, show, shown
+from pyctl.module_command import module_command
 from tools.generator import TINY_DENSE, cached_model
 
 BUSY = "while True: pass"
@@ -69,7 +70,7 @@ def busy(n: int) -> Iterator[None]:
 
 def measured(path: str, threads: int, spin: str, n_prompt: int, n_predict: int, *, quiet: bool) -> list[float]:
     """Seconds of prefill and of decoding, in a process of its own."""
-    command = [sys.executable, "-m", "bench.threads", "--child", path, str(threads), str(n_prompt), str(n_predict)]
+    command = [*module_command("bench.threads"), "--child", path, str(threads), str(n_prompt), str(n_predict)]
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))}
     if spin != "pyctl":
         environ["GOMP_SPINCOUNT"] = "" if spin == "libgomp" else spin

@@ -6,8 +6,8 @@ import ctypes
 import os
 import signal
 import subprocess
-import sys
-from pathlib import Path
+
+from pyctl.module_command import module_command
 
 __all__ = ["answer_of_module", "end_with_parent", "start_module"]
 
@@ -15,14 +15,12 @@ _PR_SET_PDEATHSIG = 1
 
 
 def start_module(name: str) -> subprocess.Popen[bytes]:
-    """``python -m name`` in a session of its own, with pipes for its input and its output."""
-    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    """The module ``name`` in a session of its own, with pipes for its input and its output."""
     return subprocess.Popen(
-        [sys.executable, "-m", name],
+        module_command(name),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": path.strip(os.pathsep)},
         start_new_session=True,
     )
 

@@ -26,6 +26,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pyctl.module_command import module_command
 from pyctl.setup.source import read_pin, unpack_source
 
 __all__ = ["Changes", "changes", "declarations", "memory_classes", "pinned_copy"]
@@ -197,9 +198,9 @@ def pinned_copy(archive: Path, target: Path) -> None:
 def steps(library: Path, directory: Path) -> list[list[str]]:
     """The commands that compile the bindings' source tree ``library`` and a copy of this tree, and test it, in that."""
     python, build = str(directory / "venv" / "bin" / "python"), directory / "build"
-    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    pip = [*module_command("pip", python, ()), "install", "--quiet", "--disable-pip-version-check"]
     return [
-        [sys.executable, "-m", "venv", str(directory / "venv")],
+        [*module_command("venv"), str(directory / "venv")],
         [*pip, str(library), f"--config-settings=build-dir={build}"],
         [*pip, "--editable", ".[test]"],
         [python, "-m", "pytest", "-q", *TESTS],

@@ -9,8 +9,8 @@ import argparse
 import os
 import pty
 import select
+import shlex
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -24,6 +24,7 @@ from rich.style import Style
 from rich.text import Text
 
 from pyctl.models import builtin_model
+from pyctl.module_command import module_command
 
 COLUMNS, LINES = 96, 50
 PATIENCE_S = 120.0
@@ -53,7 +54,7 @@ class Terminal:
     def run(self, command: str, texts: Sequence[str]) -> None:
         """Type each of ``texts`` at a prompt of ``command``, then leave; TimeoutError if no prompt comes."""
         self._stream.feed(f"$ {command}\r\n".encode())
-        program_line = f"{command.replace('pyctl', f'{sys.executable} -m pyctl', 1)} -n 64"
+        program_line = f"{command.replace('pyctl', shlex.join(module_command('pyctl')), 1)} -n 64"
         line = f"stty rows {LINES} columns {COLUMNS}; {program_line}"
         ours, theirs = pty.openpty()
         with subprocess.Popen(

@@ -15,7 +15,6 @@ import json
 import shutil
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -28,6 +27,7 @@ from bench.gpu.run import N_DECODE, N_FIRST, QUESTION
 from bench.gpu.servers import pyctl
 from bench.gpu.workloads import Conversation
 from pyctl.measure.observed import resident_mib
+from pyctl.module_command import module_command
 
 FIGURES = ("start s", "first s", "next s", "back s", "tokens/s", "MiB of the GPU", "MiB resident")
 
@@ -41,10 +41,9 @@ def program_of(tree: Path) -> tuple[str, ...]:
         for path in (HERE / "pyctl").glob("_core*.so"):
             shutil.copy2(path, tree / "pyctl")
     own = tree / ".venv" / "bin" / "python"
-    # `-m` finds the package of the directory before that of PYTHONPATH.
-    program = ("env", "-C", str(tree), str(own) if own.exists() else sys.executable, "-m", "pyctl")
+    program = module_command("pyctl", str(own) if own.exists() else "", (str(tree),))
     shown = subprocess.run(
-        [*program[:-2], "-c", "import pyctl; print(pyctl.__file__)"], capture_output=True, text=True, check=False
+        [program[0], "-c", "import pyctl; print(pyctl.__file__)"], cwd=tree, capture_output=True, text=True, check=False
     )
     if Path(shown.stdout.strip()).parent != tree / "pyctl":
         raise SystemExit(f"{tree} was to be measured, not {shown.stdout.strip()}: run `make install` there")

@@ -27,6 +27,7 @@ from bench.gpu.machine import describe
 from pyctl.cache.snapshot import Rows, State
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.llama import LlamaBackend, load, reserve_pinned
+from pyctl.module_command import module_command
 from pyctl.prompt import Tokens, as_tokens
 from tools.generator import SHAPES, cached_model
 
@@ -211,7 +212,7 @@ def main() -> None:
     for shape in options.models:
         for mode in options.modes:
             left = end - time.monotonic()
-            command = [sys.executable, "-m", "bench.gpu.devices", str(options.directory), "--one"]
+            command = [*module_command("bench.gpu.devices"), str(options.directory), "--one"]
             if left < 5:
                 print(f"| {shape} | {mode} | left out: no time |")
                 continue

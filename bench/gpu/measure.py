@@ -18,7 +18,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -38,6 +37,7 @@ from bench.gpu.workloads import Conversation, alternate, cut, edited, grow, once
 from pyctl.engine.draft.draft_settings import AUTOMATIC_LENGTH
 from pyctl.measure.observed import evict
 from pyctl.measure.server_process import PYCTL_SERVE
+from pyctl.module_command import module_command
 from tools.generator import SHAPES
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -238,7 +238,7 @@ def soak(run: Run) -> None:
         return run.results.skip("soak", "soak", "no time left")
     flags = ["--flags", "-ngl 99 -fa on -ub 512", "--context", "32768", "--cache-ram", "8192"]
     bounds = ["--growth-limit", str(SPARE_MIB), "--minutes", str(SOAK_MINUTES)]
-    command = [sys.executable, "-m", "bench.soak", "-m", str(run.model), *flags, *bounds]
+    command = [*module_command("bench.soak"), "-m", str(run.model), *flags, *bounds]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=REPOSITORY)
     print(done.stdout, done.stderr[-3000:], sep="\n", flush=True)
     run.results.add("soak", "soak", exit_code=done.returncode, wrong=done.stderr[-3000:] if done.returncode else "")
@@ -265,7 +265,7 @@ def alone(run: Run, section: str, seconds: float, module: str, arguments: list[s
 @contextmanager
 def small_card(run: Run) -> Iterator[None]:
     """Leaves as much device memory as a card of 24 GB would have."""
-    arguments = [sys.executable, "-m", "bench.cuda", str(CARD_MIB)]
+    arguments = [*module_command("bench.cuda"), str(CARD_MIB)]
     with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPOSITORY) as process:
         assert process.stdin is not None
         assert process.stdout is not None

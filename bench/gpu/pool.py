@@ -50,6 +50,7 @@ from pyctl.engine.selection import SelectSettings
 from pyctl.errors import EngineError, ModelError, PyctlError
 from pyctl.llama import LlamaBackend, load, reserve_pinned
 from pyctl.measure.observed import evict
+from pyctl.module_command import module_command
 from pyctl.prompt import Picture, Prompt, Tokens, as_tokens
 from tools.generator import SHAPES, cached_model
 
@@ -342,7 +343,7 @@ def main() -> None:
     end = time.monotonic() + options.budget
     print(*(f"- {name}: {value}" for name, value in describe().items()), sep="\n")
     print(f"\n{HEAD}\n|{'---|' * HEAD.count(' | ')}---|", flush=True)
-    holder = [sys.executable, "-m", "bench.cuda", str(options.card)]
+    holder = [*module_command("bench.cuda"), str(options.card)]
     held = subprocess.Popen(holder, stdin=subprocess.PIPE, stdout=subprocess.PIPE) if options.card else nullcontext()
     with held as process:
         if process is not None and process.stdout is not None:
@@ -363,7 +364,7 @@ def run_mode(options: argparse.Namespace, shape: str, mode: str, left: float) ->
     more = {"GGML_CUDA_ENABLE_UNIFIED_MEMORY": "1"} if "unified" in mode else {}
     try:
         code = subprocess.run(
-            [sys.executable, "-m", "bench.gpu.pool", *given], timeout=left, check=False, env={**os.environ, **more}
+            [*module_command("bench.gpu.pool"), *given], timeout=left, check=False, env={**os.environ, **more}
         ).returncode
         if code:
             print(f"| {shape} | {mode} | ended with {code} |", flush=True)

@@ -32,6 +32,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from bench.gpu.machine import Cuda, compilers, find_cuda
+from pyctl.module_command import module_command
 from pyctl.setup import download_source, pip_command, read_pin
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -79,7 +80,7 @@ def install_packages(place: Path, wheels: Path | None) -> None:
     missing = [item for name, item in requirements().items() if not present(name, place / "site")]
     if not missing:
         return
-    command = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--quiet", "--no-compile"]
+    command = [*module_command("pip"), "install", "--disable-pip-version-check", "--quiet", "--no-compile"]
     command += ["--target", str(place / "site")]
     if wheels is not None:
         files = sorted(str(path) for path in wheels.glob("*.whl"))
@@ -195,7 +196,7 @@ def copy(files: Sequence[Path], target: Path) -> None:
 
 def build_extension(place: Path, environment: dict[str, str]) -> None:
     """pyctl/_core*.so; cmake and ninja rebuild what changed."""
-    query = [sys.executable, "-m", "pybind11", "--cmakedir"]
+    query = [*module_command("pybind11"), "--cmakedir"]
     directory = subprocess.run(query, capture_output=True, text=True, env=environment, check=True).stdout.strip()
     log = log_of(place, "extension")
     command: list[str | Path] = ["cmake", "-S", REPOSITORY, "-B", place / "extension", *generator()]
@@ -220,7 +221,7 @@ def write_models(place: Path, shapes: Sequence[str], environment: dict[str, str]
         pid = path.with_suffix(".pid")
         if path.exists() or (pid.exists() and Path(f"/proc/{pid.read_text()}").exists()):
             continue
-        command = ["nice", "-n", "5", sys.executable, "-m", "tools.generator", "--shape", shape, "-o", str(path)]
+        command = ["nice", "-n", "5", *module_command("tools.generator"), "--shape", shape, "-o", str(path)]
         with log_of(place, f"model-{shape}").open("wb") as out:
             writer = subprocess.Popen(
                 command, stdout=out, stderr=out, env=environment, cwd=REPOSITORY, start_new_session=True

@@ -8,7 +8,6 @@ build has unpacked it), of the built-in model for tiny shapes, numbered anew so 
 
 from __future__ import annotations
 
-import sys
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +19,7 @@ from bench.gpu.given_reply import preloaded
 from bench.gpu.report import OURS, PEER
 from bench.gpu.servers import Completion, Server, llama_server, pyctl
 from pyctl.models import builtin_model
+from pyctl.module_command import module_command
 from tools.generator import SHAPES
 
 __all__ = ["rewriting"]
@@ -33,7 +33,7 @@ N_HEAD = 512
 
 N_WARM = 24
 
-_PROGRAM = (sys.executable, "-m", "bench.gpu.given_reply")
+_PROGRAM = module_command("bench.gpu.given_reply")
 
 _FIRST, _PRINTED = 1000, 94
 """Tokens of a generated vocabulary: from so many on they are words, and the first ones are printed characters."""

@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import tempfile
 import threading
 import time
@@ -42,6 +41,7 @@ from bench.gpu.speculative_report import WITHOUT, document
 from bench.gpu.workloads import Conversation
 from pyctl.measure.observed import resident_mib
 from pyctl.measure.server_process import PYCTL_SERVE
+from pyctl.module_command import module_command
 from tools.generator import SHAPES
 
 PARTS = ("lengths", "rewriting", "defaults", "restart")
@@ -51,7 +51,7 @@ SHORT = 2048
 N_WARM, N_QUIET = 16, 64
 """Tokens generated before anything counts: once loaded, and behind each prompt, so that costs are known."""
 
-CHANCE_DRAFTS = (sys.executable, "-m", "bench.gpu.chance_drafts")
+CHANCE_DRAFTS = module_command("bench.gpu.chance_drafts")
 
 _ALONE = threading.Lock()
 

@@ -21,7 +21,6 @@ import argparse
 import random
 import shlex
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
@@ -35,6 +34,7 @@ from bench.soak.talk import Talker
 from bench.soak.target import Bounds, Target
 from bench.soak.upkeep import Operator
 from pyctl.measure.server_process import PYCTL_SERVE, ServerProcess
+from pyctl.module_command import module_command
 
 KINDS = ("grammars", "schemas", "counts", "json", "paths", "idle", "vanish", "operator", "kills")
 LONG = 0.3
@@ -116,7 +116,7 @@ def _lives(target: Target, rng: random.Random, options: argparse.Namespace, cach
 
 def _verify(options: argparse.Namespace, cache: Path, findings: Findings) -> None:
     """The directory is whole, and within its budget."""
-    command = [sys.executable, "-m", "pyctl", "cache", "verify", "--kv-cache-dir", str(cache)]
+    command = [*module_command("pyctl"), "cache", "verify", "--kv-cache-dir", str(cache)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         findings.violate(f"pyctl cache verify: {done.returncode} {done.stdout[-500:]} {done.stderr[-500:]}")

@@ -12,6 +12,7 @@ from pathlib import Path
 from pyctl.atomic_file import write_atomic
 from pyctl.cli.arguments import parse_serve
 from pyctl.errors import ConfigError
+from pyctl.module_command import module_command
 
 __all__ = ["pyctl_command", "run_service", "unit_path", "unit_text"]
 
@@ -62,7 +63,7 @@ def pyctl_command() -> list[str]:
     for path in (Path(sys.argv[0]), Path(sys.executable).with_name("pyctl")):
         if path.name == "pyctl" and path.is_file() and os.access(path, os.X_OK):
             return [str(path.absolute())]
-    return [sys.executable, "-m", "pyctl"]
+    return module_command("pyctl")
 
 
 def unit_path(environ: Mapping[str, str]) -> Path:

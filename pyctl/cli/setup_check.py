@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 from pyctl.errors import ConfigError
+from pyctl.module_command import module_command
 
 __all__ = ["check_libraries"]
 
@@ -25,7 +25,7 @@ PINNED_BYTES, AHEAD_BYTES = 2**28, 2**26
 
 def check_libraries(directory: Path, *, uses_gpu: bool) -> str:
     """Load the libraries in ``directory``; one line about what they found. Raises ConfigError if they do not work."""
-    facts = json.loads(_run(directory, "-m", "pyctl.cli.setup_check"))
+    facts = json.loads(_run(directory, "pyctl.cli.setup_check"))
     line = f"checked: {facts['version']}"
     reply = _reply(directory, "0")
     if not uses_gpu:
@@ -41,18 +41,17 @@ def check_libraries(directory: Path, *, uses_gpu: bool) -> str:
 
 
 def _reply(directory: Path, layers: str) -> str:
-    reply = _run(directory, "-m", "pyctl", "chat", "-p", PROMPT, "--temp", "0", "-n", "12", "-ngl", layers).strip()
+    reply = _run(directory, "pyctl", "chat", "-p", PROMPT, "--temp", "0", "-n", "12", "-ngl", layers).strip()
     if not reply:
         raise ConfigError("the built-in model replies nothing")
     return reply
 
 
-def _run(directory: Path, *arguments: str) -> str:
-    """The output of Python with ``arguments`` on the libraries in ``directory``."""
+def _run(directory: Path, module: str, *arguments: str) -> str:
+    """The output of ``module`` with ``arguments`` on the libraries in ``directory``."""
     environment = {**os.environ, "LLAMA_CPP_LIB_PATH": str(directory), "MTMD_CPP_LIB": str(directory)}
     shown = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=directory,  # in a checkout, -m would find its pyctl, which has no extension
+        [*module_command(module), *arguments],
         capture_output=True,
         text=True,
         errors="replace",

@@ -8,18 +8,18 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 
+from pyctl.module_command import module_command
 from pyctl.module_process import end_with_parent
 
 __all__ = ["PYCTL_SERVE", "ServerProcess", "clean_environment"]
 
-PYCTL_SERVE = (sys.executable, "-m", "pyctl", "serve")
+PYCTL_SERVE = (*module_command("pyctl"), "serve")
 
 STOP_SECONDS = 30.0
 

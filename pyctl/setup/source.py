@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyctl.errors import ConfigError
+from pyctl.module_command import module_command
 
 __all__ = ["Pin", "download_source", "pip_command", "pip_environment", "read_pin", "unpack_source"]
 
@@ -57,12 +58,13 @@ def pip_command(work: Path) -> list[str]:
     """The command that runs pip, which the environments of `uv tool` lack: the one of this environment, else one made
     in ``work``, else the one that uv fetches. Raises ConfigError."""
     if importlib.util.find_spec("pip") is not None:
-        return [sys.executable, "-m", "pip"]
+        return module_command("pip")
     made = work / "pip" / "bin" / "python"
     if not made.exists():
-        subprocess.run([sys.executable, "-m", "venv", str(work / "pip")], capture_output=True, check=False)
-    if subprocess.run([str(made), "-m", "pip", "--version"], capture_output=True, check=False).returncode == 0:
-        return [str(made), "-m", "pip"]
+        subprocess.run([*module_command("venv"), str(work / "pip")], capture_output=True, check=False)
+    pip = module_command("pip", str(made), ())
+    if subprocess.run([*pip, "--version"], capture_output=True, check=False).returncode == 0:
+        return pip
     uv = shutil.which("uv")
     if uv is not None:
         return [uv, "tool", "run", "--python", sys.executable, "pip"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from tools.house import module_graph, modules, tree_of
+from tools.house import ROOT, module_graph, modules, tree_of
 
 LAYERS = {
     "errors": set(),
@@ -15,18 +15,19 @@ LAYERS = {
     "prompt": {"image_file"},
     "image_file": {"errors", "limit"},
     "pdf_file": {"errors", "limit", "module_process"},
-    "module_process": set(),
+    "module_command": set(),
+    "module_process": {"module_command"},
     "text": set(),
     "atomic_file": set(),
     "user_directory": set(),
     "models": {"errors", "text", "atomic_file"},
-    "setup": {"errors", "text", "atomic_file"},
+    "setup": {"errors", "text", "atomic_file", "module_command"},
     "cache": {"prompt", "errors", "atomic_file"},
     "chat": {"prompt", "text", "errors", "atomic_file"},
     "engine": {"cache", "models", "prompt", "text", "errors", "atomic_file"},
     "llama": {"engine", "cache", "models", "setup", "prompt", "text", "errors", "atomic_file"},
     "doctor": {"setup", "text", "errors"},
-    "measure": {"module_process"},
+    "measure": {"module_command", "module_process"},
     "page": {"module_process"},
     "tools": {"text", "errors", "module_process"},
     "server": {"chat", "engine", "cache", "page", "tools", "prompt", "text", "errors"},
@@ -99,6 +100,21 @@ def test_only_the_command_builds_concrete_objects() -> None:
         if name.startswith(("pyctl.server", "pyctl.terminal", "pyctl.chat")):
             assert not calls(path) & CONCRETE, name
             assert not any(target.startswith("pyctl.llama") for target in graph[name])
+
+
+def test_one_place_starts_python() -> None:
+    """`-m` and `-c` beside `sys.executable` would run modules of the current directory."""
+    found = {}
+    for path in (path for place in ("pyctl", "bench", "tools") for path in (ROOT / place).rglob("*.py")):
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.List | ast.Tuple | ast.Call | ast.JoinedStr):
+                texts = {each.value for each in ast.walk(node) if isinstance(each, ast.Constant)}
+                runs = any("-m" in str(text).split() for text in texts) or (
+                    path.is_relative_to(ROOT / "pyctl") and "-c" in texts
+                )
+                if runs and any(isinstance(e, ast.Attribute) and e.attr == "executable" for e in ast.walk(node)):
+                    found[path.relative_to(ROOT)] = node.lineno
+    assert found == {}
 
 
 def calls(path: Path) -> set[str]:

@@ -98,4 +98,4 @@ def test_the_check_runs_this_pyctl_in_any_checkout(tmp_path: Path, monkeypatch: 
     (tmp_path / "checkout" / "pyctl").mkdir(parents=True)
     (tmp_path / "checkout" / "pyctl" / "__init__.py").write_text("raise SystemExit('of the checkout')")
     monkeypatch.chdir(tmp_path / "checkout")
-    assert setup_check._run(tmp_path, "-m", "pyctl", "--version").startswith("pyctl ")
+    assert setup_check._run(tmp_path, "pyctl", "--version").startswith("pyctl ")

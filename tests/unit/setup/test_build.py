@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pyctl.errors import ConfigError
+from pyctl.module_command import module_command
 from pyctl.setup.build import (
     Build,
     build_lock,
@@ -175,7 +175,7 @@ def test_the_source_is_fetched_once_and_unpacked_whole(programs: Programs, work:
 
 
 def test_pip_is_that_of_this_environment(work: Path) -> None:
-    assert pip_command(work) == [sys.executable, "-m", "pip"]
+    assert pip_command(work) == module_command("pip")
 
 
 def test_a_build_becomes_a_directory_that_a_process_uses(
