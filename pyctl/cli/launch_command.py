@@ -91,8 +91,8 @@ def _endpoint(settings: CommandSettings, own: LaunchSettings, flags: Sequence[st
         raise ConfigError(f"neither pyctl nor llama-server answers at {url}")
     if found is not None:
         _check_model(found.model_path, settings, url)
-        if own.server_flags:
-            print(f"pyctl: {url} runs already; without effect: {', '.join(own.server_flags)}", file=sys.stderr)
+        if idle := [flag for flag in own.server_flags if own.url or flag != "--port"]:  # which chose this server
+            print(f"pyctl: {url} runs already; without effect: {', '.join(idle)}", file=sys.stderr)
     elif own.dry_run:
         model = (*settings.model.alias, Path(settings.model.path).name or settings.hub.hf_repo or "MODEL")[0]
         server = shlex.join(["pyctl", "serve", *(flag for flag in flags if flag != "--dry-run")])

@@ -85,8 +85,11 @@ def test_a_running_server_serves_its_own_model(
     monkeypatch.setattr(launched_server, "find_server", lambda url, key: found)
     with pytest.raises(ConfigError, match=r"http://127.0.0.1:8080 serves /models/a.gguf; leave -m out"):
         run_launch(["codex", "--dry-run", "-m", "/models/b.gguf"], {})
-    assert run_launch(["codex", "--dry-run", "-m", "/models/a.gguf", "-c", "100"], {}) == 0
-    assert "runs already; without effect: -c" in capsys.readouterr().err
+    for chosen, idle in (["--port", "8080"], "-c"), (["--url", found.url, "--port", "8080"], "--port, -c"):
+        assert run_launch(["codex", "--dry-run", "-m", "/models/a.gguf", *chosen, "-c", "100"], {}) == 0
+        assert f"runs already; without effect: {idle}\n" in capsys.readouterr().err
+    assert run_launch(["codex", "--dry-run", "--port", "8080"], {}) == 0
+    assert "without effect" not in capsys.readouterr().err
 
 
 def test_a_dry_run_names_the_directory_of_a_program_that_starts_at_home(
