@@ -8,9 +8,9 @@ llama-server, which gets the requests of the first start.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -97,22 +97,19 @@ class BenchRun:
     def run(self) -> None:
         """Measure all that fits the budget; a server that fails leaves a record of kind "failed"."""
         self._began = time.monotonic()
-        with self._part(OURS, self._command()) as server:
-            self._measure(server, is_first=True)
-            self._compare_in_memory(server, self._mode)
+        in_memory = partial(self._compare_in_memory, mode=self._mode)
+        self._part(OURS, self._command(), partial(self._measure, is_first=True), in_memory)
         if not self._n_ctx:
             return  # no measurement; the record has the reason
         small = str(min(self._n_ctx, max(self.options.depths) + RESERVE))
-        with self._part(OURS, self._command("-c", small), is_cold=True) as server:
-            self._return(server)
-            self._compare_from_disk(server, self._mode)
+        from_disk = partial(self._compare_from_disk, mode=self._mode)
+        self._part(OURS, self._command("-c", small), self._return, from_disk, is_cold=True)
         if self.options.both_modes and not self.options.is_exact:
             self._exact_mode()
         if self.options.head_flags:
-            self._drafts()
+            self._part(OURS, self._command(*self.options.head_flags), self._drafts)
         if self.options.peer:
-            with self._part(PEER, self.options.peer) as server:
-                self._measure(server, is_first=False)
+            self._part(PEER, self.options.peer, partial(self._measure, is_first=False))
 
     @property
     def seconds(self) -> float:
@@ -130,9 +127,10 @@ class BenchRun:
 
     # -- servers -----------------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def _part(self, name: str, command: Sequence[str], *, is_cold: bool = False) -> Iterator[AskedServer]:
-        """A server for one part of the run. What it fails with is recorded; it does not outlive an interrupt.
+    def _part(
+        self, name: str, command: Sequence[str], *steps: Callable[[AskedServer], None], is_cold: bool = False
+    ) -> None:
+        """Make ``steps`` with a server of their own. What fails is recorded; the server does not outlive an interrupt.
 
         With ``is_cold`` the files of the cache are taken out of the page cache first.
         """
@@ -143,7 +141,8 @@ class BenchRun:
             server.start()
             self._load_seconds = server.load_seconds
             self.say(f"{name} is ready after {server.load_seconds:.1f} s")
-            yield server
+            for step in steps:
+                step(server)
             server.stop()
         except (OSError, HTTPException, ValueError) as error:
             self._note("failed", server=name, why=_last_words(str(error)))
@@ -244,15 +243,14 @@ class BenchRun:
         reply = self._ask(server, NEXT, depth, messages, self.options.n_decode, ignore_eos=True)
         self._note("decode", server=server.name, depth=depth, rate=reply.rate, **_drafted(reply))
 
-    def _drafts(self) -> None:
+    def _drafts(self, server: AskedServer) -> None:
         """Replies with drafts of the model's head; the first one, for which steps are still new, does not count."""
-        with self._part(OURS, self._command(*self.options.head_flags)) as server:
-            depth = self._depths()[0]
-            messages = self._chat(f"{depth}", depth)
-            if self._fits(depth, "drafts"):
-                reply = server.ask(turn(messages, "Yes.", FOLLOW_UPS[1]), self.options.n_decode, ignore_eos=True)
-                reply = server.ask(turn(messages, "Yes.", FOLLOW_UPS[0]), self.options.n_decode, ignore_eos=True)
-                self._note("drafts", depth=depth, rate=reply.rate, **_drafted(reply))
+        depth = self._depths()[0]
+        messages = self._chat(f"{depth}", depth)
+        if self._fits(depth, "drafts"):
+            reply = server.ask(turn(messages, "Yes.", FOLLOW_UPS[1]), self.options.n_decode, ignore_eos=True)
+            reply = server.ask(turn(messages, "Yes.", FOLLOW_UPS[0]), self.options.n_decode, ignore_eos=True)
+            self._note("drafts", depth=depth, rate=reply.rate, **_drafted(reply))
 
     # -- exactness ---------------------------------------------------------------------------------------------------
 
@@ -260,8 +258,7 @@ class BenchRun:
         """The comparisons again with --exact, whose caches are others."""
         for is_cold, compare in ((False, self._compare_in_memory), (True, self._compare_from_disk)):
             if self._fits(4 * EXACT_TOKENS, "--exact"):
-                with self._part(OURS, self._command("--exact"), is_cold=is_cold) as server:
-                    compare(server, "--exact")
+                self._part(OURS, self._command("--exact"), partial(compare, mode="--exact"), is_cold=is_cold)
 
     def _compare_in_memory(self, server: AskedServer, mode: str) -> None:
         messages = self._chat("exact", EXACT_TOKENS)

@@ -61,6 +61,15 @@ def test_bench_measures_and_leaves_nothing_behind(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"out.json", "out.svg"}
 
 
+def test_a_bench_whose_server_does_not_start_says_why(tmp_path: Path) -> None:
+    arguments = command("bench", "--quick", "-c", "2000000000")
+    done = subprocess.run(arguments, capture_output=True, text=True, env=environment(tmp_path), timeout=60)
+    assert done.returncode == 1
+    assert "\nfailed                  pyctl: " in done.stdout
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_interrupt_ends_the_servers_and_removes_the_files(tmp_path: Path) -> None:
     process = subprocess.Popen(command("bench", *SMALL), env=environment(tmp_path), stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
