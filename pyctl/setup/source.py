@@ -88,7 +88,10 @@ def download_source(pip: list[str], directory: Path) -> Path:
         command.append("--no-build-isolation")
     if subprocess.run(command, env=pip_environment(), check=False).returncode != 0:
         raise ConfigError(f"pip could not fetch the source of {pin.requirement} (see above)")
-    return next(directory.glob("*.tar.gz"))
+    archive = next(directory.glob("*.tar.gz"), None)
+    if archive is None:
+        raise ConfigError(f"pip ended well, but fetched no source of {pin.requirement}: {' '.join(command)}")
+    return archive
 
 
 def unpack_source(archive: Path, target: Path, wanted: Callable[[str], bool] = lambda path: True) -> int:

@@ -119,7 +119,7 @@ def _install(pip: Sequence[str], wheels: Sequence[str], place: Path) -> None:
     """Install ``wheels`` into the new directory ``place``, which appears whole."""
     part = place.with_name(f"{place.name}.part")
     shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
+    (part / "site").mkdir(parents=True)  # for a pip that brings nothing
     command = [*pip, "install", "--disable-pip-version-check", "--no-deps", "--no-compile"]
     command += [] if sys.stdout.isatty() else ["--quiet"]  # several hundred MB deserve a bar
     command += ["--only-binary", ":all:", "--no-cache-dir", "--target", str(part / "site"), *wheels]

@@ -174,6 +174,16 @@ def test_the_source_is_fetched_once_and_unpacked_whole(programs: Programs, work:
     assert [path.name for path in work.iterdir()] == [source.name]
 
 
+def test_a_pip_that_brings_nothing_is_an_error(programs: Programs, work: Path, compiler: Compiler) -> None:
+    pip = [programs.make("pip", "exit 0")]
+    with pytest.raises(ConfigError, match="pip ended well, but fetched no source of llama-cpp-python=="):
+        unpacked_source(pip, work)
+    with pytest.raises(ConfigError, match="lack nvcc"):
+        install_toolkit(pip, work, compiler)
+    with pytest.raises(ConfigError, match="lacks cmake"):
+        install_tools(pip, work, BARE)
+
+
 def test_pip_is_that_of_this_environment(work: Path) -> None:
     assert pip_command(work) == module_command("pip")
 
