@@ -53,6 +53,9 @@ _REDIRECTS = frozenset((301, 302, 303, 307, 308))
 _EMBEDDED = tuple(map(ipaddress.IPv6Network, ("64:ff9b::/96", "64:ff9b:1::/48", "::/96")))
 """IPv6 addresses that end in one of IPv4, to which a gateway may take us."""
 
+_UNICAST = ipaddress.IPv6Network("2000::/3")
+"""All IPv6 addresses of the public network; Python counts fec0::/10, which are a site's own, and unknown ones, too."""
+
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
@@ -75,6 +78,8 @@ def is_public(address: Address) -> bool:
             inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
         if inner is not None:
             return is_public(inner)
+        if address not in _UNICAST:
+            return False
     return address.is_global and not address.is_multicast and not address.is_reserved
 
 
