@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeAlias
 
 import msgspec
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -32,6 +33,7 @@ __all__ = [
     "error_response",
     "form_of",
     "frame",
+    "given_key",
     "http_exceptions",
     "json_lines",
     "named_frames",
@@ -43,6 +45,12 @@ encode = msgspec.json.Encoder().encode
 
 PING = b":\n\n"
 """A comment, which tells clients that a silent stream is alive."""
+
+
+def given_key(headers: Headers) -> str:
+    """The key that a client sent, as bearer token or as ``x-api-key``; empty without one. "bearer" has any case."""
+    given = headers.get("authorization") or headers.get("x-api-key") or ""
+    return given[7:] if given[:7].lower() == "bearer " else given
 
 
 def frame(body: bytes) -> bytes:

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pyctl.errors import NotFoundError, RequestError
 from pyctl.limit import limit
-from pyctl.server.http import error_response
+from pyctl.server.http import error_response, given_key
 from pyctl.server.request_pool import client_left
 
 __all__ = ["KeptResponse", "KeptStream", "KeptStreams", "key_of", "outlive", "send_stream", "until_left"]
@@ -40,8 +40,7 @@ def key_of(request: Request, name: str) -> Key:
         raise RequestError("Missing conversation id in path")
     if len(name) > _MOST_ID_CHARS:
         raise RequestError(f"an id of a conversation has at most {_MOST_ID_CHARS} characters")
-    headers = request.headers
-    return (headers.get("authorization") or headers.get("x-api-key") or "").removeprefix("Bearer "), name
+    return given_key(request.headers), name
 
 
 class KeptStream:

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pyctl.errors import AuthenticationError, BusyError, ForbiddenError, RequestError, TooLargeError
 from pyctl.limit import limit
 from pyctl.server import Cors, ServerSettings
-from pyctl.server.http import error_response, form_of
+from pyctl.server.http import error_response, form_of, given_key
 
 __all__ = [
     "MAX_BODY_BYTES",
@@ -60,8 +60,7 @@ class KeyMiddleware:
             await error_response(AuthenticationError("Invalid API Key"), form)(scope, receive, send)
 
     def _known(self, headers: Headers) -> bool:
-        given = headers.get("authorization") or headers.get("x-api-key") or ""
-        key = given.removeprefix("Bearer ").encode("latin-1")
+        key = given_key(headers).encode("latin-1")
         return any(hmac.compare_digest(key, known) for known in self._keys)
 
 

@@ -26,6 +26,7 @@ def bench() -> Bench:
     "headers",
     [
         {"Authorization": "Bearer one"},
+        {"Authorization": "bearer one"},
         {"Authorization": "one"},
         {"X-Api-Key": "one"},
         {"Authorization": "Bearer zwö".encode()},
