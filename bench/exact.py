@@ -90,7 +90,7 @@ def through_disk(snapshot: Snapshot, fingerprint: str, tokens: Tokens) -> Snapsh
     """``snapshot``, read back from disk as in another process."""
     with tempfile.TemporaryDirectory() as name:
         for step in ("write", "read"):
-            store = DiskStore(Path(name), fingerprint, None)
+            store = DiskStore(Path(name), fingerprint, None, min_tokens=1)
             try:
                 found = store.write(snapshot) if step == "write" else store.read(snapshot.prefix, tokens)
             finally:
@@ -100,9 +100,11 @@ def through_disk(snapshot: Snapshot, fingerprint: str, tokens: Tokens) -> Snapsh
 
 
 def differences(model: str, n: int, n_ubatch: int, n_threads: int) -> Iterator[tuple[tuple[str, str], list[float]]]:
-    """The findings of `measure` in each of SETTINGS, for a prompt of ``n`` tokens."""
+    """The findings of `measure` in each of SETTINGS, for a prompt of ``n`` tokens. SystemExit for too few."""
     tokens = np.random.default_rng(5).integers(0, 200, n)
     prompt = Prompt.of(tokens, [n // 10, n // 4, n // 2, n * 9 // 10])
+    if missing := {*prompt.boundaries} - {*batch_ends(prompt, n_ubatch)}:
+        raise SystemExit(f"no batch ends at {min(missing)}, a place to resume from: give other --tokens or another -ub")
     for kv, flash in SETTINGS:
         settings = ModelSettings(path=model, n_ctx=n + 64, n_ubatch=n_ubatch, type_k=kv, type_v=kv, flash_attn=flash)
         loaded = load(replace(settings, n_threads=n_threads))

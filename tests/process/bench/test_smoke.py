@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from bench import exact
 from bench.__main__ import SCRIPTS
 from bench.common import answered, finished
 from bench.compare import MeasurementError, compare, measured
@@ -42,6 +43,12 @@ def check_tables(text: str) -> None:
 
 def test_sampled_tokens_are_measured() -> None:
     check_tables(run("bench.controller", "--outputs", "--quick"))
+
+
+def test_a_short_prompt_is_exact_and_one_without_places_to_resume_from_is_refused() -> None:
+    check_tables(run("bench.exact", "--tokens", "320", "-t", "1"))
+    with pytest.raises(SystemExit, match="no batch ends at 31, a place to resume from"):
+        exact.main(["--tokens", "319"])
 
 
 def test_all_scripts_of_the_folder_are_run() -> None:
