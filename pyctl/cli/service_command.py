@@ -104,7 +104,8 @@ def _remove(path: Path) -> int:
 
 
 def unit_text(command: Sequence[str], directory: Path) -> str:
-    """The unit that runs ``command`` in ``directory``, to which relative paths in it refer."""
+    """The unit that runs ``command`` in ``directory``, to which relative paths in it refer. Raises ConfigError."""
+    # The slash keeps a backslash at its end from joining the next line, and a blank from being dropped.
     return f"""\
 [Unit]
 Description=pyctl, a server of GGUF models
@@ -113,7 +114,7 @@ After=network.target
 [Service]
 Type=exec
 ExecStart={" ".join(map(_quoted, command))}
-WorkingDirectory={str(directory).replace("%", "%%")}
+WorkingDirectory={_printable(str(directory)).replace("%", "%%")}/
 Restart=on-failure
 RestartSec=5
 RestartPreventExitStatus=2
@@ -134,12 +135,17 @@ WantedBy=default.target
 
 
 def _quoted(word: str) -> str:
-    """``word`` as systemd reads it back in ExecStart. Raises ConfigError for control characters."""
-    if not word.isprintable():
-        raise ConfigError(f"{word!r} cannot stand in a unit")
-    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    """``word`` as systemd reads it back in ExecStart."""
+    escaped = _printable(word).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
     plain = escaped == word and word and not any(each in " '#;" for each in word)
     return word if plain else f'"{escaped}"'
+
+
+def _printable(word: str) -> str:
+    """``word``. Raises ConfigError for control characters, which may begin a line of their own."""
+    if not word.isprintable():
+        raise ConfigError(f"{word!r} cannot stand in a unit")
+    return word
 
 
 def _systemctl(step: str) -> int:

@@ -39,6 +39,24 @@ def test_flags_are_checked_before_anything_is_written(environ: dict[str, str]) -
         run_service(["start"], environ)
 
 
+@pytest.mark.parametrize(
+    ("name", "line"), [("a\\", "a\\/"), (" a ", " a /"), ("50%", "50%%/"), ("a\nExecStartPre=x", "")]
+)
+def test_the_name_of_the_directory_is_one_line(
+    name: str, line: str, environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / name)
+    if not line:
+        with pytest.raises(ConfigError, match="cannot stand in a unit"):
+            run_service(["install"], environ)
+        assert not unit_path(environ).exists()
+        return
+    assert run_service(["install"], environ) == 0
+    unit = unit_path(environ).read_text().splitlines()
+    assert unit[unit.index("Restart=on-failure") - 1] == f"WorkingDirectory={tmp_path}/{line}"
+
+
 def test_without_systemd_the_commands_are_printed(environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run_service(["install", "--print", *FLAGS], environ) == 0
     printed = capsys.readouterr().out
