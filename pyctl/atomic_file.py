@@ -5,10 +5,12 @@ The writer holds a lock on its temp file. The lock shows whether the writer stil
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
 import secrets
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,11 +20,14 @@ from typing import BinaryIO
 __all__ = [
     "ABANDONED_SECONDS",
     "PRIVATE",
+    "files_in",
     "has_locks",
     "inode",
     "is_abandoned",
     "make_private",
     "open_private",
+    "open_regular",
+    "read_regular",
     "replacing",
     "sync_directory",
     "temp_name",
@@ -76,6 +81,31 @@ def open_private(path: Path, flags: int) -> int:
         return os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, PRIVATE)
     os.fchmod(descriptor, PRIVATE)
     return descriptor
+
+
+def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
+    """Open a regular file, a new one as `open_private` does. Raises OSError for links, and for pipes and devices, on
+    which a read may wait for ever."""
+    flags |= os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = open_private(path, flags) if flags & os.O_CREAT else os.open(path, flags)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return descriptor
+
+
+def read_regular(path: Path, n_bytes: int = -1) -> bytes:
+    """All of a regular file, or its first ``n_bytes``. Raises OSError."""
+    with os.fdopen(open_regular(path), "rb") as file:
+        return file.read(n_bytes)
+
+
+def files_in(directory: Path) -> list[Path]:
+    """All that lies in ``directory``; nothing if it cannot be read or is a link, which may lead to others' files."""
+    try:
+        return [] if directory.is_symlink() else list(directory.iterdir())
+    except OSError:
+        return []
 
 
 @contextmanager
@@ -177,7 +207,7 @@ def is_abandoned(path: Path, *, remove: bool = False) -> bool:
     if temp_pid(path.name) is None:
         return False
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = open_regular(path)
     except OSError:
         return False
     try:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import zstandard
 
-from pyctl.atomic_file import make_private, sync_directory, write_atomic
+from pyctl.atomic_file import files_in, make_private, read_regular, sync_directory, write_atomic
 from pyctl.cache.disk.file_format import MAX_TOKENS, PromptName
 from pyctl.limit import limit
 from pyctl.prompt import Prompt, Tokens, common_prefix
@@ -231,16 +231,13 @@ class RecentFiles:
     def load(self) -> list[Recent]:
         """What is there, the newest first. What is damaged or of another kind is removed."""
         found = []
-        try:
-            names = [name for path in self._directory.iterdir() if (name := PromptName.parse(path.name))]
-        except OSError:
-            return []
+        names = [name for path in files_in(self._directory) if (name := PromptName.parse(path.name))]
         for name in sorted(names, key=str):
             path = self._directory / str(name)
             try:
-                if path.stat().st_size > self._max_bytes:
+                data = read_regular(path, self._max_bytes + 1)
+                if len(data) > self._max_bytes:
                     raise ValueError("larger than any that is written")
-                data = path.read_bytes()
                 recent = read_prompt(data)
             except (OSError, MemoryError):
                 continue

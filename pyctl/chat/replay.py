@@ -16,7 +16,7 @@ from sys import getsizeof
 from typing import Any, TypeAlias
 from weakref import WeakSet
 
-from pyctl.atomic_file import inode, open_private, write_atomic
+from pyctl.atomic_file import inode, open_regular, write_atomic
 from pyctl.chat.call_formats.scan import parse_json
 from pyctl.chat.images import lasting
 from pyctl.limit import limit
@@ -68,7 +68,7 @@ class ReplayLog:
         """Every reply with its key, the oldest first."""
         for path in (self._older, self._path):
             try:
-                with path.open("rb") as file:
+                with os.fdopen(open_regular(path), "rb") as file:
                     self._note(os.fstat(file.fileno()).st_ino)
                     for line in file:
                         try:
@@ -125,7 +125,7 @@ class ReplayLog:
     def _opened(self, n_bytes: int) -> int:
         """The newer file, which has room for so many bytes."""
         while True:
-            descriptor = open_private(self._path, os.O_RDWR | os.O_APPEND)
+            descriptor = open_regular(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
                 found = os.fstat(descriptor)
@@ -147,7 +147,7 @@ class ReplayLog:
 
 def _size(path: Path) -> int:
     try:
-        return path.stat().st_size
+        return path.lstat().st_size
     except OSError:
         return 0
 

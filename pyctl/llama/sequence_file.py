@@ -24,7 +24,7 @@ import numpy as np
 from llama_cpp import llama_cpp as api
 from numpy.typing import NDArray
 
-from pyctl.atomic_file import make_private, temp_path
+from pyctl.atomic_file import make_private, open_regular, temp_path
 from pyctl.cache import SavedSequence
 from pyctl.errors import RequestError, StateError
 from pyctl.llama.library import forget_log_errors, last_log_error
@@ -163,7 +163,8 @@ def load_file(
     StateError if the file is missing, damaged, of another model, or longer than ``n_ctx`` tokens.
     """
     try:
-        data: NDArray[np.uint8] = np.memmap(path, np.uint8, "c")
+        with os.fdopen(open_regular(Path(os.path.realpath(path))), "rb") as file:
+            data: NDArray[np.uint8] = np.memmap(file, np.uint8, "c")
     except (OSError, ValueError) as error:  # ValueError for an empty file
         raise StateError(INVALID) from error
     n_bytes = int(data.size)

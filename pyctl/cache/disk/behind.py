@@ -498,7 +498,7 @@ class StoreBehind:
         done: list[Record] = []
         for each in files:
             path = self._files.directory.file(each.key)
-            if self._closing or not path.is_file():  # evicted meanwhile
+            if self._closing or path.is_symlink() or not path.is_file():  # evicted meanwhile
                 break
             self._client.put(self._path(each.name), path, max_concurrency=2)
             with self._files.directory.changing(look=False) as connection:

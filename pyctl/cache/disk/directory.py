@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from pyctl.atomic_file import has_locks, make_private, write_atomic
+from pyctl.atomic_file import files_in, has_locks, make_private, read_regular, write_atomic
 from pyctl.cache.disk.file_format import (
     INDEX,
     MODEL,
@@ -23,14 +23,13 @@ from pyctl.cache.disk.file_format import (
     REPLIES,
     RULES,
     StateName,
-    is_fingerprint,
     rules_id,
 )
 from pyctl.cache.disk.graph import FileGraph
 from pyctl.cache.disk.index import Index, Key, Record, Version
 from pyctl.cache.disk.readers import Readers
 from pyctl.cache.disk.segment_files import remove_file
-from pyctl.cache.disk.verify import VerifyReport, verify
+from pyctl.cache.disk.verify import VerifyReport, is_home, verify
 from pyctl.cache.ports import Entry
 
 __all__ = ["THREADS", "CacheDirectory", "Contents", "is_older"]
@@ -302,10 +301,7 @@ class CacheDirectory:
         n_bytes = 0
         for home in _homes(self.path):
             n_bytes += _size(home / REPLIES) + _size(home / f"{REPLIES}{OLDER}")
-            try:
-                n_bytes += sum(_size(Path(entry.path)) for entry in os.scandir(home / PROMPTS))
-            except OSError:
-                continue
+            n_bytes += sum(map(_size, files_in(home / PROMPTS)))
         return n_bytes
 
     def _check(self, deep: bool, fix: bool) -> VerifyReport:
@@ -333,8 +329,7 @@ def note_model(directory: Path, fingerprint: str, name: str) -> None:
 def model_in(directory: Path, fingerprint: str) -> str:
     """The name of the model in the last server with ``fingerprint``; the fingerprint if unknown."""
     try:
-        with (directory / fingerprint / MODEL).open("rb") as file:
-            return file.read(MOST_NAME_BYTES).decode(errors="replace") or fingerprint
+        return read_regular(directory / fingerprint / MODEL, MOST_NAME_BYTES).decode(errors="replace") or fingerprint
     except OSError:
         return fingerprint
 
@@ -342,8 +337,8 @@ def model_in(directory: Path, fingerprint: str) -> str:
 def is_older(home: Path) -> bool:
     """Whether the files in ``home`` were made under other rules of batch ends than those of this program."""
     try:
-        return (home / RULES).read_text(encoding="ascii") != rules_id()
-    except (OSError, ValueError):
+        return read_regular(home / RULES, MOST_NAME_BYTES) != rules_id().encode()
+    except OSError:
         return True
 
 
@@ -360,12 +355,12 @@ def _short(record: Record) -> str:
 
 
 def _homes(directory: Path) -> list[Path]:
-    return [path for path in directory.iterdir() if is_fingerprint(path.name) and path.is_dir()]
+    return [path for path in directory.iterdir() if is_home(path)]
 
 
 def _size(path: Path) -> int:
     try:
-        return path.stat().st_size
+        return path.lstat().st_size
     except OSError:
         return 0
 

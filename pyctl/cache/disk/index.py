@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
+import stat
 import threading
 import time
 from collections.abc import Iterator
@@ -291,6 +293,10 @@ class _Connection:
             os.close(open_private(self.path, os.O_RDWR | os.O_EXCL))
 
     def _connect(self) -> sqlite3.Connection:
+        for suffix in ("", "-wal", "-shm", "-journal"):  # SQLite waits for the other end of a pipe
+            with suppress(FileNotFoundError):
+                if not stat.S_ISREG(os.lstat(path := f"{self.path}{suffix}").st_mode):
+                    raise OSError(errno.EINVAL, "not a regular file", path)
         self._make_private()
         connection = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
         try:

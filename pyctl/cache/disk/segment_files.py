@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from isal.isal_zlib import crc32
 
+from pyctl.atomic_file import open_regular
 from pyctl.cache.disk.codec import Codec, Data, choose, chunks, decode, encode
 from pyctl.cache.disk.file_format import BlockSizes, CorruptFileError, Header, Part, PartKind, header_size, pack, unpack
 from pyctl.cache.snapshot import Block
@@ -101,7 +102,9 @@ def check_jobs(path: Path, header: Header) -> Iterator[Callable[[], None]]:
 
 
 def remove_file(path: Path) -> None:
-    """Remove ``path`` if it is there; an empty directory in its place goes, too, and anything else stays."""
+    """Remove ``path`` if it is there, and not behind a link; of directories in its place, empty ones go."""
+    if path.parent.is_symlink():
+        return
     try:
         path.unlink(missing_ok=True)
     except OSError:
@@ -130,7 +133,7 @@ def _write(descriptor: int, data: Data, at: int) -> None:
 def _opened(path: Path) -> Iterator[int]:
     """A descriptor to read from; Damage if the disk does not let us, FileNotFoundError, OSError if memory is short."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_regular(path)
         try:
             yield descriptor
         finally:

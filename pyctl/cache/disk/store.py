@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 import time
@@ -100,6 +101,8 @@ class DiskStore:
         self.fingerprint = check_fingerprint(fingerprint)
         self.directory = CacheDirectory(path, budget)
         self.home = path / fingerprint
+        if self.home.is_symlink():
+            raise OSError(errno.ELOOP, "a link, which may lead to others' files", str(self.home))
         make_private(self.home)
         self.min_tokens = min_tokens
         self.damaged = 0

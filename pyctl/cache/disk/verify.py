@@ -10,10 +10,11 @@ from functools import cache
 from pathlib import Path
 from typing import TypeAlias
 
-from pyctl.atomic_file import is_abandoned, temp_pid
+from pyctl.atomic_file import files_in, is_abandoned, read_regular, temp_pid
 from pyctl.cache.disk.chain import check_chain, open_chain
 from pyctl.cache.disk.file_format import (
     MODEL,
+    MOST_NAME_BYTES,
     OLDER,
     PROMPTS,
     REPLIES,
@@ -34,7 +35,7 @@ from pyctl.cache.disk.index import Index, Key, Record
 from pyctl.cache.disk.segment_files import check_jobs, read_header, remove_file
 from pyctl.cache.recent import read_prompt
 
-__all__ = ["VerifyReport", "verify"]
+__all__ = ["VerifyReport", "is_home", "verify"]
 
 Runner: TypeAlias = Callable[[Iterable[Callable[[], None]]], None]
 
@@ -80,8 +81,7 @@ def verify(directory: Path, index: Index, run: Runner | None, fix: bool) -> Veri
         try:
             whole[key] = _record(path, read_header(path, sizes(path.parent)), run)
         except FileNotFoundError:
-            if path.is_symlink():
-                broken.append(key)
+            continue
         except CorruptFileError:
             broken.append(key)
     if run is not None:
@@ -98,10 +98,15 @@ def verify(directory: Path, index: Index, run: Runner | None, fix: bool) -> Veri
     return report
 
 
+def is_home(path: Path) -> bool:
+    """Whether it holds the files of a fingerprint; a link does not, since they may be those of another directory."""
+    return is_fingerprint(path.name) and path.is_dir() and not path.is_symlink()
+
+
 def read_sizes(home: Path) -> BlockSizes | None:
     """The sizes of blocks in the files of ``home``; None if unknown."""
     try:
-        return BlockSizes.parse((home / SIZES).read_text(encoding="ascii"))
+        return BlockSizes.parse(read_regular(home / SIZES, MOST_NAME_BYTES).decode("ascii"))
     except (OSError, ValueError):
         return None
 
@@ -154,9 +159,9 @@ def _settle(
 def _ours(directory: Path, report: VerifyReport, fix: bool, deep: bool) -> Iterator[tuple[Path, Key]]:
     """The files of snapshots; what else is wrong or left over is noted and, with ``fix``, removed."""
     for home in sorted(directory.iterdir()):
-        if not home.is_dir() or not is_fingerprint(home.name):
+        if not is_home(home):
             continue
-        for path in sorted([*home.iterdir(), *_files_in(home / PROMPTS)]):
+        for path in sorted([*home.iterdir(), *files_in(home / PROMPTS)]):
             label = str(path.relative_to(directory))
             in_home = path.parent == home
             name = parse(path.name) if in_home else None
@@ -180,16 +185,9 @@ def _remove(path: Path, fix: bool) -> None:
         remove_file(path)
 
 
-def _files_in(folder: Path) -> list[Path]:
-    try:
-        return list(folder.iterdir())
-    except OSError:
-        return []
-
-
 def _is_prompt(path: Path) -> bool:
     try:
-        read_prompt(path.read_bytes())
+        read_prompt(read_regular(path))
     except FileNotFoundError:
         return True  # removed since, like a prompt that was continued
     except (OSError, ValueError):

@@ -16,13 +16,26 @@ import numpy as np
 import pytest
 import zstandard
 
-from pyctl.atomic_file import temp_name, temp_path
-from pyctl.cache.disk.file_format import INDEX, PROMPTS, BlockSizes, header_size
+from pyctl.atomic_file import make_private, temp_name, temp_path
+from pyctl.cache.disk.directory import model_in
+from pyctl.cache.disk.file_format import (
+    INDEX,
+    MODEL,
+    OLDER,
+    PROMPTS,
+    REPLIES,
+    RULES,
+    SIZES,
+    BlockSizes,
+    PromptName,
+    header_size,
+)
 from pyctl.cache.disk.index import Index
 from pyctl.cache.disk.segment_files import read_header
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.recent import RecentFiles, RecentPrompts
 from pyctl.cache.snapshot import Snapshot
+from pyctl.chat.replay import ReplayLog, SampledReply
 from pyctl.prompt import Prompt
 from tests.effort import IS_QUICK
 from tests.unit.cache.disk.lies import RawFile
@@ -134,7 +147,18 @@ def dangle(path: Path) -> None:
     path.symlink_to("nowhere")
 
 
-HARM = [truncate, empty, cut_header, grow, fill_with_zeros, zero_tail, make_directory, remove, dangle]
+def make_pipe(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+
+
+def lead_away(path: Path) -> None:
+    path.rename(path.parents[2] / path.name)
+    path.symlink_to(path.parents[2] / path.name)
+
+
+HARM = [truncate, empty, cut_header, grow, fill_with_zeros, zero_tail]
+HARM += [make_directory, make_pipe, remove, dangle, lead_away]
 
 
 @pytest.mark.parametrize("harm", HARM)
@@ -370,6 +394,47 @@ def test_prompts_are_checked_with_the_rest(store: DiskStore) -> None:
     store.directory.verify(fix=True)
     assert sorted(prompts.iterdir()) == sorted([second, third, prompts / "note"])
     assert store.directory.verify().sound
+
+
+@pytest.mark.parametrize(
+    "name", [RULES, SIZES, MODEL, REPLIES, f"{REPLIES}{OLDER}", f".1-{0:016}.tmp", "prompt", "journal"]
+)
+def test_no_pipe_is_waited_for(name: str, store: DiskStore, open_store: Opener, made: list[Snapshot]) -> None:
+    prompt = PromptName.new(1)
+    special = {"prompt": store.home / PROMPTS / str(prompt), "journal": store.directory.path / f"{INDEX}-journal"}
+    path = special.get(name, store.home / name)
+    make_private(path.parent)
+    make_pipe(path)
+    if name == "journal":
+        with pytest.raises(OSError, match="not a regular file"):
+            open_store()
+        return
+    replies = ReplayLog(store.home / REPLIES, 2**20)
+    replies.append(b"key", SampledReply("", "text", None, (), b""))
+    assert [reply.text for _, reply in replies.read()] == ["text"] * (name != REPLIES)
+    assert RecentFiles(store.home / PROMPTS).load() == []
+    store.directory.verify(fix=True)
+    assert model_in(store.directory.path, "model") == "model"
+    check_read(open_store(), made[-1])
+
+
+def test_links_to_other_directories_are_not_followed(open_store: Opener, tmp_path: Path, made: list[Snapshot]) -> None:
+    theirs, ours = open_store("theirs", directory=tmp_path / "theirs"), open_store("ours")
+    theirs.write(made[0])
+    prompt = theirs.home / PROMPTS / str(PromptName.new(1))
+    make_private(prompt.parent)
+    prompt.write_bytes(b"damaged")
+    (file_of(theirs, "20", ".state")).write_bytes(b"damaged")
+    (ours.directory.path / "theirs").symlink_to(theirs.home)
+    (ours.home / PROMPTS).symlink_to(prompt.parent)
+    before = sorted(tmp_path.glob("theirs/**/*"))
+    ours.directory.recover()
+    assert ours.directory.verify(fix=True).sound
+    assert RecentFiles(ours.home / PROMPTS).load() == []
+    assert ours.directory.bytes_beside() == 0
+    assert sorted(tmp_path.glob("theirs/**/*")) == before
+    with pytest.raises(OSError, match="a link"):
+        open_store("theirs")
 
 
 def test_what_lies_beside_counts_towards_the_budget(open_store: Opener) -> None:
