@@ -94,6 +94,12 @@ def test_the_next_request_is_served(
             assert reply.done is not None
 
 
+def test_a_pipe_is_refused_and_not_waited_for(engine: Engine, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(StateError):
+        engine.backend.memory.load_file(engine.sequences[0].id, tmp_path / "pipe")
+
+
 def test_positions_that_are_not_the_tokens_are_refused(engine: Engine, whole: WholeFile) -> None:
     """Every place that holds the last position: that of a row, and that of the recurrent state."""
     path, good = whole.path, whole.content
