@@ -20,7 +20,18 @@ from pyctl.chat import FormatSettings, keep_reasoning
 from pyctl.cli.help import help_text
 from pyctl.cli.launch_settings import LaunchSettings
 from pyctl.cli.logs import VERBOSE, LogSettings
-from pyctl.cli.other_forms import FURTHER, IGNORED, NO_OP, REJECTED, REMOVED, BoundBySchema, OtherForms, Questions
+from pyctl.cli.other_forms import (
+    FURTHER,
+    IGNORED,
+    NO_OP,
+    OF_TOOLS,
+    REJECTED,
+    REMOVED,
+    TOOLS_INSTEAD,
+    BoundBySchema,
+    OtherForms,
+    Questions,
+)
 from pyctl.convert import FALSE_WORDS, TRUE_WORDS, Convert
 from pyctl.engine.draft.draft_settings import AUTOMATIC, AUTOMATIC_LENGTH, DraftSettings, NgramSettings
 from pyctl.engine.engine_settings import EngineSettings
@@ -285,8 +296,11 @@ def _read(
     if "version" in given.values:
         print(version_line())
         raise SystemExit(0)
-    if refused := [name for name in given.unused if name in REJECTED]:
-        raise ConfigError(f"{refused[0]} is not supported: pyctl has no equivalent of this flag of llama-server")
+    refused = [name for name in given.unused if name in REJECTED]
+    refused += [name for name in OF_TOOLS if (environ.get(name) or "off").lower() not in FALSE_WORDS]
+    if refused:
+        why = TOOLS_INSTEAD if refused[0] in OF_TOOLS else "pyctl has no equivalent of this flag of llama-server"
+        raise ConfigError(f"{refused[0]} is not supported: {why}")
     if removed := [name for name in given.unused if name in REMOVED]:
         raise ConfigError(f"{removed[0]}: the argument has been removed. use {REMOVED[removed[0]]}")
     known = {flag.env for flag in (*flags, *FLAGS[SERVER])}
@@ -386,7 +400,7 @@ def _resolve(given: Given, environ: Mapping[str, str]) -> tuple[dict[str, Any], 
         warnings.append(f"{download[0]} has no effect with {given.typed.get('path', 'LLAMA_ARG_MODEL')}")
     if not values.get("jinja", True):
         warnings.append("--no-jinja has no effect here")
-    if any(values.get(dest) for dest in ("built_in", "agent", "mcp_config", "mcp_json")) and "origins" not in values:
+    if any(values.get(dest) for dest in ("mcp_config", "mcp_json")) and "origins" not in values:
         values["origins"] = "localhost"  # as in llama-server
     if values.get("rerank"):
         values |= {"embeddings": True, "pooling": "rank"}

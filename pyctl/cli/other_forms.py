@@ -12,7 +12,18 @@ from pyctl.engine.sampling import GrammarKind
 from pyctl.errors import RequestError
 from pyctl.setting import CONTEXT, FORMAT, GENERAL, MODEL, SAMPLING, SERVER, Flag, Section
 
-__all__ = ["FURTHER", "IGNORED", "NO_OP", "REJECTED", "REMOVED", "BoundBySchema", "OtherForms", "Questions"]
+__all__ = [
+    "FURTHER",
+    "IGNORED",
+    "NO_OP",
+    "OF_TOOLS",
+    "REJECTED",
+    "REMOVED",
+    "TOOLS_INSTEAD",
+    "BoundBySchema",
+    "OtherForms",
+    "Questions",
+]
 
 
 @dataclass(frozen=True)
@@ -144,7 +155,7 @@ NO_OP: Mapping[str, int] = _names(
     """
 --no-perf -e --escape --no-escape -cb --cont-batching --no-context-shift
 --warmup --no-warmup --log-prefix --no-log-prefix
---no-log-jsonl --no-ui-mcp-proxy --no-webui-mcp-proxy --no-skip-chat-parsing
+--no-log-jsonl -no-ag --no-agent --no-ui-mcp-proxy --no-webui-mcp-proxy --no-skip-chat-parsing
 --spec-draft-backend-sampling --no-spec-draft-backend-sampling
 """,
     """
@@ -188,15 +199,22 @@ IGNORED: Mapping[str, int] = _names(
 
 REJECTED: Mapping[str, int] = _names(
     """
---completion-bash
+--completion-bash -ag --agent
 """,
     """
--dr --docker-repo --tools-runtime
+-dr --docker-repo --tools --tools-runtime
 """,
 )
 
-"""Flags that ask for an answer that pyctl does not have, for a model from where it cannot fetch, or for tools to run
-where it cannot run them."""
+"""Flags that ask for an answer or for tools that pyctl does not have, or for a model from where it cannot fetch."""
+
+OF_TOOLS = ("--tools", "--tools-runtime", "-ag", "--agent", "LLAMA_ARG_TOOLS", "LLAMA_ARG_AGENT")
+"""Names by which llama-server turns on built-in tools, variables included."""
+
+TOOLS_INSTEAD = (
+    "pyctl has no built-in tools; name MCP servers with --mcp-servers-config, such as"
+    " @modelcontextprotocol/server-filesystem for files and mcp-shell-server for commands"
+)
 
 REMOVED: Mapping[str, str] = {
     **dict.fromkeys(("--draft", "--draft-n", "--draft-max"), "--spec-draft-n-max or --spec-ngram-mod-n-max"),

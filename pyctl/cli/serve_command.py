@@ -61,6 +61,7 @@ def run_serve(settings: CommandSettings, argv: Sequence[str], environ: Mapping[s
     ``argv`` are the flags that ``settings`` were read from; of several models, each is read with them.
     """
     share_heaps()
+    os.environ.pop("LLAMA_API_KEY", None)  # has been read: no child needs it, such as the browser of --open
     start_log(settings.log, settings.warnings)
     connect_workers(settings.model.workers)
     if not any(device.is_gpu for device in devices()) and (line := unused_card()):

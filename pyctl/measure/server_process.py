@@ -28,8 +28,11 @@ LIBRARY_CHOICE = "PYCTL_LIBS"
 
 
 def clean_environment() -> dict[str, str]:
-    """The environment without settings (LLAMA_ARG_*, PYCTL_*), except the choice of libraries; no disk cache."""
-    hidden = {name for name in os.environ if name.startswith(("LLAMA_ARG_", "PYCTL_"))} - {LIBRARY_CHOICE}
+    """The environment without settings (LLAMA_ARG_*, LLAMA_API_KEY, PYCTL_*), except the choice of libraries; no disk
+    cache.
+    """
+    settings = ("LLAMA_ARG_", "LLAMA_API_KEY", "PYCTL_")
+    hidden = {name for name in os.environ if name.startswith(settings)} - {LIBRARY_CHOICE}
     kept = {name: value for name, value in os.environ.items() if name not in hidden}
     return {**kept, "PYCTL_KV_CACHE": "off"}
 

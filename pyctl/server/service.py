@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from pyctl.cache import DiskPolicy
 from pyctl.chat.cached_tokenizer import Tokenizer, readable
@@ -14,7 +16,6 @@ from pyctl.engine.backend import EngineInfo
 from pyctl.engine.engine_stats import EngineMemory
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.worker import Worker
-from pyctl.limit import limit
 from pyctl.page.markdown_process import MarkdownProcess
 from pyctl.server import ReplySettings, ServerSettings
 from pyctl.server.kept_streams import KeptStreams
@@ -25,15 +26,13 @@ from pyctl.tools.toolbox import ToolBox
 
 __all__ = ["Service", "Shared"]
 
-_CALL_SECONDS = limit(3600.0, "a call of a tool that waits for others, or runs", "503", "request", "s")
-
 
 @dataclass(frozen=True)
 class Shared:
     """Shared by all models of a process: settings of the server, stored responses, threads.
 
     ``running`` are the handles of replies that are being sent, by their id, without those that may not be controlled;
-    only the event loop uses it, and ``streams``.
+    only the event loop uses it, ``streams``, and ``calls``, the calls of tools.
     """
 
     settings: ServerSettings = field(default_factory=ServerSettings)
@@ -48,7 +47,7 @@ class Shared:
     rendering: RequestPool = field(default_factory=lambda: RequestPool(2, max_waiting=16))
     markdown: MarkdownProcess = field(default_factory=MarkdownProcess)
     tools: ToolBox = field(default_factory=ToolBox)
-    calling: RequestPool = field(default_factory=lambda: RequestPool(8, max_waiting=64, max_seconds=_CALL_SECONDS))
+    calls: set[asyncio.Future[dict[str, Any]]] = field(default_factory=set)
 
 
 @dataclass(frozen=True)

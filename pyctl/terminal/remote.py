@@ -32,6 +32,10 @@ UNIX = "unix://"
 
 _MOST_MODELS = limit(1000, "models of a server in a chat at a terminal", "the rest is left out", "memory")
 
+_ANSWER_BYTES = limit(
+    16 << 20, "answer of a server in a chat at a terminal, replies aside", "an error", "memory", "bytes"
+)
+
 ERRORS: Mapping[int, type[PyctlError]] = {
     401: AuthenticationError,
     403: AuthenticationError,
@@ -63,7 +67,7 @@ class RemoteBackend:
         self._model: str | None = None
         # A prefill may take minutes without a byte: only connecting has a time limit.
         self._client = httpx.Client(
-            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+            headers={"Accept-Encoding": "identity", **({"Authorization": f"Bearer {api_key}"} if api_key else {})},
             timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
             transport=transport,
         )
@@ -76,8 +80,7 @@ class RemoteBackend:
 
     def models(self) -> Sequence[str]:
         """The models that the server lists; empty when it has no list."""
-        with self._one_line():
-            response = self._client.get(f"{self._url}/v1/models")
+        response = self._ask("GET", "/v1/models")
         if response.status_code == 404:
             return []
         _check(response)
@@ -117,8 +120,7 @@ class RemoteBackend:
     def offered(self) -> Sequence[OfferedTool]:
         """The tools that the server runs; none where it has no such thing."""
         if self._offered is None:
-            with self._one_line():
-                response = self._client.get(f"{self._url}/tools")
+            response = self._ask("GET", "/tools")
             if response.status_code == 503:
                 return ()  # it is loading its model
             self._offered = _offered(response) if response.is_success else ()
@@ -126,13 +128,24 @@ class RemoteBackend:
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """The result of a tool of the server."""
-        with self._one_line():
-            response = self._client.post(f"{self._url}/tools", json={"tool": name, "params": arguments})
+        response = self._ask("POST", "/tools", {"tool": name, "params": arguments})
         _check(response)
         try:
             return text_of(dict(response.json()))
         except (ValueError, TypeError) as error:
             raise EngineError(f"{self._name} sent no result of {name}") from error
+
+    def _ask(self, method: str, path: str, body: Any = None) -> httpx.Response:
+        """The answer as a whole, whose size is bounded: packed ones, which were not asked for, are refused."""
+        with self._one_line(), self._client.stream(method, f"{self._url}{path}", json=body) as response:
+            content = bytearray()
+            for part in response.iter_raw():
+                content += part
+                if len(content) > _ANSWER_BYTES or "content-encoding" in response.headers:
+                    raise EngineError(
+                        f"{self._name}{path} answered with more than {_ANSWER_BYTES >> 20} MiB, or packed"
+                    )
+            return httpx.Response(response.status_code, content=bytes(content), request=response.request)
 
     def close(self) -> None:
         """Close the connections."""

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pyctl.atomic_file import make_private, write_atomic
-from pyctl.errors import PyctlError
 from pyctl.limit import limit
 from pyctl.terminal.conversation import Call
 from pyctl.text import reason_of
+from pyctl.tools import bounded
 from pyctl.tools.toolbox import ToolBox
 
 __all__ = ["MOST_ROUNDS", "NoTools", "OfferedTool", "OwnTools", "ToolCalls", "ToolSource", "text_of"]
@@ -51,7 +51,7 @@ class ToolSource(Protocol):
         """The tools, in a stable order."""
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """The result, for the model. Raises PyctlError."""
+        """The result, for the model. An exception becomes one, too."""
 
 
 class NoTools:
@@ -67,7 +67,7 @@ class NoTools:
 
 
 class OwnTools:
-    """The tools of this process."""
+    """The tools of this process's MCP servers."""
 
     place = "here"
 
@@ -75,7 +75,7 @@ class OwnTools:
         self._box = box
 
     def offered(self) -> Sequence[OfferedTool]:
-        return [OfferedTool(tool.name, not tool.writes, tool.definition()) for tool in self._box]
+        return [OfferedTool(tool.name, tool.tool.reads_only, tool.definition()) for tool in self._box]
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         return text_of(self._box.named(name).run(arguments))
@@ -84,7 +84,7 @@ class OwnTools:
 def text_of(result: Mapping[str, Any]) -> str:
     """The text of a tool's result for the model."""
     plain = result.get("plain_text_response")
-    return plain if isinstance(plain, str) else json.dumps(result, ensure_ascii=False)
+    return bounded(plain if isinstance(plain, str) else json.dumps(result, ensure_ascii=False))
 
 
 class ToolCalls:
@@ -118,7 +118,7 @@ class ToolCalls:
         else:
             try:
                 self.last = self._source.call(call.name, arguments)
-            except PyctlError as error:
+            except Exception as error:  # whatever a model's arguments lead to, the conversation goes on
                 self.last = text_of({"error": reason_of(error)})
         return self.last
 

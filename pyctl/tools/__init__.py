@@ -1,38 +1,38 @@
-"""Tools that this process runs for a model: built-in ones, and those of MCP servers. Their settings."""
+"""Tools that MCP servers run for a model. Their settings."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
 
-from pyctl.convert import file_text, json_object, words
+from pyctl.convert import file_text, json_object
 from pyctl.errors import ConfigError
+from pyctl.limit import limit
 from pyctl.setting import TOOLS
 
-__all__ = ["BUILT_IN", "McpServer", "ToolSettings"]
-
-BUILT_IN = (
-    "read_file",
-    "file_glob_search",
-    "grep_search",
-    "exec_shell_command",
-    "write_file",
-    "edit_file",
-    "get_info",
-)
-"""Names of the built-in tools."""
+__all__ = ["McpServer", "ToolSettings", "bounded"]
 
 _MCP_MS = 30_000
+_LONGEST_MS = 24 * 3600 * 1000
+_RESULT_LETTERS = limit(256 << 10, "text of a result of a tool", "truncated", "reply", "characters")
+
+
+def bounded(text: str) -> str:
+    """The text of a result as it may go to a model: not too long, and without lone surrogates."""
+    if len(text) > _RESULT_LETTERS:
+        text = text[:_RESULT_LETTERS] + "\n[output truncated]"
+    return text.encode("utf-8", "replace").decode()
 
 
 @dataclass(frozen=True)
 class McpServer:
     """A program that offers tools over its standard streams.
 
-    ``env`` is added to the variables of this process; ``cwd`` is empty for this process's directory. A call of a tool
-    may take ``timeout_ms``.
+    ``env`` is added to the variables of `child_environment`; ``cwd`` is empty for this process's directory. A call of a
+    tool may take ``timeout_ms``.
     """
 
     name: str
@@ -41,15 +41,6 @@ class McpServer:
     env: Mapping[str, str] = field(default_factory=dict)
     cwd: str = ""
     timeout_ms: int = _MCP_MS
-
-
-def tool_names(text: str) -> tuple[str, ...]:
-    """Names of built-in tools, or ``all``."""
-    found = words(text)
-    for name in found:
-        if name not in (*BUILT_IN, "all"):
-            raise ValueError(f"unknown tool {name!r}; available tools: all, {', '.join(BUILT_IN)}")
-    return BUILT_IN if "all" in found else tuple(name for name in BUILT_IN if name in found)
 
 
 def mcp_servers(text: str) -> tuple[McpServer, ...]:
@@ -63,7 +54,7 @@ def mcp_servers(text: str) -> tuple[McpServer, ...]:
 def _mcp_server(name: str, given: Any) -> McpServer:
     def typed(key: str, kind: type, otherwise: Any) -> Any:
         value = given.get(key, otherwise)
-        if not isinstance(value, kind) or (isinstance(value, int) and (value is True or value <= 0)):
+        if not isinstance(value, kind) or (isinstance(value, int) and (value is True or not 0 < value <= _LONGEST_MS)):
             raise ValueError(f"MCP server {name!r}: {key!r} is not {_KINDS[kind]}")
         return value
 
@@ -75,7 +66,7 @@ def _mcp_server(name: str, given: Any) -> McpServer:
     return McpServer(name, command, tuple(args), env, typed("cwd", str, ""), typed("timeout_ms", int, _MCP_MS))
 
 
-_KINDS = {str: "a text", list: "a list", dict: "an object", int: "a whole number above 0"}
+_KINDS = {str: "a text", list: "a list", dict: "an object", int: f"a whole number from 1 to {_LONGEST_MS}"}
 
 
 def mcp_servers_file(text: str) -> tuple[McpServer, ...]:
@@ -85,22 +76,11 @@ def mcp_servers_file(text: str) -> tuple[McpServer, ...]:
 
 @dataclass(frozen=True)
 class ToolSettings:
-    """The tools that this process runs; none by default.
+    """The MCP servers whose tools the model gets; none by default.
 
     Of two MCP servers of one name the first counts, that of the file before the other.
     """
 
-    built_in: tuple[str, ...] = TOOLS.flag(
-        (),
-        "--tools",
-        f"built-in tools to run for the model, comma-separated, or all: {', '.join(BUILT_IN)}",
-        tool_names,
-        "LLAMA_ARG_TOOLS",
-        "NAMES",
-    )
-    agent: bool = TOOLS.flag(
-        False, "-ag --agent", "run all built-in tools", None, "LLAMA_ARG_AGENT", off="-no-ag --no-agent"
-    )
     mcp_config: tuple[McpServer, ...] = TOOLS.flag(
         (),
         "--mcp-servers-config",
@@ -120,12 +100,7 @@ class ToolSettings:
 
     def __post_init__(self) -> None:
         if self.mcp_servers and find_spec("mcp") is None:
-            raise ConfigError("MCP servers need the package mcp: pip install 'pyctl[tools]'")
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The built-in tools."""
-        return BUILT_IN if self.agent else self.built_in
+            raise ConfigError(f"MCP servers need the package mcp: {sys.executable} -m pip install 'mcp>=2,<3'")
 
     @property
     def mcp_servers(self) -> tuple[McpServer, ...]:
@@ -134,8 +109,3 @@ class ToolSettings:
         for server in (*self.mcp_config, *self.mcp_json):
             found.setdefault(server.name, server)
         return tuple(found.values())
-
-    @property
-    def is_wanted(self) -> bool:
-        """Whether there are tools."""
-        return bool(self.names or self.mcp_servers)

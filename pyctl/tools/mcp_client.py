@@ -9,32 +9,33 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import anyio
-from mcp import ClientSession, StdioServerParameters
+from mcp import Client, ClientSession, StdioServerParameters
 from mcp.client.stdio import stdio_client
-from mcp.types import PaginatedRequestParams
+from mcp.types import CallToolRequest, CallToolRequestParams, CallToolResult, JSONRPCRequest, PaginatedRequestParams
 
+from pyctl.child_environment import child_environment
 from pyctl.limit import limit
 from pyctl.text import one_line
-from pyctl.tools import McpServer
+from pyctl.tools import McpServer, bounded
 
 __all__ = ["McpClient", "McpTool"]
 
 log = logging.getLogger("pyctl")
 
-_LIST_SECONDS = limit(10.0, "an MCP server that lists its tools at the start", "without its tools", "process", "s")
+_LIST_SECONDS = limit(30.0, "an MCP server that lists its tools at the start", "without its tools", "process", "s")
 _RETRY_SECONDS = 5.0
 _MOST_TOOLS = limit(256, "tools of an MCP server", "the others are left out", "process")
-_RESULT_LETTERS = limit(256 << 10, "text of a result of an MCP tool", "truncated", "reply", "characters")
+_MESSAGE_BYTES = limit(16 << 20, "message of an MCP server", "the server is ended", "process", "bytes")
 _CLOSE_SECONDS = 0.5
-_WITH_PARENT = Path(__file__).with_name("with_parent.py")
+_KEEPER = Path(__file__).with_name("keeper.py")
 
 
 @dataclass(frozen=True)
@@ -87,14 +88,11 @@ class McpClient:
 
 
 class _Connection:
-    """The process of one server; all methods belong to the loop."""
+    """The process of one server, started for the first call and after it has ended; all methods belong to the loop."""
 
     def __init__(self, server: McpServer) -> None:
         self._server = server
-        self._lock = asyncio.Lock()
-        self._running: asyncio.Task[None] | None = None
-        self._session: ClientSession | None = None
-        self._ending = asyncio.Event()
+        self._process: _Process | None = None
         self._retry_at = 0.0
         self._is_closed = False
         self._calls: set[asyncio.Task[Any]] = set()
@@ -105,56 +103,58 @@ class _Connection:
         if not self._server.command:
             log.warning("MCP server %s left out: it has no command", one_line(name))
             return []
+        found: list[McpTool] = []
         with tempfile.TemporaryFile() as errors:
+            process = _Process(self._server, errors)
             try:
                 with anyio.fail_after(_LIST_SECONDS):
-                    found = await self._listed(await self._connected(errors))
+                    await self._list(await process.session(), found)
                 log.info("MCP server %s: %d tools", one_line(name), len(found))
             except Exception as error:
-                found = []
+                found.clear()
                 log.warning("MCP server %s left out: %s%s", one_line(name), _reason(error), _tail(errors))
-            await self._end()
-            self._retry_at = 0.0
+            await process.end()
         return found[:_MOST_TOOLS]
 
-    async def _listed(self, session: ClientSession) -> list[McpTool]:
-        found: list[McpTool] = []
+    async def _list(self, session: ClientSession, found: list[McpTool]) -> None:
         cursor: str | None = None
         while len(found) < _MOST_TOOLS:
-            params = PaginatedRequestParams(cursor=cursor) if cursor else None
-            page = (await session.list_tools(params=params)).model_dump(by_alias=True)
-            for tool in page["tools"]:
-                hints = tool.get("annotations") or {}
+            page = await session.list_tools(params=PaginatedRequestParams(cursor=cursor) if cursor else None)
+            for tool in page.tools:
+                reads_only = tool.annotations is not None and tool.annotations.read_only_hint is True
                 found.append(
-                    McpTool(
-                        self._server.name,
-                        tool["name"],
-                        tool.get("description") or "",
-                        tool.get("inputSchema") or {},
-                        hints.get("readOnlyHint") is True,
-                    )
+                    McpTool(self._server.name, tool.name, tool.description or "", tool.input_schema, reads_only)
                 )
-            cursor = page.get("nextCursor")
-            if not cursor:
-                break
-        return found
+            if not (cursor := page.next_cursor):
+                return
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The result of ``tool`` by the server, which is started if it does not run."""
+        """The result of ``tool`` by the server, which is started if it does not run.
+
+        A server may go on with a call that was cancelled or took too long. So its process, with all that it started,
+        ends then, as soon as it has no other call; the next call starts another.
+        """
         task = asyncio.current_task()
         assert task is not None
         self._calls.add(task)
         try:
-            with anyio.fail_after(self._server.timeout_ms / 1000):
-                session = await self._connected()
-                result = await session.call_tool(tool, dict(arguments))
+            given = dict(arguments)
+            # What cannot be sent, such as lone surrogates, has to fail here: the client would lose its connection.
+            params = {"name": tool, "arguments": given}
+            JSONRPCRequest(jsonrpc="2.0", id=0, method="tools/call", params=params).model_dump_json()
+            request = CallToolRequest(params=CallToolRequestParams(name=tool, arguments=given))
+            with anyio.fail_after(self._server.timeout_ms / 1000), self._running().call() as process:
+                # Not `call_tool`, which has the server's own regular expressions run over the result.
+                result = await (await process.session()).send_request(request, CallToolResult)
             return _as_result(result.model_dump(by_alias=True))
         except TimeoutError:
-            return {"error": f"{tool} took longer than {self._server.timeout_ms} ms"}
-        except asyncio.CancelledError:
-            return {"error": "the server is shutting down"}
+            return {"error": f"{tool} took longer than {self._server.timeout_ms} ms and was ended"}
         except Exception as error:
             return {"error": _reason(error)}
+        except asyncio.CancelledError:
+            if not self._is_closed:
+                raise
+            return {"error": "the server is shutting down"}
         finally:
             self._calls.discard(task)
 
@@ -163,79 +163,96 @@ class _Connection:
         self._is_closed = True
         for task in tuple(self._calls):
             task.cancel()
-        await self._end()
+        if self._process is not None:
+            await self._process.end()
 
-    async def _connected(self, errors: IO[bytes] | None = None) -> ClientSession:
-        """A session with the running process. Raises an exception that says why there is none."""
-        async with self._lock:
-            if self._session is not None:
-                return self._session
-            if self._is_closed:
-                raise ConnectionError("the server is shutting down")
+    def _running(self) -> _Process:
+        """The process, which may still be starting. Raises ConnectionError if there is none."""
+        if self._is_closed:
+            raise ConnectionError("the server is shutting down")
+        if self._process is None or self._process.is_over:
+            if self._process is not None and self._process.has_failed:
+                self._retry_at = self._process.began + _RETRY_SECONDS
             if time.monotonic() < self._retry_at:
                 raise ConnectionError("the MCP server failed to start a moment ago")
-            await self._end()
-            self._ending = asyncio.Event()
-            ready: asyncio.Future[ClientSession] = asyncio.get_running_loop().create_future()
-            self._running = asyncio.create_task(self._run(ready, self._ending, errors))
-            try:
-                self._session = await asyncio.shield(ready)
-            except BaseException:
-                self._retry_at = time.monotonic() + _RETRY_SECONDS
-                self._ending.set()
-                raise
-            return self._session
+            self._process = _Process(self._server)
+        return self._process
 
-    async def _end(self) -> None:
-        running, self._running, self._session = self._running, None, None
-        if running is not None:
-            self._ending.set()
-            await asyncio.wait([running])
 
-    async def _run(self, ready: asyncio.Future[ClientSession], ending: asyncio.Event, errors: IO[bytes] | None) -> None:
-        """The life of one process, from its start to ``ending`` or to the end of its output."""
-        server = self._server
+class _Process:
+    """One process of a server, which starts at once."""
+
+    def __init__(self, server: McpServer, errors: IO[bytes] | None = None) -> None:
+        self.is_over = self.has_failed = False
+        self.began = time.monotonic()
+        self._n_calls = 0
+        self._scope = anyio.CancelScope()
+        self._session: asyncio.Future[ClientSession] = asyncio.get_running_loop().create_future()
+        self._life = asyncio.create_task(self._live(server, errors))
+
+    async def session(self) -> ClientSession:
+        """The session with it. Raises an exception that says why there is none."""
+        return await asyncio.shield(self._session)
+
+    @contextmanager
+    def call(self) -> Iterator[_Process]:
+        """The time of a call; one that is cancelled ends the process, as soon as there is no other."""
+        self._n_calls += 1
+        try:
+            yield self
+        except asyncio.CancelledError:
+            self.is_over = True
+            raise
+        finally:
+            self._n_calls -= 1
+            if self.is_over and not self._n_calls:
+                self._scope.cancel()
+
+    async def end(self) -> None:
+        """End it, and what it started."""
+        self._scope.cancel()
+        await asyncio.wait([self._life])
+
+    async def _live(self, server: McpServer, errors: IO[bytes] | None) -> None:
+        why: Exception = ConnectionError("the MCP server ended before it answered")
+        try:
+            with self._scope:
+                async with Client(self._transport(server, errors)) as client:
+                    self._session.set_result(client.session)
+                    await anyio.sleep_forever()
+        except Exception as error:
+            why, self.has_failed = error, not self._session.done()
+        self.is_over = True
+        if not self._session.done():
+            self._session.set_exception(why)
+        self._session.exception()
+
+    @asynccontextmanager
+    async def _transport(self, server: McpServer, errors: IO[bytes] | None) -> AsyncIterator[Any]:
+        """The streams of messages from and to the process."""
         command = StdioServerParameters(
             command=sys.executable,
-            args=["-I", "-S", str(_WITH_PARENT), server.command, *server.args],
-            env={**os.environ, **server.env},
+            args=["-I", "-S", str(_KEEPER), str(_MESSAGE_BYTES), server.command, *server.args],
+            env=child_environment(server.env),
             cwd=os.path.expanduser(server.cwd) or None,
             encoding_error_handler="replace",
         )
         forward, received = anyio.create_memory_object_stream[Any](0)
-        try:
-            with open(os.devnull, "wb") as nowhere:
-                async with stdio_client(command, errlog=errors or nowhere) as (source, sink):  # type: ignore[arg-type]
-                    passing = asyncio.create_task(_pass_on(source, forward, ending))
-                    async with ClientSession(received, sink) as session:
-                        starting = asyncio.create_task(session.initialize())
-                        over = asyncio.create_task(ending.wait())
-                        await asyncio.wait([starting, over], return_when=asyncio.FIRST_COMPLETED)
-                        if starting.done():
-                            starting.result()
-                            if not ready.done():
-                                ready.set_result(session)
-                            await over
-                        starting.cancel()
-                    passing.cancel()
-        except Exception as error:
-            if not ready.done():
-                ready.set_exception(error)
-        finally:
-            if self._ending is ending:
-                self._session = None
-            if not ready.done():
-                ready.set_exception(ConnectionError("the MCP server ended before it answered"))
-            ready.exception()
+        with open(os.devnull, "wb") as nowhere, forward, received:
+            to: Any = errors or nowhere
+            async with stdio_client(command, errlog=to) as (source, sink), anyio.create_task_group() as group:
+                group.start_soon(self._pass_on, source, forward)
+                yield received, sink
+                group.cancel_scope.cancel()
 
-
-async def _pass_on(source: Any, sink: Any, ending: asyncio.Event) -> None:
-    """Pass on what a server says, and note the end of it."""
-    async with sink:
-        with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
-            async for message in source:
-                await sink.send(message)
-    ending.set()
+    async def _pass_on(self, source: Any, sink: Any) -> None:
+        """Pass on what a server says, and note the end of it, which the client does not tell."""
+        async with sink:
+            with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
+                async for message in source:
+                    await sink.send(message)
+        self.is_over, self.has_failed = True, not self._session.done()
+        self._scope.cancel()
 
 
 def _as_result(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -244,9 +261,7 @@ def _as_result(result: Mapping[str, Any]) -> dict[str, Any]:
         part.get("text") or "" if part.get("type") == "text" else f"[{part.get('type')}, not shown]"
         for part in result.get("content") or ()
     ]
-    text = "\n".join(parts)
-    if len(text) > _RESULT_LETTERS:
-        text = text[:_RESULT_LETTERS] + "\n[output truncated]"
+    text = bounded("\n".join(parts))
     return {"error": text or "the tool failed"} if result.get("isError") else {"plain_text_response": text}
 
 

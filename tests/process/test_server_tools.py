@@ -1,10 +1,12 @@
-"""A server that runs tools for a model, built-in ones and those of an MCP server, in a loop of calls."""
+"""A server that runs tools of an MCP server for a model: a loop of calls, and how calls end."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Iterator
+from functools import partial
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -13,32 +15,37 @@ import pytest
 
 from pyctl.measure.server_process import PYCTL_SERVE, ServerProcess
 from tests.unit.tools import test_mcp_client
+from tests.unit.tools.test_mcp_client import are_gone, working
+from tests.waiting import until
 
 N_CALLS = 10
+SECRET = "5ecret"
+HEADERS = {"authorization": f"Bearer {SECRET}"}
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     servers = {"mcpServers": {"child": {"command": sys.executable, "args": [test_mcp_client.CHILD]}}}
-    flags = ("--tools", "get_info", "--mcp-servers-json", json.dumps(servers), "--no-kv-cache", "--temp", "0")
-    with ServerProcess((*PYCTL_SERVE, "-t", "1", "-c", "8192", *flags), tmp_path_factory.mktemp("x") / "log") as server:
+    flags = ("--mcp-servers-json", json.dumps(servers), "--no-kv-cache", "--temp", "0")
+    log = tmp_path_factory.mktemp("x") / "log"
+    secrets = {"LLAMA_API_KEY": SECRET, "HF_TOKEN": SECRET}
+    with ServerProcess((*PYCTL_SERVE, "-t", "1", "-c", "8192", *flags), log, environment=secrets) as server:
         yield server
 
 
 def post(server: ServerProcess, path: str, body: Any) -> Any:
-    answer = httpx.post(f"{server.url}/{path}", json=body, timeout=120)
+    answer = httpx.post(f"{server.url}/{path}", json=body, timeout=120, headers=HEADERS)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
 
 def test_a_loop_of_ten_calls_evaluates_each_token_once(server: ServerProcess) -> None:
-    listed = httpx.get(f"{server.url}/tools", timeout=60).json()
-    assert [tool["tool"] for tool in listed][:2] == ["get_info", "child_greet"]
-    tools = [tool["definition"] for tool in listed if tool["tool"] in ("get_info", "child_pid")]
+    listed = httpx.get(f"{server.url}/tools", timeout=60, headers=HEADERS).json()
+    tools = [tool["definition"] for tool in listed if tool["tool"] in ("child_place", "child_pid")]
     messages: list[dict[str, Any]] = [{"role": "user", "content": "Where are we?"}]
     n_before, n_evaluated, n_lost = 0, 0, 0
     for turn in range(N_CALLS):
-        name = ("get_info", "child_pid")[turn % 2]
+        name = ("child_place", "child_pid")[turn % 2]
         body = {
             "messages": messages,
             "tools": tools,
@@ -63,3 +70,20 @@ def test_a_loop_of_ten_calls_evaluates_each_token_once(server: ServerProcess) ->
     # An idle engine may have evaluated the end of a reply before the next prompt came.
     assert n_lost == 0
     assert n_evaluated <= n_before - 1
+
+
+def test_a_call_ends_with_its_client_and_with_the_server(server: ServerProcess, tmp_path: Path) -> None:
+    """With all that it has started; and the server of the tools sees no secret of this one."""
+    found = json.loads(post(server, "tools", {"tool": "child_variables"})["plain_text_response"])
+    assert SECRET not in str(found)
+    for end in ("client", "server"):
+        connection, path = HTTPConnection("127.0.0.1", server.port), tmp_path / end
+        body = {"tool": "child_work", "params": {"path": str(path)}}
+        connection.request("POST", "/tools", json.dumps(body), {"content-type": "application/json", **HEADERS})
+        pids = working(path)
+        if end == "client":
+            connection.close()  # as the page does when it is stopped
+        else:
+            server.stop()
+        until(partial(are_gone, pids))
+        connection.close()

@@ -495,8 +495,6 @@ EFFECTS: dict[str, Effect] = {
     "--embd-normalize": Effect("-1", embedding, ("--embedding",)),
     "--spm-infill": Effect("", infill),
     # -- tools
-    "--tools": Effect("get_info", offered),
-    "-ag": Effect("", offered),
     "--mcp-servers-config": Effect(FILE, offered),
     "--mcp-servers-json": Effect('{"mcpServers": {"a": {"command": ""}}}', offered),
     # -- chat

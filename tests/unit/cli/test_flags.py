@@ -15,7 +15,7 @@ from pyctl.engine.draft.draft_settings import MODEL_TYPES
 from pyctl.engine.placements import CPU_EXPERTS
 from pyctl.errors import ConfigError
 from pyctl.setting import Flag
-from pyctl.tools import BUILT_IN, McpServer
+from pyctl.tools import McpServer
 from tests.unit.cli.given import PRESERVED, SERVE_FLAGS, at, refused, serve
 from tests.unit.cli.test_effects import EFFECTS
 
@@ -42,7 +42,6 @@ CONVERTED: dict[str, tuple[str, str, Any]] = {
     "reasoning_effort": ("high", "format.template_kwargs", {**PRESERVED, "reasoning_effort": "high"}),
     "reasoning_preserve": ("", "format.template_kwargs", PRESERVED),
     "jinja": ("", "warnings", ()),
-    "built_in": ("all", "tools.built_in", BUILT_IN),
     "mcp_json": ('{"mcpServers": {"a": {"command": "b"}}}', "tools.mcp_json", (McpServer("a", "b"),)),
     "hosts": ("0.0.0.0,::1", "listen.hosts", ("0.0.0.0", "::1")),
     "preset_path": ("m.ini", "router.preset_path", "m.ini"),

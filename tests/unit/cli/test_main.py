@@ -13,7 +13,7 @@ try:
 except SystemExit as error:
     code = error.code
 names = {name.partition(".")[0] for name in sys.modules}
-heavy = names & {"numpy", "jinja2", "llama_cpp", "gguf", "starlette", "uvicorn", "httpx", "rich", "msgspec"}
+heavy = names & {"numpy", "jinja2", "llama_cpp", "gguf", "starlette", "uvicorn", "httpx", "rich", "msgspec", "mcp"}
 print(code, *sorted(heavy), file=sys.stderr)
 """
 

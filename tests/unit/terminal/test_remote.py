@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import json
 import socket
 import threading
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import uvicorn
+import zstandard
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -24,8 +26,9 @@ from pyctl.errors import (
     RequestError,
     UnavailableError,
 )
-from pyctl.terminal.conversation import ChatDelta, ReplyStats
+from pyctl.terminal.conversation import Call, ChatDelta, ReplyStats
 from pyctl.terminal.remote import RemoteBackend
+from pyctl.terminal.tool_calls import OfferedTool, ToolCalls
 
 TIMINGS = {"cache_n": 90, "prompt_n": 10, "predicted_n": 5, "predicted_per_second": 12.5, "draft_n": 6}
 TIMINGS["draft_n_accepted"] = 4
@@ -75,7 +78,12 @@ class ScriptedServer:
         self.keys: list[str | None] = []
         self.left = threading.Event()
         self.models: Any = {"data": [{"id": "tiny"}]}
-        routes = [Route("/v1/models", self._models), Route("/v1/chat/completions", self._chat, methods=["POST"])]
+        self.result = Response("{}")
+        routes = [
+            Route("/v1/models", self._models),
+            Route("/v1/chat/completions", self._chat, methods=["POST"]),
+            Route("/tools", self._tools, methods=["POST"]),
+        ]
         config = uvicorn.Config(Starlette(routes=routes), port=0, log_level="critical", ws="none", lifespan="off")
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run)
@@ -91,6 +99,9 @@ class ScriptedServer:
     async def _models(self, request: Request) -> Response:
         self.keys.append(request.headers.get("authorization"))
         return JSONResponse(self.models, status_code=404 if self.models is None else 200)
+
+    async def _tools(self, request: Request) -> Response:
+        return self.result
 
     async def _chat(self, request: Request) -> Response:
         body = await request.json()
@@ -242,6 +253,30 @@ def test_closing_stops_the_server(server: ScriptedServer, backend: RemoteBackend
     assert next(stream) == ChatDelta(content="word ")
     stream.close()
     assert server.left.wait(60)
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        Response(b"[" * (17 << 20)),
+        Response(b"[" * 100_000),
+        Response(zstandard.compress(b'"' + b"x" * (1 << 20)), headers={"content-encoding": "zstd"}),
+        Response(gzip.compress(b'"' + b"x" * (1 << 20)), headers={"content-encoding": "gzip"}),
+    ],
+    ids=["long", "deep", "zstd", "gzip"],
+)
+def test_a_result_of_a_tool_that_is_too_much_is_an_error(
+    server: ScriptedServer, backend: RemoteBackend, result: Response
+) -> None:
+    server.result = result
+    backend._offered = [OfferedTool("a", True, {})]
+    assert ToolCalls(backend, lambda question: "o").result(Call("id", "a", "{}")).startswith('{"error": ')
+
+
+def test_the_text_of_a_result_is_bounded_and_can_be_sent(server: ScriptedServer, backend: RemoteBackend) -> None:
+    server.result = Response(json.dumps({"plain_text_response": "\ud83d" * 300_000}))
+    text = backend.call("a", {})
+    assert (len(text), text[:2], text[-18:]) == (262_163, "??", "[output truncated]")
 
 
 def test_a_server_of_several_models(server: ScriptedServer, backend: RemoteBackend) -> None:

@@ -110,12 +110,18 @@ def test_what_is_allowed_for_this_chat_or_always_is_not_asked_again(script: Any,
     assert len(asked) == 1
 
 
-def test_an_error_of_a_tool_is_a_result_and_ctrl_c_ends_the_round(script: Any) -> None:
+def test_any_error_of_a_tool_is_a_result_and_ctrl_c_ends_the_round(script: Any) -> None:
     def fail() -> str:
         raise RequestError("no such\nplace")
 
     backend, _, _, _ = talk(script, calls(script, "look"), script.say("."), source=Source(fail), answers=["o"])
     assert backend.seen[1][-1]["content"] == '{"error": "no such place"}'
+
+    def odd() -> str:
+        raise UnicodeEncodeError("utf-8", "\ud83d", 0, 1, "surrogates")
+
+    backend, _, _, _ = talk(script, calls(script, "look"), script.say("."), source=Source(odd), answers=["o"])
+    assert "surrogates" in backend.seen[1][-1]["content"]
 
     def interrupt() -> str:
         raise KeyboardInterrupt
@@ -149,7 +155,7 @@ def test_the_question_fits_into_a_line_and_yes_is_once() -> None:
     for _ in range(2):
         assert tools.result(Call("id", "act", "")) == "seen\nall"
     assert len(asked) == 2
-    assert len(asked[0].replace("act", "exec_shell_command")) < 80
+    assert len(asked[0].replace("act", "files_directory_tree")) < 80
     assert asked[0].endswith(f"{CHOICES}: ")
 
 

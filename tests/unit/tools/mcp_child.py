@@ -1,8 +1,13 @@
-"""An MCP server for tests: greets, fails, sleeps, tells of its variables and ends."""
+"""An MCP server for tests: greets, fails, sleeps, tells of its variables, says much, starts others and ends.
+
+Its tools for the page: one that reads and one that writes, or would.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 import sys
 import time
 
@@ -41,6 +46,42 @@ def end() -> str:
 def pid() -> str:
     """The number of the process."""
     return str(os.getpid())
+
+
+@server.tool(structured_output=False)
+def say(size: int) -> str:
+    """Say much."""
+    return "x" * size
+
+
+@server.tool(annotations=ToolAnnotations(read_only_hint=True), structured_output=False)
+def variables() -> str:
+    """The variables that this process sees."""
+    return json.dumps(dict(os.environ))
+
+
+@server.tool(structured_output=False)
+def work(path: str) -> str:
+    """Start a process that leaves the session and loses its parent, write all numbers into a file, and go on."""
+    detached = f"setsid sh -c 'echo $$ >> {path}; exec sleep 3600' >&- 2>&- &"
+    subprocess.run(["sh", "-c", detached], check=True)
+    beside = subprocess.Popen(["sleep", "3600"])
+    with open(path, "a") as file:
+        file.write(f"{os.getpid()}\n{beside.pid}\n")
+    beside.wait()
+    return "done"
+
+
+@server.tool(annotations=ToolAnnotations(read_only_hint=True), structured_output=False)
+def place() -> str:
+    """The directory."""
+    return os.getcwd()
+
+
+@server.tool(structured_output=False)
+def note(path: str, content: str) -> str:
+    """Write a note; a test refuses it."""
+    return "not written"
 
 
 if __name__ == "__main__":

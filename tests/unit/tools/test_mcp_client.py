@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import re
+import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pyctl.errors import ConfigError
+from pyctl.terminal.conversation import Call
+from pyctl.terminal.tool_calls import OwnTools, ToolCalls
 from pyctl.tools import McpServer, ToolSettings, mcp_servers
 from pyctl.tools.mcp_client import McpClient
 from pyctl.tools.toolbox import ToolBox
 from tests.waiting import until
 
+NAMES = ("greet", "fail", "sleep", "end", "pid", "say", "variables", "work", "place", "note")
 CHILD = str(Path(__file__).with_name("mcp_child.py"))
 
 
@@ -46,7 +53,7 @@ def said(box: ToolBox, tool: str, /, **params: Any) -> dict[str, Any]:
 
 def test_tools_are_listed_under_the_name_of_their_server(box: ToolBox) -> None:
     shown = {tool.name: tool.for_client() for tool in box}
-    assert list(shown) == [f"child_{name}" for name in ("greet", "fail", "sleep", "end", "pid")]
+    assert list(shown) == [f"child_{name}" for name in NAMES]
     greet = shown["child_greet"]
     assert (greet["type"], greet["permissions"], greet["uses_cwd"]) == ("mcp", {"write": False}, False)
     function = greet["definition"]["function"]
@@ -105,25 +112,116 @@ def test_why_a_server_is_left_out_is_logged(caplog: pytest.LogCaptureFixture) ->
     assert "MCP server c left out: it has no command" in text
 
 
-def test_a_server_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+def working(path: Path) -> list[int]:
+    """The numbers of the processes that tool `work` has started, and of its server, when all are there."""
+    until(lambda: path.exists() and len(path.read_text().split()) == 3)
+    return [int(text) for text in path.read_text().split()]
+
+
+def are_gone(pids: list[int]) -> bool:
+    """Whether all have ended."""
+    for pid in pids:
+        with suppress(OSError):
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+                return False
+    return True
+
+
+@pytest.mark.parametrize("end", ["stopped", "time", "closed", "killed"])
+def test_a_call_ends_with_all_that_it_has_started(tmp_path: Path, end: str) -> None:
+    """Also what has left its session, whether the user stops it, its time is over, or the server ends or is killed."""
     script = "\n".join(
         (
             "import os, sys",
+            "from pathlib import Path",
             "from pyctl.tools import McpServer",
             "from pyctl.tools.mcp_client import McpClient",
-            f"client = McpClient([McpServer('child', sys.executable, ({CHILD!r},))])",
+            "from tests.unit.tools.test_mcp_client import CHILD, are_gone, until, working",
+            "client = McpClient([McpServer('child', sys.executable, (CHILD,), timeout_ms=60_000)])",
             "client.start()",
             "client.tools()",
-            "print(client.call('child', 'pid', {}).result()['plain_text_response'], flush=True)",
-            "client.call('child', 'sleep', {'seconds': 600})",
-            "os.kill(os.getpid(), 9)",
+            "client.call('child', 'pid', {}).result()",
+            "short = McpServer('child', sys.executable, (CHILD,), timeout_ms=2_000)",
+            f"if {end == 'time'}: client._connections['child']._server = short",
+            f"path = Path({str(tmp_path / 'pids')!r})",
+            "call = client.call('child', 'work', {'path': str(path)})",
+            "pids = working(path)",
+            {
+                "stopped": "call.cancel()",
+                "time": "assert 'took longer than' in call.result()['error']",
+                "closed": "client.close(); os._exit(0)",
+                "killed": "os.kill(os.getpid(), 9)",
+            }[end],
+            "until(lambda: are_gone(pids))",
+            "client.close()",
         )
     )
-    import subprocess
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (-9 if end == "killed" else 0, "")
+    until(lambda: are_gone(working(tmp_path / "pids")))
 
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path)
-    pid = int(done.stdout)
-    until(lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2])
+
+def test_a_stopped_call_hurts_no_other_of_the_same_server(tmp_path: Path) -> None:
+    client = McpClient([child()])
+    client.start()
+    client.tools()
+    other = client.call("child", "sleep", {"seconds": 2})
+    pid = client.call("child", "pid", {}).result()
+    stopped = client.call("child", "work", {"path": str(tmp_path / "pids")})
+    pids = working(tmp_path / "pids")
+    stopped.cancel()
+    until(lambda: client.call("child", "pid", {}).result() != pid)
+    assert other.result() == {"plain_text_response": "awake"}
+    until(lambda: are_gone(pids))
+    client.close()
+
+
+SECRETS = ("LLAMA_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "MY_PASSWORD", "https_proxy")
+
+
+def test_no_secret_reaches_a_server_unless_its_configuration_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in SECRETS:
+        monkeypatch.setenv(name, "http://ada:s3cret@proxy")
+    monkeypatch.setenv("http_proxy", "http://proxy")
+    client = McpClient([child(env={"HF_TOKEN": "given"})])
+    client.start()
+    client.tools()
+    found = json.loads(client.call("child", "variables", {}).result()["plain_text_response"])
+    client.close()
+    assert "s3cret" not in str(found)
+    assert {name: found[name] for name in ("HF_TOKEN", "http_proxy", "PATH", "HOME")} == {
+        "HF_TOKEN": "given",
+        "http_proxy": "http://proxy",
+        "PATH": os.environ["PATH"],
+        "HOME": os.environ["HOME"],
+    }
+
+
+DEEP = '{"name": ' + '{"a":' * 254 + "1" + "}" * 255
+"""Deeper than what the package can write as JSON."""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        '{"name": "\\ud83d"}',
+        '{"name": {"\\u0000": "\\u0000"}}',
+        '{"name": 5, "cwd": 5, "as_base64": true}',
+        '{"name": NaN}',
+        DEEP,
+    ],
+)
+def test_odd_arguments_are_a_result_and_end_nothing(box: ToolBox, arguments: str) -> None:
+    before = said(box, "child_pid")
+    calls = ToolCalls(OwnTools(box), lambda question: "o")
+    assert calls.result(Call("id", "child_greet", arguments)).startswith('{"error": ')
+    assert said(box, "child_pid") == before
+
+
+def test_results_are_bounded(box: ToolBox) -> None:
+    assert said(box, "child_say", size=300_000)["plain_text_response"] == "x" * (256 << 10) + "\n[output truncated]"
+    assert said(box, "child_say", size=17 << 20)["error"]
+    assert said(box, "child_pid")["plain_text_response"]
 
 
 @pytest.mark.parametrize(
@@ -133,7 +231,7 @@ def test_a_server_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
         ("{}", "mcpServers"),
         ('{"mcpServers": {"a": 5}}', "not an object"),
         ('{"mcpServers": {"a": {"command": "x", "args": [1]}}}', "texts only"),
-        ('{"mcpServers": {"a": {"command": "x", "timeout_ms": 0}}}', "whole number above 0"),
+        ('{"mcpServers": {"a": {"command": "x", "timeout_ms": 0}}}', "whole number from 1"),
         ('{"mcpServers": {"a": {"command": ["x"]}}}', "'command' is not a text"),
     ],
 )
@@ -144,5 +242,5 @@ def test_what_is_wrong_with_a_configuration_is_said(text: str, why: str) -> None
 
 def test_without_the_package_the_flag_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pyctl.tools.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="pip install"):
+    with pytest.raises(ConfigError, match=f"{re.escape(sys.executable)} -m pip install 'mcp"):
         ToolSettings(mcp_config=mcp_servers(json.dumps({"mcpServers": {"a": {"command": "b"}}})))

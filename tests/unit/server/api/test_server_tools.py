@@ -2,33 +2,59 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pyctl.cli.arguments import parse_serve
+from pyctl.cli.arguments import parse_chat, parse_serve
 from pyctl.errors import ConfigError
 from pyctl.server import Cors, ServerSettings
 from pyctl.server.app import create_app
 from pyctl.server.models import Models
 from pyctl.server.service import Shared
-from pyctl.tools import ToolSettings
-from pyctl.tools.toolbox import ToolBox
-from tests.unit.server.fake import Bench, Client, events, play
+from pyctl.tools import McpServer, ToolSettings
+from pyctl.tools.mcp_client import McpTool
+from pyctl.tools.toolbox import RunnableTool, ToolBox
+from tests.unit.server.fake import Bench, Client, play
+from tests.unit.server.parts import Caller
 
-NAMES = ("read_file", "exec_shell_command", "get_info")
+SERVER = McpServer("own", "none")
 
 
-def client(settings: ServerSettings | None = None, names: tuple[str, ...] = NAMES) -> Client:
-    """A server that runs tools; its cross-origin rule is that of the command line with them."""
+class FakeClient:
+    """Answers calls of two tools; one of them waits until it is cancelled."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, Mapping[str, Any], Future[dict[str, Any]]]] = []
+
+    def call(self, server: str, tool: str, arguments: Mapping[str, Any]) -> Future[dict[str, Any]]:
+        future: Future[dict[str, Any]] = Future()
+        self.calls.append((tool, arguments, future))
+        if tool == "look":
+            future.set_result({"plain_text_response": "seen"})
+        return future
+
+
+def bench_with(
+    fake: FakeClient, settings: ServerSettings | None = None, servers: tuple[McpServer, ...] = (SERVER,)
+) -> Bench:
+    """A server with tools; its cross-origin rule is that of the command line with them."""
     settings = settings or ServerSettings(cors=Cors("localhost"))
-    bench, box = Bench(play("x"), settings=settings), ToolBox(ToolSettings(names))
-    box.start()
-    shared = Shared(settings, tools=box)
-    return Client(create_app(Models.of(replace(bench.service, shared=shared))))
+    bench, box = Bench(play("x"), settings=settings), ToolBox(ToolSettings(servers))
+    for name in ("look", "wait"):
+        tool = McpTool("own", name, f"To {name}.", {"type": "object"}, name == "look")
+        box._tools[f"own_{name}"] = RunnableTool(f"own_{name}", tool, fake)  # type: ignore[arg-type]
+    bench.app = create_app(Models.of(replace(bench.service, shared=Shared(settings, tools=box))))
+    return bench
+
+
+def client(settings: ServerSettings | None = None, servers: tuple[McpServer, ...] = (SERVER,)) -> Client:
+    return Client(bench_with(FakeClient(), settings, servers).app)
 
 
 def call(server: Client, tool: str, headers: dict[str, str] | None = None, **params: Any) -> Any:
@@ -36,60 +62,63 @@ def call(server: Client, tool: str, headers: dict[str, str] | None = None, **par
 
 
 def test_without_tools_both_are_disabled() -> None:
-    server = client(names=())
-    for answer in (server.get("/tools"), call(server, "get_info")):
+    server = client(servers=())
+    for answer in (server.get("/tools"), call(server, "own_look")):
         assert (answer.status_code, answer.json()["error"]["type"]) == (403, "feature_disabled")
     assert "tools" not in server.get("/props").json()
 
 
-def test_tools_are_listed_and_called(tmp_path: Path) -> None:
-    server = client()
-    assert [tool["tool"] for tool in server.get("/tools").json()] == list(NAMES)
+def test_tools_are_listed_and_called_and_headers_of_built_in_tools_mean_nothing() -> None:
+    fake = FakeClient()
+    server = Client(bench_with(fake).app)
+    looks, waits = server.get("/tools").json()
+    assert (looks["tool"], looks["type"], looks["permissions"]) == ("own_look", "mcp", {"write": False})
+    assert (waits["tool"], waits["permissions"], waits["uses_cwd"]) == ("own_wait", {"write": True}, False)
     assert server.get("/props").json()["tools"] is True
-    (tmp_path / "f").write_text("text\n")
-    within = {"x-tool-cwd": str(tmp_path)}
-    assert call(server, "read_file", within, path="f", cwd="/").json() == {"plain_text_response": "text\n"}
-    assert call(server, "read_file", {**within, "x-resp-type": "base64"}, path="f").json()["size_bytes"] == 5
-    assert "base64" not in call(server, "read_file", within, path="f", as_base64=True).json()
-    assert "error" in call(server, "read_file", path="/none").json()
-
-
-def test_a_stream_has_the_output_and_an_end() -> None:
-    body = {"tool": "exec_shell_command", "params": {"command": "echo hello"}, "stream": True}
-    found = events(client().post("/tools", json=body).content)
-    assert found[-1] == {"done": True}
-    assert "".join(event["chunk"] for event in found[:-1]) == "hello\n\n[exit code: 0]"
-    assert client().post("/tools", json={"tool": "get_info", "stream": True}).status_code == 404
-    wrong = {**body, "params": {}}
-    assert events(client().post("/tools", json=wrong).content) == [
-        {"done": True, "error": "parameter 'command' is missing"}
-    ]
+    headers = {"x-tool-runtime": "ssh:x", "x-tool-cwd": "/", "x-resp-type": "base64"}
+    assert call(server, "own_look", headers, cwd=5).json() == {"plain_text_response": "seen"}
+    assert fake.calls[0][:2] == ("look", {"cwd": 5})
 
 
 @pytest.mark.parametrize(
     ("body", "status"),
     [
-        ({"tool": "write_file", "params": {"path": "/tmp/x", "content": ""}}, 404),
-        ({"tool": "none"}, 404),
+        ({"tool": "own_none"}, 404),
+        ({"tool": "\ud83d"}, 400),
         ({"tool": 5}, 400),
-        ({"tool": "read_file", "params": []}, 200),  # no parameters, and so no path: see below
-        ({"tool": "read_file", "params": [1]}, 400),
-        ({"tool": "read_file", "params": {"path": 5}}, 400),
+        ({"tool": "own_look", "params": [1]}, 400),
+        ({"tool": "own_look", "stream": True}, 404),
     ],
 )
 def test_wrong_calls(body: dict[str, Any], status: int) -> None:
-    answer = client().post("/tools", json=body)
-    assert answer.status_code == (400 if status == 200 else status)
+    answer = client().post("/tools", content=json.dumps(body))
+    assert answer.status_code == status
     assert answer.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("runtime", ["fake:x", "ssh:-oProxyCommand=x", "docker-container:--privileged", "ssh"])
-def test_another_runtime_never_falls_back_to_this_machine(runtime: str) -> None:
-    answer = call(client(), "exec_shell_command", {"x-tool-runtime": runtime}, command="echo hello")
-    assert answer.status_code == 500
-    assert "tools run on the machine of this server only" in answer.json()["error"]["message"]
-    with pytest.raises(ConfigError, match="--tools-runtime is not supported"):
-        parse_serve(["--tools-runtime", runtime], {})
+def test_a_call_ends_when_its_client_leaves_and_too_many_are_refused() -> None:
+    fake = FakeClient()
+    bench, body = bench_with(fake), {"tool": "own_wait"}
+
+    async def run() -> None:
+        callers = [Caller(bench, "/tools", body) for _ in range(64)]
+        calls = [asyncio.ensure_future(each.call()) for each in callers]
+        await callers[0].until(lambda: len(fake.calls) == 64)
+        late = Caller(bench, "/tools", body)
+        await late.call()
+        assert late.sent[0]["status"] == 503
+        for each in callers[1:]:
+            each.gone.set()
+        await asyncio.wait(calls[1:])
+        assert [future.cancelled() for _, _, future in fake.calls] == [False, *[True] * 63]
+        fake.calls[0][2].set_result({"error": "late"})
+        await calls[0]
+        assert callers[0].bodies == [b'{"error":"late"}']
+        last = Caller(bench, "/tools", {"tool": "own_look"})
+        await last.call()
+        assert last.sent[0]["status"] == 200
+
+    asyncio.run(run())
 
 
 OTHERS = ("http://evil.example", "http://localhost:3000", "null", "http://server.evil.example")
@@ -101,32 +130,37 @@ def test_pages_of_other_origins_have_no_tools(origin: str, origins: str) -> None
     server = client(ServerSettings(cors=Cors(origins)))
     for answer in (
         server.get("/tools", headers={"origin": origin}),
-        call(server, "get_info", {"origin": origin}),
+        call(server, "own_look", {"origin": origin}),
     ):
         assert (answer.status_code, answer.json()["error"]["type"]) == (403, "permission_error")
-    assert call(server, "get_info", {"origin": "http://server"}).status_code == 200
+    assert call(server, "own_look", {"origin": "http://server"}).status_code == 200
     named = client(ServerSettings(cors=Cors(f"{origin},http://other")))
-    assert call(named, "get_info", {"origin": origin}).status_code == 200
+    assert call(named, "own_look", {"origin": origin}).status_code == 200
 
 
 def test_a_page_whose_name_may_be_rebound_and_a_client_without_the_key_have_none() -> None:
     rebound = {"host": "evil.example", "origin": "http://evil.example"}
-    assert call(client(), "get_info", rebound).status_code == 403
+    assert call(client(), "own_look", rebound).status_code == 403
     keyed = client(ServerSettings(api_keys=("k",), cors=Cors("localhost")))
-    assert keyed.get("/tools").status_code == call(keyed, "get_info").status_code == 401
-    assert call(keyed, "get_info", {"authorization": "Bearer k"}).status_code == 200
+    assert keyed.get("/tools").status_code == call(keyed, "own_look").status_code == 401
+    assert call(keyed, "own_look", {"authorization": "Bearer k"}).status_code == 200
+
+
+def test_tools_limit_the_origins_that_may_send_requests() -> None:
+    argv = ["--mcp-servers-json", json.dumps({"mcpServers": {"a": {"command": "b"}}})]
+    assert parse_serve(argv, {}).server.cors.origins == "localhost"
+    assert parse_serve([*argv, "--cors-origins", "*"], {}).server.cors.origins == "*"
+    assert parse_serve(["--no-agent"], {"LLAMA_ARG_AGENT": "off"}).server.cors.origins == "*"
 
 
 @pytest.mark.parametrize(
-    "argv",
+    ("argv", "environ"),
     [
-        ["--tools", "get_info"],
-        ["--agent"],
-        ["--mcp-servers-json", json.dumps({"mcpServers": {"a": {"command": "b"}}})],
+        *((argv, {}) for argv in (["--tools", "all"], ["--tools-runtime", "ssh:x"], ["-ag"], ["--agent"])),
+        *(([], environ) for environ in ({"LLAMA_ARG_TOOLS": "read_file"}, {"LLAMA_ARG_AGENT": "1"})),
     ],
 )
-def test_tools_limit_the_origins_that_may_send_requests(argv: list[str]) -> None:
-    assert parse_serve(argv, {}).server.cors.origins == "localhost"
-    assert parse_serve([*argv, "--cors-origins", "*"], {}).server.cors.origins == "*"
-    assert parse_serve([], {}).server.cors.origins == "*"
-    assert not parse_serve(["--agent", "--no-agent"], {}).tools.is_wanted
+@pytest.mark.parametrize("parse", [parse_serve, parse_chat])
+def test_built_in_tools_are_refused_with_what_to_use_instead(parse: Any, argv: list[str], environ: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^[-A-Z_a-z]+ is not supported: .*--mcp-servers-config.*server-filesystem"):
+        parse(argv, environ)
