@@ -162,13 +162,21 @@ def stills(browser: Browser, url: str, want: Callable[[str], Path | None]) -> No
 
 EDIT = {
     "path": "/home/ada/harbour/gates.py",
-    "edits": [{"old_text": "north_gate = 4711", "new_text": "north_gate = 9052"}],
+    "edits": [{"oldText": "north_gate = 4711", "newText": "north_gate = 9052"}],
 }
+TOOL = {
+    "tool": "files_edit_file",
+    "permissions": {"write": True},
+    "definition": {"type": "function", "function": {"name": "files_edit_file", "parameters": {"type": "object"}}},
+}
+NO_SERVER = json.dumps({"mcpServers": {"files": {"command": ""}}})
+"""A server without a command is left out: the page asks for tools, and is given one."""
+
 
 
 def tool_call(browser: Browser, url: str, path: Path) -> None:
     """A call that waits for an answer. The reply is given: the built-in model edits no files."""
-    call = {"index": 0, "id": "a", "function": {"name": "edit_file", "arguments": json.dumps(EDIT)}}
+    call = {"index": 0, "id": "a", "function": {"name": TOOL["tool"], "arguments": json.dumps(EDIT)}}
     ends: dict[str, Any] = {
         "prompt_n": 31,
         "cache_n": 2104,
@@ -185,6 +193,7 @@ def tool_call(browser: Browser, url: str, path: Path) -> None:
     size = {"width": 680, "height": 640}
     context = browser.new_context(viewport=size, device_scale_factor=1.5, color_scheme="light", reduced_motion="reduce")  # type: ignore[arg-type, unused-ignore]
     page = context.new_page()
+    page.route("**/tools", lambda route: route.fulfill(body=json.dumps([TOOL]), content_type="application/json"))
     talk = Talk(page, url)
     page.route("**/v1/chat/completions", lambda route: route.fulfill(body=reply, content_type="text/event-stream"))
     talk.say("The code of the north gate is 9052 now. Please change it.")
@@ -265,7 +274,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         with ServerProcess((*serve, f"{directory}/stills"), log) as server:
             stills(browser, server.url, want)
         if path := want("page-tools"):
-            with ServerProcess((*serve, f"{directory}/tools", "--tools", "edit_file"), log) as server:
+            with ServerProcess((*serve, f"{directory}/tools", "--mcp-servers-json", NO_SERVER), log) as server:
                 tool_call(browser, server.url, path)
         if path := want("page-branch"):
             with ServerProcess((*serve, f"{directory}/film"), log) as server:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from pyctl.measure.server_process import ServerProcess
 from tests.page.browser import Tab
 from tests.page.conftest import SERVE, OpenTab
 from tests.page.test_looks import check_contrast, findings, load_axe
+from tests.unit.tools import test_mcp_client
 
 if TYPE_CHECKING:  # it may be missing
     from playwright.sync_api import Browser
@@ -21,7 +23,9 @@ if TYPE_CHECKING:  # it may be missing
 @pytest.fixture(scope="module")
 def with_tools(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server with two tools."""
-    with ServerProcess((*SERVE, "--tools", "get_info,write_file"), tmp_path_factory.mktemp("tools") / "log") as server:
+    child = {"command": sys.executable, "args": [test_mcp_client.CHILD, "place", "note"]}
+    flags = ("--mcp-servers-json", json.dumps({"mcpServers": {"child": child}}))
+    with ServerProcess((*SERVE, *flags), tmp_path_factory.mktemp("tools") / "log") as server:
         yield server
 
 
@@ -53,22 +57,22 @@ def runs(tab: Tab) -> list[str]:
 def test_a_call_is_confirmed_and_run_and_each_token_evaluated_once(tab: Tab) -> None:
     page = tab.page
     assert page.locator("#tools").inner_text() == "Tools 2"
-    first = tab.say("Where are we?", forced("get_info"))
+    first = tab.say("Where are we?", forced("child_place"))
     call = tab.replies.last.locator(".call")
-    assert "Calls get_info reads only" in " ".join(call.inner_text().split())
+    assert "Calls child_place reads only" in " ".join(call.inner_text().split())
     assert not runs(tab)
 
     second = tab.act(call.get_by_role("button", name="Run once"))
     assert tab.replies.count() == 2
     result = page.locator(".message.tool details.file")
     assert result.get_attribute("open") is None
-    assert "Result of get_info" in result.inner_text()
+    assert "Result of child_place" in result.inner_text()
     result.locator("summary").click()
     assert str(Path.cwd()) in result.locator("pre").inner_text()
     # All of the prompt and the reply before, but for its last token, which no reply evaluates.
     assert second["cache_n"] >= first["cache_n"] + first["prompt_n"] + first["predicted_n"] - 1
     assert tab.replies.last.get_by_role("button", name="Run once").is_visible()
-    assert runs(tab) == ["get_info"]
+    assert runs(tab) == ["child_place"]
 
 
 def until_called(tab: Tab, n_calls: int) -> None:
@@ -77,7 +81,7 @@ def until_called(tab: Tab, n_calls: int) -> None:
 
 
 def test_what_is_allowed_in_a_chat_runs_there_until_it_is_stopped(tab: Tab) -> None:
-    tab.say("Where are we?", forced("get_info"))
+    tab.say("Where are we?", forced("child_place"))
     tab.replies.last.get_by_role("button", name="Allow in this chat").click()  # runs again and again
     until_called(tab, 3)
     tab.page.keyboard.press("Escape")
@@ -89,33 +93,33 @@ def test_what_is_allowed_in_a_chat_runs_there_until_it_is_stopped(tab: Tab) -> N
     assert len(runs(tab)) == n_calls
 
     tab.page.get_by_role("button", name="New chat").click()
-    tab.say("And here?", forced("get_info"))
+    tab.say("And here?", forced("child_place"))
     assert tab.replies.last.get_by_role("button", name="Run once").is_visible()
     assert len(runs(tab)) == n_calls
 
 
 def test_what_is_always_allowed_runs_after_a_reload_and_in_other_chats(tab: Tab) -> None:
-    tab.say("Where are we?", forced("get_info"))
+    tab.say("Where are we?", forced("child_place"))
     tab.configure(json=json.dumps(short()))
     tab.act(tab.replies.last.get_by_role("button", name="Always allow"))
-    assert runs(tab) == ["get_info"]
+    assert runs(tab) == ["child_place"]
     assert tab.replies.count() == 2
     tab.reload()
     tab.page.get_by_role("button", name="New chat").click()
-    tab.begin("And here?", forced("get_info"))
+    tab.begin("And here?", forced("child_place"))
     until_called(tab, 2)
     tab.page.keyboard.press("Escape")
     tab.until_idle()
-    assert set(runs(tab)) == {"get_info"}
-    tab.say("Write.", forced("write_file") | {"max_tokens": 64})
-    assert "write_file" not in runs(tab), "it was not allowed"
+    assert set(runs(tab)) == {"child_place"}
+    tab.say("Write.", forced("child_note") | {"max_tokens": 64})
+    assert "child_note" not in runs(tab), "it was not allowed"
     tab.page.locator("#tools").click()
-    assert tab.page.locator('#dialog [name="get_info"]').input_value() == "always"
+    assert tab.page.locator('#dialog [name="child_place"]').input_value() == "always"
 
 
 def test_nothing_comes_between_a_reply_and_its_calls(tab: Tab) -> None:
     """Not what the page asks of the cache after each reply: Escape would find nothing to stop, and Enter would send."""
-    tab.page.evaluate("localStorage.setItem('tools', JSON.stringify({ get_info: 'always' }))")
+    tab.page.evaluate("localStorage.setItem('tools', JSON.stringify({ child_place: 'always' }))")
     tab.reload()
     tab.page.route("**/cache?*", lambda route: None)  # never answered
     tab.page.evaluate(
@@ -125,7 +129,7 @@ def test_nothing_comes_between_a_reply_and_its_calls(tab: Tab) -> None:
           new MutationObserver(note).observe(send, { attributes: true, childList: true });
         }"""
     )
-    tab.begin("Where are we?", forced("get_info"))
+    tab.begin("Where are we?", forced("child_place"))
     until_called(tab, 3)
     assert tab.page.evaluate("idle") == 0
     tab.page.keyboard.press("Escape")
@@ -135,19 +139,19 @@ def test_nothing_comes_between_a_reply_and_its_calls(tab: Tab) -> None:
 
 def test_a_refused_call_does_not_run_and_what_is_off_is_not_offered(tab: Tab) -> None:
     page = tab.page
-    tab.say("Where are we?", forced("get_info"))
+    tab.say("Where are we?", forced("child_place"))
     tab.configure(json=json.dumps(short()))
     with page.expect_request("**/v1/chat/completions") as asked:
         tab.replies.last.get_by_role("button", name="Refuse").click()
     body = json.loads(asked.value.post_data or "")
     assert body["messages"][-1]["content"] == "The user refused this call."
-    assert page.locator(".message.tool .body").inner_text() == "You refused get_info."
-    assert [tool["function"]["name"] for tool in body["tools"]] == ["write_file", "get_info"]
+    assert page.locator(".message.tool .body").inner_text() == "You refused child_place."
+    assert [tool["function"]["name"] for tool in body["tools"]] == ["child_place", "child_note"]
     tab.until_idle()
     assert not runs(tab)
 
     page.locator("#tools").click()
-    page.locator('#dialog [name="write_file"]').select_option("off")
+    page.locator('#dialog [name="child_note"]').select_option("off")
     page.get_by_role("button", name="Done").click()
     tab.until_closed()
     assert page.locator("#tools").inner_text() == "Tools 1"
@@ -172,19 +176,19 @@ def calling(tab: Tab, name: str, arguments: str, finish: str = "tool_calls") -> 
 
 def test_a_call_is_shown_by_its_arguments_and_one_that_was_cut_off_cannot_run(tab: Tab) -> None:
     run = tab.page.get_by_role("button", name="Run once")
-    calling(tab, "write_file", json.dumps({"path": "a <b>.md", "content": "one\ntwo", "n": [1], "__proto__": {}}))
+    calling(tab, "child_note", json.dumps({"path": "a <b>.md", "content": "one\ntwo", "n": [1], "__proto__": {}}))
     call = tab.replies.last.locator(".call")
     assert "can change things" in call.inner_text()
     assert call.locator("dt").all_inner_texts() == ["path", "content", "n", "__proto__"]
     assert call.locator("dd").all_inner_texts() == ["a <b>.md", "one\ntwo", "[\n 1\n]", "{}"]
     assert run.is_visible()
-    calling(tab, "write_file", '{"path": "a', "length")
+    calling(tab, "child_note", '{"path": "a', "length")
     assert tab.replies.last.locator(".call pre").text_content() == '{"path": "a'
     assert not run.count()
 
 
 def test_a_tool_that_runs_says_so_and_is_stopped_by_escape(tab: Tab) -> None:
-    calling(tab, "get_info", "{}")
+    calling(tab, "child_place", "{}")
     tab.page.route("**/tools", lambda route: None)  # never answered
     tab.replies.last.get_by_role("button", name="Run once").click()
     running = tab.replies.last.get_by_text("running, Esc stops")
@@ -200,11 +204,11 @@ def test_calls_can_be_read_by_everybody(open_tab: OpenTab, with_tools: ServerPro
     """Contrast, and what axe-core looks for, on a wide screen and a phone, and of the dialog."""
     tab = open_tab(with_tools.url, {"color_scheme": scheme})
     load_axe(tab)
-    tab.say("Where are we?", forced("get_info"))
+    tab.say("Where are we?", forced("child_place"))
     tab.configure(json=json.dumps(short()))
     tab.act(tab.replies.last.get_by_role("button", name="Run once"))
     tab.page.locator(".message.tool summary").click()
-    calling(tab, "write_file", json.dumps({"path": "a.md", "content": "one\ntwo"}))
+    calling(tab, "child_note", json.dumps({"path": "a.md", "content": "one\ntwo"}))
     found = []
     for place, width in (("wide", 1400), ("phone", 390)):
         tab.page.set_viewport_size({"width": width, "height": 844})
@@ -213,11 +217,11 @@ def test_calls_can_be_read_by_everybody(open_tab: OpenTab, with_tools: ServerPro
         found += findings(tab, place)
         assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
         tab.page.locator("#tools").click()
-        tab.page.locator('#dialog [name="write_file"]').wait_for()
+        tab.page.locator('#dialog [name="child_note"]').wait_for()
         check_contrast(tab, 20)
         found += findings(tab, f"dialog, {place}")
         fits = "e => e.getBoundingClientRect().right <= innerWidth"
-        assert tab.page.locator('#dialog [name="write_file"]').evaluate(fits)
+        assert tab.page.locator('#dialog [name="child_note"]').evaluate(fits)
         tab.page.keyboard.press("Escape")
         tab.until_closed()
     assert not found, "\n".join(found)

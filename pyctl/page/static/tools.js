@@ -1,4 +1,4 @@
-// Tools that the server runs: those offered to the model, those that run without confirmation, and their results.
+// Tools of the server's MCP servers: those offered to the model, those that run without confirmation, and their results.
 
 import { $, ask, count, el } from "./dom.js";
 import * as api from "./api.js";
@@ -59,7 +59,7 @@ export const choices = (decide) => el("div", { class: "row wrap" }, CHOICES.map(
 export async function open() {
   const options = [["", "ask before each call"], ["always", "run without asking"], ["off", "not for the model"]];
   const row = (given) => {
-    const { tool, type, definition } = given;
+    const { tool, definition } = given;
     const field = el("select", { name: tool, "aria-label": tool }, options.map(([value, text]) =>
       el("option", { value, selected: value === (rules[tool] ?? "") }, text)));
     field.addEventListener("change", () => {
@@ -69,10 +69,9 @@ export async function open() {
       draw();
     });
     const text = el("p", { class: "dim" }, definition.function.description);
-    const mcp = type === "mcp" ? badge("MCP") : null;
-    return el("div", { class: "offer" }, el("div", {}, el("code", {}, tool), effect(given), mcp, text), field);
+    return el("div", { class: "offer" }, el("div", {}, el("code", {}, tool), effect(given), text), field);
   };
-  const note = "They run on the server's machine, as the server's user.";
+  const note = "MCP servers run them on the server's machine, as its user.";
   const body = el("div", { class: "offers" }, el("p", { class: "dim" }, note), tools.map(row));
   await ask("Tools", body, ["Done", "", "primary"]);
 }

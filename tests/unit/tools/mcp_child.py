@@ -1,10 +1,11 @@
 """An MCP server for tests: greets, fails, sleeps, tells of its variables, says much, starts others and ends.
 
-Its tools for the page: one that reads and one that writes, or would.
+Names of tools as arguments leave the others out.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -86,4 +87,7 @@ def note(path: str, content: str) -> str:
 
 if __name__ == "__main__":
     print("ready", file=sys.stderr)
+    left_out = {tool.name for tool in asyncio.run(server.list_tools())} - set(sys.argv[1:]) if sys.argv[1:] else ()
+    for name in left_out:
+        server.remove_tool(name)
     server.run("stdio")
