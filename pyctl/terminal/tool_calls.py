@@ -75,7 +75,7 @@ class OwnTools:
         self._box = box
 
     def offered(self) -> Sequence[OfferedTool]:
-        return [OfferedTool(tool.name, tool.tool.reads_only, tool.definition()) for tool in self._box]
+        return [OfferedTool(tool.name, tool.reads_only, tool.definition()) for tool in self._box]
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         return text_of(self._box.named(name).run(arguments))

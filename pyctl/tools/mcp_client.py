@@ -7,12 +7,11 @@ import logging
 import os
 import sys
 import tempfile
-import threading
-import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,124 +25,98 @@ from pyctl.limit import limit
 from pyctl.text import one_line
 from pyctl.tools import McpServer, bounded
 
-__all__ = ["McpClient", "McpTool"]
+__all__ = ["Connection", "Tool"]
 
 log = logging.getLogger("pyctl")
 
 _LIST_SECONDS = limit(30.0, "an MCP server that lists its tools at the start", "without its tools", "process", "s")
-_RETRY_SECONDS = 5.0
 _MOST_TOOLS = limit(256, "tools of an MCP server", "the others are left out", "process")
 _MESSAGE_BYTES = limit(16 << 20, "message of an MCP server", "the server is ended", "process", "bytes")
-_CLOSE_SECONDS = 0.5
 _KEEPER = Path(__file__).with_name("keeper.py")
 
 
 @dataclass(frozen=True)
-class McpTool:
-    """A tool as its server describes it; ``schema`` is that of its arguments."""
+class Tool:
+    """A tool of an MCP server, under the name that the model gets; ``schema`` is that of its arguments.
 
-    server: str
+    ``call`` begins a call, which ends when its future is cancelled. Its result is ``{"error": ...}`` if it failed, took
+    too long, or the server cannot be started.
+    """
+
     name: str
     description: str
     schema: Mapping[str, Any]
     reads_only: bool
+    call: Callable[[Mapping[str, Any]], Future[dict[str, Any]]]
+
+    def run(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The result of a call; an exception such as KeyboardInterrupt ends it."""
+        call = self.call(arguments)
+        try:
+            return call.result()
+        finally:
+            call.cancel()
+
+    def definition(self) -> dict[str, Any]:
+        """In OpenAI's form."""
+        function = {"name": self.name, "description": self.description, "parameters": dict(self.schema)}
+        return {"type": "function", "function": function}
 
 
-class McpClient:
-    """The MCP servers of a process, on an event loop in a thread of its own. Methods may be called by any thread.
+class Connection:
+    """The process of one server, started for the first call and after it has ended; methods belong to ``loop``."""
 
-    `start` returns at once, and `tools` waits for what was started there.
-    """
-
-    def __init__(self, servers: Sequence[McpServer]) -> None:
-        self._connections = {server.name: _Connection(server) for server in servers}
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="pyctl-mcp", daemon=True)
-        self._found: list[Future[list[McpTool]]] = []
-
-    def start(self) -> None:
-        """Start all servers to list their tools."""
-        self._thread.start()
-        for connection in self._connections.values():
-            self._found.append(asyncio.run_coroutine_threadsafe(connection.tools(), self._loop))
-
-    def tools(self) -> list[McpTool]:
-        """The tools of all servers that answered."""
-        return [tool for found in self._found for tool in found.result()]
-
-    def call(self, server: str, tool: str, arguments: Mapping[str, Any]) -> Future[dict[str, Any]]:
-        """The result of ``tool``; ``{"error": ...}`` if it failed, took too long, or the server cannot be started."""
-        return asyncio.run_coroutine_threadsafe(self._connections[server].call(tool, arguments), self._loop)
-
-    def close(self) -> None:
-        """End calls, then the servers, for which there is half a second; they end with this process in any case."""
-        if not self._thread.is_alive():
-            return
-
-        async def close() -> None:
-            await asyncio.wait([asyncio.ensure_future(each.close()) for each in self._connections.values()])
-
-        with suppress(TimeoutError, RuntimeError):
-            asyncio.run_coroutine_threadsafe(close(), self._loop).result(_CLOSE_SECONDS)
-
-
-class _Connection:
-    """The process of one server, started for the first call and after it has ended; all methods belong to the loop."""
-
-    def __init__(self, server: McpServer) -> None:
-        self._server = server
+    def __init__(self, server: McpServer, loop: asyncio.AbstractEventLoop) -> None:
+        self._server, self._loop = server, loop
         self._process: _Process | None = None
-        self._retry_at = 0.0
         self._is_closed = False
-        self._calls: set[asyncio.Task[Any]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
-    async def tools(self) -> list[McpTool]:
+    async def tools(self) -> list[Tool]:
         """Start the server, ask for its tools, and end it; none if that fails, which is logged."""
-        name = self._server.name
+        name = one_line(self._server.name)
         if not self._server.command:
-            log.warning("MCP server %s left out: it has no command", one_line(name))
+            log.warning("MCP server %s left out: it has no command", name)
             return []
-        found: list[McpTool] = []
-        with tempfile.TemporaryFile() as errors:
+        found: list[Tool] = []
+        with tempfile.TemporaryFile() as errors, self._task():
             process = _Process(self._server, errors)
             try:
                 with anyio.fail_after(_LIST_SECONDS):
                     await self._list(await process.session(), found)
-                log.info("MCP server %s: %d tools", one_line(name), len(found))
-            except Exception as error:
+                log.info("MCP server %s: %d tools", name, len(found))
+            except (Exception, asyncio.CancelledError) as error:
                 found.clear()
-                log.warning("MCP server %s left out: %s%s", one_line(name), _reason(error), _tail(errors))
+                log.warning("MCP server %s left out: %s%s", name, _reason(error), _tail(errors))
             await process.end()
         return found[:_MOST_TOOLS]
 
-    async def _list(self, session: ClientSession, found: list[McpTool]) -> None:
+    async def _list(self, session: ClientSession, found: list[Tool]) -> None:
         cursor: str | None = None
         while len(found) < _MOST_TOOLS:
             page = await session.list_tools(params=PaginatedRequestParams(cursor=cursor) if cursor else None)
             for tool in page.tools:
+                name, description = f"{self._server.name}_{tool.name}", tool.description or ""
                 reads_only = tool.annotations is not None and tool.annotations.read_only_hint is True
-                found.append(
-                    McpTool(self._server.name, tool.name, tool.description or "", tool.input_schema, reads_only)
-                )
+                found.append(Tool(name, description, tool.input_schema, reads_only, partial(self._begin, tool.name)))
             if not (cursor := page.next_cursor):
                 return
 
-    async def call(self, tool: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def _begin(self, tool: str, arguments: Mapping[str, Any]) -> Future[dict[str, Any]]:
+        return asyncio.run_coroutine_threadsafe(self._call(tool, dict(arguments)), self._loop)
+
+    async def _call(self, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """The result of ``tool`` by the server, which is started if it does not run.
 
         A server may go on with a call that was cancelled or took too long. So its process, with all that it started,
         ends then, as soon as it has no other call; the next call starts another.
         """
-        task = asyncio.current_task()
-        assert task is not None
-        self._calls.add(task)
         try:
-            given = dict(arguments)
             # What cannot be sent, such as lone surrogates, has to fail here: the client would lose its connection.
-            params = {"name": tool, "arguments": given}
+            params = {"name": tool, "arguments": arguments}
             JSONRPCRequest(jsonrpc="2.0", id=0, method="tools/call", params=params).model_dump_json()
-            request = CallToolRequest(params=CallToolRequestParams(name=tool, arguments=given))
-            with anyio.fail_after(self._server.timeout_ms / 1000), self._running().call() as process:
+            request = CallToolRequest(params=CallToolRequestParams(name=tool, arguments=arguments))
+            with self._task(), anyio.fail_after(self._server.timeout_ms / 1000), self._running().call() as process:
                 # Not `call_tool`, which has the server's own regular expressions run over the result.
                 result = await (await process.session()).send_request(request, CallToolResult)
             return _as_result(result.model_dump(by_alias=True))
@@ -155,26 +128,31 @@ class _Connection:
             if not self._is_closed:
                 raise
             return {"error": "the server is shutting down"}
-        finally:
-            self._calls.discard(task)
 
     async def close(self) -> None:
-        """End the calls that run, then the process."""
+        """End what runs, then the process."""
         self._is_closed = True
-        for task in tuple(self._calls):
+        for task in tuple(self._tasks):
             task.cancel()
         if self._process is not None:
             await self._process.end()
+
+    @contextmanager
+    def _task(self) -> Iterator[None]:
+        """The time in which `close` has to cancel the current task."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            yield
+        finally:
+            self._tasks.discard(task)
 
     def _running(self) -> _Process:
         """The process, which may still be starting. Raises ConnectionError if there is none."""
         if self._is_closed:
             raise ConnectionError("the server is shutting down")
         if self._process is None or self._process.is_over:
-            if self._process is not None and self._process.has_failed:
-                self._retry_at = self._process.began + _RETRY_SECONDS
-            if time.monotonic() < self._retry_at:
-                raise ConnectionError("the MCP server failed to start a moment ago")
             self._process = _Process(self._server)
         return self._process
 
@@ -183,8 +161,7 @@ class _Process:
     """One process of a server, which starts at once."""
 
     def __init__(self, server: McpServer, errors: IO[bytes] | None = None) -> None:
-        self.is_over = self.has_failed = False
-        self.began = time.monotonic()
+        self.is_over = False
         self._n_calls = 0
         self._scope = anyio.CancelScope()
         self._session: asyncio.Future[ClientSession] = asyncio.get_running_loop().create_future()
@@ -221,7 +198,7 @@ class _Process:
                     self._session.set_result(client.session)
                     await anyio.sleep_forever()
         except Exception as error:
-            why, self.has_failed = error, not self._session.done()
+            why = error
         self.is_over = True
         if not self._session.done():
             self._session.set_exception(why)
@@ -251,7 +228,7 @@ class _Process:
             with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
                 async for message in source:
                     await sink.send(message)
-        self.is_over, self.has_failed = True, not self._session.done()
+        self.is_over = True
         self._scope.cancel()
 
 

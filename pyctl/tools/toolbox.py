@@ -1,97 +1,72 @@
-"""The tools of this process by their names: their definitions for a model, and their calls."""
+"""The tools of this process by their names."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Future
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pyctl.errors import NotFoundError
 from pyctl.tools import ToolSettings
 
 if TYPE_CHECKING:  # the package mcp may be missing
-    from pyctl.tools.mcp_client import McpClient, McpTool
+    from pyctl.tools.mcp_client import Connection, Tool
 
-__all__ = ["RunnableTool", "ToolBox"]
+__all__ = ["ToolBox"]
 
-
-@dataclass(frozen=True)
-class RunnableTool:
-    """A tool of an MCP server, under the name that the model knows."""
-
-    name: str
-    tool: McpTool
-    client: McpClient
-
-    def definition(self) -> dict[str, Any]:
-        """In OpenAI's form."""
-        function = {"name": self.name, "description": self.tool.description, "parameters": dict(self.tool.schema)}
-        return {"type": "function", "function": function}
-
-    def for_client(self) -> dict[str, Any]:
-        """As GET /tools shows it."""
-        return {
-            "display_name": self.name,
-            "tool": self.name,
-            "type": "mcp",
-            "permissions": {"write": not self.tool.reads_only},
-            "uses_cwd": False,
-            "definition": self.definition(),
-        }
-
-    def start(self, arguments: Mapping[str, Any]) -> Future[dict[str, Any]]:
-        """Call it; to cancel the future ends the call. The result is ``{"error": ...}`` if it failed."""
-        return self.client.call(self.tool.server, self.tool.name, arguments)
-
-    def run(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Call it and wait for the result; an exception such as KeyboardInterrupt ends the call."""
-        call = self.start(arguments)
-        try:
-            return call.result()
-        finally:
-            call.cancel()
+_CLOSE_SECONDS = 0.5
 
 
 @dataclass
 class ToolBox:
-    """The tools that ``settings`` name. `start` begins to ask MCP servers for theirs, `wait` waits until all answered.
+    """The tools of the MCP servers of ``settings``, which run on an event loop in a thread of its own.
 
-    Any thread may call tools.
+    `start` begins to ask the servers for them, `wait` waits until all answered. Any thread may call tools.
     """
 
     settings: ToolSettings = field(default_factory=ToolSettings)
-    _tools: dict[str, RunnableTool] = field(default_factory=dict)
-    _mcp: McpClient | None = None
+    _tools: dict[str, Tool] = field(default_factory=dict)
+    _connections: list[Connection] = field(default_factory=list)
+    _found: list[concurrent.futures.Future[list[Tool]]] = field(default_factory=list)
+    _loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
         """Start the servers; returns at once."""
-        if self.settings.mcp_servers:
-            # Only now: it takes most of a second.
-            from pyctl.tools.mcp_client import McpClient
+        if not self.settings.mcp_servers:
+            return
+        # Only now: it takes most of a second.
+        from pyctl.tools.mcp_client import Connection
 
-            self._mcp = McpClient(self.settings.mcp_servers)
-            self._mcp.start()
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="pyctl-mcp", daemon=True).start()
+        self._connections = [Connection(server, self._loop) for server in self.settings.mcp_servers]
+        self._found = [asyncio.run_coroutine_threadsafe(each.tools(), self._loop) for each in self._connections]
 
     def wait(self) -> None:
         """Add the tools of the servers; of two that have the same name the first counts."""
-        if self._mcp is not None:
-            for found in self._mcp.tools():
-                name = f"{found.server}_{found.name}"
-                self._tools.setdefault(name, RunnableTool(name, found, self._mcp))
+        for found in self._found:
+            for tool in found.result():
+                self._tools.setdefault(tool.name, tool)
 
     def close(self) -> None:
-        """End the servers, and calls of their tools."""
-        if self._mcp is not None:
-            self._mcp.close()
+        """End calls, then the servers, for which there is half a second; they end with this process in any case."""
 
-    def __iter__(self) -> Iterator[RunnableTool]:
+        async def close() -> None:
+            await asyncio.gather(*(each.close() for each in self._connections))
+
+        if self._loop is not None:
+            concurrent.futures.wait([asyncio.run_coroutine_threadsafe(close(), self._loop)], _CLOSE_SECONDS)
+
+    def __iter__(self) -> Iterator[Tool]:
         return iter(tuple(self._tools.values()))
 
     def __bool__(self) -> bool:
         return bool(self.settings.mcp_servers)
 
-    def named(self, name: str) -> RunnableTool:
+    def named(self, name: str) -> Tool:
         """The tool ``name``. Raises NotFoundError."""
         if (tool := self._tools.get(name)) is None:
             raise NotFoundError(f"unknown tool {name[:100]!r}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -14,6 +14,9 @@ from pyctl.server.body import Body
 from pyctl.server.http import JsonResponse
 from pyctl.server.models import Models
 from pyctl.server.request_pool import client_left
+
+if TYPE_CHECKING:
+    from pyctl.tools.mcp_client import Tool
 
 __all__ = ["call", "disabled", "show"]
 
@@ -29,7 +32,18 @@ async def disabled(models: Models, request: Request) -> Response:
 async def show(models: Models, request: Request) -> Response:
     """GET /tools"""
     tools = models.shared.tools
-    return JsonResponse([tool.for_client() for tool in tools]) if tools else await disabled(models, request)
+    return JsonResponse([_shown(tool) for tool in tools]) if tools else await disabled(models, request)
+
+
+def _shown(tool: Tool) -> dict[str, Any]:
+    return {
+        "display_name": tool.name,
+        "tool": tool.name,
+        "type": "mcp",
+        "permissions": {"write": not tool.reads_only},
+        "uses_cwd": False,
+        "definition": tool.definition(),
+    }
 
 
 class _CallBody(Body, frozen=True):
@@ -53,7 +67,7 @@ async def call(models: Models, request: Request) -> Response:
         raise NotFoundError(f"tool {tool.name!r} does not stream")
     if len(shared.calls) >= _CALLS:
         raise BusyError(len(shared.calls))
-    running = asyncio.wrap_future(tool.start(body.params or {}))
+    running = asyncio.wrap_future(tool.call(body.params or {}))
     shared.calls.add(running)
     leaving = asyncio.ensure_future(client_left(request.receive))
     try:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import pytest
@@ -19,12 +20,19 @@ from pyctl.errors import ConfigError
 from pyctl.terminal.conversation import Call
 from pyctl.terminal.tool_calls import OwnTools, ToolCalls
 from pyctl.tools import McpServer, ToolSettings, mcp_servers
-from pyctl.tools.mcp_client import McpClient
 from pyctl.tools.toolbox import ToolBox
 from tests.waiting import until
 
 NAMES = ("greet", "fail", "sleep", "end", "pid", "say", "variables", "work", "place", "note")
 CHILD = str(Path(__file__).with_name("mcp_child.py"))
+
+
+def opened(*servers: McpServer) -> ToolBox:
+    """The tools of ``servers``, which have listed them."""
+    box = ToolBox(ToolSettings(servers))
+    box.start()
+    box.wait()
+    return box
 
 
 def child(name: str = "child", **more: Any) -> McpServer:
@@ -52,14 +60,13 @@ def said(box: ToolBox, tool: str, /, **params: Any) -> dict[str, Any]:
 
 
 def test_tools_are_listed_under_the_name_of_their_server(box: ToolBox) -> None:
-    shown = {tool.name: tool.for_client() for tool in box}
+    shown = {tool.name: tool for tool in box}
     assert list(shown) == [f"child_{name}" for name in NAMES]
-    greet = shown["child_greet"]
-    assert (greet["type"], greet["permissions"], greet["uses_cwd"]) == ("mcp", {"write": False}, False)
-    function = greet["definition"]["function"]
+    assert shown["child_greet"].reads_only
+    function = shown["child_greet"].definition()["function"]
     assert (function["name"], function["description"]) == ("child_greet", "Greet someone.")
     assert function["parameters"]["required"] == ["name"]
-    assert shown["child_fail"]["permissions"] == {"write": True}
+    assert not shown["child_fail"].reads_only
 
 
 def test_a_call_reaches_the_server_with_its_variables_and_directory(box: ToolBox) -> None:
@@ -82,29 +89,20 @@ def test_a_server_that_has_ended_is_started_again(box: ToolBox) -> None:
 
 
 def test_a_call_has_its_time_and_ends_with_the_client() -> None:
-    client = McpClient([child(timeout_ms=300), child("patient")])
-    client.start()
-    assert {tool.server for tool in client.tools()} == {"child", "patient"}
-    assert "took longer than 300 ms" in client.call("child", "sleep", {"seconds": 60}).result()["error"]
-    running = client.call("patient", "sleep", {"seconds": 60})
-    pid = client.call("patient", "pid", {})
-    client.close()
+    box = opened(child(timeout_ms=300), child("patient"))
+    assert "took longer than 300 ms" in said(box, "child_sleep", seconds=60)["error"]
+    running = box.named("patient_sleep").call({"seconds": 60})
+    pid = box.named("patient_pid").call({})
+    box.close()
     assert "shutting down" in running.result(20)["error"]
     assert "shutting down" in pid.result(20)["error"]
-    assert "shutting down" in client.call("patient", "pid", {}).result()["error"]
+    assert "shutting down" in said(box, "patient_pid")["error"]
 
 
 def test_why_a_server_is_left_out_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "pyctl"):
-        client = McpClient(
-            [
-                McpServer("a", "no-such-program-anywhere"),
-                McpServer("b", "sh", ("-c", "echo broken >&2")),
-                McpServer("c", ""),
-            ]
-        )
-        client.start()
-        assert client.tools() == []
+        missing, broken = McpServer("a", "no-such-program-anywhere"), McpServer("b", "sh", ("-c", "echo broken >&2"))
+        assert list(opened(missing, broken, McpServer("c", ""))) == []
     text = "\n".join(caplog.messages)
     assert "MCP server a left out: " in text
     assert "cannot run no-such-program-anywhere: No such file or directory" in text
@@ -134,26 +132,21 @@ def test_a_call_ends_with_all_that_it_has_started(tmp_path: Path, end: str) -> N
         (
             "import os, sys",
             "from pathlib import Path",
-            "from pyctl.tools import McpServer",
-            "from pyctl.tools.mcp_client import McpClient",
-            "from tests.unit.tools.test_mcp_client import CHILD, are_gone, until, working",
-            "client = McpClient([McpServer('child', sys.executable, (CHILD,), timeout_ms=60_000)])",
-            "client.start()",
-            "client.tools()",
-            "client.call('child', 'pid', {}).result()",
-            "short = McpServer('child', sys.executable, (CHILD,), timeout_ms=2_000)",
-            f"if {end == 'time'}: client._connections['child']._server = short",
+            "from tests.unit.tools.test_mcp_client import are_gone, child, opened, said, until, working",
+            "box = opened(child(timeout_ms=60_000))",
+            "said(box, 'child_pid')",
+            f"if {end == 'time'}: box._connections[0]._server = child(timeout_ms=2_000)",
             f"path = Path({str(tmp_path / 'pids')!r})",
-            "call = client.call('child', 'work', {'path': str(path)})",
+            "call = box.named('child_work').call({'path': str(path)})",
             "pids = working(path)",
             {
                 "stopped": "call.cancel()",
                 "time": "assert 'took longer than' in call.result()['error']",
-                "closed": "client.close(); os._exit(0)",
+                "closed": "box.close(); os._exit(0)",
                 "killed": "os.kill(os.getpid(), 9)",
             }[end],
             "until(lambda: are_gone(pids))",
-            "client.close()",
+            "box.close()",
         )
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
@@ -162,18 +155,16 @@ def test_a_call_ends_with_all_that_it_has_started(tmp_path: Path, end: str) -> N
 
 
 def test_a_stopped_call_hurts_no_other_of_the_same_server(tmp_path: Path) -> None:
-    client = McpClient([child()])
-    client.start()
-    client.tools()
-    other = client.call("child", "sleep", {"seconds": 2})
-    pid = client.call("child", "pid", {}).result()
-    stopped = client.call("child", "work", {"path": str(tmp_path / "pids")})
+    box = opened(child())
+    other = box.named("child_sleep").call({"seconds": 2})
+    pid = said(box, "child_pid")
+    stopped = box.named("child_work").call({"path": str(tmp_path / "pids")})
     pids = working(tmp_path / "pids")
     stopped.cancel()
-    until(lambda: client.call("child", "pid", {}).result() != pid)
+    until(lambda: said(box, "child_pid") != pid)
     assert other.result() == {"plain_text_response": "awake"}
     until(lambda: are_gone(pids))
-    client.close()
+    box.close()
 
 
 SECRETS = ("LLAMA_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "MY_PASSWORD", "https_proxy")
@@ -183,11 +174,9 @@ def test_no_secret_reaches_a_server_unless_its_configuration_names_it(monkeypatc
     for name in SECRETS:
         monkeypatch.setenv(name, "http://ada:s3cret@proxy")
     monkeypatch.setenv("http_proxy", "http://proxy")
-    client = McpClient([child(env={"HF_TOKEN": "given"})])
-    client.start()
-    client.tools()
-    found = json.loads(client.call("child", "variables", {}).result()["plain_text_response"])
-    client.close()
+    box = opened(child(env={"HF_TOKEN": "given"}))
+    found = json.loads(said(box, "child_variables")["plain_text_response"])
+    box.close()
     assert "s3cret" not in str(found)
     assert {name: found[name] for name in ("HF_TOKEN", "http_proxy", "PATH", "HOME")} == {
         "HF_TOKEN": "given",
@@ -222,6 +211,19 @@ def test_results_are_bounded(box: ToolBox) -> None:
     assert said(box, "child_say", size=300_000)["plain_text_response"] == "x" * (256 << 10) + "\n[output truncated]"
     assert said(box, "child_say", size=17 << 20)["error"]
     assert said(box, "child_pid")["plain_text_response"]
+
+
+def test_the_end_does_not_wait_for_a_server_that_never_lists_its_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyctl.tools.mcp_client._LIST_SECONDS", 3600)
+    box = ToolBox(ToolSettings((McpServer("mute", "sleep", ("3600",)),)))
+    box.start()
+    Timer(0.1, box.close).start()
+    box.wait()
+
+
+def test_without_servers_nothing_imports_the_package() -> None:
+    check = "import sys, pyctl.cli.serve_command, pyctl.cli.chat_command; sys.exit('mcp' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check]).returncode == 0
 
 
 @pytest.mark.parametrize(

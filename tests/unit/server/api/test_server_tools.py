@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,8 +19,8 @@ from pyctl.server.app import create_app
 from pyctl.server.models import Models
 from pyctl.server.service import Shared
 from pyctl.tools import McpServer, ToolSettings
-from pyctl.tools.mcp_client import McpTool
-from pyctl.tools.toolbox import RunnableTool, ToolBox
+from pyctl.tools.mcp_client import Tool
+from pyctl.tools.toolbox import ToolBox
 from tests.unit.server.fake import Bench, Client, play
 from tests.unit.server.parts import Caller
 
@@ -32,7 +33,7 @@ class FakeClient:
     def __init__(self) -> None:
         self.calls: list[tuple[str, Mapping[str, Any], Future[dict[str, Any]]]] = []
 
-    def call(self, server: str, tool: str, arguments: Mapping[str, Any]) -> Future[dict[str, Any]]:
+    def call(self, tool: str, arguments: Mapping[str, Any]) -> Future[dict[str, Any]]:
         future: Future[dict[str, Any]] = Future()
         self.calls.append((tool, arguments, future))
         if tool == "look":
@@ -47,8 +48,8 @@ def bench_with(
     settings = settings or ServerSettings(cors=Cors("localhost"))
     bench, box = Bench(play("x"), settings=settings), ToolBox(ToolSettings(servers))
     for name in ("look", "wait"):
-        tool = McpTool("own", name, f"To {name}.", {"type": "object"}, name == "look")
-        box._tools[f"own_{name}"] = RunnableTool(f"own_{name}", tool, fake)  # type: ignore[arg-type]
+        tool = Tool(f"own_{name}", f"To {name}.", {"type": "object"}, name == "look", partial(fake.call, name))
+        box._tools[tool.name] = tool
     bench.app = create_app(Models.of(replace(bench.service, shared=Shared(settings, tools=box))))
     return bench
 
