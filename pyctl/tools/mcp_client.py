@@ -28,6 +28,8 @@ from pyctl.tools import McpServer, bounded
 __all__ = ["Connection", "Tool"]
 
 log = logging.getLogger("pyctl")
+for _name in ("mcp", "client"):  # the package's own, with tracebacks for what a server says
+    logging.getLogger(_name).setLevel(logging.CRITICAL)
 
 _LIST_SECONDS = limit(30.0, "an MCP server that lists its tools at the start", "without its tools", "process", "s")
 _MOST_TOOLS = limit(256, "tools of an MCP server", "the others are left out", "process")
@@ -227,6 +229,8 @@ class _Process:
         async with sink:
             with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
                 async for message in source:
+                    if isinstance(message, Exception):
+                        log.debug("output of an MCP server is no message: %s", _reason(message))
                     await sink.send(message)
         self.is_over = True
         self._scope.cancel()

@@ -9,7 +9,9 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from threading import Timer
 from typing import Any
@@ -211,6 +213,24 @@ def test_results_are_bounded(box: ToolBox) -> None:
     assert said(box, "child_say", size=300_000)["plain_text_response"] == "x" * (256 << 10) + "\n[output truncated]"
     assert said(box, "child_say", size=17 << 20)["error"]
     assert said(box, "child_pid")["plain_text_response"]
+
+
+def test_output_that_is_no_message_ends_nothing_and_shows_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    box = opened(McpServer("child", "sh", ("-c", f"echo garbage; exec {sys.executable} {CHILD}")))
+    assert said(box, "child_pid")["plain_text_response"]
+    box.close()
+    assert [record for record in caplog.records if record.exc_info] == []
+
+
+def test_a_key_that_interrupts_a_call_ends_it(box: ToolBox) -> None:
+    class Interrupted(Future[dict[str, Any]]):
+        def result(self, timeout: float | None = None) -> dict[str, Any]:
+            raise KeyboardInterrupt
+
+    call = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        replace(box.named("child_pid"), call=lambda arguments: call).run({})
+    assert call.cancelled()
 
 
 def test_the_end_does_not_wait_for_a_server_that_never_lists_its_tools(monkeypatch: pytest.MonkeyPatch) -> None:
