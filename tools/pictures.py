@@ -173,7 +173,6 @@ NO_SERVER = json.dumps({"mcpServers": {"files": {"command": ""}}})
 """A server without a command is left out: the page asks for tools, and is given one."""
 
 
-
 def tool_call(browser: Browser, url: str, path: Path) -> None:
     """A call that waits for an answer. The reply is given: the built-in model edits no files."""
     call = {"index": 0, "id": "a", "function": {"name": TOOL["tool"], "arguments": json.dumps(EDIT)}}

@@ -25,7 +25,7 @@ from pyctl.limit import limit
 from pyctl.text import one_line
 from pyctl.tools import McpServer, bounded
 
-__all__ = ["Connection", "Tool"]
+__all__ = ["McpConnection", "McpTool"]
 
 log = logging.getLogger("pyctl")
 for _name in ("mcp", "client"):  # the package's own, with tracebacks for what a server says
@@ -38,7 +38,7 @@ _KEEPER = Path(__file__).with_name("keeper.py")
 
 
 @dataclass(frozen=True)
-class Tool:
+class McpTool:
     """A tool of an MCP server, under the name that the model gets; ``schema`` is that of its arguments.
 
     ``call`` begins a call, which ends when its future is cancelled. Its result is ``{"error": ...}`` if it failed, took
@@ -65,7 +65,7 @@ class Tool:
         return {"type": "function", "function": function}
 
 
-class Connection:
+class McpConnection:
     """The process of one server, started for the first call and after it has ended; methods belong to ``loop``."""
 
     def __init__(self, server: McpServer, loop: asyncio.AbstractEventLoop) -> None:
@@ -74,13 +74,13 @@ class Connection:
         self._is_closed = False
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    async def tools(self) -> list[Tool]:
+    async def tools(self) -> list[McpTool]:
         """Start the server, ask for its tools, and end it; none if that fails, which is logged."""
         name = one_line(self._server.name)
         if not self._server.command:
             log.warning("MCP server %s left out: it has no command", name)
             return []
-        found: list[Tool] = []
+        found: list[McpTool] = []
         with tempfile.TemporaryFile() as errors, self._task():
             process = _Process(self._server, errors)
             try:
@@ -93,14 +93,14 @@ class Connection:
             await process.end()
         return found[:_MOST_TOOLS]
 
-    async def _list(self, session: ClientSession, found: list[Tool]) -> None:
+    async def _list(self, session: ClientSession, found: list[McpTool]) -> None:
         cursor: str | None = None
         while len(found) < _MOST_TOOLS:
             page = await session.list_tools(params=PaginatedRequestParams(cursor=cursor) if cursor else None)
             for tool in page.tools:
                 name, description = f"{self._server.name}_{tool.name}", tool.description or ""
                 reads_only = tool.annotations is not None and tool.annotations.read_only_hint is True
-                found.append(Tool(name, description, tool.input_schema, reads_only, partial(self._begin, tool.name)))
+                found.append(McpTool(name, description, tool.input_schema, reads_only, partial(self._begin, tool.name)))
             if not (cursor := page.next_cursor):
                 return
 

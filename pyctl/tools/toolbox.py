@@ -13,7 +13,7 @@ from pyctl.errors import NotFoundError
 from pyctl.tools import ToolSettings
 
 if TYPE_CHECKING:  # the package mcp may be missing
-    from pyctl.tools.mcp_client import Connection, Tool
+    from pyctl.tools.mcp_client import McpConnection, McpTool
 
 __all__ = ["ToolBox"]
 
@@ -28,9 +28,9 @@ class ToolBox:
     """
 
     settings: ToolSettings = field(default_factory=ToolSettings)
-    _tools: dict[str, Tool] = field(default_factory=dict)
-    _connections: list[Connection] = field(default_factory=list)
-    _found: list[concurrent.futures.Future[list[Tool]]] = field(default_factory=list)
+    _tools: dict[str, McpTool] = field(default_factory=dict)
+    _connections: list[McpConnection] = field(default_factory=list)
+    _found: list[concurrent.futures.Future[list[McpTool]]] = field(default_factory=list)
     _loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
@@ -38,11 +38,11 @@ class ToolBox:
         if not self.settings.mcp_servers:
             return
         # Only now: it takes most of a second.
-        from pyctl.tools.mcp_client import Connection
+        from pyctl.tools.mcp_client import McpConnection
 
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="pyctl-mcp", daemon=True).start()
-        self._connections = [Connection(server, self._loop) for server in self.settings.mcp_servers]
+        self._connections = [McpConnection(server, self._loop) for server in self.settings.mcp_servers]
         self._found = [asyncio.run_coroutine_threadsafe(each.tools(), self._loop) for each in self._connections]
 
     def wait(self) -> None:
@@ -60,13 +60,13 @@ class ToolBox:
         if self._loop is not None:
             concurrent.futures.wait([asyncio.run_coroutine_threadsafe(close(), self._loop)], _CLOSE_SECONDS)
 
-    def __iter__(self) -> Iterator[Tool]:
+    def __iter__(self) -> Iterator[McpTool]:
         return iter(tuple(self._tools.values()))
 
     def __bool__(self) -> bool:
         return bool(self.settings.mcp_servers)
 
-    def named(self, name: str) -> Tool:
+    def named(self, name: str) -> McpTool:
         """The tool ``name``. Raises NotFoundError."""
         if (tool := self._tools.get(name)) is None:
             raise NotFoundError(f"unknown tool {name[:100]!r}")

@@ -16,7 +16,7 @@ from pyctl.server.models import Models
 from pyctl.server.request_pool import client_left
 
 if TYPE_CHECKING:
-    from pyctl.tools.mcp_client import Tool
+    from pyctl.tools.mcp_client import McpTool
 
 __all__ = ["call", "disabled", "show"]
 
@@ -35,7 +35,7 @@ async def show(models: Models, request: Request) -> Response:
     return JsonResponse([_shown(tool) for tool in tools]) if tools else await disabled(models, request)
 
 
-def _shown(tool: Tool) -> dict[str, Any]:
+def _shown(tool: McpTool) -> dict[str, Any]:
     return {
         "display_name": tool.name,
         "tool": tool.name,

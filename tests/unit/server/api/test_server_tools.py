@@ -19,7 +19,7 @@ from pyctl.server.app import create_app
 from pyctl.server.models import Models
 from pyctl.server.service import Shared
 from pyctl.tools import McpServer, ToolSettings
-from pyctl.tools.mcp_client import Tool
+from pyctl.tools.mcp_client import McpTool
 from pyctl.tools.toolbox import ToolBox
 from tests.unit.server.fake import Bench, Client, play
 from tests.unit.server.parts import Caller
@@ -48,7 +48,7 @@ def bench_with(
     settings = settings or ServerSettings(cors=Cors("localhost"))
     bench, box = Bench(play("x"), settings=settings), ToolBox(ToolSettings(servers))
     for name in ("look", "wait"):
-        tool = Tool(f"own_{name}", f"To {name}.", {"type": "object"}, name == "look", partial(fake.call, name))
+        tool = McpTool(f"own_{name}", f"To {name}.", {"type": "object"}, name == "look", partial(fake.call, name))
         box._tools[tool.name] = tool
     bench.app = create_app(Models.of(replace(bench.service, shared=Shared(settings, tools=box))))
     return bench
