@@ -49,14 +49,14 @@ def _descendants() -> list[int]:
 def _end(number: int = 0, frame: object = None) -> NoReturn:
     """Kill all descendants, and exit. Those whose parent is gone become children of this process: none gets lost."""
     end = time.monotonic() + _KILL_SECONDS
-    while (found := _descendants()) and time.monotonic() < end:
-        for pid in found:
-            with suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
-        with suppress(ChildProcessError):
+    with suppress(ChildProcessError):  # none is left
+        while time.monotonic() < end:
+            for pid in _descendants():
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
-        time.sleep(0.005)
+            time.sleep(0.005)
     os._exit(0)
 
 
