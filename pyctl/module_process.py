@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 
+from pyctl.child_environment import child_environment
 from pyctl.module_command import module_command
 
 __all__ = ["answer_of_module", "end_with_parent", "start_module"]
@@ -21,6 +22,7 @@ def start_module(name: str) -> subprocess.Popen[bytes]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
+        env=child_environment(),
         start_new_session=True,
     )
 
