@@ -129,23 +129,53 @@ def read_tools(
 
 
 def _callable_tools(tools: Any, choice: object, parallel: bool, parse: bool, has_grammar: bool) -> Tools | None:
-    if not isinstance(choice, dict) and choice not in ("auto", "none", "required"):
-        raise RequestError("'tool_choice' must be auto, none, required or an object")
+    mode, names = _chosen(choice)
     if not tools:
         return None
-    if isinstance(choice, dict):
-        function = choice.get("function")
-        name = function.get("name") if isinstance(function, dict) else None
-        if choice.get("type") != "function" or not isinstance(name, str):
-            raise RequestError("'tool_choice' as an object must be of type function, with a function that has a name")
-        tools = [tool for tool in tools if tool["function"]["name"] == name]
-        if not tools:
-            raise RequestError(f"'tool_choice' names {name!r}, which is none of the tools")
-    if choice == "none":
+    if names is not None:
+        if unknown := names - {tool["function"]["name"] for tool in tools}:
+            raise RequestError(f"'tool_choice' names {min(unknown)!r}, which is none of the tools")
+        tools = [tool for tool in tools if tool["function"]["name"] in names]
+    if mode == "required" and not tools:
+        raise RequestError("'tool_choice' requires a call and allows no tool")
+    if mode == "none" or not tools:
         return None
     if has_grammar:
         raise RequestError("Cannot use custom grammar constraints with tools.")
-    return Tools.of(tools, parallel, forced=choice != "auto") if parse else None
+    return Tools.of(tools, parallel, forced=mode == "required") if parse else None
+
+
+_MODES = {"auto": "auto", "none": "none", "required": "required", "any": "required"}
+
+
+def _chosen(choice: object) -> tuple[str, set[str] | None]:
+    """Whether a ``tool_choice``, in any of OpenAI's forms, leaves calls to the model ("auto"), requires one or forbids
+    them ("none"); and the names of the only tools that it allows, None for all.
+    """
+    kind = choice.get("type") if isinstance(choice, dict) else choice
+    if isinstance(kind, str) and kind in _MODES:
+        return _MODES[kind], None
+    if not isinstance(choice, dict) or kind not in ("function", "allowed_tools"):
+        kinds = "auto, none, required or an object of type function or allowed_tools"
+        raise RequestError(f"'tool_choice' must be {kinds}, not {str(kind)[:40]!r}")
+    if kind == "function":
+        return "required", {_name_of(choice, "'tool_choice'")}
+    allowed = choice.get("allowed_tools", choice)
+    mode, tools = (allowed.get("mode") or "auto", allowed.get("tools")) if isinstance(allowed, dict) else ("", None)
+    if mode not in ("auto", "required") or not isinstance(tools, list):
+        raise RequestError(
+            "'tool_choice' of type allowed_tools must have a list 'tools', and a 'mode' auto or required"
+        )
+    return mode, {_name_of(tool, f"'tool_choice': tools[{index}]") for index, tool in enumerate(tools)}
+
+
+def _name_of(tool: object, at: str) -> str:
+    """The name in a reference to a function, nested as in chat completions or flat as in Responses."""
+    function = tool.get("function", tool) if isinstance(tool, dict) and tool.get("type") == "function" else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str):
+        raise RequestError(f"{at} must be of type function, with a function that has a name")
+    return name
 
 
 def types_of(schema: object, root: Mapping[str, Any]) -> frozenset[str]:

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from pyctl.chat.tools import ALL_TYPES, Tools, types_of
+from pyctl.chat.tools import ALL_TYPES, Tools, read_tools, types_of
+from pyctl.errors import RequestError
 
 ROOT: dict[str, Any] = {
     "$defs": {
@@ -97,3 +98,59 @@ def test_what_nobody_declared_may_be_anything() -> None:
     assert tools.tools[0].required == ("a",)
     odd = {"name": "f", "parameters": {"properties": [], "required": "a"}}
     assert Tools.of([{"type": "function", "function": odd}]).tools[0].required == ()
+
+
+def given(*names: str) -> list[dict[str, Any]]:
+    return [{"type": "function", "function": {"name": name}} for name in names]
+
+
+F_NESTED, F_FLAT = {"type": "function", "function": {"name": "f"}}, {"type": "function", "name": "f"}
+
+
+@pytest.mark.parametrize(
+    ("choice", "names", "forced"),
+    [
+        (None, "fg", False),
+        ("auto", "fg", False),
+        ("none", "", False),
+        ("required", "fg", True),
+        ("any", "fg", True),
+        ({"type": "auto"}, "fg", False),
+        ({"type": "none"}, "", False),
+        ({"type": "required"}, "fg", True),
+        (F_NESTED, "f", True),
+        (F_FLAT, "f", True),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [F_NESTED]}}, "f", False),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [F_NESTED]}}, "f", True),
+        ({"type": "allowed_tools", "mode": "required", "tools": [F_FLAT, *given("g")]}, "fg", True),
+        ({"type": "allowed_tools", "mode": "auto", "tools": []}, "", False),
+    ],
+)
+def test_only_the_tools_of_the_choice_may_be_called_and_all_stay_in_the_prompt(
+    choice: Any, names: str, forced: bool
+) -> None:
+    known, tools = read_tools(given("f", "g"), choice)
+    assert [tool["function"]["name"] for tool in known or ()] == ["f", "g"]
+    assert [tool.name for tool in tools.tools] == list(names) if tools is not None else not names
+    assert tools is None or tools.forced is forced
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        ("maybe", "not 'maybe'"),
+        (["auto"], "must be auto"),
+        ({"type": "web_search"}, "not 'web_search'"),
+        ({"type": "function"}, "a function that has a name"),
+        (given("h")[0], "names 'h'"),
+        ({"type": "allowed_tools"}, "must have a list"),
+        ({"type": "allowed_tools", "allowed_tools": "x"}, "must have a list"),
+        ({"type": "allowed_tools", "mode": "none", "tools": [F_FLAT]}, "'mode' auto or required"),
+        ({"type": "allowed_tools", "mode": "required", "tools": []}, "allows no tool"),
+        ({"type": "allowed_tools", "mode": "auto", "tools": given("h")}, "names 'h'"),
+        ({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "mcp"}]}, r"tools\[0\] must be"),
+    ],
+)
+def test_a_choice_that_means_nothing_is_refused(choice: Any, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        read_tools(given("f", "g"), choice)

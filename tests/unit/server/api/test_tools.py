@@ -80,7 +80,7 @@ def test_tools_reach_the_template_as_llama_server_writes_them() -> None:
         ({"tools": [{"type": "web_search"}]}, "tools[0]"),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]}, "parameters"),
         ({"tools": [{"type": "function", "function": {"name": "f", "description": 3}}]}, "description"),
-        ({"tools": [TOOL], "tool_choice": "any"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": "ever"}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": 3}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "'g'"),
