@@ -20,6 +20,9 @@ from pyctl.errors import RequestError
 
 __all__ = ["Constraint", "GrammarBuilder", "json_constraint", "reasoned", "reply_constraint", "reply_json"]
 
+_SLASH = re.compile(r"\\.|[/\n]", re.DOTALL)
+"""What ends a regular expression of a grammar; what is escaped is passed over."""
+
 _HEADER = '%llguidance {"no_forcing": true}\n'
 """The model may spell what is certain in any tokens it likes."""
 
@@ -94,11 +97,12 @@ class GrammarBuilder:
         """One of the expressions ``choices``."""
         return self.rule(" | ".join(choices)) if len(choices) > 1 else choices[0]
 
-    def until(self, end: str) -> str:
-        """Any text up to the first ``end``, which is a part of it."""
+    def until(self, end: str, pattern: str = "") -> str:
+        """Any text, or one of ``pattern``, up to the first ``end``, which is a part of it."""
+        text = f"/{_SLASH.sub(_escaped, pattern) or '(?s:.*)'}/"
         if found := self._control.search(end):
-            return f"{self.rule('/(?s:.*)/')} {self.text(end[found.start() :])}"
-        return self.rule(f"[suffix={json.dumps(end)}]: /(?s:.*)/")
+            return f"{self.rule(text)} {self.text(end[found.start() :])}"
+        return self.rule(f"[suffix={json.dumps(end)}]: {text}")
 
     def json(self, schema: Any, root: Any = None) -> str:
         """JSON that ``schema`` accepts, which is a part of ``root``; RequestError for what is no schema."""
@@ -123,6 +127,10 @@ class GrammarBuilder:
         if error := llguidance.LLMatcher.validate_grammar(grammar, limits=_LIMITS):
             raise RequestError(_reason(error))
         return Constraint(grammar, triggers, prefill, hidden, "llguidance")
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return {"/": r"\/", "\n": r"\n"}.get(found[0], found[0])
 
 
 def json_constraint(schema: Any) -> Constraint:

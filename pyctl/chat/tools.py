@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pyctl.chat.json_schema import resolve
+from pyctl.chat.json_schema import regular_pattern, resolve
 from pyctl.errors import RequestError
 from pyctl.limit import limit
 
@@ -54,6 +54,14 @@ class Tool:
     def types(self, argument: str) -> frozenset[str]:
         """JSON types that the schema allows for ``argument``; all for one that it does not know."""
         return types_of(self.properties.get(argument, True), self.parameters)
+
+    def pattern(self, argument: str) -> str:
+        """The regular expression of all of ``argument`` that the schema of a strict tool has; empty for none."""
+        schema = self.properties[argument]
+        pattern = schema.get("pattern") if self.strict and isinstance(schema, Mapping) else None
+        if not isinstance(pattern, str) or not (pattern.startswith("^(?:") and pattern.endswith(")$")):
+            return ""
+        return (regular_pattern(pattern) or "")[1:-1]
 
     def words(self, argument: str) -> list[str | None]:
         """What may be written for ``argument``, see `words_of`."""

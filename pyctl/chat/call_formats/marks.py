@@ -328,7 +328,7 @@ class TagMarks(CallMarks):
         if words := tool.words(key):
             return self._tagged(grammar, grammar.quoted(key), f"{_one_of(grammar, words)} {end}", 0)
         if "string" in tool.types(key):
-            return self._tagged(grammar, grammar.quoted(key), grammar.until(self.value_end), 0)
+            return self._tagged(grammar, grammar.quoted(key), grammar.until(self.value_end, tool.pattern(key)), 0)
         types = {"number" if kind == "integer" else kind for kind in tool.types(key)}
         named = (n for n, mark in enumerate(self.value_opens) if any(f'"{kind}"' in mark for kind in types))
         value = f"{grammar.json(schema, tool.parameters)} {end}"

@@ -27,7 +27,8 @@ from pyctl.chat.reply import CallDelta, ReplyDelta
 from pyctl.engine.request import Done, Progress
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import NotFoundError
-from pyctl.server.api.responses_request import ResponseRequest, ResponsesBody, messages_of, seal, spaced_name
+from pyctl.server.api.custom_tool import InputReader
+from pyctl.server.api.responses_request import ResponseRequest, ResponsesBody, messages_of, seal
 from pyctl.server.api.token_counts import count, counted
 from pyctl.server.body import Body, ByteAccount, ChatBody, ConversationBody, parse_object
 from pyctl.server.http import JsonResponse, error_body, error_response, named_frames
@@ -61,7 +62,7 @@ class _NewConversationBody(Body, frozen=True):
 
 
 class ResponseReply(EventReply):
-    """A response: items of reasoning, message and function calls, in the order in which the model writes them."""
+    """A response: items of reasoning, message and calls, in the order in which the model writes them."""
 
     def __init__(self, service: Service, prepared: PreparedReply, asked: ResponseRequest, owner: str = "") -> None:
         super().__init__(service, prepared)
@@ -73,6 +74,7 @@ class ResponseReply(EventReply):
             self._settings["conversation"] = {"id": asked.conversation}
         self._items: list[dict[str, Any]] = []
         self._texts: list[str] = []  # texts sent for the last item
+        self._input = InputReader()  # of the last item, if that calls a custom tool
         self._open = False
         self._n_events = 0
 
@@ -127,7 +129,7 @@ class ResponseReply(EventReply):
             "usage": self._usage(done),
         }
         body = self._body("incomplete" if cut else "completed", members)
-        messages = [*self._asked.added, *map(_message, self._items)]
+        messages = [*self._asked.added, *messages_of(self._items, "output", ByteAccount())]
         if self._asked.body.store:
             self.service.shared.responses.put(body, [*self._asked.before, *messages], self._asked.previous, self._owner)
         if self._asked.conversation is not None:
@@ -182,16 +184,24 @@ class ResponseReply(EventReply):
     def _call(self, call: CallDelta) -> list[dict[str, Any]]:
         events = []
         if call.name:
+            space, tool = self._asked.tools.get(call.name, (None, {"type": "function", "name": call.name}))
             name = call.id.removeprefix("call_")
-            item = {"id": f"fc_{name}", "arguments": "", "call_id": f"call_{name}", "name": call.name}
-            if call.name in self._asked.spaced:
-                item["namespace"], item["name"] = self._asked.spaced[call.name]
-            events = self._add({**item, "type": "function_call"})
-        if call.arguments:
-            self._texts.append(call.arguments)
-            place = self._place(part=False)
-            events.append(self._event("response.function_call_arguments.delta", **place, delta=call.arguments))
-        return events
+            item: dict[str, Any] = {"id": f"fc_{name}", "arguments": "", "type": "function_call"}
+            if tool["type"] == "custom":
+                item = {"id": f"ctc_{name}", "input": "", "type": "custom_tool_call"}
+            if call.name != tool["name"]:
+                item["namespace"] = space
+            events = self._add({**item, "call_id": f"call_{name}", "name": tool["name"]})
+            self._input = InputReader()
+        if self._is_open("custom_tool_call"):
+            return [*events, *self._argue("custom_tool_call_input", self._input.feed(call.arguments))]
+        return [*events, *self._argue("function_call_arguments", call.arguments)]
+
+    def _argue(self, kind: str, text: str) -> list[dict[str, Any]]:
+        if not text:
+            return []
+        self._texts.append(text)
+        return [self._event(f"response.{kind}.delta", **self._place(part=False), delta=text)]
 
     def _is_open(self, kind: str) -> bool:
         return self._open and self._items[-1]["type"] == kind
@@ -209,7 +219,10 @@ class ResponseReply(EventReply):
         if not self._open:
             return []
         self._open = False
-        item, text = self._items[-1], "".join(self._texts)
+        item, events = self._items[-1], []
+        if item["type"] == "custom_tool_call":
+            events = self._argue("custom_tool_call_input", self._input.finish())
+        text = "".join(self._texts)
         self._texts.clear()
         item["status"] = "completed"
         if item["type"] == "reasoning":
@@ -222,6 +235,9 @@ class ResponseReply(EventReply):
                 self._event("response.output_text.done", **self._place(), text=text, logprobs=[]),
                 self._event("response.content_part.done", **self._place(), part=_text_part(text)),
             ]
+        elif item["type"] == "custom_tool_call":
+            item["input"] = text
+            events.append(self._event("response.custom_tool_call_input.done", **self._place(part=False), input=text))
         else:
             item["arguments"] = text
             place = self._place(part=False)
@@ -264,16 +280,6 @@ def _settings(body: ResponsesBody, sampling: Sampling, service: Service) -> dict
         "top_p": sampling.top_p,
         "truncation": "disabled",
     }
-
-
-def _message(item: dict[str, Any]) -> dict[str, Any]:
-    """An item of a response as (a part of) the assistant's message in a chat completion."""
-    if item["type"] == "reasoning":
-        return {"role": "assistant", "reasoning_content": item["content"][0]["text"]}
-    if item["type"] == "message":
-        return {"role": "assistant", "content": item["content"][0]["text"]}
-    function = {"name": spaced_name(item.get("namespace"), item["name"]), "arguments": item["arguments"]}
-    return {"role": "assistant", "tool_calls": [{"id": item["call_id"], "type": "function", "function": function}]}
 
 
 def _text_part(text: str) -> dict[str, Any]:

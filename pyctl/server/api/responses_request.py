@@ -4,9 +4,10 @@ Fields that the API does not have (seed, min_p, cache_prompt, ...) are passed on
 that both render the same prompt, but for these:
 
 * ``previous_response_id`` and ``conversation`` work; llama-server refuses the one and ignores the other.
-* ``text.format`` binds the reply to a schema, and a function that ``tool_choice`` names is passed on; llama-server
-  ignores both.
-* The functions of a tool of type namespace can be called, as ``NAMESPACE__NAME``; llama-server leaves them out.
+* ``text.format`` binds the reply to a schema, and ``tool_choice`` is kept to; llama-server ignores both.
+* A custom tool is a function with one string; tools in a namespace are called ``NAMESPACE__NAME``. llama-server leaves
+  both out. Tools in items of type additional_tools are tools, and calls of some of OpenAI's own tools are calls of
+  functions; llama-server refuses these items.
 * An assistant message needs no ``type``, and null counts as absent, as OpenAI has it.
 * The texts of an assistant turn are one text again, as the model wrote it, whatever the template makes of parts.
 * A reasoning item is read from its text, or else from what our own ``encrypted_content`` carries, or else from its
@@ -18,9 +19,10 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 import logging
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Annotated, Any
@@ -30,6 +32,7 @@ from msgspec import field
 from pyctl.chat.rendering import unreadable
 from pyctl.errors import RequestError
 from pyctl.limit import limit
+from pyctl.server.api.custom_tool import arguments_of, function_of
 from pyctl.server.body import Body, ByteAccount, Nested, others
 from pyctl.server.images import ImagePart
 from pyctl.server.stores import ConversationStore, ResponseStore
@@ -71,9 +74,21 @@ class _Item(Body, frozen=True):
     namespace: str | None = None
     arguments: str | None = None
     call_id: str | None = None
+    input: str | None = None
     output: Any = None
     summary: Any = None
     encrypted_content: Any = None
+
+
+class _OwnItem(Body, frozen=True):
+    """A call of one of OpenAI's own tools, or what came of it."""
+
+    id: str | None = None
+    call_id: str | None = None
+    action: Any = None
+    operation: Any = None
+    output: Any = None
+    status: str = ""
 
 
 _IGNORED = frozenset({"model", "background", "prompt", "truncation", "service_tier", "n", "n_cmpl"})
@@ -87,8 +102,8 @@ _SEAL = "pyctl-reasoning-"
 @dataclass(frozen=True)
 class ResponseRequest:
     """``chat`` are the fields of the chat completion to make; ``added`` are its messages since the response
-    ``previous``, or since ``before``, what was said in the ``conversation``; ``spaced`` has the namespace and the name
-    there of each function that is in one, by its name in the chat.
+    ``previous``, or since ``before``, what was said in the ``conversation``; ``tools`` has the namespace of each tool,
+    None for none, and the tool as it came, by its name in the chat.
     """
 
     body: ResponsesBody
@@ -97,7 +112,7 @@ class ResponseRequest:
     previous: str | None
     conversation: str | None
     before: list[Any]
-    spaced: dict[Any, tuple[str, Any]]
+    tools: dict[str, tuple[str | None, dict[str, Any]]]
 
     @classmethod
     def of(
@@ -122,10 +137,9 @@ class ResponseRequest:
             messages = [*store.conversation(previous, account), *added]
         if body.instructions is not None:
             messages = [{"role": "system", "content": body.instructions}, *messages]
-        functions = _functions(body.tools)
-        chat = {**others(values, ResponsesBody, _IGNORED), **_options(body, functions), "messages": _joined(messages)}
-        spaced = {spaced_name(space, tool.get("name")): (space, tool.get("name")) for space, tool in functions if space}
-        return cls(body, chat, added, previous, conversation, before, spaced)
+        tools = _tools(body)
+        chat = {**others(values, ResponsesBody, _IGNORED), **_options(body, tools), "messages": _joined(messages)}
+        return cls(body, chat, added, previous, conversation, before, tools)
 
 
 def _conversation(value: Any) -> str | None:
@@ -136,9 +150,9 @@ def _conversation(value: Any) -> str | None:
     return name
 
 
-def spaced_name(space: str | None, name: Any) -> Any:
-    """The name in a chat, which knows no namespaces, of a function of ``space``."""
-    return f"{space}__{name}" if space else name
+def spaced_name(space: str | None, name: str) -> str:
+    """The name in a chat, which knows no namespaces, of a tool of ``space``; "functions" is one for tools without."""
+    return f"{space}__{name}" if space and space != "functions" else name
 
 
 def seal(reasoning: str) -> str:
@@ -154,17 +168,22 @@ def _unseal(text: str, account: ByteAccount) -> str:
         return ""
 
 
-def _options(body: ResponsesBody, functions: list[tuple[str | None, dict[str, Any]]]) -> dict[str, Any]:
+def _options(body: ResponsesBody, tools: dict[str, tuple[str | None, dict[str, Any]]]) -> dict[str, Any]:
     parallel = body.parallel_tool_calls
     chat: dict[str, Any] = {} if parallel is None else {"parallel_tool_calls": parallel}
     if body.max_output_tokens is not None:
         chat["max_tokens"] = body.max_output_tokens
     if body.reasoning.get("effort") is not None:
         chat["reasoning_effort"] = body.reasoning["effort"]
-    if functions:
-        chat["tools"] = [_tool(spaced_name(space, tool.get("name")), tool) for space, tool in functions]
+    if tools:
+        chat["tools"] = [_tool(name, tool) for name, (_, tool) in tools.items()]
     if body.tool_choice is not None:
-        chat["tool_choice"] = _tool_choice(body.tool_choice)
+        chat["tool_choice"] = choice = _tool_choice(body.tool_choice)
+        is_forced = (
+            choice.get("mode") == "required" or "name" in choice if isinstance(choice, dict) else choice == "required"
+        )
+        if is_forced and not tools and (body.tools or _tools_within(body.input)):
+            raise RequestError("'tool_choice' requires a call, and none of the tools is a function or a custom tool")
     style = {name: value for name, value in body.text.format.items() if value is not None}
     if style.get("type") == "json_schema":
         schema = {name: style[name] for name in ("name", "schema", "strict") if name in style}
@@ -174,25 +193,43 @@ def _options(body: ResponsesBody, functions: list[tuple[str | None, dict[str, An
     return chat
 
 
-def _functions(value: Any, space: str | None = None) -> list[tuple[str | None, dict[str, Any]]]:
-    """The functions among ``value`` and in its namespaces, each with the name of its own."""
+def _tools(body: ResponsesBody) -> dict[str, tuple[str | None, dict[str, Any]]]:
+    """The tools that can be called, those in the input included, each with its namespace; the last of a name counts."""
+    given = list(_callable(body.tools, "tools"))
+    for index, more in _tools_within(body.input).items():
+        given += _callable(more, f"input[{index}].tools")
+    return {spaced_name(space, tool["name"]): (space, tool) for space, tool in given}
+
+
+def _tools_within(items: Any) -> dict[int, Any]:
+    """What items of type additional_tools bring along, by their place."""
+    found = enumerate(items) if isinstance(items, list) else ()
+    return {
+        n: item.get("tools") for n, item in found if isinstance(item, dict) and item.get("type") == "additional_tools"
+    }
+
+
+def _callable(value: Any, at: str, space: str | None = None) -> Iterator[tuple[str | None, dict[str, Any]]]:
+    """The functions and custom tools among ``value`` and in its namespaces."""
     if value is None:
-        return []
+        return
     if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
-        raise RequestError("'tools' must be a list of objects")
-    found: list[tuple[str | None, dict[str, Any]]] = []
-    for tool in value:
+        raise RequestError(f"'{at}' must be a list of objects")
+    for index, tool in enumerate(value):
         kind, name = tool.get("type"), tool.get("name")
-        if kind == "function":
-            found.append((space, tool))
+        if kind in ("function", "custom"):
+            if not isinstance(name, str):
+                raise RequestError(f"{at}[{index}].name must be a string")
+            yield space, tool
         elif kind == "namespace" and space is None and isinstance(name, str) and name:
-            found += _functions(tool.get("tools"), name)
+            yield from _callable(tool.get("tools"), f"{at}[{index}].tools", name)
         else:
-            log.warning("tool of type %.40r ignored: only functions are supported", kind)
-    return found
+            log.warning("tool of type %.40r ignored: only functions and custom tools are supported", kind)
 
 
-def _tool(name: Any, tool: Mapping[str, Any]) -> dict[str, Any]:
+def _tool(name: str, tool: Mapping[str, Any]) -> dict[str, Any]:
+    if tool["type"] == "custom":
+        return function_of(name, tool, f"the tool {name[:80]!r}")
     function = {
         "name": name,
         "description": tool.get("description") or "",
@@ -202,14 +239,25 @@ def _tool(name: Any, tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tool_choice(value: Any) -> Any:
-    if not isinstance(value, dict):
-        return value
-    if value.get("type") == "function":
-        space, name = value.get("namespace"), value.get("name")
-        return {"type": "function", "function": {"name": spaced_name(space, name) if space else name}}
-    if value.get("type") == "allowed_tools":
-        return value.get("mode", "auto")
-    return "auto"
+    """As chat completions have it; of the allowed tools, only those that can be called at all."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind in ("auto", "none", "required"):
+        return kind
+    if kind in ("function", "custom"):
+        return _reference(value)
+    if kind == "allowed_tools" and isinstance(value.get("tools"), list):
+        return {**value, "tools": [_reference(tool) for tool in value["tools"] if _is_callable(tool)]}
+    return value
+
+
+def _is_callable(tool: Any) -> bool:
+    return not isinstance(tool, dict) or tool.get("type") in ("function", "custom")
+
+
+def _reference(tool: Any) -> Any:
+    if not isinstance(tool, dict) or not isinstance(tool.get("name"), str):
+        return tool
+    return {"type": "function", "name": spaced_name(tool.get("namespace"), tool["name"])}
 
 
 def messages_of(value: Any, name: str, account: ByteAccount) -> list[Any]:
@@ -227,32 +275,71 @@ def messages_of(value: Any, name: str, account: ByteAccount) -> list[Any]:
     for index, item in enumerate(value):
         if not isinstance(item, dict):
             raise RequestError(f"{name}[{index}] must be an object")
-        messages.append(_message(_Item.of(item), f"{name}[{index}]", account))
+        if item.get("type") != "additional_tools":
+            messages += _own_tool(item, f"{name}[{index}]") or [_message(item, f"{name}[{index}]", account)]
     return messages
 
 
-def _message(item: _Item, at: str, account: ByteAccount) -> dict[str, Any]:
+_CALLS = {
+    "apply_patch_call": "operation",
+    "local_shell_call": "action",
+    "shell_call": "action",
+    "web_search_call": "action",
+}
+"""Calls of OpenAI's own tools that a conversation may bring along, each with the member that says what was asked."""
+
+
+def _own_tool(values: Mapping[str, Any], at: str) -> list[dict[str, Any]]:
+    """The messages for a call of one of OpenAI's own tools, or for what came of it; none for any other item."""
+    kind = str(values.get("type"))
+    if kind.removesuffix("_output") not in _CALLS:
+        return []
+    item = _OwnItem.of(values)
+    name = item.call_id or item.id
+    if kind in _CALLS:
+        arguments = json.dumps(getattr(item, _CALLS[kind]) or {}, ensure_ascii=False)
+        call = _call(name, kind.removesuffix("_call"), arguments, at)
+        return [call, _result(name, item.status, at)] if kind == "web_search_call" else [call]
+    output = item.status if item.output is None else item.output
+    return [_result(name, output if isinstance(output, str) else json.dumps(output, ensure_ascii=False), at)]
+
+
+def _message(values: Mapping[str, Any], at: str, account: ByteAccount) -> dict[str, Any]:
+    item = _Item.of(values)
     kind, role = item.type, item.role
     if role is not None and kind in (None, "message"):
-        content = _content(item.content, f"{at}.content")
-        if role == "assistant" and not isinstance(content, str):
-            if any(isinstance(part, ImagePart) for part in content):
-                raise RequestError(f"{at}: an assistant message cannot have images")
-            content = "".join(part["text"] for part in content)
-        return {"role": role, "content": content}
-    if kind == "function_call":
-        function = {
-            "name": spaced_name(item.namespace, _required(item.name, f"{at}.name")),
-            "arguments": _required(item.arguments, f"{at}.arguments"),
-        }
-        call = {"id": _required(item.call_id, f"{at}.call_id"), "type": "function", "function": function}
-        return {"role": "assistant", "tool_calls": [call]}
-    if kind == "function_call_output":
-        output = _content(item.output, f"{at}.output")
-        return {"role": "tool", "tool_call_id": _required(item.call_id, f"{at}.call_id"), "content": output}
+        return {"role": role, "content": _said(item, f"{at}.content")}
     if kind == "reasoning":
         return {"role": "assistant", "reasoning_content": _reasoning(item, at, account)}
-    raise RequestError(f"{at}: items of type {str(kind)[:40]!r} are not supported")
+    if kind in ("function_call_output", "custom_tool_call_output"):
+        return _result(item.call_id, _content(item.output, f"{at}.output"), at)
+    if kind not in ("function_call", "custom_tool_call"):
+        raise RequestError(f"{at}: items of type {str(kind)[:40]!r} are not supported")
+    name = spaced_name(item.namespace, _required(item.name, f"{at}.name"))
+    if kind == "function_call":
+        return _call(item.call_id, name, _required(item.arguments, f"{at}.arguments"), at)
+    return _call(item.call_id, name, arguments_of(_required(item.input, f"{at}.input")), at)
+
+
+def _said(item: _Item, at: str) -> Any:
+    if item.role != "assistant":
+        return _content(item.content, at)
+    content = "" if item.content is None else _content(item.content, at)
+    if isinstance(content, str):
+        return content
+    if any(isinstance(part, ImagePart) for part in content):
+        raise RequestError(f"{at}: an assistant message cannot have images")
+    return "".join(part["text"] for part in content)
+
+
+def _call(call_id: str | None, name: str, arguments: str, at: str) -> dict[str, Any]:
+    function = {"name": name, "arguments": arguments}
+    call = {"id": _required(call_id, f"{at}.call_id"), "type": "function", "function": function}
+    return {"role": "assistant", "tool_calls": [call]}
+
+
+def _result(call_id: str | None, content: Any, at: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": _required(call_id, f"{at}.call_id"), "content": content}
 
 
 def _required(value: str | None, at: str) -> str:

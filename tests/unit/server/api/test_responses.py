@@ -5,6 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from openai.types.responses import ResponseStreamEvent
+from pydantic import TypeAdapter
 
 from pyctl.engine.request import Request
 from pyctl.errors import EngineError
@@ -12,6 +14,7 @@ from pyctl.server.api import responses, responses_request
 from tests.unit.server.fake import HI, Bench, Client, Script, fail, play
 from tests.unit.server.parts import named_events, sent_in_silence, split_by_lines
 
+EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 CALLS = ("r:h", "m\n", "c:I \n", "c:look\n", "k:0:t1:look\n", 'a:0:{"at":\n', "a:0:1}\n", "k:1:t2:wait\n", "a:1:{}\n")
 
 
@@ -108,6 +111,30 @@ def test_a_stream_has_all_events_in_order(monkeypatch: pytest.MonkeyPatch) -> No
             assert event["output_index"] == place
         if "item_id" in event:
             assert event["item_id"] == items[place]["id"]
+
+
+def test_a_call_of_a_custom_tool_has_its_input_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    split_by_lines(monkeypatch)
+    pieces = ('{"inp', 'ut": "*** Be', "gin\\", "n\\ud83d", '\\ude00"}')
+    calls = ("k:0:t1:patch\n", *(f"a:0:{piece}\n" for piece in pieces), "k:1:t2:agents__run\n", 'a:1:{"input":""}\n')
+    space = {"type": "namespace", "name": "agents", "description": "", "tools": [{"type": "custom", "name": "run"}]}
+    bench, tools = Bench(play(*calls)), [{"type": "custom", "name": "patch"}, space]
+    *raw, completed = stream(bench, tools=tools)
+    events = [EVENT.validate_python(event) for event in raw[2:]]
+    kinds = [event.type.removeprefix("response.") for event in events]
+    delta, done = "custom_tool_call_input.delta", "custom_tool_call_input.done"
+    assert kinds == ["output_item.added", *[delta] * 4, done, "output_item.done", *kinds[:1], done, "output_item.done"]
+    text = "*** Begin\n\U0001f600"
+    assert "".join(event.delta for event in events if event.type == f"response.{delta}") == text
+    assert [event.input for event in events if event.type == f"response.{done}"] == [text, ""]
+    first, second = output = completed["response"]["output"]
+    shared = {"type": "custom_tool_call", "status": "completed"}
+    assert first == {**shared, "id": "ctc_t1", "call_id": "call_t1", "name": "patch", "input": text}
+    assert second == {**shared, "id": "ctc_t2", "call_id": "call_t2", "name": "run", "input": "", "namespace": "agents"}
+    assert ask(bench, tools=tools)["output"] == output
+    result = {"type": "custom_tool_call_output", "call_id": "call_t1", "output": "done"}
+    ask(bench, [*HI, first, result], tools=tools)
+    assert "*** Begin" in prompt_of(bench)
 
 
 @pytest.mark.parametrize(

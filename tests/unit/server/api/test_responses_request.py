@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -156,28 +157,82 @@ def test_functions_are_nested_and_other_tools_left_out(caplog: pytest.LogCapture
 
 def test_functions_of_a_namespace_are_functions_with_its_name_before_theirs() -> None:
     inner = {"type": "function", "name": "close", "description": "Closes.", "parameters": {"type": "object"}}
-    space = {"type": "namespace", "name": "agents", "tools": [inner, {"type": "custom", "name": "x"}]}
+    space = {"type": "namespace", "name": "agents", "tools": [inner, {"type": "web_search", "name": "x"}]}
     asked = ResponseRequest.of({"input": "hi", "tools": [space]}, ResponseStore())
     function = {"name": "agents__close", "description": "Closes.", "parameters": {"type": "object"}}
     assert asked.chat["tools"] == [{"type": "function", "function": function}]
-    assert asked.spaced == {"agents__close": ("agents", "close")}
+    assert asked.tools == {"agents__close": ("agents", inner)}
     item = {"type": "function_call", "namespace": "agents", "name": "close", "arguments": "{}", "call_id": "c"}
     assert messages_of(item)[0]["tool_calls"][0]["function"]["name"] == "agents__close"
     chosen = converted("hi", tools=[space], tool_choice={"type": "function", "namespace": "agents", "name": "close"})
-    assert chosen["tool_choice"] == {"type": "function", "function": {"name": "agents__close"}}
+    assert chosen["tool_choice"] == {"type": "function", "name": "agents__close"}
+
+
+def test_tools_within_the_input_are_tools_and_the_last_of_a_name_counts() -> None:
+    """Codex 0.144 and later sends all of its tools so; the namespace "functions" is its word for tools without one."""
+    inner = [{"type": "custom", "name": "exec"}, {"type": "function", "name": "wait", "description": "new"}]
+    more = {"type": "additional_tools", "role": "developer", "id": "a"}
+    spaces = [{"type": "namespace", "name": name, "tools": inner} for name in ("functions", "agents")]
+    items = [{**more, "tools": spaces}, {"role": "user", "content": "hi"}, {**more, "tools": []}]
+    fields = converted(items, tools=[{"type": "function", "name": "wait", "description": "old"}])
+    assert fields["messages"] == [HI]
+    functions = [tool["function"] for tool in fields["tools"]]
+    assert [function["name"] for function in functions] == ["wait", "exec", "agents__exec", "agents__wait"]
+    assert functions[0]["description"] == "new"
+    call = {"type": "custom_tool_call", "namespace": "functions", "name": "exec", "input": "x", "call_id": "c"}
+    assert messages_of(call)[0]["tool_calls"][0]["function"]["name"] == "exec"
 
 
 @pytest.mark.parametrize(
     ("choice", "expected"),
     [
         ("required", "required"),
-        ({"type": "function", "name": "look"}, {"type": "function", "function": {"name": "look"}}),
-        ({"type": "allowed_tools", "mode": "required", "tools": []}, "required"),
-        ({"type": "web_search"}, "auto"),
+        ({"type": "none"}, "none"),
+        ({"type": "function", "name": "look"}, {"type": "function", "name": "look"}),
+        ({"type": "custom", "name": "look"}, {"type": "function", "name": "look"}),
+        (
+            {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "custom", "name": "a"}, {"type": "mcp"}]},
+            {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "a"}]},
+        ),
     ],
 )
 def test_tool_choice(choice: Any, expected: Any) -> None:
     assert converted("hi", tool_choice=choice)["tool_choice"] == expected
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "x"}, {"type": "custom", "name": "x"}])
+def test_a_call_that_is_forced_of_a_tool_that_was_left_out_is_refused(choice: Any) -> None:
+    tools = [{"type": "web_search"}]
+    for fields in ({"input": "hi", "tools": tools}, {"input": [{"type": "additional_tools", "tools": tools}, HI]}):
+        with pytest.raises(RequestError, match="requires a call"):
+            ResponseRequest.of({**fields, "tool_choice": choice}, ResponseStore())
+
+
+def test_items_of_other_tools_are_calls_and_results() -> None:
+    action = {"type": "exec", "command": ["ls"]}
+    items = [
+        {"type": "custom_tool_call", "call_id": "a", "name": "patch", "input": '"\n', "id": "ctc_1"},
+        {"type": "custom_tool_call_output", "call_id": "a", "output": "ok"},
+        {"type": "local_shell_call", "call_id": "b", "action": action, "status": "completed"},
+        {"type": "local_shell_call_output", "id": "b", "output": "x"},
+        {"type": "shell_call_output", "call_id": "c", "output": [{"stdout": "y"}]},
+        {"type": "apply_patch_call_output", "call_id": "d", "status": "failed"},
+        {"type": "web_search_call", "id": "e", "action": {"query": "q"}, "status": "completed"},
+        {"role": "assistant", "content": None},
+    ]
+    found = messages_of(HI, *items)[1:]
+    calls = [call for message in found for call in message.get("tool_calls", ())]
+    assert [(call["id"], call["function"]["name"], json.loads(call["function"]["arguments"])) for call in calls] == [
+        ("a", "patch", {"input": '"\n'}),
+        ("b", "local_shell", action),
+        ("e", "web_search", {"query": "q"}),
+    ]
+    results = [(each["tool_call_id"], each["content"]) for each in found if each["role"] == "tool"]
+    assert results == [("a", "ok"), ("b", "x"), ("c", '[{"stdout": "y"}]'), ("d", "failed"), ("e", "completed")]
+    assert found[-1] == {"role": "assistant", "content": ""}
+    for kind in ("item_reference", "compaction", "image_generation_call", "mcp_call", "x_output", ["y"]):
+        with pytest.raises(RequestError, match=r"items of type .*(item|comp|image|mcp|x_|y)"):
+            messages_of({"type": kind, "id": "m"})
 
 
 def test_a_previous_response_comes_before_what_is_asked_now() -> None:
