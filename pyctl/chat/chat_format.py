@@ -146,10 +146,10 @@ class ChatFormat:
         )
         return one.first(common_prefix(one.tokens, other.tokens))
 
-    def prompt_from_text(self, text: str, images: Sequence[ImageFile] = ()) -> Prompt:
+    def prompt_from_text(self, text: str, images: Sequence[ImageFile] | None = None) -> Prompt:
         """Tokens of ``text``, special tokens included, after BOS where the model wants it; with ``images`` in the
-        places of the marker for them."""
-        return self._prompt([self._bos, *self._pieces(split_marker(text, images) if images else [text])])
+        places of the marker for them, which is text like any other for None."""
+        return self._prompt([self._bos, *self._pieces([text] if images is None else split_marker(text, images))])
 
     def prompt_from_mixed(self, parts: Sequence[str | int]) -> Prompt:
         """Tokens of strings and token ids in a row; BOS comes first only if a string does."""

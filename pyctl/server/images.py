@@ -269,7 +269,10 @@ def _loaded(message: Any, at: str, sources: _Sources) -> Any:
 
 
 def _part(part: Any, at: str, sources: _Sources) -> Any:
-    if not isinstance(part, dict) or part.get("type") != "image_url":
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind in ("image", "input_image"):
+        raise RequestError(f"{at}: an image must be a part of type image_url, not {kind}")
+    if kind != "image_url":
         return part
     if isinstance(part, ImagePart):
         at = part.at

@@ -370,10 +370,10 @@ def mixed(value: Any, name: str, n_vocab: int) -> list[str | int]:
 
 
 def _prompt(value: Any, service: Service, fetched: Fetched) -> tuple[Prompt, str | None]:
-    images: list[ImageFile] = []
+    images: list[ImageFile] | None = None
     if isinstance(value, dict):
-        if value.get("multimodal_data"):
-            images = data_images(value["multimodal_data"], service, fetched)
+        if (data := value.get("multimodal_data")) is not None:
+            images = data_images(data, service, fetched) if data else []
         value = value.get("prompt_string")
     if isinstance(value, str):
         return service.chat.prompt_from_text(value, images), value

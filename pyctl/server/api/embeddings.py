@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pyctl.chat.rendering import unreadable
 from pyctl.errors import NotSupportedError, RequestError
 from pyctl.limit import limit
 from pyctl.prompt import Tokens, as_tokens
@@ -169,16 +168,19 @@ def _tokens(service: Service, item: Any, most: int | None = None) -> Tokens:
     return as_tokens(tokens)
 
 
+_TEXT_ONLY = "'input': only text and token ids can be embedded; image input is not supported here"
+
+
 def _content(item: dict[str, Any]) -> Any:
     """The text of {"prompt_string": ...} or of {"content": ...}, a text or a list of text parts."""
     if item.get("multimodal_data"):
-        raise NotSupportedError(str(unreadable("'input'", "multimodal_data")))
+        raise NotSupportedError(_TEXT_ONLY)
     content = item.get("content", item.get("prompt_string"))
     if not isinstance(content, list):
         return content
     for part in content:
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise NotSupportedError(str(unreadable("'input'", part)))
+            raise NotSupportedError(_TEXT_ONLY)
     return "".join(part["text"] for part in content)
 
 

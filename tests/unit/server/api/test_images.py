@@ -11,6 +11,7 @@ import pytest
 
 from pyctl.chat.images import MEDIA_MARKER
 from pyctl.prompt import Prompt
+from pyctl.server import ReplySettings
 from tests.pictures import GridReader, image_bytes
 from tests.unit.server.fake import HI, Bench, play
 
@@ -147,6 +148,18 @@ def test_a_server_that_sees_nothing_says_so_in_all_apis() -> None:
     assert bench.client.get("/v1/models").json()["models"][0]["capabilities"] == ["completion"]
 
 
+@pytest.mark.parametrize("kind", ["image", "input_image"])
+def test_a_server_that_sees_names_the_right_type_of_a_part(bench: Bench, kind: str) -> None:
+    content = [{"type": kind, "image_url": URL}]
+    said = refusal(bench, "/v1/chat/completions", {"messages": [{"role": "user", "content": content}]})
+    assert said == f"messages[0].content[0]: an image must be a part of type image_url, not {kind}"
+    embedding = Bench(replies=ReplySettings(embeddings=True), pooling="mean", images=GridReader())
+    for value in ({"content": content}, {"prompt_string": "x", "multimodal_data": [URL]}):
+        answer = embedding.post("/embeddings", {"input": [value]})
+        assert answer.status_code == 501
+        assert "mmproj" not in answer.text
+
+
 def test_errors_name_the_image_as_the_client_wrote_it(bench: Bench) -> None:
     bad = "data:image/png;base64,aGVsbG8="
     for path, body, place in (
@@ -187,6 +200,10 @@ def test_markers_and_images_are_as_many(bench: Bench) -> None:
     prompt = {"prompt_string": f"{MEDIA_MARKER}", "multimodal_data": [URL, URL]}
     assert "1 times the media_marker of /props for 2 images" in refusal(bench, "/completion", {"prompt": prompt})
     assert "with 'multimodal_data'" in refusal(bench, "/completion", {"prompt": {"multimodal_data": [URL]}})
+    for blind in (bench, Bench(play("x"))):
+        said = refusal(blind, "/completion", {"prompt": {**prompt, "multimodal_data": []}})
+        assert "1 times the media_marker of /props for 0 images" in said
+    assert not prompt_of(bench, "/completion", {"prompt": {"prompt_string": "x", "multimodal_data": []}}).pictures
 
 
 def test_a_response_with_an_image_is_continued(bench: Bench) -> None:
