@@ -170,7 +170,7 @@ def _checked_call(call: object, at: str) -> Message:
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise RequestError(f"{at}.function must be an object with a name")
-    arguments = function.get("arguments", "")
+    arguments = "" if function.get("arguments") is None else function["arguments"]
     if not isinstance(arguments, str | dict):
         raise RequestError(f"{at}.function.arguments must be a string or an object")
     checked: Message = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}

@@ -353,7 +353,7 @@ def _member_names(value: Any, name: str) -> tuple[str, ...]:
 
 
 def _stops(value: Any, name: str) -> tuple[str, ...]:
-    words = strings(value, name)
+    words = strings([word for word in value if word is not None] if isinstance(value, list) else value, name)
     at_most(_MAX_STOPS, len(words), name)
     at_most(_MAX_STOP_LETTERS, sum(map(len, words)), name, "characters")
     return words
@@ -393,6 +393,12 @@ def _probs(value: Any, name: str) -> int:
     if n > _MAX_PROBS:
         raise out_of_range(name, n, 0, _MAX_PROBS)
     return n
+
+
+def _seq(value: Any, name: str) -> int:
+    """A number, or a string with one, as llama-server accepts it."""
+    is_number = isinstance(value, str) and len(value) < 11 and value.removeprefix("-").isdecimal()
+    return Integer()(int(value) if is_number else value, name)
 
 
 class _StreamOptions(Body, frozen=True):
@@ -502,7 +508,7 @@ class GenerationBody(Body, frozen=True):
     max_ms: Annotated[int, Integer(-1, 2**63 - 1, is_limit=True), Names("t_max_predict_ms")] = -1
     n_indent: Annotated[int, Integer(low=0)] = 0
     stop: Annotated[tuple[str, ...], _stops] = ()
-    seq: Annotated[int, Names("id_slot")] = -1
+    seq: Annotated[int, _seq, Names("id_slot")] = -1
     cache_prompt: bool | None = None
     prefix_cache: Any = None
     kv_pin: Annotated[tuple[tuple[int, int], ...], _pins] = ()
@@ -570,7 +576,7 @@ class ConversationBody(Body, frozen=True):
 
 
 class _ChatProbs(Body, frozen=True):
-    logprobs: bool = False
+    logprobs: Annotated[int, _count_or_switch] = 0
     top_logprobs: Annotated[int | None, Integer(0, _MAX_PROBS)] = None
     n_probs: Annotated[int, _probs] = 0
 
@@ -579,7 +585,8 @@ def _chat_probs(values: Mapping[str, Any]) -> int:
     """OpenAI's ``logprobs`` and ``top_logprobs``, or llama-server's ``n_probs``."""
     probs = _ChatProbs.of(values)
     if probs.logprobs:
-        return 20 if probs.top_logprobs is None else probs.top_logprobs
+        n = 20 if values["logprobs"] is True else probs.logprobs
+        return n if probs.top_logprobs is None else probs.top_logprobs
     if probs.top_logprobs is not None:
         raise RequestError("top_logprobs requires logprobs to be set to true")
     return probs.n_probs

@@ -86,3 +86,18 @@ def test_nothing_said_is_the_default(body: type[Body]) -> None:
 def test_a_body_that_is_no_json_says_why(body: bytes, words: str) -> None:
     with pytest.raises(RequestError, match=words):
         parse_json(body)
+
+
+@pytest.mark.parametrize(
+    ("values", "n_probs"),
+    [
+        ({"logprobs": True}, 20),
+        ({"logprobs": True, "top_logprobs": 0}, 0),
+        ({"logprobs": 2}, 2),
+        ({"logprobs": 2, "top_logprobs": 3}, 3),
+        ({"logprobs": False, "n_probs": 4}, 4),
+        ({"logprobs": 0}, 0),
+    ],
+)
+def test_log_probabilities_of_a_chat_are_a_switch_or_a_count(values: dict[str, Any], n_probs: int) -> None:
+    assert ChatBody.of(values).n_probs == n_probs

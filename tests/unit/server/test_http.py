@@ -97,6 +97,10 @@ def test_an_error_of_a_request_is_one_line_of_the_log(caplog: pytest.LogCaptureF
         ({"messages": HI, "seed": "x"}, "'seed'"),
         ({"messages": HI, "stop": [1]}, "'stop'"),
         ({"messages": HI, "stop": {}}, "'stop'"),
+        ({"messages": HI, "id_slot": "x"}, "'id_slot'"),
+        ({"messages": HI, "id_slot": "9" * 5000}, "'id_slot'"),
+        ({"messages": HI, "logprobs": 101}, "'logprobs'"),
+        ({"messages": HI, "response_format": "json_object"}, "'response_format'"),
         ({"messages": HI, "samplers": [3]}, "'samplers'"),
         ({"messages": HI, "adaptive_decay": 1}, "'adaptive_decay'"),
         ({"messages": HI, "lora": [1]}, "'lora'"),
@@ -131,6 +135,26 @@ def test_bad_chat_requests(fields: dict[str, Any], words: str) -> None:
     bench = Bench(play("x"))
     check(bench.post("/v1/chat/completions", fields), 400, "invalid_request_error", words)
     assert not bench.worker.requests
+
+
+NULL_CALL = {"type": "function", "id": "c", "function": {"name": "f", "arguments": None}}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "asked"),
+    [
+        ("chat/completions", {"messages": [*HI, {"role": "assistant", "tool_calls": [NULL_CALL]}, *HI]}, {}),
+        ("chat/completions", {"messages": HI, "stop": [None, "x"]}, {"stop": ("x",)}),
+        ("chat/completions", {"messages": HI, "id_slot": "0"}, {"seq": 0}),
+        ("messages", {"messages": [{"role": "user", "content": []}], "max_tokens": 2}, {}),
+        ("responses", {"input": [*HI, {"role": "assistant", "content": None}, *HI]}, {}),
+    ],
+)
+def test_what_llama_server_takes_is_taken(path: str, fields: dict[str, Any], asked: dict[str, Any]) -> None:
+    bench = Bench(play("x"))
+    answer = bench.post(f"/v1/{path}", fields)
+    assert answer.status_code == 200, answer.text
+    assert {name: getattr(bench.worker.requests[0], name) for name in asked} == asked
 
 
 @pytest.mark.parametrize(
