@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 import secrets
 import string
+from collections.abc import Sequence
+from typing import Any
 
-__all__ = ["clean", "one_line", "overlap", "plain", "random_id", "reason_of"]
+__all__ = ["clean", "n_common", "one_line", "overlap", "plain", "random_id", "reason_of"]
 
 _LETTERS = string.digits + string.ascii_letters
 
@@ -43,6 +45,11 @@ def plain(text: str) -> str:
 def reason_of(error: Exception) -> str:
     """The message of ``error`` on one line; its type if the message is empty."""
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def n_common(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """How many items two sequences have in common at the start."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def overlap(text: str, word: str) -> int:

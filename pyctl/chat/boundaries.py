@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from string import punctuation
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from pyctl.chat.cached_tokenizer import Tokenizer
 from pyctl.chat.template import SAMPLE_CALL_ID, SAMPLE_TOOL, Template, TemplateCapabilities, sample_call, sample_message
 from pyctl.errors import RequestError
 from pyctl.prompt import Picture, Prompt, Tokens
+from pyctl.text import n_common
 
 __all__ = ["MessageStarts", "boundaries", "headers", "last_turn", "message_starts"]
 
@@ -25,12 +27,15 @@ log = logging.getLogger(__name__)
 
 _MARKS = tuple(f"pyctlsample{letter}" for letter in "abcd")
 
+_TEXTS = "x", " x", "\n", "\n\n", *punctuation
+"""Beginnings of what a message says, with which a tokenizer may join the end of what stands before it."""
+
 
 class MessageStarts:
     """The tokens with which ``template`` begins messages, and where they stand in a prompt; ``ids`` begin any message.
 
     ``specials`` are the tokenizer's special tokens; the text of one is ``call_end``, with which a message that calls a
-    tool ends, empty if unknown.
+    tool ends, empty if unknown. ``inside`` are texts within messages, such as the tags of reasoning.
     """
 
     def __init__(
@@ -38,8 +43,9 @@ class MessageStarts:
         template: Template,
         tokenizer: Tokenizer,
         specials: Mapping[str, int],
+        inside: Sequence[str] = (),
     ) -> None:
-        self.ids = message_starts(template, tokenizer, specials)
+        self.ids = message_starts(template, tokenizer, specials, inside)
         self._tokenizer = tokenizer
         self._assistant = _assistant_start(template, tokenizer, self.ids)
         self._result = _result_start(template, tokenizer, self.ids)
@@ -94,13 +100,15 @@ def _line_ends(tokens: Tokens, tokenizer: Tokenizer) -> tuple[int, ...]:
     return tuple((np.flatnonzero(np.isin(tokens, ends)) + 1).tolist())
 
 
-def message_starts(template: Template, tokenizer: Tokenizer, specials: Mapping[str, int]) -> tuple[int, ...]:
+def message_starts(
+    template: Template, tokenizer: Tokenizer, specials: Mapping[str, int], inside: Sequence[str] = ()
+) -> tuple[int, ...]:
     """Ids of the special tokens that begin a message, ascending; none for a template that begins them with plain text.
 
     Found by comparing renderings: between two messages stand the special tokens that end the first, which is what also
-    stands there when no message follows, and then the one that begins the second.
+    stands there when no message follows, and then the one that begins the second. Texts ``inside`` messages begin none.
     """
-    gaps = _Gaps(template, tokenizer, {token for text, token in specials.items() if text.strip()})
+    gaps = _Gaps(template, tokenizer, {token for text, token in specials.items() if text.strip()}, inside)
     starts = {start for start in _starts(gaps, template.capabilities) if start is not None}
     if not starts:
         log.warning("chat template: no special token starts a message, so prompts have no message boundaries")
@@ -118,12 +126,8 @@ def _assistant_start(template: Template, tokenizer: Tokenizer, starts: Sequence[
     header, message, user, first = (
         gaps.last_start(*where) for where in ((said[:1], 1, True), (said, 1), (said, 2), (said[:1], 0))
     )
-    n = next((i for i, token in enumerate(header) if message[i : i + 1] != (token,)), len(header))
-    # What separates it from the text may become one token with that.
-    while n and not tokenizer.piece(header[n - 1]).strip():
-        n -= 1
-    common = header[:n]
-    return common if all(other[:n] != common for other in (user, first)) else ()
+    common = header[: n_common(header, message)]
+    return common if all(other[: len(common)] != common for other in (user, first)) else ()
 
 
 def _result_start(template: Template, tokenizer: Tokenizer, starts: Sequence[int]) -> tuple[int, ...]:
@@ -131,10 +135,7 @@ def _result_start(template: Template, tokenizer: Tokenizer, starts: Sequence[int
     gaps = _Gaps(template, tokenizer, starts)
     said, called, result = _samples(template.capabilities)
     begins, user = gaps.last_start([*called, result], 2), gaps.last_start(said, 2)
-    n = len(begins)
-    while n and not tokenizer.piece(begins[n - 1]).strip():
-        n -= 1
-    return begins[:n] if template.capabilities.tool_calls and user[:n] != begins[:n] else ()
+    return begins if template.capabilities.tool_calls and user[: len(begins)] != begins else ()
 
 
 def _call_end(template: Template, tokenizer: Tokenizer, starts: Sequence[int], specials: Mapping[int, str]) -> str:
@@ -169,10 +170,13 @@ def _starts(gaps: _Gaps, capabilities: TemplateCapabilities) -> list[int | None]
 class _Gaps:
     """The special tokens between the marks of a rendered sample."""
 
-    def __init__(self, template: Template, tokenizer: Tokenizer, specials: Collection[int]) -> None:
+    def __init__(
+        self, template: Template, tokenizer: Tokenizer, specials: Collection[int], inside: Sequence[str] = ()
+    ) -> None:
         self._template = template
         self._tokenizer = tokenizer
         self._specials = specials
+        self._inside = inside
 
     def first(self, messages: Sequence[Mapping[str, Any]]) -> int | None:
         """The token that begins the first message."""
@@ -182,17 +186,24 @@ class _Gaps:
         return before[0] if before else None
 
     def last_start(self, messages: Sequence[Mapping[str, Any]], gap: int, header: bool = False) -> tuple[int, ...]:
-        """The tokens before mark ``gap``, or after the last, from the last special one on that begins a message."""
-        tokens = self._tokens(messages, gap, header) or []
+        """The tokens before mark ``gap``, or after the last, from the last special one on that begins a message; those
+        that depend on its text are left out."""
+        text = self._text(messages, gap, header) or ""
+        tokens, *others = (self._tokenizer.tokenize(text + said) for said in _TEXTS)
+        tokens = tokens[: min(n_common(tokens, other) for other in others)]
         at = max((i for i, token in enumerate(tokens) if token in self._specials), default=len(tokens))
         return tuple(tokens[at:])
 
     def specials(self, messages: Sequence[Mapping[str, Any]], gap: int, header: bool = False) -> list[int] | None:
         """Special tokens before mark ``gap``, or after the last if that is their number; None if a mark is missing."""
-        tokens = self._tokens(messages, gap, header)
-        return None if tokens is None else [token for token in tokens if token in self._specials]
+        text = self._text(messages, gap, header)
+        if text is None:
+            return None
+        for inside in self._inside:
+            text = text.replace(inside, "")
+        return [token for token in self._tokenizer.tokenize(text) if token in self._specials]
 
-    def _tokens(self, messages: Sequence[Mapping[str, Any]], gap: int, header: bool) -> list[int] | None:
+    def _text(self, messages: Sequence[Mapping[str, Any]], gap: int, header: bool) -> str | None:
         try:
             text = self._template.render(messages, add_generation_prompt=header)
         except RequestError:
@@ -204,7 +215,7 @@ class _Gaps:
                 return None
             edges += [at, at + len(mark)]
         edges.append(len(text))
-        return self._tokenizer.tokenize(text[edges[2 * gap] : edges[2 * gap + 1]], parse_special=True)
+        return text[edges[2 * gap] : edges[2 * gap + 1]]
 
     def start(
         self,

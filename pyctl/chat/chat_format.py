@@ -18,12 +18,14 @@ from pyctl.chat.constraint import Constraint, reply_constraint
 from pyctl.chat.images import ImageReader, shown, split_marked, split_marker
 from pyctl.chat.rendering import Continue, RenderedChat, Renderer, unreadable
 from pyctl.chat.replay import Replay, ReplayMarks
-from pyctl.chat.reply import ParsedReply, ReasoningSplitter, ReasoningTokens, ReplyDelta, ReplyPart, ReplySplitter
+from pyctl.chat.reply import ParsedReply, ReasoningSplitter, ReplyDelta, ReplyPart, ReplySplitter, reasoning_limit
 from pyctl.chat.template import Template
 from pyctl.chat.tools import Tools, read_tools, template_tools
 from pyctl.errors import RequestError
 from pyctl.image_file import ImageFile
 from pyctl.prompt import Picture, Prompt, Tokens, as_tokens, common_prefix
+from pyctl.reasoning import ReasoningLimit
+from pyctl.text import n_common
 
 __all__ = ["ChatFormat", "ChatRequest", "PreparedChat", "ReasoningFormat"]
 
@@ -82,17 +84,17 @@ class ChatFormat:
         self.images = images
         self.capabilities = template.capabilities
         specials = tokenizer.special_tokens()
-        self._starts = MessageStarts(template, tokenizer, specials)
-        self.starts = self._starts.ids
         self.call_format = find_call_format(template)
         self.tags = self.call_format.tags(template.source)
+        tags = (self.tags.open, self.tags.close)
+        self._starts = MessageStarts(template, tokenizer, specials, () if self.tags.next_message else tags)
+        self.starts = self._starts.ids
         self.controls = {text: id for text, id in specials.items() if not tokenizer.piece(id, special=False)}
-        marks = (*self.call_format.control_tokens, self.tags.open, self.tags.close)
+        marks = (*self.call_format.control_tokens, *tags)
         self.control_texts = {self.controls[mark]: mark.encode() for mark in marks if mark in self.controls}
         self.bound_calls = BoundCalls(self.call_format, self.tags, self.controls)
         self._memo = CachedTokenizer(tokenizer, specials)
         starts = [text for text, token in specials.items() if token in self.starts]
-        tags = (self.tags.open, self.tags.close)
         around = self.call_format.around_content
         remembered = ReplayMarks(replay or Replay("off"), starts, tags, around, self._starts.call_end)
         self._renderer = Renderer(template, self.tags, starts, kwargs or {}, remembered, strip_bos=tokenizer.add_bos)
@@ -244,15 +246,15 @@ class PreparedChat:
         return self._call_constraint(request.schema, prefill) or alone
 
     @cached_property
-    def reasoning(self) -> ReasoningTokens | None:
-        """How the engine ends the reasoning after so many tokens; None without a limit."""
-        request, rendered = self._request, self.rendered
-        if request.reasoning_budget is None:
+    def reasoning(self) -> ReasoningLimit | None:
+        """How the engine ends the reasoning after so many tokens; None without a limit, or if there can be none."""
+        request, rendered, tags = self._request, self.rendered, self._chat.tags
+        recurs = bool(tags.next_message)
+        if request.reasoning_budget is None or (rendered.reply_part == "content" and not recurs):
             return None
-        tags = self._chat.tags
         read = rendered.open_reasoning + rendered.prefill if rendered.reply_part == "reasoning" else ""
-        message = request.reasoning_budget_message
-        return ReasoningTokens.of(self._chat.tokenizer, request.reasoning_budget, tags.open, tags.ends, message, read)
+        n_tokens, message = request.reasoning_budget, request.reasoning_budget_message
+        return reasoning_limit(self._chat.tokenizer, tags, n_tokens, message=message, read=read, recurs=recurs)
 
     def effort_change(self, recent: str, given: str) -> str:
         """Names the efforts of a recent prompt and of this one if they explain the difference; empty if they do not.
@@ -261,7 +263,7 @@ class PreparedChat:
         """
         if recent == given or not self._chat.capabilities.reasoning_effort:
             return ""
-        n = _n_common(recent, given)
+        n = n_common(recent, given)
         recent, given = (text[n:].rstrip("\ufffd") for text in (recent, given))  # without parts of characters
         others = dict(self._request.template_kwargs or {})
         effort = self._chat.capabilities.effort(others.pop("reasoning_effort", "default"))
@@ -269,7 +271,7 @@ class PreparedChat:
             kwargs = others if other == "default" else {**others, "reasoning_effort": other}
             with suppress(RequestError):
                 text = self._chat.prepare(replace(self._request, template_kwargs=kwargs)).text
-                n = _n_common(text, self.text)
+                n = n_common(text, self.text)
                 if text != self.text and text.startswith(recent, n) and self.text.startswith(given, n):
                     return f"reasoning_effort was {other}, is {effort}"
         return ""
@@ -357,11 +359,6 @@ class PreparedChat:
 
     def _text_of(self, tokens: Sequence[int], special: bool) -> str:
         return self._chat.tokenizer.detokenize(tokens, special=special).decode("utf-8", "replace")
-
-
-def _n_common(one: str, other: str) -> int:
-    """How many characters two texts have in common at the start."""
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def _next(last: Mapping[str, Any], text: str) -> list[dict[str, Any]]:

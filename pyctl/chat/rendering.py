@@ -15,6 +15,7 @@ from pyctl.chat.template import Template, TemplateCapabilities
 from pyctl.errors import RequestError
 from pyctl.image_file import ImageFile
 from pyctl.limit import limit
+from pyctl.text import n_common
 
 __all__ = ["Continue", "RenderedChat", "Renderer", "check_messages", "fit_messages", "unreadable"]
 
@@ -262,7 +263,8 @@ class Renderer:
         self._start_texts = start_texts
         self._variables = {"enable_thinking": True, **variables}
         self._bos = template.bos_token if strip_bos else ""
-        self.marks = marks if self._has_header() else ReplayMarks(Replay("off"), ())
+        self.marks = marks if self._has_start(_said("user"), _said("assistant")) else ReplayMarks(Replay("off"), ())
+        self._marks_replies = self._has_start(_said("user"))
 
     def render(
         self,
@@ -315,7 +317,9 @@ class Renderer:
         if continues is not None:
             return self._continue(messages, continues, tools, variables)
         text = self._text(messages, tools, variables, add_header)
-        open_reasoning = self._open_reasoning(text) if add_header else ""
+        is_open = add_header and text.rstrip().endswith(self._tags.open)
+        _, tag, blanks = (self._header(text, messages, tools, variables) if is_open else "").rpartition(self._tags.open)
+        open_reasoning = tag + blanks if tag else ""
         part: ReplyPart = "reasoning" if open_reasoning else "start"
         return RenderedChat(text, reply_part=part, open_reasoning=open_reasoning, begun=open_reasoning)
 
@@ -357,28 +361,36 @@ class Renderer:
         if _GAP not in text:
             raise RequestError("this chat template cannot continue an assistant message")
         text = text[: text.rindex(_GAP)]
-        header = self._header(text)
+        header = self._header(text, messages[:-1], tools, variables)
         at = header.find(self._tags.open)
         return RenderedChat(text + content, content, "content", begun=(header[at:] if at >= 0 else "") + content)
 
-    def _has_header(self) -> bool:
-        """Whether a message of the assistant begins with one of the tokens, and not where the user's ends."""
+    def _has_start(self, *messages: dict[str, Any]) -> bool:
+        """Whether one of the tokens stands between two messages, or between a single one and its reply."""
         try:
-            text = self._text([_said("user"), _said("assistant")], None, self._variables, False)
+            parts = self._text(messages, None, self._variables, len(messages) == 1).split(_GAP)
         except RequestError:
             return False
-        between = text[text.find(_GAP) + len(_GAP) : max(text.rfind(_GAP), 0)]
-        return any(start in between for start in self._start_texts)
+        return len(parts) > len(messages) and any(start in parts[1] for start in self._start_texts)
 
-    def _open_reasoning(self, text: str) -> str:
-        """The reasoning block that a generation header leaves open, with its tag; empty if it leaves none."""
-        header = self._header(text)
-        at = header.rfind(self._tags.open)
-        return header[at:] if at >= 0 and not header[at + len(self._tags.open) :].strip() else ""
-
-    def _header(self, text: str) -> str:
-        """The last message of ``text``, as far as it goes; all of it where no token begins a message."""
-        return text[max((text.rfind(start) for start in self._start_texts), default=-1) + 1 :]
+    def _header(
+        self,
+        text: str,
+        before: Sequence[dict[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any],
+    ) -> str:
+        """What ``text`` has of the reply after the messages ``before``: all from the last token on that begins a
+        message, or what a rendering of them alone does not have."""
+        if self._marks_replies:
+            return text[max((text.rfind(start) for start in self._start_texts), default=-1) + 1 :]
+        try:
+            said = self._text(before, tools, variables, False) if before and self._tags.open in text else ""
+        except RequestError:
+            said = ""
+        if text.startswith(said):
+            return text.removeprefix(said)
+        return text[max(n_common(text, said) - len(self._tags.open) + 1, 0) :]  # which may have cut the tag
 
 
 def _said(role: str) -> dict[str, Any]:

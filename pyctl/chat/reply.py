@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from pyctl.chat.cached_tokenizer import Tokenizer
+from pyctl.reasoning import ReasoningLimit
 from pyctl.text import overlap
 
 __all__ = [
@@ -17,11 +18,11 @@ __all__ = [
     "ParsedReply",
     "ReasoningSplitter",
     "ReasoningTags",
-    "ReasoningTokens",
     "ReplyDelta",
     "ReplyParser",
     "ReplyPart",
     "ReplySplitter",
+    "reasoning_limit",
 ]
 
 
@@ -79,28 +80,21 @@ SEED = ReasoningTags("<seed:think>", "</seed:think>")
 BRACKETS = ReasoningTags("[THINK]", "[/THINK]")
 
 
-@dataclass(frozen=True)
-class ReasoningTokens:
-    """Token ids by which reasoning is limited: at most ``n_tokens`` from a ``start`` on until one of ``ends``; then
-    ``forced`` follows, whatever the model says. ``read`` is what the prompt holds already of it, its start included.
+def reasoning_limit(
+    tokenizer: Tokenizer, tags: ReasoningTags, n_tokens: int, *, message: str, read: str, recurs: bool
+) -> ReasoningLimit:
+    """At most ``n_tokens`` of reasoning between ``tags``; then ``message`` and the first of the ends are forced.
+
+    ``read`` is text of the prompt that opens a block.
     """
 
-    n_tokens: int
-    start: tuple[int, ...]
-    ends: tuple[tuple[int, ...], ...]
-    forced: tuple[int, ...]
-    read: tuple[int, ...] = ()
+    def ids(text: str) -> tuple[int, ...]:
+        return tuple(tokenizer.tokenize(text, add_special=False, parse_special=True)) if text else ()
 
-    @classmethod
-    def of(
-        cls, tokenizer: Tokenizer, n_tokens: int, start: str, ends: Sequence[str], message: str = "", read: str = ""
-    ) -> ReasoningTokens:
-        """The ids of these texts; what is forced is ``message`` and the first of ``ends``."""
-
-        def ids(text: str) -> tuple[int, ...]:
-            return tuple(tokenizer.tokenize(text, add_special=False, parse_special=True)) if text else ()
-
-        return cls(n_tokens, ids(start), tuple(map(ids, ends)), (*ids(message), *ids(ends[0])), ids(read))
+    marks = {token for tag in (tags.open, *tags.ends) for token in ids(tag)}
+    texts = {token: tokenizer.piece(token) for token in marks if not tokenizer.piece(token, special=False)}
+    forced = (*ids(message), *ids(tags.ends[0]))
+    return ReasoningLimit(n_tokens, tags.open, tags.ends, forced, ids(read), texts, recurs)
 
 
 class ReasoningSplitter:

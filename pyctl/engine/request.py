@@ -12,9 +12,9 @@ from pyctl.cache import DiskPolicy, RequestStats, Source
 from pyctl.engine.pool import StreamCounts
 from pyctl.engine.sampling import Sampling
 from pyctl.engine.selection import Pins
-from pyctl.engine.stream import ReasoningLimit
 from pyctl.errors import EngineError, PyctlError
 from pyctl.prompt import Prompt
+from pyctl.reasoning import ReasoningLimit
 
 __all__ = [
     "Done",

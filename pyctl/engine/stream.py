@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import codecs
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 
-__all__ = ["LineLimits", "ReasoningBudget", "ReasoningLimit", "TextStream", "ends_within_character"]
+from pyctl.reasoning import ReasoningLimit
+
+__all__ = ["LineLimits", "ReasoningBudget", "TextStream"]
 
 
 class TextStream:
@@ -101,11 +102,6 @@ class _Stops:
         return self._next[state][letter]
 
 
-def ends_within_character(data: bytes) -> bool:
-    """Whether ``data`` ends with an incomplete UTF-8 character."""
-    return codecs.utf_8_decode(data[-3:], "ignore", False)[1] < len(data[-3:])
-
-
 class LineLimits:
     """Limits on the lines of a reply; ``ended`` is true once a limit has ended it.
 
@@ -135,32 +131,22 @@ class LineLimits:
         return text
 
 
-@dataclass(frozen=True)
-class ReasoningLimit:
-    """At most ``n_tokens`` between ``start`` and one of ``ends``; at the limit, the tokens ``forced`` are generated.
-
-    All are token ids. ``read`` are tokens of a reasoning block that the prompt already opens.
-    """
-
-    n_tokens: int
-    start: tuple[int, ...]
-    ends: tuple[tuple[int, ...], ...]
-    forced: tuple[int, ...]
-    read: tuple[int, ...] = ()
-
-
 class ReasoningBudget:
-    """Enforces a `ReasoningLimit`: call `next` before each token and `saw` after it. Each block has the full limit.
+    """Enforces a `ReasoningLimit`: call `next` before each token and `saw` after it; ``piece`` returns a token's bytes.
 
-    The end is never forced within a character; ``piece`` returns the bytes of a token.
+    Tags are looked for in the text, as a tokenizer may join their last letters with what follows. A token that reaches
+    beyond the start counts. The end is never forced within a character.
     """
 
     def __init__(self, limit: ReasoningLimit, piece: Callable[[int], bytes]) -> None:
         self._limit = limit
         self._piece = piece
         self._left = -1  # tokens until the end is forced, -1 outside of a block
+        self._is_over = False
         self._forced: list[int] = []
-        self._last: list[int] = []
+        self._text = ""  # the last letters, of which a tag may consist
+        self._rest = b""  # of a character
+        self._n_letters = max(map(len, limit.ends)) - 1
         for token in limit.read:
             self.saw(token)
 
@@ -171,30 +157,48 @@ class ReasoningBudget:
 
     def next(self) -> int | None:
         """Return the token to force now, None for any."""
-        if self._left == 0 and not self._forced and not ends_within_character(self._bytes()):
+        if self._left == 0 and not self._forced and not self._rest:
             self._forced = list(self._limit.forced)
         return self._forced[0] if self._forced else None
 
     def saw(self, token: int) -> None:
         """Record the generated ``token``."""
-        self._last = [*self._last[-self._window() :], token]
+        if self._is_over:
+            return
         if self._forced:
             del self._forced[0]
             if not self._forced:
-                self._left = -1
-        elif self._left < 0:
-            if self._ends_in(self._limit.start):
-                self._left, self._last = self._limit.n_tokens, []
-        elif any(self._ends_in(end) for end in self._limit.ends):
-            self._left = -1
+                self._leave("")
+            return
+        data = self._rest + (self._limit.texts.get(token) or self._piece(token))
+        text, used = codecs.utf_8_decode(data, "replace", False)
+        self._text, self._rest = self._text + text, data[used:]
+        if self._left < 0 and not self._enters():
+            return
+        ends = ((at, end) for end in self._limit.ends if (at := self._text.find(end)) >= 0)
+        at, end = min(ends, default=(-1, ""))
+        if end:
+            self._leave(self._text[at + len(end) :])
         else:
             self._left = max(self._left - 1, 0)
+            self._text = self._text[max(len(self._text) - self._n_letters, 0) :]
 
-    def _window(self) -> int:
-        return max(len(self._limit.start), *map(len, self._limit.ends), 4)
+    def _enters(self) -> bool:
+        """Whether the last token is within a block; one that ends with the start has begun it."""
+        start = self._limit.start
+        if self._limit.recurs:
+            _, tag, behind = self._text.partition(start)
+            found = bool(tag)
+            self._text = behind if found else self._text[max(len(self._text) - len(start) + 1, 0) :]
+        else:
+            self._text = self._text.lstrip()
+            found = self._text.startswith(start)
+            self._is_over = not found and not start.startswith(self._text)
+            self._text = self._text.removeprefix(start)
+        if found:
+            self._left = self._limit.n_tokens
+        return found and bool(self._text or self._rest)
 
-    def _ends_in(self, tokens: Sequence[int]) -> bool:
-        return bool(tokens) and tuple(self._last[-len(tokens) :]) == tuple(tokens)
-
-    def _bytes(self) -> bytes:
-        return b"".join(self._piece(token) for token in self._last)
+    def _leave(self, text: str) -> None:
+        """The block has ended, and ``text`` follows."""
+        self._left, self._text, self._is_over = -1, text, not self._limit.recurs

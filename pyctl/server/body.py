@@ -326,6 +326,7 @@ _MAX_BREAKER = limit(256, "one of the `dry_sequence_breakers`", "400", "request"
 _MAX_SAMPLERS = limit(32, "`samplers`", "400", "request")
 MOST_BIASES = limit(8_192, "`logit_bias`", "400", "request", "tokens")
 _MAX_END_TAGS = limit(16, "`reasoning_budget_end_tags`", "400", "request")
+_MAX_TAG = limit(256, "one of the reasoning tags that a raw prompt names", "400", "request", "characters")
 _MAX_BUDGET_MESSAGE = limit(4_096, "`reasoning_budget_message`", "400", "request", "characters")
 _MAX_PINS = limit(64, "`kv_pin`, ranges of a request", "400", "request")
 _MAX_NAMES = limit(256, "`response_fields`, and adapters in `lora`", "400", "request")
@@ -362,7 +363,14 @@ def _stops(value: Any, name: str) -> tuple[str, ...]:
 def _end_tags(value: Any, name: str) -> tuple[str, ...]:
     tags = strings(value, name)
     at_most(_MAX_END_TAGS, len(tags), name)
+    at_most(_MAX_TAG, max(map(len, tags), default=0), name, "characters each")
     return tags
+
+
+def _start_tag(value: Any, name: str) -> str:
+    tag = string(value, name)
+    at_most(_MAX_TAG, len(tag), name, "characters")
+    return tag
 
 
 def _budget_message(value: Any, name: str) -> str:
@@ -545,7 +553,7 @@ class CompletionBody(GenerationBody, frozen=True):
 
     prompt: Any = None
     n_probs: Annotated[int, _count_or_switch, Names("n_probs", "logprobs")] = 0
-    reasoning_start: Annotated[str, Names("reasoning_budget_start_tag")] = ""
+    reasoning_start: Annotated[str, _start_tag, Names("reasoning_budget_start_tag")] = ""
     reasoning_ends: Annotated[
         tuple[str, ...], _end_tags, Names("reasoning_budget_end_tags", "reasoning_budget_end_tag")
     ] = ()

@@ -14,16 +14,16 @@ from pyctl.chat.cached_tokenizer import Tokenizer
 from pyctl.chat.chat_format import ChatRequest, PreparedChat, ReasoningFormat
 from pyctl.chat.constraint import Constraint, json_constraint
 from pyctl.chat.rendering import Continue
-from pyctl.chat.reply import ReasoningSplitter, ReasoningTokens, ReplySplitter
+from pyctl.chat.reply import ReasoningSplitter, ReasoningTags, ReplySplitter, reasoning_limit
 from pyctl.convert import INT32_MAX
 from pyctl.engine.backend import EngineInfo
 from pyctl.engine.request import Request
 from pyctl.engine.sampling import RANDOM_SEED, Sampling
 from pyctl.engine.selection import Pins
-from pyctl.engine.stream import ReasoningLimit
 from pyctl.errors import ContextSizeError, NotSupportedError, RequestError
 from pyctl.image_file import ImageFile
 from pyctl.prompt import Prompt
+from pyctl.reasoning import ReasoningLimit
 from pyctl.server import REASONING_FORMATS
 from pyctl.server.body import (
     LETTERS_PER_TOKEN,
@@ -69,7 +69,7 @@ def prepare(service: Service, body: AnyBody, fetched: Fetched = NOTHING) -> list
             cache_prompt=settings.cache_prompt if body.cache_prompt is None else body.cache_prompt,
             disk_policy=_disk_policy(service, body),
             return_progress=body.options.stream,  # what a stream's headers wait for is the first of these
-            reasoning=_limit(asked.reasoning),
+            reasoning=asked.reasoning,
             seq=body.seq % info.n_seqs if body.seq >= 0 else -1,
             n_indent=body.n_indent,
             max_ms=max(body.max_ms, 0),
@@ -177,7 +177,7 @@ class _Asked:
     prompt: Prompt
     text: str
     constraint: Constraint | None = None
-    reasoning: ReasoningTokens | None = None
+    reasoning: ReasoningLimit | None = None
     chat: PreparedChat | None = None
 
 
@@ -226,14 +226,14 @@ def _raw_constraint(body: CompletionBody) -> Constraint | None:
         raise RequestError(f"Field 'json_schema': JSON schema conversion failed: {error}") from error
 
 
-def _raw_reasoning(service: Service, body: CompletionBody) -> ReasoningTokens | None:
+def _raw_reasoning(service: Service, body: CompletionBody) -> ReasoningLimit | None:
     ends = [tag for tag in body.reasoning_ends if tag]
     if body.reasoning_budget < 0 or not body.reasoning_start or not ends:
         return None
+    tags = ReasoningTags(body.reasoning_start, ends[0], tuple(ends[1:]))
     message, read = body.reasoning_budget_message or "", body.generation_prompt
-    return ReasoningTokens.of(
-        service.tokenizer, body.reasoning_budget, body.reasoning_start, ends, message=message, read=read
-    )
+    _refuse_long(service, read)
+    return reasoning_limit(service.tokenizer, tags, body.reasoning_budget, message=message, read=read, recurs=True)
 
 
 def _pins(service: Service, body: GenerationBody, prompt: Prompt) -> Pins:
@@ -248,12 +248,6 @@ def _pins(service: Service, body: GenerationBody, prompt: Prompt) -> Pins:
 def _disk_policy(service: Service, body: GenerationBody) -> DiskPolicy:
     default = service.disk_policy
     return default if body.prefix_cache is None else DiskPolicy.of_request(body.prefix_cache, default)
-
-
-def _limit(reasoning: ReasoningTokens | None) -> ReasoningLimit | None:
-    if reasoning is None:
-        return None
-    return ReasoningLimit(reasoning.n_tokens, reasoning.start, reasoning.ends, reasoning.forced, reasoning.read)
 
 
 def _continues(value: Any) -> Continue | None:

@@ -33,6 +33,8 @@ WANTED = (
     "ggml/src/ggml-rpc/ggml-rpc.cpp",
     "ggml/src/ggml-rpc/transport.cpp",
     "ggml/src/ggml-rpc/transport.h",
+    "models/ggml-vocab-llama-bpe.gguf",
+    "models/ggml-vocab-qwen2.gguf",
     "models/ggml-vocab-qwen35.gguf",
     "models/templates/*.jinja",
     "tools/server/README.md",

@@ -16,9 +16,9 @@ from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, Failed, Piece
 from pyctl.engine.sampling import Sampling
-from pyctl.engine.stream import ReasoningLimit
 from pyctl.llama import LlamaBackend, Loaded
 from pyctl.prompt import Prompt
+from pyctl.reasoning import ReasoningLimit
 from tests.unit.engine.draft.guesses import Continuing, Guesses
 from tests.unit.engine.drive import request
 from tests.unit.engine.single_precision import F32_ROWS
@@ -48,7 +48,7 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
     },
     "budget": {
         "sampling": Sampling(temperature=0.8, seed=6, ignore_eos=True),
-        "reasoning": ReasoningLimit(9, (100,), ((101,),), (102, 103, 104, 101), read=(100,)),
+        "reasoning": ReasoningLimit(9, "<", (">",), (102, 103, 104, 101), (100,), {100: b"<", 101: b">"}),
     },
     "limit": {"sampling": Sampling(temperature=0.0, ignore_eos=True), "max_tokens": 18},
 }

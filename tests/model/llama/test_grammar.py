@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +21,11 @@ from pyctl.engine.handle import RequestHandle
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.request import Piece
 from pyctl.engine.sampling import Sampling
-from pyctl.engine.stream import ReasoningLimit
 from pyctl.errors import RequestError, UnavailableError
 from pyctl.llama import Loaded, load
 from pyctl.llama.grammar import Grammar, GrammarCompiler
 from pyctl.prompt import Prompt, as_tokens
+from pyctl.reasoning import ReasoningLimit
 from tests.effort import examples
 from tests.unit.engine.drive import Reply, ask, request
 
@@ -265,8 +264,8 @@ def test_a_lazy_constraint_binds_from_its_trigger_on(model: Loaded) -> None:
 def test_what_is_forced_is_read_by_the_constraint(model: Loaded) -> None:
     constraint = reply_constraint({"type": "boolean"}, THINK, "reasoning")
     (close,) = model.tokenizer.tokenize("</think>")
-    limit = ReasoningLimit(5, (), ((close,),), (close,), tuple(model.tokenizer.tokenize("<think>")))
-    limit = replace(limit, start=limit.read)
+    read, texts = tuple(model.tokenizer.tokenize("<think>")), {close: b"</think>"}
+    limit = ReasoningLimit(5, "<think>", ("</think>",), (close,), read, {**texts, read[-1]: b"<think>"})
     prompt = Prompt(as_tokens(model.tokenizer.tokenize("Say:<think>")))
     engine = Engine(model.backend, RamCache(0, 0), EngineSettings())
     sampling = Sampling(seed=1, logit_bias=((close, -1e9),), **bound(constraint))

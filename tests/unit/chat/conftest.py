@@ -1,7 +1,8 @@
-"""The real vocabulary and chat template of the Qwen3.5 family, from the unpacked sources of llama.cpp."""
+"""Real vocabularies and chat templates, from the unpacked sources of llama.cpp."""
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,13 @@ def qwen_template() -> str:
 
 @pytest.fixture(scope="session")
 def qwen_tokenizer() -> Tokenizer:
-    path = unpacked("ggml-vocab-qwen35.gguf")
+    return tokenizer_of("qwen35")
+
+
+@cache
+def tokenizer_of(name: str) -> Tokenizer:
+    """The tokenizer of one of llama.cpp's vocabularies."""
+    path = unpacked(f"ggml-vocab-{name}.gguf")
     api = pytest.importorskip("llama_cpp.llama_cpp")
     from pyctl.llama.llama_tokenizer import LlamaTokenizer
 

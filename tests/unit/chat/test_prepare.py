@@ -6,9 +6,10 @@ import pytest
 
 from pyctl.chat.chat_format import ChatFormat
 from pyctl.chat.constraint import Constraint
-from pyctl.chat.reply import ReasoningTokens, ReplyDelta
+from pyctl.chat.reply import ReplyDelta
 from pyctl.chat.template import Template
 from pyctl.errors import RequestError
+from pyctl.reasoning import ReasoningLimit
 from tests.unit.chat import toy
 from tests.unit.chat.conftest import unpacked
 from tests.unit.chat.toy import prepare
@@ -88,17 +89,17 @@ def test_what_is_wrong_with_a_constraint_is_said_when_it_is_asked_for(thinking: 
 
 def test_the_tokens_of_a_reasoning_budget(thinking: ChatFormat, qwen_template: str) -> None:
     ids = toy.chatml_tokenizer().tokenize
-    assert prepare(thinking, HI, reasoning_budget=3, reasoning_budget_message="So:").reasoning == ReasoningTokens(
-        3, (258,), ((259,), (260,)), (*b"So:", 259), tuple(ids("<think>\n"))
-    )
+    ends, texts = ("</think>", "<tool_call>"), {258: b"<think>", 259: b"</think>", 260: b"<tool_call>"}
+    limited = prepare(thinking, HI, reasoning_budget=3, reasoning_budget_message="So:").reasoning
+    assert limited == ReasoningLimit(3, "<think>", ends, (*b"So:", 259), tuple(ids("<think>\n")), texts)
     newer = ChatFormat(Template(qwen_template), toy.chatml_tokenizer())
     qwen = prepare(newer, HI, reasoning_budget=0).reasoning
     assert qwen is not None
-    assert (qwen.ends[0], qwen.forced) == ((10, 259), (10, 259))  # the tag has a line of its own
+    assert (qwen.ends[0], qwen.forced) == ("\n</think>", (10, 259))  # the tag has a line of its own
     older = ChatFormat(Template(unpacked("templates/Qwen-Qwen3-0.6B.jinja").read_text()), toy.chatml_tokenizer())
     three = prepare(older, HI, reasoning_budget=0).reasoning
     assert three is not None
-    assert (three.ends, three.read) == (((259,), (260,)), ())
+    assert (three.ends, three.read) == (ends, ())
     continued = prepare(
         thinking, [*HI, {"role": "assistant", "content": "", "reasoning_content": "I"}], reasoning_budget=1
     )

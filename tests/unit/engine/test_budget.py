@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from pyctl.cache.ram import RamCache
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.stream import ReasoningBudget, ReasoningLimit
+from pyctl.engine.stream import ReasoningBudget
 from pyctl.prompt import Prompt
+from pyctl.reasoning import ReasoningLimit
 from tests.fake import FakeBackend
 from tests.unit.engine.drive import ask, cold
 
@@ -18,7 +19,7 @@ OPEN, CLOSE, NEWLINE = 101, 102, 10
 
 
 def limit(n: int, read: tuple[int, ...] = (OPEN,), forced: tuple[int, ...] = (NEWLINE, CLOSE)) -> ReasoningLimit:
-    return ReasoningLimit(n, (OPEN,), ((CLOSE,), (7, 8)), forced, read)
+    return ReasoningLimit(n, "e", ("f", "\7\x08"), forced, read, recurs=True)
 
 
 def letters(token: int) -> bytes:
@@ -90,7 +91,7 @@ def test_forced_tokens_are_evaluated_like_any_other() -> None:
     """The sequence afterwards holds what a prompt with the same tokens would make of it."""
     backend = FakeBackend()
     prompt = Prompt.of([*range(1, 50), 5], [])
-    reasoning = ReasoningLimit(4, (5,), ((9,),), (9, 3), (5,))
+    reasoning = ReasoningLimit(4, "<", (">",), (9, 3), (5,), {5: b"<", 9: b">"})
     reply = ask(Engine(backend, RamCache(0, 0), EngineSettings()), prompt, 12, reasoning=reasoning)
     free = cold(FakeBackend(), prompt, 12).tokens
     assert reply.tokens[:4] == free[:4]

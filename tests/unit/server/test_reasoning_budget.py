@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pyctl.engine.stream import ReasoningLimit
+from pyctl.reasoning import ReasoningLimit
 from pyctl.server import ReplySettings
 from tests.unit.chat.toy import chatml_tokenizer
 from tests.unit.server.fake import HI, Bench, play
@@ -14,6 +14,7 @@ from tests.unit.server.parts import OPENED
 
 SPECIAL = chatml_tokenizer().special_tokens()
 THINK, END, CALL, LINE = SPECIAL["<think>"], SPECIAL["</think>"], SPECIAL["<tool_call>"], 10
+TEXTS = {THINK: b"<think>", END: b"</think>", CALL: b"<tool_call>"}
 
 
 def limit_of(
@@ -45,7 +46,8 @@ def test_fields(fields: dict[str, Any], n_tokens: int | None) -> None:
 def test_the_servers_own_budget_is_the_default() -> None:
     replies = ReplySettings(reasoning_budget=9, reasoning_budget_message="So:")
     limit = limit_of(replies)
-    assert limit == ReasoningLimit(9, (THINK,), ((END,), (CALL,)), (*b"So:", END), (THINK, LINE))
+    ends = ("</think>", "<tool_call>")
+    assert limit == ReasoningLimit(9, "<think>", ends, (*b"So:", END), (THINK, LINE), TEXTS)
     assert limit_of(replies, reasoning_budget_message="").forced == (END,)
     assert limit_of(replies, reasoning_budget_tokens=2).n_tokens == 2
     assert limit_of(replies, path="/completion") is None, "a raw prompt names no tags"
@@ -64,7 +66,8 @@ def test_reasoning_that_goes_on_counts_what_is_there() -> None:
 def test_a_raw_prompt_names_its_tags() -> None:
     tags = {"reasoning_budget_start_tag": "<think>", "reasoning_budget_end_tag": "</think>"}
     limit = limit_of(path="/completion", reasoning_budget_tokens=3, generation_prompt="<think>", **tags)
-    assert limit == ReasoningLimit(3, (THINK,), ((END,),), (END,), (THINK,))
+    texts = {THINK: b"<think>", END: b"</think>"}
+    assert limit == ReasoningLimit(3, "<think>", ("</think>",), (END,), (THINK,), texts, recurs=True)
 
 
 def test_qwens_newer_form_ends_on_a_line_of_its_own() -> None:
@@ -75,4 +78,4 @@ def test_qwens_newer_form_ends_on_a_line_of_its_own() -> None:
     bench = Bench(play("x"), template=OPENED.replace("{%- endfor -%}", call, 1))
     bench.chat(reasoning_budget_tokens=4)
     limit = bench.worker.requests[0].reasoning
-    assert (limit.ends, limit.forced) == (((LINE, END), (END,), (CALL,)), (LINE, END))
+    assert (limit.ends, limit.forced) == (("\n</think>", "</think>", "<tool_call>"), (LINE, END))

@@ -16,8 +16,8 @@ from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.sampling import Sampling
-from pyctl.engine.stream import ReasoningLimit
 from pyctl.prompt import Prompt
+from pyctl.reasoning import ReasoningLimit
 from tests.effort import examples
 from tests.unit.engine.draft.guesses import Continuing, Guesses, RememberingBackend
 from tests.unit.engine.drive import Reply, ask, cold, collect
@@ -25,7 +25,7 @@ from tests.unit.engine.test_scheduler import check_at_rest, prompt_of, run, subm
 
 ENDLESS = Sampling(temperature=0.0, ignore_eos=True)
 ENDING = Sampling(temperature=0.0)
-BUDGET = ReasoningLimit(4, (7,), ((8,), (9, 11)), (21, 22, 23), read=(7,))
+BUDGET = ReasoningLimit(4, "<", (">", "jl"), (21, 22, 23), (7,), {7: b"<", 8: b">"}, recurs=True)
 N_CTX = 512
 PROMPTS = tuple(prompt_of(seed, 60 + 40 * seed, head=50 * (seed % 2)) for seed in range(6))
 

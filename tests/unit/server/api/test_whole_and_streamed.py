@@ -1,0 +1,57 @@
+"""A reply says the same in all APIs, whole and streamed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.unit.chat import toy
+from tests.unit.server.fake import HI, Bench, events, play
+from tests.unit.server.parts import named_events
+
+CHAT, MESSAGES, RESPONSES, OLLAMA = "/v1/chat/completions", "/v1/messages", "/v1/responses", "/api/chat"
+
+
+def lines_of(body: bytes) -> list[Any]:
+    return [msgspec.json.decode(line) for line in body.splitlines()]
+
+
+def parts(bench: Bench, path: str, stream: bool, **fields: Any) -> tuple[str, str]:
+    """The reasoning and the content of a reply."""
+    body = {"input" if path == RESPONSES else "messages": HI, "max_tokens": 99, "stream": stream, **fields}
+    response = bench.post(path, body)
+    assert response.status_code == 200, response.text
+    if path == CHAT:
+        key = "delta" if stream else "message"
+        chunks = events(response.content)[:-1] if stream else [response.json()]
+        said = [choice[key] for chunk in chunks for choice in chunk["choices"]]
+        return tuple("".join(each.get(name) or "" for each in said) for name in ("reasoning_content", "content"))
+    if path == OLLAMA:
+        said = [chunk["message"] for chunk in lines_of(response.content)]
+        return tuple("".join(each.get(name, "") for each in said) for name in ("thinking", "content"))
+    if path == MESSAGES:
+        blocks = [event.get("delta", {}) for event in named_events(response.content)] if stream else []
+        blocks = blocks or response.json()["content"]
+        return tuple("".join(each.get(name, "") for each in blocks) for name in ("thinking", "text"))
+    output = (named_events(response.content)[-1]["response"] if stream else response.json())["output"]
+    found = {item["type"]: "".join(part["text"] for part in item["content"]) for item in output}
+    return found.get("reasoning", ""), found.get("message", "")
+
+
+TURNS = "{%- for m in messages -%}{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>' -}}{%- endfor -%}"
+OPENED = "{%- if add_generation_prompt -%}{{- '<think>\\n' -}}{%- endif -%}"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES, OLLAMA])
+@pytest.mark.parametrize("template", [toy.PLAIN + OPENED.replace("<think>", "Helper: <think>"), TURNS + OPENED])
+def test_reasoning_that_the_header_opens_is_reasoning(template: str, path: str, stream: bool) -> None:
+    bench = Bench(play("Hm, so", ".\n</th", "ink>\n\nYe", "s."), template=template)
+    thinks = {"thinking": {"type": "enabled", "budget_tokens": 1024}} if path == MESSAGES else {}
+    assert parts(bench, path, stream, **thinks) == ("Hm, so.\n", "Yes.")
+    special = bench.tokenizer.special_tokens()
+    assert not {special["<think>"], special["</think>"]} & set(bench.service.chat.starts)
+    bench.chat(reasoning_budget_tokens=2)
+    assert bench.worker.requests[-1].reasoning.read == (special["<think>"], ord("\n"))
