@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -333,8 +334,7 @@ class PreparedChat:
                 text = text.removeprefix(opening)
                 message["content"] = echo.content + reply.content.removeprefix(opening)
             if header:
-                known = any(self._text_of(tokens, special) == text for special in (False, True))
-                marks.replay.remember(message, rendered.place, header, text, as_tokens(tokens) if known else None)
+                marks.replay.remember(message, rendered.place, header, text, self._tokens_of(text, tokens))
             if on_reply is not None:
                 on_reply(message)
 
@@ -357,8 +357,17 @@ class PreparedChat:
             return None
         return self._chat.bound_calls.constraint(tools, self._begins(), schema, prefill)
 
-    def _text_of(self, tokens: Sequence[int], special: bool) -> str:
-        return self._chat.tokenizer.detokenize(tokens, special=special).decode("utf-8", "replace")
+    def _tokens_of(self, text: str, tokens: list[int]) -> Tokens | None:
+        """``tokens`` without those of a character that is cut at the end; None if their text is another."""
+        tokenizer = self._chat.tokenizer
+        for special in (False, True):
+            data = tokenizer.detokenize(tokens, special=special)
+            whole, n = codecs.utf_8_decode(data, "replace", False)
+            if whole == text:
+                while n < len(data):
+                    data = data.removesuffix(tokenizer.piece(tokens.pop(), special=special))
+                return as_tokens(tokens) if n == len(data) else None
+        return None
 
 
 def _next(last: Mapping[str, Any], text: str) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ save steps and never change the reply.
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Generator
 from types import TracebackType
 from typing import NamedTuple
@@ -66,6 +67,8 @@ class Generation:
         self._token = 0
         self._unsent: list[int] = []
         self._probs: list[TopTokens] = []
+        self._starts: list[int] = []  # of these tokens in the reply, in letters
+        self._n_sent = 0  # letters
 
     @property
     def stopping_word(self) -> str:
@@ -118,8 +121,6 @@ class Generation:
                 seq.append_one(token)
             sure = self._match(verify, learn) if verify.drafts else (self._next(verify.output),)
         rest = self._text.flush() if self._lines is None or not self._lines.ended else ""
-        if self._text.stopping_word:
-            self.stop_type = "word"
         if rest or self._unsent:
             self._send(rest)
 
@@ -166,6 +167,7 @@ class Generation:
             return token
         self._unsent.append(token)
         if self._request.n_probs:
+            self._starts.append(self._n_sent + self._text.n_held)
             self._probs.append(self._top_tokens(sampler, index, token))
         text, shown = self._text, self._request.control_texts.get(token)
         final = text.feed(self._piece(token) if shown is None else shown)
@@ -202,5 +204,8 @@ class Generation:
         return self._evaluator.top_tokens(index, token, n)
 
     def _send(self, text: str) -> None:
-        self._handle.hold(Piece(text, tuple(self._unsent), tuple(self._probs)))
-        self._unsent, self._probs = [], []
+        self._n_sent += len(text)
+        is_cut = self._text.stopping_word or (self._lines is not None and self._lines.ended)
+        n_probs = bisect_left(self._starts, self._n_sent) if is_cut else len(self._probs)
+        self._handle.hold(Piece(text, tuple(self._unsent), tuple(self._probs[:n_probs])))
+        self._unsent, self._probs, self._starts = [], [], []

@@ -32,14 +32,14 @@ class TextStream:
         self._rest = data[used:]
         return self._release(text) if self._stop else text
 
+    @property
+    def n_held(self) -> int:
+        """Letters that are withheld."""
+        return len(self._held)
+
     def flush(self) -> str:
-        """Return the withheld text at the end of the reply. An incomplete character becomes U+FFFD."""
-        text = self._rest.decode("utf-8", "replace")
-        self._rest = b""
-        if not self._stop:
-            return text
-        text = self._release(text) + self._held
-        self._held = ""
+        """Return the withheld text at the end of the reply, without an incomplete character."""
+        text, self._held, self._rest = self._held, "", b""
         return text
 
     def _release(self, text: str) -> str:

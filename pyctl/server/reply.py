@@ -353,13 +353,6 @@ class Reply(ABC):
         """``probs`` as the OpenAI endpoints write them."""
         return {"content": probs_json(probs, self.service.tokenizer, self.request.sampling.post_sampling_probs)}
 
-    def kept_probs(self, done: Done) -> list[TopTokens]:
-        """The probabilities of the tokens in `text`: those of a stop string are left out, as far as can be told."""
-        if done.stop_type != "word":
-            return self.probs
-        n_stop = len(self.service.tokenizer.tokenize(done.stopping_word, add_special=False, parse_special=False))
-        return self.probs[: max(len(self.probs) - n_stop, 0)]
-
     def extras(self, progress: Progress | None = None) -> bytes:
         """``,"timings":...`` and ``,"prompt_progress":...`` for an event before the end, where they were asked for."""
         parts = b""

@@ -54,7 +54,7 @@ class NativeReply(Reply):
         tokens = self.tokens if self.options.return_tokens else []
         body = self._final(done, text, tokens, "\n" in text)
         if self.request.n_probs:
-            body["completion_probabilities"] = self.logprobs(self.kept_probs(done))["content"]
+            body["completion_probabilities"] = self.logprobs(self.probs)["content"]
         return self._chosen(body)
 
     def _chunk(self, piece: Piece, extras: bytes) -> bytes:
@@ -191,7 +191,8 @@ class ChatReply(_OpenAIReply):
         usage = b""
         if self.options.stream_options.include_usage:
             usage = frame(b'{"choices":[]' + self._tail + b',"usage":' + encode(self.usage(done)) + timings + b"}")
-        last = b'{"choices":[{"finish_reason":%s,"index":%d,"delta":{}}]' % (encode(self._finish(done)), self.index)
+        finish = encode(self._finish(done)), self.index, self._probs_json()
+        last = b'{"choices":[{"finish_reason":%s,"index":%d,"delta":{}%s}]' % finish
         return frames + frame(last + self._tail + (b"" if usage else timings) + b"}") + usage
 
     def whole(self, done: Done) -> dict[str, Any]:
@@ -200,7 +201,7 @@ class ChatReply(_OpenAIReply):
         self._called = "tool_calls" in message
         choice: dict[str, Any] = {"finish_reason": self._finish(done), "index": self.index, "message": message}
         if self.request.n_probs:
-            choice["logprobs"] = self.logprobs(self.kept_probs(done))
+            choice["logprobs"] = self.logprobs(self.probs)
         return self.body(choice, done)
 
     def _with_echo(self, delta: ReplyDelta) -> ReplyDelta:
@@ -238,9 +239,12 @@ class ChatReply(_OpenAIReply):
         frames = b"".join(self._chunk(part) for part in parts[:-1])
         if not parts:
             return frames
+        return frames + self._chunk(parts[-1], self._probs_json(), self.extras())
+
+    def _probs_json(self) -> bytes:
+        """The log-probabilities that are not sent yet, as a member of a choice."""
         probs, self._held_probs = self._held_probs, []
-        logprobs = b',"logprobs":' + encode(self.logprobs(probs)) if probs else b""
-        return frames + self._chunk(parts[-1], logprobs, self.extras())
+        return b',"logprobs":' + encode(self.logprobs(probs)) if probs else b""
 
     def _chunk(self, delta: bytes, logprobs: bytes = b"", extras: bytes = b"") -> bytes:
         return frame(self._before + delta + logprobs + b"}]" + self._tail + extras + b"}")
@@ -263,7 +267,7 @@ class TextReply(_OpenAIReply):
         return frame(encode(self.body(choice, done)))
 
     def whole(self, done: Done) -> dict[str, Any]:
-        logprobs = self.logprobs(self.kept_probs(done)) if self.request.n_probs else None
+        logprobs = self.logprobs(self.probs) if self.request.n_probs else None
         choice = {"text": self.text(), "index": self.index, "logprobs": logprobs, "finish_reason": _finish(done)}
         return self.body(choice, done)
 

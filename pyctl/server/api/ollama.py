@@ -318,6 +318,9 @@ class OllamaReply(EventReply):
         self._held_probs += piece.probs
         return super().piece_frames(piece)
 
+    def ended(self, done: Done) -> bytes:
+        return self.frames([*self._rest(), *self.close(done)])
+
     def keep(self, piece: Piece) -> None:
         self.probs.extend(piece.probs)
         super().keep(piece)
@@ -351,7 +354,7 @@ class OllamaReply(EventReply):
     def body(self, done: Done) -> dict[str, Any]:
         self._end_call(is_whole=done.stop_type != "limit")
         thinking, content = ("".join(parts) for parts in zip(*(delta[:2] for delta in self._deltas), strict=True))
-        logprobs = {"logprobs": self._logprobs(self.kept_probs(done))} if self.request.n_probs else {}
+        logprobs = {"logprobs": self._logprobs(self.probs)} if self.request.n_probs else {}
         return {**self._chunk(thinking, content, self._calls), **logprobs, **self._end(done)}
 
     def _chunk(self, thinking: str, content: str, calls: list[dict[str, Any]]) -> dict[str, Any]:

@@ -183,6 +183,13 @@ def test_tokens_that_say_something_else_are_not_kept() -> None:
     assert turn.prompt.tokens.tolist() == dialogue.chat.prompt_from_text(turn.text).tokens.tolist()
 
 
+def test_a_reply_that_is_cut_within_a_character_is_kept_without_the_part() -> None:
+    dialogue, text = Dialogue(toy.CHATML), "A <think>, caf"
+    said = dialogue.turn(HI, reply=text, tokens=[*text.encode(), 0xC3])
+    ids = prepare(dialogue.chat, [HI, said, HI], tools=[TOOL]).prompt.tokens.tolist()
+    assert ids[: len(dialogue.tokens)] == [*dialogue.tokens[:-1], toy.chatml_tokenizer().special_tokens()["<|im_end|>"]]
+
+
 @pytest.mark.parametrize("template", [toy.MISTRAL, toy.PLAIN, toy.LLAMA3.replace("<|start_header_id|>", "")])
 def test_nothing_is_replaced_where_no_token_begins_the_message(template: str) -> None:
     dialogue = Dialogue(template)

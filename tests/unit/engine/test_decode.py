@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -17,7 +18,7 @@ from pyctl.engine.draft.speculation import Speculation
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
-from pyctl.engine.request import Piece
+from pyctl.engine.request import Done, Piece
 from pyctl.engine.sampling import Sampling
 from pyctl.prompt import Prompt, Tokens
 from tests.effort import examples
@@ -229,3 +230,32 @@ def test_a_reply_that_is_cancelled_or_waits_tells_what_it_has() -> None:
     handles[0].cancel()
     engine.step()
     assert [len(collect(handle).tokens) for handle in handles] == n_given
+
+
+class Pieces(FakeBackend):
+    """Its tokens are several letters, parts of a character, or nothing."""
+
+    PIECES = (b"a", b"ab", b"\xc3", b"\xa9", b"bca", b"", b"c\xc3")
+
+    def piece(self, token: int) -> bytes:
+        return self.PIECES[token % len(self.PIECES)]
+
+
+@settings(deadline=None, max_examples=examples(60), derandomize=True)
+@given(
+    seed=st.integers(1, 50), stop=st.sampled_from(["ab", "b", "é", "ca", "aa", "\ufffd", "bcaé"]), n=st.integers(1, 60)
+)
+def test_tokens_that_begin_behind_a_stop_string_have_no_probabilities(seed: int, stop: str, n: int) -> None:
+    handle = RequestHandle(request(Prompt.of([seed, 5, 9], []), n, stop=(stop,), n_probs=1))
+    backend = Pieces()
+    engine = Engine(backend, RamCache(0, 0), EngineSettings())
+    engine.submit(handle)
+    while engine.step():
+        pass
+    *pieces, done = [event for event in handle.drain() if isinstance(event, Piece | Done)]
+    tokens = [token for piece in pieces for token in piece.tokens]
+    data = [b"".join(map(backend.piece, tokens[:k])) for k in range(len(tokens))]
+    starts = [len(codecs.utf_8_decode(each, "replace", False)[0]) for each in data]
+    size = len("".join(piece.text for piece in pieces))
+    begun = [start for start in starts if start < size or done.stop_type != "word"]
+    assert sum(len(piece.probs) for piece in pieces) == len(begun)

@@ -26,10 +26,12 @@ def test_utf8_survives_any_chunking(text: str, size: int) -> None:
     assert stream([data[i : i + size] for i in range(0, len(data), size)]) == (text, "")
 
 
-def test_half_a_character_is_held_back_and_replaced_at_the_end() -> None:
-    text = TextStream()
-    assert text.feed("é".encode()[:1]) == ""
-    assert text.flush() == "\ufffd"
+@pytest.mark.parametrize("stop", [(), ("x",)])
+@pytest.mark.parametrize("letter", ["é", "€", "🙂"])
+def test_half_a_character_is_held_back_and_left_out_at_the_end(letter: str, stop: tuple[str, ...]) -> None:
+    for size in range(1, len(letter.encode())):
+        assert stream([b"a", letter.encode()[:size]], *stop) == ("a", "")
+    assert stream([b"\xc3", b"a"], *stop) == ("\ufffda", ""), "what no end explains is shown"
 
 
 @given(

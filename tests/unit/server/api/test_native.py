@@ -84,9 +84,9 @@ def test_response_fields() -> None:
 
 
 def test_n_probs() -> None:
-    bench = Bench(play("a", "b", "c", probs=[-1.0, -2.0], stop="word", word="c"))
+    bench = Bench(play("a", "b", "c", probs=[-1.0, -2.0]))
     found = native(bench, n_probs=1)["completion_probabilities"]
-    assert [entry["token"] for entry in found] == ["a", "b"]  # that of the stop string is left out
+    assert [entry["token"] for entry in found] == ["a", "b", "c"]
     assert found[0]["top_logprobs"] == [{"id": 98, "token": "b", "bytes": [98], "logprob": -2.0}]
     *chunks, _ = bench.stream("/completion", {"prompt": "Once", "logprobs": 1})
     assert [len(chunk["completion_probabilities"]) for chunk in chunks] == [1, 1, 1]

@@ -55,3 +55,33 @@ def test_reasoning_that_the_header_opens_is_reasoning(template: str, path: str, 
     assert not {special["<think>"], special["</think>"]} & set(bench.service.chat.starts)
     bench.chat(reasoning_budget_tokens=2)
     assert bench.worker.requests[-1].reasoning.read == (special["<think>"], ord("\n"))
+
+
+def said(bench: Bench, path: str, stream: bool, **options: Any) -> tuple[str, int]:
+    """The text, and how many tokens have log-probabilities."""
+    options |= {"num_predict" if path == OLLAMA else "max_tokens": 30, "temperature": 0}
+    fields = {"options": options} if path == OLLAMA else options
+    asked = {"messages": HI} if path in (CHAT, OLLAMA) else {"prompt": "Hi"}
+    body = bench.post(path, {**asked, **fields, "logprobs": True, "n_probs": 1, "stream": stream}).content
+    chunks = [msgspec.json.decode(body)] if not stream else lines_of(body) if path == OLLAMA else events(body)
+    text, n_probs = "", 0
+    for choice in (choice for chunk in chunks if chunk != "[DONE]" for choice in chunk.get("choices", [chunk])):
+        message = choice.get("message") or choice.get("delta") or choice
+        text += message.get("content") or message.get("text") or ""
+        found = choice.get("logprobs") or choice.get("completion_probabilities") or []
+        n_probs += len(found["content"] if isinstance(found, dict) else found)
+    return text, n_probs
+
+
+@pytest.mark.parametrize("path", ["/completion", "/v1/completions", CHAT, OLLAMA])
+def test_log_probabilities_are_those_of_the_text(path: str) -> None:
+    """Each token of this model is one letter; those of a stop string have none."""
+    bench = Bench()
+    whole, n_probs = said(bench, path, False)
+    assert n_probs == len(whole) == 30
+    for n in (1, 2, 5):
+        stop = whole[7 : 7 + n]
+        at = whole.index(stop)
+        assert [said(bench, path, stream, stop=[stop]) for stream in (False, True)] == [(whole[:at], at)] * 2
+    bench = Bench(play("a", "", probs=[-1.0]))  # the second token has a part of a character
+    assert [said(bench, path, stream) for stream in (False, True)] == [("a", 2)] * 2
