@@ -191,6 +191,8 @@ class _Gaps:
         text = self._text(messages, gap, header) or ""
         tokens, *others = (self._tokenizer.tokenize(text + said) for said in _TEXTS)
         tokens = tokens[: min(n_common(tokens, other) for other in others)]
+        while tokens and not self._tokenizer.piece(tokens[-1]).strip():
+            tokens.pop()
         at = max((i for i, token in enumerate(tokens) if token in self._specials), default=len(tokens))
         return tuple(tokens[at:])
 

@@ -120,9 +120,10 @@ class Generation:
             for token in sure:
                 seq.append_one(token)
             sure = self._match(verify, learn) if verify.drafts else (self._next(verify.output),)
-        rest = self._text.flush() if self._lines is None or not self._lines.ended else ""
-        if rest or self._unsent:
-            self._send(rest)
+        is_cut = self._text.stopping_word or (self._lines is not None and self._lines.ended)
+        rest = self._text.flush() if not is_cut else ""
+        if rest or self._unsent or (self._probs and not is_cut):
+            self._send(rest, n_probs=0 if is_cut else len(self._probs))
 
     def _match(self, verify: Verify, learn: Callable[[int, int], None]) -> tuple[int, ...]:
         """Sample while tokens match the drafts, roll the other drafts back, and return the tokens to evaluate next."""
@@ -203,9 +204,10 @@ class Generation:
             return sampler.top_tokens(token, n)
         return self._evaluator.top_tokens(index, token, n)
 
-    def _send(self, text: str) -> None:
+    def _send(self, text: str, n_probs: int = 0) -> None:
+        """Send ``text``, with the probabilities of the tokens that it begins, or of ``n_probs``."""
         self._n_sent += len(text)
-        is_cut = self._text.stopping_word or (self._lines is not None and self._lines.ended)
-        n_probs = bisect_left(self._starts, self._n_sent) if is_cut else len(self._probs)
+        n_probs = n_probs or bisect_left(self._starts, self._n_sent)
         self._handle.hold(Piece(text, tuple(self._unsent), tuple(self._probs[:n_probs])))
-        self._unsent, self._probs, self._starts = [], [], []
+        self._unsent = []
+        del self._probs[:n_probs], self._starts[:n_probs]
