@@ -43,7 +43,10 @@ MIN_BATCH = 32
 RAW_PART = 8
 """In raw text, a batch ends at a line end once this part of the tokens before it is new."""
 
-RULES = (MIN_BATCH, RAW_PART)
+RAW_FILL = 4
+"""And once this part of a full batch is; batches of 32 tokens take a CPU half as long again."""
+
+RULES = (MIN_BATCH, RAW_PART, RAW_FILL)
 """The constants that determine batch ends, besides the tokens and the arguments of `batch_ends`."""
 
 
@@ -52,9 +55,9 @@ def batch_ends(prompt: Prompt, n_ubatch: int, min_batch: int = MIN_BATCH, batch_
 
     Batches have ``n_ubatch`` tokens at most. They also end where later prompts may part: always where the assistant
     begins, at the first boundary and at the edges of images; at other boundaries, and half a batch into the prompt, if
-    batches have ``batch_cost`` tokens on average then; in raw text at line ends a RAW_PART apart. A batch has at least
-    ``min_batch`` tokens, next to an image one. Nothing else enters, so a prompt that extends another has the same ends
-    in the shared part, except for the shorter one's very end.
+    batches have ``batch_cost`` tokens on average then; in raw text at line ends that are a RAW_PART, ``batch_cost`` and
+    a RAW_FILL of a batch apart. A batch has at least ``min_batch`` tokens, next to an image one. Nothing else enters,
+    so a prompt that extends another has the same ends in the shared part, except for the shorter one's very end.
     """
     n, boundaries, lines = len(prompt), prompt.boundaries, frozenset(prompt.line_ends)
     edges = {edge for picture in prompt.pictures for edge in (picture.start, picture.end) if edge}
@@ -70,7 +73,7 @@ def batch_ends(prompt: Prompt, n_ubatch: int, min_batch: int = MIN_BATCH, batch_
             spare = max(spare + n_ubatch - batch_cost, -batch_cost)  # what is missing is forgotten beyond one batch
             ends.append(last)
         n_new = stop - last
-        is_raw = stop in lines and RAW_PART * n_new >= last
+        is_raw = stop in lines and n_new >= max(n_ubatch // RAW_FILL, batch_cost, last / RAW_PART)
         pays = n_new >= min_batch and (is_raw or stop in sure or (stop not in lines and spare + n_new >= batch_cost))
         if pays or (n_new > 0 and stop in edges):
             spare = max(spare + n_new - batch_cost, -batch_cost)

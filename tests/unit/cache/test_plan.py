@@ -214,12 +214,14 @@ def raw(n: int, line: int, n_raw: int | None = None) -> Prompt:
 
 
 def test_raw_text_ends_batches_at_line_ends() -> None:
-    assert batch_ends(raw(74, 10), 512) == [40, 74]
-    assert batch_ends(raw(400, 10), 512) == [40, 80, 120, 160, 200, 240, 280, 320, 360, 400]
-    assert batch_ends(raw(4000, 10), 512)[-3:] == [3270, 3680, 4000], "an eighth of it is new"
+    assert batch_ends(raw(74, 10), 128) == [40, 74]
+    assert batch_ends(raw(400, 10), 160) == [40, 80, 120, 160, 200, 240, 280, 320, 360, 400]
+    assert batch_ends(raw(170, 10), 512) == [130, 170], "a quarter of a batch is new"
+    assert batch_ends(raw(1000, 10), 1024, 32, 480) == [480, 960, 1000], "and what a batch costs"
+    assert batch_ends(raw(4000, 10), 512)[-3:] == [3420, 3850, 4000], "an eighth of it is new"
     assert batch_ends(raw(200, 0), 48) == [48, 96, 144, 192, 200]
-    assert batch_ends(raw(120, 10, 100), 512) == [40, 80, 120], "a message ends no batch of 20"
-    assert batch_ends(raw(120, 10, 115), 512) == [40, 80, 115, 120]
+    assert batch_ends(raw(120, 10, 100), 160) == [40, 80, 120], "a message ends no batch of 20"
+    assert batch_ends(raw(120, 10, 115), 160) == [40, 80, 115, 120]
 
 
 @given(
@@ -242,8 +244,8 @@ def test_longer_raw_text_stops_where_the_shorter_one_did(
 @given(st.integers(1, 700), st.integers(1, 100_000), st.sampled_from([0, 480]))
 def test_raw_text_is_mostly_kept_and_not_cut_small(line: int, n: int, cost: int) -> None:
     ends = batch_ends(raw(n, line), 512, 32, cost)
-    assert n - max((end for end in ends if end < n), default=0) <= max(32, n / 8) + line
-    assert len(ends) <= n / 512 + 60
+    assert n - max((end for end in ends if end < n), default=0) <= max(128, cost, n / 8) + line
+    assert len(ends) <= n / 512 + 18
 
 
 def test_raw_text_may_be_changed_anywhere() -> None:
