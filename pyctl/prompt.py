@@ -120,6 +120,11 @@ class Prompt:
         return cls(ids, tuple(sorted({int(b) for b in boundaries if 0 < b < ids.size})))
 
     @property
+    def is_raw(self) -> bool:
+        """Whether it is text without messages and images, which may change anywhere."""
+        return not (self.boundaries or self.pictures)
+
+    @property
     def end(self) -> int:
         """Position of the generation header; the whole length if there are no boundaries."""
         return self.boundaries[-1] if self.boundaries else len(self)

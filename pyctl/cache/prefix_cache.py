@@ -73,7 +73,7 @@ class PrefixCache:
 
     def lookup(self, request: CacheRequest, ends: Sequence[int], seq: LiveSequence, stats: RequestStats) -> CacheLookup:
         """Look up the ways to restore a prompt with these batch ends into ``seq``; note a client's prompt as recent."""
-        began, match = time.perf_counter(), PromptMatch(request.prompt.tokens)
+        began, match = time.perf_counter(), PromptMatch(request.prompt.tokens, is_raw=request.prompt.is_raw)
         if not request.cache_prompt:
             return CacheLookup(request, match, ends)
         exact, may_end = self._is_exact(request), not request.background
@@ -139,7 +139,7 @@ class PrefixCache:
     ) -> list[tuple[str, int, float | None]]:
         """Where ``prompt`` could resume, deepest first: place, tokens, and seconds until all of it would be evaluated
         (None before anything was measured). Changes nothing."""
-        match, n_prompt, costs = PromptMatch(prompt.tokens), len(prompt), self.cache.costs
+        match, n_prompt, costs = PromptMatch(prompt.tokens, is_raw=prompt.is_raw), len(prompt), self.cache.costs
         found: dict[tuple[str, int], float] = {}
         for seq in sequences:
             for way in candidates(match, ends, seq, self.cache, self.memory, exact=self.settings.exact):
@@ -155,9 +155,19 @@ class PrefixCache:
         return [(where, n, seconds if costs.is_measured else None) for (where, n), seconds in ways]
 
     def plan(
-        self, lookup: CacheLookup, restored: tuple[Snapshot, ...], seq: LiveSequence, stats: RequestStats
+        self,
+        lookup: CacheLookup,
+        restored: tuple[Snapshot, ...],
+        seq: LiveSequence,
+        stats: RequestStats,
+        *,
+        may_branch: bool = False,
     ) -> CachePlan:
-        """Where to take snapshots of what is still to be evaluated, and what of the prompt belongs on disk."""
+        """Where to take snapshots of what is still to be evaluated, and what of the prompt belongs on disk.
+
+        With ``may_branch`` also where raw text leaves another prompt, since it was edited or its last token has grown,
+        if that takes a state.
+        """
         recent, ends, prompt = lookup.recent, lookup.ends, lookup.request.prompt
         if recent is None:
             return CachePlan(lookup.match, restored=restored)
@@ -170,6 +180,9 @@ class PrefixCache:
         wanted = self.disk.select(recent, seq.n, lookup.request.disk_policy) if self.disk is not None else ()
         places = self.places(prompt, ends)
         cuts = choose_cuts(prompt, places, seq.n, self.settings.min_step, (common, *wanted))
+        shape, is_exact = self.memory.shape, self._is_exact(lookup.request)
+        if may_branch and prompt.is_raw and not (is_exact or shape.cut_anywhere) and seq.n < common < len(prompt):
+            cuts = sorted({*cuts, *shape.places.among([common])})
         # What goes to disk has to be among the places where snapshots are taken.
         *persist, turn = (last_end(places, n) for n in (*wanted, next_turn(prompt, common)))
         self.device.expect(seq, max(persist, default=0), cuts)
@@ -213,7 +226,7 @@ class PrefixCache:
     def save_end(
         self, seq: LiveSequence, lookup: CacheLookup, stats: RequestStats, output: Callable[[], Block], n_alike: int = 0
     ) -> None:
-        """Keep the end of a prompt that ``seq`` has just reached, with the ``output`` there, for equal prompts.
+        """Keep the end of a prompt that ``seq`` has just reached, with the ``output`` there: see `PromptEnds`.
 
         It is worth room that others have if the same was asked before, ``n_alike`` others wait with it, or much of it
         lies behind the last batch end; else it takes what is to spare.

@@ -531,7 +531,7 @@ class Reservation:
 
 
 class PromptEnds:
-    """Snapshots at the very ends of prompts, whose states have the outputs there, for equal prompts alone.
+    """Snapshots at the very ends of prompts, with states and the outputs there, for equal prompts and longer raw ones.
 
     Conversations continue elsewhere, so these are the first that ``cache`` evicts, the least recently used before
     others; none that is locked.
@@ -555,10 +555,6 @@ class PromptEnds:
     def n_bytes(self) -> int:
         """Bytes of their states, which become free at least when all of them leave."""
         return sum(end.state.own_bytes for end in self)
-
-    def get(self, prefix: Prefix) -> Snapshot | None:
-        """The one of the whole prompt ``prefix``."""
-        return self._ends.get(prefix)
 
     def touch(self, snapshot: Snapshot) -> None:
         """Count one, if it is here, as the last used."""

@@ -94,7 +94,7 @@ class CacheLookup:
 
 @dataclass(frozen=True)
 class CachePlan:
-    """The plan for a prompt: take snapshots at ``cuts``, write those at ``persist`` to disk.
+    """The plan for a prompt: take snapshots at ``cuts``, where batches end, too, write those at ``persist`` to disk.
 
     The prompt was ``restored`` from these snapshots, which stay locked meanwhile. The user's next turn resumes at
     ``turn``.
@@ -120,10 +120,12 @@ def candidates(
     """All ways to resume ``prompt``, deepest first; one token at least stays to be evaluated, except where the very
     end of an equal prompt is known and ``may_end`` allows it.
 
-    With ``exact`` only positions and rows count that a cold run would have produced.
+    With ``exact`` only positions and rows count that a cold run would have produced. Else raw text also resumes at the
+    end of an earlier prompt, or where it changed if rows are all that it needs.
     """
     n_prompt = int(prompt.tokens.size)
     limit = n_prompt - 1
+    anywhere = prompt.is_raw and not exact
     shared = live.shared(prompt.tokens)
     # Live rows that a cold run of this prompt would have evaluated in the same batches.
     same = last_common_end(ends, live.ends, shared)
@@ -132,7 +134,7 @@ def candidates(
     if 0 < live.n == shared <= limit and (not exact or same == live.n):
         found.append(Candidate("live", live.n, live.n))
     elif memory.shape.cut_anywhere:
-        n = last_common_end(ends, live.ends, min(shared, limit))
+        n = shared if anywhere and shared <= limit else last_common_end(ends, live.ends, min(shared, limit))
         found.append(Candidate("live", n, n))
 
     batches = CommonBatches(ends)
@@ -142,8 +144,9 @@ def candidates(
             found.append(candidate)
     if memory.shape.cut_anywhere:
         found += _inside(prompt, ends, same, cache)
-    if may_end and len(cache.ends) and (end := cache.ends.get(prompt.prefix(n_prompt))) is not None:
-        found += _end(end, prompt, ends, live, same, memory, exact=exact)
+    for end in cache.ends if may_end else ():
+        if end.n == n_prompt or (anywhere and end.n < n_prompt):
+            found += _end(end, prompt, ends, live, same, memory, exact=exact)
     # Among equal ways, the live sequence comes first, then one that brings a state.
     stands = live.n
     found.sort(key=lambda way: (way.n, way.keep, way.snapshot is None and way.n == stands, way.has_state), reverse=True)
@@ -214,7 +217,7 @@ def _end(
     *,
     exact: bool,
 ) -> Iterator[Candidate]:
-    """The whole ``prompt``, of which ``end`` is the end, unless that were not exact."""
+    """``prompt`` up to ``end``, the end of it or of one before it, unless that were not exact."""
     is_same = end.exact and [at for at in end.ends if at < end.n] == list(ends[:-1])
     if prompt.shared(end) == end.n and (is_same or not exact):
         # The batch at the very end was the same, too, if the live sequence had this prompt and no other.

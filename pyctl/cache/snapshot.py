@@ -368,10 +368,11 @@ def needed_by(snapshots: Iterable[Snapshot]) -> set[Segment]:
 
 
 class PromptMatch:
-    """Digests and comparisons of ``tokens``, kept for the time of a request."""
+    """Digests and comparisons of ``tokens``, kept for the time of a request; ``is_raw`` as `Prompt.is_raw`."""
 
-    def __init__(self, tokens: Tokens) -> None:
+    def __init__(self, tokens: Tokens, *, is_raw: bool = False) -> None:
         self.tokens = tokens
+        self.is_raw = is_raw
         self._data = memoryview(tokens.astype("<i4", copy=False).tobytes())
         self._hashed: list[tuple[int, hashlib.blake2b]] = [(0, hashlib.blake2b(digest_size=DIGEST_BYTES))]
         self._agreed: dict[Segment, int] = {}

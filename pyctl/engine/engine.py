@@ -276,7 +276,8 @@ class Engine:
         if not is_background:
             stats.n_warmed = self.warm_ups.used(lookup.match, stats.n_cached)
             lookup = self._prefill.after_reply(seq, lookup)
-        plan = cache.plan(lookup, restored, seq, stats)
+        # One batch more costs a CPU nothing.
+        plan = cache.plan(lookup, restored, seq, stats, may_branch=not self.backend.facts.batch_cost)
         if is_background:
             plan = replace(plan, cuts=(*plan.cuts, *lookup.ends[-1:], stats.n_prompt))
         try:

@@ -53,16 +53,16 @@ class Prefill:
     def run(
         self, active: ActiveRequest, seq: LiveSequence, lookup: CacheLookup, plan: CachePlan, stats: RequestStats
     ) -> Steps:
-        """Evaluate the missing tokens up to each of ``lookup.ends``, then up to ``stats.n_prompt``, as cells allow.
+        """Evaluate the missing tokens up to each of ``lookup.ends``, each cut and ``stats.n_prompt``, as cells allow.
 
-        Afterwards output 0 is that of the prompt's end. A batch after the ends differs from a cold run's. Stops early
-        at a batch end where something has come that may save the rest."""
+        Afterwards output 0 is that of the prompt's end. A batch to none of the ends differs from a cold run's. Stops
+        early at a batch end where something has come that may save the rest."""
         prompt, ends = active.handle.request.prompt, lookup.ends
         began, save_before = time.perf_counter(), stats.save_ms
-        first, last, n_exact = seq.n, seq.n, max(ends, default=0)
+        first = last = seq.n
         shown = PrefillLog(active.id, seq.n, len(prompt))
         _tell_progress(active, seq, stats, 0.0)
-        for previous, end in itertools.pairwise([0, *ends, stats.n_prompt]):
+        for previous, end in itertools.pairwise(sorted({0, *ends, *plan.cuts, stats.n_prompt})):
             if end <= seq.n:
                 continue
             picture = prompt.picture_at(seq.n)
@@ -72,7 +72,7 @@ class Prefill:
                 yield refused if isinstance(refused, OutOfCellsError) else None
             last = seq.n if self._backend.facts.is_async else end  # a device has only begun the last batch
             # The very end of a prompt is a batch end of longer prompts only if it fills its batch.
-            is_cold = end <= n_exact and (end < len(prompt) or end - previous == self._backend.facts.n_ubatch)
+            is_cold = end in ends and (end < len(prompt) or end - previous == self._backend.facts.n_ubatch)
             seq.append(prompt.tokens[seq.n : end], exact=is_cold)
             seq.in_picture = picture is not None and end < picture.end
             shown.reached(end)

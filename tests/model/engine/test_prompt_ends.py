@@ -57,6 +57,27 @@ def test_an_equal_prompt_evaluates_nothing(kind: str, exact: bool, can_hold: boo
     assert exactly is None or found.tokens == exactly
 
 
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("name", ["hybrid", "opaque", "attention", "tiny-hybrid", "tiny-gemma3", "tiny-dense"])
+def test_raw_text_that_grows_evaluates_what_is_new(name: str, exact: bool, open_model: Callable[..., Loaded]) -> None:
+    """Also where its last token became another one: where a state is needed, the second time."""
+    backend = open_model(name).backend if name.startswith("tiny") else FakeBackend(name)  # type: ignore[arg-type]
+    settings, tokens = EngineSettings(exact=exact), prompt_of(70, 400).tokens.tolist()
+    prompts = [tokens[:230], tokens[:237], [*tokens[:236], 1, 2], [*tokens[:237], 1, 2], tokens[:243]]
+    prompts.append([*tokens[:236], 1, 3, 4])
+    expected = [cold(backend, Prompt.of(prompt), 5, settings).tokens for prompt in prompts]
+    engine = Engine(backend, RamCache(0, None), settings)
+    replies = [ask(engine, Prompt.of(prompt), 5) for prompt in prompts]
+    if exact:
+        assert [reply.tokens for reply in replies] == expected
+        assert sum(map(n_evaluated, replies[1:])) > 100
+    else:
+        parted = 2 if backend.memory.shape.cut_anywhere else 8
+        assert [n_evaluated(reply) for reply in replies[1:]] == [7, parted, 2, 6, 3]
+    for seq in range(backend.facts.n_seqs):
+        backend.memory.clear(seq)
+
+
 def test_another_prompt_of_the_same_tokens_has_other_batches() -> None:
     """With boundaries elsewhere a cold run evaluates other batches, so nothing of the end is taken for exact."""
     backend = FakeBackend()

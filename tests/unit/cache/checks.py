@@ -40,7 +40,7 @@ def check_invariants(cache: RamCache) -> None:
         assert (set(found), [each.n for each in found]) == (begins, sorted((each.n for each in begins), reverse=True))
     for end in list(cache.ends):
         assert end.state.output.size
-        assert cache.ends.get(PromptMatch(tokens_of(end)).prefix(end.n)) is end
+        assert PromptMatch(tokens_of(end)).prefix(end.n) == end.prefix
 
     references: Counter[int] = Counter()
     segments: dict[int, Segment] = {}
