@@ -78,7 +78,7 @@ def _run(command: str, argv: Sequence[str]) -> int:
     from pyctl.cli.arguments import parse_chat, parse_serve
 
     settings = parse_serve(argv) if command == "serve" else parse_chat(argv)
-    from pyctl.engine.model_settings import limit_spinning
+    from pyctl.engine.openmp import limit_spinning
 
     # Before the libraries load, which read it. Parts of layers on the CPU wait for the others on a GPU.
     limit_spinning(settings.model.poll, waits_for_gpu=bool(settings.model.placements))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +23,6 @@ __all__ = [
     "SERVED_SEQS",
     "SPLIT_MODES",
     "ModelSettings",
-    "limit_spinning",
 ]
 
 SERVED_SEQS = 4
@@ -104,22 +102,6 @@ def as_workers(text: str) -> tuple[str, ...]:
     if not 0 < len(found) <= MOST_WORKERS:
         raise ValueError(f"1 to {MOST_WORKERS} workers can be named")
     return found
-
-
-SPIN = "GOMP_SPINCOUNT"
-SPIN_PER_LEVEL = 40
-"""At level 50 a thread spins for about 0.1 ms, which is no slower on an idle machine."""
-
-SPIN_OF_LIBGOMP = 300_000
-
-_spin_is_given = SPIN in os.environ or "OMP_WAIT_POLICY" in os.environ
-
-
-def limit_spinning(level: int, *, waits_for_gpu: bool = False) -> None:
-    """Set how long OpenMP threads spin (0 to 100), unless the environment does; call it before libraries load."""
-    # Threads that wait for a GPU keep libgomp's milliseconds (bench/results/threads.md).
-    if not _spin_is_given:
-        os.environ[SPIN] = str(SPIN_OF_LIBGOMP if waits_for_gpu else SPIN_PER_LEVEL * level)
 
 
 @dataclass(frozen=True)

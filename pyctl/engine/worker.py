@@ -18,6 +18,7 @@ from pyctl.engine.backend import EngineInfo
 from pyctl.engine.engine import Engine
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.jobs import Job
+from pyctl.engine.openmp import end_threads
 from pyctl.engine.request import Done, Failed, Request, Timings, as_client_error
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import BusyError, ContextSizeError, EngineError, PyctlError, RequestError, UnavailableError
@@ -70,6 +71,7 @@ class IdleJobs:
 
     def worked(self) -> None:
         """Restart the idle time: the engine has finished its work."""
+        end_threads()
         self._last_work = self._clock()
         if not self.is_ahead:
             self._last_asked = self._last_work

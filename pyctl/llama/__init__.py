@@ -6,7 +6,8 @@ import contextlib
 import ctypes
 import os
 
-from pyctl.engine.model_settings import SPIN, ModelSettings, limit_spinning
+from pyctl.engine.model_settings import ModelSettings
+from pyctl.engine.openmp import SPIN, limit_spinning
 from pyctl.setup import use_libraries
 
 if SPIN not in os.environ:  # must precede the libraries; the command line may have set it

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from pyctl.cache import NOWHERE, Block
 from pyctl.engine.backend import BackendFacts, SequenceTokens, TopTokens
+from pyctl.engine.openmp import end_threads
 from pyctl.engine.pool import PoolPlan, StreamCounts
 from pyctl.engine.sampling import Sampling
 from pyctl.engine.selection import Pins
@@ -76,6 +77,8 @@ class LlamaBackend:
         except BaseException:
             self._free()
             raise
+        finally:
+            end_threads()
 
     def _attach(self, kept: LlamaTokenizer | None) -> None:
         ctx, memory, control = self._ctx, self.memory, self.control
@@ -137,6 +140,7 @@ class LlamaBackend:
         if not restores(self, n, self.tokenizer.n_vocab):
             self.memory.give_up()
             self._ask_memory()
+        end_threads()
 
     def _ask_memory(self) -> None:
         """Update the facts from the memory. Sequences that cannot be saved get equal parts of the cells."""

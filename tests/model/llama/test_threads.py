@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from llama_cpp import llama_cpp as api
@@ -65,3 +67,36 @@ def test_threads_spin_briefly_unless_somebody_says_otherwise() -> None:
     assert openmp_says(polled) == "400"
     assert openmp_says(polled.replace("'--poll', '10'", "'--cpu-moe'")) == "300000"
     assert openmp_says(load_it, OMP_WAIT_POLICY="passive") == "0"
+
+
+REST = """
+import os, sys, threading
+from pyctl.cli.arguments import parse_serve
+from pyctl.cli.assemble import assemble
+from pyctl.engine.request import Request
+from pyctl.prompt import Prompt, as_tokens
+from tests.waiting import until
+
+def n_other():
+    return len(os.listdir("/proc/self/task")) - threading.active_count()
+
+n_before = n_other()
+service = assemble(parse_serve(sys.argv[1:], {}))
+until(lambda: n_other() == n_before)
+for _ in range(2):
+    for _ in service.worker.submit(Request(Prompt(as_tokens([65, 66, 67])), max_tokens=4)):
+        pass
+    until(lambda: n_other() == n_before)
+service.worker.close()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "flags"), [("tiny-hybrid", ()), ("tiny-hybrid-nextn", ("--exact", "--spec-type", "draft-mtp"))]
+)
+def test_no_thread_of_openmp_stays_when_nothing_is_evaluated(
+    model_path: Callable[[str], Path], name: str, flags: tuple[str, ...]
+) -> None:
+    # libgomp keeps threads for each thread that evaluated; with more than cores, none of them spins at a barrier.
+    command = [sys.executable, "-c", REST, "-m", str(model_path(name)), "-c", "512", "-t", "2", *flags]
+    subprocess.run(command, env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}, check=True)

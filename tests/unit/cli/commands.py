@@ -17,7 +17,7 @@ import pytest
 
 from pyctl.cache.cache_stats import RequestStats
 from pyctl.cli import assemble, chat_command, main, serve_command
-from pyctl.engine import model_settings
+from pyctl.engine import openmp
 from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.draft.draft_settings import MODEL_TYPES, DraftSettings
 from pyctl.engine.handle import RequestHandle
@@ -191,8 +191,8 @@ def look(monkeypatch: pytest.MonkeyPatch, argv: list[str], at: Callable[[Seen], 
         return "fetched.gguf"
 
     with monkeypatch.context() as patch:
-        patch.setenv(model_settings.SPIN, "")  # what the command sets is gone afterwards
-        patch.setattr(model_settings, "_spin_is_given", False)  # as in a process without the variable at its start
+        patch.setenv(openmp.SPIN, "")  # what the command sets is gone afterwards
+        patch.setattr(openmp, "_spin_is_given", False)  # as in a process without the variable at its start
         for name in (
             "RamCache",
             "DiskStore",
