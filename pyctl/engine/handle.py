@@ -24,7 +24,7 @@ MOST_UNREAD = limit(
 
 REST_SECONDS = 0.002
 """Pause of a consumer between a piece of text and waiting for the next one. Waking a thread costs the engine some
-microseconds; pieces that arrive faster are read together."""
+microseconds; pieces that arrive faster are read together. Slower ones do not pay for a pause."""
 
 SIGNAL_SECONDS = 0.2
 """Longest uninterrupted wait of a blocking consumer, so that Ctrl-C works."""
@@ -50,6 +50,7 @@ class RequestHandle:
         self._held: deque[Piece] = deque()
         self._wake: Callable[[], None] | None = None
         self._flowing = False
+        self._taken_at = 0.0
         self._ended = False
         self._n_put = self._n_taken = 0  # tokens; one thread changes each
 
@@ -112,7 +113,8 @@ class RequestHandle:
     def _taken(self, event: Event) -> Event:
         if isinstance(event, Piece):
             self._n_taken += _size(event)
-        self._flowing = isinstance(event, Piece)
+        before, self._taken_at = self._taken_at, time.monotonic()
+        self._flowing = isinstance(event, Piece) and self._taken_at - before < 2 * REST_SECONDS
         self._ended = isinstance(event, (Done, Failed))
         return event
 
