@@ -42,6 +42,7 @@ __all__ = [
     "check_letters",
     "items",
     "json_object",
+    "number",
     "others",
     "parse_json",
     "parse_object",

@@ -38,6 +38,7 @@ from pyctl.server.body import (
     InfillBody,
     ReplyOptions,
     at_most,
+    number,
 )
 from pyctl.server.images import NOTHING, Fetched, data_images, load_images
 from pyctl.server.reply import PreparedReply
@@ -304,7 +305,7 @@ def _logit_bias(value: Any, tokenizer: Tokenizer, n_vocab: int) -> Iterable[tupl
     """
     pairs: Sequence[Any] = ()
     if isinstance(value, Mapping):
-        pairs = [(int(key) if _is_integer(key) else key, bias) for key, bias in value.items()]
+        pairs = [(_token_or_text(key), bias) for key, bias in value.items()]
     elif isinstance(value, list):
         pairs = [(pair[0], pair[1]) for pair in value if isinstance(pair, list) and len(pair) == 2]
     for token, bias in pairs:
@@ -312,16 +313,22 @@ def _logit_bias(value: Any, tokenizer: Tokenizer, n_vocab: int) -> Iterable[tupl
             bias = -float("inf")
         elif isinstance(bias, bool) or not isinstance(bias, int | float):
             continue
+        bias = number(bias, "logit_bias")
         if isinstance(token, str):
             at_most(LETTERS_PER_TOKEN * MOST_BIASES, len(token), "logit_bias", "letters in a text")
             for part in tokenizer.tokenize(token, add_special=False, parse_special=False):
-                yield part, float(bias)
+                yield part, bias
         elif isinstance(token, int) and not isinstance(token, bool) and 0 <= token < n_vocab:
-            yield token, float(bias)
+            yield token, bias
 
 
-def _is_integer(text: str) -> bool:
-    return text.strip().lstrip("+-").isdecimal() and text.strip().isascii()
+def _token_or_text(key: str) -> int | str:
+    """A number, as llama-server reads one: of too many digits it is no token."""
+    text = key.strip()
+    digits = text[1:] if text[:1] in ("+", "-") else text
+    if not (digits.isascii() and digits.isdecimal()):
+        return key
+    return int(text) if len(digits) < 19 else -1
 
 
 def keep_scales(info: EngineInfo, scales: Iterable[tuple[int, float]]) -> None:

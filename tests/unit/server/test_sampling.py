@@ -111,6 +111,8 @@ def test_samplers(given: Any, used: tuple[str, ...]) -> None:
         ([["ab", -1]], ((97, -1.0), (98, -1.0))),
         ({"97": 1, "ab": False}, ((97, 1.0), (97, NEVER), (98, NEVER))),
         ({"-100": 1, "100000": 1}, ()),
+        ({" +97": 1, "9" * 5_000: 1, "-" + "9" * 5_000: 1}, ((97, 1.0),)),
+        ({"+-5": 1}, tuple((byte, 1.0) for byte in b"+-5")),
         ([[10**9, 1], [-1, 1], [97], 5, [97, True], [97, "x"], [None, 1], [True, 1]], ()),
         ([["<|im_start|>", 1]], tuple((byte, 1.0) for byte in b"<|im_start|>")),
         ([], ()),
@@ -136,6 +138,7 @@ def test_what_a_bias_names_is_bounded_before_it_is_read() -> None:
         with pytest.raises(RequestError, match=said):
             sampling_of(GenerationBody.of({"logit_bias": biases}), Sampling(), tokenizer, tokenizer.n_vocab)
 
+    refused({"97": 10**400}, "too large a number")
     refused({"x" * (8 * MOST_BIASES + 1): 1}, "letters in a text")
     assert not texts
     refused([["x" * 1000, 1]] * 100, "at most 8192 tokens")
