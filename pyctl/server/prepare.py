@@ -93,6 +93,7 @@ def prepare(service: Service, body: AnyBody, fetched: Fetched = NOTHING) -> list
 
 def prepare_warm_up(service: Service, body: ChatBody, fetched: Fetched = NOTHING) -> Request:
     """A request that evaluates the prompt of ``body``, as far as its beginning is certain."""
+    keep_scales(service.info, body.options.lora)
     prompt = service.chat.beginning(_chat_request(service, body.conversation, fetched))
     if len(prompt) >= service.info.n_ctx:
         raise ContextSizeError(len(prompt), service.info.n_ctx)
@@ -332,10 +333,14 @@ def _token_or_text(key: str) -> int | str:
 
 
 def keep_scales(info: EngineInfo, scales: Iterable[tuple[int, float]]) -> None:
-    """Raise NotSupportedError if an adapter of the model would have to get another scale than it has."""
-    for number, scale in scales:
-        if 0 <= number < len(info.lora) and scale != info.lora[number][1]:
-            raise NotSupportedError("the scale of an adapter cannot be changed while the server runs")
+    """Raise NotSupportedError if ``scales`` are not those of the model: an adapter that they leave out gets 0.
+
+    None at all change nothing, as in llama-server.
+    """
+    asked = dict(scales)
+    if asked and any(asked.get(number, 0.0) != scale for number, (_, scale) in enumerate(info.lora)):
+        kept = ", ".join(f"{number} has {scale:g}" for number, (_, scale) in enumerate(info.lora))
+        raise NotSupportedError(f"scales of adapters stay as they were at the start, and {kept}: 'lora' must list these")
 
 
 # -- the prompt field in its many forms, and prompts that fill a gap -----------------------------------------------

@@ -158,12 +158,12 @@ async def adapters(service: Service, request: Request) -> Response:
 
 
 async def change_adapters(service: Service, request: Request) -> Response:
-    """POST /lora-adapters [{"id": ..., "scale": ...}]; ids that do not exist are ignored, as llama-server does."""
+    """POST /lora-adapters [{"id": ..., "scale": ...}]: what is left out gets 0, unknown ids are ignored, as there."""
     entries = parse_json(await request.body())
     if not isinstance(entries, list):
         raise RequestError("Request body must be an array")
     if service.info.lora:
-        keep_scales(service.info, scales_of(entries))
+        keep_scales(service.info, scales_of(entries) or [(-1, 0.0)])  # here, an empty list is 0 for all
     return JsonResponse({"success": True})
 
 

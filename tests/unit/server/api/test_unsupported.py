@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from pyctl.server import ServerSettings
@@ -58,7 +60,32 @@ def test_scales_of_adapters_stay() -> None:
         "task_name": "",
         "prompt_prefix": "",
     }
-    for scale, status in ((0.5, 200), (1.0, 501)):
-        entries = [{"id": 0, "scale": scale}, {"id": 7, "scale": 1.0}]
-        assert bench.client.post("/lora-adapters", json=entries).status_code == status
-        assert bench.post("/completion", {"prompt": "x", "lora": entries}).status_code == status
+
+
+BOTH = [{"id": 0, "scale": 0.5}, {"id": 1, "scale": 1}]
+
+
+@pytest.mark.parametrize(
+    ("entries", "is_kept", "is_kept_for_all"),
+    [
+        (BOTH, True, True),
+        ([*BOTH, {"id": 7, "scale": 1.0}], True, True),
+        ([{"id": 0, "scale": 1.0}, *BOTH], True, True),
+        ([], True, False),
+        (BOTH[:1], False, False),
+        (BOTH[1:], False, False),
+        ([{"id": 7, "scale": 1.0}], False, False),
+        ([{"id": 0, "scale": 1.0}, BOTH[1]], False, False),
+        ([{"id": 0}, BOTH[1]], False, False),
+    ],
+)
+def test_an_adapter_that_is_left_out_would_get_0(entries: list[Any], is_kept: bool, is_kept_for_all: bool) -> None:
+    bench = Bench(play("x"), lora=(("a.gguf", 0.5), ("b.gguf", 1.0)))
+    fields = {"prompt": "x", "messages": HI, "input": "x", "lora": entries}
+    for path in ("/completion", "/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses"):
+        response = bench.post(path, fields)
+        assert response.status_code == (200 if is_kept else 501), (path, response.text)
+        assert is_kept or "0 has 0.5, 1 has 1" in response.text
+    assert bench.client.post("/lora-adapters", json=entries).status_code == (200 if is_kept_for_all else 501)
+    if not is_kept:
+        assert bench.post("/cache/warm", fields).status_code == 501
