@@ -403,7 +403,7 @@ def infill_prompt(service: Service, body: InfillBody) -> list[int]:
     """The prompt's token ids. NotSupportedError for a model without the tokens, RequestError for bad fields.
 
     Of prefix and suffix so much is taken, next to the gap, as fits into a batch, three parts to one; the extra context
-    fills the rest.
+    fills the rest. ``prompt`` is the beginning of what fills the gap: it stands last, as llama-server's README says.
     """
     special = service.tokenizer.fim_tokens()
     missing = "".join(f"{word} token is missing. " for name, word in _NAMES.items() if name not in special)
@@ -417,12 +417,12 @@ def infill_prompt(service: Service, body: InfillBody) -> list[int]:
     n_batch, settings = service.settings.n_batch, service.settings
     prefix = _last(prefix, 3 * (n_batch // 4))
     suffix = suffix[: max(n_batch // 4 - 2 - len(prompt), 0)]
-    before, after = [special["pre"], *prefix, *prompt], [special["suf"], *suffix]
+    before, after = [special["pre"], *prefix], [special["suf"], *suffix]
     if settings.spm_infill:
         before, after = after, before
     bos = [service.tokenizer.bos] if service.tokenizer.add_bos else []
     room = max(service.info.n_ctx - n_batch - 2 * settings.n_predict, 0)
-    return [*_last(_extra(service, body.input_extra, special), room), *bos, *before, *after, special["mid"]]
+    return [*_last(_extra(service, body.input_extra, special), room), *bos, *before, *after, special["mid"], *prompt]
 
 
 def _part(service: Service, value: Any, name: str) -> list[int]:

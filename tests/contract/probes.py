@@ -95,7 +95,7 @@ def probes() -> Iterator[Probe]:
         yield Probe(f"{prefix}/responses/input_tokens", "", body=responses, show=("*",))
     yield Probe("/v1/chat/completions/input_tokens", "no messages", body={})
     infill = {"input_prefix": "def f(", "input_suffix": ")", "n_predict": 4, "temperature": 0}
-    yield from _fields("/infill", infill, INFILL)
+    yield from _fields("/infill", infill, INFILL, show=("prompt",))
     yield from _slots()
     yield from _refused()
     yield from _embeddings()

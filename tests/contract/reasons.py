@@ -52,6 +52,7 @@ REASONS: tuple[tuple[str, str, str], ...] = (
     ("ignore_eos", r"logit_bias\[\]", "logit_bias is shown as it was asked for"),
     ("return_progress=True, streamed", r"tokens\[\]: 1 / 0", "progress comes without tokens"),
     ("n_probs=-1", "value of generation_settings.n_probs", "shown as what it means"),
+    ("^/infill prompt='a'", "value of prompt", "it begins the reply, as llama-server's README says of it"),
     ("(n|n_cmpl)=99", r"^status: 400 / 200$", "taken one after another when there are fewer sequences"),
     (r"(n|n_cmpl)=2, streamed", "value of (choices.*)?index", "two replies at a time come in any order"),
     ("verbose=True", "(__verbose|preserved_tokens)", "what only developers of llama-server look at, in whole replies"),

@@ -31,9 +31,9 @@ def ask(tokens: set[str], fields: dict[str, Any], **settings: Any) -> tuple[Any,
 def test_prefix_and_suffix() -> None:
     fields = {"input_prefix": "def f(", "input_suffix": "\n<|im_end|>", "prompt": "a"}
     response, prompt = ask(GAPS, fields)
-    assert prompt == "<|fim_pre|>def f(a<|fim_suf|>\n<|im_end|><|fim_mid|>"
+    assert prompt == "<|fim_pre|>def f(<|fim_suf|>\n<|im_end|><|fim_mid|>a"
     assert response.json()["content"] == "x"
-    assert ask(GAPS, fields, spm_infill=True)[1] == "<|fim_suf|>\n<|im_end|><|fim_pre|>def f(a<|fim_mid|>"
+    assert ask(GAPS, fields, spm_infill=True)[1] == "<|fim_suf|>\n<|im_end|><|fim_pre|>def f(<|fim_mid|>a"
 
 
 def test_extra_context() -> None:
