@@ -61,8 +61,48 @@ def test_what_the_template_objects_to_is_the_clients_error() -> None:
         render("{{ raise_exception('no thanks') }}")
     with pytest.raises(RequestError, match="chat template"):
         render("{{ messages[0].content + 1 }}")
-    with pytest.raises(RequestError):
-        render("{{ nothing.at_all }}")
+    with pytest.raises(RequestError, match="nothing"):
+        render("{{ nothing.at_all() }}")
+
+
+@pytest.mark.parametrize(
+    ("expression", "text"),
+    [
+        ("nothing.at_all", ""),
+        ("'a' + m.x", "a"),
+        ("m.x + 'a'", "a"),
+        ("'a' + m.x.y.z + 'b'", "ab"),
+        ("'a' + none", "a"),
+        ("none + 'a'", "a"),
+        ("m['x']['y'][0] ~ 'a'", "a"),
+        ("m.content.x + 'a'", "a"),
+        ("m.x.strip().upper() + m.x.replace('a', 'b')", ""),
+        ("m.x.items() | list | length", "0"),
+        ("m.x is defined or m.x.y is defined", "False"),
+        ("m.x | default('d') + m.x.y | default('e')", "de"),
+        ("'a' in m.x or m.x.y", ""),
+        ("{'a': m.x} | tojson", '{"a": null}'),
+        ("m.x + m.x", None),
+        ("m.x + 1", None),
+        ("m.x.split('a')", None),
+        ("none + 1", None),
+        ("[m] + none", None),
+    ],
+)
+def test_a_missing_member_is_nothing_as_in_llama_server(expression: str, text: str | None) -> None:
+    source = f"{{% set m = messages[0] %}}{{{{ {expression} }}}}"
+    if text is None:
+        with pytest.raises(RequestError):
+            render(source)
+    else:
+        assert render(source) == text
+
+
+def test_a_tool_whose_parameter_is_not_described() -> None:
+    source = unpacked("templates/CohereForAI-c4ai-command-r-plus-tool_use.jinja").read_text()
+    parameters = {"type": "object", "properties": {"a": {"enum": ["x"]}, "b": {"type": "string", "description": None}}}
+    tool = {"type": "function", "function": {"name": "f", "description": "d", "parameters": parameters}}
+    assert "a (" in Template(source).render([USER], tools=[tool])
 
 
 def test_a_broken_source_is_an_error_of_the_model() -> None:
