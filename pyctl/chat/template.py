@@ -130,7 +130,7 @@ class Template:
 
 
 class _Missing(jinja2.ChainableUndefined):
-    """A variable or member that is missing: its members are missing, and its methods make nothing, as in llama-server."""
+    """A missing variable or member. Its members are missing, too, and its methods make nothing, as in llama-server."""
 
     __slots__ = ()
 

@@ -84,8 +84,8 @@ def prepare(service: Service, body: AnyBody, fetched: Fetched = NOTHING) -> list
                 raise
             log.warning("tool calls are not constrained to their schemas: %s", error)
             request = replace(request, sampling=sampling)
-        for number in range(body.n):
-            nth = _nth(request, number)
+        for i in range(body.n):
+            nth = _nth(request, i)
             splitter = _splitter(service, asked.chat, nth, is_alone=body.n == 1)
             replies.append(PreparedReply(nth, body.options, asked.text, splitter, len(replies), asked.chat))
     return replies
@@ -340,7 +340,7 @@ def keep_scales(info: EngineInfo, scales: Iterable[tuple[int, float]]) -> None:
     asked = dict(scales)
     if asked and any(asked.get(number, 0.0) != scale for number, (_, scale) in enumerate(info.lora)):
         kept = ", ".join(f"{number} has {scale:g}" for number, (_, scale) in enumerate(info.lora))
-        raise NotSupportedError(f"scales of adapters stay as they were at the start, and {kept}: 'lora' must list these")
+        raise NotSupportedError(f"adapters keep their scales while the server runs ({kept}): 'lora' must list them so")
 
 
 # -- the prompt field in its many forms, and prompts that fill a gap -----------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ from pyctl.chat.reply import CallDelta, ParsedReply, ReplyDelta
 from pyctl.engine.backend import TopTokens
 from pyctl.engine.request import Done, Piece, Progress
 from pyctl.errors import RequestError
+from pyctl.prompt import Prompt
 from pyctl.server.body import Body, ChatBody, CompletionBody, InfillBody
 from pyctl.server.http import JsonResponse, encode, frame
 from pyctl.server.images import with_images
@@ -119,6 +120,15 @@ def _pick(body: dict[str, Any], paths: tuple[str, ...]) -> dict[str, Any]:
     return picked
 
 
+class _Answer(Identity):
+    """All that the replies of one answer share: its members, and the counts of tokens so far."""
+
+    def __init__(self, service: Service) -> None:
+        super().__init__(service)
+        self.usages: list[dict[str, Any]] = []
+        self.prompts: list[Prompt] = []
+
+
 class _OpenAIReply(Reply):
     """The members that the two forms have in common."""
 
@@ -126,19 +136,38 @@ class _OpenAIReply(Reply):
     kind: str
     chunk_kind: str
 
-    def __init__(self, service: Service, prepared: PreparedReply, identity: Identity) -> None:
+    @property
+    def n_reasoning(self) -> int | None:
+        """The tokens of reasoning, None if they are not counted."""
+        return None
+
+    def __init__(self, service: Service, prepared: PreparedReply, answer: _Answer) -> None:
         super().__init__(service, prepared)
-        self._identity = identity
-        self.id = str(identity.fields["id"])
-        self._tail = identity.tail(self.chunk_kind)
+        self._answer = answer
+        self._repeats = any(prompt is self.request.prompt for prompt in answer.prompts[-1:])
+        answer.prompts.append(self.request.prompt)
+        self.id = str(answer.fields["id"])
+        self._tail = answer.tail(self.chunk_kind)
 
     def usage(self, done: Done) -> dict[str, Any]:
-        """The count of tokens."""
-        return usage_json(done)
+        """The count of tokens; a prompt counts once, with the first of its replies."""
+        usage = usage_json(done, self.n_reasoning)
+        if self._repeats:
+            usage |= {"prompt_tokens": 0, "total_tokens": usage["completion_tokens"], "prompt_tokens_details": {}}
+        return usage
+
+    def usage_frame(self, done: Done) -> bytes:
+        """The tokens of all replies, behind the last of them, if the client wants to know."""
+        self._answer.usages.append(self.usage(done))
+        is_last = len(self._answer.usages) == len(self._answer.prompts)
+        if not is_last or not self.options.stream_options.include_usage:
+            return b""
+        usage, timings = encode(_sum(self._answer.usages)), encode(self.timings(done))
+        return frame(b'{"choices":[]' + self._tail + b',"usage":' + usage + b',"timings":' + timings + b"}")
 
     def body(self, choice: dict[str, Any], done: Done) -> dict[str, Any]:
         """The whole answer, with one choice."""
-        body = {"choices": [choice], **self._identity.fields, "object": self.kind, "usage": self.usage(done)}
+        body = {"choices": [choice], **self._answer.fields, "object": self.kind, "usage": self.usage(done)}
         body["timings"] = self.timings(done)
         is_verbose = self.options.verbose
         if self.service.shared.settings.is_verbose if is_verbose is None else is_verbose:
@@ -154,8 +183,8 @@ class ChatReply(_OpenAIReply):
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
 
-    def __init__(self, service: Service, prepared: PreparedReply, identity: Identity) -> None:
-        super().__init__(service, prepared, identity)
+    def __init__(self, service: Service, prepared: PreparedReply, answer: _Answer) -> None:
+        super().__init__(service, prepared, answer)
         self._splitter = prepared.splitter
         self._reply = ParsedReply()
         chat = prepared.chat
@@ -170,8 +199,9 @@ class ChatReply(_OpenAIReply):
         self._after = b"}}]" + self._tail + b"}"
         self._plain = not self.options.timings_per_token and not self.request.n_probs
 
-    def usage(self, done: Done) -> dict[str, Any]:
-        return usage_json(done, self._splitter.n_reasoning)
+    @property
+    def n_reasoning(self) -> int:
+        return self._splitter.n_reasoning
 
     def keep(self, piece: Piece) -> None:
         super().keep(piece)
@@ -187,10 +217,7 @@ class ChatReply(_OpenAIReply):
 
     def ended(self, done: Done) -> bytes:
         frames = self._role() + self._deltas(self._with_echo(self._splitter.finish()))
-        timings = b',"timings":' + encode(self.timings(done))
-        usage = b""
-        if self.options.stream_options.include_usage:
-            usage = frame(b'{"choices":[]' + self._tail + b',"usage":' + encode(self.usage(done)) + timings + b"}")
+        timings, usage = b',"timings":' + encode(self.timings(done)), self.usage_frame(done)
         finish = encode(self._finish(done)), self.index, self._probs_json()
         last = b'{"choices":[{"finish_reason":%s,"index":%d,"delta":{}%s}]' % finish
         return frames + frame(last + self._tail + (b"" if usage else timings) + b"}") + usage
@@ -264,7 +291,11 @@ class TextReply(_OpenAIReply):
 
     def ended(self, done: Done) -> bytes:
         choice = {"text": "", "index": self.index, "logprobs": None, "finish_reason": _finish(done)}
-        return frame(encode(self.body(choice, done)))
+        body = self.body(choice, done)
+        if len(self._answer.prompts) == 1:  # as llama-server sends it
+            return frame(encode(body))
+        del body["usage"]
+        return frame(encode(body)) + self.usage_frame(done)
 
     def whole(self, done: Done) -> dict[str, Any]:
         logprobs = self.logprobs(self.probs) if self.request.n_probs else None
@@ -293,7 +324,7 @@ def _finish(done: Done) -> str:
 
 async def chat_completions(service: Service, request: Request) -> ReplyResponse:
     """POST /v1/chat/completions"""
-    form = partial(ChatReply, service, identity=Identity(service))
+    form = partial(ChatReply, service, answer=_Answer(service))
     return await _answer(service, request, ChatBody, form)
 
 
@@ -316,7 +347,7 @@ async def control(models: Models, request: Request) -> Response:
 
 async def completions(service: Service, request: Request) -> ReplyResponse:
     """POST /v1/completions"""
-    form = partial(TextReply, service, identity=Identity(service))
+    form = partial(TextReply, service, answer=_Answer(service))
     return await _answer(service, request, CompletionBody, form)
 
 
@@ -349,4 +380,13 @@ def _combine(bodies: list[dict[str, Any]]) -> Any:
         return bodies[0]
     if "choices" not in bodies[0]:
         return bodies
-    return {**bodies[0], "choices": [choice for body in bodies for choice in body["choices"]]}
+    choices = [choice for body in bodies for choice in body["choices"]]
+    return {**bodies[0], "choices": choices, "usage": _sum([body["usage"] for body in bodies])}
+
+
+def _sum(usages: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Counts by their names, added up, and so within objects of counts."""
+    total: dict[str, Any] = {}
+    for name, n in (count for usage in usages for count in usage.items()):
+        total[name] = _sum([total.get(name, {}), n]) if isinstance(n, dict) else total.get(name, 0) + n
+    return total

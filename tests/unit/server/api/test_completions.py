@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from pyctl.engine.sampling import RANDOM_SEED
-from tests.unit.server.fake import Bench, play
+from tests.unit.server.fake import HI, Bench, play
 
 
 @pytest.mark.parametrize("name", ["n", "n_cmpl"])
@@ -54,3 +56,33 @@ def test_several_prompts_with_several_replies_each() -> None:
     ]
     body = bench.post("/v1/completions", {"prompt": "one", "n": 2}).json()
     assert [choice["index"] for choice in body["choices"]] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "n_prompt", "n_choices"),
+    [
+        ("/v1/chat/completions", {"messages": HI, "n": 1}, None, 1),
+        ("/v1/chat/completions", {"messages": HI, "n": 3}, None, 3),
+        ("/v1/completions", {"prompt": "four", "n": 1}, 4, 1),
+        ("/v1/completions", {"prompt": "four", "n": 2}, 4, 2),
+        ("/v1/completions", {"prompt": ["four", "eleven beds"]}, 15, 2),
+        ("/v1/completions", {"prompt": ["four", "four"], "n": 2}, 8, 4),
+    ],
+)
+def test_usage_counts_all_replies_and_each_prompt_once(
+    path: str, fields: dict[str, Any], n_prompt: int | None, n_choices: int
+) -> None:
+    bench = Bench(play("x", "y", cached=2))
+    usage = bench.post(path, fields).json()["usage"]
+    n_prompt = len(bench.worker.requests[0].prompt) if n_prompt is None else n_prompt
+    counts = (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"])
+    assert counts == (n_prompt, 3 * n_choices, n_prompt + 3 * n_choices)
+    n_prompts = len({id(request.prompt) for request in bench.worker.requests})
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 2 * n_prompts}
+    *chunks, end = bench.stream(path, {**fields, "stream_options": {"include_usage": True}})
+    assert end == "[DONE]"
+    assert [chunk["usage"] for chunk in chunks if "usage" in chunk] == [usage]
+    assert "usage" in chunks[-1]
+    assert n_choices == 1 or chunks[-1]["choices"] == []
+    if n_choices > 1:
+        assert not any("usage" in chunk for chunk in bench.stream(path, fields)[:-1])
