@@ -110,7 +110,10 @@ B = TypeVar("B", bound="Body")
 
 
 class Names(tuple[str, ...]):
-    """The names of a field in JSON, if not that in Python; of several, the first that is present counts."""
+    """The names of a field in JSON, if not that in Python; of several, the first that is present counts.
+
+    ``outer.inner`` is a member of an object.
+    """
 
     def __new__(cls, *names: str) -> Names:
         return super().__new__(cls, names)
@@ -243,7 +246,7 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
                 found[field] = read.read(values)
                 continue
             for name in names:
-                value = values.get(name)
+                value = _member(values, name) if "." in name else values.get(name)
                 if value is not None:
                     found[field] = read(value, name)
                     break
@@ -258,6 +261,12 @@ class Body(msgspec.Struct, frozen=True, kw_only=True):
     def names(cls) -> frozenset[str]:
         """All names in JSON."""
         return frozenset(name for field in _fields(cls).values() for name in field.names)
+
+
+def _member(values: Mapping[str, Any], path: str) -> Any:
+    outer, _, inner = path.partition(".")
+    found = values.get(outer)
+    return found.get(inner) if isinstance(found, dict) else None
 
 
 @cache
@@ -525,7 +534,9 @@ class GenerationBody(Body, frozen=True):
     json_schema: Any = None
     response_format: Annotated[_ResponseFormat, Nested(_ResponseFormat)] = _ResponseFormat()
     reasoning_budget: Annotated[
-        int, Integer(low=-1, is_limit=True), Names("reasoning_budget_tokens", "thinking_budget_tokens")
+        int,
+        Integer(low=-1, is_limit=True),
+        Names("reasoning_budget_tokens", "thinking_budget_tokens", "thinking.budget_tokens", "reasoning.max_tokens"),
     ] = -1
     reasoning_budget_message: Annotated[str | None, _budget_message] = None
 
@@ -569,8 +580,19 @@ class InfillBody(CompletionBody, frozen=True):
     input_extra: Any = None
 
 
+def _reasons(value: Any, name: str) -> bool | None:
+    if isinstance(value, dict):
+        return None
+    if name == "thinking.type":
+        return False if value == "disabled" else None
+    return boolean(value, name)
+
+
 class ConversationBody(Body, frozen=True):
-    """The fields of a chat request that become its prompt. ``parallel_tool_calls`` None: as the template can."""
+    """The fields of a chat request that become its prompt. ``parallel_tool_calls`` None: as the template can.
+
+    ``enable_thinking`` is a switch in the words of several APIs, None if they leave it to ``chat_template_kwargs``.
+    """
 
     messages: Any = None
     tools: Any = None
@@ -578,7 +600,12 @@ class ConversationBody(Body, frozen=True):
     parse_tool_calls: bool = True
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] = msgspec.field(default_factory=dict)
-    reasoning_effort: str = ""
+    reasoning_effort: Annotated[str, Names("reasoning_effort", "reasoning.effort")] = ""
+    enable_thinking: Annotated[
+        bool | None,
+        _reasons,
+        Names("enable_thinking", "think", "reasoning.enabled", "thinking.type", "reasoning", "thinking"),
+    ] = None
     add_generation_prompt: bool | None = None
     continue_final_message: Any = None
     grammar: str | None = None

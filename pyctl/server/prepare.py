@@ -130,7 +130,9 @@ def _chat_request(service: Service, body: ConversationBody, fetched: Fetched) ->
     kwargs = dict(body.chat_template_kwargs)
     if isinstance(kwargs.get("enable_thinking"), str):
         raise RequestError("'chat_template_kwargs.enable_thinking' must be true or false, not a string")
-    if body.reasoning_effort == "none":
+    if body.enable_thinking:
+        kwargs.setdefault("enable_thinking", True)
+    if body.reasoning_effort == "none" or body.enable_thinking is False:
         kwargs["enable_thinking"] = False
     elif body.reasoning_effort:
         kwargs["reasoning_effort"] = body.reasoning_effort

@@ -149,12 +149,37 @@ def test_reasoning_formats() -> None:
     assert server.chat()["choices"][0]["message"] == inside
 
 
-def test_thinking_can_be_turned_off() -> None:
-    bench = Bench(play("Yes"), toy.THINKING)
-    for fields in ({"reasoning_effort": "none"}, {"chat_template_kwargs": {"enable_thinking": False}}):
-        assert bench.chat(**fields)["choices"][0]["message"] == {"role": "assistant", "content": "Yes"}
-        prompt = bench.worker.requests[-1].prompt.tokens.tolist()
-        assert bench.tokenizer.detokenize(prompt).endswith(b"<think>\n\n</think>\n\n")
+@pytest.mark.parametrize(
+    ("fields", "reasons"),
+    [
+        ({"reasoning_effort": "none"}, False),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, False),
+        ({"thinking": {"type": "disabled"}}, False),
+        ({"reasoning": {"enabled": False}}, False),
+        ({"reasoning": {"effort": "none"}}, False),
+        ({"enable_thinking": False}, False),
+        ({"think": False}, False),
+        ({"thinking": {"type": "enabled"}, "reasoning": {"effort": "low"}, "think": True}, True),
+        ({"thinking": {"type": None}, "reasoning": {}, "enable_thinking": None}, True),
+    ],
+)
+def test_reasoning_is_switched_in_the_words_of_any_api(fields: dict[str, Any], reasons: bool) -> None:
+    bench = Bench(play("</think>Yes" if reasons else "Yes"), toy.THINKING)
+    assert bench.chat(**fields)["choices"][0]["message"] == {"role": "assistant", "content": "Yes"}
+    prompt = bench.tokenizer.detokenize(bench.worker.requests[-1].prompt.tokens.tolist())
+    assert prompt.endswith(b"<think>\n" if reasons else b"<think>\n\n</think>\n\n")
+    assert bench.post("/apply-template", {"messages": HI, **fields}).json()["prompt"].encode() == prompt
+
+
+@pytest.mark.parametrize(
+    "fields", [{"thinking": {"type": "enabled", "budget_tokens": 7}}, {"reasoning": {"max_tokens": 7}}]
+)
+def test_a_budget_of_reasoning_in_the_words_of_another_api(fields: dict[str, Any]) -> None:
+    bench = Bench(play("</think>Yes"), toy.THINKING)
+    bench.chat(**fields)
+    limit = bench.worker.requests[0].reasoning
+    assert limit is not None
+    assert limit.n_tokens == 7
 
 
 def test_a_prefilled_reply_is_continued() -> None:
