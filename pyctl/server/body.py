@@ -564,6 +564,7 @@ class CompletionBody(GenerationBody, frozen=True):
     """POST /completion and /v1/completions. A raw prompt has to name the tags of its reasoning itself."""
 
     prompt: Any = None
+    suffix: str = ""
     n_probs: Annotated[int, _count_or_switch, Names("n_probs", "logprobs")] = 0
     reasoning_start: Annotated[str, _start_tag, Names("reasoning_budget_start_tag")] = ""
     reasoning_ends: Annotated[

@@ -196,6 +196,8 @@ def _prompts(service: Service, body: AnyBody, fetched: Fetched) -> Iterator[_Ask
     constraint, reasoning = _raw_constraint(body), _raw_reasoning(service, body)
     bos = service.info.bos_token if service.tokenizer.add_bos else ""
     value = infill_prompt(service, body) if isinstance(body, InfillBody) else body.prompt
+    if body.suffix and not isinstance(body, InfillBody):
+        value = _with_suffix(service, body)
     for part in value if isinstance(value, list) else [value]:
         if isinstance(part, str):
             _refuse_long(service, part)
@@ -425,6 +427,15 @@ def infill_prompt(service: Service, body: InfillBody) -> list[int]:
     bos = [service.tokenizer.bos] if service.tokenizer.add_bos else []
     room = max(service.info.n_ctx - n_batch - 2 * settings.n_predict, 0)
     return [*_last(_extra(service, body.input_extra, special), room), *bos, *before, *after, special["mid"], *prompt]
+
+
+def _with_suffix(service: Service, body: CompletionBody) -> list[int]:
+    """The prompt of a completion before ``suffix``. Raises as `infill_prompt` does."""
+    if not isinstance(body.prompt, str):
+        raise RequestError("'prompt' must be one text with 'suffix'")
+    if body.options.echo:
+        raise NotSupportedError("'echo' is not supported with 'suffix'")
+    return infill_prompt(service, InfillBody(input_prefix=body.prompt, input_suffix=body.suffix))
 
 
 def _part(service: Service, value: Any, name: str) -> list[int]:

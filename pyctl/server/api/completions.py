@@ -12,7 +12,7 @@ from starlette.responses import Response
 from pyctl.chat.reply import CallDelta, ParsedReply, ReplyDelta
 from pyctl.engine.backend import TopTokens
 from pyctl.engine.request import Done, Piece, Progress
-from pyctl.errors import RequestError
+from pyctl.errors import NotSupportedError, RequestError
 from pyctl.prompt import Prompt
 from pyctl.server.body import Body, ChatBody, CompletionBody, InfillBody
 from pyctl.server.http import JsonResponse, encode, frame
@@ -283,14 +283,22 @@ class TextReply(_OpenAIReply):
     kind = "text_completion"
     chunk_kind = "text_completion"
 
+    def __init__(self, service: Service, prepared: PreparedReply, answer: _Answer) -> None:
+        super().__init__(service, prepared, answer)
+        bos = service.info.bos_token if service.tokenizer.add_bos else ""
+        self._echo = prepared.prompt_text.removeprefix(bos) if self.options.echo else ""
+        if self.options.echo and self.request.n_probs:
+            raise NotSupportedError("'logprobs' is not supported with 'echo': prompts have no log-probabilities")
+
     def progress_frames(self, progress: Progress) -> bytes:
         return self._chunk("", [], self.extras(progress))
 
     def piece_frames(self, piece: Piece) -> bytes:
-        return self._chunk(piece.text, list(piece.probs), self.extras())
+        echo, self._echo = self._echo, ""
+        return self._chunk(echo + piece.text, list(piece.probs), self.extras())
 
     def ended(self, done: Done) -> bytes:
-        choice = {"text": "", "index": self.index, "logprobs": None, "finish_reason": _finish(done)}
+        choice = {"text": self._echo, "index": self.index, "logprobs": None, "finish_reason": _finish(done)}
         body = self.body(choice, done)
         if len(self._answer.prompts) == 1:  # as llama-server sends it
             return frame(encode(body))
@@ -299,7 +307,8 @@ class TextReply(_OpenAIReply):
 
     def whole(self, done: Done) -> dict[str, Any]:
         logprobs = self.logprobs(self.probs) if self.request.n_probs else None
-        choice = {"text": self.text(), "index": self.index, "logprobs": logprobs, "finish_reason": _finish(done)}
+        text = self._echo + self.text()
+        choice = {"text": text, "index": self.index, "logprobs": logprobs, "finish_reason": _finish(done)}
         return self.body(choice, done)
 
     def _chunk(self, text: str, probs: list[TopTokens], extras: bytes) -> bytes:

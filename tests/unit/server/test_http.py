@@ -205,12 +205,6 @@ def test_images_are_not_supported() -> None:
     check(Bench(play("x")).post("/completion", multimodal), 400, "invalid_request_error")
 
 
-@pytest.mark.parametrize("fields", [{"echo": True}, {"suffix": "x"}, {"best_of": 3}])
-def test_what_llama_server_passes_over_in_completions(fields: dict[str, Any]) -> None:
-    response = Bench(play("x")).post("/v1/completions", {"prompt": "a", **fields})
-    assert response.json()["choices"][0]["text"] == "x"
-
-
 def test_unknown_fields_and_nulls_are_ignored() -> None:
     bench = Bench(play("x"))
     bench.chat(no_such_field={"a": 1}, temperature=None, stop=None, tools=None, response_format={"type": "text"})

@@ -19,11 +19,11 @@ class Tokenizer(ByteTokenizer):
         return {text[6:9]: token for text, token in self.special_tokens().items() if "fim" in text}
 
 
-def ask(tokens: set[str], fields: dict[str, Any], **settings: Any) -> tuple[Any, str]:
+def ask(tokens: set[str], fields: dict[str, Any], path: str = "/infill", **settings: Any) -> tuple[Any, str]:
     """The response, and the prompt's text."""
     tokenizer = Tokenizer([*CHATML_SPECIALS, *sorted(tokens)], eos="<|im_end|>")
     bench = Bench(play("x"), tokenizer=tokenizer, replies=ReplySettings(**settings))
-    response = bench.post("/infill", fields)
+    response = bench.post(path, fields)
     prompt = bench.worker.requests[0].prompt.tokens.tolist() if bench.worker.requests else []
     return response, tokenizer.detokenize(prompt).decode()
 
@@ -34,6 +34,15 @@ def test_prefix_and_suffix() -> None:
     assert prompt == "<|fim_pre|>def f(<|fim_suf|>\n<|im_end|><|fim_mid|>a"
     assert response.json()["content"] == "x"
     assert ask(GAPS, fields, spm_infill=True)[1] == "<|fim_suf|>\n<|im_end|><|fim_pre|>def f(<|fim_mid|>a"
+
+
+def test_a_completion_before_a_suffix() -> None:
+    fields = {"prompt": "def f(", "suffix": "):"}
+    response, prompt = ask(GAPS, fields, "/v1/completions")
+    assert prompt == "<|fim_pre|>def f(<|fim_suf|>):<|fim_mid|>"
+    assert response.json()["choices"][0]["text"] == "x"
+    for more, status in (({"prompt": ["a", "b"]}, 400), ({"prompt": [97]}, 400), ({"echo": True}, 501)):
+        assert ask(GAPS, {**fields, **more}, "/v1/completions")[0].status_code == status
 
 
 def test_extra_context() -> None:

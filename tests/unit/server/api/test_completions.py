@@ -86,3 +86,15 @@ def test_usage_counts_all_replies_and_each_prompt_once(
     assert n_choices == 1 or chunks[-1]["choices"] == []
     if n_choices > 1:
         assert not any("usage" in chunk for chunk in bench.stream(path, fields)[:-1])
+
+
+@pytest.mark.parametrize("prompt", ["one ", [111, 110, 101, 32], ["one ", "one "]])
+def test_a_completion_echoes_its_prompt(prompt: Any) -> None:
+    bench = Bench(play("x", "y"))
+    body = bench.post("/v1/completions", {"prompt": prompt, "echo": True, "n": 2}).json()
+    assert {choice["text"] for choice in body["choices"]} == {"one xy"}
+    *chunks, _ = bench.stream("/v1/completions", {"prompt": prompt, "echo": True})
+    first = [chunk["choices"][0]["text"] for chunk in chunks if chunk["choices"][0]["index"] == 0]
+    assert first == ["one x", "y", ""]
+    *chunks, _ = Bench(play(stop="limit")).stream("/v1/completions", {"prompt": "one ", "echo": True, "max_tokens": 0})
+    assert [chunk["choices"][0]["text"] for chunk in chunks] == ["one "]
