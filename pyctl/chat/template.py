@@ -132,8 +132,6 @@ class Template:
 class _Missing(jinja2.ChainableUndefined):
     """A missing variable or member. Its members are missing, too, and its methods make nothing, as in llama-server."""
 
-    __slots__ = ()
-
     def strip(self, *args: Any) -> str:
         return ""
 

@@ -18,13 +18,14 @@ import msgspec
 
 from pyctl.convert import INT32_MAX
 from pyctl.engine.sampling import RANDOM_SEED, SAMPLER_LETTERS, Sampling, range_of, sampler_named
-from pyctl.errors import RequestError
+from pyctl.errors import NotSupportedError, RequestError
 from pyctl.limit import limit
 
 __all__ = [
     "LETTERS_PER_TOKEN",
     "MOST_BIASES",
     "MOST_REPLIES",
+    "ONE_REPLY",
     "AnyBody",
     "Body",
     "ByteAccount",
@@ -46,6 +47,7 @@ __all__ = [
     "others",
     "parse_json",
     "parse_object",
+    "refuse",
     "scales_of",
 ]
 
@@ -321,6 +323,20 @@ def others(values: Mapping[str, Any], body: type[Body], ignored: frozenset[str])
     return {name: value for name, value in values.items() if name not in own}
 
 
+def refuse(values: Mapping[str, Any], not_done: Mapping[str, tuple[Any, ...]]) -> None:
+    """Raise NotSupportedError for a field that is known, but not done here, if it asks for something.
+
+    ``not_done`` has by its name a hint, and the values that ask for nothing, as null, false, 0 and empty ones do.
+    """
+    for name, (hint, *idle) in not_done.items():
+        value = values.get(name)
+        if value and value not in idle:
+            raise NotSupportedError(f"'{name}' is not supported: {hint}")
+
+
+ONE_REPLY = dict.fromkeys(("n", "n_cmpl"), ("this API has one reply to a request", 1))
+"""For `refuse`."""
+
 # -- requests that generate -----------------------------------------------------------------------------------------
 
 MOST_CHOICES = limit(128, "`n`, choices of a request", "400", "request")
@@ -511,6 +527,16 @@ class _ResponseFormat(Body, frozen=True):
     json_schema: Any = None
 
 
+_NOT_DONE: dict[str, tuple[Any, ...]] = {
+    "audio": ("replies are text",),
+    "function_call": ("use 'tool_choice'", "none", "auto"),
+    "functions": ("use 'tools'",),
+    "modalities": ("replies are text", ["text"]),
+    "web_search_options": ("add a tool that searches",),
+}
+"""What OpenAI's APIs have beyond these fields."""
+
+
 class GenerationBody(Body, frozen=True):
     """Fields of every request that generates. ``max_tokens`` None means the server's own, -1 until the context is
     full; ``n`` is replies per prompt; ``sampling`` holds members of `Sampling`.
@@ -540,6 +566,13 @@ class GenerationBody(Body, frozen=True):
     ] = -1
     reasoning_budget_message: Annotated[str | None, _budget_message] = None
 
+    @classmethod
+    def of(cls: type[B], values: Mapping[str, Any]) -> B:
+        refuse(
+            values, {**_NOT_DONE, "best_of": ("all replies that are made come back, 'n' of them", 1, values.get("n"))}
+        )
+        return super().of(values)
+
     @property
     def schema(self) -> Any:
         """The JSON schema that the reply has to follow; None without one. Raises RequestError."""
@@ -548,7 +581,9 @@ class GenerationBody(Body, frozen=True):
             schema = form.schema or {}
         elif form.type == "json_schema":
             wrapped = {} if form.json_schema is None else json_object(form.json_schema, "json_schema")
-            schema = wrapped.get("schema") or {}
+            if "schema" not in wrapped and wrapped.keys() - {"name", "description", "strict"}:
+                raise RequestError("'json_schema' must hold the schema as its member 'schema'")
+            schema = wrapped.get("schema") or form.schema or {}  # beside the type as llama-server's README has it
         elif form.type not in ("", "text", "json_object"):
             kinds = '"text", "json_object" or "json_schema"'
             raise RequestError(f"response_format type must be one of {kinds}, not: {form.type}")

@@ -55,6 +55,7 @@ REASONS: tuple[tuple[str, str, str], ...] = (
     ("^/infill prompt='a'", "value of prompt", "it begins the reply, as llama-server's README says of it"),
     ("(n|n_cmpl)=99", r"^status: 400 / 200$", "taken one after another when there are fewer sequences"),
     (r"(n|n_cmpl)=2, streamed", "value of (choices.*)?index", "two replies at a time come in any order"),
+    ("^/v1/completions best_of=2", r"^status: 200 / 501$", "known and not done: refused, where it asks for something"),
     ("^/v1/completions n(_cmpl)?=2, streamed", r"missing (\S+\.)?usage", "a sum of all, if asked for"),
     ("verbose=True", "(__verbose|preserved_tokens)", "what only developers of llama-server look at, in whole replies"),
     ("(max_tokens|n_predict)=0", "missing .*reasoning_content", "no token is made"),

@@ -7,7 +7,8 @@ llama-server's, so that both render the same prompt, but for these:
 * The text blocks of an assistant turn are one text again, as the model wrote it, whatever the template makes of parts.
 * ``tool_choice`` none and a named tool, ``disable_parallel_tool_use`` and ``thinking`` disabled are obeyed;
   llama-server ignores the wish or widens it.
-* ``output_config.format`` binds the reply to a schema; llama-server ignores it.
+* ``output_config.format``, ``output_format`` in betas, binds the reply to a schema; llama-server ignores it.
+* ``n`` above 1, ``mcp_servers`` and ``container`` are refused; llama-server ignores them.
 * A document is read if it is plain text, and refused otherwise; llama-server drops it in silence.
 """
 
@@ -17,7 +18,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pyctl.errors import RequestError
-from pyctl.server.body import Body, Nested, items, json_object, others
+from pyctl.server.body import ONE_REPLY, Body, Names, Nested, items, json_object, others, refuse
 from pyctl.server.http import encode
 from pyctl.server.images import ImagePart
 
@@ -38,16 +39,6 @@ class _Thinking(Body, frozen=True):
     budget_tokens: int = _THINKING_BUDGET
 
 
-class _Format(Body, frozen=True):
-    type: Any = None
-    schema: Any = None
-
-
-class _OutputConfig(Body, frozen=True):
-    effort: str = ""
-    format: Annotated[_Format, Nested(_Format)] = _Format()
-
-
 class _MessagesBody(Body, frozen=True):
     """POST /v1/messages"""
 
@@ -58,7 +49,8 @@ class _MessagesBody(Body, frozen=True):
     stop_sequences: Any = None
     max_tokens: Any = _N_PREDICT
     thinking: Annotated[_Thinking, Nested(_Thinking)] = _Thinking()
-    output_config: Annotated[_OutputConfig, Nested(_OutputConfig)] = _OutputConfig()
+    effort: Annotated[str, Names("output_config.effort")] = ""
+    format: Annotated[dict[str, Any] | None, Names("output_config.format", "output_format")] = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
@@ -89,24 +81,19 @@ class _Tool(Body, frozen=True):
 
 
 _IGNORED = frozenset(
-    {
-        "model",
-        "metadata",
-        "output_format",
-        "cache_control",
-        "container",
-        "context_management",
-        "mcp_servers",
-        "service_tier",
-        "inference_geo",
-        "n",
-        "n_cmpl",
-    }
+    {"model", "metadata", "output_config", "output_format", "cache_control", "context_management", "service_tier"}
+    | {"inference_geo", "n", "n_cmpl"}
 )
 """Fields that mean nothing to us, and of chat completions what this API does not have."""
 
 
-_OWN_FIELDS = ("stop_sequences", "thinking", "output_config")
+_NOT_DONE = {
+    **ONE_REPLY,
+    "container": ("this server runs no code",),
+    "mcp_servers": ("connect to them in the client",),
+}
+
+_OWN_FIELDS = ("stop_sequences", "thinking", "output_config", "output_format")
 
 _OWN_BLOCKS = ("thinking", "redacted_thinking", "tool_use", "tool_result", "document", "image")
 
@@ -131,6 +118,7 @@ def _objects(value: Any) -> list[dict[str, Any]]:
 
 def chat_fields(values: Mapping[str, Any]) -> dict[str, Any]:
     """The chat completion that ``values`` ask for. Raises RequestError."""
+    refuse(values, _NOT_DONE)
     body = _MessagesBody.of(values)
     chat = others(values, _MessagesBody, _IGNORED)
     chat["messages"] = [*_system(body.system), *_messages(body.messages)]
@@ -151,11 +139,10 @@ def chat_fields(values: Mapping[str, Any]) -> dict[str, Any]:
         chat["thinking_budget_tokens"] = body.thinking.budget_tokens
     elif body.thinking.type == "disabled":
         chat["chat_template_kwargs"] = {"enable_thinking": False, **(body.chat_template_kwargs or {})}
-    if effort := body.output_config.effort:
-        chat["reasoning_effort"] = "high" if effort == "max" else effort
-    output = body.output_config.format
-    if output.type == "json_schema":
-        chat["response_format"] = {"type": "json_schema", "json_schema": {"schema": output.schema}}
+    if body.effort:
+        chat["reasoning_effort"] = "high" if body.effort == "max" else body.effort
+    if body.format is not None:
+        chat["response_format"] = body.format
     return chat
 
 

@@ -33,7 +33,7 @@ from pyctl.chat.rendering import unreadable
 from pyctl.errors import RequestError
 from pyctl.limit import limit
 from pyctl.server.api.custom_tool import arguments_of, function_of
-from pyctl.server.body import Body, ByteAccount, Nested, others
+from pyctl.server.body import ONE_REPLY, Body, ByteAccount, Nested, others, refuse
 from pyctl.server.images import ImagePart
 from pyctl.server.stores import ConversationStore, ResponseStore
 
@@ -122,6 +122,7 @@ class ResponseRequest:
 
         Raises RequestError, and NotFoundError for a previous response or a conversation that is unknown.
         """
+        refuse(values, ONE_REPLY)
         body = ResponsesBody.of(values)
         previous, conversation = body.previous_response_id or None, _conversation(body.conversation)
         account = ByteAccount()

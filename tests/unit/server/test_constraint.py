@@ -26,6 +26,7 @@ CONTROLS = {text: 256 + number for number, text in enumerate(toy.CHATML_SPECIALS
         ({"response_format": {"type": "json_object", "schema": SCHEMA}}, SCHEMA),
         ({"response_format": {"type": "json_object"}, "json_schema": SCHEMA}, SCHEMA),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}}, SCHEMA),
+        ({"response_format": {"type": "json_schema", "schema": SCHEMA}}, SCHEMA),
         ({"response_format": {"type": "json_schema"}}, ANY),
         ({"json_schema": SCHEMA}, SCHEMA),
         ({"json_schema": {}}, ANY),

@@ -156,7 +156,7 @@ def test_options_have_their_openai_names() -> None:
         "stream": True,
         "thinking_budget_tokens": 99,
         "reasoning_effort": "high",
-        "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "object"}}},
+        "response_format": {"type": "json_schema", "schema": {"type": "object"}},
         "cache_prompt": False,
     }
 
@@ -164,6 +164,13 @@ def test_options_have_their_openai_names() -> None:
 def test_what_is_left_out_has_llama_servers_defaults() -> None:
     assert converted([HI]) == {"messages": [HI], "max_tokens": 4096}
     assert converted([HI], thinking={"type": "enabled"})["thinking_budget_tokens"] == 10000
+
+
+def test_a_schema_as_betas_wrote_it() -> None:
+    form, other = ({"type": "json_schema", "schema": {"type": kind}} for kind in ("object", "array"))
+    assert converted([HI], output_format=form)["response_format"] == form
+    assert converted([HI], output_format=form, output_config={"format": other})["response_format"] == other
+    assert "response_format" not in converted([HI], output_format=None, output_config={"effort": "low"})
 
 
 def test_disabled_thinking_is_not_begun() -> None:

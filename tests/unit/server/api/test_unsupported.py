@@ -89,3 +89,42 @@ def test_an_adapter_that_is_left_out_would_get_0(entries: list[Any], is_kept: bo
     assert bench.client.post("/lora-adapters", json=entries).status_code == (200 if is_kept_for_all else 501)
     if not is_kept:
         assert bench.post("/cache/warm", fields).status_code == 501
+
+
+CHAT, MESSAGES, TEXT, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/completions", "/v1/responses"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (CHAT, {"functions": [{"name": "f"}]}),
+        (CHAT, {"function_call": {"name": "f"}}),
+        (CHAT, {"modalities": ["text", "audio"]}),
+        (CHAT, {"audio": {"voice": "alloy", "format": "wav"}}),
+        (CHAT, {"web_search_options": {"search_context_size": "low"}}),
+        (MESSAGES, {"n": 2}),
+        (MESSAGES, {"mcp_servers": [{"type": "url", "url": "https://example.org", "name": "x"}]}),
+        (MESSAGES, {"container": "container_1"}),
+        (RESPONSES, {"n_cmpl": 2}),
+        (TEXT, {"best_of": 3, "n": 2}),
+        (TEXT, {"suffix": "x"}),
+        (TEXT, {"echo": True, "logprobs": 1}),
+    ],
+)
+def test_what_is_not_done_is_refused_in_one_line(path: str, fields: dict[str, Any]) -> None:
+    bench = Bench(play("x", probs=(-1.0,)))
+    body = {"messages": HI} if path in (CHAT, MESSAGES) else {"input": "x"} if path == RESPONSES else {"prompt": "x"}
+    for stream in (False, True):
+        response = bench.post(path, {**body, **fields, "stream": stream})
+        assert response.status_code == 501, response.text
+        assert "not supported" in response.text
+    assert not bench.worker.requests
+    nothing = {
+        "functions": [],
+        "function_call": "auto",
+        "modalities": ["text"],
+        "audio": None,
+        "web_search_options": {},
+    }
+    nothing |= {"n": 1, "n_cmpl": None, "mcp_servers": [], "container": None, "best_of": 1, "suffix": "", "echo": False}
+    assert bench.post(path, {**body, **nothing}).status_code == 200
