@@ -1,4 +1,4 @@
-// Tools of the server's MCP servers: those offered to the model, those that run without confirmation, and their results.
+// Tools of MCP servers: those offered to the model, those that run without confirmation, and their results.
 
 import { $, ask, count, el } from "./dom.js";
 import * as api from "./api.js";
