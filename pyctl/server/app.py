@@ -95,8 +95,6 @@ ProcessHandler: TypeAlias = Callable[[Models, Request], Awaitable[ASGIApp]]
 
 Endpoint: TypeAlias = Callable[[Request], Awaitable[ASGIApp]]
 
-_MANAGED = ("pull", "push", "create", "copy", "blobs/{digest}")
-
 _OF_PROCESS: dict[str, dict[str, ProcessHandler]] = {
     "GET": {
         "/health": model_list.health,
@@ -112,7 +110,7 @@ _OF_PROCESS: dict[str, dict[str, ProcessHandler]] = {
         "/api/tags": ollama.tags,
         "/api/ps": ollama.loaded_models,
         "/api/version": ollama.version,
-        "/api/blobs/{digest}": ollama.manage,
+        "/api/{name:path}": ollama.refuse,
     },
     "POST": {
         **dict.fromkeys(("/audio/transcriptions", "/v1/audio/transcriptions"), info.transcribe),
@@ -124,13 +122,13 @@ _OF_PROCESS: dict[str, dict[str, ProcessHandler]] = {
         "/page/pdf": _read_pdf,
         "/v1/conversations": responses.create_conversation,
         "/v1/conversations/{id}": responses.change_conversation,
-        **dict.fromkeys((f"/api/{name}" for name in _MANAGED), ollama.manage),
+        "/api/{name:path}": ollama.refuse,
     },
     "DELETE": {
         "/v1/stream": streams.end,
         "/v1/responses/{id}": responses.delete,
         "/v1/conversations/{id}": responses.delete_conversation,
-        "/api/delete": ollama.manage,
+        "/api/{name:path}": ollama.refuse,
     },
 }
 
@@ -180,7 +178,6 @@ _OF_MODEL: dict[str, dict[str, Handler]] = {
         "/api/generate": ollama.generate,
         "/api/show": ollama.show,
         "/api/embed": ollama.embed,
-        "/api/embeddings": ollama.embeddings,
     },
     "DELETE": {
         "/cache": prefix_cache.clear,
@@ -238,10 +235,6 @@ def create_app(models: Models) -> Starlette:
     settings = models.shared.settings
     paths: dict[str, dict[str, Endpoint]] = {}
     tables = (_OF_PROCESS,) if models.only is not None else (_OF_PROCESS, _OF_ROUTER)
-    for method, process_handlers in (item for table in tables for item in table.items()):
-        for path, process_handler in process_handlers.items():
-            of_process = partial(process_handler, models)
-            paths.setdefault(path, {})[method] = _guarded(settings, process_handler, of_process, form_of(path))
     for method, handlers in _OF_MODEL.items():
         for path, handler in handlers.items():
             of_model = partial(_answer, models, handler, form_of(path))
@@ -250,6 +243,11 @@ def create_app(models: Models) -> Starlette:
                 kept = partial(outlive, models.shared.streams, answer)
                 answer = _guarded(settings, handler, kept, form_of(path))
             paths.setdefault(path, {})[method] = answer
+    # After those of models: the first path that fits counts, and "/api/{name:path}" fits many.
+    for method, process_handlers in (item for table in tables for item in table.items()):
+        for path, process_handler in process_handlers.items():
+            of_process = partial(process_handler, models)
+            paths.setdefault(path, {})[method] = _guarded(settings, process_handler, of_process, form_of(path))
     routes: list[BaseRoute] = [
         Route(settings.api_prefix + path, _by_method(endpoints), methods=list(endpoints))
         for path, endpoints in paths.items()

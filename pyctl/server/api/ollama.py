@@ -2,8 +2,8 @@
 
 It has the engine, the cache, the tools and the images of all other APIs. What differs from Ollama:
 
-* The server has its own model, whatever name a request gives. Models are chosen when the server starts, so `manage`
-  refuses what Ollama does with them. Names in lists have the tag ``latest``, by which clients look for them.
+* The server has its own model, whatever name a request gives. Models are chosen when the server starts, so `refuse`
+  answers all other paths. Names in lists have the tag ``latest``, by which clients look for them.
 * ``options`` that load a model (num_ctx, num_gpu, ...) have no effect, nor has ``keep_alive``: the model is loaded.
 * A prompt that does not fit is refused; Ollama leaves out old messages.
 * Without ``options``, sampling parameters are those of the server.
@@ -50,11 +50,10 @@ __all__ = [
     "chat",
     "chat_body",
     "embed",
-    "embeddings",
     "generate",
     "generate_body",
     "loaded_models",
-    "manage",
+    "refuse",
     "show",
     "tags",
     "version",
@@ -110,10 +109,9 @@ class _Message(Body, frozen=True):
 
 
 class _EmbedBody(Body, frozen=True):
-    """POST /api/embed, and with ``prompt`` /api/embeddings"""
+    """POST /api/embed"""
 
     input: Any = None
-    prompt: str = ""
     truncate: bool = True
     dimensions: Annotated[int | None, Integer(low=1)] = None
 
@@ -173,20 +171,13 @@ def _generation(values: Mapping[str, Any], body: OllamaBody) -> dict[str, Any]:
         raise RequestError("'format' must be \"json\" or a JSON schema")
     if body.logprobs:
         asked["n_probs"] = max(body.top_logprobs, 1)
-    if isinstance(body.think, bool):
-        asked["chat_template_kwargs"] = {"enable_thinking": body.think, **body.chat_template_kwargs}
-    else:
-        asked["chat_template_kwargs"] = body.chat_template_kwargs
-        if body.think is not None:
-            asked["reasoning_effort"] = _effort(body.think)
+    switch = {"enable_thinking": body.think} if isinstance(body.think, bool) else {}
+    asked["chat_template_kwargs"] = {**switch, **body.chat_template_kwargs}
+    if isinstance(body.think, str) and body.think in _EFFORTS:
+        asked["reasoning_effort"] = _EFFORTS[body.think]
+    elif body.think is not None and not switch:
+        raise RequestError(f"'think' must be true, false or one of {', '.join(_EFFORTS)}")
     return asked
-
-
-def _effort(think: Any) -> str:
-    if not isinstance(think, str) or think not in _EFFORTS:
-        levels = ", ".join(f'"{level}"' for level in _EFFORTS)
-        raise RequestError(f"invalid think value: it must be true, false or one of {levels}")
-    return _EFFORTS[think]
 
 
 def _options(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -215,10 +206,11 @@ def _messages(values: list[Any]) -> list[dict[str, Any]]:
         if message.thinking:
             found["reasoning_content"] = message.thinking
         if message.tool_calls:
-            calls = [_call(call, n_calls + number) for number, call in enumerate(message.tool_calls)]
+            found["tool_calls"] = calls = [
+                _call(call, n_calls + n, f"{at}.tool_calls[{n}]") for n, call in enumerate(message.tool_calls)
+            ]
             n_calls += len(calls)
-            open_calls = [(_name(call), str(call.get("id"))) for call in calls if isinstance(call, dict)]
-            found["tool_calls"] = calls
+            open_calls = [(call["function"]["name"], str(call["id"])) for call in calls]
         if role == "tool":
             if message.tool_name is not None:
                 found["name"] = message.tool_name
@@ -237,20 +229,15 @@ def _content(text: Any, images: list[Any], at: str) -> Any:
     return [*parts, {"type": "text", "text": text}]
 
 
-def _call(call: Any, number: int) -> Any:
+def _call(call: Any, number: int, at: str) -> dict[str, Any]:
     """A call as OpenAI writes it, with its arguments as JSON text."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
-        return call
+        raise RequestError(f"{at} must be an object with a function")
     arguments = function.get("arguments")
     text = encode({} if arguments is None else arguments).decode() if not isinstance(arguments, str) else arguments
     call_id = call.get("id") or f"call{number:05}"
     return {"id": call_id, "type": "function", "function": {"name": function.get("name"), "arguments": text}}
-
-
-def _name(call: Mapping[str, Any]) -> Any:
-    function = call.get("function")
-    return function.get("name") if isinstance(function, dict) else None
 
 
 def _answered(open_calls: list[tuple[Any, str]], name: str | None) -> str | None:
@@ -275,6 +262,7 @@ class OllamaReply(EventReply):
 
     media_type = "application/x-ndjson"
     error_form = staticmethod(ollama_error)
+    read: Callable[[Mapping[str, Any]], AnyBody | None] = staticmethod(chat_body)
 
     def __init__(self, service: Service, prepared: PreparedReply) -> None:
         super().__init__(service, prepared)
@@ -284,7 +272,8 @@ class OllamaReply(EventReply):
         self._calls: list[dict[str, Any]] = []
         self._held_probs: list[TopTokens] = []
 
-    def said(self, thinking: str, content: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
+    @staticmethod
+    def said(thinking: str, content: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
         """The members of a chunk that hold more of the reply."""
         message: dict[str, Any] = {"role": "assistant", "content": content}
         if thinking:
@@ -292,12 +281,6 @@ class OllamaReply(EventReply):
         if calls:
             message["tool_calls"] = calls
         return {"message": message}
-
-    @classmethod
-    def loaded(cls, service: Service) -> dict[str, Any]:
-        """The answer to a request that only wants the model loaded."""
-        empty = {"message": {"role": "assistant", "content": ""}}
-        return {"model": service.model, "created_at": _now(), **empty, "done": True, "done_reason": "load"}
 
     def sent(self, events: list[dict[str, Any]]) -> bytes:
         return json_lines(events)
@@ -332,23 +315,18 @@ class OllamaReply(EventReply):
         return events  # the API has no place for it
 
     def more(self, delta: ReplyDelta) -> list[dict[str, Any]]:
-        n_calls = len(self._calls)
-        if delta.reasoning or delta.content:
-            self._end_call()
+        calls = self._end_call() if delta.reasoning or delta.content else []
         for call in delta.calls:
             if call.name:
-                self._end_call()
+                calls += self._end_call()
                 self._call = call
             self._arguments.append(call.arguments)
         if not self.options.stream:
             self._deltas.append(delta)
-        calls = self._calls[n_calls:]
         return [self._chunk(delta.reasoning, delta.content, calls)] if delta.reasoning or delta.content or calls else []
 
     def close(self, done: Done) -> list[dict[str, Any]]:
-        n_calls = len(self._calls)
-        self._end_call(is_whole=done.stop_type != "limit")
-        calls = self._calls[n_calls:]
+        calls = self._end_call(is_whole=done.stop_type != "limit")
         return [*([self._chunk("", "", calls)] if calls else ()), {**self._chunk("", "", []), **self._end(done)}]
 
     def body(self, done: Done) -> dict[str, Any]:
@@ -375,21 +353,22 @@ class OllamaReply(EventReply):
             "eval_duration": _ns(timings.predicted_ms),
         }
 
-    def _end_call(self, *, is_whole: bool = True) -> None:
-        """Complete the call that is open; without a whole reply only if its arguments are complete."""
+    def _end_call(self, *, is_whole: bool = True) -> list[dict[str, Any]]:
+        """Complete the call that is open, if any; without a whole reply only if its arguments are complete."""
         call, text = self._call, "".join(self._arguments)
         self._call, self._arguments = None, []
         if call is None:
-            return
+            return []
         try:
             arguments = parse_json(text)
         except ValueError:
             arguments = None
-        if isinstance(arguments, dict) or is_whole:
-            found = arguments if isinstance(arguments, dict) else {}
-            self._calls.append(
-                {"id": call.id, "function": {"index": call.index, "name": call.name, "arguments": found}}
-            )
+        if not isinstance(arguments, dict) and not is_whole:
+            return []
+        found = arguments if isinstance(arguments, dict) else {}
+        ended = [{"id": call.id, "function": {"index": call.index, "name": call.name, "arguments": found}}]
+        self._calls += ended
+        return ended
 
     def _logprobs(self, probs: Iterable[TopTokens]) -> list[dict[str, Any]]:
         entries = self.logprobs(list(probs))["content"]
@@ -403,18 +382,11 @@ def _entry(entry: Mapping[str, Any]) -> dict[str, Any]:
 class OllamaTextReply(OllamaReply):
     """The reply of /api/generate."""
 
-    def said(self, thinking: str, content: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"response": content, **({"thinking": thinking} if thinking else {})}
+    read = staticmethod(generate_body)
 
-    @classmethod
-    def loaded(cls, service: Service) -> dict[str, Any]:
-        return {
-            "model": service.model,
-            "created_at": _now(),
-            "response": "",
-            "done": True,
-            "done_reason": "load",
-        }
+    @staticmethod
+    def said(thinking: str, content: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"response": content, **({"thinking": thinking} if thinking else {})}
 
 
 # -- endpoints ---------------------------------------------------------------------------------------------------------
@@ -422,30 +394,26 @@ class OllamaTextReply(OllamaReply):
 
 async def chat(service: Service, request: Request) -> ASGIApp:
     """POST /api/chat"""
-    return await _answer(service, request, chat_body, OllamaReply)
+    return await _answer(service, request, OllamaReply)
 
 
 async def generate(service: Service, request: Request) -> ASGIApp:
     """POST /api/generate"""
-    return await _answer(service, request, generate_body, OllamaTextReply)
+    return await _answer(service, request, OllamaTextReply)
 
 
-async def _answer(
-    service: Service,
-    request: Request,
-    read: Callable[[Mapping[str, Any]], AnyBody | None],
-    form: type[OllamaReply],
-) -> ASGIApp:
+async def _answer(service: Service, request: Request, form: type[OllamaReply]) -> ASGIApp:
     body = await request.body()
 
     def prepared(fetched: Mapping[str, bytes]) -> list[PreparedReply]:
-        asked = read(parse_object(body))
+        asked = form.read(parse_object(body))
         return prepare(service, asked, fetched) if asked is not None else []
 
     replies = await with_images(service, request, prepared)
     if not replies:
         await asyncio.wrap_future(service.worker.call(lambda: None, needs_model=True))
-        return JsonResponse(form.loaded(service))
+        loaded = {"model": service.model, "created_at": _now(), **form.said("", "", [])}
+        return JsonResponse({**loaded, "done": True, "done_reason": "load"})
     return respond(service, [form(service, replies[0])])
 
 
@@ -467,13 +435,6 @@ async def embed(service: Service, request: Request) -> Response:
             "prompt_eval_count": n_tokens,
         }
     )
-
-
-async def embeddings(service: Service, request: Request) -> Response:
-    """POST /api/embeddings, the older form: one vector, of any length."""
-    body = _EmbedBody.parse(await request.body())
-    vectors, _ = await vectors_of(service, request, [body.prompt] if body.prompt else [], cut=True)
-    return JsonResponse({"embedding": vectors[0][0].tolist() if vectors else []})
 
 
 async def tags(models: Models, request: Request) -> Response:
@@ -576,9 +537,9 @@ async def version(service: object, request: Request) -> Response:
     return JsonResponse({"version": API_VERSION})
 
 
-async def manage(service: object, request: Request) -> Response:
-    """/api/pull, /api/push, /api/create, /api/copy, /api/delete and /api/blobs"""
+async def refuse(service: object, request: Request) -> Response:
+    """All other paths below /api/."""
     raise NotSupportedError(
-        "this server does not pull, push, create, copy or delete models: choose one when it starts, "
-        "with `pyctl serve -m FILE` or `-hf USER/REPO`"
+        "of Ollama's API this server has version, tags, show, ps, chat, generate and embed; "
+        "choose models when it starts, by `pyctl serve -m FILE` or `-hf USER/REPO`"
     )

@@ -141,7 +141,6 @@ BODIES: dict[str, dict[str, Any]] = {
     },
     "/api/show": {"model": "m", "verbose": True},
     "/api/embed": {"model": "m", "input": ["a", "b"], "truncate": True, "dimensions": 2, "options": {}},
-    "/api/embeddings": {"model": "m", "prompt": "a"},
     "/api/pull": {"model": "m"},
     "/lora-adapters": {"x": 1},
     "/slots/0?action=save": {"filename": "x"},

@@ -279,7 +279,8 @@ def test_errors_before_an_endpoint_have_the_form_of_the_api(prefix: str) -> None
     for key, status in (("wrong", 401), ("k", 404)):
         headers = {"authorization": f"Bearer {key}"}
         plain, anthropic, ollama = (
-            client.get(f"{prefix}{path}", headers=headers) for path in ("/v1/files", "/v1/messages/batches", "/api/me")
+            client.request("PUT", f"{prefix}{path}", headers=headers)
+            for path in ("/v1/files", "/v1/messages/batches", "/api/me")
         )
         assert [each.status_code for each in (plain, anthropic, ollama)] == [status] * 3
         assert list(plain.json()) == ["error"]
