@@ -163,8 +163,8 @@ def texts() -> Iterator[Hostile]:
 def paths() -> Iterator[Hostile]:
     """Addresses and names with control characters of terminals and logs."""
     for path in (
-        "/v1/responses/%1b%5d0;owned%07",
-        "/v1/responses/a%0a12:00:00%20forged",
+        "/v1/models/%1b%5d0;owned%07",
+        "/v1/models/a%0a12:00:00%20forged",
         "/slots/%1b%5b2J",
         "/%00",
         "//props",

@@ -105,8 +105,6 @@ _OF_PROCESS: dict[str, dict[str, ProcessHandler]] = {
         "/v1/stream": streams.resume,
         "/tools": tools.show,
         "/cors-proxy": tools.disabled,
-        "/v1/responses/{id}": responses.retrieve,
-        "/v1/conversations/{id}": responses.retrieve_conversation,
         "/api/tags": ollama.tags,
         "/api/ps": ollama.loaded_models,
         "/api/version": ollama.version,
@@ -120,14 +118,10 @@ _OF_PROCESS: dict[str, dict[str, ProcessHandler]] = {
         "/cors-proxy": tools.disabled,
         "/page/markdown": _render,
         "/page/pdf": _read_pdf,
-        "/v1/conversations": responses.create_conversation,
-        "/v1/conversations/{id}": responses.change_conversation,
         "/api/{name:path}": ollama.refuse,
     },
     "DELETE": {
         "/v1/stream": streams.end,
-        "/v1/responses/{id}": responses.delete,
-        "/v1/conversations/{id}": responses.delete_conversation,
         "/api/{name:path}": ollama.refuse,
     },
 }

@@ -51,13 +51,7 @@ __all__ = [
     "scales_of",
 ]
 
-MOST_UNPACKED = limit(
-    32 * 2**20,
-    "sealed reasoning, earlier responses and conversations of a request, together",
-    "400",
-    "request",
-    "bytes",
-)
+MOST_UNPACKED = limit(32 * 2**20, "sealed reasoning of a request, together", "400", "request", "bytes")
 
 LETTERS_PER_TOKEN = 8
 """Texts of more letters than this times the context hardly ever fit."""

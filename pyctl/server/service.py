@@ -21,7 +21,6 @@ from pyctl.server import ReplySettings, ServerSettings
 from pyctl.server.kept_streams import KeptStreams
 from pyctl.server.memory import give_back
 from pyctl.server.request_pool import Afterwards, RequestPool
-from pyctl.server.stores import ConversationStore, ResponseStore
 from pyctl.tools.toolbox import ToolBox
 
 __all__ = ["Service", "Shared"]
@@ -29,7 +28,7 @@ __all__ = ["Service", "Shared"]
 
 @dataclass(frozen=True)
 class Shared:
-    """Shared by all models of a process: settings of the server, stored responses, threads.
+    """Shared by all models of a process: settings of the server, kept streams, threads.
 
     ``running`` are the handles of replies that are being sent, by their id, without those that may not be controlled;
     only the event loop uses it, ``streams``, and ``calls``, the calls of tools.
@@ -38,8 +37,6 @@ class Shared:
     settings: ServerSettings = field(default_factory=ServerSettings)
     build: str = ""
     """The build of llama.cpp, for answers that need no model."""
-    responses: ResponseStore = field(default_factory=ResponseStore)
-    conversations: ConversationStore = field(default_factory=ConversationStore)
     streams: KeptStreams = field(default_factory=KeptStreams)
     running: dict[str, tuple[RequestHandle, ...]] = field(default_factory=dict)
     pool: RequestPool = field(default_factory=lambda: RequestPool(on_rest=give_back))
@@ -108,5 +105,4 @@ class Service:
             "draft_texts": engine.draft_texts,
             "images": engine.images,
             **self.chat.n_bytes,
-            "responses": self.shared.responses.n_bytes + self.shared.conversations.n_bytes,
         }

@@ -250,11 +250,12 @@ RESPONSES: dict[str, tuple[Any, ...]] = {
     "instructions": ("Be brief", 7),
     "max_output_tokens": (3, "x"),
     "previous_response_id": ("resp_nowhere", None),
+    "conversation": ("conv_nowhere", None),
     "reasoning": ({"effort": "low"}, {"effort": "none"}, "x"),
     "text": ({"format": {"type": "json_schema", "name": "n", "schema": SCHEMA}}, {"format": {"type": "text"}}),
     "tools": ([{"type": "function", **TOOL["function"]}], [{"type": "web_search"}], "x"),
     "tool_choice": ("required", "none"),
-    "store": (False,),
+    "store": (True, False),
     "grammar": (REASONING,),
 }
 

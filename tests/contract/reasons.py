@@ -84,7 +84,7 @@ REASONS: tuple[tuple[str, str, str], ...] = (
     ("^/v1/models/", r"^status: 404 / 200$", "one model, as libraries of OpenAI and Anthropic ask for it"),
     ("responses", r"extra ", "members of OpenAI's API that llama-server leaves out"),
     ("responses", r'status: "completed" / "incomplete"', "as OpenAI says it when the limit of tokens was reached"),
-    ("previous_response_id", r"type of error\.code", "OpenAI's error, by which its SDK knows it"),
+    ("conversation='conv_nowhere'", "", "a stored conversation is refused, where llama-server answers without it"),
     ("^/v1/messages.* tools, any", "", "the reply begins with the call; llama-server lets the model talk before it"),
     ("^/v1/messages.*thinking={'type': 'disabled'}", "", "thinking is off when it is switched off"),
     ("^/v1/messages thinking", "", "the grammar is kept; llama-server drops it from requests of this API"),

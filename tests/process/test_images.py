@@ -121,10 +121,10 @@ def test_the_sdk_of_openai(server: Server) -> None:
         assert usage.prompt_tokens == counted["input_tokens"] > 20
         part: Any = {"type": "input_image", "image_url": url(JPEG), "detail": "auto"}
         text: Any = {"type": "input_text", "text": "What is this?"}
-        first = client.responses.create(
-            model="tiny", input=[{"role": "user", "content": [part, text]}], max_output_tokens=6
-        )
-        follow = client.responses.create(model="tiny", input="And?", previous_response_id=first.id, max_output_tokens=6)
+        shows: Any = {"role": "user", "content": [part, text]}
+        first = client.responses.create(model="tiny", input=[shows], max_output_tokens=6)
+        turns: Any = [shows, *first.output, {"role": "user", "content": "And?"}]
+        follow = client.responses.create(model="tiny", input=turns, max_output_tokens=6)
         assert follow.usage is not None
         assert first.usage is not None
         assert follow.usage.input_tokens > first.usage.input_tokens

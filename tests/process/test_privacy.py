@@ -79,7 +79,7 @@ def test_clients_write_no_control_characters_and_no_lines_into_the_log(start: St
     server = start("tiny-hybrid", "--log-file", str(log), "--no-warm-next")  # which would be back in an empty cache
     message = {"role": "user", "content": EVIL}
     with httpx.Client(base_url=server.url, headers={"User-Agent": "a\tb", "X-Name": "c"}, timeout=60) as client:
-        client.get("/v1/responses/%1b%5d0;owned%07%0a12:34:56%20forged%0d%c2%9b%e2%80%ae")
+        client.get("/v1/models/%1b%5d0;owned%07%0a12:34:56%20forged%0d%c2%9b%e2%80%ae")
         for body in (
             {"messages": [{**message, "content": "so " * 200 + EVIL}], "model": EVIL, "max_tokens": 1},
             {"messages": [{**message, "content": "so " * 200 + EVIL[::-1]}], "max_tokens": 1},

@@ -76,7 +76,7 @@ def test_responses(responses: Any) -> None:
     assert len(parts) > 1
     assert "".join(parts) == final.output[0].arguments == call.arguments
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "dry"}
-    after = responses.create(input=[result], previous_response_id=whole.id, tool_choice="none", **options)
+    after = responses.create(input=[ASKED, call.to_dict(), result], tool_choice="none", **options)
     assert after.usage.input_tokens_details.cached_tokens > 0
 
 

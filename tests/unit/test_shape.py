@@ -33,7 +33,6 @@ OVER = {
     "ReplyOptions fields": 17,
     "Request fields": 16,
     "RequestStats fields": 13,
-    "ResponsesBody fields": 13,
     "Section.flag parameters": 12,
     "SnapshotView fields": 14,
     "TemplateCapabilities fields": 14,

@@ -50,8 +50,7 @@ def _prompt_of(service: Service, values: dict[str, Any], fetched: Fetched) -> Pr
     if "tokens" in values or "prompt" in values:
         body: AnyBody = CompletionBody.of({**values, "prompt": values.get("tokens", values.get("prompt"))})
     elif "input" in values:
-        asked = ResponseRequest.of(values, service.shared.responses, service.shared.conversations)
-        body = ChatBody.of(asked.chat)
+        body = ChatBody.of(ResponseRequest.of(values).chat)
     elif is_messages_request(values):
         body = ChatBody.of(chat_fields(values))
     else:

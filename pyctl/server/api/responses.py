@@ -10,6 +10,7 @@ request's settings in the body, the ends of reasoning and of arguments. What dif
   ``response.completed``, which its clients wait for.
 * A failure is a ``response.failed`` and an ``error`` event; llama-server sends data without a name, which some
   clients skip.
+* ``store`` is false: each request brings its whole input, and the cache makes that cheap.
 * ``encrypted_content`` carries the reasoning to clients that ask for it with ``include``; llama-server leaves it empty.
 """
 
@@ -18,7 +19,6 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
@@ -26,52 +26,30 @@ from starlette.types import ASGIApp
 from pyctl.chat.reply import CallDelta, ReplyDelta
 from pyctl.engine.request import Done, Progress
 from pyctl.engine.sampling import Sampling
-from pyctl.errors import NotFoundError
 from pyctl.server.api.custom_tool import InputReader
-from pyctl.server.api.responses_request import ResponseRequest, ResponsesBody, messages_of, seal
+from pyctl.server.api.responses_request import ResponseRequest, ResponsesBody, seal
 from pyctl.server.api.token_counts import count, counted
-from pyctl.server.body import Body, ByteAccount, ChatBody, ConversationBody, parse_object
-from pyctl.server.http import JsonResponse, error_body, error_response, named_frames
+from pyctl.server.body import ChatBody, ConversationBody, parse_object
+from pyctl.server.http import error_body, named_frames
 from pyctl.server.images import Fetched, with_images
-from pyctl.server.models import Models
 from pyctl.server.prepare import parallel_calls, prepare
-from pyctl.server.reply import EventReply, PreparedReply, log_error, progress_json, respond, timings_json
+from pyctl.server.reply import EventReply, PreparedReply, progress_json, respond, timings_json
 from pyctl.server.service import Service
-from pyctl.server.stores import owner_of
 from pyctl.text import random_id
 
-__all__ = [
-    "change_conversation",
-    "create",
-    "create_conversation",
-    "delete",
-    "delete_conversation",
-    "input_tokens",
-    "retrieve",
-    "retrieve_conversation",
-]
+__all__ = ["create", "input_tokens"]
 
 _SEALED = "reasoning.encrypted_content"
-
-
-class _NewConversationBody(Body, frozen=True):
-    """POST /v1/conversations, and of one there is the metadata"""
-
-    items: Any = None
-    metadata: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 class ResponseReply(EventReply):
     """A response: items of reasoning, message and calls, in the order in which the model writes them."""
 
-    def __init__(self, service: Service, prepared: PreparedReply, asked: ResponseRequest, owner: str = "") -> None:
+    def __init__(self, service: Service, prepared: PreparedReply, asked: ResponseRequest) -> None:
         super().__init__(service, prepared)
         self._asked = asked
-        self._owner = owner
         self._seals = _SEALED in asked.body.include
         self._settings = _settings(asked.body, prepared.request.sampling, service)
-        if asked.conversation is not None:
-            self._settings["conversation"] = {"id": asked.conversation}
         self._items: list[dict[str, Any]] = []
         self._texts: list[str] = []  # texts sent for the last item
         self._input = InputReader()  # of the last item, if that calls a custom tool
@@ -128,13 +106,7 @@ class ResponseReply(EventReply):
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "usage": self._usage(done),
         }
-        body = self._body("incomplete" if cut else "completed", members)
-        messages = [*self._asked.added, *messages_of(self._items, "output", ByteAccount())]
-        if self._asked.body.store:
-            self.service.shared.responses.put(body, [*self._asked.before, *messages], self._asked.previous, self._owner)
-        if self._asked.conversation is not None:
-            self.service.shared.conversations.add(self._asked.conversation, messages)
-        return body
+        return self._body("incomplete" if cut else "completed", members)
 
     def _body(self, status: str, members: dict[str, Any]) -> dict[str, Any]:
         return {**self._settings, "status": status, "output": list(self._items), **members}
@@ -162,14 +134,8 @@ class ResponseReply(EventReply):
     def _reason(self, text: str) -> list[dict[str, Any]]:
         events = []
         if not self._is_open("reasoning"):
-            item = {
-                "id": "rs_" + random_id(),
-                "summary": [],
-                "type": "reasoning",
-                "content": [],
-                "encrypted_content": "",
-            }
-            events = self._add(item)
+            item = {"id": "rs_" + random_id(), "summary": [], "type": "reasoning", "content": []}
+            events = self._add({**item, "encrypted_content": ""})
         self._texts.append(text)
         return [*events, self._event("response.reasoning_text.delta", **self._place(), delta=text)]
 
@@ -240,10 +206,8 @@ class ResponseReply(EventReply):
             events.append(self._event("response.custom_tool_call_input.done", **self._place(part=False), input=text))
         else:
             item["arguments"] = text
-            place = self._place(part=False)
-            events = [
-                self._event("response.function_call_arguments.done", **place, name=item["name"], arguments=text),
-            ]
+            members = {**self._place(part=False), "name": item["name"], "arguments": text}
+            events = [self._event("response.function_call_arguments.done", **members)]
         return [*events, self._event("response.output_item.done", output_index=len(self._items) - 1, item=dict(item))]
 
     def _usage(self, done: Done) -> dict[str, Any]:
@@ -270,9 +234,9 @@ def _settings(body: ResponsesBody, sampling: Sampling, service: Service) -> dict
         "max_output_tokens": body.max_output_tokens,
         "metadata": body.metadata,
         "parallel_tool_calls": parallel_calls(service, body.parallel_tool_calls),
-        "previous_response_id": body.previous_response_id,
+        "previous_response_id": None,
         "reasoning": {name: body.reasoning.get(name) for name in ("effort", "summary")},
-        "store": body.store,
+        "store": False,
         "temperature": sampling.temperature,
         "text": {"format": body.text.format or {"type": "text"}},
         "tool_choice": body.tool_choice or "auto",
@@ -289,86 +253,20 @@ def _text_part(text: str) -> dict[str, Any]:
 async def create(service: Service, request: Request) -> ASGIApp:
     """POST /v1/responses"""
     values = parse_object(await request.body())
-    try:
-        owner = owner_of(request)
-        reply = await with_images(service, request, lambda fetched: _reply(service, values, fetched, owner))
-    except NotFoundError as error:
-        log_error(request.url.path, error)
-        return _not_found(values, error)
-    return respond(service, [reply])
+    return respond(service, [await with_images(service, request, lambda fetched: _reply(service, values, fetched))])
 
 
 async def input_tokens(service: Service, request: Request) -> Response:
     """POST /v1/responses/input_tokens"""
     values = parse_object(await request.body())
-    try:
-        return counted(await with_images(service, request, lambda fetched: _count(service, values, fetched)))
-    except NotFoundError as error:
-        log_error(request.url.path, error)
-        return _not_found(values, error)
+    return counted(await with_images(service, request, lambda fetched: _count(service, values, fetched)))
 
 
-async def retrieve(models: Models, request: Request) -> Response:
-    """GET /v1/responses/{id}"""
-    return JsonResponse(models.shared.responses.get(request.path_params["id"]))
-
-
-async def delete(models: Models, request: Request) -> Response:
-    """DELETE /v1/responses/{id}"""
-    name = request.path_params["id"]
-    models.shared.responses.delete(name)
-    return JsonResponse({"id": name, "object": "response", "deleted": True})
-
-
-async def create_conversation(models: Models, request: Request) -> Response:
-    """POST /v1/conversations {"items": [...], "metadata": {...}}; both may be absent."""
-    raw = await request.body()
-    return JsonResponse(await models.shared.pool.run(request, _conversation, models, raw, owner_of(request)))
-
-
-async def retrieve_conversation(models: Models, request: Request) -> Response:
-    """GET /v1/conversations/{id}"""
-    return JsonResponse(models.shared.conversations.get(request.path_params["id"]))
-
-
-async def change_conversation(models: Models, request: Request) -> Response:
-    """POST /v1/conversations/{id} {"metadata": {...}}"""
-    body = _NewConversationBody.parse(await request.body())
-    return JsonResponse(models.shared.conversations.change(request.path_params["id"], body.metadata))
-
-
-async def delete_conversation(models: Models, request: Request) -> Response:
-    """DELETE /v1/conversations/{id}; the responses in it stay."""
-    name = request.path_params["id"]
-    models.shared.conversations.delete(name)
-    return JsonResponse({"id": name, "object": "conversation.deleted", "deleted": True})
-
-
-def _conversation(models: Models, raw: bytes, owner: str) -> dict[str, Any]:
-    body = _NewConversationBody.parse(raw or b"{}")
-    messages = [] if body.items is None else messages_of(body.items, "items", ByteAccount())
-    return models.shared.conversations.create(messages, body.metadata, owner)
-
-
-def _reply(service: Service, values: dict[str, Any], fetched: Fetched, owner: str) -> ResponseReply:
-    asked = ResponseRequest.of(values, service.shared.responses, service.shared.conversations)
+def _reply(service: Service, values: dict[str, Any], fetched: Fetched) -> ResponseReply:
+    asked = ResponseRequest.of(values)
     (prepared,) = prepare(service, ChatBody.of(asked.chat), fetched)
-    return ResponseReply(service, prepared, asked, owner)
+    return ResponseReply(service, prepared, asked)
 
 
 def _count(service: Service, values: dict[str, Any], fetched: Fetched) -> int:
-    asked = ResponseRequest.of(values, service.shared.responses, service.shared.conversations)
-    return count(service, ConversationBody.of(asked.chat), fetched)
-
-
-def _not_found(values: dict[str, Any], missing: NotFoundError) -> Response:
-    """OpenAI's words for it; clients know the code, and ask again with the whole conversation."""
-    if values.get("conversation") is not None:
-        return error_response(missing)
-    error = {
-        "code": "previous_response_not_found",
-        "message": f"Previous response with id '{values.get('previous_response_id')}' not found.",
-        "param": "previous_response_id",
-        "type": "invalid_request_error",
-    }
-    return JsonResponse({"error": error}, status_code=400)
+    return count(service, ConversationBody.of(ResponseRequest.of(values).chat), fetched)

@@ -3,7 +3,7 @@
 Fields that the API does not have (seed, min_p, cache_prompt, ...) are passed on. The conversion is llama-server's, so
 that both render the same prompt, but for these:
 
-* ``previous_response_id`` and ``conversation`` work; llama-server refuses the one and ignores the other.
+* ``conversation`` is refused, as ``previous_response_id`` is; llama-server ignores it.
 * ``text.format`` binds the reply to a schema, and ``tool_choice`` is kept to; llama-server ignores both.
 * A custom tool is a function with one string; tools in a namespace are called ``NAMESPACE__NAME``. llama-server leaves
   both out. Tools in items of type additional_tools are tools, and calls of some of OpenAI's own tools are calls of
@@ -35,9 +35,8 @@ from pyctl.limit import limit
 from pyctl.server.api.custom_tool import arguments_of, function_of
 from pyctl.server.body import ONE_REPLY, Body, ByteAccount, Nested, others, refuse
 from pyctl.server.images import ImagePart
-from pyctl.server.stores import ConversationStore, ResponseStore
 
-__all__ = ["ResponseRequest", "ResponsesBody", "messages_of", "seal", "spaced_name"]
+__all__ = ["ResponseRequest", "ResponsesBody", "seal", "spaced_name"]
 
 log = logging.getLogger("pyctl.server")
 
@@ -58,7 +57,6 @@ class ResponsesBody(Body, frozen=True):
     text: Annotated[_Text, Nested(_Text)] = _Text()
     previous_response_id: str | None = None
     conversation: Any = None
-    store: bool = True
     include: tuple[str, ...] = ()
     metadata: dict[str, Any] = field(default_factory=dict)
     parallel_tool_calls: bool | None = None
@@ -91,64 +89,39 @@ class _OwnItem(Body, frozen=True):
     status: str = ""
 
 
-_IGNORED = frozenset({"model", "background", "prompt", "truncation", "service_tier", "n", "n_cmpl"})
+_IGNORED = frozenset({"model", "background", "prompt", "truncation", "service_tier", "store", "n", "n_cmpl"})
 """Fields that mean nothing to us, and of chat completions what this API does not have."""
 
 _MAX_ITEMS = limit(20_000, "`input`, items of a response", "400", "request")
 
 _SEAL = "pyctl-reasoning-"
 
+_SEND_ALL = "no response is stored; send all earlier items in 'input', whose prefix the cache restores"
+
 
 @dataclass(frozen=True)
 class ResponseRequest:
-    """``chat`` are the fields of the chat completion to make; ``added`` are its messages since the response
-    ``previous``, or since ``before``, what was said in the ``conversation``; ``tools`` has the namespace of each tool,
-    None for none, and the tool as it came, by its name in the chat.
-    """
+    """``chat`` are the fields of the chat completion to make; ``tools`` has the namespace of each tool, None for none,
+    and the tool as it came, by its name in the chat."""
 
     body: ResponsesBody
     chat: dict[str, Any]
-    added: list[Any]
-    previous: str | None
-    conversation: str | None
-    before: list[Any]
     tools: dict[str, tuple[str | None, dict[str, Any]]]
 
     @classmethod
-    def of(
-        cls, values: Mapping[str, Any], store: ResponseStore, conversations: ConversationStore | None = None
-    ) -> ResponseRequest:
-        """Read from ``values``; without ``conversations`` none is known.
-
-        Raises RequestError, and NotFoundError for a previous response or a conversation that is unknown.
-        """
+    def of(cls, values: Mapping[str, Any]) -> ResponseRequest:
+        """Read from ``values``. Raises RequestError, and NotSupportedError for several replies."""
         refuse(values, ONE_REPLY)
         body = ResponsesBody.of(values)
-        previous, conversation = body.previous_response_id or None, _conversation(body.conversation)
-        account = ByteAccount()
-        added = messages_of(body.input, "input", account)
-        before: list[Any] = []
-        messages = added
-        if conversation is not None:
-            if previous is not None:
-                raise RequestError("'previous_response_id' and 'conversation' cannot be used together")
-            before = (conversations or ConversationStore()).messages(conversation, account)
-            messages = [*before, *added]
-        elif previous is not None:
-            messages = [*store.conversation(previous, account), *added]
+        for name in ("previous_response_id", "conversation"):
+            if getattr(body, name):
+                raise RequestError(f"pyctl does not support '{name}': {_SEND_ALL}")
+        messages = _messages(body.input)
         if body.instructions is not None:
             messages = [{"role": "system", "content": body.instructions}, *messages]
         tools = _tools(body)
         chat = {**others(values, ResponsesBody, _IGNORED), **_options(body, tools), "messages": _joined(messages)}
-        return cls(body, chat, added, previous, conversation, before, tools)
-
-
-def _conversation(value: Any) -> str | None:
-    """OpenAI writes it as an id, or as an object with one."""
-    name = value.get("id") if isinstance(value, dict) else value
-    if value is not None and (not isinstance(name, str) or not name):
-        raise RequestError("'conversation' must be the id of a conversation, or an object with one")
-    return name
+        return cls(body, chat, tools)
 
 
 def spaced_name(space: str | None, name: str) -> str:
@@ -261,23 +234,22 @@ def _reference(tool: Any) -> Any:
     return {"type": "function", "name": spaced_name(tool.get("namespace"), tool["name"])}
 
 
-def messages_of(value: Any, name: str, account: ByteAccount) -> list[Any]:
-    """Messages of a chat completion for the items in the field ``name``, in order; ``account`` is charged for what they
-    unpack. Raises RequestError."""
+def _messages(value: Any) -> list[Any]:
+    """Messages of a chat completion for the items of the input, in order. Raises RequestError."""
     if value is None:
-        raise RequestError(f"'{name}' is required")
+        raise RequestError("'input' is required")
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
     if not isinstance(value, list):
-        raise RequestError(f"'{name}' must be a string or a list of items")
+        raise RequestError("'input' must be a string or a list of items")
     if len(value) > _MAX_ITEMS:
-        raise RequestError(f"'{name}' has {len(value)} items; at most {_MAX_ITEMS} are allowed")
-    messages = []
+        raise RequestError(f"'input' has {len(value)} items; at most {_MAX_ITEMS} are allowed")
+    messages, account = [], ByteAccount()
     for index, item in enumerate(value):
         if not isinstance(item, dict):
-            raise RequestError(f"{name}[{index}] must be an object")
+            raise RequestError(f"input[{index}] must be an object")
         if item.get("type") != "additional_tools":
-            messages += _own_tool(item, f"{name}[{index}]") or [_message(item, f"{name}[{index}]", account)]
+            messages += _own_tool(item, f"input[{index}]") or [_message(item, f"input[{index}]", account)]
     return messages
 
 

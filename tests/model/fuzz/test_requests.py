@@ -98,7 +98,7 @@ BODIES: dict[str, dict[str, Any]] = {
         "reasoning": {"effort": "low"},
         "include": ["x"],
         "store": True,
-        "previous_response_id": "r",
+        "previous_response_id": "",
     },
     "/v1/responses/input_tokens": {"input": "a", "instructions": "b"},
     "/tokenize": {"content": ["a", 1], "add_special": True, "with_pieces": True},

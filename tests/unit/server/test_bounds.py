@@ -10,7 +10,6 @@ from pyctl.chat.rendering import fit_messages
 from pyctl.chat.template import TemplateCapabilities
 from pyctl.engine.stream import TextStream
 from pyctl.server.api.responses_request import ResponseRequest
-from pyctl.server.stores import ResponseStore
 from tests.effort import work
 from tests.unit.server.fake import HI, Bench, play
 
@@ -83,7 +82,7 @@ def test_no_number_or_text_is_too_odd(value: str) -> None:
 @pytest.mark.timeout(30)  # it takes a tenth of a second, with each item copied anew a minute
 def test_a_turn_of_thousands_of_items_is_joined_in_linear_time() -> None:
     items = [{"role": "assistant", "content": "x" * 1000} for _ in range(20_000)]
-    chat = ResponseRequest.of({"input": items}, ResponseStore()).chat
+    chat = ResponseRequest.of({"input": items}).chat
     assert chat["messages"] == [{"role": "assistant", "content": "x" * 20_000_000}]
 
 

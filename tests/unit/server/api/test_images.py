@@ -207,8 +207,10 @@ def test_markers_and_images_are_as_many(bench: Bench) -> None:
 
 
 def test_a_response_with_an_image_is_continued(bench: Bench) -> None:
-    first = bench.post("/v1/responses", {"input": [{"role": "user", "content": [of_responses(URL)]}]}).json()
-    prompt = prompt_of(bench, "/v1/responses", {"input": "and?", "previous_response_id": first["id"]})
+    asked = {"role": "user", "content": [of_responses(URL)]}
+    first = bench.post("/v1/responses", {"input": [asked]}).json()
+    more = {"role": "user", "content": "and?"}
+    prompt = prompt_of(bench, "/v1/responses", {"input": [asked, *first["output"], more]})
     assert [picture.source.data for picture in prompt.pictures] == [PNG]
 
 

@@ -96,15 +96,14 @@ def test_resident_bytes_stand_beside_counted_ones() -> None:
     # What is made ready after the reply would be counted in one answer and not in the other.
     bench = Bench(settings=ServerSettings(show_metrics=True), replies=ReplySettings(warm_next=False))
     bench.post("/completion", {"prompt": "x" * 200, "n_predict": 2})
-    bench.post("/v1/responses", {"model": "x", "input": "hello", "max_output_tokens": 2})
     values = values_of(bench.client.get("/metrics").text)
     counted = {name[len('pyctl:memory_bytes{part="') : -2]: n for name, n in values.items() if "memory_bytes" in name}
     assert set(counted) == {
         *("snapshots", "blocks", "in_flight", "arena"),
-        *("recent_prompts", "draft_texts", "images", "tokenizer", "replies", "responses"),
+        *("recent_prompts", "draft_texts", "images", "tokenizer", "replies"),
     }
     assert counted["snapshots"] == values["pyctl:cache_ram_bytes"] > 0
-    assert min(counted["recent_prompts"], counted["tokenizer"], counted["responses"]) > 0
+    assert min(counted["recent_prompts"], counted["tokenizer"]) > 0
     assert values["pyctl:memory_resident_bytes"] > 20 * 2**20
     shown = bench.client.get("/cache").json()["memory"]
     assert {**shown, "resident": 0} == {**counted, "resident": 0}

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,7 @@ from pydantic import TypeAdapter
 from pyctl.engine.request import Request
 from pyctl.errors import EngineError
 from pyctl.server.api import responses, responses_request
-from tests.unit.server.fake import HI, Bench, Client, Script, fail, play
+from tests.unit.server.fake import HI, Bench, Script, fail, play
 from tests.unit.server.parts import named_events, sent_in_silence, split_by_lines
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
@@ -179,14 +180,14 @@ def test_reasoning_comes_back_from_clients_that_store_nothing(monkeypatch: pytes
     assert asked[0].conversation.messages[1] == {"role": "assistant", "reasoning_content": "hm", "content": "yes"}
 
 
-@pytest.mark.parametrize("path", ["/v1/responses", "/v1/responses/input_tokens", "/v1/conversations"])
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/responses/input_tokens"])
 def test_what_sealed_items_unpack_to_is_counted_for_all_of_them(path: str) -> None:
     sealed = responses_request.seal("x" * (3 << 20))
     assert len(sealed) < 5000
     items = [{"type": "reasoning", "summary": [], "encrypted_content": sealed}] * 12
     bench = Bench(play("x"))
     tracemalloc.start()
-    answer = bench.post(path, {"items" if path == "/v1/conversations" else "input": items})
+    answer = bench.post(path, {"input": items})
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert answer.status_code == 400
@@ -195,87 +196,35 @@ def test_what_sealed_items_unpack_to_is_counted_for_all_of_them(path: str) -> No
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_a_response_is_continued(monkeypatch: pytest.MonkeyPatch, streamed: bool) -> None:
+def test_a_response_is_continued_by_its_items(monkeypatch: pytest.MonkeyPatch, streamed: bool) -> None:
     split_by_lines(monkeypatch)
     bench = Bench(play("c:I look\n", "k:0:t1:look\n", "a:0:{}\n"))
     asked = {"instructions": "Be kind."}
     first = stream(bench, **asked)[-1]["response"] if streamed else ask(bench, **asked)
     output = {"type": "function_call_output", "call_id": first["output"][-1]["call_id"], "output": "sunny"}
-    second = ask(bench, [output], previous_response_id=first["id"])
-    assert second["previous_response_id"] == first["id"]
-    by_hand = [{"role": "user", "content": "Hi"}, *first["output"], output]
-    ask(bench, by_hand)
-    prompts = [request.prompt.tokens.tolist() for request in bench.worker.requests]
-    assert prompts[1] == prompts[2]
-    ask(bench, "And?", previous_response_id=second["id"], instructions="Be kind.")
-    assert prompt_of(bench).startswith("<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n")
-    assert prompt_of(bench).count("I look") == 2
+    items = [{"role": "user", "content": "Hi"}, *first["output"], output]
+    second = ask(bench, items, **asked)
+    prompts = [prompt_of(bench)]
+    ask(bench, [*items, *second["output"], {**output, "output": "rainy"}], **asked)
+    prompts.append(prompt_of(bench))
+    assert prompts[0].startswith("<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n")
+    assert [(prompt.count("I look"), prompt.count("sunny")) for prompt in prompts] == [(1, 1), (2, 1)]
 
 
-@pytest.mark.parametrize("streamed", [True, False])
-def test_a_conversation_is_kept_at_the_server(streamed: bool) -> None:
-    bench = Bench(play("one", "two"))
-    item = {"type": "message", "role": "user", "content": "Hello"}
-    made = bench.post("/v1/conversations", {"items": [item], "metadata": {"a": "b"}}).json()
-    address = f"/v1/conversations/{made['id']}"
-    assert (made["object"], made["metadata"]) == ("conversation", {"a": "b"})
-    for given in (made["id"], {"id": made["id"]}):
-        body = {"input": "Hi", "conversation": given, "stream": streamed, "store": False}
-        response = bench.post("/v1/responses", body)
-        assert response.status_code == 200
-        assert f'"conversation":{{"id":"{made["id"]}"}}' in response.text
-    first, second = (bench.worker.requests[n].prompt.tokens.size for n in range(2))
-    assert second > first, "it has the first question and its answer in it"
-    counted = bench.post("/v1/responses/input_tokens", {"input": "Hi", "conversation": made["id"]}).json()
-    assert counted["input_tokens"] > second
-    assert bench.post(address, {"metadata": {"c": "d"}}).json()["metadata"] == {"c": "d"}
-    assert bench.client.get(address).json() == {**made, "metadata": {"c": "d"}}
-    assert bench.client.request("DELETE", address).json()["deleted"] is True
-    gone = bench.post("/v1/responses", {"input": "Hi", "conversation": made["id"]})
-    assert gone.status_code == 404
-    assert "Conversation with id" in gone.json()["error"]["message"]
-    assert bench.client.get(address).status_code == bench.client.request("DELETE", address).status_code == 404
-
-
-def test_responses_are_read_and_deleted() -> None:
+@pytest.mark.parametrize("name", ["previous_response_id", "conversation"])
+def test_nothing_is_stored_and_who_counts_on_it_is_told_so(name: str) -> None:
     bench = Bench(play("x"))
-    body = ask(bench)
-    path = f"/v1/responses/{body['id']}"
-    assert bench.client.get(path).json() == body
-    deleted = bench.client.request("DELETE", path)
-    assert deleted.json() == {"id": body["id"], "object": "response", "deleted": True}
-    for response in (bench.client.get(path), bench.client.request("DELETE", path)):
-        assert response.status_code == 404
-        assert response.json()["error"]["type"] == "not_found_error"
-
-
-def test_clients_with_much_to_keep_push_out_nobody() -> None:
-    bench = Bench(play("x"))
-    store = bench.service.shared.responses._stored
-    store.limit = 24_000
-    mine = ask(bench)["id"]
-    other = Client(bench.app, "192.168.1.20")
-    for _ in range(40):
-        assert other.post("/v1/responses", json={"input": "y" * 500}).status_code == 200
-    assert bench.client.get(f"/v1/responses/{mine}").status_code == 200
-    large = bench.post("/v1/responses", {"input": "z" * 3000})
-    assert large.status_code == 200
-    assert bench.client.get(f"/v1/responses/{large.json()['id']}").status_code == 404, "it exceeds its share"
-    assert bench.client.get(f"/v1/responses/{mine}").status_code == 200
-
-
-def test_what_is_not_to_be_stored_is_not() -> None:
-    bench = Bench(play("x"))
-    body = ask(bench, store=False)
-    assert bench.client.get(f"/v1/responses/{body['id']}").status_code == 404
-
-
-@pytest.mark.parametrize("path", ["/v1/responses", "/v1/responses/input_tokens"])
-def test_an_unknown_previous_response_has_openais_error(path: str) -> None:
-    response = Bench(play("x")).post(path, {"input": "x", "previous_response_id": "resp_0"})
-    assert response.status_code == 400
-    error = response.json()["error"]
-    assert (error["code"], error["param"]) == ("previous_response_not_found", "previous_response_id")
+    first = ask(bench, store=True, **{name: None})
+    assert (first["store"], first["previous_response_id"]) == (False, None)
+    for path in ("/v1/responses", "/v1/responses/input_tokens", "/cache/match"):
+        for value in (first["id"], {"id": "conv_1"}) if name == "conversation" else (first["id"],):
+            response = bench.post(path, {"input": "x", "stream": True, name: value})
+            error = response.json()["error"]
+            assert (response.status_code, error["type"]) == (400, "invalid_request_error")
+            assert re.search(f"does not support '{name}': .*send all earlier items in 'input'", error["message"])
+    for method in ("GET", "DELETE"):
+        assert bench.client.request(method, f"/v1/responses/{first['id']}").status_code == 404
+    assert bench.post("/v1/conversations", {}).status_code == 404
 
 
 @pytest.mark.parametrize("path", ["/responses", "/v1/responses", "/v1/responses/input_tokens"])
@@ -311,13 +260,11 @@ def test_a_failure_before_the_first_byte_is_a_response(streamed: bool) -> None:
 
 
 def test_a_failure_after_the_first_byte_is_two_events() -> None:
-    bench = Bench(fail(EngineError("broken"), "a"))
-    *_, failed, error = stream(bench)
+    *_, failed, error = stream(Bench(fail(EngineError("broken"), "a")))
     assert failed["type"] == "response.failed"
     assert failed["response"]["status"] == "failed"
     assert failed["response"]["error"] == {"code": "server_error", "message": "broken"}
     assert (error["type"], error["message"], error["error"]["code"]) == ("error", "broken", 500)
-    assert bench.client.get(f"/v1/responses/{failed['response']['id']}").status_code == 404
 
 
 def test_a_silent_stream_repeats_that_it_goes_on() -> None:

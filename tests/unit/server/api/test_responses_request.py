@@ -7,13 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyctl.errors import NotFoundError, RequestError
+from pyctl.errors import RequestError
 from pyctl.server.api.responses_request import ResponseRequest, seal
-from pyctl.server.stores import ConversationStore, ResponseStore
 
 
-def converted(given: Any, store: ResponseStore | None = None, **fields: Any) -> dict[str, Any]:
-    return ResponseRequest.of({"input": given, **fields}, store or ResponseStore()).chat
+def converted(given: Any, **fields: Any) -> dict[str, Any]:
+    return ResponseRequest.of({"input": given, **fields}).chat
 
 
 def messages_of(*items: Any, **fields: Any) -> Any:
@@ -158,7 +157,7 @@ def test_functions_are_nested_and_other_tools_left_out(caplog: pytest.LogCapture
 def test_functions_of_a_namespace_are_functions_with_its_name_before_theirs() -> None:
     inner = {"type": "function", "name": "close", "description": "Closes.", "parameters": {"type": "object"}}
     space = {"type": "namespace", "name": "agents", "tools": [inner, {"type": "web_search", "name": "x"}]}
-    asked = ResponseRequest.of({"input": "hi", "tools": [space]}, ResponseStore())
+    asked = ResponseRequest.of({"input": "hi", "tools": [space]})
     function = {"name": "agents__close", "description": "Closes.", "parameters": {"type": "object"}}
     assert asked.chat["tools"] == [{"type": "function", "function": function}]
     assert asked.tools == {"agents__close": ("agents", inner)}
@@ -205,7 +204,7 @@ def test_a_call_that_is_forced_of_a_tool_that_was_left_out_is_refused(choice: An
     tools = [{"type": "web_search"}]
     for fields in ({"input": "hi", "tools": tools}, {"input": [{"type": "additional_tools", "tools": tools}, HI]}):
         with pytest.raises(RequestError, match="requires a call"):
-            ResponseRequest.of({**fields, "tool_choice": choice}, ResponseStore())
+            ResponseRequest.of({**fields, "tool_choice": choice})
 
 
 def test_items_of_other_tools_are_calls_and_results() -> None:
@@ -233,20 +232,6 @@ def test_items_of_other_tools_are_calls_and_results() -> None:
     for kind in ("item_reference", "compaction", "image_generation_call", "mcp_call", "x_output", ["y"]):
         with pytest.raises(RequestError, match=r"items of type .*(item|comp|image|mcp|x_|y)"):
             messages_of({"type": kind, "id": "m"})
-
-
-def test_a_previous_response_comes_before_what_is_asked_now() -> None:
-    store = ResponseStore()
-    store.put({"id": "resp_1"}, [HI, {"role": "assistant", "tool_calls": ["c"]}], None)
-    output = {"type": "function_call_output", "call_id": "call_x", "output": "y"}
-    fields = {"input": [output], "previous_response_id": "resp_1", "instructions": "new"}
-    asked = ResponseRequest.of(fields, store)
-    tool = {"role": "tool", "tool_call_id": "call_x", "content": "y"}
-    system = {"role": "system", "content": "new"}
-    assert asked.chat.get("messages") == [system, HI, {"role": "assistant", "tool_calls": ["c"]}, tool]
-    assert (asked.added, asked.previous) == ([tool], "resp_1")
-    with pytest.raises(NotFoundError):
-        ResponseRequest.of({"input": "x", "previous_response_id": "resp_2"}, store)
 
 
 @pytest.mark.parametrize(
@@ -279,19 +264,4 @@ def test_a_previous_response_comes_before_what_is_asked_now() -> None:
 )
 def test_bad_requests_are_refused(body: dict[str, Any]) -> None:
     with pytest.raises(RequestError):
-        ResponseRequest.of(body, ResponseStore())
-
-
-def test_what_was_said_in_a_conversation_comes_before_what_is_asked_now() -> None:
-    conversations = ConversationStore()
-    told = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    name = conversations.create(told, {})["id"]
-    for form in (name, {"id": name}):
-        asked = ResponseRequest.of({"input": "c", "conversation": form}, ResponseStore(), conversations)
-        assert asked.chat["messages"] == [*told, {"role": "user", "content": "c"}]
-        assert asked.conversation == name
-    for bad in ({"conversation": 7}, {"conversation": {}}, {"conversation": name, "previous_response_id": "r"}):
-        with pytest.raises(RequestError):
-            ResponseRequest.of({"input": "c", **bad}, ResponseStore(), conversations)
-    with pytest.raises(NotFoundError):
-        converted("hi", conversation="conv_1")
+        ResponseRequest.of(body)
