@@ -15,6 +15,7 @@ import numpy as np
 from pyctl.chat.boundaries import MessageStarts
 from pyctl.chat.cached_tokenizer import CachedTokenizer, Tokenizer
 from pyctl.chat.call_formats import BoundCalls, find_call_format
+from pyctl.chat.call_formats.bare_call import BareCallParser
 from pyctl.chat.constraint import Constraint, reply_constraint
 from pyctl.chat.images import ImageReader, shown, split_marked, split_marker
 from pyctl.chat.rendering import Continue, RenderedChat, Renderer, unreadable
@@ -323,6 +324,8 @@ class PreparedChat:
         parser = self._chat.call_format.parser(self._tools, tags, rendered.reply_part)
         if rendered.reply_part == "reasoning" and rendered.prefill.strip():
             parser.feed(rendered.prefill)
+        if self._tools is not None and self._may_forget_tags(echo):
+            parser = BareCallParser(parser, self._tools)
         marks = self._chat.marks
         header = marks.header(rendered.text, rendered.prefill)
         if not header and on_reply is None:
@@ -339,6 +342,10 @@ class PreparedChat:
                 on_reply(message)
 
         return ReplySplitter(parser, echo, opening, ended)
+
+    def _may_forget_tags(self, echo: ReplyDelta) -> bool:
+        """Whether a call may come without its tags: not where JSON is asked for, or the content has begun."""
+        return self._chat.call_format.forgets_tags and self._request.schema is None and not echo.content.strip()
 
     def _begins(self) -> ReplyPart:
         """Where the reply begins: ``start`` only if the template leaves it a reasoning block to open."""

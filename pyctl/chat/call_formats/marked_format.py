@@ -72,6 +72,7 @@ class MarkedFormat(TaggedFormat):
         if opening:  # any other name than that of a mark around content
             self.trigger = rf"(?:^|{re.escape(opening)})((?!all\n)[\w.-]{{1,64}}\n\{{)"
         self.marks = marks
+        self.forgets_tags = isinstance(marks[0], ObjectMarks) and not marks[0].begin
         self._named_in = named_in
         self._id_size = id_size
         self.around_content = around_content

@@ -31,7 +31,9 @@ __all__ = [
     "parse_json",
     "skip_blanks",
     "starts_with",
+    "string_at",
     "tag_name",
+    "type_names",
     "whole_call",
 ]
 
@@ -209,17 +211,18 @@ class ValueEnd:
     After NeedMoreInput, ask again with more text behind the same: each letter is looked at once.
     """
 
-    def __init__(self, *, python: bool = False) -> None:
+    def __init__(self, *, python: bool = False, max_size: int = _MAX_CALL) -> None:
+        self._max_size = max_size
         self._marks = _PYTHON_MARKS if python else _JSON_MARKS
         self._at, self._depth, self._quote = 0, 0, ""
 
     def find(self, text: str, begin: int) -> int:
-        """Where the value ends that begins at ``begin``; -1 if it has more than 4,096 letters.
+        """Where the value ends that begins at ``begin``; -1 if it has more than ``max_size`` letters.
 
         NeedMoreInput if the text ends before that shows.
         """
         at = max(self._at, begin)
-        while (mark := self._marks.search(text, at)) and mark.end() - begin <= _MAX_CALL:
+        while (mark := self._marks.search(text, at)) and mark.end() - begin <= self._max_size:
             at, letter = mark.end(), mark[0]
             if letter == "\\":
                 at += bool(self._quote)
@@ -232,7 +235,7 @@ class ValueEnd:
                 if self._depth <= 0:
                     self._reset()
                     return at
-        if len(text) - begin > _MAX_CALL:
+        if len(text) - begin > self._max_size:
             self._reset()
             return -1
         self._at = max(at, len(text))
@@ -287,24 +290,24 @@ def json_head(text: str, at: int, key: str = "arguments", name_key: str = "name"
     members: dict[str, str] = {}
     mark = "{"
     while len(members) < _MOST_BEFORE and starts_with(mark, text, at := skip_blanks(text, at)):
-        member, at = _string(text, skip_blanks(text, at + 1))
+        member, at = string_at(text, skip_blanks(text, at + 1))
         if not member or not starts_with(":", text, at := skip_blanks(text, at)):
             break
         at = skip_blanks(text, at + 1)
         if member == key or not name_key:
             name = members.get(name_key, "") if name_key else member
             return (name, at) if name and starts_with("{", text, at) else ("", at)
-        members[member], at = _string(text, at)
+        members[member], at = string_at(text, at)
         mark = ","
     return "", at
 
 
-def _string(text: str, at: int) -> tuple[str, int]:
+def string_at(text: str, at: int) -> tuple[str, int]:
     """The string that is written there, and where it ends; an empty one if it is none, or a long one."""
     if not starts_with('"', text, at):
         return "", at
     literal = _STRING.match(text, at, at + 6 * _MAX_NAME)
-    if literal is None and len(text) - at <= _MAX_NAME:
+    if literal is None and len(text) - at <= 6 * _MAX_NAME:
         raise NeedMoreInput
     try:
         value = parse_json(literal[0]) if literal is not None else ""
@@ -338,7 +341,7 @@ def coerce_argument(text: str, types: Set[str]) -> str:
                 value = parse_json(candidate)
             except ValueError:
                 continue
-            if not types.isdisjoint(_names(value)) or "string" not in types:
+            if not types.isdisjoint(type_names(value)) or "string" not in types:
                 return candidate
     return json.dumps(text, ensure_ascii=False)
 
@@ -356,7 +359,8 @@ def from_python(text: str) -> str:
     return _PYTHON.sub(_translated, text)
 
 
-def _names(value: Any) -> tuple[str, ...]:
+def type_names(value: Any) -> tuple[str, ...]:
+    """The JSON types of ``value``, the narrowest first."""
     return next((names for kind, names in _NAMES if isinstance(value, kind)), ("null",))
 
 

@@ -92,6 +92,7 @@ def qwen() -> str:
         (qwen, f" so{XML}"),
         (lambda: unpacked("templates/Qwen3-Coder.jinja").read_text(), f"I look.\n{XML}"),
         (lambda: unpacked("templates/Qwen-Qwen3-0.6B.jinja").read_text(), f"<think>hm</think>{JSON}"),
+        (lambda: unpacked("templates/Qwen-Qwen2.5-7B-Instruct.jinja").read_text(), f"```json{JSON[11:-12]}```\n"),
     ],
 )
 def test_a_round_trip_of_a_tool_is_unbroken(template: Callable[[], str], reply: str) -> None:

@@ -85,3 +85,25 @@ def test_log_probabilities_are_those_of_the_text(path: str) -> None:
         assert [said(bench, path, stream, stop=[stop]) for stream in (False, True)] == [(whole[:at], at)] * 2
     bench = Bench(play("a", "", probs=[-1.0]))  # the second token has a part of a character
     assert [said(bench, path, stream) for stream in (False, True)] == [("a", 2)] * 2
+
+
+CALLS = {
+    CHAT: ('"tool_calls":[{', '"finish_reason":"tool_calls"'),
+    MESSAGES: ('"type":"tool_use"', '"stop_reason":"tool_use"'),
+    RESPONSES: ('"type":"function_call"', '"status":"completed"'),
+    OLLAMA: ('"tool_calls":[{', '"done_reason":"stop"'),
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", CALLS)
+def test_json_of_a_call_is_a_call(path: str, stream: bool) -> None:
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}}
+    function = {"name": "look_up", "parameters": schema}
+    tool = {"type": "function", **(function if path == RESPONSES else {"function": function})}
+    tools = [{"name": "look_up", "input_schema": schema} if path == MESSAGES else tool]
+    bench = Bench(play("```js", 'on\n{"name": "look', '_up", "arguments": {"city"', ': "Paris"}}', "\n```"))
+    asked = {"input" if path == RESPONSES else "messages": HI, "max_tokens": 99, "tools": tools, "stream": stream}
+    body = bench.post(path, asked).text
+    assert "```" not in body
+    assert all(part in body for part in ("look_up", "Paris", *CALLS[path]))
