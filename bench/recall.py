@@ -111,9 +111,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--conversations", type=int, metavar="N", help="conversations of each size, at most")
     parser.add_argument("--questions", type=int, metavar="N", help="questions in each conversation, at most")
     parser.add_argument("--kv-pool", nargs="+", default=["off", LEAST_POOL], help="values of the server's flag")
-    parser.add_argument(
-        "--kv-select", default="0", help="the server's flag; `python -m bench.selection` compares values"
-    )
     args = parse(parser, argv, longest=1024, conversations=1, questions=2)
     chosen = [size for size in SIZES if size[0] <= args.longest]
     rows = []
@@ -122,8 +119,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             continue
         most = min(args.questions or questions, questions)
         count = min(args.conversations or conversations, conversations)
-        more = ["--kv-pool", pool, "--kv-select", args.kv_select]
-        rows.append([pool, *measure(n, paraphrased, count, most, min(cold, most), more)])
+        rows.append([pool, *measure(n, paraphrased, count, most, min(cold, most), ["--kv-pool", pool])])
     columns = [
         "pool",
         "tokens",

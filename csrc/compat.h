@@ -5,7 +5,6 @@
 
 // -- public ------------------------------------------------------------------------------------------------------------
 
-#include "ggml-alloc.h"
 #include "ggml-backend.h"
 #include "ggml.h"
 #include "llama.h"

@@ -249,48 +249,13 @@ class RowStore(KVState):
         marks: bool = False,
         lag: int = 0,
         stages: int = 2,
-        select_rows: int = 0,
-        sinks: int = 64,
-        tail: int = 256,
-        block: int = 4,
-        select_batch: int = 8,
     ) -> None: ...
-    def decode(self, batch: int, select: bool = False) -> int:
+    def decode(self, batch: int) -> int:
         """Evaluate the llama_batch at this address, tokens that follow the rows; returns llama_decode's result.
 
-        With ``select`` each layer attends to ``select_rows`` of what is neither among the first ``sinks`` nor the last
-        ``tail`` rows, if these are more: to what is pinned, and to chunks of 64 that its queries look at most, by the
-        means of ``block`` keys each. What the result is depends on tokens, batches and pins alone.
-
-        Rows are there, and `n_rows` counts them, if it is 0. ValueError, or OutOfCells, before anything is evaluated,
-        so for more than ``select_batch`` tokens of which rows are to be selected; RuntimeError if llama.cpp did not
-        read and write rows as expected.
+        Rows are there, and `n_rows` counts them, if it is 0. ValueError, or OutOfCells, before anything is evaluated;
+        RuntimeError if llama.cpp did not read and write rows as expected.
         """
-
-    def pin(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Let what is selected contain the chunks with these positions [from, to), and no longer those of the last call.
-
-        ValueError for what is no range, and for more chunks behind the sinks than ``select_rows`` has.
-        """
-
-    def chosen(self, layer: int) -> list[int]:
-        """The numbers of the chunks that this attention layer selected last, in order."""
-
-    @property
-    def pinned_chunks(self) -> int:
-        """Chunks that `pin` found behind the sinks."""
-
-    @property
-    def selected_chunks(self) -> int:
-        """Chunks that layers selected, ever."""
-
-    @property
-    def fetched_chunks(self) -> int:
-        """Chunks that were copied from host memory because they were attended to, ever; those of the tail not counted."""
-
-    @property
-    def select_bytes(self) -> int:
-        """Bytes on the device of what selects: means of keys, rows that attention reads, and those of streamed layers."""
 
     @property
     def n_rows(self) -> int:
@@ -302,7 +267,7 @@ class RowStore(KVState):
 
     @property
     def device_bytes(self) -> int:
-        """Bytes of resident rows, stages, the mask of a batch, and `select_bytes`."""
+        """Bytes of resident rows, stages and the mask of a batch."""
 
     @property
     def stage_bytes(self) -> int:

@@ -3,15 +3,13 @@
     python -m bench.gpu.pool MODELS [--models 27b] [--modes full pool:auto pool:65536 nkvo ngl:40 unified]
     python -m bench.gpu.pool MODELS --card 24000 --parts depth restore --modes pool:auto      # as on a card of 24 GB
     python -m bench.gpu.pool MODELS --card 15800 --models 35b-a3b --modes pool:auto+moe:18    # and of 16 GB
-    python -m bench.gpu.pool MODELS --card 24000 --modes pool:auto pool:auto+select:2048      # --kv-select
 
 MODELS is the directory of the files; files of tiny shapes are made there. A mode says where K and V lie. With
-``+moe:N`` the experts of N layers lie in RAM; with ``+select:N`` single tokens attend to N tokens beside the first and
-last ones. ``depth`` evaluates batches and single tokens behind so many rows. ``restore`` resumes prompts of those sizes
-(100,000 tokens or more, or the largest) from RAM, from disk, and from files in the page cache. ``cold`` evaluates a
-whole prompt. Rows at depth are copies of those of a few batches, since time depends on their number, not on their
-values; but fewer newly selected rows come with each token than in a real text. Each mode runs in a process of its own,
-so that a crash is a line of the table.
+``+moe:N`` the experts of N layers lie in RAM. ``depth`` evaluates batches and single tokens behind so many rows.
+``restore`` resumes prompts of those sizes (100,000 tokens or more, or the largest) from RAM, from disk, and from files
+in the page cache. ``cold`` evaluates a whole prompt. Rows at depth are copies of those of a few batches, since time
+depends on their number, not on their values. Each mode runs in a process of its own, so that a crash is a line of the
+table.
 """
 
 from __future__ import annotations
@@ -46,7 +44,6 @@ from pyctl.engine.placements import experts_on_cpu
 from pyctl.engine.pool import PoolSettings, StreamCounts
 from pyctl.engine.request import Done, Request
 from pyctl.engine.sampling import Sampling
-from pyctl.engine.selection import SelectSettings
 from pyctl.errors import EngineError, ModelError, PyctlError
 from pyctl.llama import LlamaBackend, load, reserve_pinned
 from pyctl.measure.observed import evict
@@ -84,7 +81,7 @@ class Bench:
             path=str(path), n_ctx=n_ctx, n_ubatch=options.ubatch, flash_attn="on", type_k=options.type,
             type_v=options.type, fit=False,
         )  # fmt: skip
-        pool, select = 0, 0
+        pool = 0
         for name, _, value in (part.partition(":") for part in mode.split("+")):
             if name == "nkvo":
                 settings = replace(settings, offload_kqv=False)
@@ -94,15 +91,13 @@ class Bench:
                 settings = replace(settings, placements=experts_on_cpu(int(value)))
             elif name == "pool":
                 pool = -1 if value == "auto" else int(value)
-            elif name == "select":
-                select = int(value)
             elif name not in ("full", "unified"):
                 raise ModelError(f"{name} is no mode")
             if name in ("nkvo", "ngl", "moe"):
                 settings = replace(settings, n_threads=len(os.sched_getaffinity(0)))
         reserve_pinned(48 * 2**30)
         self.before_mib = vram_mib() or 0.0
-        self.loaded = load(settings, pool=PoolSettings(pool, SelectSettings(select)))
+        self.loaded = load(settings, pool=PoolSettings(pool))
         self.backend: LlamaBackend = self.loaded.backend
         self._block, self._state = self._sample()
 

@@ -1,12 +1,10 @@
 """Whether logits, blocks and resumed prompts of `--kv-pool` are bit-identical to those of a full cache.
 
     python -m bench.gpu.pool_bits MODELS [--models 27b] [--tokens 33000] [--resident all half none] [--types q8_0]
-    python -m bench.gpu.pool_bits MODELS --select 2048     # single tokens attend to so many rows: --kv-select
 
 A prompt of random tokens is evaluated in batches, some of odd sizes, followed by single tokens: first with the whole
 cache on the GPU, then with K and V of fewer layers there. Then the prompt is resumed in its middle from the blocks that
-the full cache saved. `GGML_CUDA_DISABLE_GRAPHS=1` turns CUDA graphs off. With ``--select`` single tokens are compared
-with those of the first line, which has other layers on the GPU.
+the full cache saved. `GGML_CUDA_DISABLE_GRAPHS=1` turns CUDA graphs off.
 """
 
 from __future__ import annotations
@@ -25,7 +23,6 @@ from pyctl.cache.snapshot import Block, Rows, State
 from pyctl.engine.backend import SequenceTokens
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.pool import PoolSettings
-from pyctl.engine.selection import SelectSettings
 from pyctl.errors import PyctlError
 from pyctl.llama import LlamaBackend, load
 from tools.generator import SHAPES
@@ -93,15 +90,13 @@ def compare(options: argparse.Namespace, shape: str, kv: str) -> None:
     for resident in options.resident:
         n_resident = {"all": n_layers, "half": n_layers // 2, "none": 0}[resident]
         rows = pooled(n_rows, n_layers, n_resident)
-        loaded = load(settings, pool=PoolSettings(rows, SelectSettings(options.select)))
+        loaded = load(settings, pool=PoolSettings(rows))
         backend, pool, began = loaded.backend, loaded.info.pool, time.monotonic()
         if pool is None:
             raise PyctlError("there is no pool")
         found, mine = text.run(backend)
         seconds = time.monotonic() - began
         assert mine is not None
-        if options.select and resident == options.resident[0]:
-            wanted[-N_SINGLE:] = found[-N_SINGLE:]
         backend.memory.clear(0)
         backend.memory.restore(0, 0, [(Rows(saved.rows), 0, saved.n)])
         if saved.state is not None:
@@ -131,7 +126,6 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--types", nargs="+", default=["q8_0"], help="types of K and V")
     parser.add_argument("--tokens", type=int, default=33_000)
     parser.add_argument("--resident", nargs="+", choices=("all", "half", "none"), default=["all", "half", "none"])
-    parser.add_argument("--select", type=int, default=0, metavar="ROWS", help="rows that a single token attends to")
     parser.add_argument("--ubatch", type=int, default=512)
     parser.add_argument("--budget", type=float, default=200, metavar="S", help="seconds after which no case begins")
     options = parser.parse_args(argv)

@@ -167,13 +167,12 @@ private:
 class bound_store : public bound_state {
 public:
     bound_store(uintptr_t ctx, int64_t n_ctx, const std::vector<size_t> & resident, llama_seq_id seq, bool marks, size_t lag,
-                size_t stages, int64_t select_rows, int64_t sinks, int64_t tail, int64_t block, int64_t select_batch)
-        : bound_store(ctx, store_settings{ n_ctx, resident, stages, { select_rows, sinks, tail, block, select_batch } }, seq,
-                      marks, lag) {}
+                size_t stages)
+        : bound_store(ctx, store_settings{ n_ctx, resident, stages }, seq, marks, lag) {}
 
-    int decode(uintptr_t batch, bool select) {
+    int decode(uintptr_t batch) {
         int code = 0;
-        without_gil([&] { code = store().decode(*reinterpret_cast<const llama_batch *>(batch), select); });
+        without_gil([&] { code = store().decode(*reinterpret_cast<const llama_batch *>(batch)); });
         let_go();
         return code;
     }
@@ -184,19 +183,6 @@ public:
             found.emplace_back(layer.name, layer.k_row, layer.v_row, layer.resident);
         }
         return found;
-    }
-
-    row_selection & choosing() {
-        if (store().choosing() == nullptr) {
-            throw py::value_error("this store attends to all of its rows");
-        }
-        return *store().choosing();
-    }
-
-    // What `function` says of what chooses; 0 if nothing does.
-    template <auto function> auto of_choice() const {
-        const row_selection * choice = store().choosing();
-        return choice != nullptr ? (choice->*function)() : 0;
     }
 
     double copy_rate() {
@@ -259,19 +245,10 @@ void register_kv_state(py::module_ & m) {
         .def("clear", &bound_state::call<&kv_state::clear, llama_seq_id>, py::arg("seq"))
         .def("finish", &bound_state::call<&kv_state::finish>);
     py::class_<bound_store, bound_state>(m, "RowStore")
-        .def(py::init<uintptr_t, int64_t, std::vector<size_t>, llama_seq_id, bool, size_t, size_t, int64_t, int64_t, int64_t,
-                      int64_t, int64_t>(),
-             py::arg("ctx"), py::arg("n_ctx"), py::arg("resident"), py::arg("seq") = 0, py::arg("marks") = false,
-             py::arg("lag") = 0, py::arg("stages") = 2, py::arg("select_rows") = 0, py::arg("sinks") = 64, py::arg("tail") = 256,
-             py::arg("block") = 4, py::arg("select_batch") = 8)
-        .def("decode", &bound_store::decode, py::arg("batch"), py::arg("select") = false)
-        .def("pin", [](bound_store & s, const std::vector<std::pair<int64_t, int64_t>> & ranges) { s.choosing().pin(ranges); },
-             py::arg("ranges"))
-        .def("chosen", [](bound_store & s, size_t layer) { return s.choosing().chosen(layer); }, py::arg("layer"))
-        .def_property_readonly("pinned_chunks", &bound_store::of_choice<&row_selection::n_pinned>)
-        .def_property_readonly("selected_chunks", &bound_store::of_choice<&row_selection::selected>)
-        .def_property_readonly("fetched_chunks", &bound_store::of_choice<&row_selection::fetched>)
-        .def_property_readonly("select_bytes", &bound_store::of_choice<&row_selection::bytes>)
+        .def(py::init<uintptr_t, int64_t, std::vector<size_t>, llama_seq_id, bool, size_t, size_t>(), py::arg("ctx"),
+             py::arg("n_ctx"), py::arg("resident"), py::arg("seq") = 0, py::arg("marks") = false, py::arg("lag") = 0,
+             py::arg("stages") = 2)
+        .def("decode", &bound_store::decode, py::arg("batch"))
         .def("copy_rate", &bound_store::copy_rate)
         .def_property_readonly("layers", &bound_store::layers)
         .def_property_readonly("n_rows", [](const bound_store & s) { return s.store().end_of(0); })

@@ -17,18 +17,13 @@ const ggml_tensor * root_of(const ggml_tensor * tensor) {
     return tensor->view_src != nullptr ? tensor->view_src : tensor;
 }
 
-// Whether there is nothing to compute.
-bool is_view(const ggml_tensor * node) {
-    return node->op == GGML_OP_NONE || node->op == GGML_OP_VIEW || node->op == GGML_OP_RESHAPE || node->op == GGML_OP_PERMUTE ||
-           node->op == GGML_OP_TRANSPOSE;
-}
-
 }  // namespace
 
 redirect::redirect(llama_context * ctx, const row_layout & rows, transfer & copies, int64_t n_rows, int64_t n_tokens,
-                   std::function<void(size_t)> after)
+                   std::vector<place> places, std::function<void(size_t)> after)
     : ctx(ctx), copies(copies), n_rows(n_rows), n_tokens(n_tokens), after(std::move(after)), n_layers(rows.k.size()),
-      positions(static_cast<size_t>(n_tokens)), mask_at(static_cast<size_t>(n_tokens), 0), views(rows.k.size()) {
+      positions(static_cast<size_t>(n_tokens)), mask_at(static_cast<size_t>(n_tokens), 0), views(rows.k.size()),
+      places(std::move(places)) {
     for (size_t i = 0; i < n_layers; ++i) {
         k_of[root_of(rows.k[i].tensor)] = i;
         v_of[root_of(rows.v[i].tensor)] = i;
@@ -149,23 +144,9 @@ void redirect::move_mask(int64_t to, int64_t n) {
 
 // -- one evaluation --------------------------------------------------------------------------------------------------
 
-void redirect::begin(int64_t from, int64_t to, const std::vector<place> & where) {
-    gather = nullptr;
-    start(from, to, where, from);
-}
-
-void redirect::begin(int64_t from, int64_t to, const std::vector<place> & where, const gathered & rows, gather_function function) {
-    gather = std::move(function);
-    target = rows;
-    start(from, to, where, rows.column);
-}
-
-// `column` is the one of the mask that belongs to the first token.
-void redirect::start(int64_t from, int64_t to, const std::vector<place> & where, int64_t column) {
-    const bool same = repeats(to - from, where);
+void redirect::begin(int64_t from, int64_t to) {
     first       = from;
     last        = to;
-    places      = where;
     has_stopped = was_asked = false;
     failure.clear();
     changed.clear();
@@ -180,23 +161,14 @@ void redirect::start(int64_t from, int64_t to, const std::vector<place> & where,
     }
     copies.put({ &index_buffer.bytes, 0, static_cast<size_t>(n) * sizeof(int64_t) },
                reinterpret_cast<const uint8_t *>(positions.data()));
-    move_mask(column, n);
+    move_mask(first, n);
     active    = true;
-    behind    = true;
-    repeating = same && mask.ne[0] == n_left_rows;
+    repeating = is_left && n == n_left && mask.ne[0] == n_left_rows;
     if (repeating) {
         // The library sets it again with a graph of another kind, or of other memory, whose nodes are its own.
         n_reused = llama_perf_context(ctx).n_reused;
         ggml_backend_sched_set_eval_callback(ctx->get_sched(), nullptr, nullptr);
     }
-}
-
-// Whether nothing would be changed in the graph of the last evaluation for one of n tokens with these places.
-bool redirect::repeats(int64_t n, const std::vector<place> & where) const {
-    return is_left && gather == nullptr && n == n_left &&
-           std::equal(where.begin(), where.end(), places.begin(), places.end(), [](const place & a, const place & b) {
-               return a.k == b.k && a.v == b.v && a.targets == b.targets && !a.stops && !b.stops;
-           });
 }
 
 std::string redirect::end() {
@@ -274,7 +246,6 @@ bool redirect::called(ggml_tensor * node, bool ask, void * self) {
             redirect.has_stopped |= stops;
             return stops;
         }
-        redirect.behind  = false;
         const auto found = redirect.stop_at.find(node);
         if (found != redirect.stop_at.end()) {
             redirect.after(found->second);
@@ -287,16 +258,15 @@ bool redirect::called(ggml_tensor * node, bool ask, void * self) {
 
 // Returns whether the computation has to stop after `node`.
 bool redirect::before(ggml_tensor * node) {
-    bool stops = false;
+    if (node->op == GGML_OP_FLASH_ATTN_EXT) {
+        return read(node);
+    }
     if (node->op == GGML_OP_SET_ROWS) {
-        stops = write(node);
-    } else if (node->op == GGML_OP_FLASH_ATTN_EXT) {
-        stops = read(node);
+        write(node);
     } else if (moved != nullptr && node->view_src == moved) {
         follow(node);
     }
-    behind = behind || !is_view(node);
-    return stops;
+    return false;
 }
 
 // What is a view of an output that was moved.
@@ -325,11 +295,10 @@ void redirect::remember(ggml_tensor * node, const ggml_tensor & before) {
     changed.push_back({ node, before, node->data, node->src[1] });
 }
 
-// Returns whether rows are to be gathered now.
-bool redirect::write(ggml_tensor * node) {
+void redirect::write(ggml_tensor * node) {
     const auto k = k_of.find(node->view_src), v = v_of.find(node->view_src);
     if (k == k_of.end() && v == v_of.end()) {
-        return false;
+        return;
     }
     const size_t        layer = k != k_of.end() ? k->second : v->second;
     const ggml_tensor * to    = k != k_of.end() ? places[layer].k : places[layer].v;
@@ -337,23 +306,21 @@ bool redirect::write(ggml_tensor * node) {
     const int64_t       n      = last - first;
     if (rows == nullptr || rows->type != GGML_TYPE_I64 || ggml_nelements(rows) != n || node->src[0]->ne[1] != n ||
         node->ne[2] != 1 || node->ne[3] != 1) {
-        return fail("rows of layer " + std::to_string(layer) + " are written in another shape");
+        fail("rows of layer " + std::to_string(layer) + " are written in another shape");
+        return;
     }
-    const ggml_tensor   before  = *node;
-    const ggml_tensor * numbers = places[layer].targets != nullptr ? places[layer].targets : &index_buffer.bytes;
-    ggml_tensor &       which   = places[layer].targets != nullptr ? target_index : index;
-    which          = *rows;
-    which.buffer   = numbers->buffer;
-    which.data     = numbers->data;
-    which.view_src = nullptr;
+    const ggml_tensor before = *node;
+    index          = *rows;
+    index.buffer   = index_buffer.buffer.get();
+    index.data     = index_buffer.data();
+    index.view_src = nullptr;
     node->buffer   = to->buffer;
     node->data     = to->data;
-    node->ne[1]  = n_rows;
+    node->ne[1]    = n_rows;
     node->nb[2] = node->nb[3] = node->nb[1] * static_cast<size_t>(n_rows);
-    node->src[1]              = &which;
+    node->src[1]              = &index;
     ++views[layer].n_written;
     remember(node, before);
-    return gather != nullptr && views[layer].n_written == 2;
 }
 
 bool redirect::read(ggml_tensor * node) {
@@ -371,15 +338,9 @@ bool redirect::read(ggml_tensor * node) {
         hidden_part->ne[3] != 1 || node->src[0]->ne[1] != n || node->src[1]->ne[3] != 1 || bias != 0.0f) {
         return fail("attention of layer " + std::to_string(layer) + " reads in another shape");
     }
-    if (gather != nullptr) {
-        if (behind) {
-            return fail("queries of layer " + std::to_string(layer) + " come too late");
-        }
-        gather(layer, *node);
-    }
     const ggml_tensor before = *node;
-    for (auto [own, source, from] : { std::tuple(&view.k, node->src[1], gather != nullptr ? target.k : places[layer].k),
-                                      std::tuple(&view.v, node->src[2], gather != nullptr ? target.v : places[layer].v) }) {
+    for (auto [own, source, from] : { std::tuple(&view.k, node->src[1], places[layer].k),
+                                      std::tuple(&view.v, node->src[2], places[layer].v) }) {
         *own          = *source;
         own->buffer   = from->buffer;
         own->data     = from->data;

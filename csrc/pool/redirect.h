@@ -15,29 +15,17 @@
 class redirect {
 public:
     // Where the rows of one layer lie, from position 0 on; `stops` if `after` is to be called when its attention is done.
-    // With `targets`, numbers of 64 bits, these say where new rows go, else their positions.
     struct place {
         ggml_tensor * k;
         ggml_tensor * v;
         bool          stops;
-        ggml_tensor * targets = nullptr;
     };
 
-    // What attention of each layer reads instead, if some rows are left out: new ones come from row `column` on.
-    struct gathered {
-        ggml_tensor * k;
-        ggml_tensor * v;
-        int64_t       column;
-    };
-
-    // Makes rows ready that the attention of a layer is to read, see `begin`.
-    using gather_function = std::function<void(size_t layer, const ggml_tensor & attention)>;
-
-    // Installs itself in `ctx`, whose cache `rows` describes, for at most `n_rows` rows, a multiple of `padding`, and
-    // batches of `n_tokens`. `after` gets the number of a layer. All must outlive this, and the context's evaluations
-    // with it. std::runtime_error without memory.
+    // Installs itself in `ctx`, whose cache `rows` describes, for at most `n_rows` rows of each layer at `places`, a multiple
+    // of `padding`, and batches of `n_tokens`. `after` gets the number of a layer. All must outlive this, and the context's
+    // evaluations with it. std::runtime_error without memory.
     redirect(llama_context * ctx, const row_layout & rows, transfer & copies, int64_t n_rows, int64_t n_tokens,
-             std::function<void(size_t)> after);
+             std::vector<place> places, std::function<void(size_t)> after);
     ~redirect();
 
     redirect(const redirect &)             = delete;
@@ -46,13 +34,8 @@ public:
     // The library computes attention over so many rows at a time.
     static constexpr int64_t padding = 256;
 
-    // The next evaluation is that of positions [first, last), with the rows of each layer at `places`.
-    void begin(int64_t first, int64_t last, const std::vector<place> & places);
-
-    // The same, if attention reads `target`, whose rows are in the order of positions and end with the new ones: before
-    // a layer's attention is computed, `gather` is called to fill it. New rows have been written then, queries computed.
-    void begin(int64_t first, int64_t last, const std::vector<place> & places, const gathered & target,
-               gather_function gather);
+    // The next evaluation is that of positions [first, last).
+    void begin(int64_t first, int64_t last);
 
     // Ends the evaluation. Returns the error; empty if each layer has read and written its rows once.
     std::string end();
@@ -81,12 +64,10 @@ private:
 
     static bool called(ggml_tensor * node, bool ask, void * self);
 
-    void start(int64_t from, int64_t to, const std::vector<place> & where, int64_t column);
-    bool repeats(int64_t n, const std::vector<place> & where) const;
     void undo(ggml_tensor * node);
     std::string settle();
     bool before(ggml_tensor * node);
-    bool write(ggml_tensor * node);
+    void write(ggml_tensor * node);
     bool read(ggml_tensor * node);
     bool fail(const std::string & what);
     void follow(ggml_tensor * node);
@@ -106,14 +87,12 @@ private:
     std::unordered_map<const ggml_tensor *, size_t>   stop_at;     // node -> layer
     const ggml_tensor *                               moved = nullptr;  // the last attention whose output is ours
     tensor_buffer                                     mask_buffer, index_buffer, pattern_buffer, output_buffer;
-    ggml_tensor                                       mask{}, index{}, target_index{};  // what nodes get, once for all
+    ggml_tensor                                       mask{}, index{};  // what nodes get, once for all
     std::vector<int64_t>                              positions;        // of the tokens of the batch
     std::vector<int64_t>                              mask_at;          // of each row of the mask: see move_mask
     std::vector<view>                                 views;
     std::vector<place>                                places;
     std::vector<changed_node>                         changed;
-    gathered                                          target{};
-    gather_function                                   gather;  // empty if all rows are read where they lie
 
     // Nodes that were changed by an earlier evaluation and may still be so. While `is_left`, these are all that it takes:
     // the last evaluation was asked about, without a stop, and had so many tokens and so many rows to read.
@@ -125,6 +104,5 @@ private:
     uint64_t                                          n_repeated = 0;
     int64_t                                           first = 0, last = 0;
     bool                                              active = false;
-    bool                                              behind = false;  // something was asked for since the last stop
     std::string                                       failure;
 };

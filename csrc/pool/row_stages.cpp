@@ -89,7 +89,7 @@ void row_stages::layer_done(size_t index, int64_t first, int64_t last) {
         copies.save({ &from->bytes, at, static_cast<size_t>(last - first) * row }, to->data() + at);
     }
     place.n = last;
-    sent_home();
+    home    = copies.progress().take();
 
     const bool   wraps = i + stages.size() >= streamed.size();
     const size_t next  = wraps ? i % stages.size() : i + stages.size();

@@ -37,9 +37,6 @@ public:
     // Rows from n on are void, also those of an evaluation that failed.
     void truncate(int64_t n);
 
-    // Another part has sent rows to host memory.
-    void sent_home() { home = copies.progress().take(); }
-
     // Waits until all rows that layers are done with are in host memory.
     void wait_home() { copies.progress().wait(home); }
 

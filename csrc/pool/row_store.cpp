@@ -26,12 +26,8 @@ row_store::row_store(llama_context * ctx, llama_kv_cache & cache, const row_layo
         }
     }
     open(settings);
-    attention = std::make_unique<redirect>(ctx, layout, copies, capacity, llama_n_ubatch(ctx),
+    attention = std::make_unique<redirect>(ctx, layout, copies, capacity, llama_n_ubatch(ctx), places(),
                                            [this](size_t index) { stages->layer_done(index, n_rows, n_next); });
-    if (settings.selection.rows != 0) {
-        selection = std::make_unique<row_selection>(ctx, copies, layers, capacity, settings.selection,
-                                                    ggml_backend_buffer_get_type(buffer_of(layout.k[0].tensor)));
-    }
     truncate(only_seq, 0);
 }
 
@@ -79,11 +75,16 @@ void row_store::open(const store_settings & settings) {
                            allocate_zeros(type, rows * layout.v[i].row + row_slack) });
     }
     stages = std::make_unique<row_stages>(copies, layers, capacity, settings.n_stages, device);
+}
+
+std::vector<redirect::place> row_store::places() {
+    std::vector<redirect::place> found;
     for (size_t i = 0; i < layers.size(); ++i) {
         const bool resident = layers[i].resident;
-        places.push_back({ resident ? &layers[i].k.bytes : &stages->k_of(i).bytes,
-                           resident ? &layers[i].v.bytes : &stages->v_of(i).bytes, !resident });
+        found.push_back({ resident ? &layers[i].k.bytes : &stages->k_of(i).bytes,
+                          resident ? &layers[i].v.bytes : &stages->v_of(i).bytes, !resident });
     }
+    return found;
 }
 
 std::vector<row_store::layer_info> row_store::info() const {
@@ -97,7 +98,7 @@ std::vector<row_store::layer_info> row_store::info() const {
 }
 
 size_t row_store::device_bytes() const {
-    size_t sum = stages->bytes() + attention->device_bytes() + (selection != nullptr ? selection->bytes() : 0);
+    size_t sum = stages->bytes() + attention->device_bytes();
     for (const stored_layer & layer : layers) {
         sum += layer.resident ? layer.k.size() + layer.v.size() : 0;
     }
@@ -114,7 +115,7 @@ size_t row_store::host_bytes() const {
 
 // -- evaluation --------------------------------------------------------------------------------------------------------
 
-void row_store::check_batch(const llama_batch & batch, bool selects) const {
+void row_store::check_batch(const llama_batch & batch) const {
     bool is_next = batch.n_tokens > 0 && batch.n_tokens <= static_cast<int32_t>(llama_n_ubatch(ctx)) &&
                    batch.token != nullptr && batch.pos != nullptr && batch.n_seq_id != nullptr && batch.seq_id != nullptr;
     for (int32_t i = 0; is_next && i < batch.n_tokens; ++i) {
@@ -123,9 +124,6 @@ void row_store::check_batch(const llama_batch & batch, bool selects) const {
     if (!is_next) {
         throw std::invalid_argument("these are not up to " + std::to_string(llama_n_ubatch(ctx)) +
                                     " tokens of sequence 0 from position " + std::to_string(n_rows) + " on");
-    }
-    if (selects && (selection == nullptr || batch.n_tokens > selection->n_batch())) {
-        throw std::invalid_argument("rows cannot be chosen for " + std::to_string(batch.n_tokens) + " tokens");
     }
 }
 
@@ -145,30 +143,16 @@ void row_store::check_room(int64_t p0, int64_t p1) const {
     }
 }
 
-// Returns whether some rows are left out.
-bool row_store::begin(bool selects) {
-    if (!selects || !selection->leaves_out(n_rows)) {
-        stages->prepare(n_rows);
-        attention->begin(n_rows, n_next, places);
-        return false;
-    }
-    stages->wait_home();
-    const auto & where = selection->begin(n_rows, n_next);
-    attention->begin(n_rows, n_next, where, selection->target(), [this](size_t index, const ggml_tensor & node) {
-        selection->gather(index, node);
-    });
-    return true;
-}
-
-int row_store::decode(const llama_batch & batch, bool selects) {
-    check_batch(batch, selects);
+int row_store::decode(const llama_batch & batch) {
+    check_batch(batch);
     reserve(batch.n_tokens, false);
     n_next = n_rows + batch.n_tokens;
     if (n_rows > 1) {
         cache.seq_rm(only_seq, 0, static_cast<llama_pos>(n_rows - 1));
     }
-    const bool leaves_out = begin(selects);
-    int        code       = -1;
+    stages->prepare(n_rows);
+    attention->begin(n_rows, n_next);
+    int code = -1;
     try {
         code = llama_decode(ctx, batch);
     } catch (...) {
@@ -183,10 +167,6 @@ int row_store::decode(const llama_batch & batch, bool selects) {
             throw std::runtime_error(failure);
         }
         return code;
-    }
-    if (leaves_out) {
-        selection->end();
-        stages->sent_home();
     }
     remember_exts(n_rows, n_next);
     move_end(n_next);
@@ -388,9 +368,6 @@ void row_store::truncate(llama_seq_id, int64_t n) {
     }
     move_end(std::min(n_rows, n));
     stages->truncate(n_rows);
-    if (selection != nullptr) {
-        selection->truncate(n_rows);
-    }
     place_last();
 }
 

@@ -9,13 +9,13 @@
 
 #include "core/row_memory.h"
 #include "host/host_copy.h"
-#include "selection/row_selection.h"
+#include "pool/redirect.h"
+#include "pool/row_stages.h"
 
 struct store_settings {
     int64_t             n_ctx;     // the most rows
     std::vector<size_t> resident;  // layers, counted as blocks have them
     size_t              n_stages;  // at least 1; layers that share one wait for each other
-    selection_settings  selection;
 };
 
 class row_store : public row_memory {
@@ -26,13 +26,9 @@ public:
               const store_settings & settings);
     ~row_store() override { copies.finish(); }
 
-    // As llama_decode, for tokens that follow the rows, which may not be evaluated otherwise. With `selects`, attention
-    // leaves out what it is expected to look at least, see row_selection.h. std::invalid_argument or out_of_cells before
-    // anything is changed; std::runtime_error if the rows were not written, or not here.
-    int decode(const llama_batch & batch, bool selects = false);
-
-    // What chooses rows; null if attention is to everything.
-    row_selection * choosing() const { return selection.get(); }
+    // As llama_decode, for tokens that follow the rows, which may not be evaluated otherwise. std::invalid_argument or
+    // out_of_cells before anything is changed; std::runtime_error if the rows were not written, or not here.
+    int decode(const llama_batch & batch);
 
     int64_t end_of(llama_seq_id) const override { return n_rows; }
     void    save(llama_seq_id seq, int64_t p0, int64_t p1, uint8_t * out, size_t size) override;
@@ -56,7 +52,7 @@ public:
     };
     std::vector<layer_info> info() const;
 
-    size_t device_bytes() const;  // of resident layers, stages and the mask, and what chooses
+    size_t device_bytes() const;  // of resident layers, stages and the mask
     size_t host_bytes() const;
 
     // Evaluations, so far, that took a graph as the one before had left it.
@@ -67,14 +63,14 @@ public:
 
 private:
     void check_context() const;
-    void check_batch(const llama_batch & batch, bool selects) const;
-    bool begin(bool selects);
+    void check_batch(const llama_batch & batch) const;
     void check_end(int64_t p0, int64_t p1) const;
     void check_text(const row_span & span) const;
     void check_room(int64_t p0, int64_t p1) const;
     void copy_out(int64_t p0, int64_t p1, const llama_kv_cell_ext * their_exts, uint8_t * out);
     void copy_in(const row_span & span, std::vector<host_copy> & on_host);
     void open(const store_settings & settings);
+    std::vector<redirect::place> places();
     void move_end(int64_t n);
     void place_last();
     void remember_exts(int64_t p0, int64_t p1);
@@ -87,9 +83,7 @@ private:
     int64_t                        n_ctx, capacity;  // the latter as attention pads it
     std::vector<stored_layer>      layers;
     std::unique_ptr<row_stages>    stages;
-    std::vector<redirect::place>   places;
     std::vector<llama_kv_cell_ext> exts;  // of each position, where the model has them
-    std::unique_ptr<row_selection> selection;  // null if attention is to everything
     std::unique_ptr<redirect>      attention;
     int64_t                        n_rows = 0, n_next = 0;  // now; when the evaluation that runs has succeeded
 };

@@ -38,7 +38,6 @@ from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.model_settings import SERVED_SEQS, ModelSettings
 from pyctl.engine.pool import PoolSettings
 from pyctl.engine.sampling import RANDOM_SEED, Sampling
-from pyctl.engine.selection import SelectSettings
 from pyctl.engine.vision_settings import VisionSettings
 from pyctl.errors import ConfigError, RequestError
 from pyctl.models import HubSettings
@@ -209,7 +208,7 @@ OWNERS: tuple[type[Any], ...] = (
         EngineSettings,
     ),
     *(DiskSettings, Sampling, Cors, LogSettings, TerminalSettings, ModelSettings, VisionSettings, PoolSettings),
-    *(SelectSettings, DraftSettings, NgramSettings, OtherForms, ToolSettings),
+    *(DraftSettings, NgramSettings, OtherForms, ToolSettings),
 )
 """Every class with settings that flags set, in the order of --help within a section."""
 
@@ -316,7 +315,7 @@ def _read(
 def _settings(given: Given, environ: Mapping[str, str], n_seqs: int, warnings: Sequence[str] = ()) -> CommandSettings:
     """``n_seqs`` are the sequences that there are when nothing is said."""
     if given.values.get("n_seqs", -1) == -1:
-        given = replace(given, values={**given.values, "n_seqs": 1 if _pools(given.values) else n_seqs})
+        given = replace(given, values={**given.values, "n_seqs": 1 if given.values.get("n_pooled") else n_seqs})
     values, more = _resolve(given, environ)
     try:
         sampling = fill(Sampling, values)
@@ -326,7 +325,7 @@ def _settings(given: Given, environ: Mapping[str, str], n_seqs: int, warnings: S
     is_verbose = values.get("verbosity", LogSettings.verbosity) >= VERBOSE
     return CommandSettings(
         model=fill(ModelSettings, values),
-        pool=fill(PoolSettings, values, select=fill(SelectSettings, values)),
+        pool=fill(PoolSettings, values),
         vision=fill(VisionSettings, values),
         drafts=fill(DraftSettings, values),
         ngrams=fill(NgramSettings, values),
@@ -405,15 +404,12 @@ def _resolve(given: Given, environ: Mapping[str, str]) -> tuple[dict[str, Any], 
     if values.get("rerank"):
         values |= {"embeddings": True, "pooling": "rank"}
     warnings += _choose_directory(given, environ, values)
-    if _pools(values):
+    if values.get("n_pooled"):
         _check_pool(values)
-    others = ("draft_types", "draft_path", "draft_repo", "exact", "embeddings", "n_pooled", "n_selected")
+    others = ("draft_types", "draft_path", "draft_repo", "exact", "embeddings", "n_pooled")
     if _names_model(values) and values.get("fit", True) and not any(values.get(dest) for dest in others):
         values["draft_types"] = AUTOMATIC
         values.setdefault("n_draft", AUTOMATIC_LENGTH)
-    if not values.get("n_selected"):
-        parts = {flag.dest for _, flag in flags_of(SelectSettings)} - {"n_selected"}
-        warnings += [f"{name} has no effect without --kv-select" for dest, name in given.typed.items() if dest in parts]
     if values.get("lora_unapplied"):
         values["lora"] = tuple((path, 0.0) for path, _ in values.get("lora", ()))
     if "n_ctx_per_seq" in values and not values.get("n_ctx"):
@@ -452,16 +448,8 @@ def _choose_directory(given: Given, environ: Mapping[str, str], values: dict[str
     return [f"{name} has no effect {lacking}" for dest, name in given.typed.items() if dest in idle]
 
 
-def _pools(values: Mapping[str, Any]) -> bool:
-    """Whether rows are to lie in a pool: to select among them takes one, too."""
-    return bool(values.get("n_pooled") or values.get("n_selected"))
-
-
 def _check_pool(values: Mapping[str, Any]) -> None:
     """ConfigError for what cannot be combined with a pool."""
-    name = "--kv-pool" if values.get("n_pooled") else "--kv-select"
-    if values.get("n_selected") and values.get("exact"):
-        raise ConfigError("--kv-select makes replies approximate, so it excludes --exact")
     for is_wrong, why in (
         (values["n_seqs"] != 1, f"one reply at a time, not --parallel {values['n_seqs']}"),
         (values.get("flash_attn") == "off", "flash attention, which --flash-attn off forbids"),
@@ -472,7 +460,7 @@ def _check_pool(values: Mapping[str, Any]) -> None:
         ),
     ):
         if is_wrong:
-            raise ConfigError(f"{name} needs {why}")
+            raise ConfigError(f"--kv-pool needs {why}")
 
 
 def _chosen(given: Given, dest: str, others: Sequence[str]) -> bool:

@@ -80,7 +80,7 @@ def found(settings: CommandSettings) -> CommandSettings:
         alias = model.alias or ((hub.hf_repo,) if hub.hf_repo else ())
         path = fetch(hub)
         model = replace(model, path=str(path), alias=alias)
-        if hub.hf_repo and hub.mmproj_auto and not (vision.mmproj_path or hub.mmproj_url or settings.pool.is_wanted):
+        if hub.hf_repo and hub.mmproj_auto and not (vision.mmproj_path or hub.mmproj_url or settings.pool.n_pooled):
             try:
                 vision = replace(vision, mmproj_path=str(fetch_companion(hub, path) or ""), is_optional=True)
             except ConfigError as error:
@@ -191,7 +191,7 @@ class ModelLoader:
         check_gguf(Path(settings.model.path))
         if not self.is_current():
             self._plan, self._is_loaded = None, False
-        if settings.pool.is_wanted and self._plan is None:
+        if settings.pool.n_pooled and self._plan is None:
             return False  # a pool takes what it finds
         if self._plan is None:
             self._plan = wanted_memory(settings.model, settings.drafts, settings.vision)

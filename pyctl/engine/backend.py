@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from pyctl.cache import Block, SequenceMemory
 from pyctl.engine.pool import PoolPlan, StreamCounts
 from pyctl.engine.sampling import Sampling
-from pyctl.engine.selection import Pins
 from pyctl.prompt import Picture, Tokens
 
 __all__ = [
@@ -241,9 +240,6 @@ class Evaluator(Protocol):
 
     def recall(self, output: Block) -> None:
         """Set ``output`` as output 0, the only one, until the next evaluation."""
-
-    def pin(self, seq: int, ranges: Pins) -> None:
-        """Include the rows ``ranges`` of ``seq`` in all later selections of `decode` (`PoolPlan.select`)."""
 
     def sampler(self, sampling: Sampling, prompt: Tokens) -> Sampler:
         """Return a sampler whose penalties include the end of ``prompt``."""

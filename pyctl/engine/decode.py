@@ -114,7 +114,6 @@ class Generation:
         """
         seq = self._seq
         sure: tuple[int, ...] = (self._token,)
-        self._evaluator.pin(seq.id, self._request.pins)
         while not self._ended:
             verify = yield PendingTokens(sure, seq.n)
             for token in sure:

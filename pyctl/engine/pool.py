@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from pyctl.convert import integer
-from pyctl.engine.selection import SelectSettings
 from pyctl.setting import CONTEXT
 
 __all__ = ["PoolPlan", "PoolSettings", "StreamCounts"]
@@ -15,10 +14,7 @@ __all__ = ["PoolPlan", "PoolSettings", "StreamCounts"]
 
 @dataclass(frozen=True)
 class PoolSettings:
-    """Settings of the pool: ``n_pooled`` rows of all layers on the device, -1 as many as fit, 0 for no pool.
-
-    ``select`` requires a pool; with ``n_pooled`` 0 it then has as many rows as fit.
-    """
+    """Settings of the pool: ``n_pooled`` rows of all layers on the device, -1 as many as fit, 0 for no pool."""
 
     n_pooled: int = CONTEXT.flag(
         0,
@@ -30,12 +26,6 @@ class PoolSettings:
         "off|auto|TOKENS",
         shown="off",
     )
-    select: SelectSettings = field(default_factory=SelectSettings)
-
-    @property
-    def is_wanted(self) -> bool:
-        """Whether the settings request a pool."""
-        return bool(self.n_pooled or self.select.n_selected)
 
 
 COPY_RATE = 20e9
@@ -45,30 +35,18 @@ MIB = 2**20
 
 
 class StreamCounts(NamedTuple):
-    """Bytes of rows copied to the device for attention, and milliseconds that attention waited for them.
-
-    With --kv-select also the selected chunks, pinned ones included, and how many of them were copied from RAM, both
-    summed over layers and evaluations.
-    """
+    """Bytes of rows copied to the device for attention, and milliseconds that attention waited for them."""
 
     n_bytes: int = 0
     wait_ms: float = 0.0
-    n_selected: int = 0
-    n_fetched: int = 0
 
     def plus(self, more: StreamCounts) -> StreamCounts:
         """Return the sum of both."""
-        return StreamCounts(
-            self.n_bytes + more.n_bytes,
-            self.wait_ms + more.wait_ms,
-            self.n_selected + more.n_selected,
-            self.n_fetched + more.n_fetched,
-        )
+        return StreamCounts(self.n_bytes + more.n_bytes, self.wait_ms + more.wait_ms)
 
     def since(self, before: StreamCounts) -> StreamCounts:
         """Return the difference to the earlier counts ``before``."""
-        n_bytes, wait_ms, n_selected, n_fetched = before
-        return self.plus(StreamCounts(-n_bytes, -wait_ms, -n_selected, -n_fetched))
+        return StreamCounts(self.n_bytes - before.n_bytes, self.wait_ms - before.wait_ms)
 
 
 @dataclass(frozen=True)
@@ -76,8 +54,7 @@ class PoolPlan:
     """Placement of the rows of ``n_rows`` tokens in ``n_layers`` attention layers with ``layer_bytes`` each.
 
     The rows of ``n_resident`` layers are on the device. Other layers are *streamed*: their rows are in RAM, and each
-    evaluation copies layer after layer into one of ``n_stages`` device buffers of ``layer_bytes``. With ``select``, up
-    to ``n_selecting`` generated tokens at once attend to selected rows only; this takes ``select_bytes`` on the device.
+    evaluation copies layer after layer into one of ``n_stages`` device buffers of ``layer_bytes``.
     """
 
     n_rows: int
@@ -85,9 +62,6 @@ class PoolPlan:
     n_resident: int
     n_stages: int
     layer_bytes: int
-    select: SelectSettings | None = None
-    n_selecting: int = 0
-    select_bytes: int = 0
 
     @classmethod
     def of(cls, n: int, n_rows: int, n_layers: int, layer_bytes: int) -> PoolPlan:
@@ -122,13 +96,8 @@ class PoolPlan:
         return self.n_streamed * self.layer_bytes
 
     def pass_bytes(self, n: int) -> int:
-        """Return the bytes copied to evaluate one batch after ``n`` tokens; with `select`, one of a prompt."""
+        """Return the bytes copied to evaluate one batch after ``n`` tokens."""
         return self.host_bytes * n // self.n_rows
-
-    def most_drafts(self, n: int, n_planes: int) -> int:
-        """Return the limit of drafts, at most ``n``. With `select`, an item after a mark has up to limit + 1 sure
-        tokens and ``n_planes`` drafts, which must fit into ``n_selecting``."""
-        return n if self.select is None else max(min(n, self.n_selecting - 1 - n_planes), 0)
 
     def lines(self, rate: float = COPY_RATE) -> Iterator[str]:
         """Yield log lines with the cost of streaming at ``rate`` bytes per second; none without streamed layers."""

@@ -11,7 +11,6 @@ from typing import Literal, NamedTuple, TypeAlias
 from pyctl.cache import DiskPolicy, RequestStats, Source
 from pyctl.engine.pool import StreamCounts
 from pyctl.engine.sampling import Sampling
-from pyctl.engine.selection import Pins
 from pyctl.errors import EngineError, PyctlError
 from pyctl.prompt import Prompt
 from pyctl.reasoning import ReasoningLimit
@@ -41,10 +40,10 @@ class Request:
     ``max_tokens``: -1 until the context is full, 0 prefill only. ``stop`` strings end the reply, which excludes them.
     ``n_probs`` is the number of most likely tokens returned with each token. ``disk_policy`` replaces the server's.
     ``seq`` is the required sequence, -1 for any. Two limits, 0 for none, also end the reply: a line with fewer than
-    ``n_indent`` leading blanks, and the first line end more than ``max_ms`` after the first token. ``pins`` are ranges
-    that attention always includes with --kv-select. ``control_texts`` maps control tokens to their text in the reply;
-    all others have none. A ``background`` request only evaluates its prompt, up to its last batch end, while no other
-    work is due. With ``after`` it has no client: it is the expected beginning of the turn after that request.
+    ``n_indent`` leading blanks, and the first line end more than ``max_ms`` after the first token. ``control_texts``
+    maps control tokens to their text in the reply; all others have none. A ``background`` request only evaluates its
+    prompt, up to its last batch end, while no other work is due. With ``after`` it has no client: it is the expected
+    beginning of the turn after that request.
     """
 
     prompt: Prompt
@@ -59,7 +58,6 @@ class Request:
     seq: int = -1
     n_indent: int = 0
     max_ms: int = 0
-    pins: Pins = ()
     control_texts: Mapping[int, bytes] = field(default_factory=dict)
     background: bool = False
     after: Request | None = field(default=None, repr=False, compare=False)

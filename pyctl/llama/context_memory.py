@@ -238,8 +238,7 @@ class ContextMemory:
     @property
     def most_drafts(self) -> int:
         """See `BackendFacts`."""
-        most = self._facts.n_ubatch - 1 if self.kv.has_marks else self.n_rollback
-        return self._pool.most_drafts(most, self._n_planes) if self._pool is not None else most
+        return self._facts.n_ubatch - 1 if self.kv.has_marks else self.n_rollback
 
     def mark(self, items: Sequence[SequenceTokens]) -> dict[int, int]:
         """Mark the starts of ``items`` whose drafts require it, before their evaluation.

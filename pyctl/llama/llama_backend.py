@@ -16,7 +16,6 @@ from pyctl.engine.backend import BackendFacts, SequenceTokens, TopTokens
 from pyctl.engine.openmp import end_threads
 from pyctl.engine.pool import PoolPlan, StreamCounts
 from pyctl.engine.sampling import Sampling
-from pyctl.engine.selection import Pins
 from pyctl.errors import EngineError, ModelError, NotSupportedError
 from pyctl.llama.batch import Batch, Embedder, RowBatch
 from pyctl.llama.context_memory import ContextMemory
@@ -235,7 +234,7 @@ class LlamaBackend:
             raise EngineError(f"{len(outputs)} outputs are more than {self.facts.n_outputs}")
         memory.reserve(n, in_parts=len(items) > 1)
         marks = memory.mark(items)
-        self._evaluate(items, n, selects=self._pool is not None and self._pool.select is not None)
+        self._evaluate(items, n)
         self._outputs.set(outputs)
         memory.evaluated(items, marks)
 
@@ -243,24 +242,20 @@ class LlamaBackend:
         drafts = self.memory.drafts.settled()
         return drafts.draft(items, n) if drafts is not None else [() for _ in items]
 
-    def _evaluate(self, items: Sequence[SequenceTokens], n: int, batch: Any = None, *, selects: bool = False) -> None:
+    def _evaluate(self, items: Sequence[SequenceTokens], n: int, batch: Any = None) -> None:
         """Run ``batch``, by default the text batch, with ``n`` tokens of ``items``."""
         memory, struct = self.memory, batch or self._batch.struct
         memory.drafts.prepare()
         struct.n_tokens = n
         self._outputs.set(())
-        self.control.run(lambda: self._decode(struct, selects))
+        self.control.run(lambda: self._decode(struct))
         memory.evaluated()
         memory.drafts.evaluated(items, n)
 
-    def _decode(self, batch: Any, selects: bool) -> int:
+    def _decode(self, batch: Any) -> int:
         if self._pool is None or self.memory.kv is None:
             return int(api.llama_decode(self._ctx, batch)) or self.control.pulse.code
-        return int(checked(self.memory.kv.decode, ctypes.addressof(batch), selects))
-
-    def pin(self, seq: int, ranges: Pins) -> None:
-        if self._pool is not None and self._pool.select is not None:
-            checked(self.memory.kv.pin, ranges)
+        return int(checked(self.memory.kv.decode, ctypes.addressof(batch)))
 
     def logits(self, index: int) -> NDArray[np.float32]:
         """Return a copy of the logits of output ``index``, shape (n_vocab,)."""

@@ -95,7 +95,7 @@ def load(
     drafts = with_inferred_type(drafts or DraftSettings())
     repacks, settings = settings.repack, without_amx(with_ubatch(_alone(path, settings)))
     encoder = make_encoder(settings, vision) if vision is not None and vision.mmproj_path else None
-    pooled = fit_pool(settings, drafts, pool) if pool is not None and pool.is_wanted else None
+    pooled = fit_pool(settings, drafts, pool) if pool is not None and pool.n_pooled else None
     if pooled is not None and encoder is not None:
         raise ModelError("--kv-pool excludes --mmproj: a pool holds no rows of images")
     usage, known = encoder.usage if encoder is not None else None, None

@@ -17,7 +17,7 @@ class Usage:
     """Bytes of weights, K and V of the whole context, recurrent states, and compute buffers.
 
     ``planes`` are states of earlier tokens and marks, ``drafts`` the draft model except the weights of a head in the
-    model's file, ``vision`` approximately the vision encoder, ``selection`` the selection of rows (--kv-select).
+    model's file, ``vision`` approximately the vision encoder.
     """
 
     weights: int = 0
@@ -27,7 +27,6 @@ class Usage:
     planes: int = 0
     drafts: int = 0
     vision: int = 0
-    selection: int = 0
 
     @property
     def total(self) -> int:
@@ -99,7 +98,6 @@ class MemoryPlan:
             (f"{self.n_planes} earlier states of each, to go back to", [place.usage.planes for place in self.places]),
             ("draft model", [place.usage.drafts for place in self.places]),
             ("vision encoder", [place.usage.vision for place in self.places]),
-            ("means of keys, and rows that are chosen", [place.usage.selection for place in self.places]),
             ("computing", [place.usage.compute for place in self.places]),
             ("prefix cache, at most (--cache-ram)", [0 for _ in self.gpus] + [cache_bytes or 0]),
         ]

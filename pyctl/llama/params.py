@@ -32,7 +32,6 @@ __all__ = [
     "context_params",
     "gpus",
     "most_outputs",
-    "most_selecting",
     "most_tokens",
     "n_planes",
     "pool_cells",
@@ -189,10 +188,6 @@ def layer_bytes(model: Any) -> int:
     return int(api.llama_model_size(model)) // max(int(api.llama_model_n_layer(model)), 1)
 
 
-MOST_SELECTING = limit(
-    16, "tokens of an evaluation with --kv-select, drafts included", "fewer drafts", "process", "tokens"
-)
-
 LONG_DRAFT = limit(64, "tokens of a draft from n-grams", "cut", "request")
 """llama-server's default maximum; each token costs memory for one more output of logits."""
 
@@ -227,12 +222,6 @@ def most_outputs(settings: ModelSettings, drafts: DraftSettings) -> int:
     """Return the most outputs of one evaluation. Those of a whole batch would take 0.5 GB with a large vocabulary."""
     longest = LONGEST if drafts.has("cache") else LONG_DRAFT if finds(drafts) else 0
     return max(settings.n_seqs * (1 + n_planes(settings, drafts)), 1 + longest)
-
-
-def most_selecting(settings: ModelSettings, drafts: DraftSettings) -> int:
-    """Return the most tokens of an evaluation that selects rows: drafts, and after a mark as many sure tokens. Scores
-    take memory for each."""
-    return min(2 * most_outputs(settings, drafts), MOST_SELECTING, with_ubatch(settings).n_ubatch)
 
 
 def context_params(

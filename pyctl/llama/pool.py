@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyctl.engine.pool import PoolPlan, StreamCounts
-from pyctl.engine.selection import BLOCK
 from pyctl.llama.library import RowStore
 from pyctl.prompt import Tokens, as_tokens
 
@@ -19,17 +18,12 @@ __all__ = ["counts_of", "made_up_text", "open_pool", "same_bits", "trial"]
 
 def open_pool(address: int, plan: PoolPlan, *, marks: bool) -> RowStore:
     """Open the pool of the context at ``address``. Raises RuntimeError if it is not possible."""
-    chosen: dict[str, int] = {}
-    if (select := plan.select) is not None:
-        chosen = {"select_rows": select.n_chosen, "sinks": select.n_sinks, "tail": select.n_tail, "block": BLOCK}
-        chosen["select_batch"] = plan.n_selecting
-    resident, n_stages = list(plan.resident), max(plan.n_stages, 1)
-    return RowStore(address, plan.n_rows, resident, marks=marks, stages=n_stages, **chosen)
+    return RowStore(address, plan.n_rows, plan.resident, marks=marks, stages=max(plan.n_stages, 1))
 
 
 def counts_of(rows: RowStore) -> StreamCounts:
     """Return the counts of ``rows`` since it was opened."""
-    return StreamCounts(rows.streamed_bytes, rows.wait_ms, rows.selected_chunks, rows.fetched_chunks)
+    return StreamCounts(rows.streamed_bytes, rows.wait_ms)
 
 
 GPU_TOKENS, CPU_TOKENS = 600, 290

@@ -11,17 +11,13 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.pool import PoolPlan, PoolSettings
-from pyctl.engine.selection import BLOCK, CHUNK, SelectSettings
 from pyctl.errors import ModelError
 from pyctl.llama.dry_runs import DryRun, dry_run
 from pyctl.llama.fit import CTX_STEP, gpu_shortage, refusal, shortage
 from pyctl.llama.memory import MemoryPlan, Place, Usage
-from pyctl.llama.params import TYPES, most_selecting, pool_cells, with_ubatch
+from pyctl.llama.params import TYPES, pool_cells, with_ubatch
 
 __all__ = ["fit_pool"]
-
-ROWS_AT_ONCE = 4096
-"""Rows of a layer whose means are computed together."""
 
 log = logging.getLogger(__name__)
 
@@ -35,17 +31,16 @@ def fit_pool(
     is too small, the host has no room for the streamed layers, or workers hold layers.
     """
     if settings.workers:  # which compute graphs as they were sent, while a pool changes them for each evaluation
-        raise ModelError("--kv-pool and --kv-select exclude --rpc")
-    select = pooled.select if pooled.select.n_selected else None
-    n_tokens = pooled.n_pooled or -1
+        raise ModelError("--kv-pool excludes --rpc")
+    n_tokens = pooled.n_pooled
     with dry_run(settings, drafts) as run:
         try:
-            rows = _PooledRows(run, settings, select, most_selecting(settings, drafts))
+            rows = _PooledRows(run, settings)
         except ModelError as error:
-            log.warning("%s disabled: %s", "--kv-pool" if select is None else "--kv-select", error)
+            log.warning("--kv-pool disabled: %s", error)
             return None
         most = _padded(settings.n_ctx or run.n_ctx_train)
-        if n_tokens < 0 and select is None and rows.need_no_pool(most):
+        if n_tokens < 0 and rows.need_no_pool(most):
             log.info("--kv-pool disabled: %s", "all of K and V fit" if rows.is_on_gpu else "no GPU")
             return None
         plan = rows.plan(most, n_tokens)
@@ -65,9 +60,8 @@ def fit_pool(
 class _PooledRows:
     """Placements of the rows of ``run``. ModelError if a pool is not possible."""
 
-    def __init__(self, run: DryRun, settings: ModelSettings, select: SelectSettings | None, n_selecting: int) -> None:
+    def __init__(self, run: DryRun, settings: ModelSettings) -> None:
         self._run, self._settings = run, settings
-        self._select, self._n_selecting = select, n_selecting
         places, row_bytes = run.pooled_layers()
         self._place, self._n_layers = places[0], len(places)
         self._layer_row = round(row_bytes / self._n_layers)
@@ -100,18 +94,11 @@ class _PooledRows:
         place = _with(place, compute=self._compute(n_rows, is_gpu=place.is_gpu))
         n_fitting = n_tokens * n_layers // n_rows
         if n_tokens < 0:
-            missing = 0
-            for n_streamed in (0, n_layers):  # selection in streamed layers takes extra memory
-                whole = _with(place, kv=layer_bytes * n_layers, selection=self._selection(n_rows, n_streamed))
-                missing = shortage(settings, whole, index)
-                if not missing:
-                    break
+            missing = shortage(settings, _with(place, kv=layer_bytes * n_layers), index)
             n_fitting = n_layers - -(-missing // layer_bytes)
         pool = PoolPlan.of(n_fitting, n_rows, n_layers, layer_bytes)
-        select_bytes = self._selection(n_rows, pool.n_streamed)
-        pool = replace(pool, select=self._select, n_selecting=self._n_selecting, select_bytes=select_bytes)
         places = [*base.places]
-        places[index] = _with(place, kv=pool.device_bytes, selection=select_bytes)
+        places[index] = _with(place, kv=pool.device_bytes)
         places[-1] = _with(places[-1], kv=pool.host_bytes)
         row_bytes = float(self._layer_row * n_layers)
         return replace(base, n_ctx=n_rows, row_bytes=row_bytes, places=tuple(places), pool=pool)
@@ -126,22 +113,6 @@ class _PooledRows:
             n_heads, width = self._heads
             n_bytes += int(converted) * n_rows + 4 * n_heads * width * with_ubatch(self._settings).n_ubatch
         return n_bytes
-
-    def _selection(self, n_rows: int, n_streamed: int) -> int:
-        """Return the bytes for selecting rows, as `RowStore.select_bytes`."""
-        select, n = self._select, self._n_selecting
-        if select is None:
-            return 0
-        n_heads, _ = self._heads
-        n_blocks, n_keys = n_rows // BLOCK, round(self._n_elements)
-        # Means of keys; rows in the order of their positions; chunks of streamed layers; scores.
-        means = self._n_layers * int(n_blocks * n_keys * _element_bytes("q8_0"))
-        n_tail = CHUNK * ((select.n_tail + n + CHUNK - 2) // CHUNK + 1)
-        n_attended = select.n_rows - select.n_tail + n_tail
-        chosen = (_padded(n_attended) + n_streamed * n_attended) * self._layer_row
-        landing = int(ROWS_AT_ONCE * n_keys * self._widths[0]) if n_streamed else 0
-        scores = int(n_blocks * n_heads * n * 4 * (1 + 2 * BLOCK / CHUNK))
-        return means + chosen + landing + max(scores, int(min(ROWS_AT_ONCE, n_rows) * n_keys * 4 * (1 + 1 / BLOCK)))
 
     @property
     def _heads(self) -> tuple[int, int]:

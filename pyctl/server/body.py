@@ -348,7 +348,6 @@ MOST_BIASES = limit(8_192, "`logit_bias`", "400", "request", "tokens")
 _MAX_END_TAGS = limit(16, "`reasoning_budget_end_tags`", "400", "request")
 _MAX_TAG = limit(256, "one of the reasoning tags that a raw prompt names", "400", "request", "characters")
 _MAX_BUDGET_MESSAGE = limit(4_096, "`reasoning_budget_message`", "400", "request", "characters")
-_MAX_PINS = limit(64, "`kv_pin`, ranges of a request", "400", "request")
 _MAX_NAMES = limit(256, "`response_fields`, and adapters in `lora`", "400", "request")
 
 
@@ -397,22 +396,6 @@ def _budget_message(value: Any, name: str) -> str:
     text = string(value, name)
     at_most(_MAX_BUDGET_MESSAGE, len(text), name, "characters")
     return text
-
-
-def _pins(value: Any, name: str) -> tuple[tuple[int, int], ...]:
-    """Ranges of tokens, [[from, to], ...]."""
-    if not isinstance(value, list):
-        raise RequestError(f"'{name}' must be a list of pairs of token counts, [[from, to], ...]")
-    at_most(_MAX_PINS, len(value), name)
-    found = []
-    for pair in value:
-        if not isinstance(pair, list) or len(pair) != 2:
-            raise RequestError(f"'{name}' must be a list of pairs of token counts, [[from, to], ...]")
-        first, last = (Integer(0)(number, name) for number in pair)
-        if first >= last:
-            raise RequestError(f"'{name}' has an empty range from {first} to {last}")
-        found.append((first, last))
-    return tuple(found)
 
 
 def _probs(value: Any, name: str) -> int:
@@ -549,7 +532,6 @@ class GenerationBody(Body, frozen=True):
     seq: Annotated[int, _seq, Names("id_slot")] = -1
     cache_prompt: bool | None = None
     prefix_cache: Any = None
-    kv_pin: Annotated[tuple[tuple[int, int], ...], _pins] = ()
     grammar: str | None = None
     json_schema: Any = None
     response_format: Annotated[_ResponseFormat, Nested(_ResponseFormat)] = _ResponseFormat()

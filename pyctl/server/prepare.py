@@ -19,7 +19,6 @@ from pyctl.convert import INT32_MAX
 from pyctl.engine.backend import EngineInfo
 from pyctl.engine.request import Request
 from pyctl.engine.sampling import RANDOM_SEED, Sampling
-from pyctl.engine.selection import Pins
 from pyctl.errors import ContextSizeError, NotSupportedError, RequestError
 from pyctl.image_file import ImageFile
 from pyctl.prompt import Prompt
@@ -74,7 +73,6 @@ def prepare(service: Service, body: AnyBody, fetched: Fetched = NOTHING) -> list
             seq=body.seq % info.n_seqs if body.seq >= 0 else -1,
             n_indent=body.n_indent,
             max_ms=max(body.max_ms, 0),
-            pins=_pins(service, body, asked.prompt),
             control_texts=asked.chat.control_texts if asked.chat is not None else {},
         )
         try:
@@ -240,15 +238,6 @@ def _raw_reasoning(service: Service, body: CompletionBody) -> ReasoningLimit | N
     message, read = body.reasoning_budget_message or "", body.generation_prompt
     _refuse_long(service, read)
     return reasoning_limit(service.tokenizer, tags, body.reasoning_budget, message=message, read=read, recurs=True)
-
-
-def _pins(service: Service, body: GenerationBody, prompt: Prompt) -> Pins:
-    pool = service.info.pool
-    if pool is not None and pool.select is not None:
-        return pool.select.pins(prompt, body.kv_pin)
-    if body.kv_pin:
-        log.info("kv_pin has no effect without --kv-select: replies attend to everything")
-    return ()
 
 
 def _disk_policy(service: Service, body: GenerationBody) -> DiskPolicy:

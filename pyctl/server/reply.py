@@ -88,9 +88,9 @@ def _entry(candidate: tuple[int, float], tokenizer: Tokenizer, name: str) -> dic
 def timings_json(timings: Timings, report: RequestStats | None = None) -> dict[str, Any]:
     """Counts are tokens. The first predicted token comes with the prompt, so n tokens are n - 1 steps.
 
-    Drafts are counted if there were any, and with --kv-pool the rows that attention read from RAM and selected. A
-    complete ``report`` adds fields that llama-server does not have: the time of lookup, restore and save within the
-    prompt's, and the tokens evaluated before the request came, if any. Numbers only, as typed clients require.
+    Drafts are counted if there were any, and with --kv-pool the rows that attention read from RAM. A complete
+    ``report`` adds fields that llama-server does not have: the time of lookup, restore and save within the prompt's,
+    and the tokens evaluated before the request came, if any. Numbers only, as typed clients require.
     """
     n_steps = max(timings.n_predicted - 1, 0)
     drafts = timings.drafts
@@ -99,8 +99,6 @@ def timings_json(timings: Timings, report: RequestStats | None = None) -> dict[s
         counts = {"draft_n": drafts.n_drafted, "draft_n_accepted": drafts.n_accepted}
     if timings.streamed is not None:
         counts |= {"streamed_bytes": timings.streamed.n_bytes, "stream_wait_ms": timings.streamed.wait_ms}
-        if timings.streamed.n_selected:
-            counts |= {"selected_chunks": timings.streamed.n_selected, "fetched_chunks": timings.streamed.n_fetched}
     return {
         "cache_n": timings.n_cached,
         "prompt_n": timings.n_evaluated,
@@ -524,8 +522,6 @@ def _moved(pool: PoolPlan, n: int) -> Iterable[str]:
 def _streamed(counts: StreamCounts | None) -> Iterable[str]:
     if counts is not None and counts.n_bytes:
         yield f"{counts.n_bytes / MIB:,.0f} MiB read from RAM, waited {_time(counts.wait_ms)}"
-    if counts is not None and counts.n_selected:
-        yield f"{counts.n_selected:,} chunks selected, {counts.n_fetched:,} from RAM"
 
 
 def log_error(path: str, error: Exception) -> None:

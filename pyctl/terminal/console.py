@@ -35,7 +35,6 @@ __all__ = [
     "TerminalReader",
     "View",
     "accepted_share",
-    "selected_count",
     "shorten_history",
     "stats_line",
     "streamed_size",
@@ -264,8 +263,6 @@ def stats_line(stats: ReplyStats, width: int | None = None) -> str:
         parts.append(accepted_share(stats.n_drafted, stats.n_accepted))
     if stats.streamed_bytes:
         parts.append(streamed_size(stats.streamed_bytes))
-    if stats.selected_chunks:
-        parts.append(selected_count(stats.selected_chunks))
     while width is not None and len(parts) > 1 and len(" | ".join(parts)) > width:
         parts.pop()
     return " | ".join(parts)[:width]
@@ -279,11 +276,6 @@ def accepted_share(n_drafted: int, n_accepted: int) -> str:
 def streamed_size(n_bytes: int) -> str:
     """How much was read from RAM by attention."""
     return f"{n_bytes / 2**20:,.0f} MiB of K and V from RAM"
-
-
-def selected_count(n_chunks: int) -> str:
-    """How much attention read where it did not read everything."""
-    return f"{n_chunks:,} chunks selected"
 
 
 class PlainView:

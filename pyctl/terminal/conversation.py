@@ -311,8 +311,7 @@ def load(path: Path) -> Conversation:
 class ReplyStats:
     """Numbers of one reply, in tokens, milliseconds and tokens per second; None where they are not known.
 
-    Of ``n_drafted`` tokens of drafts the reply has ``n_accepted``. ``streamed_bytes`` of K and V were read from RAM,
-    and ``selected_chunks`` are what its tokens attended to instead of everything.
+    Of ``n_drafted`` tokens of drafts the reply has ``n_accepted``. ``streamed_bytes`` of K and V were read from RAM.
     ``source`` says where the cached tokens came from, empty when unknown; ``truncated`` that the reply met a limit.
     """
 
@@ -326,7 +325,6 @@ class ReplyStats:
     n_drafted: int | None = None
     n_accepted: int | None = None
     streamed_bytes: int | None = None
-    selected_chunks: int | None = None
 
 
 @dataclass(frozen=True)

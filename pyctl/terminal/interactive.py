@@ -29,7 +29,6 @@ from pyctl.terminal.console import (
     TerminalReader,
     View,
     accepted_share,
-    selected_count,
     stats_line,
     streamed_size,
     unquoted,
@@ -55,7 +54,6 @@ class SessionTotals:
     n_drafted: int = 0
     n_accepted: int = 0
     streamed_bytes: int = 0
-    selected_chunks: int = 0
 
     def with_reply(self, stats: ReplyStats) -> SessionTotals:
         """The totals after one more reply."""
@@ -67,7 +65,6 @@ class SessionTotals:
             self.n_drafted + (stats.n_drafted or 0),
             self.n_accepted + (stats.n_accepted or 0),
             self.streamed_bytes + (stats.streamed_bytes or 0),
-            self.selected_chunks + (stats.selected_chunks or 0),
         )
 
 
@@ -348,7 +345,6 @@ class Chat:
             f" | {totals.n_predicted:,} tokens"
             + (f" | {accepted_share(totals.n_drafted, totals.n_accepted)}" if totals.n_drafted else "")
             + (f" | {streamed_size(totals.streamed_bytes)}" if totals.streamed_bytes else "")
-            + (f" | {selected_count(totals.selected_chunks)}" if totals.selected_chunks else "")
         )
         self._view.info("\n".join(lines))
 

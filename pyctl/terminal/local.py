@@ -71,7 +71,6 @@ def _stats(done: Done) -> ReplyStats:
         n_drafted=timings.drafts.n_drafted or None,
         n_accepted=timings.drafts.n_accepted if timings.drafts.n_drafted else None,
         streamed_bytes=timings.streamed.n_bytes if timings.streamed is not None else None,
-        selected_chunks=timings.streamed.n_selected or None if timings.streamed is not None else None,
         source=done.stats.source,
         truncated=done.stop_type == "limit",
     )

@@ -220,7 +220,6 @@ class _Reply:
             n_drafted=_count(self._timings, "draft_n"),
             n_accepted=_count(self._timings, "draft_n_accepted"),
             streamed_bytes=_count(self._timings, "streamed_bytes"),
-            selected_chunks=_count(self._timings, "selected_chunks"),
             source=self._source,
             truncated=self._finish_reason == "length",
         )

@@ -18,7 +18,6 @@ from pyctl.cache.snapshot import Block
 from pyctl.engine.backend import BackendFacts, SequenceTokens, TopTokens
 from pyctl.engine.pool import PoolPlan, StreamCounts
 from pyctl.engine.sampling import Sampling
-from pyctl.engine.selection import CHUNK, Pins, SelectSettings
 from pyctl.errors import EngineError, PreemptedError, RequestError, StateError
 from pyctl.prompt import Picture, Tokens
 from tests.fake.fake_memory import FakeMemory, FakeSequence, hash_of
@@ -33,8 +32,7 @@ class FakeBackend(FakeMemory):
     many following loads refuse their bytes. Saved blocks are zeros until they settle. A hybrid has ``n_planes`` planes
     for each sequence, and fewer count when one evaluation has to be split. With a ``draft_type`` it drafts what will
     come, right three times of four: when depends on every row, and the state, of a draft model like a head. With a
-    ``pool``, which is for one sequence, rows have a place each and evaluations count what attention reads from RAM;
-    where it says to select, rows of generated tokens depend on what was chosen, and on pins.
+    ``pool``, which is for one sequence, rows have a place each and evaluations count what attention reads from RAM.
     """
 
     def __init__(
@@ -76,7 +74,6 @@ class FakeBackend(FakeMemory):
         self.interrupted = threading.Event()
         self.can_preempt, self.is_preemptible, self.is_preempt_wanted = True, False, False
         self._outputs: list[bytes] = []
-        self._pins: Pins = ()
 
     @property
     def memory(self) -> FakeBackend:
@@ -119,7 +116,7 @@ class FakeBackend(FakeMemory):
             states = []
             for i, token in enumerate(item.tokens):
                 one = np.array([token], np.int32)
-                after = self._advance(held, one, position + i, self._chosen(position + i))
+                after = self._advance(held, one, position + i)
                 states.append(held.state)
                 self._outputs += [after] if i >= item.n_sure - 1 else []
             end = position + len(item.tokens)
@@ -164,44 +161,23 @@ class FakeBackend(FakeMemory):
         held = replace(held, memory=self._cells.copy(len(tokens) + n), cells=[*held.cells])
         for i in range(len(item.tokens) + n - 1):
             one, position = np.array([tokens[i]], np.int32), item.position + i
-            after = self._advance(held, one, position, self._chosen(position))
+            after = self._advance(held, one, position)
             if i >= len(item.tokens) - 1:
                 is_wrong = hash_of(before, after)[0] % 4 == 0
                 tokens.append(1 + (int.from_bytes(after[:8], "little") + is_wrong) % (self.n_vocab - 1))
         self.n_evaluated = n_evaluated
         return tuple(tokens[len(item.tokens) :])
 
-    def pin(self, seq: int, ranges: Pins) -> None:
-        if self._select is not None:
-            self._pins = ranges
-
-    @property
-    def _select(self) -> SelectSettings | None:
-        return self.pool.select if self.pool is not None else None
-
-    def _chosen(self, n: int) -> bytes:
-        """What tells rows of a batch behind ``n`` apart from exact ones, empty where all others are attended to."""
-        select = self._select
-        if select is None or n <= select.n_rows:
-            return b""
-        assert sum(last - first for first, last in self._pins) <= select.n_chosen - CHUNK
-        return repr(("chosen", select.n_rows, [each for each in self._pins if each[0] < n])).encode()
-
-    def _advance(self, held: FakeSequence, tokens: Tokens, start: int, chosen: bytes | None = None) -> bytes:
+    def _advance(self, held: FakeSequence, tokens: Tokens, start: int) -> bytes:
         rows = held.rows
         if len(rows) != start or (self.kind != "attention" and held.at != start):
             raise EngineError(f"rows end at {len(rows)}, the state at {held.at}, the batch begins at {start}")
         if self.pool is not None and self.streamed is not None:
-            if self._select is not None and chosen is not None:
-                n_chunks = self.pool.n_layers * min(self._select.n_chosen, start) // CHUNK
-                read = StreamCounts(n_selected=n_chunks, n_fetched=int(bool(chosen)))
-            else:
-                read = StreamCounts(self.pool.pass_bytes(start))
-            self.streamed = self.streamed.plus(read)
+            self.streamed = self.streamed.plus(StreamCounts(self.pool.pass_bytes(start)))
         if start + tokens.size > self.facts.n_ctx:
             raise EngineError(f"{start + tokens.size} tokens are more than a sequence may have")
         # Like attention, a row depends on all rows before it; like GEMM rounding, on the shape of its batch.
-        shape = str(tokens.size).encode() + (chosen or b"")
+        shape = str(tokens.size).encode()
         before = hash_of(*rows[-1:], held.state if self.kind != "attention" else b"", shape)
         held.cut_drafts(start, held.hidden)
         for i, token in enumerate(tokens.tolist()):

@@ -114,44 +114,6 @@ def test_a_pool_changes_no_reply(server: Server, start: Callable[..., Server]) -
     assert ask(pooled, stranger)[0] == ask(server, stranger)[0] == UNKNOWN
 
 
-@pytest.mark.timeout(600)
-def test_replies_that_select_find_what_they_are_asked_for(start: Callable[..., Server]) -> None:
-    """Through everything a server does: the head is pinned, drafts are verified, conversations are restored."""
-    selecting = start("", *FLAGS, "--kv-select", "1024", "--no-warm-next")
-    right, conversation = 0, told(1, 4096, 8)
-    for number, question in enumerate(conversation.questions):
-        reply, timings = ask(selecting, conversation.ask(number))
-        right += reply == question.answer
-        assert timings["selected_chunks"] > 0
-        assert timings["streamed_bytes"] == 0
-    assert right >= 7, f"{right} of 8"
-    props = httpx.get(f"{selecting.url}/props").json()["kv_pool"]
-    assert (props["mode"], props["select"], props["sinks"], props["tail"]) == ("selected", 1024, 64, 256)
-
-
-@pytest.mark.timeout(600)
-def test_a_reply_that_selects_does_not_depend_on_the_cache(start: Callable[..., Server], tmp_path: Path) -> None:
-    """Nor on where rows lie. So few chunks that it shows; drafts, which make batches wider, are off."""
-    flags = ["--kv-select", "64", "--kv-pin", "none", "--spec-type", "none", "--no-warm-next"]
-    conversation, other = told(2, 2048, 8), told(3, 1024, 4)
-    replies = []
-    for more in ([], POOL):
-        server = start("", *FLAGS, *flags, *more, "--kv-cache-dir", str(tmp_path))
-        for number in range(8):
-            replies.append(ask(server, conversation.ask(number))[0])
-        ask(server, other.ask(0))
-        again, timings = ask(server, conversation.ask(3))
-        assert (again, timings["source"]) == (replies[3], "ram")
-        assert server.stop() == 0
-    assert replies[:8] == replies[8:], "the second server had read its prompts from disk"
-    assert replies[:8] != [question.answer for question in conversation.questions], "one chunk is too little for all"
-    pinned = start("", *FLAGS, *flags[2:], "--kv-select", "512")
-    request = {"messages": conversation.ask(0), "kv_pin": [[1000, 1500]]}
-    response = httpx.post(f"{pinned.url}/v1/chat/completions", json=request, timeout=60)
-    assert response.status_code == 400
-    assert "'kv_pin' has 576 tokens" in response.json()["error"]["message"]
-
-
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_an_edited_fact_changes_the_answer(server: Server, number: int) -> None:
     conversation = told(4, 4096, 4)

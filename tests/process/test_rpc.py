@@ -136,7 +136,7 @@ def test_what_does_not_work_together_is_refused(
     start: Callable[..., Server], lasting: str, model_path: Callable[[str], Path]
 ) -> None:
     model, one = model_path("tiny-dense"), lasting.partition(",")[0]
-    assert "--kv-pool and --kv-select exclude --rpc" in refused(model, "--rpc", one, "--kv-pool", "4096")
+    assert "--kv-pool excludes --rpc" in refused(model, "--rpc", one, "--kv-pool", "4096")
     assert "localhost:" in refused(model, "--rpc", f"{one},{one.replace('127.0.0.1', 'localhost')}")
     server = start("tiny-dense", "--rpc", one)
     assert "it does not answer: it serves another server" in refused(model, "--rpc", one)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from tools.house import measure
 
 CEILINGS = {
-    "lines of csrc": 6776,
-    "methods of the ports": 46,
+    "lines of csrc": 5948,
+    "methods of the ports": 45,
     "imports of cache by engine": 15,
     "callables handed on in cache and engine": 42,
     "fields of LiveSequence": 12,

@@ -12,7 +12,6 @@ from pyctl.chat.images import MEDIA_MARKER
 from pyctl.chat.template import TemplateCapabilities
 from pyctl.engine.pool import PoolPlan
 from pyctl.engine.request import Request as EngineRequest
-from pyctl.engine.selection import CHUNK, SelectSettings
 from pyctl.errors import NotSupportedError, RequestError
 from pyctl.prompt import Prompt
 from pyctl.server.body import ReplyOptions, parse_json, scales_of
@@ -117,26 +116,13 @@ def _capabilities_json(capabilities: TemplateCapabilities) -> dict[str, Any]:
 
 
 def _pool_json(pool: PoolPlan) -> dict[str, Any]:
-    select = pool.select
     return {
-        "mode": "exact" if select is None else "selected",
         "rows": pool.n_rows,
         "resident_layers": pool.n_resident,
         "streamed_layers": pool.n_streamed,
-        "gpu_bytes": pool.device_bytes + pool.select_bytes,
+        "gpu_bytes": pool.device_bytes,
         "stage_bytes": pool.stage_bytes,
         "host_bytes": pool.host_bytes,
-        **(_select_json(select) if select is not None else {}),
-    }
-
-
-def _select_json(select: SelectSettings) -> dict[str, Any]:
-    return {
-        "select": select.n_chosen,
-        "chunk": CHUNK,
-        "sinks": select.n_sinks,
-        "tail": select.n_tail,
-        "pin": select.pinned,
     }
 
 

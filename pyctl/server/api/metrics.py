@@ -140,8 +140,6 @@ def _pool(stats: EngineStats) -> Iterator[Metric]:
         yield _counter("pyctl:streamed_bytes_total", "Bytes of K and V that were read from RAM", streamed.n_bytes)
         seconds = streamed.wait_ms / 1e3
         yield _counter("pyctl:stream_wait_seconds_total", "Seconds that evaluation waited for them", seconds)
-        yield _counter("pyctl:selected_chunks_total", "Chunks that generated tokens attended to", streamed.n_selected)
-        yield _counter("pyctl:fetched_chunks_total", "Of these, those that were read from RAM", streamed.n_fetched)
 
 
 def _cache(view: CacheView) -> Iterator[Metric]:

@@ -15,7 +15,6 @@ import pytest
 from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.pool import PoolPlan, PoolSettings
-from pyctl.engine.selection import SelectSettings
 from pyctl.errors import ModelError
 from pyctl.llama import MemoryPlan, dry_runs
 from pyctl.llama.devices import Device
@@ -25,8 +24,6 @@ from pyctl.llama.pool_fit import fit_pool
 from tools.generator import SHAPES
 
 N_CTX = 65_536
-
-ALL = SelectSettings()
 
 redirect_log()  # sizes are read in what llama.cpp says
 
@@ -98,9 +95,9 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return use
 
 
-def planned(path: Path, n_tokens: int, select: SelectSettings = ALL, **fields: Any) -> MemoryPlan:
+def planned(path: Path, n_tokens: int, **fields: Any) -> MemoryPlan:
     settings = ModelSettings(path=str(path), **{"n_ctx": N_CTX, "n_ubatch": 64, **fields})
-    found = fit_pool(settings, DraftSettings(), PoolSettings(n_tokens, select))
+    found = fit_pool(settings, DraftSettings(), PoolSettings(n_tokens))
     assert found is not None
     assert found[0].n_ctx == found[1].n_ctx
     return found[1]
@@ -139,38 +136,6 @@ def test_tokens_become_layers(
     assert f"KV of {half.pool.n_streamed} of {n_layers} layers, streamed" in table
     assert "are read for each token" in table
     assert "streamed" not in "\n".join(whole.lines(0))
-
-
-@pytest.mark.parametrize("types", ["f16", "q8_0"])
-def test_selecting_takes_a_pool_even_where_all_fits(
-    model_path: Callable[[str], Path], on_gpu: Callable[[int], None], types: str
-) -> None:
-    on_gpu(10_000 * MIB)
-    shape, fields = SHAPES["tiny-dense"], {"type_k": types, "type_v": types}
-    path, select = model_path("tiny-dense"), SelectSettings(2000, 10, 256)
-    plan, none = planned(path, 0, select, **fields), planned(path, N_CTX, **fields)
-    assert plan.pool is not None
-    assert none.pool is not None
-    assert (plan.pool.n_resident, plan.pool.select, plan.pool.n_selecting) == (4, select, 2)
-    assert none.pool.select_bytes == 0
-    row, n_keys = round(shape.row_bytes(types, types) / 4), shape.num_kv_heads * shape.head_size
-    # A mean of four keys in each layer; a chunk of sinks, 32 that are chosen, 6 of the tail, padded; scores.
-    means = 4 * N_CTX // 4 * n_keys * 34 / 32
-    scores = max(N_CTX // 4 * shape.num_heads * 2 * 4 * 1.125, 4096 * n_keys * 4 * 1.25)
-    assert plan.pool.select_bytes == means + 2560 * row + scores
-    (gpu,), (other,) = plan.gpus, none.gpus
-    assert gpu.usage.total - other.usage.total == plan.pool.select_bytes == gpu.usage.selection
-    assert "means of keys, and rows that are chosen" in "\n".join(plan.lines(0))
-    less = planned(path, N_CTX // 2, select, **fields)
-    assert less.pool is not None
-    n_streamed = less.pool.n_streamed
-    more = n_streamed * 39 * 64 * row + 4096 * n_keys * (2 if types == "f16" else 34 / 32)
-    assert less.pool.select_bytes == plan.pool.select_bytes + more
-    on_gpu(gpu.usage.total + 100 * MIB - 1)  # a byte too little: all of it counts
-    tight = planned(path, 0, select, fit_target=(100,), **fields)
-    assert tight.pool is not None
-    assert tight.pool.n_streamed > 0
-    assert tight.gpus[0].shortage(100 * MIB) == 0
 
 
 def test_a_pool_takes_what_fitting_leaves(
@@ -237,8 +202,6 @@ def test_what_cannot_be_pooled_runs_as_before(
     with monkeypatch.context() as patch:
         patch.setattr(dry_runs, "tensor_bytes", lambda _: {**whole, "rope_factors_long.weight": 64})
         refused("this model's positions depend on the size of the context")
-        assert fit_pool(settings, drafts, PoolSettings(select=SelectSettings(64))) is None
-        assert caplog.messages[-1].startswith("--kv-select disabled: this model's positions")
     captured = dry_runs.captured_log
 
     def changed(change: Callable[[list[str]], list[str]]) -> Any:

@@ -23,7 +23,6 @@ from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.pool import PoolSettings
-from pyctl.engine.selection import SelectSettings
 from pyctl.errors import ModelError, PreemptedError, StateError
 from pyctl.llama import LlamaBackend, Loaded, llama_backend, load
 from pyctl.prompt import as_tokens
@@ -34,9 +33,6 @@ from tests.unit.engine.drive import ask, chat, cold
 N_CTX = 2048
 """Stands for <|im_start|>: every boundary is where one of these is."""
 
-ALL, FEW = SelectSettings(), SelectSettings(128, 64, 64)
-"""Generated tokens attend to all rows, and to a few."""
-
 Opened = Callable[..., Loaded]
 
 
@@ -44,10 +40,10 @@ Opened = Callable[..., Loaded]
 def opened(open_model: Opened, model_path: Callable[[str], Path]) -> Opened:
     """opened("tiny-hybrid", 1024) -> the model with a pool of so many tokens, 0 for none; drafts by name."""
 
-    def get(name: str, n_tokens: int, *types: str, type_kv: str = "f16", select: SelectSettings = ALL) -> Loaded:
+    def get(name: str, n_tokens: int, *types: str, type_kv: str = "f16") -> Loaded:
         files = [str(model_path(each.replace("draft", "tiny-hybrid"))) for each in types if each in FEATURE_TYPES]
         drafts = DraftSettings(draft_types=types, draft_path="".join(files))
-        pool = PoolSettings(n_tokens, select)
+        pool = PoolSettings(n_tokens)
         return open_model(name, n_ctx=N_CTX, type_k=type_kv, type_v=type_kv, drafts=drafts, pool=pool)
 
     return get
@@ -160,74 +156,6 @@ def test_drafts_are_taken_back_as_without(opened: Opened, types: tuple[str, ...]
         found.append((seen, n, backend.facts.most_drafts, backend.facts.n_rollback))
     assert found[0] == found[1] == found[2]
     assert len(found[0][0]) >= 2 * 3
-
-
-@pytest.mark.parametrize("type_kv", ["f16", "q8_0"])
-@pytest.mark.parametrize(("name", "n_tokens"), [("tiny-hybrid", 0), ("tiny-dense", N_CTX // 2)])
-def test_the_plan_has_room_for_what_is_chosen(opened: Opened, name: str, n_tokens: int, type_kv: str) -> None:
-    loaded = opened(name, n_tokens, type_kv=type_kv, select=SelectSettings(500, 10, 100))
-    pool, memory = loaded.info.pool, loaded.backend.memory.kv
-    assert pool is not None
-    slack = 4096 * 2 * (pool.n_layers + 4)  # of each buffer
-    assert memory.select_bytes - slack <= pool.select_bytes <= memory.select_bytes
-
-
-def test_generated_tokens_attend_to_what_is_chosen_and_prompts_to_everything(opened: Opened) -> None:
-    prompt = chat((1, 500), (2, 600))
-    expected = cold(opened("tiny-hybrid", 0).backend, prompt, 12)
-    many = cold(opened("tiny-hybrid", N_CTX, select=SelectSettings(1024)).backend, prompt, 12)
-    assert many.tokens == expected.tokens, "all of them are chosen"
-    for n_tokens in (0, N_CTX // 2):
-        few = cold(opened("tiny-hybrid", n_tokens, select=FEW).backend, prompt, 12)
-        assert few.tokens[0] == expected.tokens[0]
-        assert few.done.timings.streamed.n_selected == 2 * 2 * (few.done.timings.n_predicted - 1), "layers and chunks"
-        assert (few.done.timings.streamed.n_fetched > 0) == (n_tokens > 0)
-
-
-@pytest.mark.parametrize("name", ["tiny-hybrid", "tiny-dense"])
-def test_no_prompt_resumes_from_what_was_chosen(opened: Opened, name: str) -> None:
-    """Conversations in turn, pinned and not, extended with their own replies: each reply is that of a cold run."""
-    backend = opened(name, N_CTX // 2, select=FEW).backend
-    engine, other = engine_of(backend), opened(name, N_CTX, select=FEW).backend
-    for i, talk in enumerate(([(1, 500)], [(2, 700)], [(1, 500), (3, 90)], [(2, 700), (4, 60)], [(1, 500), (3, 90)])):
-        pins = ((64, 128),) if i % 2 else ()
-        reply = ask(engine, chat(*talk), 6, pins=pins)
-        assert reply.error is None
-        assert reply.tokens == cold(other, chat(*talk), 6, pins=pins).tokens
-        assert reply.done.timings.streamed.n_selected > 0
-        check_invariants(engine.prefix_cache.cache)
-    assert engine.prefix_cache.totals.hits["ram"] > 0
-
-
-def test_pins_are_among_what_is_chosen(opened: Opened) -> None:
-    backend, prompt = opened("tiny-hybrid", 0, select=FEW).backend, chat((1, 500), (2, 600))
-    found = []
-    for pins in ((), ((128, 192),), ((896, 960),)):
-        ask(engine_of(backend), prompt, 4, pins=pins)
-        chosen = [backend.memory.kv.chosen(layer) for layer in range(2)]
-        assert all(pins[0][0] // 64 in chunks for chunks in chosen) if pins else True
-        found.append(chosen)
-    assert len({str(chosen) for chosen in found}) > 1
-
-
-def test_drafts_are_fewer_where_rows_are_chosen(opened: Opened) -> None:
-    """Verify batches, sure tokens behind a mark and drafts, stay within the limit of one evaluation."""
-    backend = opened("tiny-hybrid-nextn", N_CTX, "draft-mtp", "cache", select=FEW).backend
-    pool = opened("tiny-hybrid-nextn", N_CTX, "draft-mtp", "cache", select=FEW).info.pool
-    assert pool is not None
-    assert backend.facts.most_drafts == pool.n_selecting - 1 - backend.facts.n_rollback == 12
-    tokens, n = as_tokens(np.random.default_rng(1).integers(0, 250, 500)), 500
-    for start in range(0, n, 64):
-        backend.evaluate(0, tokens[start : min(start + 64, n)], start)
-    for n_drafts, n_right in ((3, 1), (12, 5), (12, 12)):
-        backend.decode([SequenceTokens(0, tuple(range(30, 31 + n_drafts)), n)])
-        held = backend.memory.rollback(0, n + 1 + n_right)
-        if held < n + 1 + n_right:  # back at a mark
-            backend.decode([SequenceTokens(0, tuple(range(30, 31 + n_right + 3)), held, 1 + n_right)])
-            held = backend.memory.rollback(0, held + 1 + n_right)
-        n = held
-    with pytest.raises(StateError, match="17 tokens"):
-        backend.decode([SequenceTokens(0, tuple(range(30, 47)), n, 17)])
 
 
 def test_sleep_wakes_up_to_an_empty_pool(opened: Opened) -> None:

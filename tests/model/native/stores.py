@@ -34,10 +34,10 @@ class Store:
         """The only reference, so that the store is freed before the context."""
         return self.backend.memory.kv
 
-    def evaluate(self, tokens: Tokens, start: int, *, select: bool = False) -> np.ndarray:
+    def evaluate(self, tokens: Tokens, start: int) -> np.ndarray:
         batch = self.backend._batch
         batch.fill(0, tokens, start)
-        code = checked(self.rows.decode, ctypes.addressof(batch.struct), select)
+        code = checked(self.rows.decode, ctypes.addressof(batch.struct))
         assert code == 0
         self.backend._outputs.set((len(tokens) - 1,))
         return self.backend.logits(0)

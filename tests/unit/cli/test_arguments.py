@@ -68,7 +68,6 @@ def test_every_field_has_a_flag() -> None:
         ),
         *(("Sampling", name) for name in ("min_keep", "post_sampling_probs")),  # requests say these
         ("EngineSettings", "min_batch"),
-        ("PoolSettings", "select"),  # settings of its own
         *(("DiskSettings", name) for name in ("is_default", "free_part")),  # where no flag names a directory
         ("VisionSettings", "is_optional"),  # -hf brings an encoder that no flag names
         *(("ReplySettings", name) for name in ("disk_policy", "n_batch", "embeddings")),  # as their owners have them
@@ -153,20 +152,6 @@ def test_a_pool_is_for_one_reply_at_a_time() -> None:
     assert refused("--kv-pool", "9", "-fa", "off").endswith("needs flash attention, which --flash-attn off forbids")
     assert refused("--kv-pool", "9", "-nkvo").endswith("needs the KV cache on the GPU, which --no-kv-offload forbids")
     assert "0 is too small" in refused("--kv-pool", "0")
-
-
-def test_to_select_takes_a_pool_and_is_never_exact() -> None:
-    settings = serve("--kv-select", "2048", "--kv-pin", "none")
-    assert settings.pool.is_wanted
-    assert (settings.pool.n_pooled, settings.model.n_seqs, settings.warnings) == (0, 1, ())
-    assert refused("--kv-select", "64", "-np", "2") == "--kv-select needs one reply at a time, not --parallel 2"
-    assert refused("--kv-select", "64", "-fa", "off").endswith("flash attention, which --flash-attn off forbids")
-    assert refused("--kv-select", "64", "--exact").startswith("--kv-select makes replies approximate")
-    assert not serve("--exact", "--kv-select", "0").pool.is_wanted
-    assert "none of head, none" in refused("--kv-select", "64", "--kv-pin", "all")
-    assert serve("--kv-sinks", "4", "--kv-pool", "auto", "--kv-tail", "5", "--kv-pin", "none").warnings == tuple(
-        f"{name} has no effect without --kv-select" for name in ("--kv-sinks", "--kv-tail", "--kv-pin")
-    )
 
 
 def test_an_empty_key_variable_starts_no_open_server() -> None:

@@ -217,7 +217,7 @@ def tiny_eyes() -> Path:
 def pooled(seen: Seen) -> Any:
     """The plan of a pool for the model."""
     redirect_log()
-    found = fit_pool(seen.model, seen.drafts, seen.pool) if seen.pool.is_wanted else None
+    found = fit_pool(seen.model, seen.drafts, seen.pool) if seen.pool.n_pooled else None
     return found[1].pool if found is not None else None
 
 
@@ -346,10 +346,6 @@ EFFECTS: dict[str, Effect] = {
     "-kvu": Effect("", described("n_ctx"), ("-np", "2")),
     "--kv-unified-per-slot": Effect("512", described("n_ctx")),
     "--kv-pool": Effect("4096", pooled, ("-c", "8192")),
-    "--kv-select": Effect("512", pooled),
-    "--kv-sinks": Effect("128", pooled, ("--kv-select", "512")),
-    "--kv-tail": Effect("128", pooled, ("--kv-select", "512")),
-    "--kv-pin": Effect("none", pooled, ("--kv-select", "512")),
     "--rope-scaling": Effect("yarn", context("rope_scaling_type")),
     "--rope-scale": Effect("4", context("rope_freq_scale")),
     "--rope-freq-base": Effect("1e6", context("rope_freq_base")),

@@ -86,10 +86,6 @@ def test_every_other_flag_of_pyctl_is_its_own() -> None:
         *("--kv-store", "--kv-store-budget", "--kv-store-writes"),
         *(
             "--kv-pool",
-            "--kv-select",
-            "--kv-sinks",
-            "--kv-tail",
-            "--kv-pin",
             "--open",
             "--warm",
             "--warm-next",

@@ -5,7 +5,6 @@ The fake backend's tokens depend on every row, on the state and on how batches w
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from unittest.mock import patch
 
@@ -24,7 +23,6 @@ from pyctl.engine.handle import RequestHandle
 from pyctl.engine.pool import PoolPlan
 from pyctl.engine.request import Request
 from pyctl.engine.schedule import warm_ups
-from pyctl.engine.selection import SelectSettings
 from pyctl.image_file import ImageFile
 from pyctl.prompt import Picture, Prompt, Tokens, as_tokens, common_prefix
 from tests.effort import examples
@@ -36,9 +34,6 @@ from tests.unit.engine.test_scheduler import check_held
 N_CTX = 4096
 
 NO_FILE = ImageFile(b"", "png", 1, 1)
-
-SELECTING = replace(PoolPlan.of(2, N_CTX, 4, 1000), select=SelectSettings(64, 64, 64), n_selecting=2)
-"""Generated tokens attend to a part of the rows: these, and none of a prompt, differ from exact ones."""
 
 Message = tuple[int, int]
 """(seed, length)"""
@@ -104,7 +99,7 @@ class Conversations(RuleBasedStateMachine):
         batch=st.sampled_from([(64, 0), (64, 50), (256, 120)]),
         can_hold=st.sampled_from([True, True, False]),
         n_cells=st.sampled_from([N_CTX, 6000, 8192]),
-        pool=st.sampled_from([None, None, None, PoolPlan.of(2, N_CTX, 4, 1000), SELECTING]),
+        pool=st.sampled_from([None, None, None, PoolPlan.of(2, N_CTX, 4, 1000)]),
     )
     def start(
         self,
@@ -122,7 +117,7 @@ class Conversations(RuleBasedStateMachine):
         if pool is not None:
             n_seqs, n_cells = 1, N_CTX
         self.new = partial(SeeingBackend, kind, n_ctx=N_CTX, n_ubatch=batch[0], batch_cost=batch[1])
-        self.kind, self.selecting = kind, pool if pool is SELECTING else None
+        self.kind = kind
         self.backend = self.new(n_seqs=n_seqs, n_cells=n_cells, can_hold=can_hold, pool=pool)
         self.engine = Engine(self.backend, RamCache(n_slots, budget), EngineSettings(exact=exact, min_step=min_step))
         self.conversations: list[list[Message]] = [[(0, 300)]]
@@ -188,7 +183,7 @@ class Conversations(RuleBasedStateMachine):
         reply = ask(self.engine, prompt, 6)
         assert reply.error is None
         if self.exact:
-            assert reply.tokens == cold(self.new(pool=self.selecting), prompt, 6).tokens
+            assert reply.tokens == cold(self.new(), prompt, 6).tokens
         assert collect(handle).error is None
 
     @rule(count=st.integers(1, 3))
@@ -244,7 +239,7 @@ class Conversations(RuleBasedStateMachine):
         if not failing:
             assert stats.n_cached >= deepest, f"position {deepest} could have been restored"
         if self.exact:
-            assert reply.tokens == cold(self.new(pool=self.selecting), prompt, 6).tokens
+            assert reply.tokens == cold(self.new(), prompt, 6).tokens
 
     def deepest(self, prompt: Prompt) -> int:
         """The restorable position by a plain search over all stored snapshots."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -18,9 +17,9 @@ from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.pool import PoolPlan, StreamCounts
-from pyctl.engine.selection import SelectSettings
+from pyctl.engine.sampling import Sampling
 from pyctl.engine.worker import Worker
-from pyctl.errors import NotSupportedError, RequestError
+from pyctl.errors import NotSupportedError
 from pyctl.prompt import Prompt
 from tests.fake import FakeBackend
 from tests.unit.engine.drive import ask, cold, request, tier_on
@@ -150,59 +149,11 @@ def test_a_short_request_leaves_the_rest_of_a_long_conversation_where_it_is(
     check_held(engine, backend)
 
 
-def selecting(n: int, **fields: object) -> FakeBackend:
-    """A backend whose generated tokens attend to a part of the rows."""
-    plan = PoolPlan.of(4, 4096, 4, 4096 * 10)
-    return FakeBackend("hybrid", pool=replace(plan, select=SelectSettings(n, 64, 64), n_selecting=2), **fields)
-
-
-def test_generated_tokens_select_and_prompts_do_not() -> None:
-    prompt, longer = turns(100, 228), turns(100, 228, 90)
-    exact, chosen = cold(FakeBackend("hybrid"), prompt).tokens, cold(selecting(128), prompt).tokens
-    assert exact[0] == chosen[0], "the first token comes of the prompt"
-    assert exact != chosen
-    assert cold(selecting(4096), prompt).tokens == exact, "all are among them"
-    engine = Engine(selecting(128), RamCache(32, None), EngineSettings(exact=True))
-    reply = ask(engine, prompt)
-    assert reply.tokens == chosen
-    counts = reply.done.timings.streamed
-    assert (counts.n_selected, counts.n_fetched) == (7 * 4 * 2, 7)
-    assert ask(engine, longer).tokens == cold(selecting(128), longer).tokens, (
-        "nothing that was generated is resumed from"
-    )
-    ends = {snapshot.n: snapshot.exact for snapshot in engine.prefix_cache.cache.snapshots()}
-    assert ends
-    assert all(ends.values())
-
-
 def test_a_snapshot_of_generated_rows_is_none_of_exact_ones() -> None:
-    engine = Engine(selecting(128), RamCache(32, None), EngineSettings())
-    ask(engine, turns(100, 228), 2 * PARK_MIN)
+    engine = Engine(FakeBackend("hybrid", pool=POOL), RamCache(32, None), EngineSettings())
+    ask(engine, turns(100, 228), 2 * PARK_MIN, sampling=Sampling(temperature=0.0, ignore_eos=True))
     ask(engine, chat((9, 400)))
     exact = {each.n: each.exact for each in engine.prefix_cache.cache.snapshots()}
     assert exact[328] is True
     assert exact[max(exact)] is False
     assert max(exact) > len(turns(100, 228)) + PARK_MIN
-
-
-def test_pins_change_what_is_seen() -> None:
-    engine = Engine(selecting(128), RamCache(32, None), EngineSettings(exact=True))
-    plain, pinned, again = (ask(engine, turns(100, 228), pins=pins).tokens for pins in ((), ((128, 192),), ()))
-    assert plain == again != pinned
-
-
-def test_what_is_pinned_leaves_room() -> None:
-    select, prompt = SelectSettings(512, 10, 256), turns(1000, 3000)
-    assert select.pins(prompt) == ((64, 320),), "half of them for the head"
-    assert select.pins(turns(100, 3000)) == ((64, 128),)
-    assert select.pins(Prompt.of(prompt.tokens)) == (), "without boundaries no head is known"
-    assert select.pins(prompt, [(2000, 2001), (1990, 2000)]) == ((64, 320), (1984, 2048))
-    assert select.pins(prompt, [(3000, 3384)]) == ((2944, 3392),), "what was asked for goes first"
-    assert select.pins(prompt, [(0, 30), (3990, 99_999)])[1:] == ((3968, 4032),), "sinks need no pin"
-    with pytest.raises(RequestError, match="'kv_pin' has 512 tokens in whole chunks of 64: there is room for 448"):
-        select.pins(prompt, [(1000, 1450)])
-    for n in (1, 64):
-        assert SelectSettings(n).pins(prompt) == ()
-        with pytest.raises(RequestError, match="there is room for 0"):
-            SelectSettings(n).pins(prompt, [(500, 501)])
-    assert SelectSettings(512, pinned="none").pins(prompt) == ()

@@ -35,7 +35,6 @@ def test_stats_line() -> None:
     assert stats_line(ReplyStats(n_drafted=8, n_accepted=3)) == "3 of 8 drafted accepted (38%)"
     assert stats_line(ReplyStats(streamed_bytes=3 * 2**30)) == "3,072 MiB of K and V from RAM"
     assert stats_line(ReplyStats(streamed_bytes=0)) == ""
-    assert stats_line(ReplyStats(selected_chunks=1200)) == "1,200 chunks selected"
     assert stats_line(ReplyStats()) == ""
 
 
