@@ -8,8 +8,8 @@ from typing import Any
 
 import httpx
 
-N_SHOWN = 20
-"""Likeliest tokens that are told, constraint or not: of those that a schema allows, the first may be far behind."""
+N_SHOWN = 100
+"""Likeliest tokens that are told, constraint or not: those that a schema allows may be far behind. All that one may ask."""
 
 TIE = 0.1
 """Difference of two log probabilities below which rounding may choose either token."""
