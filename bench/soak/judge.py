@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 
 N_SHOWN = 100
-"""Likeliest tokens that are told, constraint or not: those that a schema allows may be far behind. All that one may ask."""
+"""Likeliest tokens that are told, constraint or not, as many as one may ask: a schema may allow none of the first."""
 
 TIE = 0.1
 """Difference of two log probabilities below which rounding may choose either token."""

@@ -30,6 +30,10 @@ def opened(path: Path, **options: object) -> Loaded:
     return load(ModelSettings(path=str(path), **chosen), drafts=DraftSettings(draft_types=("ngram-mod",)))
 
 
+TWO = pytest.mark.parametrize("backend", OPTIONS[:3], ids=("tiny-hybrid", "tiny-moe", "q8_0"), indirect=True)
+"""Where a model runs two sequences."""
+
+
 @pytest.fixture(params=OPTIONS, ids=lambda param: "-".join([param[0], *map(str, param[1].values())]))
 def backend(model_path: Callable[[str], Path], request: pytest.FixtureRequest) -> Iterator[LlamaBackend]:
     name, options = request.param
@@ -92,6 +96,7 @@ def test_the_state_itself_is_the_one_at_the_mark(backend: LlamaBackend) -> None:
     assert np.array_equal(before, after)
 
 
+@TWO
 def test_each_sequence_has_its_own_mark(backend: LlamaBackend) -> None:
     memory = backend.memory.kv
     expected = []
@@ -200,6 +205,7 @@ def drafted(backend: LlamaBackend, seed: int, look: Callable[[], None]) -> list[
     return found
 
 
+@TWO
 @pytest.mark.parametrize("n_free", [40, 300])
 def test_drafts_and_marks_leave_what_is_held_and_are_no_different_beside_it(backend: LlamaBackend, n_free: int) -> None:
     """Drafts take cells where held rows lie; what is taken back was never held, and what is held has not moved on."""
