@@ -3,7 +3,7 @@
 python -m bench                      # what `make bench` runs: about an hour
 python -m bench --quick policy kv    # only these two, as a smoke test
 python -m bench --keep               # tables to bench/results
-python -m bench --llama-server FILE  # also measure llama-server where a script can: replay, threads
+python -m bench --llama-server FILE  # also measure llama-server where a script can: replay, real
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pyctl.module_command import module_command
 
 SCRIPTS = (
     "exact", "families", "kv", "held", "agent_edits", "controller", "draft_length", "policy", "codec", "store", "load",
-    "frontend", "recall", "budgets", "spill", "fleet", "replay", "grammar", "request_path", "threads",
+    "frontend", "recall", "budgets", "spill", "fleet", "replay", "grammar", "request_path", "real",
     "rpc", "soak",
 )  # fmt: skip
 
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     failed = []
     for script in options.scripts or SCRIPTS:
         command = [*module_command(f"bench.{script}"), *["--quick"] * options.quick, *["--keep"] * options.keep]
-        if script in ("replay", "threads") and options.llama_server:
+        if script in ("replay", "real") and options.llama_server:
             command += ["--llama-server", options.llama_server]
         began = time.monotonic()
         if subprocess.run(command, check=False).returncode != 0:

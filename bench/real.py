@@ -1,15 +1,15 @@
-"""Prefill and decoding of servers without a GPU, by their number of threads, on a quiet and on a busy machine.
+"""Servers on real models without a GPU: start, memory, prefill, decoding and rewriting, quiet and busy, by threads.
 
-    python -m bench.threads                                          # the built-in model
-    python -m bench.threads -m MODEL... --llama-server "FILE -nr"    # beside llama-server, without repacked weights
-    python -m bench.threads -m MODEL --flags "--spec-type ngram-map-k" --repeating
-    python -m bench.threads --spin 0 1000 300000                     # pyctl with other GOMP_SPINCOUNTs
+    python -m bench.real --llama-server "FILE -nr"    # tools/real_models.py's, or the built-in; no repacked weights
+    python -m bench.real -m MODEL... -t 1 --busy 0
+    python -m bench.real --spin 0 1000 300000         # pyctl with other GOMP_SPINCOUNTs
 
 The servers take turns, so that load of the machine meets all of them. While one answers, which takes a second or two,
 its threads are in the real-time class where the system allows it. With other processes, which only count, it and they
-have the highest priority of the usual class instead, so that they share the cores with little else. Rates are the
-servers' own ("timings"), medians; the last column is the median of pyctl's rate of decoding divided by this server's in
-the same round. Compare figures of one run only.
+have the highest priority of the usual class instead, so that they share the cores with little else. "Rewriting" has
+drafts of n-grams on, and says a file of Python again with another name in it. Rates are the servers' own ("timings").
+Memory is what the process holds after its replies, with the mapped weights. All are medians, and in brackets, above 1
+where pyctl is better, the median of pyctl's part by this server's of the same round. Compare figures of one run only.
 """
 
 from __future__ import annotations
@@ -31,14 +31,17 @@ from typing import TypeAlias
 
 import httpx
 
+import pyctl
 from bench.common import parse, parser_of, show, shown, words
 from pyctl.measure.server_process import PYCTL_SERVE, ServerProcess
 from pyctl.models import builtin_model
+from tools.real_models import MODELS, path_of
 
 BUSY = "while True: pass"
 Commands: TypeAlias = dict[str, tuple[Sequence[str], str]]
 """By name: a server's command, and its GOMP_SPINCOUNT, empty for its own."""
 
+FILE = Path(pyctl.__file__).parent / "user_directory.py"
 LOW, HIGH = os.sched_param(0), os.sched_param(10)
 
 
@@ -89,69 +92,96 @@ def measured(server: ServerProcess, prompt: str, n_predict: int) -> tuple[float,
     return found["prompt_per_second"], found["predicted_per_second"]
 
 
+def memory(pid: int) -> float:
+    """MiB that the process holds."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return float(status.partition("VmRSS:")[2].split()[0]) / 1024
+
+
+def file_of(seed: object, size: int) -> str:
+    """Asks for a file again, of about ``size`` characters, that begins otherwise for each seed."""
+    file = f"# {words(seed, 24)}\n{FILE.read_text(encoding='utf-8')[:size]}"
+    return f"```python\n{file}\n```\n\nThe same file, with `environ` named `variables`:\n\n```python\n"
+
+
+WORK = {"text": (words, ()), "rewriting": (file_of, ("--spec-type", "ngram-map-k"))}
+"""By name: the prompt of a seed and a size, and flags."""
+
+COLUMNS = ("start s", "memory MiB", "prefill tokens/s", "decode tokens/s")
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__)
-    parser.add_argument("-m", "--models", nargs="+", default=[str(builtin_model())])
+    real = [str(path_of(name)) for name in MODELS if path_of(name).is_file()]
+    parser.add_argument("-m", "--models", nargs="+", default=real or [str(builtin_model())])
     parser.add_argument("--llama-server", nargs="+", default=[], metavar="COMMAND", help="servers beside pyctl")
     parser.add_argument(
         "-t", "--threads", type=int, nargs="+", default=[-1, 1], help="threads; -1: the server's choice"
     )
+    parser.add_argument("--work", nargs="+", default=list(WORK), choices=WORK)
     parser.add_argument("--spin", nargs="+", default=[""], help="counts of GOMP_SPINCOUNT for pyctl; default: its own")
     parser.add_argument("--busy", type=int, nargs="+", default=[0, 1], help="number of other processes")
     parser.add_argument(
-        "-n", type=int, nargs=2, default=[300, 64], help="characters of the prompt, tokens of the reply"
+        "-n", type=int, nargs=2, default=[900, 64], help="characters of the prompt, tokens of the reply"
     )
-    parser.add_argument("--repeating", action="store_true", help="a prompt that says one sentence again and again")
     parser.add_argument("--flags", default="", help="flags of all servers")
     parser.add_argument("--repeat", type=int, default=9)
-    options = parse(parser, argv, threads=[1], n=[64, 4], repeat=1)
+    options = parse(parser, argv, models=[str(builtin_model())], threads=[1], n=[64, 4], repeat=1)
     commands: Commands = {f"pyctl{f', spin {spin}' * bool(spin)}": (PYCTL_SERVE, spin) for spin in options.spin}
     for command in map(shlex.split, options.llama_server):
         commands[Path(command[0]).name] = command, ""
     rows: list[Sequence[object]] = []
     for model in options.models:
         for threads in options.threads:
-            given = ["-m", model, "-c", "2048", "-t", str(threads), *shlex.split(options.flags)]
-            rows += compared(commands, given, options, [Path(model).stem, threads if threads > 0 else "chosen"])
+            for work in options.work:
+                given = ["-m", model, "-c", "2048", "-t", str(threads), *WORK[work][1], *shlex.split(options.flags)]
+                rows += compared(commands, given, options, work, [Path(model).stem, threads if threads > 0 else "all"])
     show(
-        "Threads on a quiet and on a busy machine",
-        ["model", "threads", "other processes", "server", "prefill tokens/s", "decode tokens/s", "pyctl / it"],
+        "Servers beside each other, without a GPU",
+        ["model", "threads", "work", "others", "server", *COLUMNS],
         rows,
-        keep="threads" if options.keep else "",
+        keep="real" if options.keep else "",
     )
 
 
 def compared(
-    commands: Commands,
-    flags: Sequence[str],
-    options: argparse.Namespace,
-    case: list[object],
+    commands: Commands, flags: Sequence[str], options: argparse.Namespace, work: str, case: list[object]
 ) -> list[Sequence[object]]:
     """A row for each of ``commands``, by the number of other processes."""
     rows: list[Sequence[object]] = []
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        servers = {}
+        servers, starts = {}, {}
         for i, (name, (command, spin)) in enumerate(commands.items()):
             more = {"GOMP_SPINCOUNT": spin} if spin else {}
             server = ServerProcess([*command, *flags], directory / f"{i}.log", environment=more)
-            servers[name] = stack.enter_context(server)
+            servers[name], starts[name] = stack.enter_context(server), [server.load_seconds]
+        for _ in range(options.repeat // 3):
+            for name, server in servers.items():
+                server.stop()
+                server.start()
+                starts[name].append(server.load_seconds)
+        for server in servers.values():
             measured(server, "warm up", 8)
         for n_busy in options.busy:
-            rates: dict[str, list[tuple[float, float]]] = {name: [] for name in servers}
+            found: dict[str, list[tuple[float, ...]]] = {name: [] for name in servers}
             with busy(n_busy) as others:
                 for i in range(options.repeat):
-                    size = 40 if options.repeating else options.n[0]
-                    text = words((n_busy, i), size) * (options.n[0] // size)
+                    prompt = WORK[work][0]((n_busy, i), options.n[0])
                     for name, server in servers.items():
                         with ahead(server.pid, others):
-                            rates[name].append(measured(server, text, options.n[1]))
-            ours = [decode for _, decode in next(iter(rates.values()))]
-            for name, found in rates.items():
-                prefill, decode = zip(*found, strict=True)
-                part = statistics.median(our / their for our, their in zip(ours, decode, strict=True))
-                medians = map(statistics.median, (prefill, decode))
-                rows.append([*case, n_busy, name, *map(shown, medians), f"{part:.3f}"])
+                            rates = measured(server, prompt, options.n[1])
+                        # Reciprocals, so that more is better in all four.
+                        found[name].append((1 / statistics.median(starts[name]), 1 / memory(server.pid), *rates))
+            ours = next(iter(found.values()))
+            for name, theirs in found.items():
+                start, mib, *medians = (statistics.median(column) for column in zip(*theirs, strict=True))
+                ratios = [
+                    statistics.median(our[i] / their[i] for our, their in zip(ours, theirs, strict=True))
+                    for i in range(len(COLUMNS))
+                ]
+                cells = map("{} ({:.2f})".format, map(shown, (1 / start, 1 / mib, *medians)), ratios)
+                rows.append([*case, work, n_busy, name, *cells])
     return rows
 
 
