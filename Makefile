@@ -3,6 +3,7 @@
 # make test    everything that is tested
 # make clients the programs of pyctl launch, for their tests: npm, 2 minutes, 2 GB
 # make contract LLAMA_SERVER=/path/to/llama-server    the same 1,400 requests to both (docs/contract.md)
+# make real    real models, 850 MB: tests of all three, 15 minutes; LLAMA_SERVER=... compares them with that server
 # make lint | bench | build | clean
 # EXTRAS=test,page    with what tests of the page in a browser need; the browser is the system's chromium
 PYTHON ?= python3
@@ -25,7 +26,7 @@ CLIENTS := .venv/clients
 NPM_CLIENTS := @anthropic-ai/claude-code@2.1.197 @openai/codex@0.169.0 opencode-ai@1.18.33 @qwen-code/qwen-code@0.15.10
 AIDER := aider-chat==0.86.2; python_version < '3.13'
 
-.PHONY: demo install check quick test tests clients lint bench contract build clean
+.PHONY: demo install check quick test tests real clients lint bench contract build clean
 
 # Not what the tests need, which is twice as much again.
 demo:
@@ -64,7 +65,9 @@ $(CLIENTS)/installed: Makefile
 test: install
 	$(MAKE) --no-print-directory --jobs 2 lint tests
 
+# Of the real models, all runs have the smallest: 98 MB, fetched once. Where it cannot be fetched its tests are skipped.
 tests: install
+	@$(BIN)/python -m tools.real_models smollm2 || :
 	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 check: install
@@ -77,6 +80,10 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+real: install
+	$(BIN)/python -m tools.real_models
+	PYCTL_REAL=1 $(BIN)/python -m pytest -s --timeout 900 tests/real
 
 # Tables go to bench/results. LLAMA_SERVER=/path/to/llama-server puts that server beside ours.
 bench: install

@@ -1,0 +1,133 @@
+"""Real models on real servers: SmolLM2 in every run, all three with PYCTL_REAL (`make real`).
+
+A test whose model is not in the cache of tools/real_models.py is skipped, and without LLAMA_SERVER each that compares
+with a llama-server. Replies are greedy, of one thread, and nothing is timed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from pyctl.measure.server_process import ServerProcess
+from tests.process.conftest import Server, source_of, start
+from tools.real_models import MODELS, path_of
+
+__all__ = ["start"]
+
+NAMES = tuple(MODELS) if "PYCTL_REAL" in os.environ else ("smollm2",)
+TALKERS = [name for name in NAMES if name != "gemma3"]
+"""Those that were trained to answer; Gemma is a base model without a template."""
+
+LLAMA_SERVER = os.environ.get("LLAMA_SERVER", "")
+
+NEAR = 0.5
+"""Two tokens whose log-probabilities are nearer than this may change places with the batches of a prompt, which change
+a log-probability of these models by up to 0.26."""
+
+CODE = '''\
+class Meter:
+    """Counts litres of one pipe."""
+
+    def __init__(self, name, limit):
+        self.name = name
+        self.limit = limit
+        self.litres = 0
+
+    def add(self, litres):
+        if litres < 0:
+            raise ValueError("litres cannot be negative")
+        self.litres = self.litres + litres
+        if self.litres > self.limit:
+            print("the meter", self.name, "is above its limit of", self.limit)
+
+    def reset(self):
+        self.litres = 0
+
+    def report(self):
+        return "meter " + self.name + ": " + str(self.litres) + " litres"
+'''
+
+
+@dataclass(frozen=True)
+class Reply:
+    """``tokens`` are of each token its id, its log-probability, and the ten likeliest ids with theirs."""
+
+    tokens: tuple[tuple[int, float, tuple[tuple[int, float], ...]], ...]
+    text: str
+    source: str
+    n_cached: int
+    n_prompt: int
+
+    @property
+    def ids(self) -> list[int]:
+        return [token for token, *_ in self.tokens]
+
+    def near_tie(self, other: Reply) -> float | None:
+        """Where ``other`` first has another token, how much likelier this one's was than the next; None if nowhere."""
+        for (ours, _, top), (theirs, *_) in zip(self.tokens, other.tokens, strict=False):
+            if ours != theirs:
+                return top[0][1] - top[1][1]
+        return None if len(self.tokens) == len(other.tokens) else float("inf")
+
+
+def post(server: Server | ServerProcess, path: str, body: dict[str, Any]) -> httpx.Response:
+    response = httpx.post(server.url + path, json=body, timeout=280)
+    assert response.status_code == 200, response.text
+    return response
+
+
+def ask(server: Server | ServerProcess, asked: Sequence[dict[str, Any]] | str, n: int = 16, **fields: Any) -> Reply:
+    """A greedy reply of up to ``n`` tokens to messages, or to a raw prompt."""
+    if isinstance(asked, str):
+        body = {"prompt": asked, "n_predict": n, "temperature": 0, "n_probs": 10, **fields}
+        found = (response := post(server, "/completion", body)).json()
+        text, entries, timings = found["content"], found["completion_probabilities"], found["timings"]
+    else:
+        body = {"messages": asked, "max_tokens": n, "temperature": 0, "logprobs": True, "top_logprobs": 10, **fields}
+        found = (response := post(server, "/v1/chat/completions", body)).json()
+        (choice,), timings = found["choices"], found["timings"]
+        text, entries = choice["message"]["content"], choice["logprobs"]["content"]
+    tokens = tuple(
+        (entry["id"], entry["logprob"], tuple((top["id"], top["logprob"]) for top in entry["top_logprobs"]))
+        for entry in entries
+    )
+    source = source_of(response) if "x-pyctl-cache" in response.headers else ""
+    return Reply(tokens, text, source, timings["cache_n"], timings["cache_n"] + timings["prompt_n"])
+
+
+@pytest.fixture(scope="session")
+def model_path() -> Callable[[str], Path]:
+    """model_path("smollm2") -> its file, in place of the tiny models' that servers have elsewhere."""
+
+    def get(name: str) -> Path:
+        if not path_of(name).is_file():
+            pytest.skip(f"{name} is not there: python -m tools.real_models {name}")
+        return path_of(name)
+
+    return get
+
+
+@pytest.fixture(scope="module")
+def start_peer(
+    model_path: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., ServerProcess]]:
+    """start_peer("smollm2", ...) -> a llama-server with the flags that `start` gives pyctl.
+
+    Its weights are not repacked, as pyctl's are not where the processor has AMX: llama-server crashes there.
+    """
+    with ExitStack() as opened:
+
+        def run(name: str, *flags: str) -> ServerProcess:
+            log = tmp_path_factory.mktemp("peer") / "log"
+            command = [LLAMA_SERVER, "-m", str(model_path(name)), "-c", "8192", "-t", "1", "-ub", "128", "-nr"]
+            return opened.enter_context(ServerProcess([*command, *flags], log))
+
+        yield run
