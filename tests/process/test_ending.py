@@ -36,11 +36,11 @@ from pyctl.measure.server_process import clean_environment
 
 decode = LlamaBackend._decode
 
-def until_stopped(self, batch, selects):
+def until_stopped(self, batch):
     if batch.n_tokens < 10000:
-        return decode(self, batch, selects)
+        return decode(self, batch)
     print("a long batch begins", file=sys.stderr, flush=True)
-    code = decode(self, batch, selects)
+    code = decode(self, batch)
     while code == 0 and not self.control.pulse.is_stopped:
         time.sleep(0.01)
     return code or library.ABORTED

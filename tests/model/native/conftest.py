@@ -41,7 +41,6 @@ def store(model_path: Callable[[str], object]) -> Iterator[Callable[..., Store]]
         stages: int = 2,
         marks: bool = False,
         lag: int = 0,
-        select: dict[str, int] | None = None,
         **fields: object,
     ) -> Store:
         chosen = {"flash_attn": "on", "n_ctx": 256, "n_ubatch": UBATCH, "n_threads": 1, **fields}
@@ -50,8 +49,7 @@ def store(model_path: Callable[[str], object]) -> Iterator[Callable[..., Store]]
         opened.append(backend)
         backend.evaluate(0, as_tokens([1]), 0)
         address = ctypes.cast(backend._ctx, ctypes.c_void_p).value or 0
-        chosen_rows = select or {}
-        backend.memory.kv = RowStore(address, n_ctx, resident, stages=stages, marks=marks, lag=lag, **chosen_rows)
+        backend.memory.kv = RowStore(address, n_ctx, resident, stages=stages, marks=marks, lag=lag)
         backend.memory.kv.clear(0)
         return Store(backend)
 

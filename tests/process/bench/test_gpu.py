@@ -391,10 +391,6 @@ def test_a_pool_is_measured_at_depth_and_restored_from_ram_and_disk(
         str(tmp_path),
     ]
     modes = "--models", "tiny-hybrid", "--modes"
-    one(arguments([str(tmp_path), *modes, "pool:1400+select:128", "--depths", "2048", "--ubatch", "128"]))
-    (selecting,) = capsys.readouterr().out.splitlines()
-    assert "| pool:1400+select:128 |" in selecting
-    assert selecting.split("|")[10].strip() == "0.0", "nothing is streamed"
     one(arguments([str(tmp_path), *modes, "pool:1400", *given]))
     first, second, ram, disk, file, part, cold = capsys.readouterr().out.splitlines()
     assert first.count("|") == second.count("|") == HEAD.count("|")
