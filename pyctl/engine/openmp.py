@@ -21,7 +21,7 @@ _spin_is_given = SPIN in os.environ or "OMP_WAIT_POLICY" in os.environ
 
 def limit_spinning(level: int, *, waits_for_gpu: bool = False) -> None:
     """Set how long OpenMP threads spin (0 to 100), unless the environment does; call it before libraries load."""
-    # Threads that wait for a GPU keep libgomp's milliseconds (bench/results/threads.md).
+    # Threads that wait for a GPU keep libgomp's milliseconds.
     if not _spin_is_given:
         os.environ[SPIN] = str(SPIN_OF_LIBGOMP if waits_for_gpu else SPIN_PER_LEVEL * level)
 

@@ -147,7 +147,7 @@ def _no_vocabulary(settings: ModelSettings) -> tuple[tuple[str, int | str], ...]
 BYTES_PER_THREAD = 2**20
 """Least weights of a layer per thread for single tokens: with fewer, barriers take longer than the work.
 
-Prompts use every core (bench/results/threads.md).
+Prompts use every core.
 """
 
 
