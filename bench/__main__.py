@@ -18,7 +18,7 @@ from pyctl.module_command import module_command
 SCRIPTS = (
     "exact", "families", "kv", "held", "agent_edits", "controller", "draft_length", "policy", "codec", "store", "load",
     "frontend", "recall", "budgets", "spill", "fleet", "replay", "grammar", "request_path", "real",
-    "rpc", "soak",
+    "soak",
 )  # fmt: skip
 
 

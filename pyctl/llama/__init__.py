@@ -28,7 +28,7 @@ from pyctl.llama.llama_tokenizer import LlamaTokenizer
 from pyctl.llama.loader import Loaded, load
 from pyctl.llama.memory import MemoryPlan
 from pyctl.llama.params import gpus
-from pyctl.llama.rpc import connect_workers, start_worker
+from pyctl.llama.rpc import connect_workers, serve_devices
 
 __all__ = [
     "Device",
@@ -46,5 +46,5 @@ __all__ = [
     "load",
     "model_files",
     "reserve_pinned",
-    "start_worker",
+    "serve_devices",
 ]

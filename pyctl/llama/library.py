@@ -14,6 +14,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -31,7 +32,6 @@ from pyctl.errors import (
     UnavailableError,
 )
 from pyctl.limit import limit
-from pyctl.llama.links import links
 
 __all__ = [
     "HiddenRows",
@@ -52,6 +52,7 @@ __all__ = [
     "library_file",
     "library_versions",
     "log_callback",
+    "loss",
     "open_library",
     "redirect_log",
     "reserve_pinned",
@@ -211,6 +212,18 @@ LEAST_LOOKS = 32
 """Least checks per evaluation for preemption: with fewer, a GPU runs almost all of it without one."""
 
 
+@dataclass
+class Loss:
+    """The loss of a worker, for the log, "" while all are there; and whether a thread watches the engine for it."""
+
+    text: str = ""
+    is_watched: bool = False
+
+
+loss = Loss()
+"""That of this process: ggml's devices are global, too."""
+
+
 class PulseControl:
     """The `Control` of evaluations with ``pulse`` attached."""
 
@@ -257,12 +270,13 @@ class PulseControl:
     @property
     def lost(self) -> str:
         """The worker that was lost, after which no call of its devices returns; "" while all are there."""
-        return links.lost()
+        return loss.text
 
     @property
     def heartbeat(self) -> int:
-        if lost := self.lost:
-            raise EngineError(lost)
+        loss.is_watched = True
+        if loss.text:
+            raise EngineError(loss.text)
         return self.pulse.count
 
 

@@ -1,15 +1,16 @@
 """ggml's RPC backend: devices of workers on other machines, and a worker for those of this one.
 
-The protocol has no encryption and no key, and a worker trusts its input.
+The protocol has no encryption and no key, and a worker trusts its input. The client has no time limits, and aborts the
+process when a connection fails. Then the thread of that call waits, while another one saves and ends the process.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
+import logging
+import os
 import queue
 import socket
-import struct
 import sys
 import threading
 import time
@@ -22,19 +23,16 @@ from pyctl import _core
 from pyctl.errors import ConfigError
 from pyctl.limit import limit
 from pyctl.llama.devices import Device, ggml_library
-from pyctl.llama.library import redirect_log
-from pyctl.llama.links import keep_alive, links, sockets_at
+from pyctl.llama.library import loss, redirect_log
 
-__all__ = ["PROTOCOL", "connect_workers", "start_worker"]
+__all__ = ["connect_workers", "serve_devices"]
 
-PROTOCOL = (7, 0, 0)
-"""The pinned release's version; the client aborts the process where the worker's differs."""
+log = logging.getLogger("pyctl")
 
-HELLO, CAPABILITIES = 14, 24
-"""The command that asks for the version, and its bytes of capabilities, none of which is offered."""
+HELLO_SECONDS = limit(5.0, "a worker's connection at the start", "the program ends, exit code 2", "process", "s")
 
-HELLO_SECONDS = limit(
-    5.0, "a worker's greeting at the start, and then its connection", "the program ends, exit code 2", "process", "s"
+SAVING_SECONDS = limit(
+    30.0, "writing the cache after a worker was lost", "the process exits with what is on disk", "process", "s"
 )
 
 NO_ANSWER = "it does not answer: it serves another server, or its machine does not respond"
@@ -63,52 +61,20 @@ def _function(name: bytes, result: Any, *arguments: Any) -> Any:
     return ctypes.CFUNCTYPE(result, *arguments)(address)
 
 
-# -- the side of the server --------------------------------------------------------------------------------------------
-
-
 def connect_workers(endpoints: Sequence[str]) -> None:
     """Add the devices of the workers at ``endpoints`` (host:port) to those of this process, for as long as it lives.
 
     Raises ConfigError for one that cannot be reached, serves another server, or is of another release.
     """
     for endpoint in endpoints:
-        address = _greet(endpoint)
         _connect(endpoint)
-        _when_aborted(_lose)
-        links.add(endpoint, address)
-
-
-def _greet(endpoint: str) -> tuple[str, int]:
-    """The IPv4 address of the worker at ``endpoint``, which is free and of this release. Raises ConfigError."""
-    host, _, port = endpoint.rpartition(":")
-    try:
-        found = socket.getaddrinfo(host, int(port), socket.AF_INET, socket.SOCK_STREAM)[0][4]
-        address = str(found[0]), int(found[1])
-        if other := links.known(address):
-            raise ConfigError(f"--rpc: {endpoint} and {other} are the same worker")
-        with socket.create_connection(address, HELLO_SECONDS) as sock:
-            sock.sendall(struct.pack(f"<BQ{CAPABILITIES}x", HELLO, CAPABILITIES))
-            size = struct.unpack("<Q", _received(sock, 8))[0]
-            version = tuple(_received(sock, 4)[:3]) if size == 4 + CAPABILITIES else ()
-    except TimeoutError as error:
-        raise ConfigError(f"--rpc: cannot use the worker {endpoint}: {NO_ANSWER}") from error
-    except OSError as error:
-        raise ConfigError(f"--rpc: cannot reach the worker {endpoint}: {error.strerror or error}") from error
-    if version != PROTOCOL:
-        spoken = f"protocol {'.'.join(map(str, version))}" if version else "another protocol"
-        wanted = ".".join(map(str, PROTOCOL))
-        raise ConfigError(
-            f"--rpc: the worker {endpoint} speaks {spoken}, this llama.cpp {wanted}: both need the same release"
-        )
-    return address
+    if endpoints:
+        named = endpoints[0] if len(endpoints) == 1 else f"at one of {', '.join(endpoints)}"
+        _when_aborted(lambda message: _lose(message, f"the worker {named} is lost"))
 
 
 def _connect(endpoint: str) -> None:
-    """Register the devices of the worker at ``endpoint``, which another server may have taken since it was greeted.
-
-    Raises ConfigError. The library's calls have no time limit and abort the process, so they run on a thread of their
-    own, which after an error never ends.
-    """
+    """Register the devices of the worker at ``endpoint``, on a thread that never ends after an error."""
     ggml, outcomes = _backend(), queue.SimpleQueue[str]()
 
     def run() -> None:
@@ -121,9 +87,8 @@ def _connect(endpoint: str) -> None:
 
     def abort(message: bytes) -> None:
         if OWN_SOURCE in message:
-            outcomes.put("it has closed the connection")
+            outcomes.put(message.decode("utf-8", "replace").strip().partition(": ")[2])
             threading.Event().wait()
-        _lose(message)
 
     _when_aborted(abort)
     threading.Thread(target=run, name="pyctl-rpc", daemon=True).start()
@@ -132,23 +97,19 @@ def _connect(endpoint: str) -> None:
     except queue.Empty:
         mistake = NO_ANSWER
     if mistake:
-        raise ConfigError(f"--rpc: cannot use the worker {endpoint}: {mistake}")
+        raise ConfigError(f"--rpc: cannot use the worker {endpoint}: {mistake}; both sides need the same release")
 
 
-def _received(sock: socket.socket, n: int) -> bytes:
-    """The next ``n`` bytes. OSError if the connection ends before."""
-    data = b""
-    while len(data) < n:
-        if not (part := sock.recv(n - len(data))):
-            raise ConnectionResetError("it has closed the connection")
-        data += part
-    return data
-
-
-def _lose(message: bytes) -> None:
-    if OWN_SOURCE in message:
-        links.end()
-    print(message.decode("utf-8", "replace"), file=sys.stderr, flush=True)  # a defect: abort() follows
+def _lose(message: bytes, lost: str) -> None:
+    print(message.decode("utf-8", "replace"), file=sys.stderr, flush=True)
+    if OWN_SOURCE not in message:
+        return  # a defect: abort() follows
+    loss.text = lost
+    if loss.is_watched:
+        time.sleep(SAVING_SECONDS)
+    log.critical("the program ends: %s", lost)
+    logging.shutdown()
+    os._exit(1)
 
 
 _kept: list[Any] = []
@@ -161,50 +122,30 @@ def _when_aborted(function: Callable[[bytes], None]) -> None:
     _backend().ggml_set_abort_callback(callback)
 
 
-# -- the side of the worker --------------------------------------------------------------------------------------------
+def serve_devices(host: str, port: int, devices: Sequence[Device], n_threads: int) -> tuple[int, threading.Thread]:
+    """Lend ``devices`` at the IPv4 address ``host`` to one server after the other; the port, and the thread that does.
 
-
-def start_worker(
-    address: tuple[str, int],
-    devices: Sequence[Device],
-    n_threads: int,
-    cache_dir: Path | None,
-    ended: Callable[[], None],
-) -> int:
-    """Lend ``devices`` at the IPv4 ``address`` to one server after the other, on a thread; returns the port.
-
-    Port 0 is any free one. ``cache_dir`` keeps large tensors of weights. ``ended`` is called if that ends, also by an
-    abort of ggml. Raises ConfigError if the address cannot be had.
+    Port 0 is any free one. Raises ConfigError if the address cannot be had.
     """
-    host = address[0]
     try:
-        with socket.socket() as free:
-            free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            free.bind(address)
+        with socket.create_server((host, port)) as free:
             port = int(free.getsockname()[1])
     except (OSError, OverflowError) as error:
-        raise ConfigError(f"cannot listen on {host}:{address[1]}: {getattr(error, 'strerror', '') or error}") from error
+        raise ConfigError(f"cannot listen on {host}:{port}: {getattr(error, 'strerror', '') or error}") from error
     pointer, size = ctypes.c_char_p, ctypes.c_size_t
-    handles = (ctypes.c_void_p * len(devices))(*(device.handle for device in devices))
     start = _function(b"ggml_backend_rpc_start_server", None, pointer, pointer, size, size, ctypes.c_void_p)
-    directory = str(cache_dir).encode() if cache_dir is not None else None
-
-    def abort(message: bytes) -> None:
-        print(message.decode("utf-8", "replace"), file=sys.stderr, flush=True)
-        ended()
+    handles = (ctypes.c_void_p * len(devices))(*(device.handle for device in devices))
 
     def run() -> None:
-        start(f"{host}:{port}".encode(), directory, n_threads, len(devices), ctypes.addressof(handles))
-        ended()
+        start(f"{host}:{port}".encode(), None, n_threads, len(devices), ctypes.addressof(handles))
 
-    _when_aborted(abort)
     thread = threading.Thread(target=run, name="pyctl-worker", daemon=True)
     thread.start()
-    while thread.is_alive() and not (listening := sockets_at(name=(host, port))):
-        time.sleep(0.01)
-    if not thread.is_alive():
-        raise ConfigError(f"cannot listen on {host}:{port}")
-    for descriptor in listening:
-        with contextlib.suppress(OSError):
-            keep_alive(descriptor)
-    return port
+    while thread.is_alive():
+        try:
+            socket.create_connection((host, port), HELLO_SECONDS).close()
+        except OSError:
+            time.sleep(0.01)
+        else:
+            return port, thread
+    raise ConfigError(f"cannot listen on {host}:{port}")
