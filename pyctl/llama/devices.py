@@ -137,7 +137,6 @@ def ggml_library() -> Any:
         "ggml_backend_reg_get_proc_address": (pointer, [pointer, ctypes.c_char_p]),
         "ggml_backend_register": (None, [pointer]),
         "ggml_backend_load": (pointer, [ctypes.c_char_p]),
-        "ggml_set_abort_callback": (pointer, [pointer]),
         "gguf_init_from_file": (pointer, [ctypes.c_char_p, _Params]),
         "gguf_free": (None, [pointer]),
         "gguf_get_n_tensors": (ctypes.c_int64, [pointer]),

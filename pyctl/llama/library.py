@@ -11,10 +11,13 @@ import ctypes
 import logging
 import os
 import re
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -52,10 +55,12 @@ __all__ = [
     "library_file",
     "library_versions",
     "log_callback",
+    "lose",
     "loss",
     "open_library",
     "redirect_log",
     "reserve_pinned",
+    "when_aborted",
 ]
 
 P = ParamSpec("P")
@@ -203,6 +208,58 @@ redirect_log, captured_log, forget_log_errors, last_log_error, log_callback = (
     _library_log.callback,
 )
 
+# -- aborts ------------------------------------------------------------------------------------------------------------
+
+RPC_SOURCE = b"ggml-rpc"
+"""Part of the message of an abort that a lost worker causes."""
+
+SAVING_SECONDS = limit(
+    30.0, "writing the cache after a device was lost", "the process exits with what is on disk", "process", "s"
+)
+
+
+@dataclass
+class Loss:
+    """The loss of a device as ``text`` for the log, "" while all are there; whether a thread watches for it.
+
+    ``workers`` names those of --rpc.
+    """
+
+    text: str = ""
+    is_watched: bool = False
+    workers: str = ""
+
+
+loss = Loss()
+"""That of this process: ggml's devices are global, too."""
+
+_abort_callback = cache(ctypes.CFUNCTYPE(None, ctypes.c_char_p))  # ggml may call it until the process ends
+
+
+def when_aborted(function: Callable[[bytes], None]) -> None:
+    """Have ``function`` called with the message on the thread on which ggml is about to abort the process."""
+    ctypes.CDLL(None).ggml_set_abort_callback(_abort_callback(function))  # of the library that libllama uses
+
+
+def lose(message: bytes) -> None:
+    """Have the cache written and the process end after an abort: a worker is lost, or a GPU has no memory left.
+
+    The thread of the failed call waits here meanwhile. Returns while nothing is served yet and no worker is the cause;
+    ggml then ends the process.
+    """
+    text, is_worker = message.decode("utf-8", "replace"), RPC_SOURCE in message
+    loss.text = f"the worker {loss.workers} is lost" if is_worker else f"llama.cpp has failed: {last_log_error(text)}"
+    if loss.is_watched:
+        time.sleep(SAVING_SECONDS)
+    elif not is_worker:
+        print(text, file=sys.stderr, flush=True)
+        ctypes.CDLL(None).ggml_print_backtrace()
+        return
+    log.critical("the program ends: %s", loss.text)
+    logging.shutdown()
+    os._exit(1)
+
+
 # -- ending evaluations early ------------------------------------------------------------------------------------------
 
 ABORTED = 2
@@ -212,22 +269,11 @@ LEAST_LOOKS = 32
 """Least checks per evaluation for preemption: with fewer, a GPU runs almost all of it without one."""
 
 
-@dataclass
-class Loss:
-    """The loss of a worker, for the log, "" while all are there; and whether a thread watches the engine for it."""
-
-    text: str = ""
-    is_watched: bool = False
-
-
-loss = Loss()
-"""That of this process: ggml's devices are global, too."""
-
-
 class PulseControl:
     """The `Control` of evaluations with ``pulse`` attached."""
 
     def __init__(self) -> None:
+        when_aborted(lose)
         self.pulse = Pulse()
         self._is_allowed = False
         self._n_looks = 0  # checks of the last evaluation
@@ -236,6 +282,7 @@ class PulseControl:
         """Run ``evaluate`` and raise the error for its llama_decode code: UnavailableError, PreemptedError,
         OutOfCellsError or EngineError."""
         before = self.pulse.count
+        forget_log_errors()
         if not self._is_allowed:
             code = evaluate()
         else:
@@ -251,7 +298,7 @@ class PulseControl:
         elif code == 1:
             raise OutOfCellsError
         else:
-            raise EngineError(f"evaluation failed: llama_decode returned {code}")
+            raise EngineError(f"evaluation failed: {last_log_error(f'llama_decode returned {code}')}")
 
     def interrupt(self) -> None:
         self.pulse.stop()
@@ -269,7 +316,7 @@ class PulseControl:
 
     @property
     def lost(self) -> str:
-        """The worker that was lost, after which no call of its devices returns; "" while all are there."""
+        """The lost device, after which its calls may not return; "" while all are there."""
         return loss.text
 
     @property

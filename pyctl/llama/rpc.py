@@ -7,14 +7,11 @@ process when a connection fails. Then the thread of that call waits, while anoth
 from __future__ import annotations
 
 import ctypes
-import logging
-import os
 import queue
 import socket
-import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,22 +20,13 @@ from pyctl import _core
 from pyctl.errors import ConfigError
 from pyctl.limit import limit
 from pyctl.llama.devices import Device, ggml_library
-from pyctl.llama.library import loss, redirect_log
+from pyctl.llama.library import RPC_SOURCE, lose, loss, redirect_log, when_aborted
 
 __all__ = ["connect_workers", "serve_devices"]
 
-log = logging.getLogger("pyctl")
-
 HELLO_SECONDS = limit(5.0, "a worker's connection at the start", "the program ends, exit code 2", "process", "s")
 
-SAVING_SECONDS = limit(
-    30.0, "writing the cache after a worker was lost", "the process exits with what is on disk", "process", "s"
-)
-
 NO_ANSWER = "it does not answer: it serves another server, or its machine does not respond"
-
-OWN_SOURCE = b"ggml-rpc"
-"""Part of the message of an abort in the client; others are defects."""
 
 
 @cache
@@ -69,8 +57,8 @@ def connect_workers(endpoints: Sequence[str]) -> None:
     for endpoint in endpoints:
         _connect(endpoint)
     if endpoints:
-        named = endpoints[0] if len(endpoints) == 1 else f"at one of {', '.join(endpoints)}"
-        _when_aborted(lambda message: _lose(message, f"the worker {named} is lost"))
+        loss.workers = endpoints[0] if len(endpoints) == 1 else f"at one of {', '.join(endpoints)}"
+        when_aborted(lose)
 
 
 def _connect(endpoint: str) -> None:
@@ -86,11 +74,12 @@ def _connect(endpoint: str) -> None:
         outcomes.put("" if registry else "it has no devices")
 
     def abort(message: bytes) -> None:
-        if OWN_SOURCE in message:
+        if RPC_SOURCE in message:
             outcomes.put(message.decode("utf-8", "replace").strip().partition(": ")[2])
             threading.Event().wait()
+        lose(message)
 
-    _when_aborted(abort)
+    when_aborted(abort)
     threading.Thread(target=run, name="pyctl-rpc", daemon=True).start()
     try:
         mistake = outcomes.get(timeout=HELLO_SECONDS)
@@ -98,28 +87,6 @@ def _connect(endpoint: str) -> None:
         mistake = NO_ANSWER
     if mistake:
         raise ConfigError(f"--rpc: cannot use the worker {endpoint}: {mistake}; both sides need the same release")
-
-
-def _lose(message: bytes, lost: str) -> None:
-    print(message.decode("utf-8", "replace"), file=sys.stderr, flush=True)
-    if OWN_SOURCE not in message:
-        return  # a defect: abort() follows
-    loss.text = lost
-    if loss.is_watched:
-        time.sleep(SAVING_SECONDS)
-    log.critical("the program ends: %s", lost)
-    logging.shutdown()
-    os._exit(1)
-
-
-_kept: list[Any] = []
-
-
-def _when_aborted(function: Callable[[bytes], None]) -> None:
-    """Have ``function`` called on the thread on which ggml is about to abort the process."""
-    callback = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(function)
-    _kept.append(callback)
-    _backend().ggml_set_abort_callback(callback)
 
 
 def serve_devices(host: str, port: int, devices: Sequence[Device], n_threads: int) -> tuple[int, threading.Thread]:

@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from pyctl.measure.server_process import clean_environment
-from tests.process.conftest import Server, source_of
+from tests.process.conftest import Server, n_on_disk, source_of
 from tests.waiting import until
 
 Start = Callable[..., Server]
@@ -209,6 +209,35 @@ def test_an_engine_that_is_lost_ends_streams_with_an_error_and_the_process_with_
         assert httpx.get(f"{server.url}/health").status_code == 503
     assert server.process.wait(60) == 1, server.log()
     assert "the server exits" in server.log()
+
+
+FULL = """
+from pyctl.llama import LlamaBackend, library
+
+decode, calls = LlamaBackend.decode, iter(range(9, -1, -1))
+
+def full(self, items):
+    if not next(calls):
+        library._library_log.receive(library.ERROR, b"CUDA error: out of memory")
+        library.open_library("libggml-base.so").ggml_abort(b"ggml-cuda.cu", 103, b"CUDA error")
+    return decode(self, items)
+
+LlamaBackend.decode = full
+"""
+"""A later token ends as in ggml's CUDA backend when its pool cannot grow."""
+
+
+def test_a_gpu_without_memory_ends_the_server_with_the_cache_on_disk(start: Start, tmp_path: Path) -> None:
+    flags = "--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "spill"
+    server = start("tiny-hybrid", *flags, before=FULL)
+    ask(server, "What is in chapter one?")
+    assert n_on_disk(server) == 0, "all is written in the end"
+    assert "CUDA error: out of memory" in stream(server)
+    assert server.process.wait(60) == 1, server.log()
+    assert "critical: the server exits: llama.cpp has failed: CUDA error: out of memory\n" in server.log()
+    server = start("tiny-hybrid", *flags)
+    assert ask(server, "What is in chapter one?")["source"] == "disk"
+    assert server.stop() == 0
 
 
 def test_running_out_of_memory_is_the_end_of_one_reply_only(start: Start) -> None:
