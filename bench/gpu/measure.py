@@ -263,9 +263,9 @@ def alone(run: Run, section: str, seconds: float, module: str, arguments: list[s
 
 
 @contextmanager
-def small_card(run: Run) -> Iterator[None]:
-    """Leaves as much device memory as a card of 24 GB would have."""
-    arguments = [*module_command("bench.cuda"), str(CARD_MIB)]
+def small_card(left_mib: int = CARD_MIB) -> Iterator[None]:
+    """Leaves ``left_mib`` of device memory, by default as much as a card of 24 GB would have."""
+    arguments = [*module_command("bench.cuda"), str(left_mib)]
     with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=REPOSITORY) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -310,7 +310,7 @@ def card(run: Run) -> None:
         log = run.work / f"{run.shape}-card-{number}.log"
         server = pyctl(["-m", str(run.model), *flags], None, log, program)
         try:
-            with small_card(run), closing(Conversation(run.shape, n).ask(COLD, n)) as steps:
+            with small_card(), closing(Conversation(run.shape, n).ask(COLD, n)) as steps:
                 before, available = vram_mib() or 0.0, available_mib()
                 server.start()
                 step = next(steps)

@@ -190,7 +190,7 @@ def running(server: Server, *, small: bool) -> Iterator[None]:
     """The server, on a card of 24 GB if ``small``."""
     with ExitStack() as stack:
         if small:
-            stack.enter_context(small_card(None))  # type: ignore[arg-type]  # which it does not use
+            stack.enter_context(small_card())
         server.start()
         try:
             yield
