@@ -254,9 +254,11 @@ class Attacker:
         while life := self.target.ready():
             with self._lock:
                 rng = random.Random(self._random.random())
-            messages = rng.choice(self.talkers).latest
+            talker = rng.choice(self.talkers)
+            messages = talker.latest
             fields = {
                 **NO_THINKING,
+                **talker.named,
                 "max_tokens": 400,
                 "ignore_eos": True,
                 "stream": rng.random() < 0.7,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,6 +46,8 @@ class Talk:
     seed: int
     most_tokens: int
     tools: bool = False
+    pictures: Sequence[str] = ()
+    """Addresses of images that the user's messages may have."""
     messages: list[Message] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -63,7 +65,7 @@ class Talk:
     @property
     def full(self) -> bool:
         """Whether another turn could exceed the limit of its length."""
-        n_chars = sum(len(json.dumps(message)) for message in self.messages)
+        n_chars = sum(len(json.dumps(message)) for message in self.messages if isinstance(message["content"], str))
         return n_chars > self.most_tokens * CHARS_PER_TOKEN
 
     def ask(self) -> None:
@@ -76,7 +78,11 @@ class Talk:
             choices += [lambda: self._dialogue.paste(self.random.randint(3, 20), facts=1)]
             self.random.choice(choices)()
             text = self._dialogue.messages[-2].text
-        self.messages.append({"role": "user", "content": text})
+        content: Any = text
+        if self.pictures and self.random.random() < 0.3:
+            url = {"url": self.random.choice(self.pictures)}
+            content = [{"type": "image_url", "image_url": url}, {"type": "text", "text": text}]
+        self.messages.append({"role": "user", "content": content})
 
     def back(self) -> None:
         """Forget the last turns, as a user does who edits an earlier message."""
@@ -103,6 +109,9 @@ class Talker:
         self.random = random.Random(seed)
         self.most_tokens = most_tokens
         self.talks: list[Talk] = []
+        self.named: dict[str, str] = {}
+        """The key "model" of requests where a server has several."""
+        self.pictures: Sequence[str] = ()
         self.latest: list[Message] = []
         """Some conversation that was asked lately: what clients that vanish ask for, too."""
 
@@ -121,7 +130,8 @@ class Talker:
     def _next(self) -> Talk:
         self.talks = [talk for talk in self.talks if not talk.full]
         if len(self.talks) < 2:
-            self.talks.append(Talk(self.random.randrange(2**32), self.most_tokens, self.random.random() < 0.3))
+            seed, tools = self.random.randrange(2**32), self.random.random() < 0.3
+            self.talks.append(Talk(seed, self.most_tokens, tools, self.pictures))
         talk = self.random.choice(self.talks)
         if self.random.random() < 0.1:
             talk.back()
@@ -135,6 +145,7 @@ class Talker:
             "messages": list(talk.messages),
             "max_tokens": n_predict,
             "temperature": 0,
+            **self.named,
             **NO_THINKING,
         }
         if way == "tools":
@@ -169,7 +180,9 @@ class Talker:
             if not stream:
                 response = client.post(f"{self.target.url}{path}", json=sent)
                 self._check(life, way, response)
-                return _whole(kind, response.json())
+                reply = response.json()
+                self.findings.count("tokens drafted", int(reply.get("timings", {}).get("draft_n", 0)))
+                return _whole(kind, reply)
             with client.stream("POST", f"{self.target.url}{path}", json={**sent, "stream": True}) as response:
                 if response.status_code != 200:
                     response.read()
@@ -186,18 +199,18 @@ class Talker:
         if kind not in PATHS:
             return CHAT, body
         system, *messages = body["messages"]
-        common = {"model": "x", "temperature": 0, **NO_THINKING}
+        common = {"model": "x", **self.named, "temperature": 0, **NO_THINKING}
         if kind == "messages":
             limit = {"max_tokens": body["max_tokens"]}
             return PATHS[kind], {**common, **limit, "system": system["content"], "messages": messages}
         if kind == "responses":
             limit = {"max_output_tokens": body["max_tokens"]}
             return PATHS[kind], {**common, **limit, "instructions": system["content"], "input": messages}
-        template = {"messages": body["messages"], **NO_THINKING}
+        template = {"messages": body["messages"], **self.named, **NO_THINKING}
         rendered = client.post(f"{self.target.url}/apply-template", json=template)
         self._check(life, "/apply-template", rendered)
         prompt = rendered.json()["prompt"]
-        return PATHS[kind], {"prompt": prompt, "n_predict": body["max_tokens"], "temperature": 0}
+        return PATHS[kind], {"prompt": prompt, "n_predict": body["max_tokens"], "temperature": 0, **self.named}
 
     def _check(self, life: int, way: str, response: httpx.Response) -> None:
         status = response.status_code
@@ -211,7 +224,9 @@ class Talker:
         raise LostError
 
     def _lost(self, life: int, what: str) -> None:
-        if self.target.lives(life):
+        if self.target.is_excused(what):
+            self.findings.count("requests that found no memory")
+        elif self.target.lives(life):
             # The life may have ended a moment ago without anybody having noticed.
             time.sleep(0.5)
             if self.target.lives(life):
@@ -252,13 +267,15 @@ class Talker:
             return  # which does not tell reasoning from content
         expected = (right["content"] or "", [call["function"] for call in right.get("tool_calls") or ()])
         self.findings.count("replies compared")
+        plain = all(isinstance(message["content"], str) for message in body["messages"])
+        self.findings.count("replies to images compared", not plain)
         if (content, [call["function"] for call in calls]) == expected:
             return
-        if self.judge.is_tie(body, content, whole=not calls):
+        if self.judge.is_tie(body, content, whole=plain and not calls):
             self.findings.count("replies that differ at a tie")
             return
         said = content, [call["function"] for call in calls]
-        self.findings.violate(f"{way}: said {said!r}, right is {expected!r}, after {body['messages'][-1]['content']!r}")
+        self.findings.violate(f"{way}: said {said!r}, right is {expected!r}, after {body['messages'][-1]['content']!r:.2000}")
 
 
 def _events(response: httpx.Response) -> Iterator[dict[str, Any]]:

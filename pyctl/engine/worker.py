@@ -279,8 +279,8 @@ class Worker:
             self._inbox.put(None)
             if not self._stalled and not self._no_more_steps.wait(min(FINISH_SECONDS, wait)):
                 self._engine.backend.control.interrupt()
-        if not self._stalled:
-            self._thread.join(max(self._deadline - time.monotonic(), 0.0))
+        if not self._stalled or self._is_lost:
+            self._over.wait(max(self._deadline - time.monotonic(), 0.0))
         if first and not self._over.is_set():
             log.error("the engine did not stop: pending cache writes are lost")
         return self._complete

@@ -212,6 +212,7 @@ def test_an_engine_that_is_lost_ends_streams_with_an_error_and_the_process_with_
 
 
 FULL = """
+import ctypes
 from pyctl.llama import LlamaBackend, library
 
 decode, calls = LlamaBackend.decode, iter(range(9, -1, -1))
@@ -219,7 +220,7 @@ decode, calls = LlamaBackend.decode, iter(range(9, -1, -1))
 def full(self, items):
     if not next(calls):
         library._library_log.receive(library.ERROR, b"CUDA error: out of memory")
-        library.open_library("libggml-base.so").ggml_abort(b"ggml-cuda.cu", 103, b"CUDA error")
+        ctypes.CDLL(None).ggml_abort(b"ggml-cuda.cu", 103, b"CUDA error")
     return decode(self, items)
 
 LlamaBackend.decode = full
