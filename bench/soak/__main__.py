@@ -20,9 +20,7 @@ from __future__ import annotations
 import argparse
 import random
 import shlex
-import subprocess
 import tempfile
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -31,10 +29,9 @@ from bench.soak.findings import Findings
 from bench.soak.hostile import Attacker, corpus
 from bench.soak.judge import Judge
 from bench.soak.talk import Talker
-from bench.soak.target import Bounds, Target
+from bench.soak.target import Bounds, Target, beside, verify
 from bench.soak.upkeep import Operator
 from pyctl.measure.server_process import PYCTL_SERVE, ServerProcess
-from pyctl.module_command import module_command
 
 KINDS = ("grammars", "schemas", "counts", "json", "paths", "idle", "vanish", "operator", "kills")
 LONG = 0.3
@@ -73,30 +70,13 @@ def soak(options: argparse.Namespace, directory: Path) -> tuple[Findings, Target
         work += [attacker.vanish, attacker.vanish] if "vanish" not in options.without else []
         work += [attacker.idle] if "idle" not in options.without else []
         work += [lambda: attacker.send_bodies(bodies)] if bodies else []
-        threads = [threading.Thread(target=_guarded(one, findings), daemon=True) for one in work]
-        for thread in threads:
-            thread.start()
         try:
-            _lives(target, rng, options, directory / "cache")
+            beside(work, target, lambda: _lives(target, rng, options, directory / "cache"))
         finally:
-            target.over.set()
-            for thread in threads:
-                thread.join(60)
             judge.close()
     if (directory / "cache").exists():
-        _verify(options, directory / "cache", findings)
+        verify(directory / "cache", findings)
     return findings, target
-
-
-def _guarded(work: Callable[[], None], findings: Findings) -> Callable[[], None]:
-    def run() -> None:
-        try:
-            work()
-        except Exception as error:
-            findings.violate(f"the soak itself: {error!r}")
-            raise
-
-    return run
 
 
 def _lives(target: Target, rng: random.Random, options: argparse.Namespace, cache: Path) -> None:
@@ -112,16 +92,6 @@ def _lives(target: Target, rng: random.Random, options: argparse.Namespace, cach
         left -= lasts
     target.live("long, disk", seconds * LONG, "stop", disk)
     target.live("long, disk, exact", seconds * LONG, "stop", [*disk, "--exact"])
-
-
-def _verify(options: argparse.Namespace, cache: Path, findings: Findings) -> None:
-    """The directory is whole, and within its budget."""
-    command = [*module_command("pyctl"), "cache", "verify", "--kv-cache-dir", str(cache)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        findings.violate(f"pyctl cache verify: {done.returncode} {done.stdout[-500:]} {done.stderr[-500:]}")
-    n_mib = sum(path.stat().st_size for path in cache.rglob("*") if path.is_file()) / 2**20
-    findings.count("MiB in the cache directory", round(n_mib))
 
 
 def report(findings: Findings, target: Target, options: argparse.Namespace) -> None:

@@ -288,7 +288,7 @@ class Attacker:
                     if rng.random() < 0.5:
                         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             except OSError as error:
-                if self.target.lives(life) and not isinstance(error, ConnectionResetError | BrokenPipeError):
+                if not isinstance(error, ConnectionResetError | BrokenPipeError) and not self.target.ends(life):
                     self.findings.violate(f"a client that vanishes: {error!r}")
             time.sleep(rng.uniform(0, 0.4))
 

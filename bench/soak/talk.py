@@ -229,7 +229,7 @@ class Talker:
         elif self.target.lives(life):
             # The life may have ended a moment ago without anybody having noticed.
             time.sleep(0.5)
-            if self.target.lives(life):
+            if not self.target.ends(life):
                 self.findings.violate(what)
         self.findings.count("requests without a reply, at an end")
 
@@ -274,8 +274,8 @@ class Talker:
         if self.judge.is_tie(body, content, whole=plain and not calls):
             self.findings.count("replies that differ at a tie")
             return
-        said = content, [call["function"] for call in calls]
-        self.findings.violate(f"{way}: said {said!r}, right is {expected!r}, after {body['messages'][-1]['content']!r:.2000}")
+        said, asked = (content, [call["function"] for call in calls]), str(body["messages"][-1]["content"])
+        self.findings.violate(f"{way}: said {said!r}, right is {expected!r}, after {asked[-1000:]!r}")
 
 
 def _events(response: httpx.Response) -> Iterator[dict[str, Any]]:

@@ -6,9 +6,10 @@ import os
 import re
 import signal
 import statistics
+import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import httpx
 from bench.soak.findings import Findings
 from pyctl.cache.disk.directory import THREADS
 from pyctl.measure.server_process import ServerProcess
+from pyctl.module_command import module_command
 
 KINDS_OF_DEATH = {"stop": signal.SIGTERM, "kill": signal.SIGKILL}
 
@@ -30,6 +32,9 @@ system ten seconds after it read the last request, so afterwards it holds only w
 
 BUSY_SECONDS = 5.0
 """So long they ask again behind the last rest: a life ends in the middle of requests."""
+
+END_SECONDS = 60.0
+"""Longest end of a server that has said why it ends."""
 
 RESTS_AT_MOST = 0.4
 """The part of a life that rests may take; a shorter life has none."""
@@ -107,7 +112,7 @@ class Target:
 
     @property
     def is_resting(self) -> bool:
-        """Whether nobody is to ask, so that memory can be compared."""
+        """Whether no client asks, so that memory can be compared."""
         return self._up.is_set() and not self._may_ask.is_set()
 
     def is_excused(self, text: str = "") -> bool:
@@ -240,6 +245,13 @@ class Target:
             if grown > bound and name.startswith("long"):
                 self.findings.violate(f"{name}: grew by {grown:.1f} {what}, {bound} are allowed")
 
+    def ends(self, life: int) -> bool:
+        """Whether that life is over, or, with an excuse, will be soon."""
+        end = time.monotonic() + END_SECONDS * self.is_excused()
+        while self.lives(life) and time.monotonic() < end:
+            time.sleep(0.2)
+        return not self.lives(life)
+
     def healthy(self) -> None:
         """Poll /health: the event loop must never block for long."""
         with httpx.Client(timeout=60) as client:
@@ -248,11 +260,11 @@ class Target:
                 try:
                     status = client.get(f"{self.url}/health").status_code
                 except httpx.TransportError as error:
-                    if self.lives(life):
+                    if not self.ends(life):
                         self.findings.violate(f"/health: {error!r}")
                     continue
                 self.findings.longest("/health", time.monotonic() - began, f"life {life}")
-                if status != 200 and self.lives(life) and not self.is_excused():
+                if status != 200 and not self.ends(life):
                     self.findings.violate(f"/health: {status}")
                 time.sleep(0.2)
 
@@ -274,3 +286,34 @@ def sample_of(pid: int) -> Sample | None:
     if "VmRSS" not in fields:
         return None
     return Sample(int(fields["VmRSS"].split()[0]) / 1024, int(fields["Threads"]), files)
+
+
+def beside(work: Sequence[Callable[[], None]], target: Target, lives: Callable[[], None]) -> None:
+    """Run each of ``work`` on a thread while ``target`` has its ``lives``. An error in one is a violation."""
+
+    def guarded(one: Callable[[], None]) -> None:
+        try:
+            one()
+        except Exception as error:
+            target.findings.violate(f"the soak itself: {error!r}")
+            raise
+
+    threads = [threading.Thread(target=guarded, args=(one,), daemon=True) for one in work]
+    for thread in threads:
+        thread.start()
+    try:
+        lives()
+    finally:
+        target.over.set()
+        for thread in threads:
+            thread.join(60)
+
+
+def verify(cache: Path, findings: Findings) -> None:
+    """The directory is whole, and within its budget."""
+    command = [*module_command("pyctl"), "cache", "verify", "--kv-cache-dir", str(cache)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        findings.violate(f"pyctl cache verify: {done.returncode} {done.stdout[-500:]} {done.stderr[-500:]}")
+    n_mib = sum(path.stat().st_size for path in cache.rglob("*") if path.is_file()) / 2**20
+    findings.count("MiB in the cache directory", round(n_mib))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -490,3 +491,17 @@ def test_loads_are_compared_with_plain_copies(tmp_path: Path) -> None:
     assert set(rates) <= set(RATES)
     assert {"pageable", "mapped", "read"} <= set(rates)
     assert all(rate > 0 for rate in rates.values())
+
+
+def test_a_soak_of_two_models_finds_nothing_wrong(
+    model_path: Callable[[str], Path], tiny_mmproj: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from bench.gpu import soak
+
+    models = {name: str(model_path(name)) for name in ("tiny-hybrid-nextn", "tiny-dense")}
+    prepared = {"models": {**models, "tiny-vision": str(tiny_mmproj)}}
+    (tmp_path / "prepared.json").write_text(json.dumps(prepared))
+    soak.main([str(tmp_path), "--no-card", "--flags", "-t 1", "--quick", "--minutes", "0.2"])
+    text = capsys.readouterr().out
+    assert "no images" not in text
+    assert {"lives", "switches", "replies compared", "violations"} <= set(re.findall(r"│ +([a-z ]+) │", text))
