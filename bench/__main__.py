@@ -17,7 +17,7 @@ from pyctl.module_command import module_command
 
 SCRIPTS = (
     "exact", "families", "kv", "held", "agent_edits", "controller", "draft_length", "policy", "codec", "store", "load",
-    "frontend", "recall", "budgets", "spill", "fleet", "replay", "grammar", "request_path", "real",
+    "frontend", "budgets", "spill", "fleet", "replay", "grammar", "request_path", "real",
     "soak",
 )  # fmt: skip
 

@@ -15,9 +15,7 @@ from bench.common import words
 from bench.soak.findings import Findings
 from bench.soak.judge import Judge
 from bench.soak.target import Target
-from tools.training.dialogue import Dialogue
-from tools.training.tools import TOOLS, use
-from tools.training.words import Values
+from tools.needles import Fact, filler, new_fact
 
 Message = dict[str, Any]
 
@@ -33,6 +31,20 @@ SCHEMA = {
     "required": ["word", "kind"],
     "additionalProperties": False,
 }
+
+
+def _tool(name: str, description: str, parameter: str) -> Message:
+    properties = {parameter: {"type": "string"}}
+    schema = {"type": "object", "properties": properties, "required": [parameter]}
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
+
+
+TOOLS = {
+    "get_weather": (_tool("get_weather", "The weather of a town.", "city"), "What is the weather in Oslo?"),
+    "look_up": (_tool("look_up", "The phone number of a person.", "name"), "Look up the number of Vera."),
+    "find_thing": (_tool("find_thing", "Where a thing lies.", "thing"), "Find the old map."),
+}
+"""Definitions by name, and a question for each."""
 
 
 class LostError(Exception):
@@ -52,8 +64,7 @@ class Talk:
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
-        self._dialogue = Dialogue(self.random, echo=True)
-        self._dialogue.begin("You are a helpful assistant.")
+        self._facts: list[Fact] = []
         self.names = self.random.sample(sorted(TOOLS), 2)
         head = f"You are a helpful assistant. {words(self.seed, self._head())}".strip()
         self.messages = [{"role": "system", "content": head}]
@@ -71,13 +82,14 @@ class Talk:
     def ask(self) -> None:
         """Add the user's next message."""
         if self.tools and self.random.random() < 0.7:
-            text = use(Values(self.random), self.random.choice(self.names)).question
+            text = TOOLS[self.random.choice(self.names)][1]
+        elif self._facts and self.random.random() < 0.3:
+            text = self.random.choice(self._facts).asked(self.random)
+        elif self.random.random() < 0.4:
+            self._facts.append(new_fact(self.random))
+            text = self._facts[-1].told(self.random)
         else:
-            choices = [self._dialogue.tell, self._dialogue.talk, self._dialogue.phrase, self._dialogue.listing]
-            choices += [self._dialogue.ask, self._dialogue.ask] if self._dialogue.facts else []
-            choices += [lambda: self._dialogue.paste(self.random.randint(3, 20), facts=1)]
-            self.random.choice(choices)()
-            text = self._dialogue.messages[-2].text
+            text = filler(self.random)[0]
         content: Any = text
         if self.pictures and self.random.random() < 0.3:
             url = {"url": self.random.choice(self.pictures)}
@@ -150,7 +162,7 @@ class Talker:
         }
         if way == "tools":
             forced = self.random.choice(talk.names)
-            body["tools"] = [TOOLS[name] for name in talk.names]
+            body["tools"] = [TOOLS[name][0] for name in talk.names]
             body["tool_choice"] = {"type": "function", "function": {"name": forced}}
             body["max_tokens"] = 96
         elif way == "schema":

@@ -10,8 +10,7 @@ import httpx
 import pytest
 
 from tests.process.conftest import Server, source_of
-from tests.process.needles import Messages, Question, told
-from tools.training.phrases import UNKNOWN
+from tools.needles import UNKNOWN, Messages, Question, told
 
 FLAGS = ["-c", "81920", "-t", "1", "-ub", "512"]
 POOL = ["--kv-pool", "40960"]
@@ -153,21 +152,6 @@ def test_what_was_not_told_is_not_known(server: Server) -> None:
     question = {"role": "user", "content": "What is the password of the frozen volcano?"}
     reply, _ = ask(server, [*conversation.messages, question])
     assert reply == UNKNOWN
-
-
-def test_other_words_than_those_of_the_training_are_understood(server: Server) -> None:
-    """The conversations are held with the model's own replies, as they would be."""
-    right = asked = 0
-    for seed in range(4):
-        conversation = told(seed, 1024, 8, paraphrased=True)
-        spoken: Messages = []
-        for message in conversation.messages:
-            own = message["role"] == "assistant"
-            spoken.append({"role": "assistant", "content": ask(server, spoken)[0]} if own else message)
-        for question in conversation.questions:
-            asked += 1
-            right += ask(server, [*spoken, {"role": "user", "content": question.text}])[0] == question.answer
-    assert right >= 0.9 * asked, f"{right} of {asked}"
 
 
 def test_what_is_told_in_passing_is_remembered(server: Server) -> None:

@@ -40,7 +40,7 @@ OTHERS = {
     *("--continue", "--resume", "--schema", "--functions", "--auth-type", "--model", "--config"),  # of clients
     *("--against", "--parts", "--servers", "--real"),  # of bench
     *("--quick", "--depths", "--llama-server", "--budget", "--picture"),  # of pyctl bench
-    *("--api-prefix", "--check", "--out", "--start", "--seconds", "--rate", "--weights", "--test"),  # of tools
+    *("--api-prefix", "--check", "--weights", "--test"),  # of tools
 }
 """Flags of other programs, and of other commands than serve and chat."""
 

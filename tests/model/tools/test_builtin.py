@@ -1,11 +1,11 @@
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
@@ -15,7 +15,6 @@ from pyctl.models import builtin_model
 from tests.model.tools.conftest import Load, Loaded
 from tools.generator import TINY_DENSE, byte_vocab, cached_model, read_vocab
 from tools.generator.vocab import read_metadata
-from tools.training import tools, words
 
 USER = {"role": "user", "content": "Hi"}
 
@@ -55,37 +54,32 @@ def rendered(*messages: dict[str, Any], **options: Any) -> str:
     return template.render(messages, **options)
 
 
-def test_its_template_is_that_of_its_training() -> None:
-    template = Path(tools.__file__).with_name("template.jinja").read_text(encoding="utf-8")
-    assert read_metadata(builtin_model())["tokenizer.chat_template"] == template
-
-
 def test_its_template_does_not_think_unless_asked() -> None:
     plain = rendered(USER)
     assert plain == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     assert rendered(USER, enable_thinking=True) == plain + "<think>\n"
 
 
-def test_its_tools_are_rendered_as_it_learned_them() -> None:
-    call = tools.use(words.Values(Random(1)), "open_door")
-    tool = tools.TOOLS[call.tool]
-    made = {"function": {"name": call.tool, "arguments": call.arguments}}
+def test_its_tools_are_rendered_as_in_its_training() -> None:
+    tool = {"type": "function", "function": {"name": "open_door", "parameters": {"type": "object"}}}
+    call = {"function": {"name": "open_door", "arguments": {"door": "old gate", "code": "4711"}}}
     text = rendered(
         {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": call.question},
-        {"role": "assistant", "content": None, "tool_calls": [made]},
-        {"role": "tool", "content": call.result},
+        {"role": "user", "content": "Open the old gate."},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": '{"open": true}'},
         tools=[tool],
     )
-    learned = (
-        ("system", tools.system_text([tool], "Be brief.")),
-        ("user", call.question),
-        ("assistant", tools.call_text(call)),
-        ("user", tools.result_text(call)),
+    said = (
+        f"system\n# Tools\n\nYou may call these functions:\n\n<tools>\n{json.dumps(tool)}\n</tools>\n\n"
+        "Write a call like this:\n\n<tool_call>\n<function=NAME>\n<parameter=KEY>\nVALUE\n</parameter>\n"
+        "</function>\n</tool_call>\n\nBe brief.",
+        "user\nOpen the old gate.",
+        "assistant\n<tool_call>\n<function=open_door>\n<parameter=door>\nold gate\n</parameter>\n"
+        "<parameter=code>\n4711\n</parameter>\n</function>\n</tool_call>",
+        'user\n<tool_response>\n{"open": true}\n</tool_response>',
     )
-    assert text == "".join(f"<|im_start|>{role}\n{said}<|im_end|>\n" for role, said in learned) + (
-        "<|im_start|>assistant\n"
-    )
+    assert text == "".join(f"<|im_start|>{message}<|im_end|>\n" for message in said) + "<|im_start|>assistant\n"
 
 
 @pytest.mark.parametrize("arguments", [{"city": "Oslo"}, '{"city": "Oslo"}', {}, ""], ids=str)

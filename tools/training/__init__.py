@@ -1,3 +1,0 @@
-"""The training of the built-in model (docs/model.md)."""
-
-from __future__ import annotations
