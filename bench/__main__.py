@@ -16,9 +16,8 @@ from bench.common import parser_of
 from pyctl.module_command import module_command
 
 SCRIPTS = (
-    "exact", "families", "kv", "held", "agent_edits", "controller", "draft_length", "policy", "codec", "store", "load",
-    "frontend", "budgets", "spill", "fleet", "replay", "grammar", "request_path", "real",
-    "soak",
+    "exact", "families", "kv", "held", "agent_edits", "controller", "draft_length", "policy", "codec", "store",
+    "budgets", "spill", "fleet", "replay", "grammar", "request_path", "real", "soak",
 )  # fmt: skip
 
 

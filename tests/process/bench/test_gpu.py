@@ -364,15 +364,6 @@ def test_each_length_is_a_case_and_nothing_accepted_comes_last() -> None:
     assert [case.name for case in cases[2:]] == ["n_max 15, all accepted", "n_max 15, length 1", "default flags"]
 
 
-@pytest.mark.parametrize("mode", ["layer", "none"])
-def test_rows_and_states_come_back_in_the_benchmark_of_several_gpus(tmp_path: Path, mode: str) -> None:
-    from bench.gpu.devices import HEAD, Case
-
-    row = Case(tmp_path, "tiny-hybrid", mode).row()
-    assert row.count("|") == HEAD.count("|")
-    assert row.count("yes") == 4
-
-
 def test_a_pool_is_measured_at_depth_and_restored_from_ram_and_disk(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
