@@ -1,24 +1,21 @@
-"""The gain of drafts from `cache` and `ngram-mod` when agents rewrite files that they have read, without a model.
+"""The gain of drafts from `cache` beside a head when agents rewrite files that they have read, without a model.
 
     python -m bench.agent_edits [--vocab ggml-vocab-qwen35.gguf] [--keep]
 
 bench/recorded holds files of this project before and after a change (as difflib's ndiff). In each conversation a tool
 reads the file, and the agent changes it in one of the usual ways; the reply is replayed token by token against the
-proposed drafts. A step evaluates one token and the drafts. "length" is the number of accepted tokens of a draft,
-"share" the accepted part of all drafted tokens. Without --vocab the tokens are those of Qwen3.5, if a build has
-unpacked llama.cpp here, or else of the built-in model. The second table is beside a head that predicts `HEAD_SHARE` of
-all tokens: tokens a step, and speed as a multiple of that with the head alone, with the step times of two models on an
-H200 (bench/draft_length.py). The third is of the reply that `bench.gpu.rewriting` measures.
+proposed drafts. A step evaluates one token and the drafts. Without --vocab the tokens are those of Qwen3.5, if a build
+has unpacked llama.cpp here, or else of the built-in model. The first table is beside a head that predicts `HEAD_SHARE`
+of all tokens: tokens a step, and speed as a multiple of that with the head alone, with the step times of two models on
+an H200 (bench/draft_length.py). The second is of the reply that `bench.gpu.rewriting` measures.
 """
 
 from __future__ import annotations
 
 import difflib
 import json
-import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,8 +26,7 @@ from bench.draft_length import MACHINES, REWRITING, Machine
 from bench.gpu.given_reply import is_known
 from pyctl.cache.sequence import LiveSequence
 from pyctl.engine.draft.cache_drafts import CacheDrafts
-from pyctl.engine.draft.draft_settings import LONGEST, NgramSettings
-from pyctl.engine.draft.ngram import ngram_sources
+from pyctl.engine.draft.draft_settings import LONGEST
 from pyctl.engine.draft.source import DraftJob, TextSource
 from pyctl.engine.draft.speculation import Speculation
 from pyctl.llama.llama_tokenizer import LlamaTokenizer
@@ -45,7 +41,7 @@ N_FILE, N_EDITS = 8192, 12
 """Tokens of the file, and changes in it."""
 
 HEAD_SHARE = 0.8
-"""Places where a head knows the next token, in the second table."""
+"""Places where a head knows the next token, in the first table."""
 
 
 @dataclass(frozen=True)
@@ -185,90 +181,10 @@ FORMS: dict[str, Callable[[Edit], Conversation]] = {
 
 @dataclass
 class Count:
-    """Of replies: tokens, steps, drafts, tokens drafted and right, and microseconds of each proposal."""
+    """Of replies: tokens and steps."""
 
     n_tokens: int = 0
     n_steps: int = 0
-    n_drafts: int = 0
-    n_drafted: int = 0
-    n_right: int = 0
-    us: list[float] = field(default_factory=list)
-
-    def cells(self) -> list[str]:
-        return [
-            f"{self.n_right / max(self.n_drafts, 1):.1f}",
-            f"{self.n_right / max(self.n_drafted, 1):.0%}",
-            f"{self.n_tokens / self.n_steps:.2f}",
-        ]
-
-
-def replay(sources: Sequence[TextSource], key: int, prompt: Tokens, reply: Tokens, count: Count, most: int) -> None:
-    """A request whose model says ``reply``: each step the first source that has drafts is verified."""
-    seq = LiveSequence(0, prompt.size + reply.size)
-    seq.reset(prompt)
-    for source in sources:
-        source.begin(key, prompt)
-    tokens = reply.tolist()
-    n = 1
-    while n < len(tokens):
-        job = DraftJob(key, seq, (tokens[n - 1],), most)
-        draft: tuple[int, ...] = ()
-        began = time.perf_counter()
-        for source in sources:
-            draft = source.match(job).read(most)
-            if draft:
-                break
-        count.us.append((time.perf_counter() - began) * 1e6)
-        right = 0
-        while right < len(draft) and n + right < len(tokens) - 1 and draft[right] == tokens[n + right]:
-            right += 1
-        if draft:
-            source.learn(key, len(draft), right)
-            count.n_drafts += 1
-            count.n_drafted += len(draft)
-            count.n_right += right
-        for token in tokens[n - 1 : n + right]:
-            seq.append_one(token)
-        n += 1 + right
-        count.n_tokens += 1 + right
-        count.n_steps += 1
-    for source in sources:
-        source.end(key)
-
-
-def sources_of(name: str) -> tuple[list[TextSource], CacheDrafts | None]:
-    """In the server's order: n-grams before `cache`."""
-    sources: list[TextSource] = []
-    cache = None
-    if name != "cache":
-        sources += ngram_sources(["ngram-mod"], NgramSettings())
-    if name != "ngram-mod":
-        cache = CacheDrafts()
-        sources.append(cache)
-    return sources, cache
-
-
-def measure(form: Callable[[Edit], Conversation], edits: Sequence[Edit], vocab: LlamaTokenizer, name: str) -> Count:
-    """Conversations one after the other on one server, each edit in its own."""
-    count = Count()
-    sources, cache = sources_of(name)
-    key = 0
-    for edit in edits:
-        if form is read_elsewhere:
-            prompt = as_tokens(vocab.tokenize(asked(edit, edit.before)))
-            if cache is not None:
-                cache.remember(prompt)
-            for source in sources:  # it is what each had to draft from
-                source.begin(key, prompt)
-                source.end(key)
-            key += 1
-        prompt, reply = (as_tokens(vocab.tokenize(text)) for text in form(edit))
-        if cache is not None:
-            cache.remember(prompt)
-            cache.flush()
-        replay(sources, key, prompt, reply, count, LONGEST)
-        key += 1
-    return count
 
 
 class Head:
@@ -401,20 +317,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     file = Path(options.vocab or (VOCABULARY if VOCABULARY.is_file() else builtin_model()))
     vocab = vocabulary(str(file))
     edits = recorded()[: options.edits]
-    rows: list[list[object]] = []
-    slowest = 0.0
-    for title, form in FORMS.items():
-        counts = [measure(form, edits, vocab, name) for name in ("cache", "ngram-mod", "both")]
-        slowest = max(slowest, statistics.median(counts[0].us))
-        rows.append([title, counts[0].n_tokens, *(cell for count in counts for cell in count.cells())])
-    names = ["length", "share", "tokens/step"]
-    columns = ["way to edit", "tokens", *(f"cache: {names[0]}", *names[1:])]
-    columns += [f"ngram-mod: {names[0]}", *names[1:], f"both: {names[0]}", *names[1:]]
-    title = f"Recorded edits of agents, {len(edits)} files, tokens of {file.stem}; cache proposes in {slowest:.0f} us"
-    show(title, columns, rows, keep="agent-edits" if options.keep else "")
     columns = ["way to edit", *(f"{m.name}: {what}" for m in MACHINES[:2] for what in ("head", "and cache", "speed"))]
-    rows = [[title, *beside_head(form, edits, vocab)] for title, form in FORMS.items()]
-    title = f"Beside a head that is right in {HEAD_SHARE:.0%} of all places: tokens a step, and speed"
+    rows: list[list[object]] = [[title, *beside_head(form, edits, vocab)] for title, form in FORMS.items()]
+    title = f"{len(edits)} edits beside a head that is right in {HEAD_SHARE:.0%} of all places: tokens a step, speed"
     show(title, columns, rows, keep="agent-edits-head" if options.keep else "")
     n_file, n_edits = (N_FILE, N_EDITS) if options.edits is None else (512, options.edits)
     prompt, reply = map(as_tokens, conversation(file, n_file, n_edits))
