@@ -1,7 +1,7 @@
 """Whether every architecture of llama.cpp comes back from the cache with the bits of a cold run, and what it costs.
 
-    python -m bench.families --keep                  # the whole zoo, to bench/results/families.md and .json
-    python -m bench.families --only tiny-gemma3      # some of it; with --keep these rows are written anew
+    python -m bench.families --keep                  # the whole zoo, to bench/results/families.md
+    python -m bench.families --only tiny-gemma3      # some of it
 
 Each model of `tools.generator.zoo` is asked what a client asks: appended turns, edits, branches, regenerated replies,
 shortened histories, three conversations in turn, prompts beyond the window, and some of it again after a restart from
@@ -430,21 +430,11 @@ def summary(records: Sequence[Record]) -> list[str]:
     return lines
 
 
-def known_records() -> dict[str, Record]:
-    """What was kept before, by name."""
-    path = RESULTS / "families.json"
-    found = json.loads(path.read_text(encoding="utf-8"))["records"] if path.exists() else []
-    return {record["name"]: record_of(record) for record in found}
-
-
-def keep(records: Mapping[str, Record]) -> None:
-    """Write all ``records`` to bench/results, in the order of the zoo."""
-    ordered = [records[name] for name in ZOO if name in records]
-    found = {"machine": machine(), "records": [asdict(record) for record in ordered]}
-    (RESULTS / "families.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    lines = [f"# {TITLE}", "", machine(), "", *(f"- {line}" for line in summary(ordered)), ""]
+def keep(records: Sequence[Record]) -> None:
+    """Write ``records`` to bench/results."""
+    lines = [f"# {TITLE}", "", machine(), "", *(f"- {line}" for line in summary(records)), ""]
     lines += [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
-    lines += [f"| {' | '.join(str(each) for each in row_of(record))} |" for record in ordered]
+    lines += [f"| {' | '.join(str(each) for each in row_of(record))} |" for record in records]
     (RESULTS / "families.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
@@ -461,14 +451,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         with tempfile.TemporaryDirectory() as directory:
             found = [measure(name, cached_family(ZOO[name], directory)) for name in options.only]
         return tell([asdict(record) for record in found])
-    records = known_records() if options.keep else {}
+    if options.keep and options.only != list(ZOO):
+        parser.error("--keep writes the table of the whole zoo: leave out --only")
+    measured = []
     with ThreadPoolExecutor(options.jobs) as pool:
         for record in pool.map(in_own_process, options.only):
-            records[record.name] = record
+            measured.append(record)
             print(" | ".join(str(each) for each in row_of(record)), flush=True)
-            if options.keep:
-                keep(records)
-    measured = [records[name] for name in options.only]
+    if options.keep:
+        keep(measured)
     show(TITLE, COLUMNS, [row_of(record) for record in measured])
     print("\n".join(summary(measured)))
     if failed := [record.name for record in measured if record.failure]:
