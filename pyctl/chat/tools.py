@@ -14,12 +14,9 @@ __all__ = [
     "ALL_TYPES",
     "Tool",
     "Tools",
-    "member_of",
     "read_tools",
-    "target_of",
     "template_tools",
     "types_of",
-    "words_of",
 ]
 
 _DEPTH = 64
@@ -64,8 +61,8 @@ class Tool:
         return (regular_pattern(pattern) or "")[1:-1]
 
     def words(self, argument: str) -> list[str | None]:
-        """What may be written for ``argument``, see `words_of`."""
-        return words_of(self.properties[argument], self.parameters)
+        """What may be written for ``argument``, see `_words`."""
+        return _words(self.properties[argument], self.parameters)
 
 
 @dataclass(frozen=True)
@@ -191,7 +188,7 @@ def types_of(schema: object, root: Mapping[str, Any]) -> frozenset[str]:
     return _types(schema, root, {}, 0) or ALL_TYPES
 
 
-def target_of(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:
+def _resolved(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:
     """``schema``, or what it refers to in ``root``; an empty one for what is no schema."""
     for _ in range(_DEPTH):
         if not isinstance(schema, Mapping):
@@ -202,7 +199,7 @@ def target_of(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:
     return {}
 
 
-def words_of(schema: object, root: Mapping[str, Any]) -> list[str | None]:
+def _words(schema: object, root: Mapping[str, Any]) -> list[str | None]:
     """The strings that ``schema`` lists, alone or as alternatives, and None if it allows null beside them.
 
     None at all for any other schema, or if null could be taken for a string that is listed.
@@ -214,7 +211,7 @@ def words_of(schema: object, root: Mapping[str, Any]) -> list[str | None]:
             break
         found = left.pop(0)
         if not (isinstance(found, Mapping) and ("const" in found or "enum" in found)):
-            found = target_of(found, root)
+            found = _resolved(found, root)
         values = [found["const"]] if "const" in found else found.get("enum")
         if values is None and found.get("type") == "null":
             values = [None]
@@ -226,29 +223,6 @@ def words_of(schema: object, root: Mapping[str, Any]) -> list[str | None]:
         words += values
     is_listed = any(isinstance(word, str) for word in words) and not left
     return list(dict.fromkeys(words)) if is_listed and not {None, "null"} <= set(words) else []
-
-
-def member_of(schema: object, name: str | None, root: Mapping[str, Any]) -> Any:
-    """The schema of member ``name`` of an object that ``schema`` describes, of the elements of a list for None.
-
-    True, which allows anything, if ``schema`` does not say; ``root`` is where references lead.
-    """
-    left = [schema]
-    for _ in range(_DEPTH):
-        if not left:
-            break
-        schema = left.pop(0)
-        if not isinstance(schema, Mapping):
-            continue
-        if isinstance(reference := schema.get("$ref"), str):
-            left.append(_target(reference, root))
-            continue
-        members = schema.get("properties") if name is not None else schema
-        key = name if name is not None else "items"
-        if isinstance(members, Mapping) and key in members:
-            return members[key]
-        left += [each for word in ("anyOf", "oneOf", "allOf") for each in _listed(schema.get(word))]
-    return True
 
 
 def _listed(value: object) -> list[Any]:

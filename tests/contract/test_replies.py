@@ -75,9 +75,7 @@ REASONS = (
 CONTENT = {
     "Cohere2MoE": ("<|START_TEXT|>", "<|END_TEXT|>"),
     "CohereForAI-c4ai-command-r7b-12-2024-tool_use": ("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
-    "Kimi-K3": ("<|open|>response<|sep|>", "<|close|>response<|sep|>"),
     "meetkai-functionary-medium-v3.2": ("all\n", ""),
-    "muse-glimmer": (" to=user<|message|>", ""),
     "openai-gpt-oss-120b": ("<|channel|>final<|message|>", ""),
 }
 """What stands around content; such a reply has content or calls."""
@@ -210,9 +208,13 @@ def meaning(parsed: dict[str, Any]) -> dict[str, Any]:
     return {"reasoning": parsed["reasoning"].strip(), "content": parsed["content"].strip(), "calls": calls}
 
 
+UNREAD = {"Kimi-K3", "MiniMax-M3", "muse-glimmer"}
+"""Calls of these large models come as text."""
+
+
 def names() -> list[str]:
-    """Every template that llama.cpp has."""
-    return sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
+    """Every template that llama.cpp has, but for those whose calls pyctl does not read."""
+    return sorted({path.stem for path in TEMPLATES.glob("*.jinja")} - UNREAD)
 
 
 @pytest.mark.parametrize("name", names())

@@ -15,7 +15,7 @@ import msgspec
 from pyctl.chat.call_formats.call_format import CallFormat
 from pyctl.chat.call_formats.families import FALLBACK, FAMILIES
 from pyctl.chat.call_formats.llama3 import LlamaFormat
-from pyctl.chat.call_formats.message_format import HARMONY, MUSE
+from pyctl.chat.call_formats.message_format import HARMONY
 from pyctl.chat.constraint import Constraint
 from pyctl.chat.reply import ReasoningTags, ReplyPart
 from pyctl.chat.template import (
@@ -128,7 +128,7 @@ def _key(*asked: object) -> bytes:
     return hashlib.blake2b(said, digest_size=16).digest()
 
 
-FORMATS: tuple[CallFormat, ...] = (*FAMILIES, LlamaFormat(), HARMONY, MUSE)
+FORMATS: tuple[CallFormat, ...] = (*FAMILIES, LlamaFormat(), HARMONY)
 """In the order in which they are asked."""
 
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 from pyctl.chat.call_formats.marked_format import MarkedFormat
-from pyctl.chat.call_formats.marks import LiteralMarks, NameMarks, ObjectMarks, TagMarks, TreeMarks
+from pyctl.chat.call_formats.marks import LiteralMarks, NameMarks, ObjectMarks, TagMarks
 from pyctl.chat.reply import BRACKETS, SEED, THINK, ReasoningTags
 
 __all__ = ["FALLBACK", "FAMILIES", "HERMES", "QWEN"]
@@ -106,20 +106,6 @@ _KIMI = NameMarks(
     between="",
     end="<|tool_calls_section_end|>",
 )
-_SEP = "<|sep|>"
-_KIMI_3 = TagMarks(
-    begin=f"<|open|>tools{_SEP}",
-    open='<|open|>call tool="',
-    name_end='" index="',
-    name_rest=r"[0-9]{1,3}\"<\|sep\|>",
-    key_open='<|open|>argument key="',
-    key_end='"',
-    value_opens=tuple(f' type="{kind}"{_SEP}' for kind in ("string", "number", "boolean", "object", "array", "null")),
-    value_end=f"<|close|>argument{_SEP}",
-    close=f"<|close|>call{_SEP}",
-    between="",
-    end=f"<|close|>tools{_SEP}",
-)
 _SOLAR = NameMarks(
     begin="<|tool_calls|>",
     open="<|tool_call:begin|>",
@@ -162,7 +148,6 @@ _ACTION = replace(
 )
 _GIGACHAT = ObjectMarks(open="<|function_call|>", between="")
 _GIGACHAT_3 = ObjectMarks(open="<|message_sep|>\n\nfunction call<|role_sep|>\n", between="")
-_SPACE = "]<]minimax[>["
 _FUNCTIONARY = NameMarks(open="<function=", parts=(None, ">"), close="</function>", between="")
 _MINICPM = TagMarks(
     open='<function name="',
@@ -214,12 +199,6 @@ FAMILIES: tuple[MarkedFormat, ...] = (
     MarkedFormat("DeepSeek 3.1", _DEEPSEEK, _DEEPSEEK_R1, reasoning=_reasoning(_DEEPSEEK.opener)),
     MarkedFormat("DeepSeek R1", _DEEPSEEK_R1, _DEEPSEEK, reasoning=_reasoning(_DEEPSEEK.opener)),
     MarkedFormat("Kimi K2", _KIMI, reasoning=_reasoning(_KIMI.opener, _KIMI.open)),
-    MarkedFormat(
-        "Kimi K3",
-        _KIMI_3,
-        reasoning=_reasoning(_KIMI_3.opener, tags=(ReasoningTags(f"<|open|>think{_SEP}", f"<|close|>think{_SEP}"),)),
-        around_content=(f"<|open|>response{_SEP}", f"<|close|>response{_SEP}"),
-    ),
     MarkedFormat("Solar", _SOLAR, reasoning=_reasoning(_SOLAR.opener), around_content=("<|content|>",)),
     MarkedFormat("Mistral (name and arguments)", _MISTRAL, _MISTRAL_LIST, reasoning=_BRACKETS_FIRST, id_size=9),
     MarkedFormat("Mistral (list)", _MISTRAL_LIST, _MISTRAL, reasoning=_BRACKETS_FIRST, id_size=9),
@@ -265,21 +244,6 @@ FAMILIES: tuple[MarkedFormat, ...] = (
         reasoning=_reasoning(">>>"),
         around_content=(">>>all\n",),
         opening=">>>",
-    ),
-    MarkedFormat(
-        "MiniMax M3",
-        TreeMarks(
-            begin=f"{_SPACE}<tool_call>\n",
-            open=f'{_SPACE}<invoke name="',
-            name_end='">',
-            mark=_SPACE,
-            close=f"{_SPACE}</invoke>\n",
-            between="",
-            end=f"{_SPACE}</tool_call>",
-            tokens=(_SPACE,),
-        ),
-        reasoning=_reasoning(f"{_SPACE}<tool_call>", tags=(ReasoningTags("<mm:think>", "</mm:think>"),)),
-        around_content=("</mm:think>",),  # which begins a reply without reasoning
     ),
     MarkedFormat("Firefunction", replace(_LIST, begin=" functools", end=""), reasoning=_reasoning("functools[")),
     MarkedFormat(

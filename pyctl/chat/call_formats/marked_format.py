@@ -19,7 +19,6 @@ from pyctl.chat.call_formats.marks import (
     NameMarks,
     ObjectMarks,
     TagMarks,
-    TreeMarks,
     token_texts,
 )
 from pyctl.chat.call_formats.scan import (
@@ -33,7 +32,6 @@ from pyctl.chat.call_formats.scan import (
     tag_name,
     whole_call,
 )
-from pyctl.chat.call_formats.tree import TreeReader
 from pyctl.chat.constraint import GrammarBuilder
 from pyctl.chat.reply import ParsedReply, ReasoningSplitter, ReasoningTags, ReplyDelta, ReplyParser, ReplyPart
 from pyctl.chat.template import SAMPLE_KEY, SAMPLE_TOOL, SAMPLE_VALUE
@@ -187,7 +185,6 @@ class MarkedScanner(CallScanner):
         self._marks = all_marks[0]
         self._object_end = ValueEnd()
         self._literals = LiteralReader((), False, self._append)
-        self._tree: TreeReader | None = None
         self._types: frozenset[str] = frozenset()
         self._value_end, self._searched = "", 0
         self._n_arguments = 0
@@ -219,11 +216,7 @@ class MarkedScanner(CallScanner):
         elif isinstance(marks, LiteralMarks):
             state = self._literal
             self._literals = LiteralReader(marks.quotes, marks.has_escapes, self._append)
-        elif isinstance(marks, TreeMarks):
-            state = self._elements
         self._start(head.name, head.at, state, head.call_id)
-        if isinstance(marks, TreeMarks):
-            self._tree = TreeReader(marks.mark, marks.close.strip(), self._tools.parameters(head.name), self._append)
         return True
 
     def _enter_whole(self, marks: ObjectMarks, at: int) -> bool:
@@ -259,13 +252,6 @@ class MarkedScanner(CallScanner):
         if self._literals.is_done:
             self._state = self._tail
         return self._literals.is_done
-
-    def _elements(self, final: bool) -> bool:
-        assert self._tree is not None
-        self._held = self._tree.read(self._held, final)
-        if self._tree.is_done:
-            self._state = self._tail
-        return self._tree.is_done
 
     def _body(self, final: bool) -> bool:
         """Between the tags of a call."""

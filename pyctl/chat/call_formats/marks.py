@@ -9,16 +9,15 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from pyctl.chat.call_formats.call_format import json_arguments
 from pyctl.chat.call_formats.scan import NeedMoreInput, json_head, skip_blanks, starts_with, tag_name
-from pyctl.chat.call_formats.tree import ITEM
 from pyctl.chat.constraint import GrammarBuilder
-from pyctl.chat.tools import Tool, Tools, member_of, target_of, types_of, words_of
+from pyctl.chat.tools import Tool, Tools
 
 __all__ = [
     "CallHead",
@@ -27,17 +26,13 @@ __all__ = [
     "NameMarks",
     "ObjectMarks",
     "TagMarks",
-    "TreeMarks",
     "token_texts",
 ]
 
 _TOKENS = re.compile(r"<[^<>\s]+>|\[[A-Z_]+\]")
 _NAME = re.compile(r'[^\s<>{}()\[\]"]{1,256}')
 _MAX_NAME_PART = 600
-_MAX_NAME_REST = 40
 _LINE = r" /\n/?"
-_MAX_TREE = 8
-"""Elements within elements that a grammar describes one by one; deeper ones are JSON."""
 
 Part: TypeAlias = str | re.Pattern[str] | tuple["Part", ...] | None
 
@@ -248,13 +243,11 @@ class TagMarks(CallMarks):
     """A call is a name and arguments between tags. ``name_end`` follows the name; ``key_open`` and ``key_end`` are
     around the name of an argument, then comes one of ``value_opens``, and ``value_end`` after the value.
 
-    Of several ``value_opens``, the first says that the value is a string, the others that it is JSON, and may name its
-    type. ``name_rest`` is a regular expression of what stands between ``name_end`` and the arguments. ``is_loose`` if
-    a model may begin a line after each tag, or not.
+    Of two ``value_opens``, the first says that the value is a string, the second that it is JSON. ``is_loose`` if a
+    model may begin a line after each tag, or not.
     """
 
     name_end: str = ""
-    name_rest: str = ""
     key_open: str
     key_end: str
     value_opens: tuple[str, ...] = ("",)
@@ -285,11 +278,6 @@ class TagMarks(CallMarks):
         at = at + len(self.open.strip())
         if end := self.name_end.strip():
             name, at = tag_name(text, at, end)
-            if name and self.name_rest:
-                rest = re.compile(self.name_rest).match(text, at, at + _MAX_NAME_PART)
-                if rest is None and len(text) - at < _MAX_NAME_REST:
-                    raise NeedMoreInput
-                return CallHead(name, "", rest.end()) if rest is not None else CallHead()
             return CallHead(name, "", at)
         at = skip_blanks(text, at)
         found = _NAME.match(text, at)
@@ -316,11 +304,7 @@ class TagMarks(CallMarks):
         else:
             body = _any_order(grammar, required, any_other)
         head, end = grammar.text(self.open), grammar.text(self.close)
-        name_end = grammar.text(self.name_end)
-        if self.name_rest:
-            name_end += f" /{self.name_rest}/"
-        if self.is_loose:
-            name_end += _LINE
+        name_end = grammar.text(self.name_end) + (_LINE if self.is_loose else "")
         return grammar.rule(f"{head} {grammar.quoted(tool.name)} {name_end} {body} {end}")
 
     def _argument(self, grammar: GrammarBuilder, tool: Tool, key: str) -> str:
@@ -329,10 +313,7 @@ class TagMarks(CallMarks):
             return self._tagged(grammar, grammar.quoted(key), f"{_one_of(grammar, words)} {end}", 0)
         if "string" in tool.types(key):
             return self._tagged(grammar, grammar.quoted(key), grammar.until(self.value_end, tool.pattern(key)), 0)
-        types = {"number" if kind == "integer" else kind for kind in tool.types(key)}
-        named = (n for n, mark in enumerate(self.value_opens) if any(f'"{kind}"' in mark for kind in types))
-        value = f"{grammar.json(schema, tool.parameters)} {end}"
-        return self._tagged(grammar, grammar.quoted(key), value, next(named, -1))
+        return self._tagged(grammar, grammar.quoted(key), f"{grammar.json(schema, tool.parameters)} {end}", -1)
 
     def _tagged(self, grammar: GrammarBuilder, key: str, value: str, opens: int) -> str:
         """``value`` has the end tag."""
@@ -359,72 +340,6 @@ def _any_order(grammar: GrammarBuilder, required: Sequence[str], between: str) -
 
 def _members(mask: int) -> list[int]:
     return [index for index in range(mask.bit_length()) if mask >> index & 1]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TreeMarks(CallMarks):
-    """A call is a name and elements, which may have elements in them: members of objects by their names, those of lists
-    as ``item``. ``mark`` stands before each tag.
-    """
-
-    name_end: str
-    mark: str
-
-    def head(self, text: str, at: int) -> CallHead:
-        """Up to the first element."""
-        if not starts_with(self.open.strip(), text, at):
-            return CallHead()
-        name, at = tag_name(text, at + len(self.open.strip()), self.name_end.strip())
-        return CallHead(name, "", at)
-
-    def call(self, grammar: GrammarBuilder, tool: Tool) -> str:
-        """A call with elements by the schema: texts where it allows a string, one of its words where it lists them."""
-        body = self._members(grammar, tool.parameters, tool.parameters, 0)
-        head, name_end, end = (grammar.text(text) for text in (self.open, self.name_end, self.close))
-        return grammar.rule(f"{head} {grammar.quoted(tool.name)} {name_end} {body} {end}")
-
-    def _members(self, grammar: GrammarBuilder, schema: Any, root: Mapping[str, Any], depth: int) -> str:
-        alone = Tool("", schema)
-        if not alone.properties:
-            return f"{self._anything(grammar)}*" if schema.get("additionalProperties") not in (None, False) else ""
-        elements = {key: self._element(grammar, key, value, root, depth) for key, value in alone.properties.items()}
-        required = [elements[key] for key in dict.fromkeys(alone.required)]
-        others = [element for key, element in elements.items() if key not in alone.required]
-        any_other = f"({' | '.join(others)})*" if others else ""
-        if len(required) > _MAX_ANY_ORDER:
-            return f"{' '.join(required)} {any_other}"
-        return _any_order(grammar, required, any_other)
-
-    def _element(self, grammar: GrammarBuilder, key: str, schema: Any, root: Mapping[str, Any], depth: int) -> str:
-        tag, close = grammar.text(f"{self.mark}<"), f"{self.mark}</"
-        end = f'{grammar.quoted(key)} ">"'
-        return grammar.rule(f"{tag} {end} {self._value(grammar, schema, root, depth + 1, close)} {end}")
-
-    def _value(self, grammar: GrammarBuilder, schema: Any, root: Mapping[str, Any], depth: int, close: str) -> str:
-        """The value and ``close``, behind which the name of the element follows."""
-        end, types = grammar.text(close), types_of(schema, root)
-        if words := words_of(schema, root):
-            return f"{_one_of(grammar, words)} {end}"
-        if "string" in types:
-            return grammar.until(close)
-        if types == {"object"} and depth <= _MAX_TREE:
-            inner = self._members(grammar, target_of(schema, root), root, depth)
-            return f"{inner or self._anything(grammar) + '*'} {end}"
-        if types == {"array"} and depth <= _MAX_TREE:
-            items = member_of(schema, None, root)
-            item = self._anything(grammar) if items is True else self._element(grammar, ITEM, items, root, depth)
-            return f"({item})* {end}"
-        return f"{grammar.json(schema, root)} {end}"
-
-    def _anything(self, grammar: GrammarBuilder) -> str:
-        """An element of any name with anything in it: elements, or a text, where the mark is no token of its own one
-        without the letter that begins it.
-        """
-        tag, close = grammar.text(f"{self.mark}<"), grammar.text(f"{self.mark}</")
-        is_token = grammar.text(self.mark).startswith("<[")
-        text = grammar.rule("/(?s:.+)/" if is_token else f"/[^{re.escape(self.mark[0])}]+/")
-        name = r"/[^<>\/\n][^<>\n]{0,99}>/"
-        return grammar.recursive(lambda itself: f"{tag} {name} ({text}? | {itself}+) {close} {name}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Formats in which a reply is several messages, each with a head that says for whom it is, such as gpt-oss's::
+"""The format of gpt-oss, in which a reply is several messages, each with a head that says for whom it is::
 
     <|channel|>analysis<|message|>The user wants...<|end|><|start|>assistant
     <|channel|>commentary to=functions.look_up <|constrain|>json<|message|>{"city": "Paris"}<|call|>
@@ -6,18 +6,15 @@
     <|channel|>final<|message|>It rains.<|return|>
 
 (without line breaks). Analysis is reasoning, what is for a function is a call of it, all else is content. The recipient
-may also come before the channel. Muse's messages have no channels, and the calls in them are between tags.
+may also come before the channel.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from pyctl.chat.call_formats.call_format import CallFormat, Chain, json_arguments
-from pyctl.chat.call_formats.marked_format import MarkedScanner
-from pyctl.chat.call_formats.marks import TagMarks
+from pyctl.chat.call_formats.call_format import CallFormat, json_arguments
 from pyctl.chat.call_formats.scan import joined
 from pyctl.chat.constraint import GrammarBuilder
 from pyctl.chat.reply import CallDelta, ReasoningTags, ReplyDelta, ReplyParser, ReplyPart
@@ -25,49 +22,37 @@ from pyctl.chat.template import SAMPLE_TOOL
 from pyctl.chat.tools import Tool, Tools
 from pyctl.text import overlap, random_id
 
-__all__ = ["HARMONY", "MUSE", "MessageFormat"]
+__all__ = ["HARMONY", "MessageFormat"]
 
-_START, _MESSAGE = "<|start|>", "<|message|>"
+_START, _MESSAGE, _CHANNEL = "<|start|>", "<|message|>", "<|channel|>"
 _ROLE = f"{_START}assistant"
 _MAX_HEAD = 256
 
+_ENDS = ("<|end|>", "<|call|>", "<|return|>")
+"""Each closes a message."""
+_HEADS = (_CHANNEL, "<|constrain|>", _MESSAGE, " to=", "to=")
+"""A head begins with one of these."""
 
-@dataclass(frozen=True, kw_only=True)
-class MessageMarks:
-    """``ends`` close a message; a head begins with one of ``heads``. Expressions find in a head the function that it is
-    for, that it is ``reasoning``, and that it is for another ``recipient`` than the user. The head of a call is
-    ``before``, ``to`` and its name, and ``behind``; then come its arguments as JSON, or with ``tags`` a call between
-    these.
-    """
-
-    ends: tuple[str, ...]
-    heads: tuple[str, ...]
-    function: re.Pattern[str]
-    reasoning: re.Pattern[str]
-    recipient: re.Pattern[str]
-    before: str = ""
-    to: str
-    behind: str
-    tags: TagMarks | None = None
-
-    @property
-    def end(self) -> re.Pattern[str]:
-        """One of the ends, or the beginning of another message."""
-        return re.compile("|".join(map(re.escape, (*self.ends, _START))))
+_END = re.compile("|".join(map(re.escape, (*_ENDS, _START))))
+_FUNCTION = re.compile(r"\bto=functions\.([\w.-]+)")
+_REASONING = re.compile(rf"^(?!.*to=).*{re.escape(_CHANNEL)}\s*analysis\b", re.DOTALL)
+_TAGS = ReasoningTags(
+    f"{_CHANNEL}analysis{_MESSAGE}", "<|end|>", next_message=_ROLE, content_open=f"{_CHANNEL}final{_MESSAGE}"
+)
 
 
 class MessageFormat(CallFormat):
-    """Reasoning, calls and content in messages that ``marks`` describe.
+    """Reasoning, calls and content in messages."""
 
-    ``trigger`` and ``sample`` are regular expressions: of the beginning of a call, and of the sample call.
-    """
-
-    def __init__(self, name: str, marks: MessageMarks, tags: ReasoningTags, trigger: str, sample: str) -> None:
-        self.name, self.marks, self.reasoning, self.trigger = name, marks, (tags,), trigger
-        tokens = (*marks.ends, _START, *marks.heads, _MESSAGE, *(marks.tags.all_tokens if marks.tags else ()))
-        self.control_tokens = tuple(dict.fromkeys(text for text in tokens if text.startswith("<")))
-        self.around_content = (tags.content_open,)
-        self._sample = re.compile(sample)
+    name = "gpt-oss"
+    reasoning = (_TAGS,)
+    trigger = rf"({re.escape(_CHANNEL)}commentary to=functions\.)"
+    control_tokens = (*_ENDS, _START, _CHANNEL, "<|constrain|>", _MESSAGE)
+    around_content = (_TAGS.content_open,)
+    _sample = re.compile(
+        rf"{re.escape(_ROLE)}\s*(?:{re.escape(_CHANNEL)}commentary\s*)?to=functions\.{SAMPLE_TOOL}\b.*?"
+        rf"{re.escape(_MESSAGE)}"
+    )
 
     def parser(
         self,
@@ -76,37 +61,22 @@ class MessageFormat(CallFormat):
         reply_part: ReplyPart,
         new_id: Callable[[], str] = random_id,
     ) -> ReplyParser:
-        """Reads the messages of a reply, and calls between tags in them."""
-        messages = _Parser(self.marks, tools, tags is not None, reply_part, new_id)
-        if self.marks.tags is None or tools is None:
-            return messages
-        return Chain(messages, MarkedScanner(tools, (self.marks.tags,), new_id))
+        """Reads the messages of a reply."""
+        return _Parser(tools, tags is not None, reply_part, new_id)
 
     def call(self, grammar: GrammarBuilder, tool: Tool) -> str:
         """A message for the function."""
-        to = grammar.quoted(f"{self.marks.to}{tool.name}")  # in one piece, as other heads begin with the same letters
-        head = f"{grammar.text(self.marks.before)} {to} {grammar.text(self.marks.behind)}"
-        if (tags := self.marks.tags) is None:
-            return f"{head} {json_arguments(grammar, tool)}"
-        return f"{head} {grammar.text(tags.begin)} {tags.call(grammar, tool)} {grammar.text(tags.end)}"
+        to = grammar.quoted(f" to=functions.{tool.name}")  # in one piece, as other heads begin with the same letters
+        head = f"{grammar.text(f'{_CHANNEL}commentary')} {to} {grammar.text(f' <|constrain|>json{_MESSAGE}')}"
+        return f"{head} {json_arguments(grammar, tool)}"
 
     def calls(self, grammar: GrammarBuilder, call: str, parallel: bool) -> str:
-        """A reply ends with its first call, unless calls are between tags."""
-        if not parallel or self.marks.tags is None:
-            return call
-        return f"{call} ({grammar.text(self.marks.ends[0] + _ROLE)} {call})*"
+        """A reply ends with its first call."""
+        return call
 
 
 class _Parser:
-    def __init__(
-        self,
-        marks: MessageMarks,
-        tools: Tools | None,
-        split: bool,
-        reply_part: ReplyPart,
-        new_id: Callable[[], str],
-    ) -> None:
-        self._marks, self._end = marks, marks.end
+    def __init__(self, tools: Tools | None, split: bool, reply_part: ReplyPart, new_id: Callable[[], str]) -> None:
         self._tools = tools
         self._split = split
         self._new_id = new_id
@@ -137,37 +107,35 @@ class _Parser:
 
     def _head(self, final: bool) -> bool:
         """Before the text of a message: its recipient, and the channel. What is no head is content."""
-        begins = any(head.startswith(self._held[: len(head)]) for head in self._marks.heads)
+        begins = any(head.startswith(self._held[: len(head)]) for head in _HEADS)
         at = self._held.find(_MESSAGE)
         if begins and at < 0 and len(self._held) < _MAX_HEAD + len(_MESSAGE) and not final:
             return False
         self._state, self._kind = self._body, "content"
         head = self._held[: at + len(_MESSAGE)]
-        if begins and 0 <= at <= _MAX_HEAD and not self._end.search(head):
+        if begins and 0 <= at <= _MAX_HEAD and not _END.search(head):
             self._held = self._held[len(head) :]
             self._open(head)
         return bool(self._held)
 
     def _open(self, head: str) -> None:
         """A message begins."""
-        function, reasoning = self._marks.function.search(head), self._marks.reasoning.search(head)
+        function, reasoning = _FUNCTION.search(head), _REASONING.search(head)
         if function is not None and self._tools is not None and (self._tools.parallel or not self._n_calls):
-            if self._marks.tags is not None:
-                return  # the call is in the content
             self._calls.append(CallDelta(self._n_calls, self._new_id(), function[1]))
             self._n_calls += 1
             self._kind, self._has_arguments = "call", False
         elif reasoning is not None and self._split:
             self._kind = "reasoning"
-        elif reasoning is not None or self._marks.recipient.search(head):
+        elif reasoning is not None or "to=" in head:
             self._say(head)
 
     def _body(self, final: bool) -> bool:
         """The text of a message."""
-        end = self._end.search(self._held)
+        end = _END.search(self._held)
         size = end.start() if end is not None else len(self._held)
         if end is None and not final:
-            size -= max(overlap(self._held, word) for word in (*self._marks.ends, _START))
+            size -= max(overlap(self._held, word) for word in (*_ENDS, _START))
         self._say(self._held[:size])
         self._held = self._held[size:]
         if end is None:
@@ -203,50 +171,4 @@ class _Parser:
             (self._reasoning if self._kind == "reasoning" else self._content).append(text)
 
 
-_CHANNEL = "<|channel|>"
-
-HARMONY = MessageFormat(
-    "gpt-oss",
-    MessageMarks(
-        ends=("<|end|>", "<|call|>", "<|return|>"),
-        heads=(_CHANNEL, "<|constrain|>", _MESSAGE, " to=", "to="),
-        function=re.compile(r"\bto=functions\.([\w.-]+)"),
-        reasoning=re.compile(rf"^(?!.*to=).*{re.escape(_CHANNEL)}\s*analysis\b", re.DOTALL),
-        recipient=re.compile("to="),
-        before=f"{_CHANNEL}commentary",
-        to=" to=functions.",
-        behind=f" <|constrain|>json{_MESSAGE}",
-    ),
-    ReasoningTags(
-        f"{_CHANNEL}analysis{_MESSAGE}", "<|end|>", next_message=_ROLE, content_open=f"{_CHANNEL}final{_MESSAGE}"
-    ),
-    trigger=rf"({re.escape(_CHANNEL)}commentary to=functions\.)",
-    sample=rf"{re.escape(_ROLE)}\s*(?:{re.escape(_CHANNEL)}commentary\s*)?to=functions\.{SAMPLE_TOOL}\b.*?"
-    rf"{re.escape(_MESSAGE)}",
-)
-MUSE = MessageFormat(
-    "Muse",
-    MessageMarks(
-        ends=("<|eom|>", "<|eot|>"),
-        heads=(" to=", "to=", _MESSAGE),
-        function=re.compile(r"\bto=(?!(?:self|user)\b)([\w.-]+)"),
-        reasoning=re.compile(r"\bto=self\b"),
-        recipient=re.compile(r"\bto=(?!user\b)"),
-        to=" to=",
-        behind=_MESSAGE,
-        tags=TagMarks(
-            begin="<atem:function_calls>\n",
-            open='<atem:invoke name="',
-            name_end='">\n',
-            key_open='<atem:parameter name="',
-            key_end='">',
-            value_end="</atem:parameter>\n",
-            close="</atem:invoke>\n",
-            end="</atem:function_calls>",
-            is_alone=True,
-        ),
-    ),
-    ReasoningTags(f" to=self{_MESSAGE}", "<|eom|>", next_message=_ROLE, content_open=f" to=user{_MESSAGE}"),
-    trigger=rf"( to=(?!(?:self|user)\b)[\w.-]{{1,64}}{re.escape(_MESSAGE)})",
-    sample=rf"to={SAMPLE_TOOL}{re.escape(_MESSAGE)}\s*<atem:function_calls>",
-)
+HARMONY = MessageFormat()

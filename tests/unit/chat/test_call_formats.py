@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from pyctl.chat.call_formats import FORMATS, find_call_format
 from pyctl.chat.call_formats.call_format import CallFormat
-from pyctl.chat.call_formats.families import FAMILIES, HERMES
+from pyctl.chat.call_formats.families import FALLBACK, FAMILIES, HERMES
 from pyctl.chat.call_formats.llama3 import LlamaFormat
 from pyctl.chat.call_formats.marked_format import MarkedFormat
-from pyctl.chat.call_formats.message_format import HARMONY, MUSE, MessageFormat
+from pyctl.chat.call_formats.message_format import HARMONY, MessageFormat
 from pyctl.chat.chat_format import ChatFormat
 from pyctl.chat.constraint import reply_constraint
 from pyctl.chat.replay import Replay
-from pyctl.chat.reply import ReplyPart
+from pyctl.chat.reply import ParsedReply, ReplyPart
 from pyctl.chat.template import Template
 from pyctl.chat.tools import Tools
 from tests.effort import examples
@@ -38,7 +38,7 @@ class Family:
     """A template with its format: what stands before and after a reply, and a call of the tool without arguments.
 
     ``marks`` are texts that lead its parser astray. ``is_plain`` if the template leaves strings as they are where they
-    would need escapes, ``has_null`` unless it leaves null out.
+    would need escapes.
     """
 
     name: str
@@ -48,7 +48,6 @@ class Family:
     call: str
     marks: tuple[str, ...] = ()
     is_plain: bool = False
-    has_null: bool = True
 
     def template(self) -> Template:
         return _template(self.name)
@@ -107,20 +106,11 @@ KIMI_CALL = (
     "<|tool_calls_section_end|>"
 )
 KIMI = ("<|im_assistant|>assistant<|im_middle|>", "<|im_end|>")
-SEP = "<|sep|>"
 GLM, GLM_CALL = "GLM, Ling, Laguna", "<tool_call>stop</tool_call>"
 HY = "opensource"
 COHERE_CALL = '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "stop", "parameters": {}}\n]<|END_ACTION|>'
 SOLAR_CALL = (
     "<|tool_calls|><|tool_call:begin|>Ab3dEf7hI<|tool_call:name|>stop<|tool_call:args|>{}<|tool_call:end|><|calls|>"
-)
-SPACE = "]<]minimax[>["
-MUSE_CALL = (
-    ' to=stop<|message|><atem:function_calls>\n<atem:invoke name="stop">\n</atem:invoke>\n</atem:function_calls>'
-)
-MUSE_MARKS = (
-    *("<|start|>", "assistant", " to=self", " to=user", " to=stop", "<|message|>", "<|eom|>", "<|eot|>"),
-    *("<atem:function_calls>", '<atem:invoke name="', "stop", '">', "</atem:invoke>", "</atem:function_calls>"),
 )
 CASES = (
     marked("Qwen3.5-4B", "Qwen (between tags)", *CHATML, QWEN_CALL),
@@ -166,13 +156,6 @@ CASES = (
     marked("deepseek-ai-DeepSeek-R1-Distill-Qwen-32B", "DeepSeek R1", DEEPSEEK[0], DEEPSEEK[1] + DEEPSEEK[0], R1_CALL),
     marked("moonshotai-Kimi-K2", "Kimi K2", *KIMI, KIMI_CALL),
     marked("Kimi-K2-Thinking", "Kimi K2", *KIMI, KIMI_CALL),
-    marked(
-        "Kimi-K3",
-        "Kimi K3",
-        f'<|open|>message role="assistant"{SEP}',
-        f"<|close|>message{SEP}<|end_of_msg|>",
-        f'<|open|>tools{SEP}<|open|>call tool="stop" index="1"{SEP}<|close|>call{SEP}<|close|>tools{SEP}',
-    ),
     marked("upstage-Solar-Open-100B", "Solar", "<|begin|>assistant", "", SOLAR_CALL),
     marked(
         "CohereForAI-c4ai-command-r7b-12-2024-tool_use",
@@ -250,18 +233,6 @@ CASES = (
         "<|message_sep|>\n\n",
         '<|message_sep|>\n\nfunction call<|role_sep|>\n{"name": "stop", "arguments": {}}',
     ),
-    replace(
-        marked(
-            "MiniMax-M3",
-            "MiniMax M3",
-            "]~b]ai\n</mm:think>",
-            "[e~[\n",
-            f'{SPACE}<tool_call>\n{SPACE}<invoke name="stop">{SPACE}</invoke>\n{SPACE}</tool_call>',
-            is_plain=True,
-        ),
-        has_null=False,
-    ),
-    Family("muse-glimmer", MUSE, "<|start|>assistant", "<|eot|>", MUSE_CALL, MUSE_MARKS),
     Family(
         "openai-gpt-oss-120b",
         HARMONY,
@@ -293,6 +264,26 @@ def test_the_format_is_found_by_rendering(family: Family) -> None:
     assert find_call_format(template).name == family.form.name
 
 
+@pytest.mark.parametrize("name", ["Kimi-K3", "MiniMax-M3", "muse-glimmer"])
+def test_calls_of_an_unknown_format_are_rendered_and_come_as_text(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    chat = ChatFormat(Template(unpacked(f"templates/{name}.jinja").read_text()), ByteTokenizer(()))
+    assert chat.call_format is FALLBACK
+    assert "unknown format of the chat template" in caplog.text
+    call = {"type": "function", "id": "a", "function": {"name": "stop", "arguments": "{}"}}
+    asked = [
+        HI,
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {**HI, "role": "tool", "tool_call_id": "a"},
+    ]
+    turn = prepare(chat, asked, tools=[{"type": "function", "function": STOP_TOOL}])
+    reply = turn.text[turn.text.index(HI["content"]) + 2 : turn.text.rindex(HI["content"])]
+    assert "stop" in reply
+    splitter, parsed = turn.splitter(), ParsedReply()
+    for delta in (splitter.feed(reply), splitter.finish()):
+        parsed.add(delta)
+    assert (parsed.content.strip(), parsed.calls) == (reply.strip(), [])
+
+
 def test_every_format_is_tested() -> None:
     assert {form.name for form in FORMATS} - {"Granite 3"} == {family.form.name for family in CASES}
 
@@ -301,9 +292,9 @@ PLAIN = st.text(st.characters(categories=("Ll", "Nd")), min_size=1, max_size=6).
 KEYS = {False: st.text(max_size=4), True: PLAIN}
 
 
-def arguments_of(*, is_plain: bool, has_null: bool) -> st.SearchStrategy[dict[str, Any]]:
+def arguments_of(*, is_plain: bool) -> st.SearchStrategy[dict[str, Any]]:
     """Arguments of a call; with ``is_plain`` nothing in them would need an escape."""
-    others = st.booleans() | st.none() if has_null else st.booleans()
+    others = st.booleans() | st.none()
     words = PLAIN if is_plain else st.text(max_size=30).filter(lambda text: "</" not in text and "<|" not in text)
     inner = PLAIN if is_plain else st.text(max_size=5)
     return st.fixed_dictionaries(
@@ -334,7 +325,7 @@ def reply_of(family: Family, arguments: dict[str, Any], n_calls: int) -> str:
 @given(st.data())
 def test_every_rendered_call_parses_back(family: Family, data: st.DataObject) -> None:
     capabilities = family.template().capabilities
-    arguments = data.draw(arguments_of(is_plain=family.is_plain, has_null=family.has_null))
+    arguments = data.draw(arguments_of(is_plain=family.is_plain))
     n_calls = data.draw(st.integers(1, 3 if capabilities.parallel_calls else 1))
     parsed = parse(family.form, reply_of(family, arguments, n_calls))
     assert calls_of(parsed) == [("look_up", arguments)] * n_calls
@@ -424,7 +415,6 @@ def test_a_grammar_takes_what_the_template_writes(family: Family) -> None:
 
     def taken(arguments: dict[str, Any]) -> bool:
         reply = re.sub(rf"^\s*{re.escape(tags.open)}\s*{re.escape(tags.close)}\s*", "", reply_of(family, arguments, 1))
-        reply = reply.replace(f"<|open|>response{SEP}<|close|>response{SEP}", "")
         return accepts(bound, reply.strip("\n"))
 
     whole = {"text": "Paris", "count": 3, "where": {"a": 1, "b": "x"}, "tags": [1, "x"]}
@@ -435,7 +425,6 @@ def test_a_grammar_takes_what_the_template_writes(family: Family) -> None:
 
 NEED_CALLS = {
     "MiniMax-M2": ("]~!b[", "]~b]", "[e~["),
-    "Kimi-K3": ("<|open|>", "<|sep|>", "<|close|>", "<|end_of_msg|>"),
     "openai-gpt-oss-120b": ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>"),
 }
 """Templates that refuse a result without a call before it, and special tokens of their models."""
@@ -468,8 +457,6 @@ def test_a_whole_chain_of_calls_stays_as_it_was_sampled(name: str) -> None:
     chat = ChatFormat(family.template(), ByteTokenizer(NEED_CALLS[name]), replay=Replay())
     tools = [{"type": "function", "function": STOP_TOOL}]
     last = {"openai-gpt-oss-120b": "<|channel|>final<|message|>Well"}.get(name, f"hm{chat.tags.close}Well")
-    if name == "Kimi-K3":
-        last = f"hm{chat.tags.close}<|open|>response{SEP}Well<|close|>response{SEP}<|close|>message{SEP}"
     calls = family.call if isinstance(family.form, MessageFormat) else family.twice
     messages, before = [HI], list[int]()
     for sampled in (family.call, calls, last, last):
@@ -632,30 +619,6 @@ class TestHarmony:
         assert "<|start|>assistant<|channel|>analysis<|message|>hm<|end|><|start|>assistant to=functions.stop" in text
 
 
-class TestMuse:
-    @pytest.mark.parametrize(
-        ("text", "parsed"),
-        [
-            (" to=user<|message|>Hi<|eot|>", ("", "Hi", [])),
-            ("Hi", ("", "Hi", [])),
-            (" to=self<|message|>hm<|eom|><|start|>assistant to=user<|message|>Hi", ("hm", "Hi", [])),
-            (f" to=self<|message|>hm<|eom|><|start|>assistant{MUSE_CALL}", ("hm", "", [("stop", "{}")])),
-            (f"{MUSE_CALL}<|eom|><|start|>assistant{MUSE_CALL}<|eot|>", ("", "", [("stop", "{}")] * 2)),
-            (
-                MUSE_CALL.replace(
-                    "\n</atem:invoke>", '\n<atem:parameter name="text">a </b></atem:parameter>\n</atem:invoke>'
-                ),
-                ("", "", [("stop", '{"text":"a </b>"}')]),
-            ),
-        ],
-    )
-    def test_replies(self, text: str, parsed: Parsed) -> None:
-        assert parse(MUSE, text) == parsed
-
-    def test_without_tools_a_call_is_content(self) -> None:
-        assert parse(MUSE, MUSE_CALL, None) == ("", MUSE_CALL, [])
-
-
 class TestFunctionary:
     form = next(form for form in FAMILIES if form.name == "Functionary 3.2")
 
@@ -677,40 +640,3 @@ class TestFunctionary:
 
     def test_without_tools_the_mark_of_content_goes(self) -> None:
         assert parse(self.form, "all\nHi >>> you", None) == ("", "Hi >>> you", [])
-
-
-class TestMiniMax3:
-    form = next(form for form in FAMILIES if form.name == "MiniMax M3")
-
-    @staticmethod
-    def call(inner: str) -> str:
-        return f'{SPACE}<tool_call>\n{SPACE}<invoke name="look_up">{inner}{SPACE}</invoke>\n{SPACE}</tool_call>'
-
-    @pytest.mark.parametrize(
-        ("inner", "arguments"),
-        [
-            ("<text>1 < 2 </text>{M}</text>", {"text": "1 < 2 </text>"}),
-            ("<count>3{M}</count>{M}<deep>true{M}</deep>", {"count": 3, "deep": True}),
-            ("<where>{M}<a>1{M}</a>{M}<b>{M}<c>x{M}</c>{M}</b>{M}</where>", {"where": {"a": 1, "b": {"c": "x"}}}),
-            ("<where>{M}</where>{M}<tags>{M}</tags>", {"where": {}, "tags": []}),
-            ('<where>{{"a": 1}}{M}</where>', {"where": {"a": 1}}),
-            ("<tags>{M}<item>1{M}</item>\n{M}<item>x{M}</item>{M}</tags>", {"tags": [1, "x"]}),
-            ("<tags>{M}<item>{M}<item>1{M}</item>{M}</item>{M}</tags>", {"tags": [[1]]}),
-            ("<free>{M}<item>1{M}</item>{M}</free>", {"free": [1]}),
-            ("<maybe>null{M}</maybe>", {"maybe": None}),
-        ],
-    )
-    def test_arguments(self, inner: str, arguments: dict[str, Any]) -> None:
-        text = self.call(SPACE + inner.format(M=SPACE))
-        assert calls_of(parse(self.form, f"</mm:think>{text}")) == [("look_up", arguments)]
-
-    def test_what_is_no_element_ends_the_arguments_unfinished(self) -> None:
-        parsed = parse(self.form, self.call(f"{SPACE}<count>3{SPACE}</count> and more"))
-        assert parsed[2] == [("look_up", '{"count":3')]
-        deep = "".join(f"{SPACE}<a>" for _ in range(200))
-        assert parse(self.form, self.call(f"{SPACE}<where>{deep}"))[2][0][0] == "look_up"
-
-    def test_arguments_come_out_as_they_stream(self) -> None:
-        parser = self.form.call_parser(TOOLS)
-        parser.feed(f'{SPACE}<tool_call>\n{SPACE}<invoke name="look_up">{SPACE}<text>a')
-        assert [call.arguments for call in parser.feed("bc").calls] == ["bc"]

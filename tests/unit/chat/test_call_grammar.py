@@ -89,51 +89,6 @@ def test_a_choice_that_may_be_missing_is_bound_in_a_literal(value: str, accepted
     assert accepts(grammar, f"<|tool_call_start|>[look_up(side={value})]<|tool_call_end|>") is accepted
 
 
-NS = "]<]minimax[>["
-
-
-@pytest.mark.parametrize(
-    ("inner", "accepted"),
-    [
-        (f"{NS}<who>ann{NS}</who>{NS}<n>3{NS}</n>", True),
-        (f"{NS}<n>3{NS}</n>{NS}<who>ann{NS}</who>", True),
-        (f"{NS}<who>ann{NS}</who>{NS}<n>x{NS}</n>", False),
-        (f"{NS}<n>3{NS}</n>", False),
-        (f"{NS}<who>ann{NS}</who>{NS}<tags>{NS}<item>1{NS}</item>{NS}<item>2{NS}</item>{NS}</tags>", True),
-        (f"{NS}<who>ann{NS}</who>{NS}<tags>{NS}<item>x{NS}</item>{NS}</tags>", False),
-        (f"{NS}<who>ann{NS}</who>{NS}<free>{NS}<a>{NS}<b>1{NS}</b>{NS}</a>{NS}</free>", True),
-        (f"{NS}<who>ann{NS}</who>{NS}<side>left{NS}</side>", True),
-        (f"{NS}<who>ann{NS}</who>{NS}<side>up{NS}</side>", False),
-    ],
-)
-def test_elements_within_elements_are_bound_by_the_schema(inner: str, accepted: bool) -> None:
-    form = next(form for form in FAMILIES if form.name == "MiniMax M3")
-    place = {
-        "type": "object",
-        "properties": {
-            "who": {"type": "string"},
-            "n": {"type": "integer"},
-            "tags": {"type": "array", "items": {"type": "integer"}},
-            "free": {"type": "object"},
-            "side": OPTIONAL,
-        },
-        "required": ["who"],
-    }
-    grammar = bound(form, tools(properties={"where": {"$ref": "#/$defs/place"}}, **{"$defs": {"place": place}}))
-    call = f'{NS}<tool_call>\n{NS}<invoke name="look_up">{NS}<where>{inner}{NS}</where>{NS}</invoke>\n{NS}</tool_call>'
-    assert accepts(grammar, call) is accepted
-
-
-def test_a_schema_that_holds_itself_ends_in_json() -> None:
-    form = next(form for form in FAMILIES if form.name == "MiniMax M3")
-    node = {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}}
-    grammar = bound(form, tools(properties={"node": {"$ref": "#/$defs/node"}}, **{"$defs": {"node": node}}))
-    call = f'{NS}<tool_call>\n{NS}<invoke name="look_up">{{}}{NS}</invoke>\n{NS}</tool_call>'
-    for depth in (0, 2):
-        inner = f"{NS}<next>" * depth + f"{NS}</next>" * depth
-        assert accepts(grammar, call.replace("{}", f"{NS}<node>{inner}{NS}</node>"))
-
-
 @pytest.mark.parametrize(
     ("arguments", "accepted"),
     [({"city": "P", "days": 3}, True), ({"days": 3}, False), ({"city": "P", "days": "x"}, False)],
