@@ -5,7 +5,6 @@
     python -m bench.gpu.prepare /data/gpu --libs DIR           # libraries that were built before
     python -m bench.gpu.prepare /data/gpu --cpu --models tiny-hybrid
     python -m bench.gpu.prepare /data/gpu --models 27b-nextn 35b-a3b-nextn   # with heads for drafts
-    python -m bench.gpu.prepare /data/gpu --models 27b-nextn 27b-eagle3 27b-dflash 27b-dflash2 27b-dspark
     python -m bench.gpu.prepare /data/gpu --models gpt-oss-20b gemma4-26b-a4b qwen4exp-20b-a6b
 
 llama.cpp comes from the source that vendor/llama.cpp/pin.txt names; this extension and llama-server use the same

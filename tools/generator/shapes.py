@@ -318,39 +318,7 @@ _READERS = tuple(
     for reader in (shape.eagle3(), *map(shape.dflash, ("dflash", "dflash2", "dspark", "dflash-window")))
 )
 
-_DFLASH_27B = replace(
-    QWEN36_27B.dflash(),
-    num_layers=5,
-    num_heads=32,
-    num_kv_heads=8,
-    head_size=128,
-    rope_size=128,
-    rope_sections=(64, 0, 0, 0),
-    rope_base=1e7,
-    feed_forward=17_408,
-    target_layers=(2, 17, 32, 47, 62),
-    block=16,
-    window=2048,
-)
-_READERS_27B = (
-    _DFLASH_27B,
-    replace(_DFLASH_27B, name="27b-dflash2", block=8, selector=16, selector_rank=256),
-    replace(_DFLASH_27B, name="27b-dspark", block=7, markov=256, window=0),
-    replace(
-        _DFLASH_27B,
-        name="27b-eagle3",
-        arch="eagle3",
-        num_layers=1,
-        rope_sections=(0, 0, 0, 0),
-        target_layers=(2, 32, 61),
-        block=0,
-        window=0,
-        draft_vocab=32_000,
-    ),
-)
-"""The sizes of files published for Qwen3.6 and 3.8 27B; of the 3.8's DFlash2, the last layer has a window, too."""
-
-SHAPES = {shape.name: shape for shape in (*_HYBRIDS, TINY_DENSE, *_HEADS, *_DRAFTS, *_READERS, *_READERS_27B)}
+SHAPES = {shape.name: shape for shape in (*_HYBRIDS, TINY_DENSE, *_HEADS, *_DRAFTS, *_READERS)}
 
 
 # -- tensors -----------------------------------------------------------------------------------------------------------
