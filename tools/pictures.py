@@ -3,13 +3,12 @@
     python -m tools.pictures [--to docs] [--only page-tree ...]      # needs '.[page]' and chromium
 
 `page-light`, `page-dark` and two `page-phone` show a conversation of ten turns in three branches, `page-tree` what the
-cache made of it, `page-tools` a call of a tool, and `page-branch` is a recording of a message being edited.
+cache made of it, and `page-tools` a call of a tool.
 """
 
 from __future__ import annotations
 
 import argparse
-import base64
 import io
 import json
 import os
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
-from playwright.sync_api import Browser, Locator, Page, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
 from pyctl.measure.server_process import PYCTL_SERVE, ServerProcess
 
@@ -41,21 +40,6 @@ BRANCHES = (
 
 WIDE = {"width": 1440, "height": 860}
 PHONE = {"width": 390, "height": 844}
-FILM = {"width": 1180, "height": 700}
-
-MOST_FILM_BYTES = 1_000_000
-FRAME_MS = 90
-LAST_FRAME_MS = 1500
-
-CURSOR = """() => {
-  const dot = document.createElement("div");
-  Object.assign(dot.style, { position: "fixed", width: "18px", height: "18px", borderRadius: "50%", zIndex: 99,
-    background: "rgb(179 86 11 / .45)", border: "2px solid rgb(179 86 11)", pointerEvents: "none",
-    transform: "translate(-50%, -50%)", left: "-50px", transition: "left .25s, top .25s" });
-  document.body.append(dot);
-  addEventListener("mousemove", (e) => { dot.style.left = e.clientX + "px"; dot.style.top = e.clientY + "px"; });
-}"""
-"""A browser without a window draws no pointer."""
 
 
 class Talk:
@@ -74,38 +58,25 @@ class Talk:
         self.page.get_by_role("button", name="Save").click()
         self.page.get_by_role("button", name="New chat").click()
 
-    def say(self, text: str, delay_ms: float = 0) -> None:
-        """Send a message and wait for the reply; ``delay_ms`` between two keys."""
-        if delay_ms:
-            self.page.locator("#text").press_sequentially(text, delay=delay_ms)
-        else:
-            self.page.fill("#text", text)
+    def say(self, text: str) -> None:
+        """Send a message and wait for the reply."""
+        self.page.fill("#text", text)
         with self.page.expect_response(self._is_reply) as asked:
             self.page.press("#text", "Enter")
         asked.value.finished()
         self._wait()
 
-    def edit(self, index: int, text: str, delay_ms: float = 0) -> None:
+    def edit(self, index: int, text: str) -> None:
         """Say something else in place of the user's message ``index``, and wait for the reply."""
         message = self.page.locator(".message.user").nth(index)
         message.hover()
-        self.click(message.get_by_role("button", name="Edit message"), delay_ms)
+        message.get_by_role("button", name="Edit message").click()
         field = message.get_by_role("textbox")
-        if delay_ms:
-            self.page.keyboard.press("Control+a")
-            field.press_sequentially(text, delay=delay_ms)
-        else:
-            field.fill(text)
+        field.fill(text)
         with self.page.expect_response(self._is_reply) as asked:
             field.press("Control+Enter")
         asked.value.finished()
         self._wait()
-
-    def click(self, button: Locator, pause_ms: float = 0) -> None:
-        """Go there, so that one can see it, and click."""
-        button.hover()
-        self.page.wait_for_timeout(8 * pause_ms)
-        button.click()
 
     @staticmethod
     def _is_reply(response: Any) -> bool:
@@ -201,60 +172,6 @@ def tool_call(browser: Browser, url: str, path: Path) -> None:
     context.close()
 
 
-def film(browser: Browser, url: str, path: Path) -> None:
-    """Ten seconds: a question, the same message edited, and back to the first branch."""
-    context = browser.new_context(viewport=FILM, color_scheme="light")
-    page = context.new_page()
-    talk = Talk(page, url)
-    talk.begin(HARBOUR)
-    for text in TRUNK[:2]:
-        talk.say(text)
-    page.evaluate(CURSOR)
-    page.wait_for_timeout(4500)
-    frames: list[tuple[float, bytes]] = []
-    session = context.new_cdp_session(page)
-
-    def keep(event: dict[str, Any]) -> None:
-        frames.append((event["metadata"]["timestamp"], base64.b64decode(event["data"])))
-        session.send("Page.screencastFrameAck", {"sessionId": event["sessionId"]})
-
-    session.on("Page.screencastFrame", keep)
-    session.send("Page.startScreencast", {"format": "png", "everyNthFrame": 1})
-    talk.say(TRUNK[2], delay_ms=14)
-    page.wait_for_timeout(1200)
-    talk.edit(2, BRANCHES[0][1][0], delay_ms=16)
-    page.wait_for_timeout(1500)
-    talk.click(page.get_by_role("button", name="Previous branch"), 30)
-    page.wait_for_timeout(600)
-    session.send("Page.stopScreencast")
-    context.close()
-    animate(path, frames)
-
-
-def animate(path: Path, frames: Sequence[tuple[float, bytes]]) -> None:
-    """An animated picture of ``frames`` (seconds, PNG), as good as its size allows."""
-    images: list[Image.Image] = []
-    durations: list[int] = []
-    shown = -1.0
-    for at, png in frames:
-        if images and (at - shown) * 1000 < FRAME_MS:
-            images[-1] = Image.open(io.BytesIO(png)).convert("RGB")  # too soon: in place of the one before
-            continue
-        if images:
-            durations.append(round((at - shown) * 1000))
-        images.append(Image.open(io.BytesIO(png)).convert("RGB"))
-        shown = at
-    durations.append(LAST_FRAME_MS)
-    for quality in (70, 60, 50, 35):
-        first, *rest = images
-        first.save(
-            path, "WEBP", save_all=True, append_images=rest, duration=durations, loop=0, quality=quality, method=4,
-        )  # fmt: skip
-        if path.stat().st_size < MOST_FILM_BYTES:
-            break
-    print(f"{path}: {len(images)} frames, {sum(durations) / 1000:.1f} s, {path.stat().st_size / 1024:.0f} KiB")
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--to", type=Path, default=Path("docs"), metavar="DIRECTORY")
@@ -275,9 +192,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         if path := want("page-tools"):
             with ServerProcess((*serve, f"{directory}/tools", "--mcp-servers-json", NO_SERVER), log) as server:
                 tool_call(browser, server.url, path)
-        if path := want("page-branch"):
-            with ServerProcess((*serve, f"{directory}/film"), log) as server:
-                film(browser, server.url, path)
         browser.close()
 
 
