@@ -48,10 +48,6 @@ class Device:
         finally:
             self._call("cuMemFree_v2", pointer)
 
-    def copy_in(self, device: ctypes.c_uint64, address: int, size: int) -> None:
-        """Copy ``size`` bytes of any memory of the host at ``address``."""
-        self._call("cuMemcpyHtoD_v2", device, ctypes.c_void_p(address), ctypes.c_size_t(size))
-
     def copy_rates(self, size: int, repeat: int = 5) -> tuple[float, float]:
         """GB/s of one copy of ``size`` bytes out of the device and into it, from and to pinned memory; medians."""
         host = ctypes.c_void_p()

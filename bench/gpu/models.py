@@ -6,7 +6,6 @@
 
 One model is loaded at a time (--models-max 1). Ways, in this order:
 
-    weights    each way to load the files, beside plain copies of the machine (bench.gpu.weights)
     first      each size is a conversation with each model, whose file is in the page cache
     back       each gets another turn, --rounds times, so that every turn switches
     cold       the same with the models' files out of the page cache
@@ -31,19 +30,17 @@ from pathlib import Path
 from typing import Any
 
 from bench.common import RESULTS
-from bench.compare import HERE, MeasurementError, measured
 from bench.gpu.machine import describe, vram_mib
 from bench.gpu.measure import PREFILL, small_card, wait_for
 from bench.gpu.report import OURS, PEER
 from bench.gpu.run import N_FIRST, Clock
 from bench.gpu.servers import Reply, Server, llama_server, pyctl
-from bench.gpu.weights import RATES
 from bench.gpu.workloads import Conversation
 from pyctl.measure.observed import evict, resident_mib
 
 Record = dict[str, Any]
 
-WAYS = ("weights", "first", "back", "cold", "switches")
+WAYS = ("first", "back", "cold", "switches")
 
 FIRST, BACK, COLD = "first time", "another model and back", "files not in RAM"
 
@@ -160,10 +157,6 @@ def family(pid: int) -> list[int]:
 def line(record: Record) -> str:
     """A row of the table."""
     head = f"{record['server']:12} {record['way']:22}"
-    if "mode" in record:
-        copied = ", ".join(f"{name} {record[name]:.1f}" for name in RATES if name in record)
-        text = f"{record['load_s']:8.2f} s, {record['rate']:.1f} GB/s: {record['share']:.0%} of copies ({copied} GB/s)"
-        return f"{head} {record['model']:12} {text}"
     if "switches" in record:
         return f"{head} {flatness(record['switches'])}"
     if "model" not in record:
@@ -196,20 +189,6 @@ def running(server: Server, *, small: bool) -> Iterator[None]:
             yield
         finally:
             server.kill()
-
-
-def weights(models: dict[str, Path], load_mode: str) -> list[Record]:
-    """How fast the files are loaded by the ways that both servers know, in a process of its own."""
-    modes = sorted({"mmap", "none", *({load_mode} - {"auto"})})
-    names = {file.name: shape for shape, file in models.items()}
-    try:
-        records = measured("bench.gpu.weights", ["--modes", *modes, "--", *map(str, models.values())], HERE)
-    except MeasurementError as error:
-        return [{"server": "llama.cpp", "way": f"failed: {str(error)[-200:]}"}]
-    found = [{"server": "llama.cpp", "way": f"weights, {r['mode']}", "model": names[r["file"]], **r} for r in records]
-    for record in found:
-        print(line(record), flush=True)
-    return found
 
 
 def measure(name: str, peer: str, models: dict[str, Path], options: argparse.Namespace, work: Path) -> list[Record]:
@@ -280,7 +259,7 @@ def main() -> None:
     for file in models.values():
         warm(file)
     print(f"{time.monotonic() - began:.0f} s: the models' files are there and in the page cache", flush=True)
-    found = weights(models, options.load_mode) if "weights" in options.ways else []
+    found: list[Record] = []
     for name in options.servers:
         if name == OURS or prepared["llama_server"]:
             found += measure(name, str(prepared["llama_server"]), models, options, work)

@@ -473,17 +473,6 @@ def test_memory_over_switches_is_compared_at_the_same_model() -> None:
     assert flatness(switches()) == "none"
 
 
-def test_loads_are_compared_with_plain_copies(tmp_path: Path) -> None:
-    from bench.gpu.weights import RATES, copies
-
-    path = tmp_path / "file"
-    path.write_bytes(b"x" * 2**20)
-    rates = copies(path)
-    assert set(rates) <= set(RATES)
-    assert {"pageable", "mapped", "read"} <= set(rates)
-    assert all(rate > 0 for rate in rates.values())
-
-
 def test_a_soak_of_two_models_finds_nothing_wrong(
     model_path: Callable[[str], Path], tiny_mmproj: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
