@@ -107,7 +107,7 @@ class Neighbour:
         body = {"model": self.name, "messages": [{"role": "user", "content": "rest"}], "max_tokens": 1}
         with suppress(httpx.TransportError):
             httpx.post(f"{self.target.url}{CHAT}", json=body, timeout=REST_SECONDS / 2)
-        end = time.monotonic() + REST_SECONDS
+        end, used = time.monotonic() + REST_SECONDS, vram_mib()
         while self.target.is_resting and time.monotonic() < end and not self.target.over.wait(0.2):
             used = vram_mib()
         if self.before is None or used is None:
