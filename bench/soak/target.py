@@ -145,6 +145,7 @@ class Target:
         self.life += 1
         self._up.set()
         samples, rests = self._watch(seconds)
+        is_whole = self._process.is_running
         self._up.clear()
         code, took = self._end(death)
         self.findings.count(f"ended by {death}")
@@ -155,7 +156,8 @@ class Target:
         n_requests = self.findings.counts["requests"] - sent
         if len(text) > 65536 + self.bounds.log_bytes_per_request * n_requests:
             self.findings.violate(f"{name}: {len(text)} bytes of log for {n_requests} requests")
-        self._judge(name, seconds, code, n_requests, samples, rests)
+        if is_whole:
+            self._judge(name, seconds, code, n_requests, samples, rests)
 
     def _watch(self, seconds: float) -> tuple[list[Sample], list[Sample]]:
         """Samples under load, and at the end of each pause."""
@@ -247,7 +249,7 @@ class Target:
 
     def ends(self, life: int) -> bool:
         """Whether that life is over, or, with an excuse, will be soon."""
-        end = time.monotonic() + END_SECONDS * self.is_excused()
+        end = time.monotonic() + END_SECONDS * (self.excuse is not None)
         while self.lives(life) and time.monotonic() < end:
             time.sleep(0.2)
         return not self.lives(life)

@@ -242,10 +242,9 @@ def when_aborted(function: Callable[[bytes], None]) -> None:
 
 
 def lose(message: bytes) -> None:
-    """Have the cache written and the process end after an abort: a worker is lost, or a GPU has no memory left.
+    """End the process after an abort, with the cache written: a worker is lost, or a GPU has no memory left.
 
-    The thread of the failed call waits here meanwhile. Returns while nothing is served yet and no worker is the cause;
-    ggml then ends the process.
+    The thread of the failed call waits here while others write. While nothing is served there is nothing to write.
     """
     text, is_worker = message.decode("utf-8", "replace"), RPC_SOURCE in message
     loss.text = f"the worker {loss.workers} is lost" if is_worker else f"llama.cpp has failed: {last_log_error(text)}"
@@ -254,8 +253,7 @@ def lose(message: bytes) -> None:
     elif not is_worker:
         print(text, file=sys.stderr, flush=True)
         ctypes.CDLL(None).ggml_print_backtrace()
-        return
-    log.critical("the program ends: %s", loss.text)
+    logging.getLogger("pyctl").critical("the program ends: %s", loss.text)
     logging.shutdown()
     os._exit(1)
 
