@@ -4,19 +4,28 @@
 # make clients the programs of pyctl launch, for their tests: npm, 2 minutes, 2 GB
 # make contract LLAMA_SERVER=/path/to/llama-server    the same 1,400 requests to both (docs/contract.md)
 # make real    real models, 850 MB: tests of all three, 15 minutes; LLAMA_SERVER=... compares them with that server
+# make matrix  every Python from 3.10 to 3.13 that is installed, each in an environment under build/matrix: tests and a
+#              soak; PYTHONS="3.12 3.13" and STAGES="model smoke" choose
+# make unit | model | smoke | soak    one stage of the matrix; MINUTES=3 SEED=5 are the soak's
 # make lint | bench | build | clean
 # EXTRAS=test,page    with what tests of the page in a browser need; the browser is the system's chromium
 PYTHON ?= python3
 EXTRAS ?= test
-BIN := .venv/bin
+VENV ?= .venv
+BIN := $(VENV)/bin
 COMMA := ,
-BUILT := .venv/built
-SET_UP := .venv/set-up
-INSTALLED := .venv/installed-$(subst $(COMMA),-,$(EXTRAS))
+BUILT := $(VENV)/built
+SET_UP := $(VENV)/set-up
+INSTALLED := $(VENV)/installed-$(subst $(COMMA),-,$(EXTRAS))
 OF_EXTRAS := import importlib.metadata as m; \
   print(*(r.partition(';')[0] for r in m.requires('pyctl') if r.partition('extra == ')[2][1:-1] in '$(EXTRAS)'.split(',')))
 
 SMOKE := tests/process/test_serve.py tests/model/llama/test_families.py
+
+# A refusal that takes longer, or memory that grows more, is wrong on any machine; lives of a short soak have no rests.
+SOAK := --patience 60 --growth-limit 400
+MINUTES ?= 2
+SEED ?= 7
 
 # Tests start hundreds of processes: each would compile all modules again where an environment forbids to keep them.
 export PYTHONDONTWRITEBYTECODE :=
@@ -26,7 +35,9 @@ CLIENTS := .venv/clients
 NPM_CLIENTS := @anthropic-ai/claude-code@2.1.197 @openai/codex@0.169.0 opencode-ai@1.18.33 @qwen-code/qwen-code@0.15.10
 AIDER := aider-chat==0.86.2; python_version < '3.13'
 
-.PHONY: demo install check quick test tests real clients lint bench contract build clean
+PYTEST = $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+
+.PHONY: demo install check quick test tests real clients lint bench contract build clean matrix unit model smoke soak
 
 # Not what the tests need, which is twice as much again.
 demo:
@@ -35,11 +46,11 @@ demo:
 
 install: $(BUILT) $(INSTALLED) $(SET_UP)
 
-.venv/bin/pip:
-	$(PYTHON) -m venv .venv
+$(BIN)/pip:
+	$(PYTHON) -m venv $(VENV)
 
 # The editable install follows changes in pyctl/ by itself; csrc/ and the pin need a new build.
-$(BUILT): .venv/bin/pip pyproject.toml CMakeLists.txt vendor/llama.cpp/pin.txt $(wildcard csrc/* csrc/*/*)
+$(BUILT): $(BIN)/pip pyproject.toml CMakeLists.txt vendor/llama.cpp/pin.txt $(wildcard csrc/* csrc/*/*)
 	@$(BIN)/python -m pyctl.setup
 	@echo "installing; llama.cpp is compiled for the CPU unless pip's cache has it (about 5 minutes on 2 cores)"
 	$(BIN)/pip install --disable-pip-version-check --editable .
@@ -68,7 +79,7 @@ test: install
 # Of the real models, all runs have the smallest: 98 MB, fetched once. Where it cannot be fetched its tests are skipped.
 tests: install
 	@$(BIN)/python -m tools.real_models smollm2 || :
-	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0
+	$(PYTEST)
 
 check: install
 	$(MAKE) --no-print-directory --jobs 2 lint quick
@@ -85,6 +96,21 @@ real: install
 	$(BIN)/python -m tools.real_models
 	PYCTL_REAL=1 $(BIN)/python -m pytest -s --timeout 900 tests/real
 
+# One wheel of llama.cpp serves every Python; pip's cache would give it to its own Python only.
+matrix: install
+	$(BIN)/pip wheel --quiet --no-deps --wheel-dir build/matrix "$$(grep -o '^llama-cpp-python==[^ ]*' vendor/llama.cpp/pin.txt)"
+	PIP_FIND_LINKS="$$PIP_FIND_LINKS build/matrix" $(BIN)/python -m tools.matrix $(PYTHONS) \
+	  $(if $(STAGES),--stages $(STAGES)) $(if $(OPTIONAL),--optional)
+
+unit model: install
+	$(PYTEST) -m $@ tests/$@
+
+smoke: install
+	$(PYTEST) -m smoke $(SMOKE)
+
+soak: install
+	$(BIN)/python -m bench.soak --minutes $(MINUTES) --seed $(SEED) $(SOAK)
+
 # Tables go to bench/results. LLAMA_SERVER=/path/to/llama-server puts that server beside ours.
 bench: install
 	$(BIN)/python -m bench --keep $(if $(LLAMA_SERVER),--llama-server $(LLAMA_SERVER))
@@ -93,7 +119,7 @@ contract: install
 	@test -x "$(LLAMA_SERVER)" || { echo "give the binary: make contract LLAMA_SERVER=/path/to/llama-server"; exit 2; }
 	LLAMA_SERVER=$(LLAMA_SERVER) $(BIN)/python -m pytest -q -s tests/contract
 
-build: .venv/bin/pip
+build: $(BIN)/pip
 	$(BIN)/pip wheel --disable-pip-version-check --no-deps --wheel-dir dist .
 
 clean:
