@@ -23,17 +23,24 @@ ROOT = Path(__file__).resolve().parents[1]
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 STAGES = ("unit", "model", "smoke", "soak")
 FAILED = "FAILED"
+CHECK = """
+import ensurepip, os, sysconfig
+os.stat(sysconfig.get_path("include") + "/Python.h")
+print(sysconfig.get_python_version())
+"""
+"""Prints the minor version of a Python that can make an environment and compile an extension."""
+
 RESULT = re.compile(r"(\d+ (?:failed|passed|skipped|error|deselected).*?) in [\d.]+s|(violations)\W+(\d+)\b")
 """The last line of pytest, or the row of a soak's table."""
 
 
 def interpreter(version: str) -> str | None:
-    """A Python of that minor version, such as "3.13", that starts: pyenv has commands for those that it lacks, too."""
+    """A Python of that minor version, such as "3.13", that passes CHECK: pyenv has commands that do not even start."""
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
     found = [shutil.which(f"python{version}"), *pyenv.glob(f"versions/{version}.*/bin/python{version}")]
     for each in map(str, filter(None, found)):
-        done = subprocess.run([each, "--version"], capture_output=True, text=True, check=False)
-        if done.stdout.startswith(f"Python {version}."):
+        done = subprocess.run([each, "-c", CHECK], capture_output=True, text=True, check=False)
+        if done.stdout.strip() == version:
             return each
     return None
 
@@ -57,7 +64,7 @@ def row(version: str, stages: Sequence[str], missing: str) -> list[str]:
     """The cells of one Python; ``missing`` is the first one if there is no such interpreter."""
     python = interpreter(version)
     if python is None:
-        print(f"Python {version}: neither python{version} on PATH nor pyenv has it")
+        print(f"Python {version}: none with venv and headers, neither on PATH nor in pyenv")
         return [version, missing, *("" for _ in stages), ""]
     began = time.monotonic()
     cells = [run("install", version, python)]

@@ -28,11 +28,11 @@ def script(path: Path, text: str) -> None:
 
 @pytest.fixture
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine with 3.11 and 3.12, and with pyenv's 3.13, whose command on PATH says that it is not chosen."""
+    """A machine with 3.11 and 3.12, and with pyenv's 3.13, whose command on PATH does not start."""
     for version in ("3.11", "3.12"):
-        script(tmp_path / f"python{version}", f"#!/bin/sh\necho Python {version}.9")
+        script(tmp_path / f"python{version}", f"#!/bin/sh\necho {version}")
     script(tmp_path / "python3.13", "#!/bin/sh\nexit 127")
-    script(tmp_path / "pyenv" / "versions" / "3.13.0" / "bin" / "python3.13", "#!/bin/sh\necho Python 3.13.0")
+    script(tmp_path / "pyenv" / "versions" / "3.13.0" / "bin" / "python3.13", "#!/bin/sh\necho 3.13")
     script(tmp_path / "make", MAKE)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("PYENV_ROOT", str(tmp_path / "pyenv"))
@@ -45,7 +45,7 @@ def test_the_others_run_whatever_fails(calls: Path, capsys: pytest.CaptureFixtur
         matrix.main(["--stages", "unit", "model", "soak"])
     assert ended.value.code == 1
     said = capsys.readouterr().out
-    assert "Python 3.10: neither python3.10 on PATH nor pyenv has it\n" in said
+    assert "Python 3.10: none with venv and headers, neither on PATH nor in pyenv\n" in said
     table = [[cell.strip() for cell in line.split("|")] for line in said.splitlines() if "|" in line]
     assert [cells[:-1] for cells in table] == [
         ["Python", "install", "unit", "model", "soak"],
