@@ -154,6 +154,18 @@ def test_locked_and_pinned_snapshots_stay() -> None:
     assert cache.snapshots() == [first, second]
 
 
+def test_a_locked_end_of_a_prompt_stays() -> None:
+    first, refused, second = (make(prompt(seed), 100) for seed in range(3))
+    cache = RamCache(0, first.n_bytes)
+    with cache.locked(first, refused):
+        assert cache.ends.add(first, is_wanted=False)
+        assert not cache.ends.add(refused, is_wanted=False)
+    assert list(cache.ends) == [first]
+    with cache.locked(second):
+        assert cache.ends.add(second, is_wanted=False)
+    assert list(cache.ends) == [second]
+
+
 def test_what_is_pinned_after_its_slot_was_promised_stays() -> None:
     cache, snapshot = RamCache(1, None), make(prompt(1), 100)
     put(cache, snapshot)

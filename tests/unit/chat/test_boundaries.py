@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyctl.chat.boundaries import boundaries, message_starts
+from pyctl.chat.boundaries import boundaries, headers, message_starts
 from pyctl.chat.cached_tokenizer import Tokenizer
 from pyctl.chat.chat_format import ChatFormat
 from pyctl.chat.template import Template
@@ -100,6 +100,12 @@ def test_boundaries_depend_on_the_prefix_alone(head: list[int], tail: list[int],
     assert of_whole[: len(of_head)] == of_head
     assert all(b >= len(head) for b in of_whole[len(of_head) :])
     assert list(of_whole) == [i for i, t in enumerate(head + tail) if i and t in start_ids]
+
+
+def test_a_header_counts_when_all_its_tokens_are_there() -> None:
+    tokens = as_tokens([7, 1, 7, 3, 1, 7, 3])
+    found = [headers(tokens[:n], boundaries(tokens[:n], (7,)), (7, 3)) for n in (3, 4, 6, 7)]
+    assert found == [(), (2,), (2,), (2, 5)]
 
 
 class TestChatml:

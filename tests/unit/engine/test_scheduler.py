@@ -184,6 +184,19 @@ def test_a_prefill_that_gives_way_is_continued_where_it_was() -> None:
     check_at_rest(engine, backend)
 
 
+def test_a_prompt_keeps_its_cells_between_its_batches() -> None:
+    engine = engine_of(FakeBackend(n_ctx=1024, n_seqs=2))
+    handle = submit(engine, prompt_of(1, 300))
+    engine.step()
+    (seq,) = (seq for seq in engine.sequences if seq.n)
+    n = seq.n
+    assert n < 300
+    assert not engine.cells.make_room(engine.cells.n_cells)
+    assert seq.n == n
+    run(engine)
+    assert collect(handle).tokens == alone(prompt_of(1, 300), 8).tokens
+
+
 def test_no_room_is_no_bad_snapshot() -> None:
     """Even when the count of cells and the context disagree, nothing is dropped and nothing fails."""
     backend = FakeBackend(n_ctx=1024, n_seqs=2)
