@@ -407,13 +407,17 @@ def test_more_rows_than_take_their_cells_at_a_time(open_model: Callable[..., Loa
 
 
 def test_sequences_of_a_unified_cache_move_rows_independently(open_model: Callable[..., Loaded]) -> None:
+    """Also where the rows of each lie in several places."""
     backend = open_model("tiny-hybrid", n_seqs=3).backend
-    prompts = [tokens_of(10 + i, 200) for i in range(3)]
-    saved = []
-    for seq, tokens in enumerate(prompts):
-        for start in range(0, 200, 50):
+    prompts = [tokens_of(10 + i, 201) for i in range(3)]
+    for start in range(0, 200, 50):
+        for seq, tokens in enumerate(prompts):
             backend.evaluate(seq, tokens[start : start + 50], start)
+    saved, expected = [], []
+    for seq, tokens in enumerate(prompts):
         saved.append((backend.memory.save_rows(seq, 0, 200).block, backend.memory.save_state(seq, 200)))
+        backend.evaluate(seq, tokens[200:], 200)
+        expected.append(backend.logits(0).copy())
     for seq in (2, 0, 1):
         rows, state = saved[seq]
         backend.memory.rewind(seq, 60)
@@ -421,7 +425,9 @@ def test_sequences_of_a_unified_cache_move_rows_independently(open_model: Callab
         backend.memory.restore(seq, 200, (), state)
         assert (backend.memory.save_rows(seq, 0, 200).block == rows).all()
         assert (backend.memory.save_state(seq, 200).recurrent == state.recurrent).all()
-    for seq in range(3):
+    for seq, tokens in enumerate(prompts):
+        backend.evaluate(seq, tokens[200:], 200)
+        np.testing.assert_allclose(backend.logits(0), expected[seq], rtol=0, atol=0.05)
         backend.memory.clear(seq)
 
 
