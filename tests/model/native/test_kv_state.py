@@ -495,7 +495,7 @@ def test_a_window_is_saved_and_loaded_in_parts(name: str, open_model: Callable[.
         checked(memory.save_window, 0, n - 2, n, np.empty(form.row_bytes, np.uint8))
     for loaded in (parts, [part(first, first + 20), longer, part(n - 5, n)], [(whole[form.head :], first, n)]):
         backend.memory.rewind(0, n)
-        run(backend, tokens, [170], n)
+        run(backend, tokens_of(8), ends_of([n]), n)  # other rows in all cells of the window
         backend.memory.rewind(0, n)
         memory.load_prefix(0, n, [], n, head, loaded)
         assert_same(run(backend, tokens, ends, n), cold)
