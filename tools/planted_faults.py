@@ -110,13 +110,6 @@ FAULTS = (
         ("tests/unit/engine/test_scheduler.py::test_a_prompt_keeps_its_cells_between_its_batches",),
     ),
     Fault(
-        "moved-rows",  # with --exact, rows that were evaluated beside others count as those of a cold run
-        "pyctl/engine/schedule/scheduler.py",
-        "            seq.ends = []  # it resumes in other cells",
-        "            seq.ends = seq.ends",
-        ("tests/model/llama/test_exact_company.py::test_replies_that_gave_way_to_each_other",),
-    ),
-    Fault(
         "other-tie",  # of two equal logits the last one wins
         "pyctl/llama/outputs.py",
         "lambda rows: rows.argmax(axis=1).tolist()",
