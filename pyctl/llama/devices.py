@@ -137,6 +137,8 @@ def ggml_library() -> Any:
         "ggml_backend_reg_get_proc_address": (pointer, [pointer, ctypes.c_char_p]),
         "ggml_backend_register": (None, [pointer]),
         "ggml_backend_load": (pointer, [ctypes.c_char_p]),
+        "ggml_type_name": (ctypes.c_char_p, [ctypes.c_int]),
+        "ggml_row_size": (size, [ctypes.c_int, ctypes.c_int64]),
         "gguf_init_from_file": (pointer, [ctypes.c_char_p, _Params]),
         "gguf_free": (None, [pointer]),
         "gguf_get_n_tensors": (ctypes.c_int64, [pointer]),
@@ -219,8 +221,13 @@ NUMBERS = (
     "sample_from_anchor",
     "selector_top_k",
     "attention.causal",
+    "vision.patch_size",
+    "vision.spatial_merge_size",
+    "vision.embedding_length",
+    "vision.feed_forward_length",
+    "vision.attention.head_count",
 )
-"""Of draft models that read rows of the target model."""
+"""Of draft models that read rows of the target model, and of vision encoders."""
 
 _FORMS: dict[int, Any] = {4: ctypes.c_uint32, 5: ctypes.c_int32, 7: ctypes.c_bool}
 _ARRAY = 9

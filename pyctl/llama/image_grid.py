@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from gguf import GGUFReader
 
 from pyctl.errors import ModelError
+from pyctl.llama.devices import file_head
 
 __all__ = ["ImageGrid"]
 
@@ -34,14 +34,10 @@ class ImageGrid:
     @classmethod
     def read(cls, path: Path, least: int = -1, most: int = -1) -> ImageGrid:
         """Read the grid of the encoder in a file. ModelError if it has none."""
-        try:
-            fields = GGUFReader(path).fields
-        except (OSError, ValueError, IndexError) as error:
-            raise ModelError(f"cannot read the vision encoder {path}: {error}") from error
+        numbers = file_head(path).numbers
 
         def number(name: str, default: int = 0) -> int:
-            field = fields.get(f"clip.vision.{name}")
-            return int(field.contents()) if field is not None else default
+            return numbers.get(f"vision.{name}", (default,))[0]
 
         patch, merge = number("patch_size"), number("spatial_merge_size", 2)
         if patch <= 0 or merge <= 0:

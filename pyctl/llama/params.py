@@ -9,13 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import gguf
 from llama_cpp import llama_cpp as api
 
 from pyctl.engine.draft.draft_settings import LONGEST, MODEL_TYPES, DraftSettings
 from pyctl.engine.model_settings import (
     FLASH_MODES,
-    KV_TYPES,
     LAZY_MODES,
     LOAD_MODES,
     ROPE_SCALING,
@@ -24,7 +22,7 @@ from pyctl.engine.model_settings import (
 )
 from pyctl.errors import ModelError
 from pyctl.limit import limit
-from pyctl.llama.devices import Device, devices, file_head, model_files
+from pyctl.llama.devices import Device, devices, file_head, ggml_library, model_files
 
 __all__ = [
     "ModelParams",
@@ -39,7 +37,8 @@ __all__ = [
     "without_amx",
 ]
 
-TYPES = {name: int(gguf.GGMLQuantizationType[name.upper()]) for name in KV_TYPES}
+TYPES = {ggml_library().ggml_type_name(index).decode(): index for index in range(api.GGML_TYPE_COUNT)}
+"""ggml_type by ggml's name, in lower case."""
 
 
 class _Placement(ctypes.Structure):

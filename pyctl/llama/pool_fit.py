@@ -6,12 +6,11 @@ import logging
 import re
 from dataclasses import replace
 
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-
 from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.pool import PoolPlan, PoolSettings
 from pyctl.errors import ModelError
+from pyctl.llama.devices import ggml_library
 from pyctl.llama.dry_runs import DryRun, dry_run
 from pyctl.llama.fit import CTX_STEP, gpu_shortage, refusal, shortage
 from pyctl.llama.memory import MemoryPlan, Place, Usage
@@ -138,8 +137,8 @@ def _with(place: Place, **more: int) -> Place:
 
 
 def _element_bytes(name: str) -> float:
-    n_elements, n_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(TYPES[name])]
-    return float(n_bytes / n_elements)
+    n = 256  # whole blocks of every type
+    return float(ggml_library().ggml_row_size(TYPES[name], n)) / n
 
 
 def _padded(n: int) -> int:

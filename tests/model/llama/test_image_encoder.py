@@ -228,7 +228,7 @@ def test_files_that_are_no_encoder_are_refused(model: ModelSettings, tiny_mmproj
     for path, message in (
         (tmp_path / "none.gguf", "cannot read the vision encoder"),
         (text, "is not a GGUF file"),
-        (junk, "cannot read the vision encoder"),
+        (junk, "cannot read the metadata of"),
         (Path(model.path), "is not a vision encoder"),
         (wide, "cannot load the vision encoder"),
     ):
