@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -85,8 +86,12 @@ def _run(command: str, argv: Sequence[str]) -> int:
     if settings.action != "run":
         return _answer(settings.action, settings.model.workers)
     if command == "serve":
-        from pyctl.cli.serve_command import run_serve
-
+        gc.disable()  # what is imported stays: the collector need not look at it, now or later
+        try:
+            from pyctl.cli.serve_command import run_serve
+        finally:
+            gc.freeze()
+            gc.enable()
         return run_serve(settings, argv)
     from pyctl.cli.chat_command import chat
 

@@ -10,12 +10,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from pyctl.atomic_file import open_private
 from pyctl.convert import integer
 from pyctl.errors import ConfigError
 from pyctl.setting import LOG, Flag
 from pyctl.text import clean, one_line
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 __all__ = ["VERBOSE", "LoadProgress", "LogSettings", "start_log"]
 
@@ -220,33 +224,36 @@ class LoadProgress:
     """Shows fractions from 0 to 1 of loading ``path``: the bar within a ``with`` block, after it lines only."""
 
     def __init__(self, path: str) -> None:
-        # Only now: --help shows no bar.
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-
         self._name = os.path.basename(path)
-        console = Console(stderr=True)
-        columns = (TextColumn("loading {task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-        self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self._task = self._bar.add_task(self._name, total=1.0)
-        self._has_bar = False
+        self._bar = _bar(self._name) if sys.stderr.isatty() else None
         self._next_line = time.monotonic() + LINE_SECONDS
 
     def show(self, fraction: float) -> None:
         """The loading has come to ``fraction``."""
-        if self._has_bar:
+        if self._bar is not None:
             self._bar.start()  # only now: what is said before has the terminal for itself
-            self._bar.update(self._task, completed=fraction)
+            self._bar.update(self._bar.task_ids[0], completed=fraction)
         elif time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + LINE_SECONDS
             log.info("loading %s: %.0f %%", self._name, fraction * 100)
 
     def __enter__(self) -> LoadProgress:
-        self._has_bar = not self._bar.disable
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._has_bar = False
-        self._bar.stop()
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+def _bar(name: str) -> Progress:
+    # Only now: the import takes a while, and most servers have no terminal.
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("loading {task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    bar.add_task(name, total=1.0)
+    return bar

@@ -7,7 +7,6 @@ import os
 import sys
 import threading
 import time
-import webbrowser
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -51,6 +50,8 @@ def open_in_browser(address: str) -> None:
 
 
 def _open(address: str) -> None:
+    import webbrowser
+
     if not webbrowser.open(address):
         log.warning("--open: cannot start a browser, the page is at %s", address)
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import sys
 
 import pytest
 from rich.console import Console
@@ -25,6 +26,7 @@ def test_without_a_terminal_a_line_now_and_then(
 
 def test_the_bar_stays_away_once_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = io.StringIO()
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setattr("rich.console.Console", lambda stderr: Console(file=shown, force_terminal=True))
     with LoadProgress("/models/big.gguf") as progress:
         assert not shown.getvalue()
