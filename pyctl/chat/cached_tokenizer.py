@@ -141,14 +141,13 @@ def _separators(tokenizer: Tokenizer, specials: Mapping[str, int]) -> dict[str, 
     Some vocabularies also let a token swallow the blanks next to it. Both kinds stay inside the pieces.
     """
     overlapping = _overlapping(specials)
-    blanks = {side: tokenizer.tokenize(side) for side in ("a \n", " \n a")}
+    before, after = map(tokenizer.tokenize, ("a \n", " \n a"))
     return {
         text: token
         for text, token in specials.items()
         if text.strip()
         and text not in overlapping
-        and tokenizer.tokenize(f"a \n{text} \n a") == [*blanks["a \n"], token, *blanks[" \n a"]]
-        and tokenizer.tokenize(text + text) == [token, token]
+        and tokenizer.tokenize(f"a \n{text}{text} \n a") == [*before, token, token, *after]
     }
 
 
