@@ -144,8 +144,8 @@ def assemble(settings: CommandSettings, report: Progress = lambda fraction: True
     worker = Worker(engine, info, sleep_seconds, settings.engine.stall_seconds)
     if host.ram is not None:
         host.ram.join(cache, EngineLender(worker, engine))
-    has_tools = bool(chat_format.capabilities.tools)
-    threading.Thread(target=_prepare_vocabulary, args=(worker, has_tools), name="pyctl-vocabulary", daemon=True).start()
+    if chat_format.capabilities.tools:
+        threading.Thread(target=_prepare_vocabulary, args=(worker,), name="pyctl-vocabulary", daemon=True).start()
     return Service(worker, chat_format, EngineAdmin(worker, engine), settings.replies, host.shared)
 
 
@@ -316,11 +316,8 @@ def _speculation(settings: CommandSettings, loaded: Loaded, remembered: CacheDra
     return Speculation(texts, model, lengths=lengths, width=width)
 
 
-def _prepare_vocabulary(worker: Worker, has_tools: bool) -> None:
-    """Make ready what grammars are compiled on: a second of work that no request without one need wait for."""
-    worker.prepare()
-    if not has_tools:
-        return
+def _prepare_vocabulary(worker: Worker) -> None:
+    """Make ready what grammars of calls are compiled on: a second of work that no request without one need wait for."""
     constraint = json_constraint({"type": "object"})
     with suppress(PyctlError):
         worker.check(Sampling(grammar=constraint.grammar, grammar_kind=constraint.kind))

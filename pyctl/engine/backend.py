@@ -152,10 +152,10 @@ class Vocabulary(Protocol):
         """Return the bytes of one generated token."""
 
     def check(self, sampling: Sampling) -> None:
-        """Compile the grammar of ``sampling`` and keep it, which may take a second. RequestError if it is invalid."""
+        """Compile the grammar of ``sampling`` and keep it, which may take a second, and another one for the first.
 
-    def prepare(self) -> None:
-        """Prepare the vocabulary for grammars, so that the first one need not wait: 1-2 s for a large vocabulary."""
+        RequestError if it is invalid.
+        """
 
 
 class Control(Protocol):

@@ -221,10 +221,6 @@ class Worker:
         """Raise RequestError for an invalid grammar. May take a second, without blocking the engine's thread."""
         self._engine.backend.vocabulary.check(sampling)
 
-    def prepare(self) -> None:
-        """Prepare the vocabulary for grammars; see Vocabulary.prepare."""
-        self._engine.backend.vocabulary.prepare()
-
     def call(
         self, function: Callable[[], R], *, needs_model: bool = False, seq: int = -1, is_read: bool = False
     ) -> Future[R]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import logging
 import math
@@ -142,11 +141,6 @@ class GrammarCompiler:
         if isinstance(found, RequestError):
             raise RequestError(str(found))
         return found.deep_copy()
-
-    def prepare(self) -> None:
-        """Prepare the vocabulary. No effect if done, or if the model has no end-of-text token."""
-        with contextlib.suppress(RequestError, UnavailableError):
-            self._prepared()
 
     def close(self) -> None:
         """Release the tokenizer after current uses end."""

@@ -87,9 +87,6 @@ class LlamaVocabulary:
             self.grammars.matcher(sampling.grammar, sampling.grammar_kind)
         self.dry.prepare(sampling, self._n_ctx)
 
-    def prepare(self) -> None:
-        self.grammars.prepare()
-
     def close(self) -> None:
         """Release the model, before its owner frees it."""
         self.grammars.close()

@@ -207,9 +207,6 @@ class FakeBackend(FakeMemory):
     def preempt(self, is_wanted: bool = True) -> None:
         self.is_preempt_wanted = is_wanted
 
-    def prepare(self) -> None:
-        pass
-
     def top_tokens(self, index: int, token: int, n: int) -> TopTokens:
         return ((token, 0.0), *((i, -float(i)) for i in range(n)))
 
