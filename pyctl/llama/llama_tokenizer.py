@@ -5,9 +5,12 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
+import numpy as np
 from llama_cpp import llama_cpp as api
+from numpy.typing import NDArray
 
 __all__ = ["LlamaTokenizer", "read_piece"]
 
@@ -34,7 +37,6 @@ class LlamaTokenizer:
         ids = self.tokenize("<|image_pad|>")
         self.image_token = ids[0] if len(ids) == 1 else 0
         self._pieces: dict[tuple[int, bool], bytes] = {}
-        self._ends: frozenset[int] | None = None
 
     def tokenize(self, text: str, *, add_special: bool = False, parse_special: bool = True) -> list[int]:
         """Return the token ids of ``text``.
@@ -62,16 +64,19 @@ class LlamaTokenizer:
 
     def special_tokens(self) -> dict[str, int]:
         """Return control and user-defined tokens by their text."""
-        found = {}
-        for token in range(self.n_vocab):
-            if api.llama_vocab_get_attr(self._vocab, token) & (CONTROL | USER_DEFINED):
-                found[api.llama_vocab_get_text(self._vocab, token).decode("utf-8", "replace")] = token
-        return found
+        text = api.llama_vocab_get_text
+        tokens = np.flatnonzero(self._attributes & (CONTROL | USER_DEFINED)).tolist()
+        return {text(self._vocab, token).decode("utf-8", "replace"): token for token in tokens}
 
     def control_tokens(self) -> frozenset[int]:
         """Return all control tokens."""
-        attributes = api.llama_vocab_get_attr
-        return frozenset(token for token in range(self.n_vocab) if attributes(self._vocab, token) & CONTROL)
+        return frozenset(np.flatnonzero(self._attributes & CONTROL).tolist())
+
+    @cached_property
+    def _attributes(self) -> NDArray[np.int32]:
+        """Attributes of all tokens: a call for each of 250,000."""
+        read = api.llama_vocab_get_attr
+        return np.fromiter((read(self._vocab, token) for token in range(self.n_vocab)), np.int32, self.n_vocab)
 
     def all_pieces(self) -> list[bytes]:
         """Return the bytes of every token, control tokens included."""
@@ -81,10 +86,12 @@ class LlamaTokenizer:
 
     def end_tokens(self) -> frozenset[int]:
         """Return all tokens that end a reply."""
-        if self._ends is None:  # a call for each of 250,000 tokens
-            is_end = api.llama_vocab_is_eog
-            self._ends = frozenset(token for token in range(self.n_vocab) if is_end(self._vocab, token))
         return self._ends
+
+    @cached_property
+    def _ends(self) -> frozenset[int]:
+        is_end = api.llama_vocab_is_eog
+        return frozenset(token for token in range(self.n_vocab) if is_end(self._vocab, token))
 
     def fim_tokens(self) -> dict[str, int]:
         """Return the model's fill-in-the-middle tokens: pre, suf, mid (prefix, suffix, middle), rep, sep."""
