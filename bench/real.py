@@ -15,6 +15,7 @@ where pyctl is better, the median of pyctl's part by this server's of the same r
 from __future__ import annotations
 
 import argparse
+import compileall
 import contextlib
 import json
 import os
@@ -130,6 +131,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     commands: Commands = {f"pyctl{f', spin {spin}' * bool(spin)}": (PYCTL_SERVE, spin) for spin in options.spin}
     for command in map(shlex.split, options.llama_server):
         commands[Path(command[0]).name] = command, ""
+    compileall.compile_dir(FILE.parent, quiet=1)  # as pip does; else starts would measure the compiler
     rows: list[Sequence[object]] = []
     for model in options.models:
         for threads in options.threads:
