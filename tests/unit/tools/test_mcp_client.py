@@ -241,11 +241,6 @@ def test_the_end_does_not_wait_for_a_server_that_never_lists_its_tools(monkeypat
     box.wait()
 
 
-def test_without_servers_nothing_imports_the_package() -> None:
-    check = "import sys, pyctl.cli.serve_command, pyctl.cli.chat_command; sys.exit('mcp' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", check]).returncode == 0
-
-
 @pytest.mark.parametrize(
     ("text", "why"),
     [
