@@ -87,11 +87,10 @@ def _run(command: str, argv: Sequence[str]) -> int:
         return _answer(settings.action, settings.model.workers)
     if command == "serve":
         gc.disable()  # what is imported stays: the collector need not look at it, now or later
-        try:
-            from pyctl.cli.serve_command import run_serve
-        finally:
-            gc.freeze()
-            gc.enable()
+        from pyctl.cli.serve_command import run_serve
+
+        gc.freeze()
+        gc.enable()
         return run_serve(settings, argv)
     from pyctl.cli.chat_command import chat
 

@@ -10,16 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import Any
 
 from pyctl.atomic_file import open_private
 from pyctl.convert import integer
 from pyctl.errors import ConfigError
 from pyctl.setting import LOG, Flag
 from pyctl.text import clean, one_line
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
 
 __all__ = ["VERBOSE", "LoadProgress", "LogSettings", "start_log"]
 
@@ -248,7 +245,7 @@ class LoadProgress:
             self._bar = None
 
 
-def _bar(name: str) -> Progress:
+def _bar(name: str) -> Any:
     # Only now: the import takes a while, and most servers have no terminal.
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
