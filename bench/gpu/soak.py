@@ -45,7 +45,9 @@ from tools.generator import VISION_SHAPES
 
 KINDS = ("neighbour", "kills", "images", "drafts", "vanish")
 
-NO_MEMORY = re.compile(r"out of memory|allocation failed|failed to allocate|unable to allocate|does not fit|are free|too large for", re.I)
+NO_MEMORY = re.compile(
+    r"out of memory|allocation failed|failed to allocate|unable to allocate|does not fit|are free|too large for", re.I
+)
 """Words of errors for lack of memory, of the library and of pyctl."""
 
 LONG, SHORT_SECONDS = 0.3, (5.0, 40.0)
