@@ -59,7 +59,7 @@ from pyctl.server.middleware import (
     depth_error,
 )
 from pyctl.server.models import Models
-from pyctl.server.reply import log_error
+from pyctl.server.request_log import log_error
 from pyctl.server.service import Service
 
 __all__ = ["create_app", "create_loading_app"]

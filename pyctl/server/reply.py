@@ -1,44 +1,27 @@
-"""Replies of all kinds: the engine's events become the bytes that the client reads, streamed or as one body."""
+"""The forms of replies: the JSON and the frames that an API makes of the engine's events."""
 
 from __future__ import annotations
 
-import asyncio
 import codecs
 import ctypes
-import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import partial
 from typing import Any, TypeAlias
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
-from pyctl.cache import Divergence, RequestStats
+from pyctl.cache import RequestStats
 from pyctl.chat.cached_tokenizer import Tokenizer
 from pyctl.chat.chat_format import PreparedChat
 from pyctl.chat.reply import ReplyDelta, ReplySplitter
 from pyctl.engine.backend import TopTokens
 from pyctl.engine.handle import RequestHandle
-from pyctl.engine.pool import PoolPlan, StreamCounts
-from pyctl.engine.request import Done, DraftCounts, Event, Failed, Piece, Progress, Request, Timings
+from pyctl.engine.request import Done, DraftCounts, Piece, Progress, Request, Timings
 from pyctl.engine.sampling import Sampling
-from pyctl.errors import EngineError, PyctlError
 from pyctl.server.body import ReplyOptions
-from pyctl.server.http import (
-    PING,
-    ErrorForm,
-    JsonResponse,
-    encode,
-    error_body,
-    error_response,
-    frame,
-    named_frames,
-)
-from pyctl.server.request_pool import client_left
+from pyctl.server.http import PING, ErrorForm, encode, error_body, error_response, frame, named_frames
 from pyctl.server.service import Service
 from pyctl.text import random_id
 
@@ -47,11 +30,7 @@ __all__ = [
     "Identity",
     "PreparedReply",
     "Reply",
-    "ReplyResponse",
-    "log_error",
-    "merged",
     "progress_json",
-    "respond",
     "settings_json",
     "timings_json",
     "usage_json",
@@ -62,7 +41,6 @@ TextOf: TypeAlias = Callable[[Sequence[int]], str]
 """The text of some tokens, for people."""
 
 _LOWEST = -3.4028234663852886e38
-
 """Stands for minus infinity, which JSON does not have: the lowest float32."""
 
 
@@ -444,306 +422,3 @@ class EventReply(Reply):
         """Events of the text that was held back until the end; all that the prompt has opened, if no token came."""
         events = self.more(self._splitter.feed(self._open_reasoning)) if self._open_reasoning else []
         return events + self.more(self._splitter.finish())
-
-
-# -- sending and the log ---------------------------------------------------------------------------------------------
-
-log = logging.getLogger("pyctl.server")
-
-MIB = 2**20
-
-
-def cache_header(known: Done | Progress) -> dict[str, str]:
-    """``x-pyctl-cache``: where the prompt was restored from, and tokens restored and evaluated."""
-    if isinstance(known, Done):
-        source, cached, evaluated = known.stats.source, known.stats.n_cached, known.stats.n_evaluated
-    else:
-        source, cached, evaluated = known.source, known.n_cached, known.n_prompt - known.n_cached
-    return {"x-pyctl-cache": f"source={source}; cached={cached}; evaluated={evaluated}"}
-
-
-def log_done(path: str, done: Done, reply: Reply) -> None:
-    """Log a served request in one line, a miss in a second one, and at -lv 4 the details."""
-    report, timings = done.stats, done.timings
-    source = "RAM" if report.source == "ram" else report.source
-    cached = f"{report.n_cached:,} from {source}" if report.n_cached else "0 cached"
-    drafts = timings.drafts
-    fields = [
-        f"{_endpoint(path)} {report.n_prompt:7,} tokens",
-        f"{cached:>19}",
-        f"{report.n_evaluated:7,} new",
-        f"{f'first {timings.first_token_ms / 1e3:.2f} s':>14}",
-        f"{timings.n_predicted:6,}{_speed(timings.n_predicted - 1, timings.predicted_ms)}",
-        *([f"drafts {drafts.n_accepted:,}/{drafts.n_drafted:,}"] if drafts.n_drafts else ()),
-    ]
-    log.info("%s", "  ".join(fields).rstrip(), extra={"strong": cached.strip() if report.n_cached else ""})
-    if log.isEnabledFor(logging.DEBUG):
-        log.debug("%s %s", _endpoint(path), "  ".join(_details(done, reply)))
-    if report.miss is not None:
-        reply.service.afterwards.add(partial(_log_miss, path, report.miss, reply))
-
-
-def _details(done: Done, reply: Reply) -> Iterable[str]:
-    """With a pool, also the MiB of restored rows that went to the device and that stayed in RAM."""
-    report, timings, pool = done.stats, done.timings, reply.service.info.pool
-    yield f"restore {_time(report.lookup_ms + report.restore_ms)}"
-    yield f"stop {done.stop_type}"
-    if report.n_warmed:
-        yield f"{report.n_warmed:,} prewarmed"
-    if timings.drafts.n_drafts:
-        yield f"{timings.drafts.n_accepted / timings.drafts.n_drafts:.2f} tokens accepted a draft"
-    if pool is not None and report.n_loaded:
-        yield from _moved(pool, report.n_loaded)
-    yield from _streamed(timings.streamed)
-
-
-def _log_miss(path: str, miss: Divergence, reply: Reply) -> None:
-    """Log where a prompt differs from a recent one, and whether another reasoning effort is the reason."""
-    was, given = reply.service.text_of(miss.recent), reply.service.text_of(miss.given)
-    chat = reply.prepared.chat
-    reason = chat.effort_change(was, given) if chat is not None else ""
-    log.info(
-        "%s token %s differs from a recent prompt  nearest snapshot %s  %swas %r  is %r",
-        *(_endpoint(path), f"{miss.position:,}", f"{miss.nearest:,}", reason and f"{reason}  ", was, given),
-    )
-
-
-def _endpoint(path: str) -> str:
-    """The endpoint as lines of the log begin with it: "chat" for /v1/chat/completions."""
-    return f"{path.rpartition('/v1/')[2].strip('/').removesuffix('/completions'):<12}"
-
-
-def _moved(pool: PoolPlan, n: int) -> Iterable[str]:
-    row_bytes = pool.layer_bytes / pool.n_rows / MIB
-    up, kept = (n * row_bytes * n_layers for n_layers in (pool.n_resident, pool.n_streamed))
-    yield f"K and V: {up:,.0f} MiB to the device, {kept:,.0f} MiB in RAM"
-
-
-def _streamed(counts: StreamCounts | None) -> Iterable[str]:
-    if counts is not None and counts.n_bytes:
-        yield f"{counts.n_bytes / MIB:,.0f} MiB read from RAM, waited {_time(counts.wait_ms)}"
-
-
-def log_error(path: str, error: Exception) -> None:
-    """Log a request that ended with an error, with a traceback if it is unexpected."""
-    if isinstance(error, PyctlError):
-        log.warning("%s: %s", _endpoint(path).rstrip(), error)
-    else:
-        log.error("%s: unexpected error", _endpoint(path).rstrip(), exc_info=error)
-
-
-def log_disconnect(path: str, replies: Sequence[Reply]) -> None:
-    """Log a request whose client closed the connection."""
-    n_predicted = sum(max(reply.n_predicted, len(reply.tokens)) for reply in replies)
-    log.info("%s cancelled: the client disconnected  %s generated", _endpoint(path), f"{n_predicted:,}")
-
-
-def _time(ms: float) -> str:
-    return f"{ms:.1f} ms" if ms < 100 else f"{ms:.0f} ms" if ms < 1000 else f"{ms / 1e3:.1f} s"
-
-
-def _speed(n: int, ms: float) -> str:
-    if n <= 0 or ms <= 0:
-        return ""
-    speed = n * 1e3 / ms
-    return f" at {speed:.1f}/s" if speed < 100 else f" at {speed:.0f}/s"
-
-
-async def merged(handles: Sequence[RequestHandle]) -> AsyncGenerator[tuple[int, list[Event]], None]:
-    """(number of the handle, events that waited together) until all handles have ended."""
-    if len(handles) == 1:  # by far the most common: nothing between the engine and the stream
-        async for event in handles[0]:
-            yield 0, [event, *handles[0].drain()]
-        return
-    found: asyncio.Queue[tuple[int, list[Event]] | Exception | None] = asyncio.Queue()
-
-    async def take(number: int, handle: RequestHandle) -> None:
-        try:
-            async for event in handle:
-                found.put_nowait((number, [event, *handle.drain()]))
-            found.put_nowait(None)
-        except Exception as error:
-            found.put_nowait(error)
-
-    tasks = [asyncio.ensure_future(take(number, handle)) for number, handle in enumerate(handles)]
-    n_running = len(tasks)
-    try:
-        while n_running:
-            item = await found.get()
-            if isinstance(item, Exception):
-                raise item
-            if item is None:
-                n_running -= 1
-            else:
-                yield item
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-@dataclass(frozen=True)
-class ActiveReply:
-    """A request on its way through the engine, and the reply that is made of its events."""
-
-    handle: RequestHandle
-    reply: Reply
-
-
-class ReplyResponse:
-    """An ASGI application that sends ``replies``; ``combine`` makes one body of whole ones, in their order.
-
-    When the client leaves, all work is cancelled. An error becomes a response of its own as long as nothing has been
-    sent, and an event after that. A stream begins with the first event, or after one ping interval without any.
-    """
-
-    def __init__(
-        self, service: Service, replies: Sequence[ActiveReply], combine: Callable[[list[dict[str, Any]]], Any]
-    ) -> None:
-        self._replies = replies
-        self._combine = combine
-        self._running = service.shared.running
-        options = replies[0].reply.options
-        self._streams = options.stream
-        self._ping_seconds = (
-            service.shared.settings.ping_seconds if options.ping_seconds is None else options.ping_seconds
-        )
-        self._sending = asyncio.Lock()
-        self._begun = False
-        self._last_sent = 0.0
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path: str = scope["path"]
-        reply = self._replies[0].reply
-        if reply.id:
-            is_armed = reply.options.reasoning_control
-            self._running[reply.id] = tuple(each.handle for each in self._replies) if is_armed else ()
-        make = self._stream if self._streams else self._whole
-        work = asyncio.ensure_future(make(path, scope, receive, send))
-        gone = asyncio.ensure_future(client_left(receive))
-        try:
-            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            self._running.pop(reply.id, None)
-            for each in self._replies:
-                each.handle.cancel()
-            if not work.done():
-                log_disconnect(path, [each.reply for each in self._replies])
-                work.cancel()
-            gone.cancel()
-            await asyncio.wait((work, gone))
-        if not work.cancelled():
-            work.result()
-
-    async def _whole(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            finals = [await _finished(each) for each in self._replies]
-            bodies = [each.reply.whole(done) for each, done in zip(self._replies, finals, strict=True)]
-            headers = cache_header(finals[0]) if len(finals) == 1 else {}
-            response: Response = JsonResponse(self._combine(bodies), headers=headers)
-            for each, done in zip(self._replies, finals, strict=True):
-                log_done(path, done, each.reply)
-        except Exception as error:
-            log_error(path, error)
-            response = self._replies[-1].reply.error_response(error)
-        await response(scope, receive, send)
-
-    async def _stream(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
-        self._last_sent = asyncio.get_running_loop().time()
-        reply = self._replies[-1].reply
-        pinger = asyncio.ensure_future(self._ping(send, self._ping_seconds))
-        try:
-            async with aclosing(self._batches(path)) as batches:
-                async for batch in batches:
-                    await self._send(send, batch)
-            await self._send(send, reply.end)
-        except Exception as error:
-            pinger.cancel()
-            log_error(path, error)
-            if not self._begun:
-                return await reply.error_response(error)(scope, receive, send)
-            await self._send(send, reply.error_event(error))
-        finally:
-            pinger.cancel()
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _batches(self, path: str) -> AsyncGenerator[bytes, None]:
-        """Frames as they come; those of events that wait together are joined. Raises the error of a Failed."""
-        async with aclosing(merged([each.handle for each in self._replies])) as found:
-            async for number, events in found:
-                frames: list[bytes] = []
-                for event in events:
-                    if isinstance(event, Failed):
-                        if any(frames):
-                            yield b"".join(frames)
-                        raise event.error
-                    frames.append(_frames(self._replies[number].reply, event))
-                    if isinstance(event, Done):
-                        log_done(path, event, self._replies[number].reply)
-                yield b"".join(frames)
-
-    async def _send(self, send: Send, body: bytes) -> None:
-        async with self._sending:
-            if not self._begun:
-                self._begun = True
-                await send({"type": "http.response.start", "status": 200, "headers": self._headers()})
-            if body:
-                await send({"type": "http.response.body", "body": body, "more_body": True})
-        self._last_sent = asyncio.get_running_loop().time()
-
-    def _headers(self) -> list[tuple[bytes, bytes]]:
-        progress = self._replies[0].reply.progress if len(self._replies) == 1 else None
-        headers = {
-            "content-type": self._replies[0].reply.media_type,
-            "cache-control": "no-cache",
-            "x-accel-buffering": "no",
-            **(cache_header(progress) if progress is not None else {}),
-        }
-        return [(name.encode(), value.encode()) for name, value in headers.items()]
-
-    async def _ping(self, send: Send, seconds: int) -> None:
-        """Send a sign of life whenever the stream has been silent for ``seconds``; never if that is not above 0."""
-        loop = asyncio.get_running_loop()
-        while seconds > 0:
-            rest = self._last_sent + seconds - loop.time()
-            if rest > 0:
-                await asyncio.sleep(rest)
-            else:
-                await self._send(send, self._replies[-1].reply.ping())
-
-
-def _frames(reply: Reply, event: Progress | Piece | Done) -> bytes:
-    if isinstance(event, Piece):
-        return reply.continued(event)
-    return reply.progressed(event) if isinstance(event, Progress) else reply.ended(event)
-
-
-async def _finished(active: ActiveReply) -> Done:
-    """Take in all events; raises what a Failed holds."""
-    event: Event
-    async for event in active.handle:
-        if isinstance(event, Piece):
-            active.reply.keep(event)
-        elif isinstance(event, Failed):
-            raise event.error
-        elif isinstance(event, Done):
-            return event
-    raise EngineError("the reply ended without a result")
-
-
-def respond(
-    service: Service,
-    replies: Sequence[Reply],
-    combine: Callable[[list[dict[str, Any]]], Any] = lambda bodies: bodies[0],
-) -> ReplyResponse:
-    """Ask the engine for ``replies`` and answer with them. Raises ContextSizeError and UnavailableError."""
-    active: list[ActiveReply] = []
-    try:
-        for reply in replies:
-            reply.handle = service.worker.submit(reply.request)
-            active.append(ActiveReply(reply.handle, reply))
-    except Exception:
-        for each in active:
-            each.handle.cancel()
-        raise
-    return ReplyResponse(service, active, combine)

@@ -28,7 +28,8 @@ from pyctl.server.body import ChatBody, ConversationBody, parse_object
 from pyctl.server.http import JsonResponse, anthropic_error, named_frames
 from pyctl.server.images import with_images
 from pyctl.server.prepare import prepare
-from pyctl.server.reply import EventReply, Identity, PreparedReply, respond
+from pyctl.server.reply import EventReply, Identity, PreparedReply
+from pyctl.server.sending import respond
 from pyctl.server.service import Service
 
 __all__ = ["count_tokens", "messages"]

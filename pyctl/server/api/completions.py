@@ -20,7 +20,8 @@ from pyctl.server.images import with_images
 from pyctl.server.middleware import sees_texts
 from pyctl.server.models import Models
 from pyctl.server.prepare import prepare
-from pyctl.server.reply import Identity, PreparedReply, Reply, ReplyResponse, respond, settings_json, usage_json
+from pyctl.server.reply import Identity, PreparedReply, Reply, settings_json, usage_json
+from pyctl.server.sending import ReplyResponse, respond
 from pyctl.server.service import Service
 
 __all__ = ["chat_completions", "completions", "control", "infill", "native_completion"]

@@ -43,7 +43,8 @@ from pyctl.server.http import JsonResponse, encode, json_lines, ollama_error
 from pyctl.server.images import ImagePart, with_images
 from pyctl.server.models import Models
 from pyctl.server.prepare import prepare
-from pyctl.server.reply import EventReply, PreparedReply, respond
+from pyctl.server.reply import EventReply, PreparedReply
+from pyctl.server.sending import respond
 from pyctl.server.service import Service
 
 __all__ = [

@@ -33,7 +33,8 @@ from pyctl.server.body import ChatBody, ConversationBody, parse_object
 from pyctl.server.http import error_body, named_frames
 from pyctl.server.images import Fetched, with_images
 from pyctl.server.prepare import parallel_calls, prepare
-from pyctl.server.reply import EventReply, PreparedReply, progress_json, respond, timings_json
+from pyctl.server.reply import EventReply, PreparedReply, progress_json, timings_json
+from pyctl.server.sending import respond
 from pyctl.server.service import Service
 from pyctl.text import random_id
 

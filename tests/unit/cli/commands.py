@@ -31,8 +31,8 @@ from pyctl.llama import Loaded
 from pyctl.llama.params import ModelParams, context_params
 from pyctl.server.lifecycle import LoadingApp
 from pyctl.server.models import Models
-from pyctl.server.reply import ReplyResponse
 from pyctl.server.request_pool import Afterwards
+from pyctl.server.sending import ReplyResponse
 from pyctl.terminal import TerminalSettings
 from tests.fake import FakeBackend
 from tests.pictures import GridReader

@@ -13,7 +13,7 @@ from pyctl.cache.cache_stats import RequestStats
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, Piece, Request, Timings
 from pyctl.prompt import Prompt
-from pyctl.server.reply import merged
+from pyctl.server.sending import merged
 
 DONE = Done("eos", "", Timings(0, 1, 0.0, 0, 0.0, 0.0), RequestStats(1), 0)
 

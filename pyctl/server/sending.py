@@ -1,0 +1,232 @@
+"""Sends replies: the engine's events become one body, or a stream as they come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from pyctl.engine.handle import RequestHandle
+from pyctl.engine.request import Done, Event, Failed, Piece, Progress
+from pyctl.errors import EngineError
+from pyctl.server.http import JsonResponse
+from pyctl.server.reply import Reply
+from pyctl.server.request_log import log_disconnect, log_done, log_error
+from pyctl.server.request_pool import client_left
+from pyctl.server.service import Service
+
+__all__ = ["ReplyResponse", "merged", "respond"]
+
+
+def cache_header(known: Done | Progress) -> dict[str, str]:
+    """``x-pyctl-cache``: where the prompt was restored from, and tokens restored and evaluated."""
+    if isinstance(known, Done):
+        source, cached, evaluated = known.stats.source, known.stats.n_cached, known.stats.n_evaluated
+    else:
+        source, cached, evaluated = known.source, known.n_cached, known.n_prompt - known.n_cached
+    return {"x-pyctl-cache": f"source={source}; cached={cached}; evaluated={evaluated}"}
+
+
+async def merged(handles: Sequence[RequestHandle]) -> AsyncGenerator[tuple[int, list[Event]], None]:
+    """(number of the handle, events that waited together) until all handles have ended."""
+    if len(handles) == 1:  # by far the most common: nothing between the engine and the stream
+        async for event in handles[0]:
+            yield 0, [event, *handles[0].drain()]
+        return
+    found: asyncio.Queue[tuple[int, list[Event]] | Exception | None] = asyncio.Queue()
+
+    async def take(number: int, handle: RequestHandle) -> None:
+        try:
+            async for event in handle:
+                found.put_nowait((number, [event, *handle.drain()]))
+            found.put_nowait(None)
+        except Exception as error:
+            found.put_nowait(error)
+
+    tasks = [asyncio.ensure_future(take(number, handle)) for number, handle in enumerate(handles)]
+    n_running = len(tasks)
+    try:
+        while n_running:
+            item = await found.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                n_running -= 1
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@dataclass(frozen=True)
+class ActiveReply:
+    """A request on its way through the engine, and the reply that is made of its events."""
+
+    handle: RequestHandle
+    reply: Reply
+
+
+class ReplyResponse:
+    """An ASGI application that sends ``replies``; ``combine`` makes one body of whole ones, in their order.
+
+    When the client leaves, all work is cancelled. An error becomes a response of its own as long as nothing has been
+    sent, and an event after that. A stream begins with the first event, or after one ping interval without any.
+    """
+
+    def __init__(
+        self, service: Service, replies: Sequence[ActiveReply], combine: Callable[[list[dict[str, Any]]], Any]
+    ) -> None:
+        self._replies = replies
+        self._combine = combine
+        self._running = service.shared.running
+        options = replies[0].reply.options
+        self._streams = options.stream
+        self._ping_seconds = (
+            service.shared.settings.ping_seconds if options.ping_seconds is None else options.ping_seconds
+        )
+        self._sending = asyncio.Lock()
+        self._begun = False
+        self._last_sent = 0.0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path: str = scope["path"]
+        reply = self._replies[0].reply
+        if reply.id:
+            is_armed = reply.options.reasoning_control
+            self._running[reply.id] = tuple(each.handle for each in self._replies) if is_armed else ()
+        make = self._stream if self._streams else self._whole
+        work = asyncio.ensure_future(make(path, scope, receive, send))
+        gone = asyncio.ensure_future(client_left(receive))
+        try:
+            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._running.pop(reply.id, None)
+            for each in self._replies:
+                each.handle.cancel()
+            if not work.done():
+                log_disconnect(path, [each.reply for each in self._replies])
+                work.cancel()
+            gone.cancel()
+            await asyncio.wait((work, gone))
+        if not work.cancelled():
+            work.result()
+
+    async def _whole(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            finals = [await _finished(each) for each in self._replies]
+            bodies = [each.reply.whole(done) for each, done in zip(self._replies, finals, strict=True)]
+            headers = cache_header(finals[0]) if len(finals) == 1 else {}
+            response: Response = JsonResponse(self._combine(bodies), headers=headers)
+            for each, done in zip(self._replies, finals, strict=True):
+                log_done(path, done, each.reply)
+        except Exception as error:
+            log_error(path, error)
+            response = self._replies[-1].reply.error_response(error)
+        await response(scope, receive, send)
+
+    async def _stream(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+        self._last_sent = asyncio.get_running_loop().time()
+        reply = self._replies[-1].reply
+        pinger = asyncio.ensure_future(self._ping(send, self._ping_seconds))
+        try:
+            async with aclosing(self._batches(path)) as batches:
+                async for batch in batches:
+                    await self._send(send, batch)
+            await self._send(send, reply.end)
+        except Exception as error:
+            pinger.cancel()
+            log_error(path, error)
+            if not self._begun:
+                return await reply.error_response(error)(scope, receive, send)
+            await self._send(send, reply.error_event(error))
+        finally:
+            pinger.cancel()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _batches(self, path: str) -> AsyncGenerator[bytes, None]:
+        """Frames as they come; those of events that wait together are joined. Raises the error of a Failed."""
+        async with aclosing(merged([each.handle for each in self._replies])) as found:
+            async for number, events in found:
+                frames: list[bytes] = []
+                for event in events:
+                    if isinstance(event, Failed):
+                        if any(frames):
+                            yield b"".join(frames)
+                        raise event.error
+                    frames.append(_frames(self._replies[number].reply, event))
+                    if isinstance(event, Done):
+                        log_done(path, event, self._replies[number].reply)
+                yield b"".join(frames)
+
+    async def _send(self, send: Send, body: bytes) -> None:
+        async with self._sending:
+            if not self._begun:
+                self._begun = True
+                await send({"type": "http.response.start", "status": 200, "headers": self._headers()})
+            if body:
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+        self._last_sent = asyncio.get_running_loop().time()
+
+    def _headers(self) -> list[tuple[bytes, bytes]]:
+        progress = self._replies[0].reply.progress if len(self._replies) == 1 else None
+        headers = {
+            "content-type": self._replies[0].reply.media_type,
+            "cache-control": "no-cache",
+            "x-accel-buffering": "no",
+            **(cache_header(progress) if progress is not None else {}),
+        }
+        return [(name.encode(), value.encode()) for name, value in headers.items()]
+
+    async def _ping(self, send: Send, seconds: int) -> None:
+        """Send a sign of life whenever the stream has been silent for ``seconds``; never if that is not above 0."""
+        loop = asyncio.get_running_loop()
+        while seconds > 0:
+            rest = self._last_sent + seconds - loop.time()
+            if rest > 0:
+                await asyncio.sleep(rest)
+            else:
+                await self._send(send, self._replies[-1].reply.ping())
+
+
+def _frames(reply: Reply, event: Progress | Piece | Done) -> bytes:
+    if isinstance(event, Piece):
+        return reply.continued(event)
+    return reply.progressed(event) if isinstance(event, Progress) else reply.ended(event)
+
+
+async def _finished(active: ActiveReply) -> Done:
+    """Take in all events; raises what a Failed holds."""
+    event: Event
+    async for event in active.handle:
+        if isinstance(event, Piece):
+            active.reply.keep(event)
+        elif isinstance(event, Failed):
+            raise event.error
+        elif isinstance(event, Done):
+            return event
+    raise EngineError("the reply ended without a result")
+
+
+def respond(
+    service: Service,
+    replies: Sequence[Reply],
+    combine: Callable[[list[dict[str, Any]]], Any] = lambda bodies: bodies[0],
+) -> ReplyResponse:
+    """Ask the engine for ``replies`` and answer with them. Raises ContextSizeError and UnavailableError."""
+    active: list[ActiveReply] = []
+    try:
+        for reply in replies:
+            reply.handle = service.worker.submit(reply.request)
+            active.append(ActiveReply(reply.handle, reply))
+    except Exception:
+        for each in active:
+            each.handle.cancel()
+        raise
+    return ReplyResponse(service, active, combine)
