@@ -69,7 +69,7 @@ def chat_backend(settings: CommandSettings) -> Iterator[ChatBackend]:
 
 def _end_with(worker: Worker) -> None:
     """End the process when ``worker`` loses a device: the call that waits for it never returns."""
-    from pyctl.server.lifecycle import leave
+    from pyctl.server.run import leave
 
     try:
         worker.watch()

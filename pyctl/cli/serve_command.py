@@ -24,10 +24,11 @@ from pyctl.errors import ConfigError, EngineError
 from pyctl.llama import build_version, check_gguf, connect_workers, devices, gpus, host_available, model_files
 from pyctl.models.warm_files import WarmFiles
 from pyctl.server.app import create_app, create_loading_app
-from pyctl.server.lifecycle import LoadingApp, bind, leave, serve
+from pyctl.server.listen import bind
 from pyctl.server.load_order import LoadOrder
 from pyctl.server.memory import share_heaps
 from pyctl.server.models import ModelCard, Models, ModelSource
+from pyctl.server.run import LoadingApp, leave, serve
 from pyctl.server.service import Shared
 from pyctl.setup import unused_card
 from pyctl.tools.toolbox import ToolBox

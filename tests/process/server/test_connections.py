@@ -21,8 +21,9 @@ from uvicorn.server import ServerState
 from pyctl.errors import ConfigError
 from pyctl.server import ServerSettings
 from pyctl.server.app import create_loading_app
-from pyctl.server.lifecycle import KEPT_SECONDS, ConnectionGuard, GuardedProtocol, bind
-from tests.process.server.test_lifecycle import line, server
+from pyctl.server.guard import KEPT_SECONDS, ConnectionGuard, GuardedProtocol
+from pyctl.server.listen import bind
+from tests.process.server.test_run import line, server
 
 BODY = b'{"prompt": "a", "n_predict": 1}'
 
@@ -176,7 +177,7 @@ def test_who_was_answered_may_take_longer_to_ask_again() -> None:
 
 def test_a_new_connection_has_all_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """What passed between two looks began before it, and a process that was held up still has to read what it says."""
-    monkeypatch.setattr("pyctl.server.lifecycle.HEAD_SECONDS", 4.0)
+    monkeypatch.setattr("pyctl.server.guard.HEAD_SECONDS", 4.0)
 
     async def look() -> bool:
         guard, config = ConnectionGuard(8), uvicorn.Config(create_loading_app(ServerSettings()), log_config=None)

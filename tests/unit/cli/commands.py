@@ -29,9 +29,9 @@ from pyctl.engine.worker import Worker
 from pyctl.errors import ModelError
 from pyctl.llama import Loaded
 from pyctl.llama.params import ModelParams, context_params
-from pyctl.server.lifecycle import LoadingApp
 from pyctl.server.models import Models
 from pyctl.server.request_pool import Afterwards
+from pyctl.server.run import LoadingApp
 from pyctl.server.sending import ReplyResponse
 from pyctl.terminal import TerminalSettings
 from tests.fake import FakeBackend

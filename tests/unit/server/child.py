@@ -1,6 +1,6 @@
 """A server process without a model, for tests of signals: prints its address, serves, prints how it ended.
 
-Arguments: addresses, port, grace, how it loads, connections at most, constants of `lifecycle` as NAME=VALUE.
+Arguments: addresses, port, grace, how it loads, connections at most, constants of `guard` as NAME=VALUE.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import time
 
 from pyctl.engine.request import Request
 from pyctl.errors import ConfigError
-from pyctl.server import ListenSettings, ServerSettings, lifecycle
+from pyctl.server import ListenSettings, ServerSettings, guard, run
 from pyctl.server.app import create_loading_app
-from pyctl.server.lifecycle import LoadingApp, bind, serve
+from pyctl.server.listen import bind
+from pyctl.server.run import LoadingApp, serve
 from tests.unit.server.fake import Bench, Pause, Script, play
 
 
@@ -42,8 +43,8 @@ def main() -> None:
     host, port, grace, loading = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), sys.argv[4]
     for constant in sys.argv[6:]:
         name, _, value = constant.partition("=")
-        setattr(lifecycle, name, float(value))
-    lifecycle.DRAIN_SECONDS = 20.0  # the machine may be busy
+        setattr(guard, name, float(value))
+    run.DRAIN_SECONDS = 20.0  # the machine may be busy
     gate = LoadingApp(create_loading_app(ServerSettings()))
     try:
         with bind(host.split(","), port) as sockets:

@@ -1,4 +1,4 @@
-"""The parts of uvicorn that are no interface of it, and that connections and lifecycle rely on.
+"""The parts of uvicorn that are no interface of it, and that `guard` and `run` rely on.
 
 A release that changes them fails here first; then the upper bound in pyproject.toml can move.
 """

@@ -1,0 +1,214 @@
+"""Connections and their limits: how many there are, and how slow a client may be."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import json
+import logging
+import resource
+import time
+from typing import Any
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from pyctl.limit import limit
+
+__all__ = ["ConnectionGuard", "GuardedProtocol", "raise_file_limit"]
+
+log = logging.getLogger("pyctl")
+
+HEAD_SECONDS = limit(
+    20.0, "sending a request's head, counted from the connection or its first byte", "closed, 408", "connection", "s"
+)
+
+KEPT_SECONDS = limit(75.0, "an idle connection after a reply", "closed", "connection", "s")
+"""Longer than clients keep one (httpx 5 s, aiohttp 15, nginx 60): whose end closes first must not matter to a request
+that is on its way."""
+
+BODY_SECONDS = limit(60.0, "sending a body, in addition to the time for its bytes", "closed, 408", "connection", "s")
+
+BODY_RATE = limit(4096, "slowest body after that time", "closed, 408", "connection", "bytes a second")
+
+WRITE_SECONDS = limit(300.0, "a client that does not read its reply", "closed", "connection", "s")
+
+OWN_FILES = 128
+"""Open files that are not connections: the cache, the model, the log."""
+
+MAX_FILES = 2**16
+
+LINE_SECONDS = 10.0
+"""Between two lines of the log about the same trouble."""
+
+
+def raise_file_limit(max_connections: int) -> int:
+    """Let this process have as many open files as it may; returns how many connections that allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    possible = max_connections if soft == resource.RLIM_INFINITY else max(soft - OWN_FILES, 8)
+    if possible < max_connections:
+        log.warning(
+            "--max-connections is %d instead of %d: the limit of open files is %d", possible, max_connections, soft
+        )
+    return min(possible, max_connections)
+
+
+class ConnectionGuard:
+    """Knows since when each connection has been sending its head or its body, and closes those that take too long.
+
+    Of ``most`` connections at once, one that has sent no request yet makes room for a new one, the oldest first; if
+    all have, the new one gets 503.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._heads: dict[GuardedProtocol, None] = {}  # those whose head is awaited, the oldest first
+        self._last_look = time.monotonic()
+        self._next_line = 0.0
+        self._n_unsaid = 0
+
+    def admit(self, connection: GuardedProtocol) -> bool:
+        """Whether there is room for ``connection``, perhaps because another one was closed."""
+        if len(connection.connections) <= self.most:
+            return True
+        if not self._heads:
+            self.say("no more than %d connections (--max-connections): a client gets 503", self.most)
+            return False
+        self.say("no more than %d connections (--max-connections): one that says nothing is closed", self.most)
+        connection_out = next(iter(self._heads))
+        self.drop(connection_out)
+        connection.connections.discard(connection_out)
+        connection_out.transport.abort()
+        return True
+
+    def awaits_head(self, connection: GuardedProtocol) -> None:
+        """The next thing that comes from ``connection`` is a head."""
+        self._heads.pop(connection, None)
+        self._heads[connection] = None
+
+    def drop(self, connection: GuardedProtocol) -> None:
+        """It is no longer a head that is awaited of ``connection``."""
+        self._heads.pop(connection, None)
+
+    def look(self, connections: set[Any]) -> None:
+        """Close what takes too long; to be called every second or so."""
+        now = time.monotonic()
+        passed, self._last_look = min(now - self._last_look, 5.0), now
+        for connection in tuple(connections):
+            connection.check(passed, now)
+
+    def say(self, text: str, *args: object) -> None:
+        """Log a warning, of all that come within some seconds only the first."""
+        now = time.monotonic()
+        if now < self._next_line:
+            self._n_unsaid += 1
+            return
+        more = f" ({self._n_unsaid} more such lines were left out)" if self._n_unsaid else ""
+        self._next_line, self._n_unsaid = now + LINE_SECONDS, 0
+        log.warning(text + "%s", *args, more)
+
+    def failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """The event loop's handler of exceptions that no task waits for: a refused connection is one thin line."""
+        error = context.get("exception")
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+            self.say("a connection cannot be taken: %s", error.strerror)
+        else:
+            loop.default_exception_handler(context)
+
+
+class GuardedProtocol(H11Protocol):
+    """uvicorn's HTTP/1.1, watched by ``guard``."""
+
+    def __init__(self, guard: ConnectionGuard, config: uvicorn.Config, state: ServerState) -> None:
+        super().__init__(config, state, {})
+        self.timeout_keep_alive = KEPT_SECONDS  # type: ignore[assignment]  # uvicorn only adds it to a time
+        self._guard = guard
+        self._phase: Any = None
+        self._since, self._waited = 0.0, 0.0
+        self._n_bytes = 0
+        self._unsent, self._stuck = 0, 0.0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if self._guard.admit(self):
+            self._note()
+        else:
+            self._answer(503, "too many connections", retry=True)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._guard.drop(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_kept():
+            self._since, self._waited = time.monotonic(), 0.0
+        self._n_bytes += len(data)
+        super().data_received(data)
+        self._note()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._note()
+
+    def check(self, passed: float, now: float) -> None:
+        """``passed`` more seconds until ``now``: close the connection if its client took too many."""
+        self._check_write(passed)
+        if self.transport.is_closing() or self.flow.read_paused:
+            return  # we do not read: the client waits for us
+        self._waited += min(passed, now - self._since)  # what is awaited may have begun since the last look
+        if self._is_kept():
+            return  # uvicorn closes it after KEPT_SECONDS
+        if self._phase is h11.IDLE and self._waited > HEAD_SECONDS:
+            self._end(self._n_bytes > 0)
+        elif self._phase is h11.SEND_BODY and self._waited > BODY_SECONDS + self._n_bytes / BODY_RATE:
+            self._guard.say("a body came too slowly: %d bytes in %.0f s", self._n_bytes, self._waited)
+            self._end(not (self.cycle.response_started or self.cycle.response_complete))
+        elif self._phase in (h11.ERROR, h11.CLOSED) and self._waited > HEAD_SECONDS:
+            self.transport.abort()
+
+    def _is_kept(self) -> bool:
+        """Whether a request was answered, and nothing of another one has come."""
+        return self._phase is h11.IDLE and self.cycle is not None and not self.conn.trailing_data[0]
+
+    def _check_write(self, passed: float) -> None:
+        unsent = self.transport.get_write_buffer_size()
+        self._stuck = self._stuck + passed if unsent and unsent >= self._unsent > 0 else 0.0
+        self._unsent = unsent
+        if self._stuck > WRITE_SECONDS:
+            self._guard.say("a client took nothing of its reply for %.0f s", self._stuck)
+            self.transport.abort()
+
+    def _note(self) -> None:
+        """Note the phase that the connection is in now."""
+        phase = self.conn.their_state
+        if phase is self._phase:
+            return
+        self._phase, self._since, self._waited, self._n_bytes = phase, time.monotonic(), 0.0, 0
+        if phase is h11.IDLE:
+            self._guard.awaits_head(self)
+        else:
+            self._guard.drop(self)
+
+    def _end(self, told: bool) -> None:
+        if told:
+            self._answer(408, "the request did not come in time")
+        else:
+            self.transport.abort()
+
+    def _answer(self, status: int, message: str, *, retry: bool = False) -> None:
+        """Say why, past whatever HTTP had begun, and close."""
+        kind = "unavailable_error" if status == 503 else "invalid_request_error"
+        body = json.dumps({"error": {"code": status, "message": message, "type": kind}}).encode()
+        phrase = "Service Unavailable" if status == 503 else "Request Timeout"
+        head = f"HTTP/1.1 {status} {phrase}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        head += "retry-after: 5\r\n" if retry else ""
+        self.transport.write(f"{head}connection: close\r\n\r\n".encode() + body)
+        self.transport.close()

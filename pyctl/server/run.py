@@ -1,0 +1,310 @@
+"""The run of a server: requests until its model is loaded, serving, signals and the end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import ssl
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from pyctl.errors import ConfigError
+from pyctl.limit import limit
+from pyctl.server import ListenSettings
+from pyctl.server.guard import ConnectionGuard, GuardedProtocol, raise_file_limit
+from pyctl.server.listen import address_of
+
+__all__ = ["LoadingApp", "leave", "serve"]
+
+log = logging.getLogger("pyctl")
+
+HELD_SECONDS = limit(600.0, "a request that waits for the model to be loaded", "503 with Retry-After", "request", "s")
+
+MOST_HELD = limit(256, "requests that wait for the model to be loaded", "503 with Retry-After", "process")
+
+
+class LoadingApp:
+    """Passes requests to one application until `open`, and to another from then on.
+
+    An earlier POST is held until then, up to ``seconds``, since client libraries try again only twice. A GET is
+    answered at once. `open` and `close` are thread-safe.
+    """
+
+    def __init__(self, loading: ASGIApp, seconds: float = HELD_SECONDS) -> None:
+        self._app, self._seconds = loading, seconds
+        self._lock = threading.Lock()  # guards what follows
+        self._is_waiting = True
+        self._held: set[asyncio.Future[None]] = set()
+
+    def open(self, app: ASGIApp) -> None:
+        """Let requests through to ``app``."""
+        self._app = app
+        self.close()
+
+    def close(self) -> None:
+        """Hold no request any more."""
+        with self._lock:
+            self._is_waiting, held = False, tuple(self._held)
+        for waiting in held:
+            with contextlib.suppress(RuntimeError):  # the loop is gone
+                waiting.get_loop().call_soon_threadsafe(_release, waiting)
+
+    async def _hold(self) -> None:
+        """Wait until requests are held no more, or for so long."""
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        with self._lock:
+            if not self._is_waiting or len(self._held) >= MOST_HELD:
+                return
+            self._held.add(waiting)
+        try:
+            await asyncio.wait((waiting,), timeout=self._seconds)
+        finally:
+            with self._lock:
+                self._held.discard(waiting)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            if self._is_waiting and scope["type"] == "http" and scope["method"] == "POST":
+                await self._hold()
+            await self._app(scope, receive, send)
+        except asyncio.CancelledError:  # only at the very end: requests are not cancelled before
+            log.warning("%s: abandoned, the server is shutting down", scope.get("path", ""))
+
+
+def _release(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)
+
+
+BACKLOG = limit(512, "connections that wait to be accepted", "the client's system retries", "connection")
+
+HANDSHAKE_SECONDS = limit(10.0, "a TLS handshake", "closed", "connection", "s")
+
+DRAIN_SECONDS = 3.0
+"""How long connections may take to end when nothing is being served any more."""
+
+JOIN_SECONDS = 10.0
+"""How long loading may take to stop."""
+
+END_SECONDS = limit(60.0, "the stop of the server after a signal or a failure", "exit code 1", "process", "s")
+
+AGAIN_SECONDS = 0.5
+"""A signal that comes sooner after the first is the same one, sent to a group and passed on by a parent."""
+
+
+def serve(
+    app: ASGIApp,
+    sockets: list[socket.socket],
+    listen: ListenSettings,
+    *,
+    grace_seconds: float = 2.0,
+    on_ready: Callable[[str], None] = lambda address: None,
+    on_stop: Callable[[], object] | None = None,
+) -> None:
+    """Serve ``app`` on ``sockets``, which are bound; return after SIGTERM, SIGINT, or SIGHUP unless it is ignored.
+
+    ``on_ready`` gets the address as soon as requests are taken, on a thread of its own, and may last as long as the
+    server. An error of it before a signal comes ends the server and is raised here. After a signal running replies have
+    ``grace_seconds`` to end; then ``on_stop`` is called, on a thread of its own, and must make the rest end,
+    ``on_ready`` included. A second signal ends the process at once, and so does an end that takes too long, both with
+    exit code 1. Raises ConfigError if the certificate of ``listen`` cannot be used.
+    """
+    most = raise_file_limit(listen.max_connections)
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        server_header=False,
+        ssl_keyfile=listen.ssl_key_file or None,
+        ssl_certfile=listen.ssl_cert_file or None,
+        timeout_graceful_shutdown=int(grace_seconds + 2 * DRAIN_SECONDS),
+    )
+    try:
+        for path in filter(None, (listen.ssl_cert_file, listen.ssl_key_file)):
+            Path(path).read_bytes()  # unlike ssl's, the error names the file
+        config.load()
+    except ssl.SSLError as error:
+        files = f"--ssl-cert-file {listen.ssl_cert_file} with --ssl-key-file {listen.ssl_key_file}"
+        raise ConfigError(f"{files}: not a PEM certificate with its key") from error
+    except OSError as error:
+        raise ConfigError(f"cannot read {error.filename}: {error.strerror}") from error
+    address = address_of(sockets, "https" if listen.ssl_cert_file else "http")
+    server = _Server(config, ConnectionGuard(most), grace_seconds, lambda: on_ready(address), on_stop)
+    with server.signals():
+        try:
+            server.run(sockets)
+            server.join()
+        finally:
+            server.timer.cancel()
+
+
+def leave(code: int) -> int:
+    """End the process, and wait for no thread that still does something; what was logged and printed gets out."""
+    with contextlib.suppress(Exception):
+        logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os._exit(code)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, which after a signal lets its caller go on, and ends running replies in good order."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        guard: ConnectionGuard,
+        grace_seconds: float,
+        begin: Callable[[], None],
+        on_stop: Callable[[], object] | None,
+    ) -> None:
+        super().__init__(config)
+        self._guard = guard
+        self._grace_seconds = grace_seconds
+        self._begin = begin
+        self._on_stop = on_stop
+        self._beginning = threading.Thread(target=self._run_begin, name="pyctl-start", daemon=True)
+        self._failure: BaseException | None = None
+        self._ending_since = 0.0
+        self.timer = threading.Timer(END_SECONDS, _too_late)
+        self.timer.daemon = True
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        # Unlike asyncio.run it waits for no thread of a pool, which may still be at work.
+        loop = asyncio.new_event_loop()
+        loop.set_exception_handler(self._guard.failed)
+        try:
+            loop.run_until_complete(self._serve(sockets))
+            loop.run_until_complete(_cancel_rest())
+        finally:
+            loop.close()
+
+    def join(self) -> None:
+        """Wait for the thread that began; raises what it raised."""
+        if self._beginning.ident is not None:
+            self._beginning.join(JOIN_SECONDS)
+        if self._failure is not None:
+            raise self._failure
+
+    @contextlib.contextmanager
+    def signals(self) -> Iterator[None]:
+        """Stop on a signal. uvicorn would raise it again in the end, and kill what the caller still has to do."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as below nohup
+            numbers.append(signal.SIGHUP)
+        before = {number: signal.signal(number, self.handle_exit) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if not self.should_exit:
+            self._end()
+        elif time.monotonic() - self._ending_since > AGAIN_SECONDS:
+            log.error("second signal: exiting at once; pending cache writes are lost")
+            leave(1)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await self.lifespan.startup()
+        loop, config = asyncio.get_running_loop(), self.config
+        self.servers = [
+            await loop.create_server(
+                lambda: GuardedProtocol(self._guard, config, self.server_state),
+                sock=sock,
+                ssl=config.ssl,
+                backlog=BACKLOG,
+                ssl_handshake_timeout=HANDSHAKE_SECONDS if config.ssl else None,
+            )
+            for sock in sockets or ()
+        ]
+        self.started = True
+        self._beginning.start()
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % 10 == 0:
+            self._guard.look(self.server_state.connections)
+        return await super().on_tick(counter)
+
+    def _end(self) -> None:
+        """End in good order, or at once if that takes too long."""
+        self._ending_since = time.monotonic()
+        self.should_exit = True
+        self.timer.start()
+
+    def _run_begin(self) -> None:
+        try:
+            self._begin()
+        except BaseException as error:
+            if not self.should_exit:
+                self._failure = error
+                self._end()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        stopping = asyncio.ensure_future(self._stop_replies())
+        await super().shutdown(sockets)
+        await stopping
+
+    async def _stop_replies(self) -> None:
+        await self._until_served(self._grace_seconds)
+        stopped = _on_thread(self._on_stop) if self._on_stop is not None else None
+        await self._until_served(DRAIN_SECONDS)
+        for connection in tuple(self.server_state.connections):
+            connection.transport.abort()  # a client that neither sends nor takes anything
+        if stopped is not None:
+            await stopped
+
+    async def _until_served(self, seconds: float) -> None:
+        end = asyncio.get_running_loop().time() + seconds
+        while self.server_state.tasks and asyncio.get_running_loop().time() < end:
+            await asyncio.sleep(0.05)
+
+
+def _too_late() -> None:
+    log.critical("the server did not end within %.0f s: what was not written to disk yet is lost", END_SECONDS)
+    leave(1)
+
+
+def _on_thread(function: Callable[[], object]) -> asyncio.Future[None]:
+    """Have ``function`` called on a daemon thread."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def run() -> None:
+        try:
+            function()
+        except Exception:
+            log.exception("shutdown failed")
+        finally:
+            with contextlib.suppress(RuntimeError):  # the loop is gone
+                loop.call_soon_threadsafe(done.set_result, None)
+
+    threading.Thread(target=run, name="pyctl-stop", daemon=True).start()
+    return done
+
+
+async def _cancel_rest() -> None:
+    """Cancel the tasks that are left over, as asyncio.run does."""
+    rest = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    for task in rest:
+        task.cancel()
+    await asyncio.wait(rest, timeout=DRAIN_SECONDS) if rest else None
