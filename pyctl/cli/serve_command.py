@@ -30,6 +30,7 @@ from pyctl.server.memory import share_heaps
 from pyctl.server.models import ModelCard, Models, ModelSource
 from pyctl.server.run import LoadingApp, leave, serve
 from pyctl.server.service import Shared
+from pyctl.server.supervisor import Supervisor
 from pyctl.setup import unused_card
 from pyctl.tools.toolbox import ToolBox
 
@@ -230,7 +231,7 @@ class _Serving:
         if not server.api_keys and (warning := addresses.open_text(bound)):
             log.warning("%s", warning)
         self._log_ready(models, addresses)
-        models.run()
+        Supervisor(models).run()
 
     def _load_one(self) -> Models | None:
         """The one model, loaded; None if `close` was called meanwhile."""
@@ -260,8 +261,10 @@ class _Serving:
     @property
     def saved_text(self) -> str:
         """The final log text about the cache directory; "" without one."""
-        saved = self._models.n_saved if self._models is not None else None
-        return "" if saved is None else ", 1 prefix saved" if saved == 1 else f", {saved:,} prefixes saved"
+        services = self._models.services if self._models is not None else ()
+        found = [n for service in services if (n := service.admin.n_saved) is not None]
+        saved = sum(found)
+        return "" if not found else ", 1 prefix saved" if saved == 1 else f", {saved:,} prefixes saved"
 
     def close(self) -> bool:
         """Stop loading, or end the engines; whether all is written that was to be kept. Idempotent."""

@@ -155,7 +155,9 @@ class Worker:
         self._working = False
         self._n_steps = 0
         self._n_failed = 0
-        self._beat = engine.backend.control.heartbeat  # after this, `watch` is to learn of a lost device
+        # After this, `look` is to learn of a lost device.
+        self._sign = (0, engine.backend.control.heartbeat)
+        self._looked_at, self._still_seconds = time.monotonic(), 0.0
         self._before_close: list[Callable[[], None]] = []
         self._no_more_steps = threading.Event()
         self._over = threading.Event()
@@ -282,25 +284,33 @@ class Worker:
         return self._complete
 
     def watch(self) -> None:
-        """Wait for the end of the worker. Raises `trouble` if its thread fails or makes no progress, and after the
-        loss of a device, when the cache in RAM is on disk."""
-        stalled, sign, last = 0.0, (0, self._beat), time.monotonic()
-        while not self._over.wait(WATCH_SECONDS) and self._trouble is None:
-            # Counts at most two intervals per check: a stopped process or machine is not a stall.
-            now = time.monotonic()
-            passed, last = min(now - last, 2 * WATCH_SECONDS), now
-            try:
-                before, sign = sign, (self._n_steps, self._engine.backend.control.heartbeat)
-            except EngineError as error:
-                self._lose_device(error)
-                break
-            stalled = stalled + passed if self._working and sign == before and not self._closing else 0.0
-            if 0 < self._stall_seconds <= stalled:
-                log.critical("the engine has work and made no progress for %.0f s", stalled)
-                self._stalled = True
-                self._give_up(EngineError("the engine makes no progress"))
+        """`look` until the worker ends."""
+        while not self._over.wait(WATCH_SECONDS):
+            self.look()
+        self.look()
+
+    def look(self) -> None:
+        """Note progress; one thread calls this every WATCH_SECONDS. Raises `trouble` if the engine's thread fails or
+        makes no progress, and after the loss of a device, when the cache in RAM is on disk."""
+        if self._trouble is None and not self._over.is_set():
+            self._note_progress()
         if self._trouble is not None:
             raise self._trouble
+
+    def _note_progress(self) -> None:
+        # Counts at most two intervals: a stopped process or machine is not a stall.
+        now = time.monotonic()
+        passed, self._looked_at = min(now - self._looked_at, 2 * WATCH_SECONDS), now
+        try:
+            before, self._sign = self._sign, (self._n_steps, self._engine.backend.control.heartbeat)
+        except EngineError as error:
+            return self._lose_device(error)
+        stands = self._working and self._sign == before and not self._closing
+        self._still_seconds = self._still_seconds + passed if stands else 0.0
+        if 0 < self._stall_seconds <= self._still_seconds:
+            log.critical("the engine has work and made no progress for %.0f s", self._still_seconds)
+            self._stalled = True
+            self._give_up(EngineError("the engine makes no progress"))
 
     def _lose_device(self, reason: EngineError) -> None:
         """End the service and write what RAM has: by the engine's thread, or here if a call for the device holds it."""

@@ -332,7 +332,7 @@ async def _answer(models: Models, handler: Handler, form: ErrorForm, request: Re
     if model.service is not None and handler in _WITHOUT_WEIGHTS:
         return await handler(model.service, request)
     autoload = request.query_params.get("autoload", "")
-    if not (models.is_loaded(model) or (autoload in ("true", "1") if autoload else models.autoload)):
+    if not (models.order.is_loaded(model.name) or (autoload in ("true", "1") if autoload else models.autoload)):
         raise RequestError("model is not loaded")
     return HeldResponse(
         models,

@@ -121,6 +121,11 @@ class LoadOrder:
         return next((ticket.name for ticket in self._waiting if ticket.name not in self._loaded), None)
 
     @property
+    def is_empty(self) -> bool:
+        """Whether no model is loaded."""
+        return not self._loaded
+
+    @property
     def is_full(self) -> bool:
         """Whether another model may be loaded only after one has left."""
         return 0 < self.most <= len(self._loaded)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -13,22 +12,18 @@ from functools import partial
 from typing import Any, Literal, Protocol, TypeAlias
 
 from pyctl.engine.engine_settings import Clock
-from pyctl.errors import BusyError, ConfigError, EngineError, ModelError, PyctlError, RequestError, UnavailableError
+from pyctl.errors import BusyError, ConfigError, PyctlError, RequestError, UnavailableError
 from pyctl.limit import limit
 from pyctl.server.load_order import LoadOrder, Ticket
-from pyctl.server.memory import collect_all
 from pyctl.server.service import Service, Shared
 
 __all__ = ["Lease", "ModelCard", "ModelSource", "Models", "Progress", "ServedModel", "Status", "give_back_lease"]
-
-log = logging.getLogger("pyctl")
 
 RETRY_SECONDS = limit(
     10.0, "after a model failed to load", "requests for it get the same error, and nothing else leaves", "process", "s"
 )
 
-PROGRESS_STEP = 0.05
-"""Fraction of loading between two events about it."""
+_MOST_LISTENERS = limit(64, "clients of /models/sse", "503 with Retry-After", "process")
 
 MOST_HELD = limit(1024, "requests that wait for a model to be loaded", "503 with Retry-After", "process")
 
@@ -101,7 +96,6 @@ class ServedModel:
     load_seconds: float = 0.0
     unload_at: float | None = None
     is_outdated: bool = False
-    watcher: threading.Thread | None = None
 
     @property
     def name(self) -> str:
@@ -118,11 +112,9 @@ class Lease:
 
 
 class Models:
-    """All models of a process, by name and alias. Thread-safe.
+    """All models of a process, by name and alias, and the requests that wait for one. Thread-safe.
 
-    One thread loads and unloads, one model after the other, in the order of `LoadOrder`; the models' threads run
-    meanwhile. An unloaded model keeps its engine, its vocabulary and its cache. If the engine of a model fails, the
-    process ends, as with one model: a device that failed is of use to no other.
+    A `Supervisor` loads and unloads them. An unloaded model keeps its engine, its vocabulary and its cache.
     """
 
     def __init__(
@@ -137,20 +129,18 @@ class Models:
         self.shared, self.autoload = shared, autoload
         self.only: Service | None = None
         """The one model of a process that serves no other."""
-        self._order, self._clock, self._find = order or LoadOrder(0, 0.0), clock, find
+        self.order, self.clock, self._find = order or LoadOrder(0, 0.0), clock, find
         self._models = {source.card.name: ServedModel(source) for source in find()}
         self._names = _by_name(self._models.values())
         self._wanted = {name: model.source for name, model in self._models.items()}
         self._reading = threading.Lock()  # held while `reload` looks for models
         self._reloads: list[Future[None]] = []
-        self._is_stale = False  # whether something changed since the thread last looked
-        self._changed = threading.Condition()  # guards what follows, and the order
+        self.changed = threading.Event()  # set when the supervisor has to look again
+        self.closing = threading.Event()
+        self.lock = threading.RLock()  # guards what follows, the order and the states of models
         self._futures: dict[Ticket, Future[Lease]] = {}
-        self._left: dict[str, float] = {}  # what left for the model that is about to be loaded, and when that began
         self._listeners: list[Listener] = []
-        self._closing = threading.Event()
         self._trouble: PyctlError | None = None
-        self._thread = threading.Thread(target=self._run, name="pyctl-models", daemon=True)
 
     @classmethod
     def of(cls, service: Service) -> Models:
@@ -161,11 +151,6 @@ class Models:
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(tuple(self._models.values()))
-
-    @property
-    def most(self) -> int:
-        """Models that may be loaded at the same time, 0 for no limit."""
-        return self._order.most
 
     @property
     def sees_images(self) -> bool:
@@ -190,12 +175,6 @@ class Models:
             return [self.only]
         return [model.service for model in self._models.values() if model.service is not None]
 
-    @property
-    def n_saved(self) -> int | None:
-        """Snapshots that this process wrote to disk, None without one; also after the end."""
-        found = [n for service in self.services if (n := service.admin.n_saved) is not None]
-        return sum(found) if found else None
-
     def find(self, name: str) -> ServedModel | None:
         """The model called ``name``, or with that alias; Ollama's clients add a tag."""
         known = self._names.get(name) or self._names.get(name.removesuffix(":latest"), "")
@@ -209,10 +188,6 @@ class Models:
             raise RequestError(f"model '{name}' not found")
         return model
 
-    def is_loaded(self, model: ServedModel) -> bool:
-        """Whether a request could run at once."""
-        return self._order.is_loaded(model.name)
-
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def ask(self, model: ServedModel) -> Future[Lease]:
@@ -221,9 +196,9 @@ class Models:
         The future raises ModelError if the model cannot be loaded, and UnavailableError at the end of the process.
         """
         future: Future[Lease] = Future()
-        ticket = Ticket(model.name, self._clock())
-        with self._changed:
-            if self._closing.is_set():
+        ticket = Ticket(model.name, self.clock())
+        with self.lock:
+            if self.closing.is_set():
                 future.set_exception(UnavailableError("the server is shutting down"))
                 return future
             if (known := self._models.get(model.name)) is None:
@@ -233,19 +208,19 @@ class Models:
             if len(self._futures) >= MOST_HELD:
                 future.set_exception(BusyError(len(self._futures)))
                 return future
-            if model.error is not None and self._clock() - model.failed_at < RETRY_SECONDS:
+            if model.error is not None and self.clock() - model.failed_at < RETRY_SECONDS:
                 future.set_exception(model.error)
                 return future
             self._futures[ticket] = future
-            self._order.ask(ticket)
-            self._admit()
-            self._wake()
+            self.order.ask(ticket)
+            self.admit()
+            self.changed.set()
         future.add_done_callback(lambda done: self._given_up(ticket) if done.cancelled() else None)
         return future
 
     def load(self, model: ServedModel) -> None:
         """Load the model soon. Raises RequestError if it is loaded or being loaded."""
-        with self._changed:
+        with self.lock:
             if model.status in ("loaded", "loading"):
                 raise RequestError("model is already running")
             model.error, model.failed_at = None, 0.0
@@ -254,12 +229,12 @@ class Models:
     def unload(self, model: ServedModel) -> None:
         """Unload the model soon: after its replies, or when these take too long. Raises RequestError if it is not
         loaded."""
-        with self._changed:
+        with self.lock:
             if self._models.get(model.name) is not model:
                 raise RequestError("model is not running")  # replaced meanwhile
             if model.status == "sleeping":
-                return self._set(model, "unloaded")
-            if not self._order.is_loaded(model.name):
+                return self.set_status(model, "unloaded")
+            if not self.order.is_loaded(model.name):
                 raise RequestError("model is not running")
             self._let_go(model)
 
@@ -274,60 +249,39 @@ class Models:
             wanted = {source.card.name: source for source in self._find()}
             _by_name(map(ServedModel, wanted.values()))
             outdated = [model for model in self if model.service is not None and not model.source.loader.is_current()]
-            with self._changed:
+            with self.lock:
                 self._wanted = wanted
                 for model in outdated:
                     model.is_outdated = True
-                if self._closing.is_set():
+                if self.closing.is_set():
                     raise UnavailableError("the server is shutting down")
                 self._reloads.append(done)
-                self._wake()
+                self.changed.set()
         return done
 
-    @property
-    def n_listeners(self) -> int:
-        """Listeners to events."""
-        return len(self._listeners)
-
     def listen(self, listener: Listener) -> Callable[[], None]:
-        """Call ``listener`` with each event, on any thread; returns what ends that."""
-        with self._changed:
+        """Call ``listener`` with each event, on any thread; returns what ends that. Raises BusyError."""
+        with self.lock:
+            if len(self._listeners) >= _MOST_LISTENERS:
+                raise BusyError(len(self._listeners))
             self._listeners.append(listener)
 
         def end() -> None:
-            with self._changed, suppress(ValueError):
+            with self.lock, suppress(ValueError):
                 self._listeners.remove(listener)
 
         return end
 
-    # -- the life of the process -------------------------------------------------------------------------------------
-
-    def run(self) -> None:
-        """Load what is to be there from the start, then serve until `close`. Raises EngineError if an engine fails."""
-        if self.only is not None:
-            return self.only.worker.watch()
-        self._thread.start()
-        self._load_first()
-        self._closing.wait()
-        if self._trouble is not None:
-            raise self._trouble
-
-    def _load_first(self) -> None:
-        for model in self._models.values():
-            if model.source.on_start:
-                self.load(model)
-
     def close(self) -> bool:
         """End all requests and all engines; whether all is written that was to be kept. Idempotent."""
-        with self._changed:
-            self._closing.set()
+        with self.lock:
+            self.closing.set()
             self._tell(None)
-            for future in self._take_futures():
-                future.set_exception(UnavailableError("the server is shutting down"))
-            for reload in self._reloads:
-                reload.set_exception(UnavailableError("the server is shutting down"))
-            self._reloads = []
-            self._wake()
+            waiting = [future for future in self._futures.values() if future.set_running_or_notify_cancel()]
+            for ends in (*waiting, *self._reloads):
+                ends.set_exception(UnavailableError("the server is shutting down"))
+            self._futures, self._reloads = {}, []
+            self.changed.set()
         services = self.services
         complete: list[bool] = []
         closers = [
@@ -340,278 +294,101 @@ class Models:
             closer.join()
         return len(complete) == len(services) and all(complete)
 
-    # -- the thread that loads ---------------------------------------------------------------------------------------
+    # -- the supervisor ----------------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        while not self._closing.is_set():
-            try:
-                self._step()
-            except Exception:
-                log.exception("the thread that loads models failed in one step")
-                self._closing.wait(1.0)
+    @property
+    def is_reloading(self) -> bool:
+        """Whether a reload waits for `adopt`. What is waited for then may be a model that it replaces."""
+        return bool(self._reloads)
 
-    def _step(self) -> None:
-        """Unload or load one model, or wait until something changes."""
-        with self._changed:
-            now, self._is_stale = self._clock(), False
-            leaving = self._to_unload(now)
-        if leaving is not None:
-            return self._unload(*leaving)
-        if self._reloads:
-            self._adopt()
-        with self._changed:
-            # Until a reload is finished, what is waited for may be a model that it replaces.
-            name = self._order.next_model if not self._reloads else None
-        if name is not None:
-            model = self._models[name]
-            try:
-                # Before any model is unloaded for it: an invalid file affects no other model.
-                has_room = not self._any_loaded() or model.source.loader.fits()
-            except Exception as error:
-                return self._failed(model, error)
-            with self._changed:
-                is_full, victim = self._order.is_full or not has_room, self._order.victim(now)
-                if is_full and self._order.is_stuck:
-                    return self._failed(
-                        model, ModelError("all loaded models are kept, and there is no room for one more")
-                    )
-            if not is_full or not self._any_loaded():
-                return self._load(model)
-            if victim is not None:
-                return self._unload(self._models[victim], "unloaded", for_another=True)
-        elif not self._reloads:
-            self._left = {}
-        with self._changed:
-            self._admit()
-            if not self._closing.is_set() and not self._is_stale:
-                self._changed.wait(self._seconds(now))
+    def admit(self) -> None:
+        """Let requests run whose models are loaded."""
+        with self.lock:
+            for ticket in self.order.admitted():
+                future, model = self._futures.pop(ticket, None), self._models[ticket.name]
+                if future is None or not future.set_running_or_notify_cancel():
+                    self.order.end(ticket, self.clock())
+                    continue
+                assert model.service is not None
+                model.used = time.time()
+                future.set_result(Lease(model.service, partial(self._end, ticket)))
 
-    def _adopt(self) -> None:
-        """Finish reloads, once the models that they replace or remove are unloaded."""
-        with self._changed:
+    def refuse(self, name: str, error: PyctlError) -> None:
+        """Answer all that wait for the model with ``error``."""
+        with self.lock:
+            for ticket in self.order.refuse(name):
+                future = self._futures.pop(ticket, None)
+                if future is not None and future.set_running_or_notify_cancel():
+                    future.set_exception(error)
+
+    def adopt(self) -> tuple[list[ServedModel], list[Future[None]]] | None:
+        """Have the models that reloads found, and those futures to end; None until what goes for them is unloaded.
+
+        Returns also the models that went, whose engines the caller has to close.
+        """
+        with self.lock:
             outdated = [
                 model
                 for name, model in self._models.items()
                 if model.is_outdated or self._wanted.get(name) != model.source
             ]
-            loaded = [model for model in outdated if self._order.is_loaded(model.name)]
+            loaded = [model for model in outdated if self.order.is_loaded(model.name)]
             for model in loaded:
                 self._let_go(model)
             if loaded:
-                return
+                return None
             kept = {name: model for name, model in self._models.items() if model not in outdated}
             self._models = {name: kept.get(name) or ServedModel(self._wanted[name]) for name in self._wanted}
             self._names = _by_name(self._models.values())
             for model in outdated:
                 if model.name not in self._models:
-                    self._refuse(model.name, RequestError(f"model '{model.name}' not found"))
+                    self.refuse(model.name, RequestError(f"model '{model.name}' not found"))
             done, self._reloads = self._reloads, []
             self._tell({"model": "*", "event": "models_reload"})
-        for model in outdated:
-            log.info("%s %s", model.name, "has other settings or files" if model.name in self._models else "is gone")
-            _close(model)
-            del model
-        # What threads still use, such as one that prepares a vocabulary, goes with the next reload.
-        outdated.clear()
-        collect_all()
-        for future in done:
-            future.set_result(None)
+            return outdated, done
 
-    def _any_loaded(self) -> bool:
-        return any(self._order.is_loaded(name) for name in self._models)
+    def renew(self, model: ServedModel) -> None:
+        """Have ``model`` loaded anew for those that wait for it, since its files are others now."""
+        with self.lock:
+            self._models[model.name] = ServedModel(model.source, used=model.used)
+            self.set_status(self._models[model.name], "unloaded")
 
-    def _to_unload(self, now: float) -> tuple[ServedModel, Status] | None:
-        """A model that a client or its idle time unloads now, and its state then."""
-        for name, model in self._models.items():
-            since = self._order.rests_since(name)
-            if model.unload_at is not None:
-                if since is not None:
-                    return model, "unloaded"
-                if now >= model.unload_at and model.service is not None:
-                    model.unload_at = now + model.source.stop_seconds
-                    model.service.worker.end_requests(UnavailableError(f"the model {name} was unloaded"))
-            if since is not None and 0 <= model.source.sleep_seconds <= now - since:
-                return model, "sleeping"
-        return None
+    def set_status(self, model: ServedModel, status: Status, **more: object) -> None:
+        """The state of ``model``, which listeners hear; ``more`` about it is for them alone."""
+        model.status = status
+        self._tell({"model": model.name, "event": "model_status", "data": {"status": status, **more}})
 
-    def _seconds(self, now: float) -> float | None:
-        """Seconds until the thread has to look again without an event."""
-        due = [model.unload_at - now for model in self._models.values() if model.unload_at is not None]
-        if (seconds := self._order.seconds(now)) is not None:
-            due.append(seconds)
-        for name, model in self._models.items():
-            since = self._order.rests_since(name)
-            if since is not None and model.source.sleep_seconds >= 0:
-                due.append(since + model.source.sleep_seconds - now)
-        return max(min(due), 0.0) if due else None
-
-    def _load(self, model: ServedModel) -> None:
-        began, source = self._clock(), model.source
-        self._set(model, "loading")
-        try:
-            if model.service is None:
-                service = source.loader.load(self._progress(model))
-                model.watcher = self._watch(service)
-                if self._closing.is_set():
-                    service.worker.close(unload=False)
-                    return
-                model.service = service
-            else:
-                model.service.worker.load().result()
-        except Exception as error:
-            if model.service is None or source.loader.is_current():
-                return self._failed(model, error)
-            # Its vocabulary and snapshots are those of the old files. Its requests wait for it to be loaded anew.
-            log.info("%s has other files", model.name)
-            with self._changed:
-                self._models[model.name] = ServedModel(source, used=model.used)
-                self._set(self._models[model.name], "unloaded")
-            _close(model)
-            return collect_all()
-        now = self._clock()
-        model.load_seconds, model.error, left = now - began, None, self._left
-        self._left = {}
-        n_kept = model.service.admin.n_kept().result()
-        with self._changed:
-            self._order.loaded(model.name, now, keeps=source.keeps)
-            self._set(model, "loaded")
-            self._admit()
-        text = "switched to %s in %.1f s (weights %.1f s, %d conversations kept)"
-        seconds = now - min([began, *left.values()])
-        log.info(text if left else text.replace("switched to", "loaded"), model.name, seconds, now - began, n_kept)
-
-    def _unload(self, model: ServedModel, status: Status, *, for_another: bool = False) -> None:
-        began = self._clock()
-        with self._changed:
-            if self._order.n_running(model.name):
-                return  # a request came after all
-            self._order.shut(model.name)
-        assert model.service is not None
-        try:
-            model.service.worker.unload().result()
-        except Exception as error:
-            self._fail(EngineError(f"cannot unload {model.name}: {error}"))
-            return
-        with self._changed:
-            self._order.unloaded(model.name)
-            model.unload_at = None
-            self._set(model, status)
-        if for_another:
-            self._left[model.name] = began
-        log.info("%s unloaded in %.1f s", model.name, self._clock() - began)
-
-    def _failed(self, model: ServedModel, error: Exception) -> None:
-        """Tell all that wait for ``model``, and load again what left for it."""
-        known = error if isinstance(error, PyctlError) else ModelError(f"cannot load {model.name}: internal error")
-        if known is not error:
-            log.error("cannot load %s", model.name, exc_info=error)
-        else:
-            log.error("cannot load %s: %s", model.name, error)
-        with self._changed:
-            model.error, model.failed_at = known, self._clock()
-            self._set(model, "unloaded")
-            self._refuse(model.name, known)
-        left, self._left = self._left, {}
-        for name in left:
-            if name in self._models and not self._order.is_loaded(name):
-                self._load(self._models[name])
+    def fail(self, error: PyctlError) -> None:
+        """Serve nothing any more: ``error`` ended one engine, and a device that failed is of use to no other."""
+        with self.lock:
+            self._trouble = self._trouble or error
+            self.closing.set()
+            self.changed.set()
 
     # -- inside ------------------------------------------------------------------------------------------------------
-
-    def _admit(self) -> None:
-        """Let requests run whose models are loaded."""
-        for ticket in self._order.admitted():
-            future, model = self._futures.pop(ticket, None), self._models[ticket.name]
-            if future is None or not future.set_running_or_notify_cancel():
-                self._order.end(ticket, self._clock())
-                continue
-            assert model.service is not None
-            model.used = time.time()
-            future.set_result(Lease(model.service, partial(self._end, ticket)))
-
-    def _end(self, ticket: Ticket) -> None:
-        with self._changed:
-            self._order.end(ticket, self._clock())
-            self._wake()
-
-    def _given_up(self, ticket: Ticket) -> None:
-        with self._changed:
-            self._futures.pop(ticket, None)
-            self._order.give_up(ticket)
-            self._wake()
-
-    def _wake(self) -> None:
-        """Have the thread look again, also if it is just looking."""
-        self._is_stale = True
-        self._changed.notify_all()
-
-    def _let_go(self, model: ServedModel) -> None:
-        """Unload a loaded model after its replies, which end after its stop-timeout."""
-        if model.unload_at is None:
-            model.unload_at = self._clock() + model.source.stop_seconds
-            self._wake()
-        self._order.shut(model.name)
-
-    def _refuse(self, name: str, error: PyctlError) -> None:
-        for ticket in self._order.refuse(name):
-            if (future := self._futures.pop(ticket, None)) is not None and future.set_running_or_notify_cancel():
-                future.set_exception(error)
-
-    def _take_futures(self) -> list[Future[Lease]]:
-        found = [future for future in self._futures.values() if future.set_running_or_notify_cancel()]
-        self._futures.clear()
-        return found
-
-    def _progress(self, model: ServedModel) -> Progress:
-        last = 0.0
-
-        def report(fraction: float) -> bool:
-            nonlocal last
-            if fraction - last >= PROGRESS_STEP:
-                last = fraction
-                stage = {"stages": ["text_model"], "current": "text_model", "value": fraction}
-                self._tell(
-                    {"model": model.name, "event": "model_status", "data": {"status": "loading", "progress": stage}}
-                )
-            return not self._closing.is_set()
-
-        return report
-
-    def _set(self, model: ServedModel, status: Status) -> None:
-        model.status = status
-        self._tell({"model": model.name, "event": "model_status", "data": {"status": status}})
 
     def _tell(self, event: Mapping[str, Any] | None) -> None:
         for listener in tuple(self._listeners):
             with suppress(Exception):
                 listener(event)
 
-    def _watch(self, service: Service) -> threading.Thread:
-        """End the process if the engine of ``service`` ends."""
+    def _end(self, ticket: Ticket) -> None:
+        with self.lock:
+            self.order.end(ticket, self.clock())
+            self.changed.set()
 
-        def watch() -> None:
-            try:
-                service.worker.watch()
-            except PyctlError as error:
-                self._fail(error)
+    def _given_up(self, ticket: Ticket) -> None:
+        with self.lock:
+            self._futures.pop(ticket, None)
+            self.order.give_up(ticket)
+            self.changed.set()
 
-        thread = threading.Thread(target=watch, name="pyctl-watch", daemon=True)
-        thread.start()
-        return thread
-
-    def _fail(self, error: PyctlError) -> None:
-        with self._changed:
-            self._trouble = self._trouble or error
-            self._closing.set()
-            self._wake()
-
-
-def _close(model: ServedModel) -> None:
-    """End the engine of a model that is not loaded, and its cache."""
-    if model.service is not None:
-        model.service.worker.close()
-    if model.watcher is not None:
-        model.watcher.join()
+    def _let_go(self, model: ServedModel) -> None:
+        """Unload a loaded model after its replies, which end after its stop-timeout."""
+        if model.unload_at is None:
+            model.unload_at = self.clock() + model.source.stop_seconds
+            self.changed.set()
+        self.order.shut(model.name)
 
 
 def _by_name(models: Iterable[ServedModel]) -> dict[str, str]:

@@ -14,6 +14,7 @@ from llama_cpp import llama_cpp as api
 from pyctl.cli.arguments import parse_serve
 from pyctl.cli.serve_command import several
 from pyctl.server.models import Models
+from pyctl.server.supervisor import Supervisor
 from tests.waiting import until
 
 N_RELOADS = 4
@@ -54,7 +55,7 @@ def run(tmp_path: Path) -> Iterator[Callable[[str], Models]]:
         argv = ["--models-preset", str(preset), "--models-patience", "0", "--no-kv-cache"]
         models = several(parse_serve(argv, {}), argv, {})
         assert models is not None
-        thread = threading.Thread(target=models.run, daemon=True)
+        thread = threading.Thread(target=Supervisor(models).run, daemon=True)
         thread.start()
         running.append((models, thread))
         return models

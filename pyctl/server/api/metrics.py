@@ -48,7 +48,7 @@ async def show_all(models: Models, request: Request) -> Response:
         raise NotSupportedError("This server does not support metrics endpoint. Start it with `--metrics`")
     found: dict[str, Metric] = {}
     for model in models:
-        loaded = _gauge("pyctl:model_loaded", "Whether the model is loaded", float(models.is_loaded(model)))
+        loaded = _gauge("pyctl:model_loaded", "Whether the model is loaded", float(models.order.is_loaded(model.name)))
         metrics = [loaded]
         if (service := model.service) is not None:
             stats = await asyncio.wrap_future(service.admin.stats())

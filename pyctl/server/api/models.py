@@ -11,7 +11,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from pyctl.errors import BusyError, NotFoundError, RequestError, UnavailableError
+from pyctl.errors import NotFoundError, RequestError, UnavailableError
 from pyctl.limit import limit
 from pyctl.server.body import Body
 from pyctl.server.http import PING, JsonResponse, encode, error_response, frame
@@ -24,8 +24,6 @@ __all__ = ["events", "health", "load", "retrieve", "show", "unload"]
 _MOST_EVENTS = limit(
     256, "events of models that a client of /models/sse has not taken yet", "it is closed", "connection"
 )
-
-_MOST_LISTENERS = limit(64, "clients of /models/sse", "503 with Retry-After", "process")
 
 
 class _ModelBody(Body, frozen=True):
@@ -89,8 +87,6 @@ async def unload(models: Models, request: Request) -> Response:
 async def events(models: Models, request: Request) -> Response:
     """GET /models/sse: what happens to models, as it happens."""
     loop, queue = asyncio.get_running_loop(), asyncio.Queue[Mapping[str, Any] | None](_MOST_EVENTS)
-    if models.n_listeners >= _MOST_LISTENERS:
-        raise BusyError(models.n_listeners)
 
     def put(event: Mapping[str, Any] | None) -> None:
         if not queue.full():

@@ -29,10 +29,10 @@ from pyctl.engine.worker import Worker
 from pyctl.errors import ModelError
 from pyctl.llama import Loaded
 from pyctl.llama.params import ModelParams, context_params
-from pyctl.server.models import Models
 from pyctl.server.request_pool import Afterwards
 from pyctl.server.run import LoadingApp
 from pyctl.server.sending import ReplyResponse
+from pyctl.server.supervisor import Supervisor
 from pyctl.terminal import TerminalSettings
 from tests.fake import FakeBackend
 from tests.pictures import GridReader
@@ -215,7 +215,7 @@ def look(monkeypatch: pytest.MonkeyPatch, argv: list[str], at: Callable[[Seen], 
         patch.setattr(assemble, "gc", SimpleNamespace(collect=lambda: None, freeze=lambda: None))
         patch.setattr(Worker, "submit", submit)
         patch.setattr(Worker, "watch", lambda _: None)
-        patch.setattr(Models, "run", lambda _: None)
+        patch.setattr(Supervisor, "run", lambda _: None)
         patch.setattr(Worker, "warm", lambda _, request: seen.warmed.append(request))
         patch.setattr(Afterwards, "add", lambda _, function: function())
         patch.setattr(EngineAdmin, "embed", embed)

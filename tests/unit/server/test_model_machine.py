@@ -16,6 +16,7 @@ from pyctl.errors import ModelError, PyctlError, RequestError
 from pyctl.server.load_order import MOST_HELD_SECONDS, LoadOrder
 from pyctl.server.models import RETRY_SECONDS, Lease, ModelCard, Models, ModelSource, Progress
 from pyctl.server.service import Service, Shared
+from pyctl.server.supervisor import Supervisor
 from tests.effort import examples
 
 NAMES = st.sampled_from(("a", "b", "c", "d"))
@@ -112,11 +113,11 @@ class ModelMachine(RuleBasedStateMachine):
     def begin(self, most: int, patience: float, keeps: bool) -> None:
         self.now, self.most, self.fleet = 0.0, most, Fleet(4)
         self.version, self.keeps = 0, keeps and most != 1
-        self.patched = patch("pyctl.server.models.collect_all")  # it takes a tenth of a second
+        self.patched = patch("pyctl.server.supervisor.collect_all")  # it takes a tenth of a second
         self.patched.start()
         self.models = Models(Shared(), self.find, LoadOrder(most, patience), clock=lambda: self.now)
-        # The thread never waits here: `drive` calls its steps, and time passes between them.
-        self.models._changed = cast(Any, Stepped())
+        self.models.changed = cast(Any, Stepped())
+        self.supervisor = Supervisor(self.models)
         self.waiting: list[tuple[str, float, Future[Lease]]] = []
         self.running: list[tuple[str, Lease]] = []
 
@@ -133,7 +134,7 @@ class ModelMachine(RuleBasedStateMachine):
 
     def drive(self) -> None:
         for _ in range(12):
-            self.models._step()
+            self.supervisor._step()
         ended = [each for each in self.waiting if each[2].done()]
         self.waiting = [each for each in self.waiting if not each[2].done()]
         for name, _, future in ended:
@@ -190,7 +191,7 @@ class ModelMachine(RuleBasedStateMachine):
     def rules_hold(self) -> None:
         if not hasattr(self, "models"):
             return
-        loaded = {model.name for model in self.models if self.models.is_loaded(model)}
+        loaded = {model.name for model in self.models if self.models.order.is_loaded(model.name)}
         assert loaded == self.fleet.loaded
         assert not self.most or len(loaded) <= self.most
         assert len(loaded) < 2 or self.fleet.free() >= 0, "more than there is room for"
@@ -212,11 +213,10 @@ class ModelMachine(RuleBasedStateMachine):
 
 
 class Stepped:
-    """A condition on which no thread waits: only one thread is here."""
+    """An event for which no thread waits: `drive` calls the steps of the thread, and time passes between them."""
 
-    def __enter__(self) -> None: ...
-    def __exit__(self, *_: object) -> None: ...
-    def notify_all(self) -> None: ...
+    def set(self) -> None: ...
+    def clear(self) -> None: ...
     def wait(self, seconds: float | None = None) -> None: ...
 
 

@@ -17,6 +17,7 @@ from pyctl.server.app import create_app
 from pyctl.server.load_order import LoadOrder
 from pyctl.server.models import Lease, ModelCard, Models, ModelSource, give_back_lease
 from pyctl.server.service import Service, Shared
+from pyctl.server.supervisor import Supervisor
 from tests.unit.server.fake import HI, Bench, Client
 from tests.waiting import until
 
@@ -68,7 +69,7 @@ def run() -> Iterator[Callable[..., Models]]:
 
 def trouble_of(models: Models) -> PyctlError | None:
     try:
-        models.run()
+        Supervisor(models).run()
     except PyctlError as error:
         return error
     return None
@@ -119,9 +120,9 @@ def test_who_leaves_gives_up_the_place_and_what_came_too_late_is_given_back(run:
     kept = asked[1].result(60)
     assert asked[0].cancelled()
     give_back_lease(asked[2])
-    assert models._order.n_running("slow") == 1
+    assert models.order.n_running("slow") == 1
     kept.close()
-    assert models._order.n_running("slow") == 0
+    assert models.order.n_running("slow") == 0
 
 
 def test_an_engine_that_fails_ends_the_process(run: Callable[..., Models]) -> None:
