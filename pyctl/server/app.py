@@ -179,6 +179,18 @@ _OF_MODEL: dict[str, dict[str, Handler]] = {
     },
 }
 
+_KEPT: frozenset[Handler] = frozenset(
+    (
+        completions.chat_completions,
+        completions.completions,
+        completions.native_completion,
+        completions.infill,
+        anthropic.messages,
+        responses.create,
+    )
+)
+"""Endpoints whose streams may outlive their connections."""
+
 _TOOLS: frozenset[object] = frozenset((tools.show, tools.call))
 """Endpoints for which an origin has to be named: any page of this machine is too many."""
 
@@ -231,12 +243,10 @@ def create_app(models: Models) -> Starlette:
     tables = (_OF_PROCESS,) if models.only is not None else (_OF_PROCESS, _OF_ROUTER)
     for method, handlers in _OF_MODEL.items():
         for path, handler in handlers.items():
-            of_model = partial(_answer, models, handler, form_of(path))
-            answer = _guarded(settings, handler, of_model, form_of(path))
-            if method == "POST":
-                kept = partial(outlive, models.shared.streams, answer)
-                answer = _guarded(settings, handler, kept, form_of(path))
-            paths.setdefault(path, {})[method] = answer
+            answer = partial(_answer, models, handler, form_of(path))
+            if handler in _KEPT:
+                answer = partial(outlive, models.shared.streams, answer, partial(_response_to, form_of(path)))
+            paths.setdefault(path, {})[method] = _guarded(settings, handler, answer, form_of(path))
     # After those of models: the first path that fits counts, and "/api/{name:path}" fits many.
     for method, process_handlers in (item for table in tables for item in table.items()):
         for path, process_handler in process_handlers.items():
@@ -292,12 +302,12 @@ def _guarded(settings: ServerSettings, handler: object, answer: Endpoint, form: 
                 check_origin(request.headers, settings, by_name=handler in _TOOLS)
             return await answer(request)
         except Exception as error:
-            return _response_to(error, form, request)
+            return _response_to(form, request, error)
 
     return endpoint
 
 
-def _response_to(error: Exception, form: ErrorForm, request: Request) -> Response:
+def _response_to(form: ErrorForm, request: Request, error: Exception) -> Response:
     """The response to ``error`` in ``form``."""
     if isinstance(error, ClientDisconnect):
         return Response(status_code=400)
@@ -338,7 +348,7 @@ async def _answer(models: Models, handler: Handler, form: ErrorForm, request: Re
         models,
         model,
         lambda service: handler(service, request),
-        lambda error: _response_to(error, form, request),
+        partial(_response_to, form, request),
         ping_seconds=models.shared.settings.ping_seconds if body.stream is True and form is not ollama_error else 0,
         error_event=b"error" if form is anthropic_error else b"",
     )

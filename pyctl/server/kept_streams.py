@@ -173,8 +173,16 @@ class _Wish(msgspec.Struct, frozen=True):
     stream: object = False
 
 
-async def outlive(streams: KeptStreams, answer: Callable[[Request], Awaitable[ASGIApp]], request: Request) -> ASGIApp:
-    """What ``answer`` makes of ``request``. If the client names a conversation and wants a stream, that is kept."""
+Answer: TypeAlias = Callable[[Request], Awaitable[ASGIApp]]
+
+
+async def outlive(
+    streams: KeptStreams, answer: Answer, as_response: Callable[[Request, Exception], ASGIApp], request: Request
+) -> ASGIApp:
+    """What ``answer`` makes of ``request``. If the client names a conversation and wants a stream, that is kept.
+
+    Of a kept stream, what ``answer`` raises is sent ``as_response``.
+    """
     if not (name := request.headers.get(_HEADER, "")):
         return await answer(request)
     body = await request.body()
@@ -184,7 +192,7 @@ async def outlive(streams: KeptStreams, answer: Callable[[Request], Awaitable[AS
         streams_wanted = False
     key = key_of(request, name)
     stream = streams.open(key) if streams_wanted else None
-    return await answer(request) if stream is None else KeptResponse(streams, key, stream, body, answer)
+    return await answer(request) if stream is None else KeptResponse(streams, key, stream, body, answer, as_response)
 
 
 class KeptResponse:
@@ -200,11 +208,12 @@ class KeptResponse:
         key: Key,
         stream: KeptStream,
         body: bytes,
-        answer: Callable[[Request], Awaitable[ASGIApp]],
+        answer: Answer,
+        as_response: Callable[[Request, Exception], ASGIApp],
     ) -> None:
         self._streams, self._key, self._stream = streams, key, stream
         self._body: bytes | None = body
-        self._answer = answer
+        self._answer, self._as_response = answer, as_response
         self._others: list[Message] = []  # of an answer that is no stream
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -221,8 +230,12 @@ class KeptResponse:
                 await send(message)
 
     async def _work(self, scope: Scope) -> None:
+        request = Request(scope, self._receive)
         try:
-            answer = await self._answer(Request(scope, self._receive))
+            try:
+                answer = await self._answer(request)
+            except Exception as error:
+                answer = self._as_response(request, error)
             await answer(scope, self._receive, self._keep)
         except Exception:
             log.exception("a kept stream failed")

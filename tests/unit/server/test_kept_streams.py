@@ -143,6 +143,20 @@ def test_a_reply_that_has_not_begun_can_be_ended_and_one_that_was_refused_is_not
     asyncio.run(run())
 
 
+def test_only_replies_are_kept() -> None:
+    """A client may send its header with every request: others than replies leave its stream alone."""
+
+    async def run() -> None:
+        talk = Talk(play("a", "b", pause=None))
+        await talk.begin("mine")
+        for path in ("/tokenize", "/api/show"):
+            await Caller(talk.bench, path, {**BODY, "content": "a"}, conversation("mine")).call()
+        assert not talk.bench.worker.handles[0].cancelled
+        assert (await talk.ask("DELETE", "/v1/stream?conv_id=mine")).status_code == 204
+
+    asyncio.run(run())
+
+
 def test_another_key_reads_and_ends_nothing() -> None:
     async def run() -> None:
         talk = Talk(play("a", "b", pause=None), api_keys=("k", "l"))
