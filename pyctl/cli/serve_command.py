@@ -28,6 +28,7 @@ from pyctl.server.listen import bind
 from pyctl.server.load_order import LoadOrder
 from pyctl.server.memory import share_heaps
 from pyctl.server.models import ModelCard, Models, ModelSource
+from pyctl.server.request_pool import Afterwards
 from pyctl.server.run import LoadingApp, leave, serve
 from pyctl.server.service import Shared
 from pyctl.server.supervisor import Supervisor
@@ -149,16 +150,16 @@ def _keep_files(models: Models, ram: RamBudget) -> None:
             return None
         return available - SPARE - max(ram.n_bytes - ram.used_by_others(None), 0)
 
-    files = WarmFiles(wanted, room)
+    files, errands = WarmFiles(wanted, room), Afterwards(models.shared.pool, 1)
 
     def note(event: Mapping[str, Any] | None) -> None:
         if event is None:
             files.close()
         elif event.get("data", {}).get("status") == "loaded":
-            files.wake()
+            errands.add(files.look)
 
     models.listen(note)
-    files.wake()
+    errands.add(files.look)
 
 
 def _may_see(preset: Preset) -> bool:

@@ -20,7 +20,7 @@ MIB = 1 << 20
 
 
 class WarmFiles:
-    """Reads files that the page cache has dropped, on a thread of its own, each time that `wake` is called.
+    """Reads files that the page cache has dropped, each time that `look` is called.
 
     ``wanted`` returns the files of each model by its name, the most urgent model first. ``room`` returns the bytes that
     all of them may take, None if that is unknown; a model that does not fit any more is left out.
@@ -29,17 +29,11 @@ class WarmFiles:
     def __init__(self, wanted: Callable[[], Mapping[str, Sequence[Path]]], room: Callable[[], int | None]) -> None:
         self._wanted, self._room = wanted, room
         self._said: tuple[str, ...] = ()
-        self._looks, self._ends = threading.Event(), threading.Event()
-        threading.Thread(target=self._run, name="pyctl-warm-files", daemon=True).start()
-
-    def wake(self) -> None:
-        """Look again, soon."""
-        self._looks.set()
+        self._ends = threading.Event()
 
     def close(self) -> None:
         """Read no more. Does not wait."""
         self._ends.set()
-        self._looks.set()
 
     def look(self) -> list[str]:
         """Read what was dropped of the files that have room; returns the names of their models."""
@@ -57,15 +51,6 @@ class WarmFiles:
             self._said = tuple(lines)
             log.info("files kept in RAM for a switch: %s", ", ".join(lines) or "none, RAM has no room")
         return kept
-
-    def _run(self) -> None:
-        while self._looks.wait() and not self._ends.is_set():
-            self._looks.clear()
-            try:
-                self.look()
-            except Exception:
-                log.exception("files of models are not kept in RAM any more")
-                return
 
 
 def _size(file: Path) -> int:

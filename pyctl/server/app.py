@@ -77,14 +77,13 @@ async def _render(models: Models, request: Request) -> Response:
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise RequestError("'texts' must be a list of strings")
     at_most(MOST_TEXTS, len(texts), "texts", "texts")
-    # Threads of its own: what takes long here keeps no request from the engine.
     shared = models.shared
-    return JsonResponse({"html": await shared.rendering.run(request, shared.markdown.render, texts)})
+    return JsonResponse({"html": await shared.pool.rendering.run(request, shared.markdown.render, texts)})
 
 
 async def _read_pdf(models: Models, request: Request) -> Response:
     """POST /page/pdf: the text of the PDF file that is the body."""
-    return JsonResponse({"text": await models.shared.rendering.run(request, pdf_text, await request.body())})
+    return JsonResponse({"text": await models.shared.pool.rendering.run(request, pdf_text, await request.body())})
 
 
 Handler: TypeAlias = Callable[[Service, Request], Awaitable[ASGIApp]]

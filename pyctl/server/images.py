@@ -228,10 +228,10 @@ class ImagesMissing(RequestError):
 async def with_images(service: Service, request: Request, function: Callable[[Fetched], R]) -> R:
     """Call ``function`` on a thread of the pool; again, with the fetched files, if it raised ImagesMissing."""
     try:
-        return await service.shared.pool.run(request, function, NOTHING)
+        return await service.shared.pool.reading.run(request, function, NOTHING)
     except ImagesMissing as missing:
-        fetched = await service.shared.fetching.run(request, _fetch_all, missing.addresses)
-    return await service.shared.pool.run(request, function, fetched)
+        fetched = await service.shared.pool.fetching.run(request, _fetch_all, missing.addresses)
+    return await service.shared.pool.reading.run(request, function, fetched)
 
 
 def load_images(messages: Any, service: Service, fetched: Fetched) -> Any:

@@ -277,9 +277,10 @@ class Models:
         with self.lock:
             self.closing.set()
             self._tell(None)
-            waiting = [future for future in self._futures.values() if future.set_running_or_notify_cancel()]
-            for ends in (*waiting, *self._reloads):
-                ends.set_exception(UnavailableError("the server is shutting down"))
+            ending: list[Future[Any]] = [*self._reloads]
+            ending += [future for future in self._futures.values() if future.set_running_or_notify_cancel()]
+            for future in ending:
+                future.set_exception(UnavailableError("the server is shutting down"))
             self._futures, self._reloads = {}, []
             self.changed.set()
         services = self.services

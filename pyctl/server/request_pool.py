@@ -1,4 +1,4 @@
-"""Threads for the work that a request needs before the engine has it: rendering, tokenising, compiling grammars."""
+"""Threads for the work of requests outside of the engine, by lanes: reading them, fetching, rendering, the disk."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, ParamSpec, TypeVar
@@ -18,7 +17,7 @@ from starlette.types import Receive
 from pyctl.errors import BusyError, UnavailableError
 from pyctl.limit import limit
 
-__all__ = ["Afterwards", "RequestPool", "client_left"]
+__all__ = ["Afterwards", "Lane", "RequestPool", "client_left"]
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +33,53 @@ _CLOSE_SECONDS = 2.0
 
 
 class RequestPool:
-    """Runs functions on daemon threads, for which the end of the process does not wait.
+    """Daemon threads for all work that is not the event loop's; the end of the process does not wait for them.
+
+    There are as many as its lanes start: ``reading`` is for requests that are read, ``fetching`` for other servers and
+    for files of models, ``rendering`` for the page, ``storage`` for the directory of the cache. A thread that has had
+    nothing to do for some time ends, the last one with a call of ``on_rest``.
+    """
+
+    def __init__(self, on_rest: Callable[[], object] = lambda: None) -> None:
+        self._on_rest = on_rest
+        self._changed = threading.Condition()  # guards all below
+        self._ready: deque[Callable[[], None]] = deque()
+        self._n_alive = self._n_idle = 0
+        self.reading, self.fetching = Lane(self), Lane(self, 4, max_waiting=64)
+        self.rendering, self.storage = Lane(self, 2, max_waiting=16), Lane(self, 4, max_waiting=64, max_seconds=600.0)
+
+    def start(self, function: Callable[[], None]) -> None:
+        """Call ``function``, which raises nothing, on a thread. How many run at a time is up to the callers."""
+        with self._changed:
+            self._ready.append(function)
+            if len(self._ready) <= self._n_idle:  # those that were woken before count as idle until they run
+                return self._changed.notify()
+            self._n_alive, self._n_idle = self._n_alive + 1, self._n_idle + 1
+        threading.Thread(target=self._work, name="pyctl-request", daemon=True).start()
+
+    def _work(self) -> None:
+        while (function := self._next()) is not None:
+            function()
+            del function
+            with self._changed:
+                self._n_idle += 1
+
+    def _next(self) -> Callable[[], None] | None:
+        """The next function; None if this thread has to end, since there was none for some time."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ready, _IDLE_SECONDS)
+            self._n_idle -= 1
+            if self._ready:
+                return self._ready.popleft()
+            self._n_alive -= 1
+            is_last = self._n_alive == 0
+        if is_last:
+            self._on_rest()
+        return None
+
+
+class Lane:
+    """One kind of work of requests, which takes no threads of ``pool`` from another kind.
 
     A function that exceeds its time is abandoned: its client gets an error, and another thread replaces its thread, up
     to a number of such. A client that disconnects before its turn frees its place in the queue.
@@ -42,23 +87,21 @@ class RequestPool:
 
     def __init__(
         self,
+        pool: RequestPool,
         n_threads: int = 0,
         max_waiting: int = _MAX_WAITING,
         max_seconds: float = _MAX_SECONDS,
-        on_rest: Callable[[], object] = lambda: None,
     ) -> None:
-        """``n_threads`` 0 stands for as many as the machine has processors, and two more. The last thread calls
-        ``on_rest`` when there was nothing to do for some time, and ends.
-        """
-        self._on_rest = on_rest
+        """``n_threads`` 0 stands for as many as the machine has processors, and two more."""
+        self._pool = pool
         self._n_threads = n_threads or min((os.cpu_count() or 1) + 2, 16)
         self._max_waiting, self._max_seconds = max_waiting, max_seconds
-        self._changed = threading.Condition()  # guards all below
-        self._waiting: deque[_Job[object]] = deque()
-        self._n_alive = self._n_idle = self._n_abandoned = 0
+        self._lock = threading.Lock()  # guards all below
+        self._waiting: deque[_Job[Any]] = deque()
+        self._n_running = self._n_abandoned = 0
 
     async def run(self, request: Request, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call ``function`` on a thread of the pool.
+        """Call ``function`` on a thread.
 
         Raises BusyError if too many wait, UnavailableError if it takes too long, ClientDisconnect if the client of
         ``request``, whose body has been read, has left.
@@ -84,77 +127,67 @@ class RequestPool:
             job.done = None
             del job, done, leaving, ends
 
-    def _add(self, job: _Job[R]) -> None:
-        with self._changed:
+    def _add(self, job: _Job[Any]) -> None:
+        with self._lock:
             if len(self._waiting) >= self._max_waiting:
                 raise BusyError(len(self._waiting))
             if self._n_abandoned >= _MAX_ABANDONED:
                 raise BusyError(self._n_abandoned)
-            self._waiting.append(job)  # type: ignore[arg-type]
-            # Those that were woken before count as idle until they run.
-            if len(self._waiting) > self._n_idle and self._n_alive - self._n_abandoned < self._n_threads:
-                self._n_alive += 1
-                threading.Thread(target=self._work, name="pyctl-request", daemon=True).start()
-            else:
-                self._changed.notify()
+            self._waiting.append(job)
+            self._start()
 
-    def _forget(self, job: _Job[R]) -> None:
+    def _start(self) -> None:
+        """Another thread for what waits, if there may be one."""
+        if self._waiting and self._n_running < self._n_threads:
+            self._n_running += 1
+            self._pool.start(self._work)
+
+    def _forget(self, job: _Job[Any]) -> None:
         """The request of ``job`` does not wait for it any more."""
-        with self._changed:
+        with self._lock:
             if job.state == "waiting":
                 job.state = "over"
-                self._waiting.remove(job)  # type: ignore[arg-type]
+                self._waiting.remove(job)
             elif job.state == "running":
                 job.state = "abandoned"
                 self._n_abandoned += 1
-                if self._waiting and not self._n_idle:
-                    self._n_alive += 1
-                    threading.Thread(target=self._work, name="pyctl-request", daemon=True).start()
+                self._n_running -= 1
+                self._start()
 
     def _work(self) -> None:
         while (job := self._next()) is not None:
             tell = job.run()
-            with self._changed:
+            with self._lock:
                 was_abandoned, job.state = job.state == "abandoned", "over"
                 self._n_abandoned -= was_abandoned
-                is_one_too_many = self._n_alive - self._n_abandoned > self._n_threads
-                self._n_alive -= is_one_too_many
             job.tell(tell)  # last: the loop drops a job at its end
             del job, tell
-            if is_one_too_many:
-                return
+            if was_abandoned:
+                return  # another thread runs in place of this one
 
-    def _next(self) -> _Job[object] | None:
-        """The next job; None if this thread has to end, since there was none for some time."""
-        end = time.monotonic() + _IDLE_SECONDS
-        with self._changed:
-            self._n_idle += 1
-            while not self._waiting and (seconds := end - time.monotonic()) > 0:
-                self._changed.wait(seconds)
-            self._n_idle -= 1
-            if self._waiting:
-                job = self._waiting.popleft()
-                job.state = "running"
-                return job
-            self._n_alive -= 1
-            is_last = self._n_alive == 0
-        if is_last:
-            self._on_rest()
-        return None
+    def _next(self) -> _Job[Any] | None:
+        with self._lock:
+            if not self._waiting:
+                self._n_running -= 1
+                return None
+            job = self._waiting.popleft()
+            job.state = "running"
+            return job
 
 
 class Afterwards:
-    """Runs functions without results, one after the other, on a thread that ends with the last of them.
+    """A lane of functions without results, one after the other.
 
-    Of many that wait the oldest are left out. What they raise is logged.
+    Of more than ``most`` that wait the oldest are left out. What they raise is logged.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, pool: RequestPool, most: int = _MAX_AFTERWARDS) -> None:
+        self._pool = pool
         self._changed = threading.Condition()  # guards what follows
-        self._waiting: deque[Callable[[], None]] = deque(maxlen=_MAX_AFTERWARDS)
+        self._waiting: deque[Callable[[], object]] = deque(maxlen=most)
         self._is_running = self._is_closed = False
 
-    def add(self, function: Callable[[], None]) -> None:
+    def add(self, function: Callable[[], object]) -> None:
         """Run ``function`` soon, unless it is closed."""
         with self._changed:
             if self._is_closed:
@@ -162,7 +195,7 @@ class Afterwards:
             self._waiting.append(function)
             starts, self._is_running = not self._is_running, True
         if starts:
-            threading.Thread(target=self._work, name="pyctl-afterwards", daemon=True).start()
+            self._pool.start(self._work)
 
     def close(self) -> None:
         """Run nothing any more; waits for what runs now, which uses the vocabulary, as long as it may take to render
@@ -184,7 +217,7 @@ class Afterwards:
             try:
                 function()
             except Exception:
-                log.exception("work after a reply failed")
+                log.exception("work in the background failed")
 
 
 class _Job(Generic[R]):

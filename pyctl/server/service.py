@@ -39,9 +39,7 @@ class Shared:
     """The build of llama.cpp, for answers that need no model."""
     streams: KeptStreams = field(default_factory=KeptStreams)
     running: dict[str, tuple[RequestHandle, ...]] = field(default_factory=dict)
-    pool: RequestPool = field(default_factory=lambda: RequestPool(on_rest=give_back))
-    fetching: RequestPool = field(default_factory=lambda: RequestPool(4, max_waiting=64))
-    rendering: RequestPool = field(default_factory=lambda: RequestPool(2, max_waiting=16))
+    pool: RequestPool = field(default_factory=lambda: RequestPool(give_back))
     markdown: MarkdownProcess = field(default_factory=MarkdownProcess)
     tools: ToolBox = field(default_factory=ToolBox)
     calls: set[asyncio.Future[dict[str, Any]]] = field(default_factory=set)
@@ -56,10 +54,14 @@ class Service:
     admin: EngineAdmin
     settings: ReplySettings = field(default_factory=ReplySettings)
     shared: Shared = field(default_factory=Shared)
-    afterwards: Afterwards = field(default_factory=Afterwards)
 
     def __post_init__(self) -> None:
         self.worker.before_close(self.afterwards.close)
+
+    @cached_property
+    def afterwards(self) -> Afterwards:
+        """Work after replies."""
+        return Afterwards(self.shared.pool)
 
     @cached_property
     def info(self) -> EngineInfo:

@@ -10,7 +10,6 @@ import pytest
 from pyctl.measure.observed import evict
 from pyctl.models import warm_files
 from pyctl.models.warm_files import PIECE, WarmFiles, read_dropped
-from tests.waiting import until
 
 MIB = 1 << 20
 
@@ -50,14 +49,4 @@ def test_models_that_fit_are_kept_in_their_order(tmp_path: Path, caplog: pytest.
         "files kept in RAM for a switch: a (3 MiB), c (1 MiB)",
         "files kept in RAM for a switch: none, RAM has no room",
     ]
-    warm.close()
-
-
-def test_it_looks_whenever_it_is_woken(tmp_path: Path) -> None:
-    looks: list[int] = []
-    warm = WarmFiles(lambda: files(tmp_path, a=MIB), lambda: looks.append(1))  # type: ignore[func-returns-value]
-    warm.wake()
-    until(lambda: len(looks) == 1)
-    warm.wake()
-    until(lambda: len(looks) == 2)
     warm.close()

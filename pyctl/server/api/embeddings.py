@@ -109,7 +109,7 @@ async def _vectors(
     vectors, n_tokens, account = [], 0, ByteAccount(_MOST_VECTOR_BYTES)
     for item in items:
         # One at a time, when its turn has come: nothing is read for a client that has left.
-        tokens = await service.shared.pool.run(request, _tokens, service, item, most)
+        tokens = await service.shared.pool.reading.run(request, _tokens, service, item, most)
         n_tokens += int(tokens.size)
         vectors.append(await asyncio.wrap_future(service.admin.embed(tokens)))
         account.charge(vectors[-1].nbytes)
@@ -207,7 +207,7 @@ async def rank(service: Service, request: Request) -> Response:
     ranked: list[dict[str, Any]] = []
     for index, document in enumerate(documents):
         # One at a time, when its turn has come: nothing is read for a client that has left.
-        tokens = await service.shared.pool.run(request, _prompt, service, body.query, document)
+        tokens = await service.shared.pool.reading.run(request, _prompt, service, body.query, document)
         n_tokens += int(tokens.size)
         scores = await asyncio.wrap_future(service.admin.embed(tokens))
         text = {"text": documents[index]} if is_tei and body.return_text else {}

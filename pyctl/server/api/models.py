@@ -48,7 +48,7 @@ async def show(models: Models, request: Request) -> Response:
         return JsonResponse({"models": [_named(models.only)], "object": "list", "data": [_described(models.only)]})
     if request.query_params.get("reload"):
         check_origin(request.headers, models.shared.settings)
-        await asyncio.wrap_future(await models.shared.fetching.run(request, models.reload))
+        await asyncio.wrap_future(await models.shared.pool.fetching.run(request, models.reload))
     own = is_own(request.headers, models.shared.settings)
     listed = [_listed(model, own=own) for model in models if not model.source.card.is_hidden]
     return JsonResponse({"data": listed, "object": "list"})

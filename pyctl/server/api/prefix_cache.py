@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pyctl.cache import CacheStats, CacheView, Entry, LiveView
+from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.request import Done, Failed, Timings
 from pyctl.errors import EngineError, NotFoundError, RequestError
 from pyctl.limit import limit
@@ -49,7 +50,8 @@ async def show(service: Service, request: Request) -> Response:
     view = await asyncio.wrap_future(service.admin.view())
     memory = await asyncio.wrap_future(service.admin.memory())
     replies = [_reply(*each) for each in await asyncio.wrap_future(service.admin.replies())]
-    entries = await asyncio.to_thread(_stored, service) if view.disk is not None and view.disk.in_use else []
+    has_disk = view.disk is not None and view.disk.in_use
+    entries = await service.shared.pool.storage.run(request, _stored, service) if has_disk else []
     body = _tree(service, view, entries, with_text=sees_texts(request, service.shared.settings))
     body["replies"] = replies
     return JsonResponse({**body, "memory": {"resident": resident_bytes(), **service.counted_bytes(memory)}})
@@ -85,9 +87,7 @@ async def warm(service: Service, request: Request) -> Response:
 async def drop(service: Service, request: Request) -> Response:
     """DELETE /cache/{id}: drops one prefix that is not pinned, wherever it is."""
     name = request.path_params["id"]
-    await asyncio.to_thread(service.admin.check_stored, name)  # before anything goes
-    in_memory = await asyncio.wrap_future(service.admin.drop(name))
-    if not (await asyncio.to_thread(service.admin.drop_stored, name) or in_memory):
+    if not await service.shared.pool.storage.run(request, _drop, service.admin, name):
         raise NotFoundError(f"no prefix {name!r} in the cache")
     return JsonResponse({"dropped": 1})
 
@@ -95,6 +95,13 @@ async def drop(service: Service, request: Request) -> Response:
 async def clear(service: Service, request: Request) -> Response:
     """DELETE /cache: drops every prefix that is not pinned."""
     return JsonResponse({"dropped": await asyncio.wrap_future(service.admin.clear())})
+
+
+def _drop(admin: EngineAdmin, name: str) -> bool:
+    """Drop a prefix in memory and on disk, as one errand: a client that leaves early leaves no half of it."""
+    admin.check_stored(name)  # before anything goes
+    in_memory = admin.drop(name).result()
+    return admin.drop_stored(name) or in_memory
 
 
 def _stored(service: Service) -> list[Entry]:

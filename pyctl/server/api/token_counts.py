@@ -34,15 +34,15 @@ class _DetokenizeBody(Body, frozen=True):
 
 async def tokenize(service: Service, request: Request) -> Response:
     """POST /tokenize"""
-    body = await request.body()
-    return JsonResponse(await service.shared.pool.run(request, lambda: _tokenize(service, _TokenizeBody.parse(body))))
+    body, lane = await request.body(), service.shared.pool.reading
+    return JsonResponse(await lane.run(request, lambda: _tokenize(service, _TokenizeBody.parse(body))))
 
 
 async def detokenize(service: Service, request: Request) -> Response:
     """POST /detokenize"""
     body = await request.body()
     return JsonResponse(
-        await service.shared.pool.run(request, lambda: _detokenize(service, _DetokenizeBody.parse(body)))
+        await service.shared.pool.reading.run(request, lambda: _detokenize(service, _DetokenizeBody.parse(body)))
     )
 
 

@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from pyctl.errors import BusyError, RequestError, UnavailableError
 from pyctl.server import request_pool
-from pyctl.server.request_pool import Afterwards, RequestPool
+from pyctl.server.request_pool import Afterwards, Lane, RequestPool
 from tests.unit.server.fake import HI, Bench, play
 from tests.waiting import until
 
@@ -44,16 +44,16 @@ def in_loop(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
 @in_loop
 async def test_as_many_run_at_once_as_there_are_threads() -> None:
     """Also where one thread has nothing to do and two come at once: it takes one, and another thread the other."""
-    pool, together = RequestPool(2), threading.Barrier(2)
+    pool, together = Lane(RequestPool(), 2), threading.Barrier(2)
     await pool.run(request(), lambda: None)
-    while not pool._n_idle:
+    while pool._n_running:
         await asyncio.sleep(0.01)
     await asyncio.gather(*(pool.run(request(), together.wait, 50) for _ in range(2)))
 
 
 @in_loop
 async def test_results_and_errors_come_back() -> None:
-    pool = RequestPool()
+    pool = Lane(RequestPool())
     assert await pool.run(request(), lambda a, b: a + b, 1, b=2) == 3
     with pytest.raises(RequestError, match="no"):
         await pool.run(request(), fails, RequestError("no"))
@@ -65,7 +65,7 @@ def fails(error: Exception) -> None:
 
 @in_loop
 async def test_work_that_takes_too_long_is_given_up_and_replaced() -> None:
-    pool, end = RequestPool(1, max_seconds=0.2), threading.Event()
+    pool, end = Lane(RequestPool(), 1, max_seconds=0.2), threading.Event()
     for _ in range(3):
         with pytest.raises(UnavailableError, match="takes more than"):
             await pool.run(request(), end.wait, 50)
@@ -77,7 +77,7 @@ async def test_work_that_takes_too_long_is_given_up_and_replaced() -> None:
 @in_loop
 async def test_who_has_heard_of_the_end_leaves_nothing_behind() -> None:
     """The thread stops between telling the loop and what it does next, and the client leaves just then."""
-    pool, go_on = RequestPool(1), threading.Event()
+    pool, go_on = Lane(RequestPool(), 1), threading.Event()
     tell = request_pool._Job.tell
 
     def slow(job: Any, end: Any) -> None:
@@ -93,7 +93,7 @@ async def test_who_has_heard_of_the_end_leaves_nothing_behind() -> None:
 
 @in_loop
 async def test_too_many_that_take_too_long_are_refused_until_some_are_done() -> None:
-    pool, end = RequestPool(2, max_seconds=0.05), threading.Event()
+    pool, end = Lane(RequestPool(), 2, max_seconds=0.05), threading.Event()
     while pool._n_abandoned < 8:  # one whose thread has not begun yet leaves nothing behind
         with pytest.raises(UnavailableError, match="takes more than"):
             await pool.run(request(), end.wait, 50)
@@ -111,9 +111,9 @@ async def test_too_many_that_take_too_long_are_refused_until_some_are_done() -> 
 
 @in_loop
 async def test_no_more_wait_than_may_wait() -> None:
-    pool, end = RequestPool(1, max_waiting=2), threading.Event()
+    pool, end = Lane(RequestPool(), 1, max_waiting=2), threading.Event()
     running = [asyncio.ensure_future(pool.run(request(), end.wait, 50)) for _ in range(1)]
-    while pool._waiting or not pool._n_alive:
+    while pool._waiting or not pool._n_running:
         await asyncio.sleep(0.01)
     running += [asyncio.ensure_future(pool.run(request(), end.wait, 50)) for _ in range(2)]
     await asyncio.sleep(0)
@@ -126,10 +126,10 @@ async def test_no_more_wait_than_may_wait() -> None:
 
 @in_loop
 async def test_who_hangs_up_leaves_his_place() -> None:
-    pool, end, left = RequestPool(1), threading.Event(), asyncio.Event()
+    pool, end, left = Lane(RequestPool(), 1), threading.Event(), asyncio.Event()
     done: list[int] = []
     first = asyncio.ensure_future(pool.run(request(), end.wait, 50))
-    while pool._waiting or not pool._n_alive:
+    while pool._waiting or not pool._n_running:
         await asyncio.sleep(0.01)
     waiting = [asyncio.ensure_future(pool.run(request(left), done.append, i)) for i in range(20)]
     last = asyncio.ensure_future(pool.run(request(), lambda: "last"))
@@ -149,11 +149,11 @@ def test_the_process_ends_while_requests_are_read() -> None:
 import asyncio, time
 from tests.unit.server.test_request_pool import request
 from pyctl.server import request_pool
-from pyctl.server.request_pool import Afterwards, RequestPool
+from pyctl.server.request_pool import Afterwards, Lane, RequestPool
 async def main():
-    pool = RequestPool()
+    pool = Lane(RequestPool())
     task = asyncio.ensure_future(pool.run(request(), time.sleep, 600))
-    while pool._waiting or not pool._n_alive:
+    while pool._waiting or not pool._n_running:
         await asyncio.sleep(0.01)
     task.cancel()
 asyncio.run(main())
@@ -164,7 +164,7 @@ print("ended")
 
 def test_a_full_pool_is_503_with_a_time_to_try_again() -> None:
     bench = Bench(play("a"))
-    object.__setattr__(bench.service.shared, "pool", RequestPool(max_waiting=0))
+    bench.service.shared.pool.reading = Lane(RequestPool(), max_waiting=0)
     bodies: dict[str, Any] = {
         "/v1/chat/completions": {"messages": HI},
         "/completion": {"prompt": "a"},
@@ -184,7 +184,7 @@ def test_what_comes_afterwards_is_done_in_order_and_ends_before_the_vocabulary_g
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pyctl.server.request_pool._CLOSE_SECONDS", 60.0)
-    afterwards, done = Afterwards(), list[int]()
+    afterwards, done = Afterwards(RequestPool()), list[int]()
     begun, go_on = threading.Event(), threading.Event()
 
     def first() -> None:
@@ -222,11 +222,12 @@ def test_what_comes_afterwards_is_done_in_order_and_ends_before_the_vocabulary_g
 def test_threads_end_when_there_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pyctl.server.request_pool._IDLE_SECONDS", 0.05)
     rests: list[int] = []
-    pool = RequestPool(3, on_rest=lambda: rests.append(pool._n_alive))
+    pool = RequestPool(lambda: rests.append(pool._n_alive))
+    lane = Lane(pool, 3)
 
     async def three_at_once() -> None:
         together = threading.Barrier(3)
-        await asyncio.gather(*(pool.run(request(), together.wait, 60) for _ in range(3)))
+        await asyncio.gather(*(lane.run(request(), together.wait, 60) for _ in range(3)))
 
     asyncio.run(three_at_once())
     end = time.monotonic() + 30
@@ -235,13 +236,30 @@ def test_threads_end_when_there_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch
     assert rests == [0], "the last one says so"
 
 
+@in_loop
+async def test_one_kind_of_work_leaves_the_others_their_threads() -> None:
+    threads, end = RequestPool(), threading.Event()
+    full = Lane(threads, 2)
+    stuck = [asyncio.ensure_future(full.run(request(), end.wait, 50)) for _ in range(6)]
+    while full._n_running < 2:
+        await asyncio.sleep(0.01)
+    together = threading.Barrier(3)
+    await asyncio.gather(*(Lane(threads, 1).run(request(), together.wait, 50) for _ in range(3)))
+    done = threading.Event()
+    Afterwards(threads).add(done.set)
+    assert done.wait(50)
+    assert threads._n_alive <= 6
+    end.set()
+    assert await asyncio.gather(*stuck) == [True] * 6
+
+
 class Body:
     """Something that can be seen to be gone."""
 
 
 @in_loop
 async def test_nothing_of_a_refused_request_stays() -> None:
-    body, pool = Body(), RequestPool(1)
+    body, pool = Body(), Lane(RequestPool(), 1)
     seen = weakref.ref(body)
 
     def refuse(body: Body) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import threading
 from typing import Any
 
 import pytest
@@ -227,11 +226,11 @@ def test_an_address_is_fetched_beside_the_pool(bench: Bench, monkeypatch: pytest
 
     def fetch(url: str) -> bytes:
         asked.append(url)
-        assert threading.current_thread()._target == bench.service.shared.fetching._work  # type: ignore[attr-defined]
+        assert bench.service.shared.pool.fetching._n_running == 1
         return PNG
 
     monkeypatch.setattr("pyctl.server.images.fetch_image", fetch)
-    assert bench.service.shared.fetching._n_alive == 0
+    assert bench.service.shared.pool.fetching._n_running == 0
     url = "http://host.example/a.png"
     expected = prompt_of(bench, "/v1/chat/completions", {"messages": [openai("a", URL)]}).tokens.tolist()
     for path, body in (
