@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import hashlib
 import logging
-import threading
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -144,9 +143,10 @@ def assemble(settings: CommandSettings, report: Progress = lambda fraction: True
     worker = Worker(engine, info, sleep_seconds, settings.engine.stall_seconds)
     if host.ram is not None:
         host.ram.join(cache, EngineLender(worker, engine))
+    service = Service(worker, chat_format, EngineAdmin(worker, engine), settings.replies, host.shared)
     if chat_format.capabilities.tools:
-        threading.Thread(target=_prepare_vocabulary, args=(worker,), name="pyctl-vocabulary", daemon=True).start()
-    return Service(worker, chat_format, EngineAdmin(worker, engine), settings.replies, host.shared)
+        service.afterwards.add(lambda: _prepare_vocabulary(worker))
+    return service
 
 
 def warm(service: Service, settings: CommandSettings) -> None:
