@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -42,6 +43,7 @@ class RequestHandle:
     def __init__(self, request: Request) -> None:
         self.request = request
         self.cancelled = False
+        self.changed = threading.Event()  # set by `cancel`; the scheduler's, once that has the request
         self.ends_reasoning = False
         self.is_over = False
         self.has_new_line = False
@@ -57,6 +59,7 @@ class RequestHandle:
     def cancel(self) -> None:
         """Stop the request at the next batch end or token. It may end without a last event."""
         self.cancelled = True
+        self.changed.set()
 
     def end_reasoning(self) -> None:
         """End the reasoning at the next token, if the request has a reasoning limit and the reply is in reasoning."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -23,9 +24,6 @@ from pyctl.errors import EngineError, OutOfCellsError, PyctlError
 __all__ = ["Decision", "Scheduler"]
 
 log = logging.getLogger(__name__)
-
-LOOK_SECONDS = 0.05
-"""Interval of checks for cancelled waiting requests. Other changes trigger a check at once."""
 
 
 class Decision(NamedTuple):
@@ -59,14 +57,14 @@ class Scheduler:
         self.waiting = Admission(facts.n_cells, facts.n_ctx)
         self.warm_ups = WarmUps(prefix_cache, facts.n_ubatch, clock)
         self.idle_jobs: list[Job[Any]] = []
-        self._backend, self._settings, self._clock = backend, settings, clock
+        self._backend, self._settings = backend, settings
         self._prefix_cache = prefix_cache
         self._counters = counters
         self._n_ready = n_ready
         self._found: WeakKeyDictionary[ActiveRequest, int] = WeakKeyDictionary()  # what `n_ready` said
         self._n_arrived = 0
         self._n_begun = 0
-        self._look_again = 0.0  # time of the next check of waiting requests, unless something changes before
+        self._changed = threading.Event()  # a waiting request may begin, or was cancelled, since the last look
         self._is_over_committed = False  # llama.cpp had fewer cells than counted: no request begins until one ends
         self._has_passed = False  # the last prefill was short and passed others
 
@@ -82,7 +80,8 @@ class Scheduler:
         self.warm_ups.arrived(handle.request)
         self._n_arrived += 1
         self.waiting.put_back(ActiveRequest(handle, self._n_arrived))
-        self._look_again = 0.0
+        handle.changed = self._changed
+        self._changed.set()
 
     def schedule(self) -> Decision:
         """Start or resume due requests, end cancelled ones, and return the work of the next step."""
@@ -134,11 +133,10 @@ class Scheduler:
     # -- begin -------------------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        """Start or resume waiting requests, at most every LOOK_SECONDS unless something has changed."""
-        now = self._clock()
-        if not self.waiting or (self.running and now < self._look_again):
+        """Start or resume waiting requests, if something has changed since the last time."""
+        if not self.waiting or (self.running and not self._changed.is_set()):
             return
-        self._look_again = now + LOOK_SECONDS
+        self._changed.clear()
         for active in self.waiting.take_cancelled():
             self.end(active)
         while not (self._is_over_committed and self.running):
@@ -221,6 +219,7 @@ class Scheduler:
             self.running.remove(active)
             active.unbegin()
             self.waiting.put_back(active)
+            self._changed.set()
             return
         try:
             active.kept = self._prefix_cache.suspend(seq)
@@ -240,6 +239,7 @@ class Scheduler:
         self.occupancy.sequences[seq.id] = LiveSequence(seq.id, seq.capacity)
         self.occupancy.last.pop(seq.id, None)
         self.waiting.put_back(active)
+        self._changed.set()
 
     def _resume(self, active: ActiveRequest) -> None:
         """Restore a suspended request to a free sequence."""
@@ -285,7 +285,7 @@ class Scheduler:
             self.running.remove(active)
         if not active.handle.request.background:
             self.warm_ups.ended()
-        self._look_again = 0.0
+        self._changed.set()
         self._is_over_committed = False
 
     def fail(self, active: ActiveRequest, error: Exception) -> None:

@@ -13,7 +13,6 @@ from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Failed, Piece, Progress
-from pyctl.engine.schedule import scheduler
 from pyctl.engine.worker import Worker
 from pyctl.errors import BusyError, RequestError
 from pyctl.prompt import Prompt
@@ -141,8 +140,7 @@ def test_of_equal_prompts_side_by_side_none_is_overtaken(n_steps: int) -> None:
     assert order == list(range(8))
 
 
-def test_a_long_queue_is_not_walked_for_each_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler, "LOOK_SECONDS", float("inf"))
+def test_a_long_queue_is_not_walked_for_each_token() -> None:
     engine = engine_of(FakeBackend(n_ctx=1024))
     for seed in range(50):
         submit(engine, prompt_of(seed, 30), 30, sampling=ENDLESS)

@@ -28,7 +28,7 @@ from pyctl.errors import OutOfCellsError, RequestError, StateError
 from pyctl.prompt import Prompt
 from tests.fake import FakeBackend
 from tests.unit.cache.checks import check_invariants
-from tests.unit.engine.drive import Reply, ask, cold, collect, engine_of, request
+from tests.unit.engine.drive import ManualClock, Reply, ask, cold, collect, engine_of, request
 from tests.unit.engine.test_decode import Foresight
 from tests.unit.server.fake import INFO
 
@@ -238,7 +238,7 @@ def test_a_context_with_fewer_cells_than_it_says_still_serves(missing: int) -> N
 
 def test_a_suspended_reply_that_is_cancelled_frees_everything() -> None:
     backend = FakeBackend(n_ctx=1024, n_seqs=2)
-    engine = engine_of(backend)
+    engine = Engine(backend, RamCache(32, None), EngineSettings(), clock=ManualClock())  # it ends without a wait
     handles = [submit(engine, prompt_of(seed, 100), -1, sampling=ENDLESS) for seed in (1, 2)]
     while not engine.waiting.suspended:
         assert engine.step()
@@ -249,7 +249,6 @@ def test_a_suspended_reply_that_is_cancelled_frees_everything() -> None:
     sampler = engine.waiting.suspended[0].steps.gi_frame.f_locals["reply"]._sampler
     sampler.close = lambda: closed.append(sampler)
     handles[1].cancel()
-    engine.scheduler._look_again = 0.0
     engine.step()
     assert (cache.retained, engine.waiting.suspended, closed) == ([], [], [sampler])
     handles[0].cancel()
