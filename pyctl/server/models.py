@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -284,16 +284,8 @@ class Models:
             self._futures, self._reloads = {}, []
             self.changed.set()
         services = self.services
-        complete: list[bool] = []
-        closers = [
-            threading.Thread(target=lambda each=each: complete.append(each.worker.close(unload=False)), daemon=True)
-            for each in services
-        ]
-        for closer in closers:
-            closer.start()
-        for closer in closers:
-            closer.join()
-        return len(complete) == len(services) and all(complete)
+        with ThreadPoolExecutor(len(services) or 1, "pyctl-stop") as threads:
+            return all(list(threads.map(lambda each: each.worker.close(unload=False), services)))
 
     # -- the supervisor ----------------------------------------------------------------------------------------------
 

@@ -98,7 +98,7 @@ def _main() -> None:
     assert program.stdin is not None
     assert program.stdout is not None
     pipes = ((0, program.stdin.fileno(), sys.maxsize), (program.stdout.fileno(), 1, most))
-    reading, writing = (threading.Thread(target=_pass_on, args=pipe, daemon=True) for pipe in pipes)
+    reading, writing = (threading.Thread(target=_pass_on, args=pipe, name="pyctl-pipe", daemon=True) for pipe in pipes)
     reading.start()
     writing.start()
     while os.wait()[0] != program.pid:

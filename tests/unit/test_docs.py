@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from pyctl.cli.arguments import FLAGS, CommandSettings, parse_chat, parse_launch
 from pyctl.cli.other_forms import IGNORED, NO_OP, REJECTED
 from pyctl.setup import look_at_machine, missing_packages
 from tools import figures
+from tools.house import modules, tree_of
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
@@ -137,6 +140,27 @@ def test_figures_are_those_of_bench_results(page: Path) -> None:
 def test_each_table_of_figures_is_shown() -> None:
     shown = re.findall(r"<!-- figures: ([\w-]+) -->", "".join(map(text_of, figures.PAGES)))
     assert sorted(shown) == sorted(figures.FIGURES)
+
+
+def threads() -> Iterator[tuple[str, str]]:
+    """Each place of the package that makes threads, and their name there, or "" without one."""
+    for path in modules().values():
+        for node in ast.walk(tree_of(path)):
+            called = node.func if isinstance(node, ast.Call) else None
+            maker = getattr(called, "attr", getattr(called, "id", ""))
+            if maker in ("Thread", "Timer", "ThreadPoolExecutor", "Readers", "to_thread"):
+                given = [each.value for each in node.keywords if each.arg == "name"]
+                given += node.args[1:2] if maker in ("ThreadPoolExecutor", "Readers") else []
+                name = given[0] if given else ast.Constant("Timer" if maker == "Timer" else "")
+                if isinstance(name, ast.Constant):  # else the name is that of `Readers`
+                    yield f"{path.name}:{node.lineno}", str(name.value)
+
+
+def test_the_table_of_threads_has_all() -> None:
+    rows = re.search(r"## Threads\n\n((?:\|.*\n)+)", text_of(ROOT / "docs" / "architecture.md"))
+    assert rows is not None
+    named = {name for row in rows[1].splitlines() for name in re.findall(r"`([^`]+)`", row.split("|")[1])}
+    assert [(place, name) for place, name in threads() if name not in named] == []
 
 
 @pytest.mark.parametrize("page", [page for page in DOCS if page.parent.name == "docs"], ids=lambda page: page.name)
