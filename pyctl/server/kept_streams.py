@@ -16,9 +16,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pyctl.errors import NotFoundError, RequestError
 from pyctl.limit import limit
 from pyctl.server.http import error_response, given_key
-from pyctl.server.request_pool import client_left
+from pyctl.server.request_pool import until_left
 
-__all__ = ["KeptResponse", "KeptStream", "KeptStreams", "key_of", "outlive", "send_stream", "until_left"]
+__all__ = ["KeptResponse", "KeptStream", "KeptStreams", "key_of", "outlive", "send_stream"]
 
 log = logging.getLogger(__name__)
 
@@ -257,19 +257,6 @@ class KeptResponse:
             self._others.append(message)
         else:
             self._stream.append(message.get("body", b""))
-
-
-async def until_left(receive: Receive, sending: Awaitable[None]) -> None:
-    """Wait for ``sending``, which ends when the client leaves."""
-    task, gone = asyncio.ensure_future(sending), asyncio.ensure_future(client_left(receive))
-    try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        task.cancel()
-        gone.cancel()
-        await asyncio.wait((task, gone))
-    if not task.cancelled():
-        task.result()
 
 
 async def send_stream(stream: KeptStream, start: int, send: Send) -> None:

@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -17,7 +17,7 @@ from starlette.types import Receive
 from pyctl.errors import BusyError, UnavailableError
 from pyctl.limit import limit
 
-__all__ = ["Afterwards", "Lane", "RequestPool", "client_left"]
+__all__ = ["Afterwards", "Lane", "RequestPool", "client_left", "until_left"]
 
 log = logging.getLogger(__name__)
 
@@ -251,3 +251,17 @@ async def client_left(receive: Receive) -> None:
     """Return when the client of a request, whose body has been read, has gone."""
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+async def until_left(receive: Receive, work: Coroutine[Any, Any, None]) -> bool:
+    """Wait for ``work``, which is cancelled when the client leaves; whether it came to its end."""
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(client_left(receive))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        task.cancel()
+        gone.cancel()
+        await asyncio.wait((task, gone))
+    if not task.cancelled():
+        task.result()
+    return not task.cancelled()

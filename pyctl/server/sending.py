@@ -17,7 +17,7 @@ from pyctl.errors import EngineError
 from pyctl.server.http import JsonResponse
 from pyctl.server.reply import Reply
 from pyctl.server.request_log import log_disconnect, log_done, log_error
-from pyctl.server.request_pool import client_left
+from pyctl.server.request_pool import until_left
 from pyctl.server.service import Service
 
 __all__ = ["ReplyResponse", "merged", "respond"]
@@ -102,21 +102,13 @@ class ReplyResponse:
             is_armed = reply.options.reasoning_control
             self._running[reply.id] = tuple(each.handle for each in self._replies) if is_armed else ()
         make = self._stream if self._streams else self._whole
-        work = asyncio.ensure_future(make(path, scope, receive, send))
-        gone = asyncio.ensure_future(client_left(receive))
         try:
-            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not await until_left(receive, make(path, scope, receive, send)):
+                log_disconnect(path, [each.reply for each in self._replies])
         finally:
             self._running.pop(reply.id, None)
             for each in self._replies:
                 each.handle.cancel()
-            if not work.done():
-                log_disconnect(path, [each.reply for each in self._replies])
-                work.cancel()
-            gone.cancel()
-            await asyncio.wait((work, gone))
-        if not work.cancelled():
-            work.result()
 
     async def _whole(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         try:

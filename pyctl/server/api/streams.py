@@ -12,8 +12,9 @@ from pyctl.errors import LoadingError, RequestError
 from pyctl.limit import limit
 from pyctl.server.body import at_most, parse_object
 from pyctl.server.http import JsonResponse
-from pyctl.server.kept_streams import KeptStream, key_of, send_stream, until_left
+from pyctl.server.kept_streams import KeptStream, key_of, send_stream
 from pyctl.server.models import Models
+from pyctl.server.request_pool import until_left
 
 __all__ = ["end", "find", "resume"]
 
