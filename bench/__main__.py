@@ -17,7 +17,7 @@ from pyctl.module_command import module_command
 
 SCRIPTS = (
     "exact", "families", "kv", "held", "agent_edits", "controller", "draft_length", "policy", "codec", "store",
-    "budgets", "spill", "fleet", "replay", "grammar", "request_path", "real", "soak",
+    "budgets", "spill", "replay", "grammar", "request_path", "real", "soak",
 )  # fmt: skip
 
 

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
         view_of,
     )
     from pyctl.cache.device_tier import DeviceCounts, most_behind
-    from pyctl.cache.disk.behind import StoreBehind, connect
     from pyctl.cache.disk.directory import CacheDirectory, model_in, note_model
     from pyctl.cache.disk.file_format import INDEX, REPLIES, BlockSizes
     from pyctl.cache.disk.store import DiskStore
+    from pyctl.cache.disk.store_behind import StoreBehind, connect
     from pyctl.cache.disk_tier import DiskTier
     from pyctl.cache.persist import DiskPolicy
     from pyctl.cache.places import ANYWHERE, NOWHERE, ResumePlaces
@@ -92,7 +92,7 @@ _MODULES = (
     "disk.directory",
     "disk.file_format",
     "disk.store",
-    "disk.behind",
+    "disk.store_behind",
 )
 """Where a name is looked for, in this order."""
 

@@ -149,27 +149,6 @@ class DiskSettings:
         "PYCTL_KV_STORE",
         "URL",
     )
-    store_mib: int = DISK.flag(
-        0,
-        "--kv-store-budget",
-        "most MiB of one model in the store, 0 = no limit",
-        integer(0),
-        "PYCTL_KV_STORE_BUDGET",
-        limit=SetLimit("objects of a model in the store; 0 is no limit", "nothing more is sent", "disk", "MiB"),
-    )
-    store_daily_mib: int = DISK.flag(
-        131_072,
-        "--kv-store-writes",
-        "most MiB sent to the store in one day, 0 = no limit",
-        integer(0),
-        "PYCTL_KV_STORE_WRITES",
-        limit=SetLimit(
-            "bytes that a directory sends to the store within a day; 0 is no limit",
-            "nothing more is sent that day",
-            "disk",
-            "MiB",
-        ),
-    )
     is_default: bool = False
     free_part: int = 0
 

@@ -15,10 +15,10 @@ from functools import partial
 from typing import TypeAlias
 
 from pyctl.cache.costs import Costs
-from pyctl.cache.disk.behind import PATIENCE_SECONDS, StoreBehind
 from pyctl.cache.disk.directory import Contents
-from pyctl.cache.disk.file_format import PROMPTS
+from pyctl.cache.disk.file_format import PROMPTS, StateName
 from pyctl.cache.disk.store import DiskStore
+from pyctl.cache.disk.store_behind import StoreBehind
 from pyctl.cache.disk.write_queue import WriteQueue
 from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.ports import Arrival, DiskView, Entry, HandOver, Reading, Reads, Reason, RowsOf
@@ -62,12 +62,16 @@ class _SnapshotWriter:
         recent: RecentPrompts,
         files: RecentFiles,
         text_of: Callable[[Sequence[int]], str] | None,
+        behind: StoreBehind | None,
     ) -> None:
         self._store, self._recent, self._files, self._text_of = store, recent, files, text_of
+        self._behind = behind
 
     def write(self, snapshot: Snapshot, reason: Reason, rows_of: RowsOf | None) -> int:
         spilled = reason == Reason.EVICTED
         n_bytes = self._store.files.write(snapshot, self.label(snapshot), spilled=spilled, rows_of=rows_of)
+        if self._behind is not None:
+            self._behind.wake.set()
         self.save_recent()
         return n_bytes
 
@@ -111,7 +115,7 @@ class DiskTier:
         self.recent = RecentPrompts()
         files = RecentFiles(store.home / PROMPTS, store.limit_beside(DEFAULT_FILE_BYTES), store.spend)
         self.recent.load(files.load())
-        self._writer = _SnapshotWriter(store, self.recent, files, text_of)
+        self._writer = _SnapshotWriter(store, self.recent, files, text_of, behind)
         self.queue = WriteQueue(self._writer.write)
         store.run_soon = self.queue.run_soon
         store.note_read = self._note_read
@@ -125,38 +129,26 @@ class DiskTier:
     def find(self, prompt: PromptMatch, limit: int) -> list[Prefix]:
         """The prefixes of ``prompt`` of ``limit`` tokens at most that are stored, the deepest first."""
         self._refresh_soon()
-        found = self.store.find(prompt, limit)
-        if self.behind is not None:
-            found = sorted([*found, *self.behind.find(prompt, limit)], key=lambda prefix: -prefix.n)
-        return found
+        return self.store.find(prompt, limit)
+
+    def far(self, prompt: PromptMatch, limit: int) -> list[tuple[Prefix, float]]:
+        """The prefixes of ``prompt`` of ``limit`` tokens at most that only the store behind has, and the seconds until
+        they are here."""
+        if self.behind is None:
+            return []
+        covered = next((prefix.n for prefix in self.find(prompt, limit)), 0)
+        return self.behind.far(prompt, limit, covered)
+
+    def fetch(self, prefix: Prefix) -> Reads | None:
+        """Begin to bring here what only the store behind has; None if that cannot be now."""
+        return self.behind.fetch(prefix) if self.behind is not None else None
 
     def open(
         self, prefix: Prefix, prompt: PromptMatch, base: Snapshot | None, most_bytes: int | None = None
-    ) -> Reading[Arrival | Reads | None]:
+    ) -> Reading[Arrival | None]:
         """The snapshot of ``prefix`` on its way here, None if there is none; what ``base`` has is not read, and of more
-        than ``most_bytes`` the rest comes when the first has left RAM.
-
-        One that is only in the store behind is fetched first. What takes longer than PATIENCE_SECONDS goes on without
-        its request.
-        """
-        if self.behind is not None and not self.store.contains(prefix):
-            began, seconds = self.behind.clock(), self.behind.seconds(prefix)
-            if (fetch := self.behind.fetch(prefix)) is None:
-                return None
-            if seconds <= PATIENCE_SECONDS:
-                patient = fetch.until(began + PATIENCE_SECONDS)
-                while not patient.ready():
-                    yield patient
-            if not fetch.ready():
-                return fetch
+        than ``most_bytes`` the rest comes when the first has left RAM."""
         return (yield from self.store.open(prefix, prompt.tokens, base, most_bytes))
-
-    def seconds(self, prefix: Prefix, n_bytes: int) -> float:
-        """How long it takes to read ``n_bytes`` of ``prefix``, which is fetched first if the disk has it not."""
-        seconds = self.costs.read(n_bytes)
-        if self.behind is not None and not self.store.contains(prefix):
-            seconds += self.behind.seconds(prefix)
-        return seconds
 
     @property
     def contents(self) -> Contents:
@@ -175,7 +167,7 @@ class DiskTier:
         """Lose a snapshot that came from here and is of no use to the model."""
         self.store.refuse(snapshot.prefix)
         if self.behind is not None:
-            self.behind.distrust(snapshot.prefix)
+            self.behind.distrust(StateName.of(snapshot.prefix))
 
     def count_hit(self, snapshot: Snapshot) -> None:
         """Note that a snapshot from here was of use."""
@@ -287,8 +279,6 @@ class DiskTier:
         now = time.monotonic()
         if now - self._refreshed >= REFRESH_SECONDS:
             self._refreshed = now
-            if self.behind is not None:
-                self.behind.look_soon()
             self.queue.run_soon(self.store.directory.refresh)
 
     def _recover(self) -> None:

@@ -251,16 +251,14 @@ class Written:
 
 @dataclass(frozen=True)
 class StoreView:
-    """Sums of the store behind the disk: snapshots and bytes of this model there, its budget (-1: none), snapshots that
-    this process ``fetched`` and ``sent``, how often the store failed, and whether it does now (``is_away``)."""
+    """Sums of the store behind the disk: snapshots and bytes of this model there, snapshots that this process
+    ``fetched`` and ``sent``, and whether the store is left alone after failures (``is_away``)."""
 
     name: str
     in_use: int
     n_bytes: int
-    budget: int
     fetched: Written
     sent: Written
-    failed: int = 0
     is_away: bool = False
 
 
@@ -409,13 +407,16 @@ class Store(Protocol):
 
     def open(
         self, prefix: Prefix, prompt: PromptMatch, base: Snapshot | None, most_bytes: int | None = None
-    ) -> Reading[Arrival | Reads | None]:
+    ) -> Reading[Arrival | None]:
         """Begin to read ``prefix`` without the rows of ``base``; None if it is gone. Of more than ``most_bytes`` the
-        rest comes when the first has left RAM. Reads if it takes longer than a request waits: it can be opened when
-        they are ready."""
+        rest comes when the first has left RAM."""
 
-    def seconds(self, prefix: Prefix, n_bytes: int) -> float:
-        """How long it takes to read ``n_bytes`` of ``prefix`` into RAM."""
+    def far(self, prompt: PromptMatch, limit: int) -> list[tuple[Prefix, float]]:
+        """The prefixes of ``prompt`` of ``limit`` tokens at most that could be fetched to where `find` finds them, and
+        how many seconds that takes."""
+
+    def fetch(self, prefix: Prefix) -> Reads | None:
+        """Begin to fetch ``prefix``; None if that cannot be now."""
 
     def select(self, matches: RecentMatches, start: int, policy: DiskPolicy | None = None) -> tuple[int, ...]:
         """The prefix lengths past ``start`` that belong in the store, of a prompt that was compared with `recent`."""
@@ -430,7 +431,7 @@ class Store(Protocol):
         only the device has."""
 
     def stored(self, prefix: Prefix) -> bool:
-        """Whether the state of ``prefix`` is near: to open it takes no longer than to read it."""
+        """Whether the state of ``prefix`` is in the store."""
 
     def count_hit(self, snapshot: Snapshot) -> None:
         """Note that a snapshot from the store was of use."""

@@ -11,6 +11,8 @@ import weakref
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import itemgetter
+from typing import TypeAlias
 
 from pyctl.cache.cache_stats import CacheStats, Divergence, RequestStats
 from pyctl.cache.device_tier import DeviceTier
@@ -19,6 +21,7 @@ from pyctl.cache.ports import CacheOptions, CacheRequest, Reading, Reads, Reason
 from pyctl.cache.ram import RamCache
 from pyctl.cache.recent import RecentPrompts
 from pyctl.cache.restore import (
+    SAME_SECONDS,
     CacheLookup,
     CachePlan,
     Candidate,
@@ -42,6 +45,8 @@ from pyctl.prompt import Prompt, as_tokens
 __all__ = ["PrefixCache"]
 
 log = logging.getLogger(__name__)
+
+EndsOf: TypeAlias = Callable[[Prompt], Sequence[int]]
 
 END_MIN = 64
 """So many tokens behind the last batch end are worth a snapshot of a prompt's end, though it may never recur."""
@@ -78,7 +83,7 @@ class PrefixCache:
             return CacheLookup(request, match, ends)
         exact, may_end = self._is_exact(request), not request.background
         ways = candidates(match, ends, seq, self.cache, self.memory, exact=exact, may_end=may_end)
-        from_disk = self.disk is not None and (request.disk_policy or self.disk.policy).kind != "off"
+        from_disk = self._uses_disk(request)
         if request.after is not None:
             return CacheLookup(request, match, ends, ways, from_disk=from_disk)
         self.cache.next_turn()
@@ -118,41 +123,56 @@ class PrefixCache:
         stats.restore_ms += (time.perf_counter() - began) * 1e3
         return used
 
-    def restore_more(
-        self, lookup: CacheLookup, seq: LiveSequence, stats: RequestStats, make_room: MakeRoom = lambda n, n_ready: True
-    ) -> Reading[tuple[Snapshot, ...] | None]:
-        """Restore what has come since `restore`, if that is quicker than to go on where ``seq`` stands; else None.
-
-        A failure leaves an empty sequence.
-        """
-        began = time.perf_counter()
-        lookup.coming.clear()
-        exact = self._is_exact(lookup.request)
-        ways = candidates(lookup.match, lookup.ends, seq, self.cache, self.memory, exact=exact, may_end=False)
-        used = yield from self._from_disk(replace(lookup, ways=ways), seq, stats, make_room, is_again=True)
-        stats.n_cached = min(stats.n_cached, seq.n)
-        stats.restore_ms += (time.perf_counter() - began) * 1e3
-        return used
-
     def match(
         self, prompt: Prompt, ends: Sequence[int], sequences: Sequence[LiveSequence]
     ) -> list[tuple[str, int, float | None]]:
         """Where ``prompt`` could resume, deepest first: place, tokens, and seconds until all of it would be evaluated
         (None before anything was measured). Changes nothing."""
-        match, n_prompt, costs = PromptMatch(prompt.tokens, is_raw=prompt.is_raw), len(prompt), self.cache.costs
+        match = PromptMatch(prompt.tokens, is_raw=prompt.is_raw)
+        found = self._near(match, ends, sequences)
+        found |= {("store", prefix.n): seconds for prefix, seconds in self._far(match)}
+        ways = sorted(found.items(), key=lambda item: (-item[0][1], item[1]))
+        return [(where, n, seconds if self.cache.costs.is_measured else None) for (where, n), seconds in ways]
+
+    def fetch(self, request: CacheRequest, ends_of: EndsOf, sequences: Sequence[LiveSequence]) -> Reads | None:
+        """Begin to bring to the disk what only a store behind it has of a prompt, if that is quicker than what is here;
+        else None. ``ends_of`` gives the batch ends of the prompt."""
+        if self.disk is None or request.background or not request.cache_prompt or not self._uses_disk(request):
+            return None
+        match = PromptMatch(request.prompt.tokens, is_raw=request.prompt.is_raw)
+        if not (far := self._far(match)):
+            return None
+        near = self._near(match, ends_of(request.prompt), sequences).values()
+        prefix, seconds = min(far, key=itemgetter(1))
+        evaluated = self.cache.costs.evaluate(0, int(match.tokens.size))
+        return self.disk.fetch(prefix) if seconds + SAME_SECONDS < min([evaluated, *near]) else None
+
+    def _near(
+        self, match: PromptMatch, ends: Sequence[int], sequences: Sequence[LiveSequence]
+    ) -> dict[tuple[str, int], float]:
+        """The ways to resume from what is here: place, tokens, and seconds until the prompt would be evaluated."""
+        n_prompt, costs = int(match.tokens.size), self.cache.costs
         found: dict[tuple[str, int], float] = {}
         for seq in sequences:
             for way in candidates(match, ends, seq, self.cache, self.memory, exact=self.settings.exact):
                 chain = way.snapshot.chain if way.snapshot is not None else ()
                 is_held = way.source == "ram" and any(each.only_held_bytes for each in chain)
                 found["device" if is_held else way.source, way.n] = costs.evaluate(way.n, n_prompt)
-        if self.disk is not None:
-            for prefix in self.disk.find(match, n_prompt - 1):
-                where = "disk" if self.disk.stored(prefix) else "store"
-                seconds = self.disk.seconds(prefix, self.memory.shape.sizes.n_bytes(prefix.n, 0))
-                found[where, prefix.n] = seconds + costs.evaluate(prefix.n, n_prompt)
-        ways = sorted(found.items(), key=lambda item: (-item[0][1], item[1]))
-        return [(where, n, seconds if costs.is_measured else None) for (where, n), seconds in ways]
+        for prefix in self.disk.find(match, n_prompt - 1) if self.disk is not None else ():
+            found["disk", prefix.n] = self._read_seconds(prefix) + costs.evaluate(prefix.n, n_prompt)
+        return found
+
+    def _far(self, match: PromptMatch) -> list[tuple[Prefix, float]]:
+        """The prefixes that only a store behind the disk has, with the same seconds."""
+        n_prompt, costs = int(match.tokens.size), self.cache.costs
+        far = self.disk.far(match, n_prompt - 1) if self.disk is not None else []
+        return [(each, s + self._read_seconds(each) + costs.evaluate(each.n, n_prompt)) for each, s in far]
+
+    def _read_seconds(self, prefix: Prefix) -> float:
+        return self.cache.costs.read(self.memory.shape.sizes.n_bytes(prefix.n, 0))
+
+    def _uses_disk(self, request: CacheRequest) -> bool:
+        return self.disk is not None and (request.disk_policy or self.disk.policy).kind != "off"
 
     def plan(
         self,
@@ -354,17 +374,11 @@ class PrefixCache:
         seq: LiveSequence,
         stats: RequestStats,
         make_room: MakeRoom,
-        is_again: bool = False,
     ) -> Reading[tuple[Snapshot, ...] | None]:
-        """Restore from disk what is quicker than memory, again after each failure; None if nothing is of use.
-
-        A request waits for one fetch from a store at most; with ``is_again`` it has waited.
-        """
+        """Restore from disk what is quicker than memory, again after each failure; None if nothing is of use."""
         assert self.disk is not None
         match, ends, batches = lookup.match, lookup.ends, CommonBatches(lookup.ends)
         found = self.disk.find(match, int(match.tokens.size) - 1)
-        if is_again:
-            found = [each for each in found if self.disk.stored(each)]
         base = rows_in_memory(match, ends, self.cache) if found else None
         if base is not None:
             self.cache.retain(base)
@@ -372,13 +386,8 @@ class PrefixCache:
             sizes = self.memory.shape.sizes
             while (prefix := quickest(found, lookup.ways, match, base, self.disk, sizes)) is not None:
                 found.remove(prefix)
-                is_near = self.disk.stored(prefix)
                 arrival = yield from self.disk.open(prefix, match, base, self.device.most_read)
-                if not is_near:
-                    found = [each for each in found if self.disk.stored(each)]
-                if isinstance(arrival, Reads):
-                    lookup.coming.append(arrival)
-                if arrival is None or isinstance(arrival, Reads):
+                if arrival is None:
                     continue
                 try:
                     same = last_common_end(ends, seq.ends, seq.shared(match.tokens))

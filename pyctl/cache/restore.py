@@ -5,13 +5,13 @@ from __future__ import annotations
 import bisect
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from pyctl.cache.device_tier import DeviceTier
 from pyctl.cache.disk.file_format import BlockSizes
 from pyctl.cache.plan import ends_within, last_common_end, last_end
-from pyctl.cache.ports import Arrival, CacheRequest, Reading, Reads, SequenceMemory, Store
+from pyctl.cache.ports import Arrival, CacheRequest, Reading, SequenceMemory, Store
 from pyctl.cache.ram import RamCache
 from pyctl.cache.recent import RecentMatches
 from pyctl.cache.sequence import LiveSequence
@@ -70,7 +70,7 @@ class CacheLookup:
     """The result of a lookup: the ways to resume in memory, deepest first, and the matches with recent prompts.
 
     ``ends`` are the batch ends of the prompt. With ``from_disk`` a restore also looks on disk. A request without the
-    cache has no ways. ``coming`` are fetches from a store; a second lookup follows when one is ready.
+    cache has no ways.
     """
 
     request: CacheRequest
@@ -79,12 +79,6 @@ class CacheLookup:
     ways: Sequence[Candidate] = ()
     recent: RecentMatches | None = None
     from_disk: bool = False
-    coming: list[Reads] = field(default_factory=list)
-
-    @property
-    def has_come(self) -> bool:
-        """Whether something that was on its way is ready."""
-        return any(reads.ready() for reads in self.coming)
 
     @property
     def snapshots(self) -> tuple[Snapshot, ...]:
@@ -291,7 +285,7 @@ def quickest(
         return costs.load(sizes.n_bytes(n, keep)) + costs.evaluate(n, n_prompt)
 
     memory = {way.n: seconds(way.n, way.keep) for way in ways}
-    times = {each: disk.seconds(each, sizes.n_bytes(each.n, covered)) + seconds(each.n, 0) for each in stored}
+    times = {each: costs.read(sizes.n_bytes(each.n, covered)) + seconds(each.n, 0) for each in stored}
     limit = min([*memory.values(), *times.values(), costs.evaluate(0, n_prompt)]) + SAME_SECONDS
     least = max((n for n, each in memory.items() if each <= limit), default=0)
     return next((prefix for prefix in stored if prefix.n > least and times[prefix] <= limit), None)

@@ -389,7 +389,7 @@ class PromptMatch:
             self._hashed.insert(at + 1, (n, running))
         return Prefix(running.digest(), n)
 
-    def among(self, names: Container[tuple[int, bytes]], lengths: Iterable[int]) -> list[Prefix]:
+    def among(self, names: Container[object], lengths: Iterable[int]) -> list[Prefix]:
         """The prefixes of ascending ``lengths`` within (0, len] whose (n, digest) is among ``names``, in one pass."""
         found, data, at, running = list[Prefix](), self._data, 0, hashlib.blake2b(digest_size=DIGEST_BYTES)
         update, digest = running.update, running.digest  # called for each of thousands of lengths

@@ -349,9 +349,7 @@ def _disk_tier(settings: DiskSettings, loaded: Loaded) -> DiskTier | None:
     except OSError as error:  # it could be used before the model was loaded
         raise ConfigError(f"cannot use --kv-cache-dir {directory}: {error.strerror or error}") from error
     policy, text_of = DiskPolicy.of_server(settings.disk_policy), partial(readable, loaded.tokenizer)
-    behind = None
-    if settings.store_url:
-        budget, daily = (each * MIB or None for each in (settings.store_mib, settings.store_daily_mib))
-        url = settings.store_url
-        behind = StoreBehind(connect(url), url, store.files, store.sizes, budget=budget, daily_bytes=daily)
+    url, behind = settings.store_url, None
+    if url:
+        behind = StoreBehind(connect(url), url, store.files, store.sizes)
     return DiskTier(store, policy, cold_max=settings.cold_max, text_of=text_of, behind=behind)

@@ -68,8 +68,8 @@ class Engine:
         self._prefill = Prefill(backend, self.cells, self.prefix_cache, self.counters, self.state_reads)
 
     def submit(self, handle: RequestHandle) -> None:
-        """Queue a request."""
-        self.scheduler.add(handle)
+        """Queue a request; what it needs of a store behind the disk comes while it waits."""
+        self.scheduler.add(handle, self.prefix_cache.fetch(handle.request, self._prefill.ends, self.sequences))
         if not handle.request.background:
             self.backend.control.preempt(False)  # the request that preempted has arrived
 
@@ -80,7 +80,7 @@ class Engine:
     def _n_ready(self, request: Request, seq: LiveSequence) -> int:
         ends = self._prefill.ends(request.prompt) if request.cache_prompt else ()
         found = self.prefix_cache.match(request.prompt, ends, [seq]) if ends else []
-        return found[0][1] if found else 0
+        return next((n for where, n, _ in found if where != "store"), 0)
 
     def when_idle(self, job: Job[Any]) -> None:
         """Run ``job`` once its sequence is free, before the next request gets it."""
@@ -109,7 +109,7 @@ class Engine:
                 self.prefix_cache.hand_over()
         elif prefill is None:
             self.tell()
-            if reads := [active.reads for active in self.running if active.reads is not None]:
+            if reads := [each.reads for each in (*self.running, *self.waiting) if each.reads is not None]:
                 with self.state_reads.allowed(evaluating=False):
                     reads[0].wait(WAIT_SECONDS)
         return self.scheduler.has_work or self.warm_ups.seconds == 0
@@ -282,10 +282,6 @@ class Engine:
             plan = replace(plan, cuts=(*plan.cuts, *lookup.ends[-1:], stats.n_prompt))
         try:
             yield from self._prefill.run(active, seq, lookup, plan, stats)
-            while seq.n < stats.n_prompt:
-                used = yield from cache.restore_more(lookup, seq, stats, self.cells.make_room)
-                plan = plan if used is None else replace(plan, restored=used)
-                yield from self._prefill.run(active, seq, lookup, plan, stats)
         finally:
             if is_background:
                 self.warm_ups.note(active, lookup.match, stats.n_cached, seq.n)

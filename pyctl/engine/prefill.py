@@ -55,8 +55,7 @@ class Prefill:
     ) -> Steps:
         """Evaluate the missing tokens up to each of ``lookup.ends``, each cut and ``stats.n_prompt``, as cells allow.
 
-        Afterwards output 0 is that of the prompt's end. A batch to none of the ends differs from a cold run's. Stops
-        early at a batch end where something has come that may save the rest."""
+        Afterwards output 0 is that of the prompt's end. A batch to none of the ends differs from a cold run's."""
         prompt, ends = active.handle.request.prompt, lookup.ends
         began, save_before = time.perf_counter(), stats.save_ms
         first = last = seq.n
@@ -81,8 +80,6 @@ class Prefill:
             _tell_progress(active, seq, stats, shown.seconds_left)
             if end < len(prompt):
                 yield None
-            if end < stats.n_prompt and lookup.has_come:
-                break
         stats.n_evaluated = seq.n - stats.n_cached
         if plan.restored and plan.restored[0].state.output.size and not stats.n_evaluated:
             self._backend.recall(plan.restored[0].state.output)

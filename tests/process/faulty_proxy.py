@@ -1,4 +1,4 @@
-"""A proxy in front of an HTTP server that changes answers as a test says: storms, bodies held or cut, other objects."""
+"""A proxy in front of an HTTP server that changes answers as a test says: other bytes, bodies held or cut."""
 
 from __future__ import annotations
 
@@ -8,37 +8,27 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import urlsplit
 
-__all__ = ["Answer", "Asked", "FaultyProxy", "faulty_proxy"]
-
-MOST_BYTES = 2**26
+__all__ = ["Answer", "FaultyProxy", "faulty_proxy"]
 
 OF_CONNECTION = ("connection", "content-length", "date", "keep-alive", "server", "transfer-encoding")
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A request: ``path`` without its query."""
+class Answer:
+    """An answer of the proxy, to a request of ``method`` and ``path``, with its query.
+
+    ``promised`` is the Content-Length, if that is a lie. A body that ``is_held`` stops in its middle until the proxy's
+    gate opens.
+    """
 
     method: str
     path: str
-    query: str = ""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """An answer of the proxy.
-
-    ``promised`` is what Content-Length says, if that is a lie. From byte ``held_from`` on the body waits until the
-    proxy's gate opens; it never comes if the proxy cuts it.
-    """
-
     status: int
     body: bytes
     headers: tuple[tuple[str, str], ...] = ()
     promised: int | None = None
-    held_from: int | None = None
+    is_held: bool = False
 
 
 @dataclass
@@ -46,27 +36,21 @@ class FaultyProxy:
     """Forwards to ``port`` and answers with what ``fault`` makes of each answer; `held` is set while a body waits."""
 
     port: int
-    fault: Callable[[Asked, Answer], Answer] = lambda asked, answer: answer
-    asked: list[Asked] = field(default_factory=list)
+    fault: Callable[[Answer], Answer] = lambda answer: answer
+    asked: list[str] = field(default_factory=list)
     held: threading.Event = field(default_factory=threading.Event)
     gate: threading.Event = field(default_factory=threading.Event)
-    waiting: list[object] = field(default_factory=list)  # whose bodies are held
-    is_cut: bool = False
     url: str = ""
 
-    def n_asked(self, method: str, ending: str) -> int:
-        """Requests so far."""
-        return sum(each.method == method and each.path.endswith(ending) for each in self.asked)
-
-    def fetch(self, method: str, target: str, body: bytes = b"", headers: dict[str, str] | None = None) -> Answer:
+    def fetch(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> Answer:
         """The answer of the server behind the proxy; OSError or HTTPException without one."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
-            connection.request(method, target, body or None, headers or {})
+            connection.request(method, path, body or None, headers)
             response = connection.getresponse()
-            data = response.read(MOST_BYTES)
             told = ((name.lower(), value) for name, value in response.getheaders())
-            return Answer(response.status, data, tuple(each for each in told if each[0] not in OF_CONNECTION))
+            kept = tuple(each for each in told if each[0] not in OF_CONNECTION)
+            return Answer(method, path, response.status, response.read(), kept)
         finally:
             connection.close()
 
@@ -76,16 +60,11 @@ class _Handler(BaseHTTPRequestHandler):
     proxy: FaultyProxy
 
     def handle_any(self) -> None:
-        length = int(self.headers.get("content-length") or 0)
-        assert length <= MOST_BYTES
-        body = self.rfile.read(length)
-        split = urlsplit(self.path)
-        asked = Asked(self.command, split.path, split.query)
-        self.proxy.asked.append(asked)
+        body = self.rfile.read(int(self.headers.get("content-length") or 0))
+        self.proxy.asked.append(f"{self.command} {self.path}")
         headers = {name: value for name, value in self.headers.items() if name.lower() not in OF_CONNECTION}
         try:
-            answer = self.proxy.fault(asked, self.proxy.fetch(self.command, self.path, body, headers))
-            self._send(answer)
+            self._send(self.proxy.fault(self.proxy.fetch(self.command, self.path, body, headers)))
         except (OSError, http.client.HTTPException):  # the server or the client is gone
             self.close_connection = True
 
@@ -94,21 +73,15 @@ class _Handler(BaseHTTPRequestHandler):
     def _send(self, answer: Answer) -> None:
         length = len(answer.body) if answer.promised is None else answer.promised
         self.send_response(answer.status)
-        for name, value in answer.headers:
+        for name, value in (*answer.headers, ("content-length", str(length))):
             self.send_header(name, value)
-        self.send_header("content-length", str(length))
         self.end_headers()
-        first = len(answer.body) if answer.held_from is None else answer.held_from
+        first = len(answer.body) // 2 if answer.is_held else len(answer.body)
         self.wfile.write(answer.body[:first])
         self.wfile.flush()
-        if answer.held_from is not None:
+        if answer.is_held:
             self.proxy.held.set()
-            self.proxy.waiting.append(self)
             assert self.proxy.gate.wait(120)
-            self.proxy.waiting.remove(self)
-            if self.proxy.is_cut:
-                self.close_connection = True
-                return
             self.wfile.write(answer.body[first:])
         self.close_connection = length != len(answer.body)
 
@@ -125,8 +98,7 @@ class _Server(ThreadingHTTPServer):
 def faulty_proxy(port: int) -> Iterator[FaultyProxy]:
     """A proxy in front of the server at ``port`` of this machine, on a port of its own."""
     proxy = FaultyProxy(port)
-    handler = type("Handler", (_Handler,), {"proxy": proxy})
-    with _Server(("127.0.0.1", 0), handler) as server:
+    with _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"proxy": proxy})) as server:
         proxy.url = f"http://127.0.0.1:{server.server_address[1]}"
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
         thread.start()

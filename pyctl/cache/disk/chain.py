@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -31,7 +31,7 @@ from pyctl.cache.snapshot import DIGEST_BYTES, NOTHING, Block, FileMark, Segment
 from pyctl.errors import NotWrittenError, StateError
 from pyctl.prompt import Tokens, as_tokens
 
-__all__ = ["ChainNames", "PendingSnapshot", "SegmentFile", "StoredFile", "check_chain", "open_chain"]
+__all__ = ["ChainNames", "PendingSnapshot", "SegmentFile", "StoredFile", "open_chain"]
 
 SMALL = (PartKind.TOKENS, PartKind.ENDS)
 
@@ -264,11 +264,16 @@ class StoredFile:
 
 
 def open_chain(
-    directory: Path, state: StateName, sizes: BlockSizes | None, paths: Mapping[Name, Path] = MappingProxyType({})
-) -> tuple[StoredFile, list[StoredFile]]:
-    """The headers of a state and of its chain over [0, n), the segment at 0 first; FileNotFoundError or Damage.
+    directory: Path,
+    state: StateName,
+    sizes: BlockSizes | None,
+    run: Callable[[Iterable[Callable[[], None]]], None],
+    paths: Mapping[Name, Path] = MappingProxyType({}),
+) -> tuple[StoredFile, list[StoredFile], Tokens]:
+    """The headers of a state and of its chain over [0, n), the segment at 0 first, and the tokens of all.
 
-    ``paths`` are where those files are that do not have their names yet.
+    FileNotFoundError or Damage; ``run`` runs the jobs that read tokens. ``paths`` are where those files are that do not
+    have their names yet.
     """
     path = paths.get(state, directory / str(state))
     header = read_header(path, sizes, str(state))
@@ -280,10 +285,12 @@ def open_chain(
         header = read_header(path, sizes, str(parent))
         chain.append(StoredFile(path, header, n, _space(header)))
         parent, n = header.parent, chain[-1].start
-    return top, chain[::-1]
+    chain.reverse()
+    run(job for found in chain for job in found.jobs(PartKind.TOKENS, PartKind.ENDS))
+    return top, chain, _tokens(chain, state)
 
 
-def check_chain(chain: list[StoredFile], state: StateName) -> Tokens:
+def _tokens(chain: list[StoredFile], state: StateName) -> Tokens:
     """The tokens of a chain whose tokens and ends were read, shape (state.n,).
 
     Damage unless they are those of every name on it, and the ends ascend within each segment.

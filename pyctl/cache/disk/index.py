@@ -34,10 +34,6 @@ CREATE INDEX IF NOT EXISTS states ON files(fingerprint, n) WHERE state;
 CREATE TABLE IF NOT EXISTS days(day INTEGER PRIMARY KEY, n_bytes INTEGER NOT NULL);
 """
 
-_SENT = "CREATE TABLE IF NOT EXISTS sent(day INTEGER PRIMARY KEY, n_bytes INTEGER NOT NULL)"
-"""It came later, and earlier versions go on without it."""
-
-
 Version: TypeAlias = tuple[sqlite3.Connection, int, int]
 
 Key: TypeAlias = tuple[str, Name]
@@ -212,22 +208,15 @@ class Index:
     @staticmethod
     def written_today(connection: sqlite3.Connection) -> int:
         """Bytes of files made since midnight UTC, by every process."""
-        return _of_today(connection, "days")
+        row = connection.execute("SELECT n_bytes FROM days WHERE day = ?", (_today(),)).fetchone()
+        return int(row[0]) if row else 0
 
     @staticmethod
     def add_written(connection: sqlite3.Connection, n_bytes: int) -> None:
         """Count bytes that were written today; days older than a month are forgotten."""
-        _add_today(connection, "days", n_bytes)
-
-    @staticmethod
-    def sent_today(connection: sqlite3.Connection) -> int:
-        """Bytes sent to a store since midnight UTC, by every process."""
-        return _of_today(connection, "sent")
-
-    @staticmethod
-    def add_sent(connection: sqlite3.Connection, n_bytes: int) -> None:
-        """Count bytes that were sent today, as `add_written` does."""
-        _add_today(connection, "sent", n_bytes)
+        connection.execute("DELETE FROM days WHERE day < ?", (_today() - 30,))
+        query = "INSERT INTO days VALUES(?, ?) ON CONFLICT(day) DO UPDATE SET n_bytes = n_bytes + excluded.n_bytes"
+        connection.execute(query, (_today(), n_bytes))
 
 
 class _Connection:
@@ -309,8 +298,6 @@ class _Connection:
                 self.index.lost = True
             connection.execute("PRAGMA synchronous = NORMAL")
             _add_labels(connection)
-            if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'sent'").fetchone():
-                connection.execute(_SENT)
             connection.execute(f"SELECT {_WRITTEN} FROM files LIMIT 1").fetchone()
         except BaseException:
             connection.close()
@@ -347,17 +334,6 @@ def _name(file: str) -> Name:
 
 def _values(key: Key) -> tuple[str, str]:
     return key[0], str(key[1])
-
-
-def _of_today(connection: sqlite3.Connection, table: str) -> int:
-    row = connection.execute(f"SELECT n_bytes FROM {table} WHERE day = ?", (_today(),)).fetchone()
-    return int(row[0]) if row else 0
-
-
-def _add_today(connection: sqlite3.Connection, table: str, n_bytes: int) -> None:
-    connection.execute(f"DELETE FROM {table} WHERE day < ?", (_today() - 30,))
-    query = f"INSERT INTO {table} VALUES(?, ?) ON CONFLICT(day) DO UPDATE SET n_bytes = n_bytes + excluded.n_bytes"
-    connection.execute(query, (_today(), n_bytes))
 
 
 def _today() -> int:

@@ -19,7 +19,6 @@ from pyctl.atomic_file import make_private, write_atomic
 from pyctl.cache.disk.chain import (
     PendingSnapshot,
     StoredFile,
-    check_chain,
     open_chain,
 )
 from pyctl.cache.disk.directory import CacheDirectory, is_older
@@ -29,7 +28,6 @@ from pyctl.cache.disk.file_format import (
     BlockSizes,
     CorruptFileError,
     Name,
-    PartKind,
     SegmentName,
     StateName,
     check_fingerprint,
@@ -198,9 +196,7 @@ class DiskStore:
 
     def _look(self, state: StateName) -> tuple[StoredFile, list[StoredFile], Tokens]:
         """The headers of a state and of its chain, and the tokens of all."""
-        top, chain = open_chain(self.home, state, self.sizes)
-        self.directory.readers.run(job for found in chain for job in found.jobs(PartKind.TOKENS, PartKind.ENDS))
-        return top, chain, check_chain(chain, state)
+        return open_chain(self.home, state, self.sizes, self.directory.readers.run)
 
     def _fetch(
         self, top: StoredFile, chain: list[StoredFile], deadline: float, base: Snapshot | None, most_bytes: int | None

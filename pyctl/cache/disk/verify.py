@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from pyctl.atomic_file import files_in, is_abandoned, read_regular, temp_pid
-from pyctl.cache.disk.chain import check_chain, open_chain
+from pyctl.cache.disk.chain import open_chain
 from pyctl.cache.disk.file_format import (
     MODEL,
     MOST_NAME_BYTES,
@@ -23,7 +23,6 @@ from pyctl.cache.disk.file_format import (
     BlockSizes,
     CorruptFileError,
     Header,
-    PartKind,
     PromptName,
     StateName,
     is_fingerprint,
@@ -35,7 +34,7 @@ from pyctl.cache.disk.index import Index, Key, Record
 from pyctl.cache.disk.segment_files import check_jobs, read_header, remove_file
 from pyctl.cache.recent import read_prompt
 
-__all__ = ["VerifyReport", "is_home", "verify"]
+__all__ = ["VerifyReport", "is_home", "record_of", "verify"]
 
 Runner: TypeAlias = Callable[[Iterable[Callable[[], None]]], None]
 
@@ -79,7 +78,7 @@ def verify(directory: Path, index: Index, run: Runner | None, fix: bool) -> Veri
         known = {record.key for record in Index.records(connection)}
     for path, key in _ours(directory, report, fix, deep=run is not None):
         try:
-            whole[key] = _record(path, read_header(path, sizes(path.parent)), run)
+            whole[key] = record_of(path, read_header(path, sizes(path.parent)), run)
         except FileNotFoundError:
             continue
         except CorruptFileError:
@@ -122,9 +121,7 @@ def _broken_chains(
         home = directory / fingerprint
         with suppress(FileNotFoundError):
             try:
-                _, chain = open_chain(home, name, sizes(home))
-                run(job for found in chain for job in found.jobs(PartKind.TOKENS, PartKind.ENDS))
-                check_chain(chain, name)
+                open_chain(home, name, sizes(home), run)
             except CorruptFileError as error:
                 found = parse(error.file)
                 if found is not None and whole.pop((fingerprint, found), None) is not None:
@@ -195,7 +192,8 @@ def _is_prompt(path: Path) -> bool:
     return True
 
 
-def _record(path: Path, header: Header, run: Runner | None) -> Record:
+def record_of(path: Path, header: Header, run: Runner | None) -> Record:
+    """The record of the file at ``path``, of which ``run`` checks every byte; CorruptFileError."""
     if run is not None:
         run(check_jobs(path, header))
     size, made = header.offsets[-1], header.created

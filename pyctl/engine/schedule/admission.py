@@ -69,7 +69,7 @@ class ActiveRequest:
 
     @property
     def reads(self) -> Reads | None:
-        """Pending disk reads; None for none."""
+        """Pending disk reads, before the start also what comes from a store behind the disk; None for none."""
         return self.step if isinstance(self.step, Reads) else None
 
     @property
@@ -169,7 +169,7 @@ class Admission:
         claimed = sum(map(self._claim, running))
         blocked: list[ActiveRequest] = []
         for active in self if len(running) < n_seqs else ():
-            if not occupancy.free_for(active):
+            if not occupancy.free_for(active) or (active.reads is not None and not active.reads.ready()):
                 continue
             if not running or claimed + self._claim(active) <= self._n_cells:
                 for older in blocked:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from pyctl.cache import CacheLookup, LiveSequence, PrefixCache
+from pyctl.cache import CacheLookup, LiveSequence, PrefixCache, Reads
 from pyctl.engine.backend import Backend
 from pyctl.engine.engine_settings import Clock, EngineSettings
 from pyctl.engine.engine_stats import EngineCounters
@@ -73,13 +73,13 @@ class Scheduler:
         """Whether requests or jobs run or wait. Background requests count once they run."""
         return bool(self.running or self.waiting or self.idle_jobs)
 
-    def add(self, handle: RequestHandle) -> None:
-        """Queue a request."""
+    def add(self, handle: RequestHandle, reads: Reads | None = None) -> None:
+        """Queue a request, which begins when ``reads`` are ready."""
         if handle.request.background:
             return self.warm_ups.put(handle, self.occupancy.sequences)
         self.warm_ups.arrived(handle.request)
         self._n_arrived += 1
-        self.waiting.put_back(ActiveRequest(handle, self._n_arrived))
+        self.waiting.put_back(ActiveRequest(handle, self._n_arrived, step=reads))
         handle.changed = self._changed
         self._changed.set()
 
@@ -133,8 +133,9 @@ class Scheduler:
     # -- begin -------------------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        """Start or resume waiting requests, if something has changed since the last time."""
-        if not self.waiting or (self.running and not self._changed.is_set()):
+        """Start or resume waiting requests, if something has changed since the last time, or reads may be ready."""
+        is_due = not self.running or self._changed.is_set() or any(active.reads is not None for active in self.waiting)
+        if not self.waiting or not is_due:
             return
         self._changed.clear()
         for active in self.waiting.take_cancelled():

@@ -268,7 +268,6 @@ def hub(name: str) -> Look:
 
 DIR = "{dir}"
 
-STORE = ("--kv-cache-dir", DIR, "--kv-store", "memory://")
 FILE = "{file}"
 ALONE = "{alone}"  # no model is named
 MODELS = str(builtin_model().parent)
@@ -372,8 +371,6 @@ EFFECTS: dict[str, Effect] = {
     "--disk-prefix-cache": Effect("full", built("DiskTier", "1"), ("--kv-cache-dir", DIR)),
     "--kv-cache-daily-writes": Effect("9", built("DiskStore", "daily_bytes"), ("--kv-cache-dir", DIR)),
     "--kv-store": Effect("memory://", built("StoreBehind", "1"), ("--kv-cache-dir", DIR)),
-    "--kv-store-budget": Effect("9", built("StoreBehind", "budget"), STORE),
-    "--kv-store-writes": Effect("9", built("StoreBehind", "daily_bytes"), STORE),
     # -- sampling
     "-n": Effect("9", lambda seen: seen.request.max_tokens),
     "-s": Effect("42", sampling("seed")),

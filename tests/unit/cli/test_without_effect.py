@@ -83,8 +83,8 @@ def test_every_other_flag_of_pyctl_is_its_own() -> None:
         *("--prefix-cache-slots", "--exact", "--no-exact", "--kv-cache-dir", "--kv-cache-budget", "--kv-cache"),
         "--no-kv-cache",
         *("--kv-cache-min-tokens", "--kv-cache-cold-max", "--disk-prefix-cache", "--kv-cache-daily-writes"),
-        *("--kv-store", "--kv-store-budget", "--kv-store-writes"),
         *(
+            "--kv-store",
             "--kv-pool",
             "--open",
             "--warm",

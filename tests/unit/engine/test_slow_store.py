@@ -1,4 +1,4 @@
-"""A store that is slow, or wrong and slow: a request waits for it once, for PATIENCE_SECONDS of the clock at most."""
+"""A request waits in the queue for what a store has of its prompt, where that is quicker, and others are served."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from pyctl.cache.disk.behind import PATIENCE_SECONDS, StoreBehind, connect
-from pyctl.cache.disk.file_format import StateName
 from pyctl.cache.disk.store import DiskStore
+from pyctl.cache.disk.store_behind import PATIENCE_SECONDS, StoreBehind, connect
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.ram import RamCache
@@ -21,7 +20,7 @@ from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
 from tests.fake import FakeBackend
 from tests.unit.cache.checks import check_invariants
-from tests.unit.engine.drive import ManualClock, ask, chat, cold, collect, request
+from tests.unit.engine.drive import ManualClock, Reply, ask, chat, cold, collect, request
 from tests.waiting import until
 
 pytest.importorskip("obstore")
@@ -30,35 +29,21 @@ TURNS = [chat((1, 300)), chat((1, 300), (2, 240)), chat((1, 300), (2, 240), (3, 
 
 STORED = TURNS[-1]
 
-STEPS = 400
-"""Enough for any reply; of steps that wait, each takes a moment."""
-
 
 class SlowClient:
-    """A client whose reads of states wait for `gate`, and are damaged while `is_damaged`."""
+    """A client whose reads wait for `gate`."""
 
     def __init__(self) -> None:
         self.client = connect("memory://")
         self.gate = threading.Event()
         self.gate.set()
-        self.is_damaged = False
-        self.n_states = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.client, name)
 
-    def get(self, path: str, **options: Any) -> Any:
-        if not path.endswith(".state"):
-            return self.client.get(path, **options)
-        self.n_states += 1
+    def get(self, path: str) -> Any:
         assert self.gate.wait(120)
-        if self.is_damaged:
-            data = bytes(self.client.get(path).bytes())
-            self.client.put(path, data[:-1] + bytes([data[-1] ^ 1]))
-        return self.client.get(path, **options)
-
-
-Open = Callable[[str], Engine]
+        return self.client.get(path)
 
 
 @pytest.fixture
@@ -72,8 +57,8 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def engine_on(client: SlowClient, clock: ManualClock, tmp_path: Path) -> Iterator[Open]:
-    """engine_on(name) -> an engine with a directory of that name, in front of the store of ``client``."""
+def second(client: SlowClient, clock: ManualClock, tmp_path: Path) -> Iterator[Engine]:
+    """An engine that has found what another one left in the store, and evaluates a token in a second."""
     opened: list[Engine] = []
 
     def get(name: str) -> Engine:
@@ -84,26 +69,29 @@ def engine_on(client: SlowClient, clock: ManualClock, tmp_path: Path) -> Iterato
         opened.append(Engine(FakeBackend(n_seqs=2), RamCache(16, None), EngineSettings(exact=True), tier))
         return opened[-1]
 
-    yield get
+    first = get("first")
+    for prompt in TURNS:
+        ask(first, prompt)
+    tier = first.prefix_cache.disk
+    assert tier.flush(60)
+    until(lambda: tier.behind.view().sent.n == len(tier.entries()) > 1)
+    second = get("second")
+    until(lambda: len(far(second)) > 1)
+    measured(second, 1.0)
+    yield second
     client.gate.set()
     for engine in opened:
         engine.prefix_cache.close()
 
 
-@pytest.fixture
-def second(engine_on: Open) -> Engine:
-    """An engine that has found what another one left in the store."""
-    first = engine_on("first")
-    for prompt in TURNS:
-        ask(first, prompt)
-    tier = first.prefix_cache.disk
-    assert tier.flush(60)
-    assert len(tier.entries()) > 1
-    until(lambda: tier.behind.view().sent.n == len(tier.entries()))
-    second = engine_on("second")
-    found = second.prefix_cache.disk
-    until(lambda: len(found.find(PromptMatch(STORED.tokens), len(STORED) - 1)) > 1)
-    return second
+def far(engine: Engine) -> list[Any]:
+    return engine.prefix_cache.disk.far(PromptMatch(STORED.tokens), len(STORED) - 1)
+
+
+def measured(engine: Engine, seconds: float) -> None:
+    """Let each token have taken so long."""
+    for _ in range(4000):
+        engine.prefix_cache.cache.costs.note_evaluated(0, 1000, 1000 * seconds)
 
 
 def waits(engine: Engine) -> bool:
@@ -114,83 +102,112 @@ def waits(engine: Engine) -> bool:
     return engine.backend.n_evaluated == before
 
 
-def finish(engine: Engine, handle: RequestHandle) -> list[int]:
-    """The tokens of a reply that waits for nothing more."""
-    for _ in range(STEPS):
-        if not engine.step():
-            break
+def begin(engine: Engine, **fields: Any) -> RequestHandle:
+    handle = RequestHandle(request(STORED, **fields))
+    engine.submit(handle)
+    return handle
+
+
+def finish(engine: Engine, handle: RequestHandle) -> Reply:
+    """The reply of a request that waits for nothing more."""
+    until(lambda: not engine.step())
     reply = collect(handle)
     assert reply.error is None
-    assert reply.done is not None, "it waits"
-    return reply.tokens
+    assert reply.tokens == cold(FakeBackend(), STORED).tokens
+    check_invariants(engine.prefix_cache.cache)
+    return reply
 
 
-def test_a_request_waits_for_one_second_of_the_clock(second: Engine, client: SlowClient, clock: ManualClock) -> None:
+def test_what_comes_in_time_is_restored(second: Engine) -> None:
+    reply = finish(second, begin(second))
+    assert reply.done is not None
+    assert (reply.done.stats.source, reply.done.stats.n_cached > 300) == ("disk", True)
+    assert second.prefix_cache.disk.behind.view().fetched.n == 1
+
+
+def test_others_are_served_while_a_request_waits(second: Engine, client: SlowClient) -> None:
     client.gate.clear()
-    handle = RequestHandle(request(STORED))
-    second.submit(handle)
+    handle = begin(second)
+    assert waits(second)
+    other = chat((7, 200))
+    second.submit(RequestHandle(request(other)))
+    assert not waits(second)
+    assert second.n_waiting == 1
+    client.gate.set()
+    reply = finish(second, handle)
+    assert reply.done is not None
+    assert reply.done.stats.source == "disk"
+
+
+def test_a_request_waits_a_second_of_the_clock_for_a_store_that_hangs(
+    second: Engine, client: SlowClient, clock: ManualClock
+) -> None:
+    client.gate.clear()
+    handle = begin(second)
     assert waits(second)
     clock.advance(PATIENCE_SECONDS - 0.001)
     assert waits(second)
     clock.advance(0.001)
-    assert finish(second, handle) == cold(FakeBackend(), STORED).tokens
+    reply = finish(second, handle)
+    assert reply.done is not None
+    assert reply.done.stats.n_cached == 0
     assert not client.gate.is_set()
-    client.gate.set()
-    check_invariants(second.prefix_cache.cache)
 
 
-def test_what_was_fetched_in_vain_is_not_waited_for_again(
+def test_a_request_waits_twice_as_long_as_expected_while_bytes_come(
     second: Engine, client: SlowClient, clock: ManualClock
 ) -> None:
-    """The deepest snapshot comes too late and is damaged; there are others, which would take as long."""
-    client.gate.clear()
-    client.is_damaged = True
-    handle = RequestHandle(request(STORED))
-    second.submit(handle)
-    assert waits(second)
-    clock.advance(PATIENCE_SECONDS)
-    for _ in range(3):
-        second.step()
-    assert 0 < second.backend.n_evaluated < len(STORED)
     behind = second.prefix_cache.disk.behind
-    client.gate.set()
-    until(lambda: not behind._coming)
     client.gate.clear()
-    assert finish(second, handle) == cold(FakeBackend(), STORED).tokens
-    assert client.n_states == 1
-    client.is_damaged = False
-    client.gate.set()
+    handle = begin(second)
+    (fetch,) = behind._fetches.values()
+    behind_seconds = fetch._until - clock() - PATIENCE_SECONDS
+    assert behind_seconds == pytest.approx(2 * behind._seconds(next(iter(behind._fetches)), 0))
+    while clock() + PATIENCE_SECONDS / 2 < fetch._until:
+        fetch.move()
+        assert waits(second)
+        clock.advance(PATIENCE_SECONDS / 2)
+    clock.advance(PATIENCE_SECONDS / 2)
+    assert finish(second, handle).tokens
 
 
-def test_what_comes_in_time_is_waited_for(second: Engine, client: SlowClient) -> None:
-    reply = ask(second, STORED)
-    assert reply.tokens == cold(FakeBackend(), STORED).tokens
-    assert reply.done is not None
-    assert (reply.done.stats.source, reply.done.stats.n_cached > 300) == ("disk", True)
-    assert client.n_states == 1
-
-
-@pytest.mark.parametrize(
-    ("fetching", "evaluating", "is_fetched"),
-    [(0.3, 3.0, True), (3.0, 0.3, False), (3.0, 30.0, True), (30.0, 3.0, False)],
-)
-def test_each_request_takes_what_is_quicker_by_measured_costs(
-    fetching: float, evaluating: float, is_fetched: bool, second: Engine, client: SlowClient, clock: ManualClock
-) -> None:
-    """Seconds for all of the prompt, of one bandwidth and one speed."""
-    tier = second.prefix_cache.disk
-    (deepest, *_) = tier.find(PromptMatch(STORED.tokens), len(STORED) - 1)
-    n_bytes = sum(tier.behind._listing.sizes[name] for name in tier.behind._listing.chain(StateName.of(deepest)))
-    tier.behind._costs.note_read(2**40, fetching * 2**40 / n_bytes)
-    for _ in range(400):
-        second.prefix_cache.cache.costs.note_evaluated(0, len(STORED), evaluating)
-    assert tier.behind.seconds(deepest) == pytest.approx(fetching, rel=0.1)
-    assert tier.costs.evaluate(0, len(STORED)) == pytest.approx(evaluating, rel=0.1)
+def test_a_cancelled_request_does_not_wait(second: Engine, client: SlowClient) -> None:
     client.gate.clear()
-    handle = RequestHandle(request(STORED))
-    second.submit(handle)
-    is_waiting = fetching <= PATIENCE_SECONDS
-    assert waits(second) == is_waiting
-    clock.advance(PATIENCE_SECONDS)
-    assert finish(second, handle) == cold(FakeBackend(), STORED).tokens
-    assert [state.prefix for state in tier.behind._coming] == [deepest] * is_fetched
+    begin(second).cancel()
+    until(lambda: not second.step())
+    assert not second.n_waiting
+
+
+Change = Callable[[Engine], dict[str, Any]]
+
+
+def slow(engine: Engine) -> dict[str, Any]:
+    engine.prefix_cache.disk.behind._costs.note_read(2**40, 2.0**50)
+    return {}
+
+
+def quick(engine: Engine) -> dict[str, Any]:
+    measured(engine, 1e-9)
+    return {}
+
+
+def uncached(engine: Engine) -> dict[str, Any]:
+    return {"cache_prompt": False}
+
+
+def off(engine: Engine) -> dict[str, Any]:
+    return {"disk_policy": DiskPolicy.parse("off")}
+
+
+def restored(engine: Engine) -> dict[str, Any]:
+    ask(engine, STORED, cache_prompt=True)
+    return {}
+
+
+@pytest.mark.parametrize("change", [slow, quick, uncached, off, restored], ids=lambda each: str(each.__name__))
+def test_nothing_is_fetched_that_would_not_pay(change: Change, second: Engine, client: SlowClient) -> None:
+    fields = change(second)
+    client.gate.clear()
+    handle = begin(second, **fields)
+    assert not second.prefix_cache.disk.behind._fetches
+    finish(second, handle)

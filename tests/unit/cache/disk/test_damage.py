@@ -30,7 +30,6 @@ from pyctl.cache.disk.file_format import (
     PromptName,
     header_size,
 )
-from pyctl.cache.disk.index import Index
 from pyctl.cache.disk.segment_files import read_header
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.recent import RecentFiles, RecentPrompts
@@ -469,16 +468,12 @@ def test_an_index_of_an_older_version_is_read_and_stays_readable_for_it(
     store.close()
     connection = sqlite3.connect(store.directory.path / INDEX)
     connection.execute("ALTER TABLE files DROP COLUMN label")
-    connection.execute("DROP TABLE sent")
     connection.commit()
     connection.close()
     store = open_store()
     check_read(store, made[-1])
     entries = {entry.n: entry for entry in store.directory.entries()}
     assert (entries[20].pinned, entries[60].hits, entries[60].label) == (True, 1, "")
-    with store.directory.changing(look=False) as changing:
-        Index.add_sent(changing, 7)
-        assert Index.sent_today(changing) == 7
     following = conversation(3, turns=4)[-1]
     assert store.write(following, "how it begins \ud800") > 0
     assert {entry.n: entry.label for entry in store.directory.entries()}[80] == "how it begins ?"

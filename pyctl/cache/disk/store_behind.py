@@ -1,0 +1,351 @@
+"""An object store behind the disk cache: it gets what the directory has, and the directory what a prompt needs of it.
+
+Objects have the names and bytes of files on disk, so equal prefixes are one object and writers never conflict. The
+engine's thread never waits here, and every byte of the store is checked before the directory has it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, wait
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from pyctl.atomic_file import make_private, temp_path
+from pyctl.cache.costs import Costs
+from pyctl.cache.disk.chain import open_chain
+from pyctl.cache.disk.file_format import BlockSizes, CorruptFileError, Name, StateName, parse
+from pyctl.cache.disk.graph import FileGraph
+from pyctl.cache.disk.index import Index, Record
+from pyctl.cache.disk.readers import Readers
+from pyctl.cache.disk.segment_files import read_header
+from pyctl.cache.disk.verify import record_of
+from pyctl.cache.disk.writer import StoreWriter
+from pyctl.cache.ports import Reads, StoreView, Written
+from pyctl.cache.snapshot import Prefix, PromptMatch
+from pyctl.errors import ConfigError, NotWrittenError
+from pyctl.limit import limit
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+__all__ = ["PATIENCE_SECONDS", "StoreBehind", "connect"]
+
+log = logging.getLogger(__name__)
+
+PATIENCE_SECONDS = limit(1.0, "a request that waits for a store that sends nothing", "it is evaluated", "request", "s")
+CLOSE_SECONDS = limit(0.5, "the end of a server that waits for the store", "it is not waited for", "process", "s")
+MOST_FETCHES = limit(4, "snapshots fetched from the store at once", "the others are misses", "disk")
+MOST_IN_FLIGHT = limit(2**33, "snapshots on their way from the store", "the others are misses", "disk", "bytes")
+MOST_OBJECTS = limit(2**15, "objects of a model in the store", "others are not found, and none is sent", "disk")
+MOST_USELESS = limit(4096, "snapshots in the store that were of no use", "the oldest are tried again", "memory")
+
+MOST_FAILURES, PAUSE_SECONDS = 3, 30.0
+"""After how many failures in a row, and how long, a store is left alone."""
+
+LOOK_SECONDS, IDLE_SECONDS = 5.0, 60.0
+"""How often to list the store while there are requests, and without them."""
+
+PIECE, MEASURED = 2**18, 2**20
+"""Bytes that are written at a time, and of which a bandwidth is measured."""
+
+REASONS = ("refused", "timed out", "dns", "reset", "no space", "denied", "403", "404", "429", "500", "503")
+"""The words of an error that may be logged: its text can hold addresses and keys."""
+
+CLIENT = {
+    "client_options": {"connect_timeout": "2s", "read_timeout": "10s", "timeout": "120s", "allow_http": True},
+    "retry_config": {"max_retries": 2},
+}
+"""Options of obstore for servers."""
+
+
+def connect(url: str) -> ObjectStore:
+    """The store at ``url``; keys come from the environment. Raises ConfigError, which does not tell ``url``."""
+    try:
+        from obstore.store import from_url
+    except ImportError:
+        raise ConfigError("--kv-store needs obstore: pip install 'pyctl[store]'") from None
+    try:
+        if url.startswith("file:"):
+            make_private(Path(url.removeprefix("file://")))
+        options = {} if url.startswith(("file:", "memory:")) else CLIENT
+        return from_url(url, **options)  # type: ignore[call-overload, no-any-return]
+    except Exception as error:
+        raise ConfigError(f"cannot use --kv-store: {_reason(error)}") from None
+
+
+def _reason(error: BaseException) -> str:
+    """Why the store failed, without addresses and keys."""
+    text = str(error)[:4096].lower()
+    return ", ".join([type(error).__name__, *(each for each in REASONS if each in text)])
+
+
+@dataclass
+class _Health:
+    """Whether the store lately did what ``what`` says. Tells the log when that changes."""
+
+    what: str
+    n_failed: int = 0  # in a row
+    again_at: float = 0.0
+
+    @property
+    def is_away(self) -> bool:
+        return time.monotonic() < self.again_at
+
+    def failed(self, error: BaseException) -> None:
+        self.n_failed += 1
+        if self.n_failed >= MOST_FAILURES:
+            self.again_at = time.monotonic() + PAUSE_SECONDS
+        if self.n_failed == MOST_FAILURES:
+            log.warning("kv store: cannot be %s (%s), serving without until it can", self.what, _reason(error))
+
+    def worked(self) -> None:
+        if self.n_failed >= MOST_FAILURES:
+            log.warning("kv store: it can be %s again", self.what)
+        self.n_failed = 0
+
+
+class Fetch(Reads):
+    """A snapshot on its way to the directory, which should take ``seconds`` of ``clock``.
+
+    It is given up when nothing comes for PATIENCE_SECONDS, and after twice ``seconds`` and PATIENCE_SECONDS in all.
+    ``n_bytes`` have come of ``n_wanted`` that are known yet.
+    """
+
+    def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
+        self.future: Future[None] = Future()
+        self.n_bytes = self.n_wanted = 0
+        self.is_late = False
+        self._clock, self._moved = clock, clock()
+        self._until = self._moved + 2 * seconds + PATIENCE_SECONDS
+
+    def move(self, n_bytes: int = 0) -> None:
+        """Note that ``n_bytes`` have come, or something was checked; TimeoutError if there is no use in more."""
+        if self.ready():
+            raise TimeoutError("timed out")
+        self._moved = self._clock()
+        self.n_bytes += n_bytes
+
+    def ready(self) -> bool:
+        """Whether it is here, or there is no use in waiting."""
+        self.is_late = self.is_late or self._clock() >= min(self._moved + PATIENCE_SECONDS, self._until)
+        return self.is_late or self.future.done()
+
+    def wait(self, seconds: float) -> None:
+        """Wait until it is here, ``seconds`` at most."""
+        wait([self.future], seconds)
+
+    def run(self, jobs: Iterable[Callable[[], None]]) -> None:
+        """Run jobs that check what has come."""
+        for job in jobs:
+            job()
+            self.move()
+
+
+class StoreBehind:
+    """The objects of one model in the store of ``client``, called ``label`` in views, and the disk of ``files``, whose
+    blocks have ``sizes``.
+
+    One thread lists the store, and sends what it lacks of the directory. The engine's thread calls `far` and `fetch`,
+    which never wait. What was found to be of no use is not fetched again.
+    """
+
+    clock = staticmethod(time.monotonic)
+    """By which requests wait."""
+
+    def __init__(self, client: ObjectStore, label: str, files: StoreWriter, sizes: BlockSizes | None) -> None:
+        self._client, self._label, self._files, self._sizes = client, label, files, sizes
+        self._folder = f"{files.fingerprint}/"
+        self._listed: dict[Name, int] = {}  # bytes of each object
+        self._lengths: list[int] = []  # of the states at the last listing, ascending
+        self._costs = Costs()
+        self._costs.note_read(2**28, 2.0)  # a link of 1 Gbit/s, until something else was measured
+        self._useless: deque[StateName] = deque(maxlen=MOST_USELESS)
+        self._fetches: dict[StateName, Fetch] = {}
+        self._reading, self._writing = _Health("read"), _Health("written")
+        self._fetched = self._sent = Written()
+        self._looked, self._seen = -math.inf, object()
+        self._asked = self._closing = False
+        self.wake = threading.Event()  # set when the directory has something new
+        self._pool = Readers(MOST_FETCHES, "store-fetch")
+        self._thread = threading.Thread(target=self._run, name="pyctl-store", daemon=True)
+        self._thread.start()
+
+    def far(self, prompt: PromptMatch, limit: int, covered: int = 0) -> list[tuple[Prefix, float]]:
+        """The prefixes of ``prompt`` of ``limit`` tokens at most that the store has and the disk has not, with the
+        seconds to `fetch` each; the disk has the rows of the first ``covered`` tokens."""
+        self._asked = True
+        self.wake.set()
+        if self._reading.is_away:
+            return []
+        on_disk = self._files.directory.contents.of(self._files.fingerprint)
+        lengths = [n for n in self._lengths if n <= limit]
+        found = ((prefix, StateName.of(prefix)) for prefix in prompt.among(self._listed, lengths))
+        return [
+            (prefix, self._seconds(state, covered))
+            for prefix, state in found
+            if state not in on_disk and state not in self._useless
+        ]
+
+    def _seconds(self, state: StateName, covered: int) -> float:
+        row = self._sizes.row if self._sizes is not None else 0
+        return self._costs.read(self._listed.get(state, 0) + max(state.n - covered, 0) * row)
+
+    def fetch(self, prefix: Prefix) -> Fetch | None:
+        """Begin to bring ``prefix`` to the disk, which has it when this is ready and all went well; None if not now."""
+        state = StateName.of(prefix)
+        fetch, seconds = self._fetches.get(state), self._seconds(state, 0)
+        if fetch is None and len(self._fetches) < MOST_FETCHES and not self._closing:
+            fetch = self._fetches[state] = Fetch(seconds, self.clock)
+            (fetch.future,) = self._pool.start([partial(self._fetch, state, fetch)])
+        return fetch if fetch is not None and not fetch.is_late else None
+
+    def distrust(self, state: StateName) -> None:
+        """Do not fetch ``state`` again."""
+        self._useless.append(state)
+
+    def remove(self, name: str) -> bool:
+        """Have the snapshot called ``name`` removed soon; False if there is none."""
+        states = (each for each in self._listed.copy() if isinstance(each, StateName) and each.prefix.name == name)
+        if (state := next(states, None)) is None:
+            return False
+        self._listed.pop(state, None)
+        self.distrust(state)
+        delete = partial(self._client.delete, f"{self._folder}{state}")
+        self._pool.start([partial(self._try, delete, self._writing)])
+        return True
+
+    def view(self) -> StoreView:
+        """Sums of the store."""
+        listed, is_away = self._listed.copy(), self._reading.is_away or self._writing.is_away
+        n_states = sum(isinstance(name, StateName) for name in listed)
+        return StoreView(self._label, n_states, sum(listed.values()), self._fetched, self._sent, is_away)
+
+    def close(self, timeout: float) -> None:
+        """Stop within ``timeout`` and twice CLOSE_SECONDS; what was not sent is sent after the next start."""
+        self._closing = True
+        self.wake.set()
+        for fetch in self._fetches.copy().values():
+            fetch.is_late = True
+        self._thread.join(min(timeout, CLOSE_SECONDS))
+        self._pool.close(min(timeout, CLOSE_SECONDS))
+
+    def _fetch(self, state: StateName, fetch: Fetch) -> None:
+        began = time.monotonic()
+        try:
+            self._bring(state, fetch)
+        except (CorruptFileError, NotWrittenError, FileNotFoundError) as error:  # the store works
+            self.distrust(state)
+            log.warning("kv store: snapshot at %d tokens is of no use: %s", state.n, _reason(error))
+        except Exception as error:
+            if not self._closing:
+                self._reading.failed(error)
+        else:
+            self._reading.worked()
+            self._fetched = self._fetched.plus(fetch.n_bytes)
+        finally:
+            del self._fetches[state]
+            if fetch.n_bytes >= MEASURED:
+                self._costs.note_read(fetch.n_bytes, time.monotonic() - began)
+
+    def _bring(self, state: StateName, fetch: Fetch) -> None:
+        """Fetch what the disk lacks of ``state``, check all of it, and have the directory adopt it."""
+        disk, home, name = self._files, self._files.home, cast("Name | None", state)
+        most = min(MOST_IN_FLIGHT, disk.directory.budget or MOST_IN_FLIGHT)
+        paths, records = dict[Name, Path](), dict[Path, Record]()
+        with ExitStack() as temps:
+            while name is not None and not disk.has(name):  # each file says on which it hangs
+                if (size := self._listed.get(name)) is None:
+                    raise FileNotFoundError(str(name))
+                fetch.n_wanted += size
+                if sum(each.n_wanted for each in self._fetches.copy().values()) > most:
+                    raise NotWrittenError("more bytes than may be on their way")
+                path = paths[name] = temps.enter_context(temp_path(home))
+                self._download(name, size, path, fetch)
+                header = read_header(path, self._sizes, str(name))
+                records[path] = replace(record_of(path, header, fetch.run), used=time.time())
+                name = header.parent
+            open_chain(home, state, self._sizes, fetch.run, paths)
+            below = [record.parent_key for record in records.values() if record.parent_key is not None]
+            if records and not disk.adopt(records, below):
+                raise NotWrittenError("the disk has no room for it, or none today")
+
+    def _download(self, name: Name, size: int, path: Path, fetch: Fetch) -> None:
+        """Fill the file at ``path``; a server may send any number of bytes."""
+        left = size
+        with path.open("wb") as file:
+            for piece in self._client.get(f"{self._folder}{name}").stream(min_chunk_size=PIECE):
+                fetch.move(len(piece))
+                if (left := left - len(piece)) < 0:
+                    break
+                file.write(piece)
+        if left:
+            raise CorruptFileError(str(name), f"{size - left} bytes or more, not the {size} of the store's listing")
+
+    def _run(self) -> None:
+        while not self._closing:
+            age = time.monotonic() - self._looked
+            if not self._reading.is_away and age >= (LOOK_SECONDS if self._asked else IDLE_SECONDS):
+                self._try(self._look, self._reading)
+            is_new = self._files.directory.contents is not self._seen
+            if is_new and self._looked > -math.inf and not self._writing.is_away:
+                self._try(self._send, self._writing)
+            self.wake.wait(LOOK_SECONDS)
+            self.wake.clear()
+
+    def _try(self, work: Callable[[], None], health: _Health) -> None:
+        try:
+            work()
+        except Exception as error:
+            if not self._closing:
+                health.failed(error)
+
+    def _look(self) -> None:
+        """List the store."""
+        self._asked = False
+        listed: dict[Name, int] = {}
+        for chunk in self._client.list(self._folder):
+            for meta in chunk:
+                name = parse(str(meta["path"]).removeprefix(self._folder))
+                if name is not None and meta["size"] > 0:
+                    listed[name] = meta["size"]
+            if self._closing or len(listed) >= MOST_OBJECTS:
+                break
+        lengths = {name.n for name in listed if isinstance(name, StateName)}
+        self._listed, self._lengths = listed, sorted(lengths)
+        self._looked = time.monotonic()
+
+    def _send(self) -> None:
+        """Send what the disk has and the store has not, what is worth most first, a state after what it needs."""
+        directory, contents = self._files.directory, self._files.directory.contents
+        with directory.reading() as connection:
+            records = Index.records(connection)
+        graph = FileGraph(each for each in records if each.fingerprint == self._files.fingerprint)
+        useless = set(self._useless)
+        states = (each for each in graph.records.values() if each.is_state and each.name not in useless)
+        for state in sorted(states, key=lambda each: (-each.hits, -each.used)):
+            keys = [*graph.chain(state.key)[::-1], state.key]
+            missing = [graph.records[key] for key in keys if key[1] not in self._listed and key in graph.records]
+            if self._closing or len(self._listed) + len(missing) > MOST_OBJECTS:
+                break
+            if state in missing and all(map(self._put, missing)):
+                self._sent = self._sent.plus(sum(each.n_bytes for each in missing))
+        self._seen = contents
+
+    def _put(self, record: Record) -> bool:
+        """Send a file; False if it was evicted."""
+        path = self._files.directory.file(record.key)
+        if self._closing or path.is_symlink() or not path.is_file():
+            return False
+        self._client.put(f"{self._folder}{record.name}", path, max_concurrency=2)
+        self._writing.worked()
+        self._listed[record.name] = record.n_bytes
+        return True
