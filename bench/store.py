@@ -4,18 +4,16 @@
     python -m bench.store --model FILE --links 0 10 1    # Gbit/s; 0 is loopback as it is
 
 Real servers, each with a directory of its own: the first evaluates all prompts, the others restore them. The store is a
-folder, behind a small S3 server in this process, with the speed of a link; it can hang. Seconds are medians of the
-prompts, over HTTP.
+folder behind a small S3 server in this process, with the speed of a link. Seconds are medians of the prompts.
 """
 
 from __future__ import annotations
 
-import statistics
 import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -26,21 +24,21 @@ import httpx
 from bench.common import parse, parser_of, show, words
 from pyctl.measure.server_process import PYCTL_SERVE, ServerProcess
 
-PIECE = 2**18
+PIECE, HANGS = 2**18, -1.0
 
 
 class Link:
-    """Objects in ``folder``, and a link of ``rate`` bytes/s through which they are read; 0 is no limit."""
+    """Objects in ``folder``, and a link of ``rate`` Gbit/s through which they are read; 0: no limit, HANGS: never."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.rate = folder, 0.0
-        self.is_open, self._lock = threading.Event(), threading.Lock()
+        self.end, self._lock = threading.Event(), threading.Lock()
 
     def send(self, handler: BaseHTTPRequestHandler, data: bytes) -> None:
         """Write ``data`` at the speed of the link, which all connections share."""
         for first in range(0, len(data), PIECE):
             with self._lock:
-                time.sleep(min(PIECE, len(data) - first) / self.rate if self.rate else 0)
+                time.sleep(min(PIECE, len(data) - first) * 8e-9 / self.rate if self.rate > 0 else 0)
             handler.wfile.write(data[first : first + PIECE])
 
     def listing(self, prefix: str) -> bytes:
@@ -58,11 +56,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         split = urlsplit(self.path)
-        query, path = parse_qs(split.query), self.link.folder / unquote(split.path).removeprefix("/bench/")
-        if "list-type" in query:
-            return self._answer(self.link.listing(query.get("prefix", [""])[0]))
-        self.link.is_open.wait()
-        self._answer(path.read_bytes())
+        if "list-type" in split.query:
+            return self._answer(self.link.listing(parse_qs(split.query)["prefix"][0]))
+        if self.link.rate == HANGS:
+            self.link.end.wait()
+        self._answer((self.link.folder / unquote(split.path).removeprefix("/bench/")).read_bytes())
 
     def do_PUT(self) -> None:
         self.rfile.read(int(self.headers.get("content-length") or 0))
@@ -75,8 +73,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("ETag", '"1"')
         self.send_header("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT")
         self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.link.send(self, body)
+        with suppress(OSError):  # the client has given up
+            self.end_headers()
+            self.link.send(self, body)
 
     def log_message(self, format: str, *args: object) -> None:
         return
@@ -86,13 +85,12 @@ class _Handler(BaseHTTPRequestHandler):
 def serving(folder: Path) -> Iterator[tuple[Link, dict[str, str]]]:
     """A link to ``folder``, and the environment of servers that use it."""
     link = Link(folder)
-    link.is_open.set()
     with ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"link": link})) as server:
-        server.daemon_threads, server.block_on_close = True, False
+        server.block_on_close = False
         threading.Thread(target=server.serve_forever, daemon=True).start()
         keys = {"AWS_ACCESS_KEY_ID": "bench", "AWS_SECRET_ACCESS_KEY": "bench", "AWS_REGION": "bench"}
         yield link, {**keys, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_address[1]}"}
-        link.is_open.set()
+        link.end.set()
         server.shutdown()
 
 
@@ -105,7 +103,7 @@ def asked(url: str, prompts: Sequence[str]) -> list[object]:
         timings = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=600).json()["timings"]
         seconds.append(time.perf_counter() - began)
         n_cached, n_prompt = n_cached + timings["cache_n"], n_prompt + timings["cache_n"] + timings["prompt_n"]
-    return [f"{n_prompt / len(prompts):,.0f}", f"{statistics.median(seconds):.3f}", f"{n_cached / n_prompt:.0%}"]
+    return [f"{n_prompt / len(prompts):,.0f}", f"{sorted(seconds)[len(seconds) // 2]:.3f}", f"{n_cached / n_prompt:.0%}"]
 
 
 def measure(model: Sequence[str], prompts: Sequence[str], links: Sequence[float], root: Path) -> Iterator[list[object]]:
@@ -118,34 +116,30 @@ def measure(model: Sequence[str], prompts: Sequence[str], links: Sequence[float]
     def store_of(server: ServerProcess) -> dict[str, Any]:
         return dict(httpx.get(f"{server.url}/cache").json()["disk"]["store"])
 
-    folder, first = root / "store", command("first", f"file://{root}/store")
+    first = command("first", f"file://{root}/store")
     with ServerProcess(first, root / "log") as server:
         yield ["cold", *asked(server.url, prompts)]
         while store_of(server)["sent"]["n"] < len(prompts):
             time.sleep(0.1)
     with ServerProcess(first, root / "log") as server:
         yield ["from the directory, after a restart", *asked(server.url, prompts)]
-    with ExitStack() as stack:
-        link, environment = stack.enter_context(serving(folder))
-        for number, rate in enumerate([*links, None]):
-            link.rate, name = (rate or 0) * 1e9 / 8, f"{rate} Gbit/s" if rate else "loopback"
-            link.is_open.clear() if rate is None else link.is_open.set()
+    with serving(root / "store") as (link, environment):
+        ways = [(f"the store, {rate:g} Gbit/s" if rate else "the store, loopback", rate) for rate in links]
+        for number, (way, link.rate) in enumerate([*ways, ("a store that hangs", HANGS)]):
             with ServerProcess(command(f"{number}", "s3://bench"), root / "log", environment=environment) as server:
                 asked(server.url, ["Hello. " * 1000])  # measures how fast this machine evaluates
                 while not store_of(server)["in_use"]:
                     time.sleep(0.1)
-                way = "from a store that hangs" if rate is None else f"from the store, {name}"
-                yield [way, *asked(server.url, prompts)]
+                yield [f"from {way}", *asked(server.url, prompts)]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__)
     parser.add_argument("-m", "--model", metavar="FILE", help="default: the built-in model")
-    parser.add_argument("--characters", type=int, default=12000, help="of each prompt")
-    parser.add_argument("--prompts", type=int, default=5)
+    parser.add_argument("--characters", type=int, default=12000)
     parser.add_argument("--links", type=float, nargs="+", default=[0, 10, 1], metavar="GBIT/S")
-    options = parse(parser, argv, characters=4000, prompts=2, links=[0])
-    prompts = [words(seed, options.characters) for seed in range(options.prompts)]
+    options = parse(parser, argv, characters=4000, links=[0])
+    prompts = [words(seed, options.characters) for seed in range(5)]
     with tempfile.TemporaryDirectory() as name:
         rows = list(measure(["-m", options.model] if options.model else [], prompts, options.links, Path(name)))
     columns = ["way", "tokens", "s to the first token", "restored"]

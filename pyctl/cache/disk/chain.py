@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
+from typing import TypeAlias
 
 import numpy as np
 from isal.isal_zlib import crc32
@@ -31,7 +32,10 @@ from pyctl.cache.snapshot import DIGEST_BYTES, NOTHING, Block, FileMark, Segment
 from pyctl.errors import NotWrittenError, StateError
 from pyctl.prompt import Tokens, as_tokens
 
-__all__ = ["ChainNames", "PendingSnapshot", "SegmentFile", "StoredFile", "open_chain"]
+__all__ = ["ChainNames", "PendingSnapshot", "Runner", "SegmentFile", "StoredFile", "open_chain"]
+
+Runner: TypeAlias = Callable[[Iterable[Callable[[], None]]], None]
+"""Runs jobs and raises their first error."""
 
 SMALL = (PartKind.TOKENS, PartKind.ENDS)
 
@@ -267,7 +271,7 @@ def open_chain(
     directory: Path,
     state: StateName,
     sizes: BlockSizes | None,
-    run: Callable[[Iterable[Callable[[], None]]], None],
+    run: Runner,
     paths: Mapping[Name, Path] = MappingProxyType({}),
 ) -> tuple[StoredFile, list[StoredFile], Tokens]:
     """The headers of a state and of its chain over [0, n), the segment at 0 first, and the tokens of all.

@@ -11,9 +11,9 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterator
 from concurrent.futures import Future, wait
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -47,12 +47,10 @@ MOST_FETCHES = limit(4, "snapshots fetched from the store at once", "the others 
 MOST_IN_FLIGHT = limit(2**33, "snapshots on their way from the store", "the others are misses", "disk", "bytes")
 MOST_OBJECTS = limit(2**15, "objects of a model in the store", "others are not found, and none is sent", "disk")
 MOST_USELESS = limit(4096, "snapshots in the store that were of no use", "the oldest are tried again", "memory")
+MOST_FAILURES = limit(3, "failures of the store in a row", "it is left alone for half a minute", "process")
 
-MOST_FAILURES, PAUSE_SECONDS = 3, 30.0
-"""After how many failures in a row, and how long, a store is left alone."""
-
-LOOK_SECONDS, IDLE_SECONDS = 5.0, 60.0
-"""How often to list the store while there are requests, and without them."""
+LOOK_SECONDS, IDLE_SECONDS, PAUSE_SECONDS = 5.0, 60.0, 30.0
+"""How often to list the store while there are requests, and without them, and how long it is left alone."""
 
 PIECE, MEASURED = 2**18, 2**20
 """Bytes that are written at a time, and of which a bandwidth is measured."""
@@ -114,40 +112,36 @@ class _Health:
 
 
 class Fetch(Reads):
-    """A snapshot on its way to the directory, which should take ``seconds`` of ``clock``.
+    """A snapshot on its way to the directory, which should take ``seconds``.
 
     It is given up when nothing comes for PATIENCE_SECONDS, and after twice ``seconds`` and PATIENCE_SECONDS in all.
     ``n_bytes`` have come of ``n_wanted`` that are known yet.
     """
 
-    def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
+    clock = staticmethod(time.monotonic)
+
+    def __init__(self, seconds: float) -> None:
         self.future: Future[None] = Future()
         self.n_bytes = self.n_wanted = 0
         self.is_late = False
-        self._clock, self._moved = clock, clock()
+        self._moved = self.clock()
         self._until = self._moved + 2 * seconds + PATIENCE_SECONDS
 
     def move(self, n_bytes: int = 0) -> None:
         """Note that ``n_bytes`` have come, or something was checked; TimeoutError if there is no use in more."""
         if self.ready():
             raise TimeoutError("timed out")
-        self._moved = self._clock()
+        self._moved = self.clock()
         self.n_bytes += n_bytes
 
     def ready(self) -> bool:
         """Whether it is here, or there is no use in waiting."""
-        self.is_late = self.is_late or self._clock() >= min(self._moved + PATIENCE_SECONDS, self._until)
+        self.is_late = self.is_late or self.clock() >= min(self._moved + PATIENCE_SECONDS, self._until)
         return self.is_late or self.future.done()
 
     def wait(self, seconds: float) -> None:
         """Wait until it is here, ``seconds`` at most."""
         wait([self.future], seconds)
-
-    def run(self, jobs: Iterable[Callable[[], None]]) -> None:
-        """Run jobs that check what has come."""
-        for job in jobs:
-            job()
-            self.move()
 
 
 class StoreBehind:
@@ -157,9 +151,6 @@ class StoreBehind:
     One thread lists the store, and sends what it lacks of the directory. The engine's thread calls `far` and `fetch`,
     which never wait. What was found to be of no use is not fetched again.
     """
-
-    clock = staticmethod(time.monotonic)
-    """By which requests wait."""
 
     def __init__(self, client: ObjectStore, label: str, files: StoreWriter, sizes: BlockSizes | None) -> None:
         self._client, self._label, self._files, self._sizes = client, label, files, sizes
@@ -183,7 +174,6 @@ class StoreBehind:
         """The prefixes of ``prompt`` of ``limit`` tokens at most that the store has and the disk has not, with the
         seconds to `fetch` each; the disk has the rows of the first ``covered`` tokens."""
         self._asked = True
-        self.wake.set()
         if self._reading.is_away:
             return []
         on_disk = self._files.directory.contents.of(self._files.fingerprint)
@@ -202,9 +192,9 @@ class StoreBehind:
     def fetch(self, prefix: Prefix) -> Fetch | None:
         """Begin to bring ``prefix`` to the disk, which has it when this is ready and all went well; None if not now."""
         state = StateName.of(prefix)
-        fetch, seconds = self._fetches.get(state), self._seconds(state, 0)
+        fetch = self._fetches.get(state)
         if fetch is None and len(self._fetches) < MOST_FETCHES and not self._closing:
-            fetch = self._fetches[state] = Fetch(seconds, self.clock)
+            fetch = self._fetches[state] = Fetch(self._seconds(state, 0))
             (fetch.future,) = self._pool.start([partial(self._fetch, state, fetch)])
         return fetch if fetch is not None and not fetch.is_late else None
 
@@ -219,9 +209,12 @@ class StoreBehind:
             return False
         self._listed.pop(state, None)
         self.distrust(state)
-        delete = partial(self._client.delete, f"{self._folder}{state}")
-        self._pool.start([partial(self._try, delete, self._writing)])
+        self._pool.start([partial(self._delete, state)])
         return True
+
+    def _delete(self, state: StateName) -> None:
+        with self._noting(self._writing):
+            self._client.delete(f"{self._folder}{state}")
 
     def view(self) -> StoreView:
         """Sums of the store."""
@@ -271,9 +264,11 @@ class StoreBehind:
                 path = paths[name] = temps.enter_context(temp_path(home))
                 self._download(name, size, path, fetch)
                 header = read_header(path, self._sizes, str(name))
-                records[path] = replace(record_of(path, header, fetch.run), used=time.time())
+                records[path] = replace(record_of(path, header, disk.directory.readers.run), used=time.time())
+                fetch.move()
                 name = header.parent
-            open_chain(home, state, self._sizes, fetch.run, paths)
+            open_chain(home, state, self._sizes, disk.directory.readers.run, paths)
+            fetch.move()
             below = [record.parent_key for record in records.values() if record.parent_key is not None]
             if records and not disk.adopt(records, below):
                 raise NotWrittenError("the disk has no room for it, or none today")
@@ -294,16 +289,19 @@ class StoreBehind:
         while not self._closing:
             age = time.monotonic() - self._looked
             if not self._reading.is_away and age >= (LOOK_SECONDS if self._asked else IDLE_SECONDS):
-                self._try(self._look, self._reading)
+                with self._noting(self._reading):
+                    self._look()
             is_new = self._files.directory.contents is not self._seen
             if is_new and self._looked > -math.inf and not self._writing.is_away:
-                self._try(self._send, self._writing)
+                with self._noting(self._writing):
+                    self._send()
             self.wake.wait(LOOK_SECONDS)
             self.wake.clear()
 
-    def _try(self, work: Callable[[], None], health: _Health) -> None:
+    @contextmanager
+    def _noting(self, health: _Health) -> Iterator[None]:
         try:
-            work()
+            yield
         except Exception as error:
             if not self._closing:
                 health.failed(error)

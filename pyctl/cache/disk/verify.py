@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TypeAlias
 
 from pyctl.atomic_file import files_in, is_abandoned, read_regular, temp_pid
-from pyctl.cache.disk.chain import open_chain
+from pyctl.cache.disk.chain import Runner, open_chain
 from pyctl.cache.disk.file_format import (
     MODEL,
     MOST_NAME_BYTES,
@@ -35,8 +34,6 @@ from pyctl.cache.disk.segment_files import check_jobs, read_header, remove_file
 from pyctl.cache.recent import read_prompt
 
 __all__ = ["VerifyReport", "is_home", "record_of", "verify"]
-
-Runner: TypeAlias = Callable[[Iterable[Callable[[], None]]], None]
 
 
 @dataclass

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pyctl.cache.disk.store import DiskStore
-from pyctl.cache.disk.store_behind import PATIENCE_SECONDS, StoreBehind, connect
+from pyctl.cache.disk.store_behind import PATIENCE_SECONDS, Fetch, StoreBehind, connect
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.ram import RamCache
@@ -57,14 +57,14 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def second(client: SlowClient, clock: ManualClock, tmp_path: Path) -> Iterator[Engine]:
+def second(client: SlowClient, clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     """An engine that has found what another one left in the store, and evaluates a token in a second."""
+    monkeypatch.setattr(Fetch, "clock", clock)
     opened: list[Engine] = []
 
     def get(name: str) -> Engine:
         files = DiskStore(tmp_path / name, "fake", None, min_tokens=100)
         behind = StoreBehind(client, "memory://", files.files, files.sizes)  # type: ignore[arg-type]
-        behind.clock = clock  # type: ignore[assignment]
         tier = DiskTier(files, DiskPolicy.parse("full"), cold_max=10240, close_seconds=60, behind=behind)
         opened.append(Engine(FakeBackend(n_seqs=2), RamCache(16, None), EngineSettings(exact=True), tier))
         return opened[-1]
