@@ -95,15 +95,15 @@ def serving(folder: Path) -> Iterator[tuple[Link, dict[str, str]]]:
 
 
 def asked(url: str, prompts: Sequence[str]) -> list[object]:
-    """Median seconds to the first token, and the share of the tokens that was restored."""
+    """Tokens of a prompt, median seconds to the first token, and the share of the tokens that was restored."""
     seconds, n_cached, n_prompt = [], 0, 0
     for prompt in prompts:
-        body: dict[str, Any] = {"messages": [{"role": "user", "content": prompt}], "max_tokens": 1}
-        began = time.perf_counter()
+        body, began = {"messages": [{"role": "user", "content": prompt}], "max_tokens": 1}, time.perf_counter()
         timings = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=600).json()["timings"]
         seconds.append(time.perf_counter() - began)
         n_cached, n_prompt = n_cached + timings["cache_n"], n_prompt + timings["cache_n"] + timings["prompt_n"]
-    return [f"{n_prompt / len(prompts):,.0f}", f"{sorted(seconds)[len(seconds) // 2]:.3f}", f"{n_cached / n_prompt:.0%}"]
+    median, share = sorted(seconds)[len(seconds) // 2], n_cached / n_prompt
+    return [f"{n_prompt / len(prompts):,.0f}", f"{median:.3f}", f"{share:.0%}"]
 
 
 def measure(model: Sequence[str], prompts: Sequence[str], links: Sequence[float], root: Path) -> Iterator[list[object]]:
@@ -142,8 +142,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     prompts = [words(seed, options.characters) for seed in range(5)]
     with tempfile.TemporaryDirectory() as name:
         rows = list(measure(["-m", options.model] if options.model else [], prompts, options.links, Path(name)))
-    columns = ["way", "tokens", "s to the first token", "restored"]
-    show(f"Two servers and a store, {options.model or 'built-in model'}", columns, rows, keep="store" * options.keep)
+    columns, title = ["way", "tokens", "s to the first token", "restored"], "Two servers and a store"
+    show(f"{title}, {options.model or 'built-in model'}", columns, rows, keep="store" * options.keep)
 
 
 if __name__ == "__main__":
