@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from pyctl.cli.arguments import parse_serve
-from pyctl.cli.assemble import assemble
+from pyctl.cli import serve_command
+from pyctl.cli.arguments import CommandSettings, parse_serve
+from pyctl.cli.assemble import assemble, found
+from pyctl.errors import ConfigError, ModelError
+from pyctl.models import HubSettings, hub
 
 MIB = 2**20
 
@@ -25,3 +30,75 @@ def test_rows_of_images_count_within_the_cache(
         assert engine.prefix_cache.cache.budget == snapshots * MIB
     finally:
         service.worker.close()
+
+
+@pytest.fixture
+def fetched(monkeypatch: pytest.MonkeyPatch, model_path: Callable[[str], Path]) -> list[HubSettings]:
+    """What was asked of a hub that has the tiny model, and beside it an encoder that is none."""
+    asked: list[HubSettings] = []
+    model = model_path("tiny-hybrid")
+
+    def fetch(settings: HubSettings) -> Path:
+        asked.append(settings)
+        return model
+
+    monkeypatch.setattr(hub, "fetch", fetch)
+    monkeypatch.setattr(hub, "fetch_companion", lambda *_: "eyes.gguf")
+    return asked
+
+
+def of_hub(*flags: str) -> CommandSettings:
+    return found(parse_serve(flags, {}))
+
+
+def stem(path: str) -> str:
+    return Path(path).stem.partition("-")[0]
+
+
+def test_a_draft_model_is_fetched_beside_a_model_that_is_a_file(fetched: list[HubSettings]) -> None:
+    settings = of_hub("-m", "m.gguf", "-hfd", "org/d:Q8_0", "-md", "small.gguf")
+    assert [(asked.hf_repo, asked.hf_file) for asked in fetched] == [("org/d:Q8_0", "small.gguf")]
+    assert (stem(settings.drafts.draft_path), settings.model.path) == ("tiny", "m.gguf")
+
+
+@pytest.mark.parametrize(
+    ("flags", "name"),
+    [
+        (["-hf", "org/m"], "eyes"),
+        (["-hf", "org/m", "--no-mmproj"], ""),
+        (["-hf", "org/m", "--mmproj", "mine.gguf"], "mine"),
+        (["-hf", "org/m", "-mmu", "http://h/v.gguf"], "tiny"),
+        (["-hf", "org/m", "--kv-pool", "auto"], ""),
+        (["-m", "m.gguf", "-mmu", "http://h/v.gguf"], "tiny"),
+        (["-m", "m.gguf"], ""),
+    ],
+)
+def test_a_vision_encoder_that_is_named_is_the_one_that_is_used(
+    fetched: list[HubSettings], flags: Sequence[str], name: str
+) -> None:
+    assert stem(of_hub(*flags).vision.mmproj_path) == name
+
+
+def test_a_vision_encoder_that_nobody_asked_for_stops_nothing(
+    fetched: list[HubSettings], caplog: pytest.LogCaptureFixture
+) -> None:
+    """-hf brings the encoder beside the model. An unsupported one is a warning; only a named one is an error."""
+    flags = ("-hf", "org/m", "-c", "512", "-t", "1", "--no-kv-cache")
+    with caplog.at_level(logging.WARNING, "pyctl"):
+        service = assemble(of_hub(*flags))
+    service.worker.close()
+    assert ("images disabled" in caplog.text, service.info.vision) == (True, False)
+    with pytest.raises(ModelError):
+        assemble(of_hub(*flags, "--mmproj", "eyes.gguf"))
+
+
+@pytest.mark.parametrize("is_gpu", [True, False])
+def test_a_start_on_the_cpu_says_which_card_is_idle(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_gpu: bool
+) -> None:
+    monkeypatch.setattr(serve_command, "start_log", lambda *_: None)
+    monkeypatch.setattr(serve_command, "devices", lambda: [SimpleNamespace(is_gpu=is_gpu)])
+    monkeypatch.setattr(serve_command, "unused_card", lambda: "RTX 3090 is idle")
+    with pytest.raises(ConfigError):  # there is no such model
+        serve_command.run_serve(parse_serve(["-m", "m.gguf", "--port", "0"], {}), ())
+    assert ("RTX 3090 is idle" in caplog.text) is not is_gpu

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 import shlex
@@ -10,14 +11,13 @@ from typing import Any
 import pytest
 
 from pyctl.chat import keep_reasoning
-from pyctl.cli.arguments import CommandSettings, parse_chat, parse_serve
+from pyctl.cli.arguments import FLAGS, CommandSettings, parse_chat, parse_serve
 from pyctl.engine.draft.draft_settings import MODEL_TYPES
 from pyctl.engine.placements import CPU_EXPERTS
 from pyctl.errors import ConfigError
-from pyctl.setting import Flag
+from pyctl.setting import SAMPLING, Flag
 from pyctl.tools import McpServer
 from tests.unit.cli.given import PRESERVED, SERVE_FLAGS, at, refused, serve
-from tests.unit.cli.test_effects import EFFECTS
 
 # Per destination whose value is not simply what its flag reads: what is typed, where it ends up, and as what.
 CONVERTED: dict[str, tuple[str, str, Any]] = {
@@ -73,9 +73,22 @@ def field_of(settings: Any, name: str) -> Any:
     return None
 
 
+TEXTS = (
+    *("9", "0.5", "2", "q8_0", "off", "yarn", "row", "dio", "isolate", "cls", "none"),
+    *("org/m", "/llm", "/", "memory://", "{{ x }}"),
+)
+"""Values, one of which each plain flag takes."""
+
+
 def typed(flag: Flag) -> str:
-    """What is typed for ``flag``."""
-    return CONVERTED[flag.dest][0] if flag.dest in CONVERTED else EFFECTS[flag.names.split()[0]].text
+    """A text for ``flag`` whose value is not its default."""
+    if flag.dest in CONVERTED:
+        return CONVERTED[flag.dest][0]
+    for text in TEXTS:
+        with contextlib.suppress(ValueError):
+            if flag.convert is not None and str(flag.convert(text)) != flag.default:
+                return text
+    return ""
 
 
 def takes(settings: CommandSettings, flag: Flag) -> bool:
@@ -130,6 +143,18 @@ def test_every_negation_by_flag_and_by_variable(flag: Flag) -> None:
         assert found(serve(**{flag.env: word})) == value
     if flag.env.startswith("LLAMA_ARG_"):
         assert found(serve(**{flag.env.replace("LLAMA_ARG_", "LLAMA_ARG_NO_"): "whatever"})) == value
+
+
+@pytest.mark.parametrize("flag", FLAGS[SAMPLING], ids=lambda flag: flag.names.split()[0])
+def test_every_flag_of_sampling_reaches_a_server_elsewhere(flag: Flag, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text('{"type": "null"}')
+    name = flag.names.split()[0]
+    text = {"-j": "{}", "--samplers": "top_k", "--sampler-seq": "ki", "-l": "15+1"}.get(
+        name, typed(flag) or str(tmp_path / "file")
+    )
+    fields = parse_chat(["--url", "h", name, *([text] if flag.convert else [])], {}).request_fields
+    other = {"-n": "max_tokens", "-j": "json_schema", "-jf": "json_schema"}
+    assert list(fields) == [other.get(name, flag.dest)]
 
 
 def test_types_of_drafts_add_up_in_their_order() -> None:
