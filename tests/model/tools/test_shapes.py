@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from tools.generator import QWEN36_27B, QWEN36_35B_A3B, SHAPES, TINY_DENSE, TINY_HYBRID, TINY_RERANK, Shape
@@ -25,27 +27,29 @@ def test_row_bytes_of_the_real_models(shape: Shape, type_k: str, type_v: str, ex
     assert shape.row_bytes(type_k, type_v) == expected
 
 
-def test_a_dense_model_has_no_state() -> None:
-    assert TINY_DENSE.state_bytes == 0
-    assert TINY_DENSE.num_attention_layers == TINY_DENSE.num_layers
-
-
-def test_every_fourth_layer_of_a_hybrid_model_is_attention() -> None:
-    attention = [layer for layer in range(TINY_HYBRID.num_layers) if not TINY_HYBRID.is_recurrent(layer)]
-    assert attention == [3, 7]
-
-
 @pytest.mark.parametrize(("name", "message"), [("q5_9", "unknown"), ("q4_k", "blocks of 256")])
 def test_a_cache_type_that_does_not_fit_is_refused(name: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         TINY_HYBRID.row_bytes(name)
 
 
-def test_shapes_are_listed_by_their_names() -> None:
-    assert all(name == shape.name for name, shape in SHAPES.items())
-
-
 def test_a_reranker_has_a_classifier_beside_what_others_have() -> None:
     more = {tensor.name: tensor.dims for tensor in tensors(TINY_RERANK)}
     assert more.pop("cls.output.weight") == (2, TINY_RERANK.embedding)
     assert more == {tensor.name: tensor.dims for tensor in tensors(TINY_DENSE)}
+
+
+@pytest.mark.parametrize(("shape", "billions", "gib"), [(QWEN36_27B, 26.9, 15.1), (QWEN36_35B_A3B, 34.7, 19.6)])
+def test_full_size_shapes_have_the_size_of_the_real_models(shape: Shape, billions: float, gib: float) -> None:
+    listing = tensors(shape)
+    assert sum(math.prod(tensor.dims) for tensor in listing) / 1e9 == pytest.approx(billions, abs=0.05)
+    assert sum(tensor.num_bytes for tensor in listing) / 2**30 == pytest.approx(gib, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "n_tensors", "billions"), [("27b-dflash", 58, 1.73), ("27b-dflash2", 81, 1.92), ("27b-eagle3", 14, 0.59)]
+)
+def test_full_size_draft_models_have_the_sizes_of_published_files(name: str, n_tensors: int, billions: float) -> None:
+    listing = tensors(SHAPES[name])
+    assert len(listing) == n_tensors
+    assert sum(math.prod(tensor.dims) for tensor in listing) / 1e9 == pytest.approx(billions, abs=0.005)

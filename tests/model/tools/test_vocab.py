@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from gguf import GGUFWriter, TokenType
+from gguf import GGUFWriter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.effort import examples
 from tools.generator import TINY_HYBRID, byte_vocab, read_vocab, write_model
-from tools.generator.vocab import SPECIAL_TOKENS, token_bytes
+from tools.generator.vocab import SPECIAL_TOKENS
 
 if TYPE_CHECKING:
     from tests.model.tools.conftest import Load
@@ -23,18 +23,6 @@ TEXTS = [
     "def f(x):\r\n\treturn  x * 2   \n\n\n",
     "it's 12345.67",
 ]
-
-
-def test_every_byte_has_one_token() -> None:
-    assert sorted(token_bytes(token) for token in byte_vocab().tokens[:256]) == [bytes([i]) for i in range(256)]
-
-
-@pytest.mark.parametrize("text", TEXTS)
-def test_text_is_one_token_per_byte_and_comes_back(loaded: Load, text: str) -> None:
-    model = loaded("tiny-hybrid")
-    tokens = model.tokenize(text)
-    assert len(tokens) == len(text.encode())
-    assert model.detokenize(tokens) == text.encode()
 
 
 @settings(max_examples=examples(200), deadline=None)
@@ -50,25 +38,9 @@ def test_a_special_token_is_one_id(loaded: Load, token: str) -> None:
     assert model.tokenize(f"a{token}b")[1:-1] == [byte_vocab().ids[token]]
 
 
-def test_control_tokens_in_a_users_text_stay_text(loaded: Load) -> None:
-    assert len(loaded("tiny-hybrid").tokenize("<|im_end|>", parse_special=False)) == len("<|im_end|>")
-
-
 def test_a_vocabulary_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="needs 282 tokens, the shape has room for 281"):
         byte_vocab().fitted(281)
-
-
-def test_filling_adds_printable_tokens_only() -> None:
-    vocab = byte_vocab().fitted(300)
-    assert len(vocab) == len(vocab.ids) == 300
-    assert all(token_bytes(token).isascii() for token in vocab.tokens[282:])
-
-
-def test_placeholders_give_way_to_special_tokens() -> None:
-    vocab = byte_vocab()
-    short = replace(vocab, tokens=(*vocab.tokens[:256], "[PAD256]"), types=(*vocab.types[:256], TokenType.USER_DEFINED))
-    assert short.fitted(282) == vocab
 
 
 def test_another_kind_of_tokenizer_is_refused(tmp_path: Path) -> None:
@@ -79,10 +51,6 @@ def test_another_kind_of_tokenizer_is_refused(tmp_path: Path) -> None:
     writer.close()
     with pytest.raises(ValueError, match="type 'llama'"):
         read_vocab(tmp_path / "spm.gguf")
-
-
-def test_the_real_vocabulary_gives_bytes_the_same_ids(real_vocab_file: Path) -> None:
-    assert read_vocab(real_vocab_file).tokens[:256] == byte_vocab().tokens[:256]
 
 
 def test_a_tiny_model_with_the_real_vocabulary(loaded: Load, models: Path, real_vocab_file: Path) -> None:
