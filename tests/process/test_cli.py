@@ -73,16 +73,6 @@ def test_a_context_larger_than_memory(model_path: Callable[[str], Path]) -> None
     assert "try a smaller --ctx-size" in only_line(result.stderr)
 
 
-def test_a_port_in_use(model_path: Callable[[str], Path]) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        result = pyctl("serve", "-m", str(model_path("tiny-hybrid")), "--port", str(port), "-c", "1024")
-    assert result.returncode == 2
-    assert f"cannot listen on 127.0.0.1:{port}" in result.stderr
-
-
 def test_help_and_version() -> None:
     overview = pyctl("--help").stdout
     assert overview.startswith("usage: pyctl")

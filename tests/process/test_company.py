@@ -61,20 +61,6 @@ def test_what_can_never_fit_is_refused_before_anything_is_sent(server: Server, s
     assert (error["n_prompt_tokens"], error["n_ctx"]) == (1100, 1024)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("grammar", ["root ::= (", 'root ::= "a"{5,2}'])
-def test_a_bad_grammar_is_400_at_once(server: Server, stream: bool, grammar: str) -> None:
-    before = processed(server)
-    reply = ask(server, ids(8, 900), 8, stream=stream, grammar=grammar)
-    assert reply.status_code == 400
-    assert processed(server) == before, "nothing was evaluated"
-
-
-def processed(server: Server) -> str:
-    text = httpx.get(f"{server.url}/metrics").text
-    return next(line for line in text.splitlines() if line.startswith("llamacpp:n_decode_total "))
-
-
 @pytest.mark.parametrize(("flags", "n_ctx"), [((), 1024), (("--no-kv-unified",), 512)])
 def test_each_client_is_told_what_it_may_send(start: Callable[..., Server], flags: tuple[str, ...], n_ctx: int) -> None:
     server = start("tiny-hybrid", "-np", "2", "-c", "1024", *flags)

@@ -50,18 +50,6 @@ def test_counts_of_replies_add_up_to_the_counters(server: Server) -> None:
     assert f"drafts {found[0]['draft_n_accepted']}/{found[0]['draft_n']}" in server.log()
 
 
-def test_properties_tell_what_drafts(server: Server, start: Start) -> None:
-    def told(server: Server) -> tuple[str, list[bool]]:
-        props, slots = (httpx.get(f"{server.url}/{name}").json() for name in ("props", "slots"))
-        return (
-            props["default_generation_settings"]["params"]["speculative.types"],
-            [slot["speculative"] for slot in slots],
-        )
-
-    assert told(server) == ("draft-mtp", [True, True])
-    assert told(start("tiny-hybrid-nextn", "-np", "1")) == ("none", [False])
-
-
 def test_the_same_reply_after_a_return_has_the_same_drafts(server: Server) -> None:
     first = timings(server, "Say it again, " * 40)
     timings(server, "Something else, " * 40)

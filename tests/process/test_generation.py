@@ -94,25 +94,6 @@ def test_several_replies_share_the_prompt(server: Server) -> None:
     assert alone[2]["timings"]["cache_n"] > 0
 
 
-def test_probabilities_of_reasoning_in_a_stream(server: Server) -> None:
-    fields = {
-        "messages": [{"role": "user", "content": "x"}],
-        "max_tokens": 6,
-        "ignore_eos": True,
-        "logprobs": True,
-        "top_logprobs": 2,
-        "stream": True,
-    }
-    seen = []
-    with httpx.stream("POST", server.url + "/v1/chat/completions", json=fields, timeout=60) as response:
-        for line in response.iter_lines():
-            if line.startswith("data: {"):
-                for choice in json.loads(line[6:])["choices"]:
-                    seen += (choice.get("logprobs") or {}).get("content", [])
-    assert len(seen) == 6
-    assert all(len(entry["top_logprobs"]) == 2 for entry in seen)
-
-
 def test_filling_a_gap(server: Server) -> None:
     body = post(server, "/infill", input_prefix="def f(", input_suffix="):", n_predict=4, ignore_eos=True)
     assert body["tokens_predicted"] == 4

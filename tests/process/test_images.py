@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 import subprocess
 import sys
 import threading
@@ -12,9 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import httpx
-import openai
 import pytest
 
 from pyctl.measure.server_process import clean_environment
@@ -109,51 +106,6 @@ def test_a_file_below_the_media_path_is_the_same_image(server: Server) -> None:
     assert evaluated(ask(server, message)) < 80
 
 
-def test_the_sdk_of_openai(server: Server) -> None:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-        chunks = client.chat.completions.create(
-            model="tiny", stream=True, stream_options={"include_usage": True}, **plain(asked(shown("x", JPEG)))
-        )  # type: ignore[call-overload]
-        usage = [chunk.usage for chunk in chunks if chunk.usage][-1]
-        counted = httpx.post(
-            f"{server.url}/v1/chat/completions/input_tokens", json=plain(asked(shown("x", JPEG)))
-        ).json()
-        assert usage.prompt_tokens == counted["input_tokens"] > 20
-        part: Any = {"type": "input_image", "image_url": url(JPEG), "detail": "auto"}
-        text: Any = {"type": "input_text", "text": "What is this?"}
-        shows: Any = {"role": "user", "content": [part, text]}
-        first = client.responses.create(model="tiny", input=[shows], max_output_tokens=6)
-        turns: Any = [shows, *first.output, {"role": "user", "content": "And?"}]
-        follow = client.responses.create(model="tiny", input=turns, max_output_tokens=6)
-        assert follow.usage is not None
-        assert first.usage is not None
-        assert follow.usage.input_tokens > first.usage.input_tokens
-
-
-def plain(body: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in body.items() if name != "chat_template_kwargs"}
-
-
-def test_the_sdk_of_anthropic(server: Server) -> None:
-    source: Any = {"type": "base64", "media_type": "image/jpeg", "data": base64.b64encode(JPEG).decode()}
-    tool: Any = {"name": "look", "input_schema": {"type": "object", "properties": {}}}
-    use: Any = {"type": "tool_use", "id": "c", "name": "look", "input": {}}
-    result: Any = {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "image", "source": source}]}
-    messages: Any = [
-        {"role": "user", "content": [{"type": "text", "text": "Look!"}, {"type": "image", "source": source}]},
-        {"role": "assistant", "content": [use]},
-        {"role": "user", "content": [result]},
-    ]
-    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as client:
-        counted = client.messages.count_tokens(model="tiny", messages=messages, tools=[tool])
-        message = client.messages.create(model="tiny", max_tokens=8, messages=messages, tools=[tool])
-        read = message.usage.cache_read_input_tokens or 0
-        assert message.usage.input_tokens + read == counted.input_tokens > 2 * 20
-        source["data"] = "aGVsbG8="
-        with pytest.raises(anthropic.BadRequestError, match=r"messages\[0\]\.content\[1\]: only PNG"):
-            client.messages.create(model="tiny", max_tokens=8, messages=messages, tools=[tool])
-
-
 def test_a_broken_image_is_refused_before_a_stream_begins(server: Server) -> None:
     """Also an image with a valid header; later replies do not change."""
     broken = bytearray(JPEG)
@@ -192,12 +144,6 @@ def test_many_at_once_with_images_and_without(start: Start, flags: list[str]) ->
     for thread in threads:
         thread.join()
     assert found == dict.fromkeys(range(9), 8)
-
-
-def test_the_cache_names_images(server: Server) -> None:
-    ask(server, shown("", PNG))
-    assert re.search(r"\[image: [0-9]+ tokens\]", httpx.get(f"{server.url}/cache").text)
-    assert httpx.get(f"{server.url}/props").json()["modalities"]["vision"] is True
 
 
 def test_a_chat_at_the_terminal(tiny_mmproj: Path, model_path: Callable[[str], Path], tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -67,13 +66,6 @@ def test_chat_and_generate_whole_and_streamed(client: ollama.Client) -> None:
     pieces = client.generate("qwen", "Once", raw=True, options=GREEDY, stream=True)
     assert "".join(piece.response or "" for piece in pieces)
     assert client.generate("qwen").done_reason == "load"
-
-
-def test_thinking_is_apart(client: ollama.Client) -> None:
-    reply = client.chat("qwen", MESSAGES, think=True, options=GREEDY)
-    assert reply.message.thinking
-    assert not reply.message.content
-    assert client.chat("qwen", MESSAGES, think="low", options=GREEDY).message.thinking
 
 
 def test_a_structured_reply(client: ollama.Client) -> None:
@@ -173,15 +165,3 @@ def test_the_cache_is_shared_with_other_apis(server: Server) -> None:
     assert source_of(warm) != "none"
     assert f"evaluated={n_prompt - _cached(warm)}" in warm.headers["x-pyctl-cache"]
     assert _cached(warm) >= n_prompt - 1
-
-
-def test_async_streams_side_by_side(server: Server) -> None:
-    async def one(client: ollama.AsyncClient) -> str:
-        stream = await client.chat("qwen", MESSAGES, think=False, options=GREEDY, stream=True)
-        return "".join([chunk.message.content or "" async for chunk in stream])
-
-    async def ask() -> list[str]:
-        async with ollama.AsyncClient(server.url, headers=HEADERS) as client:
-            return await asyncio.gather(*(one(client) for _ in range(4)))
-
-    assert len(set(asyncio.run(ask()))) == 1

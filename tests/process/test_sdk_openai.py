@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
-import httpx
 import openai
 import pytest
 from pydantic import BaseModel
 
-from tests.process.conftest import Server, until_replying
+from tests.process.conftest import Server
 
 MESSAGES: list[Any] = [{"role": "user", "content": "What is the weather?"}]
 TOOL: Any = {
@@ -46,10 +44,6 @@ def server(start: Callable[..., Server]) -> Server:
 def client(server: Server) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="secret", max_retries=0) as client:
         yield client
-
-
-def async_client(server: Server) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="secret", max_retries=0)
 
 
 def test_a_chat_streamed_with_its_helper(client: openai.OpenAI) -> None:
@@ -115,24 +109,6 @@ def test_a_tool_is_called_beside_a_schema(client: openai.OpenAI) -> None:
     assert [item.type for item in response.output if item.type != "reasoning"] == ["function_call"]
 
 
-def test_probabilities_and_several_choices(client: openai.OpenAI) -> None:
-    reply = client.chat.completions.create(
-        model="tiny", messages=MESSAGES, max_tokens=5, logprobs=True, top_logprobs=3, n=2, temperature=1.5, seed=3
-    )
-    assert [choice.index for choice in reply.choices] == [0, 1]
-    for choice in reply.choices:
-        assert choice.logprobs is not None
-        assert choice.logprobs.content is not None
-        assert all(len(each.top_logprobs) == 3 and each.logprob <= 0 for each in choice.logprobs.content)
-
-
-def test_text_completions(client: openai.OpenAI) -> None:
-    whole = client.completions.create(model="tiny", prompt=["Once", "Twice"], max_tokens=8)
-    assert [choice.index for choice in whole.choices] == [0, 1]
-    chunks = client.completions.create(model="tiny", prompt="Once", max_tokens=8, stream=True)
-    assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) == whole.choices[0].text
-
-
 def test_models(client: openai.OpenAI) -> None:
     models = client.models.list()
     assert [model.id for model in models] == ["tiny"]
@@ -157,52 +133,3 @@ def test_errors_are_those_that_the_package_knows(client: openai.OpenAI, server: 
         pytest.raises(openai.AuthenticationError),
     ):
         stranger.chat.completions.create(model="tiny", messages=MESSAGES)
-
-
-def test_async_streams_side_by_side(server: Server) -> None:
-    async def ask() -> list[str]:
-        async with async_client(server) as client:
-
-            async def one() -> str:
-                stream = await client.chat.completions.create(
-                    model="tiny", messages=MESSAGES, max_tokens=16, stream=True
-                )
-                return "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
-
-            return await asyncio.gather(*(one() for _ in range(6)))
-
-    assert len(set(asyncio.run(ask()))) == 1
-
-
-@pytest.mark.parametrize("stream", [True, False], ids=["in the stream", "before the answer"])
-def test_an_async_request_that_is_cancelled_stops_the_work(server: Server, stream: bool) -> None:
-    """60,000 tokens would keep the only sequence busy for longer than the next request may take."""
-
-    async def cancel() -> None:
-        async with async_client(server) as client:
-            fields: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "max_tokens": 60_000, "stream": stream}
-            request = client.chat.completions.create(**fields, extra_body={"ignore_eos": True})
-            if stream:
-                async with await request as chunks:
-                    async for _ in chunks:
-                        break
-                return
-            task = asyncio.ensure_future(request)
-            await asyncio.to_thread(until_replying, server, "secret")
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-
-    before = predicted(server)
-    asyncio.run(cancel())
-    body = {"messages": MESSAGES, "max_tokens": 1}
-    headers = {"authorization": "Bearer secret"}
-    reply = httpx.post(f"{server.url}/v1/chat/completions", json=body, headers=headers, timeout=60)
-    assert reply.status_code == 200
-    assert predicted(server) - before < 60_000
-
-
-def predicted(server: Server) -> int:
-    """Tokens of all finished replies."""
-    found = httpx.get(f"{server.url}/cache", headers={"authorization": "Bearer secret"}).json()
-    return int(found["totals"]["predicted"])

@@ -26,17 +26,17 @@ def silent(request: Request) -> Script:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("script", [silent, play("a", "b", "c", pause=None)])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses", "/api/chat"])
 def test_a_client_who_leaves_stops_the_work(
-    stream: bool, script: Callable[[Request], Script], caplog: pytest.LogCaptureFixture
+    path: str, stream: bool, script: Callable[[Request], Script], caplog: pytest.LogCaptureFixture
 ) -> None:
     async def run() -> None:
         bench = Bench(script)
-        caller = Caller(bench, "/v1/chat/completions", chat(stream))
+        caller = Caller(bench, path, chat(stream, input="Hi", max_tokens=99))
         call = asyncio.ensure_future(caller.call())
         await caller.until(lambda: bool(bench.worker.handles))
         if stream and script is not silent:
             await caller.until(lambda: bool(caller.sent))
-        await caller.until(lambda: bool(bench.service.shared.running))
         assert not bench.worker.handles[0].cancelled
         caller.gone.set()
         await asyncio.wait_for(call, 30)  # there is no end of these replies
