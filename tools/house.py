@@ -113,15 +113,25 @@ def n_glossary() -> int:
     return rows[1].count("\n") if rows is not None else 0
 
 
+def is_private(node: ast.AST) -> bool:
+    """Whether ``node`` reads or sets a private member of another object; ctypes has one in its interface."""
+    if not isinstance(node, ast.Attribute) or (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")):
+        return False
+    return node.attr.startswith("_") and not node.attr.startswith("__") and node.attr not in ("_core", "_fields_")
+
+
 def measure() -> dict[str, int]:
     """Every figure by its name."""
     known, graph = modules(), module_graph()
     csrc = [path for path in (ROOT / "csrc").rglob("*") if path.is_file()]
+    of_tests = [node for path in (ROOT / "tests").rglob("*.py") for node in ast.walk(tree_of(path))]
     return {
         "files": len(known),
         "lines": n_lines(known.values()),
         "lines of csrc": n_lines(csrc),
         "lines of tests": n_lines((ROOT / "tests").rglob("*.py")),
+        "private members in tests": sum(map(is_private, of_tests)),
+        "monkeypatches in tests": sum(isinstance(node, ast.Attribute) and node.attr == "setattr" for node in of_tests),
         "methods of the ports": n_port_methods(),
         "imports between rooms": sum(
             room_of(name) != room_of(target) for name in graph for target in graph[name] & graph.keys()

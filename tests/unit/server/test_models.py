@@ -48,13 +48,19 @@ class Loader:
 
 
 @pytest.fixture
-def run() -> Iterator[Callable[..., Models]]:
+def found() -> list[ModelSource]:
+    """The models that there are; a reload looks again."""
+    return []
+
+
+@pytest.fixture
+def run(found: list[ModelSource]) -> Iterator[Callable[..., Models]]:
     """run(1, a=Loader(), ...) -> models that are served, of which one is loaded at a time."""
     running: list[tuple[Models, threading.Thread]] = []
 
     def start(most: int, **loaders: Loader) -> Models:
-        sources = [ModelSource(ModelCard(name), loader) for name, loader in loaders.items()]
-        models = Models(Shared(ServerSettings(ping_seconds=1)), lambda: sources, LoadOrder(most, 0.0))
+        found[:] = [ModelSource(ModelCard(name), loader) for name, loader in loaders.items()]
+        models = Models(Shared(ServerSettings(ping_seconds=1)), lambda: list(found), LoadOrder(most, 0.0))
         thread = threading.Thread(target=lambda: trouble_of(models), daemon=True)
         thread.start()
         running.append((models, thread))
@@ -220,13 +226,15 @@ def test_a_model_is_shown_by_either_of_its_names_in_ollama(run: Callable[..., Mo
     assert (named.status_code, named.json()["error"]) == (400, "model name is missing from the request")
 
 
-def test_a_reload_unloads_what_changed_and_leaves_the_rest(run: Callable[..., Models]) -> None:
+def test_a_reload_unloads_what_changed_and_leaves_the_rest(
+    run: Callable[..., Models], found: list[ModelSource]
+) -> None:
     models, events = run(0, same=Loader(), other=Loader(), gone=Loader()), list[Any]()
     stays = lease(models, "same")
     served, stale = {name: lease(models, name) for name in ("other", "gone")}, models.named("gone")
     models.listen(lambda event: events.append(event and event["event"]))
-    found = {"same": ModelCard("same"), "other": ModelCard("other", preset="c = 1"), "new": ModelCard("new")}
-    models._find = lambda: [ModelSource(card, Loader()) for card in found.values()]
+    cards = ModelCard("same"), ModelCard("other", preset="c = 1"), ModelCard("new")
+    found[:] = [ModelSource(card, Loader()) for card in cards]
     done = models.reload()
     until(lambda: all(models.named(name).unload_at is not None for name in served))
     late = [models.ask(models.named(name)) for name in ("other", "gone")]
@@ -242,18 +250,20 @@ def test_a_reload_unloads_what_changed_and_leaves_the_rest(run: Callable[..., Mo
         models.ask(stale).result(60)
     assert lease(models, "same").service is stays.service
     assert "models_reload" in events
-    models._find = lambda: [ModelSource(ModelCard(name, ("twice",)), Loader()) for name in "ab"]
+    found[:] = [ModelSource(ModelCard(name, ("twice",)), Loader()) for name in "ab"]
     with pytest.raises(ConfigError, match="two models are called 'twice': a and b"):
         models.reload()
     assert [model.name for model in models] == ["same", "other", "new"], "a file that is wrong changes nothing"
 
 
-def test_a_reload_waits_for_no_replies_where_there_are_none(run: Callable[..., Models]) -> None:
+def test_a_reload_waits_for_no_replies_where_there_are_none(
+    run: Callable[..., Models], found: list[ModelSource]
+) -> None:
     models = run(0, it=Loader())
     lease(models, "it").close()
     served = models.named("it")
     served.source = replace(served.source, stop_seconds=1000.0)
-    models._find = lambda: [ModelSource(ModelCard("it", preset="c = 1"), Loader())]
+    found[:] = [ModelSource(ModelCard("it", preset="c = 1"), Loader())]
     models.reload().result(60)
     assert models.named("it") is not served
 

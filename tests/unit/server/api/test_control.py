@@ -45,7 +45,7 @@ def test_what_a_running_reply_is_told(armed: bool, n: int) -> None:
     bench = Bench(play("a", "b", pause=None), template=OPENED)
 
     async def ask() -> dict[str, Any]:
-        transport = httpx.ASGITransport(bench.client._transport.app)
+        transport = httpx.ASGITransport(bench.app)
         async with httpx.AsyncClient(transport=transport, base_url="http://server", timeout=20) as client:
             body = {"messages": HI, "stream": True, "reasoning_control": armed, "n": n}
             reading = asyncio.ensure_future(client.post("/v1/chat/completions", json=body))
