@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, Literal
 
 import httpx
@@ -12,7 +11,6 @@ import ollama
 import pytest
 from pydantic import BaseModel
 
-from tests.pictures import image_bytes
 from tests.process.conftest import Server, source_of
 from tests.unit.chat.conftest import unpacked
 
@@ -39,10 +37,20 @@ def weather(tomorrow: bool) -> str:
 
 
 @pytest.fixture(scope="module")
-def server(start: Callable[..., Server], tiny_mmproj: Path) -> Server:
+def server(start: Callable[..., Server]) -> Server:
     template = str(unpacked("templates/Qwen3.5-4B.jinja"))
-    flags = ["--chat-template-file", template, "--mmproj", str(tiny_mmproj), "--embeddings", "--pooling", "mean"]
-    return start("tiny-hybrid", *flags, "-c", "32768", "--alias", "qwen", "--api-key", "secret", is_f32=True)
+    return start(
+        "tiny-hybrid",
+        "--chat-template-file",
+        template,
+        "-c",
+        "32768",
+        "--alias",
+        "qwen",
+        "--api-key",
+        "secret",
+        is_f32=True,
+    )
 
 
 @pytest.fixture
@@ -92,43 +100,6 @@ def test_a_tool_is_called_and_its_result_taken(client: ollama.Client) -> None:
         messages.append({"role": "tool", "tool_name": call.function.name, "content": result})
     after = client.chat("qwen", messages, tools=[weather], think=False, options=GREEDY)
     assert (after.prompt_eval_count or 0) > (reply.prompt_eval_count or 0)
-
-
-def test_an_image_is_seen(client: ollama.Client, tmp_path: Path) -> None:
-    data = image_bytes(160, 128, seed=1)
-    (tmp_path / "a.png").write_bytes(data)
-    plain = client.chat("qwen", [{"role": "user", "content": "Look"}], think=False, options=GREEDY)
-    counts = {
-        client.chat(
-            "qwen", [{"role": "user", "content": "Look", "images": [image]}], think=False, options=GREEDY
-        ).prompt_eval_count
-        for image in (data, str(tmp_path / "a.png"))
-    }
-    assert len(counts) == 1
-    assert (counts.pop() or 0) > (plain.prompt_eval_count or 0)
-    with pytest.raises(ollama.ResponseError, match=r"messages\[0\].images\[0\]"):
-        client.chat("qwen", [{"role": "user", "content": "Look", "images": [b"no image"]}])
-
-
-def test_embeddings(client: ollama.Client) -> None:
-    reply = client.embed("qwen", ["a cat", "a cat", "Rain in Paris"])
-    one, same, other = reply.embeddings
-    assert one == pytest.approx(same, abs=1e-5)
-    assert one != pytest.approx(other, abs=1e-3)
-    assert sum(value * value for value in one) == pytest.approx(1.0)
-    assert client.embed("qwen", "word " * 4000).prompt_eval_count == 128
-
-
-def test_facts(client: ollama.Client) -> None:
-    (model,) = client.list().models
-    assert model.model == "qwen:latest"
-    assert (model.size or 0) > 0
-    (running,) = client.ps().models
-    assert (running.model, running.context_length) == ("qwen:latest", 32768)
-    shown = client.show("qwen:latest")
-    assert {"completion", "tools", "thinking", "vision", "embedding"} <= set(shown.capabilities or ())
-    assert shown.modelinfo
-    assert shown.modelinfo[f"{shown.modelinfo['general.architecture']}.context_length"] == 32768
 
 
 def test_errors_are_those_that_the_package_knows(client: ollama.Client, server: Server) -> None:

@@ -114,6 +114,8 @@ SOLAR_CALL = (
 )
 CASES = (
     marked("Qwen3.5-4B", "Qwen (between tags)", *CHATML, QWEN_CALL),
+    marked("Qwen3-Coder", "Qwen (between tags)", *CHATML, QWEN_CALL),
+    marked("NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use", HERMES.name, *CHATML, HERMES_CALL),
     marked("NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "Qwen (between tags)", *CHATML, QWEN_CALL),
     marked("Qwen-Qwen3-0.6B", HERMES.name, *CHATML, HERMES_CALL),
     marked(
@@ -288,7 +290,8 @@ def test_every_format_is_tested() -> None:
     assert {form.name for form in FORMATS} - {"Granite 3"} == {family.form.name for family in CASES}
 
 
-PLAIN = st.text(st.characters(categories=("Ll", "Nd")), min_size=1, max_size=6).filter(str.isalpha)
+LITERALS = ("true", "false", "null")  # in a text without quotes they are no words
+PLAIN = st.text(st.characters(categories=("Ll",)), min_size=1, max_size=6).filter(lambda text: text not in LITERALS)
 KEYS = {False: st.text(max_size=4), True: PLAIN}
 
 
@@ -302,6 +305,7 @@ def arguments_of(*, is_plain: bool) -> st.SearchStrategy[dict[str, Any]]:
         optional={
             "text": words,
             "count": st.integers(-(10**12), 10**12),
+            "deep": st.booleans(),
             "where": st.dictionaries(KEYS[is_plain], st.integers() | inner, max_size=3),
             "tags": st.lists(others | inner, max_size=4),
         },

@@ -1,22 +1,11 @@
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from pyctl.chat.call_formats.families import QWEN
-from pyctl.chat.chat_format import ChatFormat
 from pyctl.chat.reply import ReplyPart
-from pyctl.chat.template import Template
 from pyctl.chat.tools import Tools
-from pyctl.text import random_id
-from tests.effort import examples
-from tests.unit.chat.conftest import unpacked
-from tests.unit.chat.parsing import STOP_TOOL, TOOLS, Parsed, parse_reply
-from tests.unit.chat.toy import chatml_tokenizer, prepare
+from tests.unit.chat.parsing import TOOLS, Parsed, parse_reply
 
 FORM = QWEN
 
@@ -119,98 +108,3 @@ def test_arguments_come_out_as_soon_as_they_are_certain() -> None:
     assert [call.arguments for call in parser.feed("Hello ").calls] == ['"Hello ']
     assert parser.feed("\n</para").calls == ()
     assert [call.arguments for call in parser.feed("graph>").calls] == ["\\n</paragraph>"]
-
-
-def test_ids_are_as_llama_server_makes_them() -> None:
-    ids = {random_id() for _ in range(10)}
-    assert len(ids) == 10
-    assert all(len(text) == 32 and text.isalnum() for text in ids)
-
-
-PARTS = [
-    *("<tool_call>", "</tool_call>", "<function=", "look_up", "stop", ">", "</function>", "<parameter="),
-    *(
-        "text",
-        "count",
-        "</parameter>",
-        "\n",
-        " ",
-        "<",
-        "</",
-        "{",
-        "}",
-        '"',
-        "\\",
-        "[",
-        "]",
-        '{"name": "stop", "arguments": ',
-        ":",
-        ",",
-    ),
-    *("<think>", "</think>", "é", "7", "null", "x"),
-]
-
-
-@settings(max_examples=examples(400), deadline=None)
-@given(st.data())
-def test_any_cutting_gives_the_same(data: st.DataObject) -> None:
-    noise = st.lists(st.sampled_from(PARTS) | st.text(max_size=3), max_size=14).map("".join)
-    call = st.builds(lambda text, end: f"<tool_call>\n<function=look_up>\n<parameter=text>\n{text}{end}", noise, noise)
-    text = "".join(data.draw(st.lists(noise | call | st.just(STOP), max_size=3)))
-    reply_part: ReplyPart = data.draw(st.sampled_from(("start", "reasoning", "content")))
-    tools = Tools(TOOLS.tools, data.draw(st.booleans()))
-    cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=8)))
-    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    whole = parse([text], tools, reply_part)
-    assert parse(pieces, tools, reply_part) == whole
-    assert parse(list(text), tools, reply_part) == whole
-    if not whole[2] and reply_part == "content":
-        assert whole[1] == text
-
-
-TEMPLATES = (
-    "Qwen3.5-4B",
-    "Qwen3-Coder",
-    "Qwen-Qwen3-0.6B",
-    "NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use",
-)
-VALUES = {
-    "text": st.text(max_size=30).filter(lambda text: "</" not in text),
-    "count": st.integers(-(10**12), 10**12),
-    "ratio": st.floats(allow_nan=False, allow_infinity=False),
-    "deep": st.booleans(),
-    "where": st.dictionaries(st.text(max_size=4), st.integers() | st.text(max_size=5), max_size=3),
-    "tags": st.lists(st.none() | st.booleans() | st.text(max_size=5), max_size=4),
-}
-# Between tags, only the declared type tells "0" from 0: tools that declare nothing get nothing.
-CALLS = st.lists(
-    st.tuples(st.just("look_up"), st.fixed_dictionaries({}, optional=VALUES))
-    | st.tuples(st.sampled_from(("stop", "other-1.x")), st.just({})),
-    min_size=1,
-    max_size=3,
-)
-
-
-@pytest.fixture(scope="module", params=TEMPLATES)  # one for all examples
-def chat(request: pytest.FixtureRequest) -> ChatFormat:
-    source = unpacked(f"templates/{request.param}.jinja").read_text()
-    return ChatFormat(Template(source, eos_token="<|im_end|>"), chatml_tokenizer())
-
-
-@settings(max_examples=examples(60), deadline=None)
-@given(calls=CALLS, said=st.sampled_from(("", "Well.", "a < b")), ascii_only=st.booleans())
-def test_every_rendered_call_parses_back(chat: ChatFormat, calls: list[Any], said: str, ascii_only: bool) -> None:
-    sent = [
-        {"type": "function", "function": {"name": name, "arguments": json.dumps(arguments, ensure_ascii=ascii_only)}}
-        for name, arguments in calls
-    ]
-    hi = [{"role": "user", "content": "Hi"}]
-    message = {"role": "assistant", "content": said, "tool_calls": sent}
-    options: dict[str, Any] = {"tools": [{"type": "function", "function": STOP_TOOL}]}
-    head = prepare(chat, hi, **options).text.rpartition("assistant")[0] + "assistant"
-    text = prepare(chat, [*hi, message], prefill_assistant=False, add_generation_prompt=False, **options).text
-    assert text.startswith(head)
-    reply = text[len(head) :].removesuffix("\n").removesuffix("<|im_end|>").lstrip("\n")
-    _, content, found = parse([reply], reply_part="start")
-    assert [(name, json.loads(arguments)) for name, arguments in found] == [(name, a) for name, a in calls]
-    assert content.strip() in (said, "")
