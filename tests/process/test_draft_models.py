@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -60,16 +59,6 @@ def test_after_a_return_and_a_restart_the_drafts_are_those_of_a_cold_run(
         accepted += reply[2]
         messages.append({"role": "assistant", "content": reply[0]})
     assert accepted > 10
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_several_replies_side_by_side(start: Start, model_path: Callable[[str], Path], name: str) -> None:
-    server = start(MODEL, "-md", str(model_path(name)), "-np", "3", "-c", "4096", "--exact")
-    with ThreadPoolExecutor(6) as pool:
-        conversations = [[user(f"{name} {i}", 100 + 90 * i)] for i in range(6)]
-        replies = list(pool.map(lambda messages: ask(server, messages, max_tokens=120), conversations))
-    assert all(reply["timings"]["predicted_n"] <= 120 for reply in replies)
-    assert sum(reply["timings"].get("draft_n_accepted", 0) for reply in replies) > 0
 
 
 def test_a_directory_is_shared_by_servers_with_other_draft_models(

@@ -48,14 +48,3 @@ def test_counts_of_replies_add_up_to_the_counters(server: Server) -> None:
     assert sum(places) == accepted
     assert places == sorted(places, reverse=True)
     assert f"drafts {found[0]['draft_n_accepted']}/{found[0]['draft_n']}" in server.log()
-
-
-def test_the_same_reply_after_a_return_has_the_same_drafts(server: Server) -> None:
-    first = timings(server, "Say it again, " * 40)
-    timings(server, "Something else, " * 40)
-    timings(server, "Something else again, " * 40)
-    again = timings(server, "Say it again, " * 40)
-    assert again["cache_n"] > 0
-    assert [again[name] for name in ("draft_n", "draft_n_accepted")] == [
-        first[name] for name in ("draft_n", "draft_n_accepted")
-    ]

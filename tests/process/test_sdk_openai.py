@@ -68,23 +68,6 @@ def test_a_structured_reply_is_parsed(client: openai.OpenAI) -> None:
     assert json.loads(reply.choices[0].message.content or "") == parsed.model_dump()
 
 
-def test_a_tool_is_called_and_its_result_taken(client: openai.OpenAI) -> None:
-    fields: dict[str, Any] = {"model": "tiny", "tools": [TOOL], "max_tokens": 400}
-    reply = client.chat.completions.create(messages=MESSAGES, tool_choice="required", **fields)
-    message = reply.choices[0].message
-    assert message.tool_calls
-    call = message.tool_calls[0]
-    assert call.type == "function"
-    assert call.function.name == "weather"
-    assert isinstance(json.loads(call.function.arguments)["tomorrow"], bool)
-    results = [{"role": "tool", "tool_call_id": each.id, "content": "rain"} for each in message.tool_calls]
-    history = [*MESSAGES, message.model_dump(exclude_none=True), *results]
-    after = client.chat.completions.create(messages=history, tool_choice="none", **{**fields, "max_tokens": 8})
-    assert after.usage is not None
-    assert after.usage.prompt_tokens_details is not None
-    assert (after.usage.prompt_tokens_details.cached_tokens or 0) > 300, "the tools are not evaluated again"
-
-
 def test_a_tool_is_called_beside_a_schema(client: openai.OpenAI) -> None:
     schema = {"name": "Colour", "schema": {**Colour.model_json_schema(), "additionalProperties": False}}
     fields: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "tools": [TOOL], "max_tokens": 400}
@@ -107,15 +90,6 @@ def test_a_tool_is_called_beside_a_schema(client: openai.OpenAI) -> None:
         max_output_tokens=400,
     )
     assert [item.type for item in response.output if item.type != "reasoning"] == ["function_call"]
-
-
-def test_models(client: openai.OpenAI) -> None:
-    models = client.models.list()
-    assert [model.id for model in models] == ["tiny"]
-    assert models.data[0].object == "model"
-    assert client.models.retrieve("tiny").id == "tiny"
-    with pytest.raises(openai.NotFoundError):
-        client.models.retrieve("other")
 
 
 def test_errors_are_those_that_the_package_knows(client: openai.OpenAI, server: Server) -> None:

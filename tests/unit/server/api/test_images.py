@@ -11,6 +11,7 @@ import pytest
 from pyctl.chat.images import MEDIA_MARKER
 from pyctl.prompt import Prompt
 from pyctl.server import ReplySettings
+from pyctl.server.request_pool import Lane
 from tests.pictures import GridReader, image_bytes
 from tests.unit.server.fake import HI, Bench, play
 
@@ -223,14 +224,15 @@ def test_a_conversation_with_an_image_is_warmed_and_made_ready() -> None:
 def test_an_address_is_fetched_beside_the_pool(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The threads that read requests are never those that wait for other servers."""
     asked: list[str] = []
+    pool = bench.service.shared.pool
+    pool.reading = Lane(pool, 1)
 
     def fetch(url: str) -> bytes:
         asked.append(url)
-        assert bench.service.shared.pool.fetching._n_running == 1
+        assert bench.post("/tokenize", {"content": "a"}).status_code == 200, "the one thread is free meanwhile"
         return PNG
 
     monkeypatch.setattr("pyctl.server.images.fetch_image", fetch)
-    assert bench.service.shared.pool.fetching._n_running == 0
     url = "http://host.example/a.png"
     expected = prompt_of(bench, "/v1/chat/completions", {"messages": [openai("a", URL)]}).tokens.tolist()
     for path, body in (

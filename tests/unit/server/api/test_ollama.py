@@ -4,13 +4,11 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from pyctl.errors import EngineError, RequestError
+from pyctl.errors import EngineError
 from pyctl.server import Cors, ReplySettings, ServerSettings
-from pyctl.server.api.ollama import chat_body, generate_body
-from pyctl.server.body import ChatBody, CompletionBody, InfillBody
+from pyctl.server.api.ollama import chat_body
+from pyctl.server.body import ChatBody
 from tests.pictures import GridReader
 from tests.unit.chat import toy
 from tests.unit.server.api.test_images import URL, openai, prompt_of
@@ -272,41 +270,3 @@ def test_keys_and_origins_as_of_other_replies() -> None:
     assert (reply.status_code, reply.headers["access-control-allow-origin"]) == (200, "http://page")
     other = client.post("/api/chat", json={"messages": HI}, headers={**headers, "origin": "http://other"})
     assert "access-control-allow-origin" not in other.headers
-
-
-ODD = st.none() | st.booleans() | st.integers(-3, 2**70) | st.floats() | st.text(max_size=4)
-VALUES = st.recursive(
-    ODD,
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(
-                ["role", "content", "function", "name", "arguments", "tool_calls", "images", "id", "thinking"]
-            ),
-            inner,
-            max_size=4,
-        )
-    ),
-    max_leaves=8,
-)
-NAMES = ["messages", "tools", "stream", "think", "format", "options", "logprobs", "top_logprobs", "prompt", "suffix"]
-NAMES += ["system", "images", "raw", "template", "context", "chat_template_kwargs", "model", "keep_alive", "stop"]
-MESSAGES = st.lists(
-    st.fixed_dictionaries(
-        {"role": st.sampled_from(["user", "tool", "assistant", "system"])},
-        optional={"content": VALUES, "tool_calls": st.lists(VALUES, max_size=2), "images": VALUES, "tool_name": VALUES},
-    ),
-    max_size=4,
-)
-
-
-@given(st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=6), MESSAGES | VALUES, st.booleans())
-def test_any_body_is_read_or_refused(values: dict[str, Any], messages: Any, is_kept: bool) -> None:
-    if is_kept:
-        values = {**values, "messages": messages}
-    for of in (chat_body, generate_body):
-        try:
-            body = of(values)
-        except RequestError:
-            continue
-        assert body is None or isinstance(body, ChatBody | CompletionBody | InfillBody)
