@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -65,11 +66,17 @@ def test_claude_code_gets_its_limit_where_its_own_settings_cannot_change_it(tmp_
     assert made.environment["NO_PROXY"] == "example.org,127.0.0.1"
 
 
-def test_a_dry_run_prints_lines_for_a_shell(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = FoundServer("http://127.0.0.1:8099", "qwen", "/m.gguf", 54321)
-    monkeypatch.setattr(launched_server, "find_server", lambda url, key: found)
+Running = Callable[[FoundServer | None], None]
+
+
+@pytest.fixture
+def running(monkeypatch: pytest.MonkeyPatch) -> Running:
+    """running(server) -> that one answers, whatever the address."""
+    return lambda server: monkeypatch.setattr(launched_server, "find_server", lambda url, key: server)
+
+
+def test_a_dry_run_prints_lines_for_a_shell(running: Running, capsys: pytest.CaptureFixture[str]) -> None:
+    running(FoundServer("http://127.0.0.1:8099", "qwen", "/m.gguf", 54321))
     assert run_launch(["qwen", "--dry-run", "--", "-p", "two words"], {}) == 0
     out = capsys.readouterr().out
     assert "export OPENAI_BASE_URL=http://127.0.0.1:8099/v1\n" in out
@@ -78,11 +85,9 @@ def test_a_dry_run_prints_lines_for_a_shell(
     assert not Path(path).exists()
 
 
-def test_a_running_server_serves_its_own_model(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_running_server_serves_its_own_model(running: Running, capsys: pytest.CaptureFixture[str]) -> None:
     found = FoundServer("http://127.0.0.1:8080", "qwen", "/models/a.gguf", 4096)
-    monkeypatch.setattr(launched_server, "find_server", lambda url, key: found)
+    running(found)
     with pytest.raises(ConfigError, match=r"http://127.0.0.1:8080 serves /models/a.gguf; leave -m out"):
         run_launch(["codex", "--dry-run", "-m", "/models/b.gguf"], {})
     for chosen, idle in (["--port", "8080"], "-c"), (["--url", found.url, "--port", "8080"], "--port, -c"):
@@ -93,9 +98,9 @@ def test_a_running_server_serves_its_own_model(
 
 
 def test_a_dry_run_names_the_directory_of_a_program_that_starts_at_home(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    running: Running, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(launched_server, "find_server", lambda url, key: FoundServer(url, "qwen", "/m.gguf", 54321))
+    running(FoundServer("http://127.0.0.1:8080", "qwen", "/m.gguf", 54321))
     monkeypatch.setenv("HOME", str(tmp_path))
     assert run_launch(["open-webui", "--dry-run"], {"OPENAI_API_BASE_URLS": "https://example.org/v1"}) == 0
     out = capsys.readouterr().out
@@ -104,9 +109,9 @@ def test_a_dry_run_names_the_directory_of_a_program_that_starts_at_home(
 
 
 def test_without_a_server_a_dry_run_says_which_one_would_start(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    running: Running, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(launched_server, "find_server", lambda url, key: None)
+    running(None)
     assert run_launch(["opencode", "-m", "/models/a.gguf", "--dry-run", "-c", "100"], {}) == 0
     out = capsys.readouterr().out
     assert "this starts: pyctl serve -m /models/a.gguf -c 100\n" in out
