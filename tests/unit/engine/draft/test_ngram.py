@@ -104,42 +104,31 @@ def test_drafts_are_cut_to_what_may_follow() -> None:
     assert [len(request.propose(most)) for most in (64, 7, 0)] == [64, 7, 0]
 
 
-def test_hashes_are_those_of_the_tokens_however_they_came() -> None:
-    rng = np.random.default_rng(0)
-    tokens = rng.integers(0, 250_000, 20_000).astype(np.int32)
-    text = ngram._Text(as_tokens(tokens[:9_000]))
-    at = 9_000
-    while at < tokens.size:
-        step = int(rng.choice([1, 2, 8, 9, 70, 5_000]))
-        text.append(tokens[at : at + step] if step % 2 else tuple(tokens[at : at + step].tolist()))
-        at += step
-    n = 24
-    top = pow(ngram._FACTOR, n, 2**64)
-    for first in [0, 1, 4_095, 4_096, 8_990, 8_999, 9_000, *rng.integers(0, 19_000, 50).tolist()]:
-        value = 0
-        for token in tokens[first : first + n].tolist():
-            value = (value * ngram._FACTOR + token) % 2**64
-        assert text.hash(first, n, top) == value == int(text.hashes(first, first + 1, n, top)[0])
-        assert text.part(first, n) == tuple(tokens[first : first + n].tolist())
+def plain_draft(text: list[int], n: int, most: int) -> tuple[int, ...]:
+    """What followed the last place of the last ``n`` tokens, and so on with what was found."""
+    latest = {tuple(text[i : i + n]): i for i in range(len(text) - n)}
+    found = text[-n:]
+    while len(found) < n + most and (at := latest.get(tuple(found[-n:]))) is not None:
+        found.append(text[at + n])
+    return tuple(found[n:])
 
 
-def test_places_are_the_last_that_were_put() -> None:
-    rng = np.random.default_rng(1)
-    tokens = rng.integers(0, 6, 40_000).astype(np.int32)
-    text, n = ngram._Text(as_tokens(tokens)), 5
-    places = ngram._Places(n)
-    expected: dict[bytes, int] = {}
-    first = 0
-    while first < 30_000:
-        last = first + int(rng.choice([1, 3, 100, 3_000, 9_000]))
-        places.put(text, last)
-        now: dict[bytes, int] = {tokens[i : i + n].tobytes(): i for i in range(first, last)}
-        expected = {**expected, **now}
-        first = last
-    assert len(places._latest) <= ngram._STEP + 1
-    for i in rng.integers(0, 39_990, 300).tolist():
-        found = places.find(text.hash(i, n, places.top))
-        assert found == expected.get(tokens[i : i + n].tobytes(), -1)
+@pytest.mark.parametrize(("n", "n_kinds"), [(5, 6), (24, 2)])
+def test_drafts_are_what_a_plain_search_finds_however_the_text_came(n: int, n_kinds: int) -> None:
+    rng = np.random.default_rng(n)
+    tokens = rng.integers(0, n_kinds, 25_000).astype(np.int32)
+    tokens[12_000:16_000] = tokens[2_000:6_000]
+    source, seq = NgramSource("ngram-mod", n, 40), LiveSequence(0, tokens.size)
+    seq.append(tokens[:9_000], exact=True)
+    source.begin(1, seq.tokens)
+    n_found = 0
+    while seq.n < 24_000:
+        seq.append(tokens[seq.n : seq.n + int(rng.choice([1, 2, 8, 9, 70, 700]))], exact=True)
+        sure = (int(tokens[seq.n]),)
+        draft = source.match(DraftJob(1, seq, sure, 40)).read(40)
+        assert draft == plain_draft([*seq.tokens.tolist(), *sure], n, 40)
+        n_found += len(draft)
+    assert n_found > 500
 
 
 @pytest.mark.parametrize("name", NAMES)
