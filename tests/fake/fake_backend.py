@@ -73,7 +73,7 @@ class FakeBackend(FakeMemory):
         self.closed = False
         self.interrupted = threading.Event()
         self.can_preempt, self.is_preemptible, self.is_preempt_wanted = True, False, False
-        self._outputs: list[bytes] = []
+        self.outputs: list[bytes] = []
 
     @property
     def memory(self) -> FakeBackend:
@@ -91,10 +91,10 @@ class FakeBackend(FakeMemory):
             raise EngineError(f"a batch of {tokens.size} tokens")
         self._check_cells(int(tokens.size))
         if self.is_preempt_wanted and self.is_preemptible:
-            self._advance(self._seqs[seq], tokens[::-1], start)
+            self._advance(self.seqs[seq], tokens[::-1], start)
             raise PreemptedError("preempted")
-        after = self._advance(self._seqs[seq], tokens, start)
-        self._outputs = [after] if output else []
+        after = self._advance(self.seqs[seq], tokens, start)
+        self.outputs = [after] if output else []
 
     def encode(self, picture: Picture) -> bool:
         return False
@@ -106,10 +106,10 @@ class FakeBackend(FakeMemory):
         if n_outputs > self.facts.n_outputs or n_tokens > max(self.facts.n_ubatch, self.n_seqs):
             raise EngineError(f"{n_tokens} tokens with {n_outputs} outputs")
         self._check_cells(n_tokens)
-        self._outputs = []
+        self.outputs = []
         widths = sorted({0, *(len(item.tokens) for item in items)})
         for item in items:
-            held, position = self._seqs[item.seq], item.position
+            held, position = self.seqs[item.seq], item.position
             if item.n_sure < 1 or item.n_drafts > self.facts.most_drafts:
                 raise EngineError(f"{item.n_sure} sure tokens and {item.n_drafts} drafts")
             mark = (position, held.state) if item.n_drafts > self.facts.n_rollback else None
@@ -118,7 +118,7 @@ class FakeBackend(FakeMemory):
                 one = np.array([token], np.int32)
                 after = self._advance(held, one, position + i)
                 states.append(held.state)
-                self._outputs += [after] if i >= item.n_sure - 1 else []
+                self.outputs += [after] if i >= item.n_sure - 1 else []
             end = position + len(item.tokens)
             held.n_least = max(end - item.n_drafts, 0) if self.kind != "opaque" else end
             # Llama.cpp evaluates as many tokens of each sequence at once: planes are those of the last such part.
@@ -126,13 +126,13 @@ class FakeBackend(FakeMemory):
             held.states, held.mark = states[-min(n_last, self.facts.n_rollback + 1) :], mark
 
     def output(self) -> Block:
-        return np.frombuffer(self._outputs[0], np.uint8)
+        return np.frombuffer(self.outputs[0], np.uint8)
 
     def recall(self, output: Block) -> None:
-        self._outputs = [output.tobytes()]
+        self.outputs = [output.tobytes()]
 
     def rollback(self, seq: int, n: int) -> int:
-        held = self._seqs[seq]
+        held = self.seqs[seq]
         end, mark = len(held.cells), held.mark
         least, states = held.n_least, held.states
         held.n_least, held.states, held.mark = -1, [], None
@@ -152,11 +152,11 @@ class FakeBackend(FakeMemory):
         return [self._expected(item, n) for item in items]
 
     def _expected(self, item: SequenceTokens, n: int) -> tuple[int, ...]:
-        if len(self._seqs[item.seq].cells) != item.position:
+        if len(self.seqs[item.seq].cells) != item.position:
             raise EngineError(f"the sequence does not end at {item.position}")
         # The model itself, one time of four a token beside it.
         before = self.draft_digest(item.seq)
-        held, n_evaluated = self._seqs[item.seq], self.n_evaluated
+        held, n_evaluated = self.seqs[item.seq], self.n_evaluated
         tokens = [*item.tokens]
         held = replace(held, memory=self._cells.copy(len(tokens) + n), cells=[*held.cells])
         for i in range(len(item.tokens) + n - 1):
@@ -234,7 +234,7 @@ class _FakeSampler:
         self._backend, self._first = backend, int(ignore_eos)
 
     def sample(self, index: int) -> int:
-        value = int.from_bytes(self._backend._outputs[index][:8], "little")
+        value = int.from_bytes(self._backend.outputs[index][:8], "little")
         return self._first + value % (self._backend.n_vocab - self._first)
 
     def force(self, index: int, token: int) -> None:

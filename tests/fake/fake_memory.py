@@ -59,7 +59,7 @@ class FakeSequence:
 
 
 class FakeMemory:
-    """The `SequenceMemory` of `FakeBackend`, and what its outputs depend on."""
+    """The `SequenceMemory` of `FakeBackend`, and what its outputs depend on; tests look at ``seqs`` and ``outputs``."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class FakeMemory:
 
     def _empty(self, n_cells: int) -> None:
         self._cells = FakeCells(n_cells, fixed=self.is_pool)
-        self._seqs = [FakeSequence(self._cells) for _ in range(self.n_seqs)]
+        self.seqs = [FakeSequence(self._cells) for _ in range(self.n_seqs)]
 
     @property
     def n_cells(self) -> int:
@@ -93,14 +93,14 @@ class FakeMemory:
 
     def digest(self, seq: int) -> bytes:
         """The inputs of the logits at the end of ``seq``: all its rows and its state."""
-        return self._digest(self._seqs[seq].rows, self._seqs[seq].state)
+        return self._digest(self.seqs[seq].rows, self.seqs[seq].state)
 
     def _digest(self, rows: list[bytes], state: bytes) -> bytes:
         return hash_of(*rows, state if self.kind != "attention" else b"")
 
     def draft_digest(self, seq: int) -> bytes:
         """The inputs of the drafts at the end of ``seq``: the draft model's rows and state."""
-        held = self._seqs[seq]
+        held = self.seqs[seq]
         return hash_of(*held.draft_rows, held.hidden)
 
     @property
@@ -112,7 +112,7 @@ class FakeMemory:
         return MemoryShape(self.places, sizes, self.kind == "attention", has_rows, self.can_hold, self.is_pool)
 
     def state_size(self, seq: int, ends: Sequence[int] = ()) -> int:
-        rows = len(self._seqs[seq].cells) * ROW if self.kind == "opaque" else 0
+        rows = len(self.seqs[seq].cells) * ROW if self.kind == "opaque" else 0
         own = 0 if self.kind == "attention" else HEADER.size + ROW + rows
         return max(len(ends), 1) * (own + self.shape.sizes.draft_state)
 
@@ -122,7 +122,7 @@ class FakeMemory:
             return Rows(self.hold(seq, first, last), draft)
         if self.kind == "opaque":
             return Rows(NOTHING, draft)
-        rows = self._seqs[seq].rows[first:last]
+        rows = self.seqs[seq].rows[first:last]
         if len(rows) != last - first:
             raise StateError(f"rows [{first}, {last}) are not there")
         return Rows(self._later(HEADER.pack(b"ROWS", first, last) + b"".join(rows)), draft)
@@ -137,7 +137,7 @@ class FakeMemory:
         return self._cells.n_held
 
     def hold(self, seq: int, first: int, last: int) -> FakeHeld:
-        cells = self._seqs[seq].cells[first:last]
+        cells = self.seqs[seq].cells[first:last]
         if not self.can_hold or len(cells) != last - first:
             raise StateError(f"rows [{first}, {last}) cannot be held")
         return self._cells.hold(first, cells)
@@ -157,7 +157,7 @@ class FakeMemory:
         return self._cells.n_own(_own(held), first, last)
 
     def save_state(self, seq: int, n: int) -> State:
-        held = self._seqs[seq]
+        held = self.seqs[seq]
         has_drafts = bool(self.draft_type and held.hidden)
         draft = self._later(HEADER.pack(b"DSTA", 0, n) + self._author + held.hidden) if has_drafts else NOTHING
         if self.kind == "attention":
@@ -172,7 +172,7 @@ class FakeMemory:
         return hash_of(self.draft_type.encode())
 
     def _save_drafts(self, seq: int, first: int, last: int) -> Block:
-        rows = self._seqs[seq].draft_rows[first:last]
+        rows = self.seqs[seq].draft_rows[first:last]
         if not self.draft_type or not all(rows):
             return NOTHING
         return self._later(HEADER.pack(b"DRFT", first, last) + self._author + b"".join(rows))
@@ -187,7 +187,7 @@ class FakeMemory:
             self._load_state(seq, spans[-1][2] if spans else first, state)
 
     def _load_drafts(self, seq: int, first: int, spans: Sequence[Span]) -> None:
-        held = self._seqs[seq]
+        held = self.seqs[seq]
         held.cut_drafts(first)
         for saved, start, stop in spans:
             data = saved.draft.tobytes()
@@ -213,7 +213,7 @@ class FakeMemory:
 
     def _load_rows(self, seq: int, first: int, spans: Sequence[Span]) -> None:
         self._maybe_fail()
-        held = self._seqs[seq]
+        held = self.seqs[seq]
         if len(held.cells) != first:
             raise StateError(f"rows end at {len(held.cells)}, not {first}")
         sources: list[bytes | int] = []
@@ -229,7 +229,7 @@ class FakeMemory:
 
     def _load_state(self, seq: int, n: int, state: State) -> None:
         self._maybe_fail()
-        held, block, draft = self._seqs[seq], state.recurrent, state.draft.tobytes()
+        held, block, draft = self.seqs[seq], state.recurrent, state.draft.tobytes()
         is_own = draft[HEADER.size :][:ROW] == self._author
         if is_own and HEADER.unpack(draft[: HEADER.size])[2] != n:
             raise StateError("a draft model's state of another position")
@@ -251,7 +251,7 @@ class FakeMemory:
     def rewind(self, seq: int, n: int) -> None:
         if self.kind == "opaque" and n:
             raise StateError("nothing can be rewound")
-        held = self._seqs[seq]
+        held = self.seqs[seq]
         held.cut_drafts(n, held.hidden if n == len(held.cells) else b"")
         held.cut(n)
         held.n_least, held.states, held.mark = -1, [], None
@@ -259,11 +259,11 @@ class FakeMemory:
             self.clear(seq)
 
     def clear(self, seq: int) -> None:
-        self._seqs[seq].cut(0)
-        self._seqs[seq] = FakeSequence(self._cells)
+        self.seqs[seq].cut(0)
+        self.seqs[seq] = FakeSequence(self._cells)
 
     def save_file(self, seq: int, path: Path, tokens: Tokens, ends: Sequence[int]) -> int:
-        held = self._seqs[seq]
+        held = self.seqs[seq]
         head = HEADER.pack(b"FILE", held.at, len(held.cells)) + np.array([len(ends), *ends], np.int32).tobytes()
         return path.write_bytes(head + held.state + tokens.tobytes() + b"".join(held.rows))
 
@@ -280,7 +280,7 @@ class FakeMemory:
         rest = np.frombuffer(data, np.uint8, offset=HEADER.size + 4 + 4 * n_ends)
         state, tokens, rows = np.split(rest, [ROW, ROW + 4 * n])
         cells = self._cells.take([row.tobytes() for row in rows.reshape(n, ROW)])
-        self._seqs[seq] = FakeSequence(self._cells, cells, state.tobytes(), at)
+        self.seqs[seq] = FakeSequence(self._cells, cells, state.tobytes(), at)
         return SavedSequence(tokens.view(np.int32).copy(), ends, len(data))
 
     def _check_cells(self, n: int) -> None:

@@ -97,8 +97,8 @@ def test_drafts_change_nothing_but_the_number_of_steps(
     assert reply.done.stopping_word == expected.done.stopping_word
     assert reply.done.timings.n_predicted == expected.done.timings.n_predicted
     (seq,) = engine.sequences
-    assert len(backend._seqs[0].rows) == seq.n, "the engine knows what is left of the drafts"
-    assert backend._seqs[0].rows == one_by_one._seqs[0].rows[: seq.n]
+    assert len(backend.seqs[0].rows) == seq.n, "the engine knows what is left of the drafts"
+    assert backend.seqs[0].rows == one_by_one.seqs[0].rows[: seq.n]
     assert not source.replies
     if kind == "attention" or width <= backend.facts.n_rollback:
         assert backend.digest(0) == one_by_one.digest(0)
@@ -157,19 +157,19 @@ def test_a_reply_that_is_cancelled_leaves_a_sequence_that_is_known(steps: int) -
     sent = [token for event in handle.drain() if isinstance(event, Piece) for token in event.tokens]
     assert sent == known.tokens[: len(sent)]
     (seq,) = engine.sequences
-    assert len(backend._seqs[0].rows) == backend._seqs[0].at == seq.n
+    assert len(backend.seqs[0].rows) == backend.seqs[0].at == seq.n
 
 
 def test_the_outputs_of_several_tokens_are_those_of_one_at_a_time() -> None:
     backends = [FakeBackend("hybrid", n_seqs=2) for _ in range(2)]
     first, second = (11, 12, 13), (21, 22)
     backends[0].decode([SequenceTokens(0, first, 0), SequenceTokens(1, second, 0, 2)])
-    together = list(backends[0]._outputs)
+    together = list(backends[0].outputs)
     apart = []
     for seq, tokens in enumerate((first, second)):
         for position, token in enumerate(tokens):
             backends[1].decode([SequenceTokens(seq, (token,), position)])
-            apart += backends[1]._outputs
+            apart += backends[1].outputs
     assert together == [*apart[:3], apart[4]], "none of a token behind which another is sure"
 
 

@@ -164,7 +164,7 @@ def test_a_cache_goes_on_with_and_without_a_draft_model(tmp_path: Path, kind: st
     assert not check_plain(third, kind, prompts[2], tmp_path)
     assert third.restored == "disk"
     assert isinstance(third.backend, FakeBackend)
-    rows = third.backend._seqs[0].draft_rows
+    rows = third.backend.seqs[0].draft_rows
     assert 0 < sum(not row for row in rows) < len(rows) / 2, "only what was evaluated without it"
     third.close()
 

@@ -267,7 +267,7 @@ class Conversations(RuleBasedStateMachine):
             assert not self.engine.running
             assert not any(slot.reserved for slot in cache.slots)
             for seq in self.engine.sequences:
-                held = self.backend._seqs[seq.id]
+                held = self.backend.seqs[seq.id]
                 assert len(held.rows) == seq.n
                 assert seq.n_exact <= seq.n
 

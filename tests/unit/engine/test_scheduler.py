@@ -64,7 +64,7 @@ def check_at_rest(engine: Engine, backend: FakeBackend) -> None:
     assert not engine.waiting
     assert cache.retained == []
     assert [seq.id for seq in engine.sequences] == list(range(backend.facts.n_seqs))
-    assert [len(held.rows) for held in backend._seqs] == [seq.n for seq in engine.sequences]
+    assert [len(held.rows) for held in backend.seqs] == [seq.n for seq in engine.sequences]
     check_held(engine, backend)
 
 
@@ -318,7 +318,7 @@ def test_who_is_served_alone_has_the_context_to_itself() -> None:
     evaluate = backend.evaluate
 
     def spied(seq: int, *args: object, **kwargs: object) -> None:
-        seen.append(sum(len(held.rows) for number, held in enumerate(backend._seqs) if number != seq))
+        seen.append(sum(len(held.rows) for number, held in enumerate(backend.seqs) if number != seq))
         evaluate(seq, *args, **kwargs)
 
     backend.evaluate = spied
@@ -415,7 +415,7 @@ def test_a_restore_that_waits_for_the_disk_gives_way_and_begins_again(begun: boo
     while not engine.waiting.queue or len(engine.running) == 2:
         assert engine.step()
     assert [active.handle for active in engine.running] == [old], "it gave its cells to the older one"
-    assert [len(held.rows) for held in backend._seqs] == [seq.n for seq in engine.sequences]
+    assert [len(held.rows) for held in backend.seqs] == [seq.n for seq in engine.sequences]
     disk.set_result(None)
     run(engine)
     assert collect(old).tokens == alone(prompt_of(1, 300), 500, sampling=ENDLESS).tokens

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -269,8 +270,8 @@ def test_a_result_of_a_tool_that_is_too_much_is_an_error(
     server: ScriptedServer, backend: RemoteBackend, result: Response
 ) -> None:
     server.result = result
-    backend._offered = [OfferedTool("a", True, {})]
-    assert ToolCalls(backend, lambda question: "o").result(Call("id", "a", "{}")).startswith('{"error": ')
+    tools: Any = SimpleNamespace(place="here", offered=lambda: [OfferedTool("a", True, {})], call=backend.call)
+    assert ToolCalls(tools, lambda question: "o").result(Call("id", "a", "{}")).startswith('{"error": ')
 
 
 def test_the_text_of_a_result_is_bounded_and_can_be_sent(server: ScriptedServer, backend: RemoteBackend) -> None:

@@ -99,7 +99,7 @@ class _RememberingSampler:
         self._seen = 1
 
     def sample(self, index: int) -> int:
-        value = int.from_bytes(self._backend._outputs[index][:8], "little") ^ self._seen
+        value = int.from_bytes(self._backend.outputs[index][:8], "little") ^ self._seen
         return self._saw(self._first + value % (self._backend.n_vocab - self._first))
 
     def force(self, index: int, token: int) -> None:

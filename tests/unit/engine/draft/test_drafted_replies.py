@@ -136,7 +136,7 @@ def test_a_reply_is_the_one_without_drafts(
     (seq,) = engine.sequences
     plain = RememberingBackend(kind, n_ctx=N_CTX)
     ask(Engine(plain, RamCache(0, 0), EngineSettings(exact=True)), PROMPTS[number], n, **fields)
-    assert backend._seqs[0].rows == plain._seqs[0].rows[: seq.n]
+    assert backend.seqs[0].rows == plain.seqs[0].rows[: seq.n]
     assert seq.tokens.tolist() == [*PROMPTS[number].tokens, *reply.tokens][: seq.n]
     if drafting.most_drafts <= drafting.n_planes or kind == "attention":
         assert backend.digest(0) == plain.digest(0), "nothing but the last token is missing"
@@ -215,6 +215,6 @@ def test_whoever_drafts_beside_whom_each_reply_is_the_one_alone(
 
 def check_sequences(engine: Engine) -> None:
     """Between two steps each sequence holds what the engine says, and nothing of a draft."""
-    for held, seq in zip(engine.backend._seqs, engine.sequences, strict=True):
+    for held, seq in zip(engine.backend.seqs, engine.sequences, strict=True):
         assert len(held.rows) == seq.n
         assert engine.backend.kind == "attention" or held.at == seq.n or not seq.n
