@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import defaultdict
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -69,6 +70,14 @@ def room_of(name: str) -> str:
     return name.split(".")[1] if "." in name else name
 
 
+def rooms() -> dict[str, list[Path]]:
+    """The files of each directory of the package; "" has those of the package itself."""
+    found: dict[str, list[Path]] = defaultdict(list)
+    for path in modules().values():
+        found[path.relative_to(PACKAGE).parts[0] if path.parent != PACKAGE else ""].append(path)
+    return dict(found)
+
+
 def n_arrows(graph: dict[str, set[str]], room: str, of: str) -> int:
     """Imports of modules of ``room`` by modules of another one; each pair of modules is one."""
     inside = f"pyctl.{room}"
@@ -128,8 +137,10 @@ def measure() -> dict[str, int]:
     return {
         "files": len(known),
         "lines": n_lines(known.values()),
+        **{f"lines of pyctl/{room}": n_lines(paths) for room, paths in rooms().items()},
         "lines of csrc": n_lines(csrc),
-        "lines of tests": n_lines((ROOT / "tests").rglob("*.py")),
+        **{f"lines of {name}": n_lines((ROOT / name).rglob("*.py")) for name in ("tests", "bench", "tools")},
+        "words of docs": sum(len(path.read_text(encoding="utf-8").split()) for path in (ROOT / "docs").rglob("*.md")),
         "private members in tests": sum(map(is_private, of_tests)),
         "monkeypatches in tests": sum(isinstance(node, ast.Attribute) and node.attr == "setattr" for node in of_tests),
         "methods of the ports": n_port_methods(),
