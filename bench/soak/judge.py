@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 from typing import Any
 
@@ -37,21 +38,21 @@ class Judge:
                 self._known[key] = response.json()["choices"][0]
             return self._known[key]
 
-    def is_tie(self, body: dict[str, Any], text: str, *, whole: bool) -> bool:
-        """Whether the token at which ``text`` leaves the right reply was nearly as likely as the one it goes on with.
+    def gap(self, body: dict[str, Any], text: str, *, whole: bool) -> float:
+        """How much likelier the right reply's token was than the one with which ``text`` leaves it, as a logarithm.
 
-        With reasoning or calls, when ``text`` is not the ``whole`` reply, whether there is such a token at all.
+        With reasoning or calls, when ``text`` is not the ``whole`` reply, the least of all tokens and others.
         """
         choice = self.choice(body)
         tokens = choice["logprobs"]["content"]
         if not whole or choice["message"].get("reasoning_content"):
-            return any(_is_near(token) for token in tokens)
+            return min(map(_gap, tokens))
         said = ""
         for token in tokens:
             if not text.startswith(said + token["token"]):
-                return _is_near(token, text[len(said) :])
+                return _gap(token, text[len(said) :])
             said += token["token"]
-        return _is_near(self._end(body, said), text[len(said) :])
+        return _gap(self._end(body, said), text[len(said) :])
 
     def _end(self, body: dict[str, Any], said: str) -> dict[str, Any]:
         """The end token after ``said``, which the list of a reply lacks, beside the likeliest others."""
@@ -67,9 +68,9 @@ class Judge:
         self._client.close()
 
 
-def _is_near(token: dict[str, Any], rest: str = "") -> bool:
-    """Whether another token with which ``rest`` begins, which may be the end of a reply, is nearly as likely."""
+def _gap(token: dict[str, Any], rest: str = "") -> float:
+    """The least difference to another token with which ``rest`` begins, which may be the end of a reply."""
     others = [other for other in token["top_logprobs"] if other["token"] != token["token"]]
     if rest:
         others = [other for other in others if other["token"] and rest.startswith(other["token"])]
-    return any(abs(token["logprob"] - other["logprob"]) < TIE for other in others)
+    return min((abs(token["logprob"] - other["logprob"]) for other in others), default=math.inf)

@@ -13,7 +13,7 @@ import httpx
 
 from bench.common import words
 from bench.soak.findings import Findings
-from bench.soak.judge import Judge
+from bench.soak.judge import TIE, Judge
 from bench.soak.target import Target
 from tools.needles import Fact, filler, new_fact
 
@@ -283,11 +283,14 @@ class Talker:
         self.findings.count("replies to images compared", not plain)
         if (content, [call["function"] for call in calls]) == expected:
             return
-        if self.judge.is_tie(body, content, whole=plain and not calls):
+        gap = self.judge.gap(body, content, whole=plain and not calls)
+        if gap < TIE:
             self.findings.count("replies that differ at a tie")
             return
         said, asked = (content, [call["function"] for call in calls]), str(body["messages"][-1]["content"])
-        self.findings.violate(f"{way}: said {said!r}, right is {expected!r}, after {asked[-1000:]!r}")
+        self.findings.violate(
+            f"{way}: said {said!r}, right is {expected!r}, {gap:.3f} likelier, after {asked[-1000:]!r}"
+        )
 
 
 def _events(response: httpx.Response) -> Iterator[dict[str, Any]]:
