@@ -75,43 +75,27 @@ void redirect::open_output(const row_layout & rows, ggml_backend_buffer_type_t t
 
 // Row i is that of token i of a batch: from column mask_at[i] + i + 1 on, everything is hidden.
 void redirect::open_mask() {
-    uint8_t * patterns = pattern_buffer.data();
-    auto * dark     = reinterpret_cast<uint16_t *>(patterns + pattern_bytes);
+    auto * dark = reinterpret_cast<uint16_t *>(pattern_buffer.data() + pattern_bytes);
     std::fill(dark, dark + pattern_bytes / mask_element, hidden);
 
     mask.type   = GGML_TYPE_F16;
     mask.buffer = mask_buffer.buffer.get();
     mask.data   = mask_buffer.data();
-    for (int64_t column = 0; column < n_rows; column += pattern_column) {
-        const int64_t width = std::min(pattern_column, n_rows - column);
-        for (int64_t row = 0; row < n_tokens;) {
-            const auto    fitting = static_cast<int64_t>(pattern_bytes / (static_cast<size_t>(width) * mask_element));
-            const int64_t n       = std::min(fitting, n_tokens - row);
-            const size_t  pitch   = static_cast<size_t>(width) * mask_element;
-            copies.put({ &mask_buffer.bytes, static_cast<size_t>(row * n_rows + column) * mask_element, pitch, static_cast<size_t>(n),
-                         static_cast<size_t>(n_rows) * mask_element, pitch },
-                       patterns + pattern_bytes);
-            row += n;
-        }
-    }
+    fill_mask(false, 0, n_tokens, 0, n_rows, 0);
     for (int64_t row = 0; row < n_tokens; ++row) {
-        const auto size = static_cast<size_t>(std::min(row + 1, n_rows)) * mask_element;
-        for (size_t at = 0; at < size; at += pattern_bytes) {
-            copies.put({ &mask_buffer.bytes, static_cast<size_t>(row * n_rows) * mask_element + at, std::min(size - at, pattern_bytes) },
-                       patterns);
-        }
+        fill_mask(true, row, 1, 0, std::min(row + 1, n_rows), 0);
     }
 }
 
-// Columns [column + i, column + i + width) of rows [row, row + n), where i counts the rows from `row` on.
-void redirect::fill_mask(bool visible, int64_t row, int64_t n, int64_t column, int64_t width) {
+// In rows [row, row + n), `width` columns: from `column` on in the first of them, and `shift` further on in each next one.
+void redirect::fill_mask(bool visible, int64_t row, int64_t n, int64_t column, int64_t width, int64_t shift) {
     const uint8_t * patterns = pattern_buffer.data();
-    const size_t    stride   = static_cast<size_t>(n_rows + 1) * mask_element;
+    const size_t    stride   = static_cast<size_t>(n_rows + shift) * mask_element;
     for (int64_t done = 0; done < width; done += pattern_column) {
         const size_t size = static_cast<size_t>(std::min(pattern_column, width - done)) * mask_element;
         for (int64_t i = 0; i < n;) {
             const int64_t count = std::min(static_cast<int64_t>(pattern_bytes / size), n - i);
-            const auto    from  = static_cast<size_t>((row + i) * n_rows + column + i + done) * mask_element;
+            const auto    from  = static_cast<size_t>((row + i) * n_rows + column + i * shift + done) * mask_element;
             copies.put({ &mask_buffer.bytes, from, size, static_cast<size_t>(count), stride, size },
                        patterns + (visible ? 0 : pattern_bytes));
             i += count;
@@ -129,7 +113,7 @@ void redirect::move_mask(int64_t to, int64_t n) {
             mask_at[end++] = to;
         }
         if (at != to) {
-            fill_mask(at < to, row, end - row, std::min(at, to) + row + 1, std::abs(to - at));
+            fill_mask(at < to, row, end - row, std::min(at, to) + row + 1, std::abs(to - at), 1);
         }
         row = end;
     }

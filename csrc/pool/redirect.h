@@ -75,7 +75,7 @@ private:
     void remember(ggml_tensor * node, const ggml_tensor & before);
     void open_output(const row_layout & rows, ggml_backend_buffer_type_t type);
     void open_mask();
-    void fill_mask(bool visible, int64_t row, int64_t n_rows, int64_t column, int64_t width);
+    void fill_mask(bool visible, int64_t row, int64_t n, int64_t column, int64_t width, int64_t shift);
     void move_mask(int64_t first, int64_t n);
 
     llama_context *                                   ctx;
