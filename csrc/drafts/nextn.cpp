@@ -159,17 +159,9 @@ public:
     // It must be closed before the context is freed. `gives_all`: its graph makes logits of all rows, so all are outputs.
     nextn_head(uintptr_t address, float p_min, bool gives_all)
         : ctx(reinterpret_cast<llama_context *>(address)), width(row_width(ctx)), p_min(p_min), gives_all(gives_all) {
-        const size_t n_seqs   = llama_n_seq_max(ctx);
-        const size_t capacity = std::max<size_t>(llama_n_ubatch(ctx), n_seqs);
-        tokens.resize(capacity);
-        positions.resize(capacity);
-        seqs.resize(capacity);
-        outputs.resize(capacity);
-        embd.resize(capacity * width);
-        n_seq_ids.assign(capacity, 1);
-        for (llama_seq_id & seq : seqs) {
-            seq_ids.push_back(&seq);
-        }
+        const size_t n_seqs = llama_n_seq_max(ctx);
+        tokens.resize(std::max<size_t>(llama_n_ubatch(ctx), n_seqs));
+        batch = llama_batch_init(static_cast<int32_t>(tokens.size()), static_cast<int32_t>(width), 1);
         for (size_t seq = 0; seq < n_seqs; ++seq) {
             llama_sampler * chain = llama_sampler_chain_init(llama_sampler_chain_default_params());
             llama_sampler_chain_add(chain, p_min > 0 ? llama_sampler_init_top_k(n_compared)
@@ -179,7 +171,11 @@ public:
         }
     }
 
-    ~nextn_head() { close(); }
+    ~nextn_head() {
+        close();
+        batch.token = nullptr;
+        llama_batch_free(batch);
+    }
 
     nextn_head(const nextn_head &)             = delete;
     nextn_head & operator=(const nextn_head &) = delete;
@@ -201,7 +197,7 @@ public:
         }
         const float *                source = hidden.data();
         const py::gil_scoped_release release;
-        n_used = 0;
+        batch.n_tokens = 0;
         for (size_t i = 0; i < given.size(); ++i) {
             add(seq, start + static_cast<llama_pos>(i), given[i], source + i * width, false);
         }
@@ -265,29 +261,23 @@ private:
     }
 
     void add(llama_seq_id seq, llama_pos position, llama_token token, const float * hidden, bool output) {
-        tokens[n_used]    = token;
-        positions[n_used] = position;
-        seqs[n_used]      = seq;
-        outputs[n_used]   = output;
-        std::memcpy(embd.data() + n_used * width, hidden, width * sizeof(float));
-        ++n_used;
+        const int32_t i   = batch.n_tokens++;
+        tokens[i]         = token;
+        batch.pos[i]      = position;
+        batch.n_seq_id[i] = 1;
+        batch.seq_id[i][0] = seq;
+        batch.logits[i]   = output;
+        std::memcpy(batch.embd + i * width, hidden, width * sizeof(float));
     }
 
     int run() {
-        llama_batch batch{};
-        batch.n_tokens = static_cast<int32_t>(n_used);
-        batch.token    = tokens.data();
-        batch.embd     = embd.data();
-        batch.pos      = positions.data();
-        batch.n_seq_id = n_seq_ids.data();
-        batch.seq_id   = seq_ids.data();
-        batch.logits   = outputs.data();
+        batch.token = tokens.data();
         return llama_decode(ctx, batch);
     }
 
     // One call of the head for all that are not done; false if there are none.
     bool step(std::vector<run_state> & states, size_t n, size_t window, int & result) {
-        n_used = 0;
+        batch.n_tokens = 0;
         for (run_state & state : states) {
             if (state.done) {
                 continue;
@@ -300,9 +290,9 @@ private:
                 add(state.seq, state.start + static_cast<llama_pos>(i), state.tokens[i], state.hidden.data() + i * width,
                     gives_all || i + 1 == state.n_hidden);
             }
-            state.last = static_cast<int32_t>(n_used) - 1;
+            state.last = batch.n_tokens - 1;
         }
-        if (n_used == 0 || (result = run()) != 0) {
+        if (batch.n_tokens == 0 || (result = run()) != 0) {
             return false;
         }
         for (run_state & state : states) {
@@ -363,14 +353,8 @@ private:
     float                        p_min;
     bool                         gives_all;
     std::vector<llama_sampler *> chains;  // by sequence
-    size_t                       n_used = 0;
-    token_list                   tokens;
-    std::vector<llama_pos>       positions;
-    std::vector<llama_seq_id>    seqs;
-    std::vector<llama_seq_id *>  seq_ids;
-    std::vector<int32_t>         n_seq_ids;
-    std::vector<int8_t>          outputs;
-    std::vector<float>           embd;
+    token_list                   tokens;  // of `batch`, for which the library makes room for either these or hidden rows
+    llama_batch                  batch{};
 };
 
 }  // namespace
