@@ -76,7 +76,6 @@ void * host_arena::allocate(size_t size) {
                 }
                 const size_t found = at;
                 take_free(found, size);
-                allocated_.emplace(found, size);
                 n_allocated_ += size;
                 changed_.notify_one();
                 return base_ + found;
@@ -88,12 +87,11 @@ void * host_arena::allocate(size_t size) {
     }
 }
 
-void host_arena::free(void * data) {
+void host_arena::free(void * data, size_t size) {
+    size = rounded(size, granule);
     const std::lock_guard<std::mutex> lock(mutex_);
-    const auto                        it = allocated_.find(static_cast<uint8_t *>(data) - base_);
-    insert_free(it->first, it->second);
-    n_allocated_ -= it->second;
-    allocated_.erase(it);
+    insert_free(static_cast<uint8_t *>(data) - base_, size);
+    n_allocated_ -= size;
     if (may_shrink() || has_spare()) {
         changed_.notify_one();
     }

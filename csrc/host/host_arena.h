@@ -34,8 +34,8 @@ public:
     // `size` bytes, or null when there is no room; may have to make slabs ready first. Any thread.
     void * allocate(size_t size);
 
-    // Frees memory of `allocate`. Any thread.
-    void free(void * data);
+    // Frees `size` bytes of `allocate`. Any thread.
+    void free(void * data, size_t size);
 
     // So many bytes more (or less) are in use that do not come from here. Any thread.
     void count_outside(std::ptrdiff_t bytes);
@@ -93,6 +93,5 @@ private:
     bool                     keeps_      = false;  // the system takes nothing back
     std::vector<bool>        ready_;      // by slab
     std::map<size_t, size_t> free_;       // offset -> size, of what is ready, never adjacent
-    std::map<size_t, size_t> allocated_;  // offset -> size
     size_t                   n_allocated_ = 0;
 };

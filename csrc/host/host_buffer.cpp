@@ -45,7 +45,7 @@ public:
 
     ~host_buffer() {
         if (pinned_) {
-            host_arena::instance().free(data_);
+            host_arena::instance().free(data_, size_);
         } else {
             if (mapped_) {
                 munmap(data_, size_);
