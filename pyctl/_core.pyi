@@ -253,25 +253,13 @@ class RowStore(KVState):
     def decode(self, batch: int) -> int:
         """Evaluate the llama_batch at this address, tokens that follow the rows; returns llama_decode's result.
 
-        Rows are there, and `n_rows` counts them, if it is 0. ValueError, or OutOfCells, before anything is evaluated;
+        Rows are there, and `n_tokens` counts them, if it is 0. ValueError, or OutOfCells, before anything is evaluated;
         RuntimeError if llama.cpp did not read and write rows as expected.
         """
 
     @property
-    def n_rows(self) -> int:
-        """Rows that the sequence holds."""
-
-    @property
-    def layers(self) -> list[tuple[str, int, int, bool]]:
-        """Of each attention layer: llama.cpp's name of its keys, bytes of a row of K and of V, whether it is resident."""
-
-    @property
     def device_bytes(self) -> int:
         """Bytes of resident rows, stages and the mask of a batch."""
-
-    @property
-    def stage_bytes(self) -> int:
-        """Bytes of the stages."""
 
     @property
     def host_bytes(self) -> int:

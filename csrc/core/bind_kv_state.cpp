@@ -41,7 +41,8 @@ constexpr const char * kind_names[] = { "attention", "hybrid", "opaque" };
 // the next call, for there may never be one to `finish`.
 class bound_state : public kv_state {
 public:
-    bound_state(uintptr_t ctx, llama_seq_id seq, size_t lag, bool marks, bool defers, const store_settings * own_rows = nullptr)
+    bound_state(uintptr_t ctx, llama_seq_id seq, size_t lag, bool marks, bool defers,
+                const std::optional<store_settings> & own_rows = {})
         : kv_state(reinterpret_cast<llama_context *>(ctx), seq, host_arena::instance(), lag, marks, defers, own_rows) {}
 
     ~bound_state() { kv_state::finish(); }
@@ -54,7 +55,7 @@ public:
     }
 
     void save_rows(llama_seq_id seq, int64_t p0, int64_t p1, const py::buffer & out) {
-        copy(out, true, [&](uint8_t * data, size_t size) { movable_rows(seq).save(seq, p0, p1, data, size); });
+        copy(out, [&](uint8_t * data, size_t size) { movable_rows(seq).save(seq, p0, p1, data, size); });
     }
 
     // Held rows or a block, and which rows of it.
@@ -77,15 +78,15 @@ public:
     }
 
     void fetch(held_rows::handle held, int64_t p0, int64_t p1, const py::buffer & out) {
-        copy(out, true, [&](uint8_t * data, size_t size) { movable_rows().fetch(held, p0, p1, data, size); });
+        copy(out, [&](uint8_t * data, size_t size) { movable_rows().fetch(held, p0, p1, data, size); });
     }
 
     void save_state(llama_seq_id seq, int64_t n, const py::buffer & out) {
-        copy(out, true, [&](uint8_t * data, size_t size) { kv_state::save_state(seq, n, data, size); });
+        copy(out, [&](uint8_t * data, size_t size) { kv_state::save_state(seq, n, data, size); });
     }
 
     void save_window(llama_seq_id seq, int64_t p0, int64_t p1, const py::buffer & out) {
-        copy(out, true, [&](uint8_t * data, size_t size) { kv_state::save_window(seq, p0, p1, data, size); });
+        copy(out, [&](uint8_t * data, size_t size) { kv_state::save_window(seq, p0, p1, data, size); });
     }
 
     size_t in_flight_bytes() {
@@ -133,9 +134,10 @@ private:
         return parts;
     }
 
-    template <typename F> void copy(const py::buffer & buffer, bool writable, const F & function) {
+    // Calls `function`, which starts copies to `out`.
+    template <typename F> void copy(const py::buffer & out, const F & function) {
         std::vector<py::buffer_info> infos;
-        infos.push_back(contiguous_bytes(buffer, writable));
+        infos.push_back(contiguous_bytes(out, true));
         uint8_t * const data = data_of(infos.front());
         const size_t    size = size_of(infos.front());
         started(std::move(infos), [&] { function(data, size); });
@@ -168,7 +170,7 @@ class bound_store : public bound_state {
 public:
     bound_store(uintptr_t ctx, int64_t n_ctx, const std::vector<size_t> & resident, llama_seq_id seq, bool marks, size_t lag,
                 size_t stages)
-        : bound_store(ctx, store_settings{ n_ctx, resident, stages }, seq, marks, lag) {}
+        : bound_state(ctx, seq, lag, marks, false, store_settings{ n_ctx, resident, stages }) {}
 
     int decode(uintptr_t batch) {
         int code = 0;
@@ -176,25 +178,6 @@ public:
         let_go();
         return code;
     }
-
-    std::vector<std::tuple<std::string, size_t, size_t, bool>> layers() const {
-        std::vector<std::tuple<std::string, size_t, size_t, bool>> found;
-        for (const auto & layer : store().info()) {
-            found.emplace_back(layer.name, layer.k_row, layer.v_row, layer.resident);
-        }
-        return found;
-    }
-
-    double copy_rate() {
-        double rate = 0.0;
-        without_gil([&] { rate = store().streaming().copy_rate(); });
-        return rate;
-    }
-
-private:
-    bound_store(uintptr_t ctx, const store_settings & settings, llama_seq_id seq, bool marks, size_t lag)
-        : bound_state(ctx, seq, lag, marks, false, &settings) {}
-
 };
 
 }  // namespace
@@ -249,11 +232,9 @@ void register_kv_state(py::module_ & m) {
              py::arg("n_ctx"), py::arg("resident"), py::arg("seq") = 0, py::arg("marks") = false, py::arg("lag") = 0,
              py::arg("stages") = 2)
         .def("decode", &bound_store::decode, py::arg("batch"))
-        .def("copy_rate", &bound_store::copy_rate)
-        .def_property_readonly("layers", &bound_store::layers)
-        .def_property_readonly("n_rows", [](const bound_store & s) { return s.store().end_of(0); })
+        .def("copy_rate", [](const bound_store & s) { return s.store().streaming().copy_rate(); },
+             py::call_guard<py::gil_scoped_release>())
         .def_property_readonly("device_bytes", [](const bound_store & s) { return s.store().device_bytes(); })
-        .def_property_readonly("stage_bytes", [](const bound_store & s) { return s.store().streaming().bytes(); })
         .def_property_readonly("host_bytes", [](const bound_store & s) { return s.store().host_bytes(); })
         .def_property_readonly("streamed_bytes", [](const bound_store & s) { return s.store().streaming().streamed_bytes(); })
         .def_property_readonly("repeated", [](const bound_store & s) { return s.store().repeated(); })

@@ -1,7 +1,7 @@
 #include "core/kv_state.h"
 
 kv_state::kv_state(llama_context * context, llama_seq_id seq, const host_arena & pinned, size_t lag, bool has_marks,
-                   bool defers, const store_settings * own_rows)
+                   bool defers, const std::optional<store_settings> & own_rows)
     : ctx(context) {
     if (ctx == nullptr) {
         throw std::invalid_argument("the context is null");
@@ -11,7 +11,7 @@ kv_state::kv_state(llama_context * context, llama_seq_id seq, const host_arena &
     parts  = parts_of(ctx);
     layout = layout_of(ctx, parts, seq);
     copies = std::make_unique<transfer>(ctx, layout.tensors(), regions_of(layout.recurrent.steps), pinned, lag);
-    if (own_rows != nullptr) {
+    if (own_rows.has_value()) {
         if (parts.sets.size() != 1 || parts.window != nullptr) {
             throw std::runtime_error("this model's memory has no rows of one kind that could lie elsewhere");
         }
@@ -67,7 +67,8 @@ const state_list & kv_state::own_states() const {
 
 void kv_state::load_rows(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) {
     mark_of(seq) = -1;
-    movable_rows().load(seq, p0, spans);
+    movable_rows().check_load(seq, p0, spans);
+    rows->load_checked(seq, p0, spans);
 }
 
 void kv_state::reserve(int64_t n, bool in_parts) {

@@ -11,6 +11,8 @@
 #include "core/sequence_state.h"
 #include "pool/row_store.h"
 
+#include <optional>
+
 class kv_state {
 public:
     // `seq` must hold at least one token: the layout is read from what the library writes for it. The context must
@@ -18,7 +20,7 @@ public:
     // there is room on the device for a state of each sequence, where the memory has states that can be moved. For
     // `defers` see attention_rows.h. With `own_rows` these are not in the context, see row_store.h.
     kv_state(llama_context * ctx, llama_seq_id seq, const host_arena & pinned, size_t lag = 0, bool marks = false,
-             bool defers = false, const store_settings * own_rows = nullptr);
+             bool defers = false, const std::optional<store_settings> & own_rows = {});
 
     memory_kind         kind() const { return parts.kind; }
     const std::string & type() const { return parts.type; }
@@ -61,8 +63,7 @@ public:
     void finish() { copies->finish(); }
 
     // The rows that are not in the context; there have to be such.
-    row_store &       store() { return *pool; }
-    const row_store & store() const { return *pool; }
+    row_store & store() const { return *pool; }
 
     copy_progress & progress() { return copies->progress(); }
 

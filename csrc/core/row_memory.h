@@ -44,17 +44,11 @@ public:
     // Rows [p0, p1) of `seq` into a block of exactly `size(p0, p1)` bytes.
     virtual void save(llama_seq_id seq, int64_t p0, int64_t p1, uint8_t * out, size_t size) = 0;
 
-    // Throws what `load` would throw for these arguments. The position of what comes after the last row of `spans`.
+    // Throws unless `load_checked` may be called with these arguments. The position of what comes after the last row of `spans`.
     virtual int64_t check_load(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) const = 0;
 
     // Appends the rows of `spans`, which follow each other from p0 on, to `seq`, which ends at p0. What was held is
-    // held where the sequence has it then. Or out_of_cells.
-    void load(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) {
-        check_load(seq, p0, spans);
-        load_checked(seq, p0, spans);
-    }
-
-    // The same of what `check_load` has just found right.
+    // held where the sequence has it then. Or out_of_cells. Nothing but `check_load` for the same arguments came before.
     virtual void load_checked(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) = 0;
 
     // Drops the rows from n on; std::invalid_argument inside an image.

@@ -87,16 +87,6 @@ std::vector<redirect::place> row_store::places() {
     return found;
 }
 
-std::vector<row_store::layer_info> row_store::info() const {
-    std::vector<layer_info> found;
-    for (const stored_layer & layer : layers) {
-        const ggml_tensor * tensor = layer.k_of_cache.tensor;
-        found.push_back({ (tensor->view_src != nullptr ? tensor->view_src : tensor)->name, layer.k_of_cache.row,
-                          layer.v_of_cache.row, layer.resident });
-    }
-    return found;
-}
-
 size_t row_store::device_bytes() const {
     size_t sum = stages->bytes() + attention->device_bytes();
     for (const stored_layer & layer : layers) {

@@ -45,21 +45,13 @@ public:
 
     llama_pos cut(llama_seq_id seq, int64_t n) override;
 
-    struct layer_info {
-        std::string name;  // of the library's tensor of its keys
-        size_t      k_row, v_row;
-        bool        resident;
-    };
-    std::vector<layer_info> info() const;
-
     size_t device_bytes() const;  // of resident layers, stages and the mask
     size_t host_bytes() const;
 
     // Evaluations, so far, that took a graph as the one before had left it.
     uint64_t repeated() const { return attention->repeated(); }
 
-    row_stages &       streaming() { return *stages; }
-    const row_stages & streaming() const { return *stages; }
+    row_stages & streaming() const { return *stages; }
 
 private:
     void check_context() const;
