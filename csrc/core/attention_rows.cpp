@@ -33,19 +33,29 @@ std::vector<std::vector<row_span>> in_steps(const std::vector<row_span> & spans)
     return steps;
 }
 
+// How many cells of `run` are such.
+template <typename F> int64_t n_cells(const cell_run & run, const F & is_such) {
+    int64_t n = 0;
+    for (int64_t cell = run.cell; cell < run.cell + run.count; ++cell) {
+        n += is_such(cell);
+    }
+    return n;
+}
+
 }  // namespace
 
 attention_rows::attention_rows(llama_memory_t memory, const std::vector<row_set> & sets, const row_layout & layout,
                                uint64_t hash, transfer & copies, bool defers)
     : row_memory(layout, hash, copies, sets[0].cache->get_size()), memory(memory), sets(sets), cache(*sets[0].cache),
-      books(compat::cells_of(cache)), planes(planes_of(layout, cache.get_size())), positions(LLAMA_MAX_SEQ), defers(defers) {}
+      books(compat::cells_of(cache)), planes(planes_of(layout, cache.get_size())), relocating(books, planes, held, copies),
+      positions(LLAMA_MAX_SEQ), defers(defers) {}
 
 int64_t attention_rows::end_of(llama_seq_id seq) const {
     return seq == cut_seq ? cut_at : positions_of(seq).end_of(cache.seq_pos_max(seq));
 }
 
 void attention_rows::add_image(llama_seq_id seq, int64_t columns, int64_t count) {
-    const auto n_cells = static_cast<int64_t>(cells().seq_pos_get(seq).size());
+    const auto n_cells = static_cast<int64_t>(books.seq_pos_get(seq).size());
     if (!layout.is_2d || columns <= 0 || count <= 0 || seq == cut_seq) {
         throw std::invalid_argument("sequence " + std::to_string(seq) + " has no image there");
     }
@@ -57,13 +67,12 @@ void attention_rows::add_image(llama_seq_id seq, int64_t columns, int64_t count)
 }
 
 std::vector<cell_run> attention_rows::runs_of(llama_seq_id seq, const row_positions & positions, int64_t p0, int64_t p1) const {
-    const llama_kv_cells & cells = this->cells();
     std::vector<cell_run>  runs;
     const bool             has_images = positions.has_images();
     const auto             first = static_cast<llama_pos>(positions.position(p0));
     const auto             end   = static_cast<llama_pos>(positions.position(p1 - 1) + 1);
     int64_t                found = 0;
-    for (uint32_t cell = 0; cell < cells.size() && found < p1 - p0; ++cell) {
+    for (uint32_t cell = 0; cell < books.size() && found < p1 - p0; ++cell) {
         const auto has = [&](const row_set & set) {
             const llama_kv_cells & cells = set.cache->get_cells(seq);
             return cells.pos_in(cell, first, end) && cells.seq_has(cell, seq);
@@ -71,9 +80,9 @@ std::vector<cell_run> attention_rows::runs_of(llama_seq_id seq, const row_positi
         if (!std::all_of(sets.begin(), sets.end(), has)) {
             continue;  // not of all sets: from a file that some other program made
         }
-        int64_t row = cells.pos_get(cell);
+        int64_t row = books.pos_get(cell);
         if (has_images) {
-            row = positions.row_of(row, cells.ext_get(cell));
+            row = positions.row_of(row, books.ext_get(cell));
             if (row < p0 || row >= p1) {
                 continue;  // of the same image
             }
@@ -102,7 +111,7 @@ std::vector<llama_kv_cell_ext> attention_rows::exts_in(const std::vector<cell_ru
     std::vector<llama_kv_cell_ext> exts(layout.has_ext ? static_cast<size_t>(p1 - p0) : 0);
     for (const cell_run & run : runs) {
         for (int64_t i = 0; i < run.count && layout.has_ext; ++i) {
-            exts[run.row + i - p0] = cells().ext_get(static_cast<uint32_t>(run.cell + i));
+            exts[run.row + i - p0] = books.ext_get(static_cast<uint32_t>(run.cell + i));
         }
     }
     return exts;
@@ -297,7 +306,7 @@ void attention_rows::write_exts(const std::vector<cell_run> & runs, const std::v
 // Brings the rows of `spans` to their cells, `runs`.
 void attention_rows::append(const std::vector<cell_run> & runs, const std::vector<row_span> & spans) {
     write_exts(runs, spans);
-    fill(runs, spans);
+    relocate(relocating.into(held_runs(spans), runs));
     if (std::any_of(spans.begin(), spans.end(), [](const row_span & span) { return span.held == 0; })) {
         copies.load_begin();
     }
@@ -326,4 +335,129 @@ std::vector<cell_run> attention_rows::claim_cells(llama_seq_id seq, int64_t p0, 
         runs = batch.take(*set.cache, slots, p0);
     }
     return runs;
+}
+
+// -- rows that stay ----------------------------------------------------------------------------------------------------
+
+held_rows::handle attention_rows::hold(llama_seq_id seq, int64_t p0, int64_t p1) {
+    size(p0, p1);
+    settle();
+    std::vector<cell_run>          runs = runs_of(seq, positions_of(seq), p0, p1);
+    std::vector<llama_kv_cell_ext> exts = exts_in(runs, p0, p1);
+    return held.add(p0, p1, std::move(runs), std::move(exts));
+}
+
+void attention_rows::release(held_rows::handle rows) {
+    count();
+    row_memory::release(rows);
+}
+
+int64_t attention_rows::n_own(held_rows::handle rows, int64_t p0, int64_t p1) const {
+    int64_t n = 0;
+    if (!held.has(rows)) {
+        return n;
+    }
+    for (const cell_run & run : held.runs_of(rows, p0, p1)) {
+        n += n_cells(run, [&](int64_t cell) { return is_vacant(cell) && held.count(cell) == 1; });
+    }
+    return n;
+}
+
+// Whether no sequence has the cell, or just one that has dropped it.
+bool attention_rows::is_vacant(int64_t at) const {
+    const auto cell = static_cast<uint32_t>(at);
+    return books.is_empty(cell) ||
+           (cut_seq >= 0 && books.pos_get(cell) >= cut_pos && books.seq_get_all(cell) == cut_alone);
+}
+
+void attention_rows::count() const {
+    if (!is_counted) {
+        is_counted  = true;
+        n_only_held = n_cut = 0;
+        for (uint32_t cell = 0; cell < books.size(); ++cell) {
+            const bool vacant = is_vacant(cell);
+            n_only_held += vacant && held.holds(cell);
+            n_cut += vacant && !books.is_empty(cell);
+        }
+    }
+}
+
+int64_t attention_rows::n_free() const {
+    count();
+    return static_cast<int64_t>(books.size()) - books.get_used() + n_cut - n_only_held;
+}
+
+int64_t attention_rows::n_held() const {
+    count();
+    return n_only_held;
+}
+
+void attention_rows::check_free(int64_t n) const {
+    if (n > n_free()) {
+        throw out_of_cells(std::to_string(n) + " cells are needed, " + std::to_string(n_free()) + " are free");
+    }
+}
+
+// The cells that the library would take for n tokens: it looks for empty ones from some cell on, which it alone knows,
+// or from the first one on. If it takes them in parts, it may begin anew for each.
+std::vector<int64_t> attention_rows::next_cells(int64_t n, bool in_parts) const {
+    const auto           found = cell_batch(0, std::vector<llama_pos>(static_cast<size_t>(n))).slots_in(cache);
+    std::vector<int64_t> next;
+    if (!found.empty()) {
+        next.assign(found.idxs[0].begin(), found.idxs[0].end());
+    }
+    if (in_parts) {
+        const size_t n_found = next.size();
+        for (uint32_t cell = 0; cell < books.size() && n > 0; ++cell) {
+            if (books.is_empty(cell)) {
+                --n;
+                if (std::find(next.begin(), next.begin() + n_found, cell) == next.begin() + n_found) {
+                    next.push_back(cell);
+                }
+            }
+        }
+    }
+    return next;
+}
+
+void attention_rows::reserve(int64_t n, bool in_parts) {
+    settle();
+    if (held.empty() || n <= 0) {
+        return;  // the library says itself what it has no cells for
+    }
+    check_free(n);
+    const std::vector<int64_t> next = next_cells(n, in_parts);
+    if (std::any_of(next.begin(), next.end(), [&](int64_t cell) { return held.holds(cell); })) {
+        check_free(static_cast<int64_t>(next.size()));
+        relocate(relocating.out_of(next));
+    }
+}
+
+// Where the rows of `spans` that are held lie.
+std::vector<cell_run> attention_rows::held_runs(const std::vector<row_span> & spans) const {
+    std::vector<cell_run> all;
+    for (const row_span & span : spans) {
+        if (span.held != 0) {
+            const auto runs = held.runs_of(span.held, span.first, span.last);
+            all.insert(all.end(), runs.begin(), runs.end());
+        }
+    }
+    return all;
+}
+
+// Free cells that loading takes: those of blocks, and of held rows that another sequence keeps in its own cells.
+int64_t attention_rows::n_needed(const std::vector<row_span> & spans) const {
+    int64_t n = spans.back().last - spans.front().first;
+    for (const cell_run & run : held_runs(spans)) {
+        n -= n_cells(run, [&](int64_t cell) { return is_vacant(cell); });
+    }
+    return n;
+}
+
+// What is computed or copied until now sees the rows where they were.
+void attention_rows::relocate(const std::vector<cell_move> & moves) {
+    if (!moves.empty()) {
+        fence();
+        relocating.run(moves);
+    }
 }

@@ -10,7 +10,7 @@
 #include "core/cells.h"
 #include "core/row_memory.h"
 #include "core/row_positions.h"
-#include "device/tensor_buffer.h"
+#include "device/relocation.h"
 
 // Checks positions and sizes before it touches the cache and throws std::invalid_argument; the sequence is unchanged
 // then. Copies may be on their way when a function returns, see transfer.h. Sequence ids are the caller's to check.
@@ -43,8 +43,6 @@ public:
 private:
     using sequence_set = llama_kv_cells::seq_set_t;
 
-    const llama_kv_cells & cells() const { return books; }
-
     std::vector<cell_run> runs_of(llama_seq_id seq, const row_positions & positions, int64_t p0, int64_t p1) const;
     void                  copy_out(const std::vector<cell_run> & runs, int64_t p0, int64_t p1,
                                    const llama_kv_cell_ext * exts, uint8_t * out);
@@ -63,22 +61,17 @@ private:
     std::vector<cell_run> claim_cells(llama_seq_id seq, int64_t p0, int64_t last);
     void                  check_free(int64_t n) const;
     int64_t               n_needed(const std::vector<row_span> & spans) const;
-    void                  fill(const std::vector<cell_run> & runs, const std::vector<row_span> & spans);
 
-    std::vector<int64_t> next_cells(int64_t n, bool in_parts) const;
-    void                 add_left_cells(std::vector<int64_t> & to, const std::vector<int64_t> & from,
-                                        const std::vector<cell_move> & moves, const std::vector<int64_t> & filled) const;
-    void                 relocate(const std::vector<cell_move> & all);
-    void                 exchange(const std::vector<cell_move> & moves);
-    void                 open_stages();
-    void                 copy_cells(std::vector<cell_move> moves);
+    std::vector<int64_t>  next_cells(int64_t n, bool in_parts) const;
+    std::vector<cell_run> held_runs(const std::vector<row_span> & spans) const;
+    void                  relocate(const std::vector<cell_move> & moves);
 
     llama_memory_t       memory;
     std::vector<row_set> sets;
     llama_kv_cache &     cache;  // the first of them: where it has a row, the others have theirs
     llama_kv_cells &     books;  // its, of the one stream that there is
-    std::vector<plane> planes;  // in the order of a block's bytes
-    std::vector<tensor_buffer> stages;  // room for some rows of each plane, once they were needed
+    std::vector<plane>   planes;  // in the order of a block's bytes
+    relocation           relocating;
 
     std::vector<row_positions> positions;  // of each sequence
     bool               defers;

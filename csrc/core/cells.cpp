@@ -1,7 +1,5 @@
 #include "core/cells.h"
 
-#include "core/row_memory.h"
-
 std::vector<plane> planes_of(const row_layout & rows, size_t n_cells) {
     std::vector<plane> planes;
     for (const auto * tensors : { &rows.k, &rows.v }) {

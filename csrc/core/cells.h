@@ -7,15 +7,6 @@
 
 #include <algorithm>
 
-// `count` pieces of one token's `row` bytes each, a `stride` apart on the device: tensors of the same kind that lie at
-// equal distances, such as K of all layers, are one of these, and rows of all move in one copy.
-struct plane {
-    ggml_tensor tensor;  // from the first piece to the end of the last
-    size_t      row;
-    size_t      count;
-    size_t      stride;
-};
-
 // Those of `rows`, which lie in `n_cells`, in the order of a block's bytes.
 std::vector<plane> planes_of(const row_layout & rows, size_t n_cells);
 
@@ -31,8 +22,7 @@ void each_region(std::vector<plane> & planes, const std::vector<cell_run> & runs
             const int64_t from = std::max(r.row, first);
             const int64_t to   = std::min(r.row + r.count, last);
             if (from < to) {
-                const copy_region region{ &plane.tensor, (r.cell + (from - r.row)) * plane.row, (to - from) * plane.row,
-                                          plane.count,   plane.stride,                          n * plane.row };
+                const copy_region region = plane.cells(r.cell + (from - r.row), static_cast<size_t>(to - from), n * plane.row);
                 move(region, at + (from - p0) * plane.row);
             }
         }

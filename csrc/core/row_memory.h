@@ -6,11 +6,6 @@
 #include "core/layout.h"
 #include "device/held_rows.h"
 
-// There are too few free cells for what was asked; nothing has changed.
-struct out_of_cells : std::runtime_error {
-    using std::runtime_error::runtime_error;
-};
-
 // Rows [first, last) out of the saved block of `size` bytes at `data`; or out of held rows, if `held` is not 0.
 struct row_span {
     const uint8_t *   data;

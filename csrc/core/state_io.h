@@ -2,7 +2,7 @@
 // that only the library decides. Knows nothing of rows, positions or policy.
 #pragma once
 
-#include "core/transfer.h"
+#include "device/transfer.h"
 
 #include <cstring>
 #include <functional>

@@ -19,6 +19,11 @@ struct cell_move {
     int64_t from, to;
 };
 
+// There are too few free cells for what was asked; nothing has changed.
+struct out_of_cells : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
 // Joins a run to the last one where it goes on there.
 void append_run(std::vector<cell_run> & runs, const cell_run & run);
 

@@ -11,7 +11,14 @@ struct tensor_buffer {
     size_t    size() const { return buffer != nullptr ? ggml_backend_buffer_get_size(buffer.get()) : 0; }
 };
 
-// `size` bytes of zeros, since kernels may read masked rows; std::runtime_error without memory.
+// The buffer that a tensor or what it is a view of lies in.
+ggml_backend_buffer_t buffer_of(const ggml_tensor * tensor);
+
+// `size` bytes of `tensor` from `offset` on, as a tensor of bytes.
+ggml_tensor bytes_of(const ggml_tensor * tensor, size_t offset, size_t size);
+
+// `size` bytes of zeros, since kernels may read masked rows; without memory null, or std::runtime_error.
+tensor_buffer zeros_or_none(ggml_backend_buffer_type_t type, size_t size);
 tensor_buffer allocate_zeros(ggml_backend_buffer_type_t type, size_t size);
 
 // The host memory that is copied fastest to and from where `type` is.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tools.house import measure
 
 CEILINGS = {
-    "lines of csrc": 5948,
+    "lines of csrc": 5899,
     "methods of the ports": 45,
     "imports of cache by engine": 15,
     "callables handed on in cache and engine": 42,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 from tools.house import ROOT, module_graph, modules, tree_of
@@ -87,6 +88,15 @@ def test_one_place_talks_to_llama_cpp() -> None:
     }
     assert speakers
     assert all(name.startswith("pyctl.llama.") for name in speakers)
+
+
+def test_rooms_of_the_extension() -> None:
+    """What copies bytes stands below what knows sequences: see the table of docs/native.md."""
+    host, device = ("host/", "device/device_runtime.h"), ("host/", "device/", "core/block.h")
+    for room, names in (("host", host), ("device", device), ("drafts", ())):
+        for path in sorted((ROOT / "csrc" / room).iterdir()):
+            used = re.findall(r'#include "(\w+/\w+\.h)"', path.read_text(encoding="utf-8"))
+            assert [name for name in used if not name.startswith(names)] == [], path.name
 
 
 def test_generating_knows_no_api() -> None:

@@ -1,12 +1,27 @@
 // Copies between tensors of a context and host memory: asynchronous where GPUs hold everything and offer a second
 // stream each, one after the other where not.
 //
-// Asynchronous copies wait for nothing on the host: `save` and `load` put them on a stream of their own for each device,
-// `save_staged` on another, since devices copy both ways at a time. Events order these with the stream that computes there,
-// and `finish` waits. The host memory has to live until then.
+// Each device then has three streams: the scheduler's, which computes, `copies` for `save` and `load`, and `leaves` for
+// `save_staged`, since devices copy both ways at a time. What is on one stream runs in the order of the calls. Between two
+// of them only events order, and the host waits for none:
+//
+//   computing -> copies   `save_begin`, `load_begin`: a save reads what was computed before it, and a load does not
+//                         overwrite what an evaluation before it still reads.
+//   copies -> computing   `load_end`: an evaluation sees what was loaded before it. It also may overwrite what was saved
+//                         before it, so `row_memory::fence` calls it when saved rows are given up; rows that stay where
+//                         they are need no such wait.
+//   computing -> leaves   `save_staged` copies to a stage on the stream that computes. The next evaluation may overwrite the
+//   leaves -> computing   tensors while the stage leaves, and the next content of the stage waits until it has left.
+//   leaves -> copies      `load` from host memory that a stage still goes to waits for that.
+//
+// `wipe`, `put` and `move` are on the stream that computes, behind the evaluations before them and before those after them.
+// So held rows move behind a fence: saves read them where they were, evaluations and later saves where they are. To the
+// host all copies are complete after `finish` or when `progress` says so: its memory has to live, unchanged, until then.
+// Copies that are not asynchronous are complete on return, and run in the order of the calls.
 #pragma once
 
 #include "device/copy_progress.h"
+#include "device/tensor_buffer.h"
 #include "host/host_arena.h"
 
 // `count` pieces of `size` bytes: in the tensor from `offset` on, `stride` apart; in host memory `pitch` apart.
@@ -19,12 +34,19 @@ struct copy_region {
     size_t        pitch  = 0;
 };
 
-// The buffer that a tensor or what it is a view of lies in.
-ggml_backend_buffer_t buffer_of(const ggml_tensor * tensor);
+// `count` pieces of one token's `row` bytes each, a `stride` apart on the device: tensors of the same kind that lie at
+// equal distances, such as K of all layers, are one of these, and rows of all move in one copy.
+struct plane {
+    ggml_tensor tensor;  // from the first piece to the end of the last
+    size_t      row;
+    size_t      count;
+    size_t      stride;
 
-// `size` bytes of `tensor` from `offset` on, as a tensor of bytes.
-ggml_tensor bytes_of(const ggml_tensor * tensor, size_t offset, size_t size);
-ggml_tensor bytes_of(ggml_backend_buffer_t buffer, size_t offset, size_t size);
+    // The rows of n cells from `cell` on.
+    copy_region cells(int64_t cell, size_t n, size_t pitch = 0) {
+        return { &tensor, static_cast<size_t>(cell) * row, n * row, count, stride, pitch };
+    }
+};
 
 class transfer {
 public:
@@ -40,28 +62,26 @@ public:
 
     bool is_async() const { return !lanes.empty() || pretends; }
 
-    // What has been computed, or will be by what is on its way, goes to `dst`; the tensors must not change before `finish`.
+    // What has been computed, or will be by what is on its way, goes to `dst`.
     void save_begin();
     void save(const copy_region & from, uint8_t * dst);
 
     // The same for tensors that the next computation overwrites: a copy on the device goes to the host.
     void save_staged(const std::vector<copy_region> & from, uint8_t * dst);
 
-    // All bytes of `regions`, which are like `staged` ones, become zero; what is computed or copied after this sees it.
+    // All bytes of `regions`, which are like `staged` ones, become zero.
     void wipe(const std::vector<copy_region> & regions);
 
-    // `src` goes to the tensors; what is computed after `load_end` sees it.
+    // `src` goes to the tensors.
     void load_begin() { save_begin(); }
     void load(const copy_region & to, const uint8_t * src);
     void load_end();
 
-    // `src`, which may be changed when it returns unless it is pinned, goes to the tensors on the device's own stream: what is
-    // computed after this sees it, and nothing else waits.
+    // `src`, which may be changed when it returns unless it is pinned, goes to the tensors.
     void put(const copy_region & to, const uint8_t * src);
 
     // What has been computed, or will be by what is on its way, goes from one place to another, which has as many pieces of
-    // the same size, on the stream that computes: what is computed after this sees it, and what is copied after another
-    // `save_begin` or `load_begin`. Nothing may be on its way from there or to there, unless that stream waits for it.
+    // the same size.
     void move_begin();
     void move(const copy_region & from, const copy_region & to);
 
@@ -72,18 +92,16 @@ public:
     copy_progress & progress() { return done; }
 
 private:
-    // The streams of a device: the scheduler's, which computes, one that copies, and one for what leaves by its stage.
+    // The streams of a device.
     struct lane {
         ggml_backend_dev_t device;
         ggml_backend_t     compute;
         event_handle       computed;
         event_handle       copied;
         event_handle       left;
-        buffer_handle      stage_buffer;  // on the device; null where nothing is staged
-        size_t             staged = 0;    // its bytes
-        buffer_handle      zeros;         // on the device, as large as the largest region that is staged; or null
-        size_t             n_zeros = 0;
-        backend_handle     copies;        // these go first
+        tensor_buffer      stage;   // on the device; none where nothing is staged
+        tensor_buffer      zeros;   // on the device, as large as the largest region that is staged; or none
+        backend_handle     copies;  // these go first
         backend_handle     leaves;
     };
 
@@ -97,8 +115,6 @@ private:
     bool        open_lanes(const std::vector<ggml_tensor *> & tensors);
     void        open_stages(const std::vector<copy_region> & staged);
     lane &      lane_of(const ggml_tensor * tensor);
-    void        open_zeros(lane & lane);
-    bool        has_zeros() const;
     void        save_by(ggml_backend_t stream, const copy_region & from, uint8_t * dst);
     void        forget_left();
     void        wait_for_left(lane & lane, const uint8_t * first, const uint8_t * last);
@@ -109,7 +125,7 @@ private:
     const host_arena &       pinned;
     bool                     pretends;
     copy_progress            done;
-    bool                     has_stages = false;
+    bool                     has_stages = false, has_zeros = false;
     std::deque<range>        leaving;  // in the order of their tickets
     std::vector<lane>        lanes;  // none where copies are not asynchronous; they go first
 };

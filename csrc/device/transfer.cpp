@@ -1,4 +1,4 @@
-#include "core/transfer.h"
+#include "device/transfer.h"
 
 #include <algorithm>
 #include <cstring>
@@ -27,20 +27,6 @@ ggml_backend_t backend_of(ggml_backend_sched_t scheduler, ggml_backend_dev_t dev
     return nullptr;
 }
 
-ggml_tensor bytes_at(ggml_backend_buffer_t buffer, void * base, size_t offset, size_t size) {
-    ggml_tensor bytes{};
-    bytes.type   = GGML_TYPE_I8;
-    bytes.buffer = buffer;
-    bytes.data   = static_cast<uint8_t *>(base) + offset;
-    bytes.ne[0]  = static_cast<int64_t>(size);
-    bytes.nb[0]  = 1;
-    for (int i = 1; i < GGML_MAX_DIMS; ++i) {
-        bytes.ne[i] = 1;
-        bytes.nb[i] = size;
-    }
-    return bytes;
-}
-
 // On `stream`, or at once without one.
 void set_pieces(ggml_backend_t stream, const copy_region & to, const uint8_t * src) {
     if (stream != nullptr) {
@@ -56,18 +42,6 @@ void set_pieces(ggml_backend_t stream, const copy_region & to, const uint8_t * s
 
 // Devices copy pieces in one call only if they lie less than this apart (CUDA: its largest pitch).
 constexpr size_t most_apart = size_t(INT32_MAX);
-
-ggml_backend_buffer_t buffer_of(const ggml_tensor * tensor) {
-    return tensor->view_src != nullptr ? tensor->view_src->buffer : tensor->buffer;
-}
-
-ggml_tensor bytes_of(const ggml_tensor * tensor, size_t offset, size_t size) {
-    return bytes_at(buffer_of(tensor), tensor->data, offset, size);
-}
-
-ggml_tensor bytes_of(ggml_backend_buffer_t buffer, size_t offset, size_t size) {
-    return bytes_at(buffer, ggml_backend_buffer_get_base(buffer), offset, size);
-}
 
 transfer::transfer(llama_context * context, const std::vector<ggml_tensor *> & tensors,
                    const std::vector<copy_region> & staged, const host_arena & pinned, size_t lag)
@@ -121,33 +95,23 @@ bool transfer::open_lanes(const std::vector<ggml_tensor *> & tensors) {
 }
 
 void transfer::open_stages(const std::vector<copy_region> & staged) {
-    for (const copy_region & region : staged) {
-        lane & lane  = lane_of(region.tensor);
-        lane.n_zeros = std::max(lane.n_zeros, region.size);
-        lane.staged += region.size;
-    }
     has_stages = !staged.empty();
+    has_zeros  = true;
     for (lane & lane : lanes) {
-        if (lane.staged > 0) {
-            lane.stage_buffer.reset(
-                ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(lane.device), lane.staged));
-            has_stages = has_stages && lane.stage_buffer != nullptr;
-            open_zeros(lane);
+        size_t sum = 0, largest = 0;
+        for (const copy_region & region : staged) {
+            if (&lane_of(region.tensor) == &lane) {
+                sum += region.size;
+                largest = std::max(largest, region.size);
+            }
+        }
+        if (sum > 0) {
+            lane.stage = zeros_or_none(ggml_backend_dev_buffer_type(lane.device), sum);
+            lane.zeros = zeros_or_none(ggml_backend_dev_buffer_type(lane.device), largest);
+            has_stages = has_stages && lane.stage.buffer != nullptr;
+            has_zeros  = has_zeros && lane.zeros.buffer != nullptr;
         }
     }
-}
-
-void transfer::open_zeros(lane & lane) {
-    lane.zeros.reset(ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(lane.device), lane.n_zeros));
-    if (lane.zeros != nullptr) {
-        ggml_backend_buffer_clear(lane.zeros.get(), 0);
-    }
-}
-
-bool transfer::has_zeros() const {
-    return !lanes.empty() && std::all_of(lanes.begin(), lanes.end(), [](const lane & lane) {
-        return lane.staged == 0 || lane.zeros != nullptr;
-    });
 }
 
 transfer::lane & transfer::lane_of(const ggml_tensor * tensor) {
@@ -213,7 +177,7 @@ void transfer::save_staged(const std::vector<copy_region> & from, uint8_t * dst)
             save(region, dst);
             dst += region.size;
         }
-        load_end();  // what comes next may overwrite the tensors
+        load_end();
         return;
     }
     // A part of the stage of one device that leaves in one piece.
@@ -224,13 +188,13 @@ void transfer::save_staged(const std::vector<copy_region> & from, uint8_t * dst)
     std::vector<part>   parts;
     std::vector<size_t> used(lanes.size());
     for (lane & lane : lanes) {
-        ggml_backend_event_wait(lane.compute, lane.left.get());  // the stage is free when its last content has left it
+        ggml_backend_event_wait(lane.compute, lane.left.get());
     }
     for (const copy_region & region : from) {
         lane &            place  = lane_of(region.tensor);
         size_t &          at     = used[static_cast<size_t>(&place - lanes.data())];
         const ggml_tensor source = bytes_of(region.tensor, region.offset, region.size);
-        ggml_tensor       target = bytes_of(place.stage_buffer.get(), at, region.size);
+        ggml_tensor       target = bytes_of(&place.stage.bytes, at, region.size);
         ggml_backend_tensor_copy_async(place.compute, place.compute, &source, &target);
         if (!parts.empty() && parts.back().place == &place) {
             parts.back().size += region.size;
@@ -245,7 +209,7 @@ void transfer::save_staged(const std::vector<copy_region> & from, uint8_t * dst)
     }
     const uint8_t * first = dst;
     for (const part & part : parts) {
-        ggml_tensor stage = bytes_of(part.place->stage_buffer.get(), part.offset, part.size);
+        ggml_tensor stage = bytes_of(&part.place->stage.bytes, part.offset, part.size);
         save_by(part.place->leaves.get(), { &stage, 0, part.size }, dst);
         dst += part.size;
     }
@@ -262,7 +226,6 @@ void transfer::forget_left() {
     }
 }
 
-// What is still on its way to the host has to be there before it goes back from there.
 void transfer::wait_for_left(lane & lane, const uint8_t * first, const uint8_t * last) {
     forget_left();
     if (std::any_of(leaving.begin(), leaving.end(), [&](const range & each) { return each.first < last && first < each.last; })) {
@@ -274,7 +237,7 @@ void transfer::wait_for_left(lane & lane, const uint8_t * first, const uint8_t *
 
 // A device's own way to set memory waits for it, for each tensor; copying zeros on the stream that computes does not.
 void transfer::wipe(const std::vector<copy_region> & regions) {
-    if (!has_zeros()) {
+    if (!has_zeros) {
         if (!has_stages) {
             finish();
         }
@@ -289,8 +252,8 @@ void transfer::wipe(const std::vector<copy_region> & regions) {
     for (const copy_region & region : regions) {
         const lane & lane = lane_of(region.tensor);
         for (size_t done = 0, n; done < region.size; done += n) {
-            n                        = std::min(lane.n_zeros, region.size - done);
-            const ggml_tensor zeros  = bytes_of(lane.zeros.get(), 0, n);
+            n                        = std::min(lane.zeros.size(), region.size - done);
+            const ggml_tensor zeros  = bytes_of(&lane.zeros.bytes, 0, n);
             ggml_tensor       target = bytes_of(region.tensor, region.offset + done, n);
             ggml_backend_tensor_copy_async(lane.compute, lane.compute, &zeros, &target);
         }
