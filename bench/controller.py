@@ -71,7 +71,7 @@ class NullBackend(FakeBackend):
     """Evaluates nothing: positions are kept, bytes are not."""
 
     def evaluate(self, seq: int, tokens: Tokens, start: int, *, output: bool = True, picture: object = None) -> None:
-        self._outputs = [b"\1" * 16]
+        self.outputs = [b"\1" * 16]
 
     def save_rows(self, seq: int, first: int, last: int, *, hold: bool = False) -> Rows:
         return Rows(EMPTY)

@@ -11,10 +11,13 @@ import pytest
 
 from tests.process.conftest import Server, pyctl
 from tests.process.test_default_cache import at_home
+from tests.process.test_restart import SYSTEM, user
 from tests.process.test_store_behind import ask, flags, store_of
 from tests.waiting import until
 
 Start = Callable[..., Server]
+
+ASKED = [SYSTEM, user(1)]
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +58,7 @@ def test_a_cache_directory_without_locks_ends_the_start(
 def test_a_home_without_locks_is_a_warning(place: Path, start: Start) -> None:
     server = start("tiny-hybrid", before=at_home(place))
     assert server.log().count("its file system has no locks") == 1
-    assert ask(server)[1] == "none"
+    assert ask(server, ASKED)[1] == "none"
     assert server.stop() == 0
 
 
@@ -64,9 +67,9 @@ def test_a_store_needs_no_locks(place: Path, start: Start, tmp_path: Path) -> No
     pytest.importorskip("obstore")
     url = f"file://{place}/shared"
     first = start("tiny-hybrid", *flags(tmp_path / "a", url))
-    cold = ask(first)
+    cold = ask(first, ASKED)
     until(lambda: store_of(first)["sent"]["n"], every=0.1)
     second = start("tiny-hybrid", *flags(tmp_path / "b", url))
     until(lambda: store_of(second)["in_use"], every=0.1)
-    assert ask(second)[:2] == (cold[0], "disk")
+    assert ask(second, ASKED) == (cold[0], "disk")
     assert (first.stop(), second.stop()) == (0, 0)

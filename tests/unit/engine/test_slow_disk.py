@@ -153,12 +153,12 @@ def test_a_request_that_is_cancelled_while_it_waits_leaves_an_empty_sequence(
     handle = RequestHandle(request(STORED))
     engine.submit(handle)
     within(60, engine.step)
-    while only and not any(held.rows for held in engine.backend._seqs):
+    while only and not any(held.rows for held in engine.backend.seqs):
         within(60, engine.step)
     assert drive.waiting.wait(60)
     handle.cancel()
     assert within(60, engine.step) is False
-    assert not any(held.rows for held in engine.backend._seqs), "its cells are free"
+    assert not any(held.rows for held in engine.backend.seqs), "its cells are free"
     drive.answer(engine.prefix_cache.disk)
     assert all(seq.n == 0 for seq in engine.sequences)
     reply = ask(engine, STORED)
