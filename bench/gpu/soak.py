@@ -30,7 +30,7 @@ from typing import NamedTuple
 
 import httpx
 
-from bench.common import parse, parser_of, show
+from bench.common import parse, parser_of
 from bench.cuda import MIB, Device, open_device
 from bench.gpu.images import bitmap
 from bench.gpu.machine import vram_mib
@@ -39,7 +39,7 @@ from bench.soak.findings import Findings
 from bench.soak.hostile import Attacker
 from bench.soak.judge import Judge
 from bench.soak.talk import CHAT, Talker
-from bench.soak.target import REST_SECONDS, Bounds, Target, beside, verify
+from bench.soak.target import LONG, REST_SECONDS, Bounds, Target, beside, report, short_lives, verify
 from pyctl.measure.server_process import PYCTL_SERVE, ServerProcess
 from tools.generator import VISION_SHAPES
 
@@ -49,9 +49,6 @@ NO_MEMORY = re.compile(
     r"out of memory|allocation failed|failed to allocate|unable to allocate|does not fit|are free|too large for", re.I
 )
 """Words of errors for lack of memory, of the library and of pyctl."""
-
-LONG, SHORT_SECONDS = 0.3, (5.0, 40.0)
-"""The part of the time that each of two long lives has, and seconds of the lives between them."""
 
 PICTURES = ((64, 64), (320, 256), (256, 320))
 """Pixels of images."""
@@ -70,7 +67,7 @@ class Served(NamedTuple):
 
     @property
     def flags(self) -> list[str]:
-        """The flags that the judge of the model has, too."""
+        """The flags that the judge of the model shares."""
         return ["-m", str(self.file), *(["--mmproj", str(self.encoder)] if self.encoder else [])]
 
 
@@ -173,12 +170,9 @@ def lives(target: Target, options: argparse.Namespace, cache: Path) -> None:
     rng, seconds = random.Random(options.seed), options.minutes * 60
     disk = ["--kv-cache-dir", str(cache), "--kv-cache-budget", "2048", "--kv-cache-min-tokens", "128"]
     target.live("long, disk", seconds * LONG, "stop", disk)
-    left = seconds * (1 - 2 * LONG)
-    while "kills" in options.kinds and left > 0:
-        lasts = min(left, rng.uniform(*SHORT_SECONDS))
-        more = rng.choice(([], ["--exact"], ["--disk-prefix-cache", "full"]))
-        target.live("short, disk", lasts, rng.choice(("stop", "kill", "kill")), [*disk, *more])
-        left -= lasts
+    if "kills" in options.kinds:
+        flags: tuple[list[str], ...] = ([], ["--exact"], ["--disk-prefix-cache", "full"])
+        short_lives(target, rng, seconds * (1 - 2 * LONG), lambda: ("short, disk", [*disk, *rng.choice(flags)]))
     target.live("long, disk, exact", seconds * LONG, "stop", [*disk, "--exact"])
 
 
@@ -239,22 +233,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         work = options.work or Path(directory)
         work.mkdir(parents=True, exist_ok=True)
         target, neighbour = soak(options, work)
-    findings = target.findings
-    rows: list[list[object]] = [[name, f"{count:,}"] for name, count in sorted(findings.counts.items())]
-    rows += [[f"MiB of the device at rests, life {life}", rests] for life, rests in neighbour.rests.items()]
-    show(
-        f"A soak on a full card, {options.minutes:g} minutes, seed {options.seed}",
-        ["what", "count"],
-        [*rows, ["violations", findings.n_violations]],
-    )
-    columns = ["life", "seconds", "requests", "peak MiB", "at rest, half-way and at the end", "growth"]
-    show(
-        "The long lives",
-        [*columns, "threads", "files", "exit code"],
-        [row for row in target.rows if "long" in str(row[0])],
-    )
-    if findings.n_violations:
-        raise SystemExit("\n".join(["wrong:", *findings.violations]))
+    rests = [[f"MiB of the device at rests, life {life}", each] for life, each in neighbour.rests.items()]
+    report(target, f"A soak on a full card, {options.minutes:g} minutes, seed {options.seed}", rests)
 
 
 if __name__ == "__main__":

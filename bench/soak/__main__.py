@@ -24,21 +24,16 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bench.common import add_model, parse, parser_of, show
+from bench.common import add_model, parse, parser_of
 from bench.soak.findings import Findings
 from bench.soak.hostile import Attacker, corpus
 from bench.soak.judge import Judge
 from bench.soak.talk import Talker
-from bench.soak.target import Bounds, Target, beside, verify
+from bench.soak.target import LONG, Bounds, Target, beside, report, short_lives, verify
 from bench.soak.upkeep import Operator
 from pyctl.measure.server_process import PYCTL_SERVE, ServerProcess
 
 KINDS = ("grammars", "schemas", "counts", "json", "paths", "idle", "vanish", "operator", "kills")
-LONG = 0.3
-"""The part of all the time that each of the three long lives has."""
-
-SHORT_SECONDS = (5.0, 40.0)
-"""Of the lives in between."""
 
 
 def command_of(options: argparse.Namespace) -> list[str]:
@@ -47,7 +42,7 @@ def command_of(options: argparse.Namespace) -> list[str]:
     return [*PYCTL_SERVE, *model, "-t", str(options.threads), *shlex.split(options.flags)]
 
 
-def soak(options: argparse.Namespace, directory: Path) -> tuple[Findings, Target]:
+def soak(options: argparse.Namespace, directory: Path) -> Target:
     """Run it in ``directory``."""
     rng = random.Random(options.seed)
     findings = Findings()
@@ -76,38 +71,22 @@ def soak(options: argparse.Namespace, directory: Path) -> tuple[Findings, Target
             judge.close()
     if (directory / "cache").exists():
         verify(directory / "cache", findings)
-    return findings, target
+    return target
 
 
 def _lives(target: Target, rng: random.Random, options: argparse.Namespace, cache: Path) -> None:
     seconds = options.minutes * 60
     disk = ["--kv-cache-dir", str(cache), "--kv-cache-budget", "256", "--kv-cache-min-tokens", "128"]
     target.live("long, memory only", seconds * LONG, "stop", [])
-    left = seconds * (1 - 3 * LONG)
-    while "kills" not in options.without and left > 0:
-        lasts = min(left, rng.uniform(*SHORT_SECONDS))
-        on_disk = rng.random() < 0.7
-        name = f"short, {'disk' if on_disk else 'memory only'}"
-        target.live(name, lasts, rng.choice(("stop", "kill", "kill")), disk if on_disk else [])
-        left -= lasts
+    if "kills" not in options.without:
+        short_lives(
+            target,
+            rng,
+            seconds * (1 - 3 * LONG),
+            lambda: ("short, disk", disk) if rng.random() < 0.7 else ("short, memory only", []),
+        )
     target.live("long, disk", seconds * LONG, "stop", disk)
     target.live("long, disk, exact", seconds * LONG, "stop", [*disk, "--exact"])
-
-
-def report(findings: Findings, target: Target, options: argparse.Namespace) -> None:
-    """Print the tables; exit with 1 if anything is wrong."""
-    keep = "soak" if options.keep else ""
-    columns = ["life", "seconds", "requests", "peak MiB", "at rest, half-way and at the end", "growth"]
-    columns += ["threads", "files", "exit code"]
-    lives = [row for row in target.rows if str(row[0]).startswith("long")]
-    rows: list[list[object]] = [[name, f"{count:,}"] for name, count in sorted(findings.counts.items())]
-    rows += [[f"longest {name}", f"{took:.2f} s ({what})"] for name, (took, what) in sorted(findings.worst.items())]
-    rows.append(["violations", findings.n_violations])
-    title = f"A soak of {options.minutes:g} minutes, seed {options.seed}"
-    show(title, ["what", "count"], rows, keep=keep)
-    show("The server's lives", columns, lives, keep=f"{keep}-lives" if keep else "")
-    if findings.n_violations:
-        raise SystemExit("\n".join(["wrong:", *findings.violations]))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -133,8 +112,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--resident-limit", type=float, default=0.0, metavar="MiB", help="resident memory; 0: no limit")
     options = parse(parser, argv, minutes=0.3, clients=3, patience=100.0, growth_limit=400.0)
     with tempfile.TemporaryDirectory() as directory:
-        findings, target = soak(options, Path(directory))
-    report(findings, target, options)
+        target = soak(options, Path(directory))
+    report(target, f"A soak of {options.minutes:g} minutes, seed {options.seed}", keep="soak" if options.keep else "")
 
 
 if __name__ == "__main__":

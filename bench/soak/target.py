@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
 import statistics
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import httpx
 
+from bench.common import show
 from bench.soak.findings import Findings
 from pyctl.cache.disk.directory import THREADS
 from pyctl.measure.server_process import ServerProcess
@@ -35,6 +37,12 @@ BUSY_SECONDS = 5.0
 
 END_SECONDS = 60.0
 """Longest end of a server that has said why it ends."""
+
+LONG = 0.3
+"""The part of all the time that each long life has."""
+
+SHORT_SECONDS = (5.0, 40.0)
+"""Of the lives in between."""
 
 RESTS_AT_MOST = 0.4
 """The part of a life that rests may take; a shorter life has none."""
@@ -319,3 +327,28 @@ def verify(cache: Path, findings: Findings) -> None:
         findings.violate(f"pyctl cache verify: {done.returncode} {done.stdout[-500:]} {done.stderr[-500:]}")
     n_mib = sum(path.stat().st_size for path in cache.rglob("*") if path.is_file()) / 2**20
     findings.count("MiB in the cache directory", round(n_mib))
+
+
+def short_lives(
+    target: Target, rng: random.Random, seconds: float, choose: Callable[[], tuple[str, Sequence[str]]]
+) -> None:
+    """Lives of ``seconds`` in all, each with the name and the flags that ``choose`` returns, stopped or killed."""
+    while seconds > 0:
+        lasts = min(seconds, rng.uniform(*SHORT_SECONDS))
+        name, flags = choose()
+        target.live(name, lasts, rng.choice(("stop", "kill", "kill")), flags)
+        seconds -= lasts
+
+
+def report(target: Target, title: str, more: Sequence[Sequence[object]] = (), keep: str = "") -> None:
+    """Print the tables, ``more`` rows in the first; exit with 1 if anything is wrong."""
+    findings = target.findings
+    rows: list[Sequence[object]] = [[name, f"{count:,}"] for name, count in sorted(findings.counts.items())]
+    rows += [[f"longest {name}", f"{took:.2f} s ({what})"] for name, (took, what) in sorted(findings.worst.items())]
+    show(title, ["what", "count"], [*rows, *more, ["violations", findings.n_violations]], keep=keep)
+    columns = ["life", "seconds", "requests", "peak MiB", "at rest, half-way and at the end", "growth"]
+    columns += ["threads", "files", "exit code"]
+    lives = [row for row in target.rows if str(row[0]).startswith("long")]
+    show("The server's lives", columns, lives, keep=f"{keep}-lives" if keep else "")
+    if findings.n_violations:
+        raise SystemExit("\n".join(["wrong:", *findings.violations]))

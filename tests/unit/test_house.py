@@ -22,7 +22,7 @@ CEILINGS = {
     "lines of pyctl/tools": 559,
     "lines of csrc": 5899,
     "lines of tests": 59097,
-    "lines of bench": 10557,
+    "lines of bench": 10549,
     "lines of tools": 4717,
     "words of docs": 53193,
     "private members in tests": 187,
