@@ -11,7 +11,7 @@ struct tensor_buffer {
     size_t    size() const { return buffer != nullptr ? ggml_backend_buffer_get_size(buffer.get()) : 0; }
 };
 
-// The buffer that a tensor or what it is a view of lies in.
+// The buffer of a tensor, or of the tensor that it is a view of.
 ggml_backend_buffer_t buffer_of(const ggml_tensor * tensor);
 
 // `size` bytes of `tensor` from `offset` on, as a tensor of bytes.

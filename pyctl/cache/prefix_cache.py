@@ -135,7 +135,7 @@ class PrefixCache:
         return [(where, n, seconds if self.cache.costs.is_measured else None) for (where, n), seconds in ways]
 
     def fetch(self, request: CacheRequest, ends_of: EndsOf, sequences: Sequence[LiveSequence]) -> Reads | None:
-        """Begin to bring to the disk what only a store behind it has of a prompt, if that is quicker than what is here;
+        """Begin to fetch the best prefix that only a store behind the disk has, if that is quicker than the ways here;
         else None. ``ends_of`` gives the batch ends of the prompt."""
         if self.disk is None or request.background or not request.cache_prompt or not self._uses_disk(request):
             return None
@@ -150,7 +150,7 @@ class PrefixCache:
     def _near(
         self, match: PromptMatch, ends: Sequence[int], sequences: Sequence[LiveSequence]
     ) -> dict[tuple[str, int], float]:
-        """The ways to resume from what is here: place, tokens, and seconds until the prompt would be evaluated."""
+        """The ways to resume without a fetch: place, tokens, and seconds until the prompt would be evaluated."""
         n_prompt, costs = int(match.tokens.size), self.cache.costs
         found: dict[tuple[str, int], float] = {}
         for seq in sequences:

@@ -231,7 +231,7 @@ class Loss:
 
 
 loss = Loss()
-"""That of this process: ggml's devices are global, too."""
+"""One for the process, since ggml's devices are global."""
 
 _abort_callback = cache(ctypes.CFUNCTYPE(None, ctypes.c_char_p))  # ggml may call it until the process ends
 

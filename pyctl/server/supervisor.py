@@ -31,7 +31,7 @@ class Supervisor:
         self._thread = threading.Thread(target=self._run, name="pyctl-models", daemon=True)
 
     def run(self) -> None:
-        """Load what is to be there from the start, then serve until `Models.close`.
+        """Load the models of the start, then serve until `Models.close`.
 
         Raises EngineError if an engine fails.
         """

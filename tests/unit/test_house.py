@@ -24,7 +24,7 @@ CEILINGS = {
     "lines of tests": 59097,
     "lines of bench": 10549,
     "lines of tools": 4717,
-    "words of docs": 53193,
+    "words of docs": 53188,
     "private members in tests": 187,
     "monkeypatches in tests": 242,
     "methods of the ports": 44,

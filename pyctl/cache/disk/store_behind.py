@@ -1,4 +1,4 @@
-"""An object store behind the disk cache: it gets what the directory has, and the directory what a prompt needs of it.
+"""An object store behind the disk cache: it gets the files of the directory, which gets the files that a prompt needs.
 
 Objects have the names and bytes of files on disk, so equal prefixes are one object and writers never conflict. The
 engine's thread never waits here, and every byte of the store is checked before the directory has it.
@@ -66,7 +66,7 @@ CLIENT = {
 
 
 def connect(url: str) -> ObjectStore:
-    """The store at ``url``; keys come from the environment. Raises ConfigError, which does not tell ``url``."""
+    """The store at ``url``; keys come from the environment. Raises ConfigError, whose text leaves out ``url``."""
     try:
         from obstore.store import from_url
     except ImportError:
@@ -88,7 +88,7 @@ def _reason(error: BaseException) -> str:
 
 @dataclass
 class _Health:
-    """Whether the store lately did what ``what`` says. Tells the log when that changes."""
+    """Whether the store lately did what ``what`` says. Logs when that changes."""
 
     what: str
     n_failed: int = 0  # in a row
@@ -148,7 +148,7 @@ class StoreBehind:
     """The objects of one model in the store of ``client``, called ``label`` in views, and the disk of ``files``, whose
     blocks have ``sizes``.
 
-    One thread lists the store, and sends what it lacks of the directory. The engine's thread calls `far` and `fetch`,
+    One thread lists the store, and sends the files that it lacks. The engine's thread calls `far` and `fetch`,
     which never wait. What was found to be of no use is not fetched again.
     """
 
@@ -223,7 +223,7 @@ class StoreBehind:
         return StoreView(self._label, n_states, sum(listed.values()), self._fetched, self._sent, is_away)
 
     def close(self, timeout: float) -> None:
-        """Stop within ``timeout`` and twice CLOSE_SECONDS; what was not sent is sent after the next start."""
+        """Stop within ``timeout`` and twice CLOSE_SECONDS; unsent files are sent after the next start."""
         self._closing = True
         self.wake.set()
         for fetch in self._fetches.copy().values():
@@ -250,7 +250,7 @@ class StoreBehind:
                 self._costs.note_read(fetch.n_bytes, time.monotonic() - began)
 
     def _bring(self, state: StateName, fetch: Fetch) -> None:
-        """Fetch what the disk lacks of ``state``, check all of it, and have the directory adopt it."""
+        """Fetch the files of ``state`` that the disk lacks, check all bytes, and have the directory adopt them."""
         disk, home, name = self._files, self._files.home, cast("Name | None", state)
         most = min(MOST_IN_FLIGHT, disk.directory.budget or MOST_IN_FLIGHT)
         paths, records = dict[Name, Path](), dict[Path, Record]()
@@ -322,7 +322,7 @@ class StoreBehind:
         self._looked = time.monotonic()
 
     def _send(self) -> None:
-        """Send what the disk has and the store has not, what is worth most first, a state after what it needs."""
+        """Send the files that the store lacks, the most used states first, each after the segments that it needs."""
         directory, contents = self._files.directory, self._files.directory.contents
         with directory.reading() as connection:
             records = Index.records(connection)
