@@ -264,6 +264,8 @@ class Worker:
         all pending cache writes completed. Without ``unload`` the model stays loaded, since other threads may still use
         its vocabulary.
         """
+        with contextlib.suppress(PyctlError):
+            self.look()  # the device may be lost, and another worker have noticed first
         for function in self._before_close:
             function()
         wait = self._engine.close_seconds + STEP_SECONDS if timeout is None else timeout

@@ -248,12 +248,12 @@ def lose(message: bytes) -> None:
     """
     text, is_worker = message.decode("utf-8", "replace"), RPC_SOURCE in message
     loss.text = f"the worker {loss.workers} is lost" if is_worker else f"llama.cpp has failed: {last_log_error(text)}"
+    logging.getLogger("pyctl").critical("the program ends: %s", loss.text)
     if loss.is_watched:
         time.sleep(SAVING_SECONDS)
     elif not is_worker:
         print(text, file=sys.stderr, flush=True)
         ctypes.CDLL(None).ggml_print_backtrace()
-    logging.getLogger("pyctl").critical("the program ends: %s", loss.text)
     logging.shutdown()
     os._exit(1)
 
@@ -271,7 +271,6 @@ class PulseControl:
     """The `Control` of evaluations with ``pulse`` attached."""
 
     def __init__(self) -> None:
-        when_aborted(lose)
         self.pulse = Pulse()
         self._is_allowed = False
         self._n_looks = 0  # checks of the last evaluation

@@ -30,7 +30,7 @@ from pyctl.llama.dry_runs import NO_DRAFTS
 from pyctl.llama.fingerprint import file_digest, fingerprint, metadata_text
 from pyctl.llama.fit import fit_drafts, fit_settings
 from pyctl.llama.image_encoder import ImageEncoder
-from pyctl.llama.library import build_version, forget_log_errors, last_log_error, redirect_log
+from pyctl.llama.library import build_version, forget_log_errors, last_log_error, lose, redirect_log, when_aborted
 from pyctl.llama.llama_backend import LlamaBackend
 from pyctl.llama.llama_tokenizer import LlamaTokenizer
 from pyctl.llama.make_encoder import make_encoder
@@ -87,6 +87,7 @@ def load(
     """
     path = Path(settings.path)
     redirect_log()
+    when_aborted(lose)
     api.llama_backend_init()
     if settings.numa:
         api.llama_numa_init(NUMA[settings.numa])

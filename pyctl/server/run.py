@@ -180,7 +180,7 @@ class _Server(uvicorn.Server):
         self._on_stop = on_stop
         self._beginning = threading.Thread(target=self._run_begin, name="pyctl-start", daemon=True)
         self._failure: BaseException | None = None
-        self._ending_since = 0.0
+        self._signalled_at = 0.0
         self.timer = threading.Timer(END_SECONDS, _too_late)
         self.timer.daemon = True
 
@@ -218,9 +218,12 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if not self.should_exit:
-            self._end()
-        elif time.monotonic() - self._ending_since > AGAIN_SECONDS:
+        now = time.monotonic()
+        if not self._signalled_at:
+            self._signalled_at = now
+            if not self.should_exit:
+                self._end()
+        elif now - self._signalled_at > AGAIN_SECONDS:
             log.error("second signal: exiting at once; pending cache writes are lost")
             leave(1)
 
@@ -247,7 +250,6 @@ class _Server(uvicorn.Server):
 
     def _end(self) -> None:
         """End in good order, or at once if that takes too long."""
-        self._ending_since = time.monotonic()
         self.should_exit = True
         self.timer.start()
 

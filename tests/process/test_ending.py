@@ -241,6 +241,26 @@ def test_a_gpu_without_memory_ends_the_server_with_the_cache_on_disk(start: Star
     assert server.stop() == 0
 
 
+AT_THE_START = """
+import ctypes
+from llama_cpp import llama_cpp as api
+
+def full(*_):
+    ctypes.CDLL(None).ggml_abort(b"ggml-cuda.cu", 103, b"CUDA error: out of memory")
+
+api.llama_init_from_model = full
+import runpy; runpy.run_module("pyctl")
+"""
+
+
+def test_a_gpu_without_memory_at_the_start_is_told(model_path: Callable[[str], Path]) -> None:
+    command = [sys.executable, "-c", AT_THE_START, "serve", "-m", str(model_path("tiny-dense")), "--port", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, env=clean_environment(), timeout=60)
+    assert done.returncode == 1, done.stderr
+    assert "critical: the program ends: llama.cpp has failed: " in done.stderr
+    assert "CUDA error: out of memory" in done.stderr
+
+
 def test_running_out_of_memory_is_the_end_of_one_reply_only(start: Start) -> None:
     server = start("tiny-hybrid", before=FAULTY.format(fault="raise MemoryError"))
     assert '"error"' in stream(server)

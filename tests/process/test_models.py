@@ -318,6 +318,45 @@ def test_files_that_are_gone_or_cut_are_errors_of_their_requests_alone(
     assert server.stop() == 0
 
 
+FULL = """
+import ctypes
+from pyctl.engine.engine import Engine
+from pyctl.llama import library
+
+def full(self):
+    if self.asleep:
+        library._library_log.receive(library.ERROR, b"CUDA error: out of memory")
+        ctypes.CDLL(None).ggml_abort(b"ggml-cuda.cu", 103, b"CUDA error")
+
+Engine.wake = full
+"""
+"""A model that is loaded again ends as in ggml's CUDA backend when another program has the memory."""
+
+
+@pytest.mark.parametrize("is_asked", [False, True], ids=["alone", "with a signal"])
+def test_a_gpu_without_memory_for_a_model_ends_the_server_with_all_caches_on_disk(
+    start: Callable[..., Server], preset: Callable[..., Path], tmp_path: Path, is_asked: bool
+) -> None:
+    flags = ["--models-preset", str(preset(embed=EMBED)), "--models-patience", "0", "--models-max", "1"]
+    flags += ["--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "spill"]
+    server = start("", *flags, before=FULL)
+    talks = {name: [user(name, 1200)] for name in ("hybrid", "dense")}
+    for name, talk in talks.items():
+        ask(server, name, talk)
+    with ThreadPoolExecutor(1) as threads:
+        lost = threads.submit(ask, server, "hybrid", [user(0)])
+        until(lambda: "out of memory" in server.log())
+        if is_asked:
+            server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(60) == 1, server.log()
+        assert lost.exception() is not None
+    assert "signal" not in server.log()
+    server = start("", *flags)
+    for name, talk in talks.items():
+        assert source_of(ask(server, name, talk)) == "disk"
+    assert server.stop() == 0
+
+
 def test_a_model_that_no_memory_could_hold_is_an_error_of_its_requests_alone(
     preset: Callable[..., Path], tmp_path: Path, model_path: Callable[[str], Path]
 ) -> None:
