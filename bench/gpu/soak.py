@@ -37,7 +37,7 @@ from bench.gpu.machine import vram_mib
 from bench.gpu.measure import CARD_MIB, small_card
 from bench.soak.findings import Findings
 from bench.soak.hostile import Attacker
-from bench.soak.judge import Judge
+from bench.soak.judge import TIE, Judge
 from bench.soak.talk import CHAT, Talker
 from bench.soak.target import LONG, REST_SECONDS, Bounds, Target, beside, report, short_lives, verify
 from pyctl.measure.server_process import PYCTL_SERVE, ServerProcess
@@ -52,6 +52,9 @@ NO_MEMORY = re.compile(
 
 PICTURES = ((64, 64), (320, 256), (256, 320))
 """Pixels of images."""
+
+GPU_TIE = 0.3
+"""As `TIE`, on a GPU: cold replies of tiny-hybrid-nextn alone, in company and with --exact differ by up to 0.26."""
 
 SLACKS = (0, 4, 32, 256)
 """MiB that the other program leaves, so that an allocation fails at once, or a later one."""
@@ -186,7 +189,7 @@ def soak(options: argparse.Namespace, directory: Path) -> tuple[Target, Neighbou
         for model in models:
             log = directory / f"judge-{model.name}.log"
             other = ServerProcess([*PYCTL_SERVE, *model.flags, *flags, *alone], log, timeout=300)
-            judges.append(Judge(stack.enter_context(other).url))
+            judges.append(Judge(stack.enter_context(other).url, GPU_TIE if options.card else TIE))
             stack.callback(judges[-1].close)
         if options.card:
             largest = max(model.file.stat().st_size for model in models) // MIB

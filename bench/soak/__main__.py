@@ -49,7 +49,8 @@ def soak(options: argparse.Namespace, directory: Path) -> Target:
     (directory / "slots").mkdir()
     flags = ["-np", str(options.parallel), "-c", str(options.context), "--cache-ram", str(options.cache_ram)]
     flags += ["--metrics", "--slot-save-path", str(directory / "slots")]
-    bounds = Bounds(options.growth_limit, options.resident_limit)
+    n_files = Bounds.n_files if options.minutes >= 1 else 64  # in lives of seconds, clients still connect
+    bounds = Bounds(options.growth_limit, options.resident_limit, n_files=n_files)
     target = Target([*command_of(options), *flags], directory, findings, bounds)
     # One conversation after the other fits into the judge's context with its reply.
     alone = ["-np", "1", "-c", str(options.context), "--cache-ram", "0", "--no-cache-prompt"]

@@ -13,13 +13,14 @@ N_SHOWN = 100
 """Likeliest tokens that are told, constraint or not, as many as one may ask: a schema may allow none of the first."""
 
 TIE = 0.1
-"""Difference of two log probabilities below which rounding may choose either token."""
+"""Difference of two log probabilities below which rounding may choose either token, on a CPU."""
 
 
 class Judge:
     """Replies of the other server, each computed once."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, tie: float = TIE) -> None:
+        self.tie = tie
         self._client = httpx.Client(base_url=url, timeout=600)
         self._lock = threading.Lock()
         self._known: dict[str, dict[str, Any]] = {}
@@ -52,17 +53,13 @@ class Judge:
             if not text.startswith(said + token["token"]):
                 return _gap(token, text[len(said) :])
             said += token["token"]
-        return _gap(self._end(body, said), text[len(said) :])
+        return _gap(self._end(body, len(tokens)), text[len(said) :])
 
-    def _end(self, body: dict[str, Any], said: str) -> dict[str, Any]:
-        """The end token after ``said``, which the list of a reply lacks, beside the likeliest others."""
-        asked = {name: body[name] for name in ("messages", "chat_template_kwargs")}
-        with self._lock:
-            prompt = self._client.post("/apply-template", json=asked).raise_for_status().json()["prompt"]
-            asked = {"prompt": prompt + said, "n_predict": 1, "ignore_eos": True, "n_probs": N_SHOWN, "temperature": 0}
-            reply = self._client.post("/completion", json=asked).raise_for_status().json()
-        others = reply["completion_probabilities"][0]["top_logprobs"]
-        return {**others[0], "top_logprobs": others}
+    def _end(self, body: dict[str, Any], n: int) -> dict[str, Any]:
+        """The end token after ``n`` others, which the list of a reply lacks, beside the likeliest ones."""
+        longer = self.choice({**body, "max_tokens": n + 1, "ignore_eos": True})
+        others = longer["logprobs"]["content"][n]["top_logprobs"]
+        return {**next((other for other in others if not other["token"]), others[0]), "top_logprobs": others}
 
     def close(self) -> None:
         self._client.close()

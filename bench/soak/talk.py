@@ -13,7 +13,7 @@ import httpx
 
 from bench.common import words
 from bench.soak.findings import Findings
-from bench.soak.judge import TIE, Judge
+from bench.soak.judge import Judge
 from bench.soak.target import Target
 from tools.needles import Fact, filler, new_fact
 
@@ -279,15 +279,16 @@ class Talker:
             return  # which does not tell reasoning from content
         expected = (right["content"] or "", [call["function"] for call in right.get("tool_calls") or ()])
         self.findings.count("replies compared")
-        plain = all(isinstance(message["content"], str) for message in body["messages"])
-        self.findings.count("replies to images compared", not plain)
+        sees = any(isinstance(message["content"], list) for message in body["messages"])
+        self.findings.count("replies to images compared", sees)
         if (content, [call["function"] for call in calls]) == expected:
             return
-        gap = self.judge.gap(body, content, whole=plain and not calls)
-        if gap < TIE:
+        gap = self.judge.gap(body, content, whole=not calls)
+        if gap < self.judge.tie:
             self.findings.count("replies that differ at a tie")
             return
         said, asked = (content, [call["function"] for call in calls]), str(body["messages"][-1]["content"])
+        (self.target.directory / f"differs-{self.findings.counts['requests']}.json").write_text(json.dumps(body))
         self.findings.violate(
             f"{way}: said {said!r}, right is {expected!r}, {gap:.3f} likelier, after {asked[-1000:]!r}"
         )
