@@ -27,9 +27,10 @@ from pyctl.server.app import create_app, create_loading_app
 from pyctl.server.listen import bind
 from pyctl.server.load_order import LoadOrder
 from pyctl.server.memory import share_heaps
+from pyctl.server.middleware import LoadingApp
 from pyctl.server.models import ModelCard, Models, ModelSource
 from pyctl.server.request_pool import Afterwards
-from pyctl.server.run import LoadingApp, leave, serve
+from pyctl.server.run import leave, serve
 from pyctl.server.service import Shared
 from pyctl.server.supervisor import Supervisor
 from pyctl.setup import unused_card

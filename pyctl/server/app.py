@@ -48,7 +48,7 @@ from pyctl.server.http import (
     http_exceptions,
     ollama_error,
 )
-from pyctl.server.kept_streams import outlive
+from pyctl.server.kept_streams import HEADER, outlive
 from pyctl.server.middleware import (
     MAX_BODY_BYTES,
     MAX_IMAGES_BODY_BYTES,
@@ -178,7 +178,7 @@ _OF_MODEL: dict[str, dict[str, Handler]] = {
     },
 }
 
-_KEPT: frozenset[Handler] = frozenset(
+_KEPT: frozenset[object] = frozenset(
     (
         completions.chat_completions,
         completions.completions,
@@ -238,22 +238,18 @@ _WITHOUT_NAME: dict[Handler, ProcessHandler] = {info.props: info.router_props, m
 def create_app(models: Models) -> Starlette:
     """The ASGI application that answers with ``models``; it owns neither their workers nor their threads."""
     settings = models.shared.settings
-    paths: dict[str, dict[str, Endpoint]] = {}
-    tables = (_OF_PROCESS,) if models.only is not None else (_OF_PROCESS, _OF_ROUTER)
+    paths: dict[str, dict[str, tuple[object, Endpoint]]] = {}
     for method, handlers in _OF_MODEL.items():
         for path, handler in handlers.items():
-            answer = partial(_answer, models, handler, form_of(path))
-            if handler in _KEPT:
-                answer = partial(outlive, models.shared.streams, answer, partial(_response_to, form_of(path)))
-            paths.setdefault(path, {})[method] = _guarded(settings, handler, answer, form_of(path))
+            paths.setdefault(path, {})[method] = handler, partial(_answer, models, handler, form_of(path))
     # After those of models: the first path that fits counts, and "/api/{name:path}" fits many.
+    tables = (_OF_PROCESS,) if models.only is not None else (_OF_PROCESS, _OF_ROUTER)
     for method, process_handlers in (item for table in tables for item in table.items()):
         for path, process_handler in process_handlers.items():
-            of_process = partial(process_handler, models)
-            paths.setdefault(path, {})[method] = _guarded(settings, process_handler, of_process, form_of(path))
+            paths.setdefault(path, {})[method] = process_handler, partial(process_handler, models)
     routes: list[BaseRoute] = [
-        Route(settings.api_prefix + path, _by_method(endpoints), methods=list(endpoints))
-        for path, endpoints in paths.items()
+        Route(settings.api_prefix + path, _endpoint(models, answers, form_of(path)), methods=list(answers))
+        for path, answers in paths.items()
     ]
     routes += page_routes(settings)
     limit = MAX_IMAGES_BODY_BYTES if models.sees_images else MAX_BODY_BYTES
@@ -283,22 +279,20 @@ def create_loading_app(settings: ServerSettings) -> Starlette:
     )
 
 
-def _by_method(endpoints: Mapping[str, Endpoint]) -> Endpoint:
-    """One endpoint for all methods of a path; a route for each path answers 405 for all others."""
+def _endpoint(models: Models, answers: Mapping[str, tuple[object, Endpoint]], form: ErrorForm) -> Endpoint:
+    """One endpoint for all methods of a path; a route for each path answers 405 for all others.
+
+    Each has its handler, which decides about the check of origins, and the answer. Errors are answered in ``form``.
+    """
+    settings, streams = models.shared.settings, models.shared.streams
 
     async def endpoint(request: Request) -> ASGIApp:
-        return await endpoints["GET" if request.method == "HEAD" else request.method](request)
-
-    return endpoint
-
-
-def _guarded(settings: ServerSettings, handler: object, answer: Endpoint, form: ErrorForm) -> Endpoint:
-    """``answer`` with the check of origins that ``handler`` needs, and its errors turned into responses in ``form``."""
-
-    async def endpoint(request: Request) -> ASGIApp:
+        handler, answer = answers["GET" if request.method == "HEAD" else request.method]
         try:
             if handler in _OWN_PAGES or (handler is sequences.show and settings.slots_debug):
                 check_origin(request.headers, settings, by_name=handler in _TOOLS)
+            if handler in _KEPT and request.headers.get(HEADER):
+                return await outlive(streams, answer, partial(_response_to, form), request)
             return await answer(request)
         except Exception as error:
             return _response_to(form, request, error)

@@ -549,22 +549,6 @@ class GenerationBody(Body, frozen=True):
         )
         return super().of(values)
 
-    @property
-    def schema(self) -> Any:
-        """The JSON schema that the reply has to follow; None without one. Raises RequestError."""
-        schema, form = self.json_schema, self.response_format
-        if form.type == "json_object" and (schema is None or form.schema is not None):
-            schema = form.schema or {}
-        elif form.type == "json_schema":
-            wrapped = {} if form.json_schema is None else json_object(form.json_schema, "json_schema")
-            if "schema" not in wrapped and wrapped.keys() - {"name", "description", "strict"}:
-                raise RequestError("'json_schema' must hold the schema as its member 'schema'")
-            schema = wrapped.get("schema") or form.schema or {}  # beside the type as llama-server's README has it
-        elif form.type not in ("", "text", "json_object"):
-            kinds = '"text", "json_object" or "json_schema"'
-            raise RequestError(f"response_format type must be one of {kinds}, not: {form.type}")
-        return {"type": "object"} if schema == {} else schema
-
 
 def _count_or_switch(value: Any, name: str) -> int:
     """OpenAI's chat writes ``logprobs`` as a switch, its completions as a count."""

@@ -1,6 +1,6 @@
 """Images of a request: in it, in files that the server may show, or at addresses of the public network.
 
-`with_images` fetches addresses on threads of their own, so that a slow one delays no other request."""
+Those are fetched by `RequestPool.read` on threads of their own, so that a slow one delays no other request."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ import socket
 import ssl
 import stat
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, TypeAlias, TypeVar
+from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 import httpcore
-from starlette.requests import Request
 
 from pyctl.chat.images import ImageReader
 from pyctl.chat.rendering import unreadable
@@ -27,19 +25,16 @@ from pyctl.errors import ContextSizeError, RequestError
 from pyctl.image_file import ImageFile
 from pyctl.limit import limit
 from pyctl.server.body import at_most
+from pyctl.server.request_pool import Fetched, FilesMissing
 from pyctl.server.service import Service
 from pyctl.text import reason_of
 
 __all__ = [
-    "NOTHING",
-    "Fetched",
     "ImagePart",
-    "ImagesMissing",
     "data_images",
     "fetch_image",
     "is_public",
     "load_images",
-    "with_images",
 ]
 
 # -- images at addresses of the public network -----------------------------------------------------------------------
@@ -192,13 +187,6 @@ def _left(end: float, timeout: type[Exception]) -> float:
 
 # -- images of a request ---------------------------------------------------------------------------------------------
 
-R = TypeVar("R")
-
-Fetched: TypeAlias = Mapping[str, bytes]
-"""The files at addresses that a request names."""
-
-NOTHING: Fetched = MappingProxyType({})
-
 _MOST_IMAGES = limit(512, "images of a request", "400", "request")
 _MOST_ADDRESSES = limit(16, "addresses of images in a request", "400", "request")
 _MOST_BYTES = limit(32 * 2**20, "an image in a request or in a file", "400", "request", "bytes")
@@ -215,23 +203,6 @@ class ImagePart(dict[str, Any]):
     def __init__(self, url: object, at: str) -> None:
         super().__init__(type="image_url", image_url={"url": url})
         self.at = at
-
-
-class ImagesMissing(RequestError):
-    """``addresses`` have to be fetched first; of each it is known where the request names it."""
-
-    def __init__(self, addresses: Mapping[str, str]) -> None:
-        super().__init__(f"{next(iter(addresses.values()))}: images are not fetched here")
-        self.addresses = addresses
-
-
-async def with_images(service: Service, request: Request, function: Callable[[Fetched], R]) -> R:
-    """Call ``function`` on a thread of the pool; again, with the fetched files, if it raised ImagesMissing."""
-    try:
-        return await service.shared.pool.reading.run(request, function, NOTHING)
-    except ImagesMissing as missing:
-        fetched = await service.shared.pool.fetching.run(request, _fetch_all, missing.addresses)
-    return await service.shared.pool.reading.run(request, function, fetched)
 
 
 def load_images(messages: Any, service: Service, fetched: Fetched) -> Any:
@@ -309,9 +280,9 @@ class _Sources:
             raise RequestError(f"{at}: {error}") from error
 
     def check(self) -> None:
-        """Raise ImagesMissing if something is, ContextSizeError or RequestError if not all of them can be seen."""
+        """Raise FilesMissing if something is, ContextSizeError or RequestError if not all of them can be seen."""
         if self._missing:
-            raise ImagesMissing(self._missing)
+            raise FilesMissing(self._missing, _fetch_all)
         n_tokens = sum(self._reader.n_tokens(image) for image, _ in self._found)
         if n_tokens >= self._n_ctx:
             raise ContextSizeError(n_tokens, self._n_ctx)

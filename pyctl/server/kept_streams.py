@@ -18,11 +18,12 @@ from pyctl.limit import limit
 from pyctl.server.http import error_response, given_key
 from pyctl.server.request_pool import until_left
 
-__all__ = ["KeptResponse", "KeptStream", "KeptStreams", "key_of", "outlive", "send_stream"]
+__all__ = ["HEADER", "KeptResponse", "KeptStream", "KeptStreams", "key_of", "outlive", "send_stream"]
 
 log = logging.getLogger(__name__)
 
-_HEADER = "x-conversation-id"
+HEADER = "x-conversation-id"
+"""Names the conversation whose stream is kept."""
 
 _MOST = limit(32, "streams that outlive their connections", "the oldest that has ended goes, else none more", "reply")
 _MOST_BYTES = limit(4 << 20, "kept bytes of such a stream", "the first bytes are dropped", "reply", "bytes")
@@ -179,18 +180,16 @@ Answer: TypeAlias = Callable[[Request], Awaitable[ASGIApp]]
 async def outlive(
     streams: KeptStreams, answer: Answer, as_response: Callable[[Request, Exception], ASGIApp], request: Request
 ) -> ASGIApp:
-    """What ``answer`` makes of ``request``. If the client names a conversation and wants a stream, that is kept.
+    """What ``answer`` makes of ``request``, which names a conversation; if it wants a stream, that is kept.
 
     Of a kept stream, what ``answer`` raises is sent ``as_response``.
     """
-    if not (name := request.headers.get(_HEADER, "")):
-        return await answer(request)
     body = await request.body()
     try:
         streams_wanted = msgspec.json.decode(body, type=_Wish).stream is True
     except msgspec.DecodeError:
         streams_wanted = False
-    key = key_of(request, name)
+    key = key_of(request, request.headers[HEADER])
     stream = streams.open(key) if streams_wanted else None
     return await answer(request) if stream is None else KeptResponse(streams, key, stream, body, answer, as_response)
 

@@ -1,9 +1,13 @@
-"""Checks of every request before an endpoint: keys, CORS by llama-server's rules, the size of bodies."""
+"""What every request passes before an endpoint: a gate until the model is loaded, then checks of keys, of origins by
+llama-server's rules, and of the size of bodies."""
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import ipaddress
+import logging
+import threading
 from collections.abc import Collection
 from contextlib import suppress
 from urllib.parse import urlsplit
@@ -24,11 +28,72 @@ __all__ = [
     "BodyLimitMiddleware",
     "CorsMiddleware",
     "KeyMiddleware",
+    "LoadingApp",
     "check_origin",
     "depth_error",
     "is_own",
     "sees_texts",
 ]
+
+log = logging.getLogger("pyctl")
+
+HELD_SECONDS = limit(600.0, "a request that waits for the model to be loaded", "503 with Retry-After", "request", "s")
+
+MOST_HELD = limit(256, "requests that wait for the model to be loaded", "503 with Retry-After", "process")
+
+
+class LoadingApp:
+    """Passes requests to one application until `open`, and to another from then on.
+
+    An earlier POST is held until then, up to ``seconds``, since client libraries try again only twice. A GET is
+    answered at once. `open` and `close` are thread-safe.
+    """
+
+    def __init__(self, loading: ASGIApp, seconds: float = HELD_SECONDS) -> None:
+        self._app, self._seconds = loading, seconds
+        self._lock = threading.Lock()  # guards what follows
+        self._is_waiting = True
+        self._held: set[asyncio.Future[None]] = set()
+
+    def open(self, app: ASGIApp) -> None:
+        """Let requests through to ``app``."""
+        self._app = app
+        self.close()
+
+    def close(self) -> None:
+        """Hold no request any more."""
+        with self._lock:
+            self._is_waiting, held = False, tuple(self._held)
+        for waiting in held:
+            with suppress(RuntimeError):  # the loop is gone
+                waiting.get_loop().call_soon_threadsafe(_release, waiting)
+
+    async def _hold(self) -> None:
+        """Wait until requests are held no more, or for so long."""
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        with self._lock:
+            if not self._is_waiting or len(self._held) >= MOST_HELD:
+                return
+            self._held.add(waiting)
+        try:
+            await asyncio.wait((waiting,), timeout=self._seconds)
+        finally:
+            with self._lock:
+                self._held.discard(waiting)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            if self._is_waiting and scope["type"] == "http" and scope["method"] == "POST":
+                await self._hold()
+            await self._app(scope, receive, send)
+        except asyncio.CancelledError:  # only at the very end: requests are not cancelled before
+            log.warning("%s: abandoned, the server is shutting down", scope.get("path", ""))
+
+
+def _release(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)
+
 
 _PUBLIC = ("/health", "/v1/health", "/", "/index.html")
 

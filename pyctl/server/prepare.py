@@ -37,13 +37,24 @@ from pyctl.server.body import (
     InfillBody,
     ReplyOptions,
     at_most,
+    json_object,
     number,
 )
-from pyctl.server.images import NOTHING, Fetched, data_images, load_images
+from pyctl.server.images import data_images, load_images
 from pyctl.server.reply import PreparedReply
+from pyctl.server.request_pool import NOTHING, Fetched
 from pyctl.server.service import Service
 
-__all__ = ["keep_scales", "mixed", "parallel_calls", "prepare", "prepare_chat", "prepare_warm_up", "sampling_of"]
+__all__ = [
+    "keep_scales",
+    "mixed",
+    "parallel_calls",
+    "prepare",
+    "prepare_chat",
+    "prepare_warm_up",
+    "sampling_of",
+    "schema_of",
+]
 
 
 log = logging.getLogger(__name__)
@@ -52,7 +63,7 @@ log = logging.getLogger(__name__)
 def prepare(service: Service, body: AnyBody, fetched: Fetched = NOTHING) -> list[PreparedReply]:
     """All replies that ``body`` asks for: ``body.n`` to each of its prompts.
 
-    Raises RequestError, ImagesMissing for images at addresses that are not ``fetched``, and NotSupportedError for what
+    Raises RequestError, FilesMissing for images at addresses that are not ``fetched``, and NotSupportedError for what
     this model or server cannot do.
     """
     settings, info = service.settings, service.info
@@ -139,7 +150,7 @@ def _chat_request(service: Service, body: ConversationBody, fetched: Fetched) ->
     if continues is not None and add_header:
         raise RequestError("'add_generation_prompt' and 'continue_final_message' exclude each other")
     return ChatRequest(
-        load_images(body.messages, service, fetched),
+        load_images(body.messages, service, fetched) if service.chat.images is not None else body.messages,
         tools=body.tools,
         tool_choice=body.tool_choice,
         parallel_tool_calls=parallel_calls(service, body.parallel_tool_calls),
@@ -166,7 +177,7 @@ def _binding(service: Service, body: ChatBody) -> dict[str, Any]:
     message = body.reasoning_budget_message
     return {
         "reasoning_format": _reasoning_format(body.options, settings.reasoning_format),
-        "schema": body.schema,
+        "schema": schema_of(body),
         "reasoning_budget": budget if budget >= 0 else None,
         "reasoning_budget_message": settings.reasoning_budget_message if message is None else message,
     }
@@ -188,7 +199,7 @@ def _prompts(service: Service, body: AnyBody, fetched: Fetched) -> Iterator[_Ask
         chat = prepare_chat(service, body.conversation, body, fetched)
         _refuse_long(service, chat.text)
         # What binds all replies of this server binds those with calls, too, unless the request itself says otherwise.
-        is_bound = bool(service.settings.sampling.grammar and not body.grammar and body.schema is None)
+        is_bound = bool(service.settings.sampling.grammar and not body.grammar and schema_of(body) is None)
         yield _Asked(chat.prompt, chat.text, None if is_bound else chat.constraint, chat.reasoning, chat)
         return
     constraint, reasoning = _raw_constraint(body), _raw_reasoning(service, body)
@@ -219,7 +230,7 @@ def _refuse_long(service: Service, text: str) -> None:
 
 
 def _raw_constraint(body: CompletionBody) -> Constraint | None:
-    schema = body.schema
+    schema = schema_of(body)
     if body.grammar:
         return Constraint(body.grammar)
     if schema is None:
@@ -238,6 +249,22 @@ def _raw_reasoning(service: Service, body: CompletionBody) -> ReasoningLimit | N
     message, read = body.reasoning_budget_message or "", body.generation_prompt
     _refuse_long(service, read)
     return reasoning_limit(service.tokenizer, tags, body.reasoning_budget, message=message, read=read, recurs=True)
+
+
+def schema_of(body: GenerationBody) -> Any:
+    """The JSON schema that a reply has to follow; None without one. Raises RequestError."""
+    schema, form = body.json_schema, body.response_format
+    if form.type == "json_object" and (schema is None or form.schema is not None):
+        schema = form.schema or {}
+    elif form.type == "json_schema":
+        wrapped = {} if form.json_schema is None else json_object(form.json_schema, "json_schema")
+        if "schema" not in wrapped and wrapped.keys() - {"name", "description", "strict"}:
+            raise RequestError("'json_schema' must hold the schema as its member 'schema'")
+        schema = wrapped.get("schema") or form.schema or {}  # beside the type as llama-server's README has it
+    elif form.type not in ("", "text", "json_object"):
+        kinds = '"text", "json_object" or "json_schema"'
+        raise RequestError(f"response_format type must be one of {kinds}, not: {form.type}")
+    return {"type": "object"} if schema == {} else schema
 
 
 def _disk_policy(service: Service, body: GenerationBody) -> DiskPolicy:
@@ -342,7 +369,7 @@ def keep_scales(info: EngineInfo, scales: Iterable[tuple[int, float]]) -> None:
 def prompts_of(value: Any, service: Service, most: int, fetched: Fetched) -> list[tuple[Prompt, str | None]]:
     """One prompt per text or sequence, with the text if it was one; a list that holds a token id is one sequence.
 
-    Raises RequestError, also for more than ``most``, and ImagesMissing.
+    Raises RequestError, also for more than ``most``, and FilesMissing.
     """
     if value is None:
         raise RequestError("'prompt' is missing")

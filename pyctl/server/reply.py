@@ -229,10 +229,6 @@ class Identity:
             "system_fingerprint": service.info.build,
         }
 
-    def tail(self, kind: str) -> bytes:
-        """The shared members as JSON, to follow ``{"choices":[...]``."""
-        return b"," + encode({**self.fields, "object": kind})[1:-1]
-
 
 class Reply(ABC):
     """The reply to one prompt, as ``prepared``.

@@ -8,16 +8,17 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine
-from typing import Any, Generic, ParamSpec, TypeVar
+from collections.abc import Callable, Coroutine, Mapping
+from types import MappingProxyType
+from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
-from pyctl.errors import BusyError, UnavailableError
+from pyctl.errors import BusyError, RequestError, UnavailableError
 from pyctl.limit import limit
 
-__all__ = ["Afterwards", "Lane", "RequestPool", "client_left", "until_left"]
+__all__ = ["NOTHING", "Afterwards", "Fetched", "FilesMissing", "Lane", "RequestPool", "client_left", "until_left"]
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +31,20 @@ _MAX_ABANDONED = limit(8, "requests beyond the time to read that still run", "50
 _MAX_AFTERWARDS = limit(16, "replies that wait for prewarming", "the oldest are dropped", "process")
 _IDLE_SECONDS = 10.0
 _CLOSE_SECONDS = 2.0
+
+
+Fetched: TypeAlias = Mapping[str, bytes]
+"""The files at addresses that a request names."""
+
+NOTHING: Fetched = MappingProxyType({})
+
+
+class FilesMissing(RequestError):
+    """``fetch`` gets the files at ``addresses`` first; of each it is known where the request names it."""
+
+    def __init__(self, addresses: Mapping[str, str], fetch: Callable[[Mapping[str, str]], Fetched]) -> None:
+        super().__init__(f"{next(iter(addresses.values()))}: images are not fetched here")
+        self.addresses, self.fetch = addresses, fetch
 
 
 class RequestPool:
@@ -47,6 +62,14 @@ class RequestPool:
         self._n_alive = self._n_idle = 0
         self.reading, self.fetching = Lane(self), Lane(self, 4, max_waiting=64)
         self.rendering, self.storage = Lane(self, 2, max_waiting=16), Lane(self, 4, max_waiting=64, max_seconds=600.0)
+
+    async def read(self, request: Request, function: Callable[[Fetched], R]) -> R:
+        """Call ``function`` on a thread; again, with the fetched files, if it raised FilesMissing."""
+        try:
+            return await self.reading.run(request, function, NOTHING)
+        except FilesMissing as missing:
+            fetched = await self.fetching.run(request, missing.fetch, missing.addresses)
+        return await self.reading.run(request, function, fetched)
 
     def start(self, function: Callable[[], None]) -> None:
         """Call ``function``, which raises nothing, on a thread. How many run at a time is up to the callers."""

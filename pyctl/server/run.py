@@ -1,4 +1,4 @@
-"""The run of a server: requests until its model is loaded, serving, signals and the end."""
+"""The run of a server: serving, signals and the end."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
 import uvicorn
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from pyctl.errors import ConfigError
 from pyctl.limit import limit
@@ -25,67 +26,9 @@ from pyctl.server import ListenSettings
 from pyctl.server.guard import ConnectionGuard, GuardedProtocol, raise_file_limit
 from pyctl.server.listen import address_of
 
-__all__ = ["LoadingApp", "leave", "serve"]
+__all__ = ["leave", "serve"]
 
 log = logging.getLogger("pyctl")
-
-HELD_SECONDS = limit(600.0, "a request that waits for the model to be loaded", "503 with Retry-After", "request", "s")
-
-MOST_HELD = limit(256, "requests that wait for the model to be loaded", "503 with Retry-After", "process")
-
-
-class LoadingApp:
-    """Passes requests to one application until `open`, and to another from then on.
-
-    An earlier POST is held until then, up to ``seconds``, since client libraries try again only twice. A GET is
-    answered at once. `open` and `close` are thread-safe.
-    """
-
-    def __init__(self, loading: ASGIApp, seconds: float = HELD_SECONDS) -> None:
-        self._app, self._seconds = loading, seconds
-        self._lock = threading.Lock()  # guards what follows
-        self._is_waiting = True
-        self._held: set[asyncio.Future[None]] = set()
-
-    def open(self, app: ASGIApp) -> None:
-        """Let requests through to ``app``."""
-        self._app = app
-        self.close()
-
-    def close(self) -> None:
-        """Hold no request any more."""
-        with self._lock:
-            self._is_waiting, held = False, tuple(self._held)
-        for waiting in held:
-            with contextlib.suppress(RuntimeError):  # the loop is gone
-                waiting.get_loop().call_soon_threadsafe(_release, waiting)
-
-    async def _hold(self) -> None:
-        """Wait until requests are held no more, or for so long."""
-        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        with self._lock:
-            if not self._is_waiting or len(self._held) >= MOST_HELD:
-                return
-            self._held.add(waiting)
-        try:
-            await asyncio.wait((waiting,), timeout=self._seconds)
-        finally:
-            with self._lock:
-                self._held.discard(waiting)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            if self._is_waiting and scope["type"] == "http" and scope["method"] == "POST":
-                await self._hold()
-            await self._app(scope, receive, send)
-        except asyncio.CancelledError:  # only at the very end: requests are not cancelled before
-            log.warning("%s: abandoned, the server is shutting down", scope.get("path", ""))
-
-
-def _release(waiting: asyncio.Future[None]) -> None:
-    if not waiting.done():
-        waiting.set_result(None)
-
 
 BACKLOG = limit(512, "connections that wait to be accepted", "the client's system retries", "connection")
 
@@ -232,7 +175,7 @@ class _Server(uvicorn.Server):
         loop, config = asyncio.get_running_loop(), self.config
         self.servers = [
             await loop.create_server(
-                lambda: GuardedProtocol(self._guard, config, self.server_state),
+                partial(GuardedProtocol, self._guard, config, self.server_state),
                 sock=sock,
                 ssl=config.ssl,
                 backlog=BACKLOG,

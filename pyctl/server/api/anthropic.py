@@ -26,7 +26,6 @@ from pyctl.server.api.anthropic_request import chat_fields
 from pyctl.server.api.token_counts import count
 from pyctl.server.body import ChatBody, ConversationBody, parse_object
 from pyctl.server.http import JsonResponse, anthropic_error, named_frames
-from pyctl.server.images import with_images
 from pyctl.server.prepare import prepare
 from pyctl.server.reply import EventReply, Identity, PreparedReply
 from pyctl.server.sending import respond
@@ -170,8 +169,8 @@ def _usage(n_prompt: int, n_cached: int, n_predicted: int) -> dict[str, int]:
 async def messages(service: Service, request: Request) -> ASGIApp:
     """POST /v1/messages"""
     body = await request.body()
-    (prepared,) = await with_images(
-        service, request, lambda fetched: prepare(service, ChatBody.of(chat_fields(parse_object(body))), fetched)
+    (prepared,) = await service.shared.pool.read(
+        request, lambda fetched: prepare(service, ChatBody.of(chat_fields(parse_object(body))), fetched)
     )
     return respond(service, [MessageReply(service, prepared, Identity(service))])
 
@@ -179,7 +178,7 @@ async def messages(service: Service, request: Request) -> ASGIApp:
 async def count_tokens(service: Service, request: Request) -> ASGIApp:
     """POST /v1/messages/count_tokens"""
     body = await request.body()
-    n_tokens = await with_images(
-        service, request, lambda fetched: count(service, ConversationBody.of(chat_fields(parse_object(body))), fetched)
+    n_tokens = await service.shared.pool.read(
+        request, lambda fetched: count(service, ConversationBody.of(chat_fields(parse_object(body))), fetched)
     )
     return JsonResponse({"input_tokens": n_tokens})

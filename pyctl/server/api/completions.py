@@ -16,7 +16,6 @@ from pyctl.errors import NotSupportedError, RequestError
 from pyctl.prompt import Prompt
 from pyctl.server.body import Body, ChatBody, CompletionBody, InfillBody
 from pyctl.server.http import JsonResponse, encode, frame
-from pyctl.server.images import with_images
 from pyctl.server.middleware import sees_texts
 from pyctl.server.models import Models
 from pyctl.server.prepare import prepare
@@ -148,7 +147,7 @@ class _OpenAIReply(Reply):
         self._repeats = any(prompt is self.request.prompt for prompt in answer.prompts[-1:])
         answer.prompts.append(self.request.prompt)
         self.id = str(answer.fields["id"])
-        self._tail = answer.tail(self.chunk_kind)
+        self._tail = b"," + encode({**answer.fields, "object": self.chunk_kind})[1:-1]
 
     def usage(self, done: Done) -> dict[str, Any]:
         """The count of tokens; a prompt counts once, with the first of its replies."""
@@ -375,7 +374,7 @@ async def _answer(
     service: Service, request: Request, kind: type[ChatBody | CompletionBody], form: Callable[[PreparedReply], Reply]
 ) -> ReplyResponse:
     body = await request.body()
-    prepared = await with_images(service, request, lambda fetched: prepare(service, kind.parse(body), fetched))
+    prepared = await service.shared.pool.read(request, lambda fetched: prepare(service, kind.parse(body), fetched))
     replies = [form(each) for each in prepared]
     if replies[0].options.return_cache:
         may_see = sees_texts(request, service.shared.settings)

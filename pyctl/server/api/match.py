@@ -15,8 +15,8 @@ from pyctl.server.api.anthropic_request import chat_fields, is_messages_request
 from pyctl.server.api.responses_request import ResponseRequest
 from pyctl.server.body import AnyBody, ChatBody, CompletionBody, parse_object
 from pyctl.server.http import JsonResponse
-from pyctl.server.images import Fetched, with_images
 from pyctl.server.prepare import prepare
+from pyctl.server.request_pool import Fetched
 from pyctl.server.service import Service
 
 __all__ = ["match"]
@@ -31,7 +31,7 @@ async def match(service: Service, request: Request) -> Response:
     anything was evaluated.
     """
     values = parse_object(await request.body())
-    prompt, found = await with_images(service, request, lambda fetched: _matched(service, values, fetched))
+    prompt, found = await service.shared.pool.read(request, lambda fetched: _matched(service, values, fetched))
     ways = [{"where": where, "ready": n, "seconds": seconds} for where, n, seconds in await asyncio.wrap_future(found)]
     best = ways[0] if ways else {"where": "none", "ready": 0, "seconds": None}
     return JsonResponse({"tokens": len(prompt), **best, "ways": ways[:_MOST_WAYS]})

@@ -40,7 +40,7 @@ from pyctl.errors import NotSupportedError, RequestError
 from pyctl.server.api.embeddings import normalised, vectors_of
 from pyctl.server.body import AnyBody, Body, ChatBody, CompletionBody, InfillBody, Integer, items, others, parse_object
 from pyctl.server.http import JsonResponse, encode, json_lines, ollama_error
-from pyctl.server.images import ImagePart, with_images
+from pyctl.server.images import ImagePart
 from pyctl.server.models import Models
 from pyctl.server.prepare import prepare
 from pyctl.server.reply import EventReply, PreparedReply
@@ -410,7 +410,7 @@ async def _answer(service: Service, request: Request, form: type[OllamaReply]) -
         asked = form.read(parse_object(body))
         return prepare(service, asked, fetched) if asked is not None else []
 
-    replies = await with_images(service, request, prepared)
+    replies = await service.shared.pool.read(request, prepared)
     if not replies:
         await asyncio.wrap_future(service.worker.call(lambda: None, needs_model=True))
         loaded = {"model": service.model, "created_at": _now(), **form.said("", "", [])}

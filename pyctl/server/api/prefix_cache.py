@@ -17,7 +17,6 @@ from pyctl.errors import EngineError, NotFoundError, RequestError
 from pyctl.limit import limit
 from pyctl.server.body import Body, ChatBody
 from pyctl.server.http import JsonResponse
-from pyctl.server.images import with_images
 from pyctl.server.memory import resident_bytes
 from pyctl.server.middleware import sees_texts
 from pyctl.server.prepare import prepare_warm_up
@@ -74,7 +73,9 @@ async def warm(service: Service, request: Request) -> Response:
     Answers with its tokens when they are ready; a client that does not wait changes nothing.
     """
     raw = await request.body()
-    asked = await with_images(service, request, lambda fetched: prepare_warm_up(service, ChatBody.parse(raw), fetched))
+    asked = await service.shared.pool.read(
+        request, lambda fetched: prepare_warm_up(service, ChatBody.parse(raw), fetched)
+    )
     async for event in service.worker.submit(asked):
         if isinstance(event, Failed):
             raise event.error

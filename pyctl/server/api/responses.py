@@ -31,9 +31,9 @@ from pyctl.server.api.responses_request import ResponseRequest, ResponsesBody, s
 from pyctl.server.api.token_counts import count, counted
 from pyctl.server.body import ChatBody, ConversationBody, parse_object
 from pyctl.server.http import error_body, named_frames
-from pyctl.server.images import Fetched, with_images
 from pyctl.server.prepare import parallel_calls, prepare
 from pyctl.server.reply import EventReply, PreparedReply, progress_json, timings_json
+from pyctl.server.request_pool import Fetched
 from pyctl.server.sending import respond
 from pyctl.server.service import Service
 from pyctl.text import random_id
@@ -254,13 +254,13 @@ def _text_part(text: str) -> dict[str, Any]:
 async def create(service: Service, request: Request) -> ASGIApp:
     """POST /v1/responses"""
     values = parse_object(await request.body())
-    return respond(service, [await with_images(service, request, lambda fetched: _reply(service, values, fetched))])
+    return respond(service, [await service.shared.pool.read(request, lambda fetched: _reply(service, values, fetched))])
 
 
 async def input_tokens(service: Service, request: Request) -> Response:
     """POST /v1/responses/input_tokens"""
     values = parse_object(await request.body())
-    return counted(await with_images(service, request, lambda fetched: _count(service, values, fetched)))
+    return counted(await service.shared.pool.read(request, lambda fetched: _count(service, values, fetched)))
 
 
 def _reply(service: Service, values: dict[str, Any], fetched: Fetched) -> ResponseReply:

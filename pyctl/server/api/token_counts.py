@@ -10,8 +10,8 @@ from starlette.responses import Response
 from pyctl.errors import RequestError
 from pyctl.server.body import Body, ConversationBody, check_letters
 from pyctl.server.http import JsonResponse
-from pyctl.server.images import Fetched, with_images
 from pyctl.server.prepare import mixed, prepare_chat
+from pyctl.server.request_pool import Fetched
 from pyctl.server.service import Service
 
 __all__ = ["apply_template", "chat_input_tokens", "count", "counted", "detokenize", "tokenize"]
@@ -49,8 +49,8 @@ async def detokenize(service: Service, request: Request) -> Response:
 async def apply_template(service: Service, request: Request) -> Response:
     """POST /apply-template"""
     body = await request.body()
-    chat = await with_images(
-        service, request, lambda fetched: prepare_chat(service, ConversationBody.parse(body), fetched=fetched)
+    chat = await service.shared.pool.read(
+        request, lambda fetched: prepare_chat(service, ConversationBody.parse(body), fetched=fetched)
     )
     return JsonResponse({"prompt": chat.text})
 
@@ -91,7 +91,7 @@ async def chat_input_tokens(service: Service, request: Request) -> Response:
     """POST /v1/chat/completions/input_tokens"""
     body = await request.body()
     return counted(
-        await with_images(service, request, lambda fetched: count(service, ConversationBody.parse(body), fetched))
+        await service.shared.pool.read(request, lambda fetched: count(service, ConversationBody.parse(body), fetched))
     )
 
 

@@ -14,7 +14,8 @@ from pyctl.errors import ConfigError
 from pyctl.server import ListenSettings, ServerSettings, guard, run
 from pyctl.server.app import create_loading_app
 from pyctl.server.listen import bind
-from pyctl.server.run import LoadingApp, serve
+from pyctl.server.middleware import LoadingApp
+from pyctl.server.run import serve
 from tests.unit.server.fake import Bench, Pause, Script, play
 
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from pyctl.errors import ContextSizeError, RequestError
 from pyctl.image_file import ImageFile
 from pyctl.server import ServerSettings
-from pyctl.server.images import ImagePart, ImagesMissing, data_images, load_images
+from pyctl.server.images import ImagePart, data_images, load_images
+from pyctl.server.request_pool import FilesMissing
 from tests.effort import examples
 from tests.pictures import GridReader, image_bytes
 from tests.unit.server.fake import Bench, play
@@ -135,7 +136,7 @@ def test_other_parts_stay_for_others_to_judge(bench: Bench) -> None:
 
 def test_addresses_are_asked_for_once_and_all_at_once(bench: Bench) -> None:
     one, other = "http://a/x.png", "HTTPS://b/y.png"
-    with pytest.raises(ImagesMissing) as raised:
+    with pytest.raises(FilesMissing) as raised:
         loaded(bench, part(one), part(other), part(one))
     assert raised.value.addresses == {one: "messages[1].content[1]", other: "messages[1].content[2]"}
     images = loaded(bench, part(one), part(other), fetched={one: PNG, other: image_bytes(9, 9)})
@@ -170,7 +171,7 @@ def test_no_image_is_decoded_where_not_all_can_be_seen(bench: Bench, monkeypatch
     good, bad, large = (part(base64.b64encode(image_bytes(*size)).decode()) for size in sizes)
     with pytest.raises(ContextSizeError):
         loaded(bench, good, large, large, large, large)
-    with pytest.raises(ImagesMissing):
+    with pytest.raises(FilesMissing):
         loaded(bench, good, part("http://a/"))
     monkeypatch.setattr("pyctl.server.images._MOST_PIXELS", 1500)
     with pytest.raises(RequestError, match="1500 pixels together"):

@@ -9,6 +9,7 @@ from pyctl.errors import EngineError
 from pyctl.server import Cors, ReplySettings, ServerSettings
 from pyctl.server.api.ollama import chat_body
 from pyctl.server.body import ChatBody
+from pyctl.server.prepare import schema_of
 from tests.pictures import GridReader
 from tests.unit.chat import toy
 from tests.unit.server.api.test_images import URL, openai, prompt_of
@@ -115,8 +116,8 @@ def test_think_and_format() -> None:
         "high",
         "high",
     ]
-    assert (read(format="").schema, read(format="json").schema) == (None, {"type": "object"})
-    assert read(format={"type": "string"}).schema == {"type": "string"}
+    assert (schema_of(read(format="")), schema_of(read(format="json"))) == (None, {"type": "object"})
+    assert schema_of(read(format={"type": "string"})) == {"type": "string"}
 
 
 @pytest.mark.parametrize(
