@@ -326,17 +326,14 @@ class PreparedChat:
             parser.feed(rendered.prefill)
         if self._tools is not None and self._may_forget_tags(echo):
             parser = BareCallParser(parser, self._tools)
-        marks = self._chat.marks
-        header = marks.header(rendered.text, rendered.prefill)
-        if not header and on_reply is None:
-            return ReplySplitter(parser, echo, opening)
 
         def ended(text: str, tokens: list[int], reply: ParsedReply) -> None:
             message = reply.message(echo)
             if opening and text.startswith(opening):  # it is part of the header, and of the echo
                 text = text.removeprefix(opening)
                 message["content"] = echo.content + reply.content.removeprefix(opening)
-            if header:
+            marks = self._chat.marks
+            if header := marks.header(rendered.text, rendered.prefill):
                 marks.replay.remember(message, rendered.place, header, text, self._tokens_of(text, tokens))
             if on_reply is not None:
                 on_reply(message)

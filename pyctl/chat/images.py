@@ -15,12 +15,13 @@ from pyctl.errors import RequestError
 from pyctl.image_file import ImageFile
 from pyctl.prompt import Picture, Tokens
 
-__all__ = ["MEDIA_MARKER", "ImageReader", "joined_parts", "lasting", "mark_of", "shown", "split_marked", "split_marker"]
+__all__ = ["BEGIN", "MEDIA_MARKER", "ImageReader", "joined_parts", "mark_of", "shown", "split_marked", "split_marker"]
 
 MEDIA_MARKER = os.environ.get("LLAMA_MEDIA_MARKER") or f"<__media_{secrets.token_urlsafe(24)}__>"
 """The text in place of an image in the prompt of a completion, and in prompts as text."""
 
-_BEGIN, _END = f"<__image_{secrets.token_hex(16)}_", "__>"
+BEGIN, _END = f"<__image_{secrets.token_hex(16)}_", "__>"
+"""Around a mark; of this process only, so that no text of a client is one."""
 _DIGITS = 32
 
 
@@ -43,12 +44,7 @@ class ImageReader(Protocol):
 
 def mark_of(image: ImageFile) -> str:
     """The mark of ``image`` in text, in this process; the same for the same bytes."""
-    return f"{_BEGIN}{image.digest.hex()}{_END}"
-
-
-def lasting(text: str) -> str:
-    """``text`` with marks that are the same in every process."""
-    return text.replace(_BEGIN, "<__image_") if _BEGIN in text else text
+    return f"{BEGIN}{image.digest.hex()}{_END}"
 
 
 def joined_parts(parts: Sequence[str | ImageFile]) -> str:
@@ -65,12 +61,12 @@ def joined_parts(parts: Sequence[str | ImageFile]) -> str:
 
 def split_marked(text: str, images: Mapping[str, ImageFile]) -> list[str | ImageFile]:
     """``text`` in pieces: text, and of ``images``, by their marks, those whose marks stand there."""
-    first, *rest = text.split(_BEGIN)
+    first, *rest = text.split(BEGIN)
     pieces: list[str | ImageFile] = [first]
     for piece in rest:
         n = _DIGITS + len(_END)
-        image = images.get(_BEGIN + piece[:n])
-        pieces += [_BEGIN + piece] if image is None else [image, piece[n:]]
+        image = images.get(BEGIN + piece[:n])
+        pieces += [BEGIN + piece] if image is None else [image, piece[n:]]
     return pieces
 
 

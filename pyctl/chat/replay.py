@@ -18,7 +18,7 @@ from weakref import WeakSet
 
 from pyctl.atomic_file import inode, open_regular, write_atomic
 from pyctl.chat.call_formats.scan import parse_json
-from pyctl.chat.images import lasting
+from pyctl.chat.images import BEGIN
 from pyctl.limit import limit
 from pyctl.prompt import Tokens, as_tokens
 
@@ -328,9 +328,16 @@ def _ids(message: dict[str, Any]) -> tuple[str, ...]:
     return tuple(call.get("id") or "" for call in message.get("tool_calls") or ())
 
 
+def _content(message: dict[str, Any]) -> str:
+    """The content as text, with marks of images that are the same in every process."""
+    content = message["content"]
+    text: str = content if isinstance(content, str) else "\n".join(content)
+    return text.replace(BEGIN, "<__image_") if BEGIN in text else text
+
+
 def _meaning(message: dict[str, Any]) -> bytes:
     """A digest that is the same for messages of the same content and calls."""
-    content = lasting(message["content"] if isinstance(message["content"], str) else "\n".join(message["content"]))
+    content = _content(message)
     calls = [
         (call["function"]["name"], _value(call["function"]["arguments"])) for call in message.get("tool_calls") or ()
     ]
@@ -346,8 +353,7 @@ def places(messages: Sequence[dict[str, Any]], tools: object = None) -> list[byt
     found = [_digest(json.dumps(tools, sort_keys=True))]
     for message in messages:
         role = message["role"]
-        content = lasting(message["content"] if isinstance(message["content"], str) else "\n".join(message["content"]))
-        said = _meaning(message) if role == "assistant" else _digest(content)
+        said = _meaning(message) if role == "assistant" else _digest(_content(message))
         found.append(_digest(found[-1] + role.encode("utf-8", "surrogatepass") + b"\0" + said))
     return found
 

@@ -225,7 +225,8 @@ class ReplySplitter:
 
     ``echo`` is the part of the reply that the prompt holds already, as it would have been read. ``opening`` is text of
     the prompt with which the content of the reply begins. ``on_end`` gets the whole reply in the end: its text, its
-    tokens and its parts. ``n_reasoning`` counts the tokens so far whose text is reasoning and nothing else.
+    tokens and its parts; ``reply`` has those so far. ``n_reasoning`` counts the tokens so far whose text is reasoning
+    and nothing else.
     """
 
     def __init__(
@@ -242,24 +243,24 @@ class ReplySplitter:
         self._on_end = on_end
         self._texts: list[str] = []
         self._tokens: list[int] = []
-        self._reply = ParsedReply()
+        self.reply = ParsedReply()
 
     def feed(self, text: str, tokens: Sequence[int] = ()) -> ReplyDelta:
         """The parts that became certain with ``text``."""
         delta = self._parser.feed(text)
         if delta.reasoning and not delta.content and not delta.calls:
             self.n_reasoning += len(tokens)
+        self.reply.add(delta)
         if self._on_end is not None:
             self._texts.append(text)
             self._tokens.extend(tokens)
-            self._reply.add(delta)
         return delta
 
     def finish(self) -> ReplyDelta:
         """The parts that were held back until the end of the reply."""
         delta = self._parser.finish()
+        self.reply.add(delta)
         if self._on_end is not None:
             on_end, self._on_end = self._on_end, None
-            self._reply.add(delta)
-            on_end("".join(self._texts), self._tokens, self._reply)
+            on_end("".join(self._texts), self._tokens, self.reply)
         return delta

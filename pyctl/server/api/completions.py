@@ -9,7 +9,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pyctl.chat.reply import CallDelta, ParsedReply, ReplyDelta
+from pyctl.chat.reply import CallDelta, ReplyDelta
 from pyctl.engine.backend import TopTokens
 from pyctl.engine.request import Done, Piece, Progress
 from pyctl.errors import NotSupportedError, RequestError
@@ -186,7 +186,6 @@ class ChatReply(_OpenAIReply):
     def __init__(self, service: Service, prepared: PreparedReply, answer: _Answer) -> None:
         super().__init__(service, prepared, answer)
         self._splitter = prepared.splitter
-        self._reply = ParsedReply()
         chat = prepared.chat
         streams_echo = chat is None or self.options.echo or not chat.is_continued
         self._echo = prepared.splitter.echo if streams_echo else ReplyDelta()
@@ -205,7 +204,7 @@ class ChatReply(_OpenAIReply):
 
     def keep(self, piece: Piece) -> None:
         super().keep(piece)
-        self._reply.add(self._splitter.feed(piece.text, piece.tokens))
+        self._splitter.feed(piece.text, piece.tokens)
 
     def progress_frames(self, progress: Progress) -> bytes:
         return self._chunk(_ROLE, extras=self.extras(progress))
@@ -223,8 +222,8 @@ class ChatReply(_OpenAIReply):
         return frames + frame(last + self._tail + (b"" if usage else timings) + b"}") + usage
 
     def whole(self, done: Done) -> dict[str, Any]:
-        self._reply.add(self._splitter.finish())
-        message = self._reply.message(self._splitter.echo)
+        self._splitter.finish()
+        message = self._splitter.reply.message(self._splitter.echo)
         self._called = "tool_calls" in message
         choice: dict[str, Any] = {"finish_reason": self._finish(done), "index": self.index, "message": message}
         if self.request.n_probs:
