@@ -1,6 +1,7 @@
 """The prefix cache: snapshots on the device, in RAM and on disk. It handles bytes and tokens only.
 
-Other rooms import from here alone. A name is loaded when it is first used, so that settings load without NumPy.
+Other rooms import from here alone, but for the disk, which only `cli` builds. A name is loaded when it is first used,
+so that settings load without NumPy.
 """
 
 from __future__ import annotations
@@ -27,11 +28,7 @@ if TYPE_CHECKING:
         view_of,
     )
     from pyctl.cache.device_tier import DeviceCounts, most_behind
-    from pyctl.cache.disk.directory import CacheDirectory, model_in, note_model
     from pyctl.cache.disk.file_format import INDEX, REPLIES, BlockSizes
-    from pyctl.cache.disk.store import DiskStore
-    from pyctl.cache.disk.store_behind import StoreBehind, connect
-    from pyctl.cache.disk_tier import DiskTier
     from pyctl.cache.persist import DiskPolicy
     from pyctl.cache.places import ANYWHERE, NOWHERE, ResumePlaces
     from pyctl.cache.plan import (
@@ -88,11 +85,7 @@ _MODULES = (
     "device_tier",
     "restore",
     "prefix_cache",
-    "disk_tier",
-    "disk.directory",
     "disk.file_format",
-    "disk.store",
-    "disk.store_behind",
 )
 """Where a name is looked for, in this order."""
 
@@ -112,7 +105,6 @@ __all__ = [
     "Block",
     "BlockBytes",
     "BlockSizes",
-    "CacheDirectory",
     "CacheLookup",
     "CachePlan",
     "CacheRequest",
@@ -122,8 +114,6 @@ __all__ = [
     "DeviceCounts",
     "DiskPolicy",
     "DiskSettings",
-    "DiskStore",
-    "DiskTier",
     "Divergence",
     "Entry",
     "Held",
@@ -150,15 +140,11 @@ __all__ = [
     "Span",
     "State",
     "Store",
-    "StoreBehind",
     "batch_ends",
-    "connect",
     "default_directory",
     "ends_within",
     "last_end",
-    "model_in",
     "most_behind",
-    "note_model",
     "view_of",
 ]
 

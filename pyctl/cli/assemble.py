@@ -15,15 +15,14 @@ from pyctl.cache import (
     REPLIES,
     DiskPolicy,
     DiskSettings,
-    DiskStore,
-    DiskTier,
     RamBudget,
     RamCache,
-    StoreBehind,
-    connect,
     most_behind,
-    note_model,
 )
+from pyctl.cache.disk.directory import note_model
+from pyctl.cache.disk.store import DiskStore
+from pyctl.cache.disk.store_behind import StoreBehind, connect
+from pyctl.cache.disk_tier import DiskTier
 from pyctl.chat.cached_tokenizer import readable
 from pyctl.chat.chat_format import ChatFormat
 from pyctl.chat.constraint import json_constraint

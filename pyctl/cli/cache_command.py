@@ -19,7 +19,8 @@ from pyctl.setting import flags_of
 from pyctl.text import one_line, plain
 
 if TYPE_CHECKING:
-    from pyctl.cache import CacheDirectory, Entry
+    from pyctl.cache import Entry
+    from pyctl.cache.disk.directory import CacheDirectory
 
 __all__ = ["run_cache"]
 
@@ -44,7 +45,8 @@ def run_cache(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     if not path.is_dir():
         raise ConfigError(f"{path} is not a directory")
     # Only now: --help needs none of it.
-    from pyctl.cache import INDEX, CacheDirectory
+    from pyctl.cache import INDEX
+    from pyctl.cache.disk.directory import CacheDirectory
 
     if arguments.run is not _verify and not (path / INDEX).exists():
         raise ConfigError(f"no prefix cache in {path}")
@@ -88,7 +90,7 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
 
 
 def _list(directory: CacheDirectory, arguments: argparse.Namespace) -> int:
-    from pyctl.cache import model_in
+    from pyctl.cache.disk.directory import model_in
 
     entries = directory.entries()
     names = {entry.fingerprint: model_in(directory.path, entry.fingerprint) for entry in entries}

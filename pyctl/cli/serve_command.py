@@ -12,7 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pyctl.cache import DiskSettings, RamBudget, connect
+from pyctl.cache import DiskSettings, RamBudget
+from pyctl.cache.disk.store_behind import connect
 from pyctl.cli.arguments import CommandSettings
 from pyctl.cli.assemble import Host, ModelLoader, assemble, found, warm
 from pyctl.cli.defaults import cache_budget, tell_directory, with_directory, with_shared_budget

@@ -24,9 +24,11 @@ __all__ = [
     "EngineInfo",
     "Evaluator",
     "Lifecycle",
+    "PendingTokens",
     "Sampler",
     "SequenceTokens",
     "TopTokens",
+    "Verify",
     "Vocabulary",
 ]
 
@@ -111,6 +113,24 @@ class SequenceTokens(NamedTuple):
     def n_drafts(self) -> int:
         """The number of drafts among the tokens."""
         return len(self.tokens) - self.n_sure
+
+
+class PendingTokens(NamedTuple):
+    """The ``tokens`` that a reply needs evaluated next, from ``position`` on. Drafts may follow them."""
+
+    tokens: tuple[int, ...]
+    position: int
+
+
+class Verify(NamedTuple):
+    """The result of an evaluation: ``output`` is the index of the last sure token's output, those of ``drafts`` follow.
+
+    Drafts after the first ``n_drafted`` are padding of the batch.
+    """
+
+    output: int
+    drafts: tuple[int, ...] = ()
+    n_drafted: int = 0
 
 
 @dataclass(frozen=True)

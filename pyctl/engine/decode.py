@@ -10,34 +10,15 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Generator
 from types import TracebackType
-from typing import NamedTuple
 
 from pyctl.cache import LiveSequence, RequestStats
-from pyctl.engine.backend import Evaluator, Sampler, TopTokens
+from pyctl.engine.backend import Evaluator, PendingTokens, Sampler, TopTokens, Verify
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.jobs import StateReads
 from pyctl.engine.request import DraftCounts, Piece, StopType, Timings
 from pyctl.engine.stream import LineLimits, ReasoningBudget, TextStream
 
-__all__ = ["Generation", "PendingTokens", "Verify"]
-
-
-class PendingTokens(NamedTuple):
-    """The ``tokens`` that a reply needs evaluated next, from ``position`` on. Drafts may follow them."""
-
-    tokens: tuple[int, ...]
-    position: int
-
-
-class Verify(NamedTuple):
-    """The result of an evaluation: ``output`` is the index of the last sure token's output, those of ``drafts`` follow.
-
-    Drafts after the first ``n_drafted`` are padding of the batch.
-    """
-
-    output: int
-    drafts: tuple[int, ...] = ()
-    n_drafted: int = 0
+__all__ = ["Generation"]
 
 
 class Generation:

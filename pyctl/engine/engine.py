@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from pyctl.cache import CacheLookup, CachePlan, LiveSequence, PrefixCache, RamCache, RequestStats, Store
-from pyctl.engine.backend import Backend
-from pyctl.engine.decode import Generation, Verify
+from pyctl.engine.backend import Backend, Verify
+from pyctl.engine.decode import Generation
 from pyctl.engine.draft.speculation import Speculation
 from pyctl.engine.draft.verify_batch import BatchItem, verify_batches
 from pyctl.engine.engine_settings import Clock, EngineSettings

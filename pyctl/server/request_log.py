@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 
 from pyctl.cache import Divergence
+from pyctl.chat.chat_format import PreparedChat
 from pyctl.engine.pool import PoolPlan, StreamCounts
 from pyctl.engine.request import Done
 from pyctl.errors import PyctlError
-from pyctl.server.reply import Reply
+from pyctl.server.service import Service
 
 __all__ = ["log_disconnect", "log_done", "log_error"]
 
@@ -19,7 +20,7 @@ log = logging.getLogger("pyctl.server")
 MIB = 2**20
 
 
-def log_done(path: str, done: Done, reply: Reply) -> None:
+def log_done(path: str, done: Done, service: Service, chat: PreparedChat | None) -> None:
     """Log a served request in one line, a miss in a second one, and at -lv 4 the details."""
     report, timings = done.stats, done.timings
     source = "RAM" if report.source == "ram" else report.source
@@ -35,14 +36,14 @@ def log_done(path: str, done: Done, reply: Reply) -> None:
     ]
     log.info("%s", "  ".join(fields).rstrip(), extra={"strong": cached.strip() if report.n_cached else ""})
     if log.isEnabledFor(logging.DEBUG):
-        log.debug("%s %s", _endpoint(path), "  ".join(_details(done, reply)))
+        log.debug("%s %s", _endpoint(path), "  ".join(_details(done, service.info.pool)))
     if report.miss is not None:
-        reply.service.afterwards.add(partial(_log_miss, path, report.miss, reply))
+        service.afterwards.add(partial(_log_miss, path, report.miss, service, chat))
 
 
-def _details(done: Done, reply: Reply) -> Iterable[str]:
+def _details(done: Done, pool: PoolPlan | None) -> Iterable[str]:
     """With a pool, also the MiB of restored rows that went to the device and that stayed in RAM."""
-    report, timings, pool = done.stats, done.timings, reply.service.info.pool
+    report, timings = done.stats, done.timings
     yield f"restore {_time(report.lookup_ms + report.restore_ms)}"
     yield f"stop {done.stop_type}"
     if report.n_warmed:
@@ -54,10 +55,9 @@ def _details(done: Done, reply: Reply) -> Iterable[str]:
     yield from _streamed(timings.streamed)
 
 
-def _log_miss(path: str, miss: Divergence, reply: Reply) -> None:
+def _log_miss(path: str, miss: Divergence, service: Service, chat: PreparedChat | None) -> None:
     """Log where a prompt differs from a recent one, and whether another reasoning effort is the reason."""
-    was, given = reply.service.text_of(miss.recent), reply.service.text_of(miss.given)
-    chat = reply.prepared.chat
+    was, given = service.text_of(miss.recent), service.text_of(miss.given)
     reason = chat.effort_change(was, given) if chat is not None else ""
     log.info(
         "%s token %s differs from a recent prompt  nearest snapshot %s  %swas %r  is %r",
@@ -89,9 +89,8 @@ def log_error(path: str, error: Exception) -> None:
         log.error("%s: unexpected error", _endpoint(path).rstrip(), exc_info=error)
 
 
-def log_disconnect(path: str, replies: Sequence[Reply]) -> None:
+def log_disconnect(path: str, n_predicted: int) -> None:
     """Log a request whose client closed the connection."""
-    n_predicted = sum(max(reply.n_predicted, len(reply.tokens)) for reply in replies)
     log.info("%s cancelled: the client disconnected  %s generated", _endpoint(path), f"{n_predicted:,}")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any
 
 from starlette.responses import Response
@@ -65,28 +64,25 @@ async def merged(handles: Sequence[RequestHandle]) -> AsyncGenerator[tuple[int, 
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-@dataclass(frozen=True)
-class ActiveReply:
-    """A request on its way through the engine, and the reply that is made of its events."""
-
-    handle: RequestHandle
-    reply: Reply
-
-
 class ReplyResponse:
-    """An ASGI application that sends ``replies``; ``combine`` makes one body of whole ones, in their order.
+    """An ASGI application that sends ``replies``, each made of the events of a handle; ``combine`` makes one body of
+    whole ones, in their order.
 
     When the client leaves, all work is cancelled. An error becomes a response of its own as long as nothing has been
     sent, and an event after that. A stream begins with the first event, or after one ping interval without any.
     """
 
     def __init__(
-        self, service: Service, replies: Sequence[ActiveReply], combine: Callable[[list[dict[str, Any]]], Any]
+        self,
+        service: Service,
+        replies: Sequence[Reply],
+        handles: Sequence[RequestHandle],
+        combine: Callable[[list[dict[str, Any]]], Any],
     ) -> None:
-        self._replies = replies
+        self._service, self._replies, self._handles = service, replies, handles
         self._combine = combine
         self._running = service.shared.running
-        options = replies[0].reply.options
+        options = replies[0].options
         self._streams = options.stream
         self._ping_seconds = (
             service.shared.settings.ping_seconds if options.ping_seconds is None else options.ping_seconds
@@ -97,35 +93,34 @@ class ReplyResponse:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
-        reply = self._replies[0].reply
+        reply = self._replies[0]
         if reply.id:
-            is_armed = reply.options.reasoning_control
-            self._running[reply.id] = tuple(each.handle for each in self._replies) if is_armed else ()
+            self._running[reply.id] = tuple(self._handles) if reply.options.reasoning_control else ()
         make = self._stream if self._streams else self._whole
         try:
             if not await until_left(receive, make(path, scope, receive, send)):
-                log_disconnect(path, [each.reply for each in self._replies])
+                log_disconnect(path, sum(max(each.n_predicted, len(each.tokens)) for each in self._replies))
         finally:
             self._running.pop(reply.id, None)
-            for each in self._replies:
-                each.handle.cancel()
+            for handle in self._handles:
+                handle.cancel()
 
     async def _whole(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            finals = [await _finished(each) for each in self._replies]
-            bodies = [each.reply.whole(done) for each, done in zip(self._replies, finals, strict=True)]
+            finals = [await _finished(*each) for each in zip(self._handles, self._replies, strict=True)]
+            bodies = [reply.whole(done) for reply, done in zip(self._replies, finals, strict=True)]
             headers = cache_header(finals[0]) if len(finals) == 1 else {}
             response: Response = JsonResponse(self._combine(bodies), headers=headers)
-            for each, done in zip(self._replies, finals, strict=True):
-                log_done(path, done, each.reply)
+            for reply, done in zip(self._replies, finals, strict=True):
+                log_done(path, done, self._service, reply.prepared.chat)
         except Exception as error:
             log_error(path, error)
-            response = self._replies[-1].reply.error_response(error)
+            response = self._replies[-1].error_response(error)
         await response(scope, receive, send)
 
     async def _stream(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         self._last_sent = asyncio.get_running_loop().time()
-        reply = self._replies[-1].reply
+        reply = self._replies[-1]
         pinger = asyncio.ensure_future(self._ping(send, self._ping_seconds))
         try:
             async with aclosing(self._batches(path)) as batches:
@@ -144,17 +139,18 @@ class ReplyResponse:
 
     async def _batches(self, path: str) -> AsyncGenerator[bytes, None]:
         """Frames as they come; those of events that wait together are joined. Raises the error of a Failed."""
-        async with aclosing(merged([each.handle for each in self._replies])) as found:
+        async with aclosing(merged(self._handles)) as found:
             async for number, events in found:
                 frames: list[bytes] = []
+                reply = self._replies[number]
                 for event in events:
                     if isinstance(event, Failed):
                         if any(frames):
                             yield b"".join(frames)
                         raise event.error
-                    frames.append(_frames(self._replies[number].reply, event))
+                    frames.append(_frames(reply, event))
                     if isinstance(event, Done):
-                        log_done(path, event, self._replies[number].reply)
+                        log_done(path, event, self._service, reply.prepared.chat)
                 yield b"".join(frames)
 
     async def _send(self, send: Send, body: bytes) -> None:
@@ -167,9 +163,9 @@ class ReplyResponse:
         self._last_sent = asyncio.get_running_loop().time()
 
     def _headers(self) -> list[tuple[bytes, bytes]]:
-        progress = self._replies[0].reply.progress if len(self._replies) == 1 else None
+        progress = self._replies[0].progress if len(self._replies) == 1 else None
         headers = {
-            "content-type": self._replies[0].reply.media_type,
+            "content-type": self._replies[0].media_type,
             "cache-control": "no-cache",
             "x-accel-buffering": "no",
             **(cache_header(progress) if progress is not None else {}),
@@ -184,7 +180,7 @@ class ReplyResponse:
             if rest > 0:
                 await asyncio.sleep(rest)
             else:
-                await self._send(send, self._replies[-1].reply.ping())
+                await self._send(send, self._replies[-1].ping())
 
 
 def _frames(reply: Reply, event: Progress | Piece | Done) -> bytes:
@@ -193,12 +189,12 @@ def _frames(reply: Reply, event: Progress | Piece | Done) -> bytes:
     return reply.progressed(event) if isinstance(event, Progress) else reply.ended(event)
 
 
-async def _finished(active: ActiveReply) -> Done:
+async def _finished(handle: RequestHandle, reply: Reply) -> Done:
     """Take in all events; raises what a Failed holds."""
     event: Event
-    async for event in active.handle:
+    async for event in handle:
         if isinstance(event, Piece):
-            active.reply.keep(event)
+            reply.keep(event)
         elif isinstance(event, Failed):
             raise event.error
         elif isinstance(event, Done):
@@ -212,13 +208,13 @@ def respond(
     combine: Callable[[list[dict[str, Any]]], Any] = lambda bodies: bodies[0],
 ) -> ReplyResponse:
     """Ask the engine for ``replies`` and answer with them. Raises ContextSizeError and UnavailableError."""
-    active: list[ActiveReply] = []
+    handles: list[RequestHandle] = []
     try:
         for reply in replies:
             reply.handle = service.worker.submit(reply.request)
-            active.append(ActiveReply(reply.handle, reply))
+            handles.append(reply.handle)
     except Exception:
-        for each in active:
-            each.handle.cancel()
+        for handle in handles:
+            handle.cancel()
         raise
-    return ReplyResponse(service, active, combine)
+    return ReplyResponse(service, replies, handles, combine)

@@ -30,8 +30,8 @@ from pyctl.cache.disk.file_format import (
 )
 from pyctl.cache.disk.graph import FileGraph
 from pyctl.cache.disk.index import Index, Key, Record
+from pyctl.cache.disk.recent_files import read_prompt
 from pyctl.cache.disk.segment_files import check_jobs, read_header, remove_file
-from pyctl.cache.recent import read_prompt
 
 __all__ = ["VerifyReport", "is_home", "record_of", "verify"]
 

@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import TypeAlias
 
 from pyctl.cache import LiveSequence, Reads, RequestStats, Snapshot
-from pyctl.engine.decode import PendingTokens, Verify
+from pyctl.engine.backend import PendingTokens, Verify
 from pyctl.engine.handle import RequestHandle
 from pyctl.errors import OutOfCellsError
 from pyctl.limit import limit

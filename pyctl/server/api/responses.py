@@ -28,10 +28,9 @@ from pyctl.engine.request import Done, Progress
 from pyctl.engine.sampling import Sampling
 from pyctl.server.api.custom_tool import InputReader
 from pyctl.server.api.responses_request import ResponseRequest, ResponsesBody, seal
-from pyctl.server.api.token_counts import count, counted
 from pyctl.server.body import ChatBody, ConversationBody, parse_object
-from pyctl.server.http import error_body, named_frames
-from pyctl.server.prepare import parallel_calls, prepare
+from pyctl.server.http import JsonResponse, error_body, named_frames
+from pyctl.server.prepare import n_input_tokens, parallel_calls, prepare
 from pyctl.server.reply import EventReply, PreparedReply, progress_json, timings_json
 from pyctl.server.request_pool import Fetched
 from pyctl.server.sending import respond
@@ -260,7 +259,8 @@ async def create(service: Service, request: Request) -> ASGIApp:
 async def input_tokens(service: Service, request: Request) -> Response:
     """POST /v1/responses/input_tokens"""
     values = parse_object(await request.body())
-    return counted(await service.shared.pool.read(request, lambda fetched: _count(service, values, fetched)))
+    n = await service.shared.pool.read(request, lambda fetched: _count(service, values, fetched))
+    return JsonResponse({"input_tokens": n, "object": "response.input_tokens"})
 
 
 def _reply(service: Service, values: dict[str, Any], fetched: Fetched) -> ResponseReply:
@@ -270,4 +270,4 @@ def _reply(service: Service, values: dict[str, Any], fetched: Fetched) -> Respon
 
 
 def _count(service: Service, values: dict[str, Any], fetched: Fetched) -> int:
-    return count(service, ConversationBody.of(ResponseRequest.of(values).chat), fetched)
+    return n_input_tokens(service, ConversationBody.of(ResponseRequest.of(values).chat), fetched)

@@ -10,11 +10,10 @@ from starlette.responses import Response
 from pyctl.errors import RequestError
 from pyctl.server.body import Body, ConversationBody, check_letters
 from pyctl.server.http import JsonResponse
-from pyctl.server.prepare import mixed, prepare_chat
-from pyctl.server.request_pool import Fetched
+from pyctl.server.prepare import mixed, n_input_tokens, prepare_chat
 from pyctl.server.service import Service
 
-__all__ = ["apply_template", "chat_input_tokens", "count", "counted", "detokenize", "tokenize"]
+__all__ = ["apply_template", "chat_input_tokens", "detokenize", "tokenize"]
 
 
 class _TokenizeBody(Body, frozen=True):
@@ -90,18 +89,7 @@ def _readable(piece: bytes) -> str | list[int]:
 async def chat_input_tokens(service: Service, request: Request) -> Response:
     """POST /v1/chat/completions/input_tokens"""
     body = await request.body()
-    return counted(
-        await service.shared.pool.read(request, lambda fetched: count(service, ConversationBody.parse(body), fetched))
+    n = await service.shared.pool.read(
+        request, lambda fetched: n_input_tokens(service, ConversationBody.parse(body), fetched)
     )
-
-
-def count(service: Service, body: ConversationBody, fetched: Fetched) -> int:
-    """Tokens of the prompt that the conversation is rendered to."""
-    chat = prepare_chat(service, body, fetched=fetched)
-    check_letters(chat.text, service.info.n_ctx)
-    return chat.n_tokens
-
-
-def counted(n_tokens: int) -> Response:
-    """``n_tokens`` as OpenAI says it."""
-    return JsonResponse({"input_tokens": n_tokens, "object": "response.input_tokens"})
+    return JsonResponse({"input_tokens": n, "object": "response.input_tokens"})

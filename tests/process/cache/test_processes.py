@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 
 from pyctl.cache.disk.file_format import PROMPTS, RULES
+from pyctl.cache.disk.recent_files import RecentFiles
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.persist import DiskPolicy
-from pyctl.cache.recent import RecentFiles
 from pyctl.cache.snapshot import PromptMatch, Snapshot
 from pyctl.prompt import Prompt
 from tests.unit.cache.disk.making import check_directory, check_read, conversation, on_disk, tokens_of

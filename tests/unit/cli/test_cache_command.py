@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pyctl.cache import note_model
+from pyctl.cache.disk.directory import note_model
 from pyctl.cache.disk.file_format import RULES
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cli.cache_command import run_cache

@@ -30,9 +30,10 @@ from pyctl.cache.disk.file_format import (
     PromptName,
     header_size,
 )
+from pyctl.cache.disk.recent_files import RecentFiles
 from pyctl.cache.disk.segment_files import read_header
 from pyctl.cache.disk.store import DiskStore
-from pyctl.cache.recent import RecentFiles, RecentPrompts
+from pyctl.cache.recent import RecentPrompts
 from pyctl.cache.snapshot import Snapshot
 from pyctl.chat.replay import ReplayLog, SampledReply
 from pyctl.prompt import Prompt

@@ -10,8 +10,7 @@ import pytest
 
 from pyctl.cache.ram import RamCache
 from pyctl.cache.sequence import LiveSequence
-from pyctl.engine.backend import SequenceTokens
-from pyctl.engine.decode import PendingTokens
+from pyctl.engine.backend import PendingTokens, SequenceTokens
 from pyctl.engine.draft.draft_length import DraftLengthController
 from pyctl.engine.draft.source import NO_MATCH, DraftJob, Match
 from pyctl.engine.draft.speculation import ModelDrafts, Speculation
