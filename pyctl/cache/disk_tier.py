@@ -8,9 +8,9 @@ if evaluation would take longer.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import wait
 from functools import partial
 from typing import TypeAlias
 
@@ -94,7 +94,7 @@ class DiskTier:
     """The `Store` on disk: reads from and writes to ``store``; ``policy`` is that of requests that name none.
 
     ``text_of`` makes text of tokens for people. ``behind`` is the store behind the disk. The engine's thread calls
-    everything and changes `recent`; writing and recovery have threads of their own. Closing takes at most
+    everything and changes `recent`; a thread of its own writes, and one that reads recovers. Closing takes at most
     ``close_seconds``.
     """
 
@@ -124,8 +124,7 @@ class DiskTier:
         self.n_hits = 0
         self._refreshed = time.monotonic()
         # Start-up never waits for a large directory; what is not adopted yet is a miss until it is.
-        self._recovery = threading.Thread(target=self._recover, name="pyctl-disk-recovery", daemon=True)
-        self._recovery.start()
+        (self._recovery,) = store.directory.readers.start([self._recover])
 
     def find(self, prompt: PromptMatch, limit: int) -> list[Prefix]:
         """The prefixes of ``prompt`` of ``limit`` tokens at most that are stored, the deepest first."""
@@ -267,8 +266,8 @@ class DiskTier:
             log.warning("disk cache: writes are incomplete after %.0f s", self.close_seconds)
         if self.behind is not None:
             self.behind.close(max(deadline - time.monotonic(), 0.1))
-        self._recovery.join(max(deadline - time.monotonic(), 0.1))
-        if done and not self._recovery.is_alive():
+        wait((self._recovery,), max(deadline - time.monotonic(), 0.1))
+        if done and self._recovery.done():
             self.store.close()  # which would wait for its users
         return done and self.queue.n_failed == n_failed
 

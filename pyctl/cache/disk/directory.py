@@ -35,7 +35,8 @@ from pyctl.cache.ports import Entry
 __all__ = ["THREADS", "CacheDirectory", "Contents", "is_older"]
 
 
-THREADS = min(16, os.cpu_count() or 1)
+THREADS = max(2, min(16, os.cpu_count() or 1))
+"""One of them may look through a large directory for long."""
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from pyctl.cache.disk.file_format import (
     parse,
     rules_id,
 )
-from pyctl.cache.disk.readers import RESTORE_SECONDS, DiskReads, Readers, StalledReadError, finish, finished
+from pyctl.cache.disk.readers import RESTORE_SECONDS, DiskReads, StalledReadError, finish, finished
 from pyctl.cache.disk.writer import StoreWriter
 from pyctl.cache.ports import Reading
 from pyctl.cache.snapshot import Block, Prefix, PromptMatch, Segment, Snapshot
@@ -52,6 +52,11 @@ SHARE_BESIDE = 64
 def _cancel(futures: Iterable[Future[None]]) -> None:
     for future in futures:
         future.cancel()
+
+
+def _one_by_one(jobs: Iterable[Callable[[], None]]) -> None:
+    for job in jobs:
+        job()
 
 
 def _now(function: Callable[[], None]) -> None:
@@ -109,7 +114,6 @@ class DiskStore:
         self._space = space
         self._handed: WeakValueDictionary[SegmentName, Segment] = WeakValueDictionary()
         self.files = StoreWriter(self.directory, fingerprint, min_tokens=min_tokens, daily_bytes=daily_bytes)
-        self._lookups = Readers(2, "disk-look")  # which wait for readers
         self._hangs = False
         self.sizes = sizes
         with suppress(OSError):  # then its files are taken for older ones, which only says who goes first
@@ -122,7 +126,6 @@ class DiskStore:
     def close(self) -> None:
         """Wait for what is running; nothing works afterwards."""
         self.files.close()
-        self._lookups.close()
         self.directory.close()
 
     # -- lookup ------------------------------------------------------------------------------------------------------
@@ -163,7 +166,7 @@ class DiskStore:
             return None
         deadline = time.monotonic() + RESTORE_SECONDS
         try:
-            looking = self._lookups.start([partial(self._look, state)])
+            looking = self.directory.readers.start([partial(self._look, state)])
             yield from finished(DiskReads(looking, self.directory.readers, deadline))
             top, chain, stored = looking[0].result()
             if common_prefix(stored, tokens) < prefix.n:
@@ -189,14 +192,14 @@ class DiskStore:
     @property
     def hangs(self) -> bool:
         """Whether an abandoned read has not returned yet."""
-        if self._hangs and not (self.directory.readers.is_busy or self._lookups.is_busy):
+        if self._hangs and not self.directory.readers.is_busy:
             self._hangs = False
             log.warning("disk cache: reads work again")
         return self._hangs
 
     def _look(self, state: StateName) -> tuple[StoredFile, list[StoredFile], Tokens]:
-        """The headers of a state and of its chain, and the tokens of all."""
-        return open_chain(self.home, state, self.sizes, self.directory.readers.run)
+        """The headers of a state and of its chain, and the tokens of all: by one reader, which waits for no other."""
+        return open_chain(self.home, state, self.sizes, _one_by_one)
 
     def _fetch(
         self, top: StoredFile, chain: list[StoredFile], deadline: float, base: Snapshot | None, most_bytes: int | None

@@ -141,7 +141,7 @@ class FuzzedCache:
             if not recovers:
                 patch.setattr(DiskTier, "_recover", lambda tier: None)
             tier = DiskTier(store, DiskPolicy("full"), cold_max=80)
-        tier._recovery.join(60)
+        tier._recovery.result(60)
         self.loaded.backend.memory.clear(0)
         backend = self.loaded.backend
         speculation = Speculation(model=RememberedDrafts(backend) if backend.facts.draft_type else None)

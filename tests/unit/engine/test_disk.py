@@ -165,7 +165,7 @@ def test_the_engine_asks_neither_the_index_nor_a_thread_that_waits(
     """The index is only touched by other threads, and turns go on while the one that writes is stuck."""
     engine = engine_on(tmp_path, "hybrid", "auto")
     tier, stuck = engine.prefix_cache.disk, threading.Event()
-    tier._recovery.join(60)
+    tier._recovery.result(60)
     me, touched = threading.get_ident(), []
 
     def guarded(name: str) -> None:

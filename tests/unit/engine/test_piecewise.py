@@ -405,7 +405,7 @@ def test_any_order_with_more_than_ram_has_room_for(tmp_path: Path, seed: int) ->
     budget, from_disk = 150_000, 0
     for _ in range(3):
         engine = engine_of(tmp_path, choice.choice(["full", "auto,spill"]), budget=budget)
-        tier_of(engine)._recovery.join(60)
+        tier_of(engine)._recovery.result(60)
         for _ in range(6):
             talk = choice.choice(talks)
             if len(talk) > 9:

@@ -48,7 +48,7 @@ class HangingDrive:
         """Answer everything from now on."""
         self._patch.undo()
         self.gate.set()
-        until(lambda: not (tier.store.directory.readers.is_busy or tier.store._lookups.is_busy))
+        until(lambda: not tier.store.directory.readers.is_busy)
 
 
 @pytest.fixture

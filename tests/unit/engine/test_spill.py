@@ -240,7 +240,7 @@ def test_any_order_on_any_disk_gives_right_replies_within_all_budgets(
         ram, n_cells = choice.choice([15_000, 40_000]), choice.choice([0, 1600, 4096])
         engine = engine_on(tmp_path, kind, policy, ram=ram, budget=budget, daily=daily, n_cells=n_cells)
         tier = tier_of(engine)
-        tier._recovery.join(60)
+        tier._recovery.result(60)
         for _ in range(8):
             drive.share = choice.choice([0.0, 0.0, 0.5, 1.0])
             talk = choice.choice(conversations)
