@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from pyctl.server.load_order import LoadOrder
 from pyctl.server.memory import share_heaps
 from pyctl.server.middleware import LoadingApp
 from pyctl.server.models import ModelCard, Models, ModelSource
-from pyctl.server.request_pool import Afterwards
+from pyctl.server.request_pool import Afterwards, RequestPool
 from pyctl.server.run import leave, serve
 from pyctl.server.service import Shared
 from pyctl.server.supervisor import Supervisor
@@ -42,8 +43,8 @@ __all__ = ["open_in_browser", "run_serve", "several"]
 log = logging.getLogger("pyctl")
 
 
-def open_in_browser(address: str) -> None:
-    """Open ``address`` if there is a screen to show it on; returns at once.
+def open_in_browser(address: str, pool: RequestPool) -> None:
+    """Open ``address``, on a thread of ``pool``, if there is a screen to show it on.
 
     Without one, browsers for terminals would be started, in the middle of the log.
     """
@@ -51,7 +52,7 @@ def open_in_browser(address: str) -> None:
     if not address or not has_screen:
         log.warning("--open: no browser found, the page is at %s", address or "no address for a browser")
         return
-    threading.Thread(target=_open, args=(address,), name="pyctl-open", daemon=True).start()
+    Afterwards(pool).add(partial(_open, address))
 
 
 def _open(address: str) -> None:
@@ -204,6 +205,7 @@ class _Serving:
 
     def __init__(self, settings: CommandSettings, models: Models | None, tools: ToolBox) -> None:
         self._settings, self._tools = settings, tools
+        self._shared = models.shared if models is not None else Shared(settings.server, tools=tools)
         self._closing = threading.Event()
         self._models = models
         self._began = time.monotonic()
@@ -218,7 +220,7 @@ class _Serving:
         server = self._settings.server
         addresses = Addresses.of(bound, server.api_prefix)
         if self._settings.listen.open_page and server.has_page:
-            open_in_browser(addresses.local and f"{addresses.local}/")
+            open_in_browser(addresses.local and f"{addresses.local}/", self._shared.pool)
         elif self._settings.listen.open_page:
             log.warning("--open ignored: --no-ui or --path removes the page")
         self._tools.start()
@@ -238,8 +240,7 @@ class _Serving:
 
     def _load_one(self) -> Models | None:
         """The one model, loaded; None if `close` was called meanwhile."""
-        host = Host(Shared(self._settings.server, tools=self._tools))
-        service = assemble(self._settings, lambda fraction: not self._closing.is_set(), host)
+        service = assemble(self._settings, lambda fraction: not self._closing.is_set(), Host(self._shared))
         models = self._models = Models.of(service)
         if self._closing.is_set():
             models.close()

@@ -121,7 +121,7 @@ class _Server(uvicorn.Server):
         self._grace_seconds = grace_seconds
         self._begin = begin
         self._on_stop = on_stop
-        self._beginning = threading.Thread(target=self._run_begin, name="pyctl-start", daemon=True)
+        self._beginning = threading.Thread(target=self._run_begin, name="pyctl-watch", daemon=True)
         self._failure: BaseException | None = None
         self._signalled_at = 0.0
         self.timer = threading.Timer(END_SECONDS, _too_late)

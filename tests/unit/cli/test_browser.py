@@ -9,6 +9,7 @@ import webbrowser
 import pytest
 
 from pyctl.cli.serve_command import open_in_browser
+from pyctl.server.request_pool import RequestPool
 
 
 def test_only_a_screen_gets_a_browser(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -25,10 +26,10 @@ def test_only_a_screen_gets_a_browser(monkeypatch: pytest.MonkeyPatch, caplog: p
     for name in ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(name, raising=False)
     with caplog.at_level(logging.WARNING):
-        open_in_browser("http://h/")
+        open_in_browser("http://h/", RequestPool())
     assert "the page is at http://h/" in caplog.text
     monkeypatch.setenv("DISPLAY", ":0")
-    open_in_browser("")
-    open_in_browser("http://h/")
+    open_in_browser("", RequestPool())
+    open_in_browser("http://h/", RequestPool())
     assert seen.wait(60)
     assert opened == ["http://h/"]
