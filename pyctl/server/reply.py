@@ -27,9 +27,9 @@ from pyctl.text import random_id
 
 __all__ = [
     "EventReply",
-    "Identity",
     "PreparedReply",
     "Reply",
+    "identity",
     "progress_json",
     "settings_json",
     "timings_json",
@@ -218,16 +218,14 @@ class PreparedReply:
     chat: PreparedChat | None = None
 
 
-class Identity:
+def identity(service: Service) -> dict[str, Any]:
     """Members that all events of one answer share."""
-
-    def __init__(self, service: Service) -> None:
-        self.fields: dict[str, Any] = {
-            "created": int(time.time()),
-            "id": "chatcmpl-" + random_id(),
-            "model": service.model,
-            "system_fingerprint": service.info.build,
-        }
+    return {
+        "created": int(time.time()),
+        "id": "chatcmpl-" + random_id(),
+        "model": service.model,
+        "system_fingerprint": service.info.build,
+    }
 
 
 class Reply(ABC):
@@ -282,9 +280,9 @@ class Reply(ABC):
         self.tokens.extend(piece.tokens)
         self.probs.extend(piece.probs)
 
-    @abstractmethod
     def progress_frames(self, progress: Progress) -> bytes:
         """Events for a report of the prefill."""
+        return b""
 
     @abstractmethod
     def piece_frames(self, piece: Piece) -> bytes:
@@ -378,9 +376,6 @@ class EventReply(Reply):
         if self.options.return_progress:
             events = self.reported(events, progress)
         return self.sent(events)
-
-    def progress_frames(self, progress: Progress) -> bytes:
-        return self.sent(self.reported([], progress))
 
     def piece_frames(self, piece: Piece) -> bytes:
         return self.sent(self._begin()) + self.frames(self._take(piece))

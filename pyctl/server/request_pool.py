@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar
 
@@ -276,7 +276,7 @@ async def client_left(receive: Receive) -> None:
         pass
 
 
-async def until_left(receive: Receive, work: Coroutine[Any, Any, None]) -> bool:
+async def until_left(receive: Receive, work: Awaitable[object]) -> bool:
     """Wait for ``work``, which is cancelled when the client leaves; whether it came to its end."""
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(client_left(receive))
     try:

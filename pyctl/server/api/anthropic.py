@@ -26,7 +26,7 @@ from pyctl.server.api.anthropic_request import chat_fields
 from pyctl.server.body import ChatBody, ConversationBody, parse_object
 from pyctl.server.http import JsonResponse, anthropic_error, named_frames
 from pyctl.server.prepare import n_input_tokens, prepare
-from pyctl.server.reply import EventReply, Identity, PreparedReply
+from pyctl.server.reply import EventReply, PreparedReply, identity
 from pyctl.server.sending import respond
 from pyctl.server.service import Service
 
@@ -40,11 +40,11 @@ class MessageReply(EventReply):
 
     error_form = staticmethod(anthropic_error)
 
-    def __init__(self, service: Service, prepared: PreparedReply, identity: Identity) -> None:
+    def __init__(self, service: Service, prepared: PreparedReply) -> None:
         super().__init__(service, prepared)
         self._blocks: list[dict[str, Any]] = []
         self._parts: list[str] = []  # texts sent for the last block
-        self._identity = identity
+        self._id, self._model = (identity(service)[name] for name in ("id", "model"))
 
     def ping(self) -> bytes:
         return _PING
@@ -91,11 +91,11 @@ class MessageReply(EventReply):
         self, blocks: list[dict[str, Any]], reason: str | None, word: str | None, usage: dict[str, int]
     ) -> dict[str, Any]:
         return {
-            "id": self._identity.fields["id"],
+            "id": self._id,
             "type": "message",
             "role": "assistant",
             "content": blocks,
-            "model": self._identity.fields["model"],
+            "model": self._model,
             "stop_reason": reason,
             "stop_sequence": word,
             "usage": usage,
@@ -171,7 +171,7 @@ async def messages(service: Service, request: Request) -> ASGIApp:
     (prepared,) = await service.shared.pool.read(
         request, lambda fetched: prepare(service, ChatBody.of(chat_fields(parse_object(body))), fetched)
     )
-    return respond(service, [MessageReply(service, prepared, Identity(service))])
+    return respond(service, [MessageReply(service, prepared)])
 
 
 async def count_tokens(service: Service, request: Request) -> ASGIApp:

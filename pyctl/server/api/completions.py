@@ -19,7 +19,7 @@ from pyctl.server.http import JsonResponse, encode, frame
 from pyctl.server.middleware import sees_texts
 from pyctl.server.models import Models
 from pyctl.server.prepare import prepare
-from pyctl.server.reply import Identity, PreparedReply, Reply, settings_json, usage_json
+from pyctl.server.reply import PreparedReply, Reply, identity, settings_json, usage_json
 from pyctl.server.sending import ReplyResponse, respond
 from pyctl.server.service import Service
 
@@ -120,11 +120,11 @@ def _pick(body: dict[str, Any], paths: tuple[str, ...]) -> dict[str, Any]:
     return picked
 
 
-class _Answer(Identity):
+class _Answer:
     """All that the replies of one answer share: its members, and the counts of tokens so far."""
 
     def __init__(self, service: Service) -> None:
-        super().__init__(service)
+        self.fields = identity(service)
         self.usages: list[dict[str, Any]] = []
         self.prompts: list[Prompt] = []
 

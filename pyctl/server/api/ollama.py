@@ -267,7 +267,6 @@ class OllamaReply(EventReply):
 
     def __init__(self, service: Service, prepared: PreparedReply) -> None:
         super().__init__(service, prepared)
-        self._deltas: list[ReplyDelta] = []  # of a reply that is sent as a whole
         self._call: CallDelta | None = None  # the head of the call that is not complete yet
         self._arguments: list[str] = []
         self._calls: list[dict[str, Any]] = []
@@ -322,8 +321,6 @@ class OllamaReply(EventReply):
                 calls += self._end_call()
                 self._call = call
             self._arguments.append(call.arguments)
-        if not self.options.stream:
-            self._deltas.append(delta)
         return [self._chunk(delta.reasoning, delta.content, calls)] if delta.reasoning or delta.content or calls else []
 
     def close(self, done: Done) -> list[dict[str, Any]]:
@@ -332,9 +329,9 @@ class OllamaReply(EventReply):
 
     def body(self, done: Done) -> dict[str, Any]:
         self._end_call(is_whole=done.stop_type != "limit")
-        thinking, content = ("".join(parts) for parts in zip(*(delta[:2] for delta in self._deltas), strict=True))
+        said = self.prepared.splitter.reply
         logprobs = {"logprobs": self._logprobs(self.probs)} if self.request.n_probs else {}
-        return {**self._chunk(thinking, content, self._calls), **logprobs, **self._end(done)}
+        return {**self._chunk(said.reasoning, said.content, self._calls), **logprobs, **self._end(done)}
 
     def _chunk(self, thinking: str, content: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
         said = self.said(thinking, content, calls)

@@ -32,17 +32,11 @@ async def resume(models: Models, request: Request) -> ASGIApp:
         raise RequestError("Stream offset lost, please restart")
     if stream.head is None:
         raise LoadingError
-    return ResumedResponse(stream, int(given))
 
+    async def resumed(scope: Scope, receive: Receive, send: Send) -> None:
+        await until_left(receive, send_stream(stream, int(given), send))  # a client that leaves changes nothing
 
-class ResumedResponse:
-    """Sends ``stream`` from byte ``start`` on; a client that leaves changes nothing."""
-
-    def __init__(self, stream: KeptStream, start: int) -> None:
-        self._stream, self._start = stream, start
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await until_left(receive, send_stream(self._stream, self._start, send))
+    return resumed
 
 
 async def end(models: Models, request: Request) -> Response:

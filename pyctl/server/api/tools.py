@@ -13,7 +13,7 @@ from pyctl.limit import limit
 from pyctl.server.body import Body
 from pyctl.server.http import JsonResponse
 from pyctl.server.models import Models
-from pyctl.server.request_pool import client_left
+from pyctl.server.request_pool import until_left
 
 if TYPE_CHECKING:
     from pyctl.tools.mcp_client import McpTool
@@ -69,14 +69,9 @@ async def call(models: Models, request: Request) -> Response:
         raise BusyError(len(shared.calls))
     running = asyncio.wrap_future(tool.call(body.params or {}))
     shared.calls.add(running)
-    leaving = asyncio.ensure_future(client_left(request.receive))
     try:
-        ends: set[asyncio.Future[Any]] = {running, leaving}
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        if not running.done():
+        if not await until_left(request.receive, running):
             raise ClientDisconnect
         return JsonResponse(running.result())
     finally:
-        leaving.cancel()
-        running.cancel()
         shared.calls.discard(running)
