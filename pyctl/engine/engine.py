@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Generator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from pyctl.cache import CacheLookup, CachePlan, LiveSequence, PrefixCache, RamCache, RequestStats, Store
+from pyctl.cache import CacheLookup, LiveSequence, PrefixCache, RamCache, Reading, RequestStats, Snapshot, Store
 from pyctl.engine.backend import Backend, Verify
 from pyctl.engine.decode import Generation
 from pyctl.engine.draft.speculation import Speculation
@@ -21,7 +20,7 @@ from pyctl.engine.handle import RequestHandle
 from pyctl.engine.jobs import Job, StateReads
 from pyctl.engine.prefill import Prefill
 from pyctl.engine.request import Done, Request
-from pyctl.engine.schedule.admission import ActiveRequest, Step, Steps
+from pyctl.engine.schedule.admission import ActiveRequest, Steps
 from pyctl.engine.schedule.scheduler import Scheduler
 from pyctl.errors import OutOfCellsError, PyctlError
 from pyctl.prompt import Prompt
@@ -193,7 +192,7 @@ class Engine:
     def _resume(self, active: ActiveRequest, verify: Verify | None = None) -> None:
         """Run a request up to its next batch or token and record the step that it waits for."""
         if active.steps is None:
-            active.steps = self._serve(active)
+            active.steps = self._warm_up(active) if active.handle.request.background else self._serve(active)
         try:
             step = active.step = next(active.steps) if verify is None else active.steps.send(verify)
         except StopIteration:
@@ -238,66 +237,62 @@ class Engine:
     # -- one request -------------------------------------------------------------------------------------------------
 
     def _serve(self, active: ActiveRequest) -> Steps:
-        """Run all stages of a request; a background request has no reply."""
+        """Run all stages of a client's request."""
         handle, request, seq, cache = active.handle, active.handle.request, active.seq, self.prefix_cache
         assert seq is not None
         active.started = time.perf_counter()
-        ends, goal = self._prefill.ends(request.prompt), len(request.prompt)
-        if request.background:
-            ends, goal = self.warm_ups.aim(request, ends)
         with Generation(self.backend, handle, seq, self.state_reads) as reply:
-            stats = active.stats = RequestStats(n_prompt=goal)
-            lookup = cache.lookup(request, ends, seq, stats)
-            if request.background:
-                yield from self._make_ready(active, seq, lookup, stats)
-            else:
-                lookup, plan = yield from self._evaluate_prompt(active, seq, lookup, stats)
-                reply.first()
-                n_alike = self.waiting.n_alike(active, self.running)
-                cache.save_end(seq, lookup, stats, self.backend.output, n_alike)
-                cache.persist(plan)
-                with self.speculation.following(active.id, request.prompt.tokens) as learn:
-                    yield from reply.rest(learn)
-        timings = reply.timings(stats, active.submitted, active.started)
-        if not request.background:
-            cache.totals.add(stats, reply.n_predicted)
-            self.counters.count_reply(timings)
-            self.replies.add(timings)
-        handle.put(Done(reply.stop_type, reply.stopping_word, timings, stats, seq.id))
-
-    def _evaluate_prompt(
-        self, active: ActiveRequest, seq: LiveSequence, lookup: CacheLookup, stats: RequestStats
-    ) -> Generator[Step, Verify, tuple[CacheLookup, CachePlan]]:
-        """Restore the longest cached prefix of a prompt and evaluate the rest, with a snapshot at each cut."""
-        cache, is_background = self.prefix_cache, active.handle.request.background
-        cache.leave(seq, lookup, stats)
-        self.scheduler.give_all_cells(lookup)
-        restored = yield from cache.restore(lookup, seq, stats, self.cells.make_room)
-        if not is_background:
+            stats = active.stats = RequestStats(n_prompt=len(request.prompt))
+            lookup = cache.lookup(request, self._prefill.ends(request.prompt), seq, stats)
+            restored = yield from self._restore(seq, lookup, stats)
             stats.n_warmed = self.warm_ups.used(lookup.match, stats.n_cached)
             lookup = self._prefill.after_reply(seq, lookup)
-        # One batch more costs a CPU nothing.
-        plan = cache.plan(lookup, restored, seq, stats, may_branch=not self.backend.facts.batch_cost)
-        if is_background:
-            plan = replace(plan, cuts=(*plan.cuts, *lookup.ends[-1:], stats.n_prompt))
-        try:
+            # One batch more costs a CPU nothing.
+            plan = cache.plan(lookup, restored, seq, stats, may_branch=not self.backend.facts.batch_cost)
             yield from self._prefill.run(active, seq, lookup, plan, stats)
-        finally:
-            if is_background:
-                self.warm_ups.note(active, lookup.match, stats.n_cached, seq.n)
-        return lookup, plan
+            reply.first()
+            n_alike = self.waiting.n_alike(active, self.running)
+            cache.save_end(seq, lookup, stats, self.backend.output, n_alike)
+            cache.persist(plan)
+            with self.speculation.following(active.id, request.prompt.tokens) as learn:
+                yield from reply.rest(learn)
+        timings = reply.timings(stats, active.submitted, active.started)
+        cache.totals.add(stats, reply.n_predicted)
+        self.counters.count_reply(timings)
+        self.replies.add(timings)
+        handle.put(Done(reply.stop_type, reply.stopping_word, timings, stats, seq.id))
 
-    def _make_ready(self, active: ActiveRequest, seq: LiveSequence, lookup: CacheLookup, stats: RequestStats) -> Steps:
-        """Evaluate a prompt ahead if worthwhile, and count evaluated tokens across all interruptions."""
-        began = time.perf_counter()
-        if self.warm_ups.is_worth_it(lookup, seq, stats.n_prompt):
+    def _warm_up(self, active: ActiveRequest) -> Steps:
+        """Evaluate a prompt ahead if worthwhile, and count evaluated tokens across all interruptions; there is no
+        reply."""
+        handle, request, seq, cache = active.handle, active.handle.request, active.seq, self.prefix_cache
+        assert seq is not None
+        active.started = time.perf_counter()
+        ends, goal = self.warm_ups.aim(request, self._prefill.ends(request.prompt))
+        reply = Generation(self.backend, handle, seq, self.state_reads)
+        stats = active.stats = RequestStats(n_prompt=goal)
+        lookup = cache.lookup(request, ends, seq, stats)
+        if self.warm_ups.is_worth_it(lookup, seq, goal):
             replaced = self.warm_ups.replaced_end(lookup, seq)
-            _, plan = yield from self._evaluate_prompt(active, seq, lookup, stats)
-            self.prefix_cache.persist(plan)
+            restored = yield from self._restore(seq, lookup, stats)
+            plan = cache.plan(lookup, restored, seq, stats, may_branch=not self.backend.facts.batch_cost)
+            plan = replace(plan, cuts=(*plan.cuts, *lookup.ends[-1:], goal))
+            try:
+                yield from self._prefill.run(active, seq, lookup, plan, stats)
+            finally:
+                self.warm_ups.note(active, lookup.match, stats.n_cached, seq.n)
+            cache.persist(plan)
             self.warm_ups.evaluated(lookup, replaced)
-        stats.n_evaluated, n_prompt = active.n_warmed, stats.n_prompt
-        stats.n_cached = max(n_prompt - active.n_warmed, 0)
+        stats.n_evaluated, stats.n_cached = active.n_warmed, max(goal - active.n_warmed, 0)
         if active.n_warmed:
-            self.prefix_cache.totals.n_warm_ups += 1
-            ms = (time.perf_counter() - began) * 1e3
-            log.info("prewarm      %7s tokens  %7s new  %.0f ms", f"{n_prompt:,}", f"{active.n_warmed:,}", ms)
+            cache.totals.n_warm_ups += 1
+            ms = (time.perf_counter() - active.started) * 1e3
+            log.info("prewarm      %7s tokens  %7s new  %.0f ms", f"{goal:,}", f"{active.n_warmed:,}", ms)
+        timings = reply.timings(stats, active.submitted, active.started)
+        handle.put(Done(reply.stop_type, reply.stopping_word, timings, stats, seq.id))
+
+    def _restore(self, seq: LiveSequence, lookup: CacheLookup, stats: RequestStats) -> Reading[tuple[Snapshot, ...]]:
+        """Restore the longest cached prefix of a prompt; the snapshot that it came from, if any."""
+        self.prefix_cache.leave(seq, lookup, stats)
+        self.scheduler.give_all_cells(lookup)
+        return (yield from self.prefix_cache.restore(lookup, seq, stats, self.cells.make_room))
