@@ -165,11 +165,6 @@ def _keep_files(models: Models, ram: RamBudget) -> None:
     errands.add(files.look)
 
 
-def _may_see(preset: Preset) -> bool:
-    settings = preset.settings
-    return bool(settings.vision.mmproj_path or settings.hub.mmproj_url or settings.hub.hf_repo)
-
-
 def _source(preset: Preset, host: Host, shared: DiskSettings) -> ModelSource:
     disk = replace(preset.settings.disk, **{name: getattr(shared, name) for name in SHARED_DISK})
     if disk.cache_dir and disk.store_url not in ("", shared.store_url):  # that of all has been tried
@@ -183,7 +178,7 @@ def _source(preset: Preset, host: Host, shared: DiskSettings) -> ModelSource:
         preset.origin,
         ("pyctl", "serve", *preset.argv),
         preset.text,
-        _may_see(preset),
+        bool(settings.vision.mmproj_path or settings.hub.mmproj_url or settings.hub.hf_repo),
         preset.is_hidden,
     )
     return ModelSource(
@@ -267,8 +262,7 @@ class _Serving:
         """The final log text about the cache directory; "" without one."""
         services = self._models.services if self._models is not None else ()
         found = [n for service in services if (n := service.admin.n_saved) is not None]
-        saved = sum(found)
-        return "" if not found else ", 1 prefix saved" if saved == 1 else f", {saved:,} prefixes saved"
+        return "" if not found else ", 1 prefix saved" if sum(found) == 1 else f", {sum(found):,} prefixes saved"
 
     def close(self) -> bool:
         """Stop loading, or end the engines; whether all is written that was to be kept. Idempotent."""

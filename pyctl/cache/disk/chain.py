@@ -34,7 +34,7 @@ from pyctl.prompt import Tokens, as_tokens
 
 __all__ = ["ChainNames", "PendingSnapshot", "Runner", "SegmentFile", "StoredFile", "open_chain"]
 
-Runner: TypeAlias = Callable[[Iterable[Callable[[], None]]], None]
+Runner: TypeAlias = Callable[[Iterable[Callable[[], object]]], None]
 """Runs jobs and raises their first error."""
 
 SMALL = (PartKind.TOKENS, PartKind.ENDS)

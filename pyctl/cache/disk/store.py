@@ -54,11 +54,6 @@ def _cancel(futures: Iterable[Future[None]]) -> None:
         future.cancel()
 
 
-def _one_by_one(jobs: Iterable[Callable[[], None]]) -> None:
-    for job in jobs:
-        job()
-
-
 def _now(function: Callable[[], None]) -> None:
     function()
 
@@ -199,7 +194,7 @@ class DiskStore:
 
     def _look(self, state: StateName) -> tuple[StoredFile, list[StoredFile], Tokens]:
         """The headers of a state and of its chain, and the tokens of all: by one reader, which waits for no other."""
-        return open_chain(self.home, state, self.sizes, _one_by_one)
+        return open_chain(self.home, state, self.sizes, lambda jobs: list(map(_now, jobs)))
 
     def _fetch(
         self, top: StoredFile, chain: list[StoredFile], deadline: float, base: Snapshot | None, most_bytes: int | None
