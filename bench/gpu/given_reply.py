@@ -22,7 +22,7 @@ from pyctl.cli import main as pyctl_main
 from pyctl.engine.backend import SequenceTokens
 from pyctl.llama.llama_backend import LlamaBackend
 from pyctl.llama.sampler import LlamaVocabulary
-from pyctl.setup import find_compiler
+from pyctl.setup.machine import find_compiler
 
 __all__ = ["give", "is_known", "preloaded"]
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 
-from pyctl.setup import find_compiler
+from pyctl.setup.machine import find_compiler
 
 __all__ = [
     "Cuda", "available_mib", "cached_share", "compilers", "describe", "direct_rate", "find_cuda",

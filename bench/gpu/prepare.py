@@ -32,7 +32,7 @@ from pathlib import Path
 
 from bench.gpu.machine import Cuda, compilers, find_cuda
 from pyctl.module_command import module_command
-from pyctl.setup import download_source, pip_command, read_pin
+from pyctl.setup.source import download_source, pip_command, read_pin
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 VENDOR = REPOSITORY / "vendor" / "llama.cpp"

@@ -108,7 +108,7 @@ def _wishes(settings: CommandSettings) -> Wishes:
 
 def _llama_facts(settings: CommandSettings) -> LlamaFacts:
     from pyctl.doctor.facts import LlamaFacts, cuda_can_pin
-    from pyctl.setup import unused_card
+    from pyctl.setup.libraries import unused_card
 
     try:
         from pyctl.llama.devices import file_tensors

@@ -35,7 +35,7 @@ from pyctl.server.request_pool import Afterwards, RequestPool
 from pyctl.server.run import leave, serve
 from pyctl.server.service import Shared
 from pyctl.server.supervisor import Supervisor
-from pyctl.setup import unused_card
+from pyctl.setup.libraries import unused_card
 from pyctl.tools.toolbox import ToolBox
 
 __all__ = ["open_in_browser", "run_serve", "several"]

@@ -14,38 +14,28 @@ from pathlib import Path
 
 from pyctl.cli.command_parser import CommandParser
 from pyctl.errors import ConfigError
-from pyctl.setup import (
+from pyctl.setup.build import (
     Build,
-    BuildPlan,
-    BuiltLibraries,
-    Compiler,
-    Machine,
-    SetupOptions,
-    Toolkit,
-    build_home,
     build_lock,
-    check_compiler,
-    check_room,
     compile_libraries,
-    covers,
-    cpu_features,
-    data_home,
-    describe,
-    free_bytes,
-    install_toolkit,
-    install_tools,
-    jobs_for,
-    libraries_at,
-    look_at_machine,
-    make_plan,
-    parse_architectures,
-    pip_command,
     place_libraries,
-    probe_system_toolkit,
-    read_pin,
     stage_libraries,
     unpacked_source,
 )
+from pyctl.setup.libraries import BuiltLibraries, build_home, covers, cpu_features, data_home, libraries_at
+from pyctl.setup.machine import Compiler, Machine, free_bytes, look_at_machine
+from pyctl.setup.plan import (
+    BuildPlan,
+    SetupOptions,
+    check_compiler,
+    check_room,
+    describe,
+    jobs_for,
+    make_plan,
+    parse_architectures,
+)
+from pyctl.setup.source import pip_command, read_pin
+from pyctl.setup.toolkit import Toolkit, install_toolkit, install_tools, probe_system_toolkit
 
 __all__ = ["run_setup"]
 

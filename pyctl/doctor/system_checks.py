@@ -6,7 +6,7 @@ import resource
 
 from pyctl.doctor.facts import Facts
 from pyctl.doctor.finding import Finding, UnknownError, slow, wrong
-from pyctl.setup import memory_groups
+from pyctl.setup.control_groups import memory_groups
 
 __all__ = ["container_memory", "cpu_governor", "memory_lock", "open_files", "overcommit", "swap", "windows_memory"]
 

@@ -8,7 +8,7 @@ import os
 
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.openmp import SPIN, limit_spinning
-from pyctl.setup import use_libraries
+from pyctl.setup.libraries import use_libraries
 
 if SPIN not in os.environ:  # must precede the libraries; the command line may have set it
     limit_spinning(ModelSettings.poll)

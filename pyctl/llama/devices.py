@@ -14,7 +14,7 @@ from llama_cpp import llama_cpp as api
 from pyctl.errors import ModelError
 from pyctl.llama.library import forget_log_errors, last_log_error
 from pyctl.models import split_names
-from pyctl.setup import memory_groups
+from pyctl.setup.control_groups import memory_groups
 
 __all__ = [
     "Device",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from pyctl.setup import look_at_machine, missing_packages
+from pyctl.setup.machine import look_at_machine
+from pyctl.setup.plan import missing_packages
 
 if missing := missing_packages(look_at_machine()):
     print(f"pyctl: error: {missing}", file=sys.stderr)

@@ -21,7 +21,7 @@ from pathlib import Path
 from pyctl.errors import ConfigError
 from pyctl.setup.libraries import BuiltLibraries, cpu_features, write_built
 from pyctl.setup.machine import Compiler
-from pyctl.setup.progress import BuildProgress, Step, steps_of
+from pyctl.setup.plan import duration
 from pyctl.setup.source import Pin, download_source, read_pin, unpack_source
 from pyctl.setup.toolkit import BuildTools, Toolkit
 
@@ -34,6 +34,9 @@ LIBRARY_NAMES = "lib*.so*"
 
 LAST_LINES = 30
 """Lines of a failed compilation that an error shows."""
+
+STEP = re.compile(r"\[([1-9][0-9]*)/([0-9]+)\] ")
+"""A line of ninja: steps that have ended, and all."""
 
 REPORT_SECONDS = 20.0
 """Time between two lines of progress where the output is no terminal."""
@@ -135,12 +138,8 @@ def compile_libraries(build: Build, source: Path, lock: int) -> None:
         shown = subprocess.run([*command, *defined], stdout=log, stderr=log, env=environment, check=False)
     if shown.returncode != 0:
         raise ConfigError(f"cmake failed:\n{end_of_log(build.log)}")
-    ninja = [build.tools.ninja, "-C", str(build.directory)]
-    listed = subprocess.run([*ninja, "-n", *TARGETS], capture_output=True, text=True, env=environment, check=False)
-    n_architectures = max(len(build.architectures), 1)
-    progress = BuildProgress(steps_of(listed.stdout, n_architectures), build.n_jobs, build.now)
     polite = ["nice", "-n", "10"] if shutil.which("nice") else []
-    command = [*polite, *ninja, "-j", str(build.n_jobs), *TARGETS]
+    command = [*polite, build.tools.ninja, "-C", str(build.directory), "-j", str(build.n_jobs), *TARGETS]
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -151,12 +150,12 @@ def compile_libraries(build: Build, source: Path, lock: int) -> None:
         pass_fds=(lock,),
     ) as process:
         try:
-            code = _follow(process, build, progress, n_architectures)
+            code = _follow(process, build)
         except KeyboardInterrupt:
             # A terminal sends the signal to ninja too, which ends its compilers.
             process.send_signal(signal.SIGINT)
             process.wait()
-            build.say(f"stopped at {progress.share:.0%}; run pyctl setup again to go on")
+            build.say("stopped; run pyctl setup again to go on")
             raise
         finally:
             if process.poll() is None:
@@ -179,22 +178,25 @@ def defines(build: Build) -> dict[str, str]:
     return values
 
 
-def _follow(process: subprocess.Popen[str], build: Build, progress: BuildProgress, n_architectures: int) -> int:
-    """Copy ninja's output to the log and show the progress; returns the exit code."""
+def _follow(process: subprocess.Popen[str], build: Build) -> int:
+    """Copy ninja's output to the log and show its count of steps; returns the exit code."""
     assert process.stdout is not None
-    is_terminal, shown = sys.stdout.isatty(), build.now()
+    is_terminal, began = sys.stdout.isatty(), build.now()
+    shown = began
     with build.log.open("a", encoding="utf-8") as log:
         for line in process.stdout:
             log.write(line)
             log.flush()
-            steps: list[Step] = steps_of(line, n_architectures)
-            for step in steps:
-                progress.finish(step)
-            if steps and is_terminal:
-                print(f"\r\x1b[K{progress.line()}", end="", flush=True)
-            elif steps and build.now() - shown >= REPORT_SECONDS:
-                shown = build.now()
-                build.say(progress.line())
+            if (step := STEP.match(line)) is None:
+                continue
+            now, n_done, n_steps = build.now(), int(step[1]), int(step[2])
+            left = duration((now - began) * (n_steps / n_done - 1))
+            text = f"step {n_done} of {n_steps}, about {left} left"
+            if is_terminal:
+                print(f"\r\x1b[K{text}", end="", flush=True)
+            elif now - shown >= REPORT_SECONDS:
+                shown = now
+                build.say(text)
     if is_terminal:
         print("\r\x1b[K", end="", flush=True)
     return process.wait()

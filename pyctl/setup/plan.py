@@ -13,7 +13,6 @@ from typing import Literal
 
 from pyctl.errors import ConfigError
 from pyctl.setup.machine import AMD, Card, Compiler, Machine
-from pyctl.setup.progress import duration
 from pyctl.setup.toolkit import TOOLKIT_RELEASE
 
 __all__ = [
@@ -23,6 +22,7 @@ __all__ = [
     "check_compiler",
     "check_room",
     "describe",
+    "duration",
     "jobs_for",
     "make_plan",
     "missing_packages",
@@ -238,6 +238,14 @@ def describe(machine: Machine, plan: BuildPlan, n_jobs: int) -> list[str]:
     lines.append(f"build: {plan.why}")
     lines.append(f"       about {duration(seconds / n_jobs)} with {n_jobs} jobs, {SIZES[plan.kind]}")
     return lines
+
+
+def duration(seconds: float) -> str:
+    """Seconds below two minutes, else minutes, or hours and minutes."""
+    if seconds < 120:
+        return f"{max(round(seconds), 1)} seconds"
+    minutes = round(seconds / 60)
+    return f"{minutes} minutes" if minutes < 120 else f"{minutes // 60} hours {minutes % 60} minutes"
 
 
 def _cards(machine: Machine) -> str:

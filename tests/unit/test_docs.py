@@ -13,7 +13,8 @@ import pytest
 
 from pyctl.cli.arguments import FLAGS, CommandSettings, parse_chat, parse_launch, parse_serve
 from pyctl.cli.other_forms import IGNORED, NO_OP, REJECTED
-from pyctl.setup import look_at_machine, missing_packages
+from pyctl.setup.machine import look_at_machine
+from pyctl.setup.plan import missing_packages
 from tools import figures
 from tools.house import modules, tree_of
 

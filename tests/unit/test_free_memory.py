@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pyctl.setup import memory_groups
+from pyctl.setup.control_groups import memory_groups
 
 devices = importlib.import_module("pyctl.llama.devices")  # whose package has a function of this name
 

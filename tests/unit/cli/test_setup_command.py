@@ -11,8 +11,10 @@ import pytest
 from pyctl.cli import setup_check, setup_command
 from pyctl.cli.setup_command import run_setup
 from pyctl.errors import ConfigError
-from pyctl.setup import BuiltLibraries, Machine, build_lock, read_pin
-from pyctl.setup.libraries import write_built
+from pyctl.setup.build import build_lock
+from pyctl.setup.libraries import BuiltLibraries, write_built
+from pyctl.setup.machine import Machine
+from pyctl.setup.source import read_pin
 from tests.unit.setup.machines import BARE, ON_BUS, WITH_CARD
 
 Run = Callable[..., tuple[int, list[str]]]

@@ -12,7 +12,7 @@ import pytest
 from pyctl.doctor.disk_speed import DiskSpeed, disk_speed
 from pyctl.doctor.examine import CHECKS, examine, screen
 from pyctl.errors import ModelError
-from pyctl.setup import unused_card
+from pyctl.setup.libraries import unused_card
 from pyctl.setup.machine import Driver
 from tests.unit.doctor.machines import AT_REST, GIB, PCI_CARD, QUIET, RTX_3090, desktop
 

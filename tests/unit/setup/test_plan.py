@@ -14,6 +14,7 @@ from pyctl.setup.plan import (
     check_compiler,
     check_room,
     describe,
+    duration,
     jobs_for,
     make_plan,
     missing_packages,
@@ -141,3 +142,9 @@ def test_what_was_found_and_will_be_done_is_said() -> None:
     ]
     wsl = replace(BARE, is_wsl=True)
     assert describe(wsl, make_plan(wsl, SetupOptions(cpu=True)), 1)[0] == "found: no NVIDIA card, WSL2"
+
+
+def test_durations_have_the_unit_that_fits() -> None:
+    assert [duration(seconds) for seconds in (0, 119, 1600, 9000)] == [
+        "1 seconds", "119 seconds", "27 minutes", "2 hours 30 minutes",
+    ]  # fmt: skip
