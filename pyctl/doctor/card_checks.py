@@ -6,7 +6,7 @@ from pyctl.doctor.facts import Facts
 from pyctl.doctor.finding import Finding, slow, wrong
 from pyctl.setup.plan import DRIVER_ERRORS, LEAST_DRIVER
 
-__all__ = ["build", "driver", "libraries", "link", "persistence", "pinned", "power", "shared_memory"]
+__all__ = ["build", "driver", "libraries", "link", "pinned"]
 
 DRIVER_OF = {11: "450", 12: "525", 13: LEAST_DRIVER}
 """The oldest driver that speaks a CUDA version."""
@@ -22,8 +22,6 @@ CUINIT = {
     804: "the driver's compatibility library does not fit this card; take its directory out of LD_LIBRARY_PATH",
 }
 """The meaning of a code of cuInit, and its fix after a semicolon."""
-
-LEAST_SHARED = 2**28
 
 
 def libraries(facts: Facts) -> list[Finding]:
@@ -73,28 +71,6 @@ def pinned(facts: Facts) -> list[Finding] | None:
     return [slow(f"memory for snapshots cannot be pinned: {error}", mend)]
 
 
-def power(facts: Facts) -> list[Finding] | None:
-    """No card has less power than it was built for."""
-    if not facts.has_nvidia:
-        return None
-    found = []
-    for index, card in enumerate(facts.cards):
-        limit, default = card.power_limit, card.default_limit
-        if limit is not None and default is not None and limit < default:
-            text = f"{card.name} is limited to {limit // 1000} W of {default // 1000} W"
-            found.append(slow(text, f"sudo nvidia-smi -i {index} -pl {default // 1000}"))
-    return found
-
-
-def persistence(facts: Facts) -> list[Finding] | None:
-    """The driver stays loaded while no program runs; a card that shows a screen keeps it loaded anyway."""
-    if not facts.has_nvidia or facts.is_wsl:
-        return None
-    idle = [card for card in facts.cards if card.is_persistent is False and card.has_screen is False]
-    text = "the driver unloads when no program uses a card, which makes the next start slow"
-    return [slow(text, "sudo nvidia-smi -pm 1")] if idle else []
-
-
 def link(facts: Facts) -> list[Finding] | None:
     """Each card has all its PCIe lanes, at its own generation."""
     if not facts.has_nvidia or facts.is_wsl:
@@ -109,12 +85,3 @@ def link(facts: Facts) -> list[Finding] | None:
             effect = f"copies between RAM and card take {slower:.0f} times as long"
             found.append(slow(f"{text}: {effect}", "use the mainboard's slot for graphics cards, without a riser"))
     return found
-
-
-def shared_memory(facts: Facts) -> list[Finding] | None:
-    """Several cards exchange data through /dev/shm, of which containers have little."""
-    if not facts.has_nvidia or len(facts.llama.gpus()) < 2:
-        return None
-    size = facts.shared_memory_bytes()
-    text = f"/dev/shm has {size // 2**20} MiB, and several cards exchange data through it"
-    return [slow(text, "start the container with --shm-size 1g")] if size < LEAST_SHARED else []

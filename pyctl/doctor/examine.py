@@ -37,20 +37,15 @@ CHECKS = (
     Check("overcommit", system_checks.overcommit, is_quick=True),
     Check("container", system_checks.container_memory, is_quick=True),
     Check("locked memory", system_checks.memory_lock, is_quick=True),
-    Check("open files", system_checks.open_files, is_quick=True),
     Check("cache directory", storage_checks.cache_place, is_quick=True),
     Check("disk space", storage_checks.cache_space, is_quick=True),
-    Check("power limit", card_checks.power),
     Check("pinned memory", card_checks.pinned),
     Check("PCIe link", card_checks.link),
     Check("swap", system_checks.swap, is_quick=True),
     Check("WSL memory", system_checks.windows_memory, is_quick=True),
     Check("model's disk", storage_checks.model_place, is_quick=True),
     Check("cache's disk", storage_checks.cache_disk, is_quick=True),
-    Check("disk speed", storage_checks.cache_speed),
-    Check("/dev/shm", card_checks.shared_memory),
     Check("CPU governor", system_checks.cpu_governor, is_quick=True),
-    Check("persistence", card_checks.persistence),
 )
 """Heaviest first."""
 

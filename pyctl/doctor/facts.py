@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import resource
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +10,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import NoReturn
 
-from pyctl.doctor.disk_speed import DiskSpeed, disk_speed
 from pyctl.doctor.finding import UnknownError
 from pyctl.doctor.nvml import CardState, card_states
 from pyctl.setup.machine import NVIDIA, Driver, find_driver, find_pci_cards
@@ -82,7 +80,6 @@ class Facts:
     llama: LlamaFacts = field(default_factory=LlamaFacts)
     find_driver: Callable[[], Driver | None] = find_driver
     card_states: Callable[[], tuple[CardState, ...] | None] = card_states
-    disk_speed: Callable[[Path], DiskSpeed] = disk_speed
     limit_of: Callable[[int], tuple[int, int]] = resource.getrlimit
 
     # -- files -------------------------------------------------------------------------------------------------------
@@ -149,14 +146,6 @@ class Facts:
         if states is None:
             raise UnknownError("libnvidia-ml.so.1 does not answer")
         return states
-
-    def shared_memory_bytes(self) -> int:
-        """The size of /dev/shm. Raises UnknownError without one."""
-        try:
-            found = os.statvfs(self.root / "dev/shm")
-        except OSError as error:
-            raise UnknownError(f"/dev/shm: {error.strerror}") from error
-        return found.f_blocks * found.f_frsize
 
     # -- disks -------------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""NVIDIA's management library (NVML), by ctypes: power limits, links and memory of the cards."""
+"""NVIDIA's management library (NVML), by ctypes: links and memory of the cards."""
 
 from __future__ import annotations
 
@@ -27,15 +27,11 @@ NAME_BYTES = 96
 class CardState:
     """What NVML says of a card; None for what it does not say.
 
-    Power in milliwatts. ``lanes`` are PCIe lanes now, and those of the card. ``generations`` are the best that slot and
+    ``lanes`` are PCIe lanes now, and those of the card. ``generations`` are the best that slot and
     card reach together, and the card's; a card at rest runs below both. ``used`` is bytes.
     """
 
     name: str
-    power_limit: int | None = None
-    default_limit: int | None = None
-    is_persistent: bool | None = None
-    has_screen: bool | None = None
     lanes: tuple[int | None, int | None] = (None, None)
     generations: tuple[int | None, int | None] = (None, None)
     used: int | None = None
@@ -80,14 +76,9 @@ def _state(library: Any, index: int) -> CardState:
     def number(function: str) -> int | None:
         return _number(library, function, device)
 
-    persistent, screen = number("nvmlDeviceGetPersistenceMode"), number("nvmlDeviceGetDisplayActive")
     is_known = not library.nvmlDeviceGetMemoryInfo(device, ctypes.byref(memory))
     return CardState(
         name.value.decode("utf-8", "replace") or f"card {index}",
-        power_limit=number("nvmlDeviceGetPowerManagementLimit"),
-        default_limit=number("nvmlDeviceGetPowerManagementDefaultLimit"),
-        is_persistent=None if persistent is None else bool(persistent),
-        has_screen=None if screen is None else bool(screen),
         lanes=(number("nvmlDeviceGetCurrPcieLinkWidth"), number("nvmlDeviceGetMaxPcieLinkWidth")),
         generations=(number("nvmlDeviceGetMaxPcieLinkGeneration"), number("nvmlDeviceGetGpuMaxPcieLinkGeneration")),
         used=memory.used if is_known else None,

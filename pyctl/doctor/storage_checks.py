@@ -9,15 +9,12 @@ from pyctl.doctor.facts import Facts, existing
 from pyctl.doctor.finding import Finding, UnknownError, slow, wrong
 from pyctl.errors import ModelError
 
-__all__ = ["cache_disk", "cache_place", "cache_space", "cache_speed", "memory_plan", "model_files", "model_place"]
+__all__ = ["cache_disk", "cache_place", "cache_space", "memory_plan", "model_files", "model_place"]
 
 GIB = 2**30
 
 SMALL = 10 * GIB
 """Free bytes of which the default cache, a tenth, is too small to be of use."""
-
-LEAST_READ, LEAST_WRITE = 3e8, 1e8
-"""Bytes per second: drives with moving parts and cards are below, SSDs above."""
 
 NETWORK = ("nfs", "cifs", "smb", "9p", "drvfs", "fuse.sshfs", "fuse.rclone", "ceph", "glusterfs", "lustre", "virtiofs")
 """File systems of another machine, or of the host of this one."""
@@ -97,22 +94,6 @@ def cache_space(facts: Facts) -> list[Finding] | None:
         return []
     text = f"{place} has {free / GIB:.1f} GiB free, the cache may take {wanted / GIB:.1f} GiB"
     return [slow(text, f"--kv-cache-budget {free // 2**21}, or remove files")]
-
-
-def cache_speed(facts: Facts) -> list[Finding] | None:
-    """The disk reads and writes fast, measured with a file of 64 MiB."""
-    if facts.wishes.cache_dir is None:
-        return None
-    place = existing(facts.wishes.cache_dir)
-    try:
-        speed = facts.disk_speed(place)
-    except OSError as error:
-        raise UnknownError(f"{place} cannot be measured: {error.strerror}") from error
-    if speed.read >= LEAST_READ and speed.write >= LEAST_WRITE:
-        return []
-    rates = f"reads {speed.read / 1e6:,.0f} MB/s and writes {speed.write / 1e6:,.0f} MB/s"
-    seconds = f"2 GB of a long conversation take {2e9 / max(speed.read, 1.0):.0f} s"
-    return [slow(f"{place} {rates}: {seconds}", "--kv-cache-dir on a faster SSD")]
 
 
 def memory_plan(facts: Facts) -> list[Finding] | None:

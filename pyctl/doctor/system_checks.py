@@ -8,7 +8,7 @@ from pyctl.doctor.facts import Facts
 from pyctl.doctor.finding import Finding, UnknownError, slow, wrong
 from pyctl.setup.control_groups import memory_groups
 
-__all__ = ["container_memory", "cpu_governor", "memory_lock", "open_files", "overcommit", "swap", "windows_memory"]
+__all__ = ["container_memory", "cpu_governor", "memory_lock", "overcommit", "swap", "windows_memory"]
 
 GIB = 2**30
 
@@ -20,8 +20,6 @@ MOST_SWAPPED = 2**29
 
 MOST_SWAPPINESS = 60
 """The kernel's own default."""
-
-LEAST_FILES = 1024
 
 SLOW_GOVERNORS = ("powersave", "conservative", "userspace")
 
@@ -58,15 +56,6 @@ def memory_lock(facts: Facts) -> list[Finding] | None:
         return []
     text = f"--mlock needs {_gib(needed)} of locked memory, the limit is {_gib(soft)}"
     return [wrong(text, "ulimit -l unlimited, or LimitMEMLOCK=infinity in the systemd unit")]
-
-
-def open_files(facts: Facts) -> list[Finding]:
-    """The limit of open files leaves room for connections and for files of the cache."""
-    _, hard = facts.limit_of(resource.RLIMIT_NOFILE)
-    if hard == resource.RLIM_INFINITY or hard >= LEAST_FILES:
-        return []
-    text = f"at most {hard} files may be open, connections included"
-    return [wrong(text, f"ulimit -Hn {4 * LEAST_FILES}, or LimitNOFILE in the systemd unit")]
 
 
 def container_memory(facts: Facts) -> list[Finding]:

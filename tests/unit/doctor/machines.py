@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pyctl.doctor.disk_speed import DiskSpeed
 from pyctl.doctor.facts import Facts, LlamaFacts, Wishes
 from pyctl.doctor.nvml import CardState
 from pyctl.setup.machine import Card, Driver
@@ -32,8 +31,7 @@ QUIET = {
 RTX_3090 = Card("NVIDIA GeForce RTX 3090", (8, 6), 24 * GIB)
 
 AT_REST = CardState(
-    RTX_3090.name, power_limit=350_000, default_limit=350_000, is_persistent=True, has_screen=False,
-    lanes=(16, 16), generations=(4, 4), used=GIB,
+    RTX_3090.name, lanes=(16, 16), generations=(4, 4), used=GIB,
 )  # fmt: skip
 
 LIBRARIES = {
@@ -62,7 +60,6 @@ def desktop(root: Path, files: dict[str, str | None] | None = None, **changes: A
     facts = {
         "find_driver": lambda: Driver((13, 0), "580.95.05", (RTX_3090,)),
         "card_states": lambda: (AT_REST,),
-        "disk_speed": lambda place: DiskSpeed(2e9, 3e9),
         "limit_of": lambda number: (2**20, 2**20),
     }
     pick = lambda known: {name: changes[name] for name in known if name in changes}  # noqa: E731

@@ -44,7 +44,7 @@ class FakeNvml:
 
         def number(device: ctypes.c_void_p, value: Any) -> int:
             value._obj.value = len(name)
-            return 3 if name == "nvmlDeviceGetPersistenceMode" else 0
+            return 3 if name == "nvmlDeviceGetCurrPcieLinkWidth" else 0
 
         return number
 
@@ -57,9 +57,8 @@ def test_cards_are_described_and_the_library_is_closed() -> None:
     library = FakeNvml(lacks=("nvmlDeviceGetGpuMaxPcieLinkGeneration",))
     first, second = card_states(load_of(library)) or ()
     assert (first.name, second.name, second.used) == ("card 100", "card 101", 101)
-    assert first.power_limit == len("nvmlDeviceGetPowerManagementLimit")
     assert first.generations == (len("nvmlDeviceGetMaxPcieLinkGeneration"), None)
-    assert first.is_persistent is None  # the card does not know
+    assert first.lanes[0] is None  # the card does not know
     assert library.n_open == 0
     assert used_bytes(load_of(library)) == 201
 
