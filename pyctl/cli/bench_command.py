@@ -23,7 +23,7 @@ from pyctl.cli.command_parser import CommandParser
 from pyctl.cli.signals import ending_by_signal
 from pyctl.doctor.nvml import used_bytes
 from pyctl.errors import ConfigError, ModelError
-from pyctl.measure.bench_report import is_wrong, picture, table_lines
+from pyctl.measure.bench_report import is_wrong, table_lines
 from pyctl.measure.bench_run import BenchOptions, BenchRun
 from pyctl.models import builtin_model, split_names
 from pyctl.setting import CHAT, DISK, GENERAL, LOG, SERVER, Flag
@@ -64,9 +64,8 @@ def run_bench(argv: Sequence[str]) -> int:
     options, rest = _parser().parse_known_args(argv)
     settings = parse_serve(rest, {})
     depths = _depths(options.depths or (QUICK_DEPTHS if options.quick else DEPTHS))
-    for path in filter(None, (options.json, options.picture)):
-        if not Path(path).expanduser().absolute().parent.is_dir():
-            raise ConfigError(f"cannot write {path}: its directory does not exist")
+    if options.json and not Path(options.json).expanduser().absolute().parent.is_dir():
+        raise ConfigError(f"cannot write {options.json}: its directory does not exist")
     flags = _server_flags(settings, rest)
     if head_flags := _head_flags(settings, flags):
         flags = (*flags, "--spec-type", "none")  # what drafts gain is a row of its own
@@ -87,8 +86,6 @@ def run_bench(argv: Sequence[str]) -> int:
         if options.json:
             found = {"pyctl": __version__, "began": began, "seconds": run.seconds, "about": header}
             _write(options.json, json.dumps({**found, "flags": flags, "records": run.records}, indent=1) + "\n")
-        if options.picture:
-            _write(options.picture, picture(run.records, Path(flags[1]).name))
         return int(is_wrong(run.records))
 
 
@@ -107,7 +104,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--depths", type=int, nargs="+", metavar="N", help="prompt tokens (default: 2048 8192 32768)")
     parser.add_argument("--budget", type=float, metavar="S", help="skip what would take longer (default: 900)")
     parser.add_argument("--json", metavar="FILE", help="write every figure to this file")
-    parser.add_argument("--picture", metavar="FILE", help="write a picture of the first tokens, as SVG")
     return parser
 
 

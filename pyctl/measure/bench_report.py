@@ -1,14 +1,13 @@
-"""The records of `pyctl bench` as one table of 80 columns, and as one picture."""
+"""The records of `pyctl bench` as one table of 80 columns."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from html import escape
 
 from pyctl.measure.bench_run import AGAIN, COLD, FROM_DISK, FROM_RAM, NEXT, OURS, PEER, Record
 
-__all__ = ["is_wrong", "picture", "table_lines"]
+__all__ = ["is_wrong", "table_lines"]
 
 TABLE, WAY, SERVER, COLUMN = 80, 24, 13, 10
 
@@ -114,45 +113,3 @@ def _exact(records: Sequence[Record]) -> Iterator[str]:
 
 def _difference(record: Record) -> str:
     return f"{record['difference']:.2g}" if record["cached"] else "not restored"
-
-
-# -- picture -----------------------------------------------------------------------------------------------------------
-
-BAR, GAP, LABEL, WIDTH, ROOM = 18, 12, 170, 760, 90
-
-COLORS = {OURS: "#2f6fde", PEER: "#9aa0a6"}
-
-
-def picture(records: Sequence[Record], title: str) -> str:
-    """An SVG: milliseconds to the first token at the deepest prompt, a bar for each way and server."""
-    found = [record for record in records if record.get("way") in WAYS and not _is_missed(record)]
-    deepest = max((record["depth"] for record in found), default=0)
-    found = [record for record in found if record["depth"] == deepest]
-    longest = max((record["first_ms"] for record in found), default=1.0)
-    body, y = [], 56
-    for way in WAYS:
-        bars = [record for server in (OURS, PEER) for record in found if _is(record, way, server)]
-        for index, record in enumerate(bars):
-            length = max((WIDTH - LABEL - ROOM) * record["first_ms"] / longest, 1)
-            if index == 0:
-                body.append(f'<text x="{LABEL - 10}" y="{y + 14}" text-anchor="end">{way}</text>')
-            fill = COLORS[record["server"]]
-            body.append(f'<rect x="{LABEL}" y="{y}" width="{length:.1f}" height="{BAR}" fill="{fill}"/>')
-            body.append(f'<text x="{LABEL + length + 6:.1f}" y="{y + 14}">{record["first_ms"]:,.0f} ms</text>')
-            y += BAR + 2
-        y += GAP if bars else 0
-    names = [server for server in (OURS, PEER) if any(record["server"] == server for record in found)]
-    legend = "".join(
-        f'<rect x="{LABEL + 140 * i}" y="30" width="12" height="12" fill="{COLORS[name]}"/>'
-        f'<text x="{LABEL + 140 * i + 18}" y="41">{name}</text>'
-        for i, name in enumerate(names)
-    )
-    heading = f'<text x="12" y="20" font-weight="bold">First token, {deepest:,} tokens: {escape(title)}</text>'
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y + 8}" font-family="sans-serif" '
-        f'font-size="13"><rect width="100%" height="100%" fill="#fff"/>{heading}{legend}{"".join(body)}</svg>\n'
-    )
-
-
-def _is(record: Record, way: str, server: str) -> bool:
-    return bool(record["way"] == way and record["server"] == server)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 
-from pyctl.measure.bench_report import is_wrong, picture, table_lines
+from pyctl.measure.bench_report import is_wrong, table_lines
 from pyctl.measure.bench_run import AGAIN, COLD, FROM_DISK, FROM_RAM, NEXT, OURS, PEER, difference
 from pyctl.measure.coding_chat import coding_chat, turn
 
@@ -53,7 +52,6 @@ def test_a_restore_from_another_place_is_no_figure() -> None:
     found = [{**record, "source": "none"} if record.get("way") == FROM_DISK else record for record in records()]
     (line,) = (line for line in table_lines(found, []) if FROM_DISK in line)
     assert line.split()[-4:] == ["missed"] * len(DEPTHS)
-    assert FROM_DISK not in picture(found, "model")
 
 
 def test_a_head_that_drafted_nothing_has_one_figure() -> None:
@@ -82,13 +80,6 @@ def test_a_table_of_nothing_says_why() -> None:
 )
 def test_a_broken_promise_is_wrong(record: dict[str, Any], is_so: bool) -> None:
     assert is_wrong([record]) is is_so
-
-
-def test_the_picture_is_xml_with_a_bar_for_each_way_and_server() -> None:
-    root = ElementTree.fromstring(picture(records(), "<model> & co"))
-    bars = [each for each in root.iter("{http://www.w3.org/2000/svg}rect") if each.get("height") == "18"]
-    assert len(bars) == 8
-    assert "<model> & co" in "".join(root.itertext())
 
 
 def test_differences_of_log_probabilities() -> None:
