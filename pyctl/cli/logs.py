@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
+import textwrap
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -154,37 +156,15 @@ def _value_at(line: str) -> int:
     return indent + len(name) + len(gap) + len(rest) - len(rest.lstrip(" ")) if rest.strip() else indent + 2
 
 
+_FIELD = re.compile(r"(?<=  )[^ ]+(?: [^ ]+){1,3}(?=  |$)")
+"""A field of several words, which stays in one row; fields have two blanks or more between them."""
+
+
 def wrapped(line: str, width: int, indent: int) -> str:
-    """``line`` in rows of ``width`` letters, all but the first one indented.
-
-    A row ends between two fields, which have more than one blank between them; a field that is too long for a row ends
-    it between two words.
-    """
-    rows, row = list[str](), ""
-    for blanks, words in _fields(line):
-        if row and len(row) + blanks + len(" ".join(words)) > width and len(" ".join(words)) <= width - indent:
-            rows, row, blanks = [*rows, row], " " * indent, 0
-        for number, word in enumerate(words):
-            gap = blanks if number == 0 else 1
-            if row.strip() and len(row) + gap + len(word) > width:
-                rows, row, gap = [*rows, row], " " * indent, 0
-            row += " " * gap + word
-    return "\n".join([*rows, row])
-
-
-def _fields(line: str) -> Iterator[tuple[int, list[str]]]:
-    """The fields of ``line`` as words, each with the number of blanks before it."""
-    blanks, words, before = 0, list[str](), 0
-    for word in line.split(" "):
-        if not word:
-            blanks += 1
-        elif words and blanks == 0:
-            words.append(word)
-        else:
-            if words:
-                yield before, words
-            before, words, blanks = blanks + bool(words), [word], 0
-    yield before, words
+    """``line`` in rows of ``width`` letters, all but the first one indented."""
+    joined = _FIELD.sub(lambda field: field[0].replace(" ", "\xa0"), line)
+    rows = textwrap.wrap(joined, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(rows).replace("\xa0", " ")
 
 
 _RED, _GREEN, _YELLOW, _DIM = 31, 32, 33, 2
