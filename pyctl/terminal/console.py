@@ -34,10 +34,8 @@ __all__ = [
     "RichView",
     "TerminalReader",
     "View",
-    "accepted_share",
     "shorten_history",
     "stats_line",
-    "streamed_size",
     "unquoted",
 ]
 
@@ -260,22 +258,11 @@ def stats_line(stats: ReplyStats, width: int | None = None) -> str:
     if stats.tokens_per_second is not None:
         parts.append(f"{stats.tokens_per_second:.1f}/s")
     if stats.n_drafted and stats.n_accepted is not None:
-        parts.append(accepted_share(stats.n_drafted, stats.n_accepted))
-    if stats.streamed_bytes:
-        parts.append(streamed_size(stats.streamed_bytes))
+        share = stats.n_accepted / stats.n_drafted
+        parts.append(f"{stats.n_accepted:,} of {stats.n_drafted:,} drafted accepted ({share:.0%})")
     while width is not None and len(parts) > 1 and len(" | ".join(parts)) > width:
         parts.pop()
     return " | ".join(parts)[:width]
-
-
-def accepted_share(n_drafted: int, n_accepted: int) -> str:
-    """How many of the tokens that were drafted are part of replies."""
-    return f"{n_accepted:,} of {n_drafted:,} drafted accepted ({n_accepted / n_drafted:.0%})"
-
-
-def streamed_size(n_bytes: int) -> str:
-    """How much was read from RAM by attention."""
-    return f"{n_bytes / 2**20:,.0f} MiB of K and V from RAM"
 
 
 class PlainView:

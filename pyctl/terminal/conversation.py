@@ -311,8 +311,8 @@ def load(path: Path) -> Conversation:
 class ReplyStats:
     """Numbers of one reply, in tokens, milliseconds and tokens per second; None where they are not known.
 
-    Of ``n_drafted`` tokens of drafts the reply has ``n_accepted``. ``streamed_bytes`` of K and V were read from RAM.
-    ``source`` says where the cached tokens came from, empty when unknown; ``truncated`` that the reply met a limit.
+    Of ``n_drafted`` tokens of drafts the reply has ``n_accepted``. ``source`` says where the cached tokens came from,
+    empty when unknown; ``truncated`` that the reply met a limit.
     """
 
     n_cached: int | None = None
@@ -324,7 +324,6 @@ class ReplyStats:
     truncated: bool = False
     n_drafted: int | None = None
     n_accepted: int | None = None
-    streamed_bytes: int | None = None
 
 
 @dataclass(frozen=True)

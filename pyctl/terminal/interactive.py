@@ -8,8 +8,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
@@ -28,9 +27,7 @@ from pyctl.terminal.console import (
     RichView,
     TerminalReader,
     View,
-    accepted_share,
     stats_line,
-    streamed_size,
     unquoted,
 )
 from pyctl.terminal.conversation import Call, ChatBackend, ChatDelta, Conversation, ReplyStats
@@ -43,57 +40,11 @@ from pyctl.user_directory import user_directory
 __all__ = ["Chat", "run_chat"]
 
 
-@dataclass(frozen=True)
-class SessionTotals:
-    """Sums over the replies of one run, in tokens."""
-
-    n_replies: int = 0
-    n_cached: int = 0
-    n_evaluated: int = 0
-    n_predicted: int = 0
-    n_drafted: int = 0
-    n_accepted: int = 0
-    streamed_bytes: int = 0
-
-    def with_reply(self, stats: ReplyStats) -> SessionTotals:
-        """The totals after one more reply."""
-        return SessionTotals(
-            self.n_replies + 1,
-            self.n_cached + (stats.n_cached or 0),
-            self.n_evaluated + (stats.n_evaluated or 0),
-            self.n_predicted + (stats.n_predicted or 0),
-            self.n_drafted + (stats.n_drafted or 0),
-            self.n_accepted + (stats.n_accepted or 0),
-            self.streamed_bytes + (stats.streamed_bytes or 0),
-        )
-
-
 LAST_CHAT = "last-chat.json"
 """The file of the last chat, in the state directory."""
 
 WITH_PATH = ("/file", "/image", "/load", "/save")
 ALIASES = {"/exit": "/quit", "/bye": "/quit"}
-
-
-COMMANDS = {
-    "/help": "[COMMAND]  this list",
-    "/regen": "another reply to the last message",
-    "/undo": "take back the last message and its reply",
-    "/edit": "[TEXT]  change the last message and send it again",
-    "/file": "PATH  show a text or PDF file with the next message; - takes it back",
-    "/image": "PATH  show an image with the next message; - takes it back",
-    "/copy": "copy the last reply to the clipboard, if the terminal allows it",
-    "/system": "[TEXT]  show or set the system message; - takes it away",
-    "/set": "[NAME VALUE]  show or set a sampling field; - takes it back",
-    "/model": "[NAME]  list the models of the server, or switch to one",
-    "/save": "PATH  write the conversation",
-    "/load": "PATH  read a conversation",
-    "/result": "the last result of a tool, in full",
-    "/stats": "numbers of the last reply and of all",
-    "/clear": "forget the conversation, keep the system message",
-    "/quit": "leave, like Ctrl-D, /exit and /bye",
-}
-"""The commands, and what each does."""
 
 
 class Chat:
@@ -120,30 +71,11 @@ class Chat:
         self._interactive = interactive
         self._keep_in = last
         self.tools = ToolCalls(NoTools(), lambda question: "")
-        self._totals = SessionTotals()
         self._last: ReplyStats | None = None
         self._running = True
         self._images: tuple[str, ...] = ()  # what the next message shows
         self._files: tuple[str, ...] = ()
         self._fields: dict[str, Any] = {}  # of each request
-        self._commands: dict[str, Callable[[str], None]] = {
-            "/help": self._help,
-            "/regen": self._regen,
-            "/undo": self._undo,
-            "/edit": self._edit,
-            "/file": self._file,
-            "/image": self._image,
-            "/copy": self._copy,
-            "/system": self._system,
-            "/set": self._set,
-            "/model": self._model,
-            "/save": self._save,
-            "/load": self._load,
-            "/result": self._result,
-            "/stats": self._stats,
-            "/clear": self._clear,
-            "/quit": self._quit,
-        }
 
     def run(self) -> int:
         """The exit code."""
@@ -175,10 +107,10 @@ class Chat:
             self.ask(text[1:])
         else:
             name, argument = (*text.split(maxsplit=1), "")[:2]
-            command = self._commands.get(ALIASES.get(name, name))
-            if command is None:
+            name = ALIASES.get(name, name)
+            if name not in COMMANDS:
                 raise RequestError(f"unknown command {name}; /help lists them, and // begins a message with a slash")
-            command(argument.strip())
+            COMMANDS[name][0](self, argument.strip())
 
     def ask(self, text: str) -> None:
         """One message, whatever it begins with."""
@@ -234,7 +166,7 @@ class Chat:
                     raise
             self._view.end(stats)
             if stats is not None:
-                self._last, self._totals = stats, self._totals.with_reply(stats)
+                self._last = stats
             if stats is not None or content or reasoning or calls:
                 self.conversation = asked.answered(content, reasoning, Call.joined(calls), stopped=stats is None)
                 self._keep()
@@ -254,8 +186,8 @@ class Chat:
     def _help(self, argument: str) -> None:
         name = f"/{argument.removeprefix('/')}"
         if (name := ALIASES.get(name, name)) in COMMANDS:
-            return self._view.info(f"{name} {COMMANDS[name]}")
-        lines = [f"{name:<8} {text}" for name, text in COMMANDS.items()]
+            return self._view.info(f"{name} {COMMANDS[name][1]}")
+        lines = [f"{name:<8} {text}" for name, (_, text) in COMMANDS.items()]
         lines += ["//...    a message that begins with a slash", '"""      begins and ends a message of several lines']
         self._view.info("\n".join(lines))
 
@@ -338,21 +270,34 @@ class Chat:
         self._view.info(self.tools.last or "no tool has run yet")
 
     def _stats(self, _: str) -> None:
-        totals = self._totals
-        lines = [f"last: {stats_line(self._last)}"] if self._last is not None else []
-        lines.append(
-            f"all: {totals.n_replies:,} replies | {totals.n_cached:,} cached | {totals.n_evaluated:,} evaluated"
-            f" | {totals.n_predicted:,} tokens"
-            + (f" | {accepted_share(totals.n_drafted, totals.n_accepted)}" if totals.n_drafted else "")
-            + (f" | {streamed_size(totals.streamed_bytes)}" if totals.streamed_bytes else "")
-        )
-        self._view.info("\n".join(lines))
+        self._view.info(stats_line(self._last) if self._last is not None else "no reply yet")
 
     def _clear(self, _: str) -> None:
         self.conversation, self._images, self._files = self.conversation.cleared(), (), ()
 
     def _quit(self, _: str) -> None:
         self._running = False
+
+
+COMMANDS: Mapping[str, tuple[Callable[[Chat, str], None], str]] = {
+    "/help": (Chat._help, "[COMMAND]  this list"),
+    "/regen": (Chat._regen, "another reply to the last message"),
+    "/undo": (Chat._undo, "take back the last message and its reply"),
+    "/edit": (Chat._edit, "[TEXT]  change the last message and send it again"),
+    "/file": (Chat._file, "PATH  show a text or PDF file with the next message; - takes it back"),
+    "/image": (Chat._image, "PATH  show an image with the next message; - takes it back"),
+    "/copy": (Chat._copy, "copy the last reply to the clipboard, if the terminal allows it"),
+    "/system": (Chat._system, "[TEXT]  show or set the system message; - takes it away"),
+    "/set": (Chat._set, "[NAME VALUE]  show or set a sampling field; - takes it back"),
+    "/model": (Chat._model, "[NAME]  list the models of the server, or switch to one"),
+    "/save": (Chat._save, "PATH  write the conversation"),
+    "/load": (Chat._load, "PATH  read a conversation"),
+    "/result": (Chat._result, "the last result of a tool, in full"),
+    "/stats": (Chat._stats, "numbers of the last reply"),
+    "/clear": (Chat._clear, "forget the conversation, keep the system message"),
+    "/quit": (Chat._quit, "leave, like Ctrl-D, /exit and /bye"),
+}
+"""The commands, and what each does."""
 
 
 def _path(argument: str) -> Path:
@@ -419,7 +364,8 @@ def run_chat(backend: ChatBackend, settings: TerminalSettings, tools: ToolSource
             view.info(f"{backend.name()}  (/help for commands, Ctrl-D to leave)")
             if settings.resumes:
                 view.info(f"goes on after {len(conversation.messages)} messages")
-        reader = TerminalReader(last.with_name("history"), COMMANDS, WITH_PATH) if typing else PipeReader(sys.stdin)
+        commands = {name: text for name, (_, text) in COMMANDS.items()}
+        reader = TerminalReader(last.with_name("history"), commands, WITH_PATH) if typing else PipeReader(sys.stdin)
         kept = last if typing or settings.resumes else None
         chat = Chat(backend, reader, view, conversation, interactive=typing, last=kept)
         chat.tools = ToolCalls(tools or NoTools(), reader.ask, last.with_name("allowed-tools.json"))

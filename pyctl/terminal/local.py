@@ -70,7 +70,6 @@ def _stats(done: Done) -> ReplyStats:
         tokens_per_second=1000.0 * timings.n_predicted / timings.predicted_ms if timings.predicted_ms > 0.0 else None,
         n_drafted=timings.drafts.n_drafted or None,
         n_accepted=timings.drafts.n_accepted if timings.drafts.n_drafted else None,
-        streamed_bytes=timings.streamed.n_bytes if timings.streamed is not None else None,
         source=done.stats.source,
         truncated=done.stop_type == "limit",
     )

@@ -219,7 +219,6 @@ class _Reply:
             tokens_per_second=rate,
             n_drafted=_count(self._timings, "draft_n"),
             n_accepted=_count(self._timings, "draft_n_accepted"),
-            streamed_bytes=_count(self._timings, "streamed_bytes"),
             source=self._source,
             truncated=self._finish_reason == "length",
         )
