@@ -8,13 +8,16 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import httpx
+from rich.console import Console
+from rich.status import Status
+from rich.text import Text
 
 from pyctl.atomic_file import make_private, open_private
 from pyctl.cli.arguments import CommandSettings
@@ -32,6 +35,7 @@ STOP_SECONDS = 70.0
 """A server ends within a minute of SIGTERM, all cache writes included."""
 
 ANSWER_SECONDS = 10.0
+POLL_SECONDS = 0.1
 LAST_LINES = 5
 
 
@@ -64,9 +68,9 @@ def find_server(url: str, key: str) -> FoundServer | None:
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     with httpx.Client(timeout=ANSWER_SECONDS, headers=headers, trust_env=False) as client:
         try:
-            with _progress(f"{url} loads its model") as show:
+            with _waiting(f"{url} loads its model"):
                 while (health := client.get(f"{url}/health")).status_code == 503 and "Loading" in health.text:
-                    show()
+                    time.sleep(POLL_SECONDS)
             if health.status_code == 503:
                 raise ConfigError(f"the server at {url} has failed; restart it")
             reply = client.get(f"{url}/props")
@@ -94,11 +98,11 @@ def started_server(
     print(f"pyctl: starting the server, log: {log}", file=sys.stderr)
     began = time.monotonic()
     with _child([*pyctl_command(), "serve", *flags, "--port", str(port)], log) as process:
-        with _progress("loading the model") as show, httpx.Client(timeout=ANSWER_SECONDS, trust_env=False) as client:
+        with _waiting("loading the model"), httpx.Client(timeout=ANSWER_SECONDS, trust_env=False) as client:
             while not _is_ready(client, url):
                 if process.poll() is not None:
                     raise ConfigError(f"the server ended with exit code {process.returncode}: {_end_of(log)}")
-                show()
+                time.sleep(POLL_SECONDS)
         found = find_server(url, key)
         if found is None:
             raise ConfigError(f"the server at {url} does not answer; log: {log}")
@@ -112,6 +116,11 @@ def started_server(
         finally:
             if process.poll() is not None:
                 print(f"pyctl: the server ended with exit code {process.returncode}, log: {log}", file=sys.stderr)
+
+
+def _waiting(text: str) -> Status:
+    """Shows ``text`` in a terminal for the time of a block."""
+    return Console(stderr=True, highlight=False).status(Text(f"pyctl: {text}"))
 
 
 def _is_ready(client: httpx.Client, url: str) -> bool:
@@ -192,22 +201,3 @@ def _end_of(log: Path) -> str:
     errors = [line for line in lines if line.startswith("pyctl: error: ")]
     text = errors[-1].removeprefix("pyctl: error: ") if errors else " | ".join(lines[-LAST_LINES:])
     return f"{one_line(text)} (log: {log})"
-
-
-@contextmanager
-def _progress(text: str) -> Iterator[Callable[[], None]]:
-    """A function that waits a moment, and shows ``text`` and the seconds so far in one line of a terminal."""
-    began, is_shown = time.monotonic(), False
-
-    def show() -> None:
-        nonlocal is_shown
-        time.sleep(0.1)
-        if sys.stderr.isatty() and (seconds := time.monotonic() - began) >= 1:
-            is_shown = True
-            print(f"\rpyctl: {text}, {seconds:.0f} s ", end="", file=sys.stderr, flush=True)
-
-    try:
-        yield show
-    finally:
-        if is_shown:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
