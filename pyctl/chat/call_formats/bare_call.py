@@ -6,8 +6,7 @@ still become a call is held back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from pyctl.chat.call_formats.scan import (
     NeedMoreInput,
@@ -16,23 +15,17 @@ from pyctl.chat.call_formats.scan import (
     skip_blanks,
     starts_with,
     string_at,
-    type_names,
 )
-from pyctl.chat.json_schema import ready_schema
 from pyctl.chat.reply import CallDelta, ReplyDelta, ReplyParser
 from pyctl.chat.tools import Tools
-from pyctl.errors import RequestError
 from pyctl.limit import limit
 from pyctl.text import random_id
 
-__all__ = ["BareCallParser", "is_instance"]
+__all__ = ["BareCallParser"]
 
 _MAX_ARGUMENTS = limit(1 << 16, "arguments of a call without tags", "it is text", "reply", "characters")
 _MAX_AROUND = 1 << 10
 """Characters before the arguments, and after them."""
-
-_MAX_CHECKS = limit(10_000, "values and schemas compared for a call without tags", "it is text", "reply")
-_MAX_DEPTH = 100
 
 _FENCE = "```"
 
@@ -60,7 +53,7 @@ class BareCallParser:
         if self._is_text:
             return delta
         arguments = self._held[self._begin : self._end]
-        if self._is_whole and self._fits(arguments):
+        if self._is_whole and self._is_object(arguments):
             return delta._replace(calls=(CallDelta(0, self._new_id(), self._name), CallDelta(0, arguments=arguments)))
         return delta._replace(content=self._held)
 
@@ -111,73 +104,8 @@ class BareCallParser:
             at += len(mark)
         return at
 
-    def _fits(self, arguments: str) -> bool:
+    def _is_object(self, arguments: str) -> bool:
         try:
-            return is_instance(parse_json(arguments), {"type": "object", **self._tools.parameters(self._name)})
-        except (ValueError, RequestError):
+            return isinstance(parse_json(arguments), dict)
+        except ValueError:
             return False
-
-
-def is_instance(value: Any, schema: Any) -> bool:
-    """Whether JSON ``value`` fits ``schema`` in the dialect of `ready_schema`, apart from patterns and formats.
-
-    False if that takes too long to find out. RequestError for what is no schema.
-    """
-    ready = ready_schema(schema)
-    return _Checker(ready.get("$defs", {})).fits(value, ready, 0)
-
-
-class _Checker:
-    """Compares a value with a schema as `ready_schema` writes it; a grammar would fix the order of members, too."""
-
-    def __init__(self, definitions: Mapping[str, Any]) -> None:
-        self._definitions = definitions
-        self._n_left = _MAX_CHECKS
-
-    def fits(self, value: Any, schema: Any, depth: int) -> bool:
-        if isinstance(schema, bool):
-            return schema
-        words = [schema["const"]] if "const" in schema else schema.get("enum")
-        self._n_left -= 1 + len(words or ())
-        if self._n_left < 0 or depth > _MAX_DEPTH:
-            return False
-        if "$ref" in schema:
-            return self.fits(value, self._definitions[schema["$ref"].removeprefix("#/$defs/")], depth + 1)
-        if words is not None:
-            return any(value == word and type_names(value)[0] == type_names(word)[0] for word in words)
-        if (kinds := schema.get("type")) and set(kinds).isdisjoint(type_names(value)):
-            return False
-        if "anyOf" in schema and not any(self.fits(value, part, depth + 1) for part in schema["anyOf"]):
-            return False
-        if not all(self.fits(value, part, depth + 1) for part in schema.get("allOf", ())):
-            return False
-        if isinstance(value, dict):
-            return self._fits_object(value, schema, depth)
-        if isinstance(value, list):
-            return self._fits_array(value, schema, depth)
-        if isinstance(value, str):
-            return _lies_in(len(value), schema.get("minLength"), schema.get("maxLength"))
-        return type_names(value)[0] not in ("integer", "number") or _is_within(value, schema)
-
-    def _fits_object(self, value: Mapping[str, Any], schema: Mapping[str, Any], depth: int) -> bool:
-        known = schema.get("properties", {})
-        others = True if schema.get("patternProperties") else schema.get("additionalProperties", True)
-        return all(name in value for name in schema.get("required", ())) and all(
-            self.fits(each, known.get(name, others), depth + 1) for name, each in value.items()
-        )
-
-    def _fits_array(self, value: list[Any], schema: Mapping[str, Any], depth: int) -> bool:
-        first, others = schema.get("prefixItems", []), schema.get("items", True)
-        return _lies_in(len(value), schema.get("minItems"), schema.get("maxItems")) and all(
-            self.fits(each, first[at] if at < len(first) else others, depth + 1) for at, each in enumerate(value)
-        )
-
-
-def _lies_in(value: float, low: float | None, high: float | None) -> bool:
-    return (low is None or value >= low) and (high is None or value <= high)
-
-
-def _is_within(value: float, schema: Mapping[str, Any]) -> bool:
-    above, below = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
-    is_between = (above is None or value > above) and (below is None or value < below)
-    return is_between and _lies_in(value, schema.get("minimum"), schema.get("maximum"))

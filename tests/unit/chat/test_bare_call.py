@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyctl.chat.call_formats.bare_call import BareCallParser, is_instance
+from pyctl.chat.call_formats.bare_call import BareCallParser
 from pyctl.chat.call_formats.families import HERMES
 from pyctl.chat.chat_format import ChatFormat
 from pyctl.chat.reply import ParsedReply, ReplyDelta
@@ -33,7 +32,7 @@ TEXTS = (
     *(f"Here: {BARE}", f"{BARE} is it.", f"{BARE}\n{BARE}", f"[{BARE}]", f"{BARE}}}", BARE[:-1], ""),
     *(f"``{BARE}``", f"```python\n{BARE}\n```", f"```json\n{BARE}", f"```json\n{BARE}\n```\nThat is it.", "```", "{"),
     *(BARE.replace("look_up", "stop"), BARE.replace("name", "tool"), BARE.replace("arguments", "parameters")),
-    *(BARE.replace("}}", '}, "id": 1}'), BARE.replace("days", "weeks"), BARE.replace("3", '"3"')),
+    BARE.replace("}}", '}, "id": 1}'),
     *(BARE.replace("\\u0069", "\\x"), BARE.replace(ARGUMENTS, '"Paris"'), BARE.replace(ARGUMENTS, "{3}")),
     *(BARE.replace('"city"', f'"days":{"[" * 9000}{"]" * 9000}, "city"'), BARE.replace("Par", "a" * (1 << 16))),
     *('{"city": "Paris"}', "{" + " " * 2000 + BARE[1:], BARE[:-1] + " " * 2000 + "}", "<think>hm</think>\n\n{}"),
@@ -97,45 +96,6 @@ def test_text_is_held_back_only_while_it_may_be_a_call(text: str, held: str) -> 
     said = "".join(parts.feed(letter).content for letter in text)
     assert said == (text if not held else "")
     assert parts.feed("!") == ReplyDelta(content=f"{held}!")
-
-
-SCHEMAS: list[Any] = [
-    {"type": "object", "properties": {"a": {"type": ["integer", "null"]}}, "required": ["a"]},
-    {"type": "object", "additionalProperties": {"type": "string", "minLength": 1, "maxLength": 2}},
-    {"anyOf": [{"const": 1}, {"enum": ["a", None, [True]]}]},
-    {"type": "array", "items": {"type": "number", "exclusiveMinimum": 0, "maximum": 2}, "minItems": 1, "maxItems": 2},
-    {"allOf": [{"properties": {"a": {"type": "string"}}}, {"properties": {"b": True}, "required": ["b"]}]},
-    {"$ref": "#/$defs/n", "$defs": {"n": {"type": "array", "items": {"$ref": "#/$defs/n"}}}},
-    {"type": "array", "prefixItems": [{"type": "boolean"}, {"type": "integer", "minimum": 1}], "items": False},
-    {},
-]
-VALUES = st.recursive(
-    st.sampled_from([None, True, False, 0, 1, 2, 3, 0.5, 1.5, "", "a", "ab", "abc"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("ab"), inner, max_size=2),
-    max_leaves=5,
-)
-
-
-@settings(max_examples=examples(500), deadline=None)
-@given(st.sampled_from(SCHEMAS), VALUES)
-def test_arguments_fit_a_schema_as_a_validator_says(schema: Any, value: Any) -> None:
-    """Apart from the two rules of the dialect: no properties that are unknown, and all of ``prefixItems``."""
-    strict = schema
-    if "prefixItems" in schema:
-        strict = {**schema, "minItems": 2}
-    if "properties" in schema or "allOf" in schema:
-        strict = {**schema, "type": "object", "unevaluatedProperties": False}
-    assert is_instance(value, schema) == jsonschema.Draft202012Validator(strict).is_valid(value)
-
-
-def test_the_check_is_bounded() -> None:
-    nested: Any = []
-    for _ in range(200):
-        nested = [nested]
-    many = {"anyOf": [{"$ref": "#"}, {"$ref": "#"}, {"type": "array", "items": {"$ref": "#"}}]}
-    assert not is_instance(nested, SCHEMAS[5])
-    assert not is_instance([0] * 30_000, {"items": {"type": "integer"}})
-    assert work(lambda: is_instance(nested, {"type": "array", "items": many})) < 1_000_000
 
 
 @pytest.mark.parametrize("sign", [" ", "\n", "a", "{", '"', "\\", '"name"', BARE, "`"])
