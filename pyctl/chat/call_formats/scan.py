@@ -54,7 +54,6 @@ _MOST_BEFORE = 3
 _NO_NAME = re.compile(r"[\s<>]")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _JSON_MARKS = re.compile(r'[{}\[\]"\\]')
-_PYTHON_MARKS = re.compile(r"""[(){}\[\]"'\\]""")
 _MAX_CALL = 1 << 12
 """Letters of a call that only its end tells from content."""
 
@@ -206,15 +205,14 @@ class CallScanner(ABC):
 
 
 class ValueEnd:
-    """Finds where a value between brackets ends, as JSON writes it or Python, in text that grows.
+    """Finds where a value between brackets ends, as JSON writes it, in text that grows.
 
     After NeedMoreInput, ask again with more text behind the same: each letter is looked at once.
     """
 
-    def __init__(self, *, python: bool = False, max_size: int = _MAX_CALL) -> None:
+    def __init__(self, *, max_size: int = _MAX_CALL) -> None:
         self._max_size = max_size
-        self._marks = _PYTHON_MARKS if python else _JSON_MARKS
-        self._at, self._depth, self._quote = 0, 0, ""
+        self._at, self._depth, self._is_quoted = 0, 0, False
 
     def find(self, text: str, begin: int) -> int:
         """Where the value ends that begins at ``begin``; -1 if it has more than ``max_size`` letters.
@@ -222,16 +220,14 @@ class ValueEnd:
         NeedMoreInput if the text ends before that shows.
         """
         at = max(self._at, begin)
-        while (mark := self._marks.search(text, at)) and mark.end() - begin <= self._max_size:
+        while (mark := _JSON_MARKS.search(text, at)) and mark.end() - begin <= self._max_size:
             at, letter = mark.end(), mark[0]
             if letter == "\\":
-                at += bool(self._quote)
-            elif self._quote:
-                self._quote = "" if letter == self._quote else self._quote
-            elif letter in "\"'":
-                self._quote = letter
-            else:
-                self._depth += 1 if letter in "([{" else -1
+                at += self._is_quoted
+            elif letter == '"':
+                self._is_quoted = not self._is_quoted
+            elif not self._is_quoted:
+                self._depth += 1 if letter in "[{" else -1
                 if self._depth <= 0:
                     self._reset()
                     return at
@@ -242,7 +238,7 @@ class ValueEnd:
         raise NeedMoreInput
 
     def _reset(self) -> None:
-        self._at, self._depth, self._quote = 0, 0, ""
+        self._at, self._depth, self._is_quoted = 0, 0, False
 
 
 def joined(deltas: list[CallDelta]) -> tuple[CallDelta, ...]:

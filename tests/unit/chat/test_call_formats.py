@@ -82,7 +82,7 @@ def marked(name: str, form: str, header: str, end: str, call: str, is_plain: boo
 CHATML = ("<|im_start|>assistant\n", "<|im_end|>\n")
 LLAMA = ("<|start_header_id|>assistant<|end_header_id|>\n\n", "<|eot_id|>")
 LLAMA_CALL = '{"name": "stop", "parameters": {}}'
-LLAMA_MARKS = ("<|python_tag|>", "stop", ".call(", ")", "=", "'", ";", '{"name": "stop", "parameters": ', '"type"')
+LLAMA_MARKS = ("<|python_tag|>", "stop", ";", '{"name": "stop", "parameters": ', '"type"')
 MISTRAL = ("[/INST]", "</s>")
 LIST_CALL = '[TOOL_CALLS][{"name": "stop", "arguments": {}, "id": "Ab3dEf7hI"}]'
 NAMED_CALL = "[TOOL_CALLS]stop[ARGS]{}"
@@ -500,19 +500,11 @@ class TestLlama:
             ('{"name": "stop", "arguments": {"a": 1}}', "", [("stop", {"a": 1})]),
             ('<|python_tag|>{"name": "stop", "parameters": {}}', "", [("stop", {})]),
             (f"{LLAMA_CALL}; {LLAMA_CALL}\n{LLAMA_CALL}", "", [("stop", {})] * 3),
-            (
-                "<|python_tag|>look_up.call(text=\"a, (b\", count=3, tags=['x', None], ratio=1e3)",
-                "",
-                [("look_up", {"text": "a, (b", "count": 3, "tags": ["x", None], "ratio": 1000.0})],
-            ),
-            ("<|python_tag|>stop.call()", "", [("stop", {})]),
             # content: an unknown function, JSON that is an answer, a call in the middle of a sentence
             ('{"name": "other", "parameters": {}}', '{"name": "other", "parameters": {}}', []),
             ('{"answer": 42}', '{"answer": 42}', []),
             (f"I say {LLAMA_CALL}", f"I say {LLAMA_CALL}", []),
             ("<|python_tag|>print(1)", "<|python_tag|>print(1)", []),
-            ("<|python_tag|>stop.call(1)", "<|python_tag|>stop.call(1)", []),
-            ("<|python_tag|>stop.call(text='a", "<|python_tag|>stop.call(text='a", []),
         ],
     )
     def test_replies(self, text: str, content: str, calls: list[Any]) -> None:
