@@ -57,8 +57,6 @@ class Family:
         """Two calls."""
         if isinstance(self.form, MessageFormat):
             return f"{self.call}{self.form.marks.ends[0]}<|start|>assistant{self.call}"
-        if self.form.name == "Functionary 3.2":
-            return f"{self.call}>>>{self.call}"
         marks = self.form.marks[0] if isinstance(self.form, MarkedFormat) else None
         if marks is None or not marks.begin or marks.is_alone:
             return f"{self.call}\n{self.call}"
@@ -151,7 +149,6 @@ CASES = (
         "[e~[\n",
         '<minimax:tool_call>\n<invoke name="stop">\n</invoke>\n</minimax:tool_call>',
     ),
-    marked("MiniMax-M1", "MiniMax M1", "ai name=assistant\n", "<end_of_sentence>\n", HERMES_CALL.replace("l>", "ls>")),
     marked("deepseek-ai-DeepSeek-V4", "DeepSeek 4", *DEEPSEEK_4, DSML_CALL.replace("X", "tool_calls")),
     marked("deepseek-ai-DeepSeek-V3.2", "DeepSeek 3.2", *DEEPSEEK_4, DSML_CALL.replace("X", "function_calls")),
     marked("deepseek-ai-DeepSeek-V3.1", "DeepSeek 3.1", *DEEPSEEK, V31_CALL),
@@ -211,16 +208,8 @@ CASES = (
         '<|tools_prefix|>[{"stop": {}}]<|tools_suffix|>',
     ),
     marked(
-        "CohereForAI-c4ai-command-r-plus-tool_use",
-        "Command R+",
-        "<|CHATBOT_TOKEN|>",
-        "\n<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>",
-        'Action:\n```json\n[\n    {\n        "tool_name": "stop",\n        "parameters": {}\n    }\n]```',
-    ),
-    marked(
         "meetkai-functionary-medium-v3.1", "Functionary 3.1", LLAMA[0], "<|eom_id|>", "<function=stop>{}</function>"
     ),
-    marked("meetkai-functionary-medium-v3.2", "Functionary 3.2", f"{LLAMA[0]}>>>", "<|eot_id|>", "stop\n{}"),
     marked(
         "fireworks-ai-llama-3-firefunction-v2",
         "Firefunction",
@@ -613,26 +602,3 @@ class TestHarmony:
         answer = {"role": "assistant", "content": "I look.", "reasoning_content": "hm", "tool_calls": [call]}
         text = prepare(chat, [HI, answer, {"role": "tool", "tool_call_id": "x", "content": "done"}]).text
         assert "<|start|>assistant<|channel|>analysis<|message|>hm<|end|><|start|>assistant to=functions.stop" in text
-
-
-class TestFunctionary:
-    form = next(form for form in FAMILIES if form.name == "Functionary 3.2")
-
-    @pytest.mark.parametrize(
-        ("text", "parsed"),
-        [
-            ("all\nHi", ("", "Hi", [])),
-            ("Hi", ("", "Hi", [])),
-            ('look_up\n{"text": ">>>stop\\n{}"}', ("", "", [("look_up", '{"text": ">>>stop\\n{}"}')])),
-            ("stop\n{}>>>stop\n{}", ("", "", [("stop", "{}")] * 2)),
-            ("all\nI look.>>>stop\n{}", ("", "I look.", [("stop", "{}")])),
-            # content: Python's prompt, and a function that is none
-            ("all\n>>> x = {1: 2}", ("", ">>> x = {1: 2}", [])),
-            ("all\n>>>x\n{1: 2}", ("", ">>>x\n{1: 2}", [])),
-        ],
-    )
-    def test_replies(self, text: str, parsed: Parsed) -> None:
-        assert parse(self.form, text) == parsed
-
-    def test_without_tools_the_mark_of_content_goes(self) -> None:
-        assert parse(self.form, "all\nHi >>> you", None) == ("", "Hi >>> you", [])
