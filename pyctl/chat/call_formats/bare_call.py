@@ -6,8 +6,6 @@ still become a call is held back.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from pyctl.chat.call_formats.scan import (
     NeedMoreInput,
     ValueEnd,
@@ -33,10 +31,9 @@ _FENCE = "```"
 class BareCallParser:
     """Reads what ``parser`` leaves as content: all of it is one call of ``tools``, or text."""
 
-    def __init__(self, parser: ReplyParser, tools: Tools, new_id: Callable[[], str] = random_id) -> None:
+    def __init__(self, parser: ReplyParser, tools: Tools) -> None:
         self._parser = parser
         self._tools = tools
-        self._new_id = new_id
         self._object_end = ValueEnd(max_size=_MAX_ARGUMENTS)
         self._held = ""
         self._is_text, self._is_whole = False, False
@@ -54,7 +51,7 @@ class BareCallParser:
             return delta
         arguments = self._held[self._begin : self._end]
         if self._is_whole and self._is_object(arguments):
-            return delta._replace(calls=(CallDelta(0, self._new_id(), self._name), CallDelta(0, arguments=arguments)))
+            return delta._replace(calls=(CallDelta(0, random_id(), self._name), CallDelta(0, arguments=arguments)))
         return delta._replace(content=self._held)
 
     def _read(self, delta: ReplyDelta) -> ReplyDelta:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -12,7 +12,6 @@ from pyctl.chat.call_formats.scan import CallScanner
 from pyctl.chat.constraint import Constraint, GrammarBuilder, reasoned, reply_json
 from pyctl.chat.reply import BRACKETS, SEED, THINK, ReasoningSplitter, ReasoningTags, ReplyDelta, ReplyParser, ReplyPart
 from pyctl.chat.tools import Tool, Tools
-from pyctl.text import random_id
 
 __all__ = ["CallFormat", "Chain", "TaggedFormat", "json_arguments"]
 
@@ -48,15 +47,9 @@ class CallFormat(ABC):
         return next((tags for tags in self.reasoning if tags.open in source), unknown)
 
     @abstractmethod
-    def parser(
-        self,
-        tools: Tools | None,
-        tags: ReasoningTags | None,
-        reply_part: ReplyPart,
-        new_id: Callable[[], str] = random_id,
-    ) -> ReplyParser:
+    def parser(self, tools: Tools | None, tags: ReasoningTags | None, reply_part: ReplyPart) -> ReplyParser:
         """Takes a reply apart that begins in ``reply_part``; without ``tags`` the reasoning stays in the content,
-        without ``tools`` the calls do. ``new_id`` names calls that the model does not name.
+        without ``tools`` the calls do.
         """
 
     @abstractmethod
@@ -101,19 +94,13 @@ class TaggedFormat(CallFormat):
     """A format that puts reasoning first, between tags, and calls into the content that follows."""
 
     @abstractmethod
-    def call_parser(self, tools: Tools, new_id: Callable[[], str] = random_id) -> CallScanner:
+    def call_parser(self, tools: Tools) -> CallScanner:
         """Finds the calls in the content of one reply."""
 
-    def parser(
-        self,
-        tools: Tools | None,
-        tags: ReasoningTags | None,
-        reply_part: ReplyPart,
-        new_id: Callable[[], str] = random_id,
-    ) -> ReplyParser:
+    def parser(self, tools: Tools | None, tags: ReasoningTags | None, reply_part: ReplyPart) -> ReplyParser:
         """First the reasoning, then the calls in what comes after it."""
         reasoning = ReasoningSplitter(tags, reply_part)
-        return reasoning if tools is None else Chain(reasoning, self.call_parser(tools, new_id))
+        return reasoning if tools is None else Chain(reasoning, self.call_parser(tools))
 
 
 class Chain:

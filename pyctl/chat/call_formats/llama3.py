@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from pyctl.chat.call_formats.call_format import TaggedFormat, json_arguments
 from pyctl.chat.call_formats.scan import (
@@ -25,7 +25,6 @@ from pyctl.chat.call_formats.scan import (
 from pyctl.chat.constraint import GrammarBuilder
 from pyctl.chat.template import SAMPLE_TOOL
 from pyctl.chat.tools import Tool, Tools
-from pyctl.text import random_id
 
 __all__ = ["LlamaFormat"]
 
@@ -42,9 +41,9 @@ class LlamaFormat(TaggedFormat):
     trigger = rf'^\s*(?:{re.escape(_TAG)})?\s*(\{{\s*"name")'
     _sample = re.compile(rf'<\|end_header_id\|>\s*(?:{re.escape(_TAG)})?\{{"name": "{SAMPLE_TOOL}", "parameters": \{{')
 
-    def call_parser(self, tools: Tools, new_id: Callable[[], str] = random_id) -> CallScanner:
+    def call_parser(self, tools: Tools) -> CallScanner:
         """Reads JSON."""
-        return _Parser(tools, (_TAG, "{"), new_id)
+        return _Parser(tools, (_TAG, "{"))
 
     def call(self, grammar: GrammarBuilder, tool: Tool) -> str:
         """A call as JSON."""
@@ -55,8 +54,8 @@ class LlamaFormat(TaggedFormat):
 
 
 class _Parser(CallScanner):
-    def __init__(self, tools: Tools, openers: Sequence[str], new_id: Callable[[], str]) -> None:
-        super().__init__(tools, openers, new_id)
+    def __init__(self, tools: Tools, openers: Sequence[str]) -> None:
+        super().__init__(tools, openers)
         self._json_end = ValueEnd()
 
     def _begin(self, final: bool) -> bool:

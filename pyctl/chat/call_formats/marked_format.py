@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from pyctl.chat.call_formats.call_format import Chain, TaggedFormat
 from pyctl.chat.call_formats.literal import LiteralReader
@@ -34,7 +34,7 @@ from pyctl.chat.constraint import GrammarBuilder
 from pyctl.chat.reply import ParsedReply, ReasoningSplitter, ReasoningTags, ReplyDelta, ReplyParser, ReplyPart
 from pyctl.chat.template import SAMPLE_KEY, SAMPLE_TOOL, SAMPLE_VALUE
 from pyctl.chat.tools import ALL_TYPES, Tool, Tools
-from pyctl.text import overlap, random_id
+from pyctl.text import overlap
 
 __all__ = ["MarkedFormat", "MarkedScanner"]
 
@@ -69,17 +69,11 @@ class MarkedFormat(TaggedFormat):
         self._id_size = id_size
         self.around_content = around_content
 
-    def parser(
-        self,
-        tools: Tools | None,
-        tags: ReasoningTags | None,
-        reply_part: ReplyPart,
-        new_id: Callable[[], str] = random_id,
-    ) -> ReplyParser:
+    def parser(self, tools: Tools | None, tags: ReasoningTags | None, reply_part: ReplyPart) -> ReplyParser:
         """Reads reasoning, content and calls."""
         parser: ReplyParser = ReasoningSplitter(tags, reply_part)
         if tools is not None:
-            parser = Chain(parser, self.call_parser(tools, new_id))
+            parser = Chain(parser, self.call_parser(tools))
         return _Unwrapped(parser, self.around_content) if self.around_content else parser
 
     def recognizes(self, sample: str) -> bool:
@@ -87,7 +81,7 @@ class MarkedFormat(TaggedFormat):
         begin = sample.rfind(self.marks[0].opener, 0, max(sample.rfind(SAMPLE_VALUE), 0))
         if begin < 0:
             return False
-        reader, reply = MarkedScanner(Tools((Tool(SAMPLE_TOOL, {}),)), self.marks[:1], random_id), ParsedReply()
+        reader, reply = MarkedScanner(Tools((Tool(SAMPLE_TOOL, {}),)), self.marks[:1]), ParsedReply()
         for delta in (reader.feed(sample[begin:]), reader.finish()):
             reply.add(delta)
         return any(call.name == SAMPLE_TOOL and _is_sample(call.arguments) for call in reply.calls)
@@ -96,9 +90,9 @@ class MarkedFormat(TaggedFormat):
         """Whether the template ``source`` asks for calls of this form."""
         return any(text in source for text in self._named_in)
 
-    def call_parser(self, tools: Tools, new_id: Callable[[], str] = random_id) -> CallScanner:
+    def call_parser(self, tools: Tools) -> CallScanner:
         """Reads calls of all these forms."""
-        return MarkedScanner(tools, self.marks, lambda: new_id()[: self._id_size])
+        return MarkedScanner(tools, self.marks, self._id_size)
 
     def call(self, grammar: GrammarBuilder, tool: Tool) -> str:
         """A call as the template writes it."""
@@ -141,9 +135,9 @@ def _is_sample(arguments: str) -> bool:
 class MarkedScanner(CallScanner):
     """Reads calls as any of ``all_marks`` describe them."""
 
-    def __init__(self, tools: Tools, all_marks: Sequence[CallMarks], new_id: Callable[[], str]) -> None:
+    def __init__(self, tools: Tools, all_marks: Sequence[CallMarks], id_size: int = 32) -> None:
         openers = [opener for marks in all_marks for opener in (marks.opener, *marks.other_openers(tools))]
-        super().__init__(tools, list(dict.fromkeys(openers)), new_id)
+        super().__init__(tools, list(dict.fromkeys(openers)), id_size)
         self._all_marks = all_marks
         self._marks = all_marks[0]
         self._object_end = ValueEnd()

@@ -12,7 +12,6 @@ may also come before the channel.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 from pyctl.chat.call_formats.call_format import CallFormat, json_arguments
 from pyctl.chat.call_formats.scan import joined
@@ -54,15 +53,9 @@ class MessageFormat(CallFormat):
         rf"{re.escape(_MESSAGE)}"
     )
 
-    def parser(
-        self,
-        tools: Tools | None,
-        tags: ReasoningTags | None,
-        reply_part: ReplyPart,
-        new_id: Callable[[], str] = random_id,
-    ) -> ReplyParser:
+    def parser(self, tools: Tools | None, tags: ReasoningTags | None, reply_part: ReplyPart) -> ReplyParser:
         """Reads the messages of a reply."""
-        return _Parser(tools, tags is not None, reply_part, new_id)
+        return _Parser(tools, tags is not None, reply_part)
 
     def call(self, grammar: GrammarBuilder, tool: Tool) -> str:
         """A message for the function."""
@@ -76,10 +69,9 @@ class MessageFormat(CallFormat):
 
 
 class _Parser:
-    def __init__(self, tools: Tools | None, split: bool, reply_part: ReplyPart, new_id: Callable[[], str]) -> None:
+    def __init__(self, tools: Tools | None, split: bool, reply_part: ReplyPart) -> None:
         self._tools = tools
         self._split = split
-        self._new_id = new_id
         self._held = ""
         self._kind = "reasoning" if reply_part == "reasoning" and split else "content"
         self._state = self._head if reply_part == "start" else self._body
@@ -122,7 +114,7 @@ class _Parser:
         """A message begins."""
         function, reasoning = _FUNCTION.search(head), _REASONING.search(head)
         if function is not None and self._tools is not None and (self._tools.parallel or not self._n_calls):
-            self._calls.append(CallDelta(self._n_calls, self._new_id(), function[1]))
+            self._calls.append(CallDelta(self._n_calls, random_id(), function[1]))
             self._n_calls += 1
             self._kind, self._has_arguments = "call", False
         elif reasoning is not None and self._split:

@@ -65,12 +65,12 @@ class NeedMoreInput(Exception):
 class CallScanner(ABC):
     """Feed it the content of one reply; ``tools`` says what may be called, and whether more than once.
 
-    A call can begin only at one of ``openers``.
+    A call can begin only at one of ``openers``. One that the model does not name gets an id of ``id_size`` letters.
     """
 
-    def __init__(self, tools: Tools, openers: Sequence[str], new_id: Callable[[], str] = random_id) -> None:
+    def __init__(self, tools: Tools, openers: Sequence[str], id_size: int = 32) -> None:
         self._tools = tools
-        self._new_id = new_id
+        self._id_size = id_size
         self._openers = openers
         self._opener = re.compile("|".join(map(re.escape, openers)))
         self._first_letters = {opener[0] for opener in openers}
@@ -188,7 +188,7 @@ class CallScanner(ABC):
 
     def _start(self, name: str, size: int, state: Callable[[bool], bool], call_id: str = "") -> bool:
         """A call of ``name`` begins, the head of which takes so much of what is held; ``state`` reads the rest."""
-        self._calls.append(CallDelta(self._n_calls, call_id or self._new_id(), name))
+        self._calls.append(CallDelta(self._n_calls, call_id or random_id()[: self._id_size], name))
         self._name = name
         self._depth, self._in_string = 0, False
         self._n_calls += 1

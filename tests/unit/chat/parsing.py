@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import count
 from typing import Any
 
 from pyctl.chat.call_formats.call_format import CallFormat
@@ -45,8 +44,7 @@ Parsed = tuple[str, str, list[tuple[str, str]]]
 
 def parse_reply(form: CallFormat, pieces: list[str], tools: Tools | None, reply_part: ReplyPart) -> Parsed:
     """Reasoning, content and calls of a reply in pieces; holds the rules of the deltas."""
-    ids = count()
-    splitter = ReplySplitter(form.parser(tools, form.reasoning[0], reply_part, lambda: f"id{next(ids)}"))
+    splitter = ReplySplitter(form.parser(tools, form.reasoning[0], reply_part))
     deltas = [*map(splitter.feed, pieces), splitter.finish()]
     reply, seen = ParsedReply(), 0
     for delta in deltas:
@@ -56,5 +54,6 @@ def parse_reply(form: CallFormat, pieces: list[str], tools: Tools | None, reply_
             assert call.arguments == "" if call.name else call.arguments != ""
             seen = max(seen, call.index + 1)
             assert call.index == seen - 1
-    assert all(call.id in (f"id{index}", CALL_ID) or ":" in call.id for index, call in enumerate(reply.calls))
+    own = {call.id for call in reply.calls if call.id != CALL_ID and ":" not in call.id}
+    assert len(own) == sum(call.id in own for call in reply.calls)
     return reply.reasoning, reply.content, [(call.name, call.arguments) for call in reply.calls]

@@ -40,7 +40,7 @@ TEXTS = (
 
 
 def parser(tools: Tools = TOOLS) -> BareCallParser:
-    return BareCallParser(HERMES.parser(tools, HERMES.reasoning[0], "start"), tools, lambda: "id")
+    return BareCallParser(HERMES.parser(tools, HERMES.reasoning[0], "start"), tools)
 
 
 def read(pieces: list[str], tools: Tools = TOOLS) -> tuple[str, list[tuple[str, str]]]:
