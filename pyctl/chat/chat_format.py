@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
@@ -27,7 +26,6 @@ from pyctl.errors import RequestError
 from pyctl.image_file import ImageFile
 from pyctl.prompt import Picture, Prompt, Tokens, as_tokens, common_prefix
 from pyctl.reasoning import ReasoningLimit
-from pyctl.text import n_common
 
 __all__ = ["ChatFormat", "ChatRequest", "PreparedChat", "ReasoningFormat"]
 
@@ -257,26 +255,6 @@ class PreparedChat:
         read = rendered.open_reasoning + rendered.prefill if rendered.reply_part == "reasoning" else ""
         n_tokens, message = request.reasoning_budget, request.reasoning_budget_message
         return reasoning_limit(self._chat.tokenizer, tags, n_tokens, message=message, read=read, recurs=recurs)
-
-    def effort_change(self, recent: str, given: str) -> str:
-        """Names the efforts of a recent prompt and of this one if they explain the difference; empty if they do not.
-
-        ``recent`` and ``given`` are the texts around the first difference. Renders the conversation for each effort.
-        """
-        if recent == given or not self._chat.capabilities.reasoning_effort:
-            return ""
-        n = n_common(recent, given)
-        recent, given = (text[n:].rstrip("\ufffd") for text in (recent, given))  # without parts of characters
-        others = dict(self._request.template_kwargs or {})
-        effort = self._chat.capabilities.effort(others.pop("reasoning_effort", "default"))
-        for other in ("default", *self._chat.capabilities.reasoning_effort):
-            kwargs = others if other == "default" else {**others, "reasoning_effort": other}
-            with suppress(RequestError):
-                text = self._chat.prepare(replace(self._request, template_kwargs=kwargs)).text
-                n = n_common(text, self.text)
-                if text != self.text and text.startswith(recent, n) and self.text.startswith(given, n):
-                    return f"reasoning_effort was {other}, is {effort}"
-        return ""
 
     def _echo(self) -> ReplyDelta:
         """The part of the reply that the prompt holds already, as it would have been read."""

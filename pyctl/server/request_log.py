@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from functools import partial
 
 from pyctl.cache import Divergence
-from pyctl.chat.chat_format import PreparedChat
 from pyctl.engine.pool import PoolPlan, StreamCounts
 from pyctl.engine.request import Done
 from pyctl.errors import PyctlError
@@ -20,7 +19,7 @@ log = logging.getLogger("pyctl.server")
 MIB = 2**20
 
 
-def log_done(path: str, done: Done, service: Service, chat: PreparedChat | None) -> None:
+def log_done(path: str, done: Done, service: Service) -> None:
     """Log a served request in one line, a miss in a second one, and at -lv 4 the details."""
     report, timings = done.stats, done.timings
     source = "RAM" if report.source == "ram" else report.source
@@ -38,7 +37,7 @@ def log_done(path: str, done: Done, service: Service, chat: PreparedChat | None)
     if log.isEnabledFor(logging.DEBUG):
         log.debug("%s %s", _endpoint(path), "  ".join(_details(done, service.info.pool)))
     if report.miss is not None:
-        service.afterwards.add(partial(_log_miss, path, report.miss, service, chat))
+        service.afterwards.add(partial(_log_miss, path, report.miss, service))
 
 
 def _details(done: Done, pool: PoolPlan | None) -> Iterable[str]:
@@ -55,13 +54,12 @@ def _details(done: Done, pool: PoolPlan | None) -> Iterable[str]:
     yield from _streamed(timings.streamed)
 
 
-def _log_miss(path: str, miss: Divergence, service: Service, chat: PreparedChat | None) -> None:
-    """Log where a prompt differs from a recent one, and whether another reasoning effort is the reason."""
+def _log_miss(path: str, miss: Divergence, service: Service) -> None:
+    """Log where a prompt differs from a recent one."""
     was, given = service.text_of(miss.recent), service.text_of(miss.given)
-    reason = chat.effort_change(was, given) if chat is not None else ""
     log.info(
-        "%s token %s differs from a recent prompt  nearest snapshot %s  %swas %r  is %r",
-        *(_endpoint(path), f"{miss.position:,}", f"{miss.nearest:,}", reason and f"{reason}  ", was, given),
+        "%s token %s differs from a recent prompt  nearest snapshot %s  was %r  is %r",
+        *(_endpoint(path), f"{miss.position:,}", f"{miss.nearest:,}", was, given),
     )
 
 

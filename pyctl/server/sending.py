@@ -112,7 +112,7 @@ class ReplyResponse:
             headers = cache_header(finals[0]) if len(finals) == 1 else {}
             response: Response = JsonResponse(self._combine(bodies), headers=headers)
             for reply, done in zip(self._replies, finals, strict=True):
-                log_done(path, done, self._service, reply.prepared.chat)
+                log_done(path, done, self._service)
         except Exception as error:
             log_error(path, error)
             response = self._replies[-1].error_response(error)
@@ -150,7 +150,7 @@ class ReplyResponse:
                         raise event.error
                     frames.append(_frames(reply, event))
                     if isinstance(event, Done):
-                        log_done(path, event, self._service, reply.prepared.chat)
+                        log_done(path, event, self._service)
                 yield b"".join(frames)
 
     async def _send(self, send: Send, body: bytes) -> None:

@@ -112,25 +112,3 @@ def test_the_control_tokens_that_the_splitter_has_to_see() -> None:
     tokenizer = toy.ByteTokenizer(("<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]"), bos="<s>", eos="</s>")
     prepared = prepare(ChatFormat(Template(source, "<s>", "</s>"), tokenizer), HI)
     assert prepared.control_texts == {260: b"[TOOL_CALLS]"}
-
-
-@pytest.mark.parametrize(
-    ("before", "now", "told"),
-    [
-        ({"reasoning_effort": "low"}, {}, "reasoning_effort was low, is default"),
-        ({"reasoning_effort": "medium"}, {"reasoning_effort": "low"}, "reasoning_effort was medium, is low"),
-        ({}, {"reasoning_effort": "medium"}, "reasoning_effort was default, is medium"),
-        ({}, {"reasoning_effort": "xhigh"}, ""),
-        ({}, {"reasoning_effort": "high"}, ""),
-        ({"reasoning_effort": "max"}, {"reasoning_effort": "minimal"}, "reasoning_effort was default, is low"),
-    ],
-)
-def test_a_prompt_that_differs_in_its_effort_says_so(before: dict[str, str], now: dict[str, str], told: str) -> None:
-    chat = ChatFormat(Template(toy.EFFORT), toy.chatml_tokenizer())
-    assert chat.capabilities.reasoning_effort
-    hello = [{"role": "user", "content": "hello"}]
-    recent, given = (toy.prepare(chat, hello, template_kwargs=kwargs) for kwargs in (before, now))
-    assert given.effort_change(recent.text[:40], given.text[:40]) == told
-    assert given.effort_change("another text", given.text[:40]) == ""
-    plain = ChatFormat(Template(toy.CHATML), toy.chatml_tokenizer())
-    assert toy.prepare(plain, hello).effort_change(recent.text[:40], given.text[:40]) == ""
