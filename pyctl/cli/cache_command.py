@@ -9,6 +9,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -97,24 +98,7 @@ def _list(directory: CacheDirectory, arguments: argparse.Namespace) -> int:
     if arguments.model:
         entries = [entry for entry in entries if arguments.model in (names[entry.fingerprint], entry.fingerprint)]
     if arguments.json:
-        fields = (
-            "fingerprint",
-            "name",
-            "n",
-            "n_bytes",
-            "created",
-            "used",
-            "hits",
-            "pinned",
-            "exact",
-            "is_older",
-            "label",
-        )
-        facts = [
-            {"model": names[entry.fingerprint], **{field: getattr(entry, field) for field in fields}}
-            for entry in entries
-        ]
-        print(json.dumps(facts, indent=1))
+        print(json.dumps([{"model": names[entry.fingerprint], **asdict(entry)} for entry in entries], indent=1))
         return 0
     by_model: dict[str, list[Entry]] = {}
     for entry in entries:
