@@ -58,17 +58,15 @@ def memory_lock(facts: Facts) -> list[Finding] | None:
     return [wrong(text, "ulimit -l unlimited, or LimitMEMLOCK=infinity in the systemd unit")]
 
 
-def container_memory(facts: Facts) -> list[Finding]:
-    """The memory limit of the container or service is above what the cache in RAM may take.
-
-    By default that is half of the memory that the kernel shows as free, which is the host's.
-    """
+def container_memory(facts: Facts) -> list[Finding] | None:
+    """The memory limit of the container or service is above --cache-ram; the default size keeps to the limit."""
+    wanted = facts.wishes.ram_bytes
+    if wanted is None:
+        return None
     limits = [group.limit for group in memory_groups(facts.root)]
     if not limits:
         raise UnknownError("no control group of this process is found below /sys/fs/cgroup")
-    least, wanted = min(limits), facts.wishes.ram_bytes
-    if wanted is None:
-        wanted = facts.meminfo.get("MemAvailable", facts.ram_bytes) // 2
+    least = min(limits)
     if least >= facts.ram_bytes or least >= wanted + OTHERS:
         return []
     text = f"this container may use {_gib(least)}, the cache in RAM alone {_gib(wanted)}"

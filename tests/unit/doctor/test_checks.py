@@ -61,12 +61,13 @@ FOUND = {
         "4.0 GiB are in swap", "swapoff",
     ),
     "container": (
-        "container", {"sys/fs/cgroup/memory.max": str(8 * GIB)}, {}, "may use 8.0 GiB", "--cache-ram 4096",
+        "container", {"sys/fs/cgroup/memory.max": str(8 * GIB)}, {"ram_bytes": 16 * GIB}, "may use 8.0 GiB",
+        "--cache-ram 4096",
     ),
     "older container": (
         "container",
-        {"proc/self/cgroup": "4:memory:/d/x\n", "sys/fs/cgroup/memory/memory.limit_in_bytes": str(4 * GIB)}, {},
-        "may use 4.0 GiB", "--cache-ram 2048",
+        {"proc/self/cgroup": "4:memory:/d/x\n", "sys/fs/cgroup/memory/memory.limit_in_bytes": str(4 * GIB)},
+        {"ram_bytes": 16 * GIB}, "may use 4.0 GiB", "--cache-ram 2048",
     ),
     "locked memory": (
         "locked memory", {}, {"locks_memory": True, "limit_of": lambda number: (64, 64)}, "--mlock needs", "ulimit -l",
@@ -103,7 +104,7 @@ def test_nothing_is_wrong_with_a_good_machine(tmp_path: Path) -> None:
     found = examine(desktop(tmp_path))
     assert found.findings == ()
     assert found.is_sound
-    assert set(found.absent) == {"locked memory", "WSL memory"}
+    assert set(found.absent) == {"container", "locked memory", "WSL memory"}
 
 
 @pytest.mark.parametrize("case", FOUND)
@@ -115,6 +116,11 @@ def test_a_check_finds_what_it_is_for(tmp_path: Path, case: str) -> None:
     assert text in finding.text
     assert mend in finding.mend
     assert not found.is_sound
+
+
+def test_a_cache_of_the_default_size_fits_its_container(tmp_path: Path) -> None:
+    found = examine(desktop(tmp_path, {"sys/fs/cgroup/memory.max": str(8 * GIB)}))
+    assert found.findings == ()
 
 
 def test_every_check_is_tried() -> None:
@@ -131,7 +137,9 @@ def test_every_check_is_tried() -> None:
     ],
 )
 def test_a_check_that_cannot_be_made_says_so(tmp_path: Path, name: str, missing: str) -> None:
-    found = examine(desktop(tmp_path, {missing: None}), [check for check in CHECKS if check.name == name])
+    found = examine(
+        desktop(tmp_path, {missing: None}, ram_bytes=GIB), [check for check in CHECKS if check.name == name]
+    )
     (finding,) = found.findings
     assert finding.level == "unknown"
     assert found.fine == ()
@@ -176,7 +184,7 @@ def test_the_nearest_mount_counts(tmp_path: Path) -> None:
 
 def test_the_screen_has_80_columns_and_the_worst_first(tmp_path: Path) -> None:
     files = {"proc/sys/vm/overcommit_memory": "2", "sys/class/block/nvme0n1/queue/rotational": "1"}
-    lines = list(screen(examine(desktop(tmp_path, {**files, "proc/self/cgroup": None}))))
+    lines = list(screen(examine(desktop(tmp_path, {**files, "proc/self/cgroup": None}, ram_bytes=GIB))))
     assert max(map(len, lines)) <= 80
     assert [line.split()[0] for line in lines if line[0] != " "] == [
         *("wrong", "slow", "slow", "unknown", "fine", "not"),
