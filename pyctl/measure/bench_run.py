@@ -90,7 +90,6 @@ class BenchRun:
     tokens_per_second: float = 0.0
     replies: dict[str, str] = field(default_factory=dict)
     _began: float = 0.0
-    _load_seconds: float = 0.0
     _n_ctx: int = 0
     _vram_before: int | None = None
 
@@ -139,7 +138,6 @@ class BenchRun:
         server, self._vram_before = AskedServer(name, command, self.work / "log"), self.options.vram()
         try:
             server.start()
-            self._load_seconds = server.load_seconds
             self.say(f"{name} is ready after {server.load_seconds:.1f} s")
             for step in steps:
                 step(server)
@@ -189,7 +187,7 @@ class BenchRun:
         self._note("memory", server=server.name, ram_mib=resident_mib(server.pid), vram_mib=used)
 
     def _prepare(self, server: AskedServer, *, is_first: bool) -> None:
-        """Have kernels loaded; at the first start, learn speed and context and say how long the run will take."""
+        """Have kernels loaded; at the first start, learn speed and context."""
         if is_first:
             n_tokens = len(server.post("/tokenize", {"content": source_text()[:SAMPLE_CHARS]})["tokens"])
             self.chars_per_token = SAMPLE_CHARS / max(n_tokens, 1)
@@ -199,19 +197,6 @@ class BenchRun:
         reply = server.ask(self._chat("warmer", warm), N_SHORT, ignore_eos=True)
         if is_first:
             self.tokens_per_second = reply.evaluated / reply.first_ms * 1e3
-            self.say(f"the run takes about {minutes(self._estimate(reply.rate or 1.0))}")
-
-    def _estimate(self, rate: float) -> float:
-        """Seconds that all parts take, at ``rate`` tokens per second of replies."""
-        options, depths = self.options, self._depths()
-        n_servers = 1 + bool(options.peer)
-        n_modes = 1 + (options.both_modes and not options.is_exact)
-        n_tokens = n_servers * (sum(depths) + 2 * WARM_TOKENS) + n_modes * 4 * EXACT_TOKENS
-        n_replied = n_servers * len(depths) * (options.n_decode + 2 * N_SHORT) + n_modes * 8 * N_COMPARED
-        n_starts = 1 + 2 * (n_modes - 1) + bool(options.peer)
-        if options.head_flags:
-            n_tokens, n_replied, n_starts = n_tokens + depths[0], n_replied + 2 * options.n_decode, n_starts + 1
-        return 1.2 * n_tokens / self.tokens_per_second + n_replied / rate + n_starts * (self._load_seconds + 1)
 
     def _depths(self) -> list[int]:
         """The depths that fit the context; at least a small one."""
@@ -304,11 +289,6 @@ def _drafted(reply: TimedReply) -> dict[str, int]:
 
 def _likeliest(probs: Mapping[str, float]) -> str:
     return max(probs, key=lambda token: probs[token], default="")
-
-
-def minutes(seconds: float) -> str:
-    """A duration for people: 40 s, 3 min."""
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
 def _last_words(text: str) -> str:
