@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pyctl.atomic_file import write_atomic
@@ -35,8 +35,6 @@ STEPS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "status": (("status", "--no-pager", UNIT),),
 }
 """Commands of `systemctl --user`, in order."""
-
-Systemctl = Callable[[Sequence[str]], int]
 
 
 def run_service(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:

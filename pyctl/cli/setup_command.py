@@ -22,7 +22,7 @@ from pyctl.setup.build import (
     stage_libraries,
     unpacked_source,
 )
-from pyctl.setup.libraries import BuiltLibraries, build_home, covers, cpu_features, data_home, libraries_at
+from pyctl.setup.libraries import BuiltLibraries, build_home, cpu_features, data_home, fits, libraries_at
 from pyctl.setup.machine import Compiler, Machine, free_bytes, look_at_machine
 from pyctl.setup.plan import (
     BuildPlan,
@@ -56,11 +56,10 @@ def run_setup(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     options = SetupOptions(
         cpu=arguments.cpu,
         architectures=parse_architectures(arguments.arch) if arguments.arch else (),
-        system_cuda=arguments.system_cuda,
         jobs=arguments.jobs or 0,
     )
-    if options.cpu and (options.architectures or options.system_cuda):
-        raise ConfigError("--cpu excludes --arch and --system-cuda")
+    if options.cpu and options.architectures:
+        raise ConfigError("--cpu excludes --arch")
     if arguments.jobs is not None and arguments.jobs < 1:
         raise ConfigError("--jobs must be at least 1")
     given = Path(arguments.dir).expanduser().resolve() if arguments.dir else None
@@ -75,7 +74,7 @@ def run_setup(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     for line in describe(machine, plan, jobs_for(machine, options.jobs)):
         print(line)
     try:
-        return _set_up(machine, plan, options, places, arguments)
+        return _set_up(machine, plan, options.jobs, places, arguments)
     except OSError as error:
         raise ConfigError(f"{error.filename or places.work}: {error.strerror or error}") from error
     finally:
@@ -91,23 +90,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--cpu", action="store_true", help="build for the CPU, with all features that it has")
     parser.add_argument("--arch", metavar="LIST", help="compute capabilities to build for, such as 86,89")
-    parser.add_argument("--system-cuda", action="store_true", help="use the CUDA toolkit that is installed here")
     parser.add_argument("--jobs", "-j", type=int, metavar="N", help="compilers at a time")
     parser.add_argument("--dir", metavar="DIR", help="place for everything, to be named by PYCTL_LIBS afterwards")
-    parser.add_argument("--keep-toolkit", action="store_true", help="keep CUDA's compiler for the next build")
     parser.add_argument("--dry-run", action="store_true", help="say what was found and would be done")
     parser.add_argument("--remove", action="store_true", help="remove the libraries and everything else of setup")
     parser.add_argument("--yes", "-y", action="store_true", help="do not ask")
     return parser
 
 
-def _set_up(
-    machine: Machine, plan: BuildPlan, options: SetupOptions, places: _Places, arguments: argparse.Namespace
-) -> int:
+def _set_up(machine: Machine, plan: BuildPlan, jobs: int, places: _Places, arguments: argparse.Namespace) -> int:
     compiler = check_compiler(machine, plan)
     if plan.kind == "system":
         with tempfile.TemporaryDirectory() as name:
-            _probed(machine, plan, options, compiler, Path(name))
+            _probed(machine, plan, compiler, Path(name))
     is_here = bool(machine.cards) and plan.kind != "cpu"
     existing = _existing(machine, plan, places.home)
     if existing is not None:
@@ -124,16 +119,16 @@ def _set_up(
         return 1
     began = time.monotonic()
     with build_lock(places.work) as lock:
-        built = _build(machine, plan, options, places, compiler, lock)
+        built = _build(machine, plan, jobs, places, compiler, lock)
         print(_checked(built, is_here))
         target = place_libraries(built)
-        _tidy(places.work, keep=arguments.keep_toolkit)
+        _tidy(places.work)
     print(f"done in {(time.monotonic() - began) / 60:.1f} minutes: {target} ({_size(target) / MIB:.0f} MiB)")
     return 0
 
 
 def _build(
-    machine: Machine, plan: BuildPlan, options: SetupOptions, places: _Places, compiler: Compiler, lock: int
+    machine: Machine, plan: BuildPlan, jobs: int, places: _Places, compiler: Compiler, lock: int
 ) -> BuiltLibraries:
     """Fetch what is missing, compile, and collect the libraries."""
     work = places.work
@@ -143,20 +138,19 @@ def _build(
     if plan.kind == "pypi":
         toolkit = install_toolkit(pip, work, compiler)
     elif plan.kind == "system":
-        toolkit = _probed(machine, plan, options, compiler, work)
-    build = Build(work, compiler, tools, jobs_for(machine, options.jobs), toolkit, plan.architectures, say=_say)
+        toolkit = _probed(machine, plan, compiler, work)
+    build = Build(work, compiler, tools, jobs_for(machine, jobs), toolkit, plan.architectures, say=_say)
     compile_libraries(build, source, lock)
     driver = machine.driver.release if machine.driver is not None else ""
     return stage_libraries(build, places.home, driver, time.time())
 
 
-def _probed(machine: Machine, plan: BuildPlan, options: SetupOptions, compiler: Compiler, work: Path) -> Toolkit:
+def _probed(machine: Machine, plan: BuildPlan, compiler: Compiler, work: Path) -> Toolkit:
     assert machine.nvcc is not None
     try:
         return probe_system_toolkit(machine.nvcc, compiler, work)
     except ConfigError as error:
-        rest = "without --system-cuda, the toolkit comes from PyPI" if options.system_cuda else plan.why
-        raise ConfigError(f"{error}; {rest}") from error
+        raise ConfigError(f"{error}; {plan.why}") from error
 
 
 def _checked(built: BuiltLibraries, is_here: bool) -> str:
@@ -169,22 +163,20 @@ def _checked(built: BuiltLibraries, is_here: bool) -> str:
 
 def _existing(machine: Machine, plan: BuildPlan, home: Path) -> BuiltLibraries | None:
     """A build that is what ``plan`` would make."""
-    release, features = read_pin().release, set(cpu_features())
+    release, features = read_pin().release, cpu_features()
     for built in libraries_at(home):
-        same_kind = bool(built.architectures) == bool(plan.architectures)
-        if not same_kind or built.release != release or not set(built.features) <= features:
-            continue
-        if plan.architectures == built.architectures or (
-            machine.cards and plan.architectures and all(covers(built.architectures, card) for card in machine.cards)
+        is_same = (built.architectures, built.release) == (plan.architectures, release)
+        if (is_same and set(built.features) <= set(features)) or (
+            built.architectures and plan.architectures and fits(built, release, machine.cards, features)
         ):
             return built
     return None
 
 
-def _tidy(work: Path, *, keep: bool) -> None:
+def _tidy(work: Path) -> None:
     """Remove what only the build needed; the lock's file stays, as another process may wait for it."""
     for path in work.iterdir():
-        if path.name != "lock" and not (keep and path.name.startswith("cuda-")):
+        if path.name != "lock":
             shutil.rmtree(path, ignore_errors=True)
 
 

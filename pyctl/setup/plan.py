@@ -77,7 +77,6 @@ class SetupOptions:
 
     cpu: bool = False
     architectures: tuple[str, ...] = ()
-    system_cuda: bool = False
     jobs: int = 0
 
 
@@ -119,7 +118,7 @@ def make_plan(machine: Machine, options: SetupOptions) -> BuildPlan:
         return BuildPlan("cpu", "for the CPU only, because --cpu was given: no graphics card will be used")
     if options.architectures:
         why = f"for compute capability {', '.join(options.architectures)}, because --arch was given"
-        return _with_toolkit(machine, options, options.architectures, why)
+        return _with_toolkit(machine, options.architectures, why)
     if not machine.has_nvidia and machine.driver is None:
         return BuildPlan("none", _no_card(machine))
     if machine.driver is None:
@@ -135,7 +134,7 @@ def make_plan(machine: Machine, options: SetupOptions) -> BuildPlan:
         return BuildPlan("none", _no_card(machine))
     architectures = tuple(dict.fromkeys(card.architecture for card in machine.cards))
     why = f"for {', '.join(dict.fromkeys(card.name for card in machine.cards))}"
-    return _with_toolkit(machine, options, architectures, why)
+    return _with_toolkit(machine, architectures, why)
 
 
 def _no_card(machine: Machine) -> str:
@@ -147,9 +146,7 @@ def _no_card(machine: Machine) -> str:
     return "nothing to do: this machine has no NVIDIA card; pyctl runs on the CPU with the libraries that pip built"
 
 
-def _with_toolkit(machine: Machine, options: SetupOptions, architectures: tuple[str, ...], why: str) -> BuildPlan:
-    if options.system_cuda:
-        return BuildPlan("system", f"{why}, with the system's CUDA toolkit", _checked_nvcc(machine, architectures))
+def _with_toolkit(machine: Machine, architectures: tuple[str, ...], why: str) -> BuildPlan:
     problem = _pypi_problem(machine, architectures)
     if not problem:
         return BuildPlan("pypi", f"{why}, with CUDA {TOOLKIT_RELEASE} from PyPI", architectures)
@@ -174,18 +171,6 @@ def _pypi_problem(machine: Machine, architectures: Sequence[str]) -> str:
     if not machine.libc.startswith("glibc") or machine.processor not in ("x86_64", "aarch64"):
         return f"NVIDIA's packages on PyPI need glibc on x86_64 or aarch64, not {machine.libc} on {machine.processor}"
     return ""
-
-
-def _checked_nvcc(machine: Machine, architectures: tuple[str, ...]) -> tuple[str, ...]:
-    if machine.nvcc is None:
-        raise ConfigError("--system-cuda: no nvcc in PATH or /usr/local/cuda; without the flag, PyPI's is used")
-    driver = machine.driver
-    if driver is not None and driver.cuda > (0, 0) and machine.nvcc.version[:1] > driver.cuda[:1]:
-        raise ConfigError(
-            f"--system-cuda: nvcc {_dotted(machine.nvcc.version)} makes programs for newer drivers; this one supports "
-            f"CUDA {_dotted(driver.cuda)}"
-        )
-    return architectures
 
 
 def _capability(architecture: str) -> tuple[int, int]:

@@ -35,7 +35,7 @@ REFERENCE = {
 
 OTHERS = {
     *("--fix", "--json", "--help", "--version"),  # of pyctl cache, of all commands
-    *("--dry-run", "--yes", "--jobs", "--arch", "--cpu", "--system-cuda", "--keep-toolkit", "--dir"),  # of pyctl setup
+    *("--dry-run", "--yes", "--jobs", "--arch", "--cpu", "--dir"),  # of pyctl setup
     *("--print", "--settings", "--model-metadata-file", "--message"),  # of pyctl service, claude, aider
     *("--build-arg", "--detach", "--read-only", "--shm-size", "--stop-timeout", "--tmpfs"),  # of docker
     *("--remove", "--gpus", "--no-deps", "--no-binary"),  # of pyctl setup, docker and podman, pip

@@ -38,7 +38,6 @@ MUSL = replace(WITH_CARD, libc="")
         (WITH_CARD, SetupOptions(), "pypi", ("86",)),
         # The toolkit of PyPI is a known one, so it goes before the system's.
         (replace(WITH_CARD, nvcc=NVCC), SetupOptions(), "pypi", ("86",)),
-        (replace(WITH_CARD, nvcc=NVCC), SetupOptions(system_cuda=True), "system", ("86",)),
         (TWO_CARDS, SetupOptions(), "pypi", ("86", "120")),
         (BARE, SetupOptions(architectures=("86", "90")), "pypi", ("86", "90")),
         (replace(OLD_DRIVER, nvcc=NVCC_12), SetupOptions(), "system", ("86",)),
@@ -59,8 +58,6 @@ def test_a_machine_gets_a_build(
         (OLD_DRIVER, SetupOptions(), "550.163.01 supports CUDA 12.4, and CUDA 13 needs driver 580"),
         # A toolkit of CUDA 13 makes nothing that this driver runs.
         (replace(OLD_DRIVER, nvcc=NVCC), SetupOptions(), "CUDA 13 needs driver 580"),
-        (replace(OLD_DRIVER, nvcc=NVCC), SetupOptions(system_cuda=True), "makes programs for newer drivers"),
-        (WITH_CARD, SetupOptions(system_cuda=True), "no nvcc"),
         (PASCAL, SetupOptions(), "no support for compute capability 61; install a CUDA 12 toolkit"),
         (MUSL, SetupOptions(), "need glibc"),
         (replace(WITH_CARD, driver=Driver((13, 0), "580", error=803)), SetupOptions(), "error 803: .*restart"),
