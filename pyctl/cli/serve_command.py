@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from pyctl.cache import DiskSettings, RamBudget
 from pyctl.cache.disk.store_behind import connect
@@ -23,8 +22,7 @@ from pyctl.cli.logs import start_log
 from pyctl.cli.presets import SHARED_DISK, Preset, find_models
 from pyctl.cli.ready import Addresses, cache_text, ready_text
 from pyctl.errors import ConfigError, EngineError
-from pyctl.llama import build_version, check_gguf, connect_workers, devices, gpus, host_available, model_files
-from pyctl.models.warm_files import WarmFiles
+from pyctl.llama import build_version, check_gguf, connect_workers, devices, gpus
 from pyctl.server.app import create_app, create_loading_app
 from pyctl.server.listen import bind
 from pyctl.server.load_order import LoadOrder
@@ -130,39 +128,7 @@ def several(
     host.n_encoders = sum(source.card.vision for source in sources)
     if ram.n_bytes and host.n_encoders:
         ram.n_bytes -= host.n_encoders * host.image_bytes(ram.n_bytes)
-    if router.keep_files:
-        _keep_files(models, ram)
     return models
-
-
-SPARE = 2 << 30
-"""Bytes of RAM that files of models leave to everything else."""
-
-
-def _keep_files(models: Models, ram: RamBudget) -> None:
-    """Read the files of all models into the page cache, and again after each load, which may have dropped some."""
-
-    def wanted() -> dict[str, list[Path]]:
-        found = [model for model in models if model.source.card.path]
-        found.sort(key=lambda model: -model.used)
-        return {model.name: model_files(Path(model.source.card.path)) for model in found}
-
-    def room() -> int | None:
-        available = host_available()
-        if available is None or ram.n_bytes is None:
-            return None
-        return available - SPARE - max(ram.n_bytes - ram.used_by_others(None), 0)
-
-    files, errands = WarmFiles(wanted, room), Afterwards(models.shared.pool, 1)
-
-    def note(event: Mapping[str, Any] | None) -> None:
-        if event is None:
-            files.close()
-        elif event.get("data", {}).get("status") == "loaded":
-            errands.add(files.look)
-
-    models.listen(note)
-    errands.add(files.look)
 
 
 def _source(preset: Preset, host: Host, shared: DiskSettings) -> ModelSource:

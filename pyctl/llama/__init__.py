@@ -21,7 +21,7 @@ if "LLAMA_CPP_LIB_PATH" not in os.environ:  # so must the choice of the librarie
 with contextlib.suppress(OSError):
     ctypes.CDLL("libstdc++.so.6", mode=ctypes.RTLD_GLOBAL)
 
-from pyctl.llama.devices import Device, check_gguf, devices, host_available, model_files
+from pyctl.llama.devices import Device, check_gguf, devices, host_available
 from pyctl.llama.library import allocate, build_version, reserve_pinned
 from pyctl.llama.llama_backend import LlamaBackend
 from pyctl.llama.llama_tokenizer import LlamaTokenizer
@@ -44,7 +44,6 @@ __all__ = [
     "gpus",
     "host_available",
     "load",
-    "model_files",
     "reserve_pinned",
     "serve_devices",
 ]

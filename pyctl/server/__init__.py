@@ -162,14 +162,6 @@ class RouterSettings:
         "SECONDS",
     )
 
-    keep_files: bool = SERVER.flag(
-        False,
-        "--models-warm",
-        "keep the models' files in RAM where it has room, so that a switch reads no disk",
-        None,
-        "PYCTL_MODELS_WARM",
-    )
-
     @property
     def is_wanted(self) -> bool:
         """Whether there are several models."""

@@ -201,13 +201,13 @@ class Lane:
 class Afterwards:
     """A lane of functions without results, one after the other.
 
-    Of more than ``most`` that wait the oldest are left out. What they raise is logged.
+    Of more than `_MAX_AFTERWARDS` that wait the oldest are left out. What they raise is logged.
     """
 
-    def __init__(self, pool: RequestPool, most: int = _MAX_AFTERWARDS) -> None:
+    def __init__(self, pool: RequestPool) -> None:
         self._pool = pool
         self._changed = threading.Condition()  # guards what follows
-        self._waiting: deque[Callable[[], object]] = deque(maxlen=most)
+        self._waiting: deque[Callable[[], object]] = deque(maxlen=_MAX_AFTERWARDS)
         self._is_running = self._is_closed = False
 
     def add(self, function: Callable[[], object]) -> None:

@@ -111,7 +111,7 @@ class ReplyResponse:
             bodies = [reply.whole(done) for reply, done in zip(self._replies, finals, strict=True)]
             headers = cache_header(finals[0]) if len(finals) == 1 else {}
             response: Response = JsonResponse(self._combine(bodies), headers=headers)
-            for reply, done in zip(self._replies, finals, strict=True):
+            for done in finals:
                 log_done(path, done, self._service)
         except Exception as error:
             log_error(path, error)

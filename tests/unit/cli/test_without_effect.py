@@ -95,7 +95,6 @@ def test_every_other_flag_of_pyctl_is_its_own() -> None:
             "--show-prompts",
             "--max-connections",
             "--models-patience",
-            "--models-warm",
             "--stall-timeout",
         ),
         *("--mmap", "--no-mmap", "--mlock"),  # older names, which llama-server still takes
