@@ -29,12 +29,6 @@ _SLACK_BYTES = 1 << 20
 """Bytes that a PNG may hold after its pixels; some files do."""
 _STEP_BYTES = 1 << 20
 
-_OTHERS = {
-    b"<svg": "SVG", b"<?xml": "SVG", b"%PDF": "a PDF", b"II*\0": "TIFF", b"MM\0*": "TIFF", b"8BPS": "PSD",
-    b"\0\0\0\x0cJXL ": "JPEG XL", b"\xff\x0a": "JPEG XL",
-}  # fmt: skip
-
-
 @dataclass(frozen=True, eq=False)
 class ImageFile:
     """An image file; create with `of`. ``width`` and ``height`` are pixels, from the header."""
@@ -52,7 +46,7 @@ class ImageFile:
         """
         found = next(((kind, read) for magic, kind, read in _READERS if data.startswith(magic)), None)
         if found is None or (found[0] == "webp" and data[8:12] != b"WEBP"):
-            raise RequestError(_not_readable(data))
+            raise RequestError("only PNG, JPEG, GIF, BMP and WebP images can be read")
         kind, read = found
         try:
             width, height, cost = read(data)
@@ -93,20 +87,6 @@ class ImageFile:
             raise RequestError("the PNG image has more pixels than its header says")
         if n_bytes < expected:
             raise RequestError("the PNG image is cut off")
-
-
-def _not_readable(data: bytes) -> str:
-    found = next((name for magic, name in _OTHERS.items() if data.startswith(magic)), "")
-    if data[4:8] == b"ftyp":
-        brand = data[8:12]
-        found = "AVIF" if brand in (b"avif", b"avis") else "HEIC" if brand[:3] in _HEIC_BRANDS else "a video"
-    if not data:
-        return "the image is empty"
-    what = f"it is {found}" if found else "it is no image, or of a kind that is not known"
-    return f"only PNG, JPEG, GIF, BMP and WebP images can be read; {what}"
-
-
-_HEIC_BRANDS = (b"hei", b"hev", b"mif", b"msf")
 
 
 def _png(data: bytes) -> tuple[int, int, int]:

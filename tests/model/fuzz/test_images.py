@@ -75,5 +75,5 @@ def test_files_that_are_whole_are_seen(encoder: ImageEncoder) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"\0" * 100, b"RIFF\0\0\0\0WAVEfmt ", b"ID3\3", b"\x1aE\xdf\xa3", b"fLaC"])
 def test_what_libmtmd_would_take_for_sound_or_film_never_gets_there(encoder: ImageEncoder, data: bytes) -> None:
-    with pytest.raises(RequestError, match=r"only PNG|empty"):
+    with pytest.raises(RequestError, match="only PNG"):
         ImageFile.of(data)
