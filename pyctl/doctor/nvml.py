@@ -7,15 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from pyctl.setup.machine import DRIVER_PLACES
+
 __all__ = ["NVML_PLACES", "CardState", "card_states", "used_bytes"]
 
-NVML_PLACES = (
-    "libnvidia-ml.so.1",
-    "/usr/lib/wsl/lib/libnvidia-ml.so.1",  # WSL2
-    "/run/opengl-driver/lib/libnvidia-ml.so.1",  # NixOS
-    "/usr/local/nvidia/lib64/libnvidia-ml.so.1",  # some images
-)
-"""Where the library is looked for, in this order."""
+NVML_PLACES = tuple(place.replace("libcuda", "libnvidia-ml") for place in DRIVER_PLACES)
+"""Where the library is looked for, in this order: beside the driver's."""
 
 Load = Callable[[str], Any]
 """Loads a shared library, as `ctypes.CDLL` does. Raises OSError."""
