@@ -29,6 +29,7 @@ _SLACK_BYTES = 1 << 20
 """Bytes that a PNG may hold after its pixels; some files do."""
 _STEP_BYTES = 1 << 20
 
+
 @dataclass(frozen=True, eq=False)
 class ImageFile:
     """An image file; create with `of`. ``width`` and ``height`` are pixels, from the header."""

@@ -9,14 +9,15 @@ import logging
 import os
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from sys import getsizeof
 from typing import Any, TypeAlias
 from weakref import WeakSet
 
-from pyctl.atomic_file import inode, open_regular, write_atomic
+from pyctl.atomic_file import inode, open_regular
 from pyctl.chat.call_formats.scan import parse_json
 from pyctl.chat.images import BEGIN
 from pyctl.limit import limit
@@ -106,21 +107,13 @@ class ReplayLog:
         except OSError as error:
             log.warning("cannot write a remembered reply: %s", error)
 
-    def replace(self, entries: Iterable[tuple[bytes, SampledReply]]) -> None:
-        """Write only these, the oldest first, as far as there is room for the newest; for files of another limit."""
-        lines: list[bytes] = []
-        n_bytes = 0
-        for key, reply in reversed(list(entries)):
-            line = _packed(key, reply)
-            n_bytes += len(line)
-            if n_bytes >= self._half:
-                break
-            lines.append(line)
-        try:
-            write_atomic(self._path, b"".join(reversed(lines)))
-            self._older.unlink(missing_ok=True)
-        except OSError as error:
-            log.warning("cannot write remembered replies: %s", error)
+    def shrink(self) -> None:
+        """Forget the older file, and the newer one if need be, that a larger limit left."""
+        for path in (self._older, self._path):
+            if self.n_bytes > 2 * self._half:
+                self._fresh.clear()
+                with suppress(OSError):
+                    path.unlink()
 
     def _opened(self, n_bytes: int) -> int:
         """The newer file, which has room for so many bytes."""
@@ -231,8 +224,7 @@ class Replay:
         if self._log is not None:
             for key, reply in self._log.read():
                 self._keep(key, reply)
-            if self._log.n_bytes > most:
-                self._log.replace((key, reply) for key, replies in self._replies.items() for reply in replies)
+            self._log.shrink()
 
     @property
     def n_bytes(self) -> int:

@@ -134,10 +134,6 @@ def _receive(client: httpx.Client, url: httpx.URL, part: _Part, bar: Progress, t
             raise _Broken("it is another file now")
         if status not in (200, 206):
             raise ConfigError(f"{_shown(url)} answers with status {status}")
-        if headers.get("Content-Encoding", "identity") != "identity":
-            raise ConfigError(
-                f"{_shown(url)} sends the file with content encoding {one_line(headers['Content-Encoding'])}"
-            )
         length = headers.get("Content-Length", "")
         if not length.isdecimal() and "chunked" not in headers.get("Transfer-Encoding", ""):
             raise ConfigError(f"{_shown(url)} sends no length of the file")

@@ -135,7 +135,7 @@ def of_status(status: int) -> Answer:
     ("answer", "message"),
     [
         (login_page, "is not a GGUF file: it starts with b'<!DO'"),
-        (compressed, "sends the file with content encoding gzip"),
+        (compressed, r"is not a GGUF file: it starts with b'\x1f\x8b"),
         (compressed_without_a_word, r"is not a GGUF file: it starts with b'\x1f\x8b"),
         (round_and_round, "redirects"),
         (elsewhere, "cannot fetch"),

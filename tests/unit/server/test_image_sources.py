@@ -85,7 +85,7 @@ def test_long_base64_is_read_in_steps(monkeypatch: pytest.MonkeyPatch, bench: Be
         ("data:image/png,abc", "data:image/...;base64"),
         ("data:image/png;base64", "data:image/...;base64"),
         ("data:" + "x" * 5000 + ";base64,aaaa", "data:image/...;base64"),
-        ("data:image/png;base64,", "empty"),
+        ("data:image/png;base64,", "only PNG"),
         ("data:image/png;base64,aaaä", "must be base64"),
         ("data:image/png;base64,a", "must be base64"),
         ("data:image/png;base64,aa=aa", "must be base64"),
