@@ -44,7 +44,6 @@ CHECKS = (
     Check("swap", system_checks.swap, is_quick=True),
     Check("WSL memory", system_checks.windows_memory, is_quick=True),
     Check("model's disk", storage_checks.model_place, is_quick=True),
-    Check("cache's disk", storage_checks.cache_disk, is_quick=True),
     Check("CPU governor", system_checks.cpu_governor, is_quick=True),
 )
 """Heaviest first."""

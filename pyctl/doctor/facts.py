@@ -16,9 +16,6 @@ from pyctl.setup.machine import NVIDIA, Driver, find_driver, find_pci_cards
 
 __all__ = ["Facts", "LlamaFacts", "Mount", "Wishes", "cuda_can_pin", "existing"]
 
-VIRTUAL_VENDORS = ("Msft", "QEMU", "VMware", "VBOX")
-"""Vendors of disks of virtual machines, which claim to rotate."""
-
 Extent = tuple[str, int, int]
 """Name, first byte and number of bytes of a tensor in a file."""
 
@@ -164,25 +161,6 @@ class Facts:
         if found is None:
             raise UnknownError(f"/proc/self/mountinfo does not name the file system of {path}")
         return found
-
-    def is_rotating(self, path: Path) -> bool | None:
-        """Whether ``path`` is on a disk with moving parts; None for virtual disks, which do not know.
-
-        Raises UnknownError if the disk is not known.
-        """
-        mount = self.mount_of(path)
-        name = Path(mount.source).resolve().name if mount.source.startswith("/dev/") else ""
-        device = (self.root / "sys/class/block" / name).resolve()
-        if not name or not device.exists():
-            raise UnknownError(f"the disk below {mount.point} ({mount.kind}) is not known")
-        disk = device.parent if (device / "partition").exists() else device
-        vendor = disk / "device/vendor"
-        if disk.name.startswith(("vd", "xvd")) or (vendor.exists() and vendor.read_text().strip() in VIRTUAL_VENDORS):
-            return None
-        try:
-            return (disk / "queue/rotational").read_text().strip() == "1"
-        except OSError as error:
-            raise UnknownError(f"{disk.name} does not say whether it rotates") from error
 
 
 def existing(path: Path) -> Path:

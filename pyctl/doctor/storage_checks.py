@@ -9,7 +9,7 @@ from pyctl.doctor.facts import Facts, existing
 from pyctl.doctor.finding import Finding, UnknownError, slow, wrong
 from pyctl.errors import ModelError
 
-__all__ = ["cache_disk", "cache_place", "cache_space", "memory_plan", "model_files", "model_place"]
+__all__ = ["cache_place", "cache_space", "memory_plan", "model_files", "model_place"]
 
 GIB = 2**30
 
@@ -47,12 +47,12 @@ def model_files(facts: Facts) -> list[Finding] | None:
 
 
 def model_place(facts: Facts) -> list[Finding] | None:
-    """The model lies on a disk of this machine, without moving parts."""
+    """The model lies on a disk of this machine."""
     files = [path for path in facts.wishes.model_files if path.is_file()]
     if not files:
         return None
     size = sum(path.stat().st_size for path in files)
-    return _place(facts, files[0], f"the model of {size / GIB:.1f} GiB loads slowly", "copy the model to a local SSD")
+    return _network(facts, files[0], f"the model of {size / GIB:.1f} GiB loads slowly", "copy the model to a local SSD")
 
 
 def cache_place(facts: Facts) -> list[Finding] | None:
@@ -65,17 +65,6 @@ def cache_place(facts: Facts) -> list[Finding] | None:
         text = f"{existing(place)} is in RAM ({mount.kind}): a cache there does not outlive a reboot"
         return [wrong(text, "--kv-cache-dir on an SSD")]
     return _network(facts, place, "restores from there are slow", "--kv-cache-dir on a local SSD")
-
-
-def cache_disk(facts: Facts) -> list[Finding] | None:
-    """The disk of the cache directory has no moving parts."""
-    place = facts.wishes.cache_dir
-    if place is None or facts.mount_of(place).kind.startswith((*NETWORK, *IN_MEMORY)):
-        return None
-    rotates = facts.is_rotating(place)
-    if not rotates:
-        return None if rotates is None else []
-    return [slow(f"{existing(place)} is on a disk with moving parts", "--kv-cache-dir on an SSD")]
 
 
 def cache_space(facts: Facts) -> list[Finding] | None:
@@ -106,16 +95,6 @@ def memory_plan(facts: Facts) -> list[Finding] | None:
         return [wrong(str(error), "a smaller model or -c, or -ctk q8_0 -ctv q8_0")]
     parts = (warning.partition(HELP) for warning in warnings)
     return [slow(text, mend or "set the flag yourself, or take a smaller model") for text, _, mend in parts]
-
-
-def _place(facts: Facts, path: Path, effect: str, mend: str) -> list[Finding] | None:
-    found = _network(facts, path, effect, mend)
-    if found:
-        return found
-    rotates = facts.is_rotating(path)
-    if not rotates:
-        return None if rotates is None else []
-    return [slow(f"{path.name} is on a disk with moving parts: {effect}", mend)]
 
 
 def _network(facts: Facts, path: Path, effect: str, mend: str) -> list[Finding]:

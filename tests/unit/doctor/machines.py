@@ -21,7 +21,6 @@ QUIET = {
     "proc/self/cgroup": "0::/user.slice\n",
     "sys/fs/cgroup/user.slice/memory.max": "max\n",
     "proc/self/mountinfo": "22 1 259:2 / / rw shared:1 - ext4 /dev/nvme0n1p2 rw\n",
-    "sys/class/block/nvme0n1/queue/rotational": "0\n",
     "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "powersave\n",
     "sys/devices/system/cpu/cpu0/cpufreq/scaling_driver": "amd-pstate-epp\n",
     **PCI_CARD,
@@ -49,11 +48,6 @@ def desktop(root: Path, files: dict[str, str | None] | None = None, **changes: A
         if text is not None:
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             (root / name).write_text(text)
-    part = root / "sys/class/block/nvme0n1p2"
-    if not part.exists() and (root / "sys/class/block/nvme0n1").exists():
-        (root / "sys/class/block/nvme0n1/nvme0n1p2").mkdir()
-        (root / "sys/class/block/nvme0n1/nvme0n1p2/partition").write_text("2\n")
-        part.symlink_to("nvme0n1/nvme0n1p2")
     model = root / "model.gguf"
     model.write_bytes(bytes(1000))
     wishes = {"model_files": (model,), "cache_dir": root, "cache_bytes": 1000}
