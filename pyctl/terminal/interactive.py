@@ -33,7 +33,7 @@ from pyctl.terminal.console import (
 from pyctl.terminal.conversation import Call, ChatBackend, ChatDelta, Conversation, ReplyStats
 from pyctl.terminal.rendering import THEME
 from pyctl.terminal.sampling_fields import field_of, field_value, settable
-from pyctl.terminal.tool_calls import MOST_ROUNDS, STOPPED, NoTools, ToolCalls, ToolSource
+from pyctl.terminal.tool_calls import MOST_ROUNDS, STOPPED, ToolCalls, ToolSource
 from pyctl.text import reason_of
 from pyctl.user_directory import user_directory
 
@@ -70,7 +70,7 @@ class Chat:
         self._view = view
         self._interactive = interactive
         self._keep_in = last
-        self.tools = ToolCalls(NoTools(), lambda question: "")
+        self.tools = ToolCalls(None, lambda question: "")
         self._last: ReplyStats | None = None
         self._running = True
         self._images: tuple[str, ...] = ()  # what the next message shows
@@ -368,7 +368,7 @@ def run_chat(backend: ChatBackend, settings: TerminalSettings, tools: ToolSource
         reader = TerminalReader(last.with_name("history"), commands, WITH_PATH) if typing else PipeReader(sys.stdin)
         kept = last if typing or settings.resumes else None
         chat = Chat(backend, reader, view, conversation, interactive=typing, last=kept)
-        chat.tools = ToolCalls(tools or NoTools(), reader.ask, last.with_name("allowed-tools.json"))
+        chat.tools = ToolCalls(tools, reader.ask, last.with_name("allowed-tools.json"))
         if typing or (settings.lines and settings.prompt is None):
             return chat.run()
         reads = settings.prompt is None or not sys.stdin.isatty()

@@ -15,7 +15,7 @@ from pyctl.text import reason_of
 from pyctl.tools import bounded
 from pyctl.tools.toolbox import ToolBox
 
-__all__ = ["MOST_ROUNDS", "NoTools", "OfferedTool", "OwnTools", "ToolCalls", "ToolSource", "text_of"]
+__all__ = ["MOST_ROUNDS", "OfferedTool", "OwnTools", "ToolCalls", "ToolSource", "text_of"]
 
 MOST_ROUNDS = limit(
     100, "replies with tool calls after one message of a chat at a terminal", "the user has to go on", "process"
@@ -54,18 +54,6 @@ class ToolSource(Protocol):
         """The result, for the model. An exception becomes one, too."""
 
 
-class NoTools:
-    """A source without tools."""
-
-    place = ""
-
-    def offered(self) -> Sequence[OfferedTool]:
-        return ()
-
-    def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        return UNKNOWN
-
-
 class OwnTools:
     """The tools of this process's MCP servers."""
 
@@ -90,30 +78,30 @@ def text_of(result: Mapping[str, Any]) -> str:
 class ToolCalls:
     """Runs calls that the user allows: once, for this chat, or always, which the file ``kept`` remembers."""
 
-    def __init__(self, source: ToolSource, ask: Ask, kept: Path | None = None) -> None:
+    def __init__(self, source: ToolSource | None, ask: Ask, kept: Path | None = None) -> None:
         self._source, self._ask, self._kept = source, ask, kept
         self._in_chat: set[str] = set()
         self.last = ""
 
     def fields(self) -> dict[str, Any]:
         """The fields of a request for the tools."""
-        offered = self._source.offered()
+        offered = self._offered()
         return {"tools": [tool.definition for tool in offered]} if offered else {}
 
     def can_run(self, calls: Sequence[Call]) -> bool:
         """Whether one of ``calls`` is of a tool that is offered."""
-        names = {tool.name for tool in self._source.offered()}
+        names = {tool.name for tool in self._offered()}
         return any(call.name in names for call in calls)
 
     def result(self, call: Call) -> str:
         """The result of ``call``, or why it has none."""
-        tool = next((tool for tool in self._source.offered() if tool.name == call.name), None)
+        tool = next((tool for tool in self._offered() if tool.name == call.name), None)
         arguments = _arguments(call)
-        if tool is None:
+        if tool is None or self._source is None:
             self.last = UNKNOWN
         elif arguments is None:
             self.last = UNREADABLE
-        elif not self._is_allowed(tool):
+        elif not self._is_allowed(tool, self._source.place):
             self.last = REFUSED
         else:
             try:
@@ -122,8 +110,11 @@ class ToolCalls:
                 self.last = text_of({"error": reason_of(error)})
         return self.last
 
-    def _is_allowed(self, tool: OfferedTool) -> bool:
-        key = f"{self._source.place} {tool.name}"
+    def _offered(self) -> Sequence[OfferedTool]:
+        return () if self._source is None else self._source.offered()
+
+    def _is_allowed(self, tool: OfferedTool, place: str) -> bool:
+        key = f"{place} {tool.name}"
         always = self._always()
         if tool.name in self._in_chat or key in always:
             return True
