@@ -134,7 +134,7 @@ def _build(
     work = places.work
     pip = pip_command(work)
     print("fetching what the build needs", flush=True)
-    source, tools, toolkit = unpacked_source(pip, work), install_tools(pip, work, machine), None
+    source, tools, toolkit = unpacked_source(pip, work), install_tools(pip, work), None
     if plan.kind == "pypi":
         toolkit = install_toolkit(pip, work, compiler)
     elif plan.kind == "system":

@@ -32,8 +32,8 @@ __all__ = [
     "Program",
     "find_compiler",
     "find_driver",
+    "find_nvcc",
     "find_pci_cards",
-    "find_program",
     "free_bytes",
     "look_at_machine",
 ]
@@ -131,8 +131,6 @@ class Machine:
     nvcc: Program | None
     compiler: Compiler | None
     headers: Path | None
-    cmake: Program | None
-    ninja: Program | None
     n_cores: int
     n_ram: int
     is_wsl: bool
@@ -156,13 +154,9 @@ def look_at_machine(environ: Mapping[str, str] = os.environ, root: Path = Path("
     return Machine(
         driver=find_driver(root=root),
         pci_cards=find_pci_cards(root),
-        nvcc=find_program(
-            "nvcc", environ, sorted((root / "usr/local").glob("cuda*/bin/nvcc"), reverse=True), r"release ([\d.]+)"
-        ),
+        nvcc=find_nvcc(environ, sorted((root / "usr/local").glob("cuda*/bin/nvcc"), reverse=True)),
         compiler=find_compiler(environ),
         headers=include if (include / "Python.h").is_file() else None,
-        cmake=find_program("cmake", environ),
-        ninja=find_program("ninja", environ),
         n_cores=_cores(root),
         n_ram=_memory(root),
         is_wsl="microsoft" in _read(root / "proc/sys/kernel/osrelease").lower(),
@@ -221,15 +215,13 @@ def find_pci_cards(root: Path = Path("/")) -> tuple[PciCard, ...]:
 # -- programs ----------------------------------------------------------------------------------------------------------
 
 
-def find_program(
-    name: str, environ: Mapping[str, str] = os.environ, more: Sequence[Path] = (), pattern: str = r"(\d+(?:\.\d+)+)"
-) -> Program | None:
-    """``name`` in PATH, else the first of ``more`` that is executable. Its version is what ``pattern`` finds."""
-    known = (shutil.which(name, path=environ.get("PATH")), *map(str, more))
+def find_nvcc(environ: Mapping[str, str] = os.environ, more: Sequence[Path] = ()) -> Program | None:
+    """CUDA's compiler in PATH, else the first of ``more`` that is executable."""
+    known = (shutil.which("nvcc", path=environ.get("PATH")), *map(str, more))
     path = next((path for path in known if path is not None and os.access(path, os.X_OK)), None)
     if path is None:
         return None
-    return Program(path, _version(re.search(pattern, _output(path, "--version"))))
+    return Program(path, _version(re.search(r"release ([\d.]+)", _output(path, "--version"))))
 
 
 def find_compiler(environ: Mapping[str, str] = os.environ) -> Compiler | None:

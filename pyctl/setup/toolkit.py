@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyctl.errors import ConfigError
-from pyctl.setup.machine import Compiler, Machine, Program
+from pyctl.setup.machine import Compiler, Program
 from pyctl.setup.source import pip_environment
 
 __all__ = ["TOOLKIT_RELEASE", "BuildTools", "Toolkit", "install_toolkit", "install_tools", "probe_system_toolkit"]
@@ -32,8 +32,6 @@ TOOLKIT_WHEELS = (
     "nvidia-cublas==13.10.0.20",
 )
 """The parts of CUDA 13.5.0 that compiling needs; all of CUDA 13 runs on drivers from 580 on."""
-
-LEAST_CMAKE = (3, 21)
 
 TOOL_WHEELS = ("cmake>=3.21", "ninja>=1.11")
 
@@ -96,23 +94,15 @@ def install_toolkit(pip: Sequence[str], work: Path, compiler: Compiler) -> Toolk
     return Toolkit(TOOLKIT_RELEASE, root / "bin" / "nvcc", root, cudart, cublas, stub, libraries, ())
 
 
-def install_tools(pip: Sequence[str], work: Path, machine: Machine) -> BuildTools:
-    """cmake and ninja of the system, or from PyPI below ``work`` where they are missing or old. Raises ConfigError."""
+def install_tools(pip: Sequence[str], work: Path) -> BuildTools:
+    """PyPI's cmake and ninja below ``work``, installed unless they are there. Raises ConfigError."""
     place = work / "tools"
-    cmake, ninja = place / "cmake" / "data" / "bin" / "cmake", place / "bin" / "ninja"
-    own = machine.cmake is not None and machine.cmake.version >= LEAST_CMAKE
-    wanted = [wheel for wheel, has in zip(TOOL_WHEELS, (own, machine.ninja is not None), strict=True) if not has]
-    if wanted and not place.exists():
-        _install(pip, wanted, place)
-    return BuildTools(_path(machine.cmake if own else None, cmake), _path(machine.ninja, ninja))
-
-
-def _path(program: Program | None, installed: Path) -> str:
-    if program is not None:
-        return program.path
-    if not installed.exists():
-        raise ConfigError(f"{installed.parent} lacks {installed.name}; remove it and run pyctl setup again")
-    return str(installed)
+    if not place.exists():
+        _install(pip, TOOL_WHEELS, place)
+    tools = place / "cmake" / "data" / "bin" / "cmake", place / "bin" / "ninja"
+    if missing := [path.name for path in tools if not path.exists()]:
+        raise ConfigError(f"{place} lacks {', '.join(missing)}; remove it and run pyctl setup again")
+    return BuildTools(*map(str, tools))
 
 
 def _install(pip: Sequence[str], wheels: Sequence[str], place: Path) -> None:
