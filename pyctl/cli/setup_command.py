@@ -64,8 +64,6 @@ def run_setup(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
         raise ConfigError("--jobs must be at least 1")
     given = Path(arguments.dir).expanduser().resolve() if arguments.dir else None
     places = _Places(given or data_home(environ), given / "setup" if given is not None else build_home(environ))
-    if arguments.remove:
-        return _remove(places, arguments.yes)
     machine = look_at_machine(environ)
     plan = make_plan(machine, options)
     if plan.kind == "none":
@@ -93,7 +91,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--jobs", "-j", type=int, metavar="N", help="compilers at a time")
     parser.add_argument("--dir", metavar="DIR", help="place for everything, to be named by PYCTL_LIBS afterwards")
     parser.add_argument("--dry-run", action="store_true", help="say what was found and would be done")
-    parser.add_argument("--remove", action="store_true", help="remove the libraries and everything else of setup")
     parser.add_argument("--yes", "-y", action="store_true", help="do not ask")
     return parser
 
@@ -178,23 +175,6 @@ def _tidy(work: Path) -> None:
     for path in work.iterdir():
         if path.name != "lock":
             shutil.rmtree(path, ignore_errors=True)
-
-
-def _remove(places: _Places, is_sure: bool) -> int:
-    found = [path for path in (places.home / "llama", places.work) if path.is_dir()]
-    if not found:
-        print("nothing to remove")
-        return 0
-    for path in found:
-        print(f"{path} ({_size(path) / MIB:.0f} MiB)")
-    if not is_sure and not _agrees("remove?"):
-        return 1
-    if places.work.is_dir():
-        with build_lock(places.work):
-            shutil.rmtree(places.work)
-    shutil.rmtree(places.home / "llama", ignore_errors=True)
-    print("removed; pyctl uses the libraries that pip built")
-    return 0
 
 
 def _agrees(question: str) -> bool:

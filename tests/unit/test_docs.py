@@ -38,7 +38,7 @@ OTHERS = {
     *("--dry-run", "--yes", "--jobs", "--arch", "--cpu", "--dir"),  # of pyctl setup
     *("--print", "--settings", "--model-metadata-file", "--message"),  # of pyctl service, claude, aider
     *("--build-arg", "--detach", "--read-only", "--shm-size", "--stop-timeout", "--tmpfs"),  # of docker
-    *("--remove", "--gpus", "--no-deps", "--no-binary"),  # of pyctl setup, docker and podman, pip
+    *("--gpus", "--no-deps", "--no-binary"),  # of pyctl setup, docker and podman, pip
     *("--no-cache-dir", "--url", "--only", "--gib", "--models", "--restore-chat-history"),  # of pip, bench, aider
     *("--continue", "--resume", "--schema", "--functions", "--auth-type", "--model", "--config"),  # of clients
     *("--against", "--parts", "--servers", "--real"),  # of bench

@@ -11,7 +11,6 @@ import pytest
 from pyctl.cli import setup_check, setup_command
 from pyctl.cli.setup_command import run_setup
 from pyctl.errors import ConfigError
-from pyctl.setup.build import build_lock
 from pyctl.setup.libraries import BuiltLibraries, write_built
 from pyctl.setup.machine import Machine
 from pyctl.setup.source import read_pin
@@ -66,17 +65,6 @@ def test_what_is_built_is_not_built_again(run: Run, environ: dict[str, str]) -> 
     assert code == 0
     assert lines[-1] == "not checked: this machine has no NVIDIA driver, which the libraries need to load"
     assert run(BARE, "--arch", "86,90", "--dry-run")[1][-1].startswith("dry run")
-
-
-def test_everything_of_setup_can_be_removed(run: Run, environ: dict[str, str]) -> None:
-    assert run(BARE, "--remove") == (0, ["nothing to remove"])
-    build(environ, "86")
-    busy = pytest.raises(ConfigError, match="another pyctl setup is building")
-    with build_lock(Path(environ["XDG_CACHE_HOME"]) / "pyctl" / "setup"), busy:
-        run(BARE, "--remove", "--yes")
-    assert run(BARE, "--remove", "--yes")[1][-1] == "removed; pyctl uses the libraries that pip built"
-    assert not list(Path(environ["XDG_DATA_HOME"]).glob("pyctl/*"))
-    assert not list(Path(environ["XDG_CACHE_HOME"]).glob("pyctl/*"))
 
 
 @pytest.mark.parametrize(
