@@ -32,16 +32,6 @@ class Endpoint:
         return min(MOST_REPLY_TOKENS, self.n_ctx // 8)
 
 
-def _no_settings(endpoint: Endpoint) -> Mapping[str, str]:
-    """None."""
-    return {}
-
-
-def _no_arguments(endpoint: Endpoint) -> Sequence[str]:
-    """None."""
-    return ()
-
-
 @dataclass(frozen=True)
 class ClientProgram:
     """A program and its settings for an `Endpoint`.
@@ -54,9 +44,9 @@ class ClientProgram:
 
     executable: str
     install: str
-    arguments: Callable[[Endpoint], Sequence[str]] = _no_arguments
-    environment: Callable[[Endpoint], Mapping[str, str]] = _no_settings
-    files: Callable[[Endpoint], Mapping[str, str]] = _no_settings
+    arguments: Callable[[Endpoint], Sequence[str]] = lambda to: ()
+    environment: Callable[[Endpoint], Mapping[str, str]] = lambda to: {}
+    files: Callable[[Endpoint], Mapping[str, str]] = lambda to: {}
     unset: tuple[str, ...] = ()
     tells_context: bool = True
     is_at_home: bool = False
