@@ -16,7 +16,7 @@ from bench.common import parser_of
 from pyctl.module_command import module_command
 
 SCRIPTS = (
-    "exact", "families", "kv", "held", "agent_edits", "controller", "draft_length", "policy", "codec", "store",
+    "exact", "families", "kv", "held", "agent_edits", "controller", "draft_length", "policy", "store",
     "budgets", "spill", "replay", "grammar", "request_path", "real", "soak",
 )  # fmt: skip
 

@@ -1,12 +1,12 @@
-"""Codecs of stored parts: raw, or zstd after a rearrangement that groups similar bytes.
+"""Codecs of stored parts: all are written raw, and what earlier versions compressed is read.
 
-A part is divided into chunks of CHUNK bytes, each encoded alone, so that threads share the work; zstandard and numpy
-release the GIL in every expensive step.
+Rows and states of real models keep 84 to 97 % of their size in the other codecs, and take ten times as long to read
+back (bench/results/codec.md). A part is divided into chunks of CHUNK bytes, each coded alone, so that threads share
+the reading; zstandard and numpy release the GIL in every expensive step.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
@@ -18,33 +18,13 @@ from numpy.typing import NDArray
 
 Bytes: TypeAlias = NDArray[np.uint8]
 
-__all__ = ["CHUNK", "RAW", "Codec", "Coding", "choose", "chunks", "decode", "encode", "phase_of_blocks"]
+__all__ = ["CHUNK", "RAW", "Codec", "Coding", "chunks", "decode"]
 
 Q8_BLOCK = 34
 """Bytes of a q8_0 block in ggml: an f16 scale and 32 signed quants (ggml-common.h: block_q8_0)."""
 
 CHUNK = Q8_BLOCK * 4 * 30_840
 """Bytes coded at a time, just under 4 MiB; a multiple of every element's size, so that the phase never changes."""
-
-LEVEL = 1
-"""zstd's level: what these bytes give is in their entropy, and higher levels search for matches that are not there."""
-
-SMALLEST = 4096
-"""Parts below this stay raw."""
-
-MIN_SAVING = 0.2
-MIN_DECODE = 0.4e9
-"""A codec pays when it saves this share and decodes this many bytes a second on one thread; else raw.
-
-Floating-point rows and states save 11 to 17 % (bench/results/codec.md) and then read back two to three times slower
-than raw: on the way to the first token the time counts for more.
-"""
-
-TIE = 0.005
-"""A rearrangement has to save this share of the part over a simpler codec."""
-
-SLICE, N_SLICES = Q8_BLOCK * 4 * 480, 16
-"""The sample that is measured: about 1 MiB in up to 16 places."""
 
 
 class Codec(IntEnum):
@@ -81,13 +61,6 @@ def chunks(size: int, length: int = CHUNK) -> Iterator[tuple[int, int]]:
         yield first, min(first + length, size)
 
 
-def encode(coding: Coding, chunk: Bytes) -> Data:
-    """The stored form of one contiguous chunk."""
-    if coding.codec == Codec.RAW:
-        return chunk.data
-    return zstandard.ZstdCompressor(level=LEVEL).compress(_shuffle(coding, chunk).data)
-
-
 def decode(coding: Coding, data: Data, out: Bytes) -> None:
     """Fill ``out`` from the stored form; ValueError if ``data`` is not that of a chunk of this size."""
     if coding.codec == Codec.RAW:
@@ -104,69 +77,8 @@ def decode(coding: Coding, data: Data, out: Bytes) -> None:
     _unshuffle(coding, np.frombuffer(plain, np.uint8), out)
 
 
-def choose(part: Bytes) -> Coding:
-    """The coding that stores a sample of ``part`` smallest, among those that decode fast enough; raw if none pays."""
-    if part.size < SMALLEST:
-        return RAW
-    sample = _sample(part)
-    best, best_share = RAW, 1 - MIN_SAVING
-    candidates = [Coding(Codec.ZSTD), Coding(Codec.PLANES2), Coding(Codec.PLANES4)]
-    candidates.append(Coding(Codec.BLOCKS34, phase_of_blocks(sample)))
-    out = np.empty_like(sample)
-    for coding in candidates:
-        stored = encode(coding, sample)
-        share = len(stored) / sample.size
-        if share > (best_share - TIE if best.codec else best_share):
-            continue
-        if sample.size / min(_seconds(coding, stored, out) for _ in range(2)) >= MIN_DECODE:
-            best, best_share = coding, share
-    return best
-
-
-def phase_of_blocks(sample: Bytes) -> int:
-    """Where q8_0 blocks would begin modulo 34: the high byte of a scale varies least."""
-    columns = sample[: sample.size // Q8_BLOCK * Q8_BLOCK][: 2048 * Q8_BLOCK].reshape(-1, Q8_BLOCK)
-    kinds = [np.count_nonzero(np.bincount(column, minlength=256)) for column in columns.T]
-    return (int(np.argmin(kinds)) - 1) % Q8_BLOCK
-
-
-def _seconds(coding: Coding, stored: Data, out: Bytes) -> float:
-    began = time.perf_counter()
-    decode(coding, stored, out)
-    return time.perf_counter() - began
-
-
-def _sample(part: Bytes) -> Bytes:
-    if part.size <= SLICE * N_SLICES:
-        return np.ascontiguousarray(part)
-    step = (part.size - SLICE) // (N_SLICES - 1) // (Q8_BLOCK * 4) * (Q8_BLOCK * 4)
-    return np.concatenate([part[i * step : i * step + SLICE] for i in range(N_SLICES)])
-
-
-def _shuffle(coding: Coding, chunk: Bytes) -> Bytes:
-    """The bytes of ``chunk`` in the order that compresses best, shape unchanged."""
-    if coding.codec == Codec.ZSTD:
-        return chunk
-    out = np.empty_like(chunk)
-    if coding.codec == Codec.BLOCKS34:
-        first, m, last = _blocks(coding, chunk.size)
-        blocks = chunk[first:last].reshape(m, Q8_BLOCK)
-        out[: 32 * m].reshape(m, 32)[:] = blocks[:, 2:]
-        out[32 * m : 33 * m], out[33 * m : 34 * m] = blocks[:, 0], blocks[:, 1]
-        out[34 * m : 34 * m + first], out[34 * m + first :] = chunk[:first], chunk[last:]
-        return out
-    width = 2 if coding.codec == Codec.PLANES2 else 4
-    m = chunk.size // width
-    elements = chunk[: m * width].view(f"<u{width}")
-    for i in range(width):
-        # Shifting whole elements is several times faster than a strided copy of single bytes.
-        out[i * m : (i + 1) * m] = (elements >> (8 * i)).astype(np.uint8)
-    out[m * width :] = chunk[m * width :]
-    return out
-
-
 def _unshuffle(coding: Coding, plain: Bytes, out: Bytes) -> None:
-    """The inverse of `_shuffle`."""
+    """Fill ``out`` with the bytes of ``plain`` in the order of elements."""
     if coding.codec == Codec.ZSTD:
         out[:] = plain
         return

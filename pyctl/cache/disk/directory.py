@@ -32,7 +32,7 @@ from pyctl.cache.disk.segment_files import remove_file
 from pyctl.cache.disk.verify import VerifyReport, is_home, verify
 from pyctl.cache.ports import Entry
 
-__all__ = ["THREADS", "CacheDirectory", "Contents", "is_older"]
+__all__ = ["CacheDirectory", "Contents", "is_older"]
 
 
 THREADS = max(2, min(16, os.cpu_count() or 1))

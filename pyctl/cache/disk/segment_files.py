@@ -5,24 +5,19 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor
 from contextlib import contextmanager
 from functools import partial
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
 from isal.isal_zlib import crc32
 
 from pyctl.atomic_file import open_regular
-from pyctl.cache.disk.codec import Codec, Data, choose, chunks, decode, encode
+from pyctl.cache.disk.codec import RAW, Codec, Data, chunks, decode
 from pyctl.cache.disk.file_format import BlockSizes, CorruptFileError, Header, Part, PartKind, header_size, pack, unpack
 from pyctl.cache.snapshot import Block
 
 __all__ = ["check_jobs", "parts_of", "read_header", "read_jobs", "remove_file", "write_file"]
-
-AHEAD = 8
-"""Chunks encoded at a time, which bounds the memory that a write takes to about 32 MiB."""
 
 NOT_DAMAGE = {
     *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM, errno.EAGAIN, errno.EINTR),
@@ -35,20 +30,21 @@ FIRST_READ = 4096
 
 
 def parts_of(blocks: dict[PartKind, Block]) -> list[Part]:
-    """A part per block with the codec that pays for it; the chunks are not known yet."""
-    return [Part(what, choose(block), int(block.size), [], []) for what, block in blocks.items()]
+    """A raw part per block; the chunks are not known yet."""
+    return [Part(what, RAW, int(block.size), [], []) for what, block in blocks.items()]
 
 
-def write_file(path: Path, header: Header, blocks: dict[PartKind, Block], pool: Executor) -> None:
+def write_file(path: Path, header: Header, blocks: dict[PartKind, Block]) -> None:
     """Fill and fsync the empty file at ``path``; ``header`` learns sizes and checksums. OSError if the disk refuses."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         at = header_size(header)
         for part in header.parts:
-            for data, crc in _encoded(part, blocks[part.what], pool):
+            for first, last in chunks(part.size, part.chunk):
+                data = blocks[part.what][first:last].data
                 _write(descriptor, data, at)
                 part.stored.append(len(data))
-                part.crcs.append(crc)
+                part.crcs.append(crc32(data))
                 at += len(data)
         _write(descriptor, pack(header), 0)
         os.fsync(descriptor)
@@ -110,16 +106,6 @@ def remove_file(path: Path) -> None:
     except OSError:
         if path.is_dir() and not any(path.iterdir()):
             path.rmdir()
-
-
-def _encoded(part: Part, block: Block, pool: Executor) -> Iterator[tuple[Data, int]]:
-    def one(place: tuple[int, int]) -> tuple[Data, int]:
-        data = encode(part.coding, block[place[0] : place[1]])
-        return data, crc32(data)
-
-    places = chunks(part.size, part.chunk)
-    while batch := list(islice(places, AHEAD)):
-        yield from pool.map(one, batch) if len(batch) > 1 else map(one, batch)
 
 
 def _write(descriptor: int, data: Data, at: int) -> None:

@@ -120,7 +120,6 @@ class DiskStore:
 
     def close(self) -> None:
         """Wait for what is running; nothing works afterwards."""
-        self.files.close()
         self.directory.close()
 
     # -- lookup ------------------------------------------------------------------------------------------------------

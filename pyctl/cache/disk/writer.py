@@ -6,7 +6,6 @@ import logging
 import os
 import sqlite3
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,7 +15,7 @@ import numpy as np
 
 from pyctl.atomic_file import sync_directory, temp_path
 from pyctl.cache.disk.chain import ChainNames, SegmentFile
-from pyctl.cache.disk.directory import THREADS, CacheDirectory
+from pyctl.cache.disk.directory import CacheDirectory
 from pyctl.cache.disk.file_format import MAX_TOKENS, Header, Name, PartKind, SegmentName, StateName
 from pyctl.cache.disk.index import Index, Key, Record
 from pyctl.cache.disk.segment_files import parts_of, remove_file, write_file
@@ -68,11 +67,6 @@ class StoreWriter:
         self.min_tokens, self.daily_bytes = min_tokens, daily_bytes
         self._spilled = [0, 0]  # a day, and how many bytes that left RAM were written in it
         self._told = 0  # the day on which the log reported that the daily budget is used up
-        self._writers = ThreadPoolExecutor(max(1, THREADS // 2), "disk-write")
-
-    def close(self) -> None:
-        """Wait for what is running; nothing works afterwards."""
-        self._writers.shutdown()
 
     def write(
         self, snapshot: Snapshot, label: str = "", *, spilled: bool = False, rows_of: RowsOf | None = None
@@ -239,7 +233,7 @@ class StoreWriter:
         now = time.time()
         blocks = {what: np.ascontiguousarray(block) for what, block in blocks.items()}
         header = Header(self.fingerprint, name, parent, exact, now, parts_of(blocks))
-        write_file(path, header, blocks, self._writers)
+        write_file(path, header, blocks)
         return Record(self.fingerprint, name, header.offsets[-1], parent, exact, now, now)
 
     def adopt(self, temps: dict[Path, Record], chain: list[Key]) -> bool:

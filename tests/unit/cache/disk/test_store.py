@@ -72,17 +72,14 @@ def test_round_trip(made: list[Snapshot]) -> None:
         store.close()
 
 
-def test_big_parts_in_many_chunks(open_store: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyctl.cache.disk.codec.MIN_SAVING", 0.07)
-    random = np.random.default_rng(0)
-    tokens = as_tokens(random.integers(0, 1000, 3000))
-    rows = random.standard_normal(5_000_001).astype(np.float16).view(np.uint8)
-    state = random.standard_normal(1_500_000).astype(np.float32).view(np.uint8)
+def test_big_parts_are_raw_in_many_chunks(open_store: Opener) -> None:
+    tokens = as_tokens(np.random.default_rng(0).integers(0, 1000, 3000))
+    rows, state = np.zeros(10_000_002, np.uint8), np.zeros(6_000_000, np.uint8)  # which any codec makes smaller
     made = snapshot(Segment(0, tokens, rows, None, (3000,)), state=None)
     made = Snapshot(made.prefix, made.segment, State.of(state))
     store = open_store()
-    written = store.write(made)
-    assert written == store.directory.n_bytes < 0.95 * (rows.nbytes + state.nbytes)
+    n_bytes = rows.nbytes + state.nbytes
+    assert n_bytes < store.write(made) == store.directory.n_bytes < n_bytes + tokens.nbytes + 500
     check_read(store, made)
     check_directory(store)
 
