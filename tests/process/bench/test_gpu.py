@@ -394,31 +394,6 @@ def test_a_pool_is_measured_at_depth_and_restored_from_ram_and_disk(
     assert "2,048 tokens cold: " in cold
 
 
-def test_bits_of_a_pool_are_compared_with_those_of_a_full_cache(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from bench.gpu import pool_bits
-
-    monkeypatch.setattr(pool_bits, "N_SINGLE", 3)
-    given = [str(tmp_path), "--models", "tiny-dense", "--tokens", "310", "--ubatch", "64", "--resident"]
-    pool_bits.main([*given, "half", "none"])
-    half, none = capsys.readouterr().out.splitlines()[-2:]
-    assert "| tiny-dense | q8_0 | 310 | 1 of 4 | 11 of 11 | 6 of 6 | yes |" in half
-    assert "| tiny-dense | q8_0 | 310 | 0 of 4 | 11 of 11 | 6 of 6 | yes |" in none
-
-    run, runs = pool_bits.Text.run, iter(range(100))
-
-    def other(text: pool_bits.Text, backend: object, begin: int = 0) -> object:
-        if next(runs) == 1:
-            text.tokens = text.tokens.copy()
-            text.tokens[300] += 1
-        return run(text, backend, begin)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(pool_bits.Text, "run", other)
-    pool_bits.main([*given, "none"])
-    assert "| ONLY 7 of 11 |" in capsys.readouterr().out
-
-
 def test_logits_behind_images_are_compared_with_a_cold_run(
     model_path: Callable[[str], Path],
     tiny_mmproj: Path,
