@@ -41,10 +41,6 @@ def check_tables(text: str) -> None:
     assert "nan" not in text
 
 
-def test_sampled_tokens_are_measured() -> None:
-    check_tables(run("bench.controller", "--outputs", "--quick"))
-
-
 def test_a_short_prompt_is_exact_and_one_without_places_to_resume_from_is_refused() -> None:
     check_tables(run("bench.exact", "--tokens", "320", "-t", "1"))
     with pytest.raises(SystemExit, match="no batch ends at 31, a place to resume from"):
