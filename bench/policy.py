@@ -6,8 +6,8 @@
 With --weights, eviction from RAM and the device instead: agents' sessions in a simulation (bench/budgets.py), with each
 likelihood in the worth of snapshots halved and doubled. Means over the workloads.
 
-tools/disk_simulation.py describes the simulation. "merged" is the rule of the original change: store and look up the
-selected length only. Tokens are sums over the seeds, MiB those of one seed, figures in brackets requests.
+tools/disk_simulation.py describes the simulation. Tokens are sums over the seeds, MiB those of one seed, figures in
+brackets requests.
 """
 
 from __future__ import annotations
@@ -76,11 +76,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         runs = [[prompt_of(messages) for messages in workload(Writer(seed))] for seed in range(arguments.seeds)]
         for text in POLICIES:
             policy = DiskPolicy.parse(text)
-            ours, merged = ([simulate(run, policy, merged=rule) for run in runs] for rule in (False, True))
             name = f"{workload.__name__.replace('_', ' ')} ({len(runs[0])})" if text == POLICIES[0] else ""
-            rows.append([name, policy.name, *cells(ours), *cells(merged)])
-    names = ["hits", "tokens/hit", "of cacheable", "MiB written"]
-    columns = ["workload", "policy", *names, *(f"merged: {names[0]}", *names[1:])]
+            rows.append([name, policy.name, *cells([simulate(run, policy) for run in runs])])
+    columns = ["workload", "policy", "hits", "tokens/hit", "of cacheable", "MiB written"]
     show("Disk policies, a restart before every request", columns, rows, keep="policy" if arguments.keep else "")
 
 

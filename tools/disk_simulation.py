@@ -130,16 +130,14 @@ class Tally:
     written: int = 0
 
 
-def simulate(prompts: Sequence[Prompt], policy: DiskPolicy, *, merged: bool = False) -> Tally:
-    """Run ``prompts`` through ``policy``; ``merged`` knows the selected length only."""
+def simulate(prompts: Sequence[Prompt], policy: DiskPolicy) -> Tally:
+    """Run ``prompts`` through ``policy``."""
     tally, log, stored = Tally(), RecentPrompts(), set[bytes]()
     earlier: list[Prompt] = []
     for prompt in prompts:
-        scope = select(policy, prompt, log).selected
-        probed = {scope} if merged else {*prompt.boundaries, scope}
+        probed = {*prompt.boundaries, select(policy, prompt, log).selected}
         start = max((n for n in probed if key(prompt, n) in stored), default=0)
-        wanted = (scope,) if merged else select(policy, prompt, log, start).positions
-        positions = [n for n in wanted if n > start]
+        positions = [n for n in select(policy, prompt, log, start).positions if n > start]
         for parent, n in zip((start, *positions), positions, strict=False):
             stored.add(key(prompt, n))
             tally.states += 1

@@ -500,10 +500,6 @@ def test_the_simulation_counts_as_by_hand() -> None:
     assert (tally.hits, tally.cached) == (1, 810)
     assert (tally.states, tally.written) == (3, 880 * row + 3 * state)  # 600 and 810, then 880
 
-    tally = simulate(talk, DiskPolicy("auto"), merged=True)
-    assert (tally.hits, tally.cached) == (0, 0)
-    assert (tally.states, tally.written) == (2, (700 + 810) * row + 2 * state)
-
     tally = simulate(talk, DiskPolicy.parse("650"))
     assert (tally.hits, tally.cached, tally.states, tally.written) == (2, 1300, 1, 650 * row + state)
     assert simulate(talk, DiskPolicy("off")).hits == 0
