@@ -1,7 +1,6 @@
 """The path of a chat request: the modules that it enters, and the calls from one module into another.
 
 python -m bench.request_path [--list]
-PYTHONPATH=OTHER python bench/request_path.py    # of another version of the package
 
 Runs `pyctl serve` on the built-in model in this process and follows one streamed chat completion, from the socket to
 the last byte, on every thread. A hop is a function of another module being called, counted once however often that
@@ -10,7 +9,6 @@ happens. A stay is a module that is entered or returned to before the engine has
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -20,14 +18,11 @@ import threading
 import time
 import urllib.request
 from collections.abc import Sequence
-from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 import pyctl
+from bench.common import parse, parser_of, show
 from pyctl.cli import main as run
 from pyctl.cli import serve_command
 
@@ -103,11 +98,9 @@ def ask(port: int, trace: Trace) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Follow one request and print what it passed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--list", action="store_true", help="every hop, in order")
-    parser.add_argument("--quick", action="store_true", help="accepted without effect")
-    parser.add_argument("--keep", action="store_true", help="write the table to bench/results")
-    options = parser.parse_args(argv)
+    options = parse(parser, argv)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -128,15 +121,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         ("from the socket to the engine's queue", "stays", len(trace.preparing), len(set(trace.preparing))),
         ("all the way, each call once", "hops", len(trace.hops), len({there for _, there, _ in trace.hops})),
     ]
-    table = Table("part of the way", "counted", "number", "modules", title="A chat request")
-    for row in rows:
-        table.add_row(*map(str, row))
-    Console(width=100).print(table)
-    if options.keep:
-        lines = ["# A chat request", "", "| part of the way | counted | number | modules |", "|---|---|---:|---:|"]
-        lines += [f"| {part} | {what} | {n} | {modules} |" for part, what, n, modules in rows]
-        path = Path(__file__).parent / "results" / "request_path.md"
-        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    columns = ["part of the way", "counted", "number", "modules"]
+    show("A chat request", columns, rows, keep="request_path" if options.keep else "")
 
 
 if __name__ == "__main__":
