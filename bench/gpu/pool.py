@@ -29,6 +29,7 @@ import numpy as np
 from llama_cpp import llama_cpp as api
 from numpy.typing import NDArray
 
+from bench.common import answered
 from bench.gpu.machine import describe, vram_mib
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.disk_tier import DiskTier
@@ -38,7 +39,6 @@ from pyctl.cache.snapshot import Rows, State
 from pyctl.engine.backend import SequenceTokens
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.handle import RequestHandle
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.placements import experts_on_cpu
 from pyctl.engine.pool import PoolSettings, StreamCounts
@@ -173,10 +173,10 @@ class Bench:
                     DiskTier(store, policy, cold_max=10240),
                 )
                 if way == "RAM":
-                    ask(engine, prompt)
-                    ask(engine, other)
+                    asked(engine, prompt)
+                    asked(engine, other)
                     engine.prefix_cache.device.leave_all()  # else only what that overwrote comes from RAM
-                done = ask(engine, prompt)
+                done = asked(engine, prompt)
                 stats, n_bytes = done.stats, done.stats.n_loaded * self._row_bytes()
                 print(
                     f"- {self.shape} {self.mode} {self.options.type}, {n:,} tokens, {way} (from {stats.source}): "
@@ -293,13 +293,8 @@ def tokens_of(seed: int, n: int) -> Tokens:
     return as_tokens(np.random.default_rng(seed).integers(0, 200, n))
 
 
-def ask(engine: Engine, prompt: Prompt) -> Done:
-    handle = RequestHandle(Request(prompt, Sampling(temperature=0.0), 2))
-    engine.submit(handle)
-    while engine.step():
-        pass
-    (done,) = [event for event in handle.drain() if isinstance(event, Done)]
-    return done
+def asked(engine: Engine, prompt: Prompt) -> Done:
+    return answered(engine, Request(prompt, Sampling(temperature=0.0), 2))
 
 
 def one(options: argparse.Namespace) -> None:

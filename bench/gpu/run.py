@@ -125,23 +125,10 @@ class Run:
     loading: float = 2.0
     """Seconds until a server answers: a guess at first, then what the last one took."""
 
-    def flags(self, kv: str = "f16", n_ctx: int | None = None) -> list[str]:
+    def flags(self) -> list[str]:
         """The flags of both servers; drafts and RAM are llama-server's defaults."""
-        flags = [
-            "--spec-type",
-            "none",
-            "--cache-ram",
-            "8192",
-            "-ngl",
-            "99",
-            "-fa",
-            "on",
-            "-c",
-            str(n_ctx or self.options.ctx),
-            "--parallel",
-            "1",
-        ]
-        return [*flags, "-ctk", kv, "-ctv", kv, *self.options.flags]
+        flags = ["--spec-type", "none", "--cache-ram", "8192", "-ngl", "99", "-fa", "on", "--parallel", "1"]
+        return [*flags, "-c", str(self.options.ctx), "-ctk", "f16", "-ctv", "f16", *self.options.flags]
 
 
 class Visit:
