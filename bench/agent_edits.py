@@ -19,9 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from llama_cpp import llama_cpp as api
-
-from bench.common import parse, parser_of, show
+from bench.common import parse, parser_of, show, tokenizer_of
 from bench.draft_length import MACHINES, REWRITING, Machine
 from bench.gpu.given_reply import is_known
 from pyctl.cache.sequence import LiveSequence
@@ -109,7 +107,7 @@ def fenced(edit: Edit) -> str:
 
 def conversation(file: Path, n_file: int, n_edits: int) -> tuple[list[int], list[int]]:
     """Prompt and reply in the tokens of the model or vocabulary at ``file``."""
-    tokenize = vocabulary(str(file)).tokenize
+    tokenize = tokenizer_of(file).tokenize
     pieces: list[tuple[str, str]] = []
     n = 0
     for edit in recorded():
@@ -300,22 +298,13 @@ def beside_head(form: Callable[[Edit], Conversation], edits: Sequence[Edit], voc
     return cells
 
 
-def vocabulary(path: str) -> LlamaTokenizer:
-    params = api.llama_model_default_params()
-    params.vocab_only = True
-    model = api.llama_model_load_from_file(path.encode(), params)
-    if not model:
-        raise SystemExit(f"{path} cannot be loaded")
-    return LlamaTokenizer(model)
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--vocab", metavar="FILE", help="a GGUF file with the vocabulary to use")
     parser.add_argument("--edits", type=int, metavar="N", help="number of edits; default: all")
     options = parse(parser, argv, edits=1)
     file = Path(options.vocab or (VOCABULARY if VOCABULARY.is_file() else builtin_model()))
-    vocab = vocabulary(str(file))
+    vocab = tokenizer_of(file)
     edits = recorded()[: options.edits]
     columns = ["way to edit", *(f"{m.name}: {what}" for m in MACHINES[:2] for what in ("head", "and cache", "speed"))]
     rows: list[list[object]] = [[title, *beside_head(form, edits, vocab)] for title, form in FORMS.items()]

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from llama_cpp import llama_cpp as api
 from rich.console import Console
 from rich.table import Table
 
@@ -22,6 +23,7 @@ from pyctl.engine.engine import Engine
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, Event, Failed, Request
 from pyctl.llama.library import build_version
+from pyctl.llama.llama_tokenizer import LlamaTokenizer
 from tools.generator import TINY_DENSE
 
 RESULTS = Path(__file__).parent / "results"
@@ -80,6 +82,16 @@ def finished(events: Iterable[Event]) -> Done:
     if not isinstance(last, Done):
         raise RuntimeError(f"the reply did not end, its last event is {last}")
     return last
+
+
+def tokenizer_of(file: Path | str, kind: type[LlamaTokenizer] = LlamaTokenizer) -> LlamaTokenizer:
+    """The vocabulary of the model or vocabulary at ``file``, without its weights; SystemExit if it does not load."""
+    params = api.llama_model_default_params()
+    params.vocab_only = True
+    model = api.llama_model_load_from_file(str(file).encode(), params)
+    if not model:
+        raise SystemExit(f"{file} does not load: a build unpacks the vocabularies of llama.cpp")
+    return kind(model, owns=True)
 
 
 # -- measuring ---------------------------------------------------------------------------------------------------------

@@ -21,20 +21,19 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from llama_cpp import llama_cpp as api
 
-from bench.common import answered, parse, parser_of, show, tell
+from bench.common import answered, parse, parser_of, show, tell, tokenizer_of
 from bench.compare import add_comparison, compare
 from pyctl.cache.ports import MemoryShape
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import Rows, State
+from pyctl.chat import CHATML
 from pyctl.chat.chat_format import ChatFormat, ChatRequest
 from pyctl.chat.template import Template
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.request import Request
 from pyctl.engine.sampling import Sampling
-from pyctl.llama import LlamaTokenizer
 from pyctl.llama.library import redirect_log
 from pyctl.models import builtin_model
 from pyctl.prompt import Tokens
@@ -128,14 +127,9 @@ def measure(chat: ChatFormat, n_messages: int, words_each: int, turns: int) -> d
 def chat_format(vocabulary: Path) -> ChatFormat:
     """The chat format of ``vocabulary``, with the template that the pinned release keeps beside its own one."""
     redirect_log()
-    params = api.llama_model_default_params()
-    params.vocab_only = True
-    model = api.llama_model_load_from_file(str(vocabulary).encode(), params)
-    if not model:
-        raise SystemExit(f"{vocabulary} does not load")
     template = vocabulary.parent / TEMPLATE
-    source = template.read_text("utf-8") if template.exists() else api.llama_model_chat_template(model, None).decode()
-    return ChatFormat(Template(source, "", "<|im_end|>"), LlamaTokenizer(model))
+    source = template.read_text("utf-8") if template.exists() else CHATML
+    return ChatFormat(Template(source, "", "<|im_end|>"), tokenizer_of(vocabulary))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -145,8 +139,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--turns", type=int, default=15)
     add_comparison(parser)
     arguments = parse(parser, argv, model=builtin_model(), messages=[8], turns=1, rounds=1)
-    if not arguments.model.exists():
-        raise SystemExit("run python vendor/llama.cpp/unpack.py first: the vocabulary comes from the pinned release")
     if arguments.against is not None:
         given = ["-m", str(arguments.model), "--turns", str(arguments.turns)]
         given += ["--messages", *map(str, arguments.messages)]

@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from llama_cpp import llama_cpp as api
 
-from bench.common import parse, parser_of, show
+from bench.common import parse, parser_of, show, tokenizer_of
 from pyctl.chat.call_formats.families import HERMES, QWEN
 from pyctl.chat.constraint import Constraint, json_constraint
 from pyctl.chat.reply import THINK
@@ -168,12 +167,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--repeat", type=int, default=5)
     options = parse(parser, argv, repeat=1)
-    params = api.llama_model_default_params()
-    params.vocab_only = True
-    model = api.llama_model_load_from_file(str(VOCABULARY).encode(), params)
-    if not model:
-        raise SystemExit(f"no vocabulary in {VOCABULARY}: the build unpacks it")
-    tokenizer = FilledUp(model)
+    tokenizer = tokenizer_of(VOCABULARY, FilledUp)
     compiler = GrammarCompiler(tokenizer)
     pieces = tokenizer.all_pieces()
     tokenizer.all_pieces = lambda: pieces  # type: ignore[method-assign]
