@@ -132,16 +132,20 @@ def shown(number: float) -> str:
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
-def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, keep: str = "") -> None:
-    """Print one table; with ``keep``, also write it to results/<keep>.md."""
+def show(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, keep: str = "", notes: Sequence[str] = ()
+) -> None:
+    """Print one table, and ``notes`` below it; with ``keep``, also write all to results/<keep>.md."""
     table = Table(title=title, title_justify="left")
     for name in columns:
         table.add_column(name, justify="right")
     for row in rows:
         table.add_row(*(str(cell) for cell in row))
     Console(width=140).print(table)
+    print(*notes, sep="\n", end="\n" * bool(notes))
     if keep:
-        lines = [f"# {title}", "", machine(), "", "| " + " | ".join(columns) + " |", "|" + "---:|" * len(columns)]
+        lines = [f"# {title}", "", machine(), "", *(f"- {note}" for note in notes), *[""] * bool(notes)]
+        lines += ["| " + " | ".join(columns) + " |", "|" + "---:|" * len(columns)]
         lines += ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
         RESULTS.mkdir(exist_ok=True)
         (RESULTS / f"{keep}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -26,7 +26,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from bench.common import RESULTS, machine, parse, parser_of, show, tell
+from bench.common import parse, parser_of, show, tell
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.persist import DiskPolicy
@@ -430,14 +430,6 @@ def summary(records: Sequence[Record]) -> list[str]:
     return lines
 
 
-def keep(records: Sequence[Record]) -> None:
-    """Write ``records`` to bench/results."""
-    lines = [f"# {TITLE}", "", machine(), "", *(f"- {line}" for line in summary(records)), ""]
-    lines += [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
-    lines += [f"| {' | '.join(str(each) for each in row_of(record))} |" for record in records]
-    (RESULTS / "families.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
 # -- the command -------------------------------------------------------------------------------------------------------
 
 
@@ -458,10 +450,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         for record in pool.map(in_own_process, options.only):
             measured.append(record)
             print(" | ".join(str(each) for each in row_of(record)), flush=True)
-    if options.keep:
-        keep(measured)
-    show(TITLE, COLUMNS, [row_of(record) for record in measured])
-    print("\n".join(summary(measured)))
+    rows = [row_of(record) for record in measured]
+    show(TITLE, COLUMNS, rows, keep="families" if options.keep else "", notes=summary(measured))
     if failed := [record.name for record in measured if record.failure]:
         raise SystemExit(f"not measured: {', '.join(failed)}")
 
