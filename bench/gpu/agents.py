@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import statistics
 import tempfile
@@ -30,10 +29,10 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-from bench.common import RESULTS, words
+from bench.common import words
 from bench.gpu.machine import describe, vram_mib
 from bench.gpu.report import OURS, PEER, table_lines
-from bench.gpu.servers import Messages, Server, llama_server, pyctl
+from bench.gpu.servers import Messages, Server, llama_server, models_of, options_of, pyctl
 from bench.gpu.speculative import window_rate
 from pyctl.measure.observed import resident_mib
 
@@ -291,11 +290,10 @@ def document(data: dict[str, Any]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__, 180)
     parser.add_argument("directory", type=Path, nargs="?", help="what prepare.py was given; else name the files")
     parser.add_argument("--models", nargs="+", metavar="SHAPE[=FILE]", default=["27b-nextn"])
     parser.add_argument("--llama-server", metavar="FILE")
-    parser.add_argument("--servers", nargs="+", choices=(OURS, PEER), default=(OURS, PEER))
     parser.add_argument("--cases", nargs="+", choices=[case.name for case in CASES], default=[c.name for c in CASES])
     parser.add_argument("--turns", type=int, default=2, help="of each agent")
     parser.add_argument("--head", type=int, default=3000, help="tokens that all agents share")
@@ -304,22 +302,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--replies-of", type=int, nargs=2, default=[128, 700], metavar="N", help="tokens")
     parser.add_argument("--prefill", type=int, default=6000, help="tokens of the cold prompt that is timed")
-    parser.add_argument("--budget", type=float, default=180, metavar="S", help="no case begins after so many seconds")
-    parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR")
-    parser.add_argument("--flags", default="", help="more flags for both servers, in one argument")
     options = parser.parse_args(argv)
-    options.flags = options.flags.split()
-    files: dict[str, str] = {}
-    began, peer = time.monotonic(), options.llama_server
-    if options.directory is not None:
-        prepared = json.loads((options.directory / "prepared.json").read_text(encoding="utf-8"))
-        files, peer = prepared["models"], peer or prepared["llama_server"]
-        if any(os.environ.get(name) != value for name, value in prepared["environment"].items()):
-            raise SystemExit(f"run this with {options.directory}/python")
+    began, (models, peer) = time.monotonic(), models_of(options)
     with tempfile.TemporaryDirectory(prefix="agents-") as work:
-        for named in options.models:
-            shape, _, file = named.partition("=")
-            model = Path(file or files.get(shape) or f"{options.directory}/models/{shape}.gguf")
+        for shape, model in models.items():
             run = Run(shape, model, peer, options, Path(work), [], began + options.budget)
             run.all()
             print(document({"shape": shape, "machine": {}, "records": run.records}))

@@ -13,9 +13,6 @@ written to gpu-side-by-side-<shape>.json and .md at once. The tables name the se
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import shutil
 import subprocess
 import tempfile
@@ -26,12 +23,11 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-from bench.common import RESULTS
 from bench.compare import MeasurementError, measured
 from bench.gpu.machine import available_mib, cached_share, describe, direct_rate, settle, storage_reads, vram_mib
 from bench.gpu.report import BARE, BY_DEFAULT, COLD, ONE_MESSAGE, OURS, PEER, RESTART, SPARE_MIB, WARM_RESTART, aims
 from bench.gpu.run import N_DECODE, N_FIRST, QUESTION, Clock, Results, Run, Visit
-from bench.gpu.servers import Server, llama_server, pyctl
+from bench.gpu.servers import Server, llama_server, options_of, prepared_in, pyctl
 from bench.gpu.speculative import CHANCE_DRAFTS
 from bench.gpu.workloads import Conversation, alternate, cut, edited, grow, once, restarted
 from pyctl.engine.draft.draft_settings import AUTOMATIC_LENGTH
@@ -60,6 +56,17 @@ STREAMS = (1, 4, 16)
 """Blocks read at a time when the drive is measured alone."""
 
 
+@contextmanager
+def tried(run: Run, section: str, what: str, server: Server) -> Iterator[None]:
+    """End ``server`` whatever happens; its failure is a finding."""
+    try:
+        yield
+    except (OSError, HTTPException, ValueError) as error:
+        run.results.skip(section, what, f"failed: {str(error)[:300]}")
+    finally:
+        server.kill()
+
+
 def side_by_side(run: Run, section: str, sizes: Sequence[int], *, thorough: bool) -> None:
     """Both servers, one after the other, through the same conversations.
 
@@ -76,12 +83,8 @@ def side_by_side(run: Run, section: str, sizes: Sequence[int], *, thorough: bool
             cache, log = Path(directory), run.work / f"{run.shape}-{section}-{name}.log"
             flags = ["-m", str(run.model), *run.flags()]
             server = pyctl(flags, cache, log) if name == OURS else llama_server(str(run.llama_server), flags, log)
-            try:
+            with tried(run, section, name, server):
                 one_server(run, section, server, sizes, cache, thorough=thorough)
-            except (OSError, HTTPException, ValueError) as error:
-                run.results.skip(section, name, f"failed: {str(error)[:200]}")
-            finally:
-                server.kill()
 
 
 def one_server(run: Run, section: str, server: Server, sizes: Sequence[int], cache: Path, *, thorough: bool) -> None:
@@ -175,7 +178,7 @@ def defaults(run: Run) -> None:
             continue
         log, flags_of = run.work / f"{run.shape}-defaults-{name}.log", [*flags, *run.options.flags]
         server = pyctl(flags_of, None, log) if name == OURS else llama_server(str(run.llama_server), flags_of, log)
-        try:
+        with tried(run, "defaults", name, server):
             vram, available = vram_mib(), available_mib()
             server.start()
             run.loading = server.load_seconds + 1
@@ -187,10 +190,6 @@ def defaults(run: Run) -> None:
             for n_streams in (4, 4, 4, 1):  # the first time loads kernels
                 visit.streams(n_streams)
             visit.memory("end", vram, available)
-        except (OSError, HTTPException, ValueError) as error:
-            run.results.skip("defaults", name, f"failed: {str(error)[:200]}")
-        finally:
-            server.kill()
 
 
 def held(run: Run) -> None:
@@ -214,7 +213,7 @@ def memory(run: Run) -> None:
     """Memory of pyctl over many prompts, without writes to disk."""
     server = pyctl(["-m", str(run.model), *run.flags()], None, run.work / f"{run.shape}-memory.log")
     vram, available = vram_mib(), available_mib()
-    try:
+    with tried(run, "memory", "prompts", server):
         server.start()
         visit = Visit(run, "memory", server)
         server.ask(Conversation("warm", 1200).messages, N_FIRST)
@@ -226,10 +225,6 @@ def memory(run: Run) -> None:
             server.ask(Conversation(f"{run.shape} {number}", size).messages, N_FIRST)
             if number % 10 == 0:
                 visit.memory(f"{number} prompts", vram, available)
-    except (OSError, HTTPException, ValueError) as error:
-        run.results.skip("memory", "prompts", f"failed: {str(error)[:300]}")
-    finally:
-        server.kill()
 
 
 def soak(run: Run) -> None:
@@ -309,28 +304,23 @@ def card(run: Run) -> None:
             continue
         log = run.work / f"{run.shape}-card-{number}.log"
         server = pyctl(["-m", str(run.model), *flags], None, log, program)
-        try:
-            with small_card(), closing(Conversation(run.shape, n).ask(COLD, n)) as steps:
-                before, available = vram_mib() or 0.0, available_mib()
-                server.start()
-                step = next(steps)
-                cold = server.ask(step.messages, N_FIRST)
-                following = [*step.messages, {"role": "assistant", "content": cold.text}, QUESTION]
-                warm = server.ask(following, N_FIRST)
-                reply = server.ask(following, N_DECODE, ignore_eos=True)
-                run.results.add(
-                    "card", "small card", name=name, flags=" ".join(flags), limit_mib=CARD_MIB,
-                    vram_mib=(vram_mib() or 0.0) - before, ram_mib=available - available_mib(),
-                    context=server.get("/props")["default_generation_settings"]["n_ctx"],
-                    load_s=server.load_seconds, prompt=cold.cached + cold.evaluated, first_ms=cold.first_ms,
-                    next_ms=warm.first_ms, next_evaluated=warm.evaluated,
-                    tokens_per_second=(reply.n_predicted - 1) / reply.decode_ms * 1e3 if reply.decode_ms else None,
-                )  # fmt: skip
-                server.kill()
-        except (OSError, HTTPException, ValueError) as error:
-            run.results.skip("card", name, f"failed: {str(error)[:300]}")
-        finally:
-            server.kill()
+        with tried(run, "card", name, server), small_card(), closing(Conversation(run.shape, n).ask(COLD, n)) as steps:
+            before, available = vram_mib() or 0.0, available_mib()
+            server.start()
+            step = next(steps)
+            cold = server.ask(step.messages, N_FIRST)
+            following = [*step.messages, {"role": "assistant", "content": cold.text}, QUESTION]
+            warm = server.ask(following, N_FIRST)
+            reply = server.ask(following, N_DECODE, ignore_eos=True)
+            run.results.add(
+                "card", "small card", name=name, flags=" ".join(flags), limit_mib=CARD_MIB,
+                vram_mib=(vram_mib() or 0.0) - before, ram_mib=available - available_mib(),
+                context=server.get("/props")["default_generation_settings"]["n_ctx"],
+                load_s=server.load_seconds, prompt=cold.cached + cold.evaluated, first_ms=cold.first_ms,
+                next_ms=warm.first_ms, next_evaluated=warm.evaluated,
+                tokens_per_second=(reply.n_predicted - 1) / reply.decode_ms * 1e3 if reply.decode_ms else None,
+            )  # fmt: skip
+            server.kill()  # before the card is whole again
 
 
 def base(run: Run) -> None:
@@ -372,23 +362,16 @@ def wait_for(model: Path, clock: Clock) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__, 3600)
     parser.add_argument("directory", type=Path, help="the directory of prepare.py")
     parser.add_argument("--only", nargs="+", choices=WORK, default=[name for name in WORK if name != "soak"])
     parser.add_argument("--models", nargs="+", metavar="SHAPE", help="default: the prepared ones")
-    parser.add_argument("--servers", nargs="+", choices=(OURS, PEER), default=(OURS, PEER))
     parser.add_argument("--sizes", type=int, nargs="+", default=[32768, 8192], help="conversations of base, tokens")
     parser.add_argument("--long", type=int, default=100_000, help="conversation of long and card, tokens")
     parser.add_argument("--ctx", type=int, default=120_000, help="-c of both servers")
     parser.add_argument("--exact-tokens", type=int, default=3000)
-    parser.add_argument("--budget", type=float, default=3600, metavar="S", help="total seconds")
-    parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR")
-    parser.add_argument("--flags", default="", help="more flags for both servers, in one argument")
     options = parser.parse_args()
-    options.flags = options.flags.split()
-    prepared = json.loads((options.directory / "prepared.json").read_text(encoding="utf-8"))
-    if any(os.environ.get(name) != value for name, value in prepared["environment"].items()):
-        raise SystemExit(f"run this with {options.directory}/python")
+    prepared = prepared_in(options.directory)
     work = options.directory / "work"
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir()

@@ -1,19 +1,25 @@
-"""The two servers under test, each a process with an address, and a streamed completion of a text."""
+"""The two servers under test, each a process with an address, their options, and a streamed completion of a text."""
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.common import RESULTS
+from bench.gpu.report import OURS, PEER
 from pyctl.measure.client import AskedServer, Messages
 from pyctl.measure.client import TimedReply as Reply
 from pyctl.measure.server_process import PYCTL_SERVE
 
-__all__ = ["Completion", "Messages", "Reply", "Server", "llama_server", "pyctl"]
+__all__ = [
+    "Completion", "Messages", "Reply", "Server", "llama_server", "models_of", "options_of", "prepared_in", "pyctl",
+]  # fmt: skip
 
 BUDGET_MIB = "1048576"
 """For the files of the disk tier: more than any run writes."""
@@ -76,3 +82,31 @@ def pyctl(flags: Sequence[str], cache_dir: Path | None, log: Path, program: Sequ
 def llama_server(binary: str, flags: Sequence[str], log: Path) -> Server:
     """llama-server with its defaults: checkpoints and its cache in RAM are on."""
     return Server("llama-server", [binary, *flags], log)
+
+
+def options_of(description: str | None, budget: float) -> argparse.ArgumentParser:
+    """The options that all measurements of both servers have; ``budget`` is in seconds."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--servers", nargs="+", choices=(OURS, PEER), default=(OURS, PEER))
+    parser.add_argument("--budget", type=float, default=budget, metavar="S", help="nothing is begun after so long")
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR")
+    parser.add_argument("--flags", type=str.split, default=[], help="more flags for both servers, in one argument")
+    return parser
+
+
+def prepared_in(directory: Path) -> dict[str, Any]:
+    """What prepare.py wrote there; SystemExit if this process runs outside of its environment."""
+    found: dict[str, Any] = json.loads((directory / "prepared.json").read_text(encoding="utf-8"))
+    if any(os.environ.get(name) != value for name, value in found["environment"].items()):
+        raise SystemExit(f"run this with {directory}/python")
+    return found
+
+
+def models_of(options: argparse.Namespace) -> tuple[dict[str, Path], str | None]:
+    """The file of each of --models, SHAPE[=FILE], and llama-server if it is known; the directory may be none."""
+    directory, found = options.directory, {}
+    prepared = prepared_in(directory) if directory is not None else {"models": {}, "llama_server": None}
+    for named in options.models:
+        shape, _, file = named.partition("=")
+        found[shape] = Path(file or prepared["models"].get(shape) or f"{directory}/models/{shape}.gguf")
+    return found, options.llama_server or prepared["llama_server"]

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import tempfile
 import threading
 import time
@@ -32,11 +31,11 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any
 
-from bench.common import RESULTS, words
+from bench.common import words
 from bench.gpu.machine import describe, free_vram_mib, vram_mib
 from bench.gpu.report import OURS, PEER
 from bench.gpu.rewriting import HEAD, rewriting
-from bench.gpu.servers import Completion, Server, llama_server, pyctl
+from bench.gpu.servers import Completion, Server, llama_server, models_of, options_of, pyctl
 from bench.gpu.speculative_report import WITHOUT, document
 from bench.gpu.workloads import Conversation
 from pyctl.measure.observed import resident_mib
@@ -358,42 +357,27 @@ def _told(run: Run, name: str, way: str, server: Server, messages: list[dict[str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of(__doc__, 3600)
     parser.add_argument("directory", type=Path, nargs="?", help="what prepare.py was given; else name the files")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--models", nargs="+", metavar="SHAPE[=FILE]", default=["27b-nextn", "35b-a3b-nextn"])
     parser.add_argument("--llama-server", metavar="FILE")
-    parser.add_argument("--servers", nargs="+", choices=(OURS, PEER), default=(OURS, PEER))
     parser.add_argument("--lengths", type=float, nargs="+", default=[4.0, 2.0, 3.0, 1.0])
     parser.add_argument("--n-max", type=int, default=3, help="tokens of a draft; a block of n has n - 1")
     parser.add_argument("--prompt", type=int, nargs="+", default=[8192], help="tokens")
     parser.add_argument("--n-predict", type=int, nargs="+", default=[128], help="tokens")
     parser.add_argument("--head-share", type=float, default=0.8, help="of rewriting: drafts of the head that are right")
     parser.add_argument("--together", type=int, default=0, metavar="N", help="servers loaded at a time; 0: that fit")
-    parser.add_argument(
-        "--budget", type=float, default=3600, metavar="S", help="nothing is begun after so many seconds"
-    )
-    parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR")
     parser.add_argument("--type", default=HEAD, help="what drafts, in all parts but rewriting")
     parser.add_argument("--draft", metavar="FILE", help="of a draft model, for --type")
-    parser.add_argument("--flags", default="", help="more flags for both servers, in one argument")
     options = parser.parse_args()
-    options.flags = options.flags.split()
-    files: dict[str, str] = {}
-    peer = options.llama_server
-    if options.directory is not None:
-        prepared = json.loads((options.directory / "prepared.json").read_text(encoding="utf-8"))
-        files, peer = prepared["models"], peer or prepared["llama_server"]
-        if any(os.environ.get(name) != value for name, value in prepared["environment"].items()):
-            raise SystemExit(f"run this with {options.directory}/python")
     header = describe()
     runs = []
     with tempfile.TemporaryDirectory(prefix="speculative-") as work:
-        for named in options.models:
-            shape, _, file = named.partition("=")
+        models, peer = models_of(options)
+        for shape, model in models.items():
             name = f"{shape}-{Path(options.draft).stem}" if options.draft else shape
             findings = Findings(options.results, name, header, options.parts)
-            model = Path(file or files.get(shape) or f"{options.directory}/models/{shape}.gguf")
             runs.append(Run(shape, model, peer, options, findings, BEGAN + options.budget, Path(work)))
         for run in runs:
             side_by_side(run)
