@@ -17,7 +17,6 @@ import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -29,9 +28,9 @@ from numpy.typing import NDArray
 
 from pyctl.atomic_file import temp_path
 from pyctl.llama.library import open_library
-from tools.generator.generate import Progress, add_tokenizer, source_digest, write_tensors
+from tools.generator.generate import add_tokenizer, source_digest, write_tensors
 from tools.generator.shapes import F32, Q4_K, Q8_0, Tensor
-from tools.generator.vocab import CHATML_TEMPLATE, byte_vocab
+from tools.generator.vocab import InitParams, byte_vocab, ggml
 from tools.generator.weights import Tiles
 
 __all__ = ["FAMILIES", "LARGE", "WINDOW", "Family", "cached_family", "write_family"]
@@ -471,7 +470,7 @@ def cached_family(family: Family, directory: str | PathLike[str], *, seed: int =
     return path
 
 
-def write_family(path: str | PathLike[str], family: Family, *, seed: int = 0, progress: Progress | None = None) -> None:
+def write_family(path: str | PathLike[str], family: Family, *, seed: int = 0) -> None:
     """Write a model of ``family`` to ``path``, the same for the same seed; it appears whole or not at all.
 
     Raises ValueError if llama.cpp finds the metadata incomplete.
@@ -486,12 +485,12 @@ def write_family(path: str | PathLike[str], family: Family, *, seed: int = 0, pr
 
     with temp_path(target.parent) as metadata:
         with _begun(metadata, family.of_layers(_examples(family)) if family.pattern else family) as writer:
-            write_tensors(writer, (), content, None)
+            write_tensors(writer, (), content)
         found = _tensors(metadata)
     listing = [Tensor(name, "", dims, _type(family, name, dims)) for name, dims in _repeated(family, found).items()]
     with temp_path(target.parent) as temporary:
         with _begun(temporary, family) as writer:
-            write_tensors(writer, listing, content, progress)
+            write_tensors(writer, listing, content)
         os.replace(temporary, target)
 
 
@@ -530,7 +529,7 @@ def _begun(path: Path, family: Family) -> Iterator[GGUFWriter]:
         _add(writer, name if name.startswith("xielu.") else f"{family.arch}.{name}", value)
     n_vocab = keys["vocab_size"]
     assert isinstance(n_vocab, int)
-    add_tokenizer(writer, byte_vocab().fitted(n_vocab), CHATML_TEMPLATE)
+    add_tokenizer(writer, byte_vocab().fitted(n_vocab))
     try:
         yield writer
     finally:
@@ -557,52 +556,35 @@ def _add(writer: GGUFWriter, name: str, value: Value) -> None:
 # -- what tensors there are --------------------------------------------------------------------------------------------
 
 
-class _InitParams(ctypes.Structure):
-    """`gguf_init_params` of ggml's gguf.h."""
-
-    _fields_ = (("no_alloc", ctypes.c_bool), ("ctx", ctypes.c_void_p))
-
-
 class _TensorHead(ctypes.Structure):
     """The first fields of `ggml_tensor`, ggml.h."""
 
     _fields_ = (("type", ctypes.c_int), ("buffer", ctypes.c_void_p), ("ne", ctypes.c_int64 * 4))
 
 
-@cache
-def _ggml() -> ctypes.CDLL:
-    library = open_library("libggml-base.so")
-    library.gguf_init_from_file.restype = ctypes.c_void_p
-    library.gguf_init_from_file.argtypes = [ctypes.c_char_p, _InitParams]
-    library.gguf_free.argtypes = [ctypes.c_void_p]
-    library.ggml_get_name.restype = ctypes.c_char_p
-    library.ggml_get_name.argtypes = [ctypes.c_void_p]
-    return library
-
-
 def _tensors(metadata: Path) -> dict[str, tuple[int, ...]]:
     """Names and shapes (slowest dimension first) of the tensors that llama.cpp wants for this metadata."""
-    ggml, found = _ggml(), {}
+    library, found = ggml(), {}
 
     def note(tensor: int, _: Any) -> None:
         head = _TensorHead.from_address(tensor)
         dims = list(head.ne)
         while len(dims) > 1 and dims[-1] == 1:
             dims.pop()
-        found[ggml.ggml_get_name(tensor).decode()] = tuple(reversed(dims))
+        found[library.ggml_get_name(tensor).decode()] = tuple(reversed(dims))
 
     make = open_library("libllama.so").llama_model_init_from_user
     kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
     make.restype = ctypes.c_void_p
     make.argtypes = [ctypes.c_void_p, kind, ctypes.c_void_p, api.llama_model_params]
-    gguf = ggml.gguf_init_from_file(os.fsencode(metadata), _InitParams(True, None))
+    gguf = library.gguf_init_from_file(os.fsencode(metadata), InitParams(True, None))
     try:
         model = make(gguf, kind(note), None, api.llama_model_default_params())
         if not model:
             raise ValueError("llama.cpp makes no model of this metadata")
         api.llama_model_free(ctypes.cast(model, api.llama_model_p_ctypes))
     finally:
-        ggml.gguf_free(gguf)
+        library.gguf_free(gguf)
     return found
 
 

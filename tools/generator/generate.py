@@ -22,13 +22,10 @@ from tools.generator.vision import VisionShape, write_encoder
 from tools.generator.vocab import CHATML_TEMPLATE, Vocab, byte_vocab
 from tools.generator.weights import Tiles, deviation, fill, proposed
 
-__all__ = ["Progress", "add_tokenizer", "cached_model", "source_digest", "write_model", "write_tensors"]
+__all__ = ["add_tokenizer", "cached_model", "source_digest", "write_model", "write_tensors"]
 
 RERANK_TEMPLATE = "<|im_start|>user\nasked: {query}\ntext: {document}<|im_end|>\n<|im_start|>assistant\n"
 """How a reranker is asked; the chat template of that name is no Jinja."""
-
-Progress = Callable[[int, int], None]
-"""Called with the bytes of tensor data written so far and in all."""
 
 
 def write_model(
@@ -37,13 +34,11 @@ def write_model(
     *,
     seed: int = 0,
     vocab: Vocab | None = None,
-    template: str | None = None,
-    progress: Progress | None = None,
 ) -> None:
     """Write a model of `shape` to `path`, byte for byte the same for the same arguments.
 
-    `vocab` (default: bytes) is fitted to the shape's vocabulary size, `template` (default: `CHATML_TEMPLATE`) is the
-    chat template. The file appears whole or not at all. Raises `ValueError` if the vocabulary does not fit.
+    `vocab` (default: bytes) is fitted to the shape's vocabulary size. The file appears whole or not at all. Raises
+    `ValueError` if the vocabulary does not fit.
     """
     vocab = (byte_vocab() if vocab is None else vocab).fitted(shape.vocab_size)
     listing = tensors(shape)
@@ -51,11 +46,11 @@ def write_model(
     with temp_path(target.parent) as temporary:
         writer = GGUFWriter(temporary, shape.arch)
         _add_shape(writer, shape, seed)
-        add_tokenizer(writer, vocab, CHATML_TEMPLATE if template is None else template)
+        add_tokenizer(writer, vocab)
         if shape.target_layers:
             _add_reader(writer, shape, vocab)
         try:
-            write_tensors(writer, listing, _content(shape, vocab, seed), progress)
+            write_tensors(writer, listing, _content(shape, vocab, seed))
         finally:
             writer.close()
         os.replace(temporary, target)
@@ -119,7 +114,7 @@ def _add_reader(writer: GGUFWriter, shape: Shape, vocab: Vocab) -> None:
     return None
 
 
-def add_tokenizer(writer: GGUFWriter, vocab: Vocab, template: str) -> None:
+def add_tokenizer(writer: GGUFWriter, vocab: Vocab) -> None:
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(vocab.pre)
     writer.add_token_list(vocab.tokens)
@@ -128,7 +123,7 @@ def add_tokenizer(writer: GGUFWriter, vocab: Vocab, template: str) -> None:
     writer.add_eos_token_id(vocab.ids["<|im_end|>"])
     writer.add_pad_token_id(vocab.ids["<|vision_pad|>"])
     writer.add_add_bos_token(False)
-    writer.add_chat_template(template)
+    writer.add_chat_template(CHATML_TEMPLATE)
 
 
 def _content(shape: Shape, vocab: Vocab, seed: int) -> Callable[[Tensor], Iterator[memoryview]]:
@@ -146,10 +141,7 @@ def _content(shape: Shape, vocab: Vocab, seed: int) -> Callable[[Tensor], Iterat
 
 
 def write_tensors(
-    writer: GGUFWriter,
-    listing: Sequence[Tensor],
-    content: Callable[[Tensor], Iterator[memoryview]],
-    progress: Progress | None,
+    writer: GGUFWriter, listing: Sequence[Tensor], content: Callable[[Tensor], Iterator[memoryview]]
 ) -> None:
     """Write the keys of ``writer``, the list of tensors, and what each consists of."""
     for tensor in listing:
@@ -157,27 +149,13 @@ def write_tensors(
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    _write_data(writer, listing, content, progress)
-
-
-def _write_data(
-    writer: GGUFWriter,
-    listing: Sequence[Tensor],
-    content: Callable[[Tensor], Iterator[memoryview]],
-    progress: Progress | None,
-) -> None:
     # GGUFWriter.write_tensor_data wants a whole tensor in memory; its file and its alignment are used directly.
     assert writer.fout is not None
     file = writer.fout[0]
     writer.write_padding(file, file.tell())
-    total = sum(tensor.num_bytes for tensor in listing)
-    done = 0
     for tensor in listing:
         for piece in content(tensor):
             file.write(piece)
-            done += len(piece)
-            if progress is not None:
-                progress(done, total)
         writer.write_padding(file, tensor.num_bytes)
     file.flush()
     os.fsync(file.fileno())

@@ -219,23 +219,11 @@ TINY_HYBRID = Shape(
     conv_kernel=4,
 )
 
-TINY_MOE = Shape(
+TINY_MOE = replace(
+    TINY_HYBRID,
     name="tiny-moe",
     arch="qwen35moe",
-    num_layers=8,
-    embedding=64,
     feed_forward=32,
-    num_heads=2,
-    num_kv_heads=1,
-    head_size=64,
-    rope_size=16,
-    rope_sections=(3, 3, 2, 0),
-    vocab_size=BYTE_VOCAB_SIZE,
-    attention_interval=4,
-    num_key_heads=2,
-    num_value_heads=4,
-    recurrent_head_size=32,
-    conv_kernel=4,
     num_experts=8,
     num_experts_used=2,
     shared_feed_forward=32,
@@ -280,7 +268,8 @@ QWEN36_27B = Shape(
     quantised=True,
 )
 
-QWEN36_35B_A3B = Shape(
+QWEN36_35B_A3B = replace(
+    QWEN36_27B,
     name="35b-a3b",
     arch="qwen35moe",
     num_layers=40,
@@ -288,19 +277,10 @@ QWEN36_35B_A3B = Shape(
     feed_forward=512,
     num_heads=16,
     num_kv_heads=2,
-    head_size=256,
-    rope_size=64,
-    rope_sections=(11, 11, 10, 0),
-    vocab_size=248_320,
-    attention_interval=4,
-    num_key_heads=16,
     num_value_heads=32,
-    recurrent_head_size=128,
-    conv_kernel=4,
     num_experts=256,
     num_experts_used=8,
     shared_feed_forward=512,
-    quantised=True,
 )
 
 _HYBRIDS = (TINY_HYBRID, TINY_MOE, QWEN36_27B, QWEN36_35B_A3B)

@@ -1,4 +1,4 @@
-"""Vocabularies and the chat template of generated models, and what the metadata of a GGUF file says.
+"""Vocabularies and the chat template of generated models.
 
 A vocabulary is a byte-level one of our own, or copied out of an existing file. Both use GPT-2's alphabet, in which each
 byte is written as one visible character, and Qwen's special tokens. The template is ChatML with tools and without
@@ -7,23 +7,25 @@ reasoning; rendering more messages only ever appends, which is what makes prefix
 
 from __future__ import annotations
 
+import ctypes
+import os
 import re
-import struct
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from os import PathLike
-from pathlib import Path
-from typing import Any, BinaryIO
 
-from gguf import GGUFValueType, TokenType
+from gguf import TokenType
+
+from pyctl.llama.library import open_library
 
 __all__ = [
     "BYTE_ALPHABET",
     "CHATML_TEMPLATE",
     "SPECIAL_TOKENS",
+    "InitParams",
     "Vocab",
     "byte_vocab",
-    "read_metadata",
+    "ggml",
     "read_vocab",
     "token_bytes",
 ]
@@ -135,23 +137,56 @@ def byte_vocab() -> Vocab:
     return empty.fitted(len(tokens) + len(SPECIAL_TOKENS))
 
 
+class InitParams(ctypes.Structure):
+    """`gguf_init_params` of ggml's gguf.h."""
+
+    _fields_ = (("no_alloc", ctypes.c_bool), ("ctx", ctypes.c_void_p))
+
+
+@cache
+def ggml() -> ctypes.CDLL:
+    """ggml's own reader of GGUF files: gguf's takes seconds for a large vocabulary."""
+    library = open_library("libggml-base.so")
+    library.gguf_init_from_file.argtypes = [ctypes.c_char_p, InitParams]
+    library.gguf_find_key.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
+    library.gguf_find_key.restype = ctypes.c_int64
+    library.gguf_get_arr_str.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_size_t]
+    for name in ("gguf_get_val_str", "gguf_get_arr_n", "gguf_get_arr_data"):
+        getattr(library, name).argtypes = [ctypes.c_void_p, ctypes.c_int64]
+    for name in ("gguf_init_from_file", "gguf_get_arr_data"):
+        getattr(library, name).restype = ctypes.c_void_p
+    for name in ("gguf_get_val_str", "gguf_get_arr_str", "ggml_get_name"):
+        getattr(library, name).restype = ctypes.c_char_p
+    for name in ("gguf_free", "ggml_get_name"):
+        getattr(library, name).argtypes = [ctypes.c_void_p]
+    library.gguf_get_arr_n.restype = ctypes.c_size_t
+    return library
+
+
 def read_vocab(path: str | PathLike[str]) -> Vocab:
     """The vocabulary of an existing GGUF file, which may hold no tensors. Raises `ValueError` if it is not "gpt2"."""
-    metadata = read_metadata(path)
+    file = ggml().gguf_init_from_file(os.fsencode(path), InitParams(True, None))
+    if not file:
+        raise ValueError(f"{path} is not a GGUF file")
 
-    def content(key: str) -> Any:
-        if (value := metadata.get(f"tokenizer.ggml.{key}")) is None:
-            raise ValueError(f"{path} has no tokenizer.ggml.{key}")
-        return value
+    def key(name: str) -> int:
+        if (found := int(ggml().gguf_find_key(file, f"tokenizer.ggml.{name}".encode()))) < 0:
+            raise ValueError(f"{path} has no tokenizer.ggml.{name}")
+        return found
 
-    if (model := content("model")) != "gpt2":
-        raise ValueError(f"{path} has a tokenizer of type {model!r}; only 'gpt2' is supported")
-    return Vocab(
-        tokens=tuple(content("tokens")),
-        types=tuple(TokenType(kind) for kind in content("token_type")),
-        merges=tuple(content("merges")),
-        pre=content("pre"),
-    )
+    def strings(name: str) -> tuple[str, ...]:
+        at = key(name)
+        return tuple(ggml().gguf_get_arr_str(file, at, i).decode() for i in range(ggml().gguf_get_arr_n(file, at)))
+
+    try:
+        if (model := ggml().gguf_get_val_str(file, key("model")).decode()) != "gpt2":
+            raise ValueError(f"{path} has a tokenizer of type {model!r}; only 'gpt2' is supported")
+        tokens = strings("tokens")
+        types = (ctypes.c_int32 * len(tokens)).from_address(ggml().gguf_get_arr_data(file, key("token_type")))
+        pre = ggml().gguf_get_val_str(file, key("pre")).decode()
+        return Vocab(tokens, tuple(map(TokenType, types)), strings("merges"), pre)
+    finally:
+        ggml().gguf_free(file)
 
 
 # -- template ----------------------------------------------------------------------------------------------------------
@@ -196,69 +231,3 @@ CHATML_TEMPLATE = """\
   {{- '<|im_start|>assistant\\n' -}}
 {%- endif -%}
 """
-
-
-# -- metadata of a file ------------------------------------------------------------------------------------------------
-
-_SCALARS = {
-    GGUFValueType.UINT8: "B",
-    GGUFValueType.INT8: "b",
-    GGUFValueType.UINT16: "H",
-    GGUFValueType.INT16: "h",
-    GGUFValueType.UINT32: "I",
-    GGUFValueType.INT32: "i",
-    GGUFValueType.FLOAT32: "f",
-    GGUFValueType.BOOL: "?",
-    GGUFValueType.UINT64: "Q",
-    GGUFValueType.INT64: "q",
-    GGUFValueType.FLOAT64: "d",
-}
-
-
-def read_metadata(path: str | PathLike[str]) -> dict[str, Any]:
-    """All key-value pairs, arrays as lists. Raises `ValueError` for a file that is not GGUF or is cut off.
-
-    `gguf.GGUFReader` makes an array of each string, which takes seconds for a large vocabulary; this takes a fraction
-    of one. It knows versions 2 and 3, little-endian, as ggml's docs/gguf.md says.
-    """
-    with Path(path).open("rb") as file:
-        cursor = _Cursor(file)
-        try:
-            magic, version, _, count = cursor.unpack("4sIQQ")
-            if magic != b"GGUF" or version not in (2, 3):
-                raise ValueError(f"{path} is not a GGUF file of version 2 or 3")
-            return {cursor.string(): cursor.value(*cursor.unpack("I")) for _ in range(count)}
-        except (EOFError, UnicodeDecodeError) as error:
-            raise ValueError(f"{path} is damaged: {error}") from error
-
-
-class _Cursor:
-    """Values one after the other from the start of a file."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-
-    def unpack(self, layout: str) -> tuple[Any, ...]:
-        return struct.unpack(f"<{layout}", self._take(struct.calcsize(f"<{layout}")))
-
-    def string(self) -> str:
-        (length,) = self.unpack("Q")
-        return self._take(length).decode()
-
-    def value(self, kind: int) -> Any:
-        if kind == GGUFValueType.STRING:
-            return self.string()
-        if kind == GGUFValueType.ARRAY:
-            element, count = self.unpack("IQ")
-            if element in _SCALARS:
-                return list(self.unpack(f"{count}{_SCALARS[element]}"))
-            return [self.value(element) for _ in range(count)]
-        if kind in _SCALARS:
-            return self.unpack(_SCALARS[GGUFValueType(kind)])[0]
-        raise ValueError(f"unknown type {kind} of a GGUF value")
-
-    def _take(self, size: int) -> bytes:
-        data = self._file.read(size)
-        if len(data) < size:
-            raise EOFError("it ends in the middle of its metadata")
-        return data

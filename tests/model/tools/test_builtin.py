@@ -4,19 +4,25 @@ import json
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from gguf import GGUFReader
 
 from pyctl.chat.template import Template
 from pyctl.models import builtin_model
 from tests.model.tools.conftest import Load, Loaded
 from tools.generator import TINY_DENSE, byte_vocab, cached_model, read_vocab
-from tools.generator.vocab import read_metadata
 
 USER = {"role": "user", "content": "Hi"}
+
+
+@cache
+def metadata(key: str) -> Any:
+    return GGUFReader(builtin_model()).fields[key].contents()
 
 
 @pytest.fixture(scope="module")
@@ -26,12 +32,11 @@ def builtin(loaded: Load) -> Loaded:
 
 def test_the_builtin_model_is_small_and_hybrid_and_has_a_head() -> None:
     assert builtin_model().stat().st_size <= 9_000_000
-    metadata = read_metadata(builtin_model())
-    assert metadata["general.architecture"] == "qwen35"
-    assert metadata["qwen35.full_attention_interval"] == 4
-    assert metadata["general.license"] == "MIT"
-    assert metadata["qwen35.nextn_predict_layers"] == 1
-    assert metadata["qwen35.block_count"] == 9
+    assert metadata("general.architecture") == "qwen35"
+    assert metadata("qwen35.full_attention_interval") == 4
+    assert metadata("general.license") == "MIT"
+    assert metadata("qwen35.nextn_predict_layers") == 1
+    assert metadata("qwen35.block_count") == 9
 
 
 def test_its_tokens_give_back_every_text(builtin: Loaded) -> None:
@@ -50,7 +55,7 @@ def test_its_marks_are_one_token_each(builtin: Loaded, mark: str) -> None:
 
 
 def rendered(*messages: dict[str, Any], **options: Any) -> str:
-    template = Template(read_metadata(builtin_model())["tokenizer.chat_template"], "", "<|im_end|>")
+    template = Template(metadata("tokenizer.chat_template"), "", "<|im_end|>")
     return template.render(messages, **options)
 
 

@@ -106,6 +106,6 @@ def test_a_full_size_head_is_one_block_more(shape: Shape, mib: int) -> None:
 
 
 def test_the_command_line_adds_a_head(tmp_path: Path) -> None:
-    main(["--shape", "tiny-hybrid", "--layers", "4", "--nextn", "-o", str(tmp_path / "a.gguf")])
-    write_model(tmp_path / "b.gguf", replace(TINY_HYBRID, num_layers=4).with_nextn())
+    main(["--shape", "tiny-hybrid-nextn", "-o", str(tmp_path / "a.gguf")])
+    write_model(tmp_path / "b.gguf", TINY_HYBRID.with_nextn())
     assert (tmp_path / "a.gguf").read_bytes() == (tmp_path / "b.gguf").read_bytes()
