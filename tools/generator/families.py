@@ -48,16 +48,20 @@ class Family:
     """One model: llama.cpp's name of its architecture, the class of its memory if a test relies on it, and its keys
     without the prefix.
 
-    ``sliding`` says that a part of its memory forgets what lies `WINDOW` tokens back. Large models, whose matrices are
-    quantised, have a ``pattern``: kinds of layers, counted from 0, that repeat. llama.cpp is asked for one of each.
+    Large models, whose matrices are quantised, have a ``pattern``: kinds of layers, counted from 0, that repeat.
+    llama.cpp is asked for one of each.
     """
 
     name: str
     arch: str
     memory: str = ""
     keys: Mapping[str, Value] = field(default_factory=dict)
-    sliding: bool = False
     pattern: tuple[int, ...] = ()
+
+    @property
+    def sliding(self) -> bool:
+        """Whether a part of its memory forgets what lies `WINDOW` tokens back."""
+        return "attention.sliding_window" in self.keys
 
     @property
     def all_keys(self) -> dict[str, Value]:
@@ -130,6 +134,16 @@ MAMBA: Mapping[str, Value] = {
     "ssm.group_count": 2,
 }
 
+RWKV: Mapping[str, Value] = {
+    "embedding_length": 128,
+    "attention.head_count": 0,
+    "wkv.head_size": 64,  # with AVX-512, llama.cpp's kernel steps over 64 values at a time
+    "attention.decay_lora_rank": 16,
+    "attention.iclr_lora_rank": 16,
+    "attention.value_residual_mix_lora_rank": 16,
+    "attention.gate_lora_rank": 16,
+}
+
 HYPER: Mapping[str, Value] = {
     "hyper_connection.count": 4,
     "hyper_connection.sinkhorn_iterations": 2,
@@ -137,206 +151,94 @@ HYPER: Mapping[str, Value] = {
     "hyper_connection.low_rank": 8,
 }
 
-SLIDING: Mapping[str, Value] = {"attention.sliding_window": WINDOW, "rope.freq_base_swa": 10_000.0}
-
-FAMILIES = {
-    family.name: family
-    for family in (
-        Family("tiny-llama", "llama", "llama_kv_cache", {"rope.dimension_count": 32}),
-        Family("tiny-deepseek2", "deepseek2", "llama_kv_cache", {**EXPERTS, **LATENT}),
-        Family(
-            "tiny-nemotron-h",
-            "nemotron_h",
-            "llama_memory_hybrid",
-            {
-                **MAMBA,
-                "attention.head_count": 2,
-                "attention.head_count_kv": (0, 2, 0, 0),
-                "feed_forward_length": (0, 0, 0, 96),
-                "rope.dimension_count": 32,
-            },
-        ),
-        Family(
-            "tiny-lfm2",
-            "lfm2",
-            "llama_memory_hybrid",
-            {"attention.head_count_kv": (0, 2, 0, 2), "shortconv.l_cache": 3, "rope.dimension_count": 32},
-        ),
-        Family(
-            "tiny-lfm2-window",
-            "lfm2",
-            "llama_memory_hybrid_iswa",
-            {
-                **SLIDING,
-                "attention.head_count_kv": (0, 2, 0, 2),
-                "attention.sliding_window_pattern": 2,
-                "shortconv.l_cache": 3,
-                "rope.dimension_count": 32,
-            },
-            sliding=True,
-        ),
-        Family(
-            "tiny-qwen4exp",
-            "qwen4exp",
-            "llama_memory_hybrid_idx",
-            {
-                **EXPERTS,
-                **INDEXER,
-                **HYPER,
-                "attention.key_length": 32,
-                "attention.value_length": 32,
-                "attention.indexer.key_length": 32,
-                "attention.compress_ratios": (4, 4, 4, 4),
-                "full_attention_interval": 2,
-                "rope.dimension_count": 32,
-                "rope.dimension_sections": (8, 4, 4, 0),
-                "ssm.conv_kernel": 4,
-                "ssm.inner_size": 128,
-                "ssm.state_size": 64,
-                "ssm.time_step_rank": 2,
-                "ssm.group_count": 2,
-                "embedding_length_per_layer_input": 16,
-                "ple.layers": (0,),
-                "ple.ngram_size": 3,
-                "ple.heads_per_ngram": 2,
-                "ple.conv_kernel": 4,
-                "ple.eos_token_id": 0,
-                "ple.layer_multipliers": (1, 3, 5),
-                "ple.head_offsets": tuple(range(0, 4 * VOCAB_SIZE, VOCAB_SIZE)),
-                "ple.head_vocab_sizes": (VOCAB_SIZE,) * 4,
-            },
-        ),
-        Family(
-            "tiny-glm5-next",
-            "glm5-next",
-            "llama_memory_hybrid_idx",
-            {
-                **EXPERTS,
-                **LATENT,
-                **INDEXER,
-                **HYPER,
-                "attention.head_count_kv": (0, 1, 0, 1),
-                "attention.key_length": 512,
-                "rope.dimension_count": 0,
-                "ssm.conv_kernel": 4,
-                "kda.head_dim": 32,
-                "kda.safe_gate": True,
-                "kda.gate_lower_bound": -5.0,
-            },
-        ),
-        Family(
-            "tiny-gemma3",
-            "gemma3",
-            "llama_kv_cache_iswa",
-            {
-                **SLIDING,
-                "attention.key_length": 32,
-                "attention.value_length": 32,
-                "attention.sliding_window_pattern": 2,
-            },
-            sliding=True,
-        ),
-        Family(
-            "tiny-gpt-oss",
-            "gpt-oss",
-            "llama_kv_cache_iswa",
-            {
-                **SLIDING,
-                **EXPERTS,
-                "attention.key_length": 32,
-                "attention.value_length": 32,
-                "attention.sliding_window_pattern": 2,
-            },
-            sliding=True,
-        ),
-        Family(
-            "tiny-llama4",
-            "llama4",
-            "llama_kv_cache_iswa",
-            {
-                **SLIDING,
-                **EXPERTS,
-                "attention.chunk_size": WINDOW,
-                "interleave_moe_layer_step": 2,
-                "rope.dimension_count": 32,
-            },
-            sliding=True,
-        ),
-        Family(
-            "tiny-mamba2",
-            "mamba2",
-            "llama_memory_recurrent",
-            {**MAMBA, "attention.head_count": 0, "attention.head_count_kv": 0, "ssm.inner_size": 128},
-        ),
-        Family(
-            "tiny-rwkv7",
-            "rwkv7",
-            "llama_memory_recurrent",
-            {
-                "embedding_length": 128,
-                "attention.head_count": 0,
-                "wkv.head_size": 64,  # with AVX-512, llama.cpp's kernel steps over 64 values at a time
-                "attention.decay_lora_rank": 16,
-                "attention.iclr_lora_rank": 16,
-                "attention.value_residual_mix_lora_rank": 16,
-                "attention.gate_lora_rank": 16,
-                "token_shift_count": 2,
-            },
-        ),
-        Family(
-            "tiny-minimax-m3",
-            "minimax-m3",
-            "llama_kv_cache_msa",
-            {**EXPERTS, **INDEXER, "attention.indexer.head_count": 2, "rope.dimension_count": 32},
-        ),
-        Family("tiny-deepseek32", "deepseek32", "llama_kv_cache_dsa", {**EXPERTS, **LATENT, **INDEXER}),
-        Family(
-            "tiny-dots3note",
-            "dots3note",
-            "llama_kv_cache_dsa_iswa",
-            {
-                **EXPERTS,
-                **LATENT,
-                **INDEXER,
-                **SLIDING,
-                "attention.sliding_window_pattern": (0, 1, 0, 1),
-                "attention.indexer.types": (1, 0, 1, 0),
-                "attention.kv_lora_rank_swa": 512,
-                "attention.key_length_swa": 576,
-                "attention.value_length_swa": 512,
-                "attention.key_length_mla_swa": 192,
-                "attention.value_length_mla_swa": 128,
-            },
-            sliding=True,
-        ),
-        Family(
-            "tiny-deepseek4",
-            "deepseek4",
-            "llama_kv_cache_dsv4",
-            {
-                **EXPERTS,
-                **INDEXER,
-                **SLIDING,
-                **HYPER,
-                "embedding_length": 128,
-                "attention.head_count": 2,
-                "attention.head_count_kv": 1,
-                "attention.key_length": 64,
-                "attention.value_length": 64,
-                "attention.q_lora_rank": 32,
-                "attention.output_group_count": 2,
-                "attention.output_lora_rank": 32,
-                "attention.compress_ratios": (0, 0, 4, 128),
-                "attention.compress_rope_freq_base": 160_000.0,
-                "expert_gating_func": 4,
-                "hash_layer_count": 0,
-                "rope.dimension_count": 32,
-                "swiglu_clamp_exp": 10.0,
-            },
-            sliding=True,
-        ),
-    )
+N_GRAMS: Mapping[str, Value] = {
+    "embedding_length_per_layer_input": 16,
+    "ple.layers": (0,),
+    "ple.ngram_size": 3,
+    "ple.heads_per_ngram": 2,
+    "ple.conv_kernel": 4,
+    "ple.eos_token_id": 0,
+    "ple.layer_multipliers": (1, 3, 5),
+    "ple.head_offsets": tuple(range(0, 4 * VOCAB_SIZE, VOCAB_SIZE)),
+    "ple.head_vocab_sizes": (VOCAB_SIZE,) * 4,
 }
+
+LATENT_WINDOWS: Mapping[str, Value] = {
+    "attention.sliding_window_pattern": (0, 1, 0, 1),
+    "attention.indexer.types": (1, 0, 1, 0),
+    "attention.kv_lora_rank_swa": 512,
+    "attention.key_length_swa": 576,
+    "attention.value_length_swa": 512,
+    "attention.key_length_mla_swa": 192,
+    "attention.value_length_mla_swa": 128,
+}
+
+COMPRESSED: Mapping[str, Value] = {
+    "embedding_length": 128,
+    "attention.head_count_kv": 1,
+    "attention.key_length": 64,
+    "attention.value_length": 64,
+    "attention.q_lora_rank": 32,
+    "attention.output_group_count": 2,
+    "attention.output_lora_rank": 32,
+    "attention.compress_ratios": (0, 0, 4, 128),
+    "attention.compress_rope_freq_base": 160_000.0,
+    "expert_gating_func": 4,
+    "hash_layer_count": 0,
+    "swiglu_clamp_exp": 10.0,
+}
+
+SLIDING: Mapping[str, Value] = {"attention.sliding_window": WINDOW, "rope.freq_base_swa": 10_000.0}
+IN_TURN: Mapping[str, Value] = {**SLIDING, "attention.sliding_window_pattern": 2}
+ROPE: Mapping[str, Value] = {"rope.dimension_count": 32}
+HEADS: Mapping[str, Value] = {"attention.key_length": 32, "attention.value_length": 32}
+DELTA: Mapping[str, Value] = {**MAMBA, "ssm.state_size": 64}
+HALF: Mapping[str, Value] = {"attention.head_count_kv": (0, 2, 0, 2)}
+"""Every other layer has attention; the others are recurrent."""
+FEW: Mapping[str, Value] = {"attention.head_count_kv": (0, 2, 0, 0)}
+LATENT_HALF: Mapping[str, Value] = {
+    "attention.head_count_kv": (0, 1, 0, 1),
+    "attention.key_length": 512,
+    "rope.dimension_count": 0,
+}
+QUARTERS: Mapping[str, Value] = {
+    "attention.indexer.key_length": 32,
+    "attention.compress_ratios": (4, 4, 4, 4),
+    "full_attention_interval": 2,
+    "rope.dimension_sections": (8, 4, 4, 0),
+}
+LFM2: Mapping[str, Value] = {**HALF, **ROPE, "shortconv.l_cache": 3}
+GATE: Mapping[str, Value] = {"kda.head_dim": 32, "kda.safe_gate": True, "kda.gate_lower_bound": -5.0}
+
+ROWS, WINDOWS, HYBRID = "llama_kv_cache", "llama_kv_cache_iswa", "llama_memory_hybrid"
+RECURRENT, INDEXED = "llama_memory_recurrent", "llama_memory_hybrid_idx"
+
+
+def _tiny(arch: str, memory: str, *groups: Mapping[str, Value], more: str = "") -> Family:
+    """A family with the keys of all ``groups``; ``more`` is the rest of its name."""
+    keys = {key: value for group in groups for key, value in group.items()}
+    return Family(f"tiny-{arch.replace('_', '-')}{more}", arch, memory, keys)
+
+
+_TINY = (
+    _tiny("llama", ROWS, ROPE),
+    _tiny("deepseek2", ROWS, EXPERTS, LATENT),
+    _tiny("nemotron_h", HYBRID, MAMBA, ROPE, FEW, {"feed_forward_length": (0, 0, 0, 96)}),
+    _tiny("lfm2", HYBRID, LFM2),
+    _tiny("lfm2", "llama_memory_hybrid_iswa", LFM2, IN_TURN, more="-window"),
+    _tiny("qwen4exp", INDEXED, EXPERTS, INDEXER, HYPER, HEADS, ROPE, DELTA, N_GRAMS, QUARTERS),
+    _tiny("glm5-next", INDEXED, EXPERTS, LATENT, INDEXER, HYPER, GATE, LATENT_HALF, {"ssm.conv_kernel": 4}),
+    _tiny("gemma3", WINDOWS, IN_TURN, HEADS),
+    _tiny("gpt-oss", WINDOWS, IN_TURN, EXPERTS, HEADS),
+    _tiny("llama4", WINDOWS, SLIDING, EXPERTS, ROPE, {"attention.chunk_size": WINDOW, "interleave_moe_layer_step": 2}),
+    _tiny("mamba2", RECURRENT, MAMBA, {"attention.head_count": 0, "attention.head_count_kv": 0}),
+    _tiny("rwkv7", RECURRENT, RWKV, {"token_shift_count": 2}),
+    _tiny("minimax-m3", "llama_kv_cache_msa", EXPERTS, INDEXER, ROPE, {"attention.indexer.head_count": 2}),
+    _tiny("deepseek32", "llama_kv_cache_dsa", EXPERTS, LATENT, INDEXER),
+    _tiny("dots3note", "llama_kv_cache_dsa_iswa", EXPERTS, LATENT, INDEXER, SLIDING, LATENT_WINDOWS),
+    _tiny("deepseek4", "llama_kv_cache_dsv4", EXPERTS, INDEXER, SLIDING, HYPER, ROPE, COMPRESSED),
+)
+FAMILIES = {family.name: family for family in _TINY}
 
 N_GRAM_ROWS = 100_003
 """Rows of a large model's table for each of its heads."""
@@ -364,7 +266,6 @@ LARGE = {
                 "expert_feed_forward_length": 2880,
                 "rope.freq_base": 150_000.0,
             },
-            sliding=True,
             pattern=(0, 1),
         ),
         Family(
@@ -395,7 +296,6 @@ LARGE = {
                 "rope.freq_base": 1_000_000.0,
                 "rope.freq_base_swa": 10_000.0,
             },
-            sliding=True,
             pattern=(0, 0, 0, 0, 0, 1),
         ),
         Family(

@@ -9,11 +9,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tools.generator.families import (
+    DELTA,
     EXPERTS,
     FAMILIES,
+    FEW,
+    GATE,
+    HALF,
+    HEADS,
     HYPER,
     INDEXER,
     LATENT,
+    ROPE,
+    RWKV,
     SLIDING,
     Family,
     Value,
@@ -26,17 +33,18 @@ EVERY_KEY: Mapping[str, Value] = {
     **INDEXER,
     **HYPER,
     **SLIDING,
+    **HEADS,
+    **ROPE,
+    **DELTA,
     "attention.clamp_kqv": 1.0,
     "attention.group_norm_epsilon": 1e-5,
     "attention.group_norm_groups": 8,
     "attention.indexer.key_length": 32,
-    "attention.key_length": 32,
     "attention.kv_lora_rank": 64,
     "attention.max_alibi_bias": 8.0,
     "attention.q_lora_rank": 32,
     "attention.scale": 0.17,
     "attention.sliding_window_pattern": 2,
-    "attention.value_length": 32,
     "embedding_scale": 1.0,
     "expert_chunk_feed_forward_length": 32,
     "expert_group_scale": 1.0,
@@ -48,14 +56,8 @@ EVERY_KEY: Mapping[str, Value] = {
     "logit_scale": 1.0,
     "rescale_every_n_layers": 0,
     "residual_scale": 1.0,
-    "rope.dimension_count": 32,
     "rope.dimension_sections": (8, 4, 4, 0),
     "shortconv.l_cache": 3,
-    "ssm.conv_kernel": 4,
-    "ssm.group_count": 2,
-    "ssm.inner_size": 128,
-    "ssm.state_size": 64,
-    "ssm.time_step_rank": 2,
     "swiglu_clamp_exp": 10.0,
     "time_decay_extra_dim": 16,
     "time_mix_extra_dim": 16,
@@ -75,33 +77,15 @@ smallthinker smollm3 stablelm starcoder starcoder2 talkie xverse
 """
 """Architectures that need nothing more."""
 
-HALF: Mapping[str, Value] = {"attention.head_count_kv": (0, 2, 0, 2)}
-"""Every other layer has attention; the others are recurrent."""
-
 ALTERNATE: Mapping[str, Value] = {"attention.sliding_window_pattern": (1, 0, 1, 0)}
 
-LATENT_HALF: Mapping[str, Value] = {
-    **LATENT,
-    "attention.head_count_kv": (0, 1, 0, 1),
-    "kda.safe_gate": True,
-    "kda.gate_lower_bound": -5.0,
-}
-
-WIDE_RWKV: Mapping[str, Value] = {"embedding_length": 128, "attention.head_count": 0, "wkv.head_size": 64}
-"""With AVX-512, llama.cpp's kernel steps over 64 values at a time."""
+GATED: Mapping[str, Value] = {**LATENT, "attention.head_count_kv": (0, 1, 0, 1), **GATE}
+"""Every other layer has attention over a latent; the others are recurrent, with a gate."""
 
 OWN_KEYS: Mapping[str, Mapping[str, Value]] = {
     "apertus": {"xielu.alpha_n": 1.0, "xielu.alpha_p": 1.0, "xielu.beta": 1.0, "xielu.eps": 1e-7},
-    "arwkv7": {
-        **WIDE_RWKV,
-        "attention.decay_lora_rank": 16,
-        "attention.iclr_lora_rank": 16,
-        "attention.value_residual_mix_lora_rank": 16,
-        "attention.gate_lora_rank": 16,
-        "attention.head_count_kv": 0,
-        "token_shift_count": 1,
-    },
-    "bailingmoe3": LATENT_HALF,
+    "arwkv7": {**RWKV, "attention.head_count_kv": 0, "token_shift_count": 1},
+    "bailingmoe3": GATED,
     "gemma4": {
         **ALTERNATE,
         "attention.key_length_swa": 32,
@@ -121,19 +105,19 @@ OWN_KEYS: Mapping[str, Mapping[str, Value]] = {
     },
     "jamba": HALF,
     "kimi-k3": {
-        **LATENT_HALF,
+        **GATED,
         "activation.situ_beta": 4.0,
         "activation.situ_linear_beta": 25.0,
         "attn_res.block_size": 12,
     },
-    "kimi-linear": LATENT_HALF,
+    "kimi-linear": GATED,
     "lfm2moe": HALF,
     "maple": ALTERNATE,
     "mimo2": ALTERNATE,
     "mistral4": LATENT,
-    "nemotron_h_moe": {"attention.head_count_kv": (0, 2, 0, 0), "feed_forward_length": (0, 0, 0, 96)},
+    "nemotron_h_moe": {**FEW, "feed_forward_length": (0, 0, 0, 96)},
     "plamo2": {**HALF, "ssm.group_count": 0},
-    "rwkv6": WIDE_RWKV,
+    "rwkv6": {key: RWKV[key] for key in ("embedding_length", "attention.head_count", "wkv.head_size")},
     "spark2_5": ALTERNATE,
     "step35": ALTERNATE,
 }
