@@ -1,14 +1,12 @@
 """Writes the tables of README and docs that show measurements, from bench/results and docs/24gb.md.
 
-    python -m tools.figures            write them
-    python -m tools.figures --check    fail if they are not up to date
+    python -m tools.figures
 
 A table follows the comment that names it: ``<!-- figures: first-token -->``.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -294,21 +292,10 @@ def filled(text: str) -> str:
     return re.sub(r"^<!-- figures: ([\w-]+) -->\n(?:\|.*\n)*", made, text, flags=re.MULTILINE)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="fail if a page is not up to date")
-    check = parser.parse_args(argv).check
-    code = 0
+def main() -> None:
     for page in PAGES:
-        before = page.read_text(encoding="utf-8")
-        after = filled(before)
-        if check and before != after:
-            print(f"{page.relative_to(ROOT)} is not up to date: run python -m tools.figures")
-            code = 1
-        elif not check:
-            page.write_text(after, encoding="utf-8")
-    return code
+        page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -1,12 +1,10 @@
 """Writes docs/limits.md: every limit of the program, from where it is declared.
 
-python -m tools.limits            write it
-python -m tools.limits --check    fail if it is not up to date
+python -m tools.limits
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import pkgutil
 from collections.abc import Iterator
@@ -92,15 +90,9 @@ def table() -> str:
     return "".join(parts)
 
 
-def main() -> int:
-    """The command; exit code 1 if the page is checked and differs."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="compare instead of writing")
-    if parser.parse_args().check:
-        return int(not PAGE.exists() or PAGE.read_text(encoding="utf-8") != table())
+def main() -> None:
     PAGE.write_text(table(), encoding="utf-8")
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -43,7 +43,7 @@ OTHERS = {
     *("--continue", "--resume", "--schema", "--functions", "--auth-type", "--model", "--config"),  # of clients
     *("--against", "--parts", "--servers", "--real"),  # of bench
     *("--quick", "--depths", "--llama-server", "--budget"),  # of pyctl bench
-    *("--api-prefix", "--check", "--weights", "--test"),  # of tools
+    *("--api-prefix", "--weights", "--test"),  # of tools
 }
 """Flags of other programs, and of other commands than serve and chat."""
 
