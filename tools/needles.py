@@ -72,12 +72,8 @@ class Kind:
     value: Callable[[Random], str]
 
 
-def _place(random: Random) -> str:
-    return f"the {random.choice(_ADJECTIVES)} {random.choice(_PLACES)}"
-
-
-def _thing(random: Random) -> str:
-    return f"the {random.choice(_ADJECTIVES)} {random.choice(_THINGS)}"
+def _some(nouns: list[str]) -> Callable[[Random], str]:
+    return lambda random: f"the {random.choice(_ADJECTIVES)} {random.choice(nouns)}"
 
 
 def _person(random: Random) -> str:
@@ -89,7 +85,7 @@ _KINDS = (
         ("the code of {o} is {v}", "the code for {o} is {v}", "{o} has the code {v}"),
         ("which code opens {o}?", "what code does {o} have?", "which code do I need for {o}?"),
         "the code of {o} is {v}",
-        _place,
+        _some(_PLACES),
         _digits,
     ),
     Kind(
@@ -117,14 +113,14 @@ _KINDS = (
         ("{o} is in the {v}", "I put {o} in the {v}"),
         ("where is {o}?", "where did I put {o}?"),
         "{o} is in the {v}",
-        _thing,
+        _some(_THINGS),
         lambda random: f"{random.choice(_ADJECTIVES)} {random.choice(_FURNITURE)}",
     ),
     Kind(
         ("the password of {o} is {v}", "the password for {o} is {v}"),
         ("which password opens {o}?", "which password does {o} have?"),
         "the password of {o} is {v}",
-        _place,
+        _some(_PLACES),
         lambda random: _name(random).lower(),
     ),
 )

@@ -8,34 +8,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from tools.generator.families import (
-    DELTA,
-    EXPERTS,
-    FAMILIES,
-    FEW,
-    GATE,
-    HALF,
-    HEADS,
-    HYPER,
-    INDEXER,
-    LATENT,
-    ROPE,
-    RWKV,
-    SLIDING,
-    Family,
-    Value,
-)
+from tools.generator import families
+from tools.generator.families import FAMILIES, Family, Value
 
 __all__ = ["ZOO"]
 
 EVERY_KEY: Mapping[str, Value] = {
-    **EXPERTS,
-    **INDEXER,
-    **HYPER,
-    **SLIDING,
-    **HEADS,
-    **ROPE,
-    **DELTA,
+    **families.EXPERTS,
+    **families.INDEXER,
+    **families.HYPER,
+    **families.SLIDING,
+    **families.HEADS,
+    **families.ROPE,
+    **families.DELTA,
     "attention.clamp_kqv": 1.0,
     "attention.group_norm_epsilon": 1e-5,
     "attention.group_norm_groups": 8,
@@ -79,12 +64,12 @@ smallthinker smollm3 stablelm starcoder starcoder2 talkie xverse
 
 ALTERNATE: Mapping[str, Value] = {"attention.sliding_window_pattern": (1, 0, 1, 0)}
 
-GATED: Mapping[str, Value] = {**LATENT, "attention.head_count_kv": (0, 1, 0, 1), **GATE}
+GATED: Mapping[str, Value] = {**families.LATENT, "attention.head_count_kv": (0, 1, 0, 1), **families.GATE}
 """Every other layer has attention over a latent; the others are recurrent, with a gate."""
 
 OWN_KEYS: Mapping[str, Mapping[str, Value]] = {
     "apertus": {"xielu.alpha_n": 1.0, "xielu.alpha_p": 1.0, "xielu.beta": 1.0, "xielu.eps": 1e-7},
-    "arwkv7": {**RWKV, "attention.head_count_kv": 0, "token_shift_count": 1},
+    "arwkv7": {**families.RWKV, "attention.head_count_kv": 0, "token_shift_count": 1},
     "bailingmoe3": GATED,
     "gemma4": {
         **ALTERNATE,
@@ -93,17 +78,17 @@ OWN_KEYS: Mapping[str, Mapping[str, Value]] = {
         "attention.value_length_swa": 32,
         "embedding_length_per_layer_input": 16,
     },
-    "glm-dsa": {**LATENT, "attention.indexer.key_length": 128},
+    "glm-dsa": {**families.LATENT, "attention.indexer.key_length": 128},
     "granite_swa": ALTERNATE,
-    "granitehybrid": HALF,
+    "granitehybrid": families.HALF,
     "hrm_text": {"block_count": 6, "hrm.layers_per_stack": 1, "hrm.h_cycles": 2, "hrm.l_cycles": 2},
     "hy_v4": {
-        **LATENT,
+        **families.LATENT,
         "attention.indexer.key_length": 128,
         "attention.indexer.types": (1, 0, 1, 0),
         "hyper_connection.magnitude": 2.0,
     },
-    "jamba": HALF,
+    "jamba": families.HALF,
     "kimi-k3": {
         **GATED,
         "activation.situ_beta": 4.0,
@@ -111,13 +96,13 @@ OWN_KEYS: Mapping[str, Mapping[str, Value]] = {
         "attn_res.block_size": 12,
     },
     "kimi-linear": GATED,
-    "lfm2moe": HALF,
+    "lfm2moe": families.HALF,
     "maple": ALTERNATE,
     "mimo2": ALTERNATE,
-    "mistral4": LATENT,
-    "nemotron_h_moe": {**FEW, "feed_forward_length": (0, 0, 0, 96)},
-    "plamo2": {**HALF, "ssm.group_count": 0},
-    "rwkv6": {key: RWKV[key] for key in ("embedding_length", "attention.head_count", "wkv.head_size")},
+    "mistral4": families.LATENT,
+    "nemotron_h_moe": {**families.FEW, "feed_forward_length": (0, 0, 0, 96)},
+    "plamo2": {**families.HALF, "ssm.group_count": 0},
+    "rwkv6": {key: families.RWKV[key] for key in ("embedding_length", "attention.head_count", "wkv.head_size")},
     "spark2_5": ALTERNATE,
     "step35": ALTERNATE,
 }
