@@ -177,11 +177,9 @@ class DiskTier:
     def select(self, matches: RecentMatches, start: int, policy: DiskPolicy | None = None) -> tuple[int, ...]:
         """The prefix lengths past ``start`` that belong on disk, of a prompt that was compared with `recent`."""
         policy = policy or self.policy
-        if policy.kind == "off":
-            return ()
         chosen = policy.select(matches, min_tokens=self.store.min_tokens, cold_max=self._cold_max, start=start)
         if policy.kind == "auto":
-            n_recent = min(policy.window, sum(recent.on_disk for recent in matches.recent))
+            n_recent = min(policy.window, sum(recent.for_disk for recent in matches.recent))
             log.debug(
                 "disk policy auto: %d of %d recent prompts share %d tokens, %d go to disk",
                 n_recent,
@@ -203,7 +201,7 @@ class DiskTier:
 
     def wants(self, snapshot: Snapshot) -> bool:
         """Whether the disk may have it and has not got it."""
-        return snapshot.for_disk and self.store.wants(snapshot)
+        return snapshot.facts.for_disk and self.store.wants(snapshot)
 
     def write(
         self,

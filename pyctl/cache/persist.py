@@ -152,7 +152,7 @@ class DiskPolicy:
             safe = prompt.end
             wanted = {safe, last_boundary(prompt, cold_max) if prompt.boundaries else safe}
         elif self.kind == "auto":
-            nearest = matches.nearest(self.window, on_disk=True)
+            nearest = matches.nearest(self.window, for_disk=True)
             safe = nearest.safe if nearest else 0
             wanted = _expected(prompt, nearest) if nearest and safe else set()
         else:

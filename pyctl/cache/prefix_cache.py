@@ -79,31 +79,30 @@ class PrefixCache:
     def lookup(self, request: CacheRequest, ends: Sequence[int], seq: LiveSequence, stats: RequestStats) -> CacheLookup:
         """Look up the ways to restore a prompt with these batch ends into ``seq``; note a client's prompt as recent."""
         began, match = time.perf_counter(), PromptMatch(request.prompt.tokens, is_raw=request.prompt.is_raw)
-        if not request.cache_prompt:
-            return CacheLookup(request, match, ends)
+        if request.cache_prompt and request.after is None:
+            self.cache.next_turn()
+        facts = self._facts(request)
+        if not facts.cached:
+            return CacheLookup(request, match, ends, facts)
         exact, may_end = self._is_exact(request), not request.background
         ways = candidates(match, ends, seq, self.cache, self.memory, exact=exact, may_end=may_end)
-        from_disk = self._uses_disk(request)
         if request.after is not None:
-            return CacheLookup(request, match, ends, ways, from_disk=from_disk)
-        self.cache.next_turn()
+            return CacheLookup(request, match, ends, facts, ways)
         recent = self.recent.compare(request.prompt)
-        self.recent.add(request.prompt, recent, on_disk=from_disk)
+        self.recent.add(request.prompt, recent, for_disk=facts.for_disk)
         stats.lookup_ms = (time.perf_counter() - began) * 1e3
-        return CacheLookup(request, match, ends, ways, recent, from_disk)
+        return CacheLookup(request, match, ends, facts, ways, recent)
 
     def leave(self, seq: LiveSequence, lookup: CacheLookup, stats: RequestStats) -> None:
         """Park the conversation of ``seq`` unless the new prompt continues it; for a background request, whatever would
         be lost of it."""
-        began = time.perf_counter()
-        wanted, ways = lookup.request.cache_prompt, lookup.ways
-        shared, least = seq.shared(lookup.match.tokens) if wanted else 0, PARK_MIN
+        began, ways = time.perf_counter(), lookup.ways
+        shared, least = seq.shared(lookup.match.tokens) if lookup.facts.cached else 0, PARK_MIN
         if lookup.request.background and (not ways or ways[0].keep < seq.n):
             shared, least = 0, 1
         with self.cache.locked(*lookup.snapshots):
             self._park(seq, shared, stats, least)
-        prompt, turn = lookup.request.prompt, self.cache.turn
-        seq.facts = PromptFacts(turn, wanted, lookup.from_disk, prompt.end, prompt.opening)
+        seq.facts = lookup.facts
         stats.restore_ms += (time.perf_counter() - began) * 1e3
 
     def restore(
@@ -118,7 +117,7 @@ class PrefixCache:
         If a way fails, the next one is tried; if all fail, the sequence is empty. ``make_room`` frees missing cells.
         """
         began = time.perf_counter()
-        used = (yield from self._from_disk(lookup, seq, stats, make_room)) if lookup.from_disk else None
+        used = (yield from self._from_disk(lookup, seq, stats, make_room)) if lookup.facts.for_disk else None
         used = (yield from self._from_memory(lookup, seq, stats, make_room)) if used is None else used
         stats.restore_ms += (time.perf_counter() - began) * 1e3
         return used
@@ -137,7 +136,7 @@ class PrefixCache:
     def fetch(self, request: CacheRequest, ends_of: EndsOf, sequences: Sequence[LiveSequence]) -> Reads | None:
         """Begin to fetch the best prefix that only a store behind the disk has, if that is quicker than the ways here;
         else None. ``ends_of`` gives the batch ends of the prompt."""
-        if self.disk is None or request.background or not request.cache_prompt or not self._uses_disk(request):
+        if self.disk is None or request.background or not self._facts(request).for_disk:
             return None
         match = PromptMatch(request.prompt.tokens, is_raw=request.prompt.is_raw)
         if not (far := self._far(match)):
@@ -171,8 +170,10 @@ class PrefixCache:
     def _read_seconds(self, prefix: Prefix) -> float:
         return self.cache.costs.read(self.memory.shape.sizes.n_bytes(prefix.n, 0))
 
-    def _uses_disk(self, request: CacheRequest) -> bool:
-        return self.disk is not None and (request.disk_policy or self.disk.policy).kind != "off"
+    def _facts(self, request: CacheRequest) -> PromptFacts:
+        prompt, is_cached = request.prompt, request.cache_prompt
+        for_disk = self.disk is not None and is_cached and (request.disk_policy or self.disk.policy).kind != "off"
+        return PromptFacts(self.cache.turn, is_cached, for_disk, prompt.end, prompt.opening)
 
     def plan(
         self,
@@ -461,7 +462,7 @@ class PrefixCache:
         # With the end of a prompt the snapshot before it was of use; the end itself is never written.
         self.cache.ends.touch(snapshot)
         for used in [each for each in (snapshot, *lookup.snapshots) if not each.state.output.size][:1]:
-            used.for_disk |= lookup.from_disk
+            used.facts = replace(used.facts, for_disk=used.facts.for_disk or lookup.facts.for_disk)
             self.cache.touch(used)
         return (snapshot,)
 
@@ -487,4 +488,4 @@ class PrefixCache:
         state, exact, segment = self.memory.save_state(seq.id, seq.n), seq.n_exact == seq.n, parent
         if segment is None or covered < seq.n:
             segment = self.device.segment(seq, covered, parent)
-        return Snapshot(prefix, segment, state, exact, facts=seq.facts, for_disk=seq.facts.for_disk)
+        return Snapshot(prefix, segment, state, exact, facts=seq.facts)

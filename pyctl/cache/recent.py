@@ -19,12 +19,12 @@ __all__ = ["Nearest", "Recent", "RecentMatches", "RecentPrompts", "last_boundary
 class Recent:
     """A prompt of late. It left the one nearest to it ``left`` boundaries before that one's end; 0 is unknown.
 
-    With ``on_disk`` unset its request wanted nothing on disk: it is never saved, and no policy compares with it.
+    Without ``for_disk`` its request wanted nothing on disk: it is never saved, and no policy compares with it.
     """
 
     prompt: Prompt
     left: int = 0
-    on_disk: bool = True
+    for_disk: bool = True
 
 
 @dataclass(frozen=True)
@@ -59,15 +59,15 @@ class RecentMatches:
         n = len(self.prompt)
         return any(n == n_shared == len(each.prompt) for each, n_shared in zip(self.recent, self.shared, strict=True))
 
-    def nearest(self, window: int | None = None, on_disk: bool = False) -> Nearest | None:
+    def nearest(self, window: int | None = None, for_disk: bool = False) -> Nearest | None:
         """The one that shares the most, the newest of equals; None if nothing is shared.
 
-        Only the newest ``window`` count, and with ``on_disk`` only those that may be there.
+        Only the newest ``window`` count, and with ``for_disk`` only those that may be there.
         """
         pairs = zip(self.recent, self.shared, strict=True)
         best: Recent | None = None
         common = 0
-        for recent, n in islice((pair for pair in pairs if pair[0].on_disk or not on_disk), window):
+        for recent, n in islice((pair for pair in pairs if pair[0].for_disk or not for_disk), window):
             if n > common:
                 best, common = recent, n
         if best is None:
@@ -140,18 +140,18 @@ class RecentPrompts:
                 most, row = n, self._shared[place].tolist()
         return RecentMatches(prompt, self._recent, shared)
 
-    def add(self, prompt: Prompt, matches: RecentMatches | None = None, on_disk: bool = True) -> None:
+    def add(self, prompt: Prompt, matches: RecentMatches | None = None, for_disk: bool = True) -> None:
         """Remember ``prompt`` as the newest. ``matches``, if they are at hand, are those of `compare`."""
         if matches is None or matches.recent is not self._recent:
             matches = self.compare(prompt)
-        nearest = matches.nearest(on_disk=on_disk)
+        nearest = matches.nearest(for_disk=for_disk)
         going = set()
         for other in (nearest, matches.nearest()):
-            if other is not None and other.is_continued and (on_disk or not other.recent.on_disk):
+            if other is not None and other.is_continued and (for_disk or not other.recent.for_disk):
                 going.add(other.recent)
         if prompt.pictures:  # whose files are large, and which are compared by their tokens
             prompt = replace(prompt, pictures=())
-        self._insert(Recent(prompt, nearest.left if nearest else 0, on_disk), matches, going)
+        self._insert(Recent(prompt, nearest.left if nearest else 0, for_disk), matches, going)
         if self.listener is not None:
             self.listener(prompt.tokens)
 

@@ -15,7 +15,7 @@ from pyctl.cache.ports import Arrival, CacheRequest, Reading, SequenceMemory, St
 from pyctl.cache.ram import RamCache
 from pyctl.cache.recent import RecentMatches
 from pyctl.cache.sequence import LiveSequence
-from pyctl.cache.snapshot import Prefix, PromptMatch, Segment, Snapshot, Source, State
+from pyctl.cache.snapshot import Prefix, PromptFacts, PromptMatch, Segment, Snapshot, Source, State
 from pyctl.errors import StateError
 from pyctl.prompt import Tokens
 
@@ -69,16 +69,16 @@ class Candidate:
 class CacheLookup:
     """The result of a lookup: the ways to resume in memory, deepest first, and the matches with recent prompts.
 
-    ``ends`` are the batch ends of the prompt. With ``from_disk`` a restore also looks on disk. A request without the
-    cache has no ways.
+    ``ends`` are the batch ends of the prompt, ``facts`` those for the sequence. A request without the cache has no
+    ways.
     """
 
     request: CacheRequest
     match: PromptMatch
     ends: Sequence[int]
+    facts: PromptFacts
     ways: Sequence[Candidate] = ()
     recent: RecentMatches | None = None
-    from_disk: bool = False
 
     @property
     def snapshots(self) -> tuple[Snapshot, ...]:

@@ -257,11 +257,12 @@ class State:
 
 @dataclass(frozen=True)
 class PromptFacts:
-    """Facts for policies about the prompt of a snapshot.
+    """Facts for policies about the prompt of a sequence or a snapshot.
 
     ``asked`` is the turn of the cache (`RamCache.turn`) at which it came, None for now. ``cached`` says that its
-    request allows caching, ``for_disk`` caching on disk. The next turn of its conversation is the same up to the header
-    at ``n_header``; ``n_opening`` tokens come before its first reply (`Prompt.opening`), 0 if unknown.
+    request allows caching; without ``for_disk`` no request that used it wanted it on disk, and it is never written.
+    The next turn of its conversation is the same up to the header at ``n_header``; ``n_opening`` tokens come before
+    its first reply (`Prompt.opening`), 0 if unknown.
     """
 
     asked: int | None = None
@@ -276,9 +277,8 @@ class Snapshot:
     """Everything needed to resume at ``prefix.n`` tokens: a chain of segments over [0, n) and the state at n.
 
     ``is_turn`` says that a conversation is likely to go on from here when the user speaks again (`Prompt.turn`).
-    ``facts`` are those of its prompt. ``state`` has no parts for models that need only rows. ``exact`` says that every
-    row and the state came from batches that a cold run would have evaluated. ``made`` and ``used`` are monotonic
-    seconds. Without ``for_disk`` it is never written: no request that used it wanted it on disk.
+    ``facts`` are those of its prompt. ``state`` has no parts for models that need only rows. ``exact``: every row
+    and the state came from batches that a cold run would have evaluated. ``made`` and ``used`` are monotonic seconds.
     """
 
     prefix: Prefix
@@ -290,7 +290,6 @@ class Snapshot:
     facts: PromptFacts = PromptFacts()
     made: float = field(default_factory=time.monotonic)
     used: float = field(default_factory=time.monotonic)
-    for_disk: bool = True
 
     def __post_init__(self) -> None:
         if not self.segment.start < self.prefix.n <= self.segment.end:

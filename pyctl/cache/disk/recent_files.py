@@ -72,9 +72,9 @@ class RecentFiles:
 
     def save(self, newest_first: Sequence[Recent]) -> None:
         """Write those that are not there yet and remove what is none of them; OSError if the disk refuses."""
-        kept = {recent for recent in newest_first if recent.on_disk}
+        kept = {recent for recent in newest_first if recent.for_disk}
         gone = [recent for recent in self._saved if recent not in kept]
-        fresh = [recent for recent in reversed(newest_first) if recent.on_disk and recent not in self._saved]
+        fresh = [recent for recent in reversed(newest_first) if recent.for_disk and recent not in self._saved]
         n_bytes = sum(size for recent, (_, size) in self._saved.items() if recent in kept)
         if fresh:
             make_private(self._directory)

@@ -183,7 +183,7 @@ class WriteQueue:
                 soon = AGAIN_SECONDS if self._n_large else ROOM_SECONDS
                 return (soon if self.is_moving else STALL_SECONDS) if self._has_more else None
         try:
-            if not piece.snapshot.for_disk or any(
+            if not piece.snapshot.facts.for_disk or any(
                 each.dropped and not each.file.is_there for each in piece.snapshot.chain
             ):
                 raise NotWrittenError("others needed the cells of its rows, or it was dropped")
@@ -225,7 +225,7 @@ class WriteQueue:
                 del self._jobs[prefix]
             now = [snapshot for snapshot, _ in self._writing if snapshot.prefix.name == name]
             for snapshot in now:
-                snapshot.for_disk = False  # a copy of its own
+                snapshot.facts = replace(snapshot.facts, for_disk=False)  # of a copy
             for put_off in [each for each in self._put_off if each.prefix.name == name]:
                 self._put_off.discard(put_off)
             return bool(found or now)
@@ -418,7 +418,7 @@ class WriteQueue:
             with self._changed:
                 if is_large:
                     self.n_given_up += 1
-                elif snapshot.for_disk and not self._last_chance and job.prefix not in self._jobs:
+                elif snapshot.facts.for_disk and not self._last_chance and job.prefix not in self._jobs:
                     if self._make_room(job):
                         self._jobs[job.prefix] = job
                     else:

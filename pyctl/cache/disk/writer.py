@@ -257,7 +257,7 @@ class StoreWriter:
                 graph = self.directory.graph(connection)
                 known = graph.records
                 twin = known.get(state.key)
-                if self._satisfies(twin, state.exact) or not (snapshot is None or snapshot.for_disk):
+                if self._satisfies(twin, state.exact) or not (snapshot is None or snapshot.facts.for_disk):
                     return 0
                 fresh = {p: new for p, new in temps.items() if new.key not in known or not self.has(new.name)}
                 if twin is not None:

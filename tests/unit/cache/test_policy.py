@@ -329,8 +329,8 @@ def test_the_list_is_bounded() -> None:
 @given(ids=st.lists(st.tuples(tokens, boundaries, st.booleans()), max_size=12), prompt=tokens)
 def test_all_are_compared_with_one_comparison(ids: list[tuple[list[int], set[int], bool]], prompt: list[int]) -> None:
     log, new = RecentPrompts(capacity=5, max_tokens=60), Prompt.of(prompt)
-    for each, at, on_disk in ids:
-        log.add(Prompt.of(each, at), on_disk=on_disk)
+    for each, at, for_disk in ids:
+        log.add(Prompt.of(each, at), for_disk=for_disk)
         assert log.compare(new).shared == matches(new, log.newest_first()).shared
     reloaded = RecentPrompts(capacity=5, max_tokens=60)
     reloaded.load(log.newest_first())
@@ -341,11 +341,11 @@ def test_what_stays_off_the_disk_is_compared_with_but_not_by_a_policy() -> None:
     log = RecentPrompts()
     stored, private, longer = chat(600, 100), chat(600, 100, 50), chat(600, 100, 50, 40)
     log.add(stored)
-    log.add(private, on_disk=False)
+    log.add(private, for_disk=False)
     assert [one.prompt for one in log.newest_first()] == [private, stored], "it takes nothing from the policy"
     found = log.compare(longer)
     assert found.nearest().recent.prompt is private  # type: ignore[union-attr]
-    assert found.nearest(1, on_disk=True).recent.prompt is stored  # type: ignore[union-attr]
+    assert found.nearest(1, for_disk=True).recent.prompt is stored  # type: ignore[union-attr]
     log.add(longer)
     assert [one.prompt for one in log.newest_first()] == [longer]
 
@@ -394,7 +394,7 @@ def test_a_save_writes_what_is_new_and_removes_what_is_continued(tmp_path: Path)
     files.save(log.newest_first())
     first, second = files_in(tmp_path)
     log.add(chat(30, 10, 20, 10))
-    log.add(chat(50, 5), on_disk=False)
+    log.add(chat(50, 5), for_disk=False)
     files.save(log.newest_first())
     kept, new = files_in(tmp_path)
     assert (kept, new > second) == (second, True)
