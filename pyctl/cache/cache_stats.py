@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass, field
+from operator import itemgetter
 from typing import Literal, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -253,20 +254,19 @@ def view_of(cache: RamCache, totals: CacheStats, known: KnownParts, disk: Store 
     """
     now = time.monotonic()
     held = []
-    for slot, snapshot in cache.slots.occupied():
-        above = cache.tree[slot.index].parent
-        n_parent, place = (above.n, above.key) if above is not None else (0, -1)
+    for snapshot in cache.snapshots():
+        above = cache.tree[snapshot].parent
+        n_parent, parent = (above.n, above.key.prefix.name) if above is not None else (0, "")
         own = known.get(snapshot)
         if own is None or own.n_parent != n_parent:
             own = known[snapshot] = OwnPart.of(snapshot, n_parent)
-        held.append((n_parent, place, own.steps, slot.index, own, snapshot))
-    held.sort(key=lambda each: each[:4])
+        held.append((n_parent, parent, own.steps, own, snapshot))
+    held.sort(key=itemgetter(0, 1, 2))
     views = []
-    place_before, before = -2, None
-    for _, place, _, _, own, snapshot in held:
-        shared = own.shared(before) if before is not None and place == place_before else own.n_parent
-        place_before, before = place, own
-        parent = cache.slots[place].snapshot if place >= 0 else None
+    parent_before, before = "", None
+    for _, parent, _, own, snapshot in held:
+        shared = own.shared(before) if before is not None and parent == parent_before else own.n_parent
+        parent_before, before = parent, own
         row_bytes, device_bytes = own.n_bytes()
         tiers: list[Tier] = []
         tiers += ["device"] * bool(device_bytes)
@@ -275,7 +275,7 @@ def view_of(cache: RamCache, totals: CacheStats, known: KnownParts, disk: Store 
         views.append(
             SnapshotView(
                 id=snapshot.prefix.name,
-                parent=parent.prefix.name if parent else "",
+                parent=parent,
                 n=snapshot.n,
                 row_bytes=row_bytes,
                 state_bytes=snapshot.state.n_bytes,
@@ -293,7 +293,7 @@ def view_of(cache: RamCache, totals: CacheStats, known: KnownParts, disk: Store 
     budget = -1 if cache.budget is None else cache.budget
     copied = CacheStats(**asdict(totals))
     return CacheView(
-        cache.slots.n_slots,
+        cache.n_slots,
         cache.n_bytes,
         budget,
         cache.n_evicted,

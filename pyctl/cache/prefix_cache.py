@@ -1,6 +1,6 @@
 """Snapshots of live sequences: restores a sequence to the start of evaluation, and saves snapshots of worth.
 
-It decides nothing about slots, eviction or files (cache does) and evaluates nothing (engine does).
+It decides nothing about eviction or files (cache does) and evaluates nothing (engine does).
 """
 
 from __future__ import annotations
@@ -225,20 +225,18 @@ class PrefixCache:
         prefix = plan.match.prefix(seq.n)
         n_bytes = self.device.rows_size(covered, seq.n) + seq.tokens[covered:].nbytes
         n_bytes += memory.state_size(seq.id, (seq.n,))
-        reservation = self.cache.prepare(prefix, n_bytes, parent)
-        if reservation is None:
+        if not self.cache.may_add(prefix, n_bytes, parent):
             return
         try:
-            with reservation:
-                snapshot = self._take(seq, prefix, parent, covered)
-                snapshot.is_turn = snapshot.n == plan.turn
-                if reservation.confirm(snapshot):
-                    seq.keep(snapshot.segment, seq.n)
-                    stats.count_saved(prefix.name)
-                    if memory.shape.is_pool or (self.disk is not None and seq.facts.for_disk):
-                        # Beside the next batch, not all of it at the end, or when the next prompt goes there.
-                        self.device.copy_spare(*(each for each in snapshot.chain if each.start >= covered))
-                self.device.give_back(snapshot)
+            snapshot = self._take(seq, prefix, parent, covered)
+            snapshot.is_turn = snapshot.n == plan.turn
+            if self.cache.add(snapshot):
+                seq.keep(snapshot.segment, seq.n)
+                stats.count_saved(prefix.name)
+                if memory.shape.is_pool or (self.disk is not None and seq.facts.for_disk):
+                    # Beside the next batch, not all of it at the end, or when the next prompt goes there.
+                    self.device.copy_spare(*(each for each in snapshot.chain if each.start >= covered))
+            self.device.give_back(snapshot)
         except (StateError, MemoryError) as error:
             log.warning("cannot save a snapshot at %d tokens: %s", seq.n, error)
         self._hold_less()

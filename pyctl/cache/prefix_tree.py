@@ -41,11 +41,6 @@ class TreeNode(Generic[K]):
         self.likely = 0.0
         self.has_turn = False
 
-    @property
-    def n_lost(self) -> int:
-        """Tokens to evaluate again when it is gone."""
-        return self.n - (self.parent.n if self.parent is not None else 0)
-
 
 @dataclass(eq=False)
 class _Link:

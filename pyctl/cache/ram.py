@@ -9,9 +9,6 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from types import TracebackType
-from typing import Literal
 
 from pyctl.cache.costs import Costs
 from pyctl.cache.eviction import LeastValue
@@ -21,7 +18,7 @@ from pyctl.cache.segment_pool import SegmentPool
 from pyctl.cache.snapshot import Block, Prefix, PromptMatch, Segment, Snapshot, needed_by
 from pyctl.limit import limit
 
-__all__ = ["MOST_ENDS", "RamCache", "Reservation", "Slot"]
+__all__ = ["MOST_ENDS", "RamCache"]
 
 log = logging.getLogger(__name__)
 
@@ -35,74 +32,12 @@ HALF_TURNS = 8.0
 MOST_ENDS = limit(8, "prompt ends", "the least recently used are evicted", "memory")
 
 
-@dataclass(eq=False)
-class Slot:
-    """A numbered place for one snapshot."""
-
-    index: int
-    snapshot: Snapshot | None = None
-    reserved: bool = False
-
-
-class Slots:
-    """All slots: ``n_slots`` of them, or with 0 as many as there are snapshots. A prefix is in at most one."""
-
-    def __init__(self, n_slots: int) -> None:
-        self.n_slots = n_slots
-        self._slots = [Slot(index) for index in range(n_slots)]
-        self._empty = dict.fromkeys(self._slots)  # what is empty for longest comes first
-        self._by_prefix: dict[Prefix, Slot] = {}
-
-    def __iter__(self) -> Iterator[Slot]:
-        return iter(self._slots)
-
-    def __getitem__(self, index: int) -> Slot:
-        return self._slots[index]
-
-    @property
-    def n_empty(self) -> float:
-        """How many hold nothing; no end of them without a number."""
-        return (self.n_slots or math.inf) - len(self._by_prefix)
-
-    def occupied(self) -> list[tuple[Slot, Snapshot]]:
-        """Those that hold a snapshot, with it."""
-        return [(slot, slot.snapshot) for slot in self._slots if slot.snapshot is not None]
-
-    def of(self, prefix: Prefix) -> Slot | None:
-        """The one that holds the snapshot of ``prefix``."""
-        return self._by_prefix.get(prefix)
-
-    def empty(self) -> Slot | None:
-        """One that holds nothing and is not reserved, empty for longest; None if there is none."""
-        slot = next((slot for slot in self._empty if not slot.reserved), None)
-        if slot is None and not self.n_slots:
-            slot = Slot(len(self._slots))
-            self._slots.append(slot)
-            self._empty[slot] = None
-        return slot
-
-    def fill(self, slot: Slot, snapshot: Snapshot) -> None:
-        """Put ``snapshot``, whose prefix no other slot holds, into an empty one."""
-        del self._empty[slot]
-        slot.snapshot = snapshot
-        self._by_prefix[snapshot.prefix] = slot
-
-    def clear(self, slot: Slot) -> Snapshot:
-        """Take out what ``slot`` holds."""
-        snapshot = slot.snapshot
-        assert snapshot is not None
-        del self._by_prefix[snapshot.prefix]
-        slot.snapshot = None
-        self._empty[slot] = None
-        return snapshot
-
-
 class RamCache:
     """Up to ``n_slots`` snapshots (0: as many as there is room for) within ``budget`` bytes (None: no limit).
 
-    A published prefix always equals what its snapshot holds, a slot holds one snapshot, and a prefix is in at most one
-    slot. A snapshot that is `locked` or pinned, and one in a reserved slot, is never evicted; the policy chooses among
-    the others. What would not fit beside these, with all rows that it builds on, is refused before anything goes.
+    A prefix has one snapshot at most, which holds exactly that. One that is `locked` or pinned is never evicted; the
+    policy chooses among the others. What would not fit beside these, with all rows that it builds on, is refused before
+    anything goes.
     Rows that the device holds take no bytes here, but those of what has to stay count as if they did, so that they can
     come. Not thread-safe: the engine's thread owns it. With ``shared`` the budget is that of several caches.
 
@@ -113,22 +48,21 @@ class RamCache:
     def __init__(
         self, n_slots: int, budget: int | None, costs: Costs | None = None, shared: RamBudget | None = None
     ) -> None:
-        self.slots = Slots(n_slots)
+        self.n_slots = n_slots
         self.budget = budget
         self.shared = shared
         self.costs = costs or Costs()
         self.pool = SegmentPool()
         self.on_evict: Callable[[Snapshot, float], None] = lambda snapshot, worth: None
-        self.n_evicted = self.n_refused = self.n_shed = self.n_lost = 0
-        self.tree: PrefixTree[int] = PrefixTree()
+        self.n_evicted = self.n_refused = self.n_lost = 0
+        self.tree: PrefixTree[Snapshot] = PrefixTree()
         self.turn = 0
-        self.policy: LeastValue[int] = LeastValue(
-            self.tree, self._freed, lambda: self.turn, self.costs, half=HALF_TURNS
-        )
+        self.policy = LeastValue(self.tree, self.pool.n_freed, lambda: self.turn, self.costs, half=HALF_TURNS)
         self.pinned: set[Snapshot] = set()
         self.retained: list[Snapshot] = []
         self.locks: Counter[Snapshot] = Counter()
         self.ends = PromptEnds(self)
+        self._snapshots: dict[Prefix, Snapshot] = {}
         self._weights: tuple[int, dict[Segment, float]] = -1, {}  # and the turn that they are of
         self._quiet_until = 0.0
 
@@ -143,8 +77,8 @@ class RamCache:
         return self.budget != 0
 
     def snapshots(self) -> list[Snapshot]:
-        """All published snapshots, by slot."""
-        return [snapshot for _, snapshot in self.slots.occupied()]
+        """All snapshots that a lookup can find, the oldest first."""
+        return list(self._snapshots.values())
 
     def segments(self) -> list[Segment]:
         """All segments that some snapshot needs, published or kept."""
@@ -158,9 +92,8 @@ class RamCache:
 
     def lookup(self, prompt: PromptMatch, limit: int) -> list[Snapshot]:
         """Snapshots that hold a prefix of ``prompt`` of at most ``limit`` tokens, deepest first."""
-        snapshots = {slot.index: each for slot, each in self.slots.occupied() if each.n <= limit}
-        found = self.tree.matching(lambda key: key in snapshots and prompt.shared(snapshots[key]) == snapshots[key].n)
-        return sorted((snapshots[key] for key in found), key=lambda snapshot: -snapshot.n)
+        found = self.tree.matching(lambda snapshot: snapshot.n <= limit and prompt.shared(snapshot) == snapshot.n)
+        return sorted(found, key=lambda snapshot: -snapshot.n)
 
     def overlap(self, prompt: PromptMatch) -> tuple[Snapshot | None, int]:
         """The snapshot that shares the most leading tokens with ``prompt``, and how many."""
@@ -173,24 +106,19 @@ class RamCache:
 
     def get(self, prefix: Prefix) -> Snapshot | None:
         """The snapshot of exactly ``prefix``."""
-        slot = self.slots.of(prefix)
-        return slot.snapshot if slot is not None else None
+        return self._snapshots.get(prefix)
 
     def conversation_ends(self) -> list[Snapshot]:
         """The snapshots that no deeper one builds on, the last used first."""
-        ends = [snapshot for slot, snapshot in self.slots.occupied() if not self.tree[slot.index].children]
+        ends = [node.key for node in self.tree if not node.children]
         return sorted(ends, key=lambda snapshot: snapshot.used, reverse=True)
 
     def touch(self, snapshot: Snapshot) -> None:
         """Count a hit; only the snapshot that was used, not its ancestors."""
         snapshot.hits += 1
         snapshot.used = time.monotonic()
-        slot = self.slots.of(snapshot.prefix)
-        if slot is not None:
-            self.tree.touch(slot.index, self.turn)
-
-    def __contains__(self, prefix: Prefix) -> bool:
-        return self.slots.of(prefix) is not None
+        if (kept := self.get(snapshot.prefix)) is not None:
+            self.tree.touch(kept, self.turn)
 
     # -- change ------------------------------------------------------------------------------------------------------
 
@@ -206,28 +134,51 @@ class RamCache:
                 if not self.locks[snapshot]:
                     del self.locks[snapshot]
 
-    def prepare(self, prefix: Prefix, n_bytes: int, parent: Segment | None = None) -> Reservation | None:
-        """Reserve a slot for a snapshot of ``prefix`` that will add ``n_bytes`` of RAM to the rows of ``parent``.
+    def may_add(
+        self, prefix: Prefix, n_bytes: int, segment: Segment | None = None, blocks: Collection[Block] = ()
+    ) -> bool:
+        """Whether there would be room for a snapshot of ``prefix``: ``n_bytes`` beside the rows of ``segment`` and the
+        ``blocks`` of a window. Nothing leaves before `add`.
 
-        Nothing leaves before `confirm`. None when the prefix is here already, the budget could not hold it beside what
-        has to stay, or every slot is locked, pinned or reserved.
+        False when the prefix is here already, or the budget or the number of snapshots leaves no room beside what has
+        to stay.
         """
-        if not self.enabled or prefix in self or not self._fits(prefix, n_bytes, parent):
-            return None
-        slot = self.slots.empty()
-        if slot is None:
-            index = self.policy.victim(self._may_go, per_byte=False)
-            if index is None:
-                return None
-            slot = self.slots[index]
-        slot.reserved = True
-        return Reservation(prefix, slot, self)
+        if not self.enabled or prefix in self._snapshots or not self._fits(prefix, n_bytes, segment, blocks):
+            return False
+        return self._n_places > 0 or self.policy.victim(self._may_go, per_byte=False) is not None
+
+    def add(self, snapshot: Snapshot) -> bool:
+        """Enter ``snapshot``, and evict what has to leave for it; False if `may_add` says so of it.
+
+        ValueError if it builds on rows that were dropped.
+        """
+        if not self.pool.is_whole(snapshot):
+            raise ValueError("the snapshot builds on rows that were dropped")
+        state = snapshot.state
+        if not self.may_add(snapshot.prefix, state.own_bytes, snapshot.segment, state.shared):
+            return False
+        self.pool.retain(snapshot)
+        if self._n_places <= 0 and (victim := self.policy.victim(self._may_go, per_byte=False)) is not None:
+            self._evict(victim)
+        self._snapshots[snapshot.prefix] = snapshot
+        asked = snapshot.facts.asked
+        used = self.turn if asked is None or asked + 1 >= self.turn else asked
+        node = self.tree.add(snapshot, snapshot.n, snapshot.links(), used, snapshot.hits)
+        node.is_turn = snapshot.is_turn
+        node.opening = node.begun = snapshot.facts.n_opening
+        if used < self.turn:  # of an older conversation, parked in this turn
+            self._weights = -1, {}
+        with self.locked(snapshot):
+            self._shrink()
+        if self.shared is not None and self._room() < 0:  # another model took the room since `_fits`
+            self._remove(snapshot)
+            return False
+        return True
 
     def drop(self, snapshot: Snapshot) -> None:
         """Remove a snapshot, such as one that failed to restore."""
-        slot = self.slots.of(snapshot.prefix)
-        if slot is not None and slot.snapshot is snapshot:
-            self._empty(slot)
+        if self.get(snapshot.prefix) is snapshot:
+            self._remove(snapshot)
         self.ends.drop(snapshot)
 
     def retain(self, snapshot: Snapshot) -> None:
@@ -242,11 +193,11 @@ class RamCache:
         self.pool.release(snapshot)
 
     def clear(self) -> int:
-        """Drop everything that is not pinned or reserved; returns how many snapshots went."""
+        """Drop everything that is not pinned; returns how many snapshots went."""
         self.ends.clear()
-        going = [slot for slot, each in self.slots.occupied() if each not in self.pinned and not slot.reserved]
-        for slot in going:
-            self._empty(slot)
+        going = [each for each in self.snapshots() if each not in self.pinned]
+        for snapshot in going:
+            self._remove(snapshot)
         return len(going)
 
     def pin(self, name: str, pinned: bool) -> bool:
@@ -282,16 +233,10 @@ class RamCache:
                 copies = sum(int(each.rows.nbytes) for each in self.pool.copies())
                 if room + copies < 0 and not self._deserves(segment, -room - copies):
                     return False
-            best = max(self.tree.through(segment), key=lambda node: self.policy.worth(node.key), default=None)
-            needing = self.slots[best.key].snapshot if best is not None else None
-            with self.locked(*([needing] if needing is not None else [])):
+            best = max(self._needing(segment), key=self.policy.worth, default=None)
+            with self.locked(*([best] if best is not None else [])):
                 self._shrink(n_bytes)
             return True
-
-    def shed(self, segment: Segment) -> None:
-        """Give up the copy in RAM of rows that the device holds."""
-        self.pool.shed(segment)
-        self.n_shed += 1
 
     def lose(self, segment: Segment) -> None:
         """Evict whatever needs ``segment``, whose rows leave the device and find no room in RAM.
@@ -301,8 +246,8 @@ class RamCache:
         self.ends.lose(segment)
         if any(segment in snapshot.chain for snapshot in self._fixed()):
             raise ValueError("something that has to stay needs these rows")
-        for node in sorted(self.tree.through(segment), key=lambda node: -node.n):
-            self._evict(self.slots[node.key])
+        for snapshot in sorted(self._needing(segment), key=lambda snapshot: -snapshot.n):
+            self._evict(snapshot)
         self.n_lost += 1
 
     def leaving_device(self, n_freed: Callable[[Segment], int]) -> Iterator[Segment]:
@@ -331,39 +276,16 @@ class RamCache:
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _may_go(self, index: int) -> bool:
-        slot = self.slots[index]
-        return not (slot.reserved or slot.snapshot in self.pinned or slot.snapshot in self.locks)
+    @property
+    def _n_places(self) -> float:
+        """How many more snapshots may come before one has to leave, whatever they take; infinite without `n_slots`."""
+        return (self.n_slots or math.inf) - len(self._snapshots)
 
-    def _publish(self, reservation: Reservation, snapshot: Snapshot) -> bool:
-        if not self.pool.is_whole(snapshot):
-            raise ValueError("the snapshot builds on rows that were dropped")
-        slot = reservation.slot
-        state = snapshot.state
-        if not self._may_go(slot.index) or not self._fits(
-            snapshot.prefix, state.own_bytes, snapshot.segment, state.shared
-        ):
-            return False
-        self.pool.retain(snapshot)
-        if slot.snapshot is not None:
-            self._evict(slot)
-        twin = self.slots.of(snapshot.prefix)
-        if twin is not None:
-            self._empty(twin)
-        self.slots.fill(slot, snapshot)
-        asked = snapshot.facts.asked
-        used = self.turn if asked is None or asked + 1 >= self.turn else asked
-        node = self.tree.add(slot.index, snapshot.n, snapshot.links(), used, snapshot.hits)
-        node.is_turn = snapshot.is_turn
-        node.opening = node.begun = snapshot.facts.n_opening
-        if used < self.turn:  # of an older conversation, parked in this turn
-            self._weights = -1, {}
-        with self.locked(snapshot):
-            self._shrink()
-        if self.shared is not None and self._room() < 0:  # another model took the room since `_fits`
-            self._empty(slot)
-            return False
-        return True
+    def _may_go(self, snapshot: Snapshot) -> bool:
+        return snapshot not in self.pinned and snapshot not in self.locks
+
+    def _needing(self, segment: Segment) -> list[Snapshot]:
+        return [node.key for node in self.tree.through(segment)]
 
     def _fixed(self) -> list[Snapshot]:
         """Snapshots whose rows stay in RAM, if need be beyond the budget."""
@@ -377,7 +299,7 @@ class RamCache:
         fixed = self._fixed()
         if not fixed and self._frees(n_bytes + self.pool.n_new(segment, blocks)):
             return True
-        staying = [each for slot, each in self.slots.occupied() if slot.reserved or each in self.locks]
+        staying = [each for each in self.snapshots() if each in self.locks]
         n_bytes += self.pool.n_needed(fixed, staying, segment, blocks)
         elsewhere = self._n_elsewhere(fixed=True)
         if n_bytes <= self.budget - elsewhere:
@@ -397,9 +319,9 @@ class RamCache:
     def _frees(self, n_bytes: int) -> bool:
         """Whether the states alone that may go give enough: mostly one look is all that it takes to know."""
         room = self._room(n_bytes) + self.ends.n_bytes
-        others = (slot for slot in self.slots if slot.snapshot not in self.locks and not slot.reserved)
-        while room < 0 and (slot := next(others, None)) is not None:
-            room += slot.snapshot.state.own_bytes if slot.snapshot is not None else 0
+        others = (each for each in self._snapshots.values() if each not in self.locks)
+        while room < 0 and (each := next(others, None)) is not None:
+            room += each.state.own_bytes
         return room >= 0
 
     def _room(self, n_bytes: int = 0) -> float:
@@ -420,18 +342,18 @@ class RamCache:
         copies = self.pool.copies()
         weights = self.segment_weights() if copies else {}
         for segment in sorted(copies, key=lambda each: weights.get(each, math.inf)):
-            self.shed(segment)
+            self.pool.shed(segment)
             if self._room(n_bytes) >= 0:
                 return
         while (room := self._room(n_bytes)) < 0:
-            index = self.policy.victim(self._may_go)
+            victim = self.policy.victim(self._may_go)
             if self.shared is not None:
-                value = math.inf if index is None else self.policy.value(index)
+                value = math.inf if victim is None else self.policy.value(victim)
                 if self.shared.take(self, int(-room), value):
                     continue
-            if index is None:
+            if victim is None:
                 return
-            self._evict(self.slots[index])
+            self._evict(victim)
 
     def give_up(self, n_bytes: int, value: float) -> bool:
         """Evict snapshots of less ``value`` per byte until ``n_bytes`` are free, for another cache of the same budget;
@@ -442,10 +364,10 @@ class RamCache:
             if self.n_bytes > least and end not in self.locks:
                 self.ends.drop(end)
         while self.n_bytes > least:
-            index = self.policy.victim(self._may_go)
-            if index is None or self.policy.value(index) >= value:
+            victim = self.policy.victim(self._may_go)
+            if victim is None or self.policy.value(victim) >= value:
                 break
-            self._evict(self.slots[index])
+            self._evict(victim)
         return self.n_bytes < before
 
     def _deserves(self, segment: Segment, n_bytes: float) -> bool:
@@ -453,15 +375,15 @@ class RamCache:
 
         All copies have been shed by then.
         """
-        needing = {node.key for node in self.tree.through(segment)}
+        needing = self._needing(segment)
         lost = self.policy.worth_together(needing)
         best = max(needing, key=self.policy.worth, default=None)
-        for key in self.policy.ranked():
+        for each in self.policy.ranked():
             if n_bytes <= 0:
                 break
-            if key != best and self._may_go(key):
-                lost -= self.policy.worth(key)
-                n_bytes -= self._freed(key, without_copies=True)
+            if each is not best and self._may_go(each):
+                lost -= self.policy.worth(each)
+                n_bytes -= self.pool.n_freed(each, without_copies=True)
         return n_bytes <= 0 and lost > 0
 
     def segment_weights(self) -> dict[Segment, float]:
@@ -471,63 +393,16 @@ class RamCache:
             self._weights = self.turn, {**ends, **self.policy.segment_weights()}
         return self._weights[1]
 
-    def _freed(self, key: int, *, without_copies: bool = False) -> int:
-        snapshot = self.slots[key].snapshot
-        return self.pool.n_freed(snapshot, without_copies=without_copies) if snapshot is not None else 0
-
-    def _evict(self, slot: Slot) -> None:
-        assert slot.snapshot is not None
-        self.on_evict(slot.snapshot, self.policy.worth(slot.index))
-        self._empty(slot)
+    def _evict(self, snapshot: Snapshot) -> None:
+        self.on_evict(snapshot, self.policy.worth(snapshot))
+        self._remove(snapshot)
         self.n_evicted += 1
 
-    def _empty(self, slot: Slot) -> None:
-        self.tree.remove(slot.index)
-        snapshot = self.slots.clear(slot)
+    def _remove(self, snapshot: Snapshot) -> None:
+        self.tree.remove(snapshot)
+        del self._snapshots[snapshot.prefix]
         self.pinned.discard(snapshot)
         self.pool.release(snapshot)
-
-
-@dataclass(eq=False)
-class Reservation:
-    """A slot promised to ``prefix``. Leaving the ``with`` block without `confirm` gives it back unchanged.
-
-    with cache.prepare(prefix, n_bytes) as reservation:
-        ...                                   # an exception here leaves the cache as it was
-        reservation.confirm(snapshot)
-    """
-
-    prefix: Prefix
-    slot: Slot
-    cache: RamCache
-    status: Literal["open", "confirmed", "aborted"] = "open"
-
-    def confirm(self, snapshot: Snapshot) -> bool:
-        """Publish ``snapshot``; False when the budget has no room for it or what the slot holds was locked meanwhile.
-
-        Raises ValueError when the snapshot is not of the reserved prefix or the reservation has ended.
-        """
-        if self.status != "open":
-            raise ValueError(f"the reservation of {self.prefix} is {self.status}")
-        if snapshot.prefix != self.prefix:
-            raise ValueError(f"the slot is reserved for {self.prefix}, not for {snapshot.prefix}")
-        self.slot.reserved = False
-        self.status = "confirmed"
-        return self.cache._publish(self, snapshot)
-
-    def abort(self) -> None:
-        """Give the slot back; what it holds stays. Does nothing after `confirm`."""
-        if self.status == "open":
-            self.slot.reserved = False
-            self.status = "aborted"
-
-    def __enter__(self) -> Reservation:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.abort()
 
 
 class PromptEnds:
@@ -549,7 +424,7 @@ class PromptEnds:
 
     @property
     def _n_places(self) -> float:
-        return min(self._cache.slots.n_empty, MOST_ENDS)
+        return min(self._cache._n_places, MOST_ENDS)
 
     @property
     def n_bytes(self) -> int:

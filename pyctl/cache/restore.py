@@ -247,14 +247,7 @@ def publish(arrival: Arrival, seq: LiveSequence, cache: RamCache, device: Device
         return False
     device.hold(snapshot, seq)
     try:
-        n_bytes = snapshot.state.n_bytes
-        reservation = cache.prepare(snapshot.prefix, n_bytes, parent=snapshot.segment)
-        if reservation is None and device.leave_ram(snapshot):
-            reservation = cache.prepare(snapshot.prefix, n_bytes, parent=snapshot.segment)
-        if reservation is None:
-            return False
-        with reservation:
-            return reservation.confirm(snapshot)
+        return cache.add(snapshot) or (device.leave_ram(snapshot) and cache.add(snapshot))
     finally:
         device.give_back(snapshot)
 

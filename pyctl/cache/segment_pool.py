@@ -18,7 +18,7 @@ class SegmentPool:
     """
 
     def __init__(self) -> None:
-        self.n_bytes = 0
+        self.n_bytes = self.n_shed = 0
         self._windows: Counter[int] = Counter()  # states that hold a block, by its id
         self.on_drop: Callable[[Segment], None] = lambda segment: None
         self._alive: dict[Segment, None] = {}
@@ -92,6 +92,7 @@ class SegmentPool:
             raise ValueError("only a segment that is alive, and on the device, can do without its rows in RAM")
         self.n_bytes -= int(segment.rows.nbytes)
         segment.rows = NOTHING
+        self.n_shed += 1
 
     def copies(self) -> list[Segment]:
         """The segments that are in RAM and on the device."""

@@ -213,7 +213,7 @@ class EngineAdmin:
         engine, cache, disk = self._engine, self._engine.prefix_cache.cache, self._engine.prefix_cache.disk
         totals = engine.prefix_cache.totals
         seen = [
-            *(self._n_changes, cache.turn, cache.n_bytes, cache.n_evicted, cache.n_shed, cache.n_lost),
+            *(self._n_changes, cache.turn, cache.n_bytes, cache.n_evicted, cache.pool.n_shed, cache.n_lost),
             *(totals.requests, totals.n_saved, engine.counters.n_calls, len(engine.running)),
             *((seq.n, self._is_busy(seq)) for seq in engine.sequences),
         ]

@@ -154,7 +154,7 @@ class WarmUps:
     def is_worth_it(self, lookup: CacheLookup, seq: LiveSequence, goal: int) -> bool:
         """Whether the warm-up gains a snapshot, and does not merely refill a cache that is too small."""
         request, nearest, last = lookup.request, lookup.ways[0].n if lookup.ways else 0, max(lookup.ends, default=0)
-        if nearest >= last and (goal == last or lookup.match.prefix(goal) in self._prefix_cache.cache):
+        if nearest >= last and (goal == last or self._prefix_cache.cache.get(lookup.match.prefix(goal))):
             return False
         if request.after is None:
             return True

@@ -198,7 +198,7 @@ def test_as_many_snapshots_as_slots() -> None:
     engine = Engine(backend, cache, EngineSettings(min_step=0))
     for seed in range(14, 24):
         ask(engine, prompt_of(seed, 300, (100, 290)))
-        assert len(cache.slots.occupied()) + len(cache.ends) <= 3
+        assert len(cache.snapshots()) + len(cache.ends) <= 3
 
 
 def test_rows_that_leave_the_device_take_the_ends_with_them() -> None:

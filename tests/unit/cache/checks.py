@@ -18,21 +18,19 @@ def tokens_of(snapshot: Snapshot) -> Tokens:
 
 
 def check_invariants(cache: RamCache) -> None:
-    """Keys, slots, references and bytes agree with what is stored; the budget holds."""
-    published = {}
-    for slot in cache.slots:
-        if slot.snapshot is None:
-            continue
-        snapshot = slot.snapshot
-        assert snapshot.prefix not in published, "two slots hold one prefix"
-        published[snapshot.prefix] = slot
+    """Keys, references and bytes agree with what is stored; the budget and the number of snapshots hold."""
+    assert not cache.n_slots or len(cache.snapshots()) + len(cache.ends) <= cache.n_slots
+    assert set(cache.snapshots()) == {node.key for node in cache.tree}
+    for snapshot in cache.snapshots():
+        assert cache.get(snapshot.prefix) is snapshot
         tokens = tokens_of(snapshot)
         assert tokens.size == snapshot.n == snapshot.prefix.n
-        assert PromptMatch(tokens).prefix(snapshot.n) == snapshot.prefix, "the key does not name what the slot holds"
+        assert PromptMatch(tokens).prefix(snapshot.n) == snapshot.prefix, (
+            "the key does not name what the snapshot holds"
+        )
         rows = snapshot.spans(0, snapshot.n)
         assert [first for _, first, _ in rows] == [0, *(last for _, _, last in rows[:-1])]
         assert rows[-1][2] == snapshot.n
-    assert cache.slots._by_prefix == published
     for snapshot in cache.snapshots()[:3]:
         match = PromptMatch(tokens_of(snapshot))
         begins = {each for each in cache.snapshots() if match.shared(each) == each.n}

@@ -111,9 +111,7 @@ def test_rows_are_held_although_the_cache_drops_them(writer: SlowWriter, behind:
     cache = RamCache(1, None)
     kept = snapshot(7)
     kept.segment.draft_rows = np.full(9, 8, np.uint8)
-    reservation = cache.prepare(kept.prefix, 0)
-    assert reservation is not None
-    reservation.confirm(kept)
+    assert cache.add(kept)
     behind.write(kept)
     cache.drop(kept)
     assert kept.segment.rows.nbytes == 0

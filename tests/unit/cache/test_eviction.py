@@ -17,7 +17,7 @@ from pyctl.cache.disk.graph import FileGraph
 from pyctl.cache.disk.index import Key, Record
 from pyctl.cache.eviction import LeastValue, Likelihoods
 from pyctl.cache.prefix_tree import PrefixTree
-from pyctl.cache.ram import RamCache, Reservation, Slot
+from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import NOTHING, PromptMatch, Segment, Snapshot, State
 from pyctl.prompt import as_tokens
 from tests.effort import examples
@@ -80,7 +80,7 @@ def test_the_tree_knows_what_a_plain_search_finds(shapes: list[tuple[int, int, b
         assert {node.key for node in tree} == held.keys()
         for node in tree:
             one = held[node.key]
-            assert node.n_lost == one.n - one.below(held)
+            assert (node.parent.n if node.parent is not None else 0) == one.below(held)
             deeper = any(other.stems_from(one) for other in held.values())
             assert bool(node.children) == deeper
         for node in tree:
@@ -220,7 +220,7 @@ class OnDevice:
 
 
 class RamHistories(RuleBasedStateMachine):
-    """What is locked, pinned, reserved or retained never leaves, the budget holds, rows are always somewhere, and the
+    """What is locked, pinned or retained never leaves, the budget holds, rows are always somewhere, and the
     books agree with what is there."""
 
     @initialize(n_slots=st.integers(0, 8), budget=st.sampled_from([None, 700, 2000]))
@@ -228,7 +228,6 @@ class RamHistories(RuleBasedStateMachine):
         self.cache = RamCache(n_slots, budget)
         self.cache.pool.on_drop, self.cache.on_evict = self.dropped, self.evicted
         self.seed = self.n_evicted = 0
-        self.open: list[tuple[Reservation, Snapshot, set[Snapshot]]] = []
 
     def dropped(self, segment: Segment) -> None:
         assert not segment.dropped
@@ -250,9 +249,6 @@ class RamHistories(RuleBasedStateMachine):
     def held(self) -> list[Snapshot]:
         return self.cache.snapshots()
 
-    def fixed(self) -> set[Snapshot]:
-        return self.cache.pinned | {one for slot, one in self.pairs() if slot.reserved}
-
     def made(self, stem: Snapshot | None, size: int, middle: bool, on_device: bool) -> Snapshot:
         self.seed += 1
         before = as_tokens([]) if stem is None else tokens_of(stem)
@@ -266,51 +262,19 @@ class RamHistories(RuleBasedStateMachine):
         return Snapshot(PromptMatch(tokens).prefix(int(tokens.size)), segment, State.of(np.zeros(100, np.uint8)))
 
     @rule(data=st.data(), size=st.integers(0, 30), middle=st.booleans(), on_device=st.booleans())
-    def prepare(self, data: st.DataObject, size: int, middle: bool, on_device: bool) -> None:
-        held = self.held()
+    def save(self, data: st.DataObject, size: int, middle: bool, on_device: bool) -> None:
+        before = self.held()
         self.cache.next_turn()
-        stem = data.draw(st.sampled_from([None, *held]))
-        protected = data.draw(st.sets(st.sampled_from(held))) if held else set()
-        if stem is not None:
-            protected.add(stem)
+        stem = data.draw(st.sampled_from([None, *before]))
+        protected = data.draw(st.sets(st.sampled_from(before))) if before else set()
+        protected |= {stem} if stem is not None else set()
         snapshot = self.made(stem, size, middle, on_device)
         with self.cache.locked(*protected):
-            reservation = self.cache.prepare(snapshot.prefix, 0)
-        assert self.held() == held, "nothing leaves before confirm"
-        if reservation is not None:
-            self.open.append((reservation, snapshot, protected))
-
-    @rule(data=st.data(), size=st.integers(0, 30), middle=st.booleans(), on_device=st.booleans())
-    def save(self, data: st.DataObject, size: int, middle: bool, on_device: bool) -> None:
-        before = len(self.open)
-        self.prepare(data, size, middle, on_device)
-        if len(self.open) > before:
-            self.end(before, True)
-
-    @precondition(lambda self: self.open)
-    @rule(data=st.data(), confirm=st.booleans())
-    def finish(self, data: st.DataObject, confirm: bool) -> None:
-        self.end(data.draw(st.integers(0, len(self.open) - 1)), confirm)
-
-    def end(self, at: int, confirm: bool) -> None:
-        reservation, snapshot, protected = self.open.pop(at)
-        before = self.held()
-        kept = {one for one in before if one in protected} | self.cache.pinned
-        kept |= {one for slot, one in self.pairs() if slot.reserved and slot is not reservation.slot}
-        if not confirm:
-            reservation.abort()
-            assert self.held() == before
-            return
-        if any(segment.dropped for segment in snapshot.chain):
-            reservation.abort()  # the stem went while this reservation was open
-            return
-        with self.cache.locked(*protected):
-            published = reservation.confirm(snapshot)
-        assert published == (snapshot in self.held())
-        assert kept <= set(self.held())
-
-    def pairs(self) -> list[tuple[Slot, Snapshot]]:
-        return self.cache.slots.occupied()
+            may_add = self.cache.may_add(snapshot.prefix, snapshot.state.n_bytes, snapshot.segment)
+            assert self.held() == before, "nothing leaves before it is added"
+            assert self.cache.add(snapshot) == may_add == (snapshot in self.held())
+        assert protected | self.cache.pinned <= set(self.held())
+        assert may_add or self.held() == before, "nothing leaves for what is refused"
 
     @rule(data=st.data())
     @precondition(lambda self: self.held())
@@ -325,7 +289,7 @@ class RamHistories(RuleBasedStateMachine):
         assert done or (pinned and self.cache.budget is not None)
 
     @rule(data=st.data())
-    @precondition(lambda self: not self.open and self.held())
+    @precondition(lambda self: self.held())
     def drop(self, data: st.DataObject) -> None:
         snapshot = data.draw(st.sampled_from(self.held()))
         n_evicted = self.n_evicted
@@ -335,7 +299,7 @@ class RamHistories(RuleBasedStateMachine):
 
     @rule(data=st.data(), on_device=st.booleans())
     def retain(self, data: st.DataObject, on_device: bool) -> None:
-        stem, before = data.draw(st.sampled_from([None, *self.held()])), self.fixed()
+        stem, before = data.draw(st.sampled_from([None, *self.held()])), set(self.cache.pinned)
         self.cache.retain(self.made(stem, 10, False, on_device))
         assert before <= set(self.held())
 
@@ -360,10 +324,9 @@ class RamHistories(RuleBasedStateMachine):
         both = self.cache.pool.copies()
         if both:
             segment, before = data.draw(st.sampled_from(both)), self.cache.n_bytes
-            self.cache.shed(segment)
+            self.cache.pool.shed(segment)
             assert self.cache.n_bytes == before - 3 * segment.held.n_cells
 
-    @precondition(lambda self: not self.open)
     @rule(data=st.data())
     def leave_device(self, data: st.DataObject) -> None:
         """As the engine does when cells run short."""
@@ -374,7 +337,7 @@ class RamHistories(RuleBasedStateMachine):
             self.leave_one(blocked, protected)
 
     def leave_one(self, blocked: set[Segment], protected: set[Snapshot]) -> None:
-        held, fixed = self.held(), self.fixed()
+        held, fixed = self.held(), set(self.cache.pinned)
         segment = next(self.cache.leaving_device(lambda each: 0 if each in blocked else each.held.n_cells), None)
         if segment is None:
             needed = {link for each in protected for link in each.chain}
@@ -398,7 +361,7 @@ class RamHistories(RuleBasedStateMachine):
         assert fixed | protected <= set(self.held())
 
     @rule(data=st.data())
-    @precondition(lambda self: self.fixed() or self.cache.retained)
+    @precondition(lambda self: self.cache.pinned or self.cache.retained)
     def what_has_to_stay_is_not_lost(self, data: st.DataObject) -> None:
         pinned = self.cache.pinned | set(self.cache.retained)
         if pinned:
@@ -432,9 +395,7 @@ def test_a_copy_that_is_shed_makes_room_once(budget: int, fits: bool) -> None:
         tokens = as_tokens(np.random.default_rng(seed).integers(0, 1000, n))
         segment = Segment(0, tokens, rows, None)
         segment.held = OnDevice(n)
-        reservation = cache.prepare(PromptMatch(tokens).prefix(n), 0)
-        assert reservation is not None
-        assert reservation.confirm(Snapshot(reservation.prefix, segment, State()))
+        assert cache.add(Snapshot(PromptMatch(tokens).prefix(n), segment, State()))
     before = cache.snapshots()
     assert cache.n_bytes == 2000 + 4 * (20 + 40)
     assert cache.may_add_rows(segment, 4000) == fits

@@ -1,8 +1,7 @@
-"""Slots, reservations, eviction and bytes of the cache in RAM, on made-up rows."""
+"""Places, eviction and bytes of the cache in RAM, on made-up rows."""
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,11 +28,7 @@ def make(tokens: Tokens, n: int, parent: Segment | None = None) -> Snapshot:
 
 def put(cache: RamCache, snapshot: Snapshot, *protected: Snapshot) -> bool:
     with cache.locked(*protected):
-        reservation = cache.prepare(snapshot.prefix, 0)
-        if reservation is None:
-            return False
-        with reservation:
-            return reservation.confirm(snapshot)
+        return cache.add(snapshot)
 
 
 def found(cache: RamCache, tokens: Tokens) -> list[int]:
@@ -65,64 +60,14 @@ def test_a_digest_is_no_proof() -> None:
     assert cache.lookup(PromptMatch(tokens), 399) == []
 
 
-def test_nothing_changes_until_confirm() -> None:
-    cache, tokens = RamCache(1, None), prompt(1)
-    put(cache, make(tokens, 100))
-    before = cache.n_bytes
-    for leave in ("abort", "exception", "fall through"):
-        reservation = cache.prepare(PromptMatch(prompt(2)).prefix(100), 10)
-        assert reservation is not None
-        assert found(cache, tokens) == [100]
-        if leave == "exception":
-            with pytest.raises(KeyError), reservation:
-                raise KeyError
-        elif leave == "abort":
-            reservation.abort()
-        else:
-            with reservation:
-                pass
-        assert found(cache, tokens) == [100]
-        assert cache.n_bytes == before
-        with pytest.raises(ValueError, match="aborted"):
-            reservation.confirm(make(prompt(2), 100))
-
-
-def test_confirm_refuses_another_prefix_and_a_second_call() -> None:
-    cache = RamCache(2, None)
-    reservation = cache.prepare(PromptMatch(prompt(1)).prefix(100), 10)
-    assert reservation is not None
-    with pytest.raises(ValueError, match="reserved for"):
-        reservation.confirm(make(prompt(1), 99))
-    assert reservation.confirm(make(prompt(1), 100))
-    with pytest.raises(ValueError, match="is confirmed"):
-        reservation.confirm(make(prompt(1), 100))
-
-
-@pytest.mark.parametrize("order", list(itertools.permutations(["confirm a", "abort a", "confirm b", "abort b"], 2)))
-def test_two_open_reservations_are_independent(order: tuple[str, str]) -> None:
-    cache = RamCache(2, None)
-    old = [make(prompt(seed), 100) for seed in (8, 9)]
-    for snapshot in old:
-        put(cache, snapshot)
-    new = {"a": make(prompt(1), 50), "b": make(prompt(2), 60)}
-    reservations = {name: cache.prepare(snapshot.prefix, 10) for name, snapshot in new.items()}
-    assert reservations["a"].slot is not reservations["b"].slot
-    assert cache.prepare(PromptMatch(prompt(3)).prefix(10), 10) is None, "both slots are taken"
-    done = {}
-    for step in order:
-        verb, name = step.split()
-        if name in done:
-            continue
-        done[name] = verb
-        if verb == "confirm":
-            assert reservations[name].confirm(new[name])
-        else:
-            reservations[name].abort()
-        check_invariants(cache)
-    for name, snapshot in new.items():
-        assert (snapshot in cache.snapshots()) == (done.get(name) == "confirm")
-    n_left = sum(snapshot in cache.snapshots() for snapshot in old)
-    assert n_left == 2 - sum(verb == "confirm" for verb in done.values())
+def test_nothing_leaves_for_what_may_be_added() -> None:
+    cache, other = RamCache(1, 2 * (100 * (ROW + 4) + STATE)), make(prompt(2), 100)
+    put(cache, make(prompt(1), 100))
+    assert cache.may_add(other.prefix, other.n_bytes)
+    assert found(cache, prompt(1)) == [100]
+    assert put(cache, other)
+    assert (found(cache, prompt(1)), found(cache, prompt(2))) == ([], [100])
+    assert not put(cache, make(prompt(2), 100)), "it is here already"
 
 
 @pytest.mark.parametrize("n_slots", [0, 3])
@@ -164,16 +109,6 @@ def test_a_locked_end_of_a_prompt_stays() -> None:
     with cache.locked(second):
         assert cache.ends.add(second, is_wanted=False)
     assert list(cache.ends) == [second]
-
-
-def test_what_is_pinned_after_its_slot_was_promised_stays() -> None:
-    cache, snapshot = RamCache(1, None), make(prompt(1), 100)
-    put(cache, snapshot)
-    reservation = cache.prepare(PromptMatch(prompt(2)).prefix(100), 10)
-    assert reservation is not None
-    assert cache.pin(snapshot.prefix.name, True)
-    assert not reservation.confirm(make(prompt(2), 100))
-    assert found(cache, prompt(1)) == [100]
 
 
 @pytest.mark.parametrize("n_slots", [0, 4])
@@ -295,7 +230,7 @@ def test_the_budget_holds_after_every_confirm() -> None:
         assert put(cache, make(prompt(seed), 100))
         check_invariants(cache)
     assert len(cache.snapshots()) == 3
-    assert cache.prepare(PromptMatch(prompt(99)).prefix(100), budget + 1) is None
+    assert not cache.may_add(PromptMatch(prompt(99)).prefix(100), budget + 1)
     protected = cache.snapshots()
     assert not put(cache, make(prompt(50), 100), *protected), "no room without the locked ones"
     assert cache.snapshots() == protected

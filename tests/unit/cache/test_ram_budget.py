@@ -96,16 +96,14 @@ def test_a_loaded_model_evicts_later_and_pins_stay() -> None:
 
 def ask_while(cache: RamCache, seed: int, meanwhile: Callable[[], object]) -> bool:
     """`ask`, where something else happens on another thread after the last look at the room."""
-    fits = cache._fits
-    calls = iter((False, True))  # of `prepare`, then of `confirm`
+    may_add = cache.may_add
 
     def looked(*args: Any) -> bool:
-        found = fits(*args)
-        if next(calls, False):
-            meanwhile()
+        found = may_add(*args)
+        meanwhile()
         return found
 
-    with patch.object(cache, "_fits", looked):
+    with patch.object(cache, "may_add", looked):
         return ask(cache, seed)
 
 

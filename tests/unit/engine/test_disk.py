@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import threading
 from collections.abc import Iterator
@@ -300,9 +301,8 @@ def test_what_was_chosen_and_leaves_ram_before_its_turn_is_queued_as_evicted(tmp
         ask(engine, prompt)
         assert slow.begun.wait(60)
     assert not cache.disk.policy.spill
-    while cache.cache.snapshots():
-        cache.cache._evict(cache.cache.slots.occupied()[0][0])
-    cache.settle()
+    assert cache.give_up(cache.cache.n_bytes, math.inf)
+    assert not cache.cache.snapshots()
     slow.go_on.set()
     assert cache.disk.flush(60)
     assert (cache.disk.view().given_up, cache.disk.view().waiting) == (0, 0)

@@ -193,8 +193,7 @@ class Conversations(RuleBasedStateMachine):
     @rule(data=st.data(), pinned=st.booleans())
     @precondition(lambda self: self.engine.prefix_cache.cache.snapshots())
     def pin(self, data: st.DataObject, pinned: bool) -> None:
-        occupied = self.engine.prefix_cache.cache.slots.occupied()
-        _, snapshot = data.draw(st.sampled_from(occupied))
+        snapshot = data.draw(st.sampled_from(self.engine.prefix_cache.cache.snapshots()))
         if not pinned or not self.engine.prefix_cache.cache.pinned:
             self.engine.prefix_cache.cache.pin(snapshot.prefix.name, pinned)
         self.pinned = {each.prefix for each in self.engine.prefix_cache.cache.pinned}
@@ -265,7 +264,6 @@ class Conversations(RuleBasedStateMachine):
             self.n_failed = self.engine.prefix_cache.totals.failed_restores
             self.pinned = {snapshot.prefix for snapshot in cache.pinned}
             assert not self.engine.running
-            assert not any(slot.reserved for slot in cache.slots)
             for seq in self.engine.sequences:
                 held = self.backend.seqs[seq.id]
                 assert len(held.rows) == seq.n

@@ -189,7 +189,7 @@ def test_a_conversation_that_makes_way_late_is_no_younger_for_it() -> None:
     ask(engine, chat((2, 600)), 1, seq=0)
     parked = cache.lookup(PromptMatch(Prompt.of([*prompt.tokens, *said]).tokens), 10_000)[0]
     assert parked.n > len(prompt)
-    assert next(node for node in cache.tree if cache.slots[node.key].snapshot is parked).used == turn
+    assert cache.tree[parked].used == turn
 
 
 ACTIONS = st.lists(

@@ -39,17 +39,9 @@ class WatchedCache(RamCache):
         super().__init__(n_slots, budget)
         self.lost: list[Snapshot] = []
 
-    def prepare(self, prefix, n_bytes, parent=None):  # type: ignore[no-untyped-def]
+    def add(self, snapshot: Snapshot) -> bool:
         before = self.snapshots()
-        reservation = super().prepare(prefix, n_bytes, parent)
-        if reservation is None:
-            self.lost += [snapshot for snapshot in before if snapshot not in self.snapshots()]
-            return None
-        return reservation
-
-    def _publish(self, reservation, snapshot):  # type: ignore[no-untyped-def]
-        before = self.snapshots()
-        done = super()._publish(reservation, snapshot)
+        done = super().add(snapshot)
         if not done:
             self.lost += [each for each in before if each not in self.snapshots()]
         return done

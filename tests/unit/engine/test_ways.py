@@ -49,10 +49,7 @@ def filled(tokens: Tokens, cache: RamCache | None = None) -> tuple[RamCache, lis
     ends = list(range(10, N + 1, 10))
     for end in ends:
         segment = Segment(end - 10, as_tokens(tokens[end - 10 : end]), np.zeros(10, np.uint8), segment, (end,))
-        reservation = cache.prepare(match.prefix(end), 20)
-        assert reservation is not None
-        with reservation:
-            assert reservation.confirm(Snapshot(match.prefix(end), segment, State.of(np.zeros(8, np.uint8))))
+        assert cache.add(Snapshot(match.prefix(end), segment, State.of(np.zeros(8, np.uint8))))
     return cache, ends
 
 
