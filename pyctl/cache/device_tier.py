@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pyctl.cache.plan import ends_within, last_end
 from pyctl.cache.ports import MOST_BEHIND_BYTES, Reason, SequenceMemory, Store
 from pyctl.cache.ram import RamCache
-from pyctl.cache.sequence import LiveSequence
+from pyctl.cache.sequence import Coverage, LiveSequence
 from pyctl.cache.snapshot import NOTHING, Block, Segment, Snapshot, needed_by
 from pyctl.errors import StateError
 from pyctl.limit import limit
@@ -84,13 +84,13 @@ class DeviceTier:
         shape = self._memory.shape
         return shape.sizes.draft_rows(first, last) + (0 if shape.can_hold else shape.sizes.rows(first, last))
 
-    def segment(self, seq: LiveSequence, first: int, parent: Segment | None) -> Segment:
-        """The rows of ``seq`` from ``first`` on: the deepest segment, if they are more than should leave the device at
-        once. StateError or MemoryError leave nothing behind."""
+    def segment(self, seq: LiveSequence, covered: Coverage) -> Segment:
+        """The rows of ``seq`` that are not ``covered``: the deepest segment, if they are more than should leave the
+        device at once. StateError or MemoryError leave nothing behind."""
         made: list[Segment] = []
         try:
-            for start, last in self._pieces(seq, first):
-                made.append(self._segment(seq, start, last, made[-1] if made else parent))
+            for start, last in self._pieces(seq, covered.n):
+                made.append(self._segment(seq, start, last, made[-1] if made else covered.segment))
         except (StateError, MemoryError):
             for segment in made:
                 self.release(segment)

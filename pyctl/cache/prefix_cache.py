@@ -28,6 +28,7 @@ from pyctl.cache.restore import (
     CommonBatches,
     MakeRoom,
     candidates,
+    coverage,
     cut,
     from_snapshot,
     make_room_for,
@@ -35,10 +36,9 @@ from pyctl.cache.restore import (
     quickest,
     restore,
     rows_in_memory,
-    saved_rows,
 )
-from pyctl.cache.sequence import LiveSequence
-from pyctl.cache.snapshot import Block, Prefix, PromptFacts, PromptMatch, Segment, Snapshot
+from pyctl.cache.sequence import Coverage, LiveSequence
+from pyctl.cache.snapshot import Block, Prefix, PromptFacts, PromptMatch, Snapshot
 from pyctl.errors import OutOfCellsError, StateError
 from pyctl.prompt import Prompt, as_tokens
 
@@ -221,21 +221,20 @@ class PrefixCache:
 
     def _save(self, seq: LiveSequence, plan: CachePlan, stats: RequestStats) -> None:
         began, memory = time.perf_counter(), self.memory
-        parent, covered = saved_rows(seq, plan.match, self.cache)
-        prefix = plan.match.prefix(seq.n)
-        n_bytes = self.device.rows_size(covered, seq.n) + seq.tokens[covered:].nbytes
+        covered, prefix = coverage(seq, plan.match, self.cache), plan.match.prefix(seq.n)
+        n_bytes = self.device.rows_size(covered.n, seq.n) + seq.tokens[covered.n :].nbytes
         n_bytes += memory.state_size(seq.id, (seq.n,))
-        if not self.cache.may_add(prefix, n_bytes, parent):
+        if not self.cache.may_add(prefix, n_bytes, covered.segment):
             return
         try:
-            snapshot = self._take(seq, prefix, parent, covered)
+            snapshot = self._take(seq, prefix, covered)
             snapshot.is_turn = snapshot.n == plan.turn
             if self.cache.add(snapshot):
-                seq.keep(snapshot.segment, seq.n)
+                seq.covered = Coverage(snapshot.segment, seq.n)
                 stats.count_saved(prefix.name)
                 if memory.shape.is_pool or (self.disk is not None and seq.facts.for_disk):
                     # Beside the next batch, not all of it at the end, or when the next prompt goes there.
-                    self.device.copy_spare(*(each for each in snapshot.chain if each.start >= covered))
+                    self.device.copy_spare(*(each for each in snapshot.chain if each.start >= covered.n))
             self.device.give_back(snapshot)
         except (StateError, MemoryError) as error:
             log.warning("cannot save a snapshot at %d tokens: %s", seq.n, error)
@@ -263,11 +262,11 @@ class PrefixCache:
             return
         try:
             logits = output()
-            end = self._take(seq, lookup.match.prefix(n), *saved_rows(seq, lookup.match, self.cache))
+            end = self._take(seq, lookup.match.prefix(n), coverage(seq, lookup.match, self.cache))
             end.state, end.exact = end.state.with_output(logits), exact
             with self.cache.locked(end, *lookup.snapshots):
                 if self.cache.ends.add(end, is_wanted=is_wanted):
-                    seq.keep(end.segment, n)
+                    seq.covered = Coverage(end.segment, n)
             self.device.give_back(end)
         except (StateError, MemoryError) as error:
             log.warning("cannot save the end of a prompt: %s", error)
@@ -318,7 +317,7 @@ class PrefixCache:
 
         The snapshot is no entry of the cache, which only counts its bytes, and shares rows with it.
         """
-        kept = self._take(seq, PromptMatch(seq.tokens).prefix(seq.n), *seq.saved())
+        kept = self._take(seq, PromptMatch(seq.tokens).prefix(seq.n), seq.covered.alive())
         self.cache.retain(kept)
         try:
             self.device.to_ram(kept)  # its cells are what others need
@@ -331,7 +330,7 @@ class PrefixCache:
     def resume(self, seq: LiveSequence, kept: Snapshot) -> None:
         """Give back what ``seq`` held; it may have another id. Raises StateError or OutOfCellsError, and keeps it."""
         self.memory.restore(seq.id, 0, kept.spans(0, kept.n), kept.state)
-        seq.keep(kept.segment, kept.n)
+        seq.covered = Coverage(kept.segment, kept.n)
         self.cache.release(kept)
 
     def release(self, kept: Snapshot) -> None:
@@ -477,13 +476,13 @@ class PrefixCache:
 
     def _park(self, seq: LiveSequence, shared: int, stats: RequestStats, least: int = PARK_MIN) -> None:
         """Save the end of ``seq`` if the next prompt shares less than its prompt, and ``least`` tokens are unsaved."""
-        _, covered = seq.saved()
-        if seq.facts.cached and not seq.in_picture and shared < seq.n_prompt and seq.n - covered >= least:
+        n_new = seq.n - seq.covered.alive().n
+        if seq.facts.cached and not seq.in_picture and shared < seq.n_prompt and n_new >= least:
             self.save(seq, CachePlan(PromptMatch(seq.tokens)), stats)
 
-    def _take(self, seq: LiveSequence, prefix: Prefix, parent: Segment | None, covered: int) -> Snapshot:
-        """A snapshot of all that ``seq`` holds: the rows behind those ``covered`` by ``parent``, and the state."""
-        state, exact, segment = self.memory.save_state(seq.id, seq.n), seq.n_exact == seq.n, parent
-        if segment is None or covered < seq.n:
-            segment = self.device.segment(seq, covered, parent)
+    def _take(self, seq: LiveSequence, prefix: Prefix, covered: Coverage) -> Snapshot:
+        """A snapshot of all that ``seq`` holds: the rows behind those ``covered``, and the state."""
+        state, exact, segment = self.memory.save_state(seq.id, seq.n), seq.n_exact == seq.n, covered.segment
+        if segment is None or covered.n < seq.n:
+            segment = self.device.segment(seq, covered)
         return Snapshot(prefix, segment, state, exact, facts=seq.facts)

@@ -14,7 +14,7 @@ from pyctl.cache.plan import ends_within, last_common_end, last_end
 from pyctl.cache.ports import Arrival, CacheRequest, Reading, SequenceMemory, Store
 from pyctl.cache.ram import RamCache
 from pyctl.cache.recent import RecentMatches
-from pyctl.cache.sequence import LiveSequence
+from pyctl.cache.sequence import Coverage, LiveSequence
 from pyctl.cache.snapshot import Prefix, PromptFacts, PromptMatch, Segment, Snapshot, Source, State
 from pyctl.errors import StateError
 from pyctl.prompt import Tokens
@@ -26,6 +26,7 @@ __all__ = [
     "CommonBatches",
     "MakeRoom",
     "candidates",
+    "coverage",
     "cut",
     "from_snapshot",
     "make_room_for",
@@ -33,7 +34,6 @@ __all__ = [
     "quickest",
     "restore",
     "rows_in_memory",
-    "saved_rows",
 ]
 
 log = logging.getLogger(__name__)
@@ -220,16 +220,14 @@ def _end(
         yield Candidate("live" if keep == end.n else "ram", end.n, keep, end)
 
 
-def saved_rows(seq: LiveSequence, match: PromptMatch, cache: RamCache) -> tuple[Segment | None, int]:
-    """The deepest segment that holds rows of ``seq``, and how many: its own, or those of a snapshot beside it."""
-    segment, covered = seq.saved()
-    if covered < seq.n_overlap:
+def coverage(seq: LiveSequence, match: PromptMatch, cache: RamCache) -> Coverage:
+    """The rows of ``seq`` that need not be saved: its own that are, or those of a snapshot beside it."""
+    if (covered := seq.covered.alive()).n < seq.n_overlap:
         other, shared = cache.overlap(match)
         common = last_common_end(seq.ends, other.ends, min(shared, seq.n)) if other is not None else 0
-        if other is not None and common > covered:
-            seq.keep(other.segment_at(common), common)
-            return seq.saved()
-    return segment, covered
+        if other is not None and common > covered.n:
+            covered = seq.covered = Coverage(other.segment_at(common), common)
+    return covered
 
 
 def publish(arrival: Arrival, seq: LiveSequence, cache: RamCache, device: DeviceTier, disk: Store) -> Reading[bool]:
@@ -347,10 +345,10 @@ def restore(
         live.reset(tokens[:0])
         raise
     if snapshot is None:
-        exact_rows, segment, n_saved = last_common_end(ends, live.ends, n), live.segment, min(live.n_saved, n)
+        n_exact, covered = last_common_end(ends, live.ends, n), live.covered.within(n)
     else:
-        exact_rows, segment, n_saved = last_common_end(ends, snapshot.ends, n), snapshot.segment, n
-    live.reset(tokens[:n], ends=ends_within(ends, 0, exact_rows), segment=segment, n_saved=n_saved)
+        n_exact, covered = last_common_end(ends, snapshot.ends, n), Coverage(snapshot.segment, n)
+    live.reset(tokens[:n], ends=ends_within(ends, 0, n_exact), covered=covered)
     return True
 
 

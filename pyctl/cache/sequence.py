@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,9 +12,30 @@ from pyctl.cache.plan import ends_within
 from pyctl.cache.snapshot import PromptFacts, Segment
 from pyctl.prompt import Tokens, common_prefix
 
-__all__ = ["LiveSequence"]
+__all__ = ["Coverage", "LiveSequence"]
 
 UNASKED = PromptFacts(asked=0)
+
+
+class Coverage(NamedTuple):
+    """The first ``n`` rows of a sequence are in ``segment`` and its parents; without a segment none are."""
+
+    segment: Segment | None = None
+    n: int = 0
+
+    def within(self, n: int) -> Coverage:
+        """That of the first ``n`` tokens."""
+        return Coverage(self.segment, min(self.n, n))
+
+    def alive(self) -> Coverage:
+        """The part that is still kept."""
+        segment, n = self
+        while segment is not None and not (segment.alive and n > segment.start):
+            n, segment = min(n, segment.start), segment.parent
+        return Coverage(segment, n) if segment is not None else NOT_SAVED
+
+
+NOT_SAVED = Coverage()
 
 
 @dataclass(eq=False)
@@ -21,8 +43,8 @@ class LiveSequence:
     """Tokens [0, n) of sequence ``id`` are evaluated; the state stands at n.
 
     ``ends`` are the batch ends of the exact part: batches that a cold run would evaluate. ``n_prompt`` is how many
-    arrived as a prompt, with these ``facts``; the rest was generated. ``segment`` holds rows up to ``n_saved``; up to
-    ``n_overlap`` some other snapshot may. A restore that is under way takes up to ``n_expected`` tokens.
+    arrived as a prompt, with these ``facts``; the rest was generated. Of the rows ``covered`` are saved; up to
+    ``n_overlap`` some other snapshot may have them. A restore that is under way takes up to ``n_expected`` tokens.
     ``in_picture`` says that it ends inside an image, where it can go on but where nothing else can resume. ``shares``
     says that other sequences take cells, too, where that counts (`Scheduler.note_shared`): no batch is one of a cold
     run then, and loaded rows lie elsewhere.
@@ -34,8 +56,7 @@ class LiveSequence:
     ends: list[int] = field(default_factory=list)
     n_prompt: int = 0
     facts: PromptFacts = UNASKED
-    segment: Segment | None = None
-    n_saved: int = 0
+    covered: Coverage = NOT_SAVED
     n_overlap: int = 0
     n_expected: int = 0
     in_picture: bool = False
@@ -77,32 +98,13 @@ class LiveSequence:
         self.in_picture = self.in_picture and n == self.n
         self.n = n
         self.n_prompt = min(self.n_prompt, n)
-        self.n_saved = min(self.n_saved, n)
+        self.covered = self.covered.within(n)
 
-    def reset(
-        self, tokens: Tokens, *, ends: Sequence[int] = (), segment: Segment | None = None, n_saved: int = 0
-    ) -> None:
-        """Record that exactly ``tokens`` are evaluated now, up to ``ends[-1]`` in exact batches.
-
-        ``segment`` and its parents hold the first ``n_saved`` of them.
-        """
+    def reset(self, tokens: Tokens, *, ends: Sequence[int] = (), covered: Coverage = NOT_SAVED) -> None:
+        """Record that exactly ``tokens`` are evaluated now, up to ``ends[-1]`` in exact batches."""
         self._buffer[: tokens.size] = tokens
         self.in_picture = False
         self.n = int(tokens.size)
         self.ends = [] if self.shares else list(ends)
         self.n_prompt = self.n
-        self.keep(segment, n_saved)
-
-    def keep(self, segment: Segment | None, n: int) -> None:
-        """Record that ``segment`` and its parents hold the rows up to ``n``, or up to its end."""
-        self.segment = segment
-        self.n_saved = min(n, segment.end) if segment is not None else 0
-
-    def saved(self) -> tuple[Segment | None, int]:
-        """The deepest segment of these rows that is still kept, and up to which position it covers them."""
-        segment, covered = self.segment, self.n_saved
-        while segment is not None:
-            if segment.alive and covered > segment.start:
-                return segment, covered
-            covered, segment = min(covered, segment.start), segment.parent
-        return None, 0
+        self.covered = covered

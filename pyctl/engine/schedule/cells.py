@@ -74,9 +74,8 @@ class SequenceWorth:
         """
         if not shared:
             return 0.0
-        _, n_saved = seq.saved()
         goes_on = shared == seq.n
-        n_only = max(shared - n_saved, 0) if goes_on or self._memory.shape.cut_anywhere else 0
+        n_only = max(shared - seq.covered.alive().n, 0) if goes_on or self._memory.shape.cut_anywhere else 0
         seconds = self._cache.costs.evaluate(shared - n_only, shared)
         in_common = prompt.boundaries[1] if len(prompt.boundaries) > 1 else seq.n // 2
         if goes_on:
