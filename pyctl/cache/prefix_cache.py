@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from pyctl.cache.cache_stats import CacheStats, Divergence, RequestStats
 from pyctl.cache.device_tier import DeviceTier
-from pyctl.cache.plan import choose_cuts, inner_ends, last_common_end, last_end, next_turn
+from pyctl.cache.plan import choose_cuts, inner_ends, last_end, next_turn
 from pyctl.cache.ports import CacheOptions, CacheRequest, Reading, Reads, Reason, SequenceMemory, Store
 from pyctl.cache.ram import RamCache
 from pyctl.cache.recent import RecentPrompts
@@ -25,12 +25,10 @@ from pyctl.cache.restore import (
     CacheLookup,
     CachePlan,
     Candidate,
-    CommonBatches,
     MakeRoom,
-    candidates,
+    Ways,
     coverage,
     cut,
-    from_snapshot,
     make_room_for,
     publish,
     quickest,
@@ -84,8 +82,7 @@ class PrefixCache:
         facts = self._facts(request)
         if not facts.cached:
             return CacheLookup(request, match, ends, facts)
-        exact, may_end = self._is_exact(request), not request.background
-        ways = candidates(match, ends, seq, self.cache, self.memory, exact=exact, may_end=may_end)
+        ways = self._ways(request, match, ends, seq).find(self.cache, may_end=not request.background)
         if request.after is not None:
             return CacheLookup(request, match, ends, facts, ways)
         recent = self.recent.compare(request.prompt)
@@ -153,7 +150,7 @@ class PrefixCache:
         n_prompt, costs = int(match.tokens.size), self.cache.costs
         found: dict[tuple[str, int], float] = {}
         for seq in sequences:
-            for way in candidates(match, ends, seq, self.cache, self.memory, exact=self.settings.exact):
+            for way in Ways(match, ends, seq, self.memory.shape, exact=self.settings.exact).find(self.cache):
                 chain = way.snapshot.chain if way.snapshot is not None else ()
                 is_held = way.source == "ram" and any(each.only_held_bytes for each in chain)
                 found["device" if is_held else way.source, way.n] = costs.evaluate(way.n, n_prompt)
@@ -201,7 +198,7 @@ class PrefixCache:
         wanted = self.disk.select(recent, seq.n, lookup.request.disk_policy) if self.disk is not None else ()
         places = self.places(prompt, ends)
         cuts = choose_cuts(prompt, places, seq.n, self.settings.min_step, (common, *wanted))
-        shape, is_exact = self.memory.shape, self._is_exact(lookup.request)
+        shape, is_exact = self.memory.shape, self.settings.exact or lookup.request.background
         if may_branch and prompt.is_raw and not (is_exact or shape.cut_anywhere) and seq.n < common < len(prompt):
             cuts = sorted({*cuts, *shape.places.among([common])})
         # What goes to disk has to be among the places where snapshots are taken.
@@ -375,9 +372,9 @@ class PrefixCache:
     ) -> Reading[tuple[Snapshot, ...] | None]:
         """Restore from disk what is quicker than memory, again after each failure; None if nothing is of use."""
         assert self.disk is not None
-        match, ends, batches = lookup.match, lookup.ends, CommonBatches(lookup.ends)
+        match = lookup.match
         found = self.disk.find(match, int(match.tokens.size) - 1)
-        base = rows_in_memory(match, ends, self.cache) if found else None
+        base = rows_in_memory(match, lookup.ends, self.cache) if found else None
         if base is not None:
             self.cache.retain(base)
         try:
@@ -388,9 +385,8 @@ class PrefixCache:
                 if arrival is None:
                     continue
                 try:
-                    same = last_common_end(ends, seq.ends, seq.shared(match.tokens))
-                    exact, come, memory = self._is_exact(lookup.request), arrival.snapshot, self.memory
-                    candidate = from_snapshot("disk", come, batches, same, memory, exact=exact, arrival=arrival)
+                    ways = self._ways(lookup.request, match, lookup.ends, seq)
+                    candidate = ways.at("disk", arrival.snapshot, arrival)
                     used = (yield from self._try(candidate, lookup, seq, stats, make_room)) if candidate else None
                     if used is not None:
                         return used
@@ -463,9 +459,8 @@ class PrefixCache:
             self.cache.touch(used)
         return (snapshot,)
 
-    def _is_exact(self, request: CacheRequest) -> bool:
-        """Whether a prompt may resume only where a cold run would have come by."""
-        return self.settings.exact or request.background
+    def _ways(self, request: CacheRequest, match: PromptMatch, ends: Sequence[int], seq: LiveSequence) -> Ways:
+        return Ways(match, ends, seq, self.memory.shape, exact=self.settings.exact or request.background)
 
     # -- saving ------------------------------------------------------------------------------------------------------
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import bisect
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from pyctl.cache.device_tier import DeviceTier
 from pyctl.cache.disk.file_format import BlockSizes
 from pyctl.cache.plan import ends_within, last_common_end, last_end
-from pyctl.cache.ports import Arrival, CacheRequest, Reading, SequenceMemory, Store
+from pyctl.cache.ports import Arrival, CacheRequest, MemoryShape, Reading, SequenceMemory, Store
 from pyctl.cache.ram import RamCache
 from pyctl.cache.recent import RecentMatches
 from pyctl.cache.sequence import Coverage, LiveSequence
@@ -23,12 +23,10 @@ __all__ = [
     "CacheLookup",
     "CachePlan",
     "Candidate",
-    "CommonBatches",
     "MakeRoom",
-    "candidates",
+    "Ways",
     "coverage",
     "cut",
-    "from_snapshot",
     "make_room_for",
     "publish",
     "quickest",
@@ -101,62 +99,62 @@ class CachePlan:
     turn: int = 0
 
 
-def candidates(
-    prompt: PromptMatch,
-    ends: Sequence[int],
-    live: LiveSequence,
-    cache: RamCache,
-    memory: SequenceMemory,
-    *,
-    exact: bool,
-    may_end: bool = True,
-) -> list[Candidate]:
-    """All ways to resume ``prompt``, deepest first; one token at least stays to be evaluated, except where the very
-    end of an equal prompt is known and ``may_end`` allows it.
+class Ways:
+    """How ``prompt``, whose batches end at ``ends``, can resume in ``live``, before that changes.
 
     With ``exact`` only positions and rows count that a cold run would have produced. Else raw text also resumes at the
     end of an earlier prompt, or where it changed if rows are all that it needs.
     """
-    n_prompt = int(prompt.tokens.size)
-    limit = n_prompt - 1
-    anywhere = prompt.is_raw and not exact
-    shared = live.shared(prompt.tokens)
-    # Live rows that a cold run of this prompt would have evaluated in the same batches.
-    same = last_common_end(ends, live.ends, shared)
-    found: list[Candidate] = []
 
-    if 0 < live.n == shared <= limit and (not exact or same == live.n):
-        found.append(Candidate("live", live.n, live.n))
-    elif memory.shape.cut_anywhere:
-        n = shared if anywhere and shared <= limit else last_common_end(ends, live.ends, min(shared, limit))
-        found.append(Candidate("live", n, n))
-
-    batches = CommonBatches(ends)
-    for snapshot in cache.lookup(prompt, limit):
-        candidate = from_snapshot("ram", snapshot, batches, same, memory, exact=exact)
-        if candidate is not None:
-            found.append(candidate)
-    if memory.shape.cut_anywhere:
-        found += _inside(prompt, ends, same, cache)
-    for end in cache.ends if may_end else ():
-        if end.n == n_prompt or (anywhere and end.n < n_prompt):
-            found += _end(end, prompt, ends, live, same, memory, exact=exact)
-    # Among equal ways, the live sequence comes first, then one that brings a state.
-    stands = live.n
-    found.sort(key=lambda way: (way.n, way.keep, way.snapshot is None and way.n == stands, way.has_state), reverse=True)
-    return [candidate for candidate in found if candidate.n > 0]
-
-
-class CommonBatches:
-    """Whether snapshots came from the batches of a prompt, which end at ``ends``; each segment is looked at once."""
-
-    def __init__(self, ends: Sequence[int]) -> None:
-        self.ends = tuple(ends)
+    def __init__(
+        self, prompt: PromptMatch, ends: Sequence[int], live: LiveSequence, shape: MemoryShape, *, exact: bool
+    ) -> None:
+        self._prompt, self._ends, self._live, self._shape, self._exact = prompt, tuple(ends), live, shape, exact
+        self._limit = int(prompt.tokens.size) - 1
+        self._shared = live.shared(prompt.tokens)
+        # Live rows that a cold run of this prompt would have evaluated in the same batches.
+        self._same = last_common_end(ends, live.ends, self._shared)
         # How many of these ends lie before a segment, if they are those of its chain, or -1.
         self._before: dict[Segment, int] = {}
 
-    def reach(self, snapshot: Snapshot) -> bool:
-        """Whether a cold run of the prompt comes by the end of ``snapshot`` in the same batches."""
+    def find(self, cache: RamCache, *, may_end: bool = True) -> list[Candidate]:
+        """All ways in memory, deepest first; one token at least stays to be evaluated, except where the very end of an
+        equal prompt is known and ``may_end`` allows it."""
+        live, limit, shared = self._live, self._limit, self._shared
+        anywhere = self._prompt.is_raw and not self._exact
+        found: list[Candidate | None] = []
+        if 0 < live.n == shared <= limit and (not self._exact or self._same == live.n):
+            found.append(Candidate("live", live.n, live.n))
+        elif self._shape.cut_anywhere:
+            is_there = anywhere and shared <= limit
+            n = shared if is_there else last_common_end(self._ends, live.ends, min(shared, limit))
+            found.append(Candidate("live", n, n))
+        found += [self.at("ram", snapshot) for snapshot in cache.lookup(self._prompt, limit)]
+        if self._shape.cut_anywhere:
+            found.append(self._inside(*cache.overlap(self._prompt)))
+        for end in cache.ends if may_end else ():
+            if end.n == limit + 1 or (anywhere and end.n <= limit):
+                found.append(self._at_end(end))
+        ways = [way for way in found if way is not None and way.n > 0]
+        # Among equal ways, the live sequence comes first, then one that brings a state.
+        stands = live.n
+        return sorted(
+            ways, key=lambda way: (-way.n, -way.keep, way.snapshot is not None or way.n != stands, not way.has_state)
+        )
+
+    def at(self, source: Source, snapshot: Snapshot, arrival: Arrival | None = None) -> Candidate | None:
+        """That at the end of ``snapshot``, with which the prompt begins; None if it were not exact."""
+        n = snapshot.n
+        if not self._shape.places.allow(n):
+            return None  # of a server whose ring had another size
+        if self._exact and not (snapshot.exact and self.passes(snapshot)):
+            return None  # generated text, or batches of another prompt that end where this one's would not
+        keep = self._shape.kept(last_end(self._ends, min(self._same, n)))
+        return Candidate("live" if keep == n else source, n, keep, snapshot, arrival)
+
+    def passes(self, snapshot: Snapshot) -> bool:
+        """Whether a cold run of the prompt comes by the end of ``snapshot`` in the same batches; each segment is looked
+        at once."""
         path: list[tuple[Segment, int]] = []
         for link in snapshot.links():
             path.append(link)
@@ -166,58 +164,25 @@ class CommonBatches:
         for segment, last in reversed(path):
             self._before[segment] = n
             own = segment.ends[: bisect.bisect_right(segment.ends, last)]
-            n = n + len(own) if n >= 0 and self.ends[n : n + len(own)] == own else -1
-        return n > 0 and self.ends[n - 1] == snapshot.n
+            n = n + len(own) if n >= 0 and self._ends[n : n + len(own)] == own else -1
+        return n > 0 and self._ends[n - 1] == snapshot.n
 
+    def _inside(self, snapshot: Snapshot | None, reach: int) -> Candidate | None:
+        """That at the last common batch end inside the snapshot that shares most, where rows alone suffice."""
+        if snapshot is None:
+            return None
+        n = last_common_end(self._ends, snapshot.ends, min(reach, self._limit))
+        return Candidate("ram", n, min(self._same, n), snapshot)
 
-def from_snapshot(
-    source: Source,
-    snapshot: Snapshot,
-    batches: CommonBatches,
-    same: int,
-    memory: SequenceMemory,
-    *,
-    exact: bool,
-    arrival: Arrival | None = None,
-) -> Candidate | None:
-    """How to resume a prompt at the end of ``snapshot``, which it begins with; None if that were not exact.
-
-    The live sequence holds the first ``same`` tokens as a cold run would, a batch end of both.
-    """
-    n = snapshot.n
-    if not memory.shape.places.allow(n):
-        return None  # of a server whose ring had another size
-    if exact and not (snapshot.exact and batches.reach(snapshot)):
-        return None  # generated text, or batches of another prompt that end where this one's would not
-    keep = memory.shape.kept(last_end(batches.ends, min(same, n)))
-    return Candidate("live" if keep == n else source, n, keep, snapshot, arrival)
-
-
-def _inside(prompt: PromptMatch, ends: Sequence[int], same: int, cache: RamCache) -> Iterator[Candidate]:
-    """The last common batch end inside the snapshot that shares most: possible where rows alone suffice."""
-    snapshot, reach = cache.overlap(prompt)
-    if snapshot is not None:
-        n = last_common_end(ends, snapshot.ends, min(reach, int(prompt.tokens.size) - 1))
-        yield Candidate("ram", n, min(same, n), snapshot)
-
-
-def _end(
-    end: Snapshot,
-    prompt: PromptMatch,
-    ends: Sequence[int],
-    live: LiveSequence,
-    same: int,
-    memory: SequenceMemory,
-    *,
-    exact: bool,
-) -> Iterator[Candidate]:
-    """``prompt`` up to ``end``, the end of it or of one before it, unless that were not exact."""
-    is_same = end.exact and [at for at in end.ends if at < end.n] == list(ends[:-1])
-    if prompt.shared(end) == end.n and (is_same or not exact):
+    def _at_end(self, end: Snapshot) -> Candidate | None:
+        """That at ``end``, the end of this prompt or of one before it; None if it were not exact."""
+        is_same = end.exact and tuple(at for at in end.ends if at < end.n) == self._ends[:-1]
+        if self._prompt.shared(end) != end.n or (self._exact and not is_same):
+            return None
         # The batch at the very end was the same, too, if the live sequence had this prompt and no other.
-        is_own = same == last_end(ends, end.n - 1) and live.n_prompt == live.shared(prompt.tokens) == end.n
-        keep = memory.shape.kept(end.n if is_own else last_end(ends, min(same, end.n)))
-        yield Candidate("live" if keep == end.n else "ram", end.n, keep, end)
+        is_own = self._same == last_end(self._ends, end.n - 1) and self._live.n_prompt == self._shared == end.n
+        keep = self._shape.kept(end.n if is_own else last_end(self._ends, min(self._same, end.n)))
+        return Candidate("live" if keep == end.n else "ram", end.n, keep, end)
 
 
 def coverage(seq: LiveSequence, match: PromptMatch, cache: RamCache) -> Coverage:

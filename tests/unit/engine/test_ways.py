@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pyctl.cache.plan import last_common_end
 from pyctl.cache.ram import RamCache
-from pyctl.cache.restore import CommonBatches, candidates
+from pyctl.cache.restore import Ways
 from pyctl.cache.sequence import LiveSequence
 from pyctl.cache.snapshot import NOTHING, Prefix, PromptMatch, Segment, Snapshot, State
 from pyctl.engine.engine import Engine
@@ -29,7 +29,8 @@ def test_batches_are_compared_as_lists_of_their_ends_are(data: st.DataObject) ->
     """On a tree of segments whose ends are mostly, but not always, those of the prompt."""
     places = st.sets(st.integers(1, 60), max_size=8)
     ends = sorted(data.draw(places) | {60})
-    batches, segments = CommonBatches(ends), [Segment(0, as_tokens(range(20)), NOTHING, None, (5, 20))]
+    ways = Ways(PromptMatch(as_tokens(range(60))), ends, LiveSequence(0, 60), FakeBackend("hybrid").shape, exact=True)
+    segments = [Segment(0, as_tokens(range(20)), NOTHING, None, (5, 20))]
     for _ in range(data.draw(st.integers(1, 8))):
         parent = data.draw(st.sampled_from([each for each in segments if each.start < 59]))
         start = data.draw(st.integers(parent.start + 1, min(parent.end, 59)))
@@ -40,7 +41,7 @@ def test_batches_are_compared_as_lists_of_their_ends_are(data: st.DataObject) ->
         segment = data.draw(st.sampled_from(segments))
         n = data.draw(st.integers(segment.start + 1, segment.end))
         snapshot = Snapshot(Prefix(b"", n), segment, State())
-        assert batches.reach(snapshot) == (last_common_end(ends, snapshot.ends, n) == n)
+        assert ways.passes(snapshot) == (last_common_end(ends, snapshot.ends, n) == n)
 
 
 def filled(tokens: Tokens, cache: RamCache | None = None) -> tuple[RamCache, list[int]]:
@@ -65,7 +66,7 @@ def test_many_snapshots_of_one_conversation_cost_no_chain_each(exact: bool, monk
             yield link
 
     monkeypatch.setattr(Snapshot, "links", counted)
-    ways = candidates(match, [*ends, N + 5], LiveSequence(0, N + 5), cache, FakeBackend("hybrid"), exact=exact)
+    ways = Ways(match, [*ends, N + 5], LiveSequence(0, N + 5), FakeBackend("hybrid").shape, exact=exact).find(cache)
     assert [way.n for way in ways] == ends[::-1]
     found = [way.snapshot for way in ways if way.snapshot is not None]
     assert len(match._hashed) == 1, "what is compared need not be hashed"
