@@ -188,9 +188,9 @@ class DeviceTier:
         if n_over <= 0:
             return True
         staying = needed_by(self._cache.locks)
-        weights = self._cache.segment_weights()
+        expected = self._cache.likely()
         for segment in self._cache.segments():
-            if segment.held is None or not (segment.rows.size or weights.get(segment, math.inf) < likely):
+            if segment.held is None or not (segment.rows.size or expected.get(segment, math.inf) < likely):
                 continue
             if segment.rows.size or segment not in staying:
                 n_over -= self._n_freed(segment)
@@ -251,8 +251,8 @@ class DeviceTier:
             self._memory.expect_blocks(min(over, most_behind(self._cache.budget)))
 
     def copy_one(self) -> bool:
-        """Copy the most valuable rows that RAM has not got and has room to spare for; False if there are none."""
-        for segment in self._cache.held_by_value() if self._memory.shape.can_hold else ():
+        """Copy the likeliest rows that RAM has not got and has room to spare for; False if there are none."""
+        for segment in self._cache.only_held() if self._memory.shape.can_hold else ():
             try:
                 if self._copy_if_spare(segment):
                     return True
@@ -300,7 +300,7 @@ class DeviceTier:
         for segment in self._cache.segments():
             if segment.rows.size:
                 self.release(segment)
-        for segment in self._cache.held_by_value():
+        for segment in self._cache.only_held():
             if not segment.dropped:
                 self._leave(segment)
 

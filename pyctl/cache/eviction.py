@@ -1,6 +1,6 @@
 """The eviction policy of RAM, the device and the disk.
 
-A cache describes its contents as a tree of prefixes, and excludes pinned, reserved and locked ones from eviction. The
+A cache describes its contents as a tree of prefixes, and excludes pinned and locked ones from eviction. The
 policy chooses among the others by worth: the seconds that a snapshot is expected to save.
 """
 
@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 from pyctl.cache.costs import Costs
 from pyctl.cache.prefix_tree import PrefixTree, TreeNode
 
-__all__ = ["LeastValue", "Likelihoods"]
+__all__ = ["LeastWorth", "Likelihoods"]
 
 K = TypeVar("K", bound=Hashable)
 
@@ -49,7 +49,7 @@ class Likelihoods:
     most_again: int = 8
 
 
-class LeastValue(Generic[K]):
+class LeastWorth(Generic[K]):
     """The policy of all tiers: what is worth least per byte goes first.
 
     A snapshot is worth the seconds that its prompts would lose without it (the tokens between it and its parent), times
@@ -84,11 +84,11 @@ class LeastValue(Generic[K]):
             ranked, number, node = heapq.heappop(heap)
             if not self._tree.has(node):
                 continue
-            value = self._value(node)
-            if heap and value > max(ranked, heap[0][0]):  # an outdated entry: a neighbour changed
-                heapq.heappush(heap, (value, number, node))
+            worth = self._worth(node, per_byte=per_byte)
+            if heap and worth > max(ranked, heap[0][0]):  # an outdated entry: a neighbour changed
+                heapq.heappush(heap, (worth, number, node))
                 continue
-            staying.append((value, number, node))
+            staying.append((worth, number, node))
             if may_go(node.key):
                 found = node.key
         for entry in staying:
@@ -98,19 +98,13 @@ class LeastValue(Generic[K]):
     def ranked(self) -> list[K]:
         """All, the least worth per byte first."""
         self._rank(True)
-        values = {node.key: self._value(node) for node in self._tree}
-        return sorted(values, key=values.__getitem__)
+        worth = {node.key: self._worth(node, per_byte=True) for node in self._tree}
+        return sorted(worth, key=worth.__getitem__)
 
-    def worth(self, key: K) -> float:
-        """The seconds that a snapshot can be expected to save."""
+    def worth(self, key: K, *, per_byte: bool = False) -> float:
+        """The seconds that a snapshot can be expected to save, in all or ``per_byte`` that it frees."""
         self._rank(self._per_byte)
-        return self._worth(self._tree[key])
-
-    def value(self, key: K) -> float:
-        """The seconds per byte that a snapshot can be expected to save."""
-        self._rank(self._per_byte)
-        node = self._tree[key]
-        return self._worth(node) / max(self._freed(key), 1)
+        return self._worth(self._tree[key], per_byte=per_byte)
 
     def worth_together(self, keys: Collection[K]) -> float:
         """The seconds that these can be expected to save, if all of them go."""
@@ -128,10 +122,10 @@ class LeastValue(Generic[K]):
         now = self._clock()
         return (1 + self.likelihoods.head) * self._decay(now if used is None else used, now)
 
-    def segment_weights(self) -> dict[Any, float]:
+    def likely(self) -> dict[Any, float]:
         """For each segment of the tree, how many prompts to expect that resume on its rows."""
         self._rank(self._per_byte)
-        return self._tree.weights()
+        return self._tree.likely()
 
     def _likelihood(self, node: TreeNode[K]) -> float:
         odds, total, newest = self.likelihoods, 0.0, -math.inf
@@ -170,13 +164,10 @@ class LeastValue(Generic[K]):
         age = (self._now if now is None else now) - used
         return self.half / (age + self.half) if age > 0 else 1.0
 
-    def _worth(self, node: TreeNode[K]) -> float:
+    def _worth(self, node: TreeNode[K], *, per_byte: bool) -> float:
         first = node.parent.n if node.parent is not None else 0
-        return node.likely * self._costs.evaluate(first, node.n)
-
-    def _value(self, node: TreeNode[K]) -> float:
-        worth = self._worth(node)
-        return worth / max(self._freed(node.key), 1) if self._per_byte else worth
+        seconds = node.likely * self._costs.evaluate(first, node.n)
+        return seconds / max(self._freed(node.key), 1) if per_byte else seconds
 
     def _rank(self, per_byte: bool) -> None:
         """Have everything in the heap, anew whenever the clock has moved on by a unit."""
@@ -186,12 +177,12 @@ class LeastValue(Generic[K]):
             self._look_ahead()
             for node in self._tree:
                 node.likely = self._likelihood(node)
-            self._heap = [(self._value(node), next(self._count), node) for node in self._tree]
+            self._heap = [(self._worth(node, per_byte=per_byte), next(self._count), node) for node in self._tree]
             heapq.heapify(self._heap)
         else:
             for node in changed:
                 node.likely = self._likelihood(node)
-                heapq.heappush(self._heap, (self._value(node), next(self._count), node))
+                heapq.heappush(self._heap, (self._worth(node, per_byte=per_byte), next(self._count), node))
         changed.clear()
 
     def _look_ahead(self) -> None:

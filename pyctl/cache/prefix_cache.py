@@ -334,9 +334,9 @@ class PrefixCache:
         """Give up what `suspend` took, without `resume`."""
         self.cache.release(kept)
 
-    def give_up(self, n_bytes: int, value: float) -> bool:
+    def give_up(self, n_bytes: int, worth: float) -> bool:
         """Evict for another model's cache, as `RamCache.give_up` says; what belongs on disk is written."""
-        gave = self.cache.give_up(n_bytes, value)
+        gave = self.cache.give_up(n_bytes, worth)
         if gave:
             self.settle()
         return gave

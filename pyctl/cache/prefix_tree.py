@@ -146,8 +146,8 @@ class PrefixTree(Generic[K]):
             waiting += self._links[at].children
         return found
 
-    def weights(self) -> dict[Any, float]:
-        """For each segment, how likely the snapshots that need it are, all together."""
+    def likely(self) -> dict[Any, float]:
+        """For each segment, how many prompts are expected at the snapshots that need it, all together."""
         sums = dict.fromkeys(self._links, 0.0)
         for segment, nodes in self._ending_in.items():
             sums[segment] = sum(node.likely for node in nodes)

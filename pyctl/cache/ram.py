@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
 from pyctl.cache.costs import Costs
-from pyctl.cache.eviction import LeastValue
+from pyctl.cache.eviction import LeastWorth
 from pyctl.cache.prefix_tree import PrefixTree
 from pyctl.cache.ram_budget import RamBudget
 from pyctl.cache.segment_pool import SegmentPool
@@ -57,13 +57,13 @@ class RamCache:
         self.n_evicted = self.n_refused = self.n_lost = 0
         self.tree: PrefixTree[Snapshot] = PrefixTree()
         self.turn = 0
-        self.policy = LeastValue(self.tree, self.pool.n_freed, lambda: self.turn, self.costs, half=HALF_TURNS)
+        self.policy = LeastWorth(self.tree, self.pool.n_freed, lambda: self.turn, self.costs, half=HALF_TURNS)
         self.pinned: set[Snapshot] = set()
         self.retained: list[Snapshot] = []
         self.locks: Counter[Snapshot] = Counter()
         self.ends = PromptEnds(self)
         self._snapshots: dict[Prefix, Snapshot] = {}
-        self._weights: tuple[int, dict[Segment, float]] = -1, {}  # and the turn that they are of
+        self._likely: tuple[int, dict[Segment, float]] = -1, {}  # and the turn that they are of
         self._quiet_until = 0.0
 
     @property
@@ -167,7 +167,7 @@ class RamCache:
         node.is_turn = snapshot.is_turn
         node.opening = node.begun = snapshot.facts.n_opening
         if used < self.turn:  # of an older conversation, parked in this turn
-            self._weights = -1, {}
+            self._likely = -1, {}
         with self.locked(snapshot):
             self._shrink()
         if self.shared is not None and self._room() < 0:  # another model took the room since `_fits`
@@ -251,14 +251,14 @@ class RamCache:
         self.n_lost += 1
 
     def leaving_device(self, n_freed: Callable[[Segment], int]) -> Iterator[Segment]:
-        """The segments that the device holds and that may leave it, what is worth least there first.
+        """The segments that the device holds and that may leave it, by the prompts expected to resume there.
 
         Those that RAM has, too, come first: they lose least. ``n_freed`` says how many cells become free now; none of 0
         comes. What locked snapshots need leaves only if RAM has it, and after what others need.
         """
-        staying, weights = needed_by(self.locks), self.segment_weights()
+        staying, likely = needed_by(self.locks), self.likely()
         ranked = [
-            (not each.rows.size, each in staying, weights.get(each, math.inf), number, each)
+            (not each.rows.size, each in staying, likely.get(each, math.inf), number, each)
             for number, each in enumerate(self.pool)
             if each.held is not None and (each.rows.size or each not in staying)
         ]
@@ -268,11 +268,11 @@ class RamCache:
             if segment.held is not None and n_freed(segment) > 0:
                 yield segment
 
-    def held_by_value(self) -> list[Segment]:
-        """The segments whose rows only the device has, the most valuable first."""
-        weights = self.segment_weights()
+    def only_held(self) -> list[Segment]:
+        """The segments whose rows only the device has; those first on which the most prompts are expected to resume."""
+        likely = self.likely()
         only = [segment for segment in self.pool if segment.only_held_bytes]
-        return sorted(only, key=lambda segment: weights.get(segment, math.inf), reverse=True)
+        return sorted(only, key=lambda segment: likely.get(segment, math.inf), reverse=True)
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -340,23 +340,23 @@ class RamCache:
         if self._room(n_bytes) >= 0:
             return
         copies = self.pool.copies()
-        weights = self.segment_weights() if copies else {}
-        for segment in sorted(copies, key=lambda each: weights.get(each, math.inf)):
+        likely = self.likely() if copies else {}
+        for segment in sorted(copies, key=lambda each: likely.get(each, math.inf)):
             self.pool.shed(segment)
             if self._room(n_bytes) >= 0:
                 return
         while (room := self._room(n_bytes)) < 0:
             victim = self.policy.victim(self._may_go)
             if self.shared is not None:
-                value = math.inf if victim is None else self.policy.value(victim)
-                if self.shared.take(self, int(-room), value):
+                worth = math.inf if victim is None else self.policy.worth(victim, per_byte=True)
+                if self.shared.take(self, int(-room), worth):
                     continue
             if victim is None:
                 return
             self._evict(victim)
 
-    def give_up(self, n_bytes: int, value: float) -> bool:
-        """Evict snapshots of less ``value`` per byte until ``n_bytes`` are free, for another cache of the same budget;
+    def give_up(self, n_bytes: int, worth: float) -> bool:
+        """Evict snapshots of less ``worth`` per byte until ``n_bytes`` are free, for another cache of the same budget;
         whether any left. Ends of prompts go first."""
         before, least = self.n_bytes, self.n_bytes - n_bytes
         self.turn = self.shared.turn if self.shared is not None else self.turn
@@ -365,7 +365,7 @@ class RamCache:
                 self.ends.drop(end)
         while self.n_bytes > least:
             victim = self.policy.victim(self._may_go)
-            if victim is None or self.policy.value(victim) >= value:
+            if victim is None or self.policy.worth(victim, per_byte=True) >= worth:
                 break
             self._evict(victim)
         return self.n_bytes < before
@@ -386,12 +386,12 @@ class RamCache:
                 n_bytes -= self.pool.n_freed(each, without_copies=True)
         return n_bytes <= 0 and lost > 0
 
-    def segment_weights(self) -> dict[Segment, float]:
+    def likely(self) -> dict[Segment, float]:
         """How many prompts to expect that resume on the rows of each segment; once for each turn."""
-        if self._weights[0] != self.turn:
+        if self._likely[0] != self.turn:
             ends = {segment: 0.0 for end in self.ends for segment in end.chain}
-            self._weights = self.turn, {**ends, **self.policy.segment_weights()}
-        return self._weights[1]
+            self._likely = self.turn, {**ends, **self.policy.likely()}
+        return self._likely[1]
 
     def _evict(self, snapshot: Snapshot) -> None:
         self.on_evict(snapshot, self.policy.worth(snapshot))

@@ -19,8 +19,8 @@ class CacheLender(Protocol):
     def n_fixed(self) -> int:
         """Bytes that it cannot evict: all of them while its model is loaded, else those of pinned snapshots."""
 
-    def give_up(self, n_bytes: int, value: float) -> bool:
-        """Evict snapshots of less ``value`` until ``n_bytes`` are free; whether any was evicted.
+    def give_up(self, n_bytes: int, worth: float) -> bool:
+        """Evict snapshots of less ``worth`` per byte until ``n_bytes`` are free; whether any was evicted.
 
         Waits for the engine of an unloaded model, which is idle. The engine of a loaded model may wait for this caller,
         so it evicts later, and the result is False.
@@ -30,9 +30,8 @@ class CacheLender(Protocol):
 class RamBudget:
     """``n_bytes`` for the snapshots of several caches together, None for no limit. Thread-safe.
 
-    Requests of all models are the units of one clock, so that values of snapshots compare across models: expected
-    seconds saved per byte. A cache that needs room evicts what is worth least over its own snapshots and those of
-    models that are unloaded.
+    Requests of all models are the units of one clock, so that worth compares across models. A cache that needs room
+    evicts what is worth least per byte over its own snapshots and those of models that are unloaded.
     """
 
     def __init__(self, n_bytes: int | None) -> None:
@@ -65,10 +64,10 @@ class RamBudget:
         """Bytes that the other caches cannot evict now."""
         return sum(lender.n_fixed for lender in self._others(cache))
 
-    def take(self, cache: object, n_bytes: int, value: float) -> bool:
-        """Evict ``n_bytes`` of less ``value`` from other caches, largest cache first; whether any was evicted."""
+    def take(self, cache: object, n_bytes: int, worth: float) -> bool:
+        """Evict ``n_bytes`` of less ``worth`` per byte from other caches, largest first; whether any was evicted."""
         others = sorted(self._others(cache), key=lambda lender: -lender.n_bytes)
-        return any(lender.give_up(n_bytes, value) for lender in others if lender.n_bytes)
+        return any(lender.give_up(n_bytes, worth) for lender in others if lender.n_bytes)
 
     def _others(self, cache: object) -> list[CacheLender]:
         with self._lock:

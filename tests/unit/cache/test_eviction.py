@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pyctl.cache.disk.file_format import SegmentName, StateName
 from pyctl.cache.disk.graph import FileGraph
 from pyctl.cache.disk.index import Key, Record
-from pyctl.cache.eviction import LeastValue, Likelihoods
+from pyctl.cache.eviction import LeastWorth, Likelihoods
 from pyctl.cache.prefix_tree import PrefixTree
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import NOTHING, PromptMatch, Segment, Snapshot, State
@@ -85,7 +85,7 @@ def test_the_tree_knows_what_a_plain_search_finds(shapes: list[tuple[int, int, b
             assert bool(node.children) == deeper
         for node in tree:
             node.likely = 1.0
-        weights = tree.weights()
+        weights = tree.likely()
         for segment in {segment for one in held.values() for segment in one.chain}:
             needing = {key for key, one in held.items() if segment in one.chain}
             assert {node.key for node in tree.through(segment)} == needing
@@ -100,7 +100,7 @@ def children_of(one: Held, held: dict[int, Held]) -> list[Held]:
 def plain_worth(
     one: Held, held: dict[int, Held], now: float, half: float, odds: Likelihoods, hits: int, above: list[Held]
 ) -> float:
-    """The rule of `LeastValue` as it would be written without an index."""
+    """The rule of `LeastWorth` as it would be written without an index."""
 
     def age(used: float) -> float:
         return half / (max(now - used, 0.0) + half)
@@ -158,7 +158,7 @@ def test_the_policy_chooses_what_the_plain_rule_chooses(
         node.is_turn, node.opening = one.is_turn, one.opening
     freed = {key: data.draw(st.integers(0, 1000)) for key in held}
     now = 100.0
-    policy = LeastValue(tree, freed.__getitem__, lambda: now)
+    policy = LeastWorth(tree, freed.__getitem__, lambda: now)
     while held:
         now += 1
         may_go = {key for key in held if data.draw(st.booleans())}
@@ -185,7 +185,7 @@ def test_the_policy_chooses_what_the_plain_rule_chooses(
 def test_late_in_an_opening_others_are_expected_to_leave_it(opening: int, ranked: list[int]) -> None:
     """Of snapshots at even distances in an opening the last is worth most; without one, the first of all."""
     tree: PrefixTree[int] = PrefixTree()
-    policy = LeastValue(tree, lambda key: 1, lambda: 1.0)
+    policy = LeastWorth(tree, lambda key: 1, lambda: 1.0)
     segments: list[tuple[int, int]] = []
     for key in (10, 20, 30, 40, 50, 300):
         segments.insert(0, (key, 100 * key))
@@ -196,7 +196,7 @@ def test_late_in_an_opening_others_are_expected_to_leave_it(opening: int, ranked
 @pytest.mark.parametrize("gone", [(), (50,), (50, 40)])
 def test_an_opening_is_known_when_what_lay_behind_it_has_left(gone: tuple[int, ...]) -> None:
     tree: PrefixTree[int] = PrefixTree()
-    policy = LeastValue(tree, lambda key: 1, lambda: 9.0)
+    policy = LeastWorth(tree, lambda key: 1, lambda: 9.0)
     for n, opening in ((10, 0), (20, 0), (40, 4500), (50, 4500)):
         tree.add(n, 100 * n, [(at, 100 * at) for at in (50, 40, 20, 10) if at <= n], float(n > 20)).opening = opening
     for key in gone:
@@ -311,7 +311,7 @@ class RamHistories(RuleBasedStateMachine):
     @rule(data=st.data())
     def copy_to_ram(self, data: st.DataObject) -> None:
         """Work of an idle moment."""
-        only = self.cache.held_by_value()
+        only = self.cache.only_held()
         assert set(only) == {each for each in self.cache.segments() if each.held and not each.rows.size}
         if only:
             segment, before = data.draw(st.sampled_from(only)), self.held()

@@ -32,10 +32,10 @@ class Lender:
     def n_fixed(self) -> int:
         return self.cache.pool.n_needed(tuple(self.cache.pinned)) if self.rests else self.n_bytes
 
-    def give_up(self, n_bytes: int, value: float) -> bool:
+    def give_up(self, n_bytes: int, worth: float) -> bool:
         if self.rests:
-            return self.cache.give_up(n_bytes, value)
-        self.later.append(lambda: self.cache.give_up(n_bytes, value))
+            return self.cache.give_up(n_bytes, worth)
+        self.later.append(lambda: self.cache.give_up(n_bytes, worth))
         return False
 
 
