@@ -299,7 +299,7 @@ class RamCache:
         fixed = self._fixed()
         if not fixed and self._frees(n_bytes + self.pool.n_new(segment, blocks)):
             return True
-        staying = [each for each in self.snapshots() if each in self.locks]
+        staying = [each for each in (*self.ends, *self.snapshots()) if each in self.locks]
         n_bytes += self.pool.n_needed(fixed, staying, segment, blocks)
         elsewhere = self._n_elsewhere(fixed=True)
         if n_bytes <= self.budget - elsewhere:
@@ -318,8 +318,8 @@ class RamCache:
 
     def _frees(self, n_bytes: int) -> bool:
         """Whether the states alone that may go give enough: mostly one look is all that it takes to know."""
-        room = self._room(n_bytes) + self.ends.n_bytes
-        others = (each for each in self._snapshots.values() if each not in self.locks)
+        room = self._room(n_bytes)
+        others = (each for each in (*self.ends, *self.snapshots()) if each not in self.locks)
         while room < 0 and (each := next(others, None)) is not None:
             room += each.state.own_bytes
         return room >= 0

@@ -105,6 +105,7 @@ def test_a_locked_end_of_a_prompt_stays() -> None:
     with cache.locked(first, refused):
         assert cache.ends.add(first, is_wanted=False)
         assert not cache.ends.add(refused, is_wanted=False)
+        assert not put(cache, make(prompt(3), 100)), "the budget holds"
     assert list(cache.ends) == [first]
     with cache.locked(second):
         assert cache.ends.add(second, is_wanted=False)
