@@ -37,9 +37,8 @@ class RamCache:
 
     A prefix has one snapshot at most, which holds exactly that. One that is `locked` or pinned is never evicted; the
     policy chooses among the others. What would not fit beside these, with all rows that it builds on, is refused before
-    anything goes.
-    Rows that the device holds take no bytes here, but those of what has to stay count as if they did, so that they can
-    come. Not thread-safe: the engine's thread owns it. With ``shared`` the budget is that of several caches.
+    anything goes. Rows that the device holds take no bytes here, but those of what has to stay count as if they did, so
+    that they can come. Several caches may have one budget, ``shared``. Not thread-safe: the engine's thread owns it.
 
     ``on_evict``, which may not change the cache, is called with a snapshot that leaves for want of room, all its rows
     still there, and the seconds that it could be expected to save.
@@ -50,7 +49,7 @@ class RamCache:
     ) -> None:
         self.n_slots = n_slots
         self.budget = budget
-        self.shared = shared
+        self.shared = shared or RamBudget(budget)
         self.costs = costs or Costs()
         self.pool = SegmentPool()
         self.on_evict: Callable[[Snapshot, float], None] = lambda snapshot, worth: None
@@ -88,7 +87,7 @@ class RamCache:
 
     def next_turn(self) -> None:
         """Another request begins: the policy's clock counts these."""
-        self.turn = self.shared.next_turn() if self.shared is not None else self.turn + 1
+        self.turn = self.shared.next_turn()
 
     def lookup(self, prompt: PromptMatch, limit: int) -> list[Snapshot]:
         """Snapshots that hold a prefix of ``prompt`` of at most ``limit`` tokens, deepest first."""
@@ -170,7 +169,7 @@ class RamCache:
             self._likely = -1, {}
         with self.locked(snapshot):
             self._shrink()
-        if self.shared is not None and self._room() < 0:  # another model took the room since `_fits`
+        if self._room() < 0:  # another model took the room since `_fits`
             self._remove(snapshot)
             return False
         return True
@@ -208,7 +207,7 @@ class RamCache:
         for snapshot in self.snapshots():
             if snapshot.prefix.name == name:
                 needed = self.pool.n_needed([snapshot, *self._fixed()])
-                if pinned and self.budget is not None and needed > self.budget - self._n_elsewhere(fixed=True):
+                if pinned and self.budget is not None and needed > self.budget - self.shared.fixed_by_others(self):
                     return False
                 (self.pinned.add if pinned else self.pinned.discard)(snapshot)
                 return True
@@ -243,7 +242,8 @@ class RamCache:
 
         ValueError if something of it has to stay; no more than prompt ends have left then.
         """
-        self.ends.lose(segment)
+        for end in self.ends.through(segment):
+            self.ends.drop(end)
         if any(segment in snapshot.chain for snapshot in self._fixed()):
             raise ValueError("something that has to stay needs these rows")
         for snapshot in sorted(self._needing(segment), key=lambda snapshot: -snapshot.n):
@@ -301,10 +301,10 @@ class RamCache:
             return True
         staying = [each for each in (*self.ends, *self.snapshots()) if each in self.locks]
         n_bytes += self.pool.n_needed(fixed, staying, segment, blocks)
-        elsewhere = self._n_elsewhere(fixed=True)
+        elsewhere = self.shared.fixed_by_others(self)
         if n_bytes <= self.budget - elsewhere:
             return True
-        if self.shared is not None and n_bytes <= self.budget:  # loaded models evict for the next one
+        if n_bytes <= self.budget:  # loaded models evict for the next one
             self.shared.take(self, n_bytes + elsewhere - self.budget, math.inf)
         self.n_refused += 1
         if time.monotonic() >= self._quiet_until:
@@ -326,13 +326,9 @@ class RamCache:
 
     def _room(self, n_bytes: int = 0) -> float:
         """Bytes that would be left of the budget, less than none if it is exceeded."""
-        return math.inf if self.budget is None else self.budget - self.n_bytes - self._n_elsewhere() - n_bytes
-
-    def _n_elsewhere(self, *, fixed: bool = False) -> int:
-        """Bytes that other caches take of the same budget; with ``fixed`` only those that they cannot evict."""
-        if self.shared is None:
-            return 0
-        return self.shared.fixed_by_others(self) if fixed else self.shared.used_by_others(self)
+        return (
+            math.inf if self.budget is None else self.budget - self.n_bytes - self.shared.used_by_others(self) - n_bytes
+        )
 
     def _shrink(self, n_bytes: int = 0) -> None:
         """Have room for ``n_bytes``, as far as anything may go: first prompt ends and copies of what the device has."""
@@ -347,10 +343,9 @@ class RamCache:
                 return
         while (room := self._room(n_bytes)) < 0:
             victim = self.policy.victim(self._may_go)
-            if self.shared is not None:
-                worth = math.inf if victim is None else self.policy.worth(victim, per_byte=True)
-                if self.shared.take(self, int(-room), worth):
-                    continue
+            worth = math.inf if victim is None else self.policy.worth(victim, per_byte=True)
+            if self.shared.take(self, int(-room), worth):
+                continue
             if victim is None:
                 return
             self._evict(victim)
@@ -359,7 +354,7 @@ class RamCache:
         """Evict snapshots of less ``worth`` per byte until ``n_bytes`` are free, for another cache of the same budget;
         whether any left. Ends of prompts go first."""
         before, least = self.n_bytes, self.n_bytes - n_bytes
-        self.turn = self.shared.turn if self.shared is not None else self.turn
+        self.turn = self.shared.turn
         for end in list(self.ends):
             if self.n_bytes > least and end not in self.locks:
                 self.ends.drop(end)
@@ -476,11 +471,6 @@ class PromptEnds:
                 return
             if end not in self._cache.locks:
                 self.drop(end)
-
-    def lose(self, segment: Segment) -> None:
-        """Give up all that need ``segment``."""
-        for end in self.through(segment):
-            self.drop(end)
 
     def lose_from(self, snapshot: Snapshot) -> None:
         """Give up those of prompts that begin with what ``snapshot`` holds."""
