@@ -312,14 +312,15 @@ class PrefixCache:
     def suspend(self, seq: LiveSequence) -> Snapshot:
         """Take everything that ``seq`` holds out of it, for `resume`; StateError or MemoryError leave it as it is.
 
-        The snapshot is no entry of the cache, which only counts its bytes, and shares rows with it.
+        The snapshot is no entry of the cache, which only counts its bytes until `RamCache.release`, and shares rows
+        with it.
         """
         kept = self._take(seq, PromptMatch(seq.tokens).prefix(seq.n), seq.covered.alive())
         self.cache.retain(kept)
         try:
             self.device.to_ram(kept)  # its cells are what others need
         except (StateError, MemoryError):
-            self.release(kept)
+            self.cache.release(kept)
             raise
         self.memory.clear(seq.id)
         return kept
@@ -328,10 +329,6 @@ class PrefixCache:
         """Give back what ``seq`` held; it may have another id. Raises StateError or OutOfCellsError, and keeps it."""
         self.memory.restore(seq.id, 0, kept.spans(0, kept.n), kept.state)
         seq.covered = Coverage(kept.segment, kept.n)
-        self.cache.release(kept)
-
-    def release(self, kept: Snapshot) -> None:
-        """Give up what `suspend` took, without `resume`."""
         self.cache.release(kept)
 
     def give_up(self, n_bytes: int, worth: float) -> bool:
@@ -358,8 +355,7 @@ class PrefixCache:
         """Give back all RAM, that of pinned snapshots too, and its share of a budget; nothing may be used after."""
         self.cache.pinned.clear()
         self.cache.clear()
-        if self.cache.shared is not None:
-            self.cache.shared.leave(self.cache)
+        self.cache.shared.leave(self.cache)
 
     # -- restoring ---------------------------------------------------------------------------------------------------
 

@@ -280,7 +280,7 @@ class Scheduler:
         if active.steps is not None:
             active.steps.close()
         if active.kept is not None:
-            self._prefix_cache.release(active.kept)
+            self._prefix_cache.cache.release(active.kept)
             active.kept = None
         if active in self.running:
             self.running.remove(active)
