@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     )
     from pyctl.cache.device_tier import DeviceCounts, most_behind
     from pyctl.cache.disk.file_format import INDEX, REPLIES, BlockSizes
+    from pyctl.cache.disk.readers import Reading, Reads
     from pyctl.cache.persist import DiskPolicy
     from pyctl.cache.places import ANYWHERE, NOWHERE, ResumePlaces
     from pyctl.cache.plan import (
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
         CacheRequest,
         Entry,
         MemoryShape,
-        Reading,
-        Reads,
         SavedSequence,
         SequenceMemory,
         Store,
@@ -87,6 +86,7 @@ _MODULES = (
     "restore",
     "prefix_cache",
     "disk.file_format",
+    "disk.readers",
 )
 """Where a name is looked for, in this order."""
 

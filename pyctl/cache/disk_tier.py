@@ -15,14 +15,16 @@ from functools import partial
 from typing import TypeAlias
 
 from pyctl.cache.costs import Costs
+from pyctl.cache.disk.chain import Arrival
 from pyctl.cache.disk.directory import Contents
 from pyctl.cache.disk.file_format import PROMPTS, StateName
+from pyctl.cache.disk.readers import Reading, Reads
 from pyctl.cache.disk.recent_files import DEFAULT_FILE_BYTES, RecentFiles
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.disk.store_behind import StoreBehind
 from pyctl.cache.disk.write_queue import WriteQueue
 from pyctl.cache.persist import DiskPolicy
-from pyctl.cache.ports import Arrival, DiskView, Entry, HandOver, Reading, Reads, Reason, RowsOf
+from pyctl.cache.ports import DiskView, Entry, HandOver, Reason, RowsOf
 from pyctl.cache.recent import RecentMatches, RecentPrompts
 from pyctl.cache.snapshot import Prefix, PromptMatch, Segment, Snapshot
 from pyctl.errors import StateError

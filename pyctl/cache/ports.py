@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from pyctl.cache.costs import Costs
 from pyctl.cache.disk.file_format import BlockSizes
+from pyctl.cache.disk.readers import Reading, Reads
 from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.places import ResumePlaces
 from pyctl.cache.recent import RecentMatches, RecentPrompts
@@ -18,10 +18,12 @@ from pyctl.cache.snapshot import Block, BlockBytes, Held, Prefix, PromptMatch, R
 from pyctl.limit import limit
 from pyctl.prompt import Prompt, Tokens
 
+if TYPE_CHECKING:
+    from pyctl.cache.disk.chain import Arrival
+
 __all__ = [
     "AGAIN_SECONDS",
     "MOST_BEHIND_BYTES",
-    "Arrival",
     "CacheOptions",
     "CacheRequest",
     "DiskView",
@@ -29,8 +31,6 @@ __all__ = [
     "HandOver",
     "MemoryShape",
     "PieceOf",
-    "Reading",
-    "Reads",
     "Reason",
     "RowsOf",
     "SavedSequence",
@@ -40,8 +40,6 @@ __all__ = [
     "WriteJobs",
     "Written",
 ]
-
-R = TypeVar("R")
 
 
 class CacheRequest(Protocol):
@@ -312,53 +310,6 @@ class Entry:
     def short(self) -> str:
         """The beginning of the digest in ``name``, by which people call it."""
         return self.name.partition("-")[2][:SHORT_DIGITS]
-
-
-class Reads(ABC):
-    """Reads of a store that are under way. A class, since each step asks whether it got one."""
-
-    @abstractmethod
-    def ready(self) -> bool:
-        """Whether there is no use in waiting: all are here, one has failed, or the store hangs."""
-
-    @abstractmethod
-    def wait(self, seconds: float) -> None:
-        """Wait until they are ready, ``seconds`` at most."""
-
-
-Reading: TypeAlias = Generator[Reads, None, R]
-"""Yields what it waits for and returns its result."""
-
-
-class Arrival(Protocol):
-    """A snapshot that is being read. One reader may use ``snapshot``; it is whole only after `complete`.
-
-    If it ``is_large``, its parts are read as `leave` frees those before them. It ``is_lost`` once a part failed; a wait
-    for a lost part raises StateError.
-    """
-
-    snapshot: Snapshot
-    is_large: bool
-    is_lost: bool
-
-    def rows(self, segment: Segment) -> Reading[None]:
-        """Wait until the rows of ``segment`` are here, verified."""
-
-    def has_begun(self, segment: Segment) -> bool:
-        """Whether the rows of ``segment`` are here or being read."""
-
-    def leave(self, segment: Segment) -> None:
-        """The device has the rows of ``segment``, and RAM need not: the next may come in their place."""
-
-    def state(self) -> Reading[None]:
-        """Wait until the state is here, verified."""
-
-    def complete(self) -> Reading[Snapshot]:
-        """The snapshot when all of it is here."""
-
-    @property
-    def cancel(self) -> Callable[[], None]:
-        """Ends the reads that have not begun."""
 
 
 class WriteJobs(Protocol):

@@ -16,8 +16,9 @@ from typing import TypeAlias
 
 from pyctl.cache.cache_stats import CacheStats, Divergence, RequestStats
 from pyctl.cache.device_tier import DeviceTier
+from pyctl.cache.disk.readers import Reading, Reads
 from pyctl.cache.plan import choose_cuts, inner_ends, last_end, next_turn
-from pyctl.cache.ports import CacheOptions, CacheRequest, Reading, Reads, Reason, SequenceMemory, Store
+from pyctl.cache.ports import CacheOptions, CacheRequest, Reason, SequenceMemory, Store
 from pyctl.cache.ram import RamCache
 from pyctl.cache.recent import RecentPrompts
 from pyctl.cache.restore import (

@@ -328,8 +328,7 @@ class EngineAdmin:
             seq.ends = []  # its rows lie after those of other sequences
         disk = engine.prefix_cache.disk
         for_disk = disk is not None and disk.policy.kind != "off"
-        turn = engine.prefix_cache.cache.turn
-        seq.facts = PromptFacts(turn, for_disk=for_disk, n_header=seq.n)
+        seq.facts = PromptFacts(engine.prefix_cache.cache.turn, for_disk=for_disk, n_header=seq.n)
         engine.scheduler.occupancy.named.add(seq.id)
         return SequenceFile(seq.n, saved.n_bytes, (time.perf_counter() - began) * 1e3)
 

@@ -28,7 +28,6 @@ OVER = {
     "EngineStats fields": 13,
     "GenerationBody fields": 16,
     "LlamaBackend.__init__ parameters": 10,
-    "PendingSnapshot.__init__ parameters": 7,
     "RamCache public": 24,
     "ReplyOptions fields": 17,
     "Request fields": 15,

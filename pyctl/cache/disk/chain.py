@@ -25,14 +25,13 @@ from pyctl.cache.disk.file_format import (
     StateName,
     parent_text,
 )
-from pyctl.cache.disk.readers import DiskReads, finished
+from pyctl.cache.disk.readers import DiskReads, Reading, finished
 from pyctl.cache.disk.segment_files import read_header, read_jobs
-from pyctl.cache.ports import Reading
 from pyctl.cache.snapshot import DIGEST_BYTES, NOTHING, Block, FileMark, Segment, Snapshot, State
 from pyctl.errors import NotWrittenError, StateError
 from pyctl.prompt import Tokens, as_tokens
 
-__all__ = ["ChainNames", "PendingSnapshot", "Runner", "SegmentFile", "StoredFile", "open_chain"]
+__all__ = ["Arrival", "ChainNames", "Runner", "SegmentFile", "StoredFile", "open_chain"]
 
 Runner: TypeAlias = Callable[[Iterable[Callable[[], object]]], None]
 """Runs jobs and raises their first error."""
@@ -42,13 +41,13 @@ SMALL = (PartKind.TOKENS, PartKind.ENDS)
 DRAFTS = (PartKind.DRAFT_ROWS, PartKind.DRAFT_STATE)
 
 
-class PendingSnapshot:
+class Arrival:
     """A snapshot that is being read. One reader may use ``snapshot``; it is whole only after `complete`.
 
     ``coming`` are the running reads per segment, ``state`` those of the state. ``done`` is called once when all have
-    succeeded, ``failed`` with the first error; the readers then get StateError, and ``is_lost`` is set. ``cancel`` ends
-    reads that have not begun. Of a snapshot larger than RAM should hold, `leave` frees segments, and the reads of
-    ``later`` ones begin in this order.
+    succeeded, ``failed`` with the first error; the reader then gets StateError, and ``is_lost`` is set. A snapshot
+    ``is_large`` if RAM should not hold all of it: `leave` frees segments, and the reads of ``later`` ones begin in this
+    order.
     """
 
     def __init__(
@@ -59,16 +58,19 @@ class PendingSnapshot:
         *,
         done: Callable[[], None],
         failed: Callable[[Exception], None],
-        cancel: Callable[[], None],
         later: Mapping[Segment, Callable[[], DiskReads]] | None = None,
     ) -> None:
         self.snapshot = snapshot
-        self.cancel = cancel
         self.is_lost = False
         self._coming, self._state = dict(coming), state
         self._later = dict(later or {})
         self.is_large = bool(later)
         self._done, self._failed = done, failed
+
+    def cancel(self) -> None:
+        """End the reads that have not begun."""
+        for reads in (*self._coming.values(), self._state):
+            reads.cancel()
 
     def rows(self, segment: Segment) -> Reading[None]:
         """Wait until the rows of ``segment`` are here, verified."""

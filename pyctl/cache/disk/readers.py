@@ -9,22 +9,38 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
-from pyctl.cache.ports import Reading, Reads
 from pyctl.errors import StateError
 from pyctl.limit import limit
 
-__all__ = ["DiskReads", "Readers", "StalledReadError", "finish", "finished"]
+__all__ = ["DiskReads", "Readers", "Reading", "Reads", "StalledReadError", "finish", "finished"]
 
 R = TypeVar("R")
 
 STALL_SECONDS = limit(10.0, "a read from a disk that hangs", "a miss; no reads until it returns", "disk", "s")
 
 RESTORE_SECONDS = limit(120.0, "waiting for a snapshot from disk", "a miss", "disk", "s")
+
+
+class Reads(ABC):
+    """Reads of a store that are under way. A class, since each step asks whether it got one."""
+
+    @abstractmethod
+    def ready(self) -> bool:
+        """Whether there is no use in waiting: all are here, one has failed, or the store hangs."""
+
+    @abstractmethod
+    def wait(self, seconds: float) -> None:
+        """Wait until they are ready, ``seconds`` at most."""
+
+
+Reading: TypeAlias = Generator[Reads, None, R]
+"""Yields what it waits for and returns its result."""
 
 
 class StalledReadError(StateError):
@@ -103,26 +119,31 @@ class DiskReads(Reads):
     """Some reads of ``readers`` with a waiting caller, until ``deadline`` (monotonic seconds) at most."""
 
     def __init__(self, futures: Sequence[Future[Any]], readers: Readers, deadline: float) -> None:
-        self._futures, self._readers, self._deadline = futures, readers, deadline
+        self.futures, self._readers, self._deadline = futures, readers, deadline
         self._began = time.monotonic()
+
+    def cancel(self) -> None:
+        """End those that have not begun."""
+        for future in self.futures:
+            future.cancel()
 
     def ready(self) -> bool:
         """Whether there is no use in waiting: all are here, one has failed, or the disk hangs."""
-        return all(future.done() for future in self._futures) or self._failed() is not None or self._is_late()
+        return all(future.done() for future in self.futures) or self._failed() is not None or self._is_late()
 
     def wait(self, seconds: float) -> None:
         """Wait until they are ready, ``seconds`` at most."""
-        wait(self._futures, seconds, FIRST_EXCEPTION)
+        wait(self.futures, seconds, FIRST_EXCEPTION)
 
     def check(self) -> None:
         """Raise what the first failed read raised; StalledReadError if some are not here."""
         if (error := self._failed()) is not None:
             raise error
-        if any(future.cancelled() or not future.done() for future in self._futures):
+        if any(future.cancelled() or not future.done() for future in self.futures):
             raise StalledReadError("the disk does not return what is read")
 
     def _failed(self) -> BaseException | None:
-        done = (future for future in self._futures if future.done() and not future.cancelled())
+        done = (future for future in self.futures if future.done() and not future.cancelled())
         return next((error for future in done if (error := future.exception())), None)
 
     def _is_late(self) -> bool:

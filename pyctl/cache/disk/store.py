@@ -17,7 +17,7 @@ import numpy as np
 
 from pyctl.atomic_file import make_private, write_atomic
 from pyctl.cache.disk.chain import (
-    PendingSnapshot,
+    Arrival,
     StoredFile,
     open_chain,
 )
@@ -34,9 +34,8 @@ from pyctl.cache.disk.file_format import (
     parse,
     rules_id,
 )
-from pyctl.cache.disk.readers import RESTORE_SECONDS, DiskReads, StalledReadError, finish, finished
+from pyctl.cache.disk.readers import RESTORE_SECONDS, DiskReads, Reading, StalledReadError, finish, finished
 from pyctl.cache.disk.writer import StoreWriter
-from pyctl.cache.ports import Reading
 from pyctl.cache.snapshot import Block, Prefix, PromptMatch, Segment, Snapshot
 from pyctl.errors import NotWrittenError, StateError
 from pyctl.prompt import Tokens, common_prefix
@@ -47,11 +46,6 @@ log = logging.getLogger(__name__)
 
 SHARE_BESIDE = 64
 """Recent prompts and replies may each have this part of the budget: they are nothing beside the snapshots."""
-
-
-def _cancel(futures: Iterable[Future[None]]) -> None:
-    for future in futures:
-        future.cancel()
 
 
 def _now(function: Callable[[], None]) -> None:
@@ -145,11 +139,11 @@ class DiskStore:
 
     def open(
         self, prefix: Prefix, tokens: Tokens, base: Snapshot | None = None, most_bytes: int | None = None
-    ) -> Reading[PendingSnapshot | None]:
+    ) -> Reading[Arrival | None]:
         """Begin to read the snapshot of ``prefix``, the first tokens of ``tokens``; None on a miss.
 
         Rows in ``base``, a snapshot of the same tokens that stays in memory meanwhile, are not read. Beyond
-        ``most_bytes``, later parts are read as `PendingSnapshot.leave` frees earlier ones.
+        ``most_bytes``, later parts are read as `Arrival.leave` frees earlier ones.
 
         Damage is a miss, at once or when it is found: the damaged file is removed with all files that need it, and
         `damaged` counts it. A disk that hangs is a miss, too, and gets no further read before it has answered. Segments
@@ -197,12 +191,17 @@ class DiskStore:
 
     def _fetch(
         self, top: StoredFile, chain: list[StoredFile], deadline: float, base: Snapshot | None, most_bytes: int | None
-    ) -> PendingSnapshot:
-        readers, left = self.directory.readers, math.inf if most_bytes is None else most_bytes
+    ) -> Arrival:
+        def read(jobs: list[Callable[[], None]]) -> DiskReads:
+            return DiskReads(self.directory.readers.start(jobs), self.directory.readers, deadline)
+
+        def read_rows(found: StoredFile, segment: Segment) -> DiskReads:
+            return read(found.fill(segment, self._space, self.sizes))
+
+        left = math.inf if most_bytes is None else most_bytes
         later: dict[Segment, Callable[[], DiskReads]] = {}
         segments: dict[SegmentName, Segment] = {}
-        coming: dict[Segment, list[Future[None]]] = {}
-        futures: list[Future[None]] = []  # those that come later, too
+        coming: dict[Segment, DiskReads] = {}
         segment: Segment | None = None
         for found in chain:
             # Rows of exact batches are the same wherever they come from; others belong to their own state.
@@ -215,16 +214,16 @@ class DiskStore:
                 held = found.segment(segment)
                 left -= found.large_bytes
                 if left >= 0 or not coming:
-                    coming[held] = readers.start(found.fill(held, self._space, self.sizes))
+                    coming[held] = read_rows(found, held)
                 else:
-                    later[held] = partial(self._read_later, found, held, deadline, futures)
+                    later[held] = partial(read_rows, found, held)
             segment = segments[found.name] = held
         assert segment is not None
         state = top.header.name
         assert isinstance(state, StateName)
-        coming_state = readers.start(top.make_space(self._space, self.sizes))
-        futures += [future for reads in [*coming.values(), coming_state] for future in reads]
-        snapshot, watch = Snapshot(state.prefix, segment, top.state(), top.header.exact), _Stopwatch(futures)
+        coming_state = read(top.make_space(self._space, self.sizes))
+        snapshot = Snapshot(state.prefix, segment, top.state(), top.header.exact)
+        watch = _Stopwatch(future for reads in (*coming.values(), coming_state) for future in reads.futures)
         n_bytes = snapshot.state.n_bytes + sum(link.n_bytes for link in coming)
 
         def done() -> None:
@@ -232,22 +231,8 @@ class DiskStore:
             if not later:
                 self.note_read(n_bytes, watch.seconds)
 
-        return PendingSnapshot(
-            snapshot,
-            {held: DiskReads(reads, readers, deadline) for held, reads in coming.items()},
-            DiskReads(coming_state, readers, deadline),
-            done=done,
-            failed=partial(self._failed, state),
-            cancel=partial(_cancel, futures),
-            later=later,
-        )
-
-    def _read_later(
-        self, found: StoredFile, segment: Segment, deadline: float, futures: list[Future[None]]
-    ) -> DiskReads:
-        reads = self.directory.readers.start(found.fill(segment, self._space, self.sizes))
-        futures += reads
-        return DiskReads(reads, self.directory.readers, deadline)
+        failed = partial(self._failed, state)
+        return Arrival(snapshot, coming, coming_state, done=done, failed=failed, later=later)
 
     def _failed(self, state: StateName, error: Exception) -> None:
         """Note why a read failed; being short of memory or descriptors says nothing about the files."""

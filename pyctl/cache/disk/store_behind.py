@@ -25,11 +25,11 @@ from pyctl.cache.disk.chain import open_chain
 from pyctl.cache.disk.file_format import BlockSizes, CorruptFileError, Name, StateName, parse
 from pyctl.cache.disk.graph import FileGraph
 from pyctl.cache.disk.index import Index, Record
-from pyctl.cache.disk.readers import Readers
+from pyctl.cache.disk.readers import Readers, Reads
 from pyctl.cache.disk.segment_files import read_header
 from pyctl.cache.disk.verify import record_of
 from pyctl.cache.disk.writer import StoreWriter
-from pyctl.cache.ports import Reads, StoreView, Written
+from pyctl.cache.ports import StoreView, Written
 from pyctl.cache.snapshot import Prefix, PromptMatch
 from pyctl.errors import ConfigError, NotWrittenError
 from pyctl.limit import limit

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from pyctl.cache.costs import Costs
-from pyctl.cache.disk.readers import DiskReads, Readers, finished
-from pyctl.cache.ports import Reading
+from pyctl.cache.disk.readers import DiskReads, Readers, Reading, finished
 from pyctl.cache.ram import RamCache
 from pyctl.cache.restore import CacheLookup
 from pyctl.cache.sequence import LiveSequence
