@@ -116,7 +116,7 @@ class DiskTier:
         self.close_seconds = close_seconds
         self._cold_max = cold_max
         self.recent = RecentPrompts()
-        files = RecentFiles(store.home / PROMPTS, store.limit_beside(DEFAULT_FILE_BYTES), store.spend)
+        files = RecentFiles(store.home / PROMPTS, store.limit_beside(DEFAULT_FILE_BYTES), store.files.spend)
         self.recent.load(files.load())
         self._writer = _SnapshotWriter(store, self.recent, files, text_of, behind)
         self.queue = WriteQueue(self._writer.write)

@@ -244,7 +244,7 @@ def _chat_format(settings: CommandSettings, loaded: Loaded) -> tuple[ChatFormat,
             path=tier.store.home / REPLIES,
             max_file_bytes=limit,
             run_soon=tier.queue.run_soon,
-            spend=tier.store.spend,
+            spend=tier.store.files.spend,
         )
     return ChatFormat(template, loaded.tokenizer, chat.template_kwargs, replay, loaded.images), tier
 

@@ -278,10 +278,6 @@ class DiskStore:
         budget = self.directory.budget
         return n_bytes if budget is None else min(n_bytes, budget // SHARE_BESIDE)
 
-    def spend(self, n_bytes: int) -> bool:
-        """Make room for bytes written beside the snapshots and count them; False if the day has none for them."""
-        return self.files.spend(n_bytes)
-
     def _lose(self, name: Name, vanished: bool = False) -> None:
         """Remove a damaged file; one that was only evicted meanwhile, or that is back, is not damage."""
         try:

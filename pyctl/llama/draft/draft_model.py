@@ -94,9 +94,8 @@ class DraftModel(Protocol):
 
 
 MakeDraftModel = Callable[[Any, Any, Callable[[int], None]], DraftModel | None]
-"""Creates the draft model from the model, its context, and a function that attaches `Pulse` to another context.
-
-Returns None if it cannot draft for this model."""
+"""Creates the draft model from the model, its context, and a function that attaches `Pulse` to another context; None if
+it cannot draft for this model."""
 
 
 class LayerRows:

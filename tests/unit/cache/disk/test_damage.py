@@ -455,10 +455,10 @@ def test_what_is_written_beside_counts_towards_the_day(
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now)
     store = open_store(daily_bytes=3_000)
-    assert store.spend(2_000)
-    assert not store.spend(2_000)
+    assert store.files.spend(2_000)
+    assert not store.files.spend(2_000)
     assert store.write(made[0]) == 0
-    assert store.spend(900)
+    assert store.files.spend(900)
 
 
 def test_an_index_of_an_older_version_is_read_and_stays_readable_for_it(
