@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from pyctl.cache.ram import RamCache
     from pyctl.cache.ram_budget import RamBudget
     from pyctl.cache.recent import RecentPrompts
-    from pyctl.cache.restore import CacheLookup, CachePlan, MakeRoom
+    from pyctl.cache.restore import CacheLookup, CachePlan
     from pyctl.cache.sequence import LiveSequence
     from pyctl.cache.snapshot import (
         NOTHING,
@@ -121,7 +121,6 @@ __all__ = [
     "KnownParts",
     "LiveSequence",
     "LiveView",
-    "MakeRoom",
     "MemoryShape",
     "Prefix",
     "PrefixCache",
