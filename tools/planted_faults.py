@@ -128,7 +128,7 @@ FAULTS = (
         "pyctl/engine/decode.py",
         "            if not is_right:\n",
         "            if not is_right and n_right:\n",
-        ("tests/unit/engine/test_decode.py::test_drafts_change_nothing_but_the_number_of_steps",),
+        ("tests/unit/engine/draft/test_drafted_replies.py::test_a_reply_is_the_one_without_drafts",),
     ),
     Fault(
         "leaking-cancel",  # rows restored before a cancel keep their cells

@@ -16,7 +16,6 @@ from pyctl.cache.ram import RamCache
 from pyctl.cache.restore import CacheLookup
 from pyctl.cache.sequence import LiveSequence
 from pyctl.engine.admin import EngineAdmin
-from pyctl.engine.draft.speculation import Speculation
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
@@ -28,7 +27,6 @@ from pyctl.prompt import Prompt
 from tests.fake import FakeBackend
 from tests.unit.cache.checks import check_invariants
 from tests.unit.engine.drive import ManualClock, Reply, ask, cold, collect, engine_of, request
-from tests.unit.engine.test_decode import Foresight
 from tests.unit.server.fake import INFO
 
 ENDLESS = Sampling(temperature=0.0, ignore_eos=True)
@@ -291,21 +289,6 @@ def test_a_state_that_cannot_be_given_back_fails_its_reply_only() -> None:
     run(engine)
     assert collect(handles[0]).tokens == alone(prompt_of(1, 100), -1, sampling=ENDLESS).tokens
     assert isinstance(collect(handles[1]).error, StateError)
-    check_at_rest(engine, backend)
-
-
-@pytest.mark.parametrize("kind", ["hybrid", "attention"])
-def test_drafts_survive_a_suspension(kind: str) -> None:
-    backend = FakeBackend(kind, n_ctx=512, n_seqs=2)
-    prompts = [Prompt.of(np.random.default_rng(seed).integers(1, 60, 150), [100, 146]) for seed in (5, 6)]
-    known = [alone(prompt, 320, kind, sampling=ENDLESS).tokens for prompt in prompts]
-
-    source = Foresight(dict(zip(prompts, known, strict=True)), 3, lambda i: i % 5 == 0)
-    engine = Engine(backend, RamCache(8, None), EngineSettings(), speculation=Speculation([source]))
-    handles = [submit(engine, prompt, 300, sampling=ENDLESS) for prompt in prompts]
-    run(engine)
-    assert engine.counters.n_suspended > 0
-    assert [collect(handle).tokens for handle in handles] == [reply[:300] for reply in known]
     check_at_rest(engine, backend)
 
 

@@ -14,7 +14,7 @@ from tests.fake import FakeBackend
 
 
 class Guesses:
-    """Drafts 1 to ``longest`` tokens of the ``replies`` that it knows by their prompts, at random.
+    """Drafts ``shortest`` to ``longest`` tokens of the ``replies`` that it knows by their prompts, at random.
 
     A share of ``wrong`` tokens is wrong, a share of ``silent`` times it has nothing.
     """
@@ -27,9 +27,11 @@ class Guesses:
         silent: float = 0.0,
         seed: int = 0,
         name: str = "guesses",
+        *,
+        shortest: int = 1,
     ) -> None:
         self.name = name
-        self.longest, self.wrong, self.silent = longest, wrong, silent
+        self.shortest, self.longest, self.wrong, self.silent = shortest, longest, wrong, silent
         self.followed: dict[int, tuple[int, list[int]]] = {}
         self.n_learned = 0
         self._known = {prompt.tokens.tobytes(): list(reply) for prompt, reply in replies.items()}
@@ -51,7 +53,7 @@ class Guesses:
         self._drafted[job.key] = 0
         if self._random.random() < self.silent:
             return ()
-        n = int(self._random.integers(1, self.longest + 1))
+        n = int(self._random.integers(self.shortest, self.longest + 1))
         wrong = self._random.random(n) < self.wrong
         draft = tuple(t % 60 + 1 if w else t for t, w in zip(reply[at : at + n], wrong, strict=False))
         self._drafted[job.key] = min(len(draft), job.most)
