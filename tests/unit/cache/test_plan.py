@@ -127,7 +127,6 @@ def conversation(n: int, head: int, *turn: int) -> Prompt:
 
 def test_a_costly_batch_ends_where_replies_begin_and_elsewhere_as_often_as_it_can_be_afforded() -> None:
     given_prompt = conversation(20_000, 2_000, *TURN)
-    assert given_prompt.headers is not None
     ends = batch_ends(given_prompt, 1024, 32, 480)
     assert {*given_prompt.headers, 2_000} <= set(ends)
     others = set(ends) - set(given_prompt.headers)

@@ -51,7 +51,7 @@ def read(pieces: list[str], tools: Tools = TOOLS) -> tuple[str, list[tuple[str, 
     return reply.content, [(call.name, call.arguments) for call in reply.calls]
 
 
-@settings(max_examples=examples(400), deadline=None)
+@settings(max_examples=examples(400))
 @given(st.sampled_from((*CALLS, *TEXTS)), st.data())
 def test_only_a_reply_that_is_one_call_is_a_call_however_it_is_cut(text: str, data: st.DataObject) -> None:
     """What is none stays as it was written."""

@@ -5,7 +5,7 @@ import logging
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pyctl.chat.boundaries import boundaries, headers, message_starts
@@ -13,7 +13,6 @@ from pyctl.chat.cached_tokenizer import Tokenizer
 from pyctl.chat.chat_format import ChatFormat
 from pyctl.chat.template import Template
 from pyctl.prompt import as_tokens, common_prefix
-from tests.effort import examples
 from tests.unit.chat import toy
 from tests.unit.chat.toy import ByteTokenizer, prepare
 
@@ -91,7 +90,6 @@ def test_no_special_start_token_means_no_boundaries(source: str, caplog: pytest.
     assert boundaries(as_tokens([1, 2, 3]), ()) == ()
 
 
-@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.integers(0, 5), max_size=40), st.lists(st.integers(0, 5), max_size=10), st.sets(st.integers(0, 5)))
 def test_boundaries_depend_on_the_prefix_alone(head: list[int], tail: list[int], start_ids: set[int]) -> None:
     ids = sorted(start_ids)
@@ -181,7 +179,6 @@ def test_lines_end_in_raw_text() -> None:
     assert chat.prompt_from_text("").line_ends == ()
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from(["a\n", "\n", "b", "<|im_start|>", "\r\n", "é\n"]), max_size=30))
 def test_line_ends_depend_on_the_tokens_before_them_alone(words: list[str]) -> None:
     chat = ChatFormat(Template(toy.CHATML), toy.chatml_tokenizer())
@@ -199,10 +196,8 @@ def test_the_reply_to_what_the_user_said_last_is_known(qwen_template: str, qwen_
     result = {"role": "tool", "content": "<tool_response>"}
     said = [{"role": "user", "content": "go"}, calls, result, calls, result]
     headers = prepare(chat, said).prompt.headers
-    assert headers is not None
     assert [prepare(chat, said[:n]).prompt.turn for n in (1, 3, 5)] == [headers[0]] * 3
     again = prepare(chat, [*said, {"role": "user", "content": "and <tool_response>"}]).prompt
-    assert again.headers is not None
     assert again.turn == again.headers[-1] > headers[0]
     assert common_prefix(again.tokens, prepare(chat, said).prompt.tokens) >= headers[0]
     assert again.first(again.turn).turn == 0

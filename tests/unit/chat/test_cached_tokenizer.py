@@ -47,7 +47,7 @@ def qwen(qwen_tokenizer: Tokenizer) -> CachedTokenizer:
     return CachedTokenizer(qwen_tokenizer, qwen_tokenizer.special_tokens(), max_bytes=4096)
 
 
-@settings(max_examples=examples(400), deadline=None)
+@settings(max_examples=examples(400))
 @given(text=TEXTS)
 def test_pieces_in_a_row_are_the_whole_on_the_real_vocabulary(
     qwen: CachedTokenizer, qwen_tokenizer: Tokenizer, text: str

@@ -314,7 +314,7 @@ def reply_of(family: Family, arguments: dict[str, Any], n_calls: int) -> str:
 
 
 @BY_NAME
-@settings(max_examples=examples(20), deadline=None)
+@settings(max_examples=examples(20))
 @given(st.data())
 def test_every_rendered_call_parses_back(family: Family, data: st.DataObject) -> None:
     capabilities = family.template().capabilities
@@ -326,7 +326,7 @@ def test_every_rendered_call_parses_back(family: Family, data: st.DataObject) ->
 
 
 @BY_NAME
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(st.data())
 def test_any_cutting_gives_the_same(family: Family, data: st.DataObject) -> None:
     noise = st.lists(st.sampled_from((*NOISE, *family.marks)) | st.text(max_size=3), max_size=10).map("".join)
@@ -343,7 +343,7 @@ def test_any_cutting_gives_the_same(family: Family, data: st.DataObject) -> None
 
 
 @BY_NAME
-@settings(max_examples=examples(20), deadline=None)
+@settings(max_examples=examples(20))
 @given(text=st.lists(st.sampled_from(NOISE) | st.text(max_size=8), max_size=10).map("".join))
 def test_what_has_no_marks_is_content_but_for_the_blanks_before_it(family: Family, text: str) -> None:
     marks = ["<think>", *(mark for mark in family.marks if mark.lstrip()[0] in "<[")]

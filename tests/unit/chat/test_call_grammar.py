@@ -161,13 +161,10 @@ def test_calls_are_bound_whenever_tools_can_be_called(qwen_template: str) -> Non
     tool = {"type": "function", "function": {"name": "f"}}
     assert bound_by(None) is bound_by([tool], tool_choice="none") is bound_by([tool], parse_tool_calls=False) is None
     forced = bound_by([tool], tool_choice="required")
-    assert forced is not None
     assert "/(?s:.*)/" in forced.grammar  # reasoning comes first
     plain = bound_by([tool], tool_choice="required", template_kwargs={"enable_thinking": False})
-    assert plain is not None
     assert "/(?s:.*)/" not in plain.grammar
     lazy = bound_by([tool])
-    assert lazy is not None
     assert lazy.triggers == ("(<tool_call>)",)
     assert "/(?s:.*)/" not in lazy.grammar
     assert lazy.hidden is None  # a call interrupts the reasoning
@@ -185,7 +182,6 @@ def test_a_reply_with_a_schema_is_json_or_a_call(form: CallFormat, part: ReplyPa
     as_json = '<tool_call>\n{"name": "look_up", "arguments": {"days": 3}}\n</tool_call>'
     call = xml(THREE) if form is QWEN else as_json
     made = BoundCalls(form, THINK, {}).constraint(tools(forced=False), part, OBJECT)
-    assert made is not None
     assert not made.triggers
     for text, accepted in (('{"a": true}', True), (call, True), ('{"b": true}', False), ("Well", False), ("", False)):
         assert accepts(made, block + text) is accepted, text
@@ -245,7 +241,6 @@ def offered(*properties: Mapping[str, Any], required: Sequence[str] = (), **func
 def test_an_argument_whose_schema_cannot_be_converted_is_any_json(wrong: Any, forced: bool) -> None:
     tools = Tools.of(offered({"a": wrong, "n": DAYS}, {"n": DAYS}, required=["n"]), parallel=True, forced=forced)
     made = BoundCalls(HERMES, THINK, {}).constraint(tools, "content")
-    assert made is not None
 
     def takes(name: str, arguments: Any) -> bool:
         call = json.dumps({"name": name, "arguments": arguments})
@@ -272,7 +267,6 @@ def test_parameters_that_are_no_schema_of_an_object_are_any_object() -> None:
     ):
         tools = Tools.of([{"type": "function", "function": {"name": "f", "parameters": {"type": "any"}}}])
         made = BoundCalls(form, THINK, {}).constraint(tools, "content")
-        assert made is not None
         assert accepts(made, text)
 
 

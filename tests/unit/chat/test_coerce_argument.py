@@ -37,7 +37,7 @@ def test_a_value_by_its_types(text: str, types: set[str], value: Any) -> None:
     assert json.loads(coerce_argument(text, types)) == value
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @given(
     st.text(max_size=20) | st.lists(st.sampled_from("{}[]'\",:\\ TrueNone1a\n"), max_size=20).map("".join),
     st.sets(st.sampled_from(sorted(ALL_TYPES)), min_size=1),

@@ -166,6 +166,5 @@ def test_a_conversation_is_told_from_others_in_every_process() -> None:
 def test_the_next_prompt_begins_with_the_image() -> None:
     asked = toy.prepare(chat_format(), [said("who? ", ONE)])
     prompt = asked.next_prompt({"role": "assistant", "content": "Him."})
-    assert prompt is not None
     assert [picture.source for picture in prompt.pictures] == [ONE]
     assert len(prompt) > len(asked.prompt)

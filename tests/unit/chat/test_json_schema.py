@@ -83,7 +83,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=examples(400), deadline=None)
+@settings(max_examples=examples(400))
 @given(JSON)
 def test_anything_is_converted_or_refused(schema: Any) -> None:
     with contextlib.suppress(RequestError):
@@ -310,7 +310,7 @@ def instance(schema: Any, draw: Callable[[st.SearchStrategy[Any]], Any]) -> Any:
     return draw(VALUES[schema["type"]])
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(st.recursive(LEAVES, simple, max_leaves=6), st.data(), st.integers(0, 2))
 def test_whatever_is_valid_may_be_said(schema: Any, data: st.DataObject, style: int) -> None:
     value = instance(schema, data.draw)

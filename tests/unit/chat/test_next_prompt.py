@@ -72,7 +72,6 @@ def test_every_next_prompt_begins_so(name: str, kind: str) -> None:
         pytest.skip("the template writes no calls")
     said = {name: value for name, value in reply.items() if name != "reasoning_content"}
     found = prepare(chat, HEAD, tools=tools).next_prompt(reply)
-    assert found is not None
     # All of it up to where the next message begins; behind that, what is said may begin with what is common.
     certain = found.boundaries[-1] if found.boundaries else len(found) - 1
     assert (reply["content"] or "Paris") in chat.tokenizer.detokenize(found.tokens[:certain]).decode()
@@ -88,7 +87,6 @@ def test_the_reasoning_stays_where_the_conversation_has_some() -> None:
     keeps = [*HEAD, {"role": "assistant", "content": "Hm.", "reasoning_content": "Well."}, {**HEAD[1]}]
     for messages, is_kept in ((HEAD, False), (keeps, True)):
         found = prepare(chat, messages).next_prompt(reply)
-        assert found is not None
         assert ("Let me think" in chat.tokenizer.detokenize(found.tokens).decode()) == is_kept
 
 
@@ -101,7 +99,6 @@ def test_a_reply_goes_in_as_it_was_sampled() -> None:
     splitter.feed(sampled.decode(), list(sampled))  # letter by letter, not as the special token
     splitter.finish()
     found = turn.next_prompt(told[0])
-    assert found is not None
     assert found.tokens.tolist()[len(turn.prompt) :][: len(sampled)] == list(sampled)
 
 
@@ -114,7 +111,6 @@ def test_a_reply_that_goes_on_takes_the_place_of_what_it_continues() -> None:
     splitter.finish()
     assert told[0]["content"] == "Sunny, as always."
     found = turn.next_prompt(told[0])
-    assert found is not None
     text = chat.tokenizer.detokenize(found.tokens).decode()
     assert text.count("Sunny") == 1
     assert text.endswith("Sunny, as always.<|im_end|>\n<|im_start|>user\n")

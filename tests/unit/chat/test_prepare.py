@@ -29,7 +29,6 @@ def test_one_answer_holds_all(thinking: ChatFormat) -> None:
     assert prepared.text == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n"
     assert len(prepared.prompt) == len(thinking.prompt_from_text(prepared.text))
     assert prepared.open_reasoning == ""
-    assert prepared.constraint is not None
     assert prepared.constraint.triggers
     assert prepared.reasoning is None
     for _ in range(2):  # each reply gets a splitter of its own
@@ -46,17 +45,13 @@ def test_without_a_reasoning_format_the_content_begins_with_the_open_tag(thinkin
 def test_what_binds_the_reply(thinking: ChatFormat) -> None:
     assert prepare(thinking, HI, grammar='root ::= "a"').constraint == Constraint('root ::= "a"')
     schema = prepare(thinking, HI, schema={"type": "integer"}).constraint
-    assert schema is not None
     assert "<[259]>" in schema.grammar  # the end of the reasoning, a token of its own
     assert (schema.prefill, schema.triggers) == ("", ())
     continued = prepare(thinking, [*HI, {"role": "assistant", "content": "4"}], schema={"type": "integer"}).constraint
-    assert continued is not None
     assert continued.prefill == "4"
     forced = prepare(thinking, HI, tools=[TOOL], tool_choice="required").constraint
-    assert forced is not None
     assert forced.triggers == ()
     single = prepare(thinking, HI, tools=[TOOL], parallel_tool_calls=False).constraint
-    assert single is not None
     assert single.triggers
     assert prepare(thinking, HI, tools=[TOOL], schema={"type": "integer"}, tool_choice="required").constraint == forced
 
@@ -94,16 +89,13 @@ def test_the_tokens_of_a_reasoning_budget(thinking: ChatFormat, qwen_template: s
     assert limited == ReasoningLimit(3, "<think>", ends, (*b"So:", 259), tuple(ids("<think>\n")), texts)
     newer = ChatFormat(Template(qwen_template), toy.chatml_tokenizer())
     qwen = prepare(newer, HI, reasoning_budget=0).reasoning
-    assert qwen is not None
     assert (qwen.ends[0], qwen.forced) == ("\n</think>", (10, 259))  # the tag has a line of its own
     older = ChatFormat(Template(unpacked("templates/Qwen-Qwen3-0.6B.jinja").read_text()), toy.chatml_tokenizer())
     three = prepare(older, HI, reasoning_budget=0).reasoning
-    assert three is not None
     assert (three.ends, three.read) == (ends, ())
     continued = prepare(
         thinking, [*HI, {"role": "assistant", "content": "", "reasoning_content": "I"}], reasoning_budget=1
     )
-    assert continued.reasoning is not None
     assert continued.reasoning.read == tuple(ids("<think>\nI"))
 
 

@@ -43,7 +43,7 @@ def test_whole_and_letter_by_letter(reply_part: ReplyPart, text: str, reasoning:
     assert split(list(text), reply_part) == (reasoning, content)
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(st.data())
 def test_any_cutting_gives_the_same(data: st.DataObject) -> None:
     parts = ["<think>", "</think>", "<tool_call>", "<", "</", "th", "x", " ", "\n", ">"]

@@ -64,7 +64,6 @@ class DraftServer:
     def ask(self, prompt: Prompt, n: int = 24) -> Turn:
         reply = ask(self.engine, prompt, n, sampling=ENDLESS)
         assert reply.error is None
-        assert reply.done is not None
         self.restored, self.n_cached = reply.done.stats.source, reply.done.stats.n_cached
         check_invariants(self.engine.prefix_cache.cache)
         return Turn(reply.tokens, self.source.drafts[max(self.source.drafts)] if self.source.drafts else {})

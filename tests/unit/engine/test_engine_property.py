@@ -9,7 +9,7 @@ from functools import partial
 from unittest.mock import patch
 
 import numpy as np
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -230,7 +230,6 @@ class Conversations(RuleBasedStateMachine):
         before = self.backend.n_evaluated
         reply = ask(self.engine, prompt, 6)
         assert reply.error is None
-        assert reply.done is not None
         stats = reply.done.stats
         assert stats.n_cached + stats.n_evaluated == stats.n_prompt == len(prompt)
         n_decoded = reply.done.timings.n_predicted - 1
@@ -271,6 +270,4 @@ class Conversations(RuleBasedStateMachine):
 
 
 TestConversations = Conversations.TestCase
-TestConversations.settings = settings(
-    max_examples=examples(100), stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+TestConversations.settings = settings(max_examples=examples(100), stateful_step_count=40)

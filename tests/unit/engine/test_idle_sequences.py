@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyctl.cache.cache_stats import RequestStats
@@ -203,7 +203,7 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(60))
 @given(kind=st.sampled_from(KINDS), n_seqs=st.sampled_from([2, 3, 4]), actions=ACTIONS, exact=st.booleans())
 def test_side_requests_leave_conversations_where_they_are(
     kind: str, n_seqs: int, actions: list[tuple[str, int, int]], exact: bool

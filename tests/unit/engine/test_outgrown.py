@@ -52,7 +52,7 @@ def bytes_of(snapshot: Snapshot) -> int:
     return sum(segment.n_bytes for segment in snapshot.chain) + snapshot.state.n_bytes
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(150))
 @given(
     kind=st.sampled_from(["hybrid", "hybrid", "attention", "opaque"]),
     budget=st.integers(2_000, 25_000),

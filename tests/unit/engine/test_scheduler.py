@@ -94,7 +94,6 @@ def test_what_nobody_uses_makes_room_for_others(kind: str, budget: int | None) -
         assert reply.tokens == alone(prompt, 8, kind).tokens
         check_at_rest(engine, backend)
     if budget is None:
-        assert reply.done is not None
         assert reply.done.stats.source == "ram", "it was kept when it had to leave"
 
 
@@ -314,7 +313,6 @@ def test_a_conversation_finds_its_live_sequence_among_four() -> None:
     prompt = prompt_of(1, 300)
     for turn in range(4):
         reply = ask(engine, prompt, 20, sampling=ENDLESS)
-        assert reply.done is not None
         assert (reply.done.stats.source == "live") == (turn > 0)
         prompt = Prompt.of([*prompt.tokens, *reply.tokens, *range(1, 40)], prompt.boundaries)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyctl.engine.handle import RequestHandle
@@ -36,7 +36,7 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(150))
 @given(
     kind=st.sampled_from(KINDS),
     n_seqs=st.sampled_from([1, 2, 3, 4, 4]),

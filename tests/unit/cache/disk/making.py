@@ -84,7 +84,6 @@ def flat(given: Snapshot) -> list[tuple[object, ...]]:
 
 
 def check_equal(found: Snapshot | None, expected: Snapshot) -> None:
-    assert found is not None
     assert found.prefix == expected.prefix
     assert found.state.recurrent.tobytes() == expected.state.recurrent.tobytes()
     assert found.state.draft.tobytes() == expected.state.draft.tobytes()

@@ -89,7 +89,6 @@ def test_a_model_of_rows_alone_has_a_state_of_its_draft_model_alone(open_store: 
     write(open_store(sizes=sizes), [made])
     check_read(open_store(sizes=sizes), made)
     back = open_store(sizes=replace(PLAIN, state=0)).read(made.prefix, tokens_of(made))
-    assert back is not None
     assert not back.state.parts
 
 
@@ -129,21 +128,18 @@ def test_a_conversation_goes_on_in_the_same_files_with_and_without(open_store: O
     write(open_store(sizes=DRAFTS), made[:1])
     plain = open_store(sizes=PLAIN)
     first = plain.read(made[0].prefix, tokens_of(made[0]))
-    assert first is not None
     longer = snapshot(segment(range(50, 90), first.segment))
     write(plain, [longer])
     assert len(on_disk(plain.directory.path)) == 4, "one segment and one state more: nothing is stored twice"
 
     store = open_store(sizes=DRAFTS)
     second = store.read(longer.prefix, tokens_of(longer))
-    assert second is not None
     last = Segment(60, tokens_of(longer)[:10], segment(range(10)).rows, second.segment, (70,), draft_rows=NOTHING)
     rows = np.arange(DRAFT_BASE + 10 * DRAFT_ROW, dtype=np.uint8)
     end = snapshot(replace(last, draft_rows=rows))
     write(store, [end])
     check_directory(store)
     found = open_store(sizes=DRAFTS).read(end.prefix, tokens_of(end))
-    assert found is not None
     sizes = [(saved.draft.size, first, last) for saved, first, last in found.spans(0, 70)]
     assert sizes == [(DRAFT_BASE + 20 * DRAFT_ROW, 0, 20), (0, 20, 60), (rows.size, 60, 70)]
     assert (found.spans(65, 70)[0][0].draft == rows).all()

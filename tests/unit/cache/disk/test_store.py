@@ -55,7 +55,7 @@ def trees(draw: st.DrawFn) -> list[Snapshot]:
 
 
 @given(made=trees())
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(40))
 def test_round_trip(made: list[Snapshot]) -> None:
     with tempfile.TemporaryDirectory() as directory:
         store = DiskStore(Path(directory), "model", None, min_tokens=1)
@@ -97,7 +97,6 @@ def test_what_comes_back_can_be_built_on(open_store: Opener) -> None:
     first = conversation(0, turns=2)
     store.write(first[-1])
     back = store.read(first[-1].prefix, tokens_of(first[-1]))
-    assert back is not None
     before = len(on_disk(store.directory.path))
     following = snapshot(segment(range(10), back.segment, back.n))
     store.write(following)
@@ -126,8 +125,6 @@ def test_chains_share_segments_unless_they_were_given_up(open_store: Opener) -> 
         store.write(each)
     short = store.read(made[0].prefix, tokens_of(made[1]))
     long = store.read(made[1].prefix, tokens_of(made[1]))
-    assert short is not None
-    assert long is not None
     assert long.segment.parent is short.segment
     short.segment.rows, short.segment.dropped = np.empty(0, np.uint8), True
     check_equal(store.read(made[0].prefix, tokens_of(made[1])), made[0])

@@ -74,7 +74,6 @@ def found(behind: StoreBehind, made: Snapshot) -> list[int]:
 def fetch(behind: StoreBehind, made: Snapshot) -> None:
     until(lambda: made.n in found(behind, made))
     coming = behind.fetch(made.prefix)
-    assert coming is not None
     until(coming.ready)
 
 

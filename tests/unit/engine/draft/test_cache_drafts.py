@@ -40,7 +40,6 @@ class Talk:
             self.sure = token
 
     def job(self, most: int = 64) -> DraftJob:
-        assert self.sure is not None
         return DraftJob(self.key, self.seq, (self.sure,), most)
 
     def draft(self, most: int = 64) -> list[int]:

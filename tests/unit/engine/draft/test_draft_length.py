@@ -79,7 +79,7 @@ def simulate(
     return run
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(
     slope=st.floats(0, 1),
     shares=st.lists(st.sampled_from([0.0, 0.2, 0.5, 0.7, 0.9, 1.0]), min_size=1, max_size=4),

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyctl.cache.ram import RamCache
@@ -106,14 +106,12 @@ FIELDS = st.fixed_dictionaries(
 def check_reply(reply: Reply, expected: Reply) -> None:
     assert reply.error is None
     assert (reply.text, reply.tokens) == (expected.text, expected.tokens)
-    assert reply.done is not None
-    assert expected.done is not None
     assert reply.done.stop_type == expected.done.stop_type
     assert reply.done.stopping_word == expected.done.stopping_word
     assert reply.done.timings.n_predicted == expected.done.timings.n_predicted
 
 
-@settings(max_examples=examples(120), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(120))
 @given(
     kind=st.sampled_from(["hybrid", "hybrid", "attention", "opaque"]),
     drafting=DRAFTING,
@@ -165,7 +163,7 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=examples(120), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(120))
 @given(
     kind=st.sampled_from(["hybrid", "hybrid", "attention", "opaque"]),
     n_seqs=st.sampled_from([1, 2, 3, 4, 4]),

@@ -41,7 +41,7 @@ def matches(texts: list[Tokens], end: list[int]) -> list[int]:
     return found
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(60))
 @given(seed=SEEDS, n_kinds=st.sampled_from([2, 5, 50, 100_000]))
 def test_what_is_found_is_there(seed: int, n_kinds: int) -> None:
     texts = texts_of(seed, 6, 300, n_kinds)
@@ -81,7 +81,7 @@ def test_the_end_of_a_text_leads_nowhere() -> None:
     assert index.find([*texts[0][-3:].tolist(), *texts[1][:3].tolist()]) == (0, 0)
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(40))
 @given(seed=SEEDS)
 def test_around_the_ring(seed: int) -> None:
     """The newest texts are found, however many came before, and what is found is never of two texts."""
