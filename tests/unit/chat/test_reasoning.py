@@ -1,12 +1,9 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from pyctl.chat.call_formats.families import QWEN
 from pyctl.chat.reply import ReasoningSplitter, ReplyDelta, ReplyPart
-from tests.effort import examples
 
 
 def split(pieces: list[str], reply_part: ReplyPart = "start") -> tuple[str, str]:
@@ -41,17 +38,6 @@ def split(pieces: list[str], reply_part: ReplyPart = "start") -> tuple[str, str]
 def test_whole_and_letter_by_letter(reply_part: ReplyPart, text: str, reasoning: str, content: str) -> None:
     assert split([text], reply_part) == (reasoning, content)
     assert split(list(text), reply_part) == (reasoning, content)
-
-
-@settings(max_examples=examples(150))
-@given(st.data())
-def test_any_cutting_gives_the_same(data: st.DataObject) -> None:
-    parts = ["<think>", "</think>", "<tool_call>", "<", "</", "th", "x", " ", "\n", ">"]
-    text = "".join(data.draw(st.lists(st.sampled_from(parts), max_size=12)))
-    reply_part: ReplyPart = data.draw(st.sampled_from(("start", "reasoning", "content")))
-    cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=6)))
-    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    assert split(pieces, reply_part) == split([text], reply_part)
 
 
 def test_text_comes_out_as_soon_as_it_is_certain() -> None:

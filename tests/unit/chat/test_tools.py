@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from pyctl.chat.call_formats.scan import coerce_argument
 from pyctl.chat.tools import ALL_TYPES, Tools, read_tools, types_of
 from pyctl.errors import RequestError
+from tests.effort import examples
 
 ROOT: dict[str, Any] = {
     "$defs": {
@@ -100,7 +105,7 @@ def test_what_nobody_declared_may_be_anything() -> None:
     assert Tools.of([{"type": "function", "function": odd}]).tools[0].required == ()
 
 
-def given(*names: str) -> list[dict[str, Any]]:
+def named(*names: str) -> list[dict[str, Any]]:
     return [{"type": "function", "function": {"name": name}} for name in names]
 
 
@@ -122,14 +127,14 @@ F_NESTED, F_FLAT = {"type": "function", "function": {"name": "f"}}, {"type": "fu
         (F_FLAT, "f", True),
         ({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [F_NESTED]}}, "f", False),
         ({"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [F_NESTED]}}, "f", True),
-        ({"type": "allowed_tools", "mode": "required", "tools": [F_FLAT, *given("g")]}, "fg", True),
+        ({"type": "allowed_tools", "mode": "required", "tools": [F_FLAT, *named("g")]}, "fg", True),
         ({"type": "allowed_tools", "mode": "auto", "tools": []}, "", False),
     ],
 )
 def test_only_the_tools_of_the_choice_may_be_called_and_all_stay_in_the_prompt(
     choice: Any, names: str, forced: bool
 ) -> None:
-    known, tools = read_tools(given("f", "g"), choice)
+    known, tools = read_tools(named("f", "g"), choice)
     assert [tool["function"]["name"] for tool in known or ()] == ["f", "g"]
     assert [tool.name for tool in tools.tools] == list(names) if tools is not None else not names
     assert tools is None or tools.forced is forced
@@ -142,15 +147,49 @@ def test_only_the_tools_of_the_choice_may_be_called_and_all_stay_in_the_prompt(
         (["auto"], "must be auto"),
         ({"type": "web_search"}, "not 'web_search'"),
         ({"type": "function"}, "a function that has a name"),
-        (given("h")[0], "names 'h'"),
+        (named("h")[0], "names 'h'"),
         ({"type": "allowed_tools"}, "must have a list"),
         ({"type": "allowed_tools", "allowed_tools": "x"}, "must have a list"),
         ({"type": "allowed_tools", "mode": "none", "tools": [F_FLAT]}, "'mode' auto or required"),
         ({"type": "allowed_tools", "mode": "required", "tools": []}, "allows no tool"),
-        ({"type": "allowed_tools", "mode": "auto", "tools": given("h")}, "names 'h'"),
+        ({"type": "allowed_tools", "mode": "auto", "tools": named("h")}, "names 'h'"),
         ({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "mcp"}]}, r"tools\[0\] must be"),
     ],
 )
 def test_a_choice_that_means_nothing_is_refused(choice: Any, message: str) -> None:
     with pytest.raises(RequestError, match=message):
-        read_tools(given("f", "g"), choice)
+        read_tools(named("f", "g"), choice)
+
+
+@pytest.mark.parametrize(
+    ("text", "types", "value"),
+    [
+        ("12", {"integer"}, 12),
+        ("12", {"string"}, "12"),
+        ("12", {"string", "integer"}, 12),
+        ("12", {"string", "null"}, "12"),
+        (" 1e3 ", {"number", "integer"}, 1000.0),
+        ("1.0", {"integer"}, 1.0),
+        ("twelve", {"integer"}, "twelve"),
+        ("True", {"boolean"}, True),
+        ("None", {"null", "string"}, None),
+        ("True", {"string"}, "True"),
+        ("{'a': [True, 'it\\'s \"x\"', \"None\"]}", {"object"}, {"a": [True, 'it\'s "x"', "None"]}),
+        ("[1, 2", {"array"}, "[1, 2"),
+        ("Infinity", {"number"}, "Infinity"),
+        ("1" * 5000, {"integer"}, "1" * 5000),
+        ("[" * 100_000, {"array"}, "[" * 100_000),
+        ("", {"object"}, ""),
+    ],
+)
+def test_an_argument_by_its_types(text: str, types: set[str], value: Any) -> None:
+    assert json.loads(coerce_argument(text, types)) == value
+
+
+@settings(max_examples=examples(200))
+@given(
+    st.text(max_size=20) | st.lists(st.sampled_from("{}[]'\",:\\ TrueNone1a\n"), max_size=20).map("".join),
+    st.sets(st.sampled_from(sorted(ALL_TYPES)), min_size=1),
+)
+def test_an_argument_is_always_json(text: str, types: set[str]) -> None:
+    json.loads(coerce_argument(text, types))
