@@ -62,87 +62,90 @@ class Faulty(FakeBackend):
             raise self.fault
 
 
-@pytest.fixture
-def faulty() -> Iterator[Callable[..., tuple[Faulty, Worker]]]:
-    made: list[tuple[Faulty, Worker]] = []
+@pytest.fixture(autouse=True)
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyctl.engine.worker.WATCH_SECONDS", 0.02)
 
-    def make(n_seqs: int = 1, stall_seconds: float = 0) -> tuple[Faulty, Worker]:
-        backend = Faulty("hybrid", n_seqs=n_seqs)
+
+@pytest.fixture
+def faulty() -> Iterator[Callable[..., tuple[Faulty, Worker, Engine]]]:
+    made: list[tuple[Faulty, Worker, Engine]] = []
+
+    def make(*, is_held: bool = False, stall_seconds: float = 0) -> tuple[Faulty, Worker, Engine]:
+        backend = Faulty("hybrid")
+        backend.held = is_held
         engine = Engine(backend, RamCache(8, None), EngineSettings())
-        made.append((backend, Worker(engine, INFO, stall_seconds=stall_seconds)))
+        made.append((backend, Worker(engine, INFO, stall_seconds=stall_seconds), engine))
         return made[-1]
 
     yield make
-    for backend, worker in made:
+    for backend, worker, _ in made:
         backend.go_on.set()
         worker.close(5)
 
 
-def ends(handle: RequestHandle) -> list[Any]:
-    """The last event of each reply, waiting a minute at most."""
+def end(handle: RequestHandle) -> Any:
+    """The last event of a reply, waiting a minute at most."""
     found: list[Any] = []
     reader = threading.Thread(target=lambda: found.extend(handle), daemon=True)
     reader.start()
     reader.join(60)
     assert not reader.is_alive(), "the request waits for ever"
-    return found[-1:]
+    return found[-1]
+
+
+def error_of(handle: RequestHandle) -> Exception:
+    """The error with which a request ends."""
+    event = end(handle)
+    assert isinstance(event, Failed)
+    return event.error
+
+
+def check_serves(worker: Worker) -> None:
+    assert isinstance(end(worker.submit(request(PROMPT))), Done)
 
 
 def test_running_out_of_memory_in_decode_fails_that_reply_and_no_other(faulty: Any) -> None:
-    backend, worker = faulty()
-    (clean,) = ends(worker.submit(request(PROMPT)))
+    backend, worker, _ = faulty()
+    check_serves(worker)
     backend.n_good, backend.n_faults = 20, 1
     handle = worker.submit(request(PROMPT, 3000, sampling=ENDLESS))
     assert isinstance(next(handle), Piece)
-    (failed,) = ends(handle)
-    assert isinstance(failed, Failed)
-    assert isinstance(failed.error, EngineError)
-    assert "no memory left" in str(failed.error)
-    (again,) = ends(worker.submit(request(PROMPT)))
-    assert isinstance(clean, Done)
-    assert isinstance(again, Done)
+    error = error_of(handle)
+    assert isinstance(error, EngineError)
+    assert "no memory left" in str(error)
+    check_serves(worker)
     assert worker.trouble is None
 
 
-def test_a_step_that_breaks_off_anywhere_fails_all_requests_and_the_engine_goes_on(
-    faulty: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    backend, worker = faulty()
-    backend.held = True
+def test_a_step_that_breaks_off_anywhere_fails_all_requests_and_the_engine_goes_on(faulty: Any) -> None:
+    backend, worker, engine = faulty(is_held=True)
     handles = [worker.submit(request(PROMPT)) for _ in range(3)]
     assert backend.waits.wait(60)
-    whole, broken = worker._engine.step, []
+    whole = engine.step
 
     def step() -> bool:
-        if not broken:
-            broken.append(1)
-            raise MemoryError
-        return bool(whole())
+        engine.step = whole
+        raise MemoryError
 
-    monkeypatch.setattr(worker._engine, "step", step)
+    engine.step = step
     backend.held = False
     backend.go_on.set()
     for handle in handles:
-        (event,) = ends(handle)
-        assert isinstance(event, Failed)
-        assert "MemoryError" in str(event.error)
-    (event,) = ends(worker.submit(request(PROMPT)))
-    assert isinstance(event, Done)
+        assert "MemoryError" in str(error_of(handle))
+    check_serves(worker)
 
 
-def test_a_thread_that_ends_fails_everything_now_and_later(faulty: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    backend, worker = faulty()
-    backend.held = True
+def test_a_thread_that_ends_fails_everything_now_and_later(faulty: Any) -> None:
+    backend, worker, engine = faulty(is_held=True)
     running, waiting = worker.submit(request(PROMPT)), worker.submit(request(PROMPT))
-    admin = EngineAdmin(worker, worker._engine)
+    admin = EngineAdmin(worker, engine)
     assert backend.waits.wait(60)
     erased = admin.erase(0)
     backend.fault, backend.n_faults, backend.held = SystemExit("gone"), 1, False
     backend.go_on.set()
     for handle in (running, waiting):
-        (event,) = ends(handle)
-        assert isinstance(event, Failed)
-        assert "gone" in str(event.error)
+        assert "gone" in str(error_of(handle))
     for future in (erased, admin.view(), admin.stats()):
         with pytest.raises(EngineError, match="gone"):
             result(future)
@@ -153,37 +156,32 @@ def test_a_thread_that_ends_fails_everything_now_and_later(faulty: Any, monkeypa
     assert not worker.close()
 
 
-def test_steps_that_fail_again_and_again_end_the_thread(faulty: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, worker = faulty()
+def test_steps_that_fail_again_and_again_end_the_thread(faulty: Any) -> None:
+    _, worker, engine = faulty()
 
     def step() -> bool:
         raise RuntimeError("broken for good")
 
-    monkeypatch.setattr(worker._engine, "step", step)
-    (event,) = ends(worker.submit(request(PROMPT)))
-    assert isinstance(event, Failed)
+    engine.step = step
+    error_of(worker.submit(request(PROMPT)))
     with pytest.raises(EngineError, match="broken for good"):
         worker.watch()
 
 
 def test_an_evaluation_that_hangs_is_noticed_and_everything_fails(faulty: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyctl.engine.worker.WATCH_SECONDS", 0.02)
     for name in ("FINISH_SECONDS", "STEP_SECONDS"):  # longer than this test may take
         monkeypatch.setattr(f"pyctl.engine.worker.{name}", 3600.0)
-    backend, worker = faulty(stall_seconds=0.3)
-    backend.held = True
+    _, worker, _ = faulty(is_held=True, stall_seconds=0.3)
     handles = [worker.submit(request(PROMPT)) for _ in range(2)]
     with pytest.raises(EngineError, match="makes no progress"):
         worker.watch()
     for handle in handles:
-        (event,) = ends(handle)
-        assert isinstance(event, Failed)
+        error_of(handle)
     assert not worker.close(), "a hanging thread is not waited for"
 
 
 def test_a_long_evaluation_that_makes_progress_is_left_alone(faulty: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pyctl.engine.worker.WATCH_SECONDS", 0.02)
-    backend, worker = faulty(stall_seconds=0.3)
+    backend, worker, _ = faulty(is_held=True, stall_seconds=0.3)
     looks: list[int] = []
     is_idle = threading.Event()
     heartbeat = property(lambda _: looks.append(1) or (1 if is_idle.is_set() else len(looks)))
@@ -204,14 +202,12 @@ def test_a_long_evaluation_that_makes_progress_is_left_alone(faulty: Any, monkey
         seen = len(looks)
         until(lambda: len(looks) >= seen + n)
 
-    backend.held = True
     handle = worker.submit(request(PROMPT))
     assert backend.waits.wait(60)
     look(50)  # at each there is something new
     backend.held = False
     backend.go_on.set()
-    (event,) = ends(handle)
-    assert isinstance(event, Done)
+    assert isinstance(end(handle), Done)
     while worker._working:
         look(1)
     is_idle.set()
@@ -221,33 +217,20 @@ def test_a_long_evaluation_that_makes_progress_is_left_alone(faulty: Any, monkey
     assert watched == [None]
 
 
-def test_closing_in_a_long_evaluation_interrupts_it_and_still_closes_the_engine(
-    faulty: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("stops", [True, False])
+def test_closing_in_a_long_evaluation_interrupts_it_and_closes_the_engine_or_says_that_it_did_not_stop(
+    faulty: Any, monkeypatch: pytest.MonkeyPatch, stops: bool
 ) -> None:
+    """Not every device can be interrupted."""
     monkeypatch.setattr("pyctl.engine.worker.FINISH_SECONDS", 0.1)
-    backend, worker = faulty(n_seqs=2)
-    (event,) = ends(worker.submit(request(PROMPT)))
-    assert isinstance(event, Done)
-    backend.held = True
+    backend, worker, _ = faulty(is_held=True)
+    if not stops:
+        backend.interrupt = lambda: None
     handle = worker.submit(request(Prompt.of([5] * 200)))
     assert backend.waits.wait(60)
-    assert worker.close()
-    (event,) = ends(handle)
-    assert isinstance(event, Failed)
-    assert isinstance(event.error, UnavailableError)
-    assert backend.closed
-
-
-def test_what_does_not_stop_is_told(faulty: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    backend, worker = faulty()
-    monkeypatch.setattr(backend, "interrupt", lambda: None)  # a device that cannot
-    monkeypatch.setattr("pyctl.engine.worker.FINISH_SECONDS", 0.1)
-    backend.held = True
-    handle = worker.submit(request(PROMPT))
-    assert backend.waits.wait(60)
-    assert not worker.close(0.3)
-    (event,) = ends(handle)
-    assert isinstance(event, Failed), "the request does not wait for the evaluation"
+    assert worker.close(60 if stops else 0.3) is stops
+    assert isinstance(error_of(handle), UnavailableError), "the request does not wait for the evaluation"
+    assert backend.closed is stops
 
 
 class Remote(Faulty):
@@ -287,7 +270,6 @@ def test_the_loss_of_a_device_ends_the_service_with_the_cache_on_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What RAM has is written, whether the engine's thread is idle or in a call that never returns."""
-    monkeypatch.setattr("pyctl.engine.worker.WATCH_SECONDS", 0.02)
     monkeypatch.setattr("pyctl.engine.worker.STILL_SECONDS", 0.2)
     for is_idle, has_disk in ((True, False), (True, True), (False, False), (False, True)):
         backend, tier = Remote("hybrid"), tier_on(tmp_path / str(is_idle)) if has_disk else None
@@ -295,8 +277,7 @@ def test_the_loss_of_a_device_ends_the_service_with_the_cache_on_disk(
             tier.policy = DiskPolicy.of_server("spill")  # all is written in the end
         engine = Engine(backend, RamCache(8, None), EngineSettings(), tier, clock=ManualClock())  # no time passes
         worker = Worker(engine, INFO)
-        (event,) = ends(worker.submit(request(PROMPT)))
-        assert isinstance(event, Done)
+        check_serves(worker)
         if not is_idle:
             backend.held = True
             handle = worker.submit(request(Prompt.of([5] * 200)))
@@ -306,8 +287,7 @@ def test_the_loss_of_a_device_ends_the_service_with_the_cache_on_disk(
             worker.watch()
         assert backend.closed
         if not is_idle:
-            (event,) = ends(handle)
-            assert isinstance(event, Failed)
+            error_of(handle)
         with pytest.raises(UnavailableError, match="is lost"):
             worker.submit(request(PROMPT))
         assert tier is None or 290 in tier_on(tmp_path / str(is_idle)).store.lengths()
