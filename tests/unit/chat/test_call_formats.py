@@ -25,6 +25,7 @@ from pyctl.chat.reply import ParsedReply, ReplyPart
 from pyctl.chat.template import Template
 from pyctl.chat.tools import Tools
 from tests.effort import examples
+from tests.unit.chat import toy
 from tests.unit.chat.accepted import accepts
 from tests.unit.chat.conftest import unpacked
 from tests.unit.chat.parsing import STOP_TOOL, TOOLS, Parsed, parse_reply
@@ -273,6 +274,10 @@ def test_calls_of_an_unknown_format_are_rendered_and_come_as_text(name: str, cap
     for delta in (splitter.feed(reply), splitter.finish()):
         parsed.add(delta)
     assert (parsed.content.strip(), parsed.calls) == (reply.strip(), [])
+
+
+def test_a_template_without_calls_has_the_fallback() -> None:
+    assert find_call_format(Template(toy.LLAMA3)) is FALLBACK
 
 
 def test_every_format_is_tested() -> None:

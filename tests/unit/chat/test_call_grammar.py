@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pyctl.chat.call_formats import FALLBACK, FORMATS, BoundCalls, find_call_format
+from pyctl.chat.call_formats import FORMATS, BoundCalls
 from pyctl.chat.call_formats.call_format import CallFormat
 from pyctl.chat.call_formats.families import FAMILIES, HERMES, QWEN
 from pyctl.chat.chat_format import ChatFormat, ChatRequest
@@ -18,7 +18,6 @@ from pyctl.chat.tools import Tools
 from pyctl.errors import RequestError
 from tests.unit.chat import toy
 from tests.unit.chat.accepted import accepts
-from tests.unit.chat.conftest import unpacked
 
 DAYS = {"type": "integer"}
 CITY = {"type": "string"}
@@ -64,29 +63,27 @@ def test_calls_between_tags(required: list[str], text: str, accepted: bool) -> N
     assert accepts(bound(QWEN, tools(required=required)), text) is accepted
 
 
-@pytest.mark.parametrize("side", [{"const": "left"}, {"enum": ["left"]}, {"$ref": "#/$defs/side"}], ids=json.dumps)
-def test_words_between_tags_are_those_of_the_schema(side: Any) -> None:
-    grammar = bound(QWEN, tools(properties={"side": side}, **{"$defs": {"side": {"const": "left"}}}))
-    for word, accepted in (("left", True), ("right", False)):
-        assert accepts(grammar, xml(f"<parameter=side>\n{word}\n</parameter>\n")) is accepted
-
-
+LEFT = ({"const": "left"}, {"enum": ["left"]}, {"$ref": "#/$defs/side"})
 OPTIONAL = {"anyOf": [{"enum": ["left", "right"]}, {"type": "null"}]}
-
-
-@pytest.mark.parametrize(("word", "accepted"), [("left", True), ("null", True), ("up", False), ("nul", False)])
-def test_a_choice_that_may_be_missing_is_bound_between_tags(word: str, accepted: bool) -> None:
-    grammar = bound(QWEN, tools(properties={"side": OPTIONAL}))
-    assert accepts(grammar, xml(f"<parameter=side>\n{word}\n</parameter>\n")) is accepted
+LFM2 = next(form for form in FAMILIES if form.name == "LFM2")
 
 
 @pytest.mark.parametrize(
-    ("value", "accepted"), [("'left'", True), ("None", True), ("'None'", False), ("'up'", False), ("null", False)]
+    ("form", "side", "good", "bad"),
+    [
+        *((QWEN, side, ("left",), ("right",)) for side in LEFT),
+        (QWEN, OPTIONAL, ("left", "null"), ("up", "nul")),
+        (LFM2, OPTIONAL, ("'left'", "None"), ("'None'", "'up'", "null")),
+    ],
 )
-def test_a_choice_that_may_be_missing_is_bound_in_a_literal(value: str, accepted: bool) -> None:
-    form = next(form for form in FAMILIES if form.name == "LFM2")
-    grammar = bound(form, tools(properties={"side": OPTIONAL}))
-    assert accepts(grammar, f"<|tool_call_start|>[look_up(side={value})]<|tool_call_end|>") is accepted
+def test_words_of_an_argument_are_those_of_the_schema(
+    form: CallFormat, side: Any, good: tuple[str, ...], bad: tuple[str, ...]
+) -> None:
+    grammar = bound(form, tools(properties={"side": side}, **{"$defs": {"side": {"const": "left"}}}))
+    for word in (*good, *bad):
+        literal = f"<|tool_call_start|>[look_up(side={word})]<|tool_call_end|>"
+        call = literal if form is LFM2 else xml(f"<parameter=side>\n{word}\n</parameter>\n")
+        assert accepts(grammar, call) is (word in good), word
 
 
 @pytest.mark.parametrize(
@@ -133,22 +130,6 @@ def test_a_tool_without_a_schema_takes_what_it_says() -> None:
 def test_a_schema_that_cannot_be_converted_is_refused() -> None:
     with pytest.raises(RequestError):
         bound(HERMES, tools(properties={"a": {"$ref": "https://example.org"}}, required=["a"]))
-
-
-@pytest.mark.parametrize(
-    ("name", "form"),
-    [
-        ("Qwen3.5-4B", QWEN),
-        ("Qwen3-Coder", QWEN),
-        ("Qwen-Qwen3-0.6B", HERMES),
-        ("NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use", HERMES),
-    ],
-)
-def test_the_form_is_found_by_rendering(name: str, form: CallFormat) -> None:
-    template = Template(unpacked(f"templates/{name}.jinja").read_text())
-    assert find_call_format(template) is form
-    plain = Template(toy.LLAMA3)
-    assert find_call_format(plain) is FALLBACK
 
 
 def test_calls_are_bound_whenever_tools_can_be_called(qwen_template: str) -> None:

@@ -44,13 +44,6 @@ def test_the_day_and_the_tools_as_text_are_given_as_llama_server_gives_them() ->
     assert render("{{ functions is defined }}|{{ messages | length }}") == "True|1"
 
 
-def test_llama_3_knows_what_day_it_is() -> None:
-    source = unpacked("templates/meta-llama-Llama-3.1-8B-Instruct.jinja").read_text()
-    before = datetime.now()
-    found = Template(source, "<|begin_of_text|>").render([USER])
-    assert any(f"Today Date: {day:%d %b %Y}" in found for day in (before, datetime.now()))
-
-
 def test_loop_controls_and_generation_blocks() -> None:
     assert render("{% for i in [1, 2, 3] %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}") == "1"
     assert render("{% generation %}{{ messages[0].role }}{% endgeneration %}!") == "user!"
