@@ -5,7 +5,7 @@ The fake's drafts depend on every row and on the state of its draft model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -43,6 +43,8 @@ def conversation() -> list[Prompt]:
     return prompts
 
 
+BRANCHES = [chat((1, 300), (2, 100)), chat((1, 300), (3, 100)), chat((1, 300), (2, 100), (4, 100))]
+
 COLD: dict[tuple[str, bytes], tuple[Turn, bytes]] = {}
 
 
@@ -58,15 +60,16 @@ def cold(kind: str, prompt: Prompt, directory: Path) -> tuple[Turn, bytes]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("way", WAYS)
-def test_drafts_are_those_of_the_cold_run(tmp_path: Path, kind: str, way: str) -> None:
+@pytest.mark.parametrize("prompts", [conversation(), BRANCHES], ids=["conversation", "branches"])
+def test_drafts_are_those_of_the_cold_run(tmp_path: Path, kind: str, way: str, prompts: list[Prompt]) -> None:
     server = server_of(kind, tmp_path / "cache")
-    for turn, prompt in enumerate(conversation()):
+    for turn, prompt in enumerate(prompts):
         if turn:
             WAYS[way](server)
         found = server.ask(prompt)
         assert (found, digest(server)) == cold(kind, prompt, tmp_path)
         assert found.drafts or kind == "opaque"
-        if turn:
+        if turn and prompts is not BRANCHES:
             assert server.restored == {"disk": "disk"}.get(way, server.restored) != "none"
 
 
@@ -87,15 +90,6 @@ def test_a_conversation_that_is_put_away_drafts_as_one_that_stays(tmp_path: Path
             if turn:
                 assert server.restored == {"live": "live", "disk": "disk"}.get(each, "ram")
     assert found[way] == found["live"]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("way", WAYS)
-def test_a_branch_drafts_as_the_cold_run(tmp_path: Path, kind: str, way: str) -> None:
-    server = server_of(kind, tmp_path / "cache")
-    for prompt in (chat((1, 300), (2, 100)), chat((1, 300), (3, 100)), chat((1, 300), (2, 100), (4, 100))):
-        assert (server.ask(prompt), digest(server)) == cold(kind, prompt, tmp_path)
-        WAYS[way](server)
 
 
 class DigestedDrafts(RememberedDrafts):
@@ -167,29 +161,3 @@ def test_a_cache_goes_on_with_and_without_a_draft_model(tmp_path: Path, kind: st
     rows = third.backend.seqs[0].draft_rows
     assert 0 < sum(not row for row in rows) < len(rows) / 2, "only what was evaluated without it"
     third.close()
-
-
-Change = Callable[[pytest.MonkeyPatch], None]
-
-
-def no_rows(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(FakeBackend, "_load_drafts", lambda self, seq, first, spans: None)
-
-
-def rows_of_others(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(FakeBackend, "_author", property(lambda self: len(self._on_the_way).to_bytes(16, "little")))
-
-
-@pytest.mark.parametrize("change", [no_rows, rows_of_others])
-def test_the_fake_notices_what_is_not_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
-    prompt = conversation()[0]
-    expected, at_end = cold("hybrid", prompt, tmp_path)
-    change(monkeypatch)
-    server = server_of("hybrid", tmp_path / "cache")
-    server.ask(prompt)
-    server.restart()
-    found = server.ask(prompt)
-    assert server.restored == "disk"
-    assert found.tokens == expected.tokens
-    assert digest(server) != at_end
-    assert found.drafts != expected.drafts

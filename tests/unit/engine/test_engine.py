@@ -5,15 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pyctl.cache.sequence import LiveSequence
 from pyctl.engine.engine import Engine
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Progress
-from pyctl.errors import EngineError, UnavailableError
+from pyctl.errors import EngineError
 from pyctl.prompt import Prompt, Tokens, as_tokens
 from tests.fake import FakeBackend
 from tests.unit.cache.checks import check_invariants
-from tests.unit.engine.drive import ask, cold, collect, engine_of, request
+from tests.unit.engine.drive import ask, cold, engine_of, request
 
 KINDS = ("hybrid", "attention", "opaque")
 
@@ -79,23 +78,6 @@ def test_a_rewind_moves_no_rows_and_an_extension_only_what_is_missing() -> None:
     assert stats.source == "ram"
     assert stats.n_cached == 784
     assert stats.n_loaded == 484, "the head is live, only the rest is copied"
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("fail", [1, 2, 3, 50])
-def test_a_snapshot_that_cannot_be_restored_is_a_miss(kind: str, fail: int) -> None:
-    backend = FakeBackend(kind)
-    engine = engine_of(backend, exact=True)
-    first, second = chat((1, 300), (2, 240)), chat((7, 420))
-    ask(engine, first)
-    ask(engine, second)
-    backend.fail_loads = fail
-    reply = ask(engine, first)
-    assert reply.tokens == cold(FakeBackend(kind), first).tokens
-    assert reply.error is None
-    backend.fail_loads = 0
-    assert ask(engine, second).tokens == cold(FakeBackend(kind), second).tokens
-    check_invariants(engine.prefix_cache.cache)
 
 
 @pytest.mark.parametrize("step", range(1, 14))
@@ -166,31 +148,6 @@ def test_limits_and_ends() -> None:
     assert word not in stopped.text
 
 
-def test_two_sequences_decode_side_by_side() -> None:
-    backend = FakeBackend(n_seqs=2)
-    engine = engine_of(backend, exact=True)
-    prompts = [chat((1, 300), (2, 100)), chat((1, 300), (3, 150)), chat((4, 200))]
-    handles = [RequestHandle(request(prompt, 20)) for prompt in prompts]
-    for handle in handles:
-        engine.submit(handle)
-    while engine.step():
-        assert len(engine.running) <= 2
-    for prompt, handle in zip(prompts, handles, strict=True):
-        assert collect(handle).tokens == cold(FakeBackend(), prompt, 20).tokens
-    check_invariants(engine.prefix_cache.cache)
-
-
-def test_closing_ends_every_request() -> None:
-    engine = engine_of(FakeBackend())
-    handles = [RequestHandle(request(chat((seed, 300)))) for seed in range(3)]
-    for handle in handles:
-        engine.submit(handle)
-    engine.step()
-    engine.close(UnavailableError("bye"))
-    assert [str(collect(handle).error) for handle in handles] == ["bye"] * 3
-    assert not engine.step()
-
-
 def test_cache_prompt_false_reads_and_writes_nothing() -> None:
     engine = engine_of(FakeBackend())
     prompt = chat((1, 300))
@@ -233,21 +190,6 @@ def test_behind_a_reply_batches_end_at_every_message_whatever_they_cost() -> Non
     # A cold run stops where replies begin.
     assert cached(opened, prompt_of(asked, *starts)) == 0
     assert cached(opened, prompt_of(edited, *starts)) == 360
-
-
-def test_a_live_sequence_is_compared_once_until_it_changes() -> None:
-    seq = LiveSequence(0, 100)
-    seq.reset(as_tokens([1, 2, 3]))
-    prompt = as_tokens([1, 2, 9, 4])
-    assert [seq.shared(prompt), seq.shared(prompt)] == [2, 2]
-    assert seq.shared(as_tokens([1, 9])) == 1
-    seq.truncate(2)
-    seq.append_one(9)
-    assert seq.shared(prompt) == 3
-    seq.append_one(4)
-    assert seq.shared(prompt) == 4
-    seq.reset(as_tokens([1, 7, 9, 4]))
-    assert seq.shared(prompt) == 1
 
 
 @pytest.mark.parametrize("budget", [16_000, None])

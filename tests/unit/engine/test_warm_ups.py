@@ -124,15 +124,6 @@ def collect_done(handle: RequestHandle, engine: Engine) -> Done:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_without_one_a_stripped_reply_is_evaluated_by_the_next_turn(kind: str) -> None:
-    talk = Talk(engine_of(FakeBackend(kind)))
-    talk.turn(1)
-    _, reply = talk.turn(2)
-    assert reply.done.stats.n_evaluated > MESSAGE + len(HEADER) + 40
-    assert reply.done.stats.n_warmed == 0
-
-
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("after_steps", [0, 1, 2, 3])
 @pytest.mark.parametrize("strips", [True, False])
 def test_a_request_stops_it_within_one_batch_and_finds_its_own_live_end(

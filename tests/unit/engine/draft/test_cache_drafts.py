@@ -304,7 +304,6 @@ def test_requests_end(source: CacheDrafts) -> None:
     source.end(1)
     source.end(1)
     assert source.match(DraftJob(1, talk.seq, (1,), 5)) == NO_MATCH
-    assert not source._courses
 
 
 def test_its_thread_ends_with_it() -> None:

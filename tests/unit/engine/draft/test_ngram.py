@@ -65,19 +65,6 @@ def test_what_followed_last_time_is_drafted() -> None:
     assert again.propose(9)[:1] == (90,), "not what followed the time before"
 
 
-def test_a_text_that_repeats_itself_is_drafted_as_long_as_may_be() -> None:
-    source = ngram_sources(["ngram-mod"], NgramSettings(mod_match=3, mod_max=20))[0]
-    request = Request([source], [1, 2] * 4, [1, 2] * 20)
-    assert request.propose(30) == (2, 1) * 10
-
-
-def test_a_draft_that_reaches_the_end_of_the_text_goes_on_where_it_began() -> None:
-    source = ngram_sources(["ngram-mod"], NgramSettings(mod_match=3, mod_max=7))[0]
-    assert Request([source], [1, 2, 3, 4, 5, 1, 2], [3]).propose(30) == (4, 5, 1, 2, 3, 4, 5)
-    assert Request([source], [1, 2, 3, 4, 5, 1, 2], [3]).propose(2) == (4, 5)
-    assert Request([source], [1, 2, 3, 4, 5], [6]).propose(30) == ()
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_what_one_request_said_is_never_drafted_for_another(name: str) -> None:
     source = ngram_sources([name], NgramSettings())[0]

@@ -20,7 +20,7 @@ from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.sampling import Sampling
 from pyctl.engine.schedule.admission import ActiveRequest
-from pyctl.errors import EngineError, StateError
+from pyctl.errors import EngineError
 from pyctl.prompt import Tokens, as_tokens
 from tests.fake import FakeBackend
 from tests.unit.engine.draft.guesses import Guesses
@@ -128,12 +128,6 @@ def test_a_replay_beside_others_keeps_its_planes() -> None:
         backend.decode([item.tokens for item in batch])
     assert backend.rollback(0, 12) == 12
     assert backend.rollback(1, 11) == 11
-    together = FakeBackend("hybrid", n_seqs=2, n_planes=3)
-    for seq in (0, 1):
-        together.evaluate(seq, as_tokens([1] * 10), 0)
-    together.decode([item.tokens for batch in batches for item in batch])
-    with pytest.raises(StateError):
-        together.rollback(0, 12)
 
 
 def test_more_tokens_than_one_evaluation_takes_are_several() -> None:
