@@ -207,6 +207,12 @@ def test_other_forms_are_refused(text: str) -> None:
     assert str(caught.value) == ("prefix_cache.scope must be off, full, auto, auto:<window>, or a positive token count")
 
 
+@pytest.mark.parametrize("text", ["off,", "none,", "spill,", "auto,spill,", ",", "auto:0,", "auto,,"])
+def test_other_forms_with_the_word_are_refused(text: str) -> None:
+    with pytest.raises(RequestError):
+        DiskPolicy.of_server(f"{text}spill")
+
+
 @pytest.mark.parametrize(
     ("text", "name", "spill"),
     [
@@ -234,69 +240,46 @@ def test_a_server_may_also_write_what_leaves_ram(text: str, name: str, spill: bo
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["off,spill", "none,spill", "spill,spill", "spill,auto", "auto,spill,spill", ",spill", "auto:0,spill", "auto,"],
+    ("default", "value", "name"),
+    [
+        ("auto:8", None, "auto:8"),
+        ("auto:8", {}, "auto:8"),
+        ("auto:8", {"scope": None, "window": None}, "auto:8"),
+        ("auto:8", {"scope": "off"}, "off"),
+        ("auto:8", {"scope": "auto"}, "auto:30"),
+        ("auto:8", {"scope": "auto:4", "window": 5}, "auto:5"),
+        ("auto:8", {"window": 1_000_000}, "auto:1000000"),
+        ("auto:8", {"scope": 700}, "fixed:700"),
+        ("auto:8", {"scope": "700", "window": 3}, "fixed:700"),
+        ("auto:8,spill", None, "auto:8,spill"),
+        ("auto:8,spill", {"scope": "full"}, "full,spill"),
+        ("auto:8,spill", {"window": 3}, "auto:3,spill"),
+        ("auto:8,spill", {"scope": 700}, "fixed:700,spill"),
+        ("auto:8,spill", {"scope": "off"}, "off"),
+    ],
 )
-def test_other_forms_with_the_word_are_refused(text: str) -> None:
-    with pytest.raises(RequestError):
-        DiskPolicy.of_server(text)
+def test_a_request_overrides_the_default_and_leaves_the_spill_unless_it_wants_nothing_on_disk(
+    default: str, value: object, name: str
+) -> None:
+    assert DiskPolicy.of_request(value, DiskPolicy.of_server(default)).name == name
 
 
-@pytest.mark.parametrize("scope", ["spill", "auto,spill"])
-def test_the_word_is_none_of_a_request(scope: str) -> None:
-    with pytest.raises(RequestError, match=r"^prefix_cache\.scope must be off, full, auto, auto:<window>, or a"):
-        DiskPolicy.of_request({"scope": scope}, DiskPolicy.of_server("auto,spill"))
+WINDOWS = [{"scope": scope, "window": each} for scope in ("auto", "off") for each in (0, -1, 1_000_001, 2.0, "3", True)]
+SCOPES = [{"scope": each} for each in ("spill", "auto,spill", "core", 0, -3, 1_000_001, 1.5, True, ["auto"], {})]
 
 
 @pytest.mark.parametrize(
-    ("value", "name"),
+    ("values", "message"),
     [
-        (None, "auto:8,spill"),
-        ({"scope": "full"}, "full,spill"),
-        ({"window": 3}, "auto:3,spill"),
-        ({"scope": 700}, "fixed:700,spill"),
-        ({"scope": "off"}, "off"),
+        ([*WINDOWS, {"window": [1]}], r"^prefix_cache\.window must be a positive integer$"),
+        (SCOPES, r"^prefix_cache\.scope must be off, full, auto, auto:<window>, or a"),
+        (["auto", 3, ["auto"], True], r"^prefix_cache must be an object"),
     ],
 )
-def test_a_request_leaves_the_spill_as_it_is_unless_it_wants_nothing_on_disk(value: object, name: str) -> None:
-    assert DiskPolicy.of_request(value, DiskPolicy.of_server("auto:8,spill")).name == name
-
-
-@pytest.mark.parametrize(
-    ("value", "name"),
-    [
-        (None, "auto:8"),
-        ({}, "auto:8"),
-        ({"scope": None, "window": None}, "auto:8"),
-        ({"scope": "off"}, "off"),
-        ({"scope": "auto"}, "auto:30"),
-        ({"scope": "auto:4", "window": 5}, "auto:5"),
-        ({"window": 1_000_000}, "auto:1000000"),
-        ({"scope": 700}, "fixed:700"),
-        ({"scope": "700", "window": 3}, "fixed:700"),
-    ],
-)
-def test_a_request_overrides_the_default(value: object, name: str) -> None:
-    assert DiskPolicy.of_request(value, DiskPolicy("auto", 8)).name == name
-
-
-@pytest.mark.parametrize("window", [0, -1, 1_000_001, 2.0, "3", True, [1]])
-def test_a_bad_window_is_refused(window: object) -> None:
-    for scope in ("auto", "off"):
-        with pytest.raises(RequestError, match=r"^prefix_cache\.window must be a positive integer$"):
-            DiskPolicy.of_request({"scope": scope, "window": window}, DiskPolicy("full"))
-
-
-@pytest.mark.parametrize("scope", ["core", 0, -3, 1_000_001, 1.5, True, ["auto"], {}])
-def test_a_bad_scope_is_refused(scope: object) -> None:
-    with pytest.raises(RequestError, match=r"^prefix_cache\.scope must be off, full, auto, auto:<window>, or a"):
-        DiskPolicy.of_request({"scope": scope}, DiskPolicy("full"))
-
-
-@pytest.mark.parametrize("value", ["auto", 3, ["auto"], True])
-def test_an_override_that_is_no_object_is_refused(value: object) -> None:
-    with pytest.raises(RequestError, match=r"^prefix_cache must be an object"):
-        DiskPolicy.of_request(value, DiskPolicy("full"))
+def test_a_bad_override_is_refused(values: Sequence[object], message: str) -> None:
+    for value in values:
+        with pytest.raises(RequestError, match=message):
+            DiskPolicy.of_request(value, DiskPolicy.of_server("auto,spill"))
 
 
 # -- the list of recent prompts ----------------------------------------------------------------------------------------

@@ -73,15 +73,6 @@ def harm_drafts(store: DiskStore) -> None:
         path.write_bytes(data)
 
 
-def test_they_come_back(open_store: Opener, made: list[Snapshot]) -> None:
-    write(open_store(sizes=DRAFTS), made)
-    again = open_store(sizes=DRAFTS)
-    for each in made:
-        check_read(again, each)
-    check_directory(again)
-    assert again.damaged == 0
-
-
 def test_a_model_of_rows_alone_has_a_state_of_its_draft_model_alone(open_store: Opener) -> None:
     (made,) = drafting([snapshot(segment(range(30)), state=0)])
     sizes = replace(DRAFTS, state=0)

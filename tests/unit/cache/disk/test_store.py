@@ -92,18 +92,6 @@ def test_a_turn_writes_only_what_is_new(open_store: Opener) -> None:
     assert len(on_disk(store.directory.path)) == 10
 
 
-def test_what_comes_back_can_be_built_on(open_store: Opener) -> None:
-    store = open_store()
-    first = conversation(0, turns=2)
-    store.write(first[-1])
-    back = store.read(first[-1].prefix, tokens_of(first[-1]))
-    before = len(on_disk(store.directory.path))
-    following = snapshot(segment(range(10), back.segment, back.n))
-    store.write(following)
-    assert len(on_disk(store.directory.path)) == before + 2
-    check_read(store, following)
-
-
 def test_files_come_back_the_same_from_memory_and_from_the_drive(open_store: Opener) -> None:
     store = open_store()
     rows = np.random.default_rng(0).integers(0, 256, 2 * CHUNK + 12_345, np.uint8)
@@ -185,16 +173,6 @@ def test_everything_is_synced_before_it_has_its_name(open_store: Opener, monkeyp
     assert order == [".tmp"] * 3 + ["rename"] * 3 + ["directory"]
 
 
-def test_budget_holds_after_every_write(open_store: Opener) -> None:
-    store = open_store(budget=12_000)
-    for seed in range(12):
-        for made in conversation(seed, turns=2):
-            assert store.write(made) > 0
-            check_read(store, made)
-            check_directory(store)
-    assert len(store.directory.entries()) >= 3
-
-
 def test_what_can_never_fit_drives_nothing_out(open_store: Opener) -> None:
     store = open_store(budget=4_000)
     small, big = conversation(0, turns=1)[0], conversation(1, turns=1, step=400)[0]
@@ -259,18 +237,6 @@ def test_remove_takes_only_what_nobody_needs(open_store: Opener) -> None:
     check_directory(store)
     assert store.directory.remove(second.prefix.name)
     assert on_disk(store.directory.path) == []
-
-
-def test_hits_and_recency_persist(open_store: Opener) -> None:
-    store = open_store()
-    first, second = conversation(0, turns=2)
-    store.write(first)
-    store.write(second)
-    store.touch(first.prefix)
-    store.touch(first.prefix)
-    store.close()
-    entries = open_store().directory.entries()
-    assert [(entry.n, entry.hits) for entry in entries] == [(20, 2), (40, 0)]
 
 
 def test_daily_budget_survives_a_restart(
