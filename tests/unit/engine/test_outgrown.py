@@ -43,7 +43,7 @@ class WatchedCache(RamCache):
         before = self.snapshots()
         done = super().add(snapshot)
         if not done:
-            self.lost += [each for each in before if each not in self.snapshots()]
+            self.lost += [snapshot for snapshot in before if snapshot not in self.snapshots()]
         return done
 
 
