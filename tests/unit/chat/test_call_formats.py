@@ -111,45 +111,39 @@ COHERE_CALL = '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "stop",
 SOLAR_CALL = (
     "<|tool_calls|><|tool_call:begin|>Ab3dEf7hI<|tool_call:name|>stop<|tool_call:args|>{}<|tool_call:end|><|calls|>"
 )
+STOP_LIST = '[{"name": "stop", "arguments": {}}]'
+GRANITE = ("<|start_of_role|>assistant<|end_of_role|>", "<|end_of_text|>\n")
+SEED = ("<seed:bos>assistant\n", "<seed:eos>")
+SEED_CALL = QWEN_CALL.replace("tool_call>", "seed:tool_call>")
+HUNYUAN = (f"<{BAR}hy_Assistant:{HY}{BAR}>", f"<{BAR}hy_eos:{HY}{BAR}>")
+HUNYUAN_CALL = f"<tool_calls:{HY}>\n<tool_call:{HY}>stop<tool_sep:{HY}>\n</tool_call:{HY}>\n</tool_calls:{HY}>"
+M2_CALL = '<minimax:tool_call>\n<invoke name="stop">\n</invoke>\n</minimax:tool_call>'
+COHERE = ("<|CHATBOT_TOKEN|>", "<|END_OF_TURN_TOKEN|>")
+COMMAND_R_PLUS = ("<|CHATBOT_TOKEN|>", "\n<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>")
+ACTION_CALL = 'Action:\n```json\n[\n    {\n        "tool_name": "stop",\n        "parameters": {}\n    }\n]```'
+NEMOTRON = ("<SPECIAL_11>Assistant\n", "<SPECIAL_12>\n\n")
+APRIEL = ("<|assistant|>\n", "\n<|end|>\n</s>")
+GEMMA = ("<|turn>model\n", "<|tool_response>")
+GIGACHAT = ("assistant<|role_sep|>\n", "<|message_sep|>\n\n")
+GIGACHAT_3 = '<|message_sep|>\n\nfunction call<|role_sep|>\n{"name": "stop", "arguments": {}}'
+GIGACHAT_31 = '<|function_call|>{"name": "stop", "arguments": {}}'
+FUNCTIONARY = (f"{LLAMA[0]}>>>", "<|eot_id|>")
+GPT_OSS_CALL = "<|channel|>commentary to=functions.stop <|constrain|>json<|message|>{}<|call|>"
 CASES = (
-    marked("Qwen3.5-4B", "Qwen (between tags)", *CHATML, QWEN_CALL),
-    marked("Qwen3-Coder", "Qwen (between tags)", *CHATML, QWEN_CALL),
+    marked("Qwen3.5-4B", QWEN.name, *CHATML, QWEN_CALL),
+    marked("Qwen3-Coder", QWEN.name, *CHATML, QWEN_CALL),
     marked("NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use", HERMES.name, *CHATML, HERMES_CALL),
-    marked("NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "Qwen (between tags)", *CHATML, QWEN_CALL),
+    marked("NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", QWEN.name, *CHATML, QWEN_CALL),
     marked("Qwen-Qwen3-0.6B", HERMES.name, *CHATML, HERMES_CALL),
-    marked(
-        "ibm-granite-granite-4.0",
-        HERMES.name,
-        "<|start_of_role|>assistant<|end_of_role|>",
-        "<|end_of_text|>\n",
-        HERMES_CALL,
-    ),
-    marked(
-        "ByteDance-Seed-OSS",
-        "Seed",
-        "<seed:bos>assistant\n",
-        "<seed:eos>",
-        QWEN_CALL.replace("tool_call>", "seed:tool_call>"),
-        True,
-    ),
+    marked("ibm-granite-granite-4.0", HERMES.name, *GRANITE, HERMES_CALL),
+    marked("ByteDance-Seed-OSS", "Seed", *SEED, SEED_CALL, is_plain=True),
     marked("GLM-4.6", GLM, "<|assistant|>", "", GLM_CALL),
     marked("GLM-4.7-Flash", GLM, "<|assistant|></think>", "", GLM_CALL),
     marked("inclusionai-ling-3.0-flash", GLM, "<role>ASSISTANT</role>\n", "<|role_end|>", GLM_CALL),
     marked("poolside-Laguna-S-2.1", GLM, "<assistant>", "</assistant>\n", GLM_CALL),
-    marked(
-        "tencent-Hy3",
-        "Hunyuan 3",
-        f"<{BAR}hy_Assistant:{HY}{BAR}>",
-        f"<{BAR}hy_eos:{HY}{BAR}>",
-        f"<tool_calls:{HY}>\n<tool_call:{HY}>stop<tool_sep:{HY}>\n</tool_call:{HY}>\n</tool_calls:{HY}>",
-    ),
-    marked(
-        "MiniMax-M2",
-        "MiniMax M2",
-        "]~b]ai\n",
-        "[e~[\n",
-        '<minimax:tool_call>\n<invoke name="stop">\n</invoke>\n</minimax:tool_call>',
-    ),
+    marked("tencent-Hy3", "Hunyuan 3", *HUNYUAN, HUNYUAN_CALL),
+    marked("MiniMax-M2", "MiniMax M2", "]~b]ai\n", "[e~[\n", M2_CALL),
+    marked("MiniMax-M1", "MiniMax M1", "ai name=assistant\n", "<end_of_sentence>\n", HERMES_CALL.replace("l>", "ls>")),
     marked("deepseek-ai-DeepSeek-V4", "DeepSeek 4", *DEEPSEEK_4, DSML_CALL.replace("X", "tool_calls")),
     marked("deepseek-ai-DeepSeek-V3.2", "DeepSeek 3.2", *DEEPSEEK_4, DSML_CALL.replace("X", "function_calls")),
     marked("deepseek-ai-DeepSeek-V3.1", "DeepSeek 3.1", *DEEPSEEK, V31_CALL),
@@ -157,44 +151,13 @@ CASES = (
     marked("moonshotai-Kimi-K2", "Kimi K2", *KIMI, KIMI_CALL),
     marked("Kimi-K2-Thinking", "Kimi K2", *KIMI, KIMI_CALL),
     marked("upstage-Solar-Open-100B", "Solar", "<|begin|>assistant", "", SOLAR_CALL),
-    marked(
-        "CohereForAI-c4ai-command-r7b-12-2024-tool_use",
-        "Command-R",
-        "<|CHATBOT_TOKEN|>",
-        "<|END_OF_TURN_TOKEN|>",
-        COHERE_CALL,
-    ),
-    marked("Cohere2MoE", "Command-R", "<|CHATBOT_TOKEN|>", "<|END_OF_TURN_TOKEN|>", COHERE_CALL),
-    marked(
-        "NVIDIA-Nemotron-Nano-v2",
-        "Nemotron 2",
-        "<SPECIAL_11>Assistant\n",
-        "<SPECIAL_12>\n\n",
-        '<TOOLCALL>[{"name": "stop", "arguments": {}}]</TOOLCALL>',
-    ),
-    marked(
-        "unsloth-Apriel-1.5",
-        "Apriel",
-        "<|assistant|>\n",
-        "\n<|end|>\n</s>",
-        '<tool_calls>[{"name": "stop", "arguments": {}}]</tool_calls>',
-    ),
+    marked("CohereForAI-c4ai-command-r7b-12-2024-tool_use", "Command-R", *COHERE, COHERE_CALL),
+    marked("Cohere2MoE", "Command-R", *COHERE, COHERE_CALL),
+    marked("NVIDIA-Nemotron-Nano-v2", "Nemotron 2", *NEMOTRON, f"<TOOLCALL>{STOP_LIST}</TOOLCALL>"),
+    marked("unsloth-Apriel-1.5", "Apriel", *APRIEL, f"<tool_calls>{STOP_LIST}</tool_calls>"),
     marked("LFM2.5-8B-A1B", "LFM2", *CHATML, "<|tool_call_start|>[stop()]<|tool_call_end|>", is_plain=True),
-    marked(
-        "google-gemma-4-31B-it",
-        "Gemma 4",
-        "<|turn>model\n",
-        "<|tool_response>",
-        "<|tool_call>call:stop{}<tool_call|>",
-        is_plain=True,
-    ),
-    marked(
-        "GigaChat3.1-10B-A1.8B",
-        "GigaChat 3.1",
-        "assistant<|role_sep|>\n",
-        "<|message_sep|>\n\n",
-        '<|function_call|>{"name": "stop", "arguments": {}}',
-    ),
+    marked("google-gemma-4-31B-it", "Gemma 4", *GEMMA, "<|tool_call>call:stop{}<tool_call|>", is_plain=True),
+    marked("GigaChat3.1-10B-A1.8B", "GigaChat 3.1", *GIGACHAT, GIGACHAT_31),
     marked("openbmb-MiniCPM5-1B", "MiniCPM 5", *CHATML, '<function name="stop"></function>', is_plain=True),
     Family("meta-llama-Llama-3.1-8B-Instruct", LlamaFormat(), *LLAMA, LLAMA_CALL, LLAMA_MARKS),
     Family("meta-llama-Llama-3.3-70B-Instruct", LlamaFormat(), *LLAMA, LLAMA_CALL, LLAMA_MARKS),
@@ -202,37 +165,16 @@ CASES = (
     marked("Mistral-Small-3.2-24B-Instruct-2506", "Mistral (name and arguments)", *MISTRAL, NAMED_CALL),
     marked("mistralai-Ministral-3-14B-Reasoning-2512", "Mistral (name and arguments)", *MISTRAL, NAMED_CALL),
     marked(
-        "Apertus-8B-Instruct",
-        "Apertus",
-        "<|assistant_start|>",
-        "",
-        '<|tools_prefix|>[{"stop": {}}]<|tools_suffix|>',
+        "Apertus-8B-Instruct", "Apertus", "<|assistant_start|>", "", '<|tools_prefix|>[{"stop": {}}]<|tools_suffix|>'
     ),
+    marked("CohereForAI-c4ai-command-r-plus-tool_use", "Command R+", *COMMAND_R_PLUS, ACTION_CALL),
     marked(
         "meetkai-functionary-medium-v3.1", "Functionary 3.1", LLAMA[0], "<|eom_id|>", "<function=stop>{}</function>"
     ),
-    marked(
-        "fireworks-ai-llama-3-firefunction-v2",
-        "Firefunction",
-        LLAMA[0],
-        "<|eot_id|>",
-        ' functools[{"name": "stop", "arguments": {}}]',
-    ),
-    marked(
-        "GigaChat3-10B-A1.8B",
-        "GigaChat 3",
-        "assistant<|role_sep|>\n",
-        "<|message_sep|>\n\n",
-        '<|message_sep|>\n\nfunction call<|role_sep|>\n{"name": "stop", "arguments": {}}',
-    ),
-    Family(
-        "openai-gpt-oss-120b",
-        HARMONY,
-        "<|start|>assistant",
-        "<|call|>",
-        "<|channel|>commentary to=functions.stop <|constrain|>json<|message|>{}<|call|>",
-        HARMONY_MARKS,
-    ),
+    marked("meetkai-functionary-medium-v3.2", "Functionary 3.2", *FUNCTIONARY, "stop\n{}"),
+    marked("fireworks-ai-llama-3-firefunction-v2", "Firefunction", *LLAMA, f" functools{STOP_LIST}"),
+    marked("GigaChat3-10B-A1.8B", "GigaChat 3", *GIGACHAT, GIGACHAT_3),
+    Family("openai-gpt-oss-120b", HARMONY, "<|start|>assistant", "<|call|>", GPT_OSS_CALL, HARMONY_MARKS),
 )
 BY_NAME = pytest.mark.parametrize("family", CASES, ids=lambda family: family.name)
 HI = {"role": "user", "content": "Hi there"}
