@@ -139,6 +139,13 @@ _LFM2 = LiteralMarks(
 )
 _GEMMA = LiteralMarks(open="<|tool_call>call:", close="<tool_call|>", between="", quotes=('<|"|>',), is_sorted=True)
 
+_ACTION = replace(
+    _COHERE,
+    begin="Action:\n```json\n",
+    end="```",
+    id_before="",
+    blanks=("\n        ", "\n        ", "\n    "),
+)
 _GIGACHAT = ObjectMarks(open="<|function_call|>", between="")
 _GIGACHAT_3 = ObjectMarks(open="<|message_sep|>\n\nfunction call<|role_sep|>\n", between="")
 _FUNCTIONARY = NameMarks(open="<function=", parts=(None, ">"), close="</function>", between="")
@@ -213,6 +220,11 @@ FAMILIES: tuple[MarkedFormat, ...] = (
         ),
     ),
     MarkedFormat(
+        "MiniMax M1",
+        ObjectMarks(begin="<tool_calls>\n", close="\n", between="", end="</tool_calls>"),
+        reasoning=_reasoning("<tool_calls>"),
+    ),
+    MarkedFormat(
         "Granite 3",
         replace(_LIST, begin="<|tool_call|>", end=""),
         reasoning=_reasoning("<|tool_call|>"),
@@ -226,7 +238,20 @@ FAMILIES: tuple[MarkedFormat, ...] = (
         reasoning=_reasoning("<|tools_prefix|>"),
     ),
     MarkedFormat("Functionary 3.1", _FUNCTIONARY, reasoning=_reasoning(_FUNCTIONARY.opener)),
+    MarkedFormat(
+        "Functionary 3.2",
+        NameMarks(open=">>>", parts=(None, "\n"), between="", is_known=True),
+        reasoning=_reasoning(">>>"),
+        around_content=(">>>all\n",),
+        opening=">>>",
+    ),
     MarkedFormat("Firefunction", replace(_LIST, begin=" functools", end=""), reasoning=_reasoning("functools[")),
+    MarkedFormat(
+        "Command R+",
+        _ACTION,
+        replace(_ACTION, begin="Action: ```json\n"),
+        reasoning=_reasoning(_ACTION.opener),
+    ),
     MarkedFormat("MiniCPM 5", _MINICPM, reasoning=_reasoning(_MINICPM.opener)),
     MarkedFormat("LFM2", _LFM2, reasoning=_reasoning(_LFM2.opener), named_in=("List of tools: ",)),
     MarkedFormat(

@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from pyctl.chat.call_formats.call_format import Chain, TaggedFormat
 from pyctl.chat.call_formats.literal import LiteralReader
 from pyctl.chat.call_formats.marks import (
     CallMarks,
     LiteralMarks,
+    NameMarks,
     ObjectMarks,
     TagMarks,
     token_texts,
@@ -45,7 +47,8 @@ class MarkedFormat(TaggedFormat):
     """Calls as the first of ``marks`` says; those of the others are read, too.
 
     ``named_in``: texts of templates that write no calls, though their models do. ``id_size``: letters of the ids that
-    calls get.
+    calls get. ``opening``: the prompt ends with
+    it, and the reply goes on from there.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class MarkedFormat(TaggedFormat):
         named_in: tuple[str, ...] = (),
         id_size: int = 32,
         around_content: tuple[str, ...] = (),
+        opening: str = "",
     ) -> None:
         self.name = name
         self.reasoning = reasoning
@@ -63,18 +67,24 @@ class MarkedFormat(TaggedFormat):
         texts += [text for tags in reasoning for tag in (tags.open, tags.close) for text in token_texts(tag)]
         self.control_tokens = tuple(dict.fromkeys(texts))
         self.trigger = f"({re.escape(marks[0].opener)})"
+        if opening:  # any other name than that of a mark around content
+            self.trigger = rf"(?:^|{re.escape(opening)})((?!all\n)[\w.-]{{1,64}}\n\{{)"
         self.marks = marks
         self.forgets_tags = isinstance(marks[0], ObjectMarks) and not marks[0].begin
         self._named_in = named_in
         self._id_size = id_size
         self.around_content = around_content
+        self._opening = opening
 
     def parser(self, tools: Tools | None, tags: ReasoningTags | None, reply_part: ReplyPart) -> ReplyParser:
         """Reads reasoning, content and calls."""
+        opening = self._opening if reply_part == "start" else ""
         parser: ReplyParser = ReasoningSplitter(tags, reply_part)
+        if opening:
+            parser = _Opened(parser, opening)
         if tools is not None:
             parser = Chain(parser, self.call_parser(tools))
-        return _Unwrapped(parser, self.around_content) if self.around_content else parser
+        return _Unwrapped(parser, self.around_content, opening) if self.around_content else parser
 
     def recognizes(self, sample: str) -> bool:
         """Whether the reader finds the sample call."""
@@ -96,18 +106,40 @@ class MarkedFormat(TaggedFormat):
 
     def call(self, grammar: GrammarBuilder, tool: Tool) -> str:
         """A call as the template writes it."""
-        return self.marks[0].call(grammar, tool)
+        marks = replace(self.marks[0], open="") if self._opening else self.marks[0]
+        return marks.call(grammar, tool)
 
     def calls(self, grammar: GrammarBuilder, call: str, parallel: bool) -> str:
         """One ``call``, or several if ``parallel``, with what stands around them."""
+        if self._opening:
+            return f"{call} ({grammar.text(self._opening)} {call})*" if parallel else call
         return self.marks[0].calls(grammar, call, parallel)
 
 
-class _Unwrapped:
-    """What ``parser`` finds, without these ``marks`` in the content."""
+class _Opened:
+    """What ``parser`` finds, its content behind ``opening``."""
 
-    def __init__(self, parser: ReplyParser, marks: tuple[str, ...]) -> None:
-        self._parser = parser
+    def __init__(self, parser: ReplyParser, opening: str) -> None:
+        self._parser, self._opening = parser, opening
+
+    def feed(self, text: str) -> ReplyDelta:
+        return self._behind(self._parser.feed(text))
+
+    def finish(self) -> ReplyDelta:
+        return self._behind(self._parser.finish())
+
+    def _behind(self, delta: ReplyDelta) -> ReplyDelta:
+        if not delta.content:
+            return delta
+        opening, self._opening = self._opening, ""
+        return delta._replace(content=opening + delta.content)
+
+
+class _Unwrapped:
+    """What ``parser`` finds, without these ``marks`` in the content, and ``opening`` where it begins."""
+
+    def __init__(self, parser: ReplyParser, marks: tuple[str, ...], opening: str) -> None:
+        self._parser, self._opening = parser, opening
         self._marks = re.compile("|".join(map(re.escape, marks)))
         self._texts = marks
         self._held = ""
@@ -119,7 +151,12 @@ class _Unwrapped:
         return self._without(self._parser.finish(), final=True)
 
     def _without(self, delta: ReplyDelta, *, final: bool = False) -> ReplyDelta:
-        text = self._marks.sub("", self._held + delta.content)
+        text = self._held + delta.content
+        is_begun = any(mark.startswith(text) and mark != text for mark in self._texts)
+        if text and self._opening and (final or not is_begun):
+            text = text if text.startswith(self._texts) else text.removeprefix(self._opening)
+            self._opening = ""
+        text = self._marks.sub("", text)
         size = len(text) - (0 if final else max(overlap(text, mark) for mark in self._texts))
         self._held = text[size:]
         return delta._replace(content=text[:size])
@@ -162,6 +199,8 @@ class MarkedScanner(CallScanner):
     def _enter(self, marks: CallMarks, at: int) -> bool:
         """Take the head of the call that begins there off what is held, and all before it; False if there is none."""
         head = marks.head(self._held, at)
+        if head.name and isinstance(marks, NameMarks) and marks.is_known and not self._has(head.name):
+            return False
         if not head.name:
             return isinstance(marks, ObjectMarks) and self._enter_whole(marks, at)
         self._marks, self._n_arguments = marks, 0

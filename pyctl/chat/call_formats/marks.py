@@ -121,13 +121,15 @@ class CallMarks(ABC):
 class ObjectMarks(CallMarks):
     """A call is a JSON object, which may begin with an id under ``id_before``, or end with one under ``id_after``.
 
-    Without a ``name_key`` its only member has the arguments, under the name.
+    Without a ``name_key`` its only member has the arguments, under the name. ``blanks`` stand before the name, before
+    the arguments, and after them.
     """
 
     name_key: str = "name"
     arguments_key: str = "arguments"
     id_before: str = ""
     id_after: str = ""
+    blanks: tuple[str, str, str] = ("", " ", "")
 
     def head(self, text: str, at: int) -> CallHead:
         """Up to the arguments, before which other members may stand."""
@@ -143,10 +145,11 @@ class ObjectMarks(CallMarks):
     def call(self, grammar: GrammarBuilder, tool: Tool) -> str:
         """A call with arguments by the schema as a whole."""
         name = grammar.quoted(json.dumps(tool.name, ensure_ascii=False))
-        name_key, middle = f'"{self.name_key}": ', grammar.text(f', "{self.arguments_key}": ')
+        first, second, last = self.blanks
+        name_key, middle = f'{first}"{self.name_key}": ', grammar.text(f',{second}"{self.arguments_key}": ')
         if not self.name_key:
-            name_key, middle = "", grammar.text(": ")
-        head, end = grammar.text(f"{self.open}{{{name_key}"), grammar.text(f"}}{self.close}")
+            name_key, middle = first, grammar.text(": ")
+        head, end = grammar.text(f"{self.open}{{{name_key}"), grammar.text(f"{last}}}{self.close}")
         if self.id_before:
             before, after = grammar.text(f'{self.open}{{"{self.id_before}": "'), grammar.text(f'", {name_key}')
             head = f"{before} /[0-9]{{1,3}}/ {after}"
@@ -162,10 +165,12 @@ class NameMarks(CallMarks):
     the name, a pattern for an id, and tuples of parts that may be missing. Where calls are read, the last may be, too.
 
     ``ids`` are the ids of calls: none, the text that the pattern matches, or all that stands before the last part.
+    ``is_known`` if only the name of a tool makes it a call.
     """
 
     parts: tuple[Part, ...] = (None,)
     ids: Literal["", "pattern", "all"] = ""
+    is_known: bool = False
 
     def other_openers(self, tools: Tools) -> Iterable[str]:
         """A call alone."""

@@ -58,6 +58,8 @@ class Family:
         """Two calls."""
         if isinstance(self.form, MessageFormat):
             return f"{self.call}{self.form.marks.ends[0]}<|start|>assistant{self.call}"
+        if self.form.name == "Functionary 3.2":
+            return f"{self.call}>>>{self.call}"
         marks = self.form.marks[0] if isinstance(self.form, MarkedFormat) else None
         if marks is None or not marks.begin or marks.is_alone:
             return f"{self.call}\n{self.call}"
@@ -168,6 +170,13 @@ CASES = (
         "Apertus-8B-Instruct", "Apertus", "<|assistant_start|>", "", '<|tools_prefix|>[{"stop": {}}]<|tools_suffix|>'
     ),
     marked("CohereForAI-c4ai-command-r-plus-tool_use", "Command R+", *COMMAND_R_PLUS, ACTION_CALL),
+    marked(
+        "CohereForAI-c4ai-command-r-plus-tool_use",
+        "Command R+",
+        "<|CHATBOT_TOKEN|>",
+        "\n<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>",
+        'Action:\n```json\n[\n    {\n        "tool_name": "stop",\n        "parameters": {}\n    }\n]```',
+    ),
     marked(
         "meetkai-functionary-medium-v3.1", "Functionary 3.1", LLAMA[0], "<|eom_id|>", "<function=stop>{}</function>"
     ),
@@ -639,3 +648,26 @@ class TestHarmony:
         answer = {"role": "assistant", "content": "I look.", "reasoning_content": "hm", "tool_calls": [call]}
         text = prepare(chat, [HI, answer, {"role": "tool", "tool_call_id": "x", "content": "done"}]).text
         assert "<|start|>assistant<|channel|>analysis<|message|>hm<|end|><|start|>assistant to=functions.stop" in text
+
+
+class TestFunctionary:
+    form = next(form for form in FAMILIES if form.name == "Functionary 3.2")
+
+    @pytest.mark.parametrize(
+        ("text", "parsed"),
+        [
+            ("all\nHi", ("", "Hi", [])),
+            ("Hi", ("", "Hi", [])),
+            ('look_up\n{"text": ">>>stop\\n{}"}', ("", "", [("look_up", '{"text": ">>>stop\\n{}"}')])),
+            ("stop\n{}>>>stop\n{}", ("", "", [("stop", "{}")] * 2)),
+            ("all\nI look.>>>stop\n{}", ("", "I look.", [("stop", "{}")])),
+            # content: Python's prompt, and a function that is none
+            ("all\n>>> x = {1: 2}", ("", ">>> x = {1: 2}", [])),
+            ("all\n>>>x\n{1: 2}", ("", ">>>x\n{1: 2}", [])),
+        ],
+    )
+    def test_replies(self, text: str, parsed: Parsed) -> None:
+        assert parse(self.form, text) == parsed
+
+    def test_without_tools_the_mark_of_content_goes(self) -> None:
+        assert parse(self.form, "all\nHi >>> you", None) == ("", "Hi >>> you", [])
