@@ -193,20 +193,6 @@ def test_late_in_an_opening_others_are_expected_to_leave_it(opening: int, ranked
     assert [key for key in policy.ranked() if key <= 40] == ranked
 
 
-@pytest.mark.parametrize("gone", [(), (50,), (50, 40)])
-def test_an_opening_is_known_when_what_lay_behind_it_has_left(gone: tuple[int, ...]) -> None:
-    tree: PrefixTree[int] = PrefixTree()
-    policy = LeastWorth(tree, lambda key: 1, lambda: 9.0)
-    for n, opening in ((10, 0), (20, 0), (40, 4500), (50, 4500)):
-        tree.add(n, 100 * n, [(at, 100 * at) for at in (50, 40, 20, 10) if at <= n], float(n > 20)).opening = opening
-    for key in gone:
-        tree.remove(key)
-    share = math.log((4500 - 1000 + 64) / (4500 - 2000 + 64)) / math.log1p(4500 / 64)
-    cut = math.log((5000 - 1000 + 64) / (5000 - 2000 + 64)) / math.log1p(5000 / 64)
-    seconds = (0.2 * share + 0.35 * cut) * 60 / 68 * 1.0
-    assert policy.worth(10) == pytest.approx(seconds)
-
-
 @dataclass(eq=False)
 class OnDevice:
     """Rows that a device without any cells pretends to hold."""

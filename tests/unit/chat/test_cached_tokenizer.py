@@ -11,35 +11,20 @@ from pyctl.chat.cached_tokenizer import CachedTokenizer, Tokenizer
 from tests.effort import examples
 from tests.unit.chat.toy import ByteTokenizer, chatml_tokenizer
 
-TEXTS = st.lists(
-    st.one_of(
-        st.sampled_from(
-            [
-                "<|im_start|>",
-                "<|im_end|>",
-                "<|endoftext|>",
-                "</s>",
-                "[PAD151646]",
-                "<think>",
-                "<|im_",
-                "start|>",
-                "<|",
-                "|>",
-                " ",
-                "\n",
-                "\n\n",
-                "\t",
-                "  \r\n",
-                "user\n",
-                "don't",
-                "12345",
-                " hello",
-            ]
-        ),
-        st.text(max_size=8),
-    ),
-    max_size=12,
-).map("".join)
+MARKS = (
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|endoftext|>",
+    "</s>",
+    "[PAD151646]",
+    "<think>",
+    "<|im_",
+    "start|>",
+    "<|",
+    "|>",
+)
+WORDS = ("|>", " ", "\n", "\n\n", "\t", "  \r\n", "user\n", "don't", "12345", " hello")
+TEXTS = st.lists(st.sampled_from((*MARKS, *WORDS)) | st.text(max_size=8), max_size=12).map("".join)
 
 
 @pytest.fixture(scope="module")

@@ -169,7 +169,7 @@ CASES = (
     marked(
         "Apertus-8B-Instruct", "Apertus", "<|assistant_start|>", "", '<|tools_prefix|>[{"stop": {}}]<|tools_suffix|>'
     ),
-    marked("CohereForAI-c4ai-command-r-plus-tool_use", "Command R+", *COMMAND_R_PLUS, ACTION_CALL),
+    marked("CohereForAI-c4ai-command-r-plus-tool_use", "Command R+", *COMMAND_R_PLUS, ACTION_CALL, is_plain=True),
     marked(
         "CohereForAI-c4ai-command-r-plus-tool_use",
         "Command R+",

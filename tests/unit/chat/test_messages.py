@@ -12,6 +12,7 @@ from pyctl.errors import RequestError
 from tests.unit.chat import toy
 from tests.unit.chat.toy import prepare
 
+ROLES = {"system_first", "system_inside", "repeated_user", "without_user"}
 CALLS = {"tool_calls", "parallel_calls", "object_arguments"}
 ALL = TemplateCapabilities(True, True, True, True, True, True, True, True)
 
@@ -108,19 +109,9 @@ def test_parts_are_joined_unless_the_template_takes_them() -> None:
 def test_system_messages_inside_stay_in_place_as_user_text() -> None:
     messages = said(("system", "S"), ("user", "U"), ("system", "note"), ("assistant", "A"), ("system", "more"))
     assert fit(messages) == [(m["role"], m["content"]) for m in messages]
-    assert fit(messages, system_inside=False) == [
-        ("system", "S"),
-        ("user", "U"),
-        ("user", "note"),
-        ("assistant", "A"),
-        ("user", "more"),
-    ]
-    assert fit(messages, system_inside=False, repeated_user=False) == [
-        ("system", "S"),
-        ("user", "U\n\nnote"),
-        ("assistant", "A"),
-        ("user", "more"),
-    ]
+    first, last = ("system", "S"), [("assistant", "A"), ("user", "more")]
+    assert fit(messages, system_inside=False) == [first, ("user", "U"), ("user", "note"), *last]
+    assert fit(messages, system_inside=False, repeated_user=False) == [first, ("user", "U\n\nnote"), *last]
 
 
 def test_leading_system_messages_are_one_and_user_text_where_there_is_no_such_role() -> None:
@@ -161,19 +152,7 @@ def test_arguments_of_calls(arguments: Any, as_object: Any, as_text: str) -> Non
     [
         (toy.CHATML, {"parts", "tools", "old_reasoning"}),
         (toy.THINKING, {"parts", "tools", *CALLS, "system_inside"}),
-        (
-            toy.GEMMA,
-            {
-                "parts",
-                "tools",
-                *CALLS,
-                "old_reasoning",
-                "system_first",
-                "system_inside",
-                "repeated_user",
-                "without_user",
-            },
-        ),
+        (toy.GEMMA, {"parts", "tools", *CALLS, "old_reasoning", *ROLES}),
         (toy.PARTS_ONLY, {"text", "tools", *CALLS, "old_reasoning"}),
         (toy.CHATML + "{{ reasoning_effort }}", {"parts", "tools", "old_reasoning", "reasoning_effort"}),
     ],

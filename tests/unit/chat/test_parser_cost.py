@@ -65,18 +65,8 @@ def test_a_reply_is_read_in_linear_time(family: Family) -> None:
 LONG = 1 << 13 if IS_QUICK else 1 << 18
 
 TEXTS = (
-    *SIGNS,
-    "x-anthropic-billing-header:",
-    "x-anthropic-billing-header: cch=",
-    "cch=",
-    "<|im_start|>",
-    "<|im_",
-    "<|",
-    "(?",
-    "[a",
-    "\\1",
-    "\x1b[",
-    "\u202e",
+    *(*SIGNS, "<|im_start|>", "<|im_", "<|", "(?", "[a", "\\1", "\x1b[", "\u202e"),
+    *("x-anthropic-billing-header:", "x-anthropic-billing-header: cch=", "cch="),
 )
 
 

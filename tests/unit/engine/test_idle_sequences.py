@@ -53,22 +53,6 @@ def engine_of(kind: str = "hybrid", n_seqs: int = 4, n_ctx: int = 16384, **optio
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("budget", [None, 0])
-def test_a_title_takes_the_sequence_that_is_empty(kind: str, budget: int | None) -> None:
-    engine = engine_of(kind)
-    engine.prefix_cache.cache.budget = budget
-    clients = Clients(engine)
-    for who in (1, 2, 3):
-        clients.turn(who, 1000)
-    n_kept = len(engine.prefix_cache.cache.snapshots())
-    for seed in range(6):
-        clients.title(seed)
-    assert [clients.live(who) for who in (1, 2, 3)] == [True] * 3
-    assert len(engine.prefix_cache.cache.snapshots()) == n_kept, "nothing had to be parked"
-    check_at_rest(engine, engine.backend)
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_without_an_empty_one_it_takes_that_of_the_title_before(kind: str) -> None:
     engine = engine_of(kind, n_seqs=2)
     clients = Clients(engine)

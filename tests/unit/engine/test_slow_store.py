@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 
 from pyctl.cache.disk.store import DiskStore
-from pyctl.cache.disk.store_behind import PATIENCE_SECONDS, Fetch, StoreBehind, connect
+from pyctl.cache.disk.store_behind import PATIENCE_SECONDS, Fetch, StoreBehind
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.ram import RamCache
@@ -20,6 +19,7 @@ from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
 from tests.fake import FakeBackend
 from tests.unit.cache.checks import check_invariants
+from tests.unit.cache.disk.test_store_behind import Faulty
 from tests.unit.engine.drive import ManualClock, Reply, ask, chat, cold, collect, request
 from tests.waiting import until
 
@@ -30,25 +30,9 @@ TURNS = [chat((1, 300)), chat((1, 300), (2, 240)), chat((1, 300), (2, 240), (3, 
 STORED = TURNS[-1]
 
 
-class SlowClient:
-    """A client whose reads wait for `gate`."""
-
-    def __init__(self) -> None:
-        self.client = connect("memory://")
-        self.gate = threading.Event()
-        self.gate.set()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.client, name)
-
-    def get(self, path: str) -> Any:
-        assert self.gate.wait(120)
-        return self.client.get(path)
-
-
 @pytest.fixture
-def client() -> SlowClient:
-    return SlowClient()
+def client() -> Faulty:
+    return Faulty()
 
 
 @pytest.fixture
@@ -57,7 +41,7 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def second(client: SlowClient, clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+def second(client: Faulty, clock: ManualClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     """An engine that has found what another one left in the store, and evaluates a token in a second."""
     monkeypatch.setattr(Fetch, "clock", clock)
     opened: list[Engine] = []
@@ -124,7 +108,7 @@ def test_what_comes_in_time_is_restored(second: Engine) -> None:
     assert second.prefix_cache.disk.behind.view().fetched.n == 1
 
 
-def test_others_are_served_while_a_request_waits(second: Engine, client: SlowClient) -> None:
+def test_others_are_served_while_a_request_waits(second: Engine, client: Faulty) -> None:
     client.gate.clear()
     handle = begin(second)
     assert waits(second)
@@ -138,7 +122,7 @@ def test_others_are_served_while_a_request_waits(second: Engine, client: SlowCli
 
 
 def test_a_request_waits_a_second_of_the_clock_for_a_store_that_hangs(
-    second: Engine, client: SlowClient, clock: ManualClock
+    second: Engine, client: Faulty, clock: ManualClock
 ) -> None:
     client.gate.clear()
     handle = begin(second)
@@ -152,7 +136,7 @@ def test_a_request_waits_a_second_of_the_clock_for_a_store_that_hangs(
 
 
 def test_a_request_waits_twice_as_long_as_expected_while_bytes_come(
-    second: Engine, client: SlowClient, clock: ManualClock
+    second: Engine, client: Faulty, clock: ManualClock
 ) -> None:
     behind = second.prefix_cache.disk.behind
     client.gate.clear()
@@ -167,7 +151,7 @@ def test_a_request_waits_twice_as_long_as_expected_while_bytes_come(
     assert finish(second, handle).tokens
 
 
-def test_a_cancelled_request_does_not_wait(second: Engine, client: SlowClient) -> None:
+def test_a_cancelled_request_does_not_wait(second: Engine, client: Faulty) -> None:
     client.gate.clear()
     begin(second).cancel()
     until(lambda: not second.step())
@@ -201,7 +185,7 @@ def restored(engine: Engine) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("change", [slow, quick, uncached, off, restored], ids=lambda each: str(each.__name__))
-def test_nothing_is_fetched_that_would_not_pay(change: Change, second: Engine, client: SlowClient) -> None:
+def test_nothing_is_fetched_that_would_not_pay(change: Change, second: Engine, client: Faulty) -> None:
     fields = change(second)
     client.gate.clear()
     finish(second, begin(second, **fields))
