@@ -389,13 +389,10 @@ def test_a_reply_that_calls_goes_back_into_the_prompt_as_it_was_sampled(family: 
     turn = prepare(chat, [HI], tools=tools)
     reasons = turn.rendered.reply_part == "reasoning"
     sampled = (f"hm{chat.tags.close}" if reasons else "") + family.call + " "
-    told: list[dict[str, Any]] = []
-    splitter = turn.splitter(told.append)
-    splitter.feed(sampled, list(sampled.encode()))
-    splitter.finish()
-    assert [call["function"]["name"] for call in told[0]["tool_calls"]] == ["stop"]
-    result = {"role": "tool", "tool_call_id": told[0]["tool_calls"][0]["id"], "content": "done"}
-    following = prepare(chat, [HI, told[0], result], tools=tools).prompt.tokens.tolist()
+    said = toy.told(turn, sampled)
+    assert [call["function"]["name"] for call in said["tool_calls"]] == ["stop"]
+    result = {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "done"}
+    following = prepare(chat, [HI, said, result], tools=tools).prompt.tokens.tolist()
     before = [*turn.prompt.tokens.tolist(), *sampled.encode()]
     assert following[: len(before)] == before
 
@@ -414,15 +411,11 @@ def test_a_whole_chain_of_calls_stays_as_it_was_sampled(name: str) -> None:
         assert tokens[: len(before)] == before
         if turn.rendered.reply_part == "reasoning" and chat.tags.close not in sampled:
             sampled = f"so{chat.tags.close}{sampled}"
-        told: list[dict[str, Any]] = []
-        splitter = turn.splitter(told.append)
-        splitter.feed(sampled, list(sampled.encode()))
-        splitter.finish()
+        said = toy.told(turn, sampled)
         before = [*tokens, *sampled.encode()]
-        results = [
-            {"role": "tool", "tool_call_id": call["id"], "content": "x"} for call in told[0].get("tool_calls", ())
-        ]
-        messages += [told[0], *(results or [HI])]
+        calls_said = said.get("tool_calls", ())
+        messages += [said, *({"role": "tool", "tool_call_id": call["id"], "content": "x"} for call in calls_said)]
+        messages += [] if calls_said else [HI]
 
 
 def test_content_by_a_schema_comes_on_its_channel() -> None:

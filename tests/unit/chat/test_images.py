@@ -143,10 +143,7 @@ def test_replies_are_found_again_in_a_conversation_with_images() -> None:
     """And in no other: the image is part of what was said before."""
     chat = chat_format(replay=Replay("equal"))
     asked = toy.prepare(chat, [said("who? ", ONE)])
-    splitter = asked.splitter()
-    splitter.feed("It is  him.", tuple(b"It is  him."))
-    splitter.finish()
-    answer = {"role": "assistant", "content": "It is  him."}
+    answer = toy.told(asked, "It is  him.")
     assert toy.prepare(chat, [said("who? ", ONE), answer, said("why?")]).rendered.parts
     again = ImageFile.of(ONE.data)
     later = toy.prepare(chat, [said("who? ", again), answer, said("why?", OTHER)])

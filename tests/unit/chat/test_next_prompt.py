@@ -93,24 +93,17 @@ def test_the_reasoning_stays_where_the_conversation_has_some() -> None:
 def test_a_reply_goes_in_as_it_was_sampled() -> None:
     chat = chat_of("CHATML", Replay())
     turn = prepare(chat, HEAD)
-    told: list[dict[str, Any]] = []
-    splitter = turn.splitter(told.append)
     sampled = b"<tool_call>strange"
-    splitter.feed(sampled.decode(), list(sampled))  # letter by letter, not as the special token
-    splitter.finish()
-    found = turn.next_prompt(told[0])
+    found = turn.next_prompt(toy.told(turn, sampled.decode()))  # letter by letter, not as the special token
     assert found.tokens.tolist()[len(turn.prompt) :][: len(sampled)] == list(sampled)
 
 
 def test_a_reply_that_goes_on_takes_the_place_of_what_it_continues() -> None:
     chat = chat_of("CHATML")
     turn = prepare(chat, [*HEAD, {"role": "assistant", "content": "Sunny"}])
-    told: list[dict[str, Any]] = []
-    splitter = turn.splitter(told.append)
-    splitter.feed(", as always.", list(b", as always."))
-    splitter.finish()
-    assert told[0]["content"] == "Sunny, as always."
-    found = turn.next_prompt(told[0])
+    said = toy.told(turn, ", as always.")
+    assert said["content"] == "Sunny, as always."
+    found = turn.next_prompt(said)
     text = chat.tokenizer.detokenize(found.tokens).decode()
     assert text.count("Sunny") == 1
     assert text.endswith("Sunny, as always.<|im_end|>\n<|im_start|>user\n")

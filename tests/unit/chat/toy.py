@@ -61,6 +61,15 @@ def prepare(chat: ChatFormat, messages: Any, **fields: Any) -> PreparedChat:
     return chat.prepare(ChatRequest(messages, **fields))
 
 
+def told(turn: PreparedChat, sampled: str) -> dict[str, Any]:
+    """The message that a reply is, which was sampled letter by letter."""
+    messages: list[dict[str, Any]] = []
+    splitter = turn.splitter(messages.append)
+    splitter.feed(sampled, list(sampled.encode()))
+    splitter.finish()
+    return messages[0]
+
+
 CHATML = """\
 {%- for m in messages -%}
 {{- '<|im_start|>' + m.role + '\\n' + m.content -}}

@@ -90,9 +90,8 @@ def settle(engine: Engine) -> int:
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warm_ups, "AT_ONCE_SECONDS", 0.0)
-    monkeypatch.setattr(warm_ups, "QUIET_SECONDS", 0.0)
-    monkeypatch.setattr(warm_ups, "QUIET_BATCHES", 0)
+    for name in ("AT_ONCE_SECONDS", "QUIET_SECONDS", "QUIET_BATCHES"):
+        monkeypatch.setattr(warm_ups, name, 0)
 
 
 @pytest.mark.parametrize("strips", [True, False])

@@ -45,8 +45,9 @@ class WorkerReply:
 class WatchedWorker:
     """A worker on a fake backend, with everything that looks into it."""
 
-    def __init__(self, sleep_seconds: float = -1, n_seqs: int = 1, exact: bool = False) -> None:
+    def __init__(self, sleep_seconds: float = -1, n_seqs: int = 1, exact: bool = False, is_async: bool = False) -> None:
         self.backend = FakeBackend("hybrid", n_seqs=n_seqs)
+        self.backend.facts = replace(self.backend.facts, is_async=is_async)
         self.clock = ManualClock()
         self.engine = Engine(self.backend, RamCache(8, None), EngineSettings(exact=exact), clock=self.clock)
         self.worker = Worker(self.engine, INFO, sleep_seconds)
@@ -302,8 +303,7 @@ def test_going_ahead_does_not_keep_rows_from_being_copied(make: Any, monkeypatch
 
 
 def test_an_idle_engine_loads_kernels(make: Any) -> None:
-    bench = make()
-    bench.backend.facts = replace(bench.backend.facts, is_async=True)
+    bench = make(is_async=True)
     assert bench.backend.n_evaluated == 0, "not before it can answer"
     bench.advance(PREPARE_SECONDS)
     until(lambda: not bench.engine.can_prepare)
@@ -312,8 +312,7 @@ def test_an_idle_engine_loads_kernels(make: Any) -> None:
 
 
 def test_a_request_that_arrives_at_once_waits_for_no_preparation(make: Any) -> None:
-    bench = make()
-    bench.backend.facts = replace(bench.backend.facts, is_async=True)
+    bench = make(is_async=True)
     bench.ask(PROMPT, 1)
     bench.advance(PREPARE_SECONDS)
     result(bench.worker.call(lambda: None))
@@ -322,8 +321,7 @@ def test_a_request_that_arrives_at_once_waits_for_no_preparation(make: Any) -> N
 
 
 def test_a_request_preempts_the_preparation(make: Any) -> None:
-    bench = make()
-    bench.backend.facts = replace(bench.backend.facts, is_async=True)
+    bench = make(is_async=True)
     evaluate, waiting = bench.backend.evaluate, threading.Event()
 
     def stand(*given: Any, **named: Any) -> None:

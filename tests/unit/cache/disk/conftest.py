@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from pyctl.cache.disk.store import DiskStore
+from tests.unit.engine.drive import ManualClock
 
 
 @pytest.fixture(autouse=True, scope="package")
@@ -17,6 +19,15 @@ def no_waiting_for_the_disk() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
+    """The time of the day stands still at noon, unless it is advanced."""
+    clock = ManualClock()
+    clock.now = time.time() // 86_400 * 86_400 + 43_200
+    monkeypatch.setattr(time, "time", clock)
+    return clock
 
 
 @pytest.fixture

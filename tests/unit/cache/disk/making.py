@@ -11,6 +11,7 @@ from pyctl.cache.disk.file_format import RULES, SIZES
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.snapshot import NOTHING, Block, Prefix, PromptMatch, Segment, Snapshot, State
 from pyctl.prompt import Tokens, as_tokens
+from tests.unit.cache.checks import tokens_of
 
 ROW = 48
 """Bytes of rows per token."""
@@ -34,11 +35,6 @@ def segment(
         start = parent.end if parent else 0
     ends = tuple(sorted({start + max(1, ids.size // 2), start + ids.size}))
     return Segment(start, ids, rows_for(ids, start) if rows else NOTHING, parent, ends)
-
-
-def tokens_of(snapshot: Snapshot) -> Tokens:
-    parts = [link.tokens[: last - link.start] for link, last in snapshot.chain.items()]
-    return as_tokens(np.concatenate(parts[::-1]))
 
 
 def snapshot(at: Segment, n: int | None = None, exact: bool = True, state: int | None = 500) -> Snapshot:

@@ -9,7 +9,6 @@ import shutil
 import sqlite3
 import struct
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -42,6 +41,7 @@ from pyctl.prompt import Prompt
 from tests.effort import IS_QUICK
 from tests.unit.cache.disk.lies import RawFile
 from tests.unit.cache.disk.making import ROW, check_directory, check_read, conversation, on_disk, tokens_of
+from tests.unit.engine.drive import ManualClock
 
 Opener = Callable[..., DiskStore]
 
@@ -401,10 +401,8 @@ def test_what_lies_beside_counts_towards_the_budget(open_store: Opener) -> None:
 
 
 def test_what_is_written_beside_counts_towards_the_day(
-    open_store: Opener, made: list[Snapshot], monkeypatch: pytest.MonkeyPatch
+    open_store: Opener, made: list[Snapshot], clock: ManualClock
 ) -> None:
-    now = time.time()
-    monkeypatch.setattr(time, "time", lambda: now)
     store = open_store(daily_bytes=3_000)
     assert store.files.spend(2_000)
     assert not store.files.spend(2_000)

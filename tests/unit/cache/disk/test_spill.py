@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -145,10 +144,8 @@ def test_what_leaves_ram_takes_no_place_from_what_is_worth_more(open_store: Open
 
 
 @pytest.mark.parametrize("daily", [None, 6000])
-def test_a_day_has_room_for_some_only(open_store: Opener, monkeypatch: pytest.MonkeyPatch, daily: int | None) -> None:
-    real = time.time
-    to_noon = 43_200 - real() % 86_400  # no other day begins meanwhile
-    monkeypatch.setattr(time, "time", lambda: real() + to_noon)
+@pytest.mark.usefixtures("clock")
+def test_a_day_has_room_for_some_only(open_store: Opener, daily: int | None) -> None:
     store, budget = open_store(budget=None, daily_bytes=daily), 4_000
     store.directory.budget = budget
     written = 0

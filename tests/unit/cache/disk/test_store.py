@@ -6,7 +6,6 @@ import os
 import random
 import sqlite3
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,6 +31,7 @@ from tests.unit.cache.disk.making import (
     snapshot,
     tokens_of,
 )
+from tests.unit.engine.drive import ManualClock
 
 Opener = Callable[..., DiskStore]
 
@@ -182,16 +182,14 @@ def test_what_can_never_fit_drives_nothing_out(open_store: Opener) -> None:
     check_directory(store)
 
 
-def test_use_and_pins_decide_who_goes(open_store: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = time.time()
-    monkeypatch.setattr(time, "time", lambda: now)
+def test_use_and_pins_decide_who_goes(open_store: Opener, clock: ManualClock) -> None:
     store = open_store()
     pinned, old, used = (conversation(seed, turns=1)[0] for seed in range(3))
     for made in (pinned, old, used):
         store.write(made)
     assert store.directory.pin(pinned.prefix.name, True)
     assert not store.directory.pin("1-0", True)
-    now += 3600
+    clock.advance(3600)
     store.touch(used.prefix)
     one = store.directory.n_bytes // 3
     assert store.directory.prune(2 * one + 50) > 0
@@ -240,10 +238,8 @@ def test_remove_takes_only_what_nobody_needs(open_store: Opener) -> None:
 
 
 def test_daily_budget_survives_a_restart(
-    open_store: Opener, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    open_store: Opener, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    now = time.time()
-    monkeypatch.setattr(time, "time", lambda: now)
     store = open_store(daily_bytes=4_500)
     made = [conversation(seed, turns=1)[0] for seed in range(4)]
     assert [store.write(each) > 0 for each in made] == [True, True, False, False]
@@ -251,20 +247,18 @@ def test_daily_budget_survives_a_restart(
     store.close()
     store = open_store(daily_bytes=4_500)
     assert store.write(made[2]) == 0
-    now += 86_400
+    clock.advance(86_400)
     assert store.write(made[2]) > 0
 
 
-def test_other_fingerprints_count_and_go_by_the_same_rule(open_store: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = time.time()
-    monkeypatch.setattr(time, "time", lambda: now)
+def test_other_fingerprints_count_and_go_by_the_same_rule(open_store: Opener, clock: ManualClock) -> None:
     other, mine = open_store("old-model"), open_store("model", budget=5_000)
     stale = [conversation(seed, turns=1)[0] for seed in range(2)]
     for each in stale:
         other.write(each)
     assert mine.lengths() == set()
     assert mine.read(stale[0].prefix, tokens_of(stale[0])) is None
-    now += 3600
+    clock.advance(3600)
     fresh = conversation(9, turns=1)[0]
     mine.write(fresh)
     assert {(entry.fingerprint, entry.n) for entry in mine.directory.entries()} == {("model", 20), ("old-model", 20)}

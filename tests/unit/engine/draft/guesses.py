@@ -88,6 +88,34 @@ class Continuing(Guesses):
         return more[:n]
 
 
+class Told:
+    """Proposes ``drafts`` by request, and remembers what it learns and how many tokens there was room for."""
+
+    def __init__(self, name: str, *drafts: tuple[int, ...], n_max: int = 3) -> None:
+        self.name, self.drafts, self.n_max = name, dict(enumerate(drafts)), n_max
+        self.most: dict[int, int] = {}
+        self.learned: list[tuple[int, int]] = []
+
+    def begin(self, key: int, prompt: object) -> None:
+        pass
+
+    def propose(self, jobs: Sequence[DraftJob], n: int = 0) -> list[tuple[int, ...]]:
+        return [self.drafts[job.key][: n or job.most] for job in jobs]
+
+    def match(self, job: DraftJob, draft: tuple[int, ...] = ()) -> Match:
+        return NO_MATCH if draft else Match(16, lambda n: self._drafted(job)[:n])
+
+    def _drafted(self, job: DraftJob) -> tuple[int, ...]:
+        self.most[job.key] = job.most
+        return self.drafts.get(job.key, ())
+
+    def learn(self, key: int, n_drafted: int, n_accepted: int) -> None:
+        self.learned.append((n_drafted, n_accepted))
+
+    def end(self, key: int) -> None:
+        pass
+
+
 class RememberingBackend(FakeBackend):
     """What its samplers choose depends on all that they chose before, as with penalties, grammars and seeds."""
 

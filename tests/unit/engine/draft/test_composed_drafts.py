@@ -9,35 +9,13 @@ import pytest
 
 from pyctl.cache.sequence import LiveSequence
 from pyctl.engine.draft.draft_length import DraftLengthController
-from pyctl.engine.draft.source import NO_MATCH, DraftJob, Match
+from pyctl.engine.draft.source import DraftJob, Match
 from pyctl.engine.draft.speculation import Speculation
 from pyctl.prompt import as_tokens
+from tests.unit.engine.draft.guesses import Told
 
 EMPTY = LiveSequence(0, 4096)
 Learn = Callable[[int, int], None]
-
-
-class Told:
-    """Proposes ``drafts`` by request, and remembers what it learns."""
-
-    def __init__(self, name: str, *drafts: tuple[int, ...], n_max: int = 3) -> None:
-        self.name, self.drafts, self.n_max = name, drafts, n_max
-        self.learned: list[tuple[int, int]] = []
-
-    def begin(self, key: int, prompt: object) -> None:
-        pass
-
-    def propose(self, jobs: Sequence[DraftJob], n: int = 0) -> list[tuple[int, ...]]:
-        return [self.drafts[job.key][: n or job.most] for job in jobs]
-
-    def match(self, job: DraftJob, draft: tuple[int, ...] = ()) -> Match:
-        return NO_MATCH if draft else Match(16, lambda n: self.drafts[job.key][:n])
-
-    def learn(self, key: int, n_drafted: int, n_accepted: int) -> None:
-        self.learned.append((n_drafted, n_accepted))
-
-    def end(self, key: int) -> None:
-        pass
 
 
 class Cache(Told):

@@ -12,7 +12,7 @@ from pyctl.cache.ram import RamCache
 from pyctl.cache.sequence import LiveSequence
 from pyctl.engine.backend import PendingTokens, SequenceTokens
 from pyctl.engine.draft.draft_length import DraftLengthController
-from pyctl.engine.draft.source import NO_MATCH, DraftJob, Match
+from pyctl.engine.draft.source import DraftJob
 from pyctl.engine.draft.speculation import ModelDrafts, Speculation
 from pyctl.engine.draft.verify_batch import BatchItem, verify_batches
 from pyctl.engine.engine import Engine
@@ -21,39 +21,13 @@ from pyctl.engine.handle import RequestHandle
 from pyctl.engine.sampling import Sampling
 from pyctl.engine.schedule.admission import ActiveRequest
 from pyctl.errors import EngineError
-from pyctl.prompt import Tokens, as_tokens
+from pyctl.prompt import as_tokens
 from tests.fake import FakeBackend
-from tests.unit.engine.draft.guesses import Guesses
+from tests.unit.engine.draft.guesses import Guesses, Told
 from tests.unit.engine.drive import ask, request
 from tests.unit.engine.test_scheduler import alone, prompt_of, run, submit
 
 ENDLESS = Sampling(temperature=0.0, ignore_eos=True)
-
-
-class Scripted:
-    """Proposes given drafts for each request, and records the allowed lengths."""
-
-    name = "scripted"
-
-    def __init__(self, drafts: dict[int, tuple[int, ...]]) -> None:
-        self.drafts = drafts
-        self.most: dict[int, int] = {}
-
-    def begin(self, key: int, prompt: Tokens) -> None:
-        pass
-
-    def match(self, job: DraftJob, draft: tuple[int, ...] = ()) -> Match:
-        return NO_MATCH if draft else Match(16, lambda n: self._drafted(job)[:n])
-
-    def _drafted(self, job: DraftJob) -> tuple[int, ...]:
-        self.most[job.key] = job.most
-        return self.drafts.get(job.key, ())
-
-    def learn(self, key: int, n_drafted: int, n_accepted: int) -> None:
-        pass
-
-    def end(self, key: int) -> None:
-        pass
 
 
 def waiting(key: int, n: int, sure: tuple[int, ...] = (5,)) -> ActiveRequest:
@@ -75,7 +49,7 @@ def widths(batches: list[list[BatchItem]]) -> list[list[int]]:
 
 
 def test_everybody_gets_the_same_share_of_what_there_is() -> None:
-    source = Scripted({})
+    source = Told("told")
     speculation = Speculation([source])
     backend = FakeBackend("attention", n_seqs=4, n_ctx=200, n_cells=1000, n_ubatch=64, n_outputs=24)
     batches_of(backend, [waiting(0, 10)], speculation)
@@ -96,14 +70,14 @@ def test_everybody_gets_the_same_share_of_what_there_is() -> None:
 
 @pytest.mark.parametrize("n_free", [-3, 0])
 def test_without_room_nobody_is_asked(n_free: int) -> None:
-    source = Scripted({0: (1, 2, 3)})
+    source = Told("told", (1, 2, 3))
     (batch,) = batches_of(FakeBackend(), [waiting(0, 10)], Speculation([source]), n_free)
     assert source.most == {}
     assert batch[0].tokens == SequenceTokens(0, (5,), 10)
 
 
 def test_where_planes_count_all_have_as_many_tokens() -> None:
-    speculation = Speculation([Scripted({0: (1, 2, 3), 1: (4,), 3: (6,) * 20})])
+    speculation = Speculation([Told("told", (1, 2, 3), (4,), (), (6,) * 20)])
     requests = [waiting(0, 10), waiting(1, 20), waiting(2, 30), waiting(3, 40), waiting(4, 50, sure=(7, 8))]
     hybrid = FakeBackend("hybrid", n_seqs=5, n_ubatch=256, n_planes=3)
     batches = batches_of(hybrid, requests, speculation)
@@ -122,7 +96,7 @@ def test_a_replay_beside_others_keeps_its_planes() -> None:
     for seq in (0, 1):
         backend.evaluate(seq, as_tokens([1] * 10), 0)
     requests = [waiting(0, 10, sure=(7, 8)), waiting(1, 10)]
-    batches = batches_of(backend, requests, Speculation([Scripted({0: (1, 2, 3), 1: (4, 5, 6)})]))
+    batches = batches_of(backend, requests, Speculation([Told("told", (1, 2, 3), (4, 5, 6))]))
     assert widths(batches) == [[5], [4]]
     for batch in batches:
         backend.decode([item.tokens for item in batch])
@@ -133,7 +107,7 @@ def test_a_replay_beside_others_keeps_its_planes() -> None:
 def test_more_tokens_than_one_evaluation_takes_are_several() -> None:
     requests = [waiting(key, 100, sure=(1,) * 30) for key in range(5)]
     backend = FakeBackend("hybrid", n_seqs=5, n_ubatch=64, n_planes=0)
-    assert widths(batches_of(backend, requests, Speculation([Scripted({})]))) == [[30, 30], [30, 30], [30]]
+    assert widths(batches_of(backend, requests, Speculation([Told("told")]))) == [[30, 30], [30, 30], [30]]
 
 
 @pytest.mark.parametrize("n_planes", [0, 3])
