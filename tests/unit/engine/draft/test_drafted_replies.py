@@ -27,7 +27,7 @@ ENDLESS = Sampling(temperature=0.0, ignore_eos=True)
 ENDING = Sampling(temperature=0.0)
 BUDGET = ReasoningLimit(4, "<", (">", "jl"), (21, 22, 23), (7,), {7: b"<", 8: b">"}, recurs=True)
 N_CTX = 512
-PROMPTS = tuple(prompt_of(seed, 60 + 40 * seed, head=50 * (seed % 2)) for seed in range(6))
+PROMPTS = tuple(prompt_of(seed, 60 + 40 * seed, head=50 * (seed % 2)) for seed in range(8))
 
 
 @cache
@@ -56,6 +56,7 @@ class Drafting:
             most_drafts=self.most_drafts,
             n_outputs=self.n_outputs,
             draft_type="draft-mtp" if self.n_model else "",
+            can_hold=self.can_hold,
         )
         self.sources = [
             (Continuing if self.is_composed else Guesses)(
@@ -89,6 +90,7 @@ DRAFTING = st.fixed_dictionaries(
         "is_composed": st.booleans(),
         "is_paced": st.booleans(),
         "cache": st.sampled_from([(32, None), (4, None), (0, None), (8, 20_000)]),
+        "can_hold": st.sampled_from([True, True, False]),
         "seed": st.integers(0, 1000),
     }
 ).map(Drafting)
@@ -152,7 +154,7 @@ def test_a_reply_is_the_one_without_drafts(
 
 ACTIONS = st.lists(
     st.one_of(
-        st.tuples(st.just("ask"), st.integers(0, 5), st.sampled_from([1, 30, 150, -1, -1])),
+        st.tuples(st.just("ask"), st.integers(0, 7), st.sampled_from([1, 30, 150, -1, -1])),
         st.tuples(st.just("ask"), st.integers(0, 3), st.just(-1)),
         st.tuples(st.just("cancel"), st.integers(0, 30), st.just(0)),
         st.tuples(st.just("park"), st.integers(0, 3), st.just(0)),
@@ -163,13 +165,14 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=examples(120))
+@settings(max_examples=examples(240))
 @given(
     kind=st.sampled_from(["hybrid", "hybrid", "attention", "opaque"]),
     n_seqs=st.sampled_from([1, 2, 3, 4, 4]),
     drafting=DRAFTING,
     fields=FIELDS,
     clear_idle=st.booleans(),
+    missing=st.sampled_from([0, 0, 0, 60, 150]),
     actions=ACTIONS,
 )
 def test_whoever_drafts_beside_whom_each_reply_is_the_one_alone(
@@ -178,15 +181,18 @@ def test_whoever_drafts_beside_whom_each_reply_is_the_one_alone(
     drafting: Drafting,
     fields: dict[str, Any],
     clear_idle: bool,
+    missing: int,
     actions: list[tuple[str, int, int]],
 ) -> None:
-    """Too few cells for all, so that requests are suspended; some are cancelled, at any step, or made to wait."""
+    """Too few cells for all, so that requests are suspended; some are cancelled, at any step, or made to wait. With
+    ``missing`` the context has fewer cells than it says."""
     endless = {**fields, "stop": (), "n_probs": 0}
     engine = drafting.engine(kind, n_seqs, known(kind, **endless), exact=True, clear_idle=clear_idle)
+    engine.backend.n_cells -= missing
     asked: list[tuple[int, int, RequestHandle]] = []
     for action, value, n in actions:
         if action == "ask":
-            longest = N_CTX - len(PROMPTS[value])
+            longest = min(N_CTX, drafting.n_cells - missing) - len(PROMPTS[value])
             n = longest if n < 0 else min(n, longest)
             asked.append((value, n, submit(engine, PROMPTS[value], n, **fields)))
         elif action == "cancel" and asked:
