@@ -5,23 +5,18 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-import pytest
-
 from pyctl.chat.constraint import Constraint
-from tests.unit.chat.conftest import unpacked
+from tests.unit.chat.conftest import tokenizer_of, vocabulary_of
 
 
 @cache
 def engine_parts() -> tuple[Any, Any, Any]:
     """The vocabulary as llama.cpp has it, its tokenizer, and the compiler of grammars."""
-    api = pytest.importorskip("llama_cpp.llama_cpp")
-    from pyctl.llama.grammar import GrammarCompiler
-    from pyctl.llama.llama_tokenizer import LlamaTokenizer
+    model, tokenizer = vocabulary_of("qwen35"), tokenizer_of("qwen35")
+    from llama_cpp import llama_cpp as api
 
-    params = api.llama_model_default_params()
-    params.vocab_only = True
-    model = api.llama_model_load_from_file(str(unpacked("ggml-vocab-qwen35.gguf")).encode(), params)
-    tokenizer = LlamaTokenizer(model)
+    from pyctl.llama.grammar import GrammarCompiler
+
     return api.llama_model_get_vocab(model), tokenizer, GrammarCompiler(tokenizer)
 
 

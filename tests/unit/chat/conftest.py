@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,14 +31,20 @@ def qwen_tokenizer() -> Tokenizer:
 
 
 @cache
-def tokenizer_of(name: str) -> Tokenizer:
-    """The tokenizer of one of llama.cpp's vocabularies."""
+def vocabulary_of(name: str) -> Any:
+    """A model of llama.cpp's that has a vocabulary alone."""
     path = unpacked(f"ggml-vocab-{name}.gguf")
     api = pytest.importorskip("llama_cpp.llama_cpp")
-    from pyctl.llama.llama_tokenizer import LlamaTokenizer
-
     params = api.llama_model_default_params()
     params.vocab_only = True
     model = api.llama_model_load_from_file(str(path).encode(), params)
     assert model
-    return LlamaTokenizer(model)
+    return model
+
+
+@cache
+def tokenizer_of(name: str) -> Tokenizer:
+    """The tokenizer of one of llama.cpp's vocabularies."""
+    from pyctl.llama.llama_tokenizer import LlamaTokenizer
+
+    return LlamaTokenizer(vocabulary_of(name))

@@ -36,9 +36,9 @@ def known(kind: str) -> list[int]:
     return cold(FakeBackend(kind), PROMPT, 80, sampling=ENDLESS).tokens
 
 
-def drafting(backend: FakeBackend, width: int, wrong: float = 0.0) -> Engine:
-    """An engine that drafts ``width`` tokens of that reply, of which a share is ``wrong``."""
-    source = Guesses({PROMPT: known(backend.kind)}, width, wrong, shortest=width)
+def drafting(backend: FakeBackend, width: int) -> Engine:
+    """An engine that drafts ``width`` tokens of that reply."""
+    source = Guesses({PROMPT: known(backend.kind)}, width, shortest=width)
     return Engine(backend, RamCache(8, None), EngineSettings(), speculation=Speculation([source]))
 
 
@@ -50,22 +50,6 @@ def test_right_drafts_save_steps(kind: str, width: int) -> None:
     n_prefill = 4  # batches: 64, then the boundaries at 100 and 146 and what is left
     assert engine.counters.n_calls - n_prefill == 60 // (width + 1)
     assert engine.counters.n_longest == len(PROMPT) + 60
-
-
-@pytest.mark.parametrize("steps", range(4, 16, 3))
-def test_a_reply_that_is_cancelled_leaves_a_sequence_that_is_known(steps: int) -> None:
-    backend = FakeBackend("hybrid")
-    engine = drafting(backend, 3, wrong=0.25)
-    handle = RequestHandle(request(PROMPT, 70, sampling=ENDLESS))
-    engine.submit(handle)
-    for _ in range(steps):
-        engine.step()
-    handle.cancel()
-    assert not engine.step()
-    sent = [token for event in handle.drain() if isinstance(event, Piece) for token in event.tokens]
-    assert sent == known("hybrid")[: len(sent)]
-    (seq,) = engine.sequences
-    assert len(backend.seqs[0].rows) == backend.seqs[0].at == seq.n
 
 
 def test_control_tokens_are_text_where_the_request_says_so() -> None:
