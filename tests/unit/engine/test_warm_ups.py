@@ -208,14 +208,21 @@ def test_where_batches_are_costly_it_goes_on_to_the_next_message_unless_all_has_
     assert reply.done.stats.n_warmed == (not exact) * 96
 
 
-def test_nothing_where_the_live_end_is_as_good() -> None:
-    """A reply that comes back whole, and ends at no batch end: the next turn goes on from it, exact or not."""
-    for exact, n_warmed in ((False, 0), (True, 64)):
-        talk = Talk(engine_of(FakeBackend(), exact=exact), strips=False, n=64 + 15)
-        asked, _ = talk.turn(1)
-        talk.next_turn(asked)
-        settle(talk.engine)
-        assert talk.engine.prefix_cache.totals.n_warmed == n_warmed
+@pytest.mark.parametrize(
+    ("talk", "options", "n_warmed"),
+    [
+        ({"strips": False, "n": 64 + 15}, {}, 0),  # the next turn goes on from the live end
+        ({"strips": False, "n": 64 + 15}, {"exact": True}, 64),  # which is no batch end
+        ({"n": 8}, {}, 0),  # within the last batch
+        ({}, {"budget": 0}, 0),  # without a cache to park the live end in
+    ],
+)
+def test_nothing_is_made_ready_without_need(talk: dict[str, Any], options: dict[str, Any], n_warmed: int) -> None:
+    talking = Talk(engine_of(FakeBackend(), **options), **talk)
+    asked, _ = talking.turn(1)
+    talking.next_turn(asked)
+    settle(talking.engine)
+    assert talking.engine.prefix_cache.totals.n_warmed == n_warmed
 
 
 def test_what_is_forgotten_is_not_made_ready() -> None:
@@ -245,14 +252,6 @@ def test_what_is_there_is_not_evaluated_again() -> None:
     assert talk.engine.sequences[0].tokens.tolist() == live
 
 
-def test_a_reply_within_the_last_batch_needs_none() -> None:
-    talk = Talk(engine_of(FakeBackend()), n=8)
-    asked, _ = talk.turn(1)
-    handle = talk.next_turn(asked)
-    settle(talk.engine)
-    assert collect(handle).done.stats.n_evaluated == 0
-
-
 def test_a_live_end_that_is_all_in_the_prompt_is_not_kept_twice() -> None:
     for strips, n_inexact in ((False, 0), (True, 1)):
         talk = Talk(engine_of(FakeBackend()), strips=strips)
@@ -261,16 +260,6 @@ def test_a_live_end_that_is_all_in_the_prompt_is_not_kept_twice() -> None:
         settle(talk.engine)
         kept = talk.engine.prefix_cache.cache.snapshots()
         assert sum(not snapshot.exact for snapshot in kept) == n_inexact
-
-
-def test_nothing_without_a_cache_to_park_the_live_end_in() -> None:
-    backend = FakeBackend()
-    talk = Talk(Engine(backend, RamCache(64, 0), EngineSettings()))
-    asked, _ = talk.turn(1)
-    before = backend.n_evaluated
-    talk.next_turn(asked)
-    assert settle(talk.engine) == 0
-    assert backend.n_evaluated == before
 
 
 def test_what_a_client_wants_to_be_ready_is_evaluated_with_all_it_takes() -> None:

@@ -97,9 +97,15 @@ def second(open_store: Opener, tmp_path: Path) -> DiskStore:
     return open_store(directory=tmp_path / "second")
 
 
-def test_what_one_directory_has_comes_to_another(filled: list[Snapshot], second: DiskStore, behind: Behind) -> None:
+@pytest.fixture
+def store(filled: list[Snapshot], second: DiskStore, behind: Behind) -> StoreBehind:
+    """The store behind that directory, which has found the conversation there."""
     store = behind(second)
     until(lambda: found(store, filled[-1]) == [20, 40, 60])
+    return store
+
+
+def test_what_one_directory_has_comes_to_another(filled: list[Snapshot], second: DiskStore, store: StoreBehind) -> None:
     fetch(store, filled[-1])
     check_read(second, filled[-1])
     assert found(store, filled[-1]) == [20, 40]
@@ -112,10 +118,9 @@ def test_what_one_directory_has_comes_to_another(filled: list[Snapshot], second:
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "longer", "other", "empty", "gone"])
 def test_damage_is_a_miss_and_not_fetched_again(
-    damage: str, filled: list[Snapshot], second: DiskStore, behind: Behind, client: Faulty
+    damage: str, filled: list[Snapshot], second: DiskStore, store: StoreBehind, client: Faulty
 ) -> None:
-    store, objects = behind(second), client.objects
-    until(lambda: found(store, filled[-1]))
+    objects = client.objects
     (name,) = [name for name in objects if name.endswith(".rows") and "/40-" in name]
     data, at = objects[name], len(objects[name]) // 2
     changed = {
@@ -136,15 +141,8 @@ def test_damage_is_a_miss_and_not_fetched_again(
 
 
 def test_a_store_that_fails_thrice_is_left_alone_and_its_keys_stay_out_of_the_log(
-    filled: list[Snapshot],
-    second: DiskStore,
-    behind: Behind,
-    client: Faulty,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    filled: list[Snapshot], store: StoreBehind, client: Faulty, caplog: Any, monkeypatch: Any
 ) -> None:
-    store = behind(second)
-    until(lambda: found(store, filled[-1]))
     client.error = OSError("http://key:secret@host/bucket: 503 Service Unavailable, AWSAccessKeyId=key")
     for each in filled:
         assert not store.view().is_away
@@ -155,7 +153,7 @@ def test_a_store_that_fails_thrice_is_left_alone_and_its_keys_stay_out_of_the_lo
     monkeypatch.setattr(store_behind, "PAUSE_SECONDS", 0.0)
     store._reading.again_at = 0.0
     fetch(store, filled[-1])
-    check_read(second, filled[-1])
+    assert store.view().fetched.n == 1
     away, back = [each.getMessage() for each in caplog.records if "kv store" in each.getMessage()]
     assert away == "kv store: cannot be read (OSError, 503), serving without until it can"
     assert back == "kv store: it can be read again"
@@ -176,10 +174,8 @@ def test_a_store_that_cannot_be_written_is_read(
 
 
 def test_the_end_does_not_wait_for_a_store_that_hangs(
-    filled: list[Snapshot], second: DiskStore, behind: Behind, client: Faulty
+    filled: list[Snapshot], second: DiskStore, store: StoreBehind, client: Faulty
 ) -> None:
-    store = behind(second)
-    until(lambda: found(store, filled[-1]))
     client.gate.clear()
     fetches = [store.fetch(each.prefix) for each in filled]
     assert not any(each is None or each.ready() for each in fetches)
@@ -194,23 +190,15 @@ def test_the_end_does_not_wait_for_a_store_that_hangs(
 
 @pytest.mark.parametrize(("bound", "value"), [("MOST_FETCHES", 1), ("MOST_IN_FLIGHT", 500)])
 def test_what_is_on_its_way_is_bounded(
-    bound: str,
-    value: int,
-    filled: list[Snapshot],
-    second: DiskStore,
-    behind: Behind,
-    client: Faulty,
-    monkeypatch: pytest.MonkeyPatch,
+    bound: str, value: int, filled: list[Snapshot], store: StoreBehind, client: Faulty, monkeypatch: Any
 ) -> None:
-    store = behind(second)
-    until(lambda: found(store, filled[-1]))
     monkeypatch.setattr(store_behind, bound, value)
     client.gate.clear()
     fetches = [store.fetch(each.prefix) for each in filled[:2]]
     assert [each is None for each in fetches] == [False, bound == "MOST_FETCHES"]
     client.gate.set()
-    until(lambda: not store._fetches)
-    assert bool(second.lengths()) == (bound == "MOST_FETCHES")
+    until(lambda: all(each is None or each.ready() for each in fetches))
+    assert store.view().fetched.n == (bound == "MOST_FETCHES")
 
 
 def test_no_more_than_so_many_objects_are_sent(
@@ -225,11 +213,7 @@ def test_no_more_than_so_many_objects_are_sent(
     assert len(client.objects) <= 4
 
 
-def test_removed_snapshots_leave_the_store_too(
-    filled: list[Snapshot], second: DiskStore, behind: Behind, client: Faulty
-) -> None:
-    store = behind(second)
-    until(lambda: found(store, filled[-1]))
+def test_removed_snapshots_leave_the_store_too(filled: list[Snapshot], store: StoreBehind, client: Faulty) -> None:
     assert store.remove(filled[-1].prefix.name)
     assert not store.remove(filled[-1].prefix.name)
     assert not store.remove("60-none")
