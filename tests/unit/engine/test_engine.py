@@ -80,6 +80,23 @@ def test_a_rewind_moves_no_rows_and_an_extension_only_what_is_missing() -> None:
     assert stats.n_loaded == 484, "the head is live, only the rest is copied"
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("fail", [1, 2, 3, 50])
+def test_a_snapshot_that_cannot_be_restored_is_a_miss(kind: str, fail: int) -> None:
+    """Also where the attempt before it has left the sequence empty."""
+    backend = FakeBackend(kind)
+    engine = engine_of(backend, exact=True)
+    first, second = chat((1, 300), (2, 240)), chat((7, 420))
+    ask(engine, first)
+    ask(engine, second)
+    backend.fail_loads = fail
+    reply = ask(engine, first)
+    assert reply.tokens == cold(FakeBackend(kind), first).tokens
+    backend.fail_loads = 0
+    assert ask(engine, second).tokens == cold(FakeBackend(kind), second).tokens
+    check_invariants(engine.prefix_cache.cache)
+
+
 @pytest.mark.parametrize("step", range(1, 14))
 def test_a_cancelled_prefill_is_continued_by_the_retry(step: int) -> None:
     prompt, other = chat((1, 300), (2, 300)), chat((3, 240))
