@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -28,6 +29,26 @@ from tests.unit.engine.drive import ask, request
 from tests.unit.engine.test_scheduler import alone, prompt_of, run, submit
 
 ENDLESS = Sampling(temperature=0.0, ignore_eos=True)
+
+
+class WatchedBackend(FakeBackend):
+    """Notes what it decodes, and how many tokens it drafts for how many requests."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.decoded, self.asked = list[SequenceTokens](), list[tuple[int, int]]()
+
+    def decode(self, items: Sequence[SequenceTokens]) -> None:
+        self.decoded += items
+        super().decode(items)
+
+    def draft(self, items: Sequence[SequenceTokens], n: int) -> list[tuple[int, ...]]:
+        self.asked.append((len(items), n))
+        return super().draft(items, n)
+
+
+def drafting(backend: FakeBackend, *sources: Guesses, model: ModelDrafts | None = None, width: int = 0) -> Engine:
+    return Engine(backend, RamCache(8, None), EngineSettings(), speculation=Speculation(sources, model, width=width))
 
 
 def waiting(key: int, n: int, sure: tuple[int, ...] = (5,)) -> ActiveRequest:
@@ -113,23 +134,10 @@ def test_more_tokens_than_one_evaluation_takes_are_several() -> None:
 @pytest.mark.parametrize("n_planes", [0, 3])
 def test_behind_a_mark_nobody_goes_back_there(n_planes: int) -> None:
     """Drafts that are always long and always wrong: what is evaluated again is evaluated once."""
-    backend = FakeBackend("hybrid", n_planes=n_planes, n_ctx=1024)
-    prompt = prompt_of(1, 150)
+    backend = WatchedBackend("hybrid", n_planes=n_planes, n_ctx=1024)
+    prompt, seen = prompt_of(1, 150), backend.decoded
     known = alone(prompt, 320, sampling=ENDLESS).tokens
-    engine = Engine(
-        backend,
-        RamCache(8, None),
-        EngineSettings(),
-        speculation=Speculation([Guesses({prompt: known}, longest=40, wrong=0.1)]),
-    )
-    seen: list[SequenceTokens] = []
-    decode = backend.decode
-
-    def spied(items: Sequence[SequenceTokens]) -> None:
-        seen.extend(items)
-        decode(items)
-
-    backend.decode = spied
+    engine = drafting(backend, Guesses({prompt: known}, longest=40, wrong=0.1))
     assert ask(engine, prompt, 300, sampling=ENDLESS).tokens == known[:300]
     replays = [item for item in seen if item.n_sure > 1]
     assert replays
@@ -145,9 +153,7 @@ def test_one_source_that_fails_costs_drafts_only(caplog: pytest.LogCaptureFixtur
             raise EngineError("the draft model failed")
 
     backend = Failing(n_ctx=1024, n_seqs=2, draft_type="draft-mtp")
-    engine = Engine(
-        backend, RamCache(8, None), EngineSettings(), speculation=Speculation(model=ModelDrafts(backend, 3))
-    )
+    engine = drafting(backend, model=ModelDrafts(backend, 3))
     handles = [submit(engine, prompt_of(seed, 150), 20, sampling=ENDLESS) for seed in (1, 2)]
     run(engine)
     for seed, handle in zip((1, 2), handles, strict=True):
@@ -158,20 +164,12 @@ def test_one_source_that_fails_costs_drafts_only(caplog: pytest.LogCaptureFixtur
 
 @pytest.mark.parametrize(("n_max", "kind"), [(3, "hybrid"), (4, "hybrid"), (2, "attention")])
 def test_a_model_drafts_for_all_at_once_or_for_nobody(n_max: int, kind: str) -> None:
-    asked: list[tuple[int, int]] = []
-
-    class Counting(FakeBackend):
-        def draft(self, items: Sequence[SequenceTokens], n: int) -> list[tuple[int, ...]]:
-            asked.append((len(items), n))
-            return super().draft(items, n)
-
-    backend = Counting(kind, n_ctx=1024, n_seqs=3, n_planes=3, draft_type="draft-mtp")
-    speculation = Speculation(model=ModelDrafts(backend, n_max))
-    engine = Engine(backend, RamCache(8, None), EngineSettings(), speculation=speculation)
+    backend = WatchedBackend(kind, n_ctx=1024, n_seqs=3, n_planes=3, draft_type="draft-mtp")
+    engine = drafting(backend, model=ModelDrafts(backend, n_max))
     handles = [submit(engine, prompt_of(seed, 150), 40, sampling=ENDLESS) for seed in (1, 2, 3)]
     run(engine)
-    assert {n for _, n in asked} == {n_max, min(n_max, backend.facts.n_rollback)}, "fewer behind a mark"
-    assert max(n for n, _ in asked) == 3
+    assert {n for _, n in backend.asked} == {n_max, min(n_max, backend.facts.n_rollback)}, "fewer behind a mark"
+    assert max(n for n, _ in backend.asked) == 3
     assert all(handle.drafts.n_accepted > 10 for handle in handles)
 
 
@@ -180,45 +178,27 @@ def test_with_a_width_all_batches_have_it() -> None:
     prompt = prompt_of(1, 150)
     known = alone(prompt, 320, sampling=ENDLESS).tokens
     for longest, silent in ((1, 0.5), (40, 0.5), (3, 0.0), (3, 1.0)):
-        backend = FakeBackend(n_ctx=1024)
-        source = Guesses({prompt: known}, longest, 0.2, silent)
-        engine = Engine(
-            backend, RamCache(8, None), EngineSettings(exact=True), speculation=Speculation([source], width=3)
-        )
-        seen: list[int] = []
-        decode = backend.decode
-
-        def spied(items: Sequence[SequenceTokens], decode=decode, seen=seen) -> None:  # type: ignore[no-untyped-def]
-            seen.extend(len(item.tokens) for item in items)
-            decode(items)
-
-        backend.decode = spied
+        backend = WatchedBackend(n_ctx=1024)
+        engine = drafting(backend, Guesses({prompt: known}, longest, 0.2, silent), width=3)
         handle = submit(engine, prompt, 100, sampling=ENDLESS)
         run(engine)
-        assert set(seen) == {4}
+        assert {len(item.tokens) for item in backend.decoded} == {4}
         assert (handle.drafts.n_drafted == 0) == (silent == 1.0)
 
 
 def test_a_model_is_asked_for_as_many_as_pay() -> None:
-    asked: list[int] = []
-
-    class Counting(FakeBackend):
-        def draft(self, items: Sequence[SequenceTokens], n: int) -> list[tuple[int, ...]]:
-            asked.append(n)
-            return super().draft(items, n)
-
     class Choosing(DraftLengthController):
         def length(self, key: int, source: str, limit: int, *args: object, **fields: object) -> int:
             return min(key, limit)
 
-    backend = Counting("hybrid", n_seqs=4, n_planes=5, draft_type="draft-mtp")
+    backend = WatchedBackend("hybrid", n_seqs=4, n_planes=5, draft_type="draft-mtp")
     for seq in range(4):
         backend.evaluate(seq, as_tokens([1] * 10), 0)
     speculation = Speculation(model=ModelDrafts(backend, 5), lengths=Choosing())
     assert widths(batches_of(backend, [waiting(key, 10) for key in (0, 1)], speculation)) == [[2, 2]]
     assert widths(batches_of(backend, [waiting(key, 10) for key in (0, 3, 2)], speculation)) == [[4, 4, 4]]
     assert widths(batches_of(backend, [waiting(0, 10)], speculation)) == [[1]]
-    assert asked == [1, 3]
+    assert [n for _, n in backend.asked] == [1, 3]
 
 
 @pytest.mark.parametrize(("n_min", "expected"), [(0, [0, 1, 2, 3]), (2, [0, 0, 2, 3]), (4, [0, 0, 0, 0])])
