@@ -217,9 +217,6 @@ class SizedBackend:
     def block_bytes(self) -> BlockBytes:
         return BlockBytes(0, 0, 0)
 
-    def expect_blocks(self, n_bytes: int) -> None:
-        pass
-
     @property
     def n_free(self) -> int:
         return self.n_cells - int(np.count_nonzero(self._taken | (self._n_held > 0)))

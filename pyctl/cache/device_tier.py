@@ -6,11 +6,11 @@ import contextlib
 import logging
 import math
 import weakref
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pyctl.cache.plan import ends_within, last_end
-from pyctl.cache.ports import MOST_BEHIND_BYTES, Reason, SequenceMemory, Store
+from pyctl.cache.ports import MOST_BEHIND_BYTES, SequenceMemory
 from pyctl.cache.ram import RamCache
 from pyctl.cache.sequence import Coverage, LiveSequence
 from pyctl.cache.snapshot import NOTHING, Block, Segment, Snapshot, needed_by
@@ -61,7 +61,6 @@ class DeviceTier:
         self._memory, self._cache = memory, cache
         self.counts = DeviceCounts()
         self.locked = cache.locked
-        self._n_ahead = 0  # behind how many requests one last looked for what is too large to be written in the end
         self._fetched: weakref.WeakKeyDictionary[Segment, weakref.ref[Block]] = weakref.WeakKeyDictionary()
         cache.pool.on_drop = self.release
         if cache.enabled:
@@ -212,18 +211,6 @@ class DeviceTier:
                 except (StateError, MemoryError) as error:
                     log.warning("cannot copy rows to RAM: %s", error)
 
-    def may_copy(self, snapshot: Snapshot, *, quickly: bool = False) -> bool:
-        """Whether all that RAM lacks of it may be copied for the disk at once, beside what the cache counts, and
-        ``quickly`` in some milliseconds."""
-        n_bytes = sum(each.only_held_bytes for each in snapshot.chain if not each.file.is_there)
-        if quickly and n_bytes > PIECE_BYTES:
-            return False
-        return not n_bytes or not self.is_behind(n_bytes + self._spare)
-
-    def piece_of(self, segment: Segment) -> Block | None:
-        """A copy of its rows as bytes, which are there; None if too much waits for the disk."""
-        return None if self.is_behind(segment.only_held_bytes + self._spare) else self.copy_of(segment)
-
     @property
     def _spare(self) -> int:
         """Bytes beside the cache that rows leave to states."""
@@ -240,16 +227,6 @@ class DeviceTier:
         blocks, most = self._memory.block_bytes(), most_behind(self._cache.budget)
         return blocks.used - blocks.in_flight - self._cache.n_bytes + n_more > most
 
-    def expect(self, seq: LiveSequence, n: int, cuts: Sequence[int]) -> None:
-        """The disk will want the rows of ``seq`` up to ``n``, and states come at ``cuts``: what the cache has no room
-        for is to wait beside it."""
-        if n <= seq.n or not self._cache.budget:
-            return
-        n_bytes = self._memory.shape.sizes.rows(seq.n, n)
-        n_bytes += self._memory.state_size(seq.id, cuts) if cuts else 0
-        if (over := self._cache.n_bytes + n_bytes - self._cache.budget) > 0:
-            self._memory.expect_blocks(min(over, most_behind(self._cache.budget)))
-
     def copy_one(self) -> bool:
         """Copy the likeliest rows that RAM has not got and has room to spare for; False if there are none."""
         for segment in self._cache.only_held() if self._memory.shape.can_hold else ():
@@ -261,48 +238,33 @@ class DeviceTier:
                 return False
         return False
 
-    def copy_next(self, disk: Store | None) -> bool:
-        """In an idle moment: copy some of what only the device has to RAM, or else have ``disk`` write what it would
-        want in the end, when there would be no time for so much. False if there is nothing to do.
-        """
-        if self.copy_one():
-            return True
-        if disk is None or disk.policy.kind == "off" or self._n_ahead == self._cache.turn:
-            return False
-        self._n_ahead = self._cache.turn
-        for end in self._cache.conversation_ends()[::-1]:
-            if not self.may_copy(end):
-                disk.write(end, reason=Reason.LARGE)
-        return True
+    def is_large(self, snapshot: Snapshot) -> bool:
+        """Whether RAM and the disk lack more rows of it than may wait for the disk beside what the cache counts."""
+        n_bytes = sum(each.only_held_bytes for each in snapshot.chain if not each.file.is_there)
+        return n_bytes > most_behind(self._cache.budget) - self._spare
 
-    def offer(self, snapshots: Collection[Snapshot], disk: Store, *, quickly: bool = False) -> None:
-        """Have ``disk`` write them: what may not be copied at once goes a segment at a time (`write_piece`)."""
-        for each in snapshots:  # each one's copy takes room of the next one's
-            if self.may_copy(each, quickly=quickly):
-                disk.write(each, rows_of=self.copy_of)
-                continue
-            if not self.may_copy(each):
-                self._n_ahead = self._cache.turn
-            disk.write(each, reason=Reason.LARGE)
+    def rows_of(self, segments: Sequence[Segment]) -> list[Block]:
+        """Copies of their rows as bytes, there after `synchronize`; MemoryError if too much would wait for the disk."""
+        n_bytes = sum(each.only_held_bytes for each in segments)
+        if n_bytes and self.is_behind(n_bytes + self._spare):
+            raise MemoryError("RAM has no room for rows that wait for the disk")
+        return [each.rows if each.rows.size or each.held is None else self._fetch(each) for each in segments]
 
-    def rows_of(self, segment: Segment) -> Block:
-        """A copy of its rows as bytes, there after `synchronize`."""
-        return segment.rows if segment.rows.size or segment.held is None else self._fetch(segment)
-
-    def copy_of(self, segment: Segment) -> Block:
+    def rows_now(self, segments: Sequence[Segment]) -> list[Block]:
         """The same, and the bytes are there."""
-        rows = self.rows_of(segment)
+        rows = self.rows_of(segments)
         self._memory.synchronize()
         return rows
 
     def leave_all(self) -> None:
-        """Take everything from the device, which is about to be freed; what RAM has no room for is lost."""
+        """Take everything from the device, which is about to be freed; what RAM has no room for is evicted."""
         for segment in self._cache.segments():
             if segment.rows.size:
                 self.release(segment)
         for segment in self._cache.only_held():
             if not segment.dropped:
                 self._leave(segment)
+        self._memory.synchronize()
 
     def _n_freed(self, segment: Segment) -> int:
         assert segment.held is not None

@@ -24,10 +24,9 @@ from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.disk.store_behind import StoreBehind
 from pyctl.cache.disk.write_queue import WriteQueue
 from pyctl.cache.persist import DiskPolicy
-from pyctl.cache.ports import DiskView, Entry, HandOver, Reason, RowsOf
+from pyctl.cache.ports import DiskView, Entry, HandOver, RowsOf, Writing
 from pyctl.cache.recent import RecentMatches, RecentPrompts
-from pyctl.cache.snapshot import Prefix, PromptMatch, Segment, Snapshot
-from pyctl.errors import StateError
+from pyctl.cache.snapshot import Prefix, PromptMatch, Snapshot
 
 __all__ = ["DiskTier"]
 
@@ -51,11 +50,6 @@ HEAD_TOKENS, TAIL_TOKENS = 12, 24
 """How much of a prefix people are shown."""
 
 
-def _missing(segment: Segment) -> int:
-    """Bytes of a segment that the disk has not."""
-    return 0 if segment.file.is_there else segment.n_bytes + segment.only_held_bytes
-
-
 class _SnapshotWriter:
     """Stores a snapshot with a label for people, and recent prompts with it, since a process may be killed."""
 
@@ -70,9 +64,8 @@ class _SnapshotWriter:
         self._store, self._recent, self._files, self._text_of = store, recent, files, text_of
         self._behind = behind
 
-    def write(self, snapshot: Snapshot, reason: Reason, rows_of: RowsOf | None) -> int:
-        spilled = reason == Reason.EVICTED
-        n_bytes = self._store.files.write(snapshot, self.label(snapshot), spilled=spilled, rows_of=rows_of)
+    def write(self, snapshot: Snapshot, spilled: bool) -> Writing:
+        n_bytes = yield from self._store.files.write(snapshot, self.label(snapshot), spilled=spilled)
         if self._behind is not None:
             self._behind.wake.set()
         self.save_recent()
@@ -205,33 +198,19 @@ class DiskTier:
         """Whether the disk may have it and has not got it."""
         return snapshot.facts.for_disk and self.store.wants(snapshot)
 
-    def write(
-        self,
-        snapshot: Snapshot,
-        worth: float = 0.0,
-        *,
-        reason: Reason = Reason.CHOSEN,
-        rows_of: RowsOf | None = None,
-    ) -> None:
-        """Queue ``snapshot``, if it is wanted, as `WriteQueue.write` says. ``rows_of`` gives rows that only the device
-        has.
+    def write(self, snapshot: Snapshot) -> None:
+        """Queue ``snapshot``, if it is wanted, as `WriteQueue.write` says."""
+        if self.wants(snapshot):
+            self.queue.write(snapshot)
 
-        ``worth`` is how many seconds it is expected to save where it was EVICTED: that is for policies that spill, and
-        less than a tenth of what reading it takes is not enough (bench/results/spill.md); or it had been chosen, and
-        the disk was too slow until now.
-        """
-        if not self.wants(snapshot):
-            return
-        n_bytes = 0
-        if reason == Reason.EVICTED:
-            n_bytes = snapshot.state.n_bytes + sum(map(_missing, snapshot.chain))
-            is_worth_it = self.policy.spill and worth >= WORTH_WRITING * self.costs.read(n_bytes)
-            if not is_worth_it and not self.queue.is_put_off(snapshot):
-                return
-        try:
-            self.queue.write(snapshot, reason, worth=worth, n_bytes=n_bytes, rows_of=rows_of)
-        except (StateError, MemoryError) as error:
-            log.warning("snapshot at %d tokens not written: %s", snapshot.n, error)
+    def evict(self, snapshot: Snapshot, worth: float, rows_of: RowsOf) -> None:
+        """Keep what is to be written of ``snapshot``, which saves ``worth`` seconds and leaves RAM: what waits already,
+        or the policy spills and that is a tenth of what reading it takes (bench/results/spill.md)."""
+        if self.wants(snapshot):
+            missing = [segment for segment in snapshot.chain if not segment.file.is_there]
+            n_bytes = snapshot.state.n_bytes + sum(each.n_bytes + each.only_held_bytes for each in missing)
+            spills = self.policy.spill and worth >= WORTH_WRITING * self.costs.read(n_bytes)
+            self.queue.evict(snapshot, rows_of, worth, n_bytes, spills=spills)
 
     def flush(self, timeout: float) -> bool:
         """Wait until what was queued is written, ``timeout`` seconds at most; False if something is left."""
@@ -256,7 +235,7 @@ class DiskTier:
             self.behind.view() if self.behind is not None else None,
         )
 
-    def close(self, hand_over: HandOver | None = None) -> bool:
+    def close(self, hand_over: HandOver = lambda: None) -> bool:
         """Write what is waiting and close the store, within ``close_seconds``; False if something is not written."""
         n_failed = self.queue.n_failed
         deadline = time.monotonic() + self.close_seconds

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
@@ -30,8 +29,6 @@ __all__ = [
     "Entry",
     "HandOver",
     "MemoryShape",
-    "PieceOf",
-    "Reason",
     "RowsOf",
     "SavedSequence",
     "SequenceMemory",
@@ -160,9 +157,6 @@ class SequenceMemory(Protocol):
     def block_bytes(self) -> BlockBytes:
         """Bytes of all saved blocks."""
 
-    def expect_blocks(self, n_bytes: int) -> None:
-        """Let memory for so much that will be saved soon be made ready meanwhile."""
-
     def hold(self, seq: int, first: int, last: int) -> Held:
         """Have rows [first, last) of ``seq``, which has them, stay on the device until `release`; else StateError."""
 
@@ -207,32 +201,21 @@ class SequenceMemory(Protocol):
 
 # -- the store ---------------------------------------------------------------------------------------------------------
 
-RowsOf: TypeAlias = Callable[[Segment], Block]
-"""The rows of a segment that may lie on the device, in RAM."""
+RowsOf: TypeAlias = Callable[[Sequence[Segment]], Sequence[Block]]
+"""The rows of segments that may lie on the device, in RAM; StateError, or MemoryError if it has no room for them."""
 
-PieceOf: TypeAlias = Callable[[Segment], Block | None]
-"""The same; None if RAM has no room for them now."""
+Writing: TypeAlias = Generator[Segment, None, int]
+"""Yields segments that need their rows next, and returns how many bytes it wrote; closing it removes them."""
 
-HandOver: TypeAlias = Callable[[], float | None]
-"""Queues what was put off, and copies a segment; seconds until the next call, None if nothing is left."""
+HandOver: TypeAlias = Callable[[], object]
+"""Has all bytes there that are to be written, and copies the segment for which a job asks, now or soon."""
 
 AGAIN_SECONDS = 0.02
-"""How soon to look again whether a segment is written."""
+"""How soon to look again whether a segment is written, or RAM has room for one."""
 
 MOST_BEHIND_BYTES = limit(
     2**29, "evicted snapshots that wait to be written", "the least worth are dropped", "memory", "bytes"
 )
-
-
-class Reason(IntEnum):
-    """Why a snapshot is written, in the order in which the queue is worked off.
-
-    CHOSEN by the policy; LARGE: also chosen, but RAM has no room for a copy of all its rows; EVICTED from RAM.
-    """
-
-    CHOSEN = 0
-    LARGE = 1
-    EVICTED = 2
 
 
 @dataclass(frozen=True)
@@ -313,28 +296,23 @@ class Entry:
 
 
 class WriteJobs(Protocol):
-    """Snapshots that wait to be written."""
+    """Snapshots that wait to be written. ``on_wait`` is called, on any thread, when one waits for `serve`."""
 
-    def settle(self) -> None:
-        """All bytes of EVICTED snapshots are there."""
+    on_wait: HandOver
 
     @property
-    def is_unsettled(self) -> bool:
-        """Whether a job waits for `settle`."""
+    def waits(self) -> bool:
+        """Whether a job waits for `serve`."""
 
-    def again(self) -> Snapshot | None:
-        """A snapshot for which there was no room, and is now; None for none."""
-
-    def write_piece(self, piece_of: PieceOf) -> float | None:
-        """Hand over the rows of a segment of a LARGE snapshot; seconds until the next call of `again` and this, None if
-        nothing is left for them."""
+    def serve(self, rows_of: RowsOf) -> None:
+        """All bytes of evicted snapshots are there; have the rows for which a job asks, if RAM has room."""
 
     @property
     def is_moving(self) -> bool:
-        """Whether `again` or `write_piece` have more to do, and the store takes it."""
+        """Whether snapshots are written whose rows only the device has, and the store takes them."""
 
     def give_up_least(self) -> bool:
-        """Drop the EVICTED snapshot of the least worth; False if there is none."""
+        """Lose the snapshot that is worth least of those that take RAM; False if there is none."""
 
 
 class Store(Protocol):
@@ -375,11 +353,11 @@ class Store(Protocol):
     def wants(self, snapshot: Snapshot) -> bool:
         """Whether the store may have it and does not."""
 
-    def write(
-        self, snapshot: Snapshot, worth: float = 0.0, *, reason: Reason = Reason.CHOSEN, rows_of: RowsOf | None = None
-    ) -> None:
-        """Queue ``snapshot`` if it is wanted; ``worth`` in seconds where it was EVICTED. ``rows_of`` gives rows that
-        only the device has."""
+    def write(self, snapshot: Snapshot) -> None:
+        """Queue a ``snapshot`` of the cache if it is wanted; its bytes in RAM are there."""
+
+    def evict(self, snapshot: Snapshot, worth: float, rows_of: RowsOf) -> None:
+        """The cache is about to drop ``snapshot``, which saves ``worth`` seconds: keep what is to be written of it."""
 
     def stored(self, prefix: Prefix) -> bool:
         """Whether the state of ``prefix`` is in the store."""
@@ -406,5 +384,5 @@ class Store(Protocol):
     def flush(self, timeout: float) -> bool:
         """Wait until the queue is written, ``timeout`` seconds at most; False if something is left."""
 
-    def close(self, hand_over: HandOver | None = None) -> bool:
+    def close(self, hand_over: HandOver = lambda: None) -> bool:
         """Write the queue, within ``close_seconds``; False if something is not written."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import time
-import weakref
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,7 +17,7 @@ from pyctl.cache.cache_stats import CacheStats, Divergence, RequestStats
 from pyctl.cache.device_tier import DeviceTier
 from pyctl.cache.disk.readers import Reading, Reads
 from pyctl.cache.plan import choose_cuts, inner_ends, last_end, next_turn
-from pyctl.cache.ports import CacheOptions, CacheRequest, Reason, SequenceMemory, Store
+from pyctl.cache.ports import CacheOptions, CacheRequest, SequenceMemory, Store
 from pyctl.cache.ram import RamCache
 from pyctl.cache.recent import RecentPrompts
 from pyctl.cache.restore import (
@@ -70,10 +69,9 @@ class PrefixCache:
         self.settings = settings
         self.recent = disk.recent if disk is not None else RecentPrompts()
         self.totals = CacheStats()
-        self._in_pieces: weakref.WeakSet[Snapshot] = weakref.WeakSet()
         if disk is not None:
             disk.costs = cache.costs
-            cache.on_evict = partial(disk.write, reason=Reason.EVICTED, rows_of=self.device.rows_of)
+            cache.on_evict = partial(disk.evict, rows_of=self.device.rows_of)
 
     def lookup(self, request: CacheRequest, ends: Sequence[int], seq: LiveSequence, stats: RequestStats) -> CacheLookup:
         """Look up the ways to restore a prompt with these batch ends into ``seq``; note a client's prompt as recent."""
@@ -204,7 +202,6 @@ class PrefixCache:
             cuts = sorted({*cuts, *shape.places.among([common])})
         # What goes to disk has to be among the places where snapshots are taken.
         *persist, turn = (last_end(places, n) for n in (*wanted, next_turn(prompt, common)))
-        self.device.expect(seq, max(persist, default=0), cuts)
         return CachePlan(lookup.match, tuple(cuts), tuple(persist), restored, turn)
 
     def places(self, prompt: Prompt, ends: Sequence[int]) -> list[int]:
@@ -272,38 +269,33 @@ class PrefixCache:
 
     def persist(self, plan: CachePlan) -> None:
         """Send to disk what the policy chose of the prompt, as far as there are snapshots of it, and what left RAM."""
-        if self.disk is not None and (plan.persist or self.disk.queue.is_unsettled):
-            found = (self.cache.get(plan.match.prefix(n)) for n in plan.persist if n)
-            chosen = [each for each in found if each is not None]
-            self._in_pieces.update(chosen)
-            self._settle(chosen, quickly=True)
+        found = (self.cache.get(plan.match.prefix(n)) for n in plan.persist if n)
+        self._write([each for each in found if each is not None])
 
-    def hand_over(self) -> float | None:
-        """Queue for the disk what it had no room for, and copy a segment if its thread waits for one; after how many
-        seconds to call again, None for not.
-
-        A few milliseconds, between two steps."""
-        if self.disk is None:
-            return None
-        if (put_off := self.disk.queue.again()) is not None:
-            self._settle([put_off], quickly=True)
-        return self.disk.queue.write_piece(self.device.piece_of)
-
-    def settle(self, snapshots: Collection[Snapshot] = ()) -> None:
-        """Hand over to the disk what has left RAM, ``snapshots``, and what `hand_over` has not reached yet: as far as
-        there is room for copies, all bytes are there then."""
-        self._settle([*sorted(self._in_pieces, key=lambda each: (each.n, each.prefix.name)), *snapshots])
-
-    def _settle(self, snapshots: Collection[Snapshot], *, quickly: bool = False) -> None:
-        """The same; if ``quickly``, what takes more than some milliseconds is left to `hand_over`."""
-        wanted = [each for each in snapshots if self.disk is not None and self.disk.wants(each)]
-        at_once = [each for each in wanted if self.device.may_copy(each, quickly=quickly)]
-        self.device.copy_spare(*(segment for snapshot in at_once for segment in snapshot.chain))
-        self.memory.synchronize()
-        if self.disk is not None:
-            self.disk.queue.settle()
-            self.device.offer(wanted, self.disk, quickly=quickly)
+    def hand_over(self) -> None:
+        """Have all bytes there that wait for the disk, and copy the segment for which its thread asks: a few
+        milliseconds, between two steps."""
+        if self.disk is not None and self.disk.queue.waits:
+            self.memory.synchronize()
+            self.disk.queue.serve(self.device.rows_now)
             self._hold_less()
+
+    def copy_next(self) -> bool:
+        """In an idle moment: copy some of what only the device has to RAM, or else write what the disk would want in
+        the end, when there would be no time for so much. False if there is nothing left to copy."""
+        if self.device.copy_one():
+            return True
+        if self.disk is not None and self.disk.policy.kind != "off":
+            self._write([end for end in self.cache.conversation_ends()[::-1] if self.device.is_large(end)])
+        return False
+
+    def _write(self, snapshots: Collection[Snapshot]) -> None:
+        """Give ``snapshots`` to the disk; `hand_over` copies what only the device has."""
+        if (disk := self.disk) is not None and snapshots:
+            self.memory.synchronize()
+            for each in snapshots:
+                disk.write(each)
+        self.hand_over()
 
     def park(self, seq: LiveSequence) -> None:
         """Empty ``seq`` after a snapshot of its end if that is worth it."""
@@ -336,7 +328,7 @@ class PrefixCache:
         """Evict for another model's cache, as `RamCache.give_up` says; what belongs on disk is written."""
         gave = self.cache.give_up(n_bytes, worth)
         if gave:
-            self.settle()
+            self.hand_over()
         return gave
 
     def forget(self, seq: LiveSequence) -> None:
@@ -349,7 +341,7 @@ class PrefixCache:
         if self.disk is None:
             return True
         if self.disk.policy.kind != "off":
-            self.settle(self.cache.conversation_ends()[::-1])
+            self._write(self.cache.conversation_ends()[::-1])
         return self.disk.close(self.hand_over)
 
     def give_back(self) -> None:

@@ -161,9 +161,8 @@ class Engine:
             except Exception:
                 log.exception("cannot save the end of a conversation")
                 self.prefix_cache.forget(seq)
-        self.prefix_cache.settle()  # while the device has what the disk has not been given yet
         self.prefix_cache.device.leave_all()
-        self.prefix_cache.settle()
+        self.prefix_cache.hand_over()
         self.backend.unload()
         self.asleep = True
 

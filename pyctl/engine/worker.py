@@ -67,7 +67,7 @@ class IdleJobs:
         self.is_ahead = False
         self._engine, self._clock, self._sleep_seconds = engine, engine.clock, sleep_seconds
         self._last_work = self._last_asked = self._clock()
-        self._copy_at = self._piece_at = math.inf
+        self._copy_at = math.inf
 
     def worked(self) -> None:
         """Restart the idle time: the engine has finished its work."""
@@ -76,7 +76,12 @@ class IdleJobs:
         if not self.is_ahead:
             self._last_asked = self._last_work
         self._copy_at = max(self._last_asked + IDLE_SECONDS, self._last_work)
-        self._piece_at = self._last_work
+        self._engine.prefix_cache.hand_over()
+
+    def hand_over(self) -> None:
+        """Copy what the disk asks for; while a client waits for the engine's work, that is done between two tokens."""
+        if self.is_ahead or not self._engine.scheduler.has_work:
+            self._engine.prefix_cache.hand_over()
 
     @property
     def seconds(self) -> float | None:
@@ -98,17 +103,16 @@ class IdleJobs:
     def _jobs(self, now: float) -> list[tuple[float, Callable[[], None] | None]]:
         """Return (due time, job), most urgent first; the job None stands for steps of the engine."""
         engine = self._engine
-        copy_at, piece_at = (math.inf, math.inf) if engine.asleep else (self._copy_at, self._piece_at)
-        ahead = engine.warm_ups.seconds if min(copy_at, piece_at) > now + AGAIN_SECONDS else None
+        copy_at = math.inf if engine.asleep else self._copy_at
+        ahead = engine.warm_ups.seconds if copy_at > now + AGAIN_SECONDS else None
         sleep_at = self._last_work + self._sleep_seconds if self._sleep_seconds >= 0 and not engine.asleep else math.inf
-        if (disk := engine.prefix_cache.disk) is not None and disk.queue.is_moving:
-            sleep_at = max(sleep_at, now + AGAIN_SECONDS)
         ahead_at = now + ahead if ahead is not None else math.inf
+        if (disk := engine.prefix_cache.disk) is not None and disk.queue.is_moving:
+            sleep_at, ahead_at = (max(at, now + AGAIN_SECONDS) for at in (sleep_at, ahead_at))
         prepare_at = self._last_work + PREPARE_SECONDS if engine.can_prepare else math.inf
         return [
             (ahead_at, None),
             (sleep_at, self._sleep),
-            (piece_at, self._hand_over),
             (copy_at, self._copy),
             (prepare_at, engine.prepare),
         ]
@@ -117,15 +121,8 @@ class IdleJobs:
         self._engine.sleep()
         log.info("idle: model unloaded until the next request")
 
-    def _hand_over(self) -> None:
-        seconds = self._engine.prefix_cache.hand_over()
-        self._piece_at = self._clock() + seconds if seconds is not None else math.inf
-
     def _copy(self) -> None:
-        if self._engine.prefix_cache.device.copy_next(self._engine.prefix_cache.disk):
-            self._copy_at = self._piece_at = self._clock()
-        else:
-            self._copy_at = math.inf
+        self._copy_at = self._clock() if self._engine.prefix_cache.copy_next() else math.inf
 
 
 class Worker:
@@ -159,6 +156,8 @@ class Worker:
         self._sign = (0, engine.backend.control.heartbeat)
         self._looked_at, self._still_seconds = time.monotonic(), 0.0
         self._before_close: list[Callable[[], None]] = []
+        if (disk := engine.prefix_cache.disk) is not None:
+            disk.queue.on_wait = lambda: self.call(self._idle.hand_over)
         self._no_more_steps = threading.Event()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pyctl-engine", daemon=True)

@@ -151,9 +151,6 @@ class ContextMemory:
         in_flight += self.drafts.model.in_flight_bytes if self.drafts.model is not None else 0
         return BlockBytes(HostBuffer.used(), HostBuffer.held(), in_flight)
 
-    def expect_blocks(self, n_bytes: int) -> None:
-        HostBuffer.reserve(n_bytes)
-
     def save_rows(self, seq: int, first: int, last: int, *, hold: bool = False) -> Rows:
         draft = self.drafts.save_rows(seq, first, last)
         if hold:

@@ -75,7 +75,7 @@ class FakeMemory:
         self.can_hold, self.is_pool = can_hold and kind != "opaque", is_pool
         self.places = ANYWHERE
         self.fail_loads = 0
-        self._used = self.n_expected = 0
+        self._used = 0
         self._on_the_way: list[tuple[Block, bytes]] = []
         self._empty(n_cells)
 
@@ -207,9 +207,6 @@ class FakeMemory:
 
     def block_bytes(self) -> BlockBytes:
         return BlockBytes(self._used, self._used, sum(block.nbytes for block, _ in self._on_the_way))
-
-    def expect_blocks(self, n_bytes: int) -> None:
-        self.n_expected = n_bytes
 
     def _load_rows(self, seq: int, first: int, spans: Sequence[Span]) -> None:
         self._maybe_fail()

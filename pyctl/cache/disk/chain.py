@@ -31,9 +31,9 @@ from pyctl.cache.snapshot import DIGEST_BYTES, NOTHING, Block, FileMark, Segment
 from pyctl.errors import NotWrittenError, StateError
 from pyctl.prompt import Tokens, as_tokens
 
-__all__ = ["Arrival", "ChainNames", "Runner", "SegmentFile", "StoredFile", "open_chain"]
+__all__ = ["Arrival", "ChainNames", "Runner", "StoredFile", "blocks_of", "open_chain"]
 
-Runner: TypeAlias = Callable[[Iterable[Callable[[], object]]], None]
+Runner: TypeAlias = Callable[[Iterable[Callable[[], None]]], object]
 """Runs jobs and raises their first error."""
 
 SMALL = (PartKind.TOKENS, PartKind.ENDS)
@@ -123,77 +123,59 @@ class Arrival:
         return StateError(f"disk cache: {error or type(error).__name__}")
 
 
-@dataclass(frozen=True)
-class SegmentFile:
-    """A segment that is to be written with what were its rows when it was named, and the files that it is and hangs on.
-
-    The draft model's rows are no part of the name: a server without a draft model uses the same file.
-    """
-
-    name: SegmentName
-    parent: SegmentName | None
-    segment: Segment
-    rows: Block
-    draft_rows: Block
-
-    @property
-    def blocks(self) -> dict[PartKind, Block]:
-        """The parts of the file, as bytes."""
-        blocks = {
-            PartKind.TOKENS: np.ascontiguousarray(self.segment.tokens, "<i4").view(np.uint8),
-            PartKind.ENDS: np.array(self.segment.ends, "<u4").view(np.uint8),
-            PartKind.ROWS: self.rows,
-        }
-        return {**blocks, PartKind.DRAFT_ROWS: self.draft_rows} if self.draft_rows.size else blocks
+def blocks_of(segment: Segment) -> dict[PartKind, Block]:
+    """The parts of the file of ``segment``, as bytes."""
+    blocks = {
+        PartKind.TOKENS: np.ascontiguousarray(segment.tokens, "<i4").view(np.uint8),
+        PartKind.ENDS: np.array(segment.ends, "<u4").view(np.uint8),
+        PartKind.ROWS: segment.rows,
+    }
+    return {**blocks, PartKind.DRAFT_ROWS: segment.draft_rows} if segment.draft_rows.size else blocks
 
 
 class ChainNames:
-    """Names the files of a chain: ``stem`` is the deepest segment of ``snapshot`` that is on disk with all that it
-    hangs on, None if there is none, and ``missing`` are those above it, the first one first.
+    """Names the files of a chain: ``missing`` are the segments of ``snapshot`` above the deepest one that is on disk
+    with all that it hangs on, the first one first. ``chain`` are the names of that one and of those named since.
 
     ``is_there`` is asked about names that segments have got before.
     """
 
     def __init__(self, snapshot: Snapshot, is_there: Callable[[SegmentName], bool]) -> None:
-        self.stem: SegmentName | None = None
+        self.chain: list[SegmentName] = []
         above: list[tuple[Segment, int]] = []
         for segment, last in snapshot.chain.items():
             name = segment.file.name
             segment.file.is_there = isinstance(name, SegmentName) and is_there(name)
             if segment.file.is_there:
                 assert isinstance(name, SegmentName)
-                self.stem = name
+                self.chain.append(name)
                 break
             above.append((segment, last))
         self.missing = [segment for segment, _ in reversed(above)]
-        self.last = self.stem
         self._reach = dict(above)
         self._running = hashlib.blake2b(digest_size=DIGEST_BYTES)
         for segment, last in reversed(snapshot.chain.items()):
             if segment not in self._reach:
                 self._running.update(_bytes(segment.tokens[: last - segment.start]))
 
-    def name(self, segment: Segment, rows: Block) -> SegmentFile:
-        """Name the next one of ``missing``, which has these ``rows``; NotWrittenError if they were dropped."""
-        whole = self._running.copy()
-        whole.update(_bytes(segment.tokens))
-        link = _link(segment, rows, self.last, whole.digest())
+    def name(self, segment: Segment) -> tuple[SegmentName, SegmentName | None]:
+        """Name the next one of ``missing``, which has its rows, and what it hangs on; NotWrittenError if they were
+        dropped. Rows are looked through once, since they never change. The draft model's are no part of the name: a
+        server without one uses the same file."""
         if segment.dropped:
             raise NotWrittenError(f"the rows before {segment.end} were dropped")
+        whole = self._running.copy()
+        whole.update(_bytes(segment.tokens))
+        name, parent = segment.file.name, self.chain[-1] if self.chain else None
+        if not isinstance(name, SegmentName) or segment.file.parent != parent:
+            tag = hashlib.blake2b(parent_text(parent) + b"\0", digest_size=TAG_BYTES)
+            crc = crc32(np.ascontiguousarray(segment.rows).data)
+            tag.update(np.array(segment.ends, "<u4").tobytes() + struct.pack("<QI", segment.rows.nbytes, crc))
+            name = SegmentName(segment.start, segment.end, whole.digest(), tag.digest())
         self._running.update(_bytes(segment.tokens[: self._reach[segment] - segment.start]))
-        segment.file.name, segment.file.parent, self.last = link.name, link.parent, link.name
-        return link
-
-
-def _link(segment: Segment, rows: Block, parent: SegmentName | None, digest: bytes) -> SegmentFile:
-    """``segment`` on ``parent``, named; its rows are looked through once, since they never change."""
-    draft_rows, name = segment.draft_rows, segment.file.name
-    if not isinstance(name, SegmentName) or segment.file.parent != parent:
-        tag = hashlib.blake2b(parent_text(parent) + b"\0", digest_size=TAG_BYTES)
-        crc = crc32(np.ascontiguousarray(rows).data)
-        tag.update(np.array(segment.ends, "<u4").tobytes() + struct.pack("<QI", rows.nbytes, crc))
-        name = SegmentName(segment.start, segment.end, digest, tag.digest())
-    return SegmentFile(name, parent, segment, rows, draft_rows)
+        segment.file.name, segment.file.parent = name, parent
+        self.chain.append(name)
+        return name, parent
 
 
 @dataclass(frozen=True)

@@ -260,9 +260,14 @@ class DiskStore:
 
     def write(self, snapshot: Snapshot, label: str = "", *, spilled: bool = False) -> int:
         """Store ``snapshot``, as `StoreWriter.write` says; 0 also if there is no room for it."""
-        with suppress(NotWrittenError):
-            return self.files.write(snapshot, label, spilled=spilled)
-        return 0
+        writing = self.files.write(snapshot, label, spilled=spilled)
+        try:
+            while True:
+                next(writing)
+        except StopIteration as end:
+            return int(end.value)
+        except NotWrittenError:
+            return 0
 
     def touch(self, prefix: Prefix) -> None:
         """Count a hit, now; may wait for other writers."""

@@ -9,13 +9,13 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
 
 from pyctl.cache.disk.readers import STALL_SECONDS
-from pyctl.cache.ports import AGAIN_SECONDS, MOST_BEHIND_BYTES, HandOver, PieceOf, Reason, RowsOf, Written
-from pyctl.cache.snapshot import NOTHING, Block, Prefix, Segment, Snapshot
+from pyctl.cache.ports import AGAIN_SECONDS, MOST_BEHIND_BYTES, HandOver, RowsOf, Writing, Written
+from pyctl.cache.snapshot import NOTHING, Segment, Snapshot
 from pyctl.errors import NotWrittenError, StateError
 from pyctl.limit import limit
 
@@ -26,13 +26,8 @@ log = logging.getLogger(__name__)
 RETRY_SECONDS = 60.0
 """After the disk refused, it is left alone so long."""
 
-ROOM_SECONDS = 0.1
-"""How soon to look for room for what was put off; background requests do not wait for that."""
-
 LAST_SECONDS = 1.0
-"""How long before the end of closing no more segments are fetched from the device."""
-
-MAX_WAITING = limit(8, "snapshots that wait to be written", "the oldest waits in RAM, if it is still there", "memory")
+"""How long before the end of closing no more segments are written, for the one that is."""
 
 MAX_SPILLED = limit(256, "evicted snapshots that wait to be written", "the least worth are dropped", "memory")
 
@@ -41,69 +36,80 @@ MAX_CALLS = limit(4096, "queued disk operations, such as counting a hit", "the o
 
 @dataclass(eq=False)
 class WriteJob:
-    """A snapshot that waits, and the ``n_bytes`` of RAM that its waiting costs.
+    """Writes ``snapshot``, which has segments of its own, one of them in each turn.
 
-    ``worth`` is in seconds for EVICTED snapshots; for others, later ones are worth more. ``original`` is in the cache;
-    all but LARGE jobs have a ``copy``. A job that is not ``is_ready`` waits for `WriteQueue.settle`.
+    Rows that only the device has come from the ``original`` in the cache when they are ``wanted``. Once that is
+    evicted, the job has all rows: ``n_bytes`` of RAM, which may be on their way until it ``is_ready``. ``worth`` is in
+    seconds; of what a policy chose, later ones are worth more. What the disk ``refused`` before its rows were here
+    waits for the end. An ``error`` ends it.
     """
 
-    prefix: Prefix
+    snapshot: Snapshot
     original: weakref.ref[Snapshot]
-    reason: Reason
+    is_chosen: bool
     worth: float
     n_bytes: int = 0
-    is_ready: bool = False
-    copy: Snapshot | None = None
-
-    @property
-    def source(self) -> Snapshot | None:
-        """What to write; None once the cache dropped a LARGE snapshot."""
-        return self.copy or self.original()
-
-    @property
-    def density(self) -> float:
-        """Worth per byte."""
-        return self.worth / max(self.n_bytes, 1)
-
-
-@dataclass(eq=False)
-class _Piece:
-    """A segment of which the writing thread needs the rows: the engine's thread sets ``rows`` or ``error``."""
-
-    snapshot: Snapshot
-    segment: Segment
-    rows: Block | None = None
+    is_ready: bool = True
+    refused: bool = False
+    writing: Writing | None = None
+    wanted: Segment | None = None
     error: Exception | None = None
 
+    @property
+    def depends(self) -> bool:
+        """Whether it needs rows that only the device has, or had."""
+        return any(segment.held is not None for segment in self.snapshot.chain)
 
-class _Write(Protocol):
-    """Writes a snapshot and returns the bytes written; NotWrittenError if it was dropped or has no room."""
+    @property
+    def asks(self) -> bool:
+        """Whether it waits for the rows of the ``wanted`` segment."""
+        return self.error is None and self.wanted is not None and self.wanted.only_held_bytes > 0
 
-    def __call__(self, snapshot: Snapshot, reason: Reason, rows_of: RowsOf | None) -> int: ...
+    @property
+    def rank(self) -> tuple[bool, bool, bool, float]:
+        """The larger, the earlier is its turn, and the later it is given up: what ends, what was chosen, what takes
+        RAM, what is worth more, per byte unless it was chosen."""
+        value = self.worth if self.is_chosen else self.worth / max(self.n_bytes, 1)
+        return self.error is not None, self.is_chosen, self.n_bytes > 0, value
+
+    def take_rows(self, original: Snapshot, rows_of: RowsOf) -> None:
+        """Have all rows that are still to be written, before the cache drops them. StateError or MemoryError."""
+        first = self.wanted.start if self.wanted is not None else 0
+        pairs = [pair for pair in zip(self.snapshot.chain, original.chain, strict=True) if pair[0].start >= first]
+        for copy, _ in pairs:
+            if copy.file.is_there and self.wanted is None:
+                copy.drop()
+        lacking = [(copy, segment) for copy, segment in pairs if copy.only_held_bytes]
+        for (copy, _), rows in zip(lacking, rows_of([segment for _, segment in lacking]), strict=True):
+            copy.rows, copy.held = rows, None
+
+    def withdraw(self) -> None:
+        """Have the cache not offer the snapshot again before it is used."""
+        if (original := self.original()) is not None:
+            original.facts = replace(original.facts, for_disk=False)
 
 
 class WriteQueue:
-    """Jobs by prefix, and the thread that passes them to ``write``: by reason, then by worth.
+    """Jobs, and the thread that runs them with ``write``: chosen ones first, then by worth, a segment in each turn.
 
-    The jobs of each reason are limited (``limit``, MAX_SPILLED), those EVICTED also to ``most_bytes``; the job with the
-    least worth per byte is dropped. One of another reason is put off (`again`) while the cache has its snapshot; a loss
-    is a warning once a minute. The rows of a LARGE snapshot come from `write_piece` one segment at a time; the thread
-    runs other jobs until they arrive. OSError (a full or read-only disk) is a warning once a minute; jobs stay queued
-    for the next attempt, and the server goes on from RAM.
+    ``write`` gets a snapshot, and whether it was evicted without having been chosen.
+
+    A job whose snapshot is in the cache costs nothing. It asks for rows that only the device has with ``on_wait``,
+    and others have their turns until `serve` brings them. Evicted snapshots that no policy chose are limited to
+    MAX_SPILLED and ``most_bytes``: those of the least worth per byte are lost, with a warning once a minute. OSError (a
+    full or read-only disk) is a warning once a minute; jobs stay queued for the next attempt, and the server goes on
+    from RAM.
     """
 
-    def __init__(self, write: _Write, limit: int = MAX_WAITING, most_bytes: int = MOST_BEHIND_BYTES) -> None:
+    def __init__(self, write: Callable[[Snapshot, bool], Writing], most_bytes: int = MOST_BEHIND_BYTES) -> None:
+        self.on_wait: HandOver = lambda: None
         self._write_one = write
-        self._limit = limit
         self._most_bytes = most_bytes
-        self._jobs: dict[Prefix, WriteJob] = {}
-        self._calls: deque[Callable[[], None]] = deque(maxlen=MAX_CALLS)
+        self._jobs: dict[WriteJob, None] = {}
+        self._calls: deque[Callable[[], object]] = deque(maxlen=MAX_CALLS)
         self._order = itertools.count(1)
         self._changed = threading.Condition()
-        self._n_busy = 0
-        self._writing: list[tuple[Snapshot, Reason]] = []  # other jobs run while a large one waits for rows
-        self._piece: _Piece | None = None
-        self._put_off: weakref.WeakSet[Snapshot] = weakref.WeakSet()
+        self._current: object = None  # the job or call at work
         self._tell_at = 0.0  # when the next loss is logged
         self._moved = 0.0
         self._closing = False
@@ -116,147 +122,114 @@ class WriteQueue:
         self._thread = threading.Thread(target=self._run, name="pyctl-disk", daemon=True)
         self._thread.start()
 
-    def write(
-        self,
-        snapshot: Snapshot,
-        reason: Reason = Reason.CHOSEN,
-        *,
-        worth: float = 0.0,
-        n_bytes: int = 0,
-        rows_of: RowsOf | None = None,
-    ) -> None:
-        """Queue ``snapshot``, unless all that waits for this reason is worth more and has no room for it.
-
-        Its rows are held until they are written, also if the cache drops them, but those of a LARGE one: the cache may
-        give it up. The bytes of what is EVICTED may be on their way until `settle`.
-        """
-        if reason != Reason.EVICTED:
-            worth, n_bytes = next(self._order), 0
-        job = WriteJob(snapshot.prefix, weakref.ref(snapshot), reason, worth, n_bytes, reason != Reason.EVICTED)
+    def write(self, snapshot: Snapshot) -> None:
+        """Queue a ``snapshot`` of the cache. Its rows in RAM are there; they are held until they are written."""
+        job = WriteJob(copy_of(snapshot), weakref.ref(snapshot), True, next(self._order))
         with self._changed:
-            self._put_off.discard(snapshot)
-            if not self._may_join(job):
-                return
-        if reason != Reason.LARGE:
-            job.copy = copy_of(snapshot, rows_of, lean=reason == Reason.EVICTED)
-        with self._changed:
-            if not self._closing:
-                self._jobs[job.prefix] = job
-                self._moved = time.monotonic() if reason == Reason.LARGE else self._moved
+            if (known := self._find(snapshot)) is not None:
+                known.is_chosen = True
+            elif not self._closing:
+                self._jobs[job] = None
+                self._moved = time.monotonic()
                 self._changed.notify_all()
 
-    def settle(self) -> None:
-        """All bytes of what was evicted are there."""
+    def evict(self, snapshot: Snapshot, rows_of: RowsOf, worth: float, n_bytes: int, *, spills: bool) -> None:
+        """Have all rows of ``snapshot``, which the cache evicts, if it waits; else queue it if it ``spills`` and all
+        that waits so is not worth more."""
         with self._changed:
-            for job in self._jobs.values():
-                job.is_ready = True
-            self._changed.notify_all()
+            job = self._find(snapshot)
+            if job is None and spills and not self._closing:
+                job = WriteJob(copy_of(snapshot), weakref.ref(snapshot), False, worth, is_ready=False)
+                self._jobs[job] = None
+            if job is None or job.n_bytes:
+                return
+            job.n_bytes, job.is_ready = n_bytes, job.is_ready and not job.depends
+            self._make_room()
+            if job not in self._jobs or job.original() is not snapshot:
+                return
+        try:
+            job.take_rows(snapshot, rows_of)
+        except (StateError, MemoryError) as error:
+            with self._changed:
+                self._lose(job, str(error))
 
     @property
-    def is_unsettled(self) -> bool:
-        """Whether something waits for `settle`; for the thread that calls `write` and `settle`."""
-        return any(job.reason == Reason.EVICTED and not job.is_ready for job in self._jobs.copy().values())
-
-    def again(self) -> Snapshot | None:
-        """What was put off and is to be queued again, now that there is room; for the thread that calls `write`."""
+    def waits(self) -> bool:
+        """Whether a job waits for `serve`."""
         with self._changed:
-            reasons = [job.reason for job in self._jobs.values()]
-            if self._closing or time.monotonic() < self._resume_at or not self._put_off:
-                return None
-            if max(map(reasons.count, (Reason.CHOSEN, Reason.LARGE))) >= self._limit:
-                return None
-            found = max(self._put_off, key=lambda each: each.used, default=None)
-            if found is not None:
-                self._put_off.discard(found)
-            return found
+            return any(job.asks or not job.is_ready for job in self._jobs)
 
-    def is_put_off(self, snapshot: Snapshot) -> bool:
-        """Whether there was no room for ``snapshot``, and it waits in RAM."""
-        return snapshot in self._put_off
-
-    def write_piece(self, piece_of: PieceOf) -> float | None:
-        """Hand over the rows of a segment of a LARGE snapshot, from the thread that owns the device; after how many
-        seconds to call again, None if nothing of these is left, nor put off."""
+    def serve(self, rows_of: RowsOf) -> None:
+        """All bytes of what was evicted are there; have the rows for which a job asks, if RAM has room for them, there,
+        too. For the thread that owns the device."""
         with self._changed:
-            piece = self._piece
-            if piece is None or piece.rows is not None or piece.error is not None:
-                soon = AGAIN_SECONDS if self._n_large else ROOM_SECONDS
-                return (soon if self.is_moving else STALL_SECONDS) if self._has_more else None
-        try:
-            if not piece.snapshot.facts.for_disk or any(
-                each.dropped and not each.file.is_there for each in piece.snapshot.chain
-            ):
-                raise NotWrittenError("others needed the cells of its rows, or it was dropped")
-            if (rows := piece_of(piece.segment)) is None and not self.is_moving:
-                raise NotWrittenError("RAM has no room for a part of it")
-        except (NotWrittenError, StateError, MemoryError) as error:
-            piece.error = error
-        else:
-            if rows is None:
-                return AGAIN_SECONDS
-            piece.rows = rows
-        with self._changed:
-            self._moved = time.monotonic()
+            for each in self._jobs:
+                each.is_ready = True
+            job = max((each for each in self._jobs if each.asks), key=lambda each: each.rank, default=None)
             self._changed.notify_all()
-        return AGAIN_SECONDS
+        if job is None or (wanted := job.wanted) is None:
+            return
+        try:
+            if (original := job.original()) is None or original.segment.dropped or not original.facts.for_disk:
+                raise NotWrittenError("others needed the cells of its rows, or it was dropped")
+            (wanted.rows,) = rows_of([original.segment_at(min(wanted.end, original.n))])
+        except MemoryError:
+            return
+        except (NotWrittenError, StateError) as error:
+            job.error = error.with_traceback(None)  # which would hold the snapshot
+        with self._changed:
+            self._changed.notify_all()
 
     @property
     def is_moving(self) -> bool:
-        """Whether a LARGE snapshot is being written, or some are put off, and the disk takes them."""
-        return self._has_more and time.monotonic() - self._moved < STALL_SECONDS
+        """Whether snapshots are written whose rows only the device has, and the disk takes them."""
+        with self._changed:
+            depends = any(job.depends and not job.refused for job in self._jobs)
+            return depends and time.monotonic() - self._moved < STALL_SECONDS
 
     def give_up_least(self) -> bool:
-        """Take the evicted job that is worth least, or else the oldest chosen one, out of the queue; False if there is
-        none."""
+        """Lose the snapshot of least rank of those that were evicted or have rows in RAM; False if there is none."""
         with self._changed:
-            jobs = [job for job in self._jobs.values() if job.reason != Reason.LARGE]
+            jobs = [job for job in self._jobs if job.error is None]
+            jobs = [job for job in jobs if job.n_bytes or any(each.rows.size for each in job.snapshot.chain)]
             if jobs:
-                self._give_up(min(jobs, key=lambda job: (-job.reason, job.density)))
+                self._lose(min(jobs, key=lambda job: job.rank), "the disk is too slow")
             return bool(jobs)
 
     def drop(self, name: str) -> bool:
         """Write no snapshot of the prefix called ``name`` of those that wait; False if there is none in the queue.
 
-        One that is being written is not published any more, unless it has been already.
+        One that is being written is not published any more, unless it has been already. The cache offers it again once
+        it was used.
         """
         with self._changed:
-            found = [prefix for prefix in self._jobs if prefix.name == name]
-            for prefix in found:
-                del self._jobs[prefix]
-            now = [snapshot for snapshot, _ in self._writing if snapshot.prefix.name == name]
-            for snapshot in now:
-                snapshot.facts = replace(snapshot.facts, for_disk=False)  # of a copy
-            for put_off in [each for each in self._put_off if each.prefix.name == name]:
-                self._put_off.discard(put_off)
-            return bool(found or now)
+            found = [job for job in self._jobs if job.snapshot.prefix.name == name and job.error is None]
+            for job in found:
+                job.withdraw()
+                self._cancel(job, "it was dropped")
+            return bool(found)
 
     @property
     def n_waiting(self) -> int:
-        """Snapshots in the queue, with a LARGE one that is being written, and those put off."""
+        """Snapshots in the queue, with those that are being written."""
         with self._changed:
-            n_large = sum(reason == Reason.LARGE for _, reason in self._writing)
-            return len(self._jobs) + n_large + len(self._put_off)
+            return sum(job.error is None for job in self._jobs)
 
-    @property
-    def waiting_bytes(self) -> int:
-        """Bytes of those evicted."""
-        return sum(job.n_bytes for job in self._jobs.copy().values())
-
-    def run_soon(self, function: Callable[[], None]) -> None:
+    def run_soon(self, function: Callable[[], object]) -> None:
         """Have ``function``, which may wait for the disk, called by the thread that writes."""
         with self._changed:
             self._calls.append(function)
             self._changed.notify_all()
 
     def flush(self, timeout: float) -> bool:
-        """Wait until everything queued is written, ``timeout`` seconds at most; False if something is left.
+        """Wait until nothing more can be written now, ``timeout`` seconds at most; False if something is left.
 
-        Jobs that wait after an error of the disk do not count, nor those that wait for `write_piece` or `again`.
+        What waits for rows of the device, or was refused without them, does not count.
         """
         with self._changed:
-            self._changed.wait_for(lambda: not (self._calls or self._n_busy or self._may_write()), timeout)
-            small = any(job.reason != Reason.LARGE for job in self._jobs.values())
-            return not (small or self._calls or self._n_busy)
+            self._changed.wait_for(lambda: not (self._calls or self._current or self._next()), timeout)
+            left = any(not (job.asks or job.refused) for job in self._jobs)
+            return not (left or self._calls or self._current)
 
     def retry(self) -> None:
         """Do not wait any longer after the disk refused."""
@@ -264,116 +237,66 @@ class WriteQueue:
             self._resume_at = 0.0
             self._changed.notify_all()
 
-    def close(self, timeout: float, hand_over: HandOver | None = None) -> bool:
-        """Flush, then stop the thread; False if something is left or it is still at work after ``timeout`` seconds.
+    def close(self, timeout: float, hand_over: HandOver = lambda: None) -> bool:
+        """Write all, then stop the thread; False if a chosen snapshot is left, or the thread is still at work after
+        ``timeout`` seconds.
 
-        ``hand_over`` calls `again` and `write_piece`. Waiting jobs are tried once more, then dropped. A running write
-        goes on; the end of the process leaves its temp file. Evicted snapshots are written as far as there is time.
+        ``hand_over`` calls `serve`. Refused snapshots are tried once more. A running write ends with its segment, or
+        the process leaves its temp file.
         """
         deadline = time.monotonic() + timeout
         self._last_chance = True
         self.retry()
-        done = self._write_rest(hand_over, deadline - LAST_SECONDS) if hand_over is not None else True
-        self.flush(max(deadline - time.monotonic(), 0.0))
+        while (self._jobs or self._calls or self._current) and time.monotonic() < deadline - LAST_SECONDS:
+            hand_over()
+            with self._changed:
+                self._changed.wait(AGAIN_SECONDS)
         with self._changed:
             self._closing = True
-            done &= not self._calls and all(job.reason != Reason.CHOSEN for job in self._jobs.values())
-            self._jobs.clear()
+            n_left, n_calls = sum(job.is_chosen for job in self._jobs), len(self._calls)
+            self.n_given_up += n_left
+            for job in self._jobs.copy():
+                self._cancel(job, "there is no time")
             self._calls.clear()
             self._changed.notify_all()
         self._thread.join(max(deadline - time.monotonic(), 0.1))
-        return done and not self._thread.is_alive()
+        return not (n_left or n_calls or self._thread.is_alive())
 
-    def _write_rest(self, hand_over: HandOver, deadline: float) -> bool:
-        """Write LARGE snapshots and those put off, until ``deadline`` (monotonic seconds); False if some are left."""
-        while (left := deadline - time.monotonic()) > 0 and (seconds := hand_over()) is not None:
-            with self._changed:
-                self._changed.wait(min(seconds, left))
-        with self._changed:
-            left_over = [job for job in self._jobs.values() if job.reason == Reason.LARGE and job.source is not None]
-            for job in left_over:
-                self._give_up(job)
-            if self._piece is not None:
-                self._piece.error = NotWrittenError("there is no time")
-            self._changed.notify_all()
-            return not left_over and not self._has_more
+    def _find(self, snapshot: Snapshot) -> WriteJob | None:
+        """The job that writes ``snapshot``, or as good a one."""
+        known = [job for job in self._jobs if job.snapshot.prefix == snapshot.prefix and job.error is None]
+        known = [job for job in known if job.original() is snapshot or not job.depends]
+        return next((job for job in known if job.snapshot.exact >= snapshot.exact), None)
 
-    @property
-    def _has_more(self) -> bool:
-        """Whether `write_piece` and `again` have something left."""
-        return self._n_large > 0 or len(self._put_off) > 0
+    def _make_room(self) -> None:
+        """Lose evicted snapshots that no policy chose, the least worth first, until the others fit."""
+        n_left, room = MAX_SPILLED, self._most_bytes
+        spilled = [job for job in self._jobs if not job.is_chosen and job.error is None]
+        for job in sorted(spilled, key=lambda job: job.rank, reverse=True):
+            if n_left and job.n_bytes <= room:
+                n_left, room = n_left - 1, room - job.n_bytes
+            else:
+                self._lose(job, "the disk is too slow")
 
-    @property
-    def _n_large(self) -> int:
-        with self._changed:
-            waiting = [job.prefix for job in self._jobs.values() if job.reason == Reason.LARGE and job.source is None]
-            for prefix in waiting:  # dropped by the cache
-                del self._jobs[prefix]
-            large = [job for job in self._jobs.values() if job.reason == Reason.LARGE]
-            return len(large) + sum(reason == Reason.LARGE for _, reason in self._writing)
-
-    def _may_join(self, job: WriteJob) -> bool:
-        """Whether ``job`` is new and has room; drops jobs of the same reason and less worth for it."""
-        known = self._jobs.get(job.prefix)
-        if self._closing or (known is not None and (known.reason < job.reason or known.reason == Reason.CHOSEN)):
-            return False
-        if known is not None and known.reason == job.reason == Reason.EVICTED:
-            return False
-        if job.reason == Reason.LARGE and any(
-            reason == Reason.LARGE and snapshot.prefix == job.prefix for snapshot, reason in self._writing
-        ):
-            return False
-        if known is not None:
-            del self._jobs[job.prefix]
-        if self._make_room(job):
-            return True
-        self._miss(job)
-        return False
-
-    def _make_room(self, job: WriteJob) -> bool:
-        """Give up what is worth less than ``job``, if that makes room for it."""
-        others = [other for other in self._jobs.values() if other.reason == job.reason]
-        most = MAX_SPILLED if job.reason == Reason.EVICTED else self._limit
-        room = self._most_bytes - sum(other.n_bytes for other in others) - job.n_bytes
-        least: list[WriteJob] = []
-        for other in sorted(others, key=lambda other: other.density):
-            if room >= 0 and len(others) - len(least) < most:
-                break
-            if other.density >= job.density:
-                return False
-            least.append(other)
-            room += other.n_bytes
-        if room < 0:
-            return False
-        for other in least:
-            self._give_up(other)
-        return True
-
-    def _give_up(self, job: WriteJob) -> None:
-        del self._jobs[job.prefix]
-        self._miss(job)
-
-    def _miss(self, job: WriteJob) -> None:
-        """Put off what has no room in the queue and is still in RAM; else count it as lost."""
-        snapshot = job.original()
-        if job.reason != Reason.EVICTED and snapshot is not None and not any(each.dropped for each in snapshot.chain):
-            return self._put_off.add(snapshot)
+    def _lose(self, job: WriteJob, reason: str) -> None:
+        self._cancel(job, reason)
         self.n_given_up += 1
         if time.monotonic() >= self._tell_at:
             self._tell_at = time.monotonic() + RETRY_SECONDS
-            log.warning("the disk is too slow for what leaves RAM: %d snapshots not written", self.n_given_up)
+            log.warning("%d snapshots are not written: %s", self.n_given_up, reason)
 
-    def _run(self, until: Callable[[], bool] = lambda: False) -> None:
-        """Run what waits, the thread's life long or ``until`` a large snapshot can go on."""
-        while True:
-            with self._changed:
-                while not (self._closing or until() or self._calls or self._may_write()):
-                    left = self._resume_at - time.monotonic()
-                    self._changed.wait(max(left, 0.0) if left > 0 and self._next() is not None else None)
-                if self._closing or until():
-                    return
-                step = self._calls.popleft() if self._calls else self._begin()
-                self._n_busy += 1
+    def _cancel(self, job: WriteJob, reason: str) -> None:
+        """End ``job``: now, or in its next turn if it has begun."""
+        job.snapshot.facts = replace(job.snapshot.facts, for_disk=False)  # of a copy
+        job.error = NotWrittenError(reason)
+        if job.writing is None and job is not self._current:
+            self._jobs.pop(job, None)
+        self._changed.notify_all()
+
+    # -- the thread --------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while (step := self._wait()) is not None:
             try:
                 step()
             except Exception:
@@ -381,103 +304,105 @@ class WriteQueue:
             finally:
                 del step  # which may hold memory while this thread waits
                 with self._changed:
-                    self._n_busy -= 1
+                    self._current = None
                     self._changed.notify_all()
 
+    def _wait(self) -> Callable[[], object] | None:
+        """What is to be done next; None for the end."""
+        with self._changed:
+            while True:
+                if self._calls:
+                    self._current = call = self._calls.popleft()
+                    return call
+                if (job := self._next()) is not None:
+                    self._current = job
+                    return partial(self._turn, job)
+                if self._closing:
+                    return None
+                left = self._resume_at - time.monotonic()
+                self._changed.wait(max(left, 0.0) if left > 0 and self._jobs else None)
+
     def _next(self) -> WriteJob | None:
-        """The job to be written next: by reason, then by worth; no second LARGE one."""
-        is_large = any(reason == Reason.LARGE for _, reason in self._writing)
-        ready = [job for job in self._jobs.values() if job.is_ready and not (is_large and job.reason == Reason.LARGE)]
-        return max(ready, key=lambda job: (-job.reason, job.worth), default=None)
+        """The job whose turn it is."""
+        may_begin = time.monotonic() >= self._resume_at
+        ready = [
+            job
+            for job in self._jobs
+            if job.error is not None
+            or (may_begin and job.is_ready and not job.asks and (self._last_chance or not job.refused))
+        ]
+        return max(ready, key=lambda job: job.rank, default=None)
 
-    def _may_write(self) -> bool:
-        return time.monotonic() >= self._resume_at and self._next() is not None
-
-    def _begin(self) -> Callable[[], None]:
-        job = self._next()
-        assert job is not None
-        del self._jobs[job.prefix]
-        snapshot = job.source
-        if snapshot is None:
-            return lambda: None
-        if job.reason == Reason.LARGE:
-            snapshot = replace(snapshot)  # but not its bytes
-        self._writing.append((snapshot, job.reason))
-        return partial(self._write, job, snapshot)
-
-    def _write(self, job: WriteJob, snapshot: Snapshot) -> None:
-        is_large = job.reason == Reason.LARGE
+    def _turn(self, job: WriteJob) -> None:
+        """Write the segment whose rows are here; it wants the next one then."""
+        if job.error is not None:
+            return self._end(job, job.error)
         try:
-            n_bytes = self._write_one(snapshot, job.reason, partial(self._fetch, snapshot) if is_large else None)
+            if job.writing is None:
+                job.writing = self._write_one(job.snapshot, not job.is_chosen)
+            written, wanted = job.wanted, next(job.writing)
+        except StopIteration as end:
+            self._done(job, end.value)
+        except Exception as error:
+            self._end(job, error)
+        else:
+            with self._changed:
+                if written is not None and written.held is not None:
+                    written.rows = NOTHING
+                job.wanted, self._moved = wanted, time.monotonic()
+        with self._changed:
+            asks = any(each.asks for each in self._jobs)
+        if asks:
+            self.on_wait()
+
+    def _done(self, job: WriteJob, n_bytes: int) -> None:
+        with self._changed:
+            self._jobs.pop(job, None)
             self._failure, self._moved = "", time.monotonic()
             if n_bytes:
                 self.written = self.written.plus(n_bytes)
-                self.spilled = self.spilled.plus(n_bytes) if job.reason == Reason.EVICTED else self.spilled
-        except OSError as error:
-            self._refused(error)
-            with self._changed:
-                if is_large:
-                    self.n_given_up += 1
-                elif snapshot.facts.for_disk and not self._last_chance and job.prefix not in self._jobs:
-                    if self._make_room(job):
-                        self._jobs[job.prefix] = job
-                    else:
-                        self._miss(job)
-        except Exception as error:
-            if is_large and isinstance(error, (NotWrittenError, StateError, MemoryError)):
-                log.warning("prefix of %d tokens not written: %s", snapshot.n, error)
-            elif not isinstance(error, NotWrittenError):
-                self.n_failed += 1
-                log.exception("cannot write the snapshot at %d tokens", snapshot.n)
-            self.n_given_up += is_large
-        finally:
-            with self._changed:
-                self._writing.pop()
+                self.spilled = self.spilled if job.is_chosen else self.spilled.plus(n_bytes)
 
-    def _fetch(self, snapshot: Snapshot, segment: Segment) -> Block:
-        """The rows of ``segment``, from `write_piece`; other jobs are run meanwhile."""
-        piece = _Piece(snapshot, segment)
+    def _end(self, job: WriteJob, error: Exception) -> None:
+        """Leave what the disk may take later in the queue; give up the rest."""
+        if job.writing is not None:
+            with suppress(OSError):
+                job.writing.close()
+        is_wanted, is_refused = job.snapshot.facts.for_disk, isinstance(error, OSError)
+        if isinstance(error, OSError):
+            self._leave_alone(error)
+        elif not isinstance(error, (NotWrittenError, StateError)):
+            self.n_failed += 1
+            log.error("cannot write the snapshot at %d tokens", job.snapshot.n, exc_info=error)
+        elif is_wanted and job.depends:
+            log.warning("prefix of %d tokens not written: %s", job.snapshot.n, error)
+            job.withdraw()
         with self._changed:
-            self._piece = piece
-            self._n_busy -= 1
-            self._moved = time.monotonic()
-            self._changed.notify_all()
-        try:
-            self._run(lambda: piece.error is not None or piece.rows is not None)
-        finally:
-            with self._changed:
-                self._piece = None
-                self._n_busy += 1
-        if piece.rows is None:
-            raise piece.error or NotWrittenError("there is no time")
-        return piece.rows
+            for segment in job.snapshot.chain:
+                segment.rows = segment.rows if segment.held is None else NOTHING
+            job.writing = job.wanted = None
+            if is_wanted and is_refused and not self._last_chance:
+                job.refused = job.depends
+            else:
+                self._jobs.pop(job, None)
+                self.n_given_up += is_wanted and job.depends
 
-    def _refused(self, error: OSError) -> None:
-        """The disk takes nothing: leave it alone for a while."""
+    def _leave_alone(self, error: OSError) -> None:
+        """The disk takes nothing for a while."""
         self.n_failed += 1
         reason = error.strerror or str(error)
         if reason != self._failure:  # one warning, not one for each snapshot
             log.warning("cannot write the disk cache, serving from RAM: %s", reason)
         self._failure = reason
-        with self._changed:
-            if not self._last_chance:
-                self._resume_at = time.monotonic() + RETRY_SECONDS
+        if not self._last_chance:
+            self._resume_at = time.monotonic() + RETRY_SECONDS
 
 
-def copy_of(snapshot: Snapshot, rows_of: RowsOf | None = None, *, lean: bool = False) -> Snapshot:
-    """A copy with segments of its own that share the bytes, so that no eviction takes them away.
-
-    ``rows_of`` gives rows that only the device has, if the disk has none. A ``lean`` copy has no rows that are there.
-    """
+def copy_of(snapshot: Snapshot) -> Snapshot:
+    """A copy with segments of its own that share the bytes, so that no eviction takes them away."""
     parent: Segment | None = None
     for segment in reversed(snapshot.chain):
-        copy = replace(segment, parent=parent, references=0, held=None)
-        is_held = segment.only_held_bytes > 0
-        if segment.file.is_there and (lean or is_held):
-            copy.drop()
-        elif is_held:
-            copy.rows = rows_of(segment) if rows_of is not None else NOTHING
-            copy.dropped = rows_of is None
-        parent = copy
+        held = segment.held if segment.only_held_bytes else None
+        parent = replace(segment, parent=parent, references=0, held=held)
     assert parent is not None
     return Snapshot(snapshot.prefix, parent, snapshot.state, snapshot.exact, snapshot.hits, used=snapshot.used)

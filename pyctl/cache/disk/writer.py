@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 
 from pyctl.atomic_file import sync_directory, temp_path
-from pyctl.cache.disk.chain import ChainNames, SegmentFile
+from pyctl.cache.disk.chain import ChainNames, blocks_of
 from pyctl.cache.disk.directory import CacheDirectory
 from pyctl.cache.disk.file_format import MAX_TOKENS, Header, Name, PartKind, SegmentName, StateName
 from pyctl.cache.disk.index import Index, Key, Record
 from pyctl.cache.disk.segment_files import parts_of, remove_file, write_file
-from pyctl.cache.ports import RowsOf
-from pyctl.cache.snapshot import DRAFT, NOTHING, RECURRENT, Block, Segment, Snapshot
+from pyctl.cache.ports import Writing
+from pyctl.cache.snapshot import DRAFT, RECURRENT, Block, Segment, Snapshot
 from pyctl.errors import NotWrittenError
 from pyctl.limit import limit
 
@@ -45,15 +45,8 @@ class OpenWrite:
     label: str
     names: ChainNames
     is_spilled: bool = False
-    links: list[SegmentFile] = field(default_factory=list)
     records: dict[Path, Record] = field(default_factory=dict)
     temps: ExitStack = field(default_factory=ExitStack)
-    is_published: bool = False
-
-    @property
-    def missing(self) -> list[Segment]:
-        """The segments that are to be written, the first one first."""
-        return self.names.missing
 
 
 class StoreWriter:
@@ -68,23 +61,22 @@ class StoreWriter:
         self._spilled = [0, 0]  # a day, and how many bytes that left RAM were written in it
         self._told = 0  # the day on which the log reported that the daily budget is used up
 
-    def write(
-        self, snapshot: Snapshot, label: str = "", *, spilled: bool = False, rows_of: RowsOf | None = None
-    ) -> int:
-        """Store ``snapshot`` a segment at a time and return how many bytes that took; for one writing thread per store.
+    def write(self, snapshot: Snapshot, label: str = "", *, spilled: bool = False) -> Writing:
+        """Store ``snapshot``, a segment each time that the one that it yielded has its rows; for one writing thread per
+        store.
 
-        ``label`` says to people what it holds. ``rows_of`` gives the rows of a segment that is missing, where they are
-        not in RAM. What is ``spilled`` may take part of the bytes of a day only, and does not come in the place of what
-        is worth more. 0 when it is too short, here already, or does not fit the bytes of the day. NotWrittenError when
-        its rows were given up, or the directory has no room for it. OSError when the disk does not take it; nothing
-        stays behind then, and nothing can be found before all is there.
+        ``label`` says to people what it holds. What is ``spilled`` may take part of the bytes of a day only, and does
+        not come in the place of what is worth more. 0 when it is too short, here already, or does not fit the bytes of
+        the day. NotWrittenError when its rows were given up, or the directory has no room for it. OSError when the disk
+        does not take it; nothing stays behind then, and nothing can be found before all is there.
         """
         for _ in range(3):  # segments that were there when it began may be gone at the end
             if (writing := self._open(snapshot, label, spilled)) is None:
                 return 0
             try:
-                for segment in writing.missing:
-                    self.add(writing, segment, segment.rows if rows_of is None else rows_of(segment))
+                for segment in writing.names.missing:
+                    yield segment
+                    self._add(writing, segment)
                 written = self._finish(writing)
             finally:
                 self._end(writing)
@@ -94,7 +86,11 @@ class StoreWriter:
 
     def _open(self, snapshot: Snapshot, label: str, spilled: bool) -> OpenWrite | None:
         """The files of ``snapshot`` to write; None if `write` writes nothing."""
-        if not self._begin(snapshot):
+        if snapshot.n < self.min_tokens or snapshot.segment.end > MAX_TOKENS:
+            return None
+        self.directory.restore_index()
+        self.directory.look_ahead()
+        if snapshot.state.parts.keys() - {RECURRENT, DRAFT}:
             return None
         with self.directory.reading() as connection:
             names = ChainNames(snapshot, partial(self._is_whole, connection))
@@ -111,19 +107,17 @@ class StoreWriter:
             self._tell(today)
         return OpenWrite(snapshot, label, names, spilled) if may else None
 
-    def add(self, writing: OpenWrite, segment: Segment, rows: Block) -> None:
-        """Write ``segment``, the next of those missing, whose bytes are ``rows``, under a temp name.
+    def _add(self, writing: OpenWrite, segment: Segment) -> None:
+        """Write ``segment``, the next of those missing, under a temp name.
 
         NotWrittenError if its rows were given up.
         """
-        link = writing.names.name(segment, rows)
-        writing.links.append(link)
+        name, parent = writing.names.name(segment)
         with self.directory.reading() as connection:
-            is_there = self._is_whole(connection, link.name)
+            is_there = self._is_whole(connection, name)
         if not is_there:
             path = writing.temps.enter_context(temp_path(self.home))
-            writing.records[path] = self._write_temp(path, link.name, link.parent, False, link.blocks)
-        writing.links[-1] = replace(link, rows=NOTHING, draft_rows=NOTHING)
+            writing.records[path] = self._write_temp(path, name, parent, False, blocks_of(segment))
 
     def _finish(self, writing: OpenWrite) -> int | None:
         """Write the state and publish everything; how many bytes that took, None if segments that were there are gone.
@@ -131,39 +125,28 @@ class StoreWriter:
         NotWrittenError if the directory has no room for it, or does not want it any more.
         """
         names, snapshot = writing.names, writing.snapshot
-        assert names.last is not None
         path = writing.temps.enter_context(temp_path(self.home))
-        record = self._write_state(path, snapshot, names.last)
+        record = self._write_state(path, snapshot, names.chain[-1])
         if writing.is_spilled:
             record = replace(record, used=_epoch(snapshot.used), hits=snapshot.hits)
         writing.records[path] = record
-        stem = [names.stem] if names.stem is not None else []
-        chain = [self.key(name) for name in (*stem, *(link.name for link in writing.links))]
-        done = self._publish(snapshot, writing.records, chain, writing.label)
+        done = self._publish(snapshot, writing.records, [self.key(name) for name in names.chain], writing.label)
         if done == 0:
             raise NotWrittenError("the directory has no room for it, or does not want it any more")
         if done is not None:
             sync_directory(self.home)
-            for link in writing.links:
-                link.segment.file.is_there = True
-            writing.is_published = True
+            for segment in names.missing:
+                segment.file.is_there = True
+            writing.records.clear()
             self._spilled[1] += done * writing.is_spilled
         return done
 
     def _end(self, writing: OpenWrite) -> None:
         """Remove the files that were not published; they count for the day all the same."""
         with writing.temps:
-            if not writing.is_published and (written := sum(record.n_bytes for record in writing.records.values())):
+            if written := sum(record.n_bytes for record in writing.records.values()):
                 with self.directory.changing(look=False) as connection:
                     Index.add_written(connection, written)
-
-    def _begin(self, snapshot: Snapshot) -> bool:
-        """Look at the directory; False if ``snapshot`` is none for it."""
-        if snapshot.n < self.min_tokens or snapshot.segment.end > MAX_TOKENS:
-            return False
-        self.directory.restore_index()
-        self.directory.look_ahead()
-        return not snapshot.state.parts.keys() - {RECURRENT, DRAFT}
 
     def _has_day(self, n_bytes: int, written: int) -> bool:
         """Whether a day in which so much was ``written`` has room for more."""
@@ -195,12 +178,12 @@ class StoreWriter:
             return True
         with self.directory.reading() as connection:
             names = ChainNames(snapshot, partial(self._is_whole, connection))
-            links = [names.name(segment, segment.rows) for segment in names.missing]
-            missing = [link for link in links if not self._is_whole(connection, link.name)]
+            links = [(segment.n_bytes, *names.name(segment)) for segment in names.missing]
+            missing = [link for link in links if not self._is_whole(connection, link[1])]
         home, now, used = self.fingerprint, time.time(), _epoch(snapshot.used)
         name, n_bytes, exact = StateName.of(snapshot.prefix), snapshot.state.n_bytes, snapshot.exact
-        state = Record(home, name, n_bytes, names.last, exact, now, used, snapshot.hits)
-        fresh = [Record(home, each.name, each.segment.n_bytes, each.parent, False, now, now) for each in missing]
+        state = Record(home, name, n_bytes, names.chain[-1], exact, now, used, snapshot.hits)
+        fresh = [Record(home, name, n_bytes, parent, False, now, now) for n_bytes, name, parent in missing]
         with self.directory.changing(look=False) as connection:
             graph, room = self.directory.graph(connection), budget - self.directory.bytes_beside()
             if graph.n_bytes + sum(record.n_bytes for record in (*fresh, state)) <= room:

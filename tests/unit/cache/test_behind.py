@@ -4,35 +4,51 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import numpy as np
 import pytest
 
 from pyctl.cache.disk.write_queue import MAX_CALLS, WriteQueue
-from pyctl.cache.ports import Reason, RowsOf, Written
+from pyctl.cache.ports import Writing, Written
 from pyctl.cache.ram import RamCache
-from pyctl.cache.snapshot import NOTHING, Block, PromptMatch, Segment, Snapshot, State
+from pyctl.cache.snapshot import NOTHING, Block, PromptFacts, PromptMatch, Segment, Snapshot, State
+from pyctl.errors import StateError
 from pyctl.prompt import as_tokens
+from tests.waiting import until
+
+FULL = OSError(errno.ENOSPC, "full")
 
 
 class SlowWriter:
-    """Remembers what it wrote; waits for ``gate`` first, raises ``error`` if there is one."""
+    """Remembers what it wrote; waits for ``gate`` before each segment, raises ``error`` if there is one."""
 
     def __init__(self) -> None:
         self.begun, self.gate = threading.Event(), threading.Event()
         self.written: list[tuple[int, bytes]] = []
+        self.n_ended = 0
         self.error: Exception | None = None
 
-    def write(self, snapshot: Snapshot, reason: Reason, rows_of: RowsOf | None) -> int:
-        self.begun.set()
-        assert self.gate.wait(60)
-        if self.error is not None:
-            raise self.error
-        rows = b"".join(segment.rows.tobytes() + segment.draft_rows.tobytes() for segment in reversed(snapshot.chain))
-        self.written.append((snapshot.n, rows))
-        return len(rows)
+    def write(self, snapshot: Snapshot, spilled: bool) -> Writing:
+        rows = b""
+        try:
+            for segment in reversed(snapshot.chain):
+                self.begun.set()
+                assert self.gate.wait(60)
+                yield segment
+                if self.error is not None:
+                    raise self.error
+                rows += segment.rows.tobytes() + segment.draft_rows.tobytes()
+            self.written.append((snapshot.n, rows))
+            return len(rows)
+        finally:
+            self.n_ended += 1
+
+    @property
+    def seeds(self) -> list[int]:
+        """What `snapshot` made."""
+        return [rows[0] for _, rows in self.written]
 
 
 @pytest.fixture
@@ -42,69 +58,118 @@ def writer() -> SlowWriter:
 
 @pytest.fixture
 def behind(writer: SlowWriter) -> Iterator[WriteQueue]:
-    behind = WriteQueue(writer.write, limit=3)
+    behind = WriteQueue(writer.write, most_bytes=300)
     yield behind
     writer.gate.set()
     behind.close(60)
 
 
-def snapshot(seed: int, n: int = 50) -> Snapshot:
-    tokens = as_tokens(np.random.default_rng(seed).integers(0, 100, n))
-    rows = np.full(n, seed, np.uint8)
-    return Snapshot(PromptMatch(tokens).prefix(n), Segment(0, tokens, rows, None), State.of(np.zeros(4, np.uint8)))
+class Cells:
+    """Held rows of which the device alone has the bytes."""
+
+    n_cells = n_bytes = 50
 
 
-def test_offering_never_waits_and_a_full_queue_gives_up_its_oldest(writer: SlowWriter, behind: WriteQueue) -> None:
-    behind.write(snapshot(0))
-    assert writer.begun.wait(60)  # the thread holds it, at the closed gate
-    for seed in range(1, 6):
-        behind.write(snapshot(seed))
-        behind.write(snapshot(seed))
-    assert writer.written == [], "nothing waited for the gate"
-    assert not behind.flush(0.05)
-    writer.gate.set()
-    assert behind.flush(60)
-    assert [rows[0] for _, rows in writer.written] == [0, 5, 4, 3], "the newest first, each once, two given up"
-    assert behind.written.n_bytes == 200
+def snapshot(seed: int, n_held: int = 0, n: int = 50) -> Snapshot:
+    """One segment, or so many that the device holds."""
+    tokens = as_tokens(np.random.default_rng(seed).integers(0, 100, n * max(n_held, 1)))
+    segment: Segment | None = None
+    for start in range(0, tokens.size, n):
+        segment = Segment(start, tokens[start : start + n], np.full(n, seed, np.uint8), segment)
+        if n_held:
+            segment.rows, segment.held = NOTHING, Cells()
+    assert segment is not None
+    return Snapshot(PromptMatch(tokens).prefix(tokens.size), segment, State.of(np.zeros(4, np.uint8)))
 
 
-def test_what_ram_still_has_is_put_off_and_queued_again(writer: SlowWriter, behind: WriteQueue) -> None:
-    made = [snapshot(seed) for seed in range(7)]
+def rows_of(segments: Sequence[Segment]) -> list[Block]:
+    """Of the device: each its place in the chain."""
+    return [np.full(50, 100 + each.start // 50, np.uint8) for each in segments]
+
+
+def no_rows(segments: Sequence[Segment], error: type[Exception] = MemoryError) -> list[Block]:
+    raise error("none")
+
+
+def spill(behind: WriteQueue, seed: int, worth: float = 1.0, n_bytes: int = 100) -> None:
+    behind.evict(snapshot(seed), rows_of, worth, n_bytes, spills=True)
+
+
+def test_writing_never_waits_and_the_newest_comes_first(writer: SlowWriter, behind: WriteQueue) -> None:
+    made = [snapshot(seed) for seed in range(12)]
     behind.write(made[0])
     assert writer.begun.wait(60)  # the thread holds it, at the closed gate
-    for number, each in enumerate(made[1:]):
-        each.used = number
+    for each in made[1:]:
         behind.write(each)
-    assert behind.n_waiting == 6
-    assert (behind.n_given_up, behind.again()) == (0, None), "there is no room"
-    assert [behind.is_put_off(each) for each in made] == [False, *[True] * 3, *[False] * 3]
-    assert behind.drop(made[6].prefix.name)
-    behind.drop(made[2].prefix.name)
-    assert not behind.is_put_off(made[2])
-    assert behind.again() is made[3], "the last used"
-    behind.write(made[3])
-    made[1].segment.drop()
-    del made[1:4]
-    assert behind.again() is None, "the cache has dropped it"
+        behind.write(each)
+    assert writer.written == [], "nothing waited for the gate"
+    assert not behind.flush(0.05)
+    assert behind.n_waiting == 12
     writer.gate.set()
     assert behind.flush(60)
-    assert [rows[0] for _, rows in writer.written] == [0, 3, 5, 4]
-    assert behind.write_piece(lambda segment: None) is None
+    assert writer.seeds == list(range(11, -1, -1)), "each once"
+    assert behind.written == Written(12, 600)
 
 
-def test_what_left_ram_while_it_waited_is_lost_and_says_so(
-    writer: SlowWriter, behind: WriteQueue, caplog: pytest.LogCaptureFixture
+def test_rows_that_only_the_device_has_come_a_segment_at_a_time_and_hold_up_nobody(
+    writer: SlowWriter, behind: WriteQueue
 ) -> None:
-    for seed in range(9):
-        made = snapshot(seed)
-        behind.write(made)
-        assert writer.begun.wait(60)
-        made.segment.drop()
-    assert behind.n_given_up == 5
-    assert behind.n_waiting == 3
-    assert [record.message for record in caplog.records if "too slow" in record.message] == [
-        "the disk is too slow for what leaves RAM: 1 snapshots not written"
-    ], "once a minute"
+    asked = threading.Event()
+    writer.gate.set()
+    large, behind.on_wait = snapshot(1, 3), asked.set
+    behind.write(large)
+    for n_served in range(3):
+        assert behind.flush(60)
+        assert asked.is_set()
+        assert (behind.waits, behind.is_moving) == (True, True)
+        asked.clear()
+        behind.serve(no_rows)
+        behind.write(snapshot(10 + n_served))
+        assert behind.flush(60)
+        assert writer.seeds == list(range(10, 11 + n_served))
+        assert asked.is_set(), "what was written may have left room"
+        asked.clear()
+        behind.serve(rows_of)
+    assert behind.flush(60)
+    assert writer.written[-1] == (150, bytes([100]) * 50 + bytes([101]) * 50 + bytes([102]) * 50)
+    assert (behind.waits, behind.is_moving, behind.n_given_up) == (False, False, 0)
+    assert all(not segment.rows.size for segment in large.chain)
+
+
+@pytest.mark.parametrize("why", ["device", "dropped", "unwanted"])
+def test_rows_that_never_come_end_it(writer: SlowWriter, behind: WriteQueue, why: str) -> None:
+    writer.gate.set()
+    large = snapshot(1, 2)
+    behind.write(large)
+    assert behind.flush(60)
+    large.segment.dropped, large.facts = why == "dropped", PromptFacts(for_disk=why != "unwanted")
+    behind.serve(partial(no_rows, error=StateError) if why == "device" else rows_of)
+    assert behind.flush(60)
+    assert (behind.n_waiting, behind.n_given_up, writer.n_ended) == (0, 1, 1)
+    assert not large.facts.for_disk, "it is not offered again"
+
+
+@pytest.mark.parametrize("n_served", [0, 2])
+@pytest.mark.parametrize("fits", [True, False])
+def test_what_is_evicted_meanwhile_has_all_rows_that_are_left_or_is_lost(
+    writer: SlowWriter, behind: WriteQueue, n_served: int, fits: bool
+) -> None:
+    writer.gate.set()
+    large = snapshot(1, 3)
+    behind.write(large)
+    for _ in range(n_served):
+        assert behind.flush(60)
+        behind.serve(rows_of)
+    assert behind.flush(60)
+    asked: list[Segment] = []
+    behind.evict(large, lambda each: asked.extend(each) or (rows_of if fits else no_rows)(each), 0.0, 150, spills=False)
+    assert asked == list(large.chain)[: 3 - n_served]
+    large.segment.drop()
+    assert behind.flush(60) is not fits, "its bytes are on their way"
+    behind.serve(no_rows)
+    assert behind.flush(60)
+    assert (len(writer.written), behind.n_given_up) == ((1, 0) if fits else (0, 1))
+    assert behind.spilled.n == 0
 
 
 def test_rows_are_held_although_the_cache_drops_them(writer: SlowWriter, behind: WriteQueue) -> None:
@@ -120,211 +185,154 @@ def test_rows_are_held_although_the_cache_drops_them(writer: SlowWriter, behind:
     assert writer.written == [(50, bytes([7]) * 50 + bytes([8]) * 9)]
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), PermissionError("read-only"), ZeroDivisionError()])
+@pytest.mark.parametrize("error", [FULL, PermissionError("read-only"), ZeroDivisionError()])
+@pytest.mark.parametrize("spills", [False, True])
 def test_a_disk_that_refuses_is_left_alone_for_a_while(
-    writer: SlowWriter, behind: WriteQueue, error: Exception
+    writer: SlowWriter, behind: WriteQueue, caplog: pytest.LogCaptureFixture, error: Exception, spills: bool
 ) -> None:
     writer.gate.set()
     writer.error = error
     is_full = isinstance(error, OSError)
-    behind.write(snapshot(1))
+    queue = partial(spill, behind) if spills else lambda seed: behind.write(snapshot(seed))
+    queue(1)
+    behind.serve(rows_of)
     assert behind.flush(60) == (not is_full)
-    assert behind.n_failed == 1
     writer.error = None
-    behind.write(snapshot(2))
+    queue(2)
+    behind.serve(rows_of)
     assert behind.flush(60) == (not is_full)
-    assert bool(writer.written) == (not is_full)
-
-
-def test_what_a_full_disk_did_not_take_is_kept_and_written_later(writer: SlowWriter, behind: WriteQueue) -> None:
-    writer.gate.set()
-    writer.error = OSError(errno.ENOSPC, "full")
-    behind.write(snapshot(1))
-    assert not behind.flush(60)
-    for seed in (2, 3, 4):
-        behind.write(snapshot(seed))
-    assert behind.n_waiting == 3, "no more than the queue holds"
-    behind.retry()
-    assert not behind.flush(60)
-    writer.error = None
+    assert (behind.n_failed, behind.n_waiting, writer.seeds) == ((1, 2, []) if is_full else (1, 0, [2]))
     behind.retry()
     assert behind.flush(60)
-    assert sorted(rows[0] for _, rows in writer.written) == [2, 3, 4]
-    writer.error = OSError(errno.ENOSPC, "full")
-    behind.write(snapshot(5))
+    assert sorted(writer.seeds) == ([1, 2] if is_full else [2])
+    writer.error = FULL
+    queue(3)
+    behind.serve(rows_of)
     assert not behind.flush(60)
     writer.error = None
     assert behind.close(60), "and tried once more in the end"
-    assert writer.written[-1][1][0] == 5
+    assert writer.seeds[-1] == 3
+    assert len([record for record in caplog.records if "serving from RAM" in record.message]) == 1 + is_full
 
 
-def test_closing_gives_up_what_a_full_disk_does_not_take(
-    writer: SlowWriter, behind: WriteQueue, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_a_full_disk_refused_without_its_rows_waits_for_the_end(writer: SlowWriter, behind: WriteQueue) -> None:
     writer.gate.set()
-    writer.error = OSError(errno.ENOSPC, "full")
-    for seed in (1, 2, 3):
-        behind.write(snapshot(seed))
-    behind.close(60)
-    assert not behind._thread.is_alive()
-    assert behind.n_waiting == 0
-    assert behind.n_failed >= 3
-    assert len([record for record in caplog.records if "cannot write" in record.message]) == 1, "it is said once"
-
-
-def test_calls_are_made_by_the_thread_that_writes(writer: SlowWriter, behind: WriteQueue) -> None:
-    seen: list[str] = []
-    behind.run_soon(lambda: seen.append(threading.current_thread().name))
-    behind.run_soon(lambda: [][0])
-    behind.run_soon(lambda: seen.append("after a failure"))
+    writer.error = FULL
+    large = snapshot(1, 2)
+    behind.write(large)
     assert behind.flush(60)
-    assert seen == ["pyctl-disk", "after a failure"]
+    behind.serve(rows_of)
+    until(lambda: behind.n_failed)
+    writer.error = None
+    behind.retry()
+    assert behind.flush(60)
+    assert (behind.n_waiting, behind.waits, behind.is_moving, writer.written) == (1, False, False, [])
+    assert behind.close(60, partial(behind.serve, rows_of))
+    assert len(writer.written) == 1
 
 
-def test_closing_gives_up_after_its_time(writer: SlowWriter, behind: WriteQueue) -> None:
+def test_errands_are_run_in_order_and_do_not_pile_up(writer: SlowWriter, behind: WriteQueue) -> None:
     behind.write(snapshot(1))
+    assert writer.begun.wait(60)
+    done: list[object] = []
+    for number in range(MAX_CALLS + 100):
+        behind.run_soon(partial(done.append, number))
+    behind.run_soon(lambda: [][0])
+    behind.run_soon(lambda: done.append(threading.current_thread().name))
+    writer.gate.set()
+    assert behind.flush(60)
+    assert done == [*range(102, MAX_CALLS + 100), "pyctl-disk"], "the newest, also after a failure"
+
+
+def test_closing_gives_up_after_its_time_and_a_running_write_ends_with_its_segment(
+    writer: SlowWriter, behind: WriteQueue
+) -> None:
+    made, first = snapshot(1), snapshot(9).segment
+    made.segment.start, made.segment.parent = 50, first
+    behind.write(Snapshot(PromptMatch(as_tokens(range(100))).prefix(100), made.segment, made.state))
     assert writer.begun.wait(60)
     behind.write(snapshot(2))
     assert not behind.close(0.2)
     assert writer.written == [], "it did not wait for the gate"
-    assert behind.n_waiting == 0
     behind.write(snapshot(3))
     assert behind.n_waiting == 0
     writer.gate.set()
-
-
-def test_closing_waits_for_what_is_being_written(writer: SlowWriter, behind: WriteQueue) -> None:
-    behind.write(snapshot(1))
-    assert writer.begun.wait(60)
-    threading.Timer(0.3, writer.gate.set).start()
-    assert behind.close(60)
-    assert [n for n, _ in writer.written] == [50]
-
-
-def test_errands_of_a_disk_that_hangs_do_not_pile_up(writer: SlowWriter, behind: WriteQueue) -> None:
-    behind.write(snapshot(1))
-    assert writer.begun.wait(60)
-    done: list[int] = []
-    for number in range(MAX_CALLS + 100):
-        behind.run_soon(partial(done.append, number))
-    writer.gate.set()
-    assert behind.flush(60)
-    assert done == list(range(100, MAX_CALLS + 100)), "the newest are done, in order"
-
-
-def test_what_waits_for_longest_can_be_given_up(writer: SlowWriter, behind: WriteQueue) -> None:
-    behind.write(snapshot(1))
-    assert writer.begun.wait(60)
-    for seed in (2, 3):
-        behind.write(snapshot(seed))
-    assert behind.give_up_least()
-    writer.gate.set()
-    assert behind.flush(60)
-    assert [rows[:1] for _, rows in writer.written] == [b"\x01", b"\x03"]
-    assert not behind.give_up_least()
+    until(lambda: writer.n_ended)
+    assert writer.written == []
 
 
 def test_what_is_dropped_by_name_is_not_written_from_wherever_it_waits(writer: SlowWriter, behind: WriteQueue) -> None:
-    writer.error = OSError(errno.ENOSPC, "full")
-    for seed in range(3):
-        behind.write(snapshot(seed))
+    writer.error = FULL
+    made = [snapshot(seed) for seed in range(3)]
+    for each in made:
+        behind.write(each)
         assert writer.begun.wait(60)  # the first is being written, at the closed gate
-    spilled(3, 1.0, behind)
-    spilled(4, 1.0, behind)
-    behind.settle()
+    spill(behind, 3)
+    spill(behind, 4)
+    behind.serve(rows_of)
     for seed in (0, 1, 3):
         assert behind.drop(snapshot(seed).prefix.name)
-        assert seed == 0 or not behind.drop(snapshot(seed).prefix.name)
+        assert not behind.drop(snapshot(seed).prefix.name)
     assert not behind.drop(snapshot(9).prefix.name)
     writer.gate.set()
     assert not behind.flush(60), "the disk refuses"
     writer.error = None
     behind.retry()
     assert behind.flush(60)
-    assert [rows[0] for _, rows in writer.written] == [2, 4], "nor is what was refused tried again"
+    assert writer.seeds == [2, 4], "nor is what was refused tried again"
 
 
-def spilled(seed: int, worth: float, behind: WriteQueue, n_bytes: int = 100) -> None:
-    behind.write(snapshot(seed), Reason.EVICTED, worth=worth, n_bytes=n_bytes)
-
-
-def test_what_was_spilled_waits_until_its_bytes_are_there_and_comes_after_what_was_offered(
+def test_what_is_spilled_waits_until_its_bytes_are_there_and_comes_after_what_was_chosen(
     writer: SlowWriter, behind: WriteQueue
 ) -> None:
     behind.write(snapshot(0))
     assert writer.begun.wait(60)  # the thread holds it, at the closed gate
-    spilled(1, 1.0, behind)
-    spilled(2, 3.0, behind)
-    spilled(2, 9.0, behind)
-    assert behind.is_unsettled
-    behind.settle()
-    assert not behind.is_unsettled
-    spilled(3, 2.0, behind)
+    for seed, worth in ((1, 1.0), (2, 3.0), (2, 9.0)):
+        spill(behind, seed, worth)
+    assert behind.waits
+    behind.serve(rows_of)
+    assert not behind.waits
+    spill(behind, 3, 2.0)
     behind.write(snapshot(4))
     writer.gate.set()
-    assert not behind.flush(60), "one is not settled"
-    assert [rows[0] for _, rows in writer.written] == [0, 4, 2, 1], "the most worth first"
-    behind.settle()
+    assert not behind.flush(60), "the bytes of one are on their way"
+    assert sorted(writer.seeds[:2]) == [0, 4]
+    assert writer.seeds[2:] == [2, 1], "the most worth first"
+    behind.serve(rows_of)
     assert behind.flush(60)
-    assert writer.written[-1][1][0] == 3
-    assert behind.spilled == Written(3, 150)
+    assert (writer.seeds[-1], behind.spilled) == (3, Written(3, 150))
 
 
-def test_what_was_spilled_has_so_many_bytes_at_most_and_the_least_worth_is_given_up(writer: SlowWriter) -> None:
-    behind = WriteQueue(writer.write, most_bytes=300)
-    try:
-        for seed, worth in enumerate((5.0, 1.0, 3.0, 2.0)):
-            spilled(seed, worth, behind)
-            assert behind.waiting_bytes <= 300
-        spilled(4, 0.5, behind)
-        spilled(5, 100.0, behind, n_bytes=301)
-        assert behind.n_given_up == 3, "the one of 1 s, the one of 0.5 s, and what is too large"
-        spilled(6, 8.0, behind, n_bytes=200)
-        assert behind.n_waiting == 2
-        assert behind.give_up_least()
-        behind.settle()
-        writer.gate.set()
-        assert behind.flush(60)
-        assert [rows[0] for _, rows in writer.written] == [0], "8 s for 200 bytes is less than 5 s for 100"
-    finally:
-        writer.gate.set()
-        behind.close(60)
-
-
-def test_a_disk_that_refuses_gets_what_was_spilled_later(writer: SlowWriter, behind: WriteQueue) -> None:
-    writer.gate.set()
-    writer.error = OSError(errno.ENOSPC, "full")
-    spilled(1, 1.0, behind)
-    behind.settle()
-    assert not behind.flush(60)
-    assert behind.n_waiting == 1
-    writer.error = None
-    behind.retry()
-    assert behind.flush(60)
-    assert [rows[0] for _, rows in writer.written] == [1]
-    spilled(2, 1.0, behind)
-    assert behind.close(60), "spilled snapshots may be lost"
-
-
-def test_rows_of_the_device_are_asked_for_once_and_those_on_disk_not_at_all(
-    writer: SlowWriter, behind: WriteQueue
+def test_the_least_worth_per_byte_is_lost_where_room_ends(
+    writer: SlowWriter, behind: WriteQueue, caplog: pytest.LogCaptureFixture
 ) -> None:
-    asked: list[Segment] = []
-
-    def rows_of(segment: Segment) -> Block:
-        asked.append(segment)
-        return np.full(segment.tokens.size, 9, np.uint8)
-
-    class Cells:
-        n_cells, n_bytes = 50, 50
-
-    written, held = snapshot(1), snapshot(2)
-    written.segment.file.is_there = True
-    for each in (written, held):
-        each.segment.rows, each.segment.held = NOTHING, Cells()
-        behind.write(each, Reason.EVICTED, worth=1.0, n_bytes=10, rows_of=rows_of)
-    assert asked == [held.segment]
-    behind.settle()
+    for seed, worth in enumerate((5.0, 1.0, 3.0, 2.0, 0.5)):
+        spill(behind, seed, worth)
+    spill(behind, 5, 100.0, n_bytes=301)
+    assert behind.n_given_up == 3, "the one of 1 s, the one of 0.5 s, and what is too large"
+    assert len([record for record in caplog.records if "too slow" in record.message]) == 1, "once a minute"
+    spill(behind, 6, 8.0, n_bytes=200)
+    behind.write(chosen := snapshot(7))
+    assert behind.n_waiting == 3
+    assert behind.give_up_least(), "8 s for 200 bytes is less than 5 s for 100"
+    behind.serve(rows_of)
+    assert writer.begun.wait(60)
+    behind.write(snapshot(8))
+    assert behind.give_up_least()
+    assert behind.give_up_least(), "the oldest of those that a policy chose"
+    assert chosen.facts.for_disk
     writer.gate.set()
     assert behind.flush(60)
-    assert sorted(rows for _, rows in writer.written) == [b"", bytes([9]) * 50]
+    assert writer.seeds == [8]
+    assert not behind.give_up_least()
+
+
+def test_rows_that_are_on_disk_are_not_asked_for_and_not_kept(writer: SlowWriter, behind: WriteQueue) -> None:
+    writer.gate.set()
+    large, asked = snapshot(1, 2), list[Segment]()
+    list(large.chain)[1].file.is_there = True
+    behind.evict(large, lambda each: asked.extend(each) or rows_of(each), 1.0, 10, spills=True)
+    behind.serve(rows_of)
+    assert behind.flush(60)
+    assert asked == [large.segment]
+    assert writer.written == [(100, bytes([101]) * 50)]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,9 @@ import numpy as np
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.persist import DiskPolicy
+from pyctl.cache.ports import Writing
 from pyctl.cache.ram import RamCache
+from pyctl.cache.snapshot import Block, Snapshot
 from pyctl.engine.backend import Backend
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
@@ -54,6 +59,51 @@ def chat(*messages: tuple[int, int]) -> Prompt:
     parts = [[START, *np.random.default_rng(seed).integers(0, 250, n - 1)] for seed, n in messages]
     tokens = np.concatenate([*parts, [START, 97, 115]])
     return Prompt.of(tokens, np.flatnonzero(tokens == START))
+
+
+def tier_of(engine: Engine) -> DiskTier:
+    assert isinstance(engine.prefix_cache.disk, DiskTier)
+    return engine.prefix_cache.disk
+
+
+def flushed(engine: Engine) -> DiskTier:
+    """The disk tier once everything is written that left RAM or waits for rows."""
+    tier = tier_of(engine)
+    done = tier.flush(60)
+    while tier.queue.waits:
+        engine.prefix_cache.hand_over()
+        done = tier.flush(60)
+    assert done
+    return tier
+
+
+@contextmanager
+def standing(tier: DiskTier) -> Iterator[None]:
+    """The thread that writes stands still meanwhile."""
+    is_over = threading.Event()
+    tier.queue.run_soon(partial(is_over.wait, 60))
+    try:
+        yield
+    finally:
+        is_over.set()
+
+
+def watch(engine: Engine, see: Callable[[Block], None]) -> None:
+    """Have ``see`` called with the rows of each segment before they are written."""
+    files = tier_of(engine).store.files
+    real = files.write
+
+    def write(snapshot: Snapshot, label: str = "", *, spilled: bool = False) -> Writing:
+        with closing(real(snapshot, label, spilled=spilled)) as writing:
+            while True:
+                try:
+                    segment = next(writing)
+                except StopIteration as end:
+                    return int(end.value)
+                yield segment
+                see(segment.rows)
+
+    files.write = write
 
 
 class AtOnce:

@@ -14,9 +14,8 @@ import pytest
 
 from pyctl.cache import device_tier
 from pyctl.cache.disk.index import Index
-from pyctl.cache.disk.write_queue import MAX_WAITING
 from pyctl.cache.persist import DiskPolicy
-from pyctl.cache.ports import Reason, RowsOf
+from pyctl.cache.ports import Writing
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import Snapshot
 from pyctl.engine.engine import Engine
@@ -25,7 +24,7 @@ from pyctl.engine.worker import Worker
 from pyctl.prompt import Prompt
 from tests.fake import FakeBackend
 from tests.unit.cache.checks import check_invariants
-from tests.unit.engine.drive import ask, cold, tier_on
+from tests.unit.engine.drive import ask, cold, flushed, tier_on
 from tests.unit.engine.test_engine import KINDS, chat
 from tests.unit.server.fake import INFO
 
@@ -262,52 +261,34 @@ class SlowDirectory:
         self.queue, self.go_on, self.begun = engine.prefix_cache.disk.queue, threading.Event(), threading.Event()
         self._write, self.queue._write_one = self.queue._write_one, self.write
 
-    def write(self, snapshot: Snapshot, reason: Reason, rows_of: RowsOf | None) -> int:
+    def write(self, snapshot: Snapshot, spilled: bool) -> Writing:
         self.begun.set()
         assert self.go_on.wait(60)
-        return self._write(snapshot, reason, rows_of)
+        return (yield from self._write(snapshot, spilled))
 
 
-@pytest.mark.parametrize("ends", ["idle", "closed"])
+@pytest.mark.parametrize("ends", ["idle", "closed", "evicted"])
 @pytest.mark.parametrize("kind", ["hybrid", "attention"])
 def test_all_that_was_chosen_is_on_disk_once_a_slow_one_has_caught_up(tmp_path: Path, kind: str, ends: str) -> None:
-    engine, n = engine_on(tmp_path, kind), 3 * MAX_WAITING
+    engine, n = engine_on(tmp_path, kind), 24
     slow, cache = SlowDirectory(engine), engine.prefix_cache
     prompts = [chat((seed, 300)) for seed in range(n)]
     for prompt in prompts:
         ask(engine, prompt)
         assert slow.begun.wait(60)
-    assert cache.disk.view().waiting >= n - 1, "those beyond the queue, too"
-    assert cache.disk.view().given_up == 0
+    assert cache.disk.view().waiting == n
+    if ends == "evicted":
+        assert not cache.disk.policy.spill
+        cache.cache.give_up(10**9, math.inf)
+        assert not cache.cache.snapshots()
     slow.go_on.set()
-    if ends == "idle":
-        while cache.hand_over() is not None:
-            assert cache.disk.flush(60)
-        assert cache.disk.flush(60)
-        assert cache.disk.view().written.n >= n
-        slow.queue.close(0)  # killed: nothing more is written
-    else:
+    if ends == "closed":
         assert cache.close()
-    again = engine_on(tmp_path, kind)
-    assert [ask(again, prompt).done.stats.source for prompt in prompts] == ["disk"] * n
-    again.prefix_cache.close()
-
-
-def test_what_was_chosen_and_leaves_ram_before_its_turn_is_queued_as_evicted(tmp_path: Path) -> None:
-    engine, n = engine_on(tmp_path, "hybrid"), 2 * MAX_WAITING
-    slow, cache = SlowDirectory(engine), engine.prefix_cache
-    prompts = [chat((seed, 300)) for seed in range(n)]
-    for prompt in prompts:
-        ask(engine, prompt)
-        assert slow.begun.wait(60)
-    assert not cache.disk.policy.spill
-    assert cache.give_up(cache.cache.n_bytes, math.inf)
-    assert not cache.cache.snapshots()
-    slow.go_on.set()
-    assert cache.disk.flush(60)
+    else:
+        flushed(engine)
+        slow.queue.close(0)  # killed: nothing more is written
     assert (cache.disk.view().given_up, cache.disk.view().waiting) == (0, 0)
-    assert cache.close()
-    again = engine_on(tmp_path, "hybrid")
+    again = engine_on(tmp_path, kind)
     assert [ask(again, prompt).done.stats.source for prompt in prompts] == ["disk"] * n
     again.prefix_cache.close()
 
@@ -321,9 +302,10 @@ def test_a_slow_disk_does_not_hold_the_memory_of_what_was_evicted(
     engine.prefix_cache.cache.budget = budget
     writing, go_on = threading.Event(), threading.Event()
 
-    def write(snapshot: Snapshot, reason: Reason, rows_of: RowsOf | None) -> int:
+    def write(snapshot: Snapshot, spilled: bool) -> Writing:
         writing.set()
         assert go_on.wait(60)
+        yield from ()
         return 0
 
     engine.prefix_cache.disk.queue._write_one = write
@@ -338,18 +320,3 @@ def test_a_slow_disk_does_not_hold_the_memory_of_what_was_evicted(
     assert engine.prefix_cache.disk.view().waiting > 0, "what there is room for waits on"
     go_on.set()
     engine.prefix_cache.close()
-
-
-def test_memory_for_what_will_wait_for_the_disk_beyond_the_budget_is_made_ready_in_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    most, budget = 1_000, 20_000
-    monkeypatch.setattr(device_tier, "MOST_BEHIND_BYTES", most)
-    monkeypatch.setattr(device_tier, "BEHIND_PART", budget)
-    for kept, n, expected in ((True, 100, 0), (True, 3000, most), (False, 3000, 0)):
-        engine = engine_on(tmp_path / f"{kept} {n}", "hybrid", "full" if kept else "off")
-        engine.prefix_cache.cache.budget = budget
-        assert ask(engine, chat((n, n))).error is None
-        assert engine.backend.n_expected == expected
-        engine.prefix_cache.disk.close_seconds = 0.0  # no piece has room in RAM, and closing would wait for some
-        engine.prefix_cache.close()

@@ -7,26 +7,29 @@ import gc
 import os
 import random
 import sys
-import threading
 import weakref
-from functools import partial
+from contextlib import nullcontext as does_not_raise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from pyctl.cache import PrefixCache, device_tier
+from pyctl.cache import device_tier
 from pyctl.cache.disk.index import Index
-from pyctl.cache.disk.writer import OpenWrite, StoreWriter
-from pyctl.cache.disk_tier import DiskTier
-from pyctl.cache.snapshot import Block, BlockBytes, Held, Segment, State
+from pyctl.cache.snapshot import Block, BlockBytes, Held, State
 from pyctl.engine.engine import Engine
 from pyctl.engine.pool import PoolPlan
+from pyctl.engine.worker import Worker
 from pyctl.errors import StateError
+from pyctl.prompt import Prompt
 from tests.fake import FakeBackend
 from tests.unit.cache.checks import check_invariants
-from tests.unit.engine.drive import ask, chat, cold
-from tests.unit.engine.test_spill import engine_on, tier_of
+from tests.unit.engine import drive
+from tests.unit.engine.drive import Reply, chat, cold, standing, tier_of, watch
+from tests.unit.engine.test_spill import engine_on
+from tests.unit.server.fake import INFO
+from tests.waiting import until
 
 RAM, BEHIND, PIECE = 24_000, 12_000, 3_000
 """Bytes of the cache, of what may wait beside it, and of a segment; a row has 16."""
@@ -40,11 +43,8 @@ POOL = PoolPlan.of(2, 4096, 4, 1000)
 
 @pytest.fixture(autouse=True, params=[None, POOL], ids=["cells", "pool"])
 def small(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """Each test with rows in cells of a context, and with those of a pool. `idle` and closing alone copy segments: how
-    many steps find waiting depends on the thread that writes."""
-    real = PrefixCache.hand_over
+    """Each test with rows in cells of a context, and with those of a pool."""
     monkeypatch.setattr(sys.modules[__name__], "POOL", request.param)
-    monkeypatch.setattr(PrefixCache, "hand_over", lambda self: real(self) if is_closing(self.disk) else None)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     monkeypatch.setattr(device_tier, "MOST_BEHIND_BYTES", BEHIND)
     monkeypatch.setattr(device_tier, "PIECE_BYTES", PIECE)
@@ -54,45 +54,37 @@ def engine_of(directory: Path, policy: str = "full", kind: str = "hybrid", budge
     return engine_on(directory, kind, policy, ram=RAM, n_cells=4096, budget=budget, pool=POOL)
 
 
-def is_closing(tier: DiskTier | None) -> bool:
-    return tier is not None and tier.queue._last_chance
-
-
-def is_asking(tier: DiskTier) -> bool:
-    """Whether the thread that writes waits for rows."""
-    piece = tier.queue._piece
-    return piece is not None and piece.rows is None and piece.error is None
+def ask(engine: Engine, prompt: Prompt, max_tokens: int = 8, **options: Any) -> Reply:
+    """The same while the thread that writes stands still: how many segments it asks for depends on `idle` alone."""
+    with standing(tier_of(engine)):
+        return drive.ask(engine, prompt, max_tokens, **options)
 
 
 def idle(engine: Engine, n: int = 10_000) -> int:
     """Let it be idle for ``n`` looks, or until it does nothing any more; how many there were. Each is as late as what
     the one before had written."""
-    device, tier = engine.prefix_cache.device, tier_of(engine)
-    queue = tier.queue
+    cache, tier = engine.prefix_cache, tier_of(engine)
     for looked in range(n):
-        seconds = queue.write_piece(device.piece_of)
-        if not device.copy_next(tier) and seconds is None:
-            return looked
-        with queue._changed:  # a job that the thread has not begun yet counts as busy
-            queue._changed.wait_for(lambda: is_asking(tier) or not (queue._n_busy or queue._may_write()), 60)
+        tier.flush(60)
+        if not tier.queue.waits and not cache.copy_next():
+            tier.flush(60)
+            if not tier.queue.waits:
+                return looked
+        cache.hand_over()
+    tier.flush(60)
     return n
 
 
-def refuse_the_fourth_part(monkeypatch: pytest.MonkeyPatch) -> None:
+def refuse_the_fourth_part(engine: Engine) -> None:
     """The disk is full when the fourth part is to be written, and not after that."""
-    real, calls = StoreWriter.add, []
+    calls: list[int] = []
 
-    def add(files: StoreWriter, writing: OpenWrite, segment: Segment, rows: Block) -> None:
-        calls.append(segment.end)
+    def refuse(rows: Block) -> None:
+        calls.append(rows.size)
         if len(calls) == 4:
             raise OSError(errno.ENOSPC, "full")
-        real(files, writing, segment, rows)
 
-    monkeypatch.setattr(StoreWriter, "add", add)
-
-
-def waits(event: threading.Event) -> None:
-    assert event.wait(60)
+    watch(engine, refuse)
 
 
 class Space:
@@ -121,22 +113,18 @@ def temps(directory: Path) -> list[Path]:
 
 @pytest.mark.parametrize("kind", ["hybrid", "attention"])
 @pytest.mark.parametrize("policy", ["full", "auto,spill"])
-def test_it_survives_a_restart_and_no_more_than_a_part_is_in_ram(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str, kind: str
-) -> None:
+def test_it_survives_a_restart_and_no_more_than_a_part_is_in_ram(tmp_path: Path, policy: str, kind: str) -> None:
     """Also where the policy chose nothing of it, since it would be written in the end."""
     engine = engine_of(tmp_path, policy, kind)
     memory, cache = engine.backend, engine.prefix_cache.cache
     assert isinstance(memory, FakeBackend)
     beside: list[int] = []
-    real = StoreWriter.add
 
-    def add(files: StoreWriter, writing: OpenWrite, segment: Segment, rows: Block) -> None:
+    def measure(rows: Block) -> None:
         beside.append(memory.block_bytes().used - cache.n_bytes)
         assert rows.nbytes <= PIECE
-        real(files, writing, segment, rows)
 
-    monkeypatch.setattr(StoreWriter, "add", add)
+    watch(engine, measure)
     expected = ask(engine, LONG).tokens
     assert expected == cold(FakeBackend(kind), LONG).tokens
     idle(engine)
@@ -159,9 +147,16 @@ def test_it_survives_a_restart_and_no_more_than_a_part_is_in_ram(
     assert not temps(tmp_path)
 
 
-def test_what_was_not_written_while_idle_is_written_in_the_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize("was_refused", [False, True])
+def test_what_was_not_written_while_idle_is_written_in_the_end(tmp_path: Path, was_refused: bool) -> None:
+    """At once after a full disk, which is not the hour to leave it alone for a while."""
     engine = engine_of(tmp_path)
     expected = ask(engine, LONG).tokens
+    if was_refused:
+        refuse_the_fourth_part(engine)
+        idle(engine)
+        assert (tier_of(engine).view().failed, tier_of(engine).view().written.n) == (1, 0)
+        assert not temps(tmp_path)
     assert tier_of(engine).view().waiting == 1
     assert engine.prefix_cache.close()
     restarted = engine_of(tmp_path)
@@ -169,6 +164,15 @@ def test_what_was_not_written_while_idle_is_written_in_the_end(tmp_path: Path) -
     assert again.tokens == expected
     assert again.done.stats.source == "disk"
     restarted.prefix_cache.close()
+
+
+def test_an_idle_engine_is_woken_for_each_part(tmp_path: Path) -> None:
+    engine = engine_of(tmp_path)
+    ask(engine, LONG)
+    worker = Worker(engine, INFO)
+    until(lambda: tier_of(engine).view().written.n == 1)
+    assert LONG.end in tier_of(engine).store.lengths()
+    assert worker.close()
 
 
 def test_if_there_is_no_time_the_end_says_so_and_leaves_nothing(tmp_path: Path) -> None:
@@ -202,61 +206,56 @@ def test_the_next_turn_writes_only_what_is_new(tmp_path: Path, monkeypatch: pyte
     engine.prefix_cache.close()
 
 
-def test_others_come_between_two_parts_and_who_takes_its_cells_ends_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("room", [4 * RAM, PIECE])
+def test_others_come_between_two_parts_and_who_takes_its_cells_leaves_a_copy_or_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
     engine = engine_of(tmp_path)
     ask(engine, LONG)
-    for looks in range(1, 6):
+    for looks in range(1, 4):
         idle(engine, 2)
         other = chat((50 + looks, 120))
         assert ask(engine, other).tokens == cold(FakeBackend(), other).tokens
-    assert tier_of(engine).queue._n_large == 1, "none of these took so many cells"
-    assert temps(tmp_path)
+    assert temps(tmp_path), "none of these took so many cells"
+    monkeypatch.setattr(device_tier, "MOST_BEHIND_BYTES", room)
+    monkeypatch.setattr(device_tier, "BEHIND_PART", RAM)
     large = chat(*((seed, 300) for seed in range(90, 102)))
     assert ask(engine, large).tokens == cold(FakeBackend(), large).tokens
+    monkeypatch.setattr(device_tier, "MOST_BEHIND_BYTES", BEHIND)
     idle(engine)
-    assert tier_of(engine).flush(60)
     assert tier_of(engine).view().waiting == 0
-    assert tier_of(engine).view().given_up == 1
     directory = tier_of(engine).store.directory
     n_bytes = directory.n_bytes  # not inside: the thread that writes may hold its lock, and wait for the connection
     with directory.reading() as connection:
-        assert Index.written_today(connection) > n_bytes, "what was given up counts, too"
+        assert (Index.written_today(connection) > n_bytes) == (room == PIECE), "what was given up counts, too"
+    assert (LONG.end in tier_of(engine).store.lengths(), tier_of(engine).view().given_up > 0) == (
+        (True, False) if room > PIECE else (False, True)
+    )
     assert tier_of(engine).store.contains(engine.prefix_cache.cache.conversation_ends()[0].prefix)
-    assert tier_of(engine).store.directory.verify().sound
+    assert directory.verify().sound
     engine.prefix_cache.close()
     assert not temps(tmp_path)
 
 
-def test_a_full_disk_or_a_small_budget_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = engine_of(tmp_path / "small", budget=20_000)
+def test_a_small_budget_ends_it(tmp_path: Path) -> None:
+    engine = engine_of(tmp_path, budget=20_000)
     ask(engine, LONG)
     assert idle(engine) < 10_000
     assert tier_of(engine).view().given_up == 1
     assert engine.prefix_cache.close(), "that would not help"
     assert not list(tmp_path.rglob("*.rows"))
-    engine = engine_of(tmp_path / "full")
-    refuse_the_fourth_part(monkeypatch)
-    ask(engine, LONG)
-    idle(engine)
-    view = tier_of(engine).view()
-    assert (view.failed, view.written.n) == (1, 0)
-    tier_of(engine).queue.retry()
-    tier_of(engine).flush(60)
-    assert not temps(tmp_path)
-    assert ask(engine, LONG).error is None
-    engine.prefix_cache.close()
 
 
-def test_nothing_of_a_part_that_the_disk_refused_stays_in_ram(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_of_a_part_that_the_disk_refused_stays_in_ram(tmp_path: Path) -> None:
     """Not even until the collector comes."""
     engine = engine_of(tmp_path)
     parts: list[weakref.ref[Block]] = []
 
-    def add(files: StoreWriter, writing: OpenWrite, segment: Segment, rows: Block) -> None:
+    def refuse(rows: Block) -> None:
         parts.append(weakref.ref(rows))
         raise OSError(errno.ENOSPC, "full")
 
-    monkeypatch.setattr(StoreWriter, "add", add)
+    watch(engine, refuse)
     ask(engine, LONG)
     gc.disable()
     try:
@@ -271,36 +270,6 @@ def test_nothing_of_a_part_that_the_disk_refused_stays_in_ram(tmp_path: Path, mo
     engine.prefix_cache.close()
 
 
-def test_after_a_full_disk_the_end_tries_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And at once, which is not the hour to leave the disk alone for a while."""
-    engine = engine_of(tmp_path)
-    refuse_the_fourth_part(monkeypatch)
-    ask(engine, LONG)
-    idle(engine)
-    assert tier_of(engine).view().given_up == 1
-    assert engine.prefix_cache.close()
-    assert LONG.end in tier_of(engine).store.lengths()
-
-
-def test_what_does_not_fit_beside_others_that_wait_goes_a_part_at_a_time(tmp_path: Path) -> None:
-    engine = engine_on(tmp_path, "hybrid", "auto", ram=RAM, n_cells=8192)
-    for prompt in (LONG, *(chat((seed, 480)) for seed in range(20, 26))):
-        ask(engine, prompt)  # the first one fills RAM
-    device, tier, ends = engine.prefix_cache.device, tier_of(engine), engine.prefix_cache.cache.conversation_ends()[:6]
-    assert tier.flush(60)
-    assert all(device.may_copy(end) for end in ends), "each alone"
-    is_over = threading.Event()
-    tier.queue.run_soon(partial(waits, is_over))
-    engine.prefix_cache.settle(ends)
-    assert not all(device.may_copy(end) for end in ends), "copies of others wait for the disk"
-    assert tier.view().waiting == len(ends) == 6
-    is_over.set()
-    idle(engine)
-    assert tier.flush(60)
-    assert all(tier.store.contains(end.prefix) for end in ends)
-    engine.prefix_cache.close()
-
-
 def test_rows_that_wait_leave_room_for_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_of(tmp_path)
     ask(engine, LONG)
@@ -309,9 +278,10 @@ def test_rows_that_wait_leave_room_for_states(tmp_path: Path, monkeypatch: pytes
     for state_bytes, spare in ((100, 400), (2_000, BEHIND // 4)):
         monkeypatch.setattr(backend, "state_size", lambda seq, ends=(), n=state_bytes: max(len(ends), 1) * n)
         room = BEHIND - segment.only_held_bytes - spare
-        for beside, has_room in ((room, True), (room + 1, False)):
+        for beside, more in ((room, does_not_raise()), (room + 1, pytest.raises(MemoryError))):
             monkeypatch.setattr(backend, "block_bytes", lambda n=beside: BlockBytes(cache.n_bytes + n, 0, 0))
-            assert (device.piece_of(segment) is not None) == has_room
+            with more:
+                device.rows_of([segment])
     monkeypatch.undo()
     engine.prefix_cache.close()
 

@@ -5,11 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import random
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,16 +16,16 @@ from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.ram import RamCache
-from pyctl.cache.restore import CachePlan
-from pyctl.cache.snapshot import Block, Held, Snapshot
+from pyctl.cache.snapshot import Block, Held
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
+from pyctl.engine.handle import RequestHandle
 from pyctl.engine.pool import PoolPlan
 from pyctl.errors import StateError
 from pyctl.prompt import Prompt
 from tests.fake import FakeBackend
 from tests.unit.cache.checks import check_invariants
-from tests.unit.engine.drive import ask, cold
+from tests.unit.engine.drive import ask, cold, flushed, request, standing, tier_of, watch
 from tests.unit.engine.test_engine import KINDS, chat
 
 
@@ -61,20 +56,6 @@ def engine_on(
     tier = DiskTier(store, DiskPolicy.of_server(policy), cold_max=10240, close_seconds=60)
     backend = FakeBackend(kind, n_ctx=n_cells or 4096, can_hold=n_cells > 0, pool=pool)
     return Engine(backend, RamCache(64, ram, costs or Steady()), EngineSettings(exact=True), tier)
-
-
-def tier_of(engine: Engine) -> DiskTier:
-    assert engine.prefix_cache.disk is not None
-    return engine.prefix_cache.disk
-
-
-def flushed(engine: Engine) -> DiskTier:
-    """The disk tier once everything that left RAM is written."""
-    tier = tier_of(engine)
-    engine.prefix_cache.memory.synchronize()
-    tier.queue.settle()
-    assert tier.flush(60)
-    return tier
 
 
 @pytest.fixture(autouse=True)
@@ -198,30 +179,14 @@ def test_of_a_snapshot_whose_rows_are_in_memory_only_the_state_is_read(tmp_path:
 
 
 class RefusingDrive:
-    """Refuses some writes, and loses others' files."""
+    """Refuses a ``share`` of what is to be written."""
 
-    def __init__(self, patch: pytest.MonkeyPatch, choice: random.Random) -> None:
+    def __init__(self, choice: random.Random) -> None:
         self.choice, self.share = choice, 0.0
-        real = DiskStore.write
 
-        def write(store: DiskStore, snapshot: Snapshot, label: str = "", *, spilled: bool = False) -> int:
-            if self.choice.random() < self.share:
-                raise OSError(errno.ENOSPC, "full")
-            return real(store, snapshot, label, spilled=spilled)
-
-        patch.setattr(DiskStore, "write", write)
-        patch.setattr("pyctl.cache.disk.write_queue.RETRY_SECONDS", 0.02)
-
-
-@contextmanager
-def stalled(tier: DiskTier) -> Iterator[None]:
-    """A drive that takes nothing meanwhile."""
-    with tier.queue._changed:
-        tier.queue._resume_at = time.monotonic() + 3600
-    try:
-        yield
-    finally:
-        tier.queue.retry()
+    def refuse(self, rows: Block) -> None:
+        if self.choice.random() < self.share:
+            raise OSError(errno.ENOSPC, "full")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -231,7 +196,8 @@ def test_any_order_on_any_disk_gives_right_replies_within_all_budgets(
 ) -> None:
     choice = random.Random(f"{kind}{seed}")
     budget, daily = choice.choice([20_000, 60_000]), choice.choice([None, 100_000])
-    drive = RefusingDrive(monkeypatch, random.Random(seed))  # of its own: another thread asks it
+    drive = RefusingDrive(random.Random(seed))  # of its own: another thread asks it
+    monkeypatch.setattr("pyctl.cache.disk.write_queue.RETRY_SECONDS", 0.02)
     expected: dict[bytes, list[int]] = {}
     conversations = [[(number % 3, 300)] for number in range(5)]
     written = 0
@@ -240,6 +206,7 @@ def test_any_order_on_any_disk_gives_right_replies_within_all_budgets(
         ram, n_cells = choice.choice([15_000, 40_000]), choice.choice([0, 1600, 4096])
         engine = engine_on(tmp_path, kind, policy, ram=ram, budget=budget, daily=daily, n_cells=n_cells)
         tier = tier_of(engine)
+        watch(engine, drive.refuse)
         tier._recovery.result(60)
         for _ in range(8):
             drive.share = choice.choice([0.0, 0.0, 0.5, 1.0])
@@ -252,7 +219,7 @@ def test_any_order_on_any_disk_gives_right_replies_within_all_budgets(
             if key not in expected:
                 expected[key] = cold(FakeBackend(kind), prompt, 4).tokens
             if choice.random() < 0.3:
-                with stalled(tier):
+                with standing(tier):
                     reply = ask(engine, prompt, 4)
             else:
                 reply = ask(engine, prompt, 4)
@@ -303,64 +270,40 @@ def test_rows_that_only_the_device_has_are_fetched_before_they_go(
     engine.prefix_cache.close()
 
 
-@pytest.mark.parametrize("ram", [None, 60_000], ids=["no limit", "room for some rows"])
-def test_a_conversation_larger_than_what_may_wait_survives_a_restart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ram: int | None
-) -> None:
-    """Its rows are on the device alone, and more of them than may wait for the disk uncounted."""
-    monkeypatch.setattr(device_tier, "MOST_BEHIND_BYTES", 20_000)
-    prompt = chat(*((seed, 300) for seed in range(10)))
-    engine = engine_on(tmp_path, policy="full", ram=ram, n_cells=8192)
-    assert ask(engine, prompt).error is None
-    tier = flushed(engine)
-    assert tier.view().written.n_bytes > 30_000
-    restarted = engine_on(tmp_path, policy="full", ram=ram, n_cells=8192)
-    again = ask(restarted, prompt).done
-    assert again.stats.source == "disk"
-    assert again.stats.n_cached > len(prompt) - 400
-    for each in (engine, restarted):
-        check_invariants(each.prefix_cache.cache)
-        each.prefix_cache.close()
+def test_no_step_copies_more_than_a_segment_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once its prompt is evaluated, also where there is room beside the cache for all."""
+    monkeypatch.setattr(device_tier, "PIECE_BYTES", 3_000)
+    engine = engine_on(tmp_path, policy="full", ram=24_000, n_cells=8192)
+    fetched: list[int] = []
+    fetch, handle = engine.backend.fetch, RequestHandle(request(chat(*((seed, 300) for seed in range(10))), 40))
+
+    def count(held: Held, first: int, last: int) -> Block:
+        block = fetch(held, first, last)
+        fetched.append(block.nbytes)
+        return block
+
+    engine.submit(handle)
+    while not engine.running or engine.running[0].pending is None:
+        engine.step()
+    monkeypatch.setattr(engine.backend, "fetch", count)
+    for _ in range(30):
+        assert tier_of(engine).flush(60)
+        before = len(fetched)
+        engine.step()
+        assert sum(fetched[before:]) <= 3_000
+    assert fetched
+    assert engine.prefix_cache.close()
+    assert tier_of(engine).view().written.n_bytes > 30_000
 
 
-def test_rows_for_which_there_is_no_room_are_not_copied_for_the_disk_all_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nor those for which there is room beside the cache: a step copies no more than a segment once it has a token."""
-    for most_behind in (100, 100_000):
-        monkeypatch.setattr(device_tier, "MOST_BEHIND_BYTES", most_behind)
-        monkeypatch.setattr(device_tier, "PIECE_BYTES", 3_000)
-        engine = engine_on(tmp_path / str(most_behind), policy="full", ram=24_000, n_cells=8192)
-        fetched: list[int] = []
-        fetch, persist, step = engine.backend.fetch, engine.prefix_cache.persist, engine.step
-
-        def count(held: Held, first: int, last: int) -> Block:
-            block = fetch(held, first, last)  # noqa: B023
-            fetched[-1] += block.nbytes  # noqa: B023
-            return block
-
-        def next_step() -> bool:
-            fetched.append(0)  # noqa: B023
-            return step()  # noqa: B023
-
-        def begin(plan: CachePlan) -> None:
-            fetched[:] = [0]  # noqa: B023
-            persist(plan)  # noqa: B023
-
-        monkeypatch.setattr(engine.backend, "fetch", count)
-        monkeypatch.setattr(engine.prefix_cache, "persist", begin)
-        monkeypatch.setattr(engine, "step", next_step)
-        prompt = chat(*((seed, 300) for seed in range(10)))
-        for _ in range(3):
-            assert ask(engine, prompt).error is None
-            assert max(fetched) <= 3_000
-        assert engine.prefix_cache.cache.snapshots()
-        assert engine.prefix_cache.close()
-        assert tier_of(engine).view().written.n_bytes > 30_000
-
-
-def waits(event: threading.Event) -> None:
-    assert event.wait(60)
+def test_what_left_ram_for_a_prompt_is_written_although_its_reply_takes_no_step(tmp_path: Path) -> None:
+    engine = engine_on(tmp_path)
+    for prompt in CONVERSATIONS:
+        ask(engine, prompt, 1)
+        assert not tier_of(engine).queue.waits
+    assert tier_of(engine).flush(60)
+    assert tier_of(engine).view().spilled.n > 0
+    engine.prefix_cache.close()
 
 
 def test_what_the_disk_was_not_given_yet_is_copied_when_the_model_leaves(
@@ -368,13 +311,11 @@ def test_what_the_disk_was_not_given_yet_is_copied_when_the_model_leaves(
 ) -> None:
     monkeypatch.setattr(device_tier, "MOST_BEHIND_BYTES", 100_000)
     monkeypatch.setattr(device_tier, "PIECE_BYTES", 3_000)
-    engine, is_over = engine_on(tmp_path, policy="full", ram=24_000, n_cells=8192), threading.Event()
-    tier_of(engine).queue.run_soon(partial(waits, is_over))
-    prompt = chat(*((seed, 300) for seed in range(10)))
-    assert ask(engine, prompt).error is None
-    assert not tier_of(engine).view().written.n
-    engine.sleep()
-    is_over.set()
+    engine = engine_on(tmp_path, policy="full", ram=24_000, n_cells=8192)
+    with standing(tier_of(engine)):
+        assert ask(engine, chat(*((seed, 300) for seed in range(10)))).error is None
+        assert not tier_of(engine).view().written.n
+        engine.sleep()
     assert tier_of(engine).flush(60)
     assert max(tier_of(engine).store.lengths()) > 2_000
     assert engine.prefix_cache.close()

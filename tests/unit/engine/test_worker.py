@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from pyctl.cache.cache_stats import RequestStats
-from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.ram import RamCache
 from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.backend import SequenceTokens
@@ -281,14 +280,14 @@ def test_an_idle_moment_copies_what_only_the_device_has(make: Any) -> None:
 def test_going_ahead_does_not_keep_rows_from_being_copied(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As long as one prompt after the other is made ready, there is no moment without work."""
     bench = make()
-    device, copied = bench.engine.prefix_cache.device, threading.Event()
-    copy_next = device.copy_next
+    cache, copied = bench.engine.prefix_cache, threading.Event()
+    copy_next = cache.copy_next
 
-    def note(disk: DiskTier | None) -> bool:
+    def note() -> bool:
         copied.set()
-        return copy_next(disk)
+        return copy_next()
 
-    monkeypatch.setattr(device, "copy_next", note)
+    monkeypatch.setattr(cache, "copy_next", note)
     bench.ask(PROMPT)
     n_ready = 0
     while not copied.is_set():

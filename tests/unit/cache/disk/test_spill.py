@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from pyctl.cache.disk.file_format import BlockSizes, SegmentName
 from pyctl.cache.disk.readers import finish
 from pyctl.cache.disk.store import DiskStore
-from pyctl.cache.disk.write_queue import copy_of
+from pyctl.cache.disk.write_queue import WriteJob, copy_of
 from pyctl.cache.disk.writer import SPILLED_PER_DAY
 from pyctl.cache.snapshot import NOTHING, Snapshot, State
 from pyctl.prompt import as_tokens
@@ -28,12 +29,19 @@ from tests.unit.cache.disk.making import (
 Opener = Callable[..., DiskStore]
 
 
+def leaving(made: Snapshot) -> Snapshot:
+    """What is to be written of a snapshot that leaves RAM."""
+    job = WriteJob(copy_of(made), weakref.ref(made), False, 0.0)
+    job.take_rows(made, list)
+    return job.snapshot
+
+
 def test_a_state_whose_rows_are_on_disk_is_written_without_them(open_store: Opener, tmp_path: Path) -> None:
     store, (first, second, third) = open_store(), conversation(1)
     store.write(third)
     inner = snapshot(second.segment, 30)
     for made in (first, second, inner):
-        lean = copy_of(made, lean=True)
+        lean = leaving(made)
         assert all(not link.rows.size for link in lean.chain)
         before = set(tmp_path.rglob("*.rows"))
         assert 0 < store.write(lean, spilled=True) < 2 * made.state.n_bytes
@@ -45,12 +53,12 @@ def test_a_state_whose_rows_are_on_disk_is_written_without_them(open_store: Open
 def test_rows_that_have_gone_from_disk_meanwhile_are_a_loss_and_no_damage(open_store: Opener) -> None:
     store, (first, second, _) = open_store(), conversation(1)
     store.write(first)
-    lean = copy_of(second, lean=True)
+    lean = leaving(second)
     assert [bool(link.rows.size) for link in lean.chain] == [True, False]
     store.directory.remove(first.prefix.name)
     assert store.write(lean, spilled=True) == 0
     assert not first.segment.file.is_there, "now it is known"
-    assert store.write(copy_of(second, lean=True), spilled=True) > 0
+    assert store.write(leaving(second), spilled=True) > 0
     check_read(store, second)
     check_directory(store)
 
