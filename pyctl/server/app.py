@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
 from starlette.applications import Starlette
@@ -86,169 +87,113 @@ async def _read_pdf(models: Models, request: Request) -> Response:
     return JsonResponse({"text": await models.shared.pool.rendering.run(request, pdf_text, await request.body())})
 
 
-Handler: TypeAlias = Callable[[Service, Request], Awaitable[ASGIApp]]
-"""An endpoint of one model."""
+Answer: TypeAlias = Callable[[Request], Awaitable[ASGIApp]]
 
-ProcessHandler: TypeAlias = Callable[[Models, Request], Awaitable[ASGIApp]]
-"""An endpoint of the process, for which no model is chosen."""
+S = TypeVar("S", Service, Models)
 
-Endpoint: TypeAlias = Callable[[Request], Awaitable[ASGIApp]]
 
-_OF_PROCESS: dict[str, dict[str, ProcessHandler]] = {
-    "GET": {
-        "/health": model_list.health,
-        "/v1/health": model_list.health,
-        "/models": model_list.show,
-        "/v1/models": model_list.show,
-        "/v1/models/{id:path}": model_list.retrieve,
-        "/v1/stream": streams.resume,
-        "/tools": tools.show,
-        "/cors-proxy": tools.disabled,
-        "/api/tags": ollama.tags,
-        "/api/ps": ollama.loaded_models,
-        "/api/version": ollama.version,
-        "/api/{name:path}": ollama.refuse,
-    },
-    "POST": {
-        **dict.fromkeys(("/audio/transcriptions", "/v1/audio/transcriptions"), info.transcribe),
-        "/v1/chat/completions/control": completions.control,
-        "/v1/streams/lookup": streams.find,
-        "/tools": tools.call,
-        "/cors-proxy": tools.disabled,
-        "/page/markdown": _render,
-        "/page/pdf": _read_pdf,
-        "/api/{name:path}": ollama.refuse,
-    },
-    "DELETE": {
-        "/v1/stream": streams.end,
-        "/api/{name:path}": ollama.refuse,
-    },
-}
+@dataclass(frozen=True)
+class Endpoint(Generic[S]):
+    """``answer``, of one model or of the process, to requests of ``method`` to one of ``paths``.
 
-_OF_ROUTER: dict[str, dict[str, ProcessHandler]] = {
-    "GET": {"/models/sse": model_list.events},
-    "POST": {"/models/load": model_list.load, "/models/unload": model_list.unload},
-}
-"""Endpoints of a process with several models."""
+    Pages of other origins may not use one that ``is_own``, though they may generate: those show or change shared state,
+    or start processes. With ``by_name`` an origin has to be named: any page of this machine is too many. Streams of one
+    that ``outlives`` may outlive their connections. One that ``is_light`` needs the vocabulary or the cache of a model
+    at most, which stay when it is unloaded. Of several models, ``unnamed`` answers requests that name none.
+    """
 
-_OF_MODEL: dict[str, dict[str, Handler]] = {
-    "GET": {
-        "/props": info.props,
-        "/metrics": metrics.show,
-        "/slots": sequences.show,
-        "/lora-adapters": info.adapters,
-        "/cache": prefix_cache.show,
-    },
-    "POST": {
-        "/chat/completions": completions.chat_completions,
-        "/v1/chat/completions": completions.chat_completions,
-        "/v1/completions": completions.completions,
-        "/completion": completions.native_completion,
-        "/completions": completions.native_completion,
-        "/infill": completions.infill,
-        "/tokenize": token_counts.tokenize,
-        "/detokenize": token_counts.detokenize,
-        "/apply-template": token_counts.apply_template,
-        "/props": info.change_props,
-        "/slots/{id}": sequences.act,
-        "/lora-adapters": info.change_adapters,
-        "/embedding": embeddings.native,
-        "/embeddings": embeddings.native,
-        "/v1/embeddings": embeddings.openai,
-        **dict.fromkeys(("/rerank", "/reranking", "/v1/rerank", "/v1/reranking"), embeddings.rank),
-        "/cache/pin": prefix_cache.pin,
-        "/cache/match": match.match,
-        "/cache/warm": prefix_cache.warm,
-        "/v1/messages": anthropic.messages,
-        "/v1/messages/count_tokens": anthropic.count_tokens,
-        "/responses": responses.create,
-        "/v1/responses": responses.create,
-        "/chat/completions/input_tokens": token_counts.chat_input_tokens,
-        "/v1/chat/completions/input_tokens": token_counts.chat_input_tokens,
-        "/responses/input_tokens": responses.input_tokens,
-        "/v1/responses/input_tokens": responses.input_tokens,
-        "/api/chat": ollama.chat,
-        "/api/generate": ollama.generate,
-        "/api/show": ollama.show,
-        "/api/embed": ollama.embed,
-    },
-    "DELETE": {
-        "/cache": prefix_cache.clear,
-        "/cache/{id}": prefix_cache.drop,
-    },
-}
+    method: str
+    answer: Callable[[S, Request], Awaitable[ASGIApp]]
+    paths: tuple[str, ...]
+    is_own: bool = False
+    by_name: bool = False
+    outlives: bool = False
+    is_light: bool = False
+    unnamed: Callable[[Models, Request], Awaitable[ASGIApp]] | None = None
 
-_KEPT: frozenset[object] = frozenset(
-    (
-        completions.chat_completions,
-        completions.completions,
-        completions.native_completion,
-        completions.infill,
-        anthropic.messages,
-        responses.create,
-    )
-)
-"""Endpoints whose streams may outlive their connections."""
 
-_TOOLS: frozenset[object] = frozenset((tools.show, tools.call))
-"""Endpoints for which an origin has to be named: any page of this machine is too many."""
-
-_OWN_PAGES: frozenset[object] = frozenset(
-    (
-        prefix_cache.show,
-        match.match,
-        prefix_cache.pin,
-        prefix_cache.drop,
-        prefix_cache.clear,
-        info.change_props,
-        sequences.act,
-        info.change_adapters,
-        model_list.load,
-        model_list.unload,
-        _read_pdf,
-        *_TOOLS,
-    )
-)
-"""Endpoints that pages of other origins may not use, though they may generate: these show or change shared state,
-or start processes."""
-
-_WITHOUT_WEIGHTS: frozenset[Handler] = frozenset(
-    (
-        *_OF_MODEL["GET"].values(),
-        *_OF_MODEL["DELETE"].values(),
-        match.match,
-        prefix_cache.pin,
-        info.change_props,
-        info.change_adapters,
-        token_counts.tokenize,
-        token_counts.detokenize,
-        token_counts.apply_template,
+_OF_MODEL: tuple[Endpoint[Service], ...] = (
+    Endpoint("GET", info.props, ("/props",), is_light=True, unnamed=info.router_props),
+    Endpoint("GET", metrics.show, ("/metrics",), is_light=True, unnamed=metrics.show_all),
+    Endpoint("GET", sequences.show, ("/slots",), is_light=True),
+    Endpoint("GET", info.adapters, ("/lora-adapters",), is_light=True),
+    Endpoint("GET", prefix_cache.show, ("/cache",), is_own=True, is_light=True),
+    Endpoint("POST", completions.chat_completions, ("/chat/completions", "/v1/chat/completions"), outlives=True),
+    Endpoint("POST", completions.completions, ("/v1/completions",), outlives=True),
+    Endpoint("POST", completions.native_completion, ("/completion", "/completions"), outlives=True),
+    Endpoint("POST", completions.infill, ("/infill",), outlives=True),
+    Endpoint("POST", token_counts.tokenize, ("/tokenize",), is_light=True),
+    Endpoint("POST", token_counts.detokenize, ("/detokenize",), is_light=True),
+    Endpoint("POST", token_counts.apply_template, ("/apply-template",), is_light=True),
+    Endpoint("POST", info.change_props, ("/props",), is_own=True, is_light=True),
+    Endpoint("POST", sequences.act, ("/slots/{id}",), is_own=True),
+    Endpoint("POST", info.change_adapters, ("/lora-adapters",), is_own=True, is_light=True),
+    Endpoint("POST", embeddings.native, ("/embedding", "/embeddings")),
+    Endpoint("POST", embeddings.openai, ("/v1/embeddings",)),
+    Endpoint("POST", embeddings.rank, ("/rerank", "/reranking", "/v1/rerank", "/v1/reranking")),
+    Endpoint("POST", prefix_cache.pin, ("/cache/pin",), is_own=True, is_light=True),
+    Endpoint("POST", match.match, ("/cache/match",), is_own=True, is_light=True),
+    Endpoint("POST", prefix_cache.warm, ("/cache/warm",)),
+    Endpoint("POST", anthropic.messages, ("/v1/messages",), outlives=True),
+    Endpoint("POST", anthropic.count_tokens, ("/v1/messages/count_tokens",), is_light=True),
+    Endpoint("POST", responses.create, ("/responses", "/v1/responses"), outlives=True),
+    Endpoint("POST", responses.input_tokens, ("/responses/input_tokens", "/v1/responses/input_tokens"), is_light=True),
+    Endpoint(
+        "POST",
         token_counts.chat_input_tokens,
-        anthropic.count_tokens,
-        responses.input_tokens,
-        ollama.show,
-    )
+        ("/chat/completions/input_tokens", "/v1/chat/completions/input_tokens"),
+        is_light=True,
+    ),
+    Endpoint("POST", ollama.chat, ("/api/chat",)),
+    Endpoint("POST", ollama.generate, ("/api/generate",)),
+    Endpoint("POST", ollama.show, ("/api/show",), is_light=True),
+    Endpoint("POST", ollama.embed, ("/api/embed",)),
+    Endpoint("DELETE", prefix_cache.clear, ("/cache",), is_own=True, is_light=True),
+    Endpoint("DELETE", prefix_cache.drop, ("/cache/{id}",), is_own=True, is_light=True),
 )
-"""Endpoints that need the vocabulary or the cache of a model at most, which stay when it is unloaded."""
 
-_WITHOUT_NAME: dict[Handler, ProcessHandler] = {info.props: info.router_props, metrics.show: metrics.show_all}
-"""Handlers for requests that name no model, where there are several."""
+_OF_PROCESS: tuple[Endpoint[Models], ...] = (
+    Endpoint("GET", model_list.health, ("/health", "/v1/health")),
+    Endpoint("GET", model_list.show, ("/models", "/v1/models")),
+    Endpoint("GET", model_list.retrieve, ("/v1/models/{id:path}",)),
+    Endpoint("GET", streams.resume, ("/v1/stream",)),
+    Endpoint("DELETE", streams.end, ("/v1/stream",)),
+    Endpoint("POST", streams.find, ("/v1/streams/lookup",)),
+    Endpoint("GET", tools.show, ("/tools",), is_own=True, by_name=True),
+    Endpoint("POST", tools.call, ("/tools",), is_own=True, by_name=True),
+    Endpoint("GET", tools.disabled, ("/cors-proxy",)),
+    Endpoint("POST", tools.disabled, ("/cors-proxy",)),
+    Endpoint("POST", info.transcribe, ("/audio/transcriptions", "/v1/audio/transcriptions")),
+    Endpoint("POST", completions.control, ("/v1/chat/completions/control",)),
+    Endpoint("POST", _render, ("/page/markdown",)),
+    Endpoint("POST", _read_pdf, ("/page/pdf",), is_own=True),
+    Endpoint("GET", ollama.tags, ("/api/tags",)),
+    Endpoint("GET", ollama.loaded_models, ("/api/ps",)),
+    Endpoint("GET", ollama.version, ("/api/version",)),
+    *(Endpoint[Models](method, ollama.refuse, ("/api/{name:path}",)) for method in ("GET", "POST", "DELETE")),
+)
+
+_OF_ROUTER: tuple[Endpoint[Models], ...] = (
+    Endpoint("GET", model_list.events, ("/models/sse",)),
+    Endpoint("POST", model_list.load, ("/models/load",), is_own=True),
+    Endpoint("POST", model_list.unload, ("/models/unload",), is_own=True),
+)
+"""Endpoints of a process with several models."""
 
 
 def create_app(models: Models) -> Starlette:
     """The ASGI application that answers with ``models``; it owns neither their workers nor their threads."""
     settings = models.shared.settings
-    paths: dict[str, dict[str, tuple[object, Endpoint]]] = {}
-    for method, handlers in _OF_MODEL.items():
-        for path, handler in handlers.items():
-            paths.setdefault(path, {})[method] = handler, partial(_answer, models, handler, form_of(path))
+    paths: dict[str, dict[str, tuple[Endpoint[Service] | Endpoint[Models], Answer]]] = {}
+    for endpoint in _OF_MODEL:
+        for path in endpoint.paths:
+            paths.setdefault(path, {})[endpoint.method] = endpoint, partial(_answer, models, endpoint, form_of(path))
     # After those of models: the first path that fits counts, and "/api/{name:path}" fits many.
-    tables = (_OF_PROCESS,) if models.only is not None else (_OF_PROCESS, _OF_ROUTER)
-    for method, process_handlers in (item for table in tables for item in table.items()):
-        for path, process_handler in process_handlers.items():
-            paths.setdefault(path, {})[method] = process_handler, partial(process_handler, models)
+    for of_process in (*_OF_PROCESS, *(() if models.only is not None else _OF_ROUTER)):
+        for path in of_process.paths:
+            paths.setdefault(path, {})[of_process.method] = of_process, partial(of_process.answer, models)
     routes: list[BaseRoute] = [
-        Route(settings.api_prefix + path, _endpoint(models, answers, form_of(path)), methods=list(answers))
+        Route(settings.api_prefix + path, _checked(models, answers, form_of(path)), methods=list(answers))
         for path, answers in paths.items()
     ]
     routes += page_routes(settings)
@@ -279,25 +224,25 @@ def create_loading_app(settings: ServerSettings) -> Starlette:
     )
 
 
-def _endpoint(models: Models, answers: Mapping[str, tuple[object, Endpoint]], form: ErrorForm) -> Endpoint:
-    """One endpoint for all methods of a path; a route for each path answers 405 for all others.
-
-    Each has its handler, which decides about the check of origins, and the answer. Errors are answered in ``form``.
-    """
+def _checked(
+    models: Models, answers: Mapping[str, tuple[Endpoint[Service] | Endpoint[Models], Answer]], form: ErrorForm
+) -> Answer:
+    """The answer for all methods of a path, after the check of origins; a route for each path answers 405 for all
+    others. Errors are answered in ``form``."""
     settings, streams = models.shared.settings, models.shared.streams
 
-    async def endpoint(request: Request) -> ASGIApp:
-        handler, answer = answers["GET" if request.method == "HEAD" else request.method]
+    async def checked(request: Request) -> ASGIApp:
+        endpoint, answer = answers["GET" if request.method == "HEAD" else request.method]
         try:
-            if handler in _OWN_PAGES or (handler is sequences.show and settings.slots_debug):
-                check_origin(request.headers, settings, by_name=handler in _TOOLS)
-            if handler in _KEPT and request.headers.get(HEADER):
+            if endpoint.is_own or (endpoint.answer is sequences.show and settings.slots_debug):
+                check_origin(request.headers, settings, by_name=endpoint.by_name)
+            if endpoint.outlives and request.headers.get(HEADER):
                 return await outlive(streams, answer, partial(_response_to, form), request)
             return await answer(request)
         except Exception as error:
             return _response_to(form, request, error)
 
-    return endpoint
+    return checked
 
 
 def _response_to(form: ErrorForm, request: Request, error: Exception) -> Response:
@@ -321,18 +266,19 @@ class _RoutedBody(msgspec.Struct, frozen=True):
     stream: Any = False
 
 
-async def _answer(models: Models, handler: Handler, form: ErrorForm, request: Request) -> ASGIApp:
-    """What ``handler`` answers with the model of ``request``, the only place where that is chosen."""
+async def _answer(models: Models, endpoint: Endpoint[Service], form: ErrorForm, request: Request) -> ASGIApp:
+    """What ``endpoint`` answers with the model of ``request``, the only place where that is chosen."""
+    handler = endpoint.answer
     if models.only is not None:
         return await handler(models.only, request)
     body = _RoutedBody() if request.method in ("GET", "HEAD", "DELETE") else _routed(await request.body())
     given = body.model or body.name if handler is ollama.show else body.model  # older clients of Ollama
     name = given if isinstance(given, str) else request.query_params.get("model", "")
-    if not name and handler in _WITHOUT_NAME:
-        return await _WITHOUT_NAME[handler](models, request)
+    if not name and endpoint.unnamed is not None:
+        return await endpoint.unnamed(models, request)
     model = models.last_used if not name and handler is prefix_cache.show else None
     model = model or models.named(name)
-    if model.service is not None and handler in _WITHOUT_WEIGHTS:
+    if model.service is not None and endpoint.is_light:
         return await handler(model.service, request)
     autoload = request.query_params.get("autoload", "")
     if not (models.order.is_loaded(model.name) or (autoload in ("true", "1") if autoload else models.autoload)):
