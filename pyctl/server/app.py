@@ -231,18 +231,21 @@ def _checked(
     others. Errors are answered in ``form``."""
     settings, streams = models.shared.settings, models.shared.streams
 
-    async def checked(request: Request) -> ASGIApp:
-        endpoint, answer = answers["GET" if request.method == "HEAD" else request.method]
+    async def answered(answer: Answer, request: Request) -> ASGIApp:
         try:
-            if endpoint.is_own or (endpoint.answer is sequences.show and settings.slots_debug):
-                check_origin(request.headers, settings, by_name=endpoint.by_name)
-            if endpoint.outlives and request.headers.get(HEADER):
-                return await outlive(streams, answer, partial(_response_to, form), request)
             return await answer(request)
         except Exception as error:
             return _response_to(form, request, error)
 
-    return checked
+    async def checked(request: Request) -> ASGIApp:
+        endpoint, answer = answers["GET" if request.method == "HEAD" else request.method]
+        if endpoint.is_own or (endpoint.answer is sequences.show and settings.slots_debug):
+            check_origin(request.headers, settings, by_name=endpoint.by_name)
+        if endpoint.outlives and request.headers.get(HEADER):
+            return await outlive(streams, partial(answered, answer), request)
+        return await answer(request)
+
+    return partial(answered, checked)
 
 
 def _response_to(form: ErrorForm, request: Request, error: Exception) -> Response:

@@ -177,13 +177,8 @@ class _Wish(msgspec.Struct, frozen=True):
 Answer: TypeAlias = Callable[[Request], Awaitable[ASGIApp]]
 
 
-async def outlive(
-    streams: KeptStreams, answer: Answer, as_response: Callable[[Request, Exception], ASGIApp], request: Request
-) -> ASGIApp:
-    """What ``answer`` makes of ``request``, which names a conversation; if it wants a stream, that is kept.
-
-    Of a kept stream, what ``answer`` raises is sent ``as_response``.
-    """
+async def outlive(streams: KeptStreams, answer: Answer, request: Request) -> ASGIApp:
+    """What ``answer``, which raises nothing, makes of ``request``, which names a conversation; a stream is kept."""
     body = await request.body()
     try:
         streams_wanted = msgspec.json.decode(body, type=_Wish).stream is True
@@ -191,7 +186,7 @@ async def outlive(
         streams_wanted = False
     key = key_of(request, request.headers[HEADER])
     stream = streams.open(key) if streams_wanted else None
-    return await answer(request) if stream is None else KeptResponse(streams, key, stream, body, answer, as_response)
+    return await answer(request) if stream is None else KeptResponse(streams, key, stream, body, answer)
 
 
 class KeptResponse:
@@ -201,18 +196,10 @@ class KeptResponse:
     go to the client and are not kept.
     """
 
-    def __init__(
-        self,
-        streams: KeptStreams,
-        key: Key,
-        stream: KeptStream,
-        body: bytes,
-        answer: Answer,
-        as_response: Callable[[Request, Exception], ASGIApp],
-    ) -> None:
+    def __init__(self, streams: KeptStreams, key: Key, stream: KeptStream, body: bytes, answer: Answer) -> None:
         self._streams, self._key, self._stream = streams, key, stream
         self._body: bytes | None = body
-        self._answer, self._as_response = answer, as_response
+        self._answer = answer
         self._others: list[Message] = []  # of an answer that is no stream
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -231,10 +218,7 @@ class KeptResponse:
     async def _work(self, scope: Scope) -> None:
         request = Request(scope, self._receive)
         try:
-            try:
-                answer = await self._answer(request)
-            except Exception as error:
-                answer = self._as_response(request, error)
+            answer = await self._answer(request)
             await answer(scope, self._receive, self._keep)
         except Exception:
             log.exception("a kept stream failed")
