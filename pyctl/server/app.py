@@ -18,7 +18,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from pyctl.errors import LoadingError, NotFoundError, RequestError
-from pyctl.page import POLICY, Asset, asset, index, names
+from pyctl.page import POLICY, asset, index, names
 from pyctl.page.markdown_process import MOST_TEXTS
 from pyctl.pdf_file import pdf_text
 from pyctl.server import ServerSettings
@@ -198,13 +198,14 @@ def create_app(models: Models) -> Starlette:
     ]
     routes += page_routes(settings)
     limit = MAX_IMAGES_BODY_BYTES if models.sees_images else MAX_BODY_BYTES
+    files = names() if settings.has_page else ()
     if settings.static_path:
         routes.append(Mount(settings.api_prefix, StaticFiles(directory=settings.static_path, html=True)))
     return Starlette(
         routes=routes,
         middleware=[
             Middleware(CorsMiddleware, cors=settings.cors),
-            Middleware(KeyMiddleware, keys=settings.api_keys, prefix=settings.api_prefix, files=_page_files(settings)),
+            Middleware(KeyMiddleware, keys=settings.api_keys, prefix=settings.api_prefix, files=files),
             Middleware(BodyLimitMiddleware, limit=limit, prefix=settings.api_prefix),
         ],
         exception_handlers={HTTPException: http_exceptions(settings.api_prefix)},
@@ -311,24 +312,11 @@ def page_routes(settings: ServerSettings) -> list[Route]:
     """GET / and GET /page/{name}, the page and its files; none with --no-ui or --path. They need no model."""
     if not settings.has_page:
         return []
-    paths = {"/": _index, "/index.html": _index, "/page/{name}": _page_file}
-    return [Route(settings.api_prefix + path, endpoint) for path, endpoint in paths.items()]
-
-
-def _page_files(settings: ServerSettings) -> frozenset[str]:
-    """Names of the page's files; none with --no-ui or --path."""
-    return names() if settings.has_page else frozenset()
-
-
-async def _index(request: Request) -> Response:
-    return _sent(request, index())
+    return [Route(settings.api_prefix + path, _page_file) for path in ("/", "/index.html", "/page/{name}")]
 
 
 async def _page_file(request: Request) -> Response:
-    return _sent(request, asset(request.path_params["name"]))
-
-
-def _sent(request: Request, found: Asset | None) -> Response:
+    found = asset(request.path_params["name"]) if request.path_params else index()
     if found is None:
         return error_response(NotFoundError("File Not Found"))
     headers = {

@@ -11,7 +11,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, partial
 from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -386,15 +386,9 @@ def _end_tags(value: Any, name: str) -> tuple[str, ...]:
     return tags
 
 
-def _start_tag(value: Any, name: str) -> str:
-    tag = string(value, name)
-    at_most(_MAX_TAG, len(tag), name, "characters")
-    return tag
-
-
-def _budget_message(value: Any, name: str) -> str:
+def _short(value: Any, name: str, most: int) -> str:
     text = string(value, name)
-    at_most(_MAX_BUDGET_MESSAGE, len(text), name, "characters")
+    at_most(most, len(text), name, "characters")
     return text
 
 
@@ -540,7 +534,7 @@ class GenerationBody(Body, frozen=True):
         Integer(low=-1, is_limit=True),
         Names("reasoning_budget_tokens", "thinking_budget_tokens", "thinking.budget_tokens", "reasoning.max_tokens"),
     ] = -1
-    reasoning_budget_message: Annotated[str | None, _budget_message] = None
+    reasoning_budget_message: Annotated[str | None, partial(_short, most=_MAX_BUDGET_MESSAGE)] = None
 
     @classmethod
     def of(cls: type[B], values: Mapping[str, Any]) -> B:
@@ -561,7 +555,7 @@ class CompletionBody(GenerationBody, frozen=True):
     prompt: Any = None
     suffix: str = ""
     n_probs: Annotated[int, _count_or_switch, Names("n_probs", "logprobs")] = 0
-    reasoning_start: Annotated[str, _start_tag, Names("reasoning_budget_start_tag")] = ""
+    reasoning_start: Annotated[str, partial(_short, most=_MAX_TAG), Names("reasoning_budget_start_tag")] = ""
     reasoning_ends: Annotated[
         tuple[str, ...], _end_tags, Names("reasoning_budget_end_tags", "reasoning_budget_end_tag")
     ] = ()

@@ -83,7 +83,7 @@ class LoadingApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            if self._is_waiting and scope["type"] == "http" and scope["method"] == "POST":
+            if self._is_waiting and scope["method"] == "POST":
                 await self._hold()
             await self._app(scope, receive, send)
         except asyncio.CancelledError:  # only at the very end: requests are not cancelled before
@@ -113,8 +113,7 @@ class KeyMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if (
-            scope["type"] != "http"
-            or not self._keys
+            not self._keys
             or scope["path"] in self._public
             or (scope["method"] in ("GET", "HEAD") and scope["path"] in self._files)
             or self._known(Headers(scope=scope))
@@ -155,8 +154,6 @@ class CorsMiddleware:
         self._app, self._cors = app, cors
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self._app(scope, receive, send)
         asked = Headers(scope=scope)
         added = self._headers(asked)
         if scope["method"] == "OPTIONS":
@@ -298,8 +295,6 @@ class BodyLimitMiddleware:
         self._large: dict[object, int] = {}  # bytes of the large bodies that are not answered yet
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self._app(scope, receive, send)
         headers = Headers(scope=scope)
         length = headers.get("content-length", "")
         if "expect" in headers and length.isdecimal() and int(length) > self._limit:

@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
-from starlette.responses import Response
-
 from pyctl.cache import RequestStats
 from pyctl.chat.cached_tokenizer import Tokenizer
 from pyctl.chat.chat_format import PreparedChat
@@ -21,7 +19,7 @@ from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, DraftCounts, Piece, Progress, Request, Timings
 from pyctl.engine.sampling import Sampling
 from pyctl.server.body import ReplyOptions
-from pyctl.server.http import PING, ErrorForm, encode, error_body, error_response, frame, named_frames
+from pyctl.server.http import PING, ErrorForm, encode, error_body, frame, named_frames
 from pyctl.server.service import Service
 from pyctl.text import random_id
 
@@ -304,20 +302,12 @@ class Reply(ABC):
         """``error`` as the last event of a stream that has begun."""
         return frame(encode(self.error_form(error)))
 
-    def error_response(self, error: Exception) -> Response:
-        """``error`` as the whole answer."""
-        return error_response(error, self.error_form)
-
     def timings(self, done: Done) -> dict[str, Any]:
         """The account of a reply that has ended, with the cache's if the client asked for it."""
         body = timings_json(done.timings, done.stats)
         if self.options.return_cache:
             body["cache"] = cache_json(done.stats, self.service.text_of if self.sees_texts else None)
         return body
-
-    def text(self) -> str:
-        """The text that `keep` got."""
-        return "".join(self.texts)
 
     def logprobs(self, probs: list[TopTokens]) -> dict[str, Any]:
         """``probs`` as the OpenAI endpoints write them."""
@@ -350,13 +340,13 @@ class EventReply(Reply):
         self._splitter = prepared.splitter
         self._open_reasoning = prepared.splitter.opening
 
-    @abstractmethod
     def begin(self) -> list[dict[str, Any]]:
         """The events that come before all others."""
+        return []
 
-    @abstractmethod
     def reported(self, events: list[dict[str, Any]], progress: Progress) -> list[dict[str, Any]]:
-        """``events``, which are about to be sent, with a report of the prefill."""
+        """``events``, which are about to be sent, with a report of the prefill where the API has a place for it."""
+        return events
 
     @abstractmethod
     def more(self, delta: ReplyDelta) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, Event, Failed, Piece, Progress
 from pyctl.errors import EngineError
-from pyctl.server.http import JsonResponse
+from pyctl.server.http import JsonResponse, error_response
 from pyctl.server.reply import Reply
 from pyctl.server.request_log import log_disconnect, log_done, log_error
 from pyctl.server.request_pool import until_left
@@ -115,7 +115,7 @@ class ReplyResponse:
                 log_done(path, done, self._service)
         except Exception as error:
             log_error(path, error)
-            response = self._replies[-1].error_response(error)
+            response = error_response(error, self._replies[-1].error_form)
         await response(scope, receive, send)
 
     async def _stream(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
@@ -131,7 +131,7 @@ class ReplyResponse:
             pinger.cancel()
             log_error(path, error)
             if not self._begun:
-                return await reply.error_response(error)(scope, receive, send)
+                return await error_response(error, reply.error_form)(scope, receive, send)
             await self._send(send, reply.error_event(error))
         finally:
             pinger.cancel()

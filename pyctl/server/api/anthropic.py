@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from pyctl.chat.reply import ReplyDelta
-from pyctl.engine.request import Done, Progress
+from pyctl.engine.request import Done
 from pyctl.server.api.anthropic_request import chat_fields
 from pyctl.server.body import ChatBody, ConversationBody, parse_object
 from pyctl.server.http import JsonResponse, anthropic_error, named_frames
@@ -51,9 +51,6 @@ class MessageReply(EventReply):
 
     def error_event(self, error: Exception) -> bytes:
         return named_frames([anthropic_error(error)])
-
-    def reported(self, events: list[dict[str, Any]], progress: Progress) -> list[dict[str, Any]]:
-        return events  # the API has no place for it
 
     def begin(self) -> list[dict[str, Any]]:
         cached = self.progress.n_cached if self.progress is not None else 0

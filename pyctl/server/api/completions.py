@@ -51,7 +51,7 @@ class NativeReply(Reply):
         return frame(encode(self._chosen(self._final(done, "", [], self._has_new_line))))
 
     def whole(self, done: Done) -> dict[str, Any]:
-        text = self.text()
+        text = "".join(self.texts)
         tokens = self.tokens if self.options.return_tokens else []
         body = self._final(done, text, tokens, "\n" in text)
         if self.request.n_probs:
@@ -306,7 +306,7 @@ class TextReply(_OpenAIReply):
 
     def whole(self, done: Done) -> dict[str, Any]:
         logprobs = self.logprobs(self.probs) if self.request.n_probs else None
-        text = self._echo + self.text()
+        text = self._echo + "".join(self.texts)
         choice = {"text": text, "index": self.index, "logprobs": logprobs, "finish_reason": _finish(done)}
         return self.body(choice, done)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
@@ -72,7 +73,7 @@ async def _answer(service: Service, request: Request, *, oai: bool) -> Response:
         raise RequestError("The format to return the embeddings in. Can be either float or base64")
     norm = service.settings.embd_normalize if body.embd_normalize is None else body.embd_normalize
     items = _items(body.content if body.input is None else body.input)
-    vectors, n_tokens = await _vectors(service, request, items)
+    vectors, n_tokens = await _vectors(service, request, items, _tokens)
     vectors = [normalised(rows, norm if pooled else -1) for rows in vectors]
     if not oai:
         return JsonResponse([{"index": i, "embedding": rows.tolist()} for i, rows in enumerate(vectors)])
@@ -100,16 +101,17 @@ async def vectors_of(
     """The unnormalised embedding of each text, shape (1, width), and the number of tokens; ``cut`` truncates texts."""
     _check(service, pooled=True)
     at_most(_MOST_INPUTS, len(texts), "input", "texts")
-    return await _vectors(service, request, texts, service.admin.n_embed if cut else None)
+    return await _vectors(service, request, texts, partial(_tokens, most=service.admin.n_embed if cut else None))
 
 
 async def _vectors(
-    service: Service, request: Request, items: list[Any], most: int | None = None
+    service: Service, request: Request, items: list[Any], read: Callable[[Service, Any], Tokens]
 ) -> tuple[list[NDArray[np.float32]], int]:
+    """What the model makes of the tokens that ``read`` makes of each item, and the number of tokens."""
     vectors, n_tokens, account = [], 0, ByteAccount(_MOST_VECTOR_BYTES)
     for item in items:
         # One at a time, when its turn has come: nothing is read for a client that has left.
-        tokens = await service.shared.pool.reading.run(request, _tokens, service, item, most)
+        tokens = await service.shared.pool.reading.run(request, read, service, item)
         n_tokens += int(tokens.size)
         vectors.append(await asyncio.wrap_future(service.admin.embed(tokens)))
         account.charge(vectors[-1].nbytes)
@@ -202,14 +204,10 @@ async def rank(service: Service, request: Request) -> Response:
         raise RequestError('"documents" must be a non-empty string array')
     at_most(_MOST_DOCUMENTS, len(documents), "documents", "documents")
     check_letters(body.query, service.info.n_ctx)
-    n_tokens = 0
     label = "score" if is_tei else "relevance_score"
     ranked: list[dict[str, Any]] = []
-    for index, document in enumerate(documents):
-        # One at a time, when its turn has come: nothing is read for a client that has left.
-        tokens = await service.shared.pool.reading.run(request, _prompt, service, body.query, document)
-        n_tokens += int(tokens.size)
-        scores = await asyncio.wrap_future(service.admin.embed(tokens))
+    found, n_tokens = await _vectors(service, request, documents, partial(_prompt, query=body.query))
+    for index, scores in enumerate(found):
         text = {"text": documents[index]} if is_tei and body.return_text else {}
         ranked.append({"index": index, label: float(scores[0, 0]), **text})
     ranked.sort(key=lambda item: -item[label])
@@ -226,7 +224,7 @@ async def rank(service: Service, request: Request) -> Response:
     )
 
 
-def _prompt(service: Service, query: str, document: str) -> Tokens:
+def _prompt(service: Service, document: str, query: str) -> Tokens:
     check_letters(document, service.info.n_ctx)
     tokens = as_tokens(list(_pair(service, query, document)))
     if not tokens.size:

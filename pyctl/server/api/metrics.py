@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from pyctl.engine.engine_stats import EngineStats
 from pyctl.errors import NotSupportedError
 from pyctl.server.memory import resident_bytes
 from pyctl.server.models import Models
-from pyctl.server.service import Service
+from pyctl.server.service import Service, Shared
 
 __all__ = ["prometheus_text", "show", "show_all"]
 
@@ -34,30 +34,35 @@ class Metric(NamedTuple):
 
 async def show(service: Service, request: Request) -> Response:
     """GET /metrics in Prometheus' text format 0.0.4; rates are those since the scrape before."""
-    if not service.shared.settings.show_metrics:
-        raise NotSupportedError("This server does not support metrics endpoint. Start it with `--metrics`")
-    stats = await asyncio.wrap_future(service.admin.stats())
-    headers = {"content-type": "text/plain; version=0.0.4", "process-start-time-unix": str(_STARTED)}
-    text = prometheus_text(stats, {"resident": resident_bytes(), **service.counted_bytes(stats.memory)})
-    return Response(text, headers=headers)
+    _check(service.shared)
+    return _response(await _metrics_of(service))
 
 
 async def show_all(models: Models, request: Request) -> Response:
     """GET /metrics of all models that have been loaded, each with the label ``model``."""
-    if not models.shared.settings.show_metrics:
-        raise NotSupportedError("This server does not support metrics endpoint. Start it with `--metrics`")
+    _check(models.shared)
     found: dict[str, Metric] = {}
     for model in models:
         loaded = _gauge("pyctl:model_loaded", "Whether the model is loaded", float(models.order.is_loaded(model.name)))
-        metrics = [loaded]
-        if (service := model.service) is not None:
-            stats = await asyncio.wrap_future(service.admin.stats())
-            metrics += _metrics(stats, {"resident": resident_bytes(), **service.counted_bytes(stats.memory)})
-        for metric in metrics:
+        for metric in (loaded, *(await _metrics_of(model.service) if model.service is not None else ())):
             values = {**found[metric.name].values} if metric.name in found else {}
             found[metric.name] = metric._replace(values={**values, **_labelled(model.name, metric.values)})
+    return _response(found.values())
+
+
+def _check(shared: Shared) -> None:
+    if not shared.settings.show_metrics:
+        raise NotSupportedError("This server does not support metrics endpoint. Start it with `--metrics`")
+
+
+async def _metrics_of(service: Service) -> list[Metric]:
+    stats = await asyncio.wrap_future(service.admin.stats())
+    return _metrics(stats, {"resident": resident_bytes(), **service.counted_bytes(stats.memory)})
+
+
+def _response(metrics: Iterable[Metric]) -> Response:
     headers = {"content-type": "text/plain; version=0.0.4", "process-start-time-unix": str(_STARTED)}
-    return Response("".join(map(_lines, found.values())), headers=headers)
+    return Response("".join(map(_lines, metrics)), headers=headers)
 
 
 def prometheus_text(stats: EngineStats, memory: Mapping[str, int]) -> str:

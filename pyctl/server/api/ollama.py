@@ -34,7 +34,7 @@ from starlette.types import ASGIApp
 from pyctl.chat.call_formats.scan import parse_json
 from pyctl.chat.reply import CallDelta, ReplyDelta
 from pyctl.engine.backend import TopTokens
-from pyctl.engine.request import Done, Piece, Progress
+from pyctl.engine.request import Done, Piece
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import NotSupportedError, RequestError
 from pyctl.server.api.embeddings import normalised, vectors_of
@@ -307,12 +307,6 @@ class OllamaReply(EventReply):
     def keep(self, piece: Piece) -> None:
         self.probs.extend(piece.probs)
         super().keep(piece)
-
-    def begin(self) -> list[dict[str, Any]]:
-        return []
-
-    def reported(self, events: list[dict[str, Any]], progress: Progress) -> list[dict[str, Any]]:
-        return events  # the API has no place for it
 
     def more(self, delta: ReplyDelta) -> list[dict[str, Any]]:
         calls = self._end_call() if delta.reasoning or delta.content else []
