@@ -93,8 +93,8 @@ S = TypeVar("S", Service, Models)
 
 
 @dataclass(frozen=True)
-class Endpoint(Generic[S]):
-    """``answer``, of one model or of the process, to requests of ``method`` to one of ``paths``.
+class Operation(Generic[S]):
+    """An endpoint: ``answer``, of one model or of the process, to requests of ``method`` to one of ``paths``.
 
     Pages of other origins may not use one that ``is_own``, though they may generate: those show or change shared state,
     or start processes. With ``by_name`` an origin has to be named: any page of this machine is too many. Streams of one
@@ -112,71 +112,71 @@ class Endpoint(Generic[S]):
     unnamed: Callable[[Models, Request], Awaitable[ASGIApp]] | None = None
 
 
-_OF_MODEL: tuple[Endpoint[Service], ...] = (
-    Endpoint("GET", info.props, ("/props",), is_light=True, unnamed=info.router_props),
-    Endpoint("GET", metrics.show, ("/metrics",), is_light=True, unnamed=metrics.show_all),
-    Endpoint("GET", sequences.show, ("/slots",), is_light=True),
-    Endpoint("GET", info.adapters, ("/lora-adapters",), is_light=True),
-    Endpoint("GET", prefix_cache.show, ("/cache",), is_own=True, is_light=True),
-    Endpoint("POST", completions.chat_completions, ("/chat/completions", "/v1/chat/completions"), outlives=True),
-    Endpoint("POST", completions.completions, ("/v1/completions",), outlives=True),
-    Endpoint("POST", completions.native_completion, ("/completion", "/completions"), outlives=True),
-    Endpoint("POST", completions.infill, ("/infill",), outlives=True),
-    Endpoint("POST", token_counts.tokenize, ("/tokenize",), is_light=True),
-    Endpoint("POST", token_counts.detokenize, ("/detokenize",), is_light=True),
-    Endpoint("POST", token_counts.apply_template, ("/apply-template",), is_light=True),
-    Endpoint("POST", info.change_props, ("/props",), is_own=True, is_light=True),
-    Endpoint("POST", sequences.act, ("/slots/{id}",), is_own=True),
-    Endpoint("POST", info.change_adapters, ("/lora-adapters",), is_own=True, is_light=True),
-    Endpoint("POST", embeddings.native, ("/embedding", "/embeddings")),
-    Endpoint("POST", embeddings.openai, ("/v1/embeddings",)),
-    Endpoint("POST", embeddings.rank, ("/rerank", "/reranking", "/v1/rerank", "/v1/reranking")),
-    Endpoint("POST", prefix_cache.pin, ("/cache/pin",), is_own=True, is_light=True),
-    Endpoint("POST", match.match, ("/cache/match",), is_own=True, is_light=True),
-    Endpoint("POST", prefix_cache.warm, ("/cache/warm",)),
-    Endpoint("POST", anthropic.messages, ("/v1/messages",), outlives=True),
-    Endpoint("POST", anthropic.count_tokens, ("/v1/messages/count_tokens",), is_light=True),
-    Endpoint("POST", responses.create, ("/responses", "/v1/responses"), outlives=True),
-    Endpoint("POST", responses.input_tokens, ("/responses/input_tokens", "/v1/responses/input_tokens"), is_light=True),
-    Endpoint(
+_OF_MODEL: tuple[Operation[Service], ...] = (
+    Operation("GET", info.props, ("/props",), is_light=True, unnamed=info.router_props),
+    Operation("GET", metrics.show, ("/metrics",), is_light=True, unnamed=metrics.show_all),
+    Operation("GET", sequences.show, ("/slots",), is_light=True),
+    Operation("GET", info.adapters, ("/lora-adapters",), is_light=True),
+    Operation("GET", prefix_cache.show, ("/cache",), is_own=True, is_light=True),
+    Operation("POST", completions.chat_completions, ("/chat/completions", "/v1/chat/completions"), outlives=True),
+    Operation("POST", completions.completions, ("/v1/completions",), outlives=True),
+    Operation("POST", completions.native_completion, ("/completion", "/completions"), outlives=True),
+    Operation("POST", completions.infill, ("/infill",), outlives=True),
+    Operation("POST", token_counts.tokenize, ("/tokenize",), is_light=True),
+    Operation("POST", token_counts.detokenize, ("/detokenize",), is_light=True),
+    Operation("POST", token_counts.apply_template, ("/apply-template",), is_light=True),
+    Operation("POST", info.change_props, ("/props",), is_own=True, is_light=True),
+    Operation("POST", sequences.act, ("/slots/{id}",), is_own=True),
+    Operation("POST", info.change_adapters, ("/lora-adapters",), is_own=True, is_light=True),
+    Operation("POST", embeddings.native, ("/embedding", "/embeddings")),
+    Operation("POST", embeddings.openai, ("/v1/embeddings",)),
+    Operation("POST", embeddings.rank, ("/rerank", "/reranking", "/v1/rerank", "/v1/reranking")),
+    Operation("POST", prefix_cache.pin, ("/cache/pin",), is_own=True, is_light=True),
+    Operation("POST", match.match, ("/cache/match",), is_own=True, is_light=True),
+    Operation("POST", prefix_cache.warm, ("/cache/warm",)),
+    Operation("POST", anthropic.messages, ("/v1/messages",), outlives=True),
+    Operation("POST", anthropic.count_tokens, ("/v1/messages/count_tokens",), is_light=True),
+    Operation("POST", responses.create, ("/responses", "/v1/responses"), outlives=True),
+    Operation("POST", responses.input_tokens, ("/responses/input_tokens", "/v1/responses/input_tokens"), is_light=True),
+    Operation(
         "POST",
         token_counts.chat_input_tokens,
         ("/chat/completions/input_tokens", "/v1/chat/completions/input_tokens"),
         is_light=True,
     ),
-    Endpoint("POST", ollama.chat, ("/api/chat",)),
-    Endpoint("POST", ollama.generate, ("/api/generate",)),
-    Endpoint("POST", ollama.show, ("/api/show",), is_light=True),
-    Endpoint("POST", ollama.embed, ("/api/embed",)),
-    Endpoint("DELETE", prefix_cache.clear, ("/cache",), is_own=True, is_light=True),
-    Endpoint("DELETE", prefix_cache.drop, ("/cache/{id}",), is_own=True, is_light=True),
+    Operation("POST", ollama.chat, ("/api/chat",)),
+    Operation("POST", ollama.generate, ("/api/generate",)),
+    Operation("POST", ollama.show, ("/api/show",), is_light=True),
+    Operation("POST", ollama.embed, ("/api/embed",)),
+    Operation("DELETE", prefix_cache.clear, ("/cache",), is_own=True, is_light=True),
+    Operation("DELETE", prefix_cache.drop, ("/cache/{id}",), is_own=True, is_light=True),
 )
 
-_OF_PROCESS: tuple[Endpoint[Models], ...] = (
-    Endpoint("GET", model_list.health, ("/health", "/v1/health")),
-    Endpoint("GET", model_list.show, ("/models", "/v1/models")),
-    Endpoint("GET", model_list.retrieve, ("/v1/models/{id:path}",)),
-    Endpoint("GET", streams.resume, ("/v1/stream",)),
-    Endpoint("DELETE", streams.end, ("/v1/stream",)),
-    Endpoint("POST", streams.find, ("/v1/streams/lookup",)),
-    Endpoint("GET", tools.show, ("/tools",), is_own=True, by_name=True),
-    Endpoint("POST", tools.call, ("/tools",), is_own=True, by_name=True),
-    Endpoint("GET", tools.disabled, ("/cors-proxy",)),
-    Endpoint("POST", tools.disabled, ("/cors-proxy",)),
-    Endpoint("POST", info.transcribe, ("/audio/transcriptions", "/v1/audio/transcriptions")),
-    Endpoint("POST", completions.control, ("/v1/chat/completions/control",)),
-    Endpoint("POST", _render, ("/page/markdown",)),
-    Endpoint("POST", _read_pdf, ("/page/pdf",), is_own=True),
-    Endpoint("GET", ollama.tags, ("/api/tags",)),
-    Endpoint("GET", ollama.loaded_models, ("/api/ps",)),
-    Endpoint("GET", ollama.version, ("/api/version",)),
-    *(Endpoint[Models](method, ollama.refuse, ("/api/{name:path}",)) for method in ("GET", "POST", "DELETE")),
+_OF_PROCESS: tuple[Operation[Models], ...] = (
+    Operation("GET", model_list.health, ("/health", "/v1/health")),
+    Operation("GET", model_list.show, ("/models", "/v1/models")),
+    Operation("GET", model_list.retrieve, ("/v1/models/{id:path}",)),
+    Operation("GET", streams.resume, ("/v1/stream",)),
+    Operation("DELETE", streams.end, ("/v1/stream",)),
+    Operation("POST", streams.find, ("/v1/streams/lookup",)),
+    Operation("GET", tools.show, ("/tools",), is_own=True, by_name=True),
+    Operation("POST", tools.call, ("/tools",), is_own=True, by_name=True),
+    Operation("GET", tools.disabled, ("/cors-proxy",)),
+    Operation("POST", tools.disabled, ("/cors-proxy",)),
+    Operation("POST", info.transcribe, ("/audio/transcriptions", "/v1/audio/transcriptions")),
+    Operation("POST", completions.control, ("/v1/chat/completions/control",)),
+    Operation("POST", _render, ("/page/markdown",)),
+    Operation("POST", _read_pdf, ("/page/pdf",), is_own=True),
+    Operation("GET", ollama.tags, ("/api/tags",)),
+    Operation("GET", ollama.loaded_models, ("/api/ps",)),
+    Operation("GET", ollama.version, ("/api/version",)),
+    *(Operation[Models](method, ollama.refuse, ("/api/{name:path}",)) for method in ("GET", "POST", "DELETE")),
 )
 
-_OF_ROUTER: tuple[Endpoint[Models], ...] = (
-    Endpoint("GET", model_list.events, ("/models/sse",)),
-    Endpoint("POST", model_list.load, ("/models/load",), is_own=True),
-    Endpoint("POST", model_list.unload, ("/models/unload",), is_own=True),
+_OF_ROUTER: tuple[Operation[Models], ...] = (
+    Operation("GET", model_list.events, ("/models/sse",)),
+    Operation("POST", model_list.load, ("/models/load",), is_own=True),
+    Operation("POST", model_list.unload, ("/models/unload",), is_own=True),
 )
 """Endpoints of a process with several models."""
 
@@ -184,7 +184,7 @@ _OF_ROUTER: tuple[Endpoint[Models], ...] = (
 def create_app(models: Models) -> Starlette:
     """The ASGI application that answers with ``models``; it owns neither their workers nor their threads."""
     settings = models.shared.settings
-    paths: dict[str, dict[str, tuple[Endpoint[Service] | Endpoint[Models], Answer]]] = {}
+    paths: dict[str, dict[str, tuple[Operation[Service] | Operation[Models], Answer]]] = {}
     for endpoint in _OF_MODEL:
         for path in endpoint.paths:
             paths.setdefault(path, {})[endpoint.method] = endpoint, partial(_answer, models, endpoint, form_of(path))
@@ -226,7 +226,7 @@ def create_loading_app(settings: ServerSettings) -> Starlette:
 
 
 def _checked(
-    models: Models, answers: Mapping[str, tuple[Endpoint[Service] | Endpoint[Models], Answer]], form: ErrorForm
+    models: Models, answers: Mapping[str, tuple[Operation[Service] | Operation[Models], Answer]], form: ErrorForm
 ) -> Answer:
     """The answer for all methods of a path, after the check of origins; a route for each path answers 405 for all
     others. Errors are answered in ``form``."""
@@ -270,7 +270,7 @@ class _RoutedBody(msgspec.Struct, frozen=True):
     stream: Any = False
 
 
-async def _answer(models: Models, endpoint: Endpoint[Service], form: ErrorForm, request: Request) -> ASGIApp:
+async def _answer(models: Models, endpoint: Operation[Service], form: ErrorForm, request: Request) -> ASGIApp:
     """What ``endpoint`` answers with the model of ``request``, the only place where that is chosen."""
     handler = endpoint.answer
     if models.only is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 from pyctl.limit import limit
@@ -70,12 +71,10 @@ class LoadOrder:
             model.n_running -= 1
             model.rests_since = now
 
-    def give_up(self, ticket: Ticket) -> bool:
-        """Forget a request that waits; False if it waits no longer."""
-        if ticket not in self._waiting:
-            return False
-        self._waiting.remove(ticket)
-        return True
+    def give_up(self, ticket: Ticket) -> None:
+        """Forget a request, if it waits."""
+        with suppress(ValueError):
+            self._waiting.remove(ticket)
 
     def refuse(self, name: str) -> list[Ticket]:
         """Remove and return all requests that wait for the model."""

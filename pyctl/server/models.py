@@ -108,7 +108,7 @@ class Lease:
     """A loaded model, which stays loaded until `close`."""
 
     service: Service
-    close: Callable[[], None] = field(default=lambda: None)
+    close: Callable[[], None]
 
 
 class Models:
