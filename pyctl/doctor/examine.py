@@ -41,10 +41,8 @@ CHECKS = (
     Check("disk space", storage_checks.cache_space, is_quick=True),
     Check("pinned memory", card_checks.pinned),
     Check("PCIe link", card_checks.link),
-    Check("swap", system_checks.swap, is_quick=True),
     Check("WSL memory", system_checks.windows_memory, is_quick=True),
     Check("model's disk", storage_checks.model_place, is_quick=True),
-    Check("CPU governor", system_checks.cpu_governor, is_quick=True),
 )
 """Heaviest first."""
 

@@ -1,4 +1,4 @@
-"""Checks of memory, swap, limits and the CPU."""
+"""Checks of memory and limits."""
 
 from __future__ import annotations
 
@@ -8,23 +8,12 @@ from pyctl.doctor.facts import Facts
 from pyctl.doctor.finding import Finding, UnknownError, slow, wrong
 from pyctl.setup.control_groups import memory_groups
 
-__all__ = ["container_memory", "cpu_governor", "memory_lock", "overcommit", "swap", "windows_memory"]
+__all__ = ["container_memory", "memory_lock", "overcommit", "windows_memory"]
 
 GIB = 2**30
 
 USUAL_CACHE, OTHERS = 8 * GIB, 2 * GIB
 """Bytes of a cache in RAM, and of what else a server takes of it without a model."""
-
-MOST_SWAPPED = 2**29
-"""Bytes in swap that any desktop has after some days."""
-
-MOST_SWAPPINESS = 60
-"""The kernel's own default."""
-
-SLOW_GOVERNORS = ("powersave", "conservative", "userspace")
-
-OWN_POLICY = ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp")
-"""Drivers whose `powersave` follows the load."""
 
 
 def overcommit(facts: Facts) -> list[Finding]:
@@ -33,17 +22,6 @@ def overcommit(facts: Facts) -> list[Finding]:
         return []
     text = "vm.overcommit_memory is 2: CUDA and large models get no address space"
     return [wrong(text, "sudo sysctl vm.overcommit_memory=0")]
-
-
-def swap(facts: Facts) -> list[Finding]:
-    """Programs are in RAM, not in swap."""
-    total, free = facts.meminfo.get("SwapTotal", 0), facts.meminfo.get("SwapFree", 0)
-    if total - free <= MOST_SWAPPED:
-        return []
-    text = f"{_gib(total - free)} are in swap: what is there comes back at the speed of a disk"
-    if facts.number("proc/sys/vm/swappiness") > MOST_SWAPPINESS:
-        return [slow(text, "sudo sysctl vm.swappiness=10")]
-    return [slow(text, "end programs or lower --cache-ram, then sudo swapoff -a && sudo swapon -a")]
 
 
 def memory_lock(facts: Facts) -> list[Finding] | None:
@@ -84,18 +62,6 @@ def windows_memory(facts: Facts) -> list[Finding] | None:
     text = f"WSL has {_gib(facts.ram_bytes)}, of which the cache in RAM would take {_gib(wanted)}"
     mend = rf"memory={-(-needed // GIB)}GB below [wsl2] in %UserProfile%\.wslconfig, then wsl --shutdown"
     return [slow(text, mend)]
-
-
-def cpu_governor(facts: Facts) -> list[Finding] | None:
-    """The CPU's clock follows the load."""
-    place = "sys/devices/system/cpu/cpu0/cpufreq"
-    if not facts.has(place):
-        return None  # virtual machines: the host decides
-    governor, own = facts.text(f"{place}/scaling_governor").strip(), facts.text(f"{place}/scaling_driver").strip()
-    if governor not in SLOW_GOVERNORS or (governor == "powersave" and own in OWN_POLICY):
-        return []
-    text = f"the CPU runs with the governor {governor}"
-    return [slow(text, "sudo cpupower frequency-set -g schedutil")]
 
 
 def _gib(n_bytes: int) -> str:

@@ -14,15 +14,12 @@ GIB = 2**30
 PCI_CARD = {"sys/bus/pci/devices/0000:01:00.0/vendor": "0x10de", "sys/bus/pci/devices/0000:01:00.0/class": "0x030000"}
 
 QUIET = {
-    "proc/meminfo": "MemTotal: 67108864 kB\nSwapTotal: 8388608 kB\nSwapFree: 8388608 kB\n",
+    "proc/meminfo": "MemTotal: 67108864 kB\n",
     "proc/sys/kernel/osrelease": "6.12.0-generic\n",
     "proc/sys/vm/overcommit_memory": "0\n",
-    "proc/sys/vm/swappiness": "60\n",
     "proc/self/cgroup": "0::/user.slice\n",
     "sys/fs/cgroup/user.slice/memory.max": "max\n",
     "proc/self/mountinfo": "22 1 259:2 / / rw shared:1 - ext4 /dev/nvme0n1p2 rw\n",
-    "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "powersave\n",
-    "sys/devices/system/cpu/cpu0/cpufreq/scaling_driver": "amd-pstate-epp\n",
     **PCI_CARD,
 }
 """Files of a desktop on which nothing is wrong."""

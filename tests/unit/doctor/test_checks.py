@@ -56,10 +56,6 @@ FOUND = {
     "few lanes": ("PCIe link", {}, {"card_states": states(lanes=(4, 16))}, "4 of 16 PCIe lanes", "slot"),
     "old slot": ("PCIe link", {}, {"card_states": states(generations=(3, 4))}, "card take 2 times", "slot"),
     "overcommit": ("overcommit", {"proc/sys/vm/overcommit_memory": "2"}, {}, "is 2", "overcommit_memory=0"),
-    "swap": (
-        "swap", {"proc/meminfo": "MemTotal: 67108864 kB\nSwapTotal: 8388608 kB\nSwapFree: 4194304 kB\n"}, {},
-        "4.0 GiB are in swap", "swapoff",
-    ),
     "container": (
         "container", {"sys/fs/cgroup/memory.max": str(8 * GIB)}, {"ram_bytes": 16 * GIB}, "may use 8.0 GiB",
         "--cache-ram 4096",
@@ -76,10 +72,6 @@ FOUND = {
         "WSL memory",
         {"proc/sys/kernel/osrelease": "5.15-microsoft-standard-WSL2", "proc/meminfo": "MemTotal: 8388608 kB\n"}, {},
         "WSL has 8.0 GiB", "memory=12GB",
-    ),
-    "governor": (
-        "CPU governor", {"sys/devices/system/cpu/cpu0/cpufreq/scaling_driver": "acpi-cpufreq"}, {}, "powersave",
-        "cpupower",
     ),
     "cut off": ("model", {}, {"tensors": tensors_beyond}, "cut off: 1,000 bytes of 1,101", "again"),
     "no GGUF": ("model", {}, {"tensors": refuse}, "cannot make", "again"),
