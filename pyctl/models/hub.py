@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from huggingface_hub import HfApi, constants, hf_hub_download
@@ -56,22 +56,11 @@ def fetch_companion(settings: HubSettings, model: Path) -> Path | None:
     Of several, that in the nearest folder and then with the most similar quant, as in llama-server. Raises ConfigError.
     """
     repo = settings.hf_repo.partition(":")[0]
-    if settings.offline:
-        return _cached_companion(repo, model)
-    token = settings.hf_token or None
-    try:
-        with _refusals(repo):
-            listed = [file.rfilename for file in HfApi(token=token).model_info(repo).siblings or []]
+    if not settings.offline:
+        with suppress(OSError, HTTPError, LocalEntryNotFoundError), _refusals(repo):
+            listed = _listed(repo, settings)
             name = companion_of(listed, _name_in(repo, model, listed))
-            path = Path(hf_hub_download(repo, name, token=token)) if name else None
-    except (OSError, HTTPError, LocalEntryNotFoundError):
-        return _cached_companion(repo, model)
-    if path is not None:
-        _check_magic(path, repo)
-    return path
-
-
-def _cached_companion(repo: str, model: Path) -> Path | None:
+            return _fetched(repo, name, settings) if name else None
     revision = newest(repo)
     if revision is None:
         return None
@@ -85,24 +74,28 @@ def _name_in(repo: str, model: Path, names: Sequence[str]) -> str:
 
 
 def _download(repo: str, quant: str, settings: HubSettings) -> Path:
-    token = settings.hf_token or None
     with _refusals(repo):
-        listed = HfApi(token=token).model_info(repo).siblings or []
-        wanted = choose([file.rfilename for file in listed], quant, settings.hf_file, repo)
-        paths = [Path(hf_hub_download(repo, name, token=token)) for name in split_names(wanted)]
-    for path in paths:
-        _check_magic(path, repo)
-    return paths[0]
+        wanted = choose(_listed(repo, settings), quant, settings.hf_file, repo)
+        first, *_ = [_fetched(repo, name, settings) for name in split_names(wanted)]
+    return first
 
 
-def _check_magic(path: Path, repo: str) -> None:
-    """Remove a file that is no model, such as a pointer to one, and say so: it would be taken for one for ever."""
+def _listed(repo: str, settings: HubSettings) -> list[str]:
+    """The names of the files of a repository."""
+    return [file.rfilename for file in HfApi(token=settings.hf_token or None).model_info(repo).siblings or []]
+
+
+def _fetched(repo: str, name: str, settings: HubSettings) -> Path:
+    """The file ``name``. One that is no model, such as a pointer to one, is removed: it would be taken for one for
+    ever."""
+    path = Path(hf_hub_download(repo, name, token=settings.hf_token or None))
     with path.open("rb") as file:
         head = file.read(len(MAGIC))
     if head != MAGIC:
         for each in (path.resolve(), path):
             each.unlink(missing_ok=True)
         raise ConfigError(f"{path.name} of {repo} is not a GGUF file: it starts with {head!r}")
+    return path
 
 
 @contextmanager
