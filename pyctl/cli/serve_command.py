@@ -50,14 +50,9 @@ def open_in_browser(address: str, pool: RequestPool) -> None:
     if not address or not has_screen:
         log.warning("--open: no browser found, the page is at %s", address or "no address for a browser")
         return
-    Afterwards(pool).add(partial(_open, address))
-
-
-def _open(address: str) -> None:
     import webbrowser
 
-    if not webbrowser.open(address):
-        log.warning("--open: cannot start a browser, the page is at %s", address)
+    Afterwards(pool).add(partial(webbrowser.open, address))
 
 
 def run_serve(settings: CommandSettings, argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
