@@ -84,10 +84,6 @@ class Tools:
             found.append(Tool(function["name"], parameters if isinstance(parameters, Mapping) else {}, strict))
         return cls(tuple(found), parallel, forced)
 
-    def parameters(self, name: str) -> Mapping[str, Any]:
-        """The schema of the arguments of tool ``name``; an empty one for an unknown tool."""
-        return next((tool.parameters for tool in self.tools if tool.name == name), {})
-
     def types(self, name: str, argument: str) -> frozenset[str]:
         """The types of an argument of tool ``name``."""
         tool = next((tool for tool in self.tools if tool.name == name), None)
