@@ -128,8 +128,11 @@ class Facts:
     @cached_property
     def has_nvidia(self) -> bool:
         """Whether an NVIDIA card is there, with a driver or without."""
-        on_bus = any(card.vendor == NVIDIA for card in find_pci_cards(self.root))
-        return on_bus or self.has("proc/driver/nvidia/version") or self.has("usr/lib/wsl/lib/libcuda.so.1")
+        return (
+            NVIDIA in find_pci_cards(self.root)
+            or self.has("proc/driver/nvidia/version")
+            or self.has("usr/lib/wsl/lib/libcuda.so.1")
+        )
 
     @cached_property
     def driver(self) -> Driver | None:

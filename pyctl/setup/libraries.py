@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from pyctl.atomic_file import write_atomic
-from pyctl.setup.machine import NVIDIA, Card, Driver, PciCard, find_driver, find_pci_cards
+from pyctl.setup.machine import NVIDIA, Card, Driver, find_driver, find_pci_cards
 from pyctl.setup.source import read_pin
 from pyctl.user_directory import user_directory
 
@@ -170,7 +170,7 @@ def use_libraries(
 def unused_card(
     environ: Mapping[str, str] = os.environ,
     look: Callable[[], Driver | None] = find_driver,
-    look_at_bus: Callable[[], Sequence[PciCard]] = find_pci_cards,
+    look_at_bus: Callable[[], Sequence[str]] = find_pci_cards,
 ) -> str:
     """One line for a process whose libraries use no GPU: why an NVIDIA card is idle, and the command that helps.
 
@@ -180,11 +180,11 @@ def unused_card(
         return ""
     driver = look()
     if driver is None or not (driver.cards or driver.error):
-        if not any(card.vendor == NVIDIA for card in look_at_bus()):
+        if NVIDIA not in look_at_bus():
             return ""
         return "the NVIDIA card of this machine is idle: its driver is not available; see: pyctl setup"
     if driver.error:
-        if not any(card.vendor == NVIDIA for card in look_at_bus()):
+        if NVIDIA not in look_at_bus():
             return ""
         return f"the NVIDIA card of this machine is idle: its driver reports error {driver.error}; see: pyctl setup"
     name, reason = driver.cards[0].name, "these libraries of llama.cpp use the CPU only"

@@ -28,7 +28,6 @@ __all__ = [
     "Compiler",
     "Driver",
     "Machine",
-    "PciCard",
     "Program",
     "find_compiler",
     "find_driver",
@@ -88,14 +87,6 @@ class Driver:
 
 
 @dataclass(frozen=True)
-class PciCard:
-    """A card on the PCI bus, with or without a driver: its address and the vendor's id."""
-
-    address: str
-    vendor: str
-
-
-@dataclass(frozen=True)
 class Program:
     """A program in PATH and its version, empty if it does not say."""
 
@@ -122,12 +113,13 @@ class Compiler:
 class Machine:
     """Everything that `pyctl setup` and `pyctl doctor` decide by. Sizes are bytes.
 
-    ``headers`` is the directory with Python.h. ``libc`` is such as ``glibc 2.41``, ``processor`` such as ``x86_64``.
-    ``n_cores`` and ``n_ram`` respect the limits of a container.
+    ``pci_cards`` are the vendor ids of cards on the bus, with or without a driver. ``headers`` is the directory with
+    Python.h. ``libc`` is such as ``glibc 2.41``, ``processor`` such as ``x86_64``. ``n_cores`` and ``n_ram`` respect
+    the limits of a container.
     """
 
     driver: Driver | None
-    pci_cards: tuple[PciCard, ...]
+    pci_cards: tuple[str, ...]
     nvcc: Program | None
     compiler: Compiler | None
     headers: Path | None
@@ -145,7 +137,7 @@ class Machine:
     @property
     def has_nvidia(self) -> bool:
         """Whether there is an NVIDIA card, usable or not."""
-        return bool(self.cards) or any(card.vendor == NVIDIA for card in self.pci_cards)
+        return bool(self.cards) or NVIDIA in self.pci_cards
 
 
 def look_at_machine(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> Machine:
@@ -202,13 +194,13 @@ def _ask(library: ctypes.CDLL, release: str) -> Driver:
     return Driver(cuda, release, tuple(cards), error)
 
 
-def find_pci_cards(root: Path = Path("/")) -> tuple[PciCard, ...]:
-    """NVIDIA's and AMD's cards on the PCI bus, in the order of their addresses."""
+def find_pci_cards(root: Path = Path("/")) -> tuple[str, ...]:
+    """The vendor ids of NVIDIA's and AMD's cards on the PCI bus, in the order of their addresses."""
     found = []
     for device in sorted((root / "sys/bus/pci/devices").glob("*")):
         vendor = _read(device / "vendor").strip()
         if vendor in (NVIDIA, AMD) and _read(device / "class").startswith(DISPLAY_CLASSES):
-            found.append(PciCard(device.name, vendor))
+            found.append(vendor)
     return tuple(found)
 
 

@@ -138,7 +138,7 @@ def make_plan(machine: Machine, options: SetupOptions) -> BuildPlan:
 
 
 def _no_card(machine: Machine) -> str:
-    if any(card.vendor == AMD for card in machine.pci_cards):
+    if AMD in machine.pci_cards:
         return (
             "nothing to do: this machine has an AMD card and no NVIDIA card; pyctl runs on the CPU. "
             "A build for HIP has to be made by hand (docs/install.md)"

@@ -7,7 +7,7 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
-from pyctl.setup.machine import NVIDIA, Card, Compiler, Driver, Machine, PciCard, Program
+from pyctl.setup.machine import NVIDIA, Card, Compiler, Driver, Machine, Program
 
 GIB = 2**30
 
@@ -49,7 +49,7 @@ def set_variable(name: str, value: str) -> None:
 
 CARD = Card("NVIDIA GeForce RTX 3090", (8, 6), 24 * GIB)
 DRIVER = Driver((13, 0), "580.95.05", (CARD,))
-ON_BUS = PciCard("0000:01:00.0", NVIDIA)
+ON_BUS = NVIDIA
 BARE = Machine(
     driver=None,
     pci_cards=(),

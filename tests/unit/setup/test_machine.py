@@ -12,7 +12,6 @@ from pyctl.setup.machine import (
     NVIDIA,
     Card,
     Driver,
-    PciCard,
     Program,
     find_compiler,
     find_driver,
@@ -89,7 +88,7 @@ def test_cards_on_the_bus_need_no_driver(tmp_path: Path) -> None:
     ):
         write(tmp_path / "sys/bus/pci/devices" / address / "vendor", vendor + "\n")
         write(tmp_path / "sys/bus/pci/devices" / address / "class", kind + "\n")
-    assert find_pci_cards(tmp_path) == (PciCard("0000:01:00.0", AMD), PciCard("0000:02:00.0", NVIDIA))
+    assert find_pci_cards(tmp_path) == (AMD, NVIDIA)
     assert find_pci_cards(tmp_path / "none") == ()
 
 

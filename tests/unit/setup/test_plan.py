@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pyctl.errors import ConfigError
-from pyctl.setup.machine import AMD, Compiler, Driver, Machine, PciCard
+from pyctl.setup.machine import AMD, Compiler, Driver, Machine
 from pyctl.setup.plan import (
     BuildPlan,
     SetupOptions,
@@ -74,7 +74,7 @@ def test_a_cpu_build_says_that_it_is_one() -> None:
     assert make_plan(WITH_CARD, SetupOptions(cpu=True)).why == (
         "for the CPU only, because --cpu was given: no graphics card will be used"
     )
-    amd = make_plan(replace(BARE, pci_cards=(PciCard("0000:01:00.0", AMD),)), SetupOptions())
+    amd = make_plan(replace(BARE, pci_cards=(AMD,)), SetupOptions())
     assert amd.kind == "none"
     assert "AMD card" in amd.why
 
