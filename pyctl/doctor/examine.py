@@ -41,7 +41,6 @@ CHECKS = (
     Check("disk space", storage_checks.cache_space, is_quick=True),
     Check("pinned memory", card_checks.pinned),
     Check("PCIe link", card_checks.link),
-    Check("WSL memory", system_checks.windows_memory, is_quick=True),
     Check("model's disk", storage_checks.model_place, is_quick=True),
 )
 """Heaviest first."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 import resource
 
 from pyctl.doctor.facts import Facts
-from pyctl.doctor.finding import Finding, UnknownError, slow, wrong
+from pyctl.doctor.finding import Finding, UnknownError, wrong
 from pyctl.setup.control_groups import memory_groups
 
-__all__ = ["container_memory", "memory_lock", "overcommit", "windows_memory"]
+__all__ = ["container_memory", "memory_lock", "overcommit"]
 
 GIB = 2**30
 
-USUAL_CACHE, OTHERS = 8 * GIB, 2 * GIB
-"""Bytes of a cache in RAM, and of what else a server takes of it without a model."""
+OTHERS = 2 * GIB
+"""Bytes of RAM that a server takes without a model and a cache."""
 
 
 def overcommit(facts: Facts) -> list[Finding]:
@@ -49,19 +49,6 @@ def container_memory(facts: Facts) -> list[Finding] | None:
         return []
     text = f"this container may use {_gib(least)}, the cache in RAM alone {_gib(wanted)}"
     return [wrong(text, f"--cache-ram {least // 2 // 2**20}, or give the container more memory")]
-
-
-def windows_memory(facts: Facts) -> list[Finding] | None:
-    """WSL2 has enough of Windows' memory, of which it takes half by default."""
-    if not facts.is_wsl:
-        return None
-    wanted = USUAL_CACHE if facts.wishes.ram_bytes is None else facts.wishes.ram_bytes
-    needed = wanted + 2 * OTHERS
-    if facts.ram_bytes >= needed:
-        return []
-    text = f"WSL has {_gib(facts.ram_bytes)}, of which the cache in RAM would take {_gib(wanted)}"
-    mend = rf"memory={-(-needed // GIB)}GB below [wsl2] in %UserProfile%\.wslconfig, then wsl --shutdown"
-    return [slow(text, mend)]
 
 
 def _gib(n_bytes: int) -> str:

@@ -68,11 +68,6 @@ FOUND = {
     "locked memory": (
         "locked memory", {}, {"locks_memory": True, "limit_of": lambda number: (64, 64)}, "--mlock needs", "ulimit -l",
     ),
-    "WSL": (
-        "WSL memory",
-        {"proc/sys/kernel/osrelease": "5.15-microsoft-standard-WSL2", "proc/meminfo": "MemTotal: 8388608 kB\n"}, {},
-        "WSL has 8.0 GiB", "memory=12GB",
-    ),
     "cut off": ("model", {}, {"tensors": tensors_beyond}, "cut off: 1,000 bytes of 1,101", "again"),
     "no GGUF": ("model", {}, {"tensors": refuse}, "cannot make", "again"),
     "no such file": ("model", {}, {"model_files": (Path("/nowhere/model.gguf"),)}, "no file /nowhere", "-m"),
@@ -94,7 +89,7 @@ def test_nothing_is_wrong_with_a_good_machine(tmp_path: Path) -> None:
     found = examine(desktop(tmp_path))
     assert found.findings == ()
     assert found.is_sound
-    assert set(found.absent) == {"container", "locked memory", "WSL memory"}
+    assert set(found.absent) == {"container", "locked memory"}
 
 
 @pytest.mark.parametrize("case", FOUND)
