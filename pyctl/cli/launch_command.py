@@ -137,8 +137,6 @@ def _show(invocation: Invocation, program: ClientProgram, to: Endpoint, director
     """Print what would run as lines for a shell."""
     for number, (name, text) in enumerate(program.files(to).items()):
         print(f"# {name} names a temporary file, here {directory / f'{number}.json'}: {text}")
-    if not program.tells_context:
-        print(f"# this program has no setting for the size of the context, which is {to.n_ctx} tokens")
     for name in invocation.removed:
         print(f"unset {name}")
     for name, value in invocation.added.items():

@@ -38,8 +38,7 @@ class ClientProgram:
 
     ``arguments`` come before the user's. ``files`` are texts of temporary files: the name is the flag, or else the
     variable, that gets the path. ``unset`` are variables that would lead the program to another server.
-    ``tells_context`` is false if the program has no setting for ``n_ctx``. ``is_at_home`` if it starts in the home
-    directory, not in the current one.
+    ``is_at_home`` if it starts in the home directory, not in the current one.
     """
 
     executable: str
@@ -48,7 +47,6 @@ class ClientProgram:
     environment: Callable[[Endpoint], Mapping[str, str]] = lambda to: {}
     files: Callable[[Endpoint], Mapping[str, str]] = lambda to: {}
     unset: tuple[str, ...] = ()
-    tells_context: bool = True
     is_at_home: bool = False
 
 
@@ -151,7 +149,6 @@ PROGRAMS: Mapping[str, ClientProgram] = {
             "ENABLE_PERSISTENT_CONFIG": "False",  # else the address goes into its database
         },
         unset=("OPENAI_API_BASE_URLS", "OPENAI_API_KEYS", "OPENAI_API_CONFIGS"),  # count more than the two above
-        tells_context=False,
         is_at_home=True,  # the current directory gets the key that its logins depend on
     ),
 }
