@@ -13,7 +13,6 @@ import time
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
-from types import TracebackType
 from urllib.parse import quote, unquote
 
 import httpx
@@ -208,9 +207,7 @@ class _Part:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Keep what can be gone on with, and nothing else."""
         with self._file:
             with suppress(OSError):

@@ -233,8 +233,7 @@ def read_image(path: Path) -> tuple[str, ImageFile]:
             raise RequestError(f"{path} has more than {_MOST_IMAGE_BYTES} bytes")
         image = ImageFile.of(path.read_bytes())
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise RequestError(f"cannot read {path}: {reason}") from error
+        raise _failed("read", path, error) from error
     except RequestError as error:
         raise RequestError(f"{path}: {error}") from error
     return f"data:image/{image.kind};base64,{base64.b64encode(image.data).decode()}", image
@@ -255,7 +254,7 @@ def read_text(path: Path) -> str:
     except UnicodeDecodeError as error:
         raise RequestError(f"{path} is not UTF-8 text") from error
     except (OSError, ValueError) as error:
-        raise RequestError(f"cannot read {path}: {error.strerror if isinstance(error, OSError) else error}") from error
+        raise _failed("read", path, error) from error
     if "\0" in text:
         raise RequestError(f"{path} is not text")
     fence = "```"
@@ -279,8 +278,7 @@ def save(path: Path, conversation: Conversation) -> None:
         with replacing(path) as file:
             file.write(data)
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise RequestError(f"cannot save {path}: {reason}") from error
+        raise _failed("save", path, error) from error
 
 
 def load(path: Path) -> Conversation:
@@ -291,20 +289,21 @@ def load(path: Path) -> Conversation:
         if len(data) > _MOST_CHAT_BYTES:
             raise RequestError(f"more than {_MOST_CHAT_BYTES:,} bytes")
         document = json.loads(data.decode("utf-8"))
-        turns = document["messages"] if isinstance(document, dict) else document
+        turns = document.get("messages") if isinstance(document, dict) else document
         if not isinstance(turns, list):
             raise RequestError("no list of messages")
         if isinstance(document, dict) and document.get("version", VERSION) != VERSION:
             raise RequestError(f"unknown version {document['version']}")
         return Conversation.from_file(turns)
-    except OSError as error:
-        raise RequestError(f"cannot load {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise RequestError(f"cannot load {path}: not JSON in UTF-8 ({error})") from error
-    except KeyError as error:
-        raise RequestError(f"cannot load {path}: no list of messages") from error
-    except RequestError as error:
-        raise RequestError(f"cannot load {path}: {error}") from error
+    except (OSError, RequestError) as error:
+        raise _failed("load", path, error) from error
+
+
+def _failed(what: str, path: Path, error: Exception) -> RequestError:
+    """The error of a file in one line."""
+    return RequestError(f"cannot {what} {path}: {error.strerror if isinstance(error, OSError) else error}")
 
 
 @dataclass(frozen=True)
