@@ -235,7 +235,7 @@ def stage_libraries(build: Build, home: Path, driver: str, built: float) -> Buil
     for path in sorted((build.directory / "bin").glob(LIBRARY_NAMES)):
         shutil.copy2(path, directory / path.name, follow_symlinks=False)
     for path in build.toolkit.libraries if build.toolkit is not None else ():
-        _link_or_copy(path, directory / path.name)
+        shutil.copy2(path, directory / path.name)
     staged = BuiltLibraries(
         release=read_pin().release,
         toolkit=build.toolkit.release if build.toolkit is not None else "",
@@ -256,14 +256,6 @@ def _outside(toolkit: Toolkit | None) -> tuple[str, ...]:
     if toolkit is None or toolkit.libraries:
         return ()
     return tuple(str(path.resolve()) for path in (toolkit.cudart, toolkit.cublas))
-
-
-def _link_or_copy(source: Path, target: Path) -> None:
-    """A second name for a file of several hundred MB, or a copy on another file system."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
 
 
 def place_libraries(staged: BuiltLibraries) -> Path:
