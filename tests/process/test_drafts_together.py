@@ -12,7 +12,6 @@ import httpx
 import pytest
 
 from tests.process.conftest import Server
-from tests.waiting import until
 
 ALL = "ngram-simple,ngram-map-k,ngram-mod,cache,draft-mtp"
 LIST = 'root ::= "[" [a-z]+ ("," [a-z]+)* "]"'
@@ -122,17 +121,6 @@ def test_clients_side_by_side_get_what_they_asked_for(
     assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}
     assert not re.search(r"Traceback|internal error|draft source", server.log()), server.log()
     assert server.stop() == 0
-
-
-def test_a_model_that_was_freed_meanwhile_drafts_as_before(start: Callable[..., Server]) -> None:
-    server = start("tiny-hybrid-nextn", "--spec-type", "draft-mtp", "--exact", "--sleep-idle-seconds", "1")
-    first = ask(server, TEXT * 12)
-    until(lambda: httpx.get(f"{server.url}/props").json()["is_sleeping"])
-    again = ask(server, TEXT * 12)
-    assert again["timings"]["cache_n"] > 0
-    assert again["tokens"] == first["tokens"]
-    assert drafts_of(again) == drafts_of(first)
-    assert drafts_of(again)[1] > 0
 
 
 @pytest.mark.parametrize("small", ["tiny-dense", "tiny-hybrid"])

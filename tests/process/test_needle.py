@@ -147,13 +147,6 @@ def test_conversations_under_one_head_do_not_leak(server: Server) -> None:
             talk.append({"role": "assistant", "content": reply})
 
 
-def test_what_was_not_told_is_not_known(server: Server) -> None:
-    conversation = told(6, 1024, 4)
-    question = {"role": "user", "content": "What is the password of the frozen volcano?"}
-    reply, _ = ask(server, [*conversation.messages, question])
-    assert reply == UNKNOWN
-
-
 def test_what_is_told_in_passing_is_remembered(server: Server) -> None:
     turns = (
         ("my name is Ada and the code of the door is 4711", ("Ada", "4711")),

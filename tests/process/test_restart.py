@@ -48,28 +48,6 @@ def check_directory(directory: Path, budget_mib: int = 64) -> None:
     assert sum(path.stat().st_size for path in files) <= (budget_mib + 1) * 2**20
 
 
-def drafted(reply: dict[str, Any]) -> tuple[str, int, int]:
-    return text_of(reply), reply["timings"]["draft_n"], reply["timings"]["draft_n_accepted"]
-
-
-def test_a_head_drafts_after_each_restart_as_if_it_had_been_there(start: Callable[..., Server], tmp_path: Path) -> None:
-    flags = ["--exact", "--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "full"]
-    messages: list[dict[str, str]] = [SYSTEM]
-    for turn in range(3):
-        messages.append(user(turn))
-        server = start("tiny-hybrid-nextn", *flags, "--spec-type", "draft-mtp")
-        reply = ask(server, messages, max_tokens=40)
-        assert reply["timings"]["source"] == ("disk" if turn else "none")
-        assert reply["timings"]["draft_n_accepted"] > 0
-        assert drafted(reply) == drafted(ask(server, messages, max_tokens=40, cache_prompt=False))
-        messages.append({"role": "assistant", "content": text_of(reply)})
-        assert server.stop() == 0
-    server = start("tiny-hybrid-nextn", *flags)
-    reply = ask(server, [*messages, user("end")])
-    assert reply["timings"]["source"] == "disk", "the same files, without a head"
-    assert "draft_n" not in reply["timings"]
-
-
 @pytest.mark.parametrize("policy", ["auto", "600"])
 def test_stop_start_and_go_on(start: Callable[..., Server], tmp_path: Path, policy: str) -> None:
     flags = ["--exact", "--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", policy, "--kv-cache-budget", "64"]
@@ -212,28 +190,16 @@ def test_a_damaged_directory_is_no_reason_to_fail(start: Callable[..., Server], 
     assert reply["timings"]["cache_n"] == 0
 
 
-def test_a_directory_that_cannot_be_written(start: Callable[..., Server], tmp_path: Path) -> None:
-    blocked = tmp_path / "file"
-    blocked.write_text("not a directory")
-    server = start("tiny-hybrid")
-    assert text_of(ask(server, [SYSTEM, user(1)]))
-    command = ["--kv-cache-dir", str(blocked / "below")]
-    with pytest.raises(AssertionError, match="error: "):
-        start("tiny-hybrid", *command)
-
-
-@pytest.mark.parametrize(
-    ("value", "status"),
-    [({"scope": "off"}, 200), ({"scope": "auto:4", "window": 2}, 200), ({"scope": "core"}, 400), ({"window": 0}, 400)],
-)
-def test_a_request_may_choose_its_own_policy(
-    start: Callable[..., Server], tmp_path: Path, value: dict[str, Any], status: int
-) -> None:
+def test_a_request_may_choose_its_own_policy(start: Callable[..., Server], tmp_path: Path) -> None:
     server = start("tiny-hybrid", "--kv-cache-dir", str(tmp_path))
-    body = {"messages": [SYSTEM, user(1)], "max_tokens": 1, "prefix_cache": value}
-    response = httpx.post(f"{server.url}/v1/chat/completions", json=body)
-    assert response.status_code == status
-    if status == 400:
-        assert response.json()["error"]["message"].startswith("prefix_cache.")
-    full_cache = httpx.get(f"{server.url}/props").json()["full_cache"]
-    assert full_cache["disk_policy"]
+    for value, status in (
+        ({"scope": "off"}, 200),
+        ({"scope": "auto:4", "window": 2}, 200),
+        ({"scope": "core"}, 400),
+        ({"window": 0}, 400),
+    ):
+        body = {"messages": [SYSTEM, user(1)], "max_tokens": 1, "prefix_cache": value}
+        response = httpx.post(f"{server.url}/v1/chat/completions", json=body)
+        assert response.status_code == status
+        assert status == 200 or response.json()["error"]["message"].startswith("prefix_cache.")
+    assert httpx.get(f"{server.url}/props").json()["full_cache"]["disk_policy"]
