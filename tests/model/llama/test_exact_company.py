@@ -52,6 +52,10 @@ def engine_on(backend: LlamaBackend, directory: Path | None = None, *, exact: bo
     return Engine(backend, RamCache(0, None), EngineSettings(exact=exact), tier)
 
 
+def admin_of(engine: Engine) -> EngineAdmin:
+    return EngineAdmin(cast(Any, AtOnce()), engine)
+
+
 def submit(engine: Engine, prompt: Prompt, n: int = 6, **fields: object) -> RequestHandle:
     handle = RequestHandle(request(prompt, n, n_probs=5, **fields))
     engine.submit(handle)
@@ -153,22 +157,21 @@ def test_replies_that_gave_way_to_each_other(backend_of: Callable[..., LlamaBack
 def test_a_sequence_from_a_file(backend_of: Callable[..., LlamaBackend], shape: str, tmp_path: Path) -> None:
     backend = backend_of(shape)
     engine = engine_on(backend)
-    admin = EngineAdmin(cast(Any, AtOnce()), engine)
+    admin = admin_of(engine)
     asked(engine, FIRST, seq=0)
-    admin._save(engine.sequences[0], tmp_path / "alone")
+    admin.save(0, tmp_path / "alone")
     other = beside(engine)
     (seq,) = [each for each in engine.sequences if engine.scheduler.occupancy.owner(each) is None]
-    admin._restore(seq, tmp_path / "alone")
+    admin.restore(seq.id, tmp_path / "alone")
     leave(engine, other)
     check_alone(engine, NEXT)
-    admin._restore(engine.sequences[1], tmp_path / "alone")
+    admin.restore(1, tmp_path / "alone")
     assert check_alone(engine, NEXT)[0] > 0
     engine = engine_on(backend_of(shape), exact=False)
     asked(engine, FIRST, seq=0)
-    admin._engine = engine
-    admin._save(engine.sequences[0], tmp_path / "unknown")
-    engine = admin._engine = engine_on(backend_of(shape))
-    assert admin._restore(engine.sequences[0], tmp_path / "unknown").n_tokens > 300
+    admin_of(engine).save(0, tmp_path / "unknown")
+    engine = engine_on(backend_of(shape))
+    assert admin_of(engine).restore(0, tmp_path / "unknown").result().n_tokens > 300
     assert engine.sequences[0].ends == []
     check_alone(engine, NEXT)
 

@@ -216,26 +216,6 @@ def test_what_changes_no_byte_keeps_the_fingerprint(
     assert name_of(path) != plain
 
 
-def test_an_adapter_counts_by_its_bytes_and_its_scale(tmp_path: Path, model: Callable[[str], Path]) -> None:
-    def named(file: str, seed: int, scale: float = 1.0) -> str:
-        path, random = tmp_path / file, np.random.default_rng(seed)
-        writer = GGUFWriter(path, "llama")
-        writer.add_type("adapter")
-        writer.add_string("adapter.type", "lora")
-        writer.add_float32("adapter.lora.alpha", 4.0)
-        writer.add_tensor("blk.0.attn_q.weight.lora_a", random.normal(size=(4, WIDTH)).astype(np.float32))
-        writer.add_tensor("blk.0.attn_q.weight.lora_b", random.normal(size=(WIDTH, 4)).astype(np.float32))
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        return name_of(model("llama"), lora=((str(path), scale),))
-
-    first = named("a.gguf", 0)
-    assert named("moved.gguf", 0) == first
-    assert len({first, named("a.gguf", 1), named("a.gguf", 0, 0.5), name_of(model("llama"))}) == 4
-
-
 def test_layers_are_split_between_gpus_the_same_at_every_start(monkeypatch: pytest.MonkeyPatch) -> None:
     class Gpu:
         is_gpu = True

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from llama_cpp import llama_cpp as api
 
 from pyctl.engine.sampling import Sampling
@@ -18,8 +16,6 @@ from pyctl.llama import Loaded
 from pyctl.llama.gbnf import Markers, read_gbnf
 from pyctl.llama.gbnf_translator import translated
 from pyctl.llama.grammar import Candidates, GrammarCompiler
-from tests.effort import examples
-from tests.model.fuzz.grammars import safe_grammars
 
 
 @pytest.fixture
@@ -192,12 +188,6 @@ def test_a_grammar_allows_what_llama_cpp_allows(model: Loaded, grammar: str) -> 
     compiler = compiler_of(model)
     for seed in range(8):
         compare(model, compiler, grammar, seed, 30)
-
-
-@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(safe_grammars(), st.integers(0, 1000))
-def test_any_grammar_allows_what_llama_cpp_allows(model: Loaded, grammar: str, seed: int) -> None:
-    compare(model, compiler_of(model), grammar, seed)
 
 
 def test_left_recursion_works(model: Loaded) -> None:

@@ -202,25 +202,6 @@ def test_any_text_until_a_word(model: Loaded) -> None:
             assert text.index("aab") + len("aab!") == len(text), text
 
 
-@pytest.mark.parametrize(
-    "grammar",
-    [
-        "root ::= unknown",
-        'start ::= "a"',
-        "root ::= root",
-        "::",
-        "\0",
-        "root ::= [a",
-        '%llguidance {}\nstart: "a"',
-        "root ::= " + "(" * 100_000 + '"a"' + ")" * 100_000,
-        "root ::= r0\n" + "".join(f"r{i} ::= r{i + 1}\n" for i in range(100_000)) + 'r100000 ::= "a"',
-    ],
-    ids=lambda grammar: grammar[:12],
-)
-def test_a_broken_grammar_is_refused(model: Loaded, grammar: str) -> None:
-    assert isinstance(said(model, grammar=grammar).error, RequestError)
-
-
 def test_a_broken_trigger_is_refused(model: Loaded) -> None:
     fields = {"grammar": 'root ::= "a"', "grammar_lazy": True}
     assert isinstance(said(model, grammar_triggers=("(",), **fields).error, RequestError)

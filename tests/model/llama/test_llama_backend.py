@@ -142,32 +142,6 @@ def test_a_memory_without_movable_rows_is_saved_whole(model_path: Callable[[str]
     backend.unload()
 
 
-def test_the_fingerprint_tells_what_may_be_mixed(
-    open_model: Callable[..., Loaded], model_path: Callable[[str], Path], tmp_path: Path
-) -> None:
-    base = open_model("tiny-hybrid").info.fingerprint
-    moved = tmp_path / "renamed.gguf"
-    shutil.copy(model_path("tiny-hybrid"), moved)
-
-    def fingerprint(path: Path, **settings: object) -> str:
-        loaded = load(ModelSettings(path=str(path), **{"n_ctx": 512, "n_ubatch": 64, "n_threads": 1, **settings}))
-        loaded.backend.unload()
-        return loaded.info.fingerprint
-
-    assert fingerprint(moved) == base, "a name, a date and the context size mean nothing"
-    data = bytearray(moved.read_bytes())
-    data[-100] ^= 1
-    moved.write_bytes(data)
-    others = [
-        fingerprint(moved),
-        fingerprint(model_path("tiny-moe")),
-        fingerprint(model_path("tiny-hybrid"), type_k="q8_0", type_v="q8_0"),
-        fingerprint(model_path("tiny-hybrid"), n_ubatch=32),
-        fingerprint(model_path("tiny-hybrid"), rope_freq_base=5e6),
-    ]
-    assert len({base, *others}) == 6
-
-
 def test_penalties_over_all_tokens_take_no_more_memory_than_the_context(hybrid: Loaded) -> None:
     fields = {"seed": 1, "ignore_eos": True, "repeat_penalty": 1.3, "dry_multiplier": 0.8}
     replies = [

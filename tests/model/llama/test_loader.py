@@ -58,6 +58,8 @@ def test_adapters_change_the_model_and_its_fingerprint(opened: Callable[..., Loa
     path = str(adapter(tmp_path / "a.gguf"))
     plain, full, half, idle = (opened(lora=lora) for lora in ((), ((path, 1.0),), ((path, 0.5),), ((path, 0.0),)))
     assert len({loaded.info.fingerprint for loaded in (plain, full, half, idle)}) == 4
+    names = [opened(lora=((str(adapter(tmp_path / "b.gguf", seed=seed)), 1.0),)).info.fingerprint for seed in (0, 1)]
+    assert [name == full.info.fingerprint for name in names] == [True, False], "its bytes count, and not its path"
     first, *others = (logits(loaded) for loaded in (plain, full, half, idle))
     assert [bool(np.array_equal(first, other)) for other in others] == [False, False, True]
     assert not np.array_equal(others[0], others[1])

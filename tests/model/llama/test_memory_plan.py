@@ -31,6 +31,15 @@ ALIGNMENT = 32
 redirect_log()  # sizes are read in what llama.cpp says, whichever test is the first
 
 
+def taken_by(lines: list[str]) -> dict[str, float]:
+    """Bytes of the buffers that llama.cpp took, by what they are for; it plans those for computing more than once."""
+    taken = dict.fromkeys(("model", "KV", "RS", "compute"), 0.0)
+    for line in lines:
+        if match := re.search(r"(?:(model|KV|RS) buffer size =|(compute) buffer size is) +([\d.]+) MiB", line):
+            taken[match[1] or match[2]] += float(match[3]) * MIB
+    return taken
+
+
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
@@ -47,10 +56,7 @@ def test_the_plan_is_what_llama_cpp_takes(
     plans: list[MemoryPlan] = []
     loaded = load(ModelSettings(path=str(model_path(name)), n_threads=1, **settings), announce=plans.append)
     loaded.backend.unload()
-    taken = dict.fromkeys(("model", "KV", "RS", "compute"), 0.0)
-    for line in caplog.messages:
-        if match := re.search(r"(model|KV|RS|compute) buffer size = +([\d.]+) MiB", line):
-            taken[match[1]] += float(match[2]) * MIB
+    taken = taken_by(caplog.messages)
     (plan,) = plans
     usage = plan.host.usage
     assert plan.gpus == ()
@@ -386,15 +392,6 @@ def test_the_table_shows_what_drafting_takes() -> None:
 
 
 MTP = DraftSettings(draft_types=("draft-mtp",))
-
-
-def taken_by(lines: list[str]) -> dict[str, float]:
-    """Bytes of the buffers that llama.cpp took, by what they are for; it plans those for computing more than once."""
-    taken = dict.fromkeys(("model", "KV", "RS", "compute"), 0.0)
-    for line in lines:
-        if match := re.search(r"(?:(model|KV|RS) buffer size =|(compute) buffer size is) +([\d.]+) MiB", line):
-            taken[match[1] or match[2]] += float(match[3]) * MIB
-    return taken
 
 
 @pytest.mark.parametrize("name", ["tiny-hybrid-nextn", "tiny-moe-nextn"])

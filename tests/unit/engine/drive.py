@@ -109,7 +109,7 @@ def watch(engine: Engine, see: Callable[[Block], None]) -> None:
 class AtOnce:
     """A worker that does on the spot what it is asked."""
 
-    def call(self, run: Callable[[], object], *, needs_model: bool = False, is_read: bool = False) -> Future[object]:
+    def call(self, run: Callable[[], object], **_: object) -> Future[object]:
         done: Future[object] = Future()
         done.set_result(run())
         return done
