@@ -272,12 +272,12 @@ class Bench:
         return done, spent / done
 
     def _timed(self, function: object) -> float:
-        api.llama_synchronize(self.backend._ctx)
+        api.llama_synchronize(self.backend.ctx)
         self.backend.memory.synchronize()
         began = time.perf_counter()
         assert callable(function)
         function()
-        api.llama_synchronize(self.backend._ctx)
+        api.llama_synchronize(self.backend.ctx)
         return (time.perf_counter() - began) * 1e3
 
 

@@ -62,13 +62,13 @@ def start_log(settings: LogSettings, warnings: Sequence[str]) -> None:
     if settings.log_file:
         try:
             os.close(open_private(Path(settings.log_file), os.O_WRONLY))  # it holds texts of clients
-            handlers.append(_LogFile(settings.log_file, encoding="utf-8"))
+            handlers.append(LogFile(settings.log_file, encoding="utf-8"))
         except OSError as error:
             raise ConfigError(f"cannot write --log-file {settings.log_file}: {error.strerror}") from error
     for handler in handlers:
         is_coloured = handler is screen and sys.stderr.isatty() and not os.environ.get("NO_COLOR")
         columns = _columns if handler is screen and sys.stderr.isatty() else None
-        handler.setFormatter(_LineFormatter(with_time=settings.timestamps, is_coloured=is_coloured, columns=columns))
+        handler.setFormatter(LineFormatter(with_time=settings.timestamps, is_coloured=is_coloured, columns=columns))
     logging.basicConfig(level=_LOG_LEVELS.get(settings.verbosity, logging.DEBUG), handlers=handlers)
     # Libraries have a line for each of their own steps.
     for name in ("httpx", "httpx2", "huggingface_hub"):
@@ -79,7 +79,7 @@ def start_log(settings: LogSettings, warnings: Sequence[str]) -> None:
         log.warning("%s", warning)
 
 
-class _LogFile(logging.FileHandler):
+class LogFile(logging.FileHandler):
     """A file that says once on stderr that it cannot be written, such as when the disk is full."""
 
     _said = False
@@ -93,7 +93,7 @@ class _LogFile(logging.FileHandler):
             print(f"cannot write --log-file {self.baseFilename}: {error.strerror}", file=sys.stderr)
 
 
-class _LineFormatter(logging.Formatter):
+class LineFormatter(logging.Formatter):
     """Shows text from elsewhere with escapes, in one line, so that it cannot forge lines of the log.
 
     That holds for the arguments of a message. What else has more lines (a table, a traceback) has them indented, so

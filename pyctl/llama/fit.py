@@ -68,7 +68,7 @@ def fit_settings(
     needed = plan.host.usage.total - (plan.host.usage.weights if _is_mapped(settings) else 0)
     if shortage(settings, plan.host):
         raise ModelError(refusal(plan.n_ctx, needed, plan.host.free or 0))
-    split = settings.tensor_split or _split_of(plan.layers, settings)
+    split = settings.tensor_split or split_of(plan.layers, settings)
     return replace(settings, n_ctx=plan.n_ctx, tensor_split=split), plan
 
 
@@ -111,7 +111,7 @@ def _on_host(plan: MemoryPlan) -> bool:
     return bool(plan.host.usage.kv or plan.host.usage.states)
 
 
-def _split_of(layers: Sequence[str], settings: ModelSettings) -> tuple[float, ...]:
+def split_of(layers: Sequence[str], settings: ModelSettings) -> tuple[float, ...]:
     """Return the shares that reproduce the dry run's assignment of layers; empty without a split by layers."""
     # llama.cpp's default split depends on the free memory, and would change the fingerprint at each start.
     names = settings.devices or tuple(device.name for device in devices() if device.is_gpu)

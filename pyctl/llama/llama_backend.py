@@ -70,7 +70,7 @@ class LlamaBackend:
         self.load()
 
     def load(self) -> None:
-        self.model, self._ctx, kept = self._make()
+        self.model, self.ctx, kept = self._make()
         try:
             self._attach(kept)
         except BaseException:
@@ -80,7 +80,7 @@ class LlamaBackend:
             end_threads()
 
     def _attach(self, kept: LlamaTokenizer | None) -> None:
-        ctx, memory, control = self._ctx, self.memory, self.control
+        ctx, memory, control = self.ctx, self.memory, self.control
         address = ctypes.cast(ctx, ctypes.c_void_p).value or 0
         control.pulse.attach(address)
         n_cells = self._pool.n_rows if self._pool is not None else int(api.llama_n_ctx(ctx))
@@ -92,8 +92,8 @@ class LlamaBackend:
         n_outputs = max(self._n_outputs, n_seqs)
         # `_open_memory` fills in the limits that depend on the memory.
         self.facts = BackendFacts(n_cells, n_cells, n_seqs, n_ubatch, n_outputs, self._batch_cost)
-        self._batch = Batch(max(n_ubatch, n_seqs))
-        self._outputs = Outputs(ctx, self.tokenizer.n_vocab)
+        self.batch = Batch(max(n_ubatch, n_seqs))
+        self.outputs = Outputs(ctx, self.tokenizer.n_vocab)
         self._image_batch: RowBatch | None = None
         self._open_memory()
         control.pulse.watch(address if self.facts.is_async and self._pool is None else 0)
@@ -117,10 +117,10 @@ class LlamaBackend:
     def _open_memory(self) -> None:
         memory, is_first = self.memory, not self.memory.identity
         expected = self._trial() if self._pool is not None and is_first else None
-        api.llama_memory_clear(api.llama_get_memory(self._ctx), True)
+        api.llama_memory_clear(api.llama_get_memory(self.ctx), True)
         self.evaluate(0, as_tokens([max(self.tokenizer.bos, 0)]), 0)
         try:
-            memory.open(self._ctx, self.facts, self.tokenizer.n_vocab)
+            memory.open(self.ctx, self.facts, self.tokenizer.n_vocab)
         except (RuntimeError, ValueError) as error:
             raise ModelError(str(error) if self._pool is None else f"no --kv-pool here: {error}") from error
         self._ask_memory()
@@ -185,9 +185,9 @@ class LlamaBackend:
             rows = self._images().rows_of(picture, first, first + n)
             return self.evaluate_image(seq, rows, picture.start, first, picture.columns, output=output)
         self._reserve(n)
-        self._batch.fill(seq, tokens, self.memory.position(seq, start), last=output)
+        self.batch.fill(seq, tokens, self.memory.position(seq, start), last=output)
         self._evaluate([SequenceTokens(seq, tuple(tokens.tolist()), start)] if self.facts.draft_type else [], n)
-        self._outputs.set((n - 1,) if output else ())
+        self.outputs.set((n - 1,) if output else ())
         return None
 
     def encode(self, picture: Picture) -> bool:
@@ -218,7 +218,7 @@ class LlamaBackend:
         items = [SequenceTokens(seq, tokens, start + first)] if self.facts.draft_type else []
         self._evaluate(items, n, self._image_batch.struct)
         checked(self.memory.kv.add_image, seq, columns, n)
-        self._outputs.set((n - 1,) if output else ())
+        self.outputs.set((n - 1,) if output else ())
 
     def _reserve(self, n: int) -> None:
         """Reserve cells for a batch of ``n`` tokens."""
@@ -229,13 +229,13 @@ class LlamaBackend:
     def decode(self, items: Sequence[SequenceTokens]) -> None:
         memory = self.memory
         placed = [item._replace(position=memory.position(item.seq, item.position)) for item in items]
-        n, outputs = self._batch.fill_all(placed)
+        n, outputs = self.batch.fill_all(placed)
         if len(outputs) > self.facts.n_outputs:
             raise EngineError(f"{len(outputs)} outputs are more than {self.facts.n_outputs}")
         memory.reserve(n, in_parts=len(items) > 1)
         marks = memory.mark(items)
         self._evaluate(items, n)
-        self._outputs.set(outputs)
+        self.outputs.set(outputs)
         memory.evaluated(items, marks)
 
     def draft(self, items: Sequence[SequenceTokens], n: int) -> list[tuple[int, ...]]:
@@ -244,34 +244,34 @@ class LlamaBackend:
 
     def _evaluate(self, items: Sequence[SequenceTokens], n: int, batch: Any = None) -> None:
         """Run ``batch``, by default the text batch, with ``n`` tokens of ``items``."""
-        memory, struct = self.memory, batch or self._batch.struct
+        memory, struct = self.memory, batch or self.batch.struct
         memory.drafts.prepare()
         struct.n_tokens = n
-        self._outputs.set(())
+        self.outputs.set(())
         self.control.run(lambda: self._decode(struct))
         memory.evaluated()
         memory.drafts.evaluated(items, n)
 
     def _decode(self, batch: Any) -> int:
         if self._pool is None or self.memory.kv is None:
-            return int(api.llama_decode(self._ctx, batch)) or self.control.pulse.code
+            return int(api.llama_decode(self.ctx, batch)) or self.control.pulse.code
         return int(checked(self.memory.kv.decode, ctypes.addressof(batch)))
 
     def logits(self, index: int) -> NDArray[np.float32]:
         """Return a copy of the logits of output ``index``, shape (n_vocab,)."""
-        return np.array(self._outputs.row(index))
+        return np.array(self.outputs.row(index))
 
     def output(self) -> Block:
         return self.logits(0).view(np.uint8)
 
     def recall(self, output: Block) -> None:
-        self._outputs.recall(output.view(np.float32))
+        self.outputs.recall(output.view(np.float32))
 
     # -- choosing tokens ---------------------------------------------------------------------------------------------
 
     def sampler(self, sampling: Sampling, prompt: Tokens) -> LlamaSampler:
         text = prompt[prompt >= 0]  # penalties ignore images
-        return LlamaSampler(self.tokenizer.vocab, self._outputs, sampling, text, self.vocabulary)
+        return LlamaSampler(self.tokenizer.vocab, self.outputs, sampling, text, self.vocabulary)
 
     def top_tokens(self, index: int, token: int, n: int) -> TopTokens:
         return top_logprobs(self.logits(index), token, n)
@@ -284,7 +284,7 @@ class LlamaBackend:
     def unload(self) -> None:
         if self.control.lost:
             self.memory.close(is_lost=True)
-        elif self._ctx is not None:
+        elif self.ctx is not None:
             self.memory.synchronize()
             self._free()
 
@@ -297,6 +297,6 @@ class LlamaBackend:
             self.embedder.close()
         if self.encoder is not None:
             self.encoder.close()
-        api.llama_free(self._ctx)
+        api.llama_free(self.ctx)
         api.llama_model_free(self.model)
-        self.embedder = self._ctx = self.model = None
+        self.embedder = self.ctx = self.model = None

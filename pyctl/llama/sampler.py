@@ -215,7 +215,7 @@ class LlamaSampler:
         if any(not 0 <= token < self._n_vocab for token in bias):
             raise RequestError(f"logit_bias names a token outside [0, {self._n_vocab})")
         if not (sampling.mirostat or sampling.post_sampling_probs):
-            self._n_best = _n_best(sampling)
+            self._n_best = n_best(sampling)
         if self._n_best == 1 and all(value <= 0.0 for value in bias.values()):
             self._lowered = frozenset(bias)
         elif self._n_best and bias:  # biased tokens may displace as many of the most likely
@@ -304,7 +304,7 @@ def top_logprobs(logits: NDArray[np.float32], token: int, n: int) -> TopTokens:
     return ((token, float(logprobs[token])), *((int(i), float(logprobs[i])) for i in best))
 
 
-def _n_best(s: Sampling) -> int:
+def n_best(s: Sampling) -> int:
     """Return how many of the most likely tokens determine the choice, 0 for unknown.
 
     At temperature 0 it is 1, since truncating samplers keep the first. With top-k first in the chain it is k, plus the

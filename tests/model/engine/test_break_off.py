@@ -116,9 +116,9 @@ def test_logits_are_those_of_a_cold_run(
 
     cold(backend, prompt, 1)
     expected = backend.logits(0)
-    pulse, real, ctx = PulseThatBreaks(), backend.control.pulse, ctypes.cast(backend._ctx, ctypes.c_void_p).value or 0
+    pulse, real, ctx = PulseThatBreaks(), backend.control.pulse, ctypes.cast(backend.ctx, ctypes.c_void_p).value or 0
     monkeypatch.setattr(backend.control, "pulse", pulse)
-    api.llama_set_abort_callback(backend._ctx, pulse.callback, None)
+    api.llama_set_abort_callback(backend.ctx, pulse.callback, None)
     try:
         engine = Engine(backend, RamCache(0, None), EngineSettings(exact=True))
         handle, (seq,) = warm_up(engine, prompt), engine.sequences
@@ -153,7 +153,7 @@ def test_a_device_that_asks_nobody_is_looked_at_between_its_layers(
     expected = backend.logits(0)
     backend.memory.clear(0)
     assert not before.is_watching, "the CPU asks by itself"
-    pulse.watch(ctypes.cast(backend._ctx, ctypes.c_void_p).value or 0)
+    pulse.watch(ctypes.cast(backend.ctx, ctypes.c_void_p).value or 0)
     monkeypatch.setattr(backend.control, "pulse", pulse)
     monkeypatch.setattr(backend.control, "_n_looks", 0)
     assert backend.control.can_preempt

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pyctl.cache.snapshot import NOTHING, Span, State
+from pyctl.cache.snapshot import NOTHING, Rows, Span, State
 from pyctl.engine.backend import Backend
 from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.handle import RequestHandle
@@ -175,7 +175,7 @@ def test_what_is_not_restored_shows_in_the_drafts(
 
     def less(seq: int, first: int, spans: Sequence[Span], state: State | None = None) -> None:
         if what == "rows":
-            spans = [(rows._replace(draft=NOTHING), at, last) for rows, at, last in spans]
+            spans = [(Rows(rows.own, NOTHING), at, last) for rows, at, last in spans]
         elif state is not None:
             state = State.of(state.recurrent)
         restore(seq, first, spans, state)

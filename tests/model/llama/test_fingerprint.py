@@ -225,6 +225,6 @@ def test_layers_are_split_between_gpus_the_same_at_every_start(monkeypatch: pyte
 
     monkeypatch.setattr(fit, "devices", lambda: (Gpu("CUDA0"), Gpu("CUDA1")))
     layers = ("CUDA0",) * 3 + ("CUDA1",) * 5
-    assert fit._split_of(layers, ModelSettings()) == (3.0, 5.0)
-    assert fit._split_of(("CUDA0",) * 8, ModelSettings()) == ()
-    assert fit._split_of(layers, ModelSettings(split_mode="row")) == ()
+    assert fit.split_of(layers, ModelSettings()) == (3.0, 5.0)
+    assert fit.split_of(("CUDA0",) * 8, ModelSettings()) == ()
+    assert fit.split_of(layers, ModelSettings(split_mode="row")) == ()

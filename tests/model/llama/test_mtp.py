@@ -116,7 +116,7 @@ class PlainHead:
     def __init__(self, backend: LlamaBackend) -> None:
         params = api.llama_context_default_params()
         params.n_ctx, params.n_ubatch, params.n_batch, params.n_threads = 2048, 512, 512, 1
-        params.ctx_type, params.ctx_other = api.LLAMA_CONTEXT_TYPE_MTP, backend._ctx
+        params.ctx_type, params.ctx_other = api.LLAMA_CONTEXT_TYPE_MTP, backend.ctx
         self.ctx = api.llama_init_from_model(backend.model, params)
         self.backend = backend
         ext.llama_set_embeddings_nextn(self.ctx, True, False)
@@ -124,7 +124,7 @@ class PlainHead:
     def drafts(self, tokens: list[int], n: int) -> tuple[int, ...]:
         """After ``tokens``, of which the model has not evaluated the last, which are in its sequence 2 otherwise."""
         self.backend.memory.clear(2)
-        rows = HiddenRows(ctypes.cast(self.backend._ctx, ctypes.c_void_p).value or 0)
+        rows = HiddenRows(ctypes.cast(self.backend.ctx, ctypes.c_void_p).value or 0)
         hidden = [np.zeros((1, rows.rows(0).shape[1]), np.float32)]
         for first in range(0, len(tokens) - 1, UBATCH):
             part = tokens[first : min(first + UBATCH, len(tokens) - 1)]

@@ -98,7 +98,7 @@ class PlainEagle3:
         self.backend = backend
         params = api.llama_context_default_params()
         params.n_ctx, params.n_ubatch, params.n_batch, params.n_threads = 1024, 512, 512, 1
-        params.ctx_other = backend._ctx
+        params.ctx_other = backend.ctx
         self.ctx = api.llama_init_from_model(head._model, params)
         self.layers = head.layers
         self.width = int(api.llama_model_n_embd(head._model))
@@ -110,7 +110,7 @@ class PlainEagle3:
     def drafts(self, tokens: list[int], n: int) -> tuple[int, ...]:
         """After ``tokens``, of which the model has not evaluated the last, which are in its sequence 2 otherwise."""
         self.backend.memory.clear(2)
-        rows = LayerRows(ctypes.cast(self.backend._ctx, ctypes.c_void_p).value or 0, self.layers)
+        rows = LayerRows(ctypes.cast(self.backend.ctx, ctypes.c_void_p).value or 0, self.layers)
         read = []
         for first in range(0, len(tokens) - 1, UBATCH):
             part = tokens[first : min(first + UBATCH, len(tokens) - 1)]
@@ -175,7 +175,7 @@ def test_evaluations_that_fail_cost_only_drafts(
         failing = count()
         for name in ("llama_decode", "llama_encode"):
             real = getattr(api, name)
-            trunk = ctypes.cast(backend._ctx, ctypes.c_void_p).value
+            trunk = ctypes.cast(backend.ctx, ctypes.c_void_p).value
 
             def sometimes(ctx: Any, batch: Any, real: Any = real, trunk: Any = trunk, failing: Any = failing) -> int:
                 is_own = ctypes.cast(ctx, ctypes.c_void_p).value != trunk

@@ -76,9 +76,9 @@ EVEN = tuple((token, -math.inf) for token in range(0, 20_000, 2))
 def test_the_same_tokens_are_chosen(
     backend: LlamaBackend, monkeypatch: pytest.MonkeyPatch, sampling: Sampling, n_best: int
 ) -> None:
-    assert sampler._n_best(sampling) == n_best
+    assert sampler.n_best(sampling) == n_best
     found = tokens(backend, sampling)
-    monkeypatch.setattr(sampler, "_n_best", lambda _: 0)
+    monkeypatch.setattr(sampler, "n_best", lambda _: 0)
     assert found == tokens(backend, sampling)
     assert len(set(found)) > 5
 
@@ -96,7 +96,7 @@ def test_the_same_tokens_are_chosen(
     ],
 )
 def test_where_any_token_may_win_all_are_looked_at(sampling: Sampling) -> None:
-    assert sampler._n_best(sampling) == 0
+    assert sampler.n_best(sampling) == 0
 
 
 def test_a_bias_leaves_all_but_a_few_tokens_unread(backend: LlamaBackend, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,11 +119,11 @@ def of_one_evaluation(backend: LlamaBackend, sampling: Sampling, threads: RowThr
     chooser = backend.sampler(sampling, prompt)
     found = [chooser.sample(0)]
     backend.decode([SequenceTokens(0, tuple(range(300, 301 + N_DRAFTS)), prompt.size)])
-    outputs, rng = backend._outputs, np.random.default_rng(3)
+    outputs, rng = backend.outputs, np.random.default_rng(3)
     outputs._threads = threads
     for index in range(1 + N_DRAFTS):
         row = outputs.row(index)
-        at = ctypes.addressof(api.llama_get_logits_ith(backend._ctx, index).contents)
+        at = ctypes.addressof(api.llama_get_logits_ith(backend.ctx, index).contents)
         assert at == row.ctypes.data, "rows lie one behind the other, in the order of the batch"
         row *= 20.0
         if kind == "ties":
@@ -155,7 +155,7 @@ def test_outputs_that_are_read_ahead_choose_the_same_tokens(
     assert found == of_one_evaluation(backend, sampling, RowThreads(0), kind)
     assert len(set(found)) > 5
     if kind != "ties":
-        monkeypatch.setattr(sampler, "_n_best", lambda _: 0)
+        monkeypatch.setattr(sampler, "n_best", lambda _: 0)
         assert found == of_one_evaluation(backend, sampling, RowThreads(0), kind)
 
 

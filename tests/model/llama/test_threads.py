@@ -42,8 +42,8 @@ def test_the_built_in_model_decodes_with_one_thread(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(params, "_physical_cores", lambda: 4)
     backend = load(ModelSettings(path=str(builtin_model()), n_ctx=512)).backend
     try:
-        assert api.llama_n_threads(backend._ctx) == 1
-        assert api.llama_n_threads_batch(backend._ctx) == 4
+        assert api.llama_n_threads(backend.ctx) == 1
+        assert api.llama_n_threads_batch(backend.ctx) == 4
     finally:
         backend.unload()
 

@@ -48,7 +48,7 @@ def store(model_path: Callable[[str], object]) -> Iterator[Callable[..., Store]]
         backend = load(ModelSettings(path=path, type_k=kv, type_v=kv, **chosen)).backend
         opened.append(backend)
         backend.evaluate(0, as_tokens([1]), 0)
-        address = ctypes.cast(backend._ctx, ctypes.c_void_p).value or 0
+        address = ctypes.cast(backend.ctx, ctypes.c_void_p).value or 0
         backend.memory.kv = RowStore(address, n_ctx, resident, stages=stages, marks=marks, lag=lag)
         backend.memory.kv.clear(0)
         return Store(backend)

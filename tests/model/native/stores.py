@@ -35,11 +35,11 @@ class Store:
         return self.backend.memory.kv
 
     def evaluate(self, tokens: Tokens, start: int) -> np.ndarray:
-        batch = self.backend._batch
+        batch = self.backend.batch
         batch.fill(0, tokens, start)
         code = checked(self.rows.decode, ctypes.addressof(batch.struct))
         assert code == 0
-        self.backend._outputs.set((len(tokens) - 1,))
+        self.backend.outputs.set((len(tokens) - 1,))
         return self.backend.logits(0)
 
     def run(self, tokens: Tokens, start: int = 0, ends: list[int] = ENDS) -> dict[int, np.ndarray]:

@@ -102,9 +102,9 @@ def assert_same(warm: dict[int, np.ndarray], cold: dict[int, np.ndarray]) -> Non
 def library_state(backend: LlamaBackend) -> np.ndarray:
     """llama.cpp's own copy of sequence 0: positions and rows in the order of their cells, and the recurrent state."""
     backend.memory.kv.reserve(0)  # llama.cpp learns of what was dropped when it is to take cells
-    found = np.empty(api.llama_state_seq_get_size(backend._ctx, 0), np.uint8)
+    found = np.empty(api.llama_state_seq_get_size(backend.ctx, 0), np.uint8)
     pointer = found.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
-    assert api.llama_state_seq_get_data(backend._ctx, pointer, found.size, 0) == found.size
+    assert api.llama_state_seq_get_data(backend.ctx, pointer, found.size, 0) == found.size
     return found
 
 

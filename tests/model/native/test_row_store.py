@@ -43,7 +43,7 @@ def test_logits_blocks_and_states_are_those_of_a_full_cache(
         assert made.backend.memory.layout == reference.memory.layout
         assert_same(made.run(tokens), wanted)
         assert made.rows.n_tokens(0) == N
-        assert api.llama_memory_seq_pos_max(api.llama_get_memory(made.backend._ctx), 0) == N - 1
+        assert api.llama_memory_seq_pos_max(api.llama_get_memory(made.backend.ctx), 0) == N - 1
         saved = made.backend.memory.save_rows(0, 0, N).block
         made.rows.finish()
         assert (saved == rows).all()
@@ -162,14 +162,14 @@ def test_the_library_has_its_own_graph_back(
     ends = [96, *range(97, 141)]
     wanted = cold(full("tiny-dense", "f16"), tokens, ends)
     made = store("tiny-dense", resident=[0, 1, 2, 3])
-    backend, memory = made.backend, api.llama_get_memory(made.backend._ctx)
+    backend, memory = made.backend, api.llama_get_memory(made.backend.ctx)
     assert_same(made.run(tokens, ends=ends), wanted)
     assert made.rows.repeated > 20
 
     def own(part: Tokens, start: int) -> np.ndarray:
-        batch = backend._batch
+        batch = backend.batch
         batch.fill(0, part, start)
-        assert api.llama_decode(backend._ctx, batch.struct) == 0
+        assert api.llama_decode(backend.ctx, batch.struct) == 0
         return backend.logits(0)
 
     api.llama_memory_clear(memory, True)
@@ -177,7 +177,7 @@ def test_the_library_has_its_own_graph_back(
     api.llama_memory_clear(memory, True)
     made.rows.clear(0)
     assert_same(made.run(tokens, ends=ends), wanted)
-    backend.memory.kv = KVState(ctypes.cast(backend._ctx, ctypes.c_void_p).value or 0)
+    backend.memory.kv = KVState(ctypes.cast(backend.ctx, ctypes.c_void_p).value or 0)
     api.llama_memory_clear(memory, True)
     assert_same(run(own, tokens, 0, [1, 2, 3]), run(evaluate_on(full("tiny-dense", "f16")), tokens, 0, [1, 2, 3]))
 
@@ -294,9 +294,9 @@ def test_only_what_follows_is_evaluated(store: Callable[..., Store]) -> None:
     made = store("tiny-dense", resident=[0])
     tokens = tokens_of(7, 100)
     wanted = made.run(tokens, ends=[90, 100])
-    batch = made.backend._batch
+    batch = made.backend.batch
     for items in ([(0, 1, 99)], [(0, 1, 101)], [(0, 1, 100), (0, 1, 102)], []):
-        made.backend._batch.fill_all([SequenceTokens(seq, (token,), at) for seq, token, at in items])
+        made.backend.batch.fill_all([SequenceTokens(seq, (token,), at) for seq, token, at in items])
         batch.struct.n_tokens = len(items)
         with pytest.raises(StateError):
             checked(made.rows.decode, ctypes.addressof(batch.struct))
@@ -308,12 +308,12 @@ def test_only_what_follows_is_evaluated(store: Callable[..., Store]) -> None:
 def stop_within(made: Store, tokens: Tokens, first: int, last: int) -> None:
     """Have the evaluation of tokens [first, last) stopped; later ones are not."""
     stops = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p)(lambda _: True)
-    api.llama_set_abort_callback(made.backend._ctx, ctypes.cast(stops, type(api.ggml_abort_callback())), None)
-    batch = made.backend._batch
+    api.llama_set_abort_callback(made.backend.ctx, ctypes.cast(stops, type(api.ggml_abort_callback())), None)
+    batch = made.backend.batch
     batch.fill(0, tokens[first:last], first)
     assert made.rows.decode(ctypes.addressof(batch.struct)) == 2
     assert made.rows.n_tokens(0) == first
-    made.backend.control.pulse.attach(ctypes.cast(made.backend._ctx, ctypes.c_void_p).value or 0)
+    made.backend.control.pulse.attach(ctypes.cast(made.backend.ctx, ctypes.c_void_p).value or 0)
 
 
 def test_a_stopped_evaluation_leaves_the_rows_before_it(store: Callable[..., Store]) -> None:
@@ -361,7 +361,7 @@ def test_a_memory_without_rows_is_refused(model_path: Callable[[str], object]) -
     backend = LlamaBackend(lambda: (model, api.llama_init_from_model(model, params), None))
     backend.evaluate(0, as_tokens([1]), 0)
     with pytest.raises(RuntimeError, match="no rows"):
-        RowStore(ctypes.cast(backend._ctx, ctypes.c_void_p).value or 0, 1000, [0])
+        RowStore(ctypes.cast(backend.ctx, ctypes.c_void_p).value or 0, 1000, [0])
     backend.unload()
 
 

@@ -40,7 +40,7 @@ def test_the_bar_stays_away_once_it_has_ended(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_log_file_on_a_full_disk_is_one_line_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     logger = logging.Logger("full")
-    handler = logs._LogFile("/dev/full")
+    handler = logs.LogFile("/dev/full")
     logger.addHandler(handler)
     for _ in range(3):
         logger.info("a line")
@@ -52,7 +52,7 @@ def test_a_log_file_on_a_full_disk_is_one_line_on_stderr(capsys: pytest.CaptureF
 def test_what_a_message_is_about_stays_in_its_line_and_its_tracebacks_are_indented() -> None:
     said = io.StringIO()
     handler = logging.StreamHandler(said)
-    handler.setFormatter(logs._LineFormatter(with_time=False))
+    handler.setFormatter(logs.LineFormatter(with_time=False))
     logger = logging.Logger("odd")
     logger.addHandler(handler)
     logger.info("%s: %r, %d of %.1f", "/a\x1b]0;x\x07\nforged", "b\n", 3, 2.5)
@@ -72,13 +72,13 @@ def test_colours_are_for_terminals_and_forged_ones_are_shown() -> None:
     record = logging.makeLogRecord(
         {"msg": "chat  9 from disk  %s", "args": ("\x1b[31m",), "levelno": 20, "strong": "9 from disk"}
     )
-    plain = logs._LineFormatter(with_time=False).format(record)
+    plain = logs.LineFormatter(with_time=False).format(record)
     assert plain == "chat  9 from disk  \\x1b[31m"
-    coloured = logs._LineFormatter(with_time=False, is_coloured=True)
+    coloured = logs.LineFormatter(with_time=False, is_coloured=True)
     assert coloured.format(record) == "chat  \x1b[32m9 from disk\x1b[0m  \\x1b[31m"
     warning = logging.makeLogRecord({"msg": "full", "levelno": logging.WARNING, "levelname": "WARNING"})
     assert coloured.format(warning) == "\x1b[33mwarning: \x1b[0mfull"
-    assert logs._LineFormatter(with_time=True, is_coloured=True).format(warning).startswith("\x1b[2m")
+    assert logs.LineFormatter(with_time=True, is_coloured=True).format(warning).startswith("\x1b[2m")
 
 
 SERVED = "chat          39,187 tokens    39,136 from disk       51 new    first 0.90 s     212 at 52.0/s  drafts 3/20"
@@ -106,7 +106,7 @@ SERVED = "chat          39,187 tokens    39,136 from disk       51 new    first 
     ],
 )
 def test_a_terminal_gets_lines_that_fit_into_it(message: str, width: int, shown: str) -> None:
-    formatter = logs._LineFormatter(with_time=True, columns=lambda: width)
+    formatter = logs.LineFormatter(with_time=True, columns=lambda: width)
     formatter.formatTime = lambda *_: "00:00:00"  # type: ignore[method-assign]
     assert formatter.format(logging.makeLogRecord({"msg": message, "levelno": 20})) == shown
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pyctl.cache.snapshot import BlockBytes
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, Request
 from pyctl.prompt import Prompt
@@ -135,8 +136,8 @@ def test_reads_answer_while_a_model_is_loaded_again() -> None:
 
 def test_what_the_memory_tells_is_as_of_the_last_step_that_was_asked(held: Held) -> None:
     admin, backend = held.bench.service.admin, held.bench.engine.backend
-    before, known = admin.memory().result(0), backend.block_bytes
-    backend.block_bytes = lambda: known()._replace(held=12345)
+    before = admin.memory().result(0)
+    backend.block_bytes = lambda: BlockBytes(0, 12345, 0)
     assert admin.memory().result(0).blocks == before.blocks
     held.go_on.set()
     held.bench.worker.call(lambda: None).result(60)
