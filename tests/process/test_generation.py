@@ -100,11 +100,6 @@ def test_filling_a_gap(server: Server) -> None:
     assert body["prompt"].endswith("<|fim_prefix|>def f(<|fim_suffix|>):<|fim_middle|>")
 
 
-def test_a_wanted_sequence(server: Server) -> None:
-    body = post(server, "/completion", prompt="x", n_predict=1, id_slot=5)
-    assert body["id_slot"] == 5 % httpx.get(server.url + "/props").json()["total_slots"]
-
-
 def test_the_reasoning_of_a_running_reply_can_be_ended(start: Callable[..., Server]) -> None:
     server = start("tiny-hybrid", "-c", "65536", "--chat-template", TEMPLATE)
     body = {"messages": [{"role": "user", "content": "Hi"}], "stream": True, "ignore_eos": True, "max_tokens": 60_000}

@@ -16,7 +16,7 @@ import pytest
 
 from pyctl.measure.server_process import clean_environment
 from tests.pictures import image_bytes
-from tests.process.conftest import Server, source_of
+from tests.process.conftest import Server
 
 PNG, JPEG = image_bytes(320, 240, seed=1), image_bytes(160, 128, "jpeg", seed=2)
 TEXT = "You are shown pictures, and say what is in them, at some length and with care. " * 4
@@ -45,10 +45,8 @@ def asked(*messages: dict[str, Any], **fields: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def flags(tiny_mmproj: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    media = tmp_path_factory.mktemp("media")
-    (media / "a.png").write_bytes(PNG)
-    return ["--mmproj", str(tiny_mmproj), "--media-path", str(media), "--exact", "--slots", "--metrics"]
+def flags(tiny_mmproj: Path) -> list[str]:
+    return ["--mmproj", str(tiny_mmproj), "--exact"]
 
 
 @pytest.fixture(scope="module")
@@ -82,28 +80,6 @@ def test_a_second_question_about_an_image_does_not_see_it_again(server: Server) 
     assert said(again) == said(other)
     cold = ask(server, shown("And what colour does it have?", PNG), cache_prompt=False)
     assert said(cold) == said(second)
-
-
-def test_an_image_is_remembered_across_a_restart(start: Start, flags: list[str], tmp_path: Path) -> None:
-    kept = [*flags, "--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "full", "--kv-cache-min-tokens", "64"]
-    before = start("tiny-hybrid", *kept)
-    conversation = [shown("What is this?", PNG)]
-    answer = said(ask(before, *conversation))
-    assert before.stop() == 0
-    after = start("tiny-hybrid", *kept)
-    conversation += [{"role": "assistant", "content": answer}, {"role": "user", "content": "And behind it?"}]
-    response = ask(after, *conversation)
-    assert source_of(response) == "disk"
-    assert evaluated(response) < 80
-    cold = ask(after, *conversation, cache_prompt=False)
-    assert said(response) == said(cold)
-
-
-def test_a_file_below_the_media_path_is_the_same_image(server: Server) -> None:
-    ask(server, shown("What is this?", PNG))
-    message = shown("What is this?", PNG)
-    message["content"][0]["image_url"]["url"] = "file://a.png"
-    assert evaluated(ask(server, message)) < 80
 
 
 def test_a_broken_image_is_refused_before_a_stream_begins(server: Server) -> None:
@@ -149,17 +125,8 @@ def test_many_at_once_with_images_and_without(start: Start, flags: list[str]) ->
 def test_a_chat_at_the_terminal(tiny_mmproj: Path, model_path: Callable[[str], Path], tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(PNG)
     saved = tmp_path / "chat.json"
-    command = [
-        sys.executable,
-        "-m",
-        "pyctl",
-        "chat",
-        "-m",
-        str(model_path("tiny-hybrid")),
-        "--mmproj",
-        str(tiny_mmproj),
-    ]
-    command += ["-t", "1", "-c", "2048", "-n", "6", "--lines"]
+    model = ["-m", str(model_path("tiny-hybrid")), "--mmproj", str(tiny_mmproj)]
+    command = [sys.executable, "-m", "pyctl", "chat", *model, "-t", "1", "-c", "2048", "-n", "6", "--lines"]
     lines = f"/image {tmp_path / 'a.png'}\nWhat is this?\nAnd?\n/save {saved}\n"
     done = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=60, env=clean_environment())
     assert done.returncode == 0, done.stderr

@@ -1,8 +1,9 @@
-"""The openai package against a live server: what its users call, blocking and async."""
+"""The openai package against a live server: what its users call, chat completions and responses."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -12,6 +13,7 @@ from pydantic import BaseModel
 
 from tests.process.conftest import Server
 
+SYSTEM = "You answer at length. " * 12
 MESSAGES: list[Any] = [{"role": "user", "content": "What is the weather?"}]
 TOOL: Any = {
     "type": "function",
@@ -37,7 +39,8 @@ class Colour(BaseModel):
 
 @pytest.fixture(scope="module")
 def server(start: Callable[..., Server]) -> Server:
-    return start("tiny-hybrid", "-c", "65536", "--exact", "--alias", "tiny", "--api-key", "secret", "--temp", "0")
+    flags = ("-c", "65536", "--alias", "tiny", "--api-key", "secret", "--temp", "0")
+    return start("tiny-hybrid", *flags, is_f32=True)
 
 
 @pytest.fixture
@@ -107,3 +110,76 @@ def test_errors_are_those_that_the_package_knows(client: openai.OpenAI, server: 
         pytest.raises(openai.AuthenticationError),
     ):
         stranger.chat.completions.create(model="tiny", messages=MESSAGES)
+
+
+def asked_response(given: Any = "Tell me more", **fields: Any) -> dict[str, Any]:
+    return {"model": "tiny", "input": given, "instructions": SYSTEM, "max_output_tokens": 12, **fields}
+
+
+def test_a_response_is_streamed(client: openai.OpenAI) -> None:
+    whole = client.responses.create(**asked_response())
+    with client.responses.stream(**asked_response()) as stream:
+        events = list(stream)
+        final = stream.get_final_response()
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert text == whole.output_text == final.output_text
+    assert events[-1].type == "response.completed"
+    assert final.usage.input_tokens_details.cached_tokens > 0
+
+
+def test_a_conversation_that_is_sent_whole_is_cached(client: openai.OpenAI) -> None:
+    history: list[Any] = [{"role": "user", "content": "Good morning to you"}]
+    first = client.responses.create(**asked_response(history))
+    history += [*first.output, {"role": "user", "content": "And then?"}]
+    second = client.responses.create(**asked_response(history))
+    history += [*second.output, {"role": "user", "content": "Well?"}]
+    third = client.responses.create(**asked_response(history))
+    uncached = client.responses.create(**asked_response(history, extra_body={"cache_prompt": False}))
+    assert third.output_text == uncached.output_text
+    assert third.usage is not None
+    assert uncached.usage is not None
+    assert third.usage.input_tokens == uncached.usage.input_tokens
+    assert third.usage.input_tokens_details.cached_tokens > second.usage.input_tokens  # type: ignore[union-attr]
+    with pytest.raises(openai.BadRequestError, match="send all earlier items"):
+        client.responses.create(**asked_response(), previous_response_id=first.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(first.id)
+
+
+def test_errors_of_responses(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError):
+        client.responses.create(model="tiny", input=[{"role": "no role", "content": "x"}])  # type: ignore[list-item,misc]
+    with pytest.raises(openai.BadRequestError), client.responses.stream(**asked_response("x" * 70_000)) as stream:
+        list(stream)
+    with pytest.raises(openai.AuthenticationError):
+        client.with_options(api_key="wrong").responses.create(**asked_response())
+
+
+def test_a_custom_tool_of_responses(client: openai.OpenAI) -> None:
+    """With the grammar that its input follows, in an item of the input, as Codex sends its tools."""
+    grammar = 'start: "put " NAME LF line LF?\nline: "+" /[a-c\\"]{3,9}/\nNAME: /[xy]/\n%import common.LF'
+    form = {"type": "grammar", "syntax": "lark", "definition": grammar}
+    tool = {"type": "custom", "name": "patch", "description": "Edits.", "format": form}
+    space = {"type": "namespace", "name": "functions", "description": "", "tools": [tool]}
+    given = [{"type": "additional_tools", "role": "developer", "tools": [space]}, MESSAGES[0]]
+    options: Any = {"model": "any", "parallel_tool_calls": False, "store": False, "temperature": 0.8}
+    options |= {"max_output_tokens": 400, "extra_body": {"seed": 3}}
+    responses: Any = client.responses
+    only = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "custom", "name": "patch"}]}
+    other = {"type": "function", "name": "weather", "parameters": TOOL["function"]["parameters"]}
+    whole = responses.create(input=given, tools=[other], tool_choice=only, **options)
+    (call,) = whole.output
+    assert (call.type, call.name, call.namespace) == ("custom_tool_call", "patch", None)
+    assert re.fullmatch(r'put [xy]\n\+[a-c"]{3,9}\n?', call.input)
+    events = list(responses.create(input=given, tools=[other], tool_choice=only, stream=True, **options))
+    parts = [event.delta for event in events if event.type == "response.custom_tool_call_input.delta"]
+    (done,) = [event for event in events if event.type == "response.custom_tool_call_input.done"]
+    assert len(parts) > 1
+    assert "".join(parts) == done.input == events[-1].response.output[0].input == call.input
+    result = {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "done"}
+    turns = [*given, call.to_dict(), result]
+    after = responses.create(input=turns, tools=[other], tool_choice="none", **{**options, "max_output_tokens": 4})
+    assert after.usage.input_tokens_details.cached_tokens > whole.usage.input_tokens
+    broken = {**tool, "format": {**form, "definition": 'start: "a" start?'}}
+    with pytest.raises(openai.BadRequestError, match="refers to itself"):
+        responses.create(input=[MESSAGES[0]], tools=[broken], **options)
