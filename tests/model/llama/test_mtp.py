@@ -15,11 +15,10 @@ from llama_cpp import llama_cpp as api
 from llama_cpp import llama_cpp_ext as ext
 from numpy.typing import NDArray
 
-from pyctl.cache.snapshot import NOTHING, Rows
 from pyctl.engine.backend import SequenceTokens
 from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.model_settings import ModelSettings
-from pyctl.errors import EngineError, ModelError, StateError, UnavailableError
+from pyctl.errors import EngineError, StateError, UnavailableError
 from pyctl.llama import LlamaBackend, Loaded, load
 from pyctl.llama.draft.mtp import MtpHead
 from pyctl.llama.library import HiddenRows
@@ -194,55 +193,6 @@ def test_drafts_change_no_bit_of_a_logit(
     assert backend.facts.n_rollback == 3
 
 
-@pytest.mark.parametrize("as_on_gpu", [False, True], ids=["cpu", "gpu"])
-@pytest.mark.parametrize("shape", HYBRIDS)
-def test_a_restored_sequence_drafts_what_it_would_have(
-    opened: Callable[..., LlamaBackend], shape: str, as_on_gpu: bool
-) -> None:
-    backend = opened(shape, as_on_gpu=as_on_gpu)
-    tokens = prompt(200)
-    reply, _, cold = greedy(backend, tokens, 40, head_of(backend))
-    backend.memory.clear(0)
-    prefill(backend, tokens)
-    rows, state = backend.memory.save_rows(0, 0, 200), backend.memory.save_state(0, 200)
-    backend.memory.synchronize()
-    draft_rows = rows.draft
-    assert draft_rows.size == backend.memory.shape.sizes.draft_rows(0, 200)
-    assert state.draft.size == backend.memory.shape.sizes.draft_state
-
-    def resumed(seq: int, *, with_rows: bool, with_state: bool) -> list[tuple[int, tuple[int, ...]]]:
-        for other in range(3):
-            backend.memory.clear(other)
-        prefill(backend, prompt(200, seed=7), seq)  # something else was there
-        backend.memory.clear(seq)
-        held = Rows(rows.own, draft_rows if with_rows else NOTHING)
-        loaded = state if with_state else type(state).of(state.recurrent)
-        backend.memory.restore(seq, 0, [(held, 0, 90), (held, 90, 200)], loaded)
-        drafts, end, said = [], 200, 1
-        while said < 30:
-            draft = backend.draft([SequenceTokens(seq, (reply[said - 1],), end)], 3)[0]
-            drafts.append((end, draft))
-            backend.decode([SequenceTokens(seq, (reply[said - 1], *draft), end)])
-            n_right = 0
-            while n_right < 3 and draft[n_right] == reply[said + n_right]:
-                n_right += 1
-            end, said = end + n_right + 1, said + n_right + 1
-            assert backend.memory.rollback(seq, end) == end
-        return drafts
-
-    for seq in (0, 2):
-        assert (
-            resumed(seq, with_rows=True, with_state=True) == cold[: len(resumed(seq, with_rows=True, with_state=True))]
-        )
-    without = resumed(0, with_rows=False, with_state=False)
-    assert without != cold[: len(without)]
-    assert resumed(0, with_rows=True, with_state=False)[0] != cold[0] or resumed(0, with_rows=False, with_state=True)
-    foreign = draft_rows.copy()
-    foreign[0] ^= 255
-    draft_rows = foreign
-    assert resumed(0, with_rows=True, with_state=False) == without
-
-
 def logits_after(backend: LlamaBackend, tokens: list[int], probe: int, seq: int = 1) -> NDArray[np.float32]:
     """The logits after ``tokens`` and ``probe`` without any rollback."""
     backend.memory.clear(seq)
@@ -411,22 +361,6 @@ def test_too_many_outputs_are_refused(opened: Callable[..., LlamaBackend]) -> No
         backend.decode([SequenceTokens(0, tuple(range(backend.facts.n_outputs + 1)), 20)])
 
 
-def test_a_head_that_is_not_there_is_said(model_path: Callable[[str], Path]) -> None:
-    settings = ModelSettings(path=str(model_path("tiny-hybrid")), n_ctx=512, n_threads=1)
-    with pytest.raises(ModelError, match="has no head"):
-        load(settings, drafts=DraftSettings(draft_types=("draft-mtp",)))
-
-
-def test_the_model_may_be_freed_and_loaded_again(opened: Callable[..., LlamaBackend]) -> None:
-    backend = opened(n_draft=2)
-    prefill(backend, prompt(90))
-    before = backend.draft([SequenceTokens(0, (4,), 90)], 2)
-    backend.unload()
-    backend.load()
-    prefill(backend, prompt(90))
-    assert backend.draft([SequenceTokens(0, (4,), 90)], 2) == before
-
-
 @pytest.mark.parametrize(
     ("batches", "n"),
     [([(11, 12)], 100), ([(11,), (12,)], 100), ([(11, 12, 13, 14), (15,)], 103)],
@@ -458,19 +392,6 @@ def test_a_sequence_that_went_back_is_emptied_like_any(opened: Callable[..., Lla
     backend.memory.clear(0)
     prefill(backend, tokens)
     assert np.isfinite(backend.logits(0)).all()
-
-
-@pytest.mark.parametrize(("p_min", "kept"), [(0.05, 3), (0.999, 0)])
-def test_unlikely_drafts_are_not_made(model_path: Callable[[str], Path], p_min: float, kept: int) -> None:
-    settings = ModelSettings(path=str(model_path("tiny-hybrid-nextn")), n_ctx=512, n_ubatch=UBATCH, n_threads=1)
-    found = []
-    for least in (0.0, p_min):
-        drafts = DraftSettings(draft_types=("draft-mtp",), draft_p_min=least)
-        backend = load(settings, drafts=drafts).backend
-        prefill(backend, prompt(50))
-        found.append(backend.draft([SequenceTokens(0, (4,), 50)], 3)[0])
-        backend.unload()
-    assert found[1] == found[0][:kept]
 
 
 class Walk:
@@ -582,20 +503,6 @@ def test_what_is_saved_means_the_same_with_and_without_a_head(opened: Callable[.
         assert len(other.draft([SequenceTokens(0, (4,), 91)], 3)[0]) == (3 if other is drafting else 0)
         one.memory.clear(0)
         other.memory.clear(0)
-
-
-def test_rows_may_be_loaded_behind_a_draft_that_came_to_nothing(opened: Callable[..., LlamaBackend]) -> None:
-    backend = opened()
-    tokens = prompt(120)
-    prefill(backend, tokens)
-    rows, state = backend.memory.save_rows(0, 0, 120), backend.memory.save_state(0, 120)
-    cold = backend.draft([SequenceTokens(0, (4,), 120)], 3)
-    backend.memory.clear(0)
-    prefill(backend, tokens[:64])
-    backend.draft([SequenceTokens(0, (9,), 64)], 3)
-    backend.memory.restore(0, 64, [(rows, 64, 120)], state)
-    assert backend.memory.save_rows(0, 0, 120).draft.size == rows.draft.size
-    assert backend.draft([SequenceTokens(0, (4,), 120)], 3) == cold
 
 
 @pytest.mark.parametrize("n_right", [0, 1, 3])
