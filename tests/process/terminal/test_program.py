@@ -77,6 +77,16 @@ class Terminal:
         before, _, self.shown = plain.partition(text)
         return before
 
+    def say(self, keys: str, *answers: str) -> None:
+        """Type, and wait for each of ``answers`` and the next prompt."""
+        self.type(keys)
+        for text in (*answers, PROMPT):
+            self.expect(text)
+
+    def leave(self, keys: str = "/quit\r") -> None:
+        self.type(keys)
+        self.expect("exit 0")
+
     def code(self) -> int:
         return self._child.wait(SECONDS)
 
@@ -148,11 +158,8 @@ def test_the_last_chat_goes_on(tmp_path: Path) -> None:
     assert "error: cannot load" in pipe(tmp_path, "", "-p", "a", "--continue").stderr.decode()
     with Terminal(tmp_path) as terminal:
         terminal.expect(PROMPT)
-        terminal.type("hello\r")
-        terminal.expect(STATS)
-        terminal.expect(PROMPT)
-        terminal.type("/bye\r")
-        terminal.expect("exit 0")
+        terminal.say("hello\r", STATS)
+        terminal.leave("/bye\r")
     assert (tmp_path / "pyctl" / "last-chat.json").stat().st_mode & 0o777 == 0o600
     for turn in (3, 5):
         ended = pipe(tmp_path, "", "-p", "again", "--continue")
@@ -184,86 +191,51 @@ def test_a_reader_that_leaves_is_no_traceback(tmp_path: Path) -> None:
 
 
 def test_terminal_conversation(terminal: Terminal) -> None:
-    terminal.type("hello\r")
-    terminal.expect("thinking")
-    terminal.expect("turn 1: 'hello'")
-    terminal.expect(STATS)
-    terminal.expect(PROMPT)
-    terminal.type("/regen\r")
-    terminal.expect("turn 1: 'hello'")
-    terminal.expect(PROMPT)
-    terminal.type("fail\r")
-    terminal.expect("error: it broke")
-    terminal.expect(PROMPT)
-    terminal.type("again\r")
-    terminal.expect("turn 3: 'again'")
-    terminal.expect(PROMPT)
-    terminal.type("\x04")
-    terminal.expect("exit 0")
+    terminal.say("hello\r", "thinking", "turn 1: 'hello'", STATS)
+    terminal.say("/regen\r", "turn 1: 'hello'")
+    terminal.say("fail\r", "error: it broke")
+    terminal.say("again\r", "turn 3: 'again'")
+    terminal.leave("\x04")
     assert terminal.code() == 0
 
 
 def test_terminal_several_lines(terminal: Terminal) -> None:
-    terminal.type("one\x1b\rtwo\r")
-    terminal.expect(r"turn 1: 'one\ntwo'")
-    terminal.expect(PROMPT)
-    terminal.type('"""\rone\r/two"""\r')
-    terminal.expect(r"turn 3: 'one\n/two'")
-    terminal.expect(PROMPT)
-    terminal.type("\x1b[200~pasted\rlines\x1b[201~\r")
-    terminal.expect(r"turn 5: 'pasted\nlines'")
-    terminal.expect(PROMPT)
-    terminal.type("/quit\r")
-    terminal.expect("exit 0")
+    terminal.say("one\x1b\rtwo\r", r"turn 1: 'one\ntwo'")
+    terminal.say('"""\rone\r/two"""\r', r"turn 3: 'one\n/two'")
+    terminal.say("\x1b[200~pasted\rlines\x1b[201~\r", r"turn 5: 'pasted\nlines'")
+    terminal.leave()
 
 
 def test_terminal_ctrl_c_stops_the_reply_and_not_the_program(terminal: Terminal, tmp_path: Path) -> None:
     terminal.type("slow\r")
     terminal.expect("word word word")
-    terminal.type("\x03")
-    terminal.expect("stopped")
-    terminal.expect(PROMPT)
+    terminal.say("\x03", "stopped")
     terminal.type(f"/save {tmp_path}/chat.json\r")
     terminal.expect("saved 2 messages")
     assert '"stopped": true' in (tmp_path / "chat.json").read_text()
     terminal.expect(PROMPT)
     terminal.type("slow\r")
     terminal.expect("word word word")
-    terminal.type("\x03\x03\x03")
-    terminal.expect("stopped")
-    terminal.expect(PROMPT)
-    terminal.type("half a thought\x03")
-    terminal.expect("Ctrl-D or /exit leaves")
-    terminal.expect(PROMPT)
-    terminal.type("after\r")
-    terminal.expect("turn 5: 'after'")
-    terminal.expect(PROMPT)
-    terminal.type("/quit\r")
-    terminal.expect("exit 0")
+    terminal.say("\x03\x03\x03", "stopped")
+    terminal.say("half a thought\x03", "Ctrl-D or /exit leaves")
+    terminal.say("after\r", "turn 5: 'after'")
+    terminal.leave()
 
 
 def test_terminal_edit_begins_with_the_last_message(terminal: Terminal) -> None:
-    terminal.type("hello\r")
-    terminal.expect("turn 1: 'hello'")
-    terminal.expect(PROMPT)
+    terminal.say("hello\r", "turn 1: 'hello'")
     terminal.type("/edit\r")
     terminal.expect("> hello")
-    terminal.type(" there\r")
-    terminal.expect("turn 1: 'hello there'")
-    terminal.expect(PROMPT)
-    terminal.type("/quit\r")
-    terminal.expect("exit 0")
+    terminal.say(" there\r", "turn 1: 'hello there'")
+    terminal.leave()
 
 
 def test_terminal_history_is_kept_and_private(tmp_path: Path) -> None:
     for keys, reply in (("hello\r", "turn 1: 'hello'"), ("\x1b[A\r", "turn 1: 'hello'")):
         with Terminal(tmp_path) as terminal:
             terminal.expect(PROMPT)
-            terminal.type(keys)
-            terminal.expect(reply)
-            terminal.expect(PROMPT)
-            terminal.type("\x04")
-            terminal.expect("exit 0")
+            terminal.say(keys, reply)
+            terminal.leave("\x04")
     assert (tmp_path / "pyctl" / "history").stat().st_mode & 0o777 == 0o600
 
 
@@ -299,11 +271,8 @@ def test_terminal_asks_about_each_call_of_a_tool(terminal: Terminal, tmp_path: P
     call(terminal, "act", "\r", REFUSED)
     call(terminal, "act", "always\r", "act here")
     call(terminal, "act", None, "act here")
-    terminal.type("/result\r")
-    terminal.expect("act here")
-    terminal.expect(PROMPT)
-    terminal.type("/quit\r")
-    terminal.expect("exit 0")
+    terminal.say("/result\r", "act here")
+    terminal.leave()
     with Terminal(tmp_path) as another:
         another.expect(PROMPT)
         call(another, "act", None, "act here")
