@@ -21,6 +21,7 @@ from pyctl.llama.devices import Device
 from pyctl.llama.library import redirect_log
 from pyctl.llama.memory import MIB
 from pyctl.llama.pool_fit import fit_pool
+from tests.model.llama.test_memory_plan import ALL_LAYERS, rename
 from tools.generator import SHAPES
 
 N_CTX = 65_536
@@ -74,23 +75,11 @@ def test_speed_is_told_before_anybody_waits_for_it() -> None:
 @pytest.fixture
 def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """on_gpu(n): as if all layers went to a GPU with ``n`` free bytes. Only names in llama.cpp's log are changed."""
-    captured = dry_runs.captured_log
-
-    @contextmanager
-    def renamed() -> Iterator[list[str]]:
-        with captured() as lines:
-            yield lines
-        lines[:] = [
-            re.sub(r"(layer +\d+(?: assigned to device|: dev =) )CPU", r"\1CUDA0", line)
-            .replace("CPU RS buffer", "CUDA0 RS buffer")
-            .replace("CPU compute", "CUDA0 compute")
-            for line in lines
-        ]
 
     def use(free: int) -> None:
         gpu = Device("CUDA0", "a GPU", True, 0, "CUDA0", 0, free, free)
         monkeypatch.setattr(dry_runs, "devices", lambda: (gpu,))
-        monkeypatch.setattr(dry_runs, "captured_log", renamed)
+        rename(monkeypatch, ALL_LAYERS, "CUDA0", "CUDA0")
 
     return use
 
