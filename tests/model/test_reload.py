@@ -89,11 +89,7 @@ def test_a_reload_frees_the_vocabulary_of_what_it_replaces(
 
 @pytest.mark.parametrize(("is_loaded", "reloads"), [(False, False), (False, True), (True, True)])
 def test_a_model_whose_file_was_replaced_is_loaded_from_the_new_one(
-    model_path: Callable[[str], Path],
-    tmp_path: Path,
-    run: Callable[[str], Models],
-    is_loaded: bool,
-    reloads: bool,
+    model_path: Callable[[str], Path], tmp_path: Path, run: Callable[[str], Models], is_loaded: bool, reloads: bool
 ) -> None:
     file = tmp_path / "it.gguf"
     shutil.copy(model_path("tiny-hybrid"), file)

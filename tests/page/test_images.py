@@ -22,10 +22,7 @@ if TYPE_CHECKING:  # it may be missing
 
 @pytest.fixture(scope="module")
 def seeing(
-    browser: Browser,
-    model_path: Callable[[str], Path],
-    tiny_mmproj: Path,
-    tmp_path_factory: pytest.TempPathFactory,
+    browser: Browser, model_path: Callable[[str], Path], tiny_mmproj: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
     """A server with an encoder."""
     flags = ("-m", str(model_path("tiny-hybrid")), "--mmproj", str(tiny_mmproj), "-c", "2048", "-t", "1", "-n", "6")

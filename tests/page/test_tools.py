@@ -162,10 +162,7 @@ def test_a_refused_call_does_not_run_and_what_is_off_is_not_offered(tab: Tab) ->
 def calling(tab: Tab, name: str, arguments: str, finish: str = "tool_calls") -> None:
     """Say something that is answered by one call."""
     call = {"index": 0, "id": "a", "function": {"name": name, "arguments": arguments}}
-    chunks = [
-        {"choices": [{"delta": {"tool_calls": [call]}}]},
-        {"choices": [{"delta": {}, "finish_reason": finish}]},
-    ]
+    chunks = [{"choices": [{"delta": {"tool_calls": [call]}}]}, {"choices": [{"delta": {}, "finish_reason": finish}]}]
     text = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
     path = "**/v1/chat/completions"
     tab.page.route(path, lambda route: route.fulfill(body=text, content_type="text/event-stream"))

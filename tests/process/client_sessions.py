@@ -254,16 +254,8 @@ def llm() -> Session:
 def sillytavern() -> Session:
     """Raw prompts without marks: a reply, a swipe, the next turn and a reply that goes on."""
     samplers = [
-        "penalties",
-        "dry",
-        "top_n_sigma",
-        "top_k",
-        "typ_p",
-        "top_p",
-        "min_p",
-        "xtc",
-        "temperature",
-        "adaptive_p",
+        *("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc"),
+        *("temperature", "adaptive_p"),
     ]
     fields: Json = {
         "model": "", "max_new_tokens": 16, "max_tokens": 16, "n_predict": 16, "num_predict": 16, "n": 1,

@@ -229,12 +229,7 @@ def test_drafts_pause_inside_an_image_and_go_on_behind(opened: Open, type: str) 
     plain = cold(backend, prompt, 24, EXACT if type else None)
     sources = ngram_sources(("ngram-mod",), NgramSettings())
     model = ModelDrafts(backend, 3) if backend.facts.draft_type else None
-    engine = Engine(
-        backend,
-        RamCache(32, None),
-        EngineSettings(),
-        speculation=Speculation(sources, model),
-    )
+    engine = Engine(backend, RamCache(32, None), EngineSettings(), speculation=Speculation(sources, model))
     reply = ask(engine, prompt, 24)
     assert reply.error is None
     assert len(reply.tokens) == len(plain.tokens)

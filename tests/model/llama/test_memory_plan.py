@@ -96,10 +96,7 @@ def with_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", ["tiny-hybrid-nextn", "tiny-moe", "tiny-dense", *FAMILIES])
 def test_a_plan_needs_no_texts_of_tokens(
-    model_path: Callable[[str], Path],
-    family_path: Callable[[str], Path],
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
+    model_path: Callable[[str], Path], family_path: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     path = family_path(name) if name in FAMILIES else model_path(name)
     settings = ModelSettings(path=str(path), n_seqs=2, n_ubatch=128, n_threads=1)

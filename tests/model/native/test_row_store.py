@@ -340,11 +340,7 @@ def test_a_graph_that_was_left_is_right_after_a_stop(store: Callable[..., Store]
 
 @pytest.mark.parametrize(
     ("fields", "why"),
-    [
-        ({"flash_attn": "off"}, "flash attention"),
-        ({"n_seqs": 2}, "more than one sequence"),
-        ({"kv": "f32"}, "f32"),
-    ],
+    [({"flash_attn": "off"}, "flash attention"), ({"n_seqs": 2}, "more than one sequence"), ({"kv": "f32"}, "f32")],
 )
 def test_contexts_that_it_cannot_serve_are_refused(
     store: Callable[..., Store], fields: dict[str, object], why: str

@@ -17,11 +17,8 @@ if TYPE_CHECKING:
     from tests.model.tools.conftest import Load
 
 TEXTS = [
-    "plain",
-    "Grüße, 世界! \u0000 ﷽",
-    "👩\u200d👩\u200d👧\u200d👦🏳️\u200d🌈",
-    "def f(x):\r\n\treturn  x * 2   \n\n\n",
-    "it's 12345.67",
+    *("plain", "Grüße, 世界! \u0000 ﷽", "👩\u200d👩\u200d👧\u200d👦🏳️\u200d🌈"),
+    *("def f(x):\r\n\treturn  x * 2   \n\n\n", "it's 12345.67"),
 ]
 
 

@@ -103,10 +103,7 @@ def test_flags_know_every_sampler_that_a_request_may_name() -> None:
     assert serve("--samplers", "adaptive-p").replies.sampling.samplers == ("adaptive_p",)
 
 
-@pytest.mark.parametrize(
-    ("argv", "value"),
-    [(["auto"], -1), (["99"], 99), (["0"], 0), (["-1"], -1)],
-)
+@pytest.mark.parametrize(("argv", "value"), [(["auto"], -1), (["99"], 99), (["0"], 0), (["-1"], -1)])
 def test_gpu_layers(argv: list[str], value: int) -> None:
     assert serve("-ngl", *argv).model.n_gpu_layers == value
 

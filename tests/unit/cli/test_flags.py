@@ -234,10 +234,7 @@ def test_flash_attention_words_and_the_older_bare_flag() -> None:
         (["-ngl", "most"], "-ngl: 'most' is not a whole number or auto or all"),
         (["-ctk", "q9"], "-ctk: 'q9' is none of f32, f16, bf16, q8_0, q4_0, q4_1, iq4_nl, q5_0, q5_1"),
         (["--spec-type", "foo"], "--spec-type: unknown speculative type: foo"),
-        (
-            ["--spec-type", "ngram-cache"],
-            "--spec-type: ngram-cache is not supported; use one of ngram-simple,",
-        ),
+        (["--spec-type", "ngram-cache"], "--spec-type: ngram-cache is not supported; use one of ngram-simple,"),
         (["--spec-draft-n-max", "-1"], "--spec-draft-n-max: -1 is too small, the least is 0"),
         (["-fa", "maybe"], "-fa: 'maybe' is none of on, off, auto"),
         (["-fa", "off", "-ctv", "q8_0"], "--cache-type-v q8_0 needs flash attention, which --flash-attn off forbids"),
@@ -325,15 +322,8 @@ def test_help_lists_every_flag_by_group(capsys: pytest.CaptureFixture[str]) -> N
     assert caught.value.code == 0
     text = capsys.readouterr().out
     for group in (
-        "model:",
-        "context:",
-        "model from the network:",
-        "cache:",
-        "disk cache:",
-        "sampling:",
-        "chat format:",
-        "server:",
-        "log:",
+        *("model:", "context:", "model from the network:", "cache:", "disk cache:", "sampling:", "chat format:"),
+        *("server:", "log:"),
     ):
         assert f"\n{group}\n" in text
     for flag in SERVE_FLAGS:

@@ -86,11 +86,8 @@ def test_a_section_of_a_known_name_is_its_settings(tmp_path: Path) -> None:
     directory = tmp_path / "d"
     (directory / "split").mkdir(parents=True)
     for name in (
-        "a.gguf",
-        "mtp-a.gguf",
-        "split/x-00001-of-00002.gguf",
-        "split/x-00002-of-00002.gguf",
-        "split/mmproj-f16.gguf",
+        *("a.gguf", "mtp-a.gguf", "split/x-00001-of-00002.gguf"),
+        *("split/x-00002-of-00002.gguf", "split/mmproj-f16.gguf"),
     ):
         (directory / name).write_bytes(b"GGUF")
     (directory / "notes.txt").write_text("")
@@ -176,13 +173,8 @@ def of_process() -> set[str]:
 @pytest.mark.parametrize("place", ["{}[a]\nmodel = x\n", "[*]\n{}[a]\nmodel = x\n", "[a]\nmodel = x\n{}"])
 def test_keys_that_set_no_model_are_refused(tmp_path: Path, place: str) -> None:
     keys = of_process() | {
-        "api-key-file",
-        "LLAMA_ARG_API_KEY_FILE",
-        "kv-cache-dir",
-        "kv-cache-budget",
-        "no-kv-cache",
-        "help",
-        "list-devices",
+        *("api-key-file", "LLAMA_ARG_API_KEY_FILE", "kv-cache-dir", "kv-cache-budget", "no-kv-cache"),
+        *("help", "list-devices"),
     }
     assert {"api-key", "api_key", "LLAMA_API_KEY", "metrics", "v", "log-file"} < keys
     for key in sorted(keys):

@@ -83,12 +83,8 @@ def test_systemd_is_told(environ: dict[str, str]) -> None:
     assert run_service(["remove"], environ) == 0
     calls = [line.removeprefix("--user ") for line in Path(f"{fake}.calls").read_text().splitlines()]
     assert [call for call in calls if call != "show-environment"] == [
-        "daemon-reload",
-        "enable pyctl.service",
-        "restart pyctl.service",
-        "status --no-pager pyctl.service",
-        "disable --now pyctl.service",
-        "daemon-reload",
+        *("daemon-reload", "enable pyctl.service", "restart pyctl.service", "status --no-pager pyctl.service"),
+        *("disable --now pyctl.service", "daemon-reload"),
     ]
 
 

@@ -33,10 +33,7 @@ COPIED = [
         "-m a.gguf -hf org/model:Q4_K_M --mlock --no-mmap --numa distribute -t 8 -tb 16 -b 4096 -ub 4096 -fa"
         " --control-vector-layer-range 1 2 --prio 1 --log-file x.log -md d.gguf -ngld 99 --prio-draft 1"
         " --mmproj-auto --mmproj p.gguf --lora l.gguf --rope-scaling yarn --rope-scale 4 --yarn-orig-ctx 32768",
-        (
-            "without effect here: --control-vector-layer-range, --prio, --prio-draft",
-            "-hf has no effect with -m",
-        ),
+        ("without effect here: --control-vector-layer-range, --prio, --prio-draft", "-hf has no effect with -m"),
     ),
 ]
 
@@ -83,20 +80,8 @@ def test_every_other_flag_of_pyctl_is_its_own() -> None:
         *("--prefix-cache-slots", "--exact", "--no-exact", "--kv-cache-dir", "--kv-cache-budget", "--kv-cache"),
         "--no-kv-cache",
         *("--kv-cache-min-tokens", "--kv-cache-cold-max", "--disk-prefix-cache", "--kv-cache-daily-writes"),
-        *(
-            "--kv-store",
-            "--kv-pool",
-            "--open",
-            "--warm",
-            "--warm-next",
-            "--no-warm-next",
-            "--prompt-replay",
-            "--queue",
-            "--show-prompts",
-            "--max-connections",
-            "--models-patience",
-            "--stall-timeout",
-        ),
+        *("--kv-store", "--kv-pool", "--open", "--warm", "--warm-next", "--no-warm-next", "--prompt-replay"),
+        *("--queue", "--show-prompts", "--max-connections", "--models-patience", "--stall-timeout"),
         *("--mmap", "--no-mmap", "--mlock"),  # older names, which llama-server still takes
     }
     assert WITHOUT_USE.keys() <= documented

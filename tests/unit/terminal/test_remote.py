@@ -19,14 +19,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from pyctl.chat.reply import CallDelta
-from pyctl.errors import (
-    AuthenticationError,
-    EngineError,
-    NotFoundError,
-    PyctlError,
-    RequestError,
-    UnavailableError,
-)
+from pyctl.errors import AuthenticationError, EngineError, NotFoundError, PyctlError, RequestError, UnavailableError
 from pyctl.terminal.conversation import Call, ChatDelta, ReplyStats
 from pyctl.terminal.remote import RemoteBackend
 from pyctl.terminal.tool_calls import OfferedTool, ToolCalls

@@ -100,10 +100,7 @@ def test_only_with_the_flag() -> None:
         assert (error["code"], error["type"]) == (501, "not_supported_error")
 
 
-@given(
-    arrays(np.float32, (3, 5), elements=st.floats(-1e3, 1e3, width=32)),
-    st.integers(1, 6),
-)
+@given(arrays(np.float32, (3, 5), elements=st.floats(-1e3, 1e3, width=32)), st.integers(1, 6))
 def test_norms(rows: np.ndarray[Any, Any], p: int) -> None:
     rows[np.abs(rows) < 1e-3] = 0
     lengths = (np.abs(normalised(rows, p)).astype(float) ** p).sum(axis=1) ** (1 / p)

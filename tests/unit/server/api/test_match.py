@@ -30,9 +30,7 @@ MESSAGES: dict[str, dict[str, Any]] = {
         "tools": [{"name": "look", "description": "looks", "input_schema": {"type": "object"}}],
     },
     "document": {
-        "messages": [
-            {"role": "user", "content": [{"type": "document", "source": {"type": "text", "data": TEXT}}]},
-        ]
+        "messages": [{"role": "user", "content": [{"type": "document", "source": {"type": "text", "data": TEXT}}]}]
     },
     "stop": {"messages": [{"role": "user", "content": TEXT}], "stop_sequences": ["x"]},
 }

@@ -118,11 +118,7 @@ def deltas(chunks: list[Any]) -> list[dict[str, str]]:
 def test_reasoning_of_a_template_that_opens_it() -> None:
     bench = Bench(play("\nhm", "\n</th", "ink>", "\n\nYes", "."), toy.THINKING)
     reply = bench.chat()
-    assert reply["choices"][0]["message"] == {
-        "role": "assistant",
-        "content": "Yes.",
-        "reasoning_content": "hm\n",
-    }
+    assert reply["choices"][0]["message"] == {"role": "assistant", "content": "Yes.", "reasoning_content": "hm\n"}
     *_, usage, _ = bench.chat_stream(stream_options={"include_usage": True})
     for body in (reply, usage):
         assert body["usage"]["completion_tokens_details"] == {"reasoning_tokens": 2}

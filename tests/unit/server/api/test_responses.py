@@ -67,29 +67,12 @@ def test_a_stream_has_all_events_in_order(monkeypatch: pytest.MonkeyPatch) -> No
     split_by_lines(monkeypatch)
     events = stream(Bench(play(*CALLS)))
     assert [event["type"].removeprefix("response.") for event in events] == [
-        "created",
-        "in_progress",
-        "output_item.added",
-        "reasoning_text.delta",
-        "reasoning_text.done",
-        "output_item.done",
-        "output_item.added",
-        "content_part.added",
-        "output_text.delta",
-        "output_text.delta",
-        "output_text.done",
-        "content_part.done",
-        "output_item.done",
-        "output_item.added",
-        "function_call_arguments.delta",
-        "function_call_arguments.delta",
-        "function_call_arguments.done",
-        "output_item.done",
-        "output_item.added",
-        "function_call_arguments.delta",
-        "function_call_arguments.done",
-        "output_item.done",
-        "completed",
+        *("created", "in_progress", "output_item.added", "reasoning_text.delta", "reasoning_text.done"),
+        *("output_item.done", "output_item.added", "content_part.added", "output_text.delta", "output_text.delta"),
+        *("output_text.done", "content_part.done", "output_item.done", "output_item.added"),
+        *("function_call_arguments.delta", "function_call_arguments.delta", "function_call_arguments.done"),
+        *("output_item.done", "output_item.added", "function_call_arguments.delta"),
+        *("function_call_arguments.done", "output_item.done", "completed"),
     ]
     final = events[-1]["response"]
     items = [event["item"] for event in events if event["type"] == "response.output_item.done"]

@@ -76,12 +76,7 @@ def test_the_items_of_a_turn_are_one_message() -> None:
     ]
     assert messages_of(HI, *turn, *outputs) == [
         HI,
-        {
-            "role": "assistant",
-            "reasoning_content": "hm so",
-            "content": "I look.!",
-            "tool_calls": calls,
-        },
+        {"role": "assistant", "reasoning_content": "hm so", "content": "I look.!", "tool_calls": calls},
         {"role": "tool", "tool_call_id": "call_look", "content": "sunny"},
         {"role": "tool", "tool_call_id": "call_wait", "content": [text("done")]},
     ]
@@ -131,10 +126,7 @@ def test_options_have_their_chat_names() -> None:
         "max_tokens": 7,
         "temperature": 0.5,
         "reasoning_effort": "low",
-        "response_format": {
-            "type": "json_schema",
-            "json_schema": {"name": "n", "schema": schema, "strict": True},
-        },
+        "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}},
         "parallel_tool_calls": False,
         "seed": 3,
         "stream": True,

@@ -129,10 +129,7 @@ OTHERS = ("http://evil.example", "http://localhost:3000", "null", "http://server
 @pytest.mark.parametrize("origins", ["localhost", "*"])
 def test_pages_of_other_origins_have_no_tools(origin: str, origins: str) -> None:
     server = client(ServerSettings(cors=Cors(origins)))
-    for answer in (
-        server.get("/tools", headers={"origin": origin}),
-        call(server, "own_look", {"origin": origin}),
-    ):
+    for answer in (server.get("/tools", headers={"origin": origin}), call(server, "own_look", {"origin": origin})):
         assert (answer.status_code, answer.json()["error"]["type"]) == (403, "permission_error")
     assert call(server, "own_look", {"origin": "http://server"}).status_code == 200
     named = client(ServerSettings(cors=Cors(f"{origin},http://other")))
