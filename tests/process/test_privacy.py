@@ -12,7 +12,6 @@ import subprocess
 import sys
 import unicodedata
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import httpx
@@ -22,7 +21,7 @@ from pyctl.measure.server_process import clean_environment
 from tests.process.conftest import Server, n_on_disk
 from tests.process.test_cli import pyctl
 from tests.waiting import until
-from tests.web_server import web_server
+from tests.web_server import Handler, web_server
 
 Start = Callable[..., Server]
 
@@ -114,33 +113,27 @@ def test_listed_prompts_leave_the_terminal_alone(start: Start, tmp_path: Path) -
     assert not evil(verified.stdout)
 
 
-class Hostile(BaseHTTPRequestHandler):
+class Hostile(Handler):
     """A server that answers any chat with what a terminal obeys; the question "fail" with an error of that kind."""
 
     def do_GET(self) -> None:
-        self._send("application/json", json.dumps({"data": [{"id": f"model {EVIL}"}]}))
+        self._say(200, {"data": [{"id": f"model {EVIL}"}]})
 
     def do_POST(self) -> None:
         asked = self.rfile.read(int(self.headers["Content-Length"]))
         if b"fail" in asked:
-            return self._send("application/json", json.dumps({"error": {"message": EVIL, "code": 400}}), 400)
+            return self._say(400, {"error": {"message": EVIL, "code": 400}})
         call = {"index": 0, "id": EVIL, "function": {"name": EVIL, "arguments": EVIL}}
         chunks = [
             {"choices": [{"delta": {"reasoning_content": EVIL, "content": EVIL, "tool_calls": [call]}}]},
             {"choices": [{"delta": {}, "finish_reason": "stop"}], "timings": {"cache_n": 1, "source": EVIL}},
         ]
-        self._send("text/event-stream", "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks))
+        self._say(200, *chunks, is_stream=True)
 
-    def _send(self, kind: str, text: str, status: int = 200) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(text)))
-        self.send_header("X-Pyctl-Cache", "source=\x9b31m; cached=1")
-        self.end_headers()
-        self.wfile.write(text.encode())
-
-    def log_message(self, *_: object) -> None:
-        pass
+    def _say(self, status: int, *bodies: object, is_stream: bool = False) -> None:
+        form, kind = ("data: {}\n\n", "text/event-stream") if is_stream else ("{}", "application/json")
+        text = "".join(form.replace("{}", json.dumps(body)) for body in bodies)
+        self.send(status, text.encode(), Content_Type=kind, X_Pyctl_Cache="source=\x9b31m; cached=1")
 
 
 @pytest.fixture(scope="module")

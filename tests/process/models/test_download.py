@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import pytest
 from pyctl.errors import ConfigError
 from pyctl.models import download as module
 from pyctl.models.download import download, fetch_url
-from tests.web_server import web_server
+from tests import web_server
 
 MODEL = b"GGUF" + os.urandom(100_000)
 OTHER = b"GGUF" + os.urandom(90_000)
@@ -27,7 +26,7 @@ PAGE = b"<!DOCTYPE html><title>Please log in</title>"
 Answer = Callable[["Handler", int], None]
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(web_server.Handler):
     """Answers request number n with ``answers[n]``, the last one for ever; ``seen`` are the requests' headers."""
 
     protocol_version = "HTTP/1.1"
@@ -40,19 +39,6 @@ class Handler(BaseHTTPRequestHandler):
         Handler.seen.append({name.lower(): value for name, value in self.headers.items()})
         Handler.paths.append(self.path)
         Handler.answers[min(n, len(Handler.answers) - 1)](self, n)
-
-    def send(self, status: int, body: bytes, length: int | None = None, **headers: str) -> None:
-        """``length`` is what Content-Length says; more than there is breaks the connection off."""
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body) if length is None else length))
-        for name, value in headers.items():
-            self.send_header(name.replace("_", "-"), value)
-        self.end_headers()
-        self.wfile.write(body)
-        self.close_connection = length is not None and length > len(body)
-
-    def log_message(self, *_: object) -> None:
-        pass
 
 
 def whole(body: bytes = MODEL, tag: str = '"1"', stop: int | None = None) -> Answer:
@@ -73,7 +59,7 @@ def whole(body: bytes = MODEL, tag: str = '"1"', stop: int | None = None) -> Ans
 def serve() -> Iterator[Callable[..., httpx.URL]]:
     """serve(answer, ...) -> the address of m.gguf on a server that gives them in turn."""
     Handler.seen, Handler.paths = [], []
-    with web_server(Handler) as url:
+    with web_server.web_server(Handler) as url:
 
         def start(*answers: Answer) -> httpx.URL:
             Handler.answers = list(answers)

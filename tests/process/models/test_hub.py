@@ -9,12 +9,11 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 
-from tests.web_server import web_server
+from tests.web_server import Handler, web_server
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FILES = {
@@ -43,49 +42,38 @@ REPOS = {
 }
 
 
-class Hub(BaseHTTPRequestHandler):
+class Hub(Handler):
     """The list of files, their sizes and their contents; ``seen`` counts requests, ``broken`` answers 503."""
 
     seen: list[str]
     broken = False
 
     def do_HEAD(self) -> None:
-        self._answer(False)
+        status, body, headers = self._answer()
+        self.send(status, b"", len(body), **headers)
 
     def do_GET(self) -> None:
-        self._answer(True)
+        status, body, headers = self._answer()
+        self.send(status, body, **headers)
 
-    def log_message(self, *_: object) -> None:
-        pass
-
-    def _answer(self, with_body: bool) -> None:
+    def _answer(self) -> tuple[int, bytes, dict[str, str]]:
         Hub.seen.append(self.path)
         if Hub.broken:
-            return self._send(503, b"", with_body)
+            return 503, b"", {}
         if (match := re.fullmatch(r"/api/models/([^/]+/[^/?]+).*", self.path)) and match[1] in REPOS:
             if match[1] == "org/secret" and self.headers.get("Authorization") != "Bearer t0ken":
-                return self._send(401, b"", with_body, {"X-Error-Code": "GatedRepo"})
+                return 401, b"", {"X-Error-Code": "GatedRepo"}
             names = [{"rfilename": name} for name in REPOS[match[1]]]
             body = json.dumps({"id": match[1], "sha": COMMIT, "siblings": names}).encode()
-            return self._send(200, body, with_body, {"Content-Type": "application/json"})
+            return 200, body, {"Content-Type": "application/json"}
         if match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/[^/]+/(.+)", self.path):
-            body = REPOS.get(match[1], {}).get(match[2])
-            if body is not None:
-                etag = hashlib.sha256(body).hexdigest()
-                return self._send(200, body, with_body, {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT})
-            return self._send(404, b"", with_body, {"X-Error-Code": "EntryNotFound"})
+            if (found := REPOS.get(match[1], {}).get(match[2])) is None:
+                return 404, b"", {"X-Error-Code": "EntryNotFound"}
+            return 200, found, {"ETag": f'"{hashlib.sha256(found).hexdigest()}"', "X-Repo-Commit": COMMIT}
         if self.path.startswith("/files/"):
-            body = FILES.get(self.path.removeprefix("/files/"))
-            return self._send(200 if body else 404, body or b"", with_body)
-        return self._send(401, b"", with_body, {"X-Error-Code": "RepoNotFound"})
-
-    def _send(self, status: int, body: bytes, with_body: bool, headers: dict[str, str] | None = None) -> None:
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if with_body:
-            self.wfile.write(body)
+            found = FILES.get(self.path.removeprefix("/files/"))
+            return (404, b"", {}) if found is None else (200, found, {})
+        return 401, b"", {"X-Error-Code": "RepoNotFound"}
 
 
 @pytest.fixture(scope="module")

@@ -194,11 +194,6 @@ def test_bad_prompts(prompt: Any, words: str) -> None:
         check(bench.post(path, {"prompt": prompt}), 400, "invalid_request_error", words)
 
 
-def test_images_are_not_supported() -> None:
-    multimodal = {"prompt": {"prompt_string": "x", "multimodal_data": ["aaaa"]}}
-    check(Bench(play("x")).post("/completion", multimodal), 400, "invalid_request_error")
-
-
 def test_unknown_fields_and_nulls_are_ignored() -> None:
     bench = Bench(play("x"))
     bench.chat(no_such_field={"a": 1}, temperature=None, stop=None, tools=None, response_format={"type": "text"})

@@ -6,7 +6,6 @@ import ipaddress
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pytest
@@ -14,9 +13,10 @@ import pytest
 from pyctl.errors import RequestError
 from pyctl.server.images import fetch_image, is_public
 from tests.pictures import image_bytes
-from tests.web_server import web_server
+from tests.web_server import Handler, web_server
 
 PNG = image_bytes()
+Answer = Callable[[Handler], None]
 
 
 class Site:
@@ -24,10 +24,10 @@ class Site:
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, dict[str, str]]] = []
-        self.answers: dict[str, Callable[[BaseHTTPRequestHandler], None]] = {}
+        self.answers: dict[str, Answer] = {}
         site = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Answering(Handler):
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
@@ -35,21 +35,11 @@ class Site:
                 site.answers[self.path](self)
                 self.close_connection = True
 
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self.url, self.handler = "", Handler
+        self.url, self.handler = "", Answering
 
 
-def answer(body: bytes = PNG, status: int = 200, **headers: str) -> Callable[[BaseHTTPRequestHandler], None]:
-    def send(handler: BaseHTTPRequestHandler) -> None:
-        handler.send_response(status)
-        for name, value in {"Content-Length": str(len(body)), **headers}.items():
-            handler.send_header(name.replace("_", "-"), value)
-        handler.end_headers()
-        handler.wfile.write(body)
-
-    return send
+def answer(body: bytes = PNG, status: int = 200, **headers: str) -> Answer:
+    return lambda handler: handler.send(status, body, **headers)
 
 
 @pytest.fixture
@@ -178,7 +168,7 @@ def test_answers_that_are_no_image(site: Site, monkeypatch: pytest.MonkeyPatch) 
 def test_a_server_that_says_no_end(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pyctl.server.images._MOST_FETCHED_BYTES", 100_000)
 
-    def endless(handler: BaseHTTPRequestHandler) -> None:
+    def endless(handler: Handler) -> None:
         handler.wfile.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n")
         try:
             while True:
@@ -207,7 +197,7 @@ def test_a_server_that_takes_its_time(
     monkeypatch.setattr("pyctl.server.images._MOST_SECONDS", 0.3)
     done = threading.Event()
 
-    def slow(handler: BaseHTTPRequestHandler) -> None:
+    def slow(handler: Handler) -> None:
         handler.wfile.write(begins)
         try:
             while not done.wait(0.05):
