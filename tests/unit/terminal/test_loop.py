@@ -66,17 +66,22 @@ def start(backend: Any, *items: str | type[BaseException], interactive: bool = T
     return Chat(backend, reader, view, Conversation(), interactive=interactive), view, reader
 
 
+def talk(backend: Any, *items: str | type[BaseException]) -> tuple[Chat, Recorder, Lines]:
+    """A chat that has read all of ``items`` and ended."""
+    chat, view, reader = start(backend, *items)
+    assert chat.run() == 0
+    return chat, view, reader
+
+
 def test_the_last_reply_is_copied(script: Any) -> None:
-    chat, view, _ = start(script.backend(script.say("Hel", "lo", reasoning="hm")), "/copy", "hi", "/copy")
-    chat.run()
+    _, view, _ = talk(script.backend(script.say("Hel", "lo", reasoning="hm")), "/copy", "hi", "/copy")
     assert view.errors == ["no reply yet"]
     assert view.infos == ["copied Hello", "5 characters sent to the terminal's clipboard"]
 
 
 def test_replies_follow_questions_and_history_grows(script: Any) -> None:
     backend = script.backend(script.say("Hel", "lo", reasoning="hm"), script.say("Bye"))
-    chat, view, _ = start(backend, "hi", "", "  ", "bye")
-    assert chat.run() == 0
+    _, view, _ = talk(backend, "hi", "", "  ", "bye")
     assert view.text == "HelloBye"
     assert view.ends == [script.stats, script.stats]
     assert backend.seen[1] == [
@@ -98,16 +103,14 @@ def test_an_image_goes_with_the_next_message_and_stays_in_the_history(script: An
     path.write_bytes(data := image_bytes(40, 30, "jpeg"))
     replies = [script.say(text) for text in "ABCDE"]
     backend = script.backend(*replies)
-    chat, view, _ = start(backend, f"/image {path}", "what?", "and?", "/undo", "/edit who?", f"/save {saved}", "/regen")
-    assert chat.run() == 0
+    chat, view, _ = talk(backend, f"/image {path}", "what?", "and?", "/undo", "/edit who?", f"/save {saved}", "/regen")
     assert not view.errors
     assert view.infos[0] == "JPEG, 40 x 30 pixels: shown with the next message"
     first = shown(data, "jpeg", "what?")
     assert backend.seen[0] == [first]
     assert backend.seen[1] == [first, {"role": "assistant", "content": "A"}, {"role": "user", "content": "and?"}]
     assert backend.seen[2] == backend.seen[3] == [shown(data, "jpeg", "who?")]
-    chat, _, _ = start(other := script.backend(script.say("x")), f"/load {saved}", "go on")
-    assert chat.run() == 0
+    talk(other := script.backend(script.say("x")), f"/load {saved}", "go on")
     assert other.seen[0][:2] == [shown(data, "jpeg", "who?"), {"role": "assistant", "content": "C"}]
 
 
@@ -115,8 +118,7 @@ def test_an_image_waits_until_somebody_has_seen_it(script: Any, tmp_path: Path) 
     path = tmp_path / "a.png"
     path.write_bytes(data := image_bytes(40, 30))
     backend = script.backend([EngineError("full")], script.say("A"), script.say("B"))
-    chat, view, _ = start(backend, f"/image {path}", "what?", "what?", f"/image {path}", "/image -", "and?")
-    assert chat.run() == 0
+    _, view, _ = talk(backend, f"/image {path}", "what?", "what?", f"/image {path}", "/image -", "and?")
     assert view.errors == ["full"]
     assert backend.seen[0] == backend.seen[1] == [shown(data, "png", "what?")]
     assert backend.seen[2][-1] == {"role": "user", "content": "and?"}
@@ -127,8 +129,7 @@ def test_what_is_no_image_says_so(script: Any, tmp_path: Path) -> None:
     (tmp_path / "huge.png").write_bytes(b"")
     os.truncate(tmp_path / "huge.png", 2**30)
     names = ("a.txt", "none.png", "huge.png", ".")
-    chat, view, _ = start(script.backend(), *(f"/image {tmp_path / name}" for name in names), "/image")
-    assert chat.run() == 0
+    _, view, _ = talk(script.backend(), *(f"/image {tmp_path / name}" for name in names), "/image")
     said = ("only PNG, JPEG", "No such file", "more than", "Is a directory", "missing file name")
     assert all(words in error for words, error in zip(said, view.errors, strict=True))
 
@@ -136,16 +137,14 @@ def test_what_is_no_image_says_so(script: Any, tmp_path: Path) -> None:
 def test_tool_calls_are_part_of_the_history(script: Any) -> None:
     called = [ChatDelta(calls=(CallDelta(0, "a", "f", '{"x":'),)), ChatDelta(calls=(CallDelta(0, arguments=" 1}"),))]
     backend = script.backend([*called, ChatDelta(stats=script.stats)], script.say("B"))
-    chat, _, _ = start(backend, "a", "b")
-    chat.run()
+    chat, _, _ = talk(backend, "a", "b")
     assert chat.conversation.messages[1].calls == (Call("a", "f", '{"x": 1}'),)
     assert backend.seen[1][1]["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"x": 1}'}
 
 
 def test_regen_and_edit_and_undo(script: Any) -> None:
     backend = script.backend(script.say("A"), script.say("A2"), script.say("B"), script.say("C"))
-    chat, _, reader = start(backend, "a", "/regen", "/edit b\nb", "/edit", "c", "/undo", "/undo")
-    assert chat.run() == 0
+    chat, _, reader = talk(backend, "a", "/regen", "/edit b\nb", "/edit", "c", "/undo", "/undo")
     assert [seen[-1]["content"] for seen in backend.seen] == ["a", "a", "b\nb", "c"]
     assert all(len(seen) == 1 for seen in backend.seen)
     assert "b\nb" in reader.defaults
@@ -153,15 +152,13 @@ def test_regen_and_edit_and_undo(script: Any) -> None:
 
 
 def test_undo_without_a_question_is_an_error_that_ends_nothing(script: Any) -> None:
-    chat, view, _ = start(script.backend(), "/undo", "/regen", "/edit")
-    assert chat.run() == 0
+    _, view, _ = talk(script.backend(), "/undo", "/regen", "/edit")
     assert view.errors == ["no message has been sent yet"] * 3
 
 
 def test_system_and_clear(script: Any) -> None:
     backend = script.backend(script.say("A"), script.say("B"))
-    chat, view, _ = start(backend, "/system Be  brief.", "a", "/clear", "/system", "/system -", "b")
-    chat.run()
+    _, view, _ = talk(backend, "/system Be  brief.", "a", "/clear", "/system", "/system -", "b")
     assert backend.seen[0][0] == {"role": "system", "content": "Be  brief."}
     assert backend.seen[1] == [{"role": "user", "content": "b"}]
     assert view.infos == ["system: Be  brief.", "system: Be  brief.", "no system message"]
@@ -169,16 +166,14 @@ def test_system_and_clear(script: Any) -> None:
 
 def test_save_and_load(script: Any, tmp_path: Path) -> None:
     path = tmp_path / "my chat.json"
-    chat, view, _ = start(script.backend(script.say("A")), "a", f"/save {path}", "/clear", f"/load {path}")
-    chat.run()
+    chat, view, _ = talk(script.backend(script.say("A")), "a", f"/save {path}", "/clear", f"/load {path}")
     assert chat.conversation == Conversation().asked("a").answered("A")
     assert view.infos == ["saved 2 messages", "loaded 2 messages"]
     assert json.loads(path.read_text())["messages"][1]["content"] == "A"
 
 
 def test_file_commands_without_a_usable_file(script: Any) -> None:
-    chat, view, _ = start(script.backend(), "/save", "/load", "/load /no/such/file", "/save ~no-such-user/x")
-    chat.run()
+    _, view, _ = talk(script.backend(), "/save", "/load", "/load /no/such/file", "/save ~no-such-user/x")
     assert view.errors[:2] == ["missing file name", "missing file name"]
     assert view.errors[2] == "cannot load /no/such/file: No such file or directory"
     assert view.errors[3].endswith("no such user")
@@ -186,25 +181,21 @@ def test_file_commands_without_a_usable_file(script: Any) -> None:
 
 def test_stats_are_those_of_the_last_reply(script: Any) -> None:
     said = script.say("A"), script.say("B", stats=ReplyStats(5, n_drafted=4, n_accepted=3))
-    chat, view, _ = start(script.backend(*said), "/stats", "a", "b", "/stats")
-    chat.run()
+    _, view, _ = talk(script.backend(*said), "/stats", "a", "b", "/stats")
     assert view.infos == ["no reply yet", "5 cached | 3 of 4 drafted accepted (75%)"]
 
 
 def test_help_names_every_command(script: Any) -> None:
-    chat, view, _ = start(script.backend(), "/help")
-    chat.run()
+    _, view, _ = talk(script.backend(), "/help")
     for name in COMMANDS:
         assert f"{name} " in view.infos[0]
-    tried, found, _ = start(script.backend(), *COMMANDS)
-    tried.run()
+    _, found, _ = talk(script.backend(), *COMMANDS)
     assert not any("unknown" in error for error in found.errors)
     assert max(map(len, view.infos[0].split("\n"))) <= 80
 
 
 def test_help_of_one_command(script: Any) -> None:
-    chat, view, _ = start(script.backend(), "/help regen", "/help /bye", "/help nothing")
-    chat.run()
+    _, view, _ = talk(script.backend(), "/help regen", "/help /bye", "/help nothing")
     assert view.infos[0] == "/regen another reply to the last message"
     assert view.infos[1].startswith("/quit ")
     assert view.infos[2].startswith("/help ")
@@ -215,7 +206,7 @@ def test_a_file_goes_with_the_next_message_under_its_name(script: Any, tmp_path:
     notes.write_text("one\ntwo\n")
     code.write_text("```\nx\n```")
     backend = script.backend(*(script.say(text) for text in "ABC"))
-    chat, view, reader = start(
+    chat, view, reader = talk(
         backend,
         f"/file {notes}",
         f"/file {code}",
@@ -226,7 +217,6 @@ def test_a_file_goes_with_the_next_message_under_its_name(script: Any, tmp_path:
         f"/load {saved}",
         "/regen",
     )
-    assert chat.run() == 0
     assert not view.errors
     attached = "my notes.txt:\n```\none\ntwo\n```\n\na.md:\n````\n```\nx\n```\n````\n\n"
     assert [seen[0]["content"] for seen in backend.seen] == [attached + "what?", attached + "why?", attached + "why?"]
@@ -242,8 +232,7 @@ def test_only_text_of_bounded_size_is_attached(script: Any, tmp_path: Path) -> N
     (tmp_path / "half").write_bytes(b"x" * 3 * 2**20)
     names = ("binary", "zero", "huge", "none", ".", "half", "half")
     backend = script.backend(script.say("A"))
-    chat, view, _ = start(backend, *(f"/file {tmp_path / name}" for name in names), "/file", "/file -", "bare")
-    assert chat.run() == 0
+    _, view, _ = talk(backend, *(f"/file {tmp_path / name}" for name in names), "/file", "/file -", "bare")
     said = ("not UTF-8", "not text", "more than", "No such file", "not a file", "at most", "missing file name")
     assert all(words in error for words, error in zip(said, view.errors, strict=True)), view.errors
     assert backend.seen[0][0]["content"] == "bare"
@@ -252,8 +241,7 @@ def test_only_text_of_bounded_size_is_attached(script: Any, tmp_path: Path) -> N
 def test_sampling_fields_are_checked_and_sent(script: Any) -> None:
     backend = script.backend(*(script.say(text) for text in "AB"))
     lines = ("/set temp 0.2", "/set top-k 5", "/set seed -1", "/set max_tokens 9", "a", "/set top_k -", "/set", "b")
-    chat, view, _ = start(backend, *lines, "/set temperature", "/set size 3", "/set top_p 3", "/set min_p x")
-    assert chat.run() == 0
+    _, view, _ = talk(backend, *lines, "/set temperature", "/set size 3", "/set top_p 3", "/set min_p x")
     sent = {"temperature": 0.2, "seed": -1, "max_tokens": 9}
     assert backend.fields == [{**sent, "top_k": 5}, sent]
     assert view.infos[:2] == ["temperature 0.2", "top_k 5"]
@@ -265,8 +253,7 @@ def test_sampling_fields_are_checked_and_sent(script: Any) -> None:
 
 def test_models_are_listed_and_switched(script: Any) -> None:
     backend = script.backend()
-    chat, view, _ = start(backend, "/model", "/model second", "/model second-", "/model s", "/model x")
-    assert chat.run() == 0
+    _, view, _ = talk(backend, "/model", "/model second", "/model second-", "/model s", "/model x")
     assert view.infos == ["* scripted\n  second\n  second-best", "model: second", "model: second-best"]
     assert [error.split()[0] for error in view.errors] == ["several", "no"]
     assert backend.model == "second-best"
@@ -274,7 +261,7 @@ def test_models_are_listed_and_switched(script: Any) -> None:
 
 def test_quotes_hold_a_message_of_several_lines(script: Any) -> None:
     backend = script.backend(script.say("A"))
-    start(backend, '"""\n/help\n\ntwo\n"""', '""""""')[0].run()
+    talk(backend, '"""\n/help\n\ntwo\n"""', '""""""')
     assert backend.seen[0][0]["content"] == "/help\n\ntwo"
     assert len(backend.seen) == 1
 
@@ -304,22 +291,20 @@ def test_a_saved_chat_is_bounded(script: Any, tmp_path: Path, monkeypatch: pytes
 def test_quit_ends_and_unknown_commands_do_not(script: Any) -> None:
     for leave in ("/exit", "/bye"):
         assert start(script.backend(), leave, "never")[0].run() == 0
-    chat, view, reader = start(script.backend(), "/frobnicate", "/quit", "never")
-    assert chat.run() == 0
+    _, view, reader = talk(script.backend(), "/frobnicate", "/quit", "never")
     assert view.errors == ["unknown command /frobnicate; /help lists them, and // begins a message with a slash"]
     assert reader.items == ["never"]
 
 
 def test_two_slashes_begin_a_message(script: Any) -> None:
     backend = script.backend(script.say("A"))
-    start(backend, "//usr/bin?")[0].run()
+    talk(backend, "//usr/bin?")
     assert backend.seen[0][0]["content"] == "/usr/bin?"
 
 
 def test_ctrl_c_keeps_what_was_said_marked(script: Any) -> None:
     backend = script.backend([ChatDelta("hm"), ChatDelta(content="par"), KeyboardInterrupt()], script.say("rest"))
-    chat, view, _ = start(backend, "a", KeyboardInterrupt, "b")
-    assert chat.run() == 0
+    chat, view, _ = talk(backend, "a", KeyboardInterrupt, "b")
     assert chat.conversation.messages[1] == Message("assistant", "par", "hm", stopped=True)
     assert view.ends == [None, script.stats]
     assert view.infos == ["Ctrl-D or /exit leaves"]
@@ -329,8 +314,7 @@ def test_ctrl_c_keeps_what_was_said_marked(script: Any) -> None:
 
 def test_ctrl_c_before_the_first_word_changes_nothing(script: Any) -> None:
     backend = script.backend(script.say("A"), [KeyboardInterrupt()])
-    chat, view, _ = start(backend, "a", "/regen")
-    chat.run()
+    chat, view, _ = talk(backend, "a", "/regen")
     assert chat.conversation == Conversation().asked("a").answered("A")
     assert view.infos == ["nothing had been said yet, so the conversation is as it was before"]
 
@@ -339,8 +323,7 @@ def test_a_failed_reply_changes_nothing(script: Any) -> None:
     backend = script.backend(
         script.say("A"), [ChatDelta(content="par"), EngineError("out of\n memory")], script.say("B")
     )
-    chat, view, _ = start(backend, "a", "/regen", "b")
-    assert chat.run() == 0
+    _, view, _ = talk(backend, "a", "/regen", "b")
     assert view.errors == ["out of memory"]
     assert len(backend.seen[2]) == 3
 
@@ -375,8 +358,7 @@ def test_only_the_first_of_several_interrupts_counts() -> None:
                 self.closed += 1
 
     backend = Impatient()
-    chat, view, _ = start(backend, "a")
-    assert chat.run() == 0
+    chat, view, _ = talk(backend, "a")
     assert backend.closed == 1
     assert view.text == "par"
     assert chat.conversation.messages[1].stopped
