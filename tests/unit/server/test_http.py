@@ -228,10 +228,14 @@ def test_of_a_text_that_is_much_too_long_only_the_beginning_is_tokenised(path: s
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_failure_before_the_first_byte_is_a_response(stream: bool) -> None:
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+def test_a_failure_before_the_first_byte_is_a_response(path: str, stream: bool) -> None:
     bench = Bench(fail(UnavailableError("closing")))
-    response = bench.post("/v1/chat/completions", {"messages": HI, "stream": stream})
-    check(response, 503, "unavailable_error", "closing")
+    response = bench.post(path, {"messages": HI, "input": HI, "stream": stream})
+    if path != "/v1/messages":
+        return check(response, 503, "unavailable_error", "closing")
+    body = response.json()
+    assert (response.status_code, body["type"], body["error"]["message"]) == (503, "error", "closing")
 
 
 def test_a_failure_after_the_first_byte_is_the_last_event() -> None:

@@ -103,7 +103,7 @@ def test_an_image_goes_with_the_next_message_and_stays_in_the_history(script: An
     path.write_bytes(data := image_bytes(40, 30, "jpeg"))
     replies = [script.say(text) for text in "ABCDE"]
     backend = script.backend(*replies)
-    chat, view, _ = talk(backend, f"/image {path}", "what?", "and?", "/undo", "/edit who?", f"/save {saved}", "/regen")
+    _, view, _ = talk(backend, f"/image {path}", "what?", "and?", "/undo", "/edit who?", f"/save {saved}", "/regen")
     assert not view.errors
     assert view.infos[0] == "JPEG, 40 x 30 pixels: shown with the next message"
     first = shown(data, "jpeg", "what?")

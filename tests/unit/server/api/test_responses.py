@@ -217,15 +217,6 @@ def test_bad_requests_are_refused(path: str) -> None:
     assert response.json()["error"]["type"] == "invalid_request_error"
 
 
-def test_tokens_are_counted_as_they_would_be_evaluated() -> None:
-    bench = Bench(play("x"))
-    chat = bench.post("/v1/chat/completions/input_tokens", {"messages": HI})
-    asked = bench.post("/v1/responses/input_tokens", {"input": "Hi"})
-    expected = {"input_tokens": ask(bench)["usage"]["input_tokens"], "object": "response.input_tokens"}
-    assert chat.json() == asked.json() == expected
-    assert len(bench.worker.requests) == 1
-
-
 def test_progress_and_timings_for_those_who_want_them() -> None:
     events = stream(Bench(play("a", "b", cached=5)), return_progress=True, timings_per_token=True)
     progress = [event for event in events if "prompt_progress" in event]
@@ -233,13 +224,6 @@ def test_progress_and_timings_for_those_who_want_them() -> None:
     assert [event["prompt_progress"]["processed"] for event in progress] == [5, 21]
     deltas = [event for event in events if event["type"] == "response.output_text.delta"]
     assert all(event["timings"]["cache_n"] == 5 for event in deltas)
-
-
-@pytest.mark.parametrize("streamed", [True, False])
-def test_a_failure_before_the_first_byte_is_a_response(streamed: bool) -> None:
-    response = Bench(fail(EngineError("broken"))).post("/v1/responses", {"input": "x", "stream": streamed})
-    assert response.status_code == 500
-    assert response.json()["error"]["message"] == "broken"
 
 
 def test_a_failure_after_the_first_byte_is_two_events() -> None:

@@ -75,3 +75,20 @@ def test_apply_template() -> None:
     fields = {"messages": HI, "add_generation_prompt": False}
     assert bench.post("/apply-template", fields).json() == {"prompt": head}
     assert not bench.worker.requests
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions/input_tokens", {"messages": HI}),
+        ("/v1/messages/count_tokens", {"messages": HI, "system": "s", "tools": [{"name": "f", "input_schema": {}}]}),
+        ("/v1/responses/input_tokens", {"input": "Hi"}),
+    ],
+)
+def test_tokens_are_counted_as_they_would_be_evaluated(path: str, body: dict[str, Any]) -> None:
+    bench = Bench(play("x"))
+    counted = bench.post(path, body).json()
+    assert not bench.worker.requests
+    usage = bench.post(path.rpartition("/")[0], body).json()["usage"]
+    assert counted.pop("input_tokens") == usage.get("input_tokens", usage.get("prompt_tokens"))
+    assert counted == ({} if "messages/" in path else {"object": "response.input_tokens"})
