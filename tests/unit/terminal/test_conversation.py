@@ -9,43 +9,6 @@ from pyctl.terminal.conversation import Call, Conversation, Message
 TWO_TURNS = Conversation().asked("a").answered("A").asked("b").answered("B", "because")
 
 
-def test_for_model_has_the_system_text_first_and_reasoning_where_there_is_some() -> None:
-    assert TWO_TURNS.instructed("Be brief.").for_model() == [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "a"},
-        {"role": "assistant", "content": "A"},
-        {"role": "user", "content": "b"},
-        {"role": "assistant", "content": "B", "reasoning_content": "because"},
-    ]
-
-
-def test_undo_takes_back_question_and_reply() -> None:
-    assert TWO_TURNS.undone() == Conversation().asked("a").answered("A")
-    assert TWO_TURNS.undone().undone() == Conversation()
-    assert Conversation().asked("a").undone() == Conversation()
-
-
-def test_reopened_keeps_the_question() -> None:
-    assert TWO_TURNS.reopened() == Conversation().asked("a").answered("A").asked("b")
-    assert TWO_TURNS.reopened().reopened() == TWO_TURNS.reopened()
-
-
-def test_edited_replaces_the_last_question() -> None:
-    assert TWO_TURNS.question() == "b"
-    assert TWO_TURNS.edited("c") == Conversation().asked("a").answered("A").asked("c")
-
-
-def test_nothing_to_take_back() -> None:
-    for change in (Conversation.undone, Conversation.reopened, Conversation.question):
-        with pytest.raises(RequestError, match="no message has been sent yet"):
-            change(Conversation(system="s"))
-
-
-def test_clear_keeps_the_system_text() -> None:
-    assert TWO_TURNS.instructed("s").cleared() == Conversation("s")
-    assert TWO_TURNS.instructed("s").instructed("") == TWO_TURNS
-
-
 def test_changes_leave_the_original_alone() -> None:
     before = TWO_TURNS.messages
     TWO_TURNS.asked("c"), TWO_TURNS.undone(), TWO_TURNS.edited("d")

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -21,28 +20,6 @@ def test_round_trip(tmp_path: Path) -> None:
 def test_bare_lists_of_messages_load(tmp_path: Path) -> None:
     (tmp_path / "chat.json").write_text('[{"role": "user", "content": "a"}]')
     assert load(tmp_path / "chat.json") == Conversation().asked("a")
-
-
-def test_saving_replaces_the_whole_file_and_leaves_no_other(tmp_path: Path) -> None:
-    path = tmp_path / "chat.json"
-    path.write_text("x" * 100_000)
-    save(path, CHAT)
-    assert load(path) == CHAT
-    assert os.listdir(tmp_path) == ["chat.json"]
-
-
-def test_a_failed_save_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "chat.json"
-    save(path, CHAT)
-
-    def full(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(RequestError, match=r"cannot save .*: No space left on device"):
-        save(path, CHAT.cleared())
-    assert load(path) == CHAT
-    assert os.listdir(tmp_path) == ["chat.json"]
 
 
 def test_places_that_cannot_be_written(tmp_path: Path) -> None:
@@ -73,8 +50,3 @@ def test_bad_files_are_one_clear_line(tmp_path: Path, content: bytes, text: str)
     with pytest.raises(RequestError, match=text) as caught:
         load(tmp_path / "chat.json")
     assert str(caught.value).startswith(f"cannot load {tmp_path / 'chat.json'}: ")
-
-
-def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="No such file"):
-        load(tmp_path / "none.json")
