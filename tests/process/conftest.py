@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -42,6 +43,13 @@ def pyctl(*arguments: str, stdin: str = "", **variables: str) -> subprocess.Comp
     """Run a command of the program to its end, with ``variables`` in its environment."""
     command, environment = [sys.executable, "-m", "pyctl", *arguments], {**clean_environment(), **variables}
     return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60, env=environment)
+
+
+def free_port() -> int:
+    """A port of this machine that nobody has now."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
 
 
 def until_replying(server: Server, key: str = "none") -> None:

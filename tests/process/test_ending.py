@@ -18,12 +18,12 @@ import httpx
 import pytest
 
 from pyctl.measure.server_process import clean_environment
-from tests.process.conftest import Server, n_on_disk, source_of
+from tests.process.conftest import Server, n_on_disk
+from tests.process.test_ops import ask
 from tests.waiting import until
 
 Start = Callable[..., Server]
 
-SYSTEM = {"role": "system", "content": "You keep the manual. " * 40}
 MESSAGES = "<|im_start|>user\nx<|im_end|>\n" * 5 + "<|im_start|>user\n"
 LONG = {"prompt": [MESSAGES, *[5] * 12000], "n_predict": 4000, "ignore_eos": True}
 LONG |= {"stream": True, "return_progress": True}
@@ -53,11 +53,9 @@ DEAF = ENDLESS + "library.PulseControl.interrupt = lambda self: None"
 """As ENDLESS, and interrupts have no effect."""
 
 
-def ask(server: Server, *questions: str) -> Any:
-    messages = [SYSTEM, *({"role": "user", "content": question} for question in questions)]
-    body = {"messages": messages, "max_tokens": 4, "temperature": 0, "ignore_eos": True}
-    response = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
-    return {**response.json()["timings"], "source": source_of(response)}
+def asked(server: Server, question: str) -> Any:
+    """The timings of a reply, and where its prompt came from."""
+    return ask(server, question)["timings"]
 
 
 @contextlib.contextmanager
@@ -85,7 +83,7 @@ LARGE = ("-c", "16384", "-ub", "12288", "-b", "12288")
 def test_sigterm_in_a_long_batch_stops_it_and_keeps_the_other_conversations(start: Start, tmp_path: Path) -> None:
     flags = (*LARGE, "--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "auto")
     server = start("tiny-hybrid", *flags, before=ENDLESS)
-    first = ask(server, "What is in chapter one?")
+    first = asked(server, "What is in chapter one?")
     with in_a_long_batch(server) as lines:
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(60) == 0, server.log()
@@ -95,7 +93,7 @@ def test_sigterm_in_a_long_batch_stops_it_and_keeps_the_other_conversations(star
     last = [line for line in lines if line.startswith(("data:", "error:"))][-1]
     assert "error" in json.loads(last.split(":", 1)[1])
     again = start("tiny-hybrid", *flags)
-    resumed = ask(again, "What is in chapter one?")
+    resumed = asked(again, "What is in chapter one?")
     assert first["cache_n"] == 0
     assert resumed["cache_n"] > 0.9 * first["prompt_n"]
     assert resumed["source"] == "disk"
@@ -129,15 +127,15 @@ def test_sigterm_while_a_text_is_tokenised_is_an_end_like_any_other(start: Start
 def test_a_closed_terminal_loses_nothing(start: Start, tmp_path: Path) -> None:
     flags = ("--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "auto")
     server = start("tiny-hybrid", *flags)
-    ask(server, "What is in chapter one?")
+    asked(server, "What is in chapter one?")
     server.process.send_signal(signal.SIGHUP)
     assert server.process.wait(60) == 0, server.log()
     said = server.log().splitlines()[-1]
     assert re.search(r" stopped, (1 prefix|[2-9] prefixes) saved$", said), said
     again = start("tiny-hybrid", *flags, before="import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)")
-    assert ask(again, "What is in chapter one?")["source"] == "disk"
+    assert asked(again, "What is in chapter one?")["source"] == "disk"
     again.process.send_signal(signal.SIGHUP)  # ignored, as below nohup
-    assert ask(again, "What is in chapter two?")["cache_n"] > 0
+    assert asked(again, "What is in chapter two?")["cache_n"] > 0
     assert again.stop() == 0
 
 
@@ -231,13 +229,13 @@ LlamaBackend.decode = full
 def test_a_gpu_without_memory_ends_the_server_with_the_cache_on_disk(start: Start, tmp_path: Path) -> None:
     flags = "--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "spill"
     server = start("tiny-hybrid", *flags, before=FULL)
-    ask(server, "What is in chapter one?")
+    asked(server, "What is in chapter one?")
     assert n_on_disk(server) == 0, "all is written in the end"
     assert "CUDA error: out of memory" in stream(server)
     assert server.process.wait(60) == 1, server.log()
     assert "critical: the server exits: llama.cpp has failed: CUDA error: out of memory\n" in server.log()
     server = start("tiny-hybrid", *flags)
-    assert ask(server, "What is in chapter one?")["source"] == "disk"
+    assert asked(server, "What is in chapter one?")["source"] == "disk"
     assert server.stop() == 0
 
 
@@ -272,7 +270,7 @@ def test_running_out_of_memory_is_the_end_of_one_reply_only(start: Start) -> Non
 
 def test_what_cannot_be_written_is_told_by_the_exit_code(start: Start, tmp_path: Path) -> None:
     server = start("tiny-hybrid", "--kv-cache-dir", str(tmp_path / "cache"), "--disk-prefix-cache", "auto")
-    ask(server, "What is in chapter one?")
+    asked(server, "What is in chapter one?")
     # The directory goes away, and a file takes its place: nothing can be written there.
     for path in (tmp_path / "cache").iterdir():
         if path.is_dir():

@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any
 
 import httpx
 import ollama
 import pytest
-from pydantic import BaseModel
 
 from tests.process.conftest import Server, source_of
+from tests.process.test_sdk_openai import Colour
 from tests.unit.chat.conftest import unpacked
 
 SYSTEM = {"role": "system", "content": "You tell the weather, at some length. " * 12}
 MESSAGES: list[Any] = [SYSTEM, {"role": "user", "content": "What is the weather?"}]
 GREEDY: dict[str, Any] = {"temperature": 0, "num_predict": 12}
 HEADERS = {"authorization": "Bearer secret"}
-
-
-class Colour(BaseModel):
-    """What a structured reply holds."""
-
-    name: Literal["red", "green"]
-    bright: bool
 
 
 def weather(tomorrow: bool) -> str:
@@ -39,18 +32,8 @@ def weather(tomorrow: bool) -> str:
 @pytest.fixture(scope="module")
 def server(start: Callable[..., Server]) -> Server:
     template = str(unpacked("templates/Qwen3.5-4B.jinja"))
-    return start(
-        "tiny-hybrid",
-        "--chat-template-file",
-        template,
-        "-c",
-        "32768",
-        "--alias",
-        "qwen",
-        "--api-key",
-        "secret",
-        is_f32=True,
-    )
+    flags = ("--chat-template-file", template, "-c", "32768", "--alias", "qwen", "--api-key", "secret")
+    return start("tiny-hybrid", *flags, is_f32=True)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, TypeAlias
 import httpx
 import pytest
 
-from tests.process.conftest import Server
+from tests.process.conftest import Server, free_port
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,12 +44,6 @@ def gated(*args, **options):
 LlamaBackend.decode = gated
 """
 """From the 21st token on, a server waits for a file, and says so by another one: its engine answers nothing then."""
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def command_on_the_page(pattern: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,7 +16,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.process.conftest import Server, pyctl, source_of
+from tests.process import test_restart
+from tests.process.conftest import Server, free_port, pyctl
 from tests.process.faulty_proxy import Answer, FaultyProxy, faulty_proxy
 from tests.process.test_restart import SYSTEM, text_of, user
 from tests.waiting import until
@@ -50,12 +50,6 @@ PATIENT, TOLERANT = SETTINGS.format(patience=60.0, failures=3), SETTINGS.format(
 IMPATIENT = SETTINGS.format(patience=1.0, failures=3)
 
 
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
-
-
 def is_made(url: str) -> bool:
     try:
         return httpx.put(f"{url}/snapshots").status_code in (200, 409)
@@ -69,10 +63,8 @@ def flags(directory: Path, url: str = "s3://snapshots/team") -> list[str]:
 
 def ask(server: Server, messages: list[dict[str, str]], **fields: Any) -> tuple[str, str]:
     """The reply, and where its prompt came from."""
-    body = {"messages": messages, "max_tokens": 12, "temperature": 0, **fields}
-    response = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=120)
-    assert response.status_code == 200, response.text
-    return text_of(response.json()), source_of(response)
+    reply = test_restart.ask(server, messages, **fields)
+    return text_of(reply), reply["timings"]["source"]
 
 
 def store_of(server: Server) -> dict[str, Any]:
