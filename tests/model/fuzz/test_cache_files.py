@@ -1,7 +1,4 @@
-"""Cache files with valid checksums and wrong numbers are misses and change no reply.
-
-PYCTL_FUZZ is the number of cases.
-"""
+"""Cache files with valid checksums and wrong numbers are misses and change no reply."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from pyctl.cache.disk.file_format import INDEX, parse
@@ -31,11 +28,10 @@ from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.llama import Loaded, load
 from pyctl.prompt import Prompt, as_tokens
+from tests.model.fuzz.cases import fuzzed
 from tests.unit.cache.disk.lies import RawFile
 from tests.unit.engine.draft_server import RememberedDrafts
 from tests.unit.engine.drive import ask
-
-N_CASES = int(os.environ.get("PYCTL_FUZZ", "40"))
 
 PROMPT = Prompt(as_tokens(np.random.default_rng(5).integers(0, 250, 200)), (70, 140, 190))
 
@@ -189,8 +185,8 @@ def refused(bench: FuzzedCache, is_lost: bool, recovers: bool) -> None:
     engine.prefix_cache.close()
 
 
+@fuzzed
 @given(data=st.data())
-@settings(max_examples=N_CASES, deadline=None, suppress_health_check=list(HealthCheck))
 def test_a_file_that_lies_is_a_miss_and_never_another_reply(bench: FuzzedCache, data: st.DataObject) -> None:
     shutil.rmtree(bench.directory, ignore_errors=True)
     shutil.copytree(bench.pristine, bench.directory)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,12 +14,6 @@ from pyctl.llama.grammar import GrammarCompiler
 from tests.model.fuzz.cases import fuzzed
 from tests.model.fuzz.grammars import any_grammars, safe_grammars
 from tests.model.llama.test_gbnf import allowed_by, compare
-
-
-@pytest.fixture
-def model(open_model: Callable[..., Loaded]) -> Loaded:
-    return open_model("tiny-hybrid")
-
 
 _COMPILERS: dict[int, GrammarCompiler] = {}
 

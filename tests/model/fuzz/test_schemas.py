@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pyctl.chat.constraint import json_constraint
 from pyctl.errors import RequestError
 from pyctl.llama import Loaded
-from pyctl.llama.grammar import GrammarCompiler
 from tests.model.fuzz.cases import fuzzed
+from tests.model.fuzz.test_grammars import compiler_of
 from tests.model.llama.test_gbnf import allowed_by
 
 TYPES = ("object", "array", "string", "number", "integer", "boolean", "null", "value", "odd", 5, [], None)
@@ -68,22 +66,13 @@ def keywords(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 SCHEMAS = st.recursive(keywords(st.just({})), keywords, max_leaves=8)
 
 
-@pytest.fixture
-def model(open_model: Callable[..., Loaded]) -> Loaded:
-    return open_model("tiny-hybrid")
-
-
-_COMPILERS: dict[int, GrammarCompiler] = {}
-
-
 @fuzzed
 @given(SCHEMAS, st.integers(0, 1 << 30))
 def test_any_schema_is_refused_or_binds(model: Loaded, schema: Any, seed: int) -> None:
-    compiler = _COMPILERS.setdefault(id(model), GrammarCompiler(model.tokenizer))
     ends = model.tokenizer.end_tokens()
     rng, said = random.Random(seed), b""
     try:
-        matcher = compiler.matcher(json_constraint(schema).grammar)
+        matcher = compiler_of(model).matcher(json_constraint(schema).grammar)
         for _ in range(30):
             if matcher.is_stopped():
                 break

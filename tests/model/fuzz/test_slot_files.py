@@ -1,7 +1,4 @@
-"""Damaged slot files of llama-server, which have no checksum, are refused or do not affect the next request.
-
-PYCTL_FUZZ is the number of cases.
-"""
+"""Damaged slot files of llama-server, which have no checksum, are refused or do not affect the next request."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from pyctl.cache.ram import RamCache
@@ -22,9 +19,8 @@ from pyctl.errors import StateError
 from pyctl.llama import Loaded
 from pyctl.llama.sequence_file import DIGEST_SIZE, END
 from pyctl.prompt import Prompt, as_tokens
+from tests.model.fuzz.cases import fuzzed
 from tests.unit.engine.drive import ask
-
-N_CASES = int(os.environ.get("PYCTL_FUZZ", "40"))
 
 TOKENS = np.random.default_rng(3).integers(0, 250, 96)
 
@@ -66,8 +62,8 @@ def whole(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> WholeFile
     return WholeFile(path, path.read_bytes()[: -(END.size + DIGEST_SIZE + 4 * n_ends)])
 
 
+@fuzzed
 @given(harm=damage())
-@settings(max_examples=N_CASES, deadline=None, suppress_health_check=list(HealthCheck))
 def test_the_next_request_is_served(
     engine: Engine, whole: WholeFile, harm: list[tuple[int, int, bytes | None]]
 ) -> None:

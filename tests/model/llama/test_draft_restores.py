@@ -58,6 +58,17 @@ def cold_and_kept(backend: Backend, prompt: Prompt, directory: Path) -> tuple[Tu
     return found
 
 
+def ask_all(server: DraftServer, way: str) -> Iterator[tuple[int, Turn]]:
+    """The turns of the conversation; before each but the first happens what ``way`` names, and it is restored."""
+    for turn, prompt in enumerate(conversation()):
+        if turn:
+            WAYS[way](server)
+        yield turn, server.ask(prompt, 40)
+        if turn:
+            assert server.restored == {"disk": "disk"}.get(way, server.restored) != "none"
+    server.close()
+
+
 def cold(backend: Backend, prompt: Prompt, directory: Path) -> Turn:
     return cold_and_kept(backend, prompt, directory)[0]
 
@@ -81,19 +92,13 @@ def test_drafts_are_those_of_the_cold_run(
 ) -> None:
     drafts = DraftSettings(draft_path=str(model_path(draft))) if draft else MTP
     backend = open_drafting(name, drafts, type_k=type_kv, type_v=type_kv)
-    prompts = conversation()
-    expected = [cold_and_kept(backend, prompt, tmp_path) for prompt in prompts]
+    expected = [cold_and_kept(backend, prompt, tmp_path) for prompt in conversation()]
     has_state = not draft or draft.endswith(("eagle3", "window"))
     assert all(len(rows) > 64 * 100 and (len(hidden) > 64) == has_state for _, (rows, hidden) in expected)
-    for way, happens in WAYS.items():
+    for way in WAYS:
         server = DraftServer(backend, tmp_path / way, OTHER)
-        for turn, prompt in enumerate(prompts):
-            if turn:
-                happens(server)
-            assert (server.ask(prompt, 40), kept(server)) == expected[turn], f"{way}: to the bit"
-            if turn:
-                assert server.restored == {"disk": "disk"}.get(way, server.restored) != "none"
-        server.close()
+        for turn, found in ask_all(server, way):
+            assert (found, kept(server)) == expected[turn], f"{way}: to the bit"
     firsts = [(turn.tokens[i + 1 :][:1], draft[:1]) for turn, _ in expected for i, draft in at_tokens(turn)]
     assert any(token == [*first] for token, first in firsts), "a head that is never right would not notice"
 
@@ -125,23 +130,14 @@ def test_a_draft_model_of_its_own_drafts_what_it_drafts_cold(
     open_drafting: Opener, model_path: Callable[[str], Path], tmp_path: Path, name: str, draft: str
 ) -> None:
     backend = open_drafting(name, DraftSettings(draft_types=("draft-simple",), draft_path=str(model_path(draft))))
-    prompts = conversation()
-    expected = [cold(backend, prompt, tmp_path) for prompt in prompts]
+    expected = [cold(backend, prompt, tmp_path) for prompt in conversation()]
     assert all(len(turn.drafts) > 5 for turn in expected)
-    for way, happens in WAYS.items():
+    for way in WAYS:
         server = DraftServer(backend, tmp_path / way, OTHER)
-        for turn, prompt in enumerate(prompts):
-            if turn:
-                happens(server)
-            assert server.ask(prompt, 40) == expected[turn], way
-            if turn:
-                assert server.restored == {"disk": "disk"}.get(way, server.restored) != "none"
-            rows = kept(server)[0]
-            n = server.engine.sequences[0].n
-            assert len(rows) == backend.memory.shape.sizes.draft_rows(0, n), (
-                f"{way}: it has followed from the first token on"
-            )
-        server.close()
+        for turn, found in ask_all(server, way):
+            assert found == expected[turn], way
+            n_bytes = backend.memory.shape.sizes.draft_rows(0, server.engine.sequences[0].n)
+            assert len(kept(server)[0]) == n_bytes, f"{way}: it has followed from the first token on"
 
 
 @pytest.mark.parametrize("way", ["live", "ram"])

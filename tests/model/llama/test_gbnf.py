@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,11 +15,6 @@ from pyctl.llama import Loaded
 from pyctl.llama.gbnf import Markers, read_gbnf
 from pyctl.llama.gbnf_translator import translated
 from pyctl.llama.grammar import Candidates, GrammarCompiler
-
-
-@pytest.fixture
-def model(open_model: Callable[..., Loaded]) -> Loaded:
-    return open_model("tiny-hybrid")
 
 
 def nested_rules(n: int, depth: int) -> str:

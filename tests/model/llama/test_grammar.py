@@ -30,11 +30,6 @@ from tests.effort import examples
 from tests.unit.engine.drive import Reply, ask, request
 
 
-@pytest.fixture
-def model(open_model: Callable[..., Loaded]) -> Loaded:
-    return open_model("tiny-hybrid")
-
-
 def said(model: Loaded, n: int = 400, **fields: Any) -> Reply:
     prompt = Prompt(as_tokens(model.tokenizer.tokenize("Say:")))
     sampling = Sampling(**{"seed": 1, "temperature": 1.0, **fields})

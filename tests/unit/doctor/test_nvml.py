@@ -7,6 +7,8 @@ from typing import Any
 
 from pyctl.doctor.nvml import card_states, used_bytes
 
+NUMBER = ctypes.POINTER(ctypes.c_uint)
+
 
 class FakeNvml:
     """Two cards; ``lacks`` are functions that an older library has not got."""
@@ -23,11 +25,11 @@ class FakeNvml:
         return 0
 
     def nvmlDeviceGetCount_v2(self, count: Any) -> int:
-        count._obj.value = 2
+        ctypes.cast(count, NUMBER)[0] = 2
         return 0
 
     def nvmlDeviceGetHandleByIndex_v2(self, index: int, device: Any) -> int:
-        device._obj.value = 100 + index
+        ctypes.cast(device, ctypes.POINTER(ctypes.c_void_p))[0] = 100 + index
         return 0
 
     def nvmlDeviceGetName(self, device: ctypes.c_void_p, name: Any, size: int) -> int:
@@ -35,7 +37,7 @@ class FakeNvml:
         return 0
 
     def nvmlDeviceGetMemoryInfo(self, device: ctypes.c_void_p, memory: Any) -> int:
-        memory._obj.used = device.value
+        ctypes.cast(memory, ctypes.POINTER(ctypes.c_ulonglong))[2] = device.value
         return 0
 
     def __getattr__(self, name: str) -> Any:
@@ -43,7 +45,7 @@ class FakeNvml:
             raise AttributeError(name)
 
         def number(device: ctypes.c_void_p, value: Any) -> int:
-            value._obj.value = len(name)
+            ctypes.cast(value, NUMBER)[0] = len(name)
             return 3 if name == "nvmlDeviceGetCurrPcieLinkWidth" else 0
 
         return number
