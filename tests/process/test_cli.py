@@ -54,7 +54,6 @@ def test_a_model_that_cannot_be_loaded(damaged: dict[str, Path], command: str, k
         (["-m", "x.gguf"], "flags come after a command, not before it: '-m'"),
         (["cache", "ls", "x"], "unexpected argument 'x'; a directory is named by --kv-cache-dir"),
         (["chat", "--url", "http://127.0.0.1:1", "-m", "x.gguf"], "exclude each other"),
-        (["serve", "-m", "/no.gguf", "--kv-cache-dir", "/proc/no"], "error: cannot use --kv-cache-dir /proc/no: "),
     ],
 )
 def test_flags_that_make_no_sense(arguments: list[str], message: str) -> None:

@@ -14,8 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from pyctl.measure.server_process import clean_environment
-from tests.process.conftest import Server, n_on_disk
+from tests.process.conftest import Server, n_on_disk, pyctl
 from tests.process.test_restart import SYSTEM, ask, text_of, user
 from tests.waiting import until
 
@@ -58,8 +57,7 @@ def lasting() -> Iterator[str]:
 
 def refused(model: Path, *flags: str) -> str:
     """The line with which `pyctl serve` does not start."""
-    command = [sys.executable, "-m", "pyctl", "serve", "-m", str(model), "--port", "0", "-c", "8192", *flags]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=clean_environment(), timeout=120)
+    done = pyctl("serve", "-m", str(model), "--port", "0", "-c", "8192", *flags)
     assert done.returncode == 2, done.stderr
     return done.stderr.splitlines()[-1]
 

@@ -280,20 +280,23 @@ def test_a_ring_that_only_llama_cpp_restores_says_where_it_is_resumed(open_famil
     assert text.endswith("with a sliding window: resumed within 64 tokens, then every 256")
 
 
-@pytest.mark.parametrize("name", ["tiny-llama", "tiny-lfm2", "tiny-mamba2", "tiny-gemma3"])
-def test_a_memory_that_is_not_on_the_list_is_tried(
-    name: str, open_family: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def no_memory_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_check, "TESTED", frozenset())
+
+
+@pytest.mark.usefixtures("no_memory_is_listed")
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-lfm2", "tiny-mamba2", "tiny-gemma3"])
+def test_a_memory_that_is_not_on_the_list_is_tried(name: str, open_family: Callable[..., Loaded]) -> None:
     assert open_family(name).backend.memory.shape.places == PLACES.get(name, ANYWHERE)
 
 
+@pytest.mark.usefixtures("no_memory_is_listed")
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-lfm2", "tiny-mamba2"])
 def test_a_memory_that_does_not_come_back_is_not_cached(
     name: str, open_family: Callable[..., Loaded], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Rows or states that lose a bit on their way, of a class that no test knows."""
-    monkeypatch.setattr(memory_check, "TESTED", frozenset())
     for part in ("save_rows", "save_state"):
         monkeypatch.setattr(ContextMemory, part, losing_a_bit(getattr(ContextMemory, part)))
     backend = open_family(name, n_seqs=2).backend

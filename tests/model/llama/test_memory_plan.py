@@ -158,9 +158,13 @@ def test_full_size_models_are_planned_from_their_heads(
     assert 100 * MIB < plan.host.usage.compute < 400 * MIB
 
 
-def rename(monkeypatch: pytest.MonkeyPatch, layer: re.Pattern[str], places: str, buffers: str) -> None:
-    """Change names in the log of llama.cpp: a device behind ``layer`` to ``places``, or one of these in turn, those
-    of other buffers to ``buffers``."""
+def rename(
+    monkeypatch: pytest.MonkeyPatch, gpus: tuple[Device, ...], layer: re.Pattern[str], places: str, buffers: str
+) -> None:
+    """As if there were ``gpus``: changes names in the log of llama.cpp.
+
+    A device behind ``layer`` becomes ``places``, or one of these in turn, that of other buffers ``buffers``.
+    """
     captured, names = dry_runs.captured_log, places.split("|")
 
     @contextmanager
@@ -179,6 +183,7 @@ def rename(monkeypatch: pytest.MonkeyPatch, layer: re.Pattern[str], places: str,
                 lines[at] = re.sub("CPU (RS buffer|compute)", rf"{buffers} \1", line)
 
     monkeypatch.setattr(dry_runs, "captured_log", renamed)
+    monkeypatch.setattr(dry_runs, "devices", lambda: gpus)
 
 
 @pytest.mark.parametrize("first", [0, 4])
@@ -191,9 +196,8 @@ def test_each_layer_counts_where_llama_cpp_puts_it(
         host = run.plan(n_ctx).host.usage
         sizes = dict(run.tensors)
     layer = re.compile(rf"(layer +[{first}-8](?: assigned to device|: dev =) )CPU")
-    rename(monkeypatch, layer, "CUDA0", "CUDA0")
     gpu = Device("CUDA0", "a GPU", True, 0, "CUDA0", 0, 24_000 * MIB, 24_576 * MIB)
-    monkeypatch.setattr(dry_runs, "devices", lambda: (gpu,))
+    rename(monkeypatch, (gpu,), layer, "CUDA0", "CUDA0")
     with dry_run(ModelSettings(path=str(path), placements=((r"blk\.5\.ffn", "CPU"),))) as run:
         plan = run.plan(n_ctx)
     (place,) = plan.gpus
@@ -218,8 +222,7 @@ def test_each_gpu_has_a_second_copy_of_its_states(
     path, n_ctx = model_path("tiny-hybrid"), 16_384
     with dry_run(ModelSettings(path=str(path))) as run:
         host = run.plan(n_ctx).host.usage
-    rename(monkeypatch, ALL_LAYERS, "CUDA0|CUDA1", "CUDA0")
-    monkeypatch.setattr(dry_runs, "devices", lambda: TWO_GPUS)
+    rename(monkeypatch, TWO_GPUS, ALL_LAYERS, "CUDA0|CUDA1", "CUDA0")
     with dry_run(ModelSettings(path=str(path))) as run:
         plan = run.plan(n_ctx)
     assert [place.usage.states for place in plan.gpus] == pytest.approx([host.states] * 2, rel=0.02)
@@ -235,8 +238,7 @@ def test_what_all_gpus_share_is_no_memory_of_the_host(
     path, n_ctx = model_path("tiny-hybrid"), 16_384
     with dry_run(ModelSettings(path=str(path))) as run:
         before = run.plan(n_ctx).host.usage
-    rename(monkeypatch, ALL_LAYERS, "Meta(CUDA0,CUDA1)", "Meta(CUDA0,CUDA1)")
-    monkeypatch.setattr(dry_runs, "devices", lambda: TWO_GPUS)
+    rename(monkeypatch, TWO_GPUS, ALL_LAYERS, "Meta(CUDA0,CUDA1)", "Meta(CUDA0,CUDA1)")
     # llama.cpp itself finds no GPU here.
     settings = ModelSettings(path=str(path))
     with dry_run(settings) as run:

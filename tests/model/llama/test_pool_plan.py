@@ -78,8 +78,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
     def use(free: int) -> None:
         gpu = Device("CUDA0", "a GPU", True, 0, "CUDA0", 0, free, free)
-        monkeypatch.setattr(dry_runs, "devices", lambda: (gpu,))
-        rename(monkeypatch, ALL_LAYERS, "CUDA0", "CUDA0")
+        rename(monkeypatch, (gpu,), ALL_LAYERS, "CUDA0", "CUDA0")
 
     return use
 

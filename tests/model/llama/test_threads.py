@@ -19,6 +19,12 @@ from pyctl.models import builtin_model
 MIB = 2**20
 
 
+@pytest.fixture
+def cores(monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(params, "_physical_cores", lambda: 16)
+    return 16
+
+
 @pytest.mark.parametrize(
     ("given", "n_layer_bytes", "expected"),
     [
@@ -31,19 +37,17 @@ MIB = 2**20
     ],
 )
 def test_threads_are_as_many_as_the_layers_are_worth(
-    monkeypatch: pytest.MonkeyPatch, given: dict[str, int], n_layer_bytes: int | None, expected: tuple[int, int]
+    cores: int, given: dict[str, int], n_layer_bytes: int | None, expected: tuple[int, int]
 ) -> None:
-    monkeypatch.setattr(params, "_physical_cores", lambda: 16)
     made = context_params(ModelSettings(**given), 512, n_layer_bytes)
     assert (made.n_threads, made.n_threads_batch) == expected
 
 
-def test_the_built_in_model_decodes_with_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(params, "_physical_cores", lambda: 4)
+def test_the_built_in_model_decodes_with_one_thread(cores: int) -> None:
     backend = load(ModelSettings(path=str(builtin_model()), n_ctx=512)).backend
     try:
         assert api.llama_n_threads(backend.ctx) == 1
-        assert api.llama_n_threads_batch(backend.ctx) == 4
+        assert api.llama_n_threads_batch(backend.ctx) == cores
     finally:
         backend.unload()
 
