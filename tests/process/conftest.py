@@ -46,7 +46,7 @@ def pyctl(*arguments: str, stdin: str = "", **variables: str) -> subprocess.Comp
 
 
 def free_port() -> int:
-    """A port of this machine that nobody has now."""
+    """A port of this machine that no process uses."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])
