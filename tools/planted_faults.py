@@ -49,8 +49,8 @@ FAULTS = (
     Fault(
         "lost-lock",
         "pyctl/cache/ram.py",
-        "slot.snapshot in self.pinned or slot.snapshot in self.locks)",
-        "slot.snapshot in self.pinned)",
+        "return snapshot not in self.pinned and snapshot not in self.locks",
+        "return snapshot not in self.pinned",
         ("tests/unit/cache/test_ram.py::test_locked_and_pinned_snapshots_stay",),
     ),
     Fault(
@@ -63,8 +63,8 @@ FAULTS = (
     Fault(
         "nameless-rows",  # other rows of the same tokens have the same name
         "pyctl/cache/disk/chain.py",
-        'struct.pack("<QI", rows.nbytes, crc)',
-        'struct.pack("<QI", rows.nbytes, 0 * crc)',
+        'struct.pack("<QI", segment.rows.nbytes, crc)',
+        'struct.pack("<QI", segment.rows.nbytes, 0 * crc)',
         ("tests/unit/cache/disk/test_store.py::test_equal_tokens_with_other_rows_are_kept_apart",),
     ),
     Fault(
@@ -93,7 +93,7 @@ FAULTS = (
         "pyctl/llama/fingerprint.py",
         "Path(adapter).expanduser().read_bytes()",
         "str(Path(adapter).expanduser()).encode()",
-        ("tests/model/llama/test_fingerprint.py::test_an_adapter_counts_by_its_bytes_and_its_scale",),
+        ("tests/model/llama/test_loader.py::test_adapters_change_the_model_and_its_fingerprint",),
     ),
     Fault(
         "other-model",  # a model that was loaded again restores the snapshots of another file
@@ -142,7 +142,7 @@ FAULTS = (
     Fault(
         "leaking-suspension",  # a request that is cancelled while suspended keeps its RAM
         "pyctl/engine/schedule/scheduler.py",
-        "            self._prefix_cache.release(active.kept)\n            active.kept = None\n        if active in",
+        "            self._prefix_cache.cache.release(active.kept)\n            active.kept = None\n        if active in",
         "            active.kept = None\n        if active in",
         ("tests/unit/engine/test_scheduler.py::test_a_suspended_reply_that_is_cancelled_frees_everything",),
     ),

@@ -32,6 +32,16 @@ class Endpoint:
         return min(MOST_REPLY_TOKENS, self.n_ctx // 8)
 
 
+def _no_settings(to: Endpoint) -> Mapping[str, str]:
+    """None."""
+    return {}
+
+
+def _no_arguments(to: Endpoint) -> Sequence[str]:
+    """None."""
+    return ()
+
+
 @dataclass(frozen=True)
 class ClientProgram:
     """A program and its settings for an `Endpoint`.
@@ -43,9 +53,9 @@ class ClientProgram:
 
     executable: str
     install: str
-    arguments: Callable[[Endpoint], Sequence[str]] = lambda to: ()
-    environment: Callable[[Endpoint], Mapping[str, str]] = lambda to: {}
-    files: Callable[[Endpoint], Mapping[str, str]] = lambda to: {}
+    arguments: Callable[[Endpoint], Sequence[str]] = _no_arguments
+    environment: Callable[[Endpoint], Mapping[str, str]] = _no_settings
+    files: Callable[[Endpoint], Mapping[str, str]] = _no_settings
     unset: tuple[str, ...] = ()
     is_at_home: bool = False
 
