@@ -11,6 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -201,6 +202,9 @@ class Target:
         end = time.monotonic() + REST_SECONDS
         while time.monotonic() < end and self._process.is_running:
             time.sleep(0.2)
+        with suppress(httpx.HTTPError, ValueError):  # it has ended, or is another server
+            for fault in httpx.get(f"{self.url}/cache/check", timeout=60).raise_for_status().json()["faults"]:
+                self.findings.violate(f"the cache: {fault}")
 
     def _end(self, death: str) -> tuple[int | None, float]:
         """The exit code, and how long it took."""

@@ -14,6 +14,7 @@ from operator import itemgetter
 from typing import TypeAlias
 
 from pyctl.cache.cache_stats import CacheStats, Divergence, RequestStats
+from pyctl.cache.check import faults
 from pyctl.cache.device_tier import DeviceTier
 from pyctl.cache.disk.readers import Reading, Reads
 from pyctl.cache.plan import choose_cuts, inner_ends, last_end, next_turn
@@ -335,6 +336,10 @@ class PrefixCache:
         """Empty ``seq``."""
         self.memory.clear(seq.id)
         seq.reset(as_tokens([]))
+
+    def check(self) -> list[str]:
+        """What of the cache in RAM contradicts itself, a line each; takes a hash of all tokens."""
+        return faults(self.cache)
 
     def close(self) -> bool:
         """Send the ends of all conversations to disk; False if they are not all there within the tier's limit."""

@@ -103,6 +103,10 @@ class EngineAdmin:
         """Return the current `CacheView.revision`, cheaper than `view`."""
         return self._worker.call(self._revise, is_read=True)
 
+    def check(self) -> Future[list[str]]:
+        """What of the cache in RAM contradicts itself, as `PrefixCache.check` says; nothing is evaluated meanwhile."""
+        return self._worker.call(self._engine.prefix_cache.check, is_read=True)
+
     def pin(self, name: str, pinned: bool) -> Future[bool]:
         """Pin or unpin a snapshot by id; False if there is none. RequestError if all pinned exceed the RAM cache."""
 
@@ -117,9 +121,16 @@ class EngineAdmin:
 
         return self._worker.call(run)
 
-    def drop(self, name: str) -> Future[bool]:
-        """Drop a snapshot from RAM and the device by id; False if there is none. RequestError if it is pinned."""
-        return self._worker.call(lambda: self._drop(name))
+    def drop(self, name: str) -> bool:
+        """Drop a snapshot by id from RAM, the device, the disk and the write queue; False if there is none.
+
+        RequestError, before anything goes, if it is pinned. Blocks the caller's thread on the engine and the disk.
+        """
+        disk = self._engine.prefix_cache.disk
+        if disk is not None and any(each.pinned and each.name == name for each in disk.entries()):
+            raise RequestError(f"{name} is pinned: unpin it first")
+        in_memory = self._worker.call(lambda: self._drop(name)).result()
+        return (disk is not None and disk.remove(name)) or in_memory
 
     def stored(self) -> list[Entry]:
         """Return the entries on disk for this model, last used first. Blocks the caller's thread on disk access.
@@ -141,23 +152,6 @@ class EngineAdmin:
         """Snapshots that this process wrote to disk, None without one; also after the end."""
         disk = self._engine.prefix_cache.disk
         return None if disk is None else disk.view().written.n
-
-    def drop_stored(self, name: str) -> bool:
-        """Remove a snapshot by id from the disk and the write queue; False if there is none.
-
-        RequestError if it is pinned. Blocks the caller's thread on disk access.
-        """
-        disk = self._engine.prefix_cache.disk
-        if disk is None:
-            return False
-        self.check_stored(name)
-        return disk.remove(name)
-
-    def check_stored(self, name: str) -> None:
-        """Raise RequestError if the snapshot with this id is pinned on disk for this model. Blocks on disk access."""
-        disk = self._engine.prefix_cache.disk
-        if disk is not None and any(each.pinned and each.name == name for each in disk.entries()):
-            raise RequestError(f"{name} is pinned: unpin it first")
 
     def clear(self) -> Future[int]:
         """Drop all unpinned snapshots and all draft texts; return the number of snapshots. Live sequences stay."""

@@ -118,6 +118,7 @@ _OF_MODEL: tuple[Operation[Service], ...] = (
     Operation("GET", sequences.show, ("/slots",), is_light=True),
     Operation("GET", info.adapters, ("/lora-adapters",), is_light=True),
     Operation("GET", prefix_cache.show, ("/cache",), is_own=True, is_light=True),
+    Operation("GET", prefix_cache.check, ("/cache/check",), is_own=True, is_light=True),
     Operation("POST", completions.chat_completions, ("/chat/completions", "/v1/chat/completions"), outlives=True),
     Operation("POST", completions.completions, ("/v1/completions",), outlives=True),
     Operation("POST", completions.native_completion, ("/completion", "/completions"), outlives=True),
@@ -280,7 +281,7 @@ async def _answer(models: Models, endpoint: Operation[Service], form: ErrorForm,
     name = given if isinstance(given, str) else request.query_params.get("model", "")
     if not name and endpoint.unnamed is not None:
         return await endpoint.unnamed(models, request)
-    model = models.last_used if not name and handler is prefix_cache.show else None
+    model = models.last_used if not name and handler in (prefix_cache.show, prefix_cache.check) else None
     model = model or models.named(name)
     if model.service is not None and endpoint.is_light:
         return await handler(model.service, request)

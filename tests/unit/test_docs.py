@@ -42,7 +42,7 @@ OTHERS = {
     *("--no-cache-dir", "--url", "--only", "--gib", "--models", "--restore-chat-history"),  # of pip, bench, aider
     *("--continue", "--resume", "--schema", "--functions", "--auth-type", "--model", "--config"),  # of clients
     *("--against", "--parts", "--servers", "--real"),  # of bench
-    *("--quick", "--depths", "--llama-server", "--budget"),  # of pyctl bench
+    *("--quick", "--depths", "--llama-server", "--budget", "--cache"),  # of pyctl bench and doctor
     *("--api-prefix", "--weights", "--test"),  # of tools
 }
 """Flags of other programs, and of other commands than serve and chat."""

@@ -11,7 +11,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from pyctl.cache import CacheStats, CacheView, Entry, LiveView
-from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.request import Done, Failed, Timings
 from pyctl.errors import EngineError, NotFoundError, RequestError
 from pyctl.limit import limit
@@ -22,7 +21,7 @@ from pyctl.server.middleware import sees_texts
 from pyctl.server.prepare import prepare_warm_up
 from pyctl.server.service import Service
 
-__all__ = ["clear", "drop", "pin", "show", "warm"]
+__all__ = ["check", "clear", "drop", "pin", "show", "warm"]
 
 _MOST_STORED = limit(256, "prefixes only on disk in GET /cache", "the others are not listed", "reply")
 
@@ -54,6 +53,11 @@ async def show(service: Service, request: Request) -> Response:
     body = _tree(service, view, entries, with_text=sees_texts(request, service.shared.settings))
     body["replies"] = replies
     return JsonResponse({**body, "memory": {"resident": resident_bytes(), **service.counted_bytes(memory)}})
+
+
+async def check(service: Service, request: Request) -> Response:
+    """GET /cache/check: ``faults``, a line each, of the cache in RAM; [] if it agrees with itself."""
+    return JsonResponse({"faults": await asyncio.wrap_future(service.admin.check())})
 
 
 async def pin(service: Service, request: Request) -> Response:
@@ -88,7 +92,7 @@ async def warm(service: Service, request: Request) -> Response:
 async def drop(service: Service, request: Request) -> Response:
     """DELETE /cache/{id}: drops one prefix that is not pinned, wherever it is."""
     name = request.path_params["id"]
-    if not await service.shared.pool.storage.run(request, _drop, service.admin, name):
+    if not await service.shared.pool.storage.run(request, service.admin.drop, name):
         raise NotFoundError(f"no prefix {name!r} in the cache")
     return JsonResponse({"dropped": 1})
 
@@ -96,13 +100,6 @@ async def drop(service: Service, request: Request) -> Response:
 async def clear(service: Service, request: Request) -> Response:
     """DELETE /cache: drops every prefix that is not pinned."""
     return JsonResponse({"dropped": await asyncio.wrap_future(service.admin.clear())})
-
-
-def _drop(admin: EngineAdmin, name: str) -> bool:
-    """Drop a prefix in memory and on disk, as one errand: a client that leaves early leaves no half of it."""
-    admin.check_stored(name)  # before anything goes
-    in_memory = admin.drop(name).result()
-    return admin.drop_stored(name) or in_memory
 
 
 def _stored(service: Service) -> list[Entry]:

@@ -161,12 +161,12 @@ def test_a_snapshot_that_is_dropped_takes_the_ends_behind_it_along() -> None:
         ask(engine, prompt_of(seed, 300, (100, 290)))
     assert admin.view().result().n_ends == 2
     one, other = list(cache.ends)
-    assert admin.drop(one.prefix.name).result(), "by the name that timings gave it"
+    assert admin.drop(one.prefix.name), "by the name that timings gave it"
     assert list(cache.ends) == [other]
     stem = next(each for each in cache.snapshots() if PromptMatch(tokens_of(other)).shared(each) == each.n)
-    assert admin.drop(stem.prefix.name).result()
+    assert admin.drop(stem.prefix.name)
     assert admin.view().result().n_ends == 0
-    assert not admin.drop(one.prefix.name).result()
+    assert not admin.drop(one.prefix.name)
 
 
 def test_no_more_than_the_ends_of_the_last_prompts_are_kept() -> None:

@@ -56,6 +56,13 @@ def test_the_tree_of_prefixes(bench: Bench) -> None:
     assert [child["id"] for child in head["children"]] == [second.id]
 
 
+def test_what_contradicts_itself_is_told(bench: Bench) -> None:
+    assert bench.client.get("/cache/check").json() == {"faults": []}
+    bench.engine.prefix_cache.cache.budget = 1
+    (fault,) = bench.client.get("/cache/check").json()["faults"]
+    assert fault.endswith("bytes, at most 1 are allowed")
+
+
 def test_pin_and_unpin(bench: Bench) -> None:
     client = bench.client
     name = client.get("/cache").json()["prefixes"][0]["id"]

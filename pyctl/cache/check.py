@@ -1,0 +1,63 @@
+"""Whether the cache agrees with itself: names, chains, references and bytes, found anew from what it holds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+
+from pyctl.cache.ram import RamCache
+from pyctl.cache.snapshot import PromptMatch, Segment, Snapshot
+from pyctl.prompt import Tokens, as_tokens
+
+__all__ = ["faults", "tokens_of"]
+
+
+def faults(cache: RamCache) -> list[str]:
+    """What contradicts itself, a line each; [] for a sound cache. Takes the time of a hash of all tokens."""
+    return [*_of_names(cache), *_of_sizes(cache)]
+
+
+def tokens_of(snapshot: Snapshot) -> Tokens:
+    """The tokens that a snapshot covers, from its chain."""
+    parts = [segment.tokens[: last - segment.start] for segment, last in snapshot.chain.items()]
+    return as_tokens(np.concatenate(parts[::-1]))
+
+
+def _of_names(cache: RamCache) -> Iterator[str]:
+    kept = cache.snapshots()
+    if set(kept) != {node.key for node in cache.tree}:
+        yield "the tree has other snapshots than the cache"
+    if cache.n_slots and len(kept) + len(cache.ends) > cache.n_slots:
+        yield f"{len(kept) + len(cache.ends)} snapshots, at most {cache.n_slots} are allowed"
+    for snapshot in [*kept, *cache.ends]:
+        if PromptMatch(tokens_of(snapshot)).prefix(snapshot.n) != snapshot.prefix:
+            yield f"{snapshot.prefix.name} holds other tokens than its name says"
+        spans = snapshot.spans(0, snapshot.n)
+        if [*(first for _, first, _ in spans), snapshot.n] != [0, *(last for _, _, last in spans)]:
+            yield f"{snapshot.prefix.name} lacks rows"
+    for snapshot in kept:
+        if cache.get(snapshot.prefix) is not snapshot:
+            yield f"{snapshot.prefix.name} is not found by its name"
+    if not cache.pinned <= set(kept):
+        yield "a pinned snapshot is gone"
+
+
+def _of_sizes(cache: RamCache) -> Iterator[str]:
+    holders = [*cache.snapshots(), *cache.retained, *cache.ends]
+    segments: dict[int, Segment] = {id(each): each for snapshot in holders for each, _ in snapshot.chain.items()}
+    parents = [segment.parent for segment in segments.values() if segment.parent is not None]
+    references = Counter(map(id, [*(snapshot.segment for snapshot in holders), *parents]))
+    for segment in segments.values():
+        if segment.references != references[id(segment)]:
+            counted = f"{segment.references} references, {references[id(segment)]} are there"
+            yield f"the segment at [{segment.start}, {segment.end}) counts {counted}"
+    states = [snapshot.state for snapshot in holders]
+    shared = {id(block): int(block.nbytes) for state in states for block in state.shared}
+    n_bytes = sum(each.n_bytes for each in segments.values()) + sum(state.own_bytes for state in states)
+    n_bytes += sum(shared.values())
+    if cache.n_bytes != n_bytes:
+        yield f"counts {cache.n_bytes} bytes, {n_bytes} are there"
+    if cache.budget is not None and n_bytes > cache.budget and not (cache.retained or cache.pinned):
+        yield f"{n_bytes} bytes, at most {cache.budget} are allowed"

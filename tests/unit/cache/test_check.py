@@ -1,0 +1,60 @@
+"""The check that ships: each kind of damage is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from pyctl.cache.check import faults
+from pyctl.cache.ram import RamCache
+from pyctl.cache.snapshot import PromptMatch, Segment, Snapshot, State
+from pyctl.prompt import as_tokens
+
+
+def filled() -> RamCache:
+    """Two snapshots, one on the other's rows."""
+    cache, tokens = RamCache(4, 10_000), as_tokens(range(20))
+    match, segment = PromptMatch(tokens), None
+    for first, last in ((0, 10), (10, 20)):
+        segment = Segment(first, tokens[first:last], np.zeros(10, np.uint8), segment, (last,))
+        assert cache.add(Snapshot(match.prefix(last), segment, State.of(np.zeros(8, np.uint8))))
+    return cache
+
+
+def other_tokens(cache: RamCache) -> None:
+    cache.snapshots()[0].segment.tokens = as_tokens(range(1, 11))
+
+
+def leaked_reference(cache: RamCache) -> None:
+    cache.snapshots()[0].segment.references += 1
+
+
+def grown_rows(cache: RamCache) -> None:
+    cache.snapshots()[1].segment.rows = np.zeros(30, np.uint8)
+
+
+def unknown_pin(cache: RamCache) -> None:
+    cache.pinned.add(filled().snapshots()[0])
+
+
+def no_budget(cache: RamCache) -> None:
+    cache.budget = 10
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (other_tokens, "holds other tokens than its name says"),
+        (leaked_reference, "the segment at [0, 10) counts 3 references, 2 are there"),
+        (grown_rows, "counts 116 bytes, 136 are there"),
+        (unknown_pin, "a pinned snapshot is gone"),
+        (no_budget, "bytes, at most 10 are allowed"),
+    ],
+)
+def test_damage_is_told(damage: Callable[[RamCache], None], told: str) -> None:
+    cache = filled()
+    assert faults(cache) == []
+    damage(cache)
+    assert told in "\n".join(faults(cache))
