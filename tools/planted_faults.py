@@ -142,8 +142,8 @@ FAULTS = (
     Fault(
         "leaking-suspension",  # a request that is cancelled while suspended keeps its RAM
         "pyctl/engine/schedule/scheduler.py",
-        "            self._prefix_cache.cache.release(active.kept)\n            active.kept = None\n        if active in",
-        "            active.kept = None\n        if active in",
+        "            self._prefix_cache.cache.release(active.kept)\n            active.kept = None\n",
+        "            active.kept = None\n",
         ("tests/unit/engine/test_scheduler.py::test_a_suspended_reply_that_is_cancelled_frees_everything",),
     ),
     Fault(
