@@ -124,6 +124,8 @@ class PrefixTree(Generic[K]):
         if not ending:
             del self._ending_in[node.segment]
         self._unlink(node.segment)
+        # A policy's heap may hold the node for a while, and nothing by it.
+        node.key = node.segment = None  # type: ignore[assignment]
 
     def matching(self, matches: Callable[[K], bool]) -> list[K]:
         """The snapshots that match something; behind one that does not, none does."""
