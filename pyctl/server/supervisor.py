@@ -58,8 +58,9 @@ class Supervisor:
             try:
                 self._step()
             except Exception:
-                log.exception("the thread that loads models failed in one step")
-                self._models.closing.wait(1.0)
+                if not self._models.closing.is_set():  # else calls of engines that close are cancelled
+                    log.exception("the thread that loads models failed in one step")
+                    self._models.closing.wait(1.0)
 
     def _step(self) -> None:
         """Unload or load one model, or wait until something changes."""
@@ -192,7 +193,9 @@ class Supervisor:
         log.info("%s unloaded in %.1f s", model.name, self._models.clock() - began)
 
     def _failed(self, model: ServedModel, error: Exception) -> None:
-        """Tell all that wait for ``model``, and load again what left for it."""
+        """Tell all that wait for ``model``, and load again what left for it; nothing at the end of all."""
+        if self._models.closing.is_set():
+            return
         known = error if isinstance(error, PyctlError) else ModelError(f"cannot load {model.name}: internal error")
         if known is not error:
             log.error("cannot load %s", model.name, exc_info=error)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -102,6 +103,30 @@ def test_a_load_that_fails_is_the_error_of_its_requests_and_brings_back_what_lef
     bad.error = None
     models.load(models.named("bad"))
     until(lambda: state(models, "bad") == "loaded")
+
+
+@pytest.mark.parametrize("call", ["admin.n_kept", "worker.load"])
+def test_an_end_while_a_model_is_loaded_again_is_no_error(
+    run: Callable[..., Models], caplog: pytest.LogCaptureFixture, call: str
+) -> None:
+    models = run(1, a=Loader(), b=Loader())
+    for name in ("a", "b"):
+        lease(models, name).close()
+    owner, _, method = call.partition(".")
+
+    def ends() -> Future[int]:
+        models.closing.set()
+        cancelled: Future[int] = Future()
+        cancelled.cancel()
+        return cancelled
+
+    setattr(getattr(models.named("a").service, owner), method, ends)
+    asked = models.ask(models.named("a"))
+    until(models.closing.is_set)
+    models.close()
+    assert isinstance(asked.exception(60), UnavailableError)
+    until(lambda: not any(thread.name == "pyctl-models" for thread in threading.enumerate()))
+    assert [record.message for record in caplog.records if record.levelname in ("ERROR", "CRITICAL")] == []
 
 
 def test_what_serves_does_not_leave(run: Callable[..., Models]) -> None:
