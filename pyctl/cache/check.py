@@ -5,24 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-import numpy as np
-
 from pyctl.cache.ram import RamCache
-from pyctl.cache.snapshot import PromptMatch, Segment, Snapshot
-from pyctl.prompt import Tokens, as_tokens
+from pyctl.cache.snapshot import PromptMatch, Segment
 
-__all__ = ["faults", "tokens_of"]
+__all__ = ["faults"]
 
 
 def faults(cache: RamCache) -> list[str]:
-    """What contradicts itself, a line each; [] for a sound cache. Takes the time of a hash of all tokens."""
+    """The contradictions, a line each; [] for a sound cache. Takes the time of a hash of all tokens."""
     return [*_of_names(cache), *_of_sizes(cache)]
-
-
-def tokens_of(snapshot: Snapshot) -> Tokens:
-    """The tokens that a snapshot covers, from its chain."""
-    parts = [segment.tokens[: last - segment.start] for segment, last in snapshot.chain.items()]
-    return as_tokens(np.concatenate(parts[::-1]))
 
 
 def _of_names(cache: RamCache) -> Iterator[str]:
@@ -32,7 +23,7 @@ def _of_names(cache: RamCache) -> Iterator[str]:
     if cache.n_slots and len(kept) + len(cache.ends) > cache.n_slots:
         yield f"{len(kept) + len(cache.ends)} snapshots, at most {cache.n_slots} are allowed"
     for snapshot in [*kept, *cache.ends]:
-        if PromptMatch(tokens_of(snapshot)).prefix(snapshot.n) != snapshot.prefix:
+        if PromptMatch(snapshot.last_tokens(snapshot.n)).prefix(snapshot.n) != snapshot.prefix:
             yield f"{snapshot.prefix.name} holds other tokens than its name says"
         spans = snapshot.spans(0, snapshot.n)
         if [*(first for _, first, _ in spans), snapshot.n] != [0, *(last for _, _, last in spans)]:

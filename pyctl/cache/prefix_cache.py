@@ -338,7 +338,7 @@ class PrefixCache:
         seq.reset(as_tokens([]))
 
     def check(self) -> list[str]:
-        """What of the cache in RAM contradicts itself, a line each; takes a hash of all tokens."""
+        """The contradictions of the cache in RAM, as `faults` says."""
         return faults(self.cache)
 
     def close(self) -> bool:

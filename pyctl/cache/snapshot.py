@@ -342,12 +342,16 @@ class Snapshot:
 
     def tail(self, n: int) -> tuple[int, ...]:
         """The last ``n`` tokens, or fewer."""
+        return tuple(self.last_tokens(n).tolist())
+
+    def last_tokens(self, n: int) -> Tokens:
+        """As `tail`, in an array: with ``n`` of the snapshot all that it covers."""
         parts: list[Tokens] = []
         for segment, last in self.chain.items():
             parts.append(segment.tokens[: last - segment.start])
             if sum(part.size for part in parts) >= n:
                 break
-        return tuple(np.concatenate(parts[::-1])[-n:].tolist())
+        return np.concatenate(parts[::-1])[-n:]
 
     def spans(self, first: int, last: int) -> list[Span]:
         """The rows [first, last) of the chain, in order; where they are on the device, from there."""

@@ -84,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _check_cache(settings: CommandSettings) -> int:
-    """Print what contradicts itself in the cache of a server; returns 1 if anything does. Raises ConfigError."""
+    """Print the contradictions of a server's cache; returns 1 if there are any. Raises ConfigError."""
     import httpx
 
     from pyctl.cli.launched_server import address_of

@@ -104,7 +104,7 @@ class EngineAdmin:
         return self._worker.call(self._revise, is_read=True)
 
     def check(self) -> Future[list[str]]:
-        """What of the cache in RAM contradicts itself, as `PrefixCache.check` says; nothing is evaluated meanwhile."""
+        """The contradictions of the cache in RAM, as `PrefixCache.check` says; nothing is evaluated meanwhile."""
         return self._worker.call(self._engine.prefix_cache.check, is_read=True)
 
     def pin(self, name: str, pinned: bool) -> Future[bool]:

@@ -8,7 +8,7 @@ from pyctl.cache.ram import RamCache
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.llama import Loaded
-from tests.unit.cache.checks import check_invariants, tokens_of
+from tests.unit.cache.checks import check_invariants
 from tests.unit.engine.drive import ask, chat
 
 
@@ -32,7 +32,7 @@ def test_fifty_turns_in_four_branches(open_model: Callable[..., Loaded]) -> None
 
     positions = set()
     for snapshot in engine.prefix_cache.cache.snapshots():
-        tokens = tokens_of(snapshot)
+        tokens = snapshot.last_tokens(snapshot.n)
         digest = 0
         for token in tokens.tolist():
             digest = hash((digest, token))

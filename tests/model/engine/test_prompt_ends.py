@@ -17,7 +17,6 @@ from pyctl.engine.sampling import Sampling
 from pyctl.llama import Loaded
 from pyctl.prompt import Prompt
 from tests.fake import FakeBackend
-from tests.unit.cache.checks import tokens_of
 from tests.unit.engine.drive import AtOnce, Reply, ask, cold, collect, request
 
 
@@ -163,7 +162,7 @@ def test_a_snapshot_that_is_dropped_takes_the_ends_behind_it_along() -> None:
     one, other = list(cache.ends)
     assert admin.drop(one.prefix.name), "by the name that timings gave it"
     assert list(cache.ends) == [other]
-    stem = next(each for each in cache.snapshots() if PromptMatch(tokens_of(other)).shared(each) == each.n)
+    stem = next(each for each in cache.snapshots() if PromptMatch(other.last_tokens(other.n)).shared(each) == each.n)
     assert admin.drop(stem.prefix.name)
     assert admin.view().result().n_ends == 0
     assert not admin.drop(one.prefix.name)

@@ -18,7 +18,7 @@ from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.llama import LlamaBackend, Loaded
 from pyctl.prompt import Prompt
-from tests.unit.cache.checks import check_invariants, tokens_of
+from tests.unit.cache.checks import check_invariants
 from tests.unit.engine.drive import START, ask, chat, cold
 
 """Stands for <|im_start|>: every boundary is where one of these is."""
@@ -39,7 +39,7 @@ def check(engine: Engine, prompt: Prompt, n: int = 6) -> int:
     assert reply.done is not None
     check_invariants(engine.prefix_cache.cache)
     for snapshot in engine.prefix_cache.cache.snapshots():
-        assert PromptMatch(tokens_of(snapshot)).prefix(snapshot.n) == snapshot.prefix
+        assert PromptMatch(snapshot.last_tokens(snapshot.n)).prefix(snapshot.n) == snapshot.prefix
     key = (prompt.tokens.tobytes(), n)
     assert key in _expected, "call expect() first: a cold run would disturb the live sequence"
     assert reply.tokens == _expected[key]

@@ -24,7 +24,7 @@ from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.snapshot import PromptMatch, Snapshot
 from pyctl.prompt import Prompt
-from tests.unit.cache.disk.making import check_directory, check_read, conversation, on_disk, tokens_of
+from tests.unit.cache.disk.making import check_directory, check_read, conversation, on_disk
 from tests.waiting import until
 
 Opener = Callable[..., DiskStore]
@@ -61,7 +61,7 @@ def write_once(directory: str, first: int, damaged: object) -> None:
     store.directory.recover()
     for each in all_snapshots(first):
         store.write(each)
-        found = store.read(each.prefix, tokens_of(each))
+        found = store.read(each.prefix, each.last_tokens(each.n))
         assert found is None or found.state.recurrent.tobytes() == each.state.recurrent.tobytes()
         assert store.directory.n_bytes <= BUDGET
     damaged.value += store.damaged  # type: ignore[attr-defined]
@@ -203,7 +203,7 @@ def test_reads_while_recovering_and_writing(open_store: Opener) -> None:
         ]
         while any(thread.is_alive() for thread in threads):
             for each in made:
-                found = store.read(each.prefix, tokens_of(each))
+                found = store.read(each.prefix, each.last_tokens(each.n))
                 assert found is None or found.state.recurrent.tobytes() == each.state.recurrent.tobytes()
         for thread in threads:
             thread.join()
@@ -221,7 +221,7 @@ def serve_for_ever(directory: str, first: int, served: ctypes.c_int) -> None:
     served.value = 0
     while True:
         for made in all_snapshots(first):
-            prompt = Prompt.of(tokens_of(made))
+            prompt = Prompt.of(made.last_tokens(made.n))
             tier.recent.add(prompt)
             tier.write(made)
             tier.flush(30)

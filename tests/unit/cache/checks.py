@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from pyctl.cache.check import faults, tokens_of
+from pyctl.cache.check import faults
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import PromptMatch
-
-__all__ = ["check_invariants", "tokens_of"]
 
 
 def check_invariants(cache: RamCache) -> None:
     """`faults` finds none, lookups find what begins a prompt, and prompt ends have an output."""
     assert faults(cache) == []
     for snapshot in cache.snapshots()[:3]:
-        match = PromptMatch(tokens_of(snapshot))
+        match = PromptMatch(snapshot.last_tokens(snapshot.n))
         begins = {each for each in cache.snapshots() if match.shared(each) == each.n}
         found = cache.lookup(match, snapshot.n)
         assert (set(found), [each.n for each in found]) == (begins, sorted((each.n for each in begins), reverse=True))

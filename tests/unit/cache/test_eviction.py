@@ -21,7 +21,7 @@ from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import NOTHING, PromptMatch, Segment, Snapshot, State
 from pyctl.prompt import as_tokens
 from tests.effort import examples
-from tests.unit.cache.checks import check_invariants, tokens_of
+from tests.unit.cache.checks import check_invariants
 
 STEP = 10
 
@@ -236,7 +236,7 @@ class RamHistories(RuleBasedStateMachine):
 
     def made(self, stem: Snapshot | None, size: int, middle: bool, on_device: bool) -> Snapshot:
         self.seed += 1
-        before = as_tokens([]) if stem is None else tokens_of(stem)
+        before = as_tokens([]) if stem is None else stem.last_tokens(stem.n)
         start = 0 if stem is None else max(stem.n - size, 0) if middle else stem.n
         fresh = np.random.default_rng(self.seed).integers(0, 1000, size + STEP)
         tokens = as_tokens(np.concatenate([before[:start], fresh]))

@@ -27,7 +27,6 @@ from pyctl.image_file import ImageFile
 from pyctl.prompt import Picture, Prompt, Tokens, as_tokens, common_prefix
 from tests.effort import examples
 from tests.fake import FakeBackend
-from tests.unit.cache.checks import tokens_of
 from tests.unit.engine.drive import ask, cold, collect, request
 from tests.unit.engine.test_scheduler import check_held
 
@@ -244,7 +243,7 @@ class Conversations(RuleBasedStateMachine):
         ends = batch_ends(prompt, self.backend.facts.n_ubatch, batch_cost=self.backend.facts.batch_cost)
         best = 0
         for snapshot in self.engine.prefix_cache.cache.snapshots():
-            stored = tokens_of(snapshot)
+            stored = snapshot.last_tokens(snapshot.n)
             n = common_prefix(stored, prompt.tokens)
             if n == snapshot.n < len(prompt) and (not self.exact or n in ends):
                 best = max(best, n)

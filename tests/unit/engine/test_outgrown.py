@@ -18,7 +18,7 @@ from pyctl.engine.engine_settings import EngineSettings
 from pyctl.prompt import Prompt
 from tests.effort import examples
 from tests.fake import FakeBackend
-from tests.unit.cache.checks import check_invariants, tokens_of
+from tests.unit.cache.checks import check_invariants
 from tests.unit.engine.drive import ask, cold
 
 N_UBATCH = 64
@@ -82,7 +82,9 @@ def grown(engine: Engine, seed: int, n_messages: int) -> tuple[list[int], list[i
         lengths.append(100)
         prompt = conversation(seed, lengths)
         assert ask(engine, prompt, 2).error is None
-        held = [s.n for s in engine.prefix_cache.cache.snapshots() if (prompt.tokens[: s.n] == tokens_of(s)).all()]
+        held = [
+            s.n for s in engine.prefix_cache.cache.snapshots() if (prompt.tokens[: s.n] == s.last_tokens(s.n)).all()
+        ]
         resumable.append(max(held, default=0))
     return resumable, batch_ends(prompt, N_UBATCH, 32)
 

@@ -11,7 +11,6 @@ from pyctl.cache.disk.file_format import RULES, SIZES
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.snapshot import NOTHING, Block, Prefix, PromptMatch, Segment, Snapshot, State
 from pyctl.prompt import Tokens, as_tokens
-from tests.unit.cache.checks import tokens_of
 
 ROW = 48
 """Bytes of rows per token."""
@@ -41,7 +40,7 @@ def snapshot(at: Segment, n: int | None = None, exact: bool = True, state: int |
     """A snapshot at the end of ``at``, or within it; ``state`` bytes."""
     n = at.end if n is None else n
     probe = Snapshot(Prefix(b"", n), at, State())
-    prefix = PromptMatch(tokens_of(probe)).prefix(n)
+    prefix = PromptMatch(probe.last_tokens(probe.n)).prefix(n)
     blob = np.random.default_rng(n).integers(0, 256, state, dtype=np.uint8) if state else NOTHING
     return Snapshot(prefix, at, State.of(blob), exact)
 
@@ -91,7 +90,7 @@ def check_equal(found: Snapshot | None, expected: Snapshot) -> None:
 def check_read(store: DiskStore, expected: Snapshot) -> None:
     assert store.contains(expected.prefix)
     assert expected.n in store.lengths()
-    check_equal(store.read(expected.prefix, as_tokens([*tokens_of(expected), 5, 6])), expected)
+    check_equal(store.read(expected.prefix, as_tokens([*expected.last_tokens(expected.n), 5, 6])), expected)
 
 
 def on_disk(directory: Path) -> list[Path]:

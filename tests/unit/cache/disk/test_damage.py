@@ -40,7 +40,7 @@ from pyctl.chat.replay import ReplayLog, SampledReply
 from pyctl.prompt import Prompt
 from tests.effort import IS_QUICK
 from tests.unit.cache.disk.lies import RawFile
-from tests.unit.cache.disk.making import ROW, check_directory, check_read, conversation, on_disk, tokens_of
+from tests.unit.cache.disk.making import ROW, check_directory, check_read, conversation, on_disk
 from tests.unit.engine.drive import ManualClock
 
 Opener = Callable[..., DiskStore]
@@ -69,7 +69,7 @@ def check_lost(store: DiskStore, made: list[Snapshot], lost: list[bool]) -> None
     assert store.damaged == 0
     for each, gone in reversed(list(zip(made, lost, strict=True))):
         if gone:
-            assert store.read(each.prefix, tokens_of(each)) is None
+            assert store.read(each.prefix, each.last_tokens(each.n)) is None
             assert not store.contains(each.prefix)
         else:
             check_read(store, each)
@@ -102,7 +102,7 @@ def test_flipped_bytes(store: DiskStore, made: list[Snapshot], suffix: str, mask
         broken = bytearray(whole)
         broken[at] ^= mask
         path.write_bytes(broken)
-        assert store.read(last.prefix, tokens_of(last)) is None, f"byte {at}"
+        assert store.read(last.prefix, last.last_tokens(last.n)) is None, f"byte {at}"
         assert store.damaged == n
         assert not path.exists()
         assert store.write(last) > 0
@@ -221,7 +221,7 @@ def test_a_read_that_fails_is_a_miss_and_loses_the_file_unless_the_drive_is_away
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, call, fail)
-        assert store.read(made[-1].prefix, tokens_of(made[-1])) is None
+        assert store.read(made[-1].prefix, made[-1].last_tokens(made[-1].n)) is None
     assert store.damaged == (error not in AWAY)
     assert store.contains(made[-1].prefix) == (error in AWAY)
     check_read(store, made[1])
@@ -265,7 +265,7 @@ def test_swapped_files(store: DiskStore, made: list[Snapshot], suffix: str) -> N
     two.rename(one)
     temp.rename(two)
     for each in reversed(made[1:]):
-        assert store.read(each.prefix, tokens_of(each)) is None
+        assert store.read(each.prefix, each.last_tokens(each.n)) is None
     assert store.damaged == 2
     check_read(store, made[0])
     check_directory(store)
@@ -442,7 +442,7 @@ def test_what_another_process_wrote_is_found_after_a_look(open_store: Opener, ma
     other.directory.refresh()
     check_read(other, made[0])
     one.directory.remove(made[0].prefix.name)
-    assert other.read(made[0].prefix, tokens_of(made[0])) is None
+    assert other.read(made[0].prefix, made[0].last_tokens(made[0].n)) is None
     assert not other.contains(made[0].prefix)
     assert other.damaged == 0, "it was only evicted"
 
@@ -477,8 +477,8 @@ def test_lost_index_is_rebuilt(
     if not running:
         store = open_store()
     for each in made:
-        found = store.read(each.prefix, tokens_of(each))
-        assert found is None or tokens_of(found).tolist() == tokens_of(each).tolist()
+        found = store.read(each.prefix, each.last_tokens(each.n))
+        assert found is None or found.last_tokens(found.n).tolist() == each.last_tokens(each.n).tolist()
     assert store.damaged == 0
     store.directory.recover()
     for each in made:

@@ -27,7 +27,6 @@ from tests.unit.cache.disk.making import (
     on_disk,
     segment,
     snapshot,
-    tokens_of,
 )
 
 Opener = Callable[..., DiskStore]
@@ -79,7 +78,7 @@ def test_a_model_of_rows_alone_has_a_state_of_its_draft_model_alone(open_store: 
     assert made.state.parts.keys() == {"draft"}
     write(open_store(sizes=sizes), [made])
     check_read(open_store(sizes=sizes), made)
-    back = open_store(sizes=replace(PLAIN, state=0)).read(made.prefix, tokens_of(made))
+    back = open_store(sizes=replace(PLAIN, state=0)).read(made.prefix, made.last_tokens(made.n))
     assert not back.state.parts
 
 
@@ -118,19 +117,20 @@ def test_who_has_a_draft_model_takes_files_that_have_none(
 def test_a_conversation_goes_on_in_the_same_files_with_and_without(open_store: Opener, made: list[Snapshot]) -> None:
     write(open_store(sizes=DRAFTS), made[:1])
     plain = open_store(sizes=PLAIN)
-    first = plain.read(made[0].prefix, tokens_of(made[0]))
+    first = plain.read(made[0].prefix, made[0].last_tokens(made[0].n))
     longer = snapshot(segment(range(50, 90), first.segment))
     write(plain, [longer])
     assert len(on_disk(plain.directory.path)) == 4, "one segment and one state more: nothing is stored twice"
 
     store = open_store(sizes=DRAFTS)
-    second = store.read(longer.prefix, tokens_of(longer))
-    last = Segment(60, tokens_of(longer)[:10], segment(range(10)).rows, second.segment, (70,), draft_rows=NOTHING)
+    second = store.read(longer.prefix, longer.last_tokens(longer.n))
+    tokens = longer.last_tokens(longer.n)[:10]
+    last = Segment(60, tokens, segment(range(10)).rows, second.segment, (70,), draft_rows=NOTHING)
     rows = np.arange(DRAFT_BASE + 10 * DRAFT_ROW, dtype=np.uint8)
     end = snapshot(replace(last, draft_rows=rows))
     write(store, [end])
     check_directory(store)
-    found = open_store(sizes=DRAFTS).read(end.prefix, tokens_of(end))
+    found = open_store(sizes=DRAFTS).read(end.prefix, end.last_tokens(end.n))
     sizes = [(saved.draft.size, first, last) for saved, first, last in found.spans(0, 70)]
     assert sizes == [(DRAFT_BASE + 20 * DRAFT_ROW, 0, 20), (0, 20, 60), (rows.size, 60, 70)]
     assert (found.spans(65, 70)[0][0].draft == rows).all()
@@ -148,10 +148,10 @@ def test_damage_in_them_is_damage(open_store: Opener, made: list[Snapshot], what
         data = bytearray(path.read_bytes())
         data[first + (end - first) * n // 9] ^= 1 << n % 8
         path.write_bytes(data)
-        assert store.read(last.prefix, tokens_of(last)) is None
+        assert store.read(last.prefix, last.last_tokens(last.n)) is None
         assert store.damaged == n
         assert store.write(last) > 0
-    check_equal(store.read(last.prefix, tokens_of(last)), last)
+    check_equal(store.read(last.prefix, last.last_tokens(last.n)), last)
     check_directory(store)
 
 
@@ -166,5 +166,5 @@ def test_other_parts_are_damage(open_store: Opener, made: list[Snapshot], suffix
     file.parts += [replace(draft, what=kind) for kind in kinds]
     path.write_bytes(file.pack())
     assert path.name in "".join(store.directory.verify().broken)
-    assert store.read(made[0].prefix, tokens_of(made[0])) is None
+    assert store.read(made[0].prefix, made[0].last_tokens(made[0].n)) is None
     assert store.damaged == 1

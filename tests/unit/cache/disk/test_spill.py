@@ -23,7 +23,6 @@ from tests.unit.cache.disk.making import (
     conversation,
     segment,
     snapshot,
-    tokens_of,
 )
 
 Opener = Callable[..., DiskStore]
@@ -75,7 +74,7 @@ def test_names_are_those_of_a_process_that_knows_nothing(open_store: Opener, tmp
 
 
 def opened(store: DiskStore, expected: Snapshot, base: Snapshot | None) -> Snapshot:
-    pending = finish(store.open(expected.prefix, as_tokens([*tokens_of(expected), 5, 6]), base))
+    pending = finish(store.open(expected.prefix, as_tokens([*expected.last_tokens(expected.n), 5, 6]), base))
     return finish(pending.complete())
 
 

@@ -29,7 +29,6 @@ from tests.unit.cache.disk.making import (
     on_disk,
     segment,
     snapshot,
-    tokens_of,
 )
 from tests.unit.engine.drive import ManualClock
 
@@ -111,11 +110,11 @@ def test_chains_share_segments_unless_they_were_given_up(open_store: Opener) -> 
     made = conversation(0, turns=2)
     for each in made:
         store.write(each)
-    short = store.read(made[0].prefix, tokens_of(made[1]))
-    long = store.read(made[1].prefix, tokens_of(made[1]))
+    short = store.read(made[0].prefix, made[1].last_tokens(made[1].n))
+    long = store.read(made[1].prefix, made[1].last_tokens(made[1].n))
     assert long.segment.parent is short.segment
     short.segment.rows, short.segment.dropped = np.empty(0, np.uint8), True
-    check_equal(store.read(made[0].prefix, tokens_of(made[1])), made[0])
+    check_equal(store.read(made[0].prefix, made[1].last_tokens(made[1].n)), made[0])
 
 
 def test_equal_tokens_with_other_rows_are_kept_apart(open_store: Opener) -> None:
@@ -136,7 +135,7 @@ def test_tokens_decide_not_digests(open_store: Opener) -> None:
     store = open_store()
     made = conversation(0)[0]
     store.write(made)
-    other = as_tokens(tokens_of(made) + 1)
+    other = as_tokens(made.last_tokens(made.n) + 1)
     assert store.read(made.prefix, other) is None
     assert store.read(made.prefix, other[:3]) is None
     assert store.damaged == 0
@@ -257,7 +256,7 @@ def test_other_fingerprints_count_and_go_by_the_same_rule(open_store: Opener, cl
     for each in stale:
         other.write(each)
     assert mine.lengths() == set()
-    assert mine.read(stale[0].prefix, tokens_of(stale[0])) is None
+    assert mine.read(stale[0].prefix, stale[0].last_tokens(stale[0].n)) is None
     clock.advance(3600)
     fresh = conversation(9, turns=1)[0]
     mine.write(fresh)

@@ -14,7 +14,7 @@ from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.disk.store_behind import StoreBehind, connect
 from pyctl.cache.snapshot import PromptMatch, Snapshot
 from pyctl.errors import ConfigError
-from tests.unit.cache.disk.making import check_directory, check_read, conversation, tokens_of
+from tests.unit.cache.disk.making import check_directory, check_read, conversation
 from tests.waiting import until
 
 pytest.importorskip("obstore")
@@ -68,7 +68,7 @@ def behind(client: Faulty) -> Iterator[Behind]:
 
 
 def found(behind: StoreBehind, made: Snapshot) -> list[int]:
-    return [prefix.n for prefix, _ in behind.far(PromptMatch(tokens_of(made)), made.n)]
+    return [prefix.n for prefix, _ in behind.far(PromptMatch(made.last_tokens(made.n)), made.n)]
 
 
 def fetch(behind: StoreBehind, made: Snapshot) -> None:
