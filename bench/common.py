@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from llama_cpp import llama_cpp as api
 from rich.console import Console
 from rich.table import Table
 
@@ -22,7 +21,7 @@ import pyctl
 from pyctl.engine.engine import Engine
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, Event, Failed, Request
-from pyctl.llama.library import build_version
+from pyctl.llama.library import api, build_version
 from pyctl.llama.llama_tokenizer import LlamaTokenizer
 from tools.generator import TINY_DENSE
 

@@ -26,7 +26,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from llama_cpp import llama_cpp as api
 from numpy.typing import NDArray
 
 from bench.common import answered
@@ -46,6 +45,7 @@ from pyctl.engine.request import Done, Request
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import EngineError, ModelError, PyctlError
 from pyctl.llama import LlamaBackend, load, reserve_pinned
+from pyctl.llama.library import api
 from pyctl.measure.observed import evict
 from pyctl.module_command import module_command
 from pyctl.prompt import Picture, Prompt, Tokens, as_tokens

@@ -46,6 +46,7 @@ __all__ = [
     "PulseControl",
     "RowStore",
     "allocate",
+    "api",
     "build_version",
     "captured_log",
     "check_versions",

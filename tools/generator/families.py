@@ -23,11 +23,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
-from llama_cpp import llama_cpp as api
 from numpy.typing import NDArray
 
 from pyctl.atomic_file import temp_path
-from pyctl.llama.library import open_library
+from pyctl.llama.library import api, open_library
 from tools.generator.generate import add_tokenizer, source_digest, write_tensors
 from tools.generator.shapes import F32, Q4_K, Q8_0, Tensor
 from tools.generator.vocab import InitParams, byte_vocab, ggml
