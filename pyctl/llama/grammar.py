@@ -161,14 +161,8 @@ class GrammarCompiler:
         if kind == "llguidance":
             return _tried(llguidance.LLMatcher(vocabulary, grammar, log_level=0, limits=_LIMITS[kind]))
         assert self._markers is not None
-        rules = read_gbnf(grammar, self._markers)
-        error: RequestError | None = None
-        for text in translated(rules, self._end_tokens, self._markers.n_vocab):
-            try:
-                return _tried(llguidance.LLMatcher(vocabulary, _HEADER + text, log_level=0, limits=_LIMITS[kind]))
-            except RequestError as refused:
-                error = refused
-        raise RequestError(f"the grammar is too complex: {error}")
+        text = _HEADER + translated(read_gbnf(grammar, self._markers), self._end_tokens, self._markers.n_vocab)
+        return _tried(llguidance.LLMatcher(vocabulary, text, log_level=0, limits=_LIMITS[kind]))
 
 
 _MOST_KNOWN = 16
