@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache, partial
-from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple, TypeAlias
+from threading import Barrier
+from typing import Any, TypeAlias
 
 import numpy as np
 from llama_cpp import llama_cpp as api
 from numpy.typing import NDArray
 
-__all__ = ["Outputs", "RowThreads"]
+__all__ = ["Outputs"]
 
 Rows: TypeAlias = NDArray[np.float32]
 Read: TypeAlias = Callable[[Rows], Sequence[Any]]
@@ -27,57 +26,26 @@ FEW, MANY = 8, 8
 """Of fewer outputs than FEW each is read when it is needed. Threads are handed up to MANY rows each at once."""
 
 
-class RowThreads:
-    """Up to ``n`` threads that read rows beside the calling one, as many as the system starts."""
-
-    def __init__(self, n: int) -> None:
-        self.n = 0
-        self._parts: SimpleQueue[_Part] = SimpleQueue()
-        for _ in range(n):
-            try:
-                threading.Thread(target=self._run, name="logits-read", daemon=True).start()
-            except RuntimeError:
-                break
-            self.n += 1
-
-    def each(self, read: Read, rows: Rows) -> list[Any]:
-        """Return the results of ``read`` for all ``rows``. No thread reads them after that, nor after an error."""
-        size = -(-len(rows) // (2 * (self.n + 1)))
-        done: SimpleQueue[tuple[int, Any]] = SimpleQueue()
-        starts = range(0, len(rows), size)
-        for start in starts:
-            self._parts.put(_Part(read, rows[start : start + size], start, done))
-        with suppress(Empty):  # threads that wake late find less to do
-            while True:
-                self._parts.get_nowait().run()
-        found = dict(done.get() for _ in starts)
-        for result in found.values():
-            if isinstance(result, BaseException):
-                raise result
-        return [each for start in starts for each in found[start]]
-
-    def _run(self) -> None:
-        while True:
-            self._parts.get().run()
-
-
-class _Part(NamedTuple):
-    read: Read
-    rows: Rows
-    start: int
-    done: SimpleQueue[tuple[int, Any]]
-
-    def run(self) -> None:
-        try:
-            result: Any = self.read(self.rows)
-        except BaseException as error:
-            result = error
-        self.done.put((self.start, result))
-
-
 @cache
-def _threads() -> RowThreads:
-    return RowThreads(N_THREADS - 1)
+def _threads(n: int) -> ThreadPoolExecutor | None:
+    """``n`` threads that read rows, all started; None where the system does not start them."""
+    threads, together = ThreadPoolExecutor(n, "logits-read"), Barrier(n)
+    try:
+        for _ in range(n):
+            threads.submit(together.wait)
+    except RuntimeError:
+        together.abort()
+        threads.shutdown(wait=False)
+        return None
+    return threads
+
+
+def _read_by(threads: ThreadPoolExecutor, n_parts: int, read: Read, rows: Rows) -> list[Any]:
+    """Return the results of ``read`` for all ``rows``. No thread reads them after that, nor after an error."""
+    size = -(-len(rows) // n_parts)
+    parts = [threads.submit(read, rows[start : start + size]) for start in range(0, len(rows), size)]
+    wait(parts)
+    return [found for part in parts for found in part.result()]
 
 
 def _maxima(n_groups: int, lets_run: bool, rows: Rows) -> list[Rows]:
@@ -92,14 +60,13 @@ def _maxima(n_groups: int, lets_run: bool, rows: Rows) -> list[Rows]:
 class Outputs:
     """The outputs of the last evaluation of ``ctx``: a row of ``n_vocab`` logits each, numbered from 0.
 
-    A search of one row also covers the next ones, by ``threads``, as far ahead as rows were needed before: drafts that
-    were right so far are likely to go on. Rows are read within calls only, since the next evaluation writes them.
+    A search of one row also covers the next ones, by ``n_threads``, as far ahead as rows were needed before: drafts
+    that were right so far are likely to go on. Rows are read within calls only, since the next evaluation writes them.
     """
 
-    def __init__(self, ctx: Any, n_vocab: int, threads: RowThreads | None = None) -> None:
-        self.ctx, self.n_vocab = ctx, n_vocab
+    def __init__(self, ctx: Any, n_vocab: int, n_threads: int = N_THREADS) -> None:
+        self.ctx, self.n_vocab, self.n_threads = ctx, n_vocab, n_threads
         self.is_recalled = False
-        self._threads = threads
         self._places: Sequence[int] = ()
         self._rows: Rows | None = None
         self._found: dict[int, tuple[int, list[Any]]] = {}
@@ -141,18 +108,19 @@ class Outputs:
             self._rows = np.ctypeslib.as_array(api.llama_get_logits(self.ctx), shape)
         return self._rows
 
-    def _beside(self) -> RowThreads | None:
-        """The threads that read rows beside this one; None for few rows, or where the system starts none."""
-        threads = (self._threads or _threads()) if len(self._places) >= FEW else None
-        return threads if threads is not None and threads.n else None
+    def _beside(self) -> ThreadPoolExecutor | None:
+        """The threads that read rows; None for few rows, or where the system starts none."""
+        return _threads(self.n_threads) if self.n_threads > 1 and len(self._places) >= FEW else None
 
     def _look(self, index: int, what: int, read: Read) -> Any:
         """Return what ``read`` finds at ``index``; ``what`` identifies it."""
         first, found = self._found.get(what, (0, []))
         if not first <= index < first + len(found):
             threads = self._beside()
-            n_ahead = max(threads.n + 1, min(index, (threads.n + 1) * MANY)) if threads is not None else 1
+            n_ahead = max(self.n_threads, min(index, self.n_threads * MANY)) if threads is not None else 1
             rows = self._all()[index : index + n_ahead]
-            found = threads.each(read, rows) if threads is not None and len(rows) > 1 else [*read(rows)]
+            found = (
+                [*read(rows)] if threads is None or len(rows) < 2 else _read_by(threads, 2 * self.n_threads, read, rows)
+            )
             first, self._found[what] = index, (index, found)
         return found[index - first]

@@ -17,7 +17,6 @@ from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.sampling import Sampling
 from pyctl.llama import load, sampler
 from pyctl.llama.llama_backend import LlamaBackend
-from pyctl.llama.outputs import RowThreads
 from pyctl.prompt import as_tokens
 from tools.generator import TINY_HYBRID, cached_model
 
@@ -30,11 +29,6 @@ def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaBackend]:
     loaded = load(ModelSettings(path=str(path), n_ctx=1024, n_threads=1), drafts=DraftSettings(draft_types=("cache",)))
     yield loaded.backend
     loaded.backend.unload()
-
-
-@pytest.fixture(scope="module")
-def threads() -> RowThreads:
-    return RowThreads(3)
 
 
 def tokens(backend: LlamaBackend, sampling: Sampling, n: int = 60) -> list[int]:
@@ -111,7 +105,7 @@ def test_a_bias_leaves_all_but_a_few_tokens_unread(backend: LlamaBackend, monkey
 N_DRAFTS = 40
 
 
-def of_one_evaluation(backend: LlamaBackend, sampling: Sampling, threads: RowThreads, kind: str) -> list[int]:
+def of_one_evaluation(backend: LlamaBackend, sampling: Sampling, n_threads: int, kind: str) -> list[int]:
     """The tokens sampled from the outputs of a long draft, whose logits are changed to a ``kind`` first."""
     prompt = as_tokens(list(range(100, 160)))
     backend.memory.clear(0)
@@ -120,7 +114,7 @@ def of_one_evaluation(backend: LlamaBackend, sampling: Sampling, threads: RowThr
     found = [chooser.sample(0)]
     backend.decode([SequenceTokens(0, tuple(range(300, 301 + N_DRAFTS)), prompt.size)])
     outputs, rng = backend.outputs, np.random.default_rng(3)
-    outputs._threads = threads
+    outputs.n_threads = n_threads
     for index in range(1 + N_DRAFTS):
         row = outputs.row(index)
         at = ctypes.addressof(api.llama_get_logits_ith(backend.ctx, index).contents)
@@ -149,14 +143,14 @@ def of_one_evaluation(backend: LlamaBackend, sampling: Sampling, threads: RowThr
     ],
 )
 def test_outputs_that_are_read_ahead_choose_the_same_tokens(
-    backend: LlamaBackend, threads: RowThreads, monkeypatch: pytest.MonkeyPatch, sampling: Sampling, kind: str
+    backend: LlamaBackend, monkeypatch: pytest.MonkeyPatch, sampling: Sampling, kind: str
 ) -> None:
-    found = of_one_evaluation(backend, sampling, threads, kind)
-    assert found == of_one_evaluation(backend, sampling, RowThreads(0), kind)
+    found = of_one_evaluation(backend, sampling, 4, kind)
+    assert found == of_one_evaluation(backend, sampling, 1, kind)
     assert len(set(found)) > 5
     if kind != "ties":
         monkeypatch.setattr(sampler, "n_best", lambda _: 0)
-        assert found == of_one_evaluation(backend, sampling, RowThreads(0), kind)
+        assert found == of_one_evaluation(backend, sampling, 1, kind)
 
 
 def test_outputs_are_those_of_the_last_evaluation(backend: LlamaBackend) -> None:

@@ -15,31 +15,24 @@ from numpy.typing import NDArray
 
 from pyctl.llama import outputs as module
 from pyctl.llama.grammar import Candidates
-from pyctl.llama.outputs import FEW, MANY, Outputs, RowThreads
+from pyctl.llama.outputs import FEW, MANY, Outputs
 from pyctl.llama.sampler import _n_groups
 from pyctl.prompt import as_tokens
 
 Rows = NDArray[np.float32]
 N_OUTPUTS = 45
-N_THREADS = 3
-
-
-@pytest.fixture(scope="module")
-def threads() -> RowThreads:
-    found = RowThreads(N_THREADS)
-    assert found.n == N_THREADS
-    return found
+N_THREADS = 4
 
 
 @pytest.fixture
 def outputs_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outputs]:
-    """outputs_of(rows, threads) -> the outputs of an evaluation that has left these rows."""
+    """outputs_of(rows, n_threads) -> the outputs of an evaluation that has left these rows."""
     monkeypatch.setattr(
         module.api, "llama_get_logits", lambda rows: rows.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
     )
 
-    def get(rows: Rows, threads: RowThreads) -> Outputs:
-        outputs = Outputs(rows, rows.shape[1], threads)
+    def get(rows: Rows, n_threads: int = N_THREADS) -> Outputs:
+        outputs = Outputs(rows, rows.shape[1], n_threads)
         outputs.set(range(len(rows)))
         return outputs
 
@@ -83,20 +76,18 @@ def found(outputs: Outputs, n_best: int, biased: Sequence[int] = ()) -> list[Any
 @pytest.mark.parametrize("n_vocab", [40, 16_384, 20_011])
 @pytest.mark.parametrize("kind", ["normal", "ties", "equal", "nan", "only nan", "masked", "infinite"])
 def test_the_same_is_found_with_and_without_threads(
-    threads: RowThreads, outputs_of: Callable[..., Outputs], kind: str, n_vocab: int
+    outputs_of: Callable[..., Outputs], kind: str, n_vocab: int
 ) -> None:
     rows = logits(kind, n_vocab)
     for n_best, biased in ((1, ()), (20, ()), (41, (0, 7, n_vocab - 1)), (150, ())):
-        alone = found(outputs_of(rows, RowThreads(0)), n_best, biased)
-        assert alone == found(outputs_of(rows, threads), n_best, biased)
-    assert found(outputs_of(rows, threads), 1) == [int(row.argmax()) for row in rows]
+        alone = found(outputs_of(rows, 1), n_best, biased)
+        assert alone == found(outputs_of(rows), n_best, biased)
+    assert found(outputs_of(rows), 1) == [int(row.argmax()) for row in rows]
 
 
-def test_several_requests_of_one_evaluation_look_for_different_things(
-    threads: RowThreads, outputs_of: Callable[..., Outputs]
-) -> None:
+def test_several_requests_of_one_evaluation_look_for_different_things(outputs_of: Callable[..., Outputs]) -> None:
     rows = logits("normal", 16_384)
-    outputs, alone = outputs_of(rows, threads), outputs_of(rows, RowThreads(0))
+    outputs, alone = outputs_of(rows), outputs_of(rows, 1)
     for index in range(N_OUTPUTS):
         n_groups = (512, 600)[index % 2]
         assert np.array_equal(outputs.maxima(index, n_groups), alone.maxima(index, n_groups))
@@ -104,38 +95,44 @@ def test_several_requests_of_one_evaluation_look_for_different_things(
     assert outputs.likeliest(3) == alone.likeliest(3)  # again
 
 
-class Counting(RowThreads):
-    n_rows = 0
+@pytest.fixture
+def n_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many rows each of several threads together have read at once."""
+    counts: list[int] = []
+    read_by = module._read_by
 
-    def each(self, read: module.Read, rows: Rows) -> list[Any]:
-        self.n_rows += len(rows)
-        assert len(rows) <= MANY * (self.n + 1)
-        return super().each(read, rows)
+    def counted(threads: Any, n_parts: int, read: module.Read, rows: Rows) -> list[Any]:
+        counts.append(len(rows))
+        return read_by(threads, n_parts, read, rows)
+
+    monkeypatch.setattr(module, "_read_by", counted)
+    return counts
 
 
-def test_no_more_rows_are_read_ahead_than_were_needed_before(outputs_of: Callable[..., Outputs]) -> None:
-    counting = Counting(N_THREADS)
+def test_no_more_rows_are_read_ahead_than_were_needed_before(
+    outputs_of: Callable[..., Outputs], n_read: list[int]
+) -> None:
     for n_needed in (1, 3, 4, 5, 9, 40):
-        outputs = outputs_of(logits("normal", 16_384), counting)
-        counting.n_rows = 0
+        outputs = outputs_of(logits("normal", 16_384))
+        n_read.clear()
         for index in range(n_needed):
             outputs.likeliest(index)
-        assert n_needed <= counting.n_rows <= max(2 * n_needed, N_THREADS + 1)
+        assert n_needed <= sum(n_read) <= max(2 * n_needed, N_THREADS)
+        assert max(n_read) <= MANY * N_THREADS
 
 
-def test_few_outputs_are_read_one_at_a_time(outputs_of: Callable[..., Outputs]) -> None:
-    counting = Counting(N_THREADS)
-    for rows, threads in ((FEW - 1, counting), (N_OUTPUTS, Counting(0))):
-        outputs = outputs_of(logits("normal", 16_384)[:rows], threads)
+def test_few_outputs_are_read_one_at_a_time(outputs_of: Callable[..., Outputs], n_read: list[int]) -> None:
+    for rows, n_threads in ((FEW - 1, N_THREADS), (N_OUTPUTS, 1)):
+        outputs = outputs_of(logits("normal", 16_384)[:rows], n_threads)
         for index in range(rows):
             outputs.likeliest(index)
-        assert threads.n_rows == 0
+    assert n_read == []
 
 
-def test_the_next_evaluation_may_write_at_once(threads: RowThreads, outputs_of: Callable[..., Outputs]) -> None:
+def test_the_next_evaluation_may_write_at_once(outputs_of: Callable[..., Outputs]) -> None:
     first, second = logits("normal", 16_384), logits("ties", 16_384)
     buffer = first.copy()
-    outputs = outputs_of(buffer, threads)
+    outputs = outputs_of(buffer)
     for _ in range(20):
         for rows in (first, second):
             buffer[:] = rows
@@ -148,8 +145,10 @@ def test_the_next_evaluation_may_write_at_once(threads: RowThreads, outputs_of: 
 
 
 @pytest.mark.parametrize("n_failing", [1, 3, 8])
-def test_an_error_waits_for_all_threads(threads: RowThreads, n_failing: int) -> None:
-    together, lock, ended = threading.Barrier(N_THREADS + 1), threading.Lock(), []
+def test_an_error_waits_for_all_threads(n_failing: int) -> None:
+    together, lock, ended = threading.Barrier(N_THREADS), threading.Lock(), []
+    threads = module._threads(N_THREADS)
+    assert threads is not None
 
     def read(rows: Rows) -> list[int]:
         together.wait(60)  # all threads are reading
@@ -165,27 +164,33 @@ def test_an_error_waits_for_all_threads(threads: RowThreads, n_failing: int) -> 
 
     rows = np.arange(8, dtype=np.float32)[:, None]
     with pytest.raises(MemoryError, match="row"):
-        threads.each(read, rows)
+        module._read_by(threads, 8, read, rows)
     assert sorted(ended) == list(range(8))
-    assert threads.each(lambda rows: rows[:, 0].tolist(), rows) == list(range(8))
+    assert module._read_by(threads, 8, lambda rows: rows[:, 0].tolist(), rows) == list(range(8))
 
 
+@pytest.mark.parametrize("n_started", [0, 2])
 def test_a_system_without_more_threads_reads_alone(
-    monkeypatch: pytest.MonkeyPatch, outputs_of: Callable[..., Outputs]
+    monkeypatch: pytest.MonkeyPatch, outputs_of: Callable[..., Outputs], n_started: int
 ) -> None:
-    def refused(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
+    start, left = threading.Thread.start, [None] * n_started
 
+    def refused(thread: threading.Thread) -> None:
+        if not left:
+            raise RuntimeError("can't start new thread")
+        left.pop()
+        start(thread)
+
+    n_threads = 10 + n_started  # threads of their own
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refused)
-        threads = RowThreads(N_THREADS)
-    assert threads.n == 0
+        assert module._threads(n_threads) is None
     rows = logits("normal", 16_384)
-    assert found(outputs_of(rows, threads), 1) == [int(row.argmax()) for row in rows]
+    assert found(outputs_of(rows, n_threads), 1) == [int(row.argmax()) for row in rows]
 
 
-def test_an_output_that_is_not_there_is_refused(threads: RowThreads, outputs_of: Callable[..., Outputs]) -> None:
-    outputs = outputs_of(logits("normal", 16_384), threads)
+def test_an_output_that_is_not_there_is_refused(outputs_of: Callable[..., Outputs]) -> None:
+    outputs = outputs_of(logits("normal", 16_384))
     with pytest.raises(IndexError):
         outputs.likeliest(N_OUTPUTS)
     outputs.set(())
