@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -26,6 +25,7 @@ from pyctl.cli.service_command import pyctl_command
 from pyctl.cli.signals import ending_by_signal, handled
 from pyctl.errors import ConfigError
 from pyctl.module_process import end_with_parent
+from pyctl.server.listen import bind
 from pyctl.text import one_line
 from pyctl.user_directory import user_directory
 
@@ -89,10 +89,7 @@ def started_server(
     settings: CommandSettings, own: LaunchSettings, flags: Sequence[str], key: str
 ) -> Iterator[FoundServer]:
     """`pyctl serve` with ``flags`` for the time of the block. Raises ConfigError if it does not start."""
-    host = settings.listen.hosts[0]
-    port = settings.listen.port
-    if not port or ("--port" not in own.server_flags and not _is_free(host, port)):
-        port = _free_port(host)
+    port = _port_for(settings, is_typed="--port" in own.server_flags)
     log = _log_path(port)
     url = address_of(settings, port)
     print(f"pyctl: starting the server, log: {log}", file=sys.stderr)
@@ -157,31 +154,15 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
             process.wait()
 
 
-def _is_free(host: str, port: int) -> bool:
-    try:
-        with _bound(host, port):
-            return True
-    except OSError:
-        return False
-
-
-def _free_port(host: str) -> int:
-    with _bound(host, 0) as bound:
-        return int(bound.getsockname()[1])
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )[0]
-    bound = socket.socket(family, kind, protocol)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        bound.bind(address)
-    except OSError:
-        bound.close()
-        raise
-    return bound
+def _port_for(settings: CommandSettings, *, is_typed: bool) -> int:
+    """The server's port: the one that was typed, else the usual one or, where that is taken, a free one."""
+    port, hosts = settings.listen.port, [host for host in settings.listen.hosts if not host.endswith(".sock")]
+    for tried in (port, 0):
+        with suppress(ConfigError), bind(hosts[:1], tried) as sockets:
+            return int(sockets[0].getsockname()[1])
+        if is_typed:
+            break
+    return port
 
 
 def _log_path(port: int) -> Path:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import sys
-import textwrap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,8 +65,7 @@ def start_log(settings: LogSettings, warnings: Sequence[str]) -> None:
             raise ConfigError(f"cannot write --log-file {settings.log_file}: {error.strerror}") from error
     for handler in handlers:
         is_coloured = handler is screen and sys.stderr.isatty() and not os.environ.get("NO_COLOR")
-        columns = _columns if handler is screen and sys.stderr.isatty() else None
-        handler.setFormatter(LineFormatter(with_time=settings.timestamps, is_coloured=is_coloured, columns=columns))
+        handler.setFormatter(LineFormatter(with_time=settings.timestamps, is_coloured=is_coloured))
     logging.basicConfig(level=_LOG_LEVELS.get(settings.verbosity, logging.DEBUG), handlers=handlers)
     # Libraries have a line for each of their own steps.
     for name in ("httpx", "httpx2", "huggingface_hub"):
@@ -97,15 +94,13 @@ class LineFormatter(logging.Formatter):
     """Shows text from elsewhere with escapes, in one line, so that it cannot forge lines of the log.
 
     That holds for the arguments of a message. What else has more lines (a table, a traceback) has them indented, so
-    that none looks like a message. For a terminal of so many ``columns``, longer lines are wrapped; time and marks have
-    colours there, and so has the text that a record names as ``strong``.
+    that none looks like a message. With ``is_coloured``, time and marks have colours, and so has the text that a record
+    names as ``strong``.
     """
 
-    def __init__(self, *, with_time: bool, is_coloured: bool = False, columns: Callable[[], int] | None = None) -> None:
+    def __init__(self, *, with_time: bool, is_coloured: bool = False) -> None:
         super().__init__("%(asctime)s %(mark)s%(message)s" if with_time else "%(mark)s%(message)s", "%H:%M:%S")
         self._is_coloured = is_coloured
-        self._indent = len("00:00:00 ") if with_time else 2
-        self._columns = columns
 
     def format(self, record: logging.LogRecord) -> str:
         shown = logging.makeLogRecord(record.__dict__)
@@ -115,14 +110,7 @@ class LineFormatter(logging.Formatter):
         elif record.args:
             shown.args = {name: _shown(value) for name, value in record.args.items()}
         first, *more = clean(super().format(shown)).splitlines() or [""]
-        lines = [first, *(f"  {line}" for line in more)]
-        if self._columns is not None and (width := self._columns()) >= _LEAST_COLUMNS:
-            # Below a message under it; below a row with a name, such as those of "ready in", under what it names.
-            lines = [
-                wrapped(first, width, self._indent),
-                *(wrapped(line, width, _value_at(line)) for line in lines[1:]),
-            ]
-        text = "\n".join(lines)
+        text = "\n".join([first, *(f"  {line}" for line in more)])
         return self._coloured(text, shown) if self._is_coloured else text
 
     def _coloured(self, text: str, record: logging.LogRecord) -> str:
@@ -134,36 +122,6 @@ class LineFormatter(logging.Formatter):
         elif strong:
             rest = rest.replace(strong, _painted(_GREEN, strong), 1)
         return (_painted(_DIM, time) if time else "") + rest
-
-
-_LEAST_COLUMNS = 40
-"""A terminal with fewer wraps by itself."""
-
-
-def _columns() -> int:
-    """The width of the terminal at stderr; 0 if it has none."""
-    try:
-        return os.get_terminal_size(sys.stderr.fileno()).columns
-    except (OSError, ValueError):
-        return 0
-
-
-def _value_at(line: str) -> int:
-    """Where the second field of ``line`` begins; fields have two blanks or more between them."""
-    name, gap, rest = line.lstrip(" ").partition("  ")
-    indent = len(line) - len(line.lstrip(" "))
-    return indent + len(name) + len(gap) + len(rest) - len(rest.lstrip(" ")) if rest.strip() else indent + 2
-
-
-_FIELD = re.compile(r"(?<=  )[^ ]+(?: [^ ]+){1,3}(?=  |$)")
-"""A field of several words, which stays in one row; fields have two blanks or more between them."""
-
-
-def wrapped(line: str, width: int, indent: int) -> str:
-    """``line`` in rows of ``width`` letters, all but the first one indented."""
-    joined = _FIELD.sub(lambda field: field[0].replace(" ", "\xa0"), line)
-    rows = textwrap.wrap(joined, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
-    return "\n".join(rows).replace("\xa0", " ")
 
 
 _RED, _GREEN, _YELLOW, _DIM = 31, 32, 33, 2

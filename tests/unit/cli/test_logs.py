@@ -81,45 +81,6 @@ def test_colours_are_for_terminals_and_forged_ones_are_shown() -> None:
     assert logs.LineFormatter(with_time=True, is_coloured=True).format(warning).startswith("\x1b[2m")
 
 
-SERVED = "chat          39,187 tokens    39,136 from disk       51 new    first 0.90 s     212 at 52.0/s  drafts 3/20"
-
-
-@pytest.mark.parametrize(
-    ("message", "width", "shown"),
-    [
-        ("short", 80, "00:00:00 short"),
-        (
-            SERVED,
-            80,
-            "00:00:00 chat          39,187 tokens    39,136 from disk       51 new\n"
-            "         first 0.90 s     212 at 52.0/s  drafts 3/20",
-        ),
-        (SERVED, 200, f"00:00:00 {SERVED}"),
-        (SERVED, 0, f"00:00:00 {SERVED}"),
-        ("one two three four five six seven", 40, "00:00:00 one two three four five six\n         seven"),
-        ("x" * 50 + " end", 40, "00:00:00\n         " + "x" * 50 + "\n         end"),
-        (
-            "ready\nmodel      a word and another one and one more\ncache      none",
-            40,
-            "00:00:00 ready\n  model      a word and another one and\n             one more\n  cache      none",
-        ),
-    ],
-)
-def test_a_terminal_gets_lines_that_fit_into_it(message: str, width: int, shown: str) -> None:
-    formatter = logs.LineFormatter(with_time=True, columns=lambda: width)
-    formatter.formatTime = lambda *_: "00:00:00"  # type: ignore[method-assign]
-    assert formatter.format(logging.makeLogRecord({"msg": message, "levelno": 20})) == shown
-
-
-def test_wrapping_loses_no_word() -> None:
-    for n_blanks in range(1, 5):
-        line = "  " + (" " * n_blanks).join(f"word{'x' * (i % 17)}" for i in range(60))
-        for width in range(40, 90, 7):
-            rows = logs.wrapped(line, width, 4).split("\n")
-            assert max(map(len, rows)) <= width
-            assert " ".join(rows).split() == line.split()
-
-
 @pytest.mark.parametrize(("is_terminal", "no_color", "escapes"), [(True, "", 2), (True, "1", 0), (False, "", 0)])
 def test_no_color_and_pipes_are_respected(
     monkeypatch: pytest.MonkeyPatch, is_terminal: bool, no_color: str, escapes: int
