@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import os
 import select
@@ -47,7 +46,6 @@ _POLL_SECONDS = 0.2
 _MOST_HISTORY_BYTES = limit(
     1 << 20, "lines typed in `pyctl chat`", "the oldest are forgotten at a start", "disk", "bytes"
 )
-_MOST_COPY_BYTES = limit(1 << 20, "text of `/copy`", "an error: terminals drop it", "reply", "bytes")
 
 
 class Reader(Protocol):
@@ -229,9 +227,6 @@ class View(Protocol):
     def error(self, text: str) -> None:
         """One line that says what went wrong."""
 
-    def copy(self, text: str) -> None:
-        """Put ``text`` on the user's clipboard. Raises RequestError where that is impossible."""
-
     def close(self) -> None:
         """Leave the terminal as it was."""
 
@@ -298,9 +293,6 @@ class PlainView:
         self._break()
         print(clean(f"error: {text}"), file=self._err, flush=True)
 
-    def copy(self, text: str) -> None:
-        raise RequestError("/copy needs a terminal")
-
     def close(self) -> None:
         self._break()
 
@@ -353,14 +345,6 @@ class RichView:
         self._break()
         self._kind = ""
         self._line(f"error: {text}", "red")
-
-    def copy(self, text: str) -> None:
-        # OSC 52: the terminal has the clipboard, also at the other end of ssh.
-        data = text.encode("utf-8", "replace")
-        if len(data) > _MOST_COPY_BYTES:
-            raise RequestError(f"/copy takes at most {_MOST_COPY_BYTES:,} bytes; /save writes a file")
-        self._console.file.write(f"\x1b]52;c;{base64.b64encode(data).decode()}\x07")
-        self._console.file.flush()
 
     def close(self) -> None:
         self._break()

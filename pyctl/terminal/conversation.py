@@ -118,13 +118,6 @@ class Conversation:
         message = self.messages[self._last_question()]
         return message.content[message.n_attached :]
 
-    def reply(self) -> str:
-        """The text of the last reply."""
-        for message in reversed(self.messages):
-            if message.role == "assistant" and message.content:
-                return message.content
-        raise RequestError("no reply yet")
-
     def instructed(self, system: str) -> Conversation:
         """With another system text; empty takes it away."""
         return replace(self, system=_encodable(system))

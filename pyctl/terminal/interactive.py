@@ -27,7 +27,6 @@ from pyctl.terminal.console import (
     RichView,
     TerminalReader,
     View,
-    stats_line,
     unquoted,
 )
 from pyctl.terminal.conversation import Call, ChatBackend, ChatDelta, Conversation, ReplyStats
@@ -71,7 +70,6 @@ class Chat:
         self._interactive = interactive
         self._keep_in = last
         self.tools = ToolCalls(None, lambda question: "")
-        self._last: ReplyStats | None = None
         self._running = True
         self._images: tuple[str, ...] = ()  # what the next message shows
         self._files: tuple[str, ...] = ()
@@ -165,8 +163,6 @@ class Chat:
                     self._view.end(None)
                     raise
             self._view.end(stats)
-            if stats is not None:
-                self._last = stats
             if stats is not None or content or reasoning or calls:
                 self.conversation = asked.answered(content, reasoning, Call.joined(calls), stopped=stats is None)
                 self._keep()
@@ -222,11 +218,6 @@ class Chat:
         self._images = (*self._images, url)
         self._view.info(f"{image.kind.upper()}, {image.width} x {image.height} pixels: shown with the next message")
 
-    def _copy(self, _: str) -> None:
-        reply = self.conversation.reply()
-        self._view.copy(reply)
-        self._view.info(f"{len(reply):,} characters sent to the terminal's clipboard")
-
     def _system(self, argument: str) -> None:
         if argument:
             self.conversation = self.conversation.instructed("" if argument == "-" else argument)
@@ -269,9 +260,6 @@ class Chat:
     def _result(self, _: str) -> None:
         self._view.info(self.tools.last or "no tool has run yet")
 
-    def _stats(self, _: str) -> None:
-        self._view.info(stats_line(self._last) if self._last is not None else "no reply yet")
-
     def _clear(self, _: str) -> None:
         self.conversation, self._images, self._files = self.conversation.cleared(), (), ()
 
@@ -286,14 +274,12 @@ COMMANDS: Mapping[str, tuple[Callable[[Chat, str], None], str]] = {
     "/edit": (Chat._edit, "[TEXT]  change the last message and send it again"),
     "/file": (Chat._file, "PATH  show a text or PDF file with the next message; - takes it back"),
     "/image": (Chat._image, "PATH  show an image with the next message; - takes it back"),
-    "/copy": (Chat._copy, "copy the last reply to the clipboard, if the terminal allows it"),
     "/system": (Chat._system, "[TEXT]  show or set the system message; - takes it away"),
     "/set": (Chat._set, "[NAME VALUE]  show or set a sampling field; - takes it back"),
     "/model": (Chat._model, "[NAME]  list the models of the server, or switch to one"),
     "/save": (Chat._save, "PATH  write the conversation"),
     "/load": (Chat._load, "PATH  read a conversation"),
     "/result": (Chat._result, "the last result of a tool, in full"),
-    "/stats": (Chat._stats, "numbers of the last reply"),
     "/clear": (Chat._clear, "forget the conversation, keep the system message"),
     "/quit": (Chat._quit, "leave, like Ctrl-D, /exit and /bye"),
 }

@@ -42,9 +42,6 @@ class Recorder:
     def error(self, text: str) -> None:
         self.errors.append(text)
 
-    def copy(self, text: str) -> None:
-        self.infos.append(f"copied {text}")
-
 
 class Lines:
     """A reader that gives prepared texts and notes what it was asked to edit."""
@@ -71,12 +68,6 @@ def talk(backend: Any, *items: str | type[BaseException]) -> tuple[Chat, Recorde
     chat, view, reader = start(backend, *items)
     assert chat.run() == 0
     return chat, view, reader
-
-
-def test_the_last_reply_is_copied(script: Any) -> None:
-    _, view, _ = talk(script.backend(script.say("Hel", "lo", reasoning="hm")), "/copy", "hi", "/copy")
-    assert view.errors == ["no reply yet"]
-    assert view.infos == ["copied Hello", "5 characters sent to the terminal's clipboard"]
 
 
 def test_replies_follow_questions_and_history_grows(script: Any) -> None:
@@ -177,12 +168,6 @@ def test_file_commands_without_a_usable_file(script: Any) -> None:
     assert view.errors[:2] == ["missing file name", "missing file name"]
     assert view.errors[2] == "cannot load /no/such/file: No such file or directory"
     assert view.errors[3].endswith("no such user")
-
-
-def test_stats_are_those_of_the_last_reply(script: Any) -> None:
-    said = script.say("A"), script.say("B", stats=ReplyStats(5, n_drafted=4, n_accepted=3))
-    _, view, _ = talk(script.backend(*said), "/stats", "a", "b", "/stats")
-    assert view.infos == ["no reply yet", "5 cached | 3 of 4 drafted accepted (75%)"]
 
 
 def test_help_names_every_command(script: Any) -> None:
@@ -397,6 +382,6 @@ def test_tab_completes_commands_and_paths(tmp_path: Path) -> None:
     def completed(text: str) -> list[str]:
         return [found.text for found in completer.get_completions(Document(text), CompleteEvent())]
 
-    assert completed("/s") == ["/system", "/set", "/save", "/stats"]
+    assert completed("/s") == ["/system", "/set", "/save"]
     assert completed(f"/file {tmp_path}/no") == ["tes.txt"]
     assert completed("say /s") == completed("/system /s") == completed("") == []

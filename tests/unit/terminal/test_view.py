@@ -7,7 +7,6 @@ import pytest
 from rich.console import Console
 
 from pyctl.chat.reply import CallDelta
-from pyctl.errors import RequestError
 from pyctl.terminal.console import PlainView, RichView, shorten_history, stats_line
 from pyctl.terminal.conversation import ChatDelta, ReplyStats
 from tests.unit.terminal.screen import Screen
@@ -125,17 +124,6 @@ def test_plain_keeps_tool_calls_out_of_the_reply() -> None:
     view.end(ReplyStats(1, 2))
     assert out.getvalue() == "Let me see.\n"
     assert err.getvalue() == 'call weather {"city": "Oslo"}\ncall time {}\n'
-
-
-def test_a_reply_is_copied_by_the_terminal() -> None:
-    out = ScreenText()
-    view = RichView(Console(file=out, force_terminal=True))
-    view.copy("a döor")
-    assert out.getvalue() == "\x1b]52;c;YSBkw7Zvcg==\x07"
-    with pytest.raises(RequestError, match="at most"):
-        view.copy("x" * (1 << 20) + "x")
-    with pytest.raises(RequestError, match="terminal"):
-        PlainView(io.StringIO(), io.StringIO()).copy("x")
 
 
 def test_a_long_history_keeps_its_newest_entries(tmp_path: Path) -> None:
