@@ -17,7 +17,7 @@ commands:
   serve    answer llama-server's HTTP API
   chat     talk in the terminal, to a model here or with --url to a server
   launch   run Claude Code, Codex, OpenCode or another program on a server
-  service  install, show or remove a systemd service of the user
+  service  install a systemd service of the user
   setup    build llama.cpp for this machine's NVIDIA card
   worker   lend this machine's devices to a server on another one (--rpc)
   cache    look through a cache directory: ls, verify, prune, pin, unpin, rm

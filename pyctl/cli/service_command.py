@@ -1,4 +1,4 @@
-"""`pyctl service`: a systemd unit of the user that runs `pyctl serve` with the given flags."""
+"""`pyctl service install`: a systemd unit of the user that runs `pyctl serve` with the given flags."""
 
 from __future__ import annotations
 
@@ -19,41 +19,24 @@ __all__ = ["pyctl_command", "run_service", "unit_path", "unit_text"]
 UNIT = "pyctl.service"
 
 USAGE = """usage: pyctl service install [--print] [flags of pyctl serve]
-       pyctl service status
-       pyctl service remove
 
-install  write a systemd unit of this user that runs pyctl serve with these flags, and start it
-         --print: print the unit and change nothing
-status   what systemd says about it
-remove   stop it and remove the unit
+Write a systemd unit of this user that runs pyctl serve with these flags, and start it.
+With --print, print the unit and change nothing.
 """
 
-STEPS: Mapping[str, tuple[tuple[str, ...], ...]] = {
-    "install": (("daemon-reload",), ("enable", UNIT), ("restart", UNIT)),
-    "remove": (("disable", "--now", UNIT),),
-    "removed": (("daemon-reload",),),
-    "status": (("status", "--no-pager", UNIT),),
-}
-"""Commands of `systemctl --user`, in order."""
+STEPS = (("daemon-reload",), ("enable", UNIT), ("restart", UNIT))
+"""Commands of `systemctl --user` after the unit is written, in order."""
 
 
 def run_service(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
-    """Install, show or remove the service; returns the exit code. Raises ConfigError for flags that do not work."""
+    """Install the service; returns the exit code. Raises ConfigError for flags that do not work."""
     action, flags = (argv[0], list(argv[1:])) if argv else ("", [])
     if action in ("", "-h", "--help"):
         print(USAGE, end="")
         return 0 if action else 2
-    if action not in ("install", "remove", "status"):
-        raise ConfigError(f"unknown: pyctl service {action}; there are install, remove and status")
-    path = unit_path(environ)
-    if action == "install":
-        return _install(path, flags, environ)
-    if flags:
-        raise ConfigError(f"pyctl service {action} takes no flags, not {flags[0]!r}")
-    if not path.is_file():
-        print(f"{path} does not exist: no service is installed")
-        return 0 if action == "remove" else 3
-    return _remove(path) if action == "remove" else _systemctl("status")
+    if action != "install":
+        raise ConfigError(f"unknown: pyctl service {action}; for all but install there is systemctl --user")
+    return _install(unit_path(environ), flags, environ)
 
 
 def pyctl_command() -> list[str]:
@@ -89,16 +72,9 @@ def _install(path: Path, flags: list[str], environ: Mapping[str, str]) -> int:
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from error
     print(f"wrote {path}")
-    code = _systemctl("install")
+    code = _start()
     print("the log: journalctl --user -u pyctl; to run without a login: loginctl enable-linger")
     return code
-
-
-def _remove(path: Path) -> int:
-    code = _systemctl("remove")
-    path.unlink()
-    print(f"removed {path}")
-    return _systemctl("removed") or code
 
 
 def unit_text(command: Sequence[str], directory: Path) -> str:
@@ -146,9 +122,9 @@ def _printable(word: str) -> str:
     return word
 
 
-def _systemctl(step: str) -> int:
-    """Run the commands of ``step``; without a systemd of the user, print them. Returns the first exit code but 0."""
-    commands = [["systemctl", "--user", *words] for words in STEPS[step]]
+def _start() -> int:
+    """Start the service anew; without a systemd of the user, print how. Returns the first exit code but 0."""
+    commands = [["systemctl", "--user", *words] for words in STEPS]
     if not _has_systemd():
         print("systemd does not run for this user; where it does:")
         for command in commands:
