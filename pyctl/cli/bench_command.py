@@ -21,7 +21,7 @@ from pyctl.cache import default_directory
 from pyctl.cli.arguments import FLAGS, CommandSettings, parse_serve
 from pyctl.cli.command_parser import CommandParser
 from pyctl.cli.signals import ending_by_signal
-from pyctl.doctor.nvml import used_bytes
+from pyctl.doctor.nvidia_smi import used_bytes
 from pyctl.errors import ConfigError, ModelError
 from pyctl.measure.bench_report import is_wrong, table_lines
 from pyctl.measure.bench_run import BenchOptions, BenchRun

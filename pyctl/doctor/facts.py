@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from pyctl.doctor.finding import UnknownError
-from pyctl.doctor.nvml import CardState, card_states
+from pyctl.doctor.nvidia_smi import CardState, card_states
 from pyctl.setup.machine import NVIDIA, Driver, find_driver, find_pci_cards
 
 __all__ = ["Facts", "LlamaFacts", "Mount", "Wishes", "cuda_can_pin", "existing"]
@@ -141,10 +141,10 @@ class Facts:
 
     @cached_property
     def cards(self) -> tuple[CardState, ...]:
-        """The state of each NVIDIA card. Raises UnknownError without a library that tells."""
+        """The state of each NVIDIA card. Raises UnknownError if nvidia-smi does not tell."""
         states = self.card_states()
         if states is None:
-            raise UnknownError("libnvidia-ml.so.1 does not answer")
+            raise UnknownError("nvidia-smi does not answer")
         return states
 
     # -- disks -------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pyctl.doctor.facts import Facts, LlamaFacts, Wishes
-from pyctl.doctor.nvml import CardState
+from pyctl.doctor.nvidia_smi import CardState
 from pyctl.setup.machine import Card, Driver
 
 GIB = 2**30

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ def broken(code: int) -> Callable[[], Driver]:
 
 
 def states(**changes: Any) -> Callable[[], Any]:
-    return lambda: (replace(AT_REST, **changes),)
+    return lambda: (AT_REST._replace(**changes),)
 
 
 def refuse(*_: object) -> Any:

@@ -1,0 +1,46 @@
+"""NVIDIA's own program: links and memory of the cards."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import NamedTuple
+
+__all__ = ["CardState", "card_states", "used_bytes"]
+
+FIELDS = "name,pcie.link.width.current,pcie.link.width.max,pcie.link.gen.max,pcie.link.gen.gpumax,memory.used"  # in MiB
+
+SECONDS = 20.0
+
+
+class CardState(NamedTuple):
+    """What the program says of a card; None for what it does not say.
+
+    ``lanes`` are PCIe lanes now, and those of the card. ``generations`` are the best that slot and
+    card reach together, and the card's; a card at rest runs below both. ``used`` is bytes.
+    """
+
+    name: str
+    lanes: tuple[int | None, int | None] = (None, None)
+    generations: tuple[int | None, int | None] = (None, None)
+    used: int | None = None
+
+
+def card_states(program: str = "nvidia-smi") -> tuple[CardState, ...] | None:
+    """All cards of the machine, whatever CUDA_VISIBLE_DEVICES says; None if ``program`` does not answer."""
+    command = [program, f"--query-gpu={FIELDS}", "--format=csv,noheader,nounits"]
+    try:
+        text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=SECONDS).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    states = []
+    for line in (line for line in text.splitlines() if line.count(",") >= 5):
+        name, *words = (word.strip() for word in line.rsplit(",", 5))
+        lanes, most, best, newest, used = (int(word) if word.isdecimal() else None for word in words)
+        states.append(CardState(name, (lanes, most), (best, newest), used if used is None else used << 20))
+    return tuple(states)
+
+
+def used_bytes() -> int | None:
+    """Bytes in use on all cards, by all programs; None without a card."""
+    used = [state.used for state in card_states() or () if state.used is not None]
+    return sum(used) if used else None
