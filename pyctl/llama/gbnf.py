@@ -21,9 +21,8 @@ from pyctl.llama.gbnf_rules import (
     Repeat,
     Rules,
     Token,
-    inverse,
+    in_text,
     letter,
-    normal,
 )
 
 __all__ = ["Markers", "read_gbnf"]
@@ -155,7 +154,7 @@ class _Parser:
             self._add(group, [] if found is None else [found])
         elif sign == ".":
             self._at += 1
-            self._add(group, [Characters(ANY)])
+            self._add(group, [ANY])
         elif sign and sign in "<!":
             self._add(group, [self._token()])
         elif sign and sign in "*+?{":
@@ -283,7 +282,7 @@ class _Parser:
         self._count(n // 4)
         if not n:
             return None
-        return Characters(inverse(ranges) if is_inverse else normal(ranges))
+        return Characters(in_text(ranges), is_inverse)
 
     def _code_point(self) -> int:
         if self._text[self._at] == "\\":

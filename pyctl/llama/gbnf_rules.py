@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
@@ -19,21 +19,21 @@ __all__ = [
     "Rules",
     "Token",
     "bare_rule",
-    "inverse",
+    "in_text",
     "letter",
-    "normal",
 ]
 
 MAX_CODE_POINT = 0x10FFFF
 
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
-"""Inclusive ranges of code points, sorted, neither overlapping nor adjacent."""
+"""Inclusive ranges of code points that text may have, sorted."""
 
 
 class Characters(NamedTuple):
-    """One code point of ``ranges``; matches nothing if they are empty."""
+    """One code point of ``ranges``, or with ``other`` one that text may have outside of them."""
 
     ranges: Ranges
+    other: bool = False
 
 
 class Token(NamedTuple):
@@ -75,42 +75,20 @@ def bare_rule(item: Item) -> int | None:
     return bare.rule if isinstance(bare, Reference) else None
 
 
-_SURROGATES = (0xD800, 0xDFFF)
+_TEXT = ((1, 0xD7FF), (0xE000, MAX_CODE_POINT))
+"""What valid text may have: neither NUL nor surrogates."""
 
 
 @lru_cache(maxsize=1024)
 def letter(text: str) -> Characters:
     """Return the characters that match only ``text``, one character."""
-    return Characters(normal([(ord(text), ord(text))]))
+    return Characters(in_text([(ord(text), ord(text))]))
 
 
-def normal(ranges: Sequence[tuple[int, int]]) -> Ranges:
-    """Return ``ranges`` sorted and merged, without NUL and surrogates, which valid text cannot contain."""
-    joined: list[tuple[int, int]] = []
-    for low, high in sorted((max(low, 1), min(high, MAX_CODE_POINT)) for low, high in ranges):
-        if low > high:
-            continue
-        if joined and low <= joined[-1][1] + 1:
-            joined[-1] = (joined[-1][0], max(high, joined[-1][1]))
-        else:
-            joined.append((low, high))
-    texts: list[tuple[int, int]] = []
-    for low, high in joined:
-        texts += [
-            part
-            for part in ((low, min(high, _SURROGATES[0] - 1)), (max(low, _SURROGATES[1] + 1), high))
-            if part[0] <= part[1]
-        ]
-    return tuple(texts)
+def in_text(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    """Return the parts of ``ranges`` that text may have."""
+    parts = ((max(low, first), min(high, last)) for low, high in ranges for first, last in _TEXT)
+    return tuple(sorted({(low, high) for low, high in parts if low <= high}))
 
 
-def inverse(ranges: Sequence[tuple[int, int]]) -> Ranges:
-    """Return all code points of valid text outside ``ranges``."""
-    others, start = [], 1
-    for low, high in normal(ranges):
-        others.append((start, low - 1))
-        start = high + 1
-    return normal([*others, (start, MAX_CODE_POINT)])
-
-
-ANY = normal([(1, MAX_CODE_POINT)])
+ANY = Characters((), other=True)

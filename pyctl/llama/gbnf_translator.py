@@ -11,7 +11,7 @@ from graphlib import CycleError, TopologicalSorter
 
 from pyctl.errors import RequestError
 from pyctl.limit import limit
-from pyctl.llama.gbnf_rules import Alternative, Characters, Item, Ranges, Reference, Repeat, Rules, Token, bare_rule
+from pyctl.llama.gbnf_rules import Alternative, Characters, Item, Reference, Repeat, Rules, Token, bare_rule
 
 __all__ = ["translated"]
 
@@ -99,7 +99,7 @@ def _never(item: Item, end_tokens: frozenset[int], n_vocab: int) -> bool:
     if isinstance(item, Repeat):
         return bool(item.low) and _never(item.item, end_tokens, n_vocab)
     if isinstance(item, Characters):
-        return not item.ranges
+        return not (item.ranges or item.other)
     if isinstance(item, Token):
         return len(end_tokens | {item.number}) >= n_vocab if item.other else item.number in end_tokens
     return False
@@ -109,11 +109,9 @@ def _times(low: int, high: int | None) -> str:
     return f"{{{low},{'' if high is None else high}}}"
 
 
-def _class(ranges: Ranges) -> str:
-    if len(ranges) == 1 and ranges[0][0] == ranges[0][1]:
-        return _letter_of(ranges[0][0])
-    parts = (_letter_of(low) if low == high else f"{_letter_of(low)}-{_letter_of(high)}" for low, high in ranges)
-    return f"[{''.join(parts)}]"
+def _class(characters: Characters) -> str:
+    parts = [f"{_letter_of(low)}-{_letter_of(high)}" for low, high in characters.ranges]
+    return f"[^{''.join([_letter_of(0), *parts])}]" if characters.other else f"[{''.join(parts)}]"
 
 
 def _letter_of(code: int) -> str:
@@ -130,11 +128,11 @@ class _Writer:
     def __init__(self, rules: dict[int, list[Alternative]], end_tokens: frozenset[int], n_vocab: int) -> None:
         self._rules = rules
         self._end_tokens, self._n_vocab = end_tokens, n_vocab
-        self._terminals: dict[Ranges, str] = {}
+        self._terminals: dict[Characters, str] = {}
 
     def grammar(self, root: int) -> str:
         rules = [f"r{rule}: {self._body(rule, alternatives)}\n" for rule, alternatives in self._rules.items()]
-        terminals = [f"{name}: /{_class(ranges)}/\n" for ranges, name in self._terminals.items()]
+        terminals = [f"{name}: /{_class(characters)}/\n" for characters, name in self._terminals.items()]
         return "".join([f"start: r{root}\n", *rules, *terminals])
 
     def _body(self, rule: int, alternatives: list[Alternative]) -> str:
@@ -162,7 +160,7 @@ class _Writer:
         if isinstance(item, Reference):
             return f"r{item.rule}"
         if isinstance(item, Characters):
-            return self._terminals.setdefault(item.ranges, f"C{len(self._terminals)}")
+            return self._terminals.setdefault(item, f"C{len(self._terminals)}")
         if item.other:
             return f"<[^{','.join(map(str, sorted(self._end_tokens | {item.number})))}]>"
         return f"<[{item.number}]>"
