@@ -161,7 +161,7 @@ class GrammarCompiler:
         if kind == "llguidance":
             return _tried(llguidance.LLMatcher(vocabulary, grammar, log_level=0, limits=_LIMITS[kind]))
         assert self._markers is not None
-        text = _HEADER + translated(read_gbnf(grammar, self._markers), self._end_tokens, self._markers.n_vocab)
+        text = _HEADER + translated(read_gbnf(grammar, self._markers), self._end_tokens)
         return _tried(llguidance.LLMatcher(vocabulary, text, log_level=0, limits=_LIMITS[kind]))
 
 
@@ -200,7 +200,8 @@ def _tried(matcher: llguidance.LLMatcher) -> llguidance.LLMatcher:
     """Return ``matcher`` after a trial of some tokens. RequestError if it is invalid or too slow."""
     trial = matcher.deep_copy() if not matcher.is_error() else matcher
     rng, spent = random.Random(0), 0.0
-    for _ in range(_TRIAL_MASKS):
+    n_read = 0
+    while n_read < _TRIAL_MASKS:
         if trial.is_error() or trial.is_stopped() or spent > _TRIAL_SECONDS:
             break
         began = time.thread_time()
@@ -213,9 +214,10 @@ def _tried(matcher: llguidance.LLMatcher) -> llguidance.LLMatcher:
         if not allowed.size:
             break
         trial.consume_token(int(allowed[rng.randrange(allowed.size)]))
-    if not trial.is_error():
+        n_read += 1
+    error = _first_line(trial.get_error()) if trial.is_error() else ""
+    if not error or (n_read and error.startswith("NoExtension")):  # one way of several may be a dead end
         return matcher
-    error = _first_line(trial.get_error())
     if error.startswith("NoExtension"):
         raise RequestError("the grammar allows no reply")
     raise RequestError(f"failed to parse grammar: {error}")

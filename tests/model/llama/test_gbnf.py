@@ -171,6 +171,8 @@ ws ::= [ \t\n]{0,4}
     "empty": 'root ::= "" | "a"',
     "letters of others": 'root ::= [ぁ-ゟ]+ | [äöü€] | "日本"+',
     "escapes": r'root ::= "\x41\u0042\U00000043\t\n\r\\\"\[\]\-" | [\x41-\x43\]\[\-\\]',
+    "dead ends": 'root ::= "a" | "b" ([z-a] | "c")? | "d" [z-a]* ([z-a] "e")? | [^\\x01-\\U0010FFFF]',
+    "no end": 'root ::= "a" root | "b" x\nx ::= "c" x',
     "odd classes": "root ::= [a-] | [-a] [^-] | [z-a] | [a\\-z]",
 }
 
