@@ -100,20 +100,6 @@ class Facts:
         return (self.root / name).exists()
 
     @cached_property
-    def meminfo(self) -> dict[str, int]:
-        """Bytes by name of /proc/meminfo."""
-        lines = (line.split() for line in self.text("proc/meminfo").splitlines())
-        return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if len(words) > 1 and words[1].isdigit()}
-
-    @property
-    def ram_bytes(self) -> int:
-        """The memory of the machine."""
-        try:
-            return self.meminfo["MemTotal"]
-        except KeyError as error:
-            raise UnknownError("/proc/meminfo has no MemTotal") from error
-
-    @cached_property
     def is_wsl(self) -> bool:
         """Whether this is Linux on Windows."""
         return "microsoft" in self.text("proc/sys/kernel/osrelease").lower()

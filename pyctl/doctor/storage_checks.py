@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from pyctl.doctor.facts import Facts, existing
-from pyctl.doctor.finding import Finding, UnknownError, slow, wrong
+from pyctl.doctor.finding import Finding, slow, wrong
 from pyctl.errors import ModelError
 
 __all__ = ["cache_place", "cache_space", "memory_plan", "model_files", "model_place"]
@@ -72,10 +72,7 @@ def cache_space(facts: Facts) -> list[Finding] | None:
     if facts.wishes.cache_dir is None:
         return None
     place = existing(facts.wishes.cache_dir)
-    try:
-        free = shutil.disk_usage(place).free
-    except OSError as error:
-        raise UnknownError(f"{place}: {error.strerror}") from error
+    free = shutil.disk_usage(place).free
     wanted = facts.wishes.cache_bytes
     if wanted is None and free < SMALL:
         return [slow(f"{place} has {free / GIB:.1f} GiB free: the disk cache is small or off", "remove files")]

@@ -7,6 +7,7 @@ import resource
 from pyctl.doctor.facts import Facts
 from pyctl.doctor.finding import Finding, UnknownError, wrong
 from pyctl.setup.control_groups import memory_groups
+from pyctl.setup.machine import total_ram
 
 __all__ = ["container_memory", "memory_lock", "overcommit"]
 
@@ -45,7 +46,9 @@ def container_memory(facts: Facts) -> list[Finding] | None:
     if not limits:
         raise UnknownError("no control group of this process is found below /sys/fs/cgroup")
     least = min(limits)
-    if least >= facts.ram_bytes or least >= wanted + OTHERS:
+    if not (ram := total_ram(facts.root)):
+        raise UnknownError("/proc/meminfo has no MemTotal")
+    if least >= ram or least >= wanted + OTHERS:
         return []
     text = f"this container may use {_gib(least)}, the cache in RAM alone {_gib(wanted)}"
     return [wrong(text, f"--cache-ram {least // 2 // 2**20}, or give the container more memory")]

@@ -378,10 +378,8 @@ def _is_image(chunk: Any) -> bool:
 
 def _webp_pixels(file: ImageFile) -> NDArray[np.uint8]:
     """Return the first frame of a WebP file, shape (height, width, 3). libmtmd does not support WebP."""
-    try:
-        from PIL import Image
-    except ImportError:
-        raise RequestError("WebP images need Python's Pillow: pip install pillow") from None
+    from PIL import Image  # only now: few requests need it
+
     try:
         with Image.open(io.BytesIO(file.data), formats=("WEBP",)) as image:
             pixels = np.asarray(image.convert("RGB"))

@@ -35,6 +35,7 @@ __all__ = [
     "find_pci_cards",
     "free_bytes",
     "look_at_machine",
+    "total_ram",
 ]
 
 DRIVER_PLACES = (
@@ -150,7 +151,7 @@ def look_at_machine(environ: Mapping[str, str] = os.environ, root: Path = Path("
         compiler=find_compiler(environ),
         headers=include if (include / "Python.h").is_file() else None,
         n_cores=_cores(root),
-        n_ram=_memory(root),
+        n_ram=min([total_ram(root), *(group.limit for group in memory_groups(root))]),
         is_wsl="microsoft" in _read(root / "proc/sys/kernel/osrelease").lower(),
         libc=" ".join(platform.libc_ver()).strip(),
         processor=platform.machine(),
@@ -280,10 +281,10 @@ def _cores(root: Path) -> int:
     return max(n_cores, 1)
 
 
-def _memory(root: Path) -> int:
+def total_ram(root: Path = Path("/")) -> int:
+    """Bytes of RAM of the machine, 0 if it does not say."""
     found = re.search(r"^MemTotal: +(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
-    n_bytes = int(found[1]) * 1024 if found else 0
-    return min([n_bytes, *(group.limit for group in memory_groups(root))])
+    return int(found[1]) * 1024 if found else 0
 
 
 def free_bytes(path: Path) -> int:
