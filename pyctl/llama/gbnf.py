@@ -48,8 +48,8 @@ class Markers:
         return [(part, self._controls.get(part)) for part in parts if part]
 
 
-def read_gbnf(text: str, markers: Markers) -> Rules:
-    """Parse the grammar ``text``. Raises RequestError with the line and the reason."""
+def read_gbnf(text: str, markers: Markers) -> tuple[Rules, int]:
+    """Parse the grammar ``text``; its rules, and the index of the first one. Raises RequestError with the line and the reason."""
     # A string that names a control token matches that token, as in llama.cpp, or the same text letter by letter.
     if len(text.encode("utf-8", "surrogatepass")) > _MAX_BYTES:
         raise RequestError(f"failed to parse grammar: it has more than {_MAX_BYTES} bytes")
@@ -87,7 +87,7 @@ class _Parser:
         self._rules: list[list[Alternative] | None] = []
         self._n_items = 0
 
-    def read(self) -> Rules:
+    def read(self) -> tuple[Rules, int]:
         if "\0" in self._text:
             raise RequestError("failed to parse grammar: it holds a NUL character")
         self._skip(_SPACE)
@@ -98,7 +98,7 @@ class _Parser:
         for name, rule in self._names.items():
             if self._rules[rule] is None:
                 raise RequestError(f"failed to parse grammar: the rule {name[:60]!r} is not defined")
-        return Rules([alternatives or [] for alternatives in self._rules], self._names["root"])
+        return [alternatives or [] for alternatives in self._rules], self._names["root"]
 
     def _rule(self) -> None:
         name = self._match(_NAME)

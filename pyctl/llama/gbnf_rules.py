@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
@@ -18,7 +17,6 @@ __all__ = [
     "Repeat",
     "Rules",
     "Token",
-    "bare_rule",
     "in_text",
     "letter",
 ]
@@ -59,20 +57,8 @@ class Repeat(NamedTuple):
 
 Item: TypeAlias = "Characters | Token | Reference | Repeat"
 Alternative: TypeAlias = "list[Item]"
-
-
-@dataclass(frozen=True)
-class Rules:
-    """The alternatives of each rule; ``root`` is the index of the start rule."""
-
-    alternatives: list[list[Alternative]]
-    root: int
-
-
-def bare_rule(item: Item) -> int | None:
-    """Return the rule that ``item`` refers to, once or repeatedly; None for none."""
-    bare = item.item if isinstance(item, Repeat) else item
-    return bare.rule if isinstance(bare, Reference) else None
+Rules: TypeAlias = "list[list[Alternative]]"
+"""The alternatives of each rule."""
 
 
 _TEXT = ((1, 0xD7FF), (0xE000, MAX_CODE_POINT))

@@ -11,7 +11,7 @@ from graphlib import CycleError, TopologicalSorter
 
 from pyctl.errors import RequestError
 from pyctl.limit import limit
-from pyctl.llama.gbnf_rules import MAX_CODE_POINT, Alternative, Characters, Reference, Repeat, Rules, Token, bare_rule
+from pyctl.llama.gbnf_rules import MAX_CODE_POINT, Alternative, Characters, Item, Reference, Repeat, Rules, Token
 
 __all__ = ["translated"]
 
@@ -19,14 +19,14 @@ _MAX_LEVELS = limit(1_000, "nesting of rules of a grammar", "400", "request", "l
 """llguidance recurses per rule; a thread's stack ends somewhere above 2,000 levels."""
 
 
-def translated(rules: Rules, end_tokens: frozenset[int]) -> str:
+def translated(rules: Rules, root: int, end_tokens: frozenset[int]) -> str:
     """Return an equivalent grammar for llguidance without its header line.
 
     ``end_tokens`` end a reply and are never part of it. RequestError if the rules are nested too deeply.
     """
-    if _levels(rules.alternatives) > _MAX_LEVELS:
+    if _levels(rules) > _MAX_LEVELS:
         raise RequestError("failed to parse grammar: its rules are nested too deeply")
-    return _Writer(rules.alternatives, end_tokens).grammar(rules.root)
+    return _Writer(rules, end_tokens).grammar(root)
 
 
 _NEVER = "never"
@@ -52,7 +52,7 @@ def _letter_of(code: int) -> str:
 class _Writer:
     """Writes rules with a terminal for each character."""
 
-    def __init__(self, rules: list[list[Alternative]], end_tokens: frozenset[int]) -> None:
+    def __init__(self, rules: Rules, end_tokens: frozenset[int]) -> None:
         self._rules, self._end_tokens = rules, end_tokens
         self._terminals: dict[Characters, str] = {}
 
@@ -93,10 +93,10 @@ class _Writer:
         return _NEVER if item.number in self._end_tokens else f"<[{item.number}]>"
 
 
-def _levels(rules: list[list[Alternative]]) -> int:
+def _levels(rules: Rules) -> int:
     """Return an upper bound of the number of distinct rules on any path; all rules in or between circles count."""
     graph = {
-        rule: {target for items in alternatives for item in items if (target := bare_rule(item)) is not None}
+        rule: {target for items in alternatives for item in items if (target := _rule_of(item)) is not None}
         for rule, alternatives in enumerate(rules)
     }
     n_levels = 0
@@ -115,3 +115,9 @@ def _levels(rules: list[list[Alternative]]) -> int:
                 users[rule].add(user)
         graph = users
     return n_levels + len(graph)
+
+
+def _rule_of(item: Item) -> int | None:
+    """Return the rule that ``item`` refers to, once or repeatedly; None for none."""
+    bare = item.item if isinstance(item, Repeat) else item
+    return bare.rule if isinstance(bare, Reference) else None

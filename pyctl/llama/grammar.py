@@ -161,7 +161,7 @@ class GrammarCompiler:
         if kind == "llguidance":
             return _tried(llguidance.LLMatcher(vocabulary, grammar, log_level=0, limits=_LIMITS[kind]))
         assert self._markers is not None
-        text = _HEADER + translated(read_gbnf(grammar, self._markers), self._end_tokens)
+        text = _HEADER + translated(*read_gbnf(grammar, self._markers), self._end_tokens)
         return _tried(llguidance.LLMatcher(vocabulary, text, log_level=0, limits=_LIMITS[kind]))
 
 

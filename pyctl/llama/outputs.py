@@ -13,7 +13,7 @@ import numpy as np
 from llama_cpp import llama_cpp as api
 from numpy.typing import NDArray
 
-__all__ = ["Outputs"]
+__all__ = ["Outputs", "read_by", "row_threads"]
 
 Rows: TypeAlias = NDArray[np.float32]
 Read: TypeAlias = Callable[[Rows], Sequence[Any]]
@@ -27,7 +27,7 @@ FEW, MANY = 8, 8
 
 
 @cache
-def _threads(n: int) -> ThreadPoolExecutor | None:
+def row_threads(n: int) -> ThreadPoolExecutor | None:
     """``n`` threads that read rows, all started; None where the system does not start them."""
     threads, together = ThreadPoolExecutor(n, "logits-read"), Barrier(n)
     try:
@@ -40,7 +40,7 @@ def _threads(n: int) -> ThreadPoolExecutor | None:
     return threads
 
 
-def _read_by(threads: ThreadPoolExecutor, n_parts: int, read: Read, rows: Rows) -> list[Any]:
+def read_by(threads: ThreadPoolExecutor, n_parts: int, read: Read, rows: Rows) -> list[Any]:
     """Return the results of ``read`` for all ``rows``. No thread reads them after that, nor after an error."""
     size = -(-len(rows) // n_parts)
     parts = [threads.submit(read, rows[start : start + size]) for start in range(0, len(rows), size)]
@@ -110,7 +110,7 @@ class Outputs:
 
     def _beside(self) -> ThreadPoolExecutor | None:
         """The threads that read rows; None for few rows, or where the system starts none."""
-        return _threads(self.n_threads) if self.n_threads > 1 and len(self._places) >= FEW else None
+        return row_threads(self.n_threads) if self.n_threads > 1 and len(self._places) >= FEW else None
 
     def _look(self, index: int, what: int, read: Read) -> Any:
         """Return what ``read`` finds at ``index``; ``what`` identifies it."""
@@ -120,7 +120,7 @@ class Outputs:
             n_ahead = max(self.n_threads, min(index, self.n_threads * MANY)) if threads is not None else 1
             rows = self._all()[index : index + n_ahead]
             found = (
-                [*read(rows)] if threads is None or len(rows) < 2 else _read_by(threads, 2 * self.n_threads, read, rows)
+                [*read(rows)] if threads is None or len(rows) < 2 else read_by(threads, 2 * self.n_threads, read, rows)
             )
             first, self._found[what] = index, (index, found)
         return found[index - first]

@@ -22,7 +22,6 @@ from pyctl.setup.control_groups import memory_groups
 
 __all__ = [
     "AMD",
-    "DRIVER_PLACES",
     "NVIDIA",
     "Card",
     "Compiler",

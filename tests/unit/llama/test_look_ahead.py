@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pyctl.llama import outputs as module
 from pyctl.llama.grammar import Candidates
-from pyctl.llama.outputs import FEW, MANY, Outputs
+from pyctl.llama.outputs import FEW, MANY, Outputs, read_by, row_threads
 from pyctl.llama.sampler import _n_groups
 from pyctl.prompt import as_tokens
 
@@ -95,38 +95,30 @@ def test_several_requests_of_one_evaluation_look_for_different_things(outputs_of
     assert outputs.likeliest(3) == alone.likeliest(3)  # again
 
 
-@pytest.fixture
-def n_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many rows each of several threads together have read at once."""
-    counts: list[int] = []
-    read_by = module._read_by
-
-    def counted(threads: Any, n_parts: int, read: module.Read, rows: Rows) -> list[Any]:
-        counts.append(len(rows))
-        return read_by(threads, n_parts, read, rows)
-
-    monkeypatch.setattr(module, "_read_by", counted)
-    return counts
+def n_ahead(outputs: Outputs, rows: Rows, n_needed: int) -> int:
+    """How many outputs behind the first ones have been read: they do not notice that ``rows`` change."""
+    before = rows.argmax(axis=1)
+    rows[:] = 0.0
+    rows[np.arange(len(rows)), before - 1] = 1.0
+    unread = (index for index in range(n_needed, len(rows)) if outputs.likeliest(index) != before[index])
+    return next(unread, len(rows)) - n_needed
 
 
-def test_no_more_rows_are_read_ahead_than_were_needed_before(
-    outputs_of: Callable[..., Outputs], n_read: list[int]
-) -> None:
-    for n_needed in (1, 3, 4, 5, 9, 40):
-        outputs = outputs_of(logits("normal", 16_384))
-        n_read.clear()
-        for index in range(n_needed):
-            outputs.likeliest(index)
-        assert n_needed <= sum(n_read) <= max(2 * n_needed, N_THREADS)
-        assert max(n_read) <= MANY * N_THREADS
+@pytest.mark.parametrize("n_needed", [1, 3, 4, 5, 9, 40])
+def test_no_more_rows_are_read_ahead_than_were_needed_before(outputs_of: Callable[..., Outputs], n_needed: int) -> None:
+    rows = logits("normal", 16_384)
+    outputs = outputs_of(rows)
+    for index in range(n_needed):
+        outputs.likeliest(index)
+    assert n_ahead(outputs, rows, n_needed) <= min(max(n_needed, N_THREADS - n_needed), MANY * N_THREADS)
 
 
-def test_few_outputs_are_read_one_at_a_time(outputs_of: Callable[..., Outputs], n_read: list[int]) -> None:
-    for rows, n_threads in ((FEW - 1, N_THREADS), (N_OUTPUTS, 1)):
-        outputs = outputs_of(logits("normal", 16_384)[:rows], n_threads)
-        for index in range(rows):
-            outputs.likeliest(index)
-    assert n_read == []
+@pytest.mark.parametrize(("n_rows", "n_threads"), [(FEW - 1, N_THREADS), (N_OUTPUTS, 1)])
+def test_few_outputs_are_read_one_at_a_time(outputs_of: Callable[..., Outputs], n_rows: int, n_threads: int) -> None:
+    rows = logits("normal", 16_384)[:n_rows]
+    outputs = outputs_of(rows, n_threads)
+    outputs.likeliest(0)
+    assert n_ahead(outputs, rows, 1) == 0
 
 
 def test_the_next_evaluation_may_write_at_once(outputs_of: Callable[..., Outputs]) -> None:
@@ -147,7 +139,7 @@ def test_the_next_evaluation_may_write_at_once(outputs_of: Callable[..., Outputs
 @pytest.mark.parametrize("n_failing", [1, 3, 8])
 def test_an_error_waits_for_all_threads(n_failing: int) -> None:
     together, lock, ended = threading.Barrier(N_THREADS), threading.Lock(), []
-    threads = module._threads(N_THREADS)
+    threads = row_threads(N_THREADS)
     assert threads is not None
 
     def read(rows: Rows) -> list[int]:
@@ -164,9 +156,9 @@ def test_an_error_waits_for_all_threads(n_failing: int) -> None:
 
     rows = np.arange(8, dtype=np.float32)[:, None]
     with pytest.raises(MemoryError, match="row"):
-        module._read_by(threads, 8, read, rows)
+        read_by(threads, 8, read, rows)
     assert sorted(ended) == list(range(8))
-    assert module._read_by(threads, 8, lambda rows: rows[:, 0].tolist(), rows) == list(range(8))
+    assert read_by(threads, 8, lambda rows: rows[:, 0].tolist(), rows) == list(range(8))
 
 
 @pytest.mark.parametrize("n_started", [0, 2])
@@ -184,7 +176,7 @@ def test_a_system_without_more_threads_reads_alone(
     n_threads = 10 + n_started  # threads of their own
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refused)
-        assert module._threads(n_threads) is None
+        assert row_threads(n_threads) is None
     rows = logits("normal", 16_384)
     assert found(outputs_of(rows, n_threads), 1) == [int(row.argmax()) for row in rows]
 
