@@ -49,7 +49,7 @@ class Markers:
 
 
 def read_gbnf(text: str, markers: Markers) -> tuple[Rules, int]:
-    """Parse the grammar ``text`` into rules and the index of the start rule. RequestError has the line and the reason."""
+    """Parse ``text`` into rules and the index of the start rule. Raises RequestError with the line and the reason."""
     # A string that names a control token matches that token, as in llama.cpp, or the same text letter by letter.
     if len(text.encode("utf-8", "surrogatepass")) > _MAX_BYTES:
         raise RequestError(f"failed to parse grammar: it has more than {_MAX_BYTES} bytes")

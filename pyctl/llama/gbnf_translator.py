@@ -29,6 +29,9 @@ def translated(rules: Rules, root: int, end_tokens: frozenset[int]) -> str:
     return _Writer(rules, end_tokens).grammar(root)
 
 
+_FEW = 16
+"""Alternatives of a rule that are written in its place."""
+
 _NEVER = "never"
 """A rule that no text matches."""
 
@@ -64,12 +67,30 @@ class _Writer:
     def _body(self, rule: int, alternatives: list[Alternative]) -> str:
         """Return the body of a rule. Tail recursion becomes repetition: otherwise the parser would keep an item open
         per character."""
-        again = [items[:-1] for items in alternatives if items and items[-1] == Reference(rule)]
-        last = [items for items in alternatives if not items or items[-1] != Reference(rule)]
+        spelled = [each for items in alternatives for each in self._spelled(rule, items)]
+        again = [items[:-1] for items in spelled if items and items[-1] == Reference(rule)]
+        last = [items for items in spelled if not items or items[-1] != Reference(rule)]
         if not any(again):
-            return self._choice(last)
+            return self._choice(alternatives)
         loop = self._choice([items for items in again if items])
         return f"({loop})* ({self._choice(last)})"
+
+    def _spelled(self, rule: int, items: Alternative, *, through: bool = True) -> Iterator[Alternative]:
+        """Yield ``items`` with an end that leads back to ``rule``, also ``through`` another one, spelled out."""
+        end = items[-1] if items else None
+        target = None if end is None else _rule_of(end)
+        between = self._rules[target] if through and target not in (None, rule) else []
+        if len(between) > _FEW or not any(each and _rule_of(each[-1]) == rule for each in between):
+            between = []
+        if (target != rule and not between) or (isinstance(end, Repeat) and (end.low, end.high) != (0, 1)):
+            yield items
+            return
+        if isinstance(end, Repeat):
+            yield items[:-1]
+        for each in between:
+            yield from self._spelled(rule, [*items[:-1], *each], through=False)
+        if not between:
+            yield [*items[:-1], Reference(rule)]
 
     def _choice(self, alternatives: Iterable[Alternative]) -> str:
         choices = dict.fromkeys(" ".join(self._items(items)) or '""' for items in alternatives)

@@ -168,6 +168,7 @@ ws ::= [ \t\n]{0,4}
     "counted": 'root ::= ([a-c]{2} | "d"{0,2} "e"{1,}){1,3} "f"{0}',
     "nested groups": 'root ::= (("a" | ("b" "c"?)) (" " (root))?)?',
     "the last of two rules": 'root ::= "a"\nroot ::= "b" x\nx ::= "c"',
+    "ends that lead back": 'root ::= [a-c] ("," root?)? | "d" more\nmore ::= "e" root | "f"',
     "empty": 'root ::= "" | "a"',
     "letters of others": 'root ::= [ぁ-ゟ]+ | [äöü€] | "日本"+',
     "escapes": r'root ::= "\x41\u0042\U00000043\t\n\r\\\"\[\]\-" | [\x41-\x43\]\[\-\\]',
@@ -245,7 +246,14 @@ def test_what_is_wrong_with_a_grammar_is_said(model: Loaded, grammar: str, said:
 
 def test_long_replies_stay_bound_at_the_same_cost(model: Loaded) -> None:
     """A loop, however it is written, keeps no state of what it has read."""
-    for grammar in ('root ::= ([ab]+ "\n"?)*', 'root ::= [ab] root | "\n" root | ""', 'root ::= "" | root [ab\n]'):
+    for grammar in (
+        r'root ::= ([ab]+ "\n"?)*',
+        r'root ::= [ab] root | "\n" root | ""',
+        r'root ::= "" | root [ab\n]',
+        r"root ::= [ab\n] root?",
+        r'root ::= "ab" ("\n" root?)?',
+        'root ::= "a" more | ""\nmore ::= "b" "\\n" root | "c"',
+    ):
         matcher = compiler_of(model).matcher(grammar, "gbnf")
         tokens = [model.tokenizer.tokenize(letter)[0] for letter in "ab\n"]
         assert matcher.validate_tokens(tokens * 1_000) == 3_000, grammar
