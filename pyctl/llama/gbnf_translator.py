@@ -30,7 +30,7 @@ def translated(rules: Rules, root: int, end_tokens: frozenset[int]) -> str:
 
 
 _FEW = 16
-"""Alternatives of a rule that are written in its place."""
+"""Alternatives of a rule that are spelled out, its own and those of a rule between."""
 
 _NEVER = "never"
 """A rule that no text matches."""
@@ -67,7 +67,9 @@ class _Writer:
     def _body(self, rule: int, alternatives: list[Alternative]) -> str:
         """Return the body of a rule. Tail recursion becomes repetition: otherwise the parser would keep an item open
         per character."""
-        spelled = [each for items in alternatives for each in self._spelled(rule, items)]
+        spelled = alternatives
+        if len(alternatives) <= _FEW:
+            spelled = [each for items in alternatives for each in self._spelled(rule, items)]
         again = [items[:-1] for items in spelled if items and items[-1] == Reference(rule)]
         last = [items for items in spelled if not items or items[-1] != Reference(rule)]
         if not any(again):
