@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Annotated, Any
-
-import msgspec
+from typing import Any
 
 from pyctl.convert import file_text, json_object
 from pyctl.errors import ConfigError
@@ -29,7 +27,8 @@ def bounded(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-class McpServer(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class McpServer:
     """A program that offers tools over its standard streams.
 
     ``env`` is added to the variables of `child_environment`; ``cwd`` is empty for this process's directory. A call of a
@@ -37,23 +36,37 @@ class McpServer(msgspec.Struct, frozen=True):
     """
 
     name: str
-    command: str = ""
+    command: str
     args: tuple[str, ...] = ()
-    env: Mapping[str, str] = msgspec.field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
     cwd: str = ""
-    timeout_ms: Annotated[int, msgspec.Meta(gt=0, le=_LONGEST_MS)] = _MCP_MS
+    timeout_ms: int = _MCP_MS
 
 
 def mcp_servers(text: str) -> tuple[McpServer, ...]:
     """MCP servers as JSON: {"mcpServers": {NAME: {"command": ..., "args": [...]}}}."""
-    listed, where, found = json_object(text).get("mcpServers"), '"mcpServers"', list[McpServer]()
-    try:
-        for name, given in msgspec.convert(listed, dict[str, dict[str, Any]]).items():
-            where = f"MCP server {name!r}"
-            found.append(msgspec.convert({**given, "name": name}, McpServer))
-    except msgspec.ValidationError as error:
-        raise ValueError(f"{where}: {error}") from error
-    return tuple(found)
+    listed = json_object(text).get("mcpServers")
+    if not isinstance(listed, dict):
+        raise ValueError('no object "mcpServers"')
+    return tuple(_mcp_server(name, given) for name, given in listed.items())
+
+
+def _mcp_server(name: str, given: Any) -> McpServer:
+    def typed(key: str, kind: type, otherwise: Any) -> Any:
+        value = given.get(key, otherwise)
+        if not isinstance(value, kind) or (isinstance(value, int) and (value is True or not 0 < value <= _LONGEST_MS)):
+            raise ValueError(f"MCP server {name!r}: {key!r} is not {_KINDS[kind]}")
+        return value
+
+    if not isinstance(given, dict):
+        raise ValueError(f"MCP server {name!r} is not an object")
+    command, args, env = typed("command", str, ""), typed("args", list, []), typed("env", dict, {})
+    if not all(isinstance(item, str) for item in (*args, *env.values())):
+        raise ValueError(f"MCP server {name!r}: 'args' and 'env' hold texts only")
+    return McpServer(name, command, tuple(args), env, typed("cwd", str, ""), typed("timeout_ms", int, _MCP_MS))
+
+
+_KINDS = {str: "a text", list: "a list", dict: "an object", int: f"a whole number from 1 to {_LONGEST_MS}"}
 
 
 def mcp_servers_file(text: str) -> tuple[McpServer, ...]:
