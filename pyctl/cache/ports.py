@@ -93,8 +93,8 @@ class MemoryShape:
     """Facts of a memory that do not change while its model is loaded.
 
     A sequence may be saved at ``places``, because it comes back to the same bits from there. ``sizes`` are those of
-    saved blocks. With ``cut_anywhere`` rows are all that a sequence holds; else it also needs the state where it was
-    cut. Without ``has_rows`` the state is everything: nothing of a sequence can stay when another state is loaded.
+    saved blocks. With ``cut_anywhere`` a sequence goes on wherever it was cut; else it also needs the state there.
+    Without ``has_rows`` the state is everything: nothing of a sequence can stay when another state is loaded.
     With ``can_hold`` the device holds rows for the cache, and with ``is_pool`` the rows of the one sequence have a
     place each.
     """

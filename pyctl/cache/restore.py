@@ -134,7 +134,7 @@ class Ways:
             n = shared if is_there else last_common_end(self._ends, live.ends, min(shared, limit))
             found.append(Candidate("live", n, n))
         found += [self.at("ram", snapshot) for snapshot in cache.lookup(self._prompt, limit)]
-        if self._shape.cut_anywhere:
+        if self._shape.cut_anywhere and self._shape.has_rows:
             found.append(self._inside(*cache.overlap(self._prompt)))
         for end in cache.ends if may_end else ():
             if end.n == limit + 1 or (anywhere and end.n <= limit):

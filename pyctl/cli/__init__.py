@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
-
-from pyctl import version_line
 
 __all__ = ["main"]
 
@@ -52,7 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(USAGE, end="")
         return 0 if argv else 2
     if argv[0] in ("-V", "--version", "version"):
-        print(version_line())
+        from pyctl.cli.version import print_version
+
+        print_version()
         return 0
     from pyctl.errors import ConfigError
     from pyctl.text import clean
@@ -79,9 +80,11 @@ def _run(command: str, argv: Sequence[str]) -> int:
     from pyctl.cli.arguments import parse_chat, parse_serve
 
     settings = parse_serve(argv) if command == "serve" else parse_chat(argv)
+    from pyctl.engine.model_settings import EXTENSION
     from pyctl.engine.openmp import limit_spinning
 
     # Before the libraries load, which read it. Parts of layers on the CPU wait for the others on a GPU.
+    os.environ[EXTENSION] = "on" if settings.model.extension else "off"
     limit_spinning(settings.model.poll, waits_for_gpu=bool(settings.model.placements))
     if settings.action != "run":
         return _answer(settings.action, settings.model.workers)

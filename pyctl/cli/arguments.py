@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeAlias
 
-from pyctl import version_line
+from pyctl.cli.version import print_version
 from pyctl.cache import DEFAULT_DAILY_MIB, FREE_PART, CacheSettings, DiskSettings, default_directory
 from pyctl.chat import FormatSettings, keep_reasoning
 from pyctl.cli.help import help_text
@@ -293,7 +293,7 @@ def _read(
         print(help_text(command, f"pyctl {command} {usage}", sections, given.values["help"]), end="")
         raise SystemExit(0)
     if "version" in given.values:
-        print(version_line())
+        print_version()
         raise SystemExit(0)
     refused = [name for name in given.unused if name in REJECTED]
     refused += [name for name in OF_TOOLS if (environ.get(name) or "off").lower() not in FALSE_WORDS]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import termios
@@ -21,6 +22,8 @@ from pyctl.terminal.tool_calls import OwnTools, ToolSource
 from pyctl.tools.toolbox import ToolBox
 
 __all__ = ["chat"]
+
+log = logging.getLogger(__name__)
 
 
 def chat(settings: CommandSettings) -> int:
@@ -53,8 +56,11 @@ def chat_backend(settings: CommandSettings) -> Iterator[ChatBackend]:
     from pyctl.cli.assemble import assemble, found
     from pyctl.cli.defaults import tell_directory, with_directory
     from pyctl.llama import connect_workers
+    from pyctl.llama.extension import losses
     from pyctl.terminal.local import LocalBackend
 
+    for line in losses():
+        log.warning("%s", line)
     connect_workers(settings.model.workers)
     settings = found(with_directory(settings))
     tell_directory(settings.disk)

@@ -23,6 +23,7 @@ from pyctl.cli.presets import SHARED_DISK, Preset, find_models
 from pyctl.cli.ready import Addresses, cache_text, ready_text
 from pyctl.errors import ConfigError, EngineError
 from pyctl.llama import build_version, check_gguf, connect_workers, devices, gpus
+from pyctl.llama.extension import losses
 from pyctl.server.app import create_app, create_loading_app
 from pyctl.server.listen import bind
 from pyctl.server.load_order import LoadOrder
@@ -63,6 +64,8 @@ def run_serve(settings: CommandSettings, argv: Sequence[str], environ: Mapping[s
     share_heaps()
     os.environ.pop("LLAMA_API_KEY", None)  # has been read: no child needs it, such as the browser of --open
     start_log(settings.log, settings.warnings)
+    for line in losses():
+        log.warning("%s", line)
     connect_workers(settings.model.workers)
     if not any(device.is_gpu for device in devices()) and (line := unused_card()):
         log.warning("%s", line)

@@ -13,6 +13,7 @@ from pyctl.limit import SetLimit, limit
 from pyctl.setting import CONTEXT, MODEL, SERVER, Flag
 
 __all__ = [
+    "EXTENSION",
     "FLASH_MODES",
     "KV_TYPES",
     "LAZY_MODES",
@@ -27,6 +28,9 @@ __all__ = [
 
 SERVED_SEQS = 4
 """Sequences of a server without ``--parallel``, as in llama-server."""
+
+EXTENSION = "PYCTL_EXTENSION"
+"""Variable that says whether this process uses the extension; read when llama.cpp's libraries are loaded."""
 
 MOST_SEQS = 255
 """llama.cpp's 256 less the one used to restore rows."""
@@ -124,6 +128,9 @@ class ModelSettings:
     )
     tags: tuple[str, ...] = MODEL.flag(
         (), "--tags", "tags in /v1/models, comma-separated", words, "LLAMA_ARG_TAGS", "TAGS", many=True
+    )
+    extension: bool = MODEL.flag(
+        True, "--extension", "use pyctl's extension; off: only llama.cpp's API", None, EXTENSION, off="--no-extension"
     )
     n_gpu_layers: int = MODEL.flag(
         -1,

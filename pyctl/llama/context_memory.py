@@ -91,7 +91,7 @@ class ContextMemory:
         self.shape = MemoryShape(
             places=places,
             sizes=self.shape.sizes,
-            cut_anywhere=self.kind == "attention",
+            cut_anywhere=self.kind == "attention" or getattr(self.kv, "can_cut", False),
             has_rows=bool(self.kv.can_hold),
             can_hold=bool(self.kv.can_hold),
             is_pool=self._pool is not None,
@@ -113,7 +113,7 @@ class ContextMemory:
 
     def give_up(self) -> None:
         """Disable saving, since restored sequences do not reproduce the same bits."""
-        self.shape = replace(self.shape, places=NOWHERE)
+        self.shape = replace(self.shape, places=NOWHERE, cut_anywhere=self.shape.cut_anywhere and self.shape.has_rows)
 
     def close(self, *, is_lost: bool = False) -> None:
         """Detach from the context, before the owner frees it, and free device memory.
@@ -228,9 +228,9 @@ class ContextMemory:
     @property
     def n_rollback(self) -> int:
         """See `BackendFacts`."""
-        if not self.shape.has_rows or self._slides:
-            return 0
-        return self.n_ctx if self.kind == "attention" else self._n_planes
+        if self.shape.cut_anywhere:
+            return self.n_ctx
+        return self._n_planes if self.shape.has_rows and not self._slides else 0
 
     @property
     def most_drafts(self) -> int:
@@ -261,7 +261,7 @@ class ContextMemory:
         last tokens of this evaluation. With unequal token counts llama.cpp splits the batch, and each part may move the
         cells of others without their planes.
         """
-        if self.kind == "attention":
+        if self.shape.cut_anywhere:
             return {item.seq: item.position + item.n_sure for item in items}
         if not self.n_rollback or len({len(item.tokens) for item in items}) > 1:
             return {}

@@ -1,8 +1,4 @@
-"""llama.cpp's libraries, the extension, llama.cpp's log, and pinned memory.
-
-Importing this module loads the libraries, then the extension: it is not linked to them and resolves its symbols through
-their global visibility. The log and the pinned memory are per process and thread-safe.
-"""
+"""The extension or what takes its place, llama.cpp's log, and pinned memory; both are per process and thread-safe."""
 
 from __future__ import annotations
 
@@ -18,23 +14,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-import llama_cpp
 import numpy as np
 from llama_cpp import llama_cpp as api
 
 from pyctl.cache import Block
 from pyctl.errors import (
     EngineError,
-    LibraryMismatchError,
     OutOfCellsError,
     PreemptedError,
     StateError,
     UnavailableError,
 )
 from pyctl.limit import limit
+from pyctl.llama import extension, floor
+from pyctl.llama.extension import build_version, library_file, open_library
 
 __all__ = [
     "HiddenRows",
@@ -49,12 +44,10 @@ __all__ = [
     "api",
     "build_version",
     "captured_log",
-    "check_versions",
     "checked",
     "forget_log_errors",
     "last_log_error",
     "library_file",
-    "library_versions",
     "log_callback",
     "lose",
     "loss",
@@ -67,72 +60,14 @@ __all__ = [
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# -- libraries and extension -------------------------------------------------------------------------------------------
-
-LIBRARIES = {"llama.cpp": ("libllama.so", "llama_version"), "ggml": ("libggml-base.so", "ggml_version")}
-
-
-def library_file(name: str) -> Path:
-    """The path of a shared library of llama-cpp-python, which may not exist."""
-    return Path(str(api._base_path)) / name
-
-
-def open_library(name: str) -> ctypes.CDLL:
-    """Load a shared library of llama-cpp-python with global symbols."""
-    return ctypes.CDLL(str(library_file(name)), mode=ctypes.RTLD_GLOBAL)
-
-
-def library_versions() -> dict[str, str]:
-    """Return the loaded versions of the bindings, libllama and libggml."""
-    versions = {"llama-cpp-python": llama_cpp.__version__}
-    for name, (library, symbol) in LIBRARIES.items():
-        function = getattr(open_library(library), symbol)
-        function.restype = ctypes.c_char_p
-        versions[name] = function().decode().removesuffix("-dev")
-    return versions
-
-
-def build_version() -> str:
-    """Return the versions as one line, such as ``llama.cpp 0.5.0 (ggml 0.25.3, llama-cpp-python 0.3.1)``."""
-    versions = library_versions()
-    return (
-        f"llama.cpp {versions['llama.cpp']} (ggml {versions['ggml']}, llama-cpp-python {versions['llama-cpp-python']})"
-    )
-
-
-def check_versions(built: dict[str, str], loaded: dict[str, str]) -> None:
-    """Compare the extension's build versions with the loaded ones. Raises LibraryMismatchError if they differ."""
-    for name, wanted in built.items():
-        if loaded[name] != wanted:
-            raise LibraryMismatchError(
-                f"pyctl's extension was built for {name} {wanted}, but {name} {loaded[name]} is loaded; reinstall "
-                f"both: pip install --force-reinstall --no-cache-dir llama-cpp-python=={built['llama-cpp-python']}, "
-                "then pip install --force-reinstall --no-deps pyctl"
-            )
-
-
-_loaded = library_versions()
-
-try:
-    from pyctl import _core
-except ImportError as error:
-    raise LibraryMismatchError(
-        f"pyctl's compiled extension cannot be loaded ({error}) beside {_loaded}; "
-        "reinstall both: pip install --force-reinstall --no-cache-dir pyctl"
-    ) from error
-
-# The extension contains the versions of the headers that it was compiled with, which the pin file sets.
-check_versions(
-    {"llama-cpp-python": _core.BINDINGS_VERSION, "llama.cpp": _core.LLAMA_VERSION, "ggml": _core.GGML_VERSION},
-    _loaded,
-)
-
-HiddenRows = _core.HiddenRows
-HostBuffer = _core.HostBuffer
-KVState = _core.KVState
-NextnHead = _core.NextnHead
-RowStore = _core.RowStore
-Pulse = _core.Pulse
+if TYPE_CHECKING:
+    from pyctl._core import HiddenRows, HostBuffer, KVState, NextnHead, OutOfCells, Pulse, RowStore
+else:
+    KVState, HostBuffer = (extension.core or floor).KVState, (extension.core or floor).HostBuffer
+    Pulse, OutOfCells = (extension.core or floor).Pulse, (extension.core or floor).OutOfCells
+    # Without the module of these, nothing comes to where they are used.
+    HiddenRows, NextnHead = (getattr(extension.drafts, name, None) for name in ("HiddenRows", "NextnHead"))
+    RowStore = getattr(extension.pool, "RowStore", None)
 
 # -- llama.cpp's log ---------------------------------------------------------------------------------------------------
 
@@ -369,7 +304,7 @@ def checked(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """Call the extension; convert its errors to StateError or OutOfCellsError."""
     try:
         return function(*args, **kwargs)
-    except _core.OutOfCells as error:
+    except OutOfCells as error:
         raise OutOfCellsError from error
     except (ValueError, RuntimeError) as error:
         raise StateError(str(error)) from error

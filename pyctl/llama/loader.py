@@ -19,6 +19,7 @@ from pyctl.engine.pool import PoolPlan, PoolSettings
 from pyctl.engine.vision_settings import VisionSettings
 from pyctl.errors import ModelError, UnavailableError
 from pyctl.limit import limit
+from pyctl.llama import extension
 from pyctl.llama.batch import Embedder
 from pyctl.llama.devices import check_gguf, file_head, tensor_bytes
 from pyctl.llama.draft.block_model import BlockModel
@@ -94,9 +95,16 @@ def load(
     check_gguf(path)
     vocabulary = _read_vocabulary(path, settings)
     drafts = with_inferred_type(drafts or DraftSettings())
+    if extension.core is None and vision is not None and vision.mmproj_path:
+        log.error("--mmproj disabled: images require the extension")
+        vision = None
     repacks, settings = settings.repack, without_amx(with_ubatch(_alone(path, settings)))
     encoder = make_encoder(settings, vision) if vision is not None and vision.mmproj_path else None
-    pooled = fit_pool(settings, drafts, pool) if pool is not None and pool.n_pooled else None
+    pool = pool if pool is not None and pool.n_pooled else None
+    if pool is not None and extension.pool is None:
+        log.error("--kv-pool disabled: it requires the extension")
+        pool = None
+    pooled = fit_pool(settings, drafts, pool) if pool is not None else None
     if pooled is not None and encoder is not None:
         raise ModelError("--kv-pool excludes --mmproj: a pool holds no rows of images")
     usage, known = encoder.usage if encoder is not None else None, None
@@ -132,7 +140,10 @@ def load(
 
 
 def _alone(path: Path, settings: ModelSettings) -> ModelSettings:
-    """With one sequence where an indexer chooses among the cells of a context, so that a reply depends on its own."""
+    """With one sequence where an indexer chooses among the cells of a context, so that a reply depends on its own, and
+    without the extension, where the cells of others determine bits."""
+    if extension.core is None:
+        return replace(settings, n_seqs=1)
     chooses = any(".indexer" in name for name in tensor_bytes(path)) and file_head(path).arch != "deepseek4"
     if settings.n_seqs == 1 or not chooses:
         return settings

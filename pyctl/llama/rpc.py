@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pyctl import _core
+import pyctl
 from pyctl.errors import ConfigError
 from pyctl.limit import limit
 from pyctl.llama.devices import Device, ggml_library
@@ -35,7 +35,7 @@ def _backend() -> Any:
     redirect_log()
     ggml = ggml_library()
     if not ggml.ggml_backend_reg_by_name(b"RPC"):
-        path = Path(_core.__file__).with_name("lib") / "libggml-rpc.so"
+        path = Path(pyctl.__file__).with_name("lib") / "libggml-rpc.so"
         if not ggml.ggml_backend_load(str(path).encode()):
             raise ConfigError(f"cannot load the RPC backend {path}; reinstall pyctl")
     return ggml

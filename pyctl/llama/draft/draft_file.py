@@ -11,6 +11,7 @@ from llama_cpp import llama_cpp as api
 
 from pyctl.engine.draft.draft_settings import BLOCK_TYPES, FEATURE_TYPES, MODEL_TYPES, DraftSettings
 from pyctl.errors import ModelError
+from pyctl.llama import extension
 from pyctl.llama.devices import check_gguf, file_head, model_files, tensor_bytes
 
 __all__ = ["BlockShape", "block_shape", "check_target", "count_heads", "vocabulary_difference", "with_inferred_type"]
@@ -90,6 +91,8 @@ def with_inferred_type(drafts: DraftSettings) -> DraftSettings:
     As in llama-server, all types but ``draft-mtp`` require a file, and drafts are no longer than a file's block. Raises
     ModelError if the file cannot be read or is of another type.
     """
+    if extension.drafts is None:
+        return _without_model(drafts)
     if drafts.is_automatic:
         return drafts
     types, path = drafts.ordered_types, drafts.draft_path
@@ -114,6 +117,13 @@ def with_inferred_type(drafts: DraftSettings) -> DraftSettings:
         log.warning("%s drafts at most %d tokens at a time, not %d (--spec-draft-n-max)", path, most, drafts.n_draft)
         drafts = replace(drafts, n_draft=most, n_draft_min=min(drafts.n_draft_min, most))
     return replace(drafts, draft_types=types)
+
+
+def _without_model(drafts: DraftSettings) -> DraftSettings:
+    if drafts.draft_path or drafts.has(*MODEL_TYPES):
+        log.error("draft model disabled: it requires the extension")
+    types = () if drafts.is_automatic else tuple(name for name in drafts.ordered_types if name not in MODEL_TYPES)
+    return replace(drafts, draft_types=types, draft_path="")
 
 
 N_UNCOMPARED = 5

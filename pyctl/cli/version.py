@@ -1,0 +1,16 @@
+"""The versions of what runs here."""
+
+from __future__ import annotations
+
+from pyctl import version_line
+
+__all__ = ["print_version"]
+
+
+def print_version() -> None:
+    """Print the releases of pyctl and llama.cpp's bindings, and a line for each native module that is missing."""
+    print(version_line())
+    from pyctl.llama.extension import losses
+
+    for line in losses():
+        print(line)

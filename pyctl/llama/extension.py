@@ -1,0 +1,143 @@
+"""The native modules, imported once, after llama.cpp's libraries: each a module, or None with a reason in ``missing``.
+
+They are not linked to the libraries and resolve their symbols through global visibility. What does not fit the loaded
+library switches its features off; `pyctl.llama.floor` has plain forms of those that a server needs. No other module
+imports them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+
+import llama_cpp
+from llama_cpp import llama_cpp as api
+
+from pyctl.convert import FALSE_WORDS
+from pyctl.engine.model_settings import EXTENSION
+from pyctl.errors import LibraryMismatchError
+
+__all__ = [
+    "build_version",
+    "check_versions",
+    "core",
+    "drafts",
+    "library_file",
+    "library_versions",
+    "losses",
+    "missing",
+    "open_library",
+    "pool",
+]
+
+LIBRARIES = {"llama.cpp": ("libllama.so", "llama_version"), "ggml": ("libggml-base.so", "ggml_version")}
+
+LOST = {
+    "core": "one request at a time, whole sequences are saved, and no images, pinned memory, --kv-pool or draft models",
+    "drafts": "no draft models",
+    "pool": "no --kv-pool",
+}
+"""What is missing without each module."""
+
+missing: dict[str, str] = {}
+"""Why a module of `LOST` is None, by its name."""
+
+
+def library_file(name: str) -> Path:
+    """The path of a shared library of llama-cpp-python, which may not exist."""
+    return Path(str(api._base_path)) / name
+
+
+def open_library(name: str) -> ctypes.CDLL:
+    """Load a shared library of llama-cpp-python with global symbols."""
+    return ctypes.CDLL(str(library_file(name)), mode=ctypes.RTLD_GLOBAL)
+
+
+def library_versions() -> dict[str, str]:
+    """Return the loaded versions of the bindings, libllama and libggml."""
+    versions = {"llama-cpp-python": llama_cpp.__version__}
+    for name, (library, symbol) in LIBRARIES.items():
+        function = getattr(open_library(library), symbol)
+        function.restype = ctypes.c_char_p
+        versions[name] = function().decode().removesuffix("-dev")
+    return versions
+
+
+def build_version() -> str:
+    """Return the versions as one line, such as ``llama.cpp 0.5.0 (ggml 0.25.3, llama-cpp-python 0.3.1)``."""
+    versions = library_versions()
+    return (
+        f"llama.cpp {versions['llama.cpp']} (ggml {versions['ggml']}, llama-cpp-python {versions['llama-cpp-python']})"
+    )
+
+
+def check_versions(built: dict[str, str], loaded: dict[str, str]) -> None:
+    """Compare the extension's build versions with the loaded ones. Raises LibraryMismatchError if they differ."""
+    for name, wanted in built.items():
+        if loaded[name] != wanted:
+            raise LibraryMismatchError(f"it was built for {name} {wanted}, but {name} {loaded[name]} is loaded")
+
+
+def losses() -> Iterator[str]:
+    """Yield a line for each module that is missing."""
+    for name in ["core"] if core is None else missing:
+        title = "the extension" if name == "core" else f"the extension's {name}"
+        yield f"without {title} ({missing[name]}): {LOST[name]}"
+
+
+MORE_BYTES = 256
+
+
+def _widen_params() -> None:
+    """Let the library's parameters be longer than the bindings' structs, by fields at their end.
+
+    Both are returned and passed by value: a library of a later release would read and write past what the bindings
+    reserve. Raises LibraryMismatchError if known defaults are not where the bindings have them.
+    """
+    for kind in ("model", "context"):
+        bindings, function = getattr(api, f"llama_{kind}_params"), getattr(api, f"llama_{kind}_default_params")
+        fields = {"_fields_": [("more", ctypes.c_uint8 * MORE_BYTES)]}
+        function.restype = type(bindings.__name__, (bindings,), fields)
+    model, context = api.llama_model_default_params(), api.llama_context_default_params()
+    known = [model.split_mode, model.vocab_only, model.use_extra_bufts, context.type_k, context.type_v]
+    known += [context.embeddings, context.offload_kqv, context.op_offload]
+    if known != [api.LLAMA_SPLIT_MODE_LAYER, False, True, api.GGML_TYPE_F16, api.GGML_TYPE_F16, False, True, True]:
+        raise LibraryMismatchError(
+            f"llama-cpp-python {llama_cpp.__version__} was made for another llama.cpp than {library_file('libllama.so')}"
+        )
+
+
+def _import_core(loaded: dict[str, str]) -> ModuleType:
+    """Return `_core`, whose import checks symbols, sizes and limits. Raises ImportError or LibraryMismatchError."""
+    if os.environ.get(EXTENSION, "").lower() in FALSE_WORDS:
+        raise ImportError("--no-extension")
+    module = import_module("pyctl._core")
+    built = {"llama-cpp-python": module.BINDINGS_VERSION, "llama.cpp": module.LLAMA_VERSION}
+    check_versions({**built, "ggml": module.GGML_VERSION}, loaded)
+    return module
+
+
+def _import_other(name: str) -> ModuleType | None:
+    """Return the module ``name`` beside `_core`, which has its contents if there is none."""
+    if core is None or find_spec(f"pyctl._{name}") is None:
+        return core
+    try:
+        return import_module(f"pyctl._{name}")
+    except ImportError as error:
+        missing[name] = str(error)
+        return None
+
+
+_loaded = library_versions()
+_widen_params()
+core: ModuleType | None = None
+try:
+    core = _import_core(_loaded)
+except (ImportError, LibraryMismatchError) as error:
+    missing["core"] = missing["drafts"] = missing["pool"] = " ".join(str(error).split())
+drafts, pool = _import_other("drafts"), _import_other("pool")

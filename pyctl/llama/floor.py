@@ -1,0 +1,237 @@
+"""What a server needs of the extension, in Python and by llama.cpp's public functions alone.
+
+Classes have the names of those in `pyctl._core`, whose place they take where it is missing. They know one context of
+one sequence: several would share its cells, whose order determines bits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import time
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+from llama_cpp import llama_cpp as api
+
+from pyctl.cache import Block
+
+__all__ = ["HostBuffer", "KVState", "OutOfCells", "Pulse"]
+
+HEADER = struct.Struct("<8sq")
+MAGIC = b"pyctlpub"
+"""A block is HEADER (the magic, and its number of tokens), then the sequence as llama.cpp writes it."""
+
+RING_PAD = 256
+"""llama.cpp pads the cells of layers with a window to this."""
+
+ALL = -1
+
+
+class OutOfCells(RuntimeError):
+    """Raised by the extension alone; here llama.cpp says that cells are missing."""
+
+
+class KVState:
+    """Whole sequences of the context at address ``ctx``, which has one sequence with one token.
+
+    Saving and loading are complete on return. ValueError leaves a sequence unchanged, or empty if llama.cpp refuses
+    what it should load. With ``can_cut`` llama.cpp drops the last tokens of a sequence as if they had never been there:
+    it has neither a recurrent state nor layers with a window. Opening evaluates another token of the sequence.
+    """
+
+    kind: Literal["opaque"] = "opaque"
+    type = "llama_memory"
+    layout = "whole sequences by llama_state_seq_get_data_ext"
+    is_async = can_hold = has_marks = False
+    in_flight_bytes = 0
+
+    def __init__(self, ctx: int, seq: int = 0, *, marks: bool = False, defers: bool = False) -> None:
+        del seq, marks, defers  # of the extension
+        self._ctx, self._memory, model = ctx, api.llama_get_memory(ctx), api.llama_get_model(ctx)
+        if not self._memory:
+            self.type = ""
+        has_state = bool(api.llama_model_is_recurrent(model) or api.llama_model_is_hybrid(model))
+        window, ring = int(api.llama_model_n_swa(model)), 0
+        if window and not has_state:
+            needed = min(window + int(api.llama_n_ubatch(ctx)), int(api.llama_n_ctx(ctx)))
+            ring = -(-needed // RING_PAD) * RING_PAD
+        self.window = window, ring
+        self.can_cut = bool(self._memory) and not (has_state or window)
+        self._fresh = self._data(0, api.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY) if has_state else None
+        self._sizes = self._measure() if self._memory else (0, 0)
+
+    def n_tokens(self, seq: int) -> int:
+        """Return the number of tokens in ``seq``."""
+        return int(api.llama_memory_seq_pos_max(self._memory, seq)) + 1 if self._memory else 0
+
+    def position(self, seq: int, n: int) -> int:
+        """Return llama.cpp's position of token ``n``, the same number, since there are no images."""
+        del seq
+        return n
+
+    def reserve(self, n: int, in_parts: bool = False) -> None:
+        """Do nothing: llama.cpp finds cells itself, or says that there are none."""
+
+    def finish(self) -> None:
+        """Do nothing: copies are complete."""
+
+    def state_size(self, seq: int) -> int:
+        """Return the bytes of the block that `save_state` would write."""
+        return HEADER.size + int(api.llama_state_seq_get_size_ext(self._ctx, seq, 0))
+
+    def save_state(self, seq: int, n: int, out: Block) -> None:
+        """Write ``seq``, which ends at ``n``, to ``out`` of ``state_size(seq)`` bytes."""
+        if n <= 0 or self.n_tokens(seq) != n or out.nbytes != self.state_size(seq):
+            raise ValueError(f"sequence {seq} has {self.n_tokens(seq)} tokens, it cannot be saved at {n}")
+        self._check_rows(seq, n, out.nbytes)
+        out[: HEADER.size] = np.frombuffer(HEADER.pack(MAGIC, n), np.uint8)
+        if int(api.llama_state_seq_get_data_ext(self._ctx, *_memory_of(out[HEADER.size :]), seq, 0)) == 0:
+            raise RuntimeError("llama.cpp could not write the state of the sequence")
+
+    def load_prefix(
+        self, seq: int, p0: int, spans: Sequence[object], n: int, data: Block, window: Sequence[object] = ()
+    ) -> None:
+        """Replace ``seq`` by the one of ``n`` tokens in ``data``; ``p0`` is ``n``, the others are empty."""
+        if data.nbytes <= HEADER.size or HEADER.unpack(data[: HEADER.size].tobytes()) != (MAGIC, n) or n <= 0:
+            raise ValueError(f"the block does not hold a sequence of {n} tokens")
+        if p0 != n or spans or window:
+            raise ValueError("a whole sequence has no other rows")
+        self.clear(seq)
+        body = np.ascontiguousarray(data[HEADER.size :])
+        n_read = int(api.llama_state_seq_set_data_ext(self._ctx, *_memory_of(body), seq, 0))
+        if n_read != body.nbytes or self.n_tokens(seq) != n:
+            self.clear(seq)
+            raise ValueError("llama.cpp refused the state")
+
+    def cut(self, seq: int, n: int) -> bool:
+        """Drop the tokens from ``n`` on; False if that is not possible."""
+        return self.can_cut and bool(api.llama_memory_seq_rm(self._memory, seq, n, ALL)) and self.n_tokens(seq) == n
+
+    def rewind(self, seq: int, n: int) -> None:
+        """Drop the tokens from ``n`` on; at 0 as `clear`."""
+        if n == 0:
+            self.clear(seq)
+        elif not 0 < n <= self.n_tokens(seq) or not self.cut(seq, n):
+            raise ValueError(f"sequence {seq} of {self.n_tokens(seq)} tokens cannot be rewound to {n}")
+
+    def clear(self, seq: int) -> None:
+        """Drop everything ``seq`` holds."""
+        if not self._memory:
+            return
+        if self._fresh is not None:  # llama.cpp begins with this times zero: what is not a number would stay
+            api.llama_state_seq_set_data_ext(
+                self._ctx, *_memory_of(self._fresh), seq, api.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+            )
+        api.llama_memory_seq_rm(self._memory, seq, ALL, ALL)
+
+    def _data(self, seq: int, flags: int) -> Block:
+        data = np.empty(int(api.llama_state_seq_get_size_ext(self._ctx, seq, flags)), np.uint8)
+        api.llama_state_seq_get_data_ext(self._ctx, *_memory_of(data), seq, flags)
+        return data
+
+    def _measure(self) -> tuple[int, int]:
+        """Return the bytes of sequence 0 with its one token, and of each further token."""
+        one = self.state_size(0)
+        api.llama_decode(self._ctx, api.llama_batch_get_one((ctypes.c_int32 * 1)(), 1))
+        return one, self.state_size(0) - one
+
+    def _check_rows(self, seq: int, n: int, size: int) -> None:
+        """Raise ValueError unless ``seq`` of ``n`` tokens has them all, or a window those that `window` says.
+
+        llama.cpp loads the rest of what a ring had into its first cells, so its bits come back at certain counts only
+        (`memory_check.places_of`). No public function tells its cells: a full one has as many tokens, one that was just
+        loaded has those of the window. Where a memory forgets and does not say so, its last tokens add fewer bytes.
+        """
+        (window, ring), (one, each) = self.window, self._sizes
+        if window and n > window:
+            least = int(api.llama_memory_seq_pos_min(self._memory, seq))
+            if least not in (n - ring, n - window):
+                raise ValueError(f"llama.cpp keeps {n - least} tokens of a window, where {ring} are expected")
+        elif size != one + each * (n - 1):
+            raise ValueError(f"llama.cpp does not keep all of {n} tokens")
+
+
+def _memory_of(data: Block) -> tuple[Any, int]:
+    return data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8)), data.nbytes
+
+
+_sizes: dict[int, int] = {}
+"""Bytes of each buffer that lives, by its identity; single operations on it are atomic."""
+
+
+class HostBuffer(np.ndarray):  # type: ignore[type-arg]
+    """``size`` bytes of pageable memory, uninitialised. Any thread."""
+
+    def __new__(cls, size: int, pinned: bool = False) -> HostBuffer:
+        del pinned
+        buffer = super().__new__(cls, size, np.uint8)
+        _sizes[id(buffer)] = size
+        return buffer
+
+    def __del__(self) -> None:
+        _sizes.pop(id(self), None)
+
+    @staticmethod
+    def open(limit: int, ahead: int, keep: int = 0, quiet: float = 0.0) -> bool:
+        """Return False: there is no arena of pinned memory."""
+        del limit, ahead, keep, quiet
+        return False
+
+    @staticmethod
+    def used() -> int:
+        """Return the bytes of all buffers that live."""
+        return sum(list(_sizes.values()))
+
+    held = used
+
+    @staticmethod
+    def stop() -> None:
+        """Do nothing: nothing is pinned."""
+
+
+class Pulse:
+    """Stops evaluations by llama.cpp's abort callback, on devices that ask it; any thread.
+
+    The callback is the C library's strlen over one byte, so that llama.cpp does not wait for the interpreter. Nothing
+    counts the steps of an evaluation: ``count`` goes on by itself, and a device that hangs is not noticed.
+    """
+
+    code = 0
+    is_watching = is_stopped = False
+
+    def __init__(self) -> None:
+        self._flag = ctypes.create_string_buffer(2)
+        self._look = ctypes.cast(ctypes.CDLL(None).strlen, api.ggml_abort_callback)
+        self._is_asked = self._is_allowed = False
+
+    @property
+    def count(self) -> int:
+        """Seconds."""
+        return int(time.monotonic())
+
+    def attach(self, ctx: int) -> None:
+        """Take part in the evaluations of the context at address ``ctx`` from now on."""
+        api.llama_set_abort_callback(ctx, self._look, ctypes.addressof(self._flag))
+
+    def watch(self, ctx: int) -> None:
+        """Do nothing: that takes the extension."""
+
+    def stop(self) -> None:
+        """Let the evaluation that runs now, and all later ones, end with llama_decode's 2."""
+        self.is_stopped = True
+        self._raise_flag()
+
+    def ask(self, for_it: bool = True) -> None:
+        """The same for an evaluation that is allowed to end so, until this is taken back."""
+        self._is_asked = for_it
+        self._raise_flag()
+
+    def allow(self, is_so: bool) -> None:
+        """Whether `ask` ends what is evaluated from now on."""
+        self._is_allowed = is_so
+        self._raise_flag()
+
+    def _raise_flag(self) -> None:
+        self._flag[0] = self.is_stopped or (self._is_asked and self._is_allowed)
