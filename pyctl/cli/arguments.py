@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeAlias
 
-from pyctl.cli.version import print_version
 from pyctl.cache import DEFAULT_DAILY_MIB, FREE_PART, CacheSettings, DiskSettings, default_directory
 from pyctl.chat import FormatSettings, keep_reasoning
 from pyctl.cli.help import help_text
@@ -32,6 +31,7 @@ from pyctl.cli.other_forms import (
     OtherForms,
     Questions,
 )
+from pyctl.cli.version import print_version
 from pyctl.convert import FALSE_WORDS, TRUE_WORDS, Convert
 from pyctl.engine.draft.draft_settings import AUTOMATIC, AUTOMATIC_LENGTH, DraftSettings, NgramSettings
 from pyctl.engine.engine_settings import EngineSettings

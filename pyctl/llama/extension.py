@@ -33,6 +33,7 @@ __all__ = [
     "missing",
     "open_library",
     "pool",
+    "widened",
 ]
 
 LIBRARIES = {"llama.cpp": ("libllama.so", "llama_version"), "ggml": ("libggml-base.so", "ggml_version")}
@@ -93,22 +94,24 @@ def losses() -> Iterator[str]:
 MORE_BYTES = 256
 
 
-def _widen_params() -> None:
-    """Let the library's parameters be longer than the bindings' structs, by fields at their end.
+def widened(bindings: type[ctypes.Structure]) -> type[ctypes.Structure]:
+    """Return the struct ``bindings`` with room for fields that a later library has at its end.
 
-    Both are returned and passed by value: a library of a later release would read and write past what the bindings
-    reserve. Raises LibraryMismatchError if known defaults are not where the bindings have them.
+    Such structs are returned and passed by value: a longer one would be written and read past what the bindings have.
     """
-    for kind in ("model", "context"):
-        bindings, function = getattr(api, f"llama_{kind}_params"), getattr(api, f"llama_{kind}_default_params")
-        fields = {"_fields_": [("more", ctypes.c_uint8 * MORE_BYTES)]}
-        function.restype = type(bindings.__name__, (bindings,), fields)
+    return type(bindings.__name__, (bindings,), {"_fields_": [("more", ctypes.c_uint8 * MORE_BYTES)]})
+
+
+def _check_params() -> None:
+    """Raise LibraryMismatchError if known defaults of the library are not where the bindings have them."""
     model, context = api.llama_model_default_params(), api.llama_context_default_params()
-    known = [model.split_mode, model.vocab_only, model.use_extra_bufts, context.type_k, context.type_v]
-    known += [context.embeddings, context.offload_kqv, context.op_offload]
-    if known != [api.LLAMA_SPLIT_MODE_LAYER, False, True, api.GGML_TYPE_F16, api.GGML_TYPE_F16, False, True, True]:
+    found = [model.split_mode, model.vocab_only, model.use_extra_bufts, context.type_k, context.type_v]
+    found += [context.embeddings, context.offload_kqv, context.op_offload]
+    if found != [api.LLAMA_SPLIT_MODE_LAYER, False, True, api.GGML_TYPE_F16, api.GGML_TYPE_F16, False, True, True]:
         raise LibraryMismatchError(
-            f"llama-cpp-python {llama_cpp.__version__} was made for another llama.cpp than {library_file('libllama.so')}"
+            f"llama-cpp-python {llama_cpp.__version__} was made for another llama.cpp than the one in "
+            f"{library_file('libllama.so').parent}; reinstall it: pip install --force-reinstall --no-cache-dir "
+            f"llama-cpp-python=={llama_cpp.__version__}"
         )
 
 
@@ -134,7 +137,9 @@ def _import_other(name: str) -> ModuleType | None:
 
 
 _loaded = library_versions()
-_widen_params()
+api.llama_model_default_params.restype = widened(api.llama_model_params)
+api.llama_context_default_params.restype = widened(api.llama_context_params)
+_check_params()
 core: ModuleType | None = None
 try:
     core = _import_core(_loaded)

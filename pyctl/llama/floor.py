@@ -161,12 +161,12 @@ _sizes: dict[int, int] = {}
 """Bytes of each buffer that lives, by its identity; single operations on it are atomic."""
 
 
-class HostBuffer(np.ndarray):  # type: ignore[type-arg]
+class HostBuffer(np.ndarray[Any, Any]):
     """``size`` bytes of pageable memory, uninitialised. Any thread."""
 
     def __new__(cls, size: int, pinned: bool = False) -> HostBuffer:
         del pinned
-        buffer = super().__new__(cls, size, np.uint8)
+        buffer: HostBuffer = super().__new__(cls, size, np.uint8)
         _sizes[id(buffer)] = size
         return buffer
 
@@ -234,4 +234,4 @@ class Pulse:
         self._raise_flag()
 
     def _raise_flag(self) -> None:
-        self._flag[0] = self.is_stopped or (self._is_asked and self._is_allowed)
+        self._flag[0] = b"\1" if self.is_stopped or (self._is_asked and self._is_allowed) else b"\0"

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
+from llama_cpp import llama_cpp as api
 
 from pyctl import __version__, _core
 from pyctl.errors import LibraryMismatchError
-from pyctl.llama import library
+from pyctl.llama import extension, library
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -23,14 +26,33 @@ def test_versions_are_stated_alike_everywhere() -> None:
     pin = (ROOT / "vendor/llama.cpp/pin.txt").read_text()
     assert f"\nllama-cpp-python=={_core.BINDINGS_VERSION} --hash=sha256:" in pin
     assert f"llama-cpp-python=={_core.BINDINGS_VERSION}" in project
-    assert library.library_versions()["llama.cpp"] == _core.LLAMA_VERSION
+    assert extension.library_versions()["llama.cpp"] == _core.LLAMA_VERSION
 
 
-def test_a_mismatch_names_both_versions_and_the_remedy() -> None:
+def test_a_mismatch_names_both_versions() -> None:
     loaded = {"llama-cpp-python": "0.3.36", "llama.cpp": "0.6.0", "ggml": "0.25.3"}
     built = {"llama-cpp-python": "0.3.36", "llama.cpp": "0.5.0", "ggml": "0.25.3"}
-    with pytest.raises(LibraryMismatchError, match=r"built for llama.cpp 0\.5\.0.*0\.6\.0 is loaded.*pip install"):
-        library.check_versions(built, loaded)
+    with pytest.raises(LibraryMismatchError, match=r"built for llama.cpp 0\.5\.0.*0\.6\.0 is loaded"):
+        extension.check_versions(built, loaded)
+
+
+GROWN = """
+struct params { char known[%d]; long more; };
+struct params make(void) { struct params made = {{1}, 123456789}; return made; }
+long take(void * model, struct params given) { return given.more + (model != 0); }
+"""
+
+
+@pytest.mark.parametrize("bindings", [api.llama_model_params, api.llama_context_params])
+def test_fields_of_a_later_release_come_back_as_they_were(bindings: Any, tmp_path: Path) -> None:
+    """A struct that grew by 8 bytes at its end is written and read where the bindings have memory."""
+    path, source = tmp_path / "grown.so", GROWN % ctypes.sizeof(bindings)
+    command = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(path)]
+    subprocess.run(command, input=source, text=True, check=True)
+    library = ctypes.CDLL(str(path))
+    library.make.restype, library.take.restype = extension.widened(bindings), ctypes.c_long
+    library.take.argtypes = [ctypes.c_void_p, bindings]
+    assert library.take(None, library.make()) == 123456789
 
 
 BESIDE = """

@@ -1,0 +1,83 @@
+"""Servers without the extension: it does not fit, or --no-extension turns it off."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+import pyctl
+from pyctl.llama.extension import library_file, library_versions
+from tests.process.conftest import Server, source_of
+from tests.process.conftest import pyctl as run
+
+SYSTEM = {"role": "system", "content": "You keep the manual of the north gate. " * 25}
+FIRST, SECOND = ({"role": "user", "content": text * 30} for text in ("north? ", "south? "))
+
+
+def broken(directory: Path) -> str:
+    """A copy of the package whose extension is no library."""
+    package = directory / "pyctl"
+    shutil.copytree(Path(pyctl.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    (native,) = package.glob("_core*.so")
+    native.write_bytes(b"no library")
+    return f"import sys; sys.path.insert(0, {str(directory)!r})"
+
+
+def of_another_release(directory: Path) -> str:
+    """llama.cpp's libraries, of which one says that it is of another release."""
+    libraries = directory / "libraries"
+    shutil.copytree(library_file("libllama.so").parent, libraries, symlinks=True)
+    library, version = (libraries / "libllama.so").resolve(), library_versions()["llama.cpp"].encode()
+    content = library.read_bytes()
+    assert content.count(version) == 1
+    library.write_bytes(content.replace(version, b"9" + version[1:]))
+    return f"import os; os.environ['LLAMA_CPP_LIB_PATH'] = {str(libraries)!r}"
+
+
+def turned_off(directory: Path) -> str:
+    """The variable of --no-extension."""
+    del directory
+    return "import os; os.environ['PYCTL_EXTENSION'] = 'off'"
+
+
+REASONS = {broken: "file too short", of_another_release: "built for llama.cpp", turned_off: "--no-extension"}
+
+
+@pytest.mark.parametrize("misfit", REASONS)
+def test_it_says_what_is_lost_and_serves_exactly(
+    misfit: Callable[[Path], str], start: Callable[..., Server], tmp_path: Path
+) -> None:
+    before, replies, sources = misfit(tmp_path), list[str](), list[str]()
+    for directory in ("kv", "kv", "none"):
+        flags = ("--exact", "--kv-cache-dir", str(tmp_path / directory), "--disk-prefix-cache", "full")
+        server = start("tiny-hybrid", *flags, before=before)
+        (line,) = (line for line in server.log().splitlines() if "without the extension (" in line)
+        assert REASONS[misfit] in line
+        assert "one request at a time" in line
+        for user in (FIRST, SECOND):
+            body = {"messages": [SYSTEM, user], "max_tokens": 12, "temperature": 0, "cache_prompt": directory == "kv"}
+            response = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+            replies.append(response.json()["choices"][0]["message"]["content"])
+            sources.append(source_of(response))
+        assert server.stop() == 0
+    assert replies[:2] == replies[2:4] == replies[4:], "in RAM, from disk, cold"
+    assert sources[2] == "disk"
+
+
+def test_files_are_not_those_of_the_extension(start: Callable[..., Server], tmp_path: Path) -> None:
+    flags = ("--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "full")
+    body, sources = {"messages": [SYSTEM, FIRST], "max_tokens": 1, "temperature": 0}, []
+    for more in ((), ("--no-extension",), (), ("--no-extension",)):
+        server = start("tiny-moe", *flags, *more)
+        sources.append(source_of(httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)))
+        assert server.stop() == 0
+    assert sources == ["none", "none", "disk", "disk"]
+
+
+def test_the_version_says_so() -> None:
+    assert "without the extension" not in run("--version").stdout
+    assert "\nwithout the extension (--no-extension): " in run("--version", PYCTL_EXTENSION="off").stdout
