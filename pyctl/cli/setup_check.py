@@ -69,8 +69,11 @@ def _run(directory: Path, module: str, *arguments: str) -> str:
 def main() -> None:
     """Print what this process's libraries are and find, as JSON."""
     from pyctl.llama import devices
+    from pyctl.llama.extension import losses
     from pyctl.llama.library import HostBuffer, build_version
 
+    if lines := list(losses()):
+        raise SystemExit("\n".join(lines))
     gpus = [device.description for device in devices() if device.is_gpu]
     is_pinned = HostBuffer.open(PINNED_BYTES, AHEAD_BYTES)
     HostBuffer.stop()

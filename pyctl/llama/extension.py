@@ -125,6 +125,10 @@ def _import_core(loaded: dict[str, str]) -> ModuleType:
     return module
 
 
+def _reason(error: Exception) -> str:
+    return " ".join(str(error.__cause__ or error).split())
+
+
 def _import_other(name: str) -> ModuleType | None:
     """Return the module ``name`` beside `_core`, which has its contents if there is none."""
     if core is None or find_spec(f"pyctl._{name}") is None:
@@ -132,7 +136,7 @@ def _import_other(name: str) -> ModuleType | None:
     try:
         return import_module(f"pyctl._{name}")
     except ImportError as error:
-        missing[name] = str(error)
+        missing[name] = _reason(error)
         return None
 
 
@@ -144,5 +148,5 @@ core: ModuleType | None = None
 try:
     core = _import_core(_loaded)
 except (ImportError, LibraryMismatchError) as error:
-    missing["core"] = missing["drafts"] = missing["pool"] = " ".join(str(error).split())
+    missing["core"] = missing["drafts"] = missing["pool"] = _reason(error)
 drafts, pool = _import_other("drafts"), _import_other("pool")

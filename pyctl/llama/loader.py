@@ -94,16 +94,9 @@ def load(
         api.llama_numa_init(NUMA[settings.numa])
     check_gguf(path)
     vocabulary = _read_vocabulary(path, settings)
-    drafts = with_inferred_type(drafts or DraftSettings())
-    if extension.core is None and vision is not None and vision.mmproj_path:
-        log.error("--mmproj disabled: images require the extension")
-        vision = None
+    drafts, vision, pool = with_inferred_type(drafts or DraftSettings()), _possible_vision(vision), _possible_pool(pool)
     repacks, settings = settings.repack, without_amx(with_ubatch(_alone(path, settings)))
-    encoder = make_encoder(settings, vision) if vision is not None and vision.mmproj_path else None
-    pool = pool if pool is not None and pool.n_pooled else None
-    if pool is not None and extension.pool is None:
-        log.error("--kv-pool disabled: it requires the extension")
-        pool = None
+    encoder = make_encoder(settings, vision) if vision is not None else None
     pooled = fit_pool(settings, drafts, pool) if pool is not None else None
     if pooled is not None and encoder is not None:
         raise ModelError("--kv-pool excludes --mmproj: a pool holds no rows of images")
@@ -137,6 +130,25 @@ def load(
     if not drafts.draft_types and api.llama_model_n_layer_nextn(backend.model) > 0:
         log.info("the model has a draft head: --spec-type draft-mtp enables it")
     return Loaded(backend, backend.tokenizer, _describe(path, backend, settings, plan.pool), encoder, drafts)
+
+
+def _possible_vision(vision: VisionSettings | None) -> VisionSettings | None:
+    """Return ``vision`` if it names an encoder, whose images the memory can hold."""
+    if vision is None or not vision.mmproj_path:
+        return None
+    if extension.core is None:
+        log.error("--mmproj disabled: images require the extension")
+        return None
+    return vision
+
+
+def _possible_pool(pool: PoolSettings | None) -> PoolSettings | None:
+    """Return ``pool`` if it is wanted and possible."""
+    if pool is None or not pool.n_pooled:
+        return None
+    if extension.pool is None:
+        log.error("--kv-pool disabled: it requires the extension")
+    return pool if extension.pool is not None else None
 
 
 def _alone(path: Path, settings: ModelSettings) -> ModelSettings:

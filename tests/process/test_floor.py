@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 import pyctl
-from pyctl.llama.extension import library_file, library_versions
+from pyctl.llama.extension import LIBRARIES, library_file, library_versions
 from tests.process.conftest import Server, source_of
 from tests.process.conftest import pyctl as run
 
@@ -27,15 +27,20 @@ def broken(directory: Path) -> str:
     return f"import sys; sys.path.insert(0, {str(directory)!r})"
 
 
-def of_another_release(directory: Path) -> str:
+def of_another_release(directory: Path, name: str = "llama.cpp") -> str:
     """llama.cpp's libraries, of which one says that it is of another release."""
-    libraries = directory / "libraries"
-    shutil.copytree(library_file("libllama.so").parent, libraries, symlinks=True)
-    library, version = (libraries / "libllama.so").resolve(), library_versions()["llama.cpp"].encode()
+    libraries, (file, _) = directory / "libraries", LIBRARIES[name]
+    shutil.copytree(library_file(file).parent, libraries, symlinks=True)
+    library, version = (libraries / file).resolve(), library_versions()[name].encode()
     content = library.read_bytes()
     assert content.count(version) == 1
     library.write_bytes(content.replace(version, b"9" + version[1:]))
     return f"import os; os.environ['LLAMA_CPP_LIB_PATH'] = {str(libraries)!r}"
+
+
+def of_another_ggml(directory: Path) -> str:
+    """The same of the library whose version the extension looks at itself."""
+    return of_another_release(directory, "ggml")
 
 
 def turned_off(directory: Path) -> str:
@@ -44,7 +49,12 @@ def turned_off(directory: Path) -> str:
     return "import os; os.environ['PYCTL_EXTENSION'] = 'off'"
 
 
-REASONS = {broken: "file too short", of_another_release: "built for llama.cpp", turned_off: "--no-extension"}
+REASONS = {
+    broken: "file too short",
+    of_another_release: "built for llama.cpp",
+    of_another_ggml: "built for ggml",
+    turned_off: "--no-extension",
+}
 
 
 @pytest.mark.parametrize("misfit", REASONS)

@@ -48,9 +48,18 @@ def check_directory(directory: Path, budget_mib: int = 64) -> None:
     assert sum(path.stat().st_size for path in files) <= (budget_mib + 1) * 2**20
 
 
-@pytest.mark.parametrize("policy", ["auto", "600"])
-def test_stop_start_and_go_on(start: Callable[..., Server], tmp_path: Path, policy: str) -> None:
-    flags = ["--exact", "--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", policy, "--kv-cache-budget", "64"]
+@pytest.mark.parametrize(("policy", "more"), [("auto", ()), ("600", ()), ("auto", ("--no-extension",))])
+def test_stop_start_and_go_on(start: Callable[..., Server], tmp_path: Path, policy: str, more: tuple[str, ...]) -> None:
+    flags = [
+        "--exact",
+        "--kv-cache-dir",
+        str(tmp_path),
+        "--disk-prefix-cache",
+        policy,
+        "--kv-cache-budget",
+        "64",
+        *more,
+    ]
     messages: list[dict[str, str]] = [SYSTEM]
     server = start("tiny-hybrid", *flags)
     cacheable = restored = known = 0
