@@ -13,7 +13,7 @@ def print_version() -> None:
     print(version_line())
     try:
         from pyctl.llama.extension import losses
-    except (ImportError, OSError, RuntimeError, PyctlError) as error:
+    except (ImportError, PyctlError) as error:
         print(f"llama.cpp's libraries cannot be loaded: {error}")
     else:
         for line in losses():

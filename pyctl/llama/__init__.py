@@ -21,6 +21,7 @@ if "LLAMA_CPP_LIB_PATH" not in os.environ:  # so must the choice of the librarie
 with contextlib.suppress(OSError):
     ctypes.CDLL("libstdc++.so.6", mode=ctypes.RTLD_GLOBAL)
 
+from pyctl.llama import extension  # before others import the bindings
 from pyctl.llama.devices import Device, check_gguf, devices, host_available
 from pyctl.llama.library import allocate, build_version, reserve_pinned
 from pyctl.llama.llama_backend import LlamaBackend
@@ -41,6 +42,7 @@ __all__ = [
     "check_gguf",
     "connect_workers",
     "devices",
+    "extension",
     "gpus",
     "host_available",
     "load",

@@ -15,12 +15,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
-import llama_cpp
-from llama_cpp import llama_cpp as api
-
 from pyctl.convert import FALSE_WORDS
 from pyctl.engine.model_settings import EXTENSION
 from pyctl.errors import LibraryMismatchError
+
+try:
+    import llama_cpp
+    from llama_cpp import llama_cpp as api
+except (AttributeError, OSError, RuntimeError) as error:  # a function that the library lacks, or no library
+    raise LibraryMismatchError(f"llama-cpp-python does not fit llama.cpp's libraries: {error}") from error
 
 __all__ = [
     "build_version",
@@ -60,10 +63,13 @@ def open_library(name: str) -> ctypes.CDLL:
 
 
 def library_versions() -> dict[str, str]:
-    """Return the loaded versions of the bindings, libllama and libggml."""
+    """Return the loaded versions of the bindings, libllama and libggml, of which older releases do not tell."""
     versions = {"llama-cpp-python": llama_cpp.__version__}
     for name, (library, symbol) in LIBRARIES.items():
-        function = getattr(open_library(library), symbol)
+        function = getattr(open_library(library), symbol, None)
+        if function is None:
+            versions[name] = "unknown"
+            continue
         function.restype = ctypes.c_char_p
         versions[name] = function().decode().removesuffix("-dev")
     return versions
