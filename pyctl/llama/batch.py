@@ -111,7 +111,8 @@ class Embedder:
         self._width = int(n_classes if self.pooling == "rank" else n_embd)
         self._n_batch = int(api.llama_n_ubatch(ctx))
         # If only the last token counts and attention is causal, a text may span several batches.
-        is_long = self.pooling in ("last", "rank") and bool(self._memory) and api.llama_get_causal_attn(ctx)
+        is_causal = hasattr(api, "llama_get_causal_attn") and api.llama_get_causal_attn(ctx)  # since 0.3.35
+        is_long = self.pooling in ("last", "rank") and bool(self._memory) and is_causal
         self.n_max = int(api.llama_n_ctx(ctx)) if is_long else self._n_batch
         self._batch = Batch(self._n_batch)
 

@@ -258,7 +258,7 @@ def dry_run(
 def _without_weights(settings: ModelSettings, *, with_head: bool) -> Iterator[tuple[Any, list[str]]]:
     """Yield a llama_model without weights and texts of tokens, and llama.cpp's log of loading it."""
     params = ModelParams(settings, with_head=with_head, with_vocabulary=False)
-    params.struct.no_alloc = True
+    params.struct.no_alloc, params.struct.use_mmap = True, False  # releases before 0.3.35 would map the file
     params.struct.load_mode = LOAD_MODES["none"]
     forget_log_errors()
     with captured_log() as log:

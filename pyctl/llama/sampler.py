@@ -244,6 +244,8 @@ class LlamaSampler:
 
     def _suppressed(self) -> list[int]:
         """Return the tokens that the model's file forbids."""
+        if not hasattr(api, "llama_vocab_get_suppress_tokens"):  # releases before 0.3.35
+            return []
         n = ctypes.c_int32()
         tokens = api.llama_vocab_get_suppress_tokens(self._vocab, ctypes.byref(n))
         return [int(token) for token in tokens[: n.value]] if tokens else []

@@ -67,6 +67,12 @@ def test_layers() -> None:
                 assert target.split(".")[1] in LAYERS[layer] | {layer, "_core"}, f"{name} imports {target}"
 
 
+def test_the_extension_is_imported_in_one_place() -> None:
+    """`pyctl.llama.extension` imports its modules by their names, `pyctl.llama.library` only their types."""
+    names = ("pyctl._core", "pyctl._drafts", "pyctl._pool")
+    assert {name for name, targets in module_graph().items() if targets & {*names}} == {"pyctl.llama.library"}
+
+
 def test_no_cycles() -> None:
     graph, done = module_graph(), set[str]()
 
