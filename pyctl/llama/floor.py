@@ -10,14 +10,15 @@ import ctypes
 import struct
 import time
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from llama_cpp import llama_cpp as api
-
-from pyctl.cache import Block
+from numpy.typing import NDArray
 
 __all__ = ["HostBuffer", "KVState", "OutOfCells", "Pulse"]
+
+Block: TypeAlias = NDArray[np.uint8]
 
 HEADER = struct.Struct("<8sq")
 MAGIC = b"pyctlpub"
