@@ -1,0 +1,47 @@
+#include "library/breakdown.h"
+
+#include "core/layout.h"
+
+static std::string place_of(ggml_backend_buffer_type_t buft) {
+    ggml_backend_dev_t device = ggml_backend_buft_get_device(buft);
+    return device == nullptr || ggml_backend_buft_is_host(buft) ? "" : ggml_backend_dev_name(device);
+}
+
+std::map<std::string, std::array<size_t, 4>> breakdown_of(llama_context * ctx) {
+    std::map<std::string, std::array<size_t, 4>> found;
+    for (const auto & [buft, bytes] : llama_get_memory_breakdown(ctx)) {
+        auto & [weights, rows, states, compute] = found[place_of(buft)];
+        weights += bytes.model;
+        rows += bytes.context;
+        compute += bytes.compute;
+    }
+    if (const auto * recurrent = parts_of(ctx).recurrent) {
+        for (const auto & [buft, n_bytes] : recurrent->memory_breakdown()) {
+            auto & [weights, rows, states, compute] = found[place_of(buft)];
+            states += n_bytes;
+            rows -= n_bytes;
+        }
+    }
+    return found;
+}
+
+std::vector<std::string> row_places_of(llama_context * ctx) {
+    const memory_parts       parts = parts_of(ctx);
+    std::vector<std::string> found;
+    if (parts.sets.size() == 1 && parts.window == nullptr) {
+        const llama_kv_cache & cache = *parts.sets[0].cache;
+        for (const uint32_t layer : cache.get_layer_ids()) {
+            found.push_back(place_of(ggml_backend_buffer_get_type(cache.get_k_storage(layer)->buffer)));
+        }
+    }
+    return found;
+}
+
+std::vector<std::string> layer_devices_of(const llama_model * model) {
+    std::vector<std::string> found;
+    for (int32_t layer = 0; layer < llama_model_n_layer(model) + llama_model_n_layer_nextn(model); ++layer) {
+        found.push_back(ggml_backend_dev_name(model->dev_layer(layer)));
+    }
+    found.push_back(ggml_backend_dev_name(model->dev_output()));
+    return found;
+}
