@@ -25,6 +25,18 @@ LLAMA_VERSION: str
 GGML_VERSION: str
 BINDINGS_VERSION: str
 
+def breakdown(ctx: int) -> dict[str, list[int]]:
+    """Return the bytes of weights, K and V, states and compute buffers by device of a llama_context, "" for the host.
+
+    Of a model that was loaded without weights they are those that it would take.
+    """
+
+def row_places(ctx: int) -> list[str]:
+    """Return the devices of the layers with K and V, in order, "" for the host; none unless one cache has all."""
+
+def layer_devices(model: int) -> list[str]:
+    """Return the names of the devices of all layers of a llama_model, the output last."""
+
 class HostBuffer:
     """``size`` bytes of host memory, uninitialised; pinned if asked for and the arena was opened and has room.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import chain
@@ -14,11 +13,12 @@ from llama_cpp import llama_cpp as api
 from pyctl.engine.draft.draft_settings import FEATURE_TYPES, DraftSettings
 from pyctl.engine.model_settings import LOAD_MODES, ModelSettings
 from pyctl.errors import ModelError
+from pyctl.llama import breakdown
+from pyctl.llama.breakdown import ALL_GPUS, layer_of, parts_of
 from pyctl.llama.devices import devices, host_available, tensor_bytes
 from pyctl.llama.draft.draft_file import check_target
-from pyctl.llama.fingerprint import metadata_text
 from pyctl.llama.library import captured_log, forget_log_errors, last_log_error
-from pyctl.llama.memory import MIB, MemoryPlan, Place, Usage
+from pyctl.llama.memory import MemoryPlan, Place, Usage
 from pyctl.llama.params import (
     ModelParams,
     check_head,
@@ -26,6 +26,7 @@ from pyctl.llama.params import (
     draft_cells,
     finds,
     head_params,
+    metadata_text,
     uses_own_head,
 )
 
@@ -33,23 +34,8 @@ __all__ = ["NO_DRAFTS", "DryRun", "dry_run"]
 
 HOST = "host"
 
-ALL_GPUS = "Meta"
-"""llama.cpp's name of the combined device of --split-mode tensor, followed by the GPUs' names in parentheses."""
-
-LAYER = re.compile(r"load_tensors: layer +(\d+) assigned to device ([^ ,]+)")
-
-UNUSED = re.compile(r"model has unused tensor (\S+) ")
-
-KV_LAYER = re.compile(r"llama_kv_cache\w*: layer +\d+: dev = (\S+)")
-
-KV_SIZE = re.compile(r"llama_kv_cache\w*: size = +([\d.]+) MiB \( *(\d+) cells")
-
-STATES = re.compile(r"(\S+) RS buffer size = +([\d.]+) MiB")
-
 SAMPLE_CELLS = 16_384
-"""Context for measuring the size of a row: llama.cpp prints the total with a resolution of 0.01 MiB."""
-
-COMPUTE = re.compile(r"(\S+) compute buffer size = +([\d.]+) MiB")
+"""Context for measuring the size of a row: some devices pad each tensor."""
 
 
 class DryRun:
@@ -63,7 +49,6 @@ class DryRun:
         self,
         model: Any,
         settings: ModelSettings,
-        log: list[str],
         drafts: DraftSettings,
         draft_file: DryRun | None = None,
         *,
@@ -77,12 +62,11 @@ class DryRun:
         self._gpus = tuple(device for device in devices() if device.is_gpu)
         self.n_ctx_train = int(api.llama_model_n_ctx_train(model))
         self.n_layers = int(api.llama_model_n_layer(model)) + int(api.llama_model_n_layer_nextn(model))
-        ignored = {match[1] for line in log if (match := UNUSED.search(line))}
+        n_used = self.n_layers if is_head else int(api.llama_model_n_layer(model))
         sizes = tensor_bytes(Path(settings.path))
-        self.tensors: Mapping[str, int] = {name: size for name, size in sizes.items() if name not in ignored}
-        layers = {int(m[1]): m[2] for line in log if (m := LAYER.search(line))}
-        self.layers = tuple(layers[index] for index in sorted(layers))
-        self._weights = self._weights_by_place(layers)
+        self.tensors: Mapping[str, int] = {name: size for name, size in sizes.items() if layer_of(name) < n_used}
+        core = breakdown.core
+        self.layers: tuple[str, ...] = () if core is None else tuple(core.layer_devices(model))
 
     def pooled_layers(self) -> tuple[tuple[str, ...], float]:
         """Return the places of the layers with K and V in order, and the bytes of one token in all of them.
@@ -91,19 +75,19 @@ class DryRun:
         """
         if any("rope_factors_long" in name for name in self.tensors):
             raise ModelError("this model's positions depend on the size of the context")
-        forget_log_errors()
-        with captured_log() as log:
-            ctx = api.llama_init_from_model(self._model, context_params(self._settings, SAMPLE_CELLS))
-        if not ctx:
-            raise ModelError(f"cannot make the context: {last_log_error('llama.cpp gave no reason')}")
-        api.llama_free(ctx)
-        places = tuple(self._place_of(match[1]) for line in log if (match := KV_LAYER.search(line)))
-        sizes = [(float(match[1]) * MIB, int(match[2])) for line in log if (match := KV_SIZE.search(line))]
-        if not places or len(sizes) != 1:
+        if breakdown.core is None:
+            raise ModelError("it needs the extension")
+        ctx = self._context(context_params(self._settings, SAMPLE_CELLS))
+        try:
+            places, rows = tuple(map(self._place_of, breakdown.core.row_places(ctx))), self._parts(ctx)[1]
+            n_cells = int(api.llama_n_ctx(ctx))
+        finally:
+            api.llama_free(ctx)
+        if not places:
             raise ModelError("this model has no single cache of K and V")
         if len(set(places)) > 1:
             raise ModelError(f"K and V are on several devices: {', '.join(sorted(set(places)))}")
-        return places, sizes[0][0] / sizes[0][1]
+        return places, sum(rows.values()) / n_cells
 
     def metadata(self, key: str) -> str:
         """Return the value of ``key`` in the model's file as text; empty if there is none."""
@@ -115,8 +99,9 @@ class DryRun:
         Raises ModelError if llama.cpp refuses the context.
         """
         n_seqs = self._settings.n_seqs
-        ctx, kv, states, compute = self._context(context_params(self._settings, n_ctx, drafts=self._drafts))
+        ctx = self._context(context_params(self._settings, n_ctx, drafts=self._drafts))
         try:
+            weights, kv, states, compute = self._parts(ctx)
             n_cells, n_states = int(api.llama_n_ctx(ctx)), int(api.llama_n_rs_seq(ctx)) + 1
             drafts = self._draft_model(ctx, n_rows or n_cells)
         finally:
@@ -132,7 +117,7 @@ class DryRun:
             states = {place: size + size // n_seqs for place, size in states.items()}
         free = {device.name: device.free for device in self._gpus}
         places = []
-        parts = [self._spread(part) for part in (self._weights, kv, states, compute, planes, drafts, self._vision)]
+        parts = [self._spread(part) for part in (weights, kv, states, compute, planes, drafts, self._vision)]
         for name in (*free, HOST):
             usage = Usage(*(part.get(name, 0) for part in parts))
             if usage.total or name == HOST:
@@ -147,16 +132,27 @@ class DryRun:
             self.layers,
             n_earlier,
             n_ctx_train=self.n_ctx_train,
+            is_estimate=breakdown.core is None,
         )
 
-    def _context(self, params: Any) -> tuple[Any, dict[str, int], dict[str, int], dict[str, int]]:
-        """Return a context without memory, and its bytes of K and V, states and compute buffers by place."""
+    def _context(self, params: Any) -> Any:
+        """Return a context without memory. Raises ModelError if llama.cpp refuses it."""
         forget_log_errors()
-        with captured_log() as log:
+        with captured_log():
             ctx = api.llama_init_from_model(self._model, params)
         if not ctx:
             raise ModelError(f"cannot make the context: {last_log_error('llama.cpp gave no reason')}")
-        return ctx, self._kv_by_place(log), self._sum_by_place(STATES, log), self._sum_by_place(COMPUTE, log)
+        return ctx
+
+    def _parts(self, ctx: Any) -> list[dict[str, int]]:
+        """Return the bytes of weights, K and V, states and compute buffers by place, without places that have none."""
+        parts: list[dict[str, int]] = [{}, {}, {}, {}]
+        for name, sizes in parts_of(ctx, self._settings, self.tensors).items():
+            place = self._place_of(name)
+            for part, size in zip(parts, sizes, strict=True):
+                if size:
+                    part[place] = part.get(place, 0) + size
+        return parts
 
     def _draft_model(self, trunk: Any, n_ctx: int) -> dict[str, int]:
         """Return the bytes by place of the draft model or head for the context ``trunk``."""
@@ -167,15 +163,16 @@ class DryRun:
         drafter = self._draft_file or self
         if not drafter._is_head:
             return {}
-        ctx, *parts = drafter._context(head_params(self._settings, self._drafts, trunk, n_ctx))
+        ctx = drafter._context(head_params(self._settings, self._drafts, trunk, n_ctx))
+        parts = drafter._parts(ctx)
         api.llama_free(ctx)
-        if drafter is not self:
-            parts.append(drafter._weights)
+        if drafter is self:
+            del parts[0]  # its weights are the trunk's
         return {place: sum(part.get(place, 0) for part in parts) for place in {*chain(*parts)}}
 
     def _place_of(self, name: str) -> str:
         """Return the place for llama.cpp's name of a device or buffer type."""
-        if name.startswith(f"{ALL_GPUS}("):
+        if name.split("(")[0] == ALL_GPUS:
             return ALL_GPUS
         return next((gpu.name for gpu in self._gpus if name in (gpu.name, gpu.buffer_name)), HOST)
 
@@ -191,47 +188,6 @@ class DryRun:
             found[name] = found.get(name, 0) + int(shared * share / sum(split))
         return found
 
-    def _weights_by_place(self, layers: Mapping[int, str]) -> dict[str, int]:
-        """Return the bytes of weights by place. The last of ``layers`` is the output; other tensors are on the host."""
-        output = self._place_of(layers[max(layers)]) if layers else HOST
-        sums: dict[str, int] = {}
-        for name, size in self.tensors.items():
-            layer = re.match(r"blk\.(\d+)\.", name)
-            if layer is not None:
-                place = self._place_of(layers.get(int(layer[1]), HOST))
-            else:
-                place = output if name.startswith(("output", "cls")) else HOST
-            for pattern, buffer in self._settings.placements:
-                if re.search(pattern, name):
-                    place = self._place_of(buffer)
-                    break
-            sums[place] = sums.get(place, 0) + size
-        if "output.weight" not in self.tensors and output != HOST:
-            # Tied embeddings are stored twice: as input and as output.
-            sums[output] = sums.get(output, 0) + self.tensors.get("token_embd.weight", 0)
-        return sums
-
-    def _kv_by_place(self, log: list[str]) -> dict[str, int]:
-        """Return the bytes of K and V by place, each cache spread evenly over its layers."""
-        sums: dict[str, int] = {}
-        layers: list[str] = []
-        for line in log:
-            if match := KV_LAYER.search(line):
-                layers.append(self._place_of(match[1]))
-            elif match := KV_SIZE.search(line):
-                for place in layers:
-                    sums[place] = sums.get(place, 0) + int(float(match[1]) * MIB / len(layers))
-                layers = []
-        return sums
-
-    def _sum_by_place(self, pattern: re.Pattern[str], log: list[str]) -> dict[str, int]:
-        sums: dict[str, int] = {}
-        for line in log:
-            if match := pattern.search(line):
-                place = self._place_of(match[1])
-                sums[place] = sums.get(place, 0) + int(float(match[2]) * MIB)
-        return sums
-
 
 NO_DRAFTS: DraftSettings = DraftSettings()
 
@@ -245,30 +201,30 @@ def dry_run(
         draft_file = None
         if drafts.draft_path and drafts.n_draft > 0:
             of_file = drafts.of_file(settings)
-            model, log = stack.enter_context(_without_weights(of_file, with_head=drafts.has("draft-mtp")))
-            draft_file = DryRun(model, of_file, log, NO_DRAFTS, is_head=drafts.reads_rows)
+            model = stack.enter_context(_without_weights(of_file, with_head=drafts.has("draft-mtp")))
+            draft_file = DryRun(model, of_file, NO_DRAFTS, is_head=drafts.reads_rows)
         is_head = uses_own_head(drafts)
-        model, log = stack.enter_context(_without_weights(settings, with_head=is_head))
+        model = stack.enter_context(_without_weights(settings, with_head=is_head))
         if draft_file is not None and drafts.has(*FEATURE_TYPES):  # llama.cpp would end the process
             check_target(Path(drafts.draft_path), model)
-        yield DryRun(model, settings, log, drafts, draft_file, is_head=is_head, vision=vision)
+        yield DryRun(model, settings, drafts, draft_file, is_head=is_head, vision=vision)
 
 
 @contextmanager
-def _without_weights(settings: ModelSettings, *, with_head: bool) -> Iterator[tuple[Any, list[str]]]:
-    """Yield a llama_model without weights and texts of tokens, and llama.cpp's log of loading it."""
+def _without_weights(settings: ModelSettings, *, with_head: bool) -> Iterator[Any]:
+    """Yield a llama_model without weights and texts of tokens."""
     params = ModelParams(settings, with_head=with_head, with_vocabulary=False)
     params.struct.no_alloc, params.struct.use_mmap = True, False  # releases before 0.3.35 would map the file
     params.struct.load_mode = LOAD_MODES["none"]
     forget_log_errors()
-    with captured_log() as log:
+    with captured_log():
         model = api.llama_model_load_from_file(settings.path.encode(), params.struct)
     if not model:
         raise ModelError(f"cannot load the model {settings.path}: {last_log_error('llama.cpp gave no reason')}")
     try:
         if with_head:
             check_head(model, None, settings.path)
-        yield model, log
+        yield model
     finally:
         with captured_log():
             api.llama_model_free(model)

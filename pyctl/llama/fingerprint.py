@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from llama_cpp import llama_cpp as api
 
@@ -17,9 +15,9 @@ from pyctl.errors import ModelError
 from pyctl.llama.devices import FileTensor, file_tensors, model_files
 from pyctl.llama.library import build_version
 from pyctl.llama.llama_backend import LlamaBackend
-from pyctl.llama.params import batch_cost, gpus
+from pyctl.llama.params import batch_cost, gpus, metadata_text
 
-__all__ = ["file_digest", "fingerprint", "metadata_text"]
+__all__ = ["file_digest", "fingerprint"]
 
 SAMPLE_BYTES = 4096
 
@@ -64,13 +62,6 @@ def file_digest(path: Path) -> str:
     except OSError as error:
         raise ModelError(f"cannot read {error.filename or path}: {error.strerror}") from error
     return digest.hexdigest()
-
-
-def metadata_text(model: Any, key: str) -> str:
-    """Return the value of ``key`` in the metadata of a llama_model as text, "" without one."""
-    buffer = ctypes.create_string_buffer(1024)
-    n = api.llama_model_meta_val_str(model, key.encode(), buffer, len(buffer))
-    return buffer.value.decode("utf-8", "replace") if n >= 0 else ""
 
 
 def _facts(

@@ -12,6 +12,7 @@ from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.placements import CPU_EXPERTS, experts_on_cpu
 from pyctl.errors import ModelError
+from pyctl.llama.breakdown import layer_of
 from pyctl.llama.devices import devices
 from pyctl.llama.draft.draft_file import count_heads
 from pyctl.llama.dry_runs import NO_DRAFTS, DryRun, dry_run
@@ -181,9 +182,9 @@ def _by_layer(run: DryRun, wanted: re.Pattern[str]) -> list[int]:
     """Return for each layer the bytes of the tensors whose names match ``wanted``."""
     sums = [0] * run.n_layers
     for name, size in run.tensors.items():
-        layer = re.match(r"blk\.(\d+)\.", name)
-        if layer is not None and int(layer[1]) < run.n_layers and wanted.search(name):
-            sums[int(layer[1])] += size
+        layer = layer_of(name)
+        if 0 <= layer < run.n_layers and wanted.search(name):
+            sums[layer] += size
     return sums
 
 

@@ -28,7 +28,7 @@ from pyctl.llama.draft.draft_model import DraftModel, MakeDraftModel
 from pyctl.llama.draft.mtp import Eagle3, MtpHead
 from pyctl.llama.draft.separate_model import SeparateModel
 from pyctl.llama.dry_runs import NO_DRAFTS
-from pyctl.llama.fingerprint import file_digest, fingerprint, metadata_text
+from pyctl.llama.fingerprint import file_digest, fingerprint
 from pyctl.llama.fit import fit_drafts, fit_settings
 from pyctl.llama.image_encoder import ImageEncoder
 from pyctl.llama.library import build_version, forget_log_errors, last_log_error, lose, redirect_log, when_aborted
@@ -45,6 +45,7 @@ from pyctl.llama.params import (
     finds,
     head_params,
     layer_bytes,
+    metadata_text,
     most_outputs,
     most_tokens,
     pool_cells,

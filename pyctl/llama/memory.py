@@ -59,7 +59,7 @@ class MemoryPlan:
 
     ``layers`` are llama.cpp's names of the layers' devices, the output last. Each sequence has ``n_planes`` states in
     addition to the last: planes, and a mark if drafts may be longer. A ``pool`` divides K and V between a device and
-    the host. ``n_ctx_train`` is the model's own context.
+    the host. ``n_ctx_train`` is the model's own context. An ``is_estimate`` comes from the model's file alone.
     """
 
     n_ctx: int
@@ -71,6 +71,7 @@ class MemoryPlan:
     n_planes: int = 0
     pool: PoolPlan | None = None
     n_ctx_train: int = 0
+    is_estimate: bool = False
 
     @property
     def host(self) -> Place:
@@ -114,6 +115,8 @@ class MemoryPlan:
 
     def warnings(self, cache_bytes: int | None = None) -> Iterator[str]:
         """Yield warnings about missing memory, with flags that help."""
+        if self.is_estimate:
+            yield "without the extension, this memory is an estimate from the model's file, and rather too large"
         for place in self.gpus:
             if missing := place.shortage():
                 flags = "a smaller -c, -ctk q8_0 -ctv q8_0, --n-cpu-moe (experts) or a smaller -ngl"

@@ -28,7 +28,9 @@ __all__ = [
     "ModelParams",
     "batch_cost",
     "context_params",
+    "element_bytes",
     "gpus",
+    "metadata_text",
     "most_outputs",
     "most_tokens",
     "n_planes",
@@ -39,6 +41,19 @@ __all__ = [
 
 TYPES = {ggml_library().ggml_type_name(index).decode(): index for index in range(api.GGML_TYPE_COUNT)}
 """ggml_type by ggml's name, in lower case."""
+
+
+def element_bytes(kind: str) -> float:
+    """Return the bytes of an element of the type ``kind``."""
+    n = 256  # whole blocks of every type
+    return float(ggml_library().ggml_row_size(TYPES[kind], n)) / n
+
+
+def metadata_text(model: Any, key: str) -> str:
+    """Return the value of ``key`` in the metadata of a llama_model as text, "" without one."""
+    buffer = ctypes.create_string_buffer(1024)
+    n = api.llama_model_meta_val_str(model, key.encode(), buffer, len(buffer))
+    return buffer.value.decode("utf-8", "replace") if n >= 0 else ""
 
 
 class _Placement(ctypes.Structure):

@@ -10,11 +10,10 @@ from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.pool import PoolPlan, PoolSettings
 from pyctl.errors import ModelError
-from pyctl.llama.devices import ggml_library
 from pyctl.llama.dry_runs import DryRun, dry_run
 from pyctl.llama.fit import CTX_STEP, gpu_shortage, refusal, shortage
 from pyctl.llama.memory import MemoryPlan, Place, Usage
-from pyctl.llama.params import TYPES, pool_cells, with_ubatch
+from pyctl.llama.params import element_bytes, pool_cells, with_ubatch
 
 __all__ = ["fit_pool"]
 
@@ -124,7 +123,7 @@ class _PooledRows:
     @property
     def _widths(self) -> tuple[float, float]:
         """Bytes per element of K and of V."""
-        return _element_bytes(self._settings.type_k), _element_bytes(self._settings.type_v)
+        return element_bytes(self._settings.type_k), element_bytes(self._settings.type_v)
 
     @property
     def _n_elements(self) -> float:
@@ -134,11 +133,6 @@ class _PooledRows:
 
 def _with(place: Place, **more: int) -> Place:
     return replace(place, usage=place.usage + Usage(**more))
-
-
-def _element_bytes(name: str) -> float:
-    n = 256  # whole blocks of every type
-    return float(ggml_library().ggml_row_size(TYPES[name], n)) / n
 
 
 def _padded(n: int) -> int:

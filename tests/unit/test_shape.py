@@ -23,7 +23,6 @@ OVER = {
     "ContextMemory public": 30,
     "DeviceTier public": 21,
     "DiskStore.__init__ parameters": 7,
-    "DryRun.__init__ parameters": 7,
     "EngineInfo fields": 28,
     "EngineStats fields": 13,
     "GenerationBody fields": 16,

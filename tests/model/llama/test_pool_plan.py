@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,17 +15,14 @@ from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.pool import PoolPlan, PoolSettings
 from pyctl.errors import ModelError
-from pyctl.llama import MemoryPlan, dry_runs
+from pyctl.llama import MemoryPlan, breakdown, dry_runs
 from pyctl.llama.devices import Device
-from pyctl.llama.library import redirect_log
 from pyctl.llama.memory import MIB
 from pyctl.llama.pool_fit import fit_pool
-from tests.model.llama.test_memory_plan import ALL_LAYERS, rename
+from tests.model.llama.test_memory_plan import CORE, on_gpus
 from tools.generator import SHAPES
 
 N_CTX = 65_536
-
-redirect_log()  # sizes are read in what llama.cpp says
 
 
 @pytest.mark.parametrize(
@@ -74,11 +70,11 @@ def test_speed_is_told_before_anybody_waits_for_it() -> None:
 
 @pytest.fixture
 def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """on_gpu(n): as if all layers went to a GPU with ``n`` free bytes. Only names in llama.cpp's log are changed."""
+    """on_gpu(n): as if all went to a GPU with ``n`` free bytes."""
 
     def use(free: int) -> None:
         gpu = Device("CUDA0", "a GPU", True, 0, "CUDA0", 0, free, free)
-        rename(monkeypatch, (gpu,), ALL_LAYERS, "CUDA0", "CUDA0")
+        on_gpus(monkeypatch, (gpu,), "CUDA0")
 
     return use
 
@@ -186,30 +182,17 @@ def test_what_cannot_be_pooled_runs_as_before(
         assert fit_pool(settings, drafts, PoolSettings(4096)) is None
         assert caplog.messages[-1].startswith(f"--kv-pool disabled: {reason}")
 
+    gpu = Device("CUDA0", "a GPU", True, 0, "CUDA0", 0, MIB, MIB)
     whole = dry_runs.tensor_bytes(Path(settings.path))
     with monkeypatch.context() as patch:
         patch.setattr(dry_runs, "tensor_bytes", lambda _: {**whole, "rope_factors_long.weight": 64})
         refused("this model's positions depend on the size of the context")
-    captured = dry_runs.captured_log
-
-    def changed(change: Callable[[list[str]], list[str]]) -> Any:
-        @contextmanager
-        def log() -> Iterator[list[str]]:
-            with captured() as lines:
-                yield lines
-            lines[:] = change(lines)
-
-        return log
-
-    with monkeypatch.context() as patch:
-        patch.setattr(dry_runs, "captured_log", changed(lambda lines: [x for line in lines for x in [line] * 2]))
-        refused("this model has no single cache of K and V")
-    gpu = Device("CUDA0", "a GPU", True, 0, "CUDA0", 0, MIB, MIB)
-    with monkeypatch.context() as patch:
-        patch.setattr(dry_runs, "devices", lambda: (gpu,))
-        patch.setattr(
-            dry_runs,
-            "captured_log",
-            changed(lambda x: [re.sub(r"layer +3: dev = CPU", "layer 3: dev = CUDA0", y) for y in x]),
-        )
-        refused("K and V are on several devices: CUDA0, host")
+    for places, reason in (
+        ([], "this model has no single cache of K and V"),
+        (["CUDA0", ""], "K and V are on several devices: CUDA0, host"),
+    ):
+        with monkeypatch.context() as patch:
+            extension = SimpleNamespace(**{**vars(CORE), "row_places": lambda _, found=places: found})
+            patch.setattr(breakdown, "core", extension)
+            patch.setattr(dry_runs, "devices", lambda: (gpu,))
+            refused(reason)
