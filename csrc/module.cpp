@@ -19,8 +19,7 @@ PYBIND11_MODULE(_core, m) {
     m.attr("BINDINGS_VERSION") = PYCTL_BINDINGS_VERSION;
     m.def("breakdown", [](uintptr_t ctx) { return breakdown_of(reinterpret_cast<llama_context *>(ctx)); }, py::arg("ctx"));
     m.def("row_places", [](uintptr_t ctx) { return row_places_of(reinterpret_cast<llama_context *>(ctx)); }, py::arg("ctx"));
-    m.def("layer_devices", [](uintptr_t model) { return layer_devices_of(reinterpret_cast<llama_model *>(model)); },
-          py::arg("model"));
+    m.def("layer_devices", [](uintptr_t model) { return layer_devices_of(reinterpret_cast<llama_model *>(model)); }, py::arg("model"));
     register_host_buffer(m);
     register_kv_state(m);
     register_nextn(m);

@@ -3,10 +3,10 @@
     python -m bench.gpu.images MODEL [--encoder FILE] [--llama-server BINARY] [--parts encode bits ask]
 
 MODEL is a file of Qwen's shape; without ``--encoder`` one of random weights, of the real shape, is written beside it.
-``encode`` loads both in this process: bits of the rows when they are made again, milliseconds by size, and what the
-device holds against the plan. ``bits`` compares logits behind images of several sizes with those of a cold run: cold
-again, restored, rewound, and after another image in their place. ``ask`` starts servers and sends a conversation with
-an image of 1920 x 1080 pixels: new, with another question, after another conversation, and after a restart.
+``encode`` loads both in this process: bits of the rows when they are made again, and milliseconds by size. ``bits``
+compares logits behind images of several sizes with those of a cold run: cold again, restored, rewound, and after
+another image in their place. ``ask`` starts servers and sends a conversation with an image of 1920 x 1080 pixels: new,
+with another question, after another conversation, and after a restart. `bench.gpu.memory` measures what both take.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.gpu.machine import describe, vram_mib
+from bench.gpu.machine import describe
 from bench.gpu.servers import Server, llama_server, pyctl
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.vision_settings import VisionSettings
 from pyctl.image_file import ImageFile
-from pyctl.llama import LlamaBackend, MemoryPlan, load
-from pyctl.llama.devices import devices
+from pyctl.llama import LlamaBackend, load
 from pyctl.prompt import Picture, Tokens, as_tokens
 from tools.generator import VISION_SHAPES, write_encoder
 
@@ -57,17 +56,10 @@ def bitmap(width: int, height: int, seed: int) -> bytes:
 
 def encode(model: Path, encoder: Path) -> None:
     """The lines of ``encode``."""
-    plans: list[MemoryPlan] = []
-    devices()  # takes what a process needs on a GPU before it loads anything, which no plan counts
-    before = vram_mib() or 0.0
     settings = ModelSettings(path=str(model), n_ctx=8192, flash_attn="on", fit=False)
-    loaded = load(settings, announce=plans.append, vision=VisionSettings(str(encoder)))
+    loaded = load(settings, vision=VisionSettings(str(encoder)))
     images = loaded.images
     assert images is not None
-    planned = sum(place.usage.total for place in plans[0].gpus) / 2**20
-    vision = sum(place.usage.vision for place in plans[0].places) / 2**20
-    held = (vram_mib() or 0.0) - before
-    print(f"device: {held:,.0f} MiB held, {planned:,.0f} planned, {vision:,.0f} of these for the encoder\n")
     print(
         "| image | tokens | decoded, ms | encoded, ms | equal bits again | evaluated, ms |\n|---|---|---|---|---|---|"
     )

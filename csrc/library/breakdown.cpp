@@ -26,12 +26,12 @@ std::map<std::string, std::array<size_t, 4>> breakdown_of(llama_context * ctx) {
 }
 
 std::vector<std::string> row_places_of(llama_context * ctx) {
-    const memory_parts       parts = parts_of(ctx);
     std::vector<std::string> found;
+    const auto               parts = parts_of(ctx);
     if (parts.sets.size() == 1 && parts.window == nullptr) {
-        const llama_kv_cache & cache = *parts.sets[0].cache;
-        for (const uint32_t layer : cache.get_layer_ids()) {
-            found.push_back(place_of(ggml_backend_buffer_get_type(cache.get_k_storage(layer)->buffer)));
+        for (const uint32_t layer : parts.sets[0].cache->get_layer_ids()) {
+            const ggml_tensor * keys = parts.sets[0].cache->get_k_storage(static_cast<int32_t>(layer));
+            found.push_back(place_of(ggml_backend_buffer_get_type(keys->buffer)));
         }
     }
     return found;

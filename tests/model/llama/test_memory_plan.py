@@ -146,7 +146,10 @@ def test_full_size_models_are_planned_from_their_heads(
 
 
 def on_gpus(monkeypatch: pytest.MonkeyPatch, gpus: tuple[Device, ...], *names: str) -> None:
-    """As if there were ``gpus``: each of ``names`` has an equal part of what llama.cpp counts on the host."""
+    """As if there were ``gpus``: each of ``names`` has an equal part of what llama.cpp counts on the host.
+
+    Without names there is no extension.
+    """
 
     def moved(ctx: int) -> dict[str, list[int]]:
         return {name: [size // len(names) for size in CORE.breakdown(ctx)[""]] for name in names}
@@ -155,7 +158,8 @@ def on_gpus(monkeypatch: pytest.MonkeyPatch, gpus: tuple[Device, ...], *names: s
         return [names[0] for _ in CORE.row_places(ctx)]
 
     extension = SimpleNamespace(breakdown=moved, row_places=row_places, layer_devices=CORE.layer_devices)
-    monkeypatch.setattr(breakdown, "core", extension)
+    monkeypatch.setattr(breakdown, "core", extension if names else None)
+    monkeypatch.setattr(breakdown, "gpus", lambda _: gpus)
     monkeypatch.setattr(dry_runs, "devices", lambda: gpus)
 
 
@@ -214,7 +218,7 @@ def test_an_estimate_is_rather_too_large(
     settings = ModelSettings(path=str(model_path(name)), n_ubatch=128, flash_attn=flash_attn)
     with dry_run(settings) as run:
         counted = run.plan(4096)
-    monkeypatch.setattr(breakdown, "core", None)
+    on_gpus(monkeypatch, ())
     with dry_run(settings) as run:
         plan = run.plan(4096)
         with pytest.raises(ModelError, match="the extension"):
@@ -233,9 +237,7 @@ def test_an_estimate_follows_the_placements(
     model_path: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], blocks: int
 ) -> None:
     settings = ModelSettings(path=str(model_path("tiny-moe")), **fields)
-    monkeypatch.setattr(breakdown, "core", None)
-    monkeypatch.setattr(breakdown, "gpus", lambda _: TWO_GPUS)
-    monkeypatch.setattr(dry_runs, "devices", lambda: TWO_GPUS)
+    on_gpus(monkeypatch, TWO_GPUS)
     with dry_run(settings) as run:
         plan, sizes = run.plan(4096), run.tensors
     there = [name for name in sizes if not re.match(rf"blk\.[0-{7 - blocks}]\.", name)] if blocks < 8 else [*sizes]
