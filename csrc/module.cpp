@@ -2,7 +2,6 @@
 #include "compat.h"
 #include "library/breakdown.h"
 
-#include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 namespace py = pybind11;

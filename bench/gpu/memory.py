@@ -34,7 +34,7 @@ def measured(settings: ModelSettings, drafts: DraftSettings, vision: VisionSetti
     counted, right = breakdown.core.breakdown(loaded.backend.ctx), True
     free = {device.name: device.free or 0 for device in devices()}
     for place in plans[0].places:
-        weights, kv, states, compute = counted[place.name if place.is_gpu else ""]
+        weights, kv, states, compute = counted.get(place.name if place.is_gpu else "", (0, 0, 0, 0))
         usage, held = place.usage, before[place.name] - free[place.name] if place.is_gpu else 0
         fits = (usage.weights, usage.kv, usage.compute) == (weights, kv, compute) and held <= usage.total + SLACK
         sums = (usage.total, weights + kv + states + compute, held)

@@ -3,8 +3,9 @@
 #include "core/layout.h"
 
 static std::string place_of(ggml_backend_buffer_type_t buft) {
-    ggml_backend_dev_t device = ggml_backend_buft_get_device(buft);
-    return device == nullptr || ggml_backend_buft_is_host(buft) ? "" : ggml_backend_dev_name(device);
+    auto * device  = ggml_backend_buft_get_device(buft);
+    auto   is_host = device == nullptr || ggml_backend_buft_is_host(buft);  // a CPU also has buffers that are no host's
+    return is_host || ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU ? "" : ggml_backend_dev_name(device);
 }
 
 std::map<std::string, std::array<size_t, 4>> breakdown_of(llama_context * ctx) {
@@ -29,9 +30,9 @@ std::vector<std::string> row_places_of(llama_context * ctx) {
     std::vector<std::string> found;
     const auto               parts = parts_of(ctx);
     if (parts.sets.size() == 1 && parts.window == nullptr) {
-        for (const uint32_t layer : parts.sets[0].cache->get_layer_ids()) {
-            const ggml_tensor * keys = parts.sets[0].cache->get_k_storage(static_cast<int32_t>(layer));
-            found.push_back(place_of(ggml_backend_buffer_get_type(keys->buffer)));
+        const auto & cache = *parts.sets[0].cache;
+        for (const uint32_t layer : cache.get_layer_ids()) {
+            found.push_back(place_of(ggml_backend_buffer_get_type(cache.get_k_storage(layer)->buffer)));
         }
     }
     return found;
