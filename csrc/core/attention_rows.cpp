@@ -7,8 +7,8 @@ namespace {
 // How many rows of blocks take their cells at a time.
 constexpr int64_t rows_per_step = 8192;
 
-llama_kv_cell_ext ext_at(const uint8_t * exts, int64_t i) {
-    llama_kv_cell_ext ext;
+cell_extra ext_at(const uint8_t * exts, int64_t i) {
+    cell_extra ext;
     std::memcpy(&ext, exts + i * sizeof(ext), sizeof(ext));
     return ext;
 }
@@ -46,22 +46,22 @@ template <typename F> int64_t n_cells(const cell_run & run, const F & is_such) {
 
 attention_rows::attention_rows(llama_memory_t memory, const std::vector<row_set> & sets, const row_layout & layout,
                                uint64_t hash, transfer & copies, bool defers)
-    : row_memory(layout, hash, copies, sets[0].cache->get_size()), memory(memory), sets(sets), cache(*sets[0].cache),
-      books(compat::cells_of(cache)), planes(planes_of(layout, cache.get_size())), relocating(books, planes, held, copies),
-      positions(LLAMA_MAX_SEQ), defers(defers) {}
+    : row_memory(layout, hash, copies, sets[0].cache.size()), memory(memory), sets(sets), cache(sets[0].cache),
+      planes(planes_of(layout, cache.size())), relocating(cache, planes, held, copies),
+      positions(llama_max_parallel_sequences()), defers(defers) {}
 
 int64_t attention_rows::end_of(llama_seq_id seq) const {
-    return seq == cut_seq ? cut_at : positions_of(seq).end_of(cache.seq_pos_max(seq));
+    return seq == cut_seq ? cut_at : positions_of(seq).end_of(last_of(seq));
 }
 
 void attention_rows::add_image(llama_seq_id seq, int64_t columns, int64_t count) {
-    const auto n_cells = static_cast<int64_t>(books.seq_pos_get(seq).size());
+    const int64_t n_there = n_cells({ 0, 0, cache.size() }, [&](int64_t cell) { return cache.has(cell, seq, 0, INT32_MAX); });
     if (!layout.is_2d || columns <= 0 || count <= 0 || seq == cut_seq) {
         throw std::invalid_argument("sequence " + std::to_string(seq) + " has no image there");
     }
-    positions[static_cast<size_t>(seq)].add_image(cache.seq_pos_max(seq), columns, count);
-    if (end_of(seq) != n_cells) {
-        throw std::runtime_error("sequence " + std::to_string(seq) + " has " + std::to_string(n_cells) + " cells for " +
+    positions[static_cast<size_t>(seq)].add_image(last_of(seq), columns, count);
+    if (end_of(seq) != n_there) {
+        throw std::runtime_error("sequence " + std::to_string(seq) + " has " + std::to_string(n_there) + " cells for " +
                                  std::to_string(end_of(seq)) + " rows");
     }
 }
@@ -72,17 +72,14 @@ std::vector<cell_run> attention_rows::runs_of(llama_seq_id seq, const row_positi
     const auto             first = static_cast<llama_pos>(positions.position(p0));
     const auto             end   = static_cast<llama_pos>(positions.position(p1 - 1) + 1);
     int64_t                found = 0;
-    for (uint32_t cell = 0; cell < books.size() && found < p1 - p0; ++cell) {
-        const auto has = [&](const row_set & set) {
-            const llama_kv_cells & cells = set.cache->get_cells(seq);
-            return cells.pos_in(cell, first, end) && cells.seq_has(cell, seq);
-        };
+    for (int64_t cell = 0; cell < cache.size() && found < p1 - p0; ++cell) {
+        const auto has = [&](const row_set & set) { return set.cache.has(cell, seq, first, end); };
         if (!std::all_of(sets.begin(), sets.end(), has)) {
             continue;  // not of all sets: from a file that some other program made
         }
-        int64_t row = books.pos_get(cell);
+        int64_t row = cache.position(cell);
         if (has_images) {
-            row = positions.row_of(row, books.ext_get(cell));
+            row = positions.row_of(row, cache.extra(cell));
             if (row < p0 || row >= p1) {
                 continue;  // of the same image
             }
@@ -98,7 +95,7 @@ std::vector<cell_run> attention_rows::runs_of(llama_seq_id seq, const row_positi
 }
 
 // Rows [p0, p1), which lie in `runs`, as a block.
-void attention_rows::copy_out(const std::vector<cell_run> & runs, int64_t p0, int64_t p1, const llama_kv_cell_ext * exts,
+void attention_rows::copy_out(const std::vector<cell_run> & runs, int64_t p0, int64_t p1, const cell_extra * exts,
                               uint8_t * out) {
     uint8_t * const rows = begin_block(p0, p1, exts, out);
     is_reading           = true;
@@ -107,11 +104,11 @@ void attention_rows::copy_out(const std::vector<cell_run> & runs, int64_t p0, in
 }
 
 // What the library knows of rows [p0, p1), which lie in `runs`; empty where that is nothing.
-std::vector<llama_kv_cell_ext> attention_rows::exts_in(const std::vector<cell_run> & runs, int64_t p0, int64_t p1) const {
-    std::vector<llama_kv_cell_ext> exts(layout.has_ext ? static_cast<size_t>(p1 - p0) : 0);
+std::vector<cell_extra> attention_rows::exts_in(const std::vector<cell_run> & runs, int64_t p0, int64_t p1) const {
+    std::vector<cell_extra> exts(layout.has_ext ? static_cast<size_t>(p1 - p0) : 0);
     for (const cell_run & run : runs) {
         for (int64_t i = 0; i < run.count && layout.has_ext; ++i) {
-            exts[run.row + i - p0] = books.ext_get(static_cast<uint32_t>(run.cell + i));
+            exts[run.row + i - p0] = cache.extra(run.cell + i);
         }
     }
     return exts;
@@ -178,12 +175,12 @@ void attention_rows::load_checked(llama_seq_id seq, int64_t p0, const std::vecto
         copies.finish();
         settle();
         remove(seq, position(seq, p0));  // the image, too, where p0 is inside of one
-        positions[static_cast<size_t>(seq)].truncate(positions_of(seq).end_of(cache.seq_pos_max(seq)));
+        positions[static_cast<size_t>(seq)].truncate(positions_of(seq).end_of(last_of(seq)));
         fence();
         changed();
         throw;
     }
-    memory->seq_cp(seq, seq, -1, -1);
+    llama_memory_seq_cp(memory, seq, seq, -1, -1);
     copies.load_end();
 }
 
@@ -201,7 +198,6 @@ void attention_rows::truncate(llama_seq_id seq, int64_t n) {
     cut_seq = seq;
     cut_at  = n;
     cut_pos = position(seq, n);
-    cut_alone.reset().set(static_cast<size_t>(seq));
     positions[static_cast<size_t>(seq)].truncate(n);
     if (!defers) {
         settle();
@@ -213,9 +209,9 @@ void attention_rows::truncate(llama_seq_id seq, int64_t n) {
 // A memory that derives something of its cells, such as pools of an indexer's keys, forgets it when the sequence is copied.
 void attention_rows::remove(llama_seq_id seq, int64_t pos) {
     for (const row_set & set : sets) {
-        set.cache->seq_rm(seq, static_cast<llama_pos>(pos), -1);
+        llama_memory_seq_rm(set.cache.memory(), seq, static_cast<llama_pos>(pos), -1);
     }
-    memory->seq_cp(seq, seq, -1, -1);
+    llama_memory_seq_cp(memory, seq, seq, -1, -1);
 }
 
 void attention_rows::settle() {
@@ -247,15 +243,15 @@ std::vector<cell_run> attention_rows::take_over(llama_seq_id seq, int64_t p0, in
     }
     // One row of them is dropped at least: then the library looks for the next cells from its on.
     const int64_t shift = p0 - cut_pos;
-    const int64_t end   = std::min({ last, cache.seq_pos_max(seq) + shift, positions_of(seq).next_image(p0) });
+    const int64_t end   = std::min({ last, last_of(seq) + shift, positions_of(seq).next_image(p0) });
     int64_t       next  = p0;
-    for (uint32_t cell = 0; cell < books.size() && next < end; ++cell) {
+    for (int64_t cell = 0; cell < cache.size() && next < end; ++cell) {
         if (is_vacant(cell)) {
-            if (books.is_empty(cell) || books.pos_get(cell) + shift != next) {
+            if (cache.is_empty(cell) || cache.position(cell) + shift != next) {
                 settle();
                 return {};
             }
-            if (layout.is_2d && books.ext_get(cell).tok < 0) {
+            if (layout.is_2d && cache.extra(cell).token < 0) {
                 break;  // an image was there
             }
             append_run(taken, { cell, next++, 1 });
@@ -294,9 +290,8 @@ void attention_rows::write_exts(const std::vector<cell_run> & runs, const std::v
         }
         for (auto run = first; run != runs.end() && run->row < span.last; ++run) {
             for (int64_t row = std::max(span.first, run->row); row < std::min(span.last, run->row + run->count); ++row) {
-                for (const row_set & set : sets) {
-                    compat::cells_of(*set.cache).ext_set(static_cast<uint32_t>(run->cell + (row - run->row)),
-                                                         ext_at(exts, row - span.first));
+                for (row_set & set : sets) {
+                    set.cache.set_extra(run->cell + (row - run->row), ext_at(exts, row - span.first));
                 }
             }
         }
@@ -328,11 +323,10 @@ std::vector<cell_run> attention_rows::claim_cells(llama_seq_id seq, int64_t p0, 
     for (int64_t row = p0; row < last; ++row) {
         pos.push_back(static_cast<llama_pos>(position(seq, row)));
     }
-    const cell_batch      batch(seq, std::move(pos));
-    const auto            slots = batch.slots_in(cache);
-    std::vector<cell_run> runs;
+    const std::vector<int64_t> cells = cache.find(last - p0);
+    std::vector<cell_run>      runs;
     for (const row_set & set : sets) {
-        runs = batch.take(*set.cache, slots, p0);
+        runs = take(set.cache, cells, seq, pos, p0);
     }
     return runs;
 }
@@ -342,8 +336,8 @@ std::vector<cell_run> attention_rows::claim_cells(llama_seq_id seq, int64_t p0, 
 held_rows::handle attention_rows::hold(llama_seq_id seq, int64_t p0, int64_t p1) {
     size(p0, p1);
     settle();
-    std::vector<cell_run>          runs = runs_of(seq, positions_of(seq), p0, p1);
-    std::vector<llama_kv_cell_ext> exts = exts_in(runs, p0, p1);
+    std::vector<cell_run>   runs = runs_of(seq, positions_of(seq), p0, p1);
+    std::vector<cell_extra> exts = exts_in(runs, p0, p1);
     return held.add(p0, p1, std::move(runs), std::move(exts));
 }
 
@@ -364,27 +358,25 @@ int64_t attention_rows::n_own(held_rows::handle rows, int64_t p0, int64_t p1) co
 }
 
 // Whether no sequence has the cell, or just one that has dropped it.
-bool attention_rows::is_vacant(int64_t at) const {
-    const auto cell = static_cast<uint32_t>(at);
-    return books.is_empty(cell) ||
-           (cut_seq >= 0 && books.pos_get(cell) >= cut_pos && books.seq_get_all(cell) == cut_alone);
+bool attention_rows::is_vacant(int64_t cell) const {
+    return cache.is_empty(cell) || (cut_seq >= 0 && cache.position(cell) >= cut_pos && cache.has_alone(cell, cut_seq));
 }
 
 void attention_rows::count() const {
     if (!is_counted) {
         is_counted  = true;
         n_only_held = n_cut = 0;
-        for (uint32_t cell = 0; cell < books.size(); ++cell) {
+        for (int64_t cell = 0; cell < cache.size(); ++cell) {
             const bool vacant = is_vacant(cell);
             n_only_held += vacant && held.holds(cell);
-            n_cut += vacant && !books.is_empty(cell);
+            n_cut += vacant && !cache.is_empty(cell);
         }
     }
 }
 
 int64_t attention_rows::n_free() const {
     count();
-    return static_cast<int64_t>(books.size()) - books.get_used() + n_cut - n_only_held;
+    return cache.size() - cache.n_used() + n_cut - n_only_held;
 }
 
 int64_t attention_rows::n_held() const {
@@ -401,15 +393,11 @@ void attention_rows::check_free(int64_t n) const {
 // The cells that the library would take for n tokens: it looks for empty ones from some cell on, which it alone knows,
 // or from the first one on. If it takes them in parts, it may begin anew for each.
 std::vector<int64_t> attention_rows::next_cells(int64_t n, bool in_parts) const {
-    const auto           found = cell_batch(0, std::vector<llama_pos>(static_cast<size_t>(n))).slots_in(cache);
-    std::vector<int64_t> next;
-    if (!found.empty()) {
-        next.assign(found.idxs[0].begin(), found.idxs[0].end());
-    }
+    std::vector<int64_t> next = cache.find(n);
     if (in_parts) {
         const size_t n_found = next.size();
-        for (uint32_t cell = 0; cell < books.size() && n > 0; ++cell) {
-            if (books.is_empty(cell)) {
+        for (int64_t cell = 0; cell < cache.size() && n > 0; ++cell) {
+            if (cache.is_empty(cell)) {
                 --n;
                 if (std::find(next.begin(), next.begin() + n_found, cell) == next.begin() + n_found) {
                     next.push_back(cell);

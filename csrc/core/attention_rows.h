@@ -41,13 +41,11 @@ public:
     llama_pos         cut(llama_seq_id seq, int64_t n) override;
 
 private:
-    using sequence_set = llama_kv_cells::seq_set_t;
-
     std::vector<cell_run> runs_of(llama_seq_id seq, const row_positions & positions, int64_t p0, int64_t p1) const;
-    void                  copy_out(const std::vector<cell_run> & runs, int64_t p0, int64_t p1,
-                                   const llama_kv_cell_ext * exts, uint8_t * out);
+    void                  copy_out(const std::vector<cell_run> & runs, int64_t p0, int64_t p1, const cell_extra * exts,
+                                   uint8_t * out);
 
-    std::vector<llama_kv_cell_ext> exts_in(const std::vector<cell_run> & runs, int64_t p0, int64_t p1) const;
+    std::vector<cell_extra> exts_in(const std::vector<cell_run> & runs, int64_t p0, int64_t p1) const;
 
     row_positions         appended(const row_positions & positions, const std::vector<row_span> & spans) const;
     void                  append(const std::vector<cell_run> & runs, const std::vector<row_span> & spans);
@@ -55,6 +53,7 @@ private:
     void                  write_exts(const std::vector<cell_run> & runs, const std::vector<row_span> & spans);
     const row_positions & positions_of(llama_seq_id seq) const { return positions[static_cast<size_t>(seq)]; }
     void                  remove(llama_seq_id seq, int64_t pos);
+    llama_pos             last_of(llama_seq_id seq) const { return llama_memory_seq_pos_max(cache.memory(), seq); }
     void                  changed() { is_counted = false; }
     bool                  is_vacant(int64_t cell) const;
     void                  count() const;
@@ -68,8 +67,7 @@ private:
 
     llama_memory_t       memory;
     std::vector<row_set> sets;
-    llama_kv_cache &     cache;  // the first of them: where it has a row, the others have theirs
-    llama_kv_cells &     books;  // its, of the one stream that there is
+    library::cache       cache;  // the first of them: where it has a row, the others have theirs
     std::vector<plane>   planes;  // in the order of a block's bytes
     relocation           relocating;
 
@@ -78,7 +76,6 @@ private:
     llama_seq_id       cut_seq     = -1;     // what was dropped and is not settled: its rows from cut_at on
     int64_t            cut_at      = 0;
     int64_t            cut_pos     = 0;      // the position of that row
-    sequence_set       cut_alone;            // that sequence and no other
     mutable bool       is_counted  = true;  // whether n_only_held and n_cut are as of now
     mutable int64_t    n_cut       = 0;  // cells of what is not settled, counted with them
 };

@@ -24,25 +24,15 @@ std::vector<plane> planes_of(const row_layout & rows, size_t n_cells) {
     return planes;
 }
 
-cell_batch::cell_batch(llama_seq_id of, std::vector<llama_pos> positions)
-    : seq(of), pos(std::move(positions)), tokens(pos.size()), n_seqs(pos.size(), 1), seqs(pos.size(), &seq) {
-    batch.n_tokens = batch.n_seq_tokens = static_cast<uint32_t>(pos.size());
-    batch.n_seqs = batch.n_seqs_unq = batch.n_pos = 1;
-    batch.token                                   = tokens.data();
-    batch.pos                                     = pos.data();
-    batch.n_seq_id                                = n_seqs.data();
-    batch.seq_id                                  = seqs.data();
-    batch.seq_id_unq                              = &seq;
-}
-
-std::vector<cell_run> cell_batch::take(llama_kv_cache & cache, const llama_kv_cache::slot_info & slots, int64_t p0) const {
-    if (slots.empty()) {
-        throw out_of_cells("llama.cpp finds no cells for " + std::to_string(pos.size()) + " rows");
+std::vector<cell_run> take(library::cache cache, const std::vector<int64_t> & cells, llama_seq_id seq,
+                           const std::vector<llama_pos> & positions, int64_t p0) {
+    if (cells.empty()) {
+        throw out_of_cells("llama.cpp finds no cells for " + std::to_string(positions.size()) + " rows");
     }
-    cache.apply_ubatch(slots, batch);
+    cache.take(cells, seq, positions);
     std::vector<cell_run> runs;
-    for (size_t i = 0; i < pos.size(); ++i) {
-        append_run(runs, { slots.idxs[0][i], p0 + static_cast<int64_t>(i), 1 });
+    for (size_t i = 0; i < cells.size(); ++i) {
+        append_run(runs, { cells[i], p0 + static_cast<int64_t>(i), 1 });
     }
     return runs;
 }

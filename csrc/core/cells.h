@@ -30,23 +30,6 @@ void each_region(std::vector<plane> & planes, const std::vector<cell_run> & runs
     }
 }
 
-// Tokens of one sequence as the library places them: text, or what is to be said of it later.
-class cell_batch {
-public:
-    cell_batch(llama_seq_id seq, std::vector<llama_pos> positions);
-    cell_batch(const cell_batch &) = delete;
-
-    // The cells that the library finds in `cache`; empty if there are too few.
-    llama_kv_cache::slot_info slots_in(const llama_kv_cache & cache) const { return cache.find_slot(batch, false); }
-
-    // The cells of `cache` that `slots` names are theirs, of row `p0` and those after it; out_of_cells if it names none.
-    std::vector<cell_run> take(llama_kv_cache & cache, const llama_kv_cache::slot_info & slots, int64_t p0) const;
-
-private:
-    llama_seq_id                seq;
-    std::vector<llama_pos>      pos;
-    std::vector<llama_token>    tokens;
-    std::vector<int32_t>        n_seqs;
-    std::vector<llama_seq_id *> seqs;
-    llama_ubatch                batch{};
-};
+// These cells of `cache` are those of text of `seq` at `positions`, of row `p0` and those after it; out_of_cells if there are none.
+std::vector<cell_run> take(library::cache cache, const std::vector<int64_t> & cells, llama_seq_id seq,
+                           const std::vector<llama_pos> & positions, int64_t p0);

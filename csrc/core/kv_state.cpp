@@ -8,14 +8,14 @@ kv_state::kv_state(llama_context * context, llama_seq_id seq, const host_arena &
     }
     check_seq(seq);
     marks.assign(llama_n_seq_max(ctx), -1);
-    parts  = parts_of(ctx);
+    parts  = library::parts_of(ctx);
     layout = layout_of(ctx, parts, seq);
     copies = std::make_unique<transfer>(ctx, layout.tensors(), regions_of(layout.recurrent.steps), pinned, lag);
     if (own_rows.has_value()) {
-        if (parts.sets.size() != 1 || parts.window != nullptr) {
+        if (parts.sets.size() != 1 || parts.window) {
             throw std::runtime_error("this model's memory has no rows of one kind that could lie elsewhere");
         }
-        auto elsewhere = std::make_unique<row_store>(ctx, *parts.sets[0].cache, layout.rows, layout.hash, *copies, *own_rows);
+        auto elsewhere = std::make_unique<row_store>(ctx, parts.sets[0].cache, layout.rows, layout.hash, *copies, *own_rows);
         pool           = elsewhere.get();
         rows           = std::move(elsewhere);
     } else if (!parts.sets.empty()) {
@@ -104,7 +104,7 @@ void kv_state::check_end(llama_seq_id seq, int64_t n, const char * done) const {
 void kv_state::save_state(llama_seq_id seq, int64_t n, uint8_t * out, size_t size) {
     check_end(seq, n, "saved");
     const size_t needed = state_size(seq);
-    const size_t rest   = parts.kind == memory_kind::hybrid && parts.window != nullptr ? states.back()->size(seq) : 0;
+    const size_t rest   = parts.kind == memory_kind::hybrid && parts.window ? states.back()->size(seq) : 0;
     if (size != needed && size != needed - rest) {
         throw std::invalid_argument("the state needs a buffer of " + std::to_string(needed) + " bytes, not " +
                                     std::to_string(size));
@@ -232,12 +232,9 @@ bool kv_state::cut(llama_seq_id seq, int64_t n) {
 // The library begins a sequence by multiplying the state that lies in its cell by zero. What is not a number, from a
 // prompt that the model cannot bear or from a crafted block, would stay, and spoil all that come after.
 void kv_state::wipe(llama_seq_id seq) {
-    llama_memory_recurrent * recurrent = parts.recurrent;
-    if (recurrent == nullptr || recurrent->seq_pos_max(seq) < 0) {
+    if (parts.recurrent == nullptr || llama_memory_seq_pos_max(parts.recurrent, seq) < 0) {
         return;
     }
-    recurrent->set_rs_idx(seq, 0);  // a sequence begins in the first plane, wherever a rollback has left it
-    recorder stream;
-    recurrent->state_write(stream, seq);
-    copies->wipe(regions_of(stream.steps));
+    library::begin_anew(parts.recurrent, seq);
+    copies->wipe(regions_of(library::written(parts.recurrent, seq)));
 }

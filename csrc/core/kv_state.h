@@ -27,7 +27,7 @@ public:
     const std::string & layout_text() const { return layout.text; }
 
     // How many tokens sliding layers see, and the cells for these; 0 where there are none.
-    std::pair<int64_t, int64_t> window() const { return { parts.n_seen, parts.window != nullptr ? parts.window->get_size() : 0 }; }
+    std::pair<int64_t, int64_t> window() const { return { parts.n_seen, parts.window ? parts.window.size() : 0 }; }
 
     int64_t n_tokens(llama_seq_id seq) const;
     int64_t position(llama_seq_id seq, int64_t n) const;

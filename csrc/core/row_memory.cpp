@@ -49,7 +49,7 @@ const uint8_t * row_memory::exts_of(const row_span & span) const {
     return span.data + sizeof(block_header) + static_cast<size_t>(span.first - header.p0) * layout.ext_bytes();
 }
 
-uint8_t * row_memory::begin_block(int64_t p0, int64_t p1, const llama_kv_cell_ext * exts, uint8_t * out) const {
+uint8_t * row_memory::begin_block(int64_t p0, int64_t p1, const cell_extra * exts, uint8_t * out) const {
     const size_t n_bytes = static_cast<size_t>(p1 - p0) * layout.ext_bytes();
     write_header(out, block_kind::rows, hash, p0, p1);
     if (n_bytes > 0) {

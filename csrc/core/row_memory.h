@@ -86,11 +86,11 @@ protected:
     // Throws unless `spans` follow each other from p0 on, and blocks and held rows have them.
     void check_spans(int64_t p0, const std::vector<row_span> & spans) const;
 
-    // What the library knows of the rows of `span`, one llama_kv_cell_ext after the other, unless there is no such thing.
+    // What the library knows of the rows of `span`, one cell_extra after the other, unless there is no such thing.
     const uint8_t * exts_of(const row_span & span) const;
 
     // Header and further positions, `exts`, of the block of rows [p0, p1). Returns where the rows come.
-    uint8_t * begin_block(int64_t p0, int64_t p1, const llama_kv_cell_ext * exts, uint8_t * out) const;
+    uint8_t * begin_block(int64_t p0, int64_t p1, const cell_extra * exts, uint8_t * out) const;
 
     // What is computed or moved next may overwrite rows that were given up.
     void fence();

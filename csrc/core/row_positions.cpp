@@ -18,7 +18,7 @@ int64_t row_positions::position(int64_t row) const {
     return row < last->end() ? last->pos : last->pos + last->n_positions() + row - last->end();
 }
 
-int64_t row_positions::row_of(int64_t pos, const llama_kv_cell_ext & ext) const {
+int64_t row_positions::row_of(int64_t pos, const cell_extra & ext) const {
     const auto after = std::upper_bound(images.begin(), images.end(), pos, [](int64_t p, const image & i) { return p < i.pos; });
     if (after == images.begin()) {
         return pos;
@@ -71,8 +71,8 @@ void row_positions::add_image(int64_t pos, int64_t columns, int64_t count) {
     }
 }
 
-bool row_positions::append(int64_t row, const llama_kv_cell_ext & ext) {
-    if (!images.empty() && images.back().end() == row && ext.tok < 0) {
+bool row_positions::append(int64_t row, const cell_extra & ext) {
+    if (!images.empty() && images.back().end() == row && ext.token < 0) {
         image &       last = images.back();
         const int64_t x = int64_t(ext.x) - last.pos, y = int64_t(ext.y) - last.pos;
         if (last.count == last.columns && y == 0 && x == last.columns) {
@@ -92,7 +92,7 @@ bool row_positions::append(int64_t row, const llama_kv_cell_ext & ext) {
     if (ext.x != pos || ext.y != pos) {
         return false;
     }
-    if (ext.tok < 0) {  // an image may have this row alone, and then positions go on as behind text
+    if (ext.token < 0) {  // an image may have this row alone, and then positions go on as behind text
         images.push_back({ row, pos, 1, 1 });
     }
     return true;

@@ -3,10 +3,7 @@
 // as the image has lines or columns, whichever are more. So there may be more rows than positions.
 #pragma once
 
-#include "compat.h"
-
-#include <cstdint>
-#include <vector>
+#include "library/cells.h"
 
 class row_positions {
 public:
@@ -16,7 +13,7 @@ public:
     int64_t position(int64_t row) const;
 
     // The row of a cell.
-    int64_t row_of(int64_t pos, const llama_kv_cell_ext & ext) const;
+    int64_t row_of(int64_t pos, const cell_extra & ext) const;
 
     // How many rows a sequence has whose last position is `pos`; -1 for none.
     int64_t end_of(int64_t pos) const;
@@ -34,7 +31,7 @@ public:
     void add_image(int64_t pos, int64_t columns, int64_t count);
 
     // Row `row`, the next one, is what its cell says: false if it cannot follow those before.
-    bool append(int64_t row, const llama_kv_cell_ext & ext);
+    bool append(int64_t row, const cell_extra & ext);
 
 private:
     // Rows [row, row + count). Of what has one line so far, `columns` is how many these are at least.

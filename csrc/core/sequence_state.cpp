@@ -9,14 +9,14 @@ namespace {
 
 class recurrent_state : public sequence_state {
 public:
-    recurrent_state(llama_memory_recurrent & memory, const recurrent_layout & layout, transfer & copies, size_t n_marks)
+    recurrent_state(llama_memory_t memory, const recurrent_layout & layout, transfer & copies, size_t n_marks)
         : memory(memory), layout(layout), pieces(regions_of(layout.steps)), copies(copies) {
         for (size_t i = 0; i < pieces.size() && n_marks > 0; ++i) {
             kept.push_back(allocate_zeros(ggml_backend_buffer_get_type(buffer_of(pieces[i].tensor)), pieces[i].size * n_marks));
         }
     }
 
-    int64_t position(llama_seq_id seq) const override { return memory.seq_pos_max(seq) + 1; }
+    int64_t position(llama_seq_id seq) const override { return llama_memory_seq_pos_max(memory, seq) + 1; }
 
     size_t size(llama_seq_id) const override { return layout.n_bytes; }
 
@@ -24,24 +24,15 @@ public:
         copies.save_staged(written(seq), out);
     }
 
-    void load(llama_seq_id seq, int64_t n, const uint8_t * data, size_t size) override {
+    void load(llama_seq_id seq, int64_t n, const uint8_t * data, size_t) override {
         copies.load_begin();
-        size_t at = 0;
-        try {
-            read(seq, n, [&](const copy_region & to) {
-                if (to.size > size - at) {
-                    throw std::runtime_error("llama.cpp asked for more tensor data than was given");
-                }
-                copies.load(to, data + at);
-                at += to.size;
-            });
-        } catch (...) {
-            copies.finish();
-            throw;
+        for (const copy_region & to : read(seq, n)) {
+            copies.load(to, data);
+            data += to.size;
         }
     }
 
-    void clear(llama_seq_id seq) override { memory.seq_rm(seq, -1, -1); }
+    void clear(llama_seq_id seq) override { llama_memory_seq_rm(memory, seq, -1, -1); }
 
     bool has_marks() const override { return !kept.empty(); }
 
@@ -56,15 +47,15 @@ public:
     void reset(llama_seq_id seq, int64_t n) override {
         size_t i = 0;
         copies.move_begin();
-        read(seq, n, [&](const copy_region & to) { copies.move(kept_at(seq, i++, to.size), to); });
+        for (const copy_region & to : read(seq, n)) {
+            copies.move(kept_at(seq, i++, to.size), to);
+        }
     }
 
 private:
-    // Where the state of `seq` lies now.
-    std::vector<copy_region> written(llama_seq_id seq) const {
-        recorder stream;
-        memory.state_write(stream, seq);
-        std::vector<copy_region> regions = regions_of(stream.steps);
+    // Where a state lies of which `steps` are written or read.
+    std::vector<copy_region> tensors_of(const std::vector<io_step> & steps) const {
+        std::vector<copy_region> regions = regions_of(steps);
         size_t                   n_bytes = 0;
         for (const copy_region & region : regions) {
             n_bytes += region.size;
@@ -75,6 +66,9 @@ private:
         return regions;
     }
 
+    // Where the state of `seq` lies now.
+    std::vector<copy_region> written(llama_seq_id seq) const { return tensors_of(library::written(memory, seq)); }
+
     // Where piece i of the marked state of `seq` lies.
     copy_region kept_at(llama_seq_id seq, size_t i, size_t size) {
         if (i >= kept.size() || size != pieces[i].size) {
@@ -83,8 +77,8 @@ private:
         return { &kept[i].bytes, static_cast<size_t>(seq) * size, size };
     }
 
-    // Lets the library give `seq` a cell that stands at n; `fill` fills it.
-    void read(llama_seq_id seq, int64_t n, stream_reader::filler fill) {
+    // Lets the library give `seq` a cell that stands at n. Returns where its state goes.
+    std::vector<copy_region> read(llama_seq_id seq, int64_t n) {
         std::vector<uint8_t> plain;
         for (const io_step & step : layout.steps) {
             plain.insert(plain.end(), step.bytes.begin(), step.bytes.end());
@@ -92,11 +86,10 @@ private:
         // After the cell count comes the position of the cell's last token.
         const auto last = static_cast<llama_pos>(n - 1);
         std::memcpy(plain.data() + layout.steps[0].size, &last, sizeof(last));
-        stream_reader reader(std::move(plain), std::move(fill));
-        memory.state_read(reader, seq);
+        return tensors_of(library::read(memory, seq, std::move(plain)));
     }
 
-    llama_memory_recurrent & memory;
+    llama_memory_t           memory;
     recurrent_layout         layout;
     std::vector<copy_region> pieces;
     transfer &               copies;
@@ -108,11 +101,11 @@ private:
 // p mod their number. What is evaluated next then takes the same cells, and sums the same rows in the same order.
 class window_state : public sequence_state {
 public:
-    window_state(llama_kv_cache & cache, const row_layout & rows, const llama_hparams & hparams, transfer & copies)
-        : cache(cache), books(cache.get_cells(0)), planes(planes_of(rows, cache.get_size())), row_bytes(rows.row_bytes() - rows.ext_bytes()),
-          hparams(hparams), copies(copies) {}
+    window_state(llama_context * ctx, library::cache cache, const row_layout & rows, transfer & copies)
+        : ctx(ctx), cache(cache), planes(planes_of(rows, cache.size())), row_bytes(rows.row_bytes() - rows.ext_bytes()),
+          copies(copies) {}
 
-    int64_t position(llama_seq_id seq) const override { return cache.seq_pos_max(seq) + 1; }
+    int64_t position(llama_seq_id seq) const override { return llama_memory_seq_pos_max(cache.memory(), seq) + 1; }
 
     size_t size(llama_seq_id seq) const override { return size_at(seq, position(seq)); }
 
@@ -127,10 +120,7 @@ public:
             throw std::invalid_argument("sequence " + std::to_string(seq) + " lacks rows of its window " + range_text(p0, p1) +
                                         ", or these do not have " + std::to_string(size) + " bytes");
         }
-        std::vector<cell_run> runs;
-        for (const auto & [pos, cell] : books.seq_pos_get(seq)) {
-            append_run(runs, { cell, pos, 1 });
-        }
+        const auto runs = runs_of(seq, p0, p1);
         copies.save_begin();
         each_region(planes, runs, p0, p1, p0, p1, [&](const copy_region & from, size_t at) { copies.save(from, out + at); });
         copies.load_end();  // what is evaluated next may take these cells
@@ -150,17 +140,16 @@ public:
             throw std::invalid_argument("these blocks do not have the rows " + range_text(first, n) + " of a window");
         }
         clear(seq);
-        const bool    is_alone = books.get_used() == 0;
-        const int64_t begin    = is_alone ? std::max(n - cache.get_size(), int64_t(0)) : first;
+        const bool    is_alone = cache.n_used() == 0;
+        const int64_t begin    = is_alone ? std::max(n - cache.size(), int64_t(0)) : first;
         std::vector<llama_pos> pos(static_cast<size_t>(n - begin));
         std::iota(pos.begin(), pos.end(), static_cast<llama_pos>(begin));
-        llama_kv_cache::slot_info ring{ 0, 0, { 0 }, { {} } };
-        for (const llama_pos each : pos) {
-            ring.idxs[0].push_back(static_cast<uint32_t>(each) % cache.get_size());
+        std::vector<int64_t> cells = is_alone ? std::vector<int64_t>() : cache.find(n - begin);
+        for (int64_t each = begin; is_alone && each < n; ++each) {
+            cells.push_back(each % cache.size());
         }
-        const cell_batch batch(seq, std::move(pos));
-        const auto       runs = batch.take(cache, is_alone ? ring : batch.slots_in(cache), begin);
-        was_shared            = was_shared || !is_alone;
+        const auto runs = take(cache, cells, seq, pos, begin);
+        was_shared      = was_shared || !is_alone;
         copies.load_begin();
         for (const row_span & span : rows) {
             each_region(planes, runs, span.last - n_rows(span), span.last, span.first, span.last,
@@ -169,9 +158,9 @@ public:
     }
 
     void clear(llama_seq_id seq) override {
-        cache.seq_rm(seq, -1, -1);
-        if (books.get_used() == 0) {
-            cache.clear(false);  // what comes next begins at the first cell
+        llama_memory_seq_rm(cache.memory(), seq, -1, -1);
+        if (cache.n_used() == 0) {
+            llama_memory_clear(cache.memory(), false);  // what comes next begins at the first cell
         }
     }
 
@@ -179,17 +168,18 @@ public:
     void settle() override {
         llama_seq_id last   = -1;
         size_t       n_here = 0;
-        for (llama_seq_id seq = 0; seq < static_cast<llama_seq_id>(cache.get_n_seq_max()); ++seq) {
+        for (llama_seq_id seq = 0; seq < static_cast<llama_seq_id>(llama_n_seq_max(ctx)); ++seq) {
             if (position(seq) > 0) {
                 last = seq;
                 ++n_here;
             }
         }
-        if (n_here == 1 && was_shared && has(last, first_seen(position(last)), position(last))) {
+        const int64_t n = n_here == 1 && was_shared ? position(last) : 0;
+        if (n > 0 && has(last, first_seen(n), n)) {
             std::vector<uint8_t> rows(size(last));
             save(last, rows.data(), rows.size());
             copies.finish();
-            load(last, position(last), rows.data(), rows.size());
+            load(last, n, rows.data(), rows.size());
             copies.load_end();
             copies.finish();
         }
@@ -201,7 +191,7 @@ private:
     // before it may be others' by now.
     int64_t first_seen(int64_t n) const {
         int64_t first = std::max(n - 1, int64_t(0));
-        while (first > 0 && !llama_hparams::is_masked_swa(hparams.n_swa, hparams.swa_type, first - 1, n)) {
+        while (first > 0 && library::sees(ctx, n, first - 1)) {
             --first;
         }
         return first;
@@ -209,20 +199,29 @@ private:
 
     // Whether rows [p0, p1) of `seq` are there.
     bool has(llama_seq_id seq, int64_t p0, int64_t p1) const {
-        const auto & cells = books.seq_pos_get(seq);
-        const auto   at    = [&](int64_t p) { return cells.lower_bound({ static_cast<llama_pos>(p), 0 }); };
-        return std::distance(at(p0), at(p1)) == p1 - p0;
+        const auto runs = runs_of(seq, p0, p1);
+        return std::accumulate(runs.begin(), runs.end(), p0, [](int64_t n, const cell_run & run) { return n + run.count; }) == p1;
+    }
+
+    // Where those of rows [p0, p1) of `seq` lie that are there.
+    std::vector<cell_run> runs_of(llama_seq_id seq, int64_t p0, int64_t p1) const {
+        std::vector<cell_run> runs;
+        for (int64_t cell = 0; cell < cache.size(); ++cell) {
+            if (cache.has(cell, seq, static_cast<llama_pos>(p0), static_cast<llama_pos>(p1))) {
+                append_run(runs, { cell, cache.position(cell), 1 });
+            }
+        }
+        return runs;
     }
 
     int64_t n_rows(const row_span & span) const { return static_cast<int64_t>(span.size / row_bytes); }
 
-    llama_kv_cache &       cache;
-    const llama_kv_cells & books;
-    std::vector<plane>     planes;
-    size_t                 row_bytes;
-    const llama_hparams &  hparams;
-    transfer &             copies;
-    bool                   was_shared = false;  // there were several sequences at once
+    llama_context *    ctx;
+    library::cache     cache;
+    std::vector<plane> planes;
+    size_t             row_bytes;
+    transfer &         copies;
+    bool               was_shared = false;  // there were several sequences at once
 };
 
 class opaque_state : public sequence_state {
@@ -270,11 +269,11 @@ state_list states_of(llama_context * ctx, const memory_parts & parts, const memo
         return states;
     }
     if (parts.recurrent != nullptr) {
-        n_marks = parts.window == nullptr ? n_marks : 0;
-        states.push_back(std::make_unique<recurrent_state>(*parts.recurrent, layout.recurrent, copies, n_marks));
+        n_marks = parts.window ? 0 : n_marks;
+        states.push_back(std::make_unique<recurrent_state>(parts.recurrent, layout.recurrent, copies, n_marks));
     }
-    if (parts.window != nullptr) {
-        states.push_back(std::make_unique<window_state>(*parts.window, layout.window, compat::hparams_of(ctx), copies));
+    if (parts.window) {
+        states.push_back(std::make_unique<window_state>(ctx, parts.window, layout.window, copies));
     }
     return states;
 }

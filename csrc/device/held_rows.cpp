@@ -22,7 +22,7 @@ void append_run(std::vector<cell_run> & runs, const cell_run & run) {
     }
 }
 
-held_rows::handle held_rows::add(int64_t p0, int64_t p1, std::vector<cell_run> runs, std::vector<llama_kv_cell_ext> exts) {
+held_rows::handle held_rows::add(int64_t p0, int64_t p1, std::vector<cell_run> runs, std::vector<cell_extra> exts) {
     std::sort(runs.begin(), runs.end(), [](const cell_run & a, const cell_run & b) { return a.row < b.row; });
     const handle held = next_handle();
     const entry & added = entries.emplace(held, entry{ p0, p1, std::move(runs), std::move(exts) }).first->second;
@@ -68,7 +68,7 @@ std::vector<cell_run> held_rows::runs_of(handle held, int64_t first, int64_t las
     return runs;
 }
 
-const llama_kv_cell_ext * held_rows::exts_of(handle held, int64_t first) const {
+const cell_extra * held_rows::exts_of(handle held, int64_t first) const {
     const entry & rows = at(held);
     return &rows.exts.at(static_cast<size_t>(first - rows.p0));
 }

@@ -2,12 +2,11 @@
 // that overwrites such a cell copies its bytes first and reports the new cell.
 #pragma once
 
-#include "compat.h"
+#include "library/cells.h"
 
-#include <cstdint>
 #include <map>
+#include <stdexcept>
 #include <utility>
-#include <vector>
 
 // Cells [cell, cell + count) hold rows [row, row + count).
 struct cell_run {
@@ -34,7 +33,7 @@ public:
     explicit held_rows(size_t n_cells) : holders(n_cells, 0), target(n_cells, -1) {}
 
     // Remembers rows [p0, p1), which `runs` say where to find; `exts` are those of each row, or empty.
-    handle add(int64_t p0, int64_t p1, std::vector<cell_run> runs, std::vector<llama_kv_cell_ext> exts);
+    handle add(int64_t p0, int64_t p1, std::vector<cell_run> runs, std::vector<cell_extra> exts);
 
     // std::invalid_argument after its release.
     void release(handle held);
@@ -53,16 +52,16 @@ public:
     std::vector<cell_run> runs_of(handle held, int64_t first, int64_t last) const;
 
     // What the library knows of `held` from row `first` on, which it has.
-    const llama_kv_cell_ext * exts_of(handle held, int64_t first) const;
+    const cell_extra * exts_of(handle held, int64_t first) const;
 
     // The bytes were copied, as if all at once: an owner of the row in `from` has it in `to`.
     void moved(const std::vector<cell_move> & moves);
 
 private:
     struct entry {
-        int64_t                        p0, p1;
-        std::vector<cell_run>          runs;  // in the order of rows
-        std::vector<llama_kv_cell_ext> exts;
+        int64_t                 p0, p1;
+        std::vector<cell_run>   runs;  // in the order of rows
+        std::vector<cell_extra> exts;
     };
 
     const entry & at(handle held) const;

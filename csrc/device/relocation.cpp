@@ -29,8 +29,8 @@ bool is_lower(const cell_move & a, const cell_move & b) {
 }  // namespace
 
 std::vector<cell_move> relocation::out_of(const std::vector<int64_t> & next) const {
-    const auto           size = static_cast<int64_t>(books.size());
-    std::vector<bool>    is_next(books.size());
+    const int64_t        size = cache.size();
+    std::vector<bool>    is_next(size);
     std::vector<int64_t> from, ahead, to;
     for (const int64_t cell : next) {
         is_next[cell] = true;
@@ -42,7 +42,7 @@ std::vector<cell_move> relocation::out_of(const std::vector<int64_t> & next) con
     // What the evaluations after this one will take, as far as there are free cells above.
     const int64_t ahead_end = std::min(size, next.back() + 1 + cells_ahead);
     for (int64_t cell = next.back() + 1; cell < ahead_end; ++cell) {
-        if (held.holds(cell) && books.is_empty(static_cast<uint32_t>(cell)) && !is_next[cell]) {
+        if (held.holds(cell) && cache.is_empty(cell) && !is_next[cell]) {
             ahead.push_back(cell);
         }
     }
@@ -71,7 +71,7 @@ std::vector<cell_move> relocation::out_of(const std::vector<int64_t> & next) con
 // Adds to the free cells `to` such that `moves` leave, one for each of `from`, what else is held in the cells `filled`.
 void relocation::add_left_cells(std::vector<int64_t> & to, const std::vector<int64_t> & from,
                                 const std::vector<cell_move> & moves, const std::vector<int64_t> & filled) const {
-    std::vector<int64_t> filled_from(books.size(), -1);
+    std::vector<int64_t> filled_from(cache.size(), -1);
     for (const cell_move & move : moves) {
         filled_from[move.to] = move.from;
     }
@@ -88,7 +88,7 @@ void relocation::add_left_cells(std::vector<int64_t> & to, const std::vector<int
     };
     const auto add_left = [&](int64_t cell) {
         const int64_t last = left_for(cell);
-        if (to.size() < from.size() && last != cell && books.is_empty(static_cast<uint32_t>(last))) {
+        if (to.size() < from.size() && last != cell && cache.is_empty(last)) {
             to.push_back(last);
         }
     };
@@ -116,7 +116,7 @@ std::vector<cell_move> relocation::into(const std::vector<cell_run> & from_runs,
         }
     }
     moves.reserve(2 * cell_of.size());
-    std::vector<bool> is_source(books.size());
+    std::vector<bool> is_source(cache.size());
     for (const cell_run & run : from_runs) {
         for (int64_t i = 0; i < run.count; ++i) {
             const int64_t from = run.cell + i, to = cell_of[run.row + i - p0];
@@ -134,7 +134,7 @@ std::vector<cell_move> relocation::into(const std::vector<cell_run> & from_runs,
     }
     sort(from);
     to.reserve(from.size());
-    for (auto cell = static_cast<int64_t>(books.size()) - 1; cell >= 0 && to.size() < from.size(); --cell) {
+    for (int64_t cell = cache.size() - 1; cell >= 0 && to.size() < from.size(); --cell) {
         if (is_free(cell)) {
             to.push_back(cell);
         }
@@ -153,14 +153,14 @@ std::vector<cell_move> relocation::into(const std::vector<cell_run> & from_runs,
 }
 
 void relocation::run(const std::vector<cell_move> & moves) {
-    std::vector<bool> leaves(books.size());
+    std::vector<bool> leaves(cache.size());
     for (const cell_move & move : moves) {
         leaves[move.from] = true;
     }
     // First those whose cells are free, then those whose cells these have left.
     std::vector<cell_move> ready;
     ready.reserve(moves.size());
-    std::vector<int64_t> waits(books.size(), -1);  // for each cell, which move waits until it is left
+    std::vector<int64_t> waits(cache.size(), -1);  // for each cell, which move waits until it is left
     for (size_t i = 0; i < moves.size(); ++i) {
         if (leaves[moves[i].to]) {
             waits[moves[i].to] = static_cast<int64_t>(i);

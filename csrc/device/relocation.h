@@ -7,9 +7,9 @@
 
 class relocation {
 public:
-    // All must outlive this: `books` are those of the library's cells, and `planes` have the bytes of each.
-    relocation(const llama_kv_cells & books, std::vector<plane> & planes, held_rows & held, transfer & copies)
-        : books(books), planes(planes), held(held), copies(copies) {}
+    // All must outlive this: `planes` have the bytes of the cells of `cache`.
+    relocation(const library::cache & cache, std::vector<plane> & planes, held_rows & held, transfer & copies)
+        : cache(cache), planes(planes), held(held), copies(copies) {}
 
     // After these moves nothing is held in the cells `next`, for each of which one is free, nor, as far as cells above
     // them are free, in those that later evaluations take.
@@ -24,14 +24,14 @@ public:
     void run(const std::vector<cell_move> & moves);
 
 private:
-    bool is_free(int64_t cell) const { return books.is_empty(static_cast<uint32_t>(cell)) && !held.holds(cell); }
+    bool is_free(int64_t cell) const { return cache.is_empty(cell) && !held.holds(cell); }
     void add_left_cells(std::vector<int64_t> & to, const std::vector<int64_t> & from, const std::vector<cell_move> & moves,
                         const std::vector<int64_t> & filled) const;
     void copy(std::vector<cell_move> moves, std::vector<plane> & source, std::vector<plane> & target);
     void open_stages();
     void exchange(const std::vector<cell_move> & moves);
 
-    const llama_kv_cells &     books;
+    library::cache             cache;
     std::vector<plane> &       planes;
     held_rows &                held;
     transfer &                 copies;

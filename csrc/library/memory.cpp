@@ -13,7 +13,6 @@
 #include "llama-memory-recurrent.h"
 #include "llama-model.h"
 
-#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 #include <typeinfo>
@@ -27,84 +26,62 @@ template <typename T> T * exactly(llama_memory_t memory) {
     return typeid(*memory) == typeid(T) ? static_cast<T *>(memory) : nullptr;
 }
 
-row_set rows_in(llama_memory_t memory, bool keys_only = false) {
-    return { cache(memory), keys_only };
-}
-
-// What the classes consist of.
+// What the classes consist of; nothing of one that is not known.
 memory_parts made_of(llama_memory_t memory) {
     memory_parts parts;
     if (auto * plain = exactly<llama_kv_cache>(memory)) {
-        parts.sets = { rows_in(plain) };
+        parts.sets = { { plain } };
     } else if (auto * latent = exactly<llama_kv_cache_dsa>(memory)) {
-        parts.sets = { rows_in(latent->get_mla()), rows_in(latent->get_lid()) };
+        parts.sets = { { latent->get_mla() }, { latent->get_lid() } };
     } else if (auto * blocks = exactly<llama_kv_cache_msa>(memory)) {
-        parts.sets = { rows_in(blocks->get_base()), rows_in(blocks->get_idx(), true) };
+        parts.sets = { { blocks->get_base() }, { blocks->get_idx(), true } };
     } else if (auto * hybrid = exactly<llama_memory_hybrid>(memory)) {
-        parts.sets      = { rows_in(hybrid->get_mem_attn()) };
-        parts.recurrent = hybrid->get_mem_recr();
+        parts = { { { hybrid->get_mem_attn() } }, hybrid->get_mem_recr() };
     } else if (auto * indexed = exactly<llama_memory_hybrid_idx>(memory)) {
-        parts.sets      = { rows_in(indexed->get_mem_attn()) };
-        parts.recurrent = indexed->get_mem_recr();
+        parts = { { { indexed->get_mem_attn() } }, indexed->get_mem_recr() };
         if (indexed->get_mem_idx() != nullptr) {
-            parts.sets.push_back(rows_in(indexed->get_mem_idx()));
+            parts.sets.push_back({ indexed->get_mem_idx() });
         }
     } else if (auto * both = exactly<llama_memory_hybrid_iswa>(memory)) {
         parts           = made_of(both->get_mem_attn());
         parts.recurrent = both->get_mem_recr();
     } else if (auto * sliding = exactly<llama_kv_cache_iswa>(memory)) {
-        parts.sets   = { rows_in(sliding->get_base()) };
-        parts.window = cache(sliding->get_swa());
+        parts = { { { sliding->get_base() } }, nullptr, sliding->get_swa() };
     } else if (auto * latent = exactly<llama_kv_cache_dsa_iswa>(memory)) {
         parts        = made_of(latent->get_dsa());
-        parts.window = cache(latent->get_swa());
+        parts.window = latent->get_swa();
     } else if (auto * compressed = exactly<llama_kv_cache_dsv4>(memory)) {
-        parts.window = cache(compressed->get_raw()->get_swa());
+        parts.window = compressed->get_raw()->get_swa();
     } else {
         parts.recurrent = exactly<llama_memory_recurrent>(memory);  // has no rows
     }
     return parts;
 }
 
-// Records what a part writes.
-class recorder : public llama_io_write_i {
-public:
+// Records where tensor data is that a part writes or reads, and what it writes beside; what it reads beside is `plain`.
+struct recorder : llama_io_write_i, llama_io_read_i {
     std::vector<io_step> steps;
+    std::vector<uint8_t> plain;
+    size_t               n_plain = 0, n_tensors = 0;
 
     void write(const void * src, size_t size) override {
-        const auto * p = static_cast<const uint8_t *>(src);
-        steps.push_back({ nullptr, 0, size, std::vector<uint8_t>(p, p + size) });
-        total += size;
+        const auto * bytes = static_cast<const uint8_t *>(src);
+        steps.push_back({ nullptr, 0, size, { bytes, bytes + size } });
+        n_plain += size;
+    }
+    void read(void * dst, size_t size) override {
+        if (size > plain.size() - n_plain) {
+            throw std::runtime_error("llama.cpp asked for more state than was prepared");
+        }
+        std::memcpy(dst, plain.data() + n_plain, size);
+        n_plain += size;
     }
     void write_tensor(ggml_tensor * tensor, size_t offset, size_t size) override {
         steps.push_back({ tensor, offset, size, {} });
-        total += size;
+        n_tensors += size;
     }
-    size_t n_bytes() override { return total; }
-
-private:
-    size_t total = 0;
-};
-
-// Feeds a part.
-class feeder : public llama_io_read_i {
-public:
-    feeder(const std::vector<uint8_t> & plain, const filler & fill) : plain(plain), fill(fill) {}
-
-    void read(void * dst, size_t size) override {
-        if (at + size > plain.size()) {
-            throw std::runtime_error("llama.cpp asked for more state than was prepared");
-        }
-        std::memcpy(dst, plain.data() + at, size);
-        at += size;
-    }
-    void   read_tensor(ggml_tensor * tensor, size_t offset, size_t size) override { fill(tensor, offset, size); }
-    size_t n_bytes() override { return at; }
-
-private:
-    const std::vector<uint8_t> & plain;
-    const filler &               fill;
-    size_t                       at = 0;
+    void   read_tensor(ggml_tensor * tensor, size_t offset, size_t size) override { write_tensor(tensor, offset, size); }
+    size_t n_bytes() override { return n_plain + n_tensors; }
 };
 
 }  // namespace
@@ -121,7 +98,8 @@ memory_parts parts_of(llama_context * ctx) {
     parts.n_seen = model.hparams.swa_type != LLAMA_SWA_TYPE_NONE ? model.hparams.n_swa : 0;
     // Only a cache beside others may slide, with one position a cell except in drafts, which have text alone. With a stream
     // per sequence rows cannot be handed on; with --split-mode tensor only the library puts the parts of rows together.
-    const bool is_unified = parts.sets.empty() ? parts.recurrent != nullptr : parts.sets[0].cache.is_unified();
+    const auto * rows       = parts.sets.empty() ? nullptr : static_cast<llama_kv_cache *>(parts.sets[0].cache.memory());
+    const bool   is_unified = rows != nullptr ? rows->get_n_stream() == 1 : parts.recurrent != nullptr;
     if (!is_unified || (parts.n_seen > 0) != bool(parts.window) ||
         (parts.window && parts.window.has_extra() && model.arch != LLM_ARCH_DFLASH) ||
         model.split_mode() == LLAMA_SPLIT_MODE_TENSOR) {
@@ -132,13 +110,9 @@ memory_parts parts_of(llama_context * ctx) {
     return parts;
 }
 
-int64_t first_seen(llama_context * ctx, int64_t n) {
+bool sees(llama_context * ctx, int64_t n, int64_t p) {
     const llama_hparams & hparams = ctx->get_model().hparams;
-    int64_t               first   = std::max(n - 1, int64_t(0));
-    while (first > 0 && !llama_hparams::is_masked_swa(hparams.n_swa, hparams.swa_type, first - 1, n)) {
-        --first;
-    }
-    return first;
+    return !llama_hparams::is_masked_swa(hparams.n_swa, hparams.swa_type, p, n);
 }
 
 void begin_anew(llama_memory_t recurrent, llama_seq_id seq) {
@@ -151,9 +125,11 @@ std::vector<io_step> written(llama_memory_t part, llama_seq_id seq) {
     return std::move(stream.steps);
 }
 
-void read(llama_memory_t part, llama_seq_id seq, const std::vector<uint8_t> & plain, const filler & fill) {
-    feeder stream(plain, fill);
+std::vector<io_step> read(llama_memory_t part, llama_seq_id seq, std::vector<uint8_t> plain) {
+    recorder stream;
+    stream.plain = std::move(plain);
     part->state_read(stream, seq);
+    return std::move(stream.steps);
 }
 
 }  // namespace library

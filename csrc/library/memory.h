@@ -1,13 +1,9 @@
-// The memory of a context: the parts that it consists of, and what the library writes of one, in an order that it alone
-// decides.
+// The memory of a context: its parts, and what the library writes of one, in an order that it alone decides.
 #pragma once
 
 #include "library/cells.h"
 
-#include <functional>
 #include <string>
-
-namespace library {
 
 // attention: rows only. hybrid: a state, and rows unless the memory is recurrent alone. opaque: anything else; only the
 // library can save it.
@@ -23,21 +19,13 @@ struct row_set {
 // memory has none. `recurrent` and `window`, the cache of layers that see the last `n_seen` tokens or a chunk of so many,
 // are none where there is no such part. `type` is the name of the memory's class.
 struct memory_parts {
-    memory_kind          kind = memory_kind::opaque;
     std::vector<row_set> sets;
     llama_memory_t       recurrent = nullptr;
-    cache                window;
-    int64_t              n_seen = 0;
-    std::string          type;
+    library::cache       window    = {};
+    memory_kind          kind      = memory_kind::opaque;
+    int64_t              n_seen    = 0;
+    std::string          type      = {};
 };
-
-memory_parts parts_of(llama_context * ctx);
-
-// The first position that a token at n sees of a window, at least the last one before it.
-int64_t first_seen(llama_context * ctx, int64_t n);
-
-// A sequence begins in the first plane of a recurrent part, wherever a rollback has left it.
-void begin_anew(llama_memory_t recurrent, llama_seq_id seq);
 
 // One step of what a part writes: plain bytes (tensor == nullptr), or `size` bytes of a tensor from `offset` on.
 struct io_step {
@@ -47,12 +35,20 @@ struct io_step {
     std::vector<uint8_t> bytes;
 };
 
-// What it writes for `seq`. No tensor data moves.
+namespace library {
+
+memory_parts parts_of(llama_context * ctx);
+
+// Whether layers with a window see position p from n on.
+bool sees(llama_context * ctx, int64_t n, int64_t p);
+
+// Lets `seq` begin in the first plane of a recurrent part, wherever a rollback has left it.
+void begin_anew(llama_memory_t recurrent, llama_seq_id seq);
+
+// What a part writes for `seq`; tensor data stays where it is.
 std::vector<io_step> written(llama_memory_t part, llama_seq_id seq);
 
-// The part reads `plain` bytes for `seq`, and has each region (tensor, offset, size) filled by `fill`. std::runtime_error if
-// it asks for more bytes; it throws what `fill` does.
-using filler = std::function<void(ggml_tensor *, size_t, size_t)>;
-void read(llama_memory_t part, llama_seq_id seq, const std::vector<uint8_t> & plain, const filler & fill);
+// A part reads `plain` bytes for `seq`. Returns the tensor data that it reads, for the caller to fill.
+std::vector<io_step> read(llama_memory_t part, llama_seq_id seq, std::vector<uint8_t> plain);
 
 }  // namespace library

@@ -10,7 +10,7 @@ constexpr llama_seq_id only_seq = 0;
 
 }  // namespace
 
-row_store::row_store(llama_context * ctx, llama_kv_cache & cache, const row_layout & layout, uint64_t hash,
+row_store::row_store(llama_context * ctx, library::cache cache, const row_layout & layout, uint64_t hash,
                      transfer & copies, const store_settings & settings)
     : row_memory(layout, hash, copies, static_cast<size_t>(std::max(settings.n_ctx, int64_t(0)))), ctx(ctx), cache(cache),
       n_ctx(settings.n_ctx), capacity((n_ctx + redirect::padding - 1) / redirect::padding * redirect::padding) {
@@ -138,7 +138,7 @@ int row_store::decode(const llama_batch & batch) {
     reserve(batch.n_tokens, false);
     n_next = n_rows + batch.n_tokens;
     if (n_rows > 1) {
-        cache.seq_rm(only_seq, 0, static_cast<llama_pos>(n_rows - 1));
+        llama_memory_seq_rm(cache.memory(), only_seq, 0, static_cast<llama_pos>(n_rows - 1));
     }
     stages->prepare(n_rows);
     attention->begin(n_rows, n_next);
@@ -174,25 +174,23 @@ void row_store::remember_exts(int64_t p0, int64_t p1) {
         return;
     }
     exts.resize(static_cast<size_t>(p1));
-    const llama_kv_cells & cells = compat::cells_of(cache);
-    for (uint32_t cell = 0; cell < cells.size(); ++cell) {
-        if (!cells.is_empty(cell) && cells.pos_in(cell, static_cast<llama_pos>(p0), static_cast<llama_pos>(p1))) {
-            exts[static_cast<size_t>(cells.pos_get(cell))] = cells.ext_get(cell);
+    for (int64_t cell = 0; cell < cache.size(); ++cell) {
+        if (cache.has(cell, only_seq, static_cast<llama_pos>(p0), static_cast<llama_pos>(p1))) {
+            exts[static_cast<size_t>(cache.position(cell))] = cache.extra(cell);
         }
     }
 }
 
 // Of a sequence whose end is elsewhere the library gets one row, the last; its bytes mean nothing.
 void row_store::place_last() {
-    cache.seq_rm(only_seq, static_cast<llama_pos>(n_rows), -1);
-    if (cache.seq_pos_max(only_seq) + 1 == n_rows) {
+    llama_memory_seq_rm(cache.memory(), only_seq, static_cast<llama_pos>(n_rows), -1);
+    if (llama_memory_seq_pos_max(cache.memory(), only_seq) + 1 == n_rows) {
         return;
     }
-    cache.seq_rm(only_seq, -1, -1);
-    const cell_batch last(only_seq, { static_cast<llama_pos>(n_rows - 1) });
-    const int64_t    cell = last.take(cache, last.slots_in(cache), n_rows - 1)[0].cell;
+    llama_memory_seq_rm(cache.memory(), only_seq, -1, -1);
+    const int64_t cell = take(cache, cache.find(1), only_seq, { static_cast<llama_pos>(n_rows - 1) }, n_rows - 1)[0].cell;
     if (layout.has_ext) {
-        compat::cells_of(cache).ext_set(static_cast<uint32_t>(cell), exts[static_cast<size_t>(n_rows - 1)]);
+        cache.set_extra(cell, exts[static_cast<size_t>(n_rows - 1)]);
     }
 }
 
@@ -221,7 +219,7 @@ void row_store::fetch(held_rows::handle rows, int64_t p0, int64_t p1, uint8_t * 
 }
 
 // Rows [p0, p1), which are there, as a block, with what the library knows of them.
-void row_store::copy_out(int64_t p0, int64_t p1, const llama_kv_cell_ext * their_exts, uint8_t * out) {
+void row_store::copy_out(int64_t p0, int64_t p1, const cell_extra * their_exts, uint8_t * out) {
     const auto n  = static_cast<size_t>(p1 - p0);
     uint8_t *  at = begin_block(p0, p1, their_exts, out);
     copies.save_begin();
@@ -250,9 +248,9 @@ void row_store::check_end(int64_t p0, int64_t p1) const {
 void row_store::check_text(const row_span & span) const {
     const uint8_t * their_exts = exts_of(span);
     for (int64_t row = span.first; layout.is_2d && row < span.last; ++row) {
-        llama_kv_cell_ext ext;
+        cell_extra ext;
         std::memcpy(&ext, their_exts + static_cast<size_t>(row - span.first) * sizeof(ext), sizeof(ext));
-        if (ext.tok < 0 || ext.x != row || ext.y != row) {
+        if (ext.token < 0 || ext.x != row || ext.y != row) {
             refuse("images cannot be in this memory");
         }
     }
@@ -308,7 +306,7 @@ void row_store::load_checked(llama_seq_id, int64_t p0, const std::vector<row_spa
         }
         if (layout.has_ext) {
             const auto n = static_cast<size_t>(span.last - span.first);
-            std::memcpy(exts.data() + span.first, exts_of(span), n * sizeof(llama_kv_cell_ext));
+            std::memcpy(exts.data() + span.first, exts_of(span), n * sizeof(cell_extra));
         }
     }
     copies.load_end();
@@ -323,7 +321,7 @@ void row_store::load_checked(llama_seq_id, int64_t p0, const std::vector<row_spa
 held_rows::handle row_store::hold(llama_seq_id, int64_t p0, int64_t p1) {
     size(p0, p1);
     check_end(p0, p1);
-    std::vector<llama_kv_cell_ext> their_exts;
+    std::vector<cell_extra> their_exts;
     if (layout.has_ext) {
         their_exts.assign(exts.begin() + p0, exts.begin() + p1);
     }

@@ -20,9 +20,9 @@ struct store_settings {
 
 class row_store : public row_memory {
 public:
-    // `cache` and `copies` must outlive this; `hash` is that of the whole memory's layout. There is one sequence in the
+    // The memory of `cache` and `copies` must outlive this; `hash` is that of the whole memory's layout. There is one sequence in the
     // context, and nothing of it is kept. std::runtime_error where attention cannot be redirected, or without memory.
-    row_store(llama_context * ctx, llama_kv_cache & cache, const row_layout & layout, uint64_t hash, transfer & copies,
+    row_store(llama_context * ctx, library::cache cache, const row_layout & layout, uint64_t hash, transfer & copies,
               const store_settings & settings);
     ~row_store() override { copies.finish(); }
 
@@ -59,7 +59,7 @@ private:
     void check_end(int64_t p0, int64_t p1) const;
     void check_text(const row_span & span) const;
     void check_room(int64_t p0, int64_t p1) const;
-    void copy_out(int64_t p0, int64_t p1, const llama_kv_cell_ext * their_exts, uint8_t * out);
+    void copy_out(int64_t p0, int64_t p1, const cell_extra * their_exts, uint8_t * out);
     void copy_in(const row_span & span, std::vector<host_copy> & on_host);
     void open(const store_settings & settings);
     std::vector<redirect::place> places();
@@ -71,11 +71,11 @@ private:
     template <typename F> void each_plane(const F & function);
 
     llama_context *                ctx;
-    llama_kv_cache &               cache;
+    library::cache                 cache;
     int64_t                        n_ctx, capacity;  // the latter as attention pads it
     std::vector<stored_layer>      layers;
     std::unique_ptr<row_stages>    stages;
-    std::vector<llama_kv_cell_ext> exts;  // of each position, where the model has them
+    std::vector<cell_extra>        exts;  // of each position, where the model has them
     std::unique_ptr<redirect>      attention;
     int64_t                        n_rows = 0, n_next = 0;  // now; when the evaluation that runs has succeeded
 };

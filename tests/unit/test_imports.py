@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterable
 from pathlib import Path
+
+import pytest
 
 from tools.house import ROOT, module_graph, modules, tree_of
 
@@ -49,6 +52,12 @@ for _layer in ("server", "terminal"):
 
 for _layer in ("models", "setup", "cache", "terminal"):
     LAYERS[_layer] |= {"user_directory"}
+
+LIBRARY_FREE = ("core", "host")
+"""Rooms of csrc that name nothing private of llama.cpp."""
+
+NAME = re.compile(r"\b(?:(?:llama|llm|ggml|LLAMA|LLM|GGML|get)_\w+|(?:llama|ggml)[\w-]*\.h)")
+"""What names of llama.cpp, and its headers, look like."""
 
 REQUEST_PATH = ("pyctl.server.prepare", "pyctl.server.body", "pyctl.server.service")
 """What `terminal` may import of `server`, besides what is listed above: both ask the engine in one way."""
@@ -102,11 +111,28 @@ def test_one_place_talks_to_llama_cpp() -> None:
 
 def test_rooms_of_the_extension() -> None:
     """What copies bytes stands below what knows sequences: see the table of docs/native.md."""
-    host, device = ("host/", "device/device_runtime.h"), ("host/", "device/", "core/block.h")
-    for room, names in (("host", host), ("device", device), ("drafts", ())):
+    host, device = ("host/", "device/device_runtime.h"), ("host/", "device/", "library/", "core/block.h")
+    for room, names in (("library", "library/"), ("host", host), ("device", device), ("drafts", ())):
         for path in sorted((ROOT / "csrc" / room).iterdir()):
             used = re.findall(r'#include "(\w+/\w+\.h)"', path.read_text(encoding="utf-8"))
             assert [name for name in used if not name.startswith(names)] == [], path.name
+
+
+def test_one_room_names_what_is_private_of_llama_cpp() -> None:
+    """Another release has to fit that room alone; `get_` begins the members that others could call."""
+    vendor, csrc = ROOT / "vendor" / "llama.cpp", ROOT / "csrc"
+
+    def names(paths: Iterable[Path]) -> set[str]:
+        return {name for path in paths for name in NAME.findall(path.read_text(encoding="utf-8"))}
+
+    headers = [path for place in ("src", "ggml/src") for path in (vendor / place).glob("*.h")]
+    if not headers:
+        pytest.skip("llama.cpp is not unpacked here")
+    public = [path for place in ("include", "ggml/include") for path in (vendor / place).glob("*.h")]
+    private = (names(headers) | {path.name for path in headers}) - names(public)
+    sources = [path for room in LIBRARY_FREE for path in sorted((csrc / room).iterdir())]
+    found = {path.name: names([path]) & private for path in sources}
+    assert {name: used for name, used in found.items() if used} == {}
 
 
 def test_generating_knows_no_api() -> None:

@@ -90,10 +90,3 @@ def test_host_buffers_are_writable_memory() -> None:
     assert not buffer.pinned
     with pytest.raises(ValueError, match="at least one byte"):
         library.HostBuffer(0)
-
-
-def test_one_header_includes_all_of_llama_cpp() -> None:
-    sources = {path.name: path.read_text() for path in (ROOT / "csrc").rglob("*.*")}
-    assert [name for name, text in sources.items() if '#include "llama' in text or '#include "ggml' in text] == [
-        "compat.h"
-    ]
