@@ -44,7 +44,7 @@ public:
         return cells->pos_in(at(cell), p0, p1) && cells->seq_has(at(cell), seq);
     }
     bool has_alone(int64_t cell, llama_seq_id seq) const {
-        return cells->seq_has(at(cell), seq) && cells->seq_get_all(at(cell)).count() == 1;
+        return cells->seq_has(at(cell), seq) && cells->seq_count(at(cell)) == 1;
     }
 
     // The cells that the library would give to n tokens now; none if there are too few.
