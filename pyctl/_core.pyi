@@ -1,6 +1,6 @@
 """The compiled extension: moves rows and state of one sequence in and out of a llama_context.
 
-Import it through `pyctl.llama.library`, which loads the library first and checks that both belong together.
+`pyctl.llama.extension` alone imports it, and `_drafts` and `_pool` beside it: after llama.cpp's libraries, and only if all fit.
 Tokens of a sequence, and their rows, are counted from 0; sizes are bytes. Every call checks its ranges and sizes before llama.cpp sees them and raises
 ValueError with the reason; the sequence is unchanged then. Copies release the GIL. None of this is thread-safe: the
 thread that owns the context makes the calls.
@@ -77,7 +77,10 @@ class HostBuffer:
 class OutOfCells(RuntimeError):
     """There are too few free cells for what was asked; nothing has changed."""
 
-class KVState:
+class ContextState:
+    """A `KVState` as other modules take it."""
+
+class KVState(ContextState):
     """Rows and state inside the context at address ``ctx``.
 
     ``seq`` must hold at least one token: the layout is read from what llama.cpp writes for it. ``kind`` is
@@ -240,100 +243,6 @@ class KVState:
 
     def finish(self) -> None:
         """Wait for all copies."""
-
-class RowStore(KVState):
-    """The same for one sequence, 0, whose rows lie in buffers of their own: up to ``n_ctx``, however few cells ``ctx`` has.
-
-    llama.cpp needs cells for a batch and one token more. Attention reads and writes here, to the same bits as with that
-    many cells; blocks are those of `KVState`. Layers are counted as blocks have them; ``resident`` ones have their rows
-    on the device, the others in host memory, from where they pass through ``stages`` buffers of a layer on the device
-    in each evaluation. Only `decode` evaluates; the sequence is cleared first. Rows cannot be held.
-
-    RuntimeError in one line for models that this cannot serve, and without memory.
-    """
-
-    def __init__(
-        self,
-        ctx: int,
-        n_ctx: int,
-        resident: Sequence[int],
-        seq: int = 0,
-        marks: bool = False,
-        lag: int = 0,
-        stages: int = 2,
-    ) -> None: ...
-    def decode(self, batch: int) -> int:
-        """Evaluate the llama_batch at this address, tokens that follow the rows; returns llama_decode's result.
-
-        Rows are there, and `n_tokens` counts them, if it is 0. ValueError, or OutOfCells, before anything is evaluated;
-        RuntimeError if llama.cpp did not read and write rows as expected.
-        """
-
-    @property
-    def device_bytes(self) -> int:
-        """Bytes of resident rows, stages and the mask of a batch."""
-
-    @property
-    def host_bytes(self) -> int:
-        """Bytes of rows in host memory."""
-
-    @property
-    def streamed_bytes(self) -> int:
-        """Bytes that were copied into stages, ever."""
-
-    @property
-    def wait_ms(self) -> float:
-        """Milliseconds that evaluations waited for that, ever."""
-
-    @property
-    def repeated(self) -> int:
-        """Evaluations, ever, that took llama.cpp's graph as the one before had left it: single tokens, all layers resident."""
-
-    def copy_rate(self) -> float:
-        """Bytes per second from host memory to a stage, measured now; 0 without stages."""
-
-class HiddenRows:
-    """The rows that enter ``layer`` of the context at address ``ctx``, if negative those that leave its last one.
-
-    Their shape is (n, n_embd). ValueError where llama.cpp does not give them, by the last evaluation. It must not be used after the context is freed. Arrays are views of memory that is written again as said.
-    """
-
-    def __init__(self, ctx: int, layer: int = -1) -> None: ...
-    def rows(self, n: int) -> NDArray[np.float32]:
-        """Those of the ``n`` tokens evaluated last, in their order, until the next evaluation. Waits for it."""
-
-    def start(self, n: int) -> bool:
-        """Begin to copy those of the last evaluation, one batch of ``n`` tokens of one sequence, so that the next may
-        begin. False where evaluations are complete on return."""
-
-    def finish(self, before: bool = False) -> NDArray[np.float32]:
-        """The copy of the last `start`, or of the one ``before``, valid until the next but one. ValueError without any."""
-
-class NextnHead:
-    """Evaluates the nextn block of a model in ``ctx``, a context of type MTP, with whose sequences it does as it likes;
-    or an EAGLE-3 model, whose graph ``gives_all`` rows logits.
-
-    Row p of its cache belongs to the token at p and the model's hidden row of the token before. With ``p_min``, a token
-    is drafted only if it is that likely among the ten best. ValueError for what cannot be evaluated; otherwise
-    llama_decode's result.
-    """
-
-    def __init__(self, ctx: int, p_min: float = 0.0, gives_all: bool = False) -> None: ...
-    def close(self) -> None:
-        """Let go of the context, before it is freed."""
-
-    def evaluate(self, seq: int, start: int, tokens: Sequence[int], hidden: NDArray[np.float32]) -> int:
-        """Add a row for each of ``tokens`` from ``start`` on; ``hidden`` are as many, each of the token before."""
-
-    def draft(
-        self, items: Sequence[tuple[int, int, Sequence[int], NDArray[np.float32]]], n: int, window: int = 1
-    ) -> tuple[list[list[int]], int]:
-        """``n`` tokens, or fewer, after each item's: (sequence, start, tokens, hidden rows as in `evaluate`).
-
-        There may be fewer hidden rows than tokens: the block makes those that are missing itself. Rows from ``start``
-        on are replaced; those for which hidden rows were given stay. ``window`` rows of each are evaluated in every call
-        of the block but the first.
-        """
 
 class Pulse:
     """Counts the steps of the evaluations of a context, and stops them. It must outlive the contexts it is attached to.

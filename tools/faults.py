@@ -149,9 +149,14 @@ def copy_core() -> None:
     found = importlib.util.find_spec("pyctl._core")
     if found is None or found.origin is None:
         raise SystemExit("pyctl's extension is not installed: make install")
-    core = Path(found.origin)
-    shutil.copy2(core, COPY / "pyctl" / core.name)
-    shutil.copytree(core.parent / "lib", COPY / "pyctl" / "lib", dirs_exist_ok=True)
+    place = Path(found.origin).parent
+    copy_modules(place)
+    shutil.copytree(place / "lib", COPY / "pyctl" / "lib", dirs_exist_ok=True)
+
+
+def copy_modules(place: Path) -> None:
+    for module in place.glob("_*.so"):
+        shutil.copy2(module, COPY / "pyctl" / module.name)
 
 
 def build_core() -> None:
@@ -172,9 +177,8 @@ def build_core() -> None:
     pybind11 = call(*module_command("pybind11"), "--cmakedir")
     options = ["-DCMAKE_BUILD_TYPE=Release", f"-DPython_EXECUTABLE={sys.executable}", f"-Dpybind11_DIR={pybind11}"]
     call("cmake", "-S", str(COPY), "-B", str(BUILD), *options)
-    call("cmake", "--build", str(BUILD), "--target", "_core", "--parallel", str(os.cpu_count()))
-    (built,) = BUILD.glob("_core*.so")
-    shutil.copy2(built, COPY / "pyctl" / built.name)
+    call("cmake", "--build", str(BUILD), "--target", "_core", "_drafts", "_pool", "--parallel", str(os.cpu_count()))
+    copy_modules(BUILD)
 
 
 if __name__ == "__main__":

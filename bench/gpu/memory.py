@@ -31,6 +31,8 @@ def measured(settings: ModelSettings, drafts: DraftSettings, vision: VisionSetti
     plans: list[MemoryPlan] = []
     before = {device.name: device.free or 0 for device in devices()}  # itself takes what a process needs on a GPU
     loaded = load(settings, announce=plans.append, drafts=drafts, vision=vision)
+    if breakdown.core is None:
+        raise SystemExit("the extension is missing: see pyctl --version")
     counted, right = breakdown.core.breakdown(loaded.backend.ctx), True
     free = {device.name: device.free or 0 for device in devices()}
     for place in plans[0].places:

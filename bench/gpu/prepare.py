@@ -194,7 +194,7 @@ def copy(files: Sequence[Path], target: Path) -> None:
 
 
 def build_extension(place: Path, environment: dict[str, str]) -> None:
-    """pyctl/_core*.so; cmake and ninja rebuild what changed."""
+    """pyctl/_*.so; cmake and ninja rebuild what changed."""
     query = [*module_command("pybind11"), "--cmakedir"]
     directory = subprocess.run(query, capture_output=True, text=True, env=environment, check=True).stdout.strip()
     log = log_of(place, "extension")
@@ -202,7 +202,7 @@ def build_extension(place: Path, environment: dict[str, str]) -> None:
     command += ["-DCMAKE_BUILD_TYPE=Release", f"-Dpybind11_DIR={directory}", f"-DPython_EXECUTABLE={sys.executable}"]
     run(command, log, {**environment, **compilers()})
     run(["cmake", "--build", place / "extension"], log, environment)
-    for path in (place / "extension").glob("_core*.so"):
+    for path in (place / "extension").glob("_*.so"):
         temporary = REPOSITORY / "pyctl" / f".{path.name}.tmp"
         shutil.copy2(path, temporary)
         temporary.replace(REPOSITORY / "pyctl" / path.name)

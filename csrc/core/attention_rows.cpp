@@ -364,13 +364,17 @@ bool attention_rows::is_vacant(int64_t cell) const {
 
 void attention_rows::count() const {
     if (!is_counted) {
-        is_counted  = true;
-        n_only_held = n_cut = 0;
-        for (int64_t cell = 0; cell < cache.size(); ++cell) {
-            const bool vacant = is_vacant(cell);
-            n_only_held += vacant && held.holds(cell);
-            n_cut += vacant && !cache.is_empty(cell);
+        const int64_t size = cache.size();
+        int64_t       only_held = 0, vacant = 0;  // in registers
+        for (int64_t cell = 0; cell < size; ++cell) {
+            if (is_vacant(cell)) {
+                ++vacant;
+                only_held += held.holds(cell);
+            }
         }
+        is_counted  = true;
+        n_only_held = only_held;
+        n_cut       = vacant - (size - cache.n_used());
     }
 }
 

@@ -41,9 +41,8 @@ constexpr const char * kind_names[] = { "attention", "hybrid", "opaque" };
 // the next call, for there may never be one to `finish`.
 class bound_state : public kv_state {
 public:
-    bound_state(uintptr_t ctx, llama_seq_id seq, size_t lag, bool marks, bool defers,
-                const std::optional<store_settings> & own_rows = {})
-        : kv_state(reinterpret_cast<llama_context *>(ctx), seq, host_arena::instance(), lag, marks, defers, own_rows) {}
+    bound_state(uintptr_t ctx, llama_seq_id seq, size_t lag, bool marks, bool defers)
+        : kv_state(reinterpret_cast<llama_context *>(ctx), seq, host_arena::instance(), lag, marks, defers) {}
 
     ~bound_state() { kv_state::finish(); }
 
@@ -100,7 +99,7 @@ public:
         return sum;
     }
 
-protected:
+private:
     // The copies touch no Python object; the caller keeps the buffers alive.
     template <typename F> static void without_gil(const F & function) {
         const py::gil_scoped_release release;
@@ -114,7 +113,6 @@ protected:
         }
     }
 
-private:
     struct flight {
         copy_progress::ticket        ticket;
         std::vector<py::buffer_info> buffers;
@@ -165,26 +163,12 @@ private:
     std::deque<flight> in_flight;  // in the order of the copies
 };
 
-// The same with rows that are not in the context.
-class bound_store : public bound_state {
-public:
-    bound_store(uintptr_t ctx, int64_t n_ctx, const std::vector<size_t> & resident, llama_seq_id seq, bool marks, size_t lag,
-                size_t stages)
-        : bound_state(ctx, seq, lag, marks, false, store_settings{ n_ctx, resident, stages }) {}
-
-    int decode(uintptr_t batch) {
-        int code = 0;
-        without_gil([&] { code = store().decode(*reinterpret_cast<const llama_batch *>(batch)); });
-        let_go();
-        return code;
-    }
-};
-
 }  // namespace
 
 void register_kv_state(py::module_ & m) {
     py::register_exception<out_of_cells>(m, "OutOfCells", PyExc_RuntimeError);
-    py::class_<bound_state>(m, "KVState")
+    py::class_<kv_state>(m, "ContextState");  // as which other modules take a KVState
+    py::class_<bound_state, kv_state>(m, "KVState")
         .def(py::init<uintptr_t, llama_seq_id, size_t, bool, bool>(), py::arg("ctx"), py::arg("seq") = 0, py::arg("lag") = 0,
              py::arg("marks") = false, py::arg("defers") = false, py::call_guard<py::gil_scoped_release>())
         .def_property_readonly("kind", [](const bound_state & s) { return kind_names[static_cast<int>(s.kind())]; })
@@ -227,16 +211,4 @@ void register_kv_state(py::module_ & m) {
         .def("cut", &kv_state::cut, py::arg("seq"), py::arg("n"))
         .def("clear", &bound_state::call<&kv_state::clear, llama_seq_id>, py::arg("seq"))
         .def("finish", &bound_state::call<&kv_state::finish>);
-    py::class_<bound_store, bound_state>(m, "RowStore")
-        .def(py::init<uintptr_t, int64_t, std::vector<size_t>, llama_seq_id, bool, size_t, size_t>(), py::arg("ctx"),
-             py::arg("n_ctx"), py::arg("resident"), py::arg("seq") = 0, py::arg("marks") = false, py::arg("lag") = 0,
-             py::arg("stages") = 2)
-        .def("decode", &bound_store::decode, py::arg("batch"))
-        .def("copy_rate", [](const bound_store & s) { return s.store().streaming().copy_rate(); },
-             py::call_guard<py::gil_scoped_release>())
-        .def_property_readonly("device_bytes", [](const bound_store & s) { return s.store().device_bytes(); })
-        .def_property_readonly("host_bytes", [](const bound_store & s) { return s.store().host_bytes(); })
-        .def_property_readonly("streamed_bytes", [](const bound_store & s) { return s.store().streaming().streamed_bytes(); })
-        .def_property_readonly("repeated", [](const bound_store & s) { return s.store().repeated(); })
-        .def_property_readonly("wait_ms", [](const bound_store & s) { return s.store().streaming().waited_ms(); });
 }

@@ -1,7 +1,7 @@
 #include "core/kv_state.h"
 
 kv_state::kv_state(llama_context * context, llama_seq_id seq, const host_arena & pinned, size_t lag, bool has_marks,
-                   bool defers, const std::optional<store_settings> & own_rows)
+                   bool defers)
     : ctx(context) {
     if (ctx == nullptr) {
         throw std::invalid_argument("the context is null");
@@ -11,17 +11,18 @@ kv_state::kv_state(llama_context * context, llama_seq_id seq, const host_arena &
     parts  = library::parts_of(ctx);
     layout = layout_of(ctx, parts, seq);
     copies = std::make_unique<transfer>(ctx, layout.tensors(), regions_of(layout.recurrent.steps), pinned, lag);
-    if (own_rows.has_value()) {
-        if (parts.sets.size() != 1 || parts.window) {
-            throw std::runtime_error("this model's memory has no rows of one kind that could lie elsewhere");
-        }
-        auto elsewhere = std::make_unique<row_store>(ctx, parts.sets[0].cache, layout.rows, layout.hash, *copies, *own_rows);
-        pool           = elsewhere.get();
-        rows           = std::move(elsewhere);
-    } else if (!parts.sets.empty()) {
+    if (!parts.sets.empty()) {
         rows = std::make_unique<attention_rows>(llama_get_memory(ctx), parts.sets, layout.rows, layout.hash, *copies, defers);
     }
     states = states_of(ctx, parts, layout, *copies, has_marks && rows != nullptr ? marks.size() : 0);
+}
+
+void kv_state::move_rows(const row_maker & make) {
+    if (parts.sets.size() != 1 || parts.window) {
+        throw std::runtime_error("this model's memory has no rows of one kind that could lie elsewhere");
+    }
+    rows = make(ctx, parts, layout, *copies);
+    parts.sets.clear();
 }
 
 void kv_state::check_seq(llama_seq_id seq) const {

@@ -9,18 +9,22 @@
 
 #include "core/attention_rows.h"
 #include "core/sequence_state.h"
-#include "pool/row_store.h"
 
-#include <optional>
+#include <functional>
 
 class kv_state {
 public:
     // `seq` must hold at least one token: the layout is read from what the library writes for it. The context must
     // outlive this, and so must `pinned`, where buffers may come from. `lag` is for tests, see transfer.h. With `marks`
     // there is room on the device for a state of each sequence, where the memory has states that can be moved. For
-    // `defers` see attention_rows.h. With `own_rows` these are not in the context, see row_store.h.
+    // `defers` see attention_rows.h.
     kv_state(llama_context * ctx, llama_seq_id seq, const host_arena & pinned, size_t lag = 0, bool marks = false,
-             bool defers = false, const std::optional<store_settings> & own_rows = {});
+             bool defers = false);
+
+    // Has rows, of which nothing is kept, lie elsewhere from now on: in what `make` returns, which may use what it gets as
+    // long as it lives. std::runtime_error where rows are not of one kind, or not in the context.
+    using row_maker = std::function<std::unique_ptr<row_memory>(llama_context *, const memory_parts &, const memory_layout &, transfer &)>;
+    void move_rows(const row_maker & make);
 
     memory_kind         kind() const { return parts.kind; }
     const std::string & type() const { return parts.type; }
@@ -62,9 +66,6 @@ public:
     bool is_async() const { return copies->is_async(); }
     void finish() { copies->finish(); }
 
-    // The rows that are not in the context; there have to be such.
-    row_store & store() const { return *pool; }
-
     copy_progress & progress() { return copies->progress(); }
 
 private:
@@ -80,7 +81,6 @@ private:
     memory_layout                   layout;
     std::unique_ptr<transfer>       copies;
     std::unique_ptr<row_memory>     rows;   // null for kind opaque
-    row_store *                     pool = nullptr;  // the rows, if they are not in the context
     state_list                      states;  // none for kind attention
     std::vector<int64_t>            marks;   // of each sequence, -1 for none
 };

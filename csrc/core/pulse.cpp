@@ -1,6 +1,6 @@
 // Registers Pulse: what llama.cpp calls between the nodes of a graph. It counts, and ends the evaluation when told to;
 // no interpreter takes part, so it costs nothing beside a node.
-#include "compat.h"
+#include "library/context.h"
 
 #include <pybind11/pybind11.h>
 
@@ -27,7 +27,7 @@ public:
 
     void allow(bool is_so) {
         if (watched != nullptr && is_so != allowed) {
-            compat::set_eval_callback(watched, is_so ? look : nullptr, is_so ? this : nullptr);
+            library::on_node(watched, is_so ? look : nullptr, is_so ? this : nullptr);
         }
         is_cut = false;
         allowed.store(is_so, std::memory_order_relaxed);

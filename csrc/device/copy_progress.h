@@ -1,7 +1,7 @@
 // Progress of copies on streams: a ticket taken after copies were queued tells later whether they are complete.
 #pragma once
 
-#include "compat.h"
+#include "device/handles.h"
 
 #include <cstdint>
 #include <deque>

@@ -1,8 +1,11 @@
 #include "device/device_runtime.h"
 
+#include "library/context.h"
+
 #include <dlfcn.h>
 
 #include <cstring>
+#include <string>
 #include <utility>
 
 namespace {
@@ -57,5 +60,5 @@ bool device_runtime::can_ask(ggml_backend_dev_t device) const {
 }
 
 bool device_runtime::is_complete(ggml_backend_event_t event) const {
-    return succeeded(query_event(event->context));
+    return succeeded(query_event(library::device_event(event)));
 }

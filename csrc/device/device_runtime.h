@@ -2,7 +2,7 @@
 // extension is linked to none; if one is missing, its feature is off.
 #pragma once
 
-#include "compat.h"
+#include "ggml-backend.h"
 
 class device_runtime {
 public:

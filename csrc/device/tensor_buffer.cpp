@@ -1,5 +1,8 @@
 #include "device/tensor_buffer.h"
 
+#include <stdexcept>
+#include <string>
+
 namespace {
 
 ggml_tensor bytes_at(ggml_backend_buffer_t buffer, void * base, size_t offset, size_t size) {

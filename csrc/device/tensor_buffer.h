@@ -1,7 +1,11 @@
 // Memory of a backend's buffer type, as one tensor of bytes.
 #pragma once
 
-#include "compat.h"
+#include "device/handles.h"
+
+#include "ggml.h"
+
+#include <cstdint>
 
 struct tensor_buffer {
     buffer_handle buffer;

@@ -1,5 +1,7 @@
 #include "device/transfer.h"
 
+#include "library/context.h"
+
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -15,16 +17,6 @@ ggml_backend_dev_t device_of(const ggml_tensor * tensor) {
                         type == ggml_backend_dev_buffer_type(owner) &&
                         std::strcmp(ggml_backend_reg_name(ggml_backend_dev_backend_reg(owner)), "RPC") != 0;
     return is_own ? owner : nullptr;
-}
-
-ggml_backend_t backend_of(ggml_backend_sched_t scheduler, ggml_backend_dev_t device) {
-    for (int i = 0; i < ggml_backend_sched_get_n_backends(scheduler); ++i) {
-        ggml_backend_t backend = ggml_backend_sched_get_backend(scheduler, i);
-        if (ggml_backend_get_device(backend) == device) {
-            return backend;
-        }
-    }
-    return nullptr;
 }
 
 // On `stream`, or at once without one.
@@ -71,7 +63,7 @@ bool transfer::open_lanes(const std::vector<ggml_tensor *> & tensors) {
         }
         ggml_backend_dev_props props{};
         ggml_backend_dev_get_props(device, &props);
-        ggml_backend_t compute = backend_of(ctx->get_sched(), device);
+        ggml_backend_t compute = library::compute_backend(ctx, device);
         if (compute == nullptr || !props.caps.async || !props.caps.events) {
             return false;
         }
@@ -243,9 +235,7 @@ void transfer::wipe(const std::vector<copy_region> & regions) {
         }
         llama_synchronize(ctx);
         for (const copy_region & region : regions) {
-            if (buffer_of(region.tensor)->iface.memset_tensor != nullptr) {
-                ggml_backend_tensor_memset(region.tensor, 0, region.offset, region.size);
-            }
+            library::set_to_zero(region.tensor, region.offset, region.size);
         }
         return;
     }

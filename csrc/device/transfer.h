@@ -24,6 +24,8 @@
 #include "device/tensor_buffer.h"
 #include "host/host_arena.h"
 
+#include "llama.h"
+
 // `count` pieces of `size` bytes: in the tensor from `offset` on, `stride` apart; in host memory `pitch` apart.
 struct copy_region {
     ggml_tensor * tensor;

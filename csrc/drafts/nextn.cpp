@@ -1,9 +1,10 @@
-// Registers HiddenRows and NextnHead: the rows that a model makes of its tokens, and the head (its "nextn" block, in a
+// The extension module `_drafts`, HiddenRows and NextnHead: the rows that a model makes of its tokens, and the head (its "nextn" block, in a
 // context of its own) that predicts further tokens from them. They evaluate and copy only.
-#include "compat.h"
+#include "device/handles.h"
+#include "library/hidden.h"
+#include "module.h"
 
 #include <pybind11/numpy.h>
-#include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include <algorithm>
@@ -22,9 +23,7 @@ namespace {
 using float_rows = py::array_t<float, py::array::c_style | py::array::forcecast>;
 using token_list = std::vector<llama_token>;
 
-size_t row_width(llama_context * ctx) {
-    return static_cast<size_t>(llama_model_n_embd_out(llama_get_model(ctx)));
-}
+constexpr int32_t last_layer = -1;
 
 // The hidden rows of the tokens of the last evaluation of a model, which has to outlive this: what enters a layer, or where
 // that is negative, what leaves the last one.
@@ -32,14 +31,11 @@ class hidden_rows {
 public:
     hidden_rows(uintptr_t address, int32_t layer)
         : ctx(reinterpret_cast<llama_context *>(address)), layer(layer),
-          width(layer < 0 ? row_width(ctx) : static_cast<size_t>(compat::hparams_of(ctx).n_embd)) {
-        if (layer < 0) {
-            llama_set_embeddings_nextn(ctx, true, /*masked*/ false);
-        } else if (tensor_of(compat::result_of(ctx)) != nullptr) {  // the library would end the process
-            llama_set_embeddings_layer_inp(ctx, static_cast<uint32_t>(layer), true);
-        } else {
+          width(library::hidden_width(ctx, layer)) {
+        if (layer >= 0 && library::hidden_tensor(ctx, layer) == nullptr) {  // the library would end the process
             throw py::value_error("llama.cpp does not give the rows of layer " + std::to_string(layer) + " of this model");
         }
+        library::keep_hidden(ctx, layer, true);
     }
 
     // Rows of the n tokens evaluated last, in the order of the batch; the memory is the library's until the next one.
@@ -50,8 +46,7 @@ public:
         }
         {
             const py::gil_scoped_release release;
-            const auto id = static_cast<uint32_t>(layer);
-            data          = layer < 0 ? llama_get_embeddings_nextn(ctx) : llama_get_embeddings_layer_inp(ctx, id);
+            data = library::hidden_rows(ctx, layer);
         }
         return view(data, n);
     }
@@ -59,9 +54,9 @@ public:
     // Starts to copy them into memory of this object's own, so that the next evaluation may begin. False where nothing
     // would be gained, since the evaluation is complete on return.
     bool start(py::ssize_t n) {
-        ggml_tensor *      tensor  = tensor_of(compat::result_of(ctx));
-        ggml_backend_t     backend = tensor != nullptr ? ggml_backend_sched_get_tensor_backend(ctx->get_sched(), tensor) : nullptr;
-        const size_t       n_bytes = static_cast<size_t>(n) * width * sizeof(float);
+        ggml_tensor *  tensor  = library::hidden_tensor(ctx, layer);
+        ggml_backend_t backend = tensor != nullptr ? library::backend_of(ctx, tensor) : nullptr;
+        const size_t   n_bytes = static_cast<size_t>(n) * width * sizeof(float);
         if (backend == nullptr || ggml_nbytes(tensor) != n_bytes || !prepare(ggml_backend_get_device(backend))) {
             return false;
         }
@@ -92,10 +87,6 @@ private:
         event_handle  copied;
         py::ssize_t   n = 0;
     };
-
-    ggml_tensor * tensor_of(const llm_graph_result * result) const {
-        return result == nullptr ? nullptr : layer < 0 ? result->get_h_nextn() : result->get_layer_inp(layer);
-    }
 
     py::array view(const float * data, py::ssize_t n) const {
         if (data == nullptr) {
@@ -158,7 +149,7 @@ class nextn_head {
 public:
     // It must be closed before the context is freed. `gives_all`: its graph makes logits of all rows, so all are outputs.
     nextn_head(uintptr_t address, float p_min, bool gives_all)
-        : ctx(reinterpret_cast<llama_context *>(address)), width(row_width(ctx)), p_min(p_min), gives_all(gives_all) {
+        : ctx(reinterpret_cast<llama_context *>(address)), width(library::hidden_width(ctx, last_layer)), p_min(p_min), gives_all(gives_all) {
         const size_t n_seqs = llama_n_seq_max(ctx);
         tokens.resize(std::max<size_t>(llama_n_ubatch(ctx), n_seqs));
         batch = llama_batch_init(static_cast<int32_t>(tokens.size()), static_cast<int32_t>(width), 1);
@@ -201,7 +192,7 @@ public:
         for (size_t i = 0; i < given.size(); ++i) {
             add(seq, start + static_cast<llama_pos>(i), given[i], source + i * width, false);
         }
-        llama_set_embeddings_nextn(ctx, false, false);
+        library::keep_hidden(ctx, last_layer, false);
         return run();
     }
 
@@ -224,7 +215,7 @@ public:
             states.push_back(std::move(state));
         }
         const py::gil_scoped_release release;
-        llama_set_embeddings_nextn(ctx, true, false);
+        library::keep_hidden(ctx, last_layer, true);
         int result = 0;
         while (result == 0 && n > 0 && step(states, n, window, result)) {
         }
@@ -311,7 +302,7 @@ private:
                 state.done = true;
                 continue;
             }
-            const float * hidden = llama_get_embeddings_nextn_ith(ctx, state.last);
+            const float * hidden = library::hidden_row(ctx, state.last);
             std::memcpy(state.hidden.data() + state.n_hidden * width, hidden, width * sizeof(float));
             ++state.n_hidden;
         }
@@ -359,7 +350,8 @@ private:
 
 }  // namespace
 
-void register_nextn(py::module_ & m) {
+PYBIND11_MODULE(_drafts, m) {
+    check_module(PYCTL_BUILD);
     py::class_<hidden_rows>(m, "HiddenRows")
         .def(py::init<uintptr_t, int32_t>(), py::arg("ctx"), py::arg("layer") = -1)
         .def("rows", &hidden_rows::rows, py::arg("n"))

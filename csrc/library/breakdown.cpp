@@ -1,6 +1,12 @@
 #include "library/breakdown.h"
 
-#include "core/layout.h"
+#include "library/memory.h"
+
+#include "llama-ext.h"
+#include "llama-kv-cache.h"
+#include "llama-model.h"
+
+namespace library {
 
 static std::string place_of(ggml_backend_buffer_type_t buft) {
     auto * device  = ggml_backend_buft_get_device(buft);
@@ -8,7 +14,7 @@ static std::string place_of(ggml_backend_buffer_type_t buft) {
     return is_host || ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU ? "" : ggml_backend_dev_name(device);
 }
 
-std::map<std::string, std::array<size_t, 4>> breakdown_of(llama_context * ctx) {
+std::map<std::string, std::array<size_t, 4>> breakdown(llama_context * ctx) {
     std::map<std::string, std::array<size_t, 4>> found;
     for (const auto & [buft, bytes] : llama_get_memory_breakdown(ctx)) {
         auto & [weights, rows, states, compute] = found[place_of(buft)];
@@ -26,11 +32,11 @@ std::map<std::string, std::array<size_t, 4>> breakdown_of(llama_context * ctx) {
     return found;
 }
 
-std::vector<std::string> row_places_of(llama_context * ctx) {
+std::vector<std::string> row_places(llama_context * ctx) {
     std::vector<std::string> found;
     const auto               parts = parts_of(ctx);
-    if (parts.sets.size() == 1 && parts.window == nullptr) {
-        const auto & cache = *parts.sets[0].cache;
+    if (parts.sets.size() == 1 && !parts.window) {
+        const auto & cache = static_cast<const llama_kv_cache &>(*parts.sets[0].cache.memory());
         for (const uint32_t layer : cache.get_layer_ids()) {
             found.push_back(place_of(ggml_backend_buffer_get_type(cache.get_k_storage(layer)->buffer)));
         }
@@ -38,7 +44,7 @@ std::vector<std::string> row_places_of(llama_context * ctx) {
     return found;
 }
 
-std::vector<std::string> layer_devices_of(const llama_model * model) {
+std::vector<std::string> layer_devices(const llama_model * model) {
     std::vector<std::string> found;
     for (int32_t layer = 0; layer < llama_model_n_layer(model) + llama_model_n_layer_nextn(model); ++layer) {
         found.push_back(ggml_backend_dev_name(model->dev_layer(layer)));
@@ -46,3 +52,5 @@ std::vector<std::string> layer_devices_of(const llama_model * model) {
     found.push_back(ggml_backend_dev_name(model->dev_output()));
     return found;
 }
+
+}  // namespace library

@@ -1,5 +1,8 @@
 #include "pool/redirect.h"
 
+#include "library/attention.h"
+#include "library/context.h"
+
 #include <algorithm>
 #include <cstdlib>
 #include <exception>
@@ -35,11 +38,11 @@ redirect::redirect(llama_context * ctx, const row_layout & rows, transfer & copi
     pattern_buffer = allocate_zeros(host_type_beside(type), 2 * pattern_bytes);
     open_mask();
     open_output(rows, type);
-    compat::set_eval_callback(ctx, called, this);
+    library::on_node(ctx, called, this);
 }
 
 redirect::~redirect() {
-    compat::set_eval_callback(ctx, nullptr, nullptr);
+    library::on_node(ctx, nullptr, nullptr);
     if (is_left) {
         for (const auto & item : left) {
             undo(item.second.node);
@@ -53,8 +56,7 @@ void redirect::open_output(const row_layout & rows, ggml_backend_buffer_type_t t
     if (ggml_backend_buft_is_host(type) && !copies.is_async()) {
         return;
     }
-    const llama_hparams & hparams = compat::hparams_of(ctx);
-    size_t                k_layer = 0, v_layer = 0, output = 0;
+    size_t k_layer = 0, v_layer = 0;
     for (size_t i = 0; i < n_layers; ++i) {
         const auto as_f16 = [&](const row_tensor & part) {
             const auto kind = static_cast<ggml_type>(part.type);
@@ -63,10 +65,8 @@ void redirect::open_output(const row_layout & rows, ggml_backend_buffer_type_t t
         k_layer = std::max<size_t>(k_layer, as_f16(rows.k[i]));
         v_layer = std::max<size_t>(v_layer, as_f16(rows.v[i]));
     }
-    for (uint32_t il = 0; il < hparams.n_layer_all; ++il) {
-        output = std::max<size_t>(output, sizeof(float) * hparams.n_head(il) * hparams.n_embd_head_v(il) * n_tokens);
-    }
     if (k_layer + v_layer > 0) {
+        const size_t output = sizeof(float) * library::attention_width(ctx) * n_tokens;
         output_buffer = allocate_zeros(type, output + k_layer + v_layer + 4096);
     }
 }
@@ -151,7 +151,7 @@ void redirect::begin(int64_t from, int64_t to) {
     if (repeating) {
         // The library sets it again with a graph of another kind, or of other memory, whose nodes are its own.
         n_reused = llama_perf_context(ctx).n_reused;
-        ggml_backend_sched_set_eval_callback(ctx->get_sched(), nullptr, nullptr);
+        library::on_node(ctx, nullptr, nullptr, false);
     }
 }
 
@@ -159,7 +159,7 @@ std::string redirect::end() {
     active = false;
     if (repeating) {
         repeating = false;
-        ggml_backend_sched_set_eval_callback(ctx->get_sched(), called, this);
+        library::on_node(ctx, called, this, false);
         if (!was_asked) {
             is_left = llama_perf_context(ctx).n_reused == n_reused + 1;
             if (!is_left) {

@@ -10,6 +10,7 @@
 #include "core/layout.h"
 #include "device/tensor_buffer.h"
 
+#include <functional>
 #include <unordered_map>
 
 class redirect {

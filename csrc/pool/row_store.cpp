@@ -1,6 +1,7 @@
 #include "pool/row_store.h"
 
 #include "core/cells.h"
+#include "library/attention.h"
 
 #include <algorithm>
 
@@ -35,7 +36,6 @@ void row_store::check_context() const {
     const auto refuse = [](const std::string & why) {
         throw std::runtime_error("attention of this model cannot read rows that lie elsewhere: " + why);
     };
-    const llama_hparams & hparams = compat::hparams_of(ctx);
     if (llama_n_seq_max(ctx) != 1) {
         refuse("there is more than one sequence");
     }
@@ -45,12 +45,8 @@ void row_store::check_context() const {
     if (layout.v_transposed) {
         refuse("it needs flash attention");
     }
-    if (!ctx->get_cparams().causal_attn || hparams.use_alibi || hparams.swa_type != LLAMA_SWA_TYPE_NONE) {
-        refuse("tokens do not just see all that came before");
-    }
-    const auto & blocks = ctx->get_model().layers;
-    if (std::any_of(blocks.begin(), blocks.end(), [](const llama_layer & block) { return block.rope_long != nullptr; })) {
-        refuse("its positions are computed differently in a long context");
+    if (!library::sees_all_before(ctx)) {
+        refuse("tokens do not just see all that came before, or otherwise in a long context");
     }
     for (const auto * tensors : { &layout.k, &layout.v }) {
         for (const row_tensor & part : *tensors) {
@@ -290,7 +286,7 @@ int64_t row_store::check_load(llama_seq_id, int64_t p0, const std::vector<row_sp
 }
 
 // What is held lies where it belongs.
-void row_store::load_checked(llama_seq_id, int64_t p0, const std::vector<row_span> & spans) {
+void row_store::load_checked(llama_seq_id, int64_t, const std::vector<row_span> & spans) {
     if (spans.empty()) {
         return;
     }

@@ -51,7 +51,10 @@ public:
     // Evaluations, so far, that took a graph as the one before had left it.
     uint64_t repeated() const { return attention->repeated(); }
 
-    row_stages & streaming() const { return *stages; }
+    // See row_stages.h.
+    uint64_t streamed_bytes() const { return stages->streamed_bytes(); }
+    double   waited_ms() const { return stages->waited_ms(); }
+    double   copy_rate() { return stages->copy_rate(); }
 
 private:
     void check_context() const;

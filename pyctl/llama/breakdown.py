@@ -8,14 +8,11 @@ from typing import Any, TypeAlias
 
 from llama_cpp import llama_cpp as api
 
-from pyctl import _core
 from pyctl.engine.model_settings import ModelSettings
+from pyctl.llama.extension import core
 from pyctl.llama.params import element_bytes, gpus, metadata_text
 
 __all__ = ["ALL_GPUS", "Parts", "core", "layer_of", "parts_of"]
-
-core: Any = _core
-"""The extension, None without it."""
 
 ALL_GPUS = "Meta"
 """llama.cpp's name of the combined device of --split-mode tensor, followed by the GPUs' names in parentheses."""

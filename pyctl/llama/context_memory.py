@@ -29,7 +29,7 @@ from pyctl.engine.backend import BackendFacts, SequenceTokens
 from pyctl.engine.pool import PoolPlan
 from pyctl.errors import OutOfCellsError, StateError
 from pyctl.llama.draft.draft_model import Follower
-from pyctl.llama.library import HostBuffer, KVState, allocate, checked
+from pyctl.llama.library import HostBuffer, KVState, RowStore, allocate, checked
 from pyctl.llama.memory_check import places_of
 from pyctl.llama.pool import open_pool
 from pyctl.llama.sequence_file import StateForm, load_file, save_file
@@ -54,11 +54,12 @@ class ContextMemory:
     ``kv`` is the extension's view of the context, None without one. ``drafts`` mirrors evaluations to the draft model.
     The owner sets ``identity``, the fingerprint of saved bytes, and ``n_ctx``, the limit of one sequence. ``marks``
     lets hybrids roll back long drafts, for one more state per sequence. With a ``pool`` the only sequence's rows are
-    there.
+    there, and ``store`` evaluates; else it is None.
     """
 
     def __init__(self, pool: PoolPlan | None, *, marks: bool) -> None:
         self.kv: Any = None
+        self.store: RowStore | None = None
         self.drafts = Follower(None, 0)
         self.identity = ""
         self.n_ctx = 0
@@ -78,10 +79,8 @@ class ContextMemory:
         self._ctx, self._facts, self._n_vocab = ctx, facts, n_vocab
         self._n_planes = int(api.llama_n_rs_seq(ctx))
         self._handles, self._least = set(), {}
-        if self._pool is None:
-            self.kv = KVState(address, 0, marks=self._marks, defers=True)
-        else:
-            self.kv = open_pool(address, self._pool, marks=self._marks)
+        self.kv = KVState(address, 0, marks=self._marks, defers=self._pool is None)
+        self.store = open_pool(self.kv, self._pool) if self._pool is not None else None
         self.kind = self.kv.kind
         self._windows = SharedWindows(WindowForm.of(self.layout))
         self.clear(0)
@@ -121,10 +120,10 @@ class ContextMemory:
         A context that ``is_lost`` is not called any more, and stays until the process ends.
         """
         if is_lost:
-            self._lost = self.kv, self.drafts
+            self._lost = self.kv, self.store, self.drafts
             self.drafts, self.shape = Follower(None, 0), replace(self.shape, can_hold=False)
         self.drafts.close()
-        self.kv = None
+        self.kv = self.store = None
 
     @property
     def layout(self) -> str:

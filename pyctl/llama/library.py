@@ -61,7 +61,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 if TYPE_CHECKING:
-    from pyctl._core import HiddenRows, HostBuffer, KVState, NextnHead, OutOfCells, Pulse, RowStore
+    from pyctl._core import HostBuffer, KVState, OutOfCells, Pulse
+    from pyctl._drafts import HiddenRows, NextnHead
+    from pyctl._pool import RowStore
 else:
     KVState, HostBuffer = (extension.core or floor).KVState, (extension.core or floor).HostBuffer
     Pulse, OutOfCells = (extension.core or floor).Pulse, (extension.core or floor).OutOfCells

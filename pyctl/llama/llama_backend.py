@@ -165,14 +165,14 @@ class LlamaBackend:
 
     def copy_rate(self) -> float:
         """Measure the bytes per second from RAM to a stage of the pool; 0 without one."""
-        return float(self.memory.kv.copy_rate()) if self._pool is not None else 0.0
+        return self.memory.store.copy_rate() if self.memory.store is not None else 0.0
 
     @property
     def streamed(self) -> StreamCounts | None:
         if self._pool is None:
             return None
-        kv = self.memory.kv
-        return self._streamed_before.plus(counts_of(kv) if kv is not None else StreamCounts())
+        store = self.memory.store
+        return self._streamed_before.plus(counts_of(store) if store is not None else StreamCounts())
 
     # -- evaluation --------------------------------------------------------------------------------------------------
 
@@ -253,9 +253,9 @@ class LlamaBackend:
         memory.drafts.evaluated(items, n)
 
     def _decode(self, batch: Any) -> int:
-        if self._pool is None or self.memory.kv is None:
+        if self.memory.store is None:
             return int(api.llama_decode(self.ctx, batch)) or self.control.pulse.code
-        return int(checked(self.memory.kv.decode, ctypes.addressof(batch)))
+        return checked(self.memory.store.decode, ctypes.addressof(batch))
 
     def logits(self, index: int) -> NDArray[np.float32]:
         """Return a copy of the logits of output ``index``, shape (n_vocab,)."""

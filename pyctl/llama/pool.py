@@ -10,15 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyctl.engine.pool import PoolPlan, StreamCounts
-from pyctl.llama.library import RowStore
+from pyctl.llama.library import KVState, RowStore
 from pyctl.prompt import Tokens, as_tokens
 
 __all__ = ["counts_of", "made_up_text", "open_pool", "same_bits", "trial"]
 
 
-def open_pool(address: int, plan: PoolPlan, *, marks: bool) -> RowStore:
-    """Open the pool of the context at ``address``. Raises RuntimeError if it is not possible."""
-    return RowStore(address, plan.n_rows, plan.resident, marks=marks, stages=max(plan.n_stages, 1))
+def open_pool(kv: KVState, plan: PoolPlan) -> RowStore:
+    """Open a pool for the rows of ``kv``. Raises RuntimeError if it is not possible."""
+    return RowStore(kv, plan.n_rows, plan.resident, max(plan.n_stages, 1))
 
 
 def counts_of(rows: RowStore) -> StreamCounts:

@@ -53,14 +53,13 @@ for _layer in ("server", "terminal"):
 for _layer in ("models", "setup", "cache", "terminal"):
     LAYERS[_layer] |= {"user_directory"}
 
-LIBRARY_FREE = ("core", "host")
-"""Rooms of csrc that name nothing private of llama.cpp."""
-
 NAME = re.compile(r"\b(?:(?:llama|llm|ggml|LLAMA|LLM|GGML|get)_\w+|(?:llama|ggml)[\w-]*\.h)")
 """What names of llama.cpp, and its headers, look like."""
 
 REQUEST_PATH = ("pyctl.server.prepare", "pyctl.server.body", "pyctl.server.service")
 """What `terminal` may import of `server`, besides what is listed above: both ask the engine in one way."""
+
+NATIVE = {"_core", "_drafts", "_pool"}
 
 CONCRETE = {"DiskStore", "DiskTier", "Engine", "EngineAdmin", "LlamaBackend", "RamCache", "Worker"}
 """Classes whose objects only `cli` builds."""
@@ -73,7 +72,7 @@ def test_layers() -> None:
             continue
         for target in targets:
             if target.startswith("pyctl.") and not (layer == "terminal" and target.startswith(REQUEST_PATH)):
-                assert target.split(".")[1] in LAYERS[layer] | {layer, "_core"}, f"{name} imports {target}"
+                assert target.split(".")[1] in LAYERS[layer] | NATIVE | {layer}, f"{name} imports {target}"
 
 
 def test_the_extension_is_imported_in_one_place() -> None:
@@ -111,11 +110,18 @@ def test_one_place_talks_to_llama_cpp() -> None:
 
 def test_rooms_of_the_extension() -> None:
     """What copies bytes stands below what knows sequences: see the table of docs/native.md."""
-    host, device = ("host/", "device/device_runtime.h"), ("host/", "device/", "library/", "core/block.h")
-    for room, names in (("library", "library/"), ("host", host), ("device", device), ("drafts", ())):
+    rooms = {
+        "library": (),
+        "host": ("device/device_runtime.h",),
+        "device": ("host/", "core/block.h"),
+        "core": ("host/", "device/"),
+        "drafts": ("device/handles.h",),
+        "pool": ("host/", "device/", "core/"),
+    }
+    for room, names in rooms.items():
         for path in sorted((ROOT / "csrc" / room).iterdir()):
             used = re.findall(r'#include "(\w+/\w+\.h)"', path.read_text(encoding="utf-8"))
-            assert [name for name in used if not name.startswith(names)] == [], path.name
+            assert [name for name in used if not name.startswith((f"{room}/", "library/", *names))] == [], path.name
 
 
 def test_one_room_names_what_is_private_of_llama_cpp() -> None:
@@ -130,7 +136,7 @@ def test_one_room_names_what_is_private_of_llama_cpp() -> None:
         pytest.skip("llama.cpp is not unpacked here")
     public = [path for place in ("include", "ggml/include") for path in (vendor / place).glob("*.h")]
     private = (names(headers) | {path.name for path in headers}) - names(public)
-    sources = [path for room in LIBRARY_FREE for path in sorted((csrc / room).iterdir())]
+    sources = [path for path in sorted(csrc.rglob("*.*")) if path.parent.name != "library"]
     found = {path.name: names([path]) & private for path in sources}
     assert {name: used for name, used in found.items() if used} == {}
 

@@ -9,7 +9,7 @@ import pytest
 
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.llama import LlamaBackend, Loaded, load
-from pyctl.llama.library import RowStore
+from pyctl.llama.library import KVState, RowStore
 from pyctl.prompt import as_tokens
 from tests.model.native.stores import UBATCH, Store
 
@@ -49,7 +49,8 @@ def store(model_path: Callable[[str], object]) -> Iterator[Callable[..., Store]]
         opened.append(backend)
         backend.evaluate(0, as_tokens([1]), 0)
         address = ctypes.cast(backend.ctx, ctypes.c_void_p).value or 0
-        backend.memory.kv = RowStore(address, n_ctx, resident, stages=stages, marks=marks, lag=lag)
+        backend.memory.kv = KVState(address, marks=marks, lag=lag)
+        backend.memory.store = RowStore(backend.memory.kv, n_ctx, resident, stages)
         backend.memory.kv.clear(0)
         return Store(backend)
 

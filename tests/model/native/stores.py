@@ -10,7 +10,7 @@ import numpy as np
 
 from pyctl.cache.snapshot import Block
 from pyctl.llama import LlamaBackend
-from pyctl.llama.library import RowStore, checked
+from pyctl.llama.library import KVState, RowStore, checked
 from pyctl.prompt import Tokens, as_tokens
 
 UBATCH = 96
@@ -30,14 +30,18 @@ class Store:
     backend: LlamaBackend
 
     @property
-    def rows(self) -> RowStore:
+    def rows(self) -> KVState:
         """The only reference, so that the store is freed before the context."""
         return self.backend.memory.kv
+
+    @property
+    def store(self) -> RowStore:
+        return self.backend.memory.store
 
     def evaluate(self, tokens: Tokens, start: int) -> np.ndarray:
         batch = self.backend.batch
         batch.fill(0, tokens, start)
-        code = checked(self.rows.decode, ctypes.addressof(batch.struct))
+        code = checked(self.store.decode, ctypes.addressof(batch.struct))
         assert code == 0
         self.backend.outputs.set((len(tokens) - 1,))
         return self.backend.logits(0)

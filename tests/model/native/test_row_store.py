@@ -52,7 +52,7 @@ def test_logits_blocks_and_states_are_those_of_a_full_cache(
         ).all()
         assert (made.backend.memory.save_state(0, N).recurrent == state).all()
         streams_often = n - len(resident) > stages  # else each layer has a stage of its own
-        assert (made.rows.streamed_bytes > 0) == streams_often
+        assert (made.store.streamed_bytes > 0) == streams_often
 
 
 @pytest.mark.parametrize(
@@ -116,11 +116,11 @@ def test_more_rows_than_cells_one_token_at_a_time(
     assert made.backend.facts.n_cells == 256
     wanted = cold(full("tiny-dense", "f16"), tokens, ends)
     assert_same(made.run(tokens, ends=ends), wanted)
-    assert made.rows.streamed_bytes == 0
-    assert made.rows.copy_rate() > 0
+    assert made.store.streamed_bytes == 0
+    assert made.store.copy_rate() > 0
     made.rows.rewind(0, 500)  # what was measured with is filled anew
     assert_same(made.run(tokens, 500, ends), wanted)
-    assert made.rows.streamed_bytes == 500 * 2 * 128
+    assert made.store.streamed_bytes == 500 * 2 * 128
 
 
 @pytest.mark.parametrize("name", ["tiny-hybrid", "tiny-moe", "tiny-dense"])
@@ -134,7 +134,7 @@ def test_a_graph_is_taken_as_it_was_left(
     reference, made = full(name, "f16"), store(name, resident=[*range(n)])
     wanted = cold(reference, tokens, ends)
     assert_same(made.run(tokens, ends=ends), wanted)
-    repeated = made.rows.repeated
+    repeated = made.store.repeated
     assert repeated > 100, "the library makes a new graph for these now and then, not often"
     block, state = made.backend.memory.save_rows(0, 0, 330).block, None
     made.rows.rewind(0, 300 if name == "tiny-dense" else 0)
@@ -147,11 +147,11 @@ def test_a_graph_is_taken_as_it_was_left(
         made.rows.clear(0)
     made.resume(330, [(block, 0, 330)], state.recurrent if state is not None else np.empty(0, np.uint8))
     assert_same(made.run(tokens, 330, ends), wanted)
-    assert made.rows.repeated > repeated + 30
+    assert made.store.repeated > repeated + 30
 
     streamed = store(name, resident=[*range(n - 1)], stages=1)
     assert_same(streamed.run(tokens, ends=ends[:80]), wanted)
-    assert streamed.rows.repeated == 0, "a layer that stops is asked about each time"
+    assert streamed.store.repeated == 0, "a layer that stops is asked about each time"
 
 
 def test_the_library_has_its_own_graph_back(
@@ -164,7 +164,7 @@ def test_the_library_has_its_own_graph_back(
     made = store("tiny-dense", resident=[0, 1, 2, 3])
     backend, memory = made.backend, api.llama_get_memory(made.backend.ctx)
     assert_same(made.run(tokens, ends=ends), wanted)
-    assert made.rows.repeated > 20
+    assert made.store.repeated > 20
 
     def own(part: Tokens, start: int) -> np.ndarray:
         batch = backend.batch
@@ -177,7 +177,7 @@ def test_the_library_has_its_own_graph_back(
     api.llama_memory_clear(memory, True)
     made.rows.clear(0)
     assert_same(made.run(tokens, ends=ends), wanted)
-    backend.memory.kv = KVState(ctypes.cast(backend.ctx, ctypes.c_void_p).value or 0)
+    backend.memory.kv, backend.memory.store = KVState(ctypes.cast(backend.ctx, ctypes.c_void_p).value or 0), None
     api.llama_memory_clear(memory, True)
     assert_same(run(own, tokens, 0, [1, 2, 3]), run(evaluate_on(full("tiny-dense", "f16")), tokens, 0, [1, 2, 3]))
 
@@ -299,7 +299,7 @@ def test_only_what_follows_is_evaluated(store: Callable[..., Store]) -> None:
         made.backend.batch.fill_all([SequenceTokens(seq, (token,), at) for seq, token, at in items])
         batch.struct.n_tokens = len(items)
         with pytest.raises(StateError):
-            checked(made.rows.decode, ctypes.addressof(batch.struct))
+            checked(made.store.decode, ctypes.addressof(batch.struct))
     assert made.rows.n_tokens(0) == 100
     made.rows.rewind(0, 90)
     assert_same(made.run(tokens, 90, [100]), wanted)
@@ -311,7 +311,7 @@ def stop_within(made: Store, tokens: Tokens, first: int, last: int) -> None:
     api.llama_set_abort_callback(made.backend.ctx, ctypes.cast(stops, type(api.ggml_abort_callback())), None)
     batch = made.backend.batch
     batch.fill(0, tokens[first:last], first)
-    assert made.rows.decode(ctypes.addressof(batch.struct)) == 2
+    assert made.store.decode(ctypes.addressof(batch.struct)) == 2
     assert made.rows.n_tokens(0) == first
     made.backend.control.pulse.attach(ctypes.cast(made.backend.ctx, ctypes.c_void_p).value or 0)
 
@@ -331,11 +331,11 @@ def test_a_graph_that_was_left_is_right_after_a_stop(store: Callable[..., Store]
     wanted = made.run(tokens, ends=ends)
     made.rows.clear(0)
     made.run(tokens[:100], ends=ends)
-    state, repeated = made.backend.memory.save_state(0, 100), made.rows.repeated
+    state, repeated = made.backend.memory.save_state(0, 100), made.store.repeated
     stop_within(made, tokens, 100, 101)
     checked(made.rows.load_state, 0, 100, state.recurrent)
     assert_same(made.run(tokens, 100, ends), wanted)
-    assert made.rows.repeated > repeated + 10
+    assert made.store.repeated > repeated + 10
 
 
 @pytest.mark.parametrize(
@@ -357,7 +357,7 @@ def test_a_memory_without_rows_is_refused(model_path: Callable[[str], object]) -
     backend = LlamaBackend(lambda: (model, api.llama_init_from_model(model, params), None))
     backend.evaluate(0, as_tokens([1]), 0)
     with pytest.raises(RuntimeError, match="no rows"):
-        RowStore(ctypes.cast(backend.ctx, ctypes.c_void_p).value or 0, 1000, [0])
+        RowStore(KVState(ctypes.cast(backend.ctx, ctypes.c_void_p).value or 0), 1000, [0])
     backend.unload()
 
 
@@ -371,17 +371,17 @@ def test_sizes_are_what_they_say(store: Callable[..., Store]) -> None:
     made = store("tiny-dense", resident=[0, 3], n_ctx=1000)
     layer = 1024 * (128 + 128)
     slack = 2 * 4096  # beside K and V
-    assert made.rows.host_bytes == 2 * (layer + slack)
+    assert made.store.host_bytes == 2 * (layer + slack)
     mask = 1024 * 128 * 2 + UBATCH * 8  # its rows in tiles of 64
-    assert made.rows.device_bytes == 4 * (layer + slack) + mask, "two layers and two stages"
-    assert store("tiny-dense", resident=[2], n_ctx=1000, stages=1).rows.device_bytes == 2 * (layer + slack) + mask
+    assert made.store.device_bytes == 4 * (layer + slack) + mask, "two layers and two stages"
+    assert store("tiny-dense", resident=[2], n_ctx=1000, stages=1).store.device_bytes == 2 * (layer + slack) + mask
 
 
 def test_buffers_live_until_their_copies_are_complete(store: Callable[..., Store]) -> None:
     made = store("tiny-hybrid", "q8_0", resident=[0], lag=3)
     plain = store("tiny-hybrid", "q8_0", resident=[0])
     # As on a device, which converts what is quantised: the output of attention, and behind it all rows of a layer.
-    assert made.rows.device_bytes - plain.rows.device_bytes == 4 * 2 * 64 * UBATCH + 1024 * 2 * 64 * 2 + 4096
+    assert made.store.device_bytes - plain.store.device_bytes == 4 * 2 * 64 * UBATCH + 1024 * 2 * 64 * 2 + 4096
     assert made.rows.is_async
     tokens = tokens_of(9, 200)
     wanted = made.run(tokens, ends=[96, 192, 200])

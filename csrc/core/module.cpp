@@ -1,0 +1,32 @@
+// The extension module `_core`: this file only lists what exists.
+#include "library/breakdown.h"
+#include "library/context.h"
+#include "module.h"
+
+#include <pybind11/stl.h>
+
+namespace py = pybind11;
+
+void register_kv_state(py::module_ & m);
+void register_host_buffer(py::module_ & m);
+void register_pulse(py::module_ & m);
+
+void check_module(const char * build) {
+    library::check();
+    if (std::string(build) != PYCTL_BUILD) {
+        throw std::runtime_error("it was built with another _core than the one that is loaded: reinstall pyctl");
+    }
+}
+
+PYBIND11_MODULE(_core, m) {
+    check_module(PYCTL_BUILD);
+    m.attr("LLAMA_VERSION")    = PYCTL_LLAMA_VERSION;
+    m.attr("GGML_VERSION")     = PYCTL_GGML_VERSION;
+    m.attr("BINDINGS_VERSION") = PYCTL_BINDINGS_VERSION;
+    m.def("breakdown", [](uintptr_t ctx) { return library::breakdown(reinterpret_cast<llama_context *>(ctx)); }, py::arg("ctx"));
+    m.def("row_places", [](uintptr_t ctx) { return library::row_places(reinterpret_cast<llama_context *>(ctx)); }, py::arg("ctx"));
+    m.def("layer_devices", [](uintptr_t model) { return library::layer_devices(reinterpret_cast<llama_model *>(model)); }, py::arg("model"));
+    register_host_buffer(m);
+    register_kv_state(m);
+    register_pulse(m);
+}
