@@ -140,12 +140,20 @@ def _llama_facts(settings: CommandSettings) -> LlamaFacts:
         return LlamaFacts(error=" ".join(str(error).split()))
     return LlamaFacts(
         gpus=_gpus,
+        losses=_losses,
         idle_card=unused_card,
         cuda=_cuda_version,
         pin_error=cuda_can_pin,
         plan=lambda: _plan(settings),
         tensors=lambda path: [(tensor.name, tensor.first, tensor.n_bytes) for tensor in file_tensors(path)],
     )
+
+
+def _losses() -> list[str]:
+    from pyctl.llama.extension import losses
+    from pyctl.setup.libraries import unused_choice
+
+    return [*filter(None, [unused_choice()]), *losses()]
 
 
 def _gpus() -> list[str]:

@@ -22,8 +22,8 @@ from pyctl.cli.logs import start_log
 from pyctl.cli.presets import SHARED_DISK, Preset, find_models
 from pyctl.cli.ready import Addresses, cache_text, ready_text
 from pyctl.errors import ConfigError, EngineError
-from pyctl.llama import build_version, check_gguf, connect_workers, devices, gpus
-from pyctl.llama.extension import losses
+from pyctl.llama import check_gguf, connect_workers, devices, gpus
+from pyctl.llama.extension import build_line, losses
 from pyctl.server.app import create_app, create_loading_app
 from pyctl.server.listen import bind
 from pyctl.server.load_order import LoadOrder
@@ -34,7 +34,7 @@ from pyctl.server.request_pool import Afterwards, RequestPool
 from pyctl.server.run import leave, serve
 from pyctl.server.service import Shared
 from pyctl.server.supervisor import Supervisor
-from pyctl.setup.libraries import unused_card
+from pyctl.setup.libraries import unused_card, unused_choice
 from pyctl.tools.toolbox import ToolBox
 
 __all__ = ["open_in_browser", "run_serve", "several"]
@@ -64,7 +64,7 @@ def run_serve(settings: CommandSettings, argv: Sequence[str], environ: Mapping[s
     share_heaps()
     os.environ.pop("LLAMA_API_KEY", None)  # has been read: no child needs it, such as the browser of --open
     start_log(settings.log, settings.warnings)
-    for line in losses():
+    for line in [*losses(), *filter(None, [unused_choice()])]:
         log.warning("%s", line)
     connect_workers(settings.model.workers)
     if not any(device.is_gpu for device in devices()) and (line := unused_card()):
@@ -110,7 +110,7 @@ def several(
         if router.is_wanted:
             log.warning("--models-dir and --models-preset have no effect: a model is named")
         return None
-    shared = Shared(settings.server, build_version(), tools=tools or ToolBox())
+    shared = Shared(settings.server, build_line(), tools=tools or ToolBox())
     ram = RamBudget(cache_budget(settings.cache, None))
     host = Host(shared, ram, 0)
 

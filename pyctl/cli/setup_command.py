@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pyctl.cli.command_parser import CommandParser
@@ -17,12 +17,14 @@ from pyctl.errors import ConfigError
 from pyctl.setup.build import (
     Build,
     build_lock,
+    compile_extension,
     compile_libraries,
     place_libraries,
     stage_libraries,
+    stage_release,
     unpacked_source,
 )
-from pyctl.setup.libraries import BuiltLibraries, build_home, cpu_features, data_home, fits, libraries_at
+from pyctl.setup.libraries import BuiltLibraries, build_home, choose, cpu_features, data_home, fits, libraries_at
 from pyctl.setup.machine import Compiler, Machine, free_bytes, look_at_machine
 from pyctl.setup.plan import (
     BuildPlan,
@@ -34,7 +36,7 @@ from pyctl.setup.plan import (
     make_plan,
     parse_architectures,
 )
-from pyctl.setup.source import pip_command, read_pin
+from pyctl.setup.source import Release, open_release, pip_command, read_pin
 from pyctl.setup.toolkit import Toolkit, install_toolkit, install_tools, probe_system_toolkit
 
 __all__ = ["run_setup"]
@@ -53,6 +55,8 @@ class _Places:
 def run_setup(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
     """Look, say what was found, build, check; returns the exit code. Raises ConfigError if it cannot be done."""
     arguments = _parser().parse_args(argv)
+    if arguments.libs and not arguments.llama_cpp:
+        raise ConfigError("--libs needs --llama-cpp, which names the source of these libraries")
     options = SetupOptions(
         cpu=arguments.cpu,
         architectures=parse_architectures(arguments.arch) if arguments.arch else (),
@@ -64,15 +68,21 @@ def run_setup(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
         raise ConfigError("--jobs must be at least 1")
     given = Path(arguments.dir).expanduser().resolve() if arguments.dir else None
     places = _Places(given or data_home(environ), given / "setup" if given is not None else build_home(environ))
+    if arguments.pinned:
+        choose(places.home, "")
+        print(f"from its next start on, pyctl uses llama-cpp-python {read_pin().release}, for which it was made")
+        return 0
     machine = look_at_machine(environ)
     plan = make_plan(machine, options)
+    if plan.kind == "none" and arguments.llama_cpp:
+        plan = BuildPlan("cpu", "for the CPU, as this machine has no card that llama.cpp uses through CUDA")
     if plan.kind == "none":
         print(plan.why)
         return 0
     for line in describe(machine, plan, jobs_for(machine, options.jobs)):
         print(line)
     try:
-        return _set_up(machine, plan, options.jobs, places, arguments)
+        return _set_up(machine, plan, places, arguments)
     except OSError as error:
         raise ConfigError(f"{error.filename or places.work}: {error.strerror or error}") from error
     finally:
@@ -90,18 +100,27 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--arch", metavar="LIST", help="compute capabilities to build for, such as 86,89")
     parser.add_argument("--jobs", "-j", type=int, metavar="N", help="compilers at a time")
     parser.add_argument("--dir", metavar="DIR", help="place for everything, to be named by PYCTL_LIBS afterwards")
+    release = parser.add_mutually_exclusive_group()
+    release.add_argument(
+        "--llama-cpp",
+        metavar="VERSION|DIR",
+        help="use another release of llama-cpp-python, or a source tree or archive of it or of llama.cpp, with those "
+        "parts of the extension that fit it",
+    )
+    release.add_argument("--pinned", action="store_true", help="go back to the release for which pyctl was made")
+    parser.add_argument("--libs", metavar="DIR", help="libraries of that release that are compiled already")
     parser.add_argument("--dry-run", action="store_true", help="say what was found and would be done")
     parser.add_argument("--yes", "-y", action="store_true", help="do not ask")
     return parser
 
 
-def _set_up(machine: Machine, plan: BuildPlan, jobs: int, places: _Places, arguments: argparse.Namespace) -> int:
+def _set_up(machine: Machine, plan: BuildPlan, places: _Places, arguments: argparse.Namespace) -> int:
     compiler = check_compiler(machine, plan)
     if plan.kind == "system":
         with tempfile.TemporaryDirectory() as name:
             _probed(machine, plan, compiler, Path(name))
     is_here = bool(machine.cards) and plan.kind != "cpu"
-    existing = _existing(machine, plan, places.home)
+    existing = _existing(machine, plan, places.home) if not arguments.llama_cpp else None
     if existing is not None:
         print(f"already built: {existing.directory}")
         if arguments.dry_run:
@@ -116,30 +135,67 @@ def _set_up(machine: Machine, plan: BuildPlan, jobs: int, places: _Places, argum
         return 1
     began = time.monotonic()
     with build_lock(places.work) as lock:
-        built = _build(machine, plan, jobs, places, compiler, lock)
-        print(_checked(built, is_here))
+        built = _build(machine, plan, places, compiler, lock, arguments)
+        print(_checked(built, is_here and (not arguments.llama_cpp or bool(built.architectures))))
         target = place_libraries(built)
+        if arguments.llama_cpp:
+            choose(places.home, target.name)
         _tidy(places.work)
     print(f"done in {(time.monotonic() - began) / 60:.1f} minutes: {target} ({_size(target) / MIB:.0f} MiB)")
     return 0
 
 
 def _build(
-    machine: Machine, plan: BuildPlan, jobs: int, places: _Places, compiler: Compiler, lock: int
+    machine: Machine,
+    plan: BuildPlan,
+    places: _Places,
+    compiler: Compiler,
+    lock: int,
+    arguments: argparse.Namespace,
 ) -> BuiltLibraries:
     """Fetch what is missing, compile, and collect the libraries."""
     work = places.work
     pip = pip_command(work)
     print("fetching what the build needs", flush=True)
-    source, tools, toolkit = unpacked_source(pip, work), install_tools(pip, work), None
-    if plan.kind == "pypi":
+    release = open_release(pip, arguments.llama_cpp, work) if arguments.llama_cpp else None
+    source = release.tree if release is not None else unpacked_source(pip, work)
+    tools, toolkit = install_tools(pip, work), None
+    libraries = _given(Path(arguments.libs).expanduser().resolve()) if arguments.libs else None
+    if libraries is not None:
+        uses_cuda = (libraries / "libggml-cuda.so").exists()
+        plan = replace(plan, architectures=plan.architectures if uses_cuda else ())
+    elif plan.kind == "pypi":
         toolkit = install_toolkit(pip, work, compiler)
     elif plan.kind == "system":
         toolkit = _probed(machine, plan, compiler, work)
-    build = Build(work, compiler, tools, jobs_for(machine, jobs), toolkit, plan.architectures, say=_say)
-    compile_libraries(build, source, lock)
+    n_jobs = jobs_for(machine, arguments.jobs or 0)
+    build = Build(work, compiler, tools, n_jobs, toolkit, plan.architectures, release, say=_say)
+    if libraries is None:
+        compile_libraries(build, source, lock)
     driver = machine.driver.release if machine.driver is not None else ""
-    return stage_libraries(build, places.home, driver, time.time())
+    staged = stage_libraries(build, places.home, driver, time.time(), libraries)
+    return staged if release is None else _with_modules(build, release, staged, lock)
+
+
+def _given(directory: Path) -> Path:
+    """The directory of libllama.so at or below ``directory``, such as an installed llama-cpp-python."""
+    for place in (directory, directory / "lib", directory / "llama_cpp" / "lib"):
+        if (place / "libllama.so").exists():
+            return place
+    raise ConfigError(f"--libs: there is no libllama.so in {directory}")
+
+
+def _with_modules(build: Build, release: Release, staged: BuiltLibraries, lock: int) -> BuiltLibraries:
+    """Add bindings and those modules of the extension that compile and pass; the others are said."""
+    from pyctl.cli.setup_check import fitting_modules
+
+    missing = compile_extension(build, release, lock)
+    staged = stage_release(staged, release, missing)
+    print("trying them: sequences are saved, cleared, restored, and all bits compared", flush=True)
+    missing = fitting_modules(staged.directory, build.directory / "extension", missing)
+    for name, reason in missing.items():
+        print(f"without {name}: {reason}")
+    return stage_release(staged, release, missing)
 
 
 def _probed(machine: Machine, plan: BuildPlan, compiler: Compiler, work: Path) -> Toolkit:
@@ -161,7 +217,7 @@ def _checked(built: BuiltLibraries, is_here: bool) -> str:
 def _existing(machine: Machine, plan: BuildPlan, home: Path) -> BuiltLibraries | None:
     """A build that is what ``plan`` would make."""
     release, features = read_pin().release, cpu_features()
-    for built in libraries_at(home):
+    for built in filter(lambda built: not built.digests, libraries_at(home)):
         is_same = (built.architectures, built.release) == (plan.architectures, release)
         if (is_same and set(built.features) <= set(features)) or (
             built.architectures and plan.architectures and fits(built, release, machine.cards, features)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pyctl.doctor.facts import Facts
 from pyctl.doctor.finding import Finding, slow, wrong
 from pyctl.setup.plan import DRIVER_ERRORS, LEAST_DRIVER
+from pyctl.setup.source import read_pin
 
 __all__ = ["build", "driver", "libraries", "link", "pinned"]
 
@@ -25,10 +26,13 @@ CUINIT = {
 
 
 def libraries(facts: Facts) -> list[Finding]:
-    """llama.cpp's libraries load, and are of the release that the extension was built for."""
+    """llama.cpp's libraries load, and all of the extension fits them."""
     error = facts.llama.error
     mend = "pip install --force-reinstall --no-cache-dir pyctl"
-    return [wrong(f"llama.cpp cannot be loaded: {error}", mend)] if error else []
+    if error:
+        return [wrong(f"llama.cpp cannot be loaded: {error}", mend)]
+    mend = f"pyctl setup --pinned: llama-cpp-python {read_pin().release} and the whole extension; or {mend}"
+    return [slow(line, mend) for line in facts.llama.losses()]
 
 
 def driver(facts: Facts) -> list[Finding] | None:

@@ -28,14 +28,16 @@ def _not_loaded(*_: object) -> NoReturn:
 class LlamaFacts:
     """Facts from llama.cpp's libraries, read only when a check needs them. Each function may raise UnknownError.
 
-    ``gpus`` are the names of GPUs they can use; ``idle_card`` says why they use none, and after the last semicolon what
-    helps. ``cuda`` is the CUDA version that they were built with, 0 without CUDA.
+    ``losses`` are lines about native modules that do not fit these libraries, and about a release that was chosen and
+    is not in use. ``gpus`` are the names of GPUs they can use; ``idle_card`` says why they use none, and after the last
+    semicolon what helps. ``cuda`` is the CUDA version that they were built with, 0 without CUDA.
     ``pin_error`` is empty if memory can be pinned. ``plan`` are the warnings of a dry run with the given flags, it
     raises ModelError if the model cannot be served so; ``tensors`` reads a model's file, ModelError for one that is
     damaged. ``error`` says why the libraries cannot be loaded, empty if they can.
     """
 
     error: str = ""
+    losses: Callable[[], Sequence[str]] = tuple
     gpus: Callable[[], Sequence[str]] = field(default_factory=lambda: _not_loaded)
     idle_card: Callable[[], str] = field(default_factory=lambda: _not_loaded)
     cuda: Callable[[], int] = field(default_factory=lambda: _not_loaded)

@@ -11,7 +11,6 @@ import ctypes
 import os
 from collections.abc import Iterator
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
@@ -26,6 +25,7 @@ except (AttributeError, OSError, RuntimeError) as error:  # a function that the 
     raise LibraryMismatchError(f"llama-cpp-python does not fit llama.cpp's libraries: {error}") from error
 
 __all__ = [
+    "build_line",
     "build_version",
     "check_versions",
     "core",
@@ -83,6 +83,12 @@ def build_version() -> str:
     )
 
 
+def build_line() -> str:
+    """Return `build_version`, and what is missing of the extension, such as ``.., without _pool``."""
+    missed = ["the extension"] if core is None else [f"_{name}" for name in missing]
+    return ", without ".join([build_version(), *missed])
+
+
 def check_versions(built: dict[str, str], loaded: dict[str, str]) -> None:
     """Compare the extension's build versions with the loaded ones. Raises LibraryMismatchError if they differ."""
     for name, wanted in built.items():
@@ -136,9 +142,9 @@ def _reason(error: Exception) -> str:
 
 
 def _import_other(name: str) -> ModuleType | None:
-    """Return the module ``name`` beside `_core`, which has its contents if there is none."""
-    if core is None or find_spec(f"pyctl._{name}") is None:
-        return core
+    """Return the module ``name``, which is linked to `_core`; None if it is missing."""
+    if core is None:
+        return None
     try:
         return import_module(f"pyctl._{name}")
     except ImportError as error:

@@ -16,6 +16,7 @@ from pyctl.llama.devices import FileTensor, file_tensors, model_files
 from pyctl.llama.library import build_version
 from pyctl.llama.llama_backend import LlamaBackend
 from pyctl.llama.params import batch_cost, gpus, metadata_text
+from pyctl.setup.libraries import libraries_in_use
 
 __all__ = ["file_digest", "fingerprint"]
 
@@ -68,6 +69,8 @@ def _facts(
     backend: LlamaBackend, settings: ModelSettings, layers: Sequence[str], rope_factors: str
 ) -> Iterator[object]:
     yield build_version()
+    if (chosen := libraries_in_use()) is not None and chosen.digests:  # trees may differ and have one version
+        yield chosen.digests["archive"] or str(chosen.built)
     # Instruction sets and device libraries: their kernels round differently.
     yield (api.llama_print_system_info() or b"").decode("utf-8", "replace")
     yield sorted(item for item in os.environ.items() if _matters(item[0]))

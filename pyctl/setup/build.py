@@ -13,19 +13,36 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pyctl.errors import ConfigError
-from pyctl.setup.libraries import BuiltLibraries, cpu_features, write_built
+from pyctl.setup.libraries import BINDINGS, BUILT, EXTENSION, MODULES, BuiltLibraries, cpu_features, write_built
 from pyctl.setup.machine import Compiler
 from pyctl.setup.plan import duration
-from pyctl.setup.source import Pin, download_source, read_pin, unpack_source
+from pyctl.setup.source import (
+    Pin,
+    Release,
+    download_source,
+    extension_digest,
+    extension_source,
+    read_pin,
+    unpack_source,
+)
 from pyctl.setup.toolkit import BuildTools, Toolkit
 
-__all__ = ["Build", "build_lock", "compile_libraries", "place_libraries", "stage_libraries", "unpacked_source"]
+__all__ = [
+    "Build",
+    "build_lock",
+    "compile_extension",
+    "compile_libraries",
+    "place_libraries",
+    "stage_libraries",
+    "stage_release",
+    "unpacked_source",
+]
 
 TARGETS = ("llama", "mtmd")
 """libllama needs libggml, and that all of its backends."""
@@ -60,7 +77,10 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class Build:
-    """One build: for the CPU without ``toolkit``, else for ``architectures``, such as ``86``."""
+    """One build: for the CPU without ``toolkit``, else for ``architectures``, such as ``86``.
+
+    ``release`` is None for the pinned one.
+    """
 
     work: Path
     compiler: Compiler
@@ -68,16 +88,18 @@ class Build:
     n_jobs: int
     toolkit: Toolkit | None = None
     architectures: tuple[str, ...] = ()
+    release: Release | None = None
     say: Callable[[str], None] = field(default=print)
     now: Callable[[], float] = field(default=time.monotonic)
 
     @property
     def name(self) -> str:
         """The name of the directory with the finished libraries, such as ``0.3.36-cuda13.5.0-86``."""
-        release = read_pin().release
-        if self.toolkit is None:
+        release = read_pin().release if self.release is None else f"own-{self.release.name}"
+        if not self.architectures:
             return f"{release}-cpu"
-        return f"{release}-cuda{self.toolkit.release}-{'_'.join(self.architectures)}"
+        toolkit = self.toolkit.release if self.toolkit is not None else ""
+        return f"{release}-cuda{toolkit}-{'_'.join(self.architectures)}"
 
     @property
     def directory(self) -> Path:
@@ -129,9 +151,7 @@ def compile_libraries(build: Build, source: Path, lock: int) -> None:
     build.directory.mkdir(parents=True, exist_ok=True)
     build.log.unlink(missing_ok=True)
     command = [build.tools.cmake, "-S", str(source), "-B", str(build.directory), "-G", "Ninja"]
-    environment = {**os.environ, "CC": build.compiler.cc, "CXX": build.compiler.cxx, "NINJA_STATUS": "[%f/%t] "}
-    for name in ("CMAKE_ARGS", "LDFLAGS", "CUDACXX", "CMAKE_GENERATOR", "CUDAARCHS"):
-        environment.pop(name, None)
+    environment = _environment(build)
     build.say("configuring")
     with build.log.open("a", encoding="utf-8") as log:
         defined = [f"-D{name}={value}" for name, value in defines(build).items()]
@@ -162,6 +182,48 @@ def compile_libraries(build: Build, source: Path, lock: int) -> None:
                 process.terminate()
     if code != 0:
         raise ConfigError(failure(build))
+
+
+def compile_extension(build: Build, release: Release, lock: int) -> dict[str, str]:
+    """Compile the native modules into ``extension`` of the build's directory, against the headers of ``release``.
+
+    Returns the reason of each that does not compile; there is one for each module if cmake fails.
+    """
+    place = build.directory / "extension"
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(parents=True)
+    values = {
+        "CMAKE_BUILD_TYPE": "Release",
+        "CMAKE_MAKE_PROGRAM": build.tools.ninja,
+        "Python_EXECUTABLE": sys.executable,
+        "pybind11_DIR": build.tools.pybind11,
+        "LLAMA_DIR": str(release.tree),
+        "BINDINGS_VERSION": release.version,
+    }
+    command = [build.tools.cmake, "-S", str(extension_source()), "-B", str(place), "-G", "Ninja"]
+    command += [f"-D{name}={value}" for name, value in values.items()]
+    log, environment = place / "setup.log", _environment(build)
+    build.say("compiling the extension")
+    with log.open("a", encoding="utf-8") as out:
+        for step in (command, [build.tools.ninja, "-C", str(place), "-k", "0", "-j", str(build.n_jobs)]):
+            subprocess.run(step, stdout=out, stderr=out, env=environment, pass_fds=(lock,), check=False)
+    text = log.read_text(encoding="utf-8", errors="replace")
+    missing = {}
+    for name in MODULES:
+        if not any(place.glob(f"{name}.*so")):
+            found = re.search(rf"^FAILED: .*\b{name}\.dir.*?\b(error: [^\n]+)", text, re.MULTILINE | re.DOTALL)
+            found = found or re.search(r"^CMake (Error[^\n]*\n[^\n]*)", text, re.MULTILINE)
+            reason = f"it needs {MODULES[0]}" if MODULES[0] in missing else "it does not compile"
+            missing[name] = " ".join(found[1].split()) if found is not None else reason
+    return missing
+
+
+def _environment(build: Build) -> dict[str, str]:
+    """Variables for cmake and ninja, without those that mean another build."""
+    environment = {**os.environ, "CC": build.compiler.cc, "CXX": build.compiler.cxx, "NINJA_STATUS": "[%f/%t] "}
+    for name in ("CMAKE_ARGS", "LDFLAGS", "CUDACXX", "CMAKE_GENERATOR", "CUDAARCHS"):
+        environment.pop(name, None)
+    return environment
 
 
 def defines(build: Build) -> dict[str, str]:
@@ -224,20 +286,23 @@ def end_of_log(log: Path) -> str:
     return "\n".join([*(line[:400] for line in shown), f"log: {log}"])
 
 
-def stage_libraries(build: Build, home: Path, driver: str, built: float) -> BuiltLibraries:
+def stage_libraries(
+    build: Build, home: Path, driver: str, built: float, libraries: Path | None = None
+) -> BuiltLibraries:
     """Collect the libraries in a hidden directory below ``home``, to be checked; links stay links.
 
-    ``driver`` is the driver's release, ``built`` the time in seconds since 1970.
+    ``driver`` is the driver's release, ``built`` the time in seconds since 1970. ``libraries`` is where they lie if
+    they were compiled elsewhere.
     """
     directory = home / "llama" / f".{build.name}"
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
-    for path in sorted((build.directory / "bin").glob(LIBRARY_NAMES)):
+    for path in sorted((libraries or build.directory / "bin").glob(LIBRARY_NAMES)):
         shutil.copy2(path, directory / path.name, follow_symlinks=False)
     for path in build.toolkit.libraries if build.toolkit is not None else ():
         shutil.copy2(path, directory / path.name)
     staged = BuiltLibraries(
-        release=read_pin().release,
+        release=build.release.name if build.release is not None else read_pin().release,
         toolkit=build.toolkit.release if build.toolkit is not None else "",
         architectures=build.architectures,
         compiler=f"{build.compiler.cxx} {'.'.join(map(str, build.compiler.version))}",
@@ -250,6 +315,20 @@ def stage_libraries(build: Build, home: Path, driver: str, built: float) -> Buil
     )
     write_built(staged)
     return staged
+
+
+def stage_release(staged: BuiltLibraries, release: Release, missing: Mapping[str, str]) -> BuiltLibraries:
+    """Add the bindings of ``release`` to its libraries, and record them with the modules that are there."""
+    target = staged.directory / BINDINGS / "llama_cpp"
+    if not target.exists():
+        shutil.copytree(release.bindings, target, ignore=shutil.ignore_patterns("lib", "*.so*", "__pycache__"))
+    (staged.directory / EXTENSION).mkdir(exist_ok=True)
+    paths = [path for path in sorted(staged.directory.rglob("*")) if path.is_file() and path.suffix != ".pyc"]
+    files = {str(path.relative_to(staged.directory)): path.stat().st_size for path in paths if path.name != BUILT}
+    digests = {"archive": release.digest, "csrc": extension_digest()}
+    whole = replace(staged, files=files, digests=digests, missing=missing)
+    write_built(whole)
+    return whole
 
 
 def _outside(toolkit: Toolkit | None) -> tuple[str, ...]:

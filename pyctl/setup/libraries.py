@@ -1,7 +1,8 @@
 """llama.cpp's libraries that `pyctl setup` built: where they lie, and which of them a process uses.
 
-Each build is one directory with libraries and built.json. Without one that fits, a process uses the libraries that
-pip built with llama-cpp-python.
+Each build is one directory with libraries and built.json. A build of another release than the pinned one also has the
+Python files of its bindings in ``bindings``, and those modules of the extension that passed their test in
+``extension``. Without a build that fits, a process uses the libraries that pip built with llama-cpp-python.
 """
 
 from __future__ import annotations
@@ -9,30 +10,47 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec
+from importlib.util import spec_from_file_location
 from pathlib import Path
+from typing import Any
 
 from pyctl.atomic_file import write_atomic
 from pyctl.setup.machine import NVIDIA, Card, Driver, find_driver, find_pci_cards
-from pyctl.setup.source import read_pin
+from pyctl.setup.source import extension_digest, read_pin
 from pyctl.user_directory import user_directory
 
 __all__ = [
+    "BINDINGS",
     "BUILT",
+    "EXTENSION",
+    "MODULES",
     "BuiltLibraries",
     "build_home",
+    "choose",
     "covers",
     "cpu_features",
     "data_home",
     "fits",
     "libraries_at",
+    "libraries_in_use",
     "unused_card",
+    "unused_choice",
     "use_libraries",
+    "use_release",
     "write_built",
 ]
 
-BUILT = "built.json"
+BUILT, CHOSEN = "built.json", "chosen"
+"""Files: the content of a build, in its directory; the name of the build that a user chose, beside all of them."""
+
+BINDINGS, EXTENSION = "bindings", "extension"
+
+MODULES = ("_core", "_drafts", "_pool")
+"""Native modules of the extension; the others need the first."""
 
 LIBRARY_PATH, MTMD_PATH = "LLAMA_CPP_LIB_PATH", "MTMD_CPP_LIB"
 """Variables by which llama-cpp-python finds libllama and libmtmd."""
@@ -56,6 +74,9 @@ class BuiltLibraries:
     ``architectures`` are such as ``86``, none for a CPU build. ``features`` are the CPU features of the machine that
     compiled. ``files`` maps names in ``directory`` to their bytes, ``outside`` lists libraries elsewhere. ``built`` is
     seconds since 1970.
+
+    Of a release that a user chose: ``digests`` has the sha256 of its ``archive``, and of ``csrc``, from which its
+    modules were compiled; ``missing`` has the reason of each module that did not compile or pass.
     """
 
     release: str
@@ -68,6 +89,8 @@ class BuiltLibraries:
     outside: tuple[str, ...]
     built: float
     directory: Path = field(default=Path(), compare=False)
+    digests: Mapping[str, str] = field(default_factory=dict)
+    missing: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_whole(self) -> bool:
@@ -77,6 +100,11 @@ class BuiltLibraries:
         except OSError:
             return False
         return bool(sizes) and sizes == dict(self.files) and all(map(os.path.exists, self.outside))
+
+    @property
+    def is_tried(self) -> bool:
+        """Whether the modules of this build of a chosen release are those of this pyctl."""
+        return self.digests.get("csrc") == extension_digest()
 
 
 def data_home(environ: Mapping[str, str] = os.environ) -> Path:
@@ -97,6 +125,23 @@ def write_built(built: BuiltLibraries) -> None:
     fields = {name: value for name, value in asdict(built).items() if name != "directory"}
     write_atomic(built.directory / BUILT, json.dumps(fields, indent=1).encode() + b"\n")
     (built.directory / BUILT).chmod(0o644)
+
+
+def choose(home: Path, name: str) -> None:
+    """Let processes use the build called ``name`` from now on, the pinned release if it is empty."""
+    if name:
+        write_atomic(home / "llama" / CHOSEN, name.encode())
+        (home / "llama" / CHOSEN).chmod(0o644)
+    else:
+        (home / "llama" / CHOSEN).unlink(missing_ok=True)
+
+
+def chosen_name(home: Path) -> str:
+    """The name of the build that a user chose; empty for the pinned release."""
+    try:
+        return (home / "llama" / CHOSEN).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        return ""
 
 
 def libraries_at(home: Path) -> list[BuiltLibraries]:
@@ -150,21 +195,75 @@ def use_libraries(
     look: Callable[[], Driver | None] = find_driver,
     features: Callable[[], Sequence[str]] = cpu_features,
 ) -> BuiltLibraries | None:
-    """Set the variables that make `import llama_cpp` load the newest build that fits; None if none does.
+    """Set the variables that make `import llama_cpp` load the chosen build, else the newest that fits; None for none.
 
     Variables that are set already stay. The driver is asked only if there is a CUDA build of this release.
     """
     if LIBRARY_PATH in environ or environ.get(CHOICE) == PACKAGE or not os.path.isdir(data_home(environ) / "llama"):
         return None
-    release = read_pin().release
-    candidates = [built for built in libraries_at(data_home(environ)) if built.release == release]
+    release, found, name = read_pin().release, libraries_at(data_home(environ)), chosen_name(data_home(environ))
+    candidates = [built for built in found if built.directory.name == name and built.is_tried]
+    candidates += [built for built in found if built.release == release and not built.digests]
     driver = look() if any(built.architectures for built in candidates) else None
     cards = driver.cards if driver is not None else ()
-    chosen = next((built for built in candidates if fits(built, release, cards, features())), None)
+    chosen = next((built for built in candidates if fits(built, built.release, cards, features())), None)
     if chosen is not None:
         environ[LIBRARY_PATH] = str(chosen.directory)
         environ.setdefault(MTMD_PATH, str(chosen.directory))
     return chosen
+
+
+class _Modules:
+    """Finds `pyctl._core` and the others in a build of another release, and nowhere else."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """The module called ``name``, None if it is no native one. ModuleNotFoundError says why it is left out."""
+        package, _, module = name.partition(".")
+        if package != "pyctl" or module not in MODULES:
+            return None
+        file = self._directory / EXTENSION / f"{module}{EXTENSION_SUFFIXES[0]}"
+        if not file.exists():
+            missing = json.loads((self._directory / BUILT).read_text(encoding="utf-8"))["missing"]
+            raise ModuleNotFoundError(missing.get(module, f"{file} is missing"), name=name)
+        return spec_from_file_location(name, file)
+
+
+def use_release(
+    environ: Mapping[str, str] = os.environ, path: list[str] = sys.path, finders: list[Any] = sys.meta_path
+) -> None:
+    """Let this process import bindings and native modules of the build that ``environ`` names, if it has its own."""
+    directory = Path(environ.get(LIBRARY_PATH, ""))
+    if directory.is_absolute() and (directory / BINDINGS).is_dir():
+        path.insert(0, str(directory / BINDINGS))
+        finders.insert(0, _Modules(directory))
+
+
+def libraries_in_use(environ: Mapping[str, str] = os.environ) -> BuiltLibraries | None:
+    """The build that a process with these variables uses, None for the libraries of llama-cpp-python."""
+    path = Path(environ[LIBRARY_PATH]) if LIBRARY_PATH in environ else None
+    if path is not None:
+        return next((built for built in libraries_at(path.parents[1]) if built.directory == path), None)
+    return use_libraries(dict(environ))
+
+
+def unused_choice(environ: Mapping[str, str] = os.environ) -> str:
+    """One line: why the build that a user chose is not in use, and the command that helps; empty if it is."""
+    name, built = chosen_name(data_home(environ)), libraries_in_use(environ)
+    if not name or environ.get(CHOICE) == PACKAGE or (built is not None and built.directory.name == name):
+        return ""
+    chosen = next((each for each in libraries_at(data_home(environ)) if each.directory.name == name), None)
+    if chosen is None:
+        reason = "its files are gone or damaged"
+    elif not chosen.is_tried:
+        reason = "it was tested with another release of pyctl"
+    else:
+        reason = "it was built for another machine"
+    return (
+        f"{name} of llama.cpp is not used: {reason}; to build it again or to stay: pyctl setup --llama-cpp or --pinned"
+    )
 
 
 def unused_card(

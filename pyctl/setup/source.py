@@ -1,4 +1,4 @@
-"""The pinned source distribution of llama-cpp-python, which holds llama.cpp's source: pin, download, unpacking.
+"""Source distributions of llama-cpp-python, which hold llama.cpp's source: the pinned one, and those of users.
 
 vendor/llama.cpp/unpack.py imports this before anything is installed, so the whole package `pyctl.setup` needs the
 standard library alone.
@@ -6,6 +6,7 @@ standard library alone.
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import re
@@ -20,9 +21,23 @@ from pathlib import Path
 from pyctl.errors import ConfigError
 from pyctl.module_command import module_command
 
-__all__ = ["Pin", "download_source", "pip_command", "pip_environment", "read_pin", "unpack_source"]
+__all__ = [
+    "Pin",
+    "Release",
+    "download_source",
+    "extension_digest",
+    "extension_source",
+    "open_release",
+    "pip_command",
+    "pip_environment",
+    "read_pin",
+    "unpack_source",
+]
 
 HERE = Path(__file__).resolve().parent
+
+BINDINGS_VERSION = r'__version__ = "([\w.]+)"'
+LIBRARY_VERSION = r"\s+".join(rf"set\(LLAMA_VERSION_{part} +(\d+)\)" for part in ("MAJOR", "MINOR", "PATCH"))
 
 
 @dataclass(frozen=True)
@@ -39,6 +54,21 @@ class Pin:
         return self.requirement.partition("==")[2]
 
 
+@dataclass(frozen=True)
+class Release:
+    """Another source than the pinned one: ``tree`` is llama.cpp's, ``bindings`` the package llama_cpp for it.
+
+    ``version`` is that of the bindings. ``name`` is the same, or for a tree without bindings ``tree-`` and llama.cpp's
+    version. ``digest`` is the sha256 of the archive, empty for a directory.
+    """
+
+    name: str
+    version: str
+    tree: Path
+    bindings: Path
+    digest: str
+
+
 def read_pin() -> Pin:
     """Read pin.txt: the installed one beside this module, else the one of the source tree. Raises ConfigError."""
     path = HERE / "pin.txt"
@@ -52,6 +82,20 @@ def read_pin() -> Pin:
     if match is None:
         raise ConfigError(f"{path}: no line of the form 'name==version --hash=sha256:...'")
     return Pin(match[1], match[2], path)
+
+
+def extension_source() -> Path:
+    """The directory with the extension's CMakeLists.txt and csrc: installed beside this module, or the source tree."""
+    installed = HERE / "extension"
+    return installed if installed.exists() else HERE.parents[1]
+
+
+def extension_digest() -> str:
+    """The sha256 of the extension's sources."""
+    place, digest = extension_source(), hashlib.sha256()
+    for path in [place / "CMakeLists.txt", *sorted((place / "csrc").rglob("*.*"))]:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def pip_command(work: Path) -> list[str]:
@@ -76,30 +120,39 @@ def pip_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "CMAKE_ARGS"}
 
 
-def download_source(pip: list[str], directory: Path) -> Path:
-    """Fetch the source distribution into ``directory``; pip verifies it against the pin. Raises ConfigError."""
+def download_source(pip: list[str], directory: Path, release: str = "") -> Path:
+    """Fetch the source distribution of ``release`` into ``directory``, else the pinned one, which pip verifies.
+
+    Raises ConfigError."""
     pin = read_pin()
-    command = [*pip, "download", "--quiet", "--disable-pip-version-check", "--require-hashes", "--no-deps"]
+    name = pin.requirement.partition("==")[0]
+    requirement = f"{name}=={release}" if release else pin.requirement
+    command = [*pip, "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     # Not ":all:", which would also hold for the build backend.
-    command += ["--no-binary", pin.requirement.partition("==")[0]]
-    command += ["--dest", str(directory), "--requirement", str(pin.path)]
+    command += ["--no-binary", name, "--dest", str(directory)]
+    command += [requirement] if release else ["--require-hashes", "--requirement", str(pin.path)]
     # Without isolation pip takes the build backend that is already here instead of fetching it once more.
     if pip[0] == sys.executable and importlib.util.find_spec("scikit_build_core") is not None:
         command.append("--no-build-isolation")
     if subprocess.run(command, env=pip_environment(), check=False).returncode != 0:
-        raise ConfigError(f"pip could not fetch the source of {pin.requirement} (see above)")
+        raise ConfigError(f"pip could not fetch the source of {requirement} (see above)")
     archive = next(directory.glob("*.tar.gz"), None)
     if archive is None:
-        raise ConfigError(f"pip ended well, but fetched no source of {pin.requirement}: {' '.join(command)}")
+        raise ConfigError(f"pip ended well, but fetched no source of {requirement}: {' '.join(command)}")
     return archive
 
 
-def unpack_source(archive: Path, target: Path, wanted: Callable[[str], bool] = lambda path: True) -> int:
-    """Write the files below vendor/llama.cpp in ``archive`` that are ``wanted``; returns how many."""
+def unpack_source(
+    archive: Path,
+    target: Path,
+    wanted: Callable[[str], bool] = lambda path: True,
+    below: str = "/vendor/llama.cpp/",
+) -> int:
+    """Write the files ``below`` that directory in ``archive`` that are ``wanted``; returns how many."""
     count = 0
     with tarfile.open(archive) as tar:
         for member in tar:
-            _, _, path = member.name.partition("/vendor/llama.cpp/")
+            _, _, path = member.name.partition(below)
             if not path or not member.isfile() or ".." in path.split("/") or not wanted(path):
                 continue
             destination = target / path
@@ -111,3 +164,52 @@ def unpack_source(archive: Path, target: Path, wanted: Callable[[str], bool] = l
             destination.chmod(0o755 if member.mode & 0o100 else 0o644)
             count += 1
     return count
+
+
+def open_release(pip: list[str], wanted: str, work: Path) -> Release:
+    """The source that ``wanted`` names: a version, which pip fetches, an archive or a directory. Raises ConfigError.
+
+    Archives are unpacked below ``work``, once.
+    """
+    digest, root = "", Path(wanted).expanduser().absolute()
+    if re.fullmatch(r"\d+(\.\w+)+", wanted):
+        place = work / f"archive-{wanted}"
+        root = next(place.glob("*.tar.gz"), None) or download_source(pip, place, wanted)
+    if root.is_file():
+        digest = hashlib.sha256(root.read_bytes()).hexdigest()
+        root = _unpacked(root, work / f"release-{digest[:16]}")
+    tree = root / "vendor" / "llama.cpp" if (root / "vendor" / "llama.cpp").exists() else root
+    if not (tree / "include" / "llama.h").exists():
+        raise ConfigError(f"{wanted} is no version, and no source tree or archive of llama.cpp or llama-cpp-python")
+    bindings, name = root / "llama_cpp", ""
+    if not (bindings / "llama_cpp.py").exists():
+        spec = importlib.util.find_spec("llama_cpp")
+        if spec is None or spec.origin is None:
+            raise ConfigError("llama-cpp-python is not installed, whose bindings a tree of llama.cpp needs")
+        bindings, name = Path(spec.origin).parent, f"tree-{_version(tree / 'CMakeLists.txt', LIBRARY_VERSION)}"
+    version = _version(bindings / "__init__.py", BINDINGS_VERSION)
+    return Release(name or version, version, tree, bindings, digest)
+
+
+def _unpacked(archive: Path, target: Path) -> Path:
+    """The content of ``archive`` without its first directory, in the new directory ``target``, which appears whole."""
+    if not target.exists():
+        part = target.with_suffix(".part")
+        shutil.rmtree(part, ignore_errors=True)
+        try:
+            unpack_source(archive, part, below="/")
+            part.rename(target)
+        except (OSError, tarfile.TarError, EOFError) as error:
+            raise ConfigError(f"{archive}: {error}") from error
+    return target
+
+
+def _version(path: Path, pattern: str) -> str:
+    """The groups of ``pattern`` in a file, with dots between. Raises ConfigError."""
+    try:
+        found = re.search(pattern, path.read_text(encoding="utf-8", errors="replace"))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    if found is None:
+        raise ConfigError(f"{path} does not say its version")
+    return ".".join(found.groups())

@@ -33,7 +33,7 @@ TOOLKIT_WHEELS = (
 )
 """The parts of CUDA 13.5.0 that compiling needs; all of CUDA 13 runs on drivers from 580 on."""
 
-TOOL_WHEELS = ("cmake>=3.21", "ninja>=1.11")
+TOOL_WHEELS = ("cmake>=3.21", "ninja>=1.11", "pybind11>=2.13,<4")
 
 STUB = "void cuDeviceGet(void){} void cuMemCreate(void){}\n"
 """The driver for the linker. It names two symbols that libggml-cuda uses, because --as-needed drops an empty library;
@@ -73,10 +73,11 @@ class Toolkit:
 
 @dataclass(frozen=True)
 class BuildTools:
-    """Paths of cmake and ninja."""
+    """Paths of cmake and ninja, and pybind11's directory for cmake, which the extension alone needs."""
 
     cmake: str
     ninja: str
+    pybind11: str = ""
 
 
 def install_toolkit(pip: Sequence[str], work: Path, compiler: Compiler) -> Toolkit:
@@ -95,14 +96,14 @@ def install_toolkit(pip: Sequence[str], work: Path, compiler: Compiler) -> Toolk
 
 
 def install_tools(pip: Sequence[str], work: Path) -> BuildTools:
-    """PyPI's cmake and ninja below ``work``, installed unless they are there. Raises ConfigError."""
+    """PyPI's cmake, ninja and pybind11 below ``work``, installed unless they are there. Raises ConfigError."""
     place = work / "tools"
     if not place.exists():
         _install(pip, TOOL_WHEELS, place)
-    tools = place / "cmake" / "data" / "bin" / "cmake", place / "bin" / "ninja"
-    if missing := [path.name for path in tools if not path.exists()]:
+    cmake, ninja = place / "cmake" / "data" / "bin" / "cmake", place / "bin" / "ninja"
+    if missing := [path.name for path in (cmake, ninja) if not path.exists()]:
         raise ConfigError(f"{place} lacks {', '.join(missing)}; remove it and run pyctl setup again")
-    return BuildTools(*map(str, tools))
+    return BuildTools(str(cmake), str(ninja), str(place / "pybind11" / "share" / "cmake" / "pybind11"))
 
 
 def _install(pip: Sequence[str], wheels: Sequence[str], place: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from pyctl.cli import setup_check
+from pyctl.llama.extension import library_file
 from tests.process.conftest import Server, pyctl
 from tests.unit.setup.machines import build_libcuda
 
@@ -27,3 +29,10 @@ def test_serve_says_that_a_card_is_idle(start: Callable[..., Server], tmp_path: 
     server = start("", before=before)
     (line,) = [line for line in server.log().splitlines() if "is idle" in line]
     assert "Card 0 is idle: these libraries of llama.cpp use the CPU only; to build them for it: pyctl setup" in line
+
+
+def test_the_pinned_release_passes_the_trial_of_another(tmp_path: Path) -> None:
+    setup_check.write_models(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 4
+    for module in ("_core", "_drafts", "_pool"):
+        setup_check.try_module(module, library_file(""), tmp_path)

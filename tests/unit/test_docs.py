@@ -35,7 +35,17 @@ REFERENCE = {
 
 OTHERS = {
     *("--fix", "--json", "--help", "--version"),  # of pyctl cache, of all commands
-    *("--dry-run", "--yes", "--jobs", "--arch", "--cpu", "--dir"),  # of pyctl setup
+    *(
+        "--dry-run",
+        "--yes",
+        "--jobs",
+        "--arch",
+        "--cpu",
+        "--dir",
+        "--llama-cpp",
+        "--pinned",
+        "--libs",
+    ),  # of pyctl setup
     *("--print", "--settings", "--model-metadata-file", "--message"),  # of pyctl service, claude, aider
     *("--build-arg", "--detach", "--read-only", "--shm-size", "--stop-timeout", "--tmpfs"),  # of docker
     *("--gpus", "--no-deps", "--no-binary"),  # of pyctl setup, docker and podman, pip
@@ -43,7 +53,7 @@ OTHERS = {
     *("--continue", "--resume", "--schema", "--functions", "--auth-type", "--model", "--config"),  # of clients
     *("--against", "--parts", "--servers", "--real"),  # of bench
     *("--quick", "--depths", "--llama-server", "--budget", "--cache"),  # of pyctl bench and doctor
-    *("--api-prefix", "--weights", "--test"),  # of tools
+    *("--api-prefix", "--weights"),  # of tools
 }
 """Flags of other programs, and of other commands than serve and chat."""
 

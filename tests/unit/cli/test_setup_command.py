@@ -11,7 +11,7 @@ import pytest
 from pyctl.cli import setup_check, setup_command
 from pyctl.cli.setup_command import run_setup
 from pyctl.errors import ConfigError
-from pyctl.setup.libraries import BuiltLibraries, write_built
+from pyctl.setup.libraries import BuiltLibraries, choose, write_built
 from pyctl.setup.machine import Machine
 from pyctl.setup.source import read_pin
 from tests.unit.setup.machines import BARE, ON_BUS, WITH_CARD
@@ -67,9 +67,55 @@ def test_what_is_built_is_not_built_again(run: Run, environ: dict[str, str]) -> 
     assert run(BARE, "--arch", "86,90", "--dry-run")[1][-1].startswith("dry run")
 
 
+def test_another_release_is_built_where_nothing_else_is_to_do(run: Run, tmp_path: Path) -> None:
+    code, lines = run(BARE, "--llama-cpp", "0.9.1", "--dry-run")
+    assert code == 0
+    assert "build: for the CPU, as this machine has no card that llama.cpp uses through CUDA" in lines
+    assert lines[-1].startswith("dry run: nothing was changed")
+    assert not list(tmp_path.iterdir())
+
+
+def test_pinned_goes_back(run: Run, environ: dict[str, str]) -> None:
+    home = build(environ).parents[1]
+    choose(home, "built")
+    code, (line,) = run(BARE, "--pinned")
+    assert code == 0
+    assert read_pin().release in line
+    assert [path.name for path in (home / "llama").iterdir()] == ["built"]
+
+
+def test_what_passes_is_kept_and_the_rest_has_a_reason(tmp_path: Path) -> None:
+    compiled, directory = tmp_path / "compiled", tmp_path / "build"
+    for path in (compiled, directory):
+        path.mkdir()
+    for name in ("_core", "_drafts", "_pool"):
+        (compiled / f"{name}.so").touch()
+    failing = {"_drafts"}
+
+    def try_module(name: str, directory: Path, models: Path) -> None:
+        assert not name or (directory / "extension" / f"{name}.so").exists()
+        if name in failing:
+            raise ConfigError("the new libraries do not work:\nother bits")
+
+    def kept(missing: dict[str, str]) -> tuple[list[str], dict[str, str]]:
+        reasons = setup_check.fitting_modules(directory, compiled, missing, try_module)
+        return sorted(path.stem for path in (directory / "extension").iterdir()), reasons
+
+    assert kept({}) == (["_core", "_pool"], {"_drafts": "other bits"})
+    assert kept({"_pool": "error"}) == (["_core"], {"_drafts": "other bits", "_pool": "error"})
+    failing = {"_core"}
+    needs = "it needs _core"
+    assert kept({}) == ([], {"_core": "other bits", "_drafts": needs, "_pool": needs})
+    failing = {""}
+    with pytest.raises(ConfigError, match="do not work"):
+        kept({})
+
+
 @pytest.mark.parametrize(
     ("machine", "arguments", "words"),
     [
+        (BARE, ["--libs", "/opt/llama"], "--libs needs --llama-cpp"),
+        (BARE, ["--pinned", "--llama-cpp", "0.9.1"], "not allowed with"),
         (WITH_CARD, ["--cpu", "--arch", "86"], "--cpu excludes --arch"),
         (WITH_CARD, ["--arch", "native"], "no compute capability"),
         (WITH_CARD, ["--jobs", "-1"], "--jobs must be at least 1"),

@@ -133,7 +133,8 @@ def test_cmake_and_ninja_come_from_pypi_once(programs: Programs, work: Path) -> 
     pip = [programs.make("pip", PIP)]
     tools = install_tools(pip, work)
     assert install_tools(pip, work) == tools
-    assert tools == BuildTools(str(work / "tools/cmake/data/bin/cmake"), str(work / "tools/bin/ninja"))
+    paths = "cmake/data/bin/cmake", "bin/ninja", "pybind11/share/cmake/pybind11"
+    assert tools == BuildTools(*(str(work / "tools" / path) for path in paths))
     (call,) = programs.called()
     assert "cmake>=" in call
 

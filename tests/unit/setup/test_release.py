@@ -1,0 +1,137 @@
+"""Another release of llama.cpp: its source, its build with made-up programs, and the choice of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tarfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyctl.errors import ConfigError
+from pyctl.setup.build import Build, compile_extension, place_libraries, stage_libraries, stage_release
+from pyctl.setup.libraries import MODULES, choose, libraries_in_use, unused_choice, use_libraries, use_release
+from pyctl.setup.machine import Compiler
+from pyctl.setup.source import Release, open_release, read_pin
+from pyctl.setup.toolkit import BuildTools
+
+VERSIONS = "".join(f"set(LLAMA_VERSION_{part} {n})\n" for part, n in (("MAJOR", 0), ("MINOR", 7), ("PATCH", 2)))
+
+NINJA = """#!/bin/sh
+case $3 in -k) cd $2; touch _core.cpython.so; echo 'FAILED: [code=1] CMakeFiles/_pool.dir/csrc/pool/a.cpp.o
+a.cpp:1: note: here
+a.cpp:7:3: error: no such name'; exit 1;; esac
+"""
+
+
+def write(directory: Path, files: Mapping[str, str]) -> Path:
+    for name, text in files.items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(text)
+    return directory
+
+
+TREE = {"include/llama.h": "", "CMakeLists.txt": VERSIONS}
+BINDINGS = {"__init__.py": '__version__ = "0.9.1"\n', "llama_cpp.py": "", "lib/libllama.so": "not this one"}
+DISTRIBUTION = {
+    **{f"vendor/llama.cpp/{name}": text for name, text in TREE.items()},
+    **{f"llama_cpp/{name}": text for name, text in BINDINGS.items()},
+}
+
+
+@pytest.fixture
+def release(tmp_path: Path) -> Release:
+    return open_release([], str(write(tmp_path / "source", DISTRIBUTION)), tmp_path / "work")
+
+
+@pytest.fixture
+def build(tmp_path: Path, release: Release) -> Build:
+    ninja = write(tmp_path, {"ninja": NINJA}) / "ninja"
+    ninja.chmod(0o755)
+    tools, compiler = BuildTools("true", str(ninja)), Compiler("c++", "cc", (14, 2), False, True)
+    return Build(tmp_path / "work", compiler, tools, 2, release=release, say=lambda line: None)
+
+
+def chosen(build: Build, home: Path) -> Path:
+    """The directory of a finished build of `release` that is chosen, with `_core` alone."""
+    libraries = write(home.parent / "compiled", {"libllama.so": "library"})
+    assert build.release is not None
+    staged = stage_libraries(build, home, "", 7.0, libraries)
+    (staged.directory / "extension").mkdir()
+    staged = stage_release(staged, build.release, {"_drafts": "too new", "_pool": "other bits"})
+    target = place_libraries(replace(staged))
+    choose(home, target.name)
+    return target
+
+
+def test_a_source_is_a_directory_or_an_archive_with_its_hash(tmp_path: Path) -> None:
+    source = write(tmp_path / "llama_cpp_python-0.9.1", {**DISTRIBUTION, "setup.sh": ""})
+    archive = tmp_path / "any name.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(source, source.name)
+    found = open_release([], str(archive), tmp_path / "work")
+    assert (found.name, found.version) == ("0.9.1", "0.9.1")
+    assert found.digest == hashlib.sha256(archive.read_bytes()).hexdigest()
+    assert found.tree.is_relative_to(tmp_path / "work")
+    tree = open_release([], str(write(tmp_path / "llama.cpp", TREE)), tmp_path / "work")
+    assert (tree.name, tree.version, tree.digest) == ("tree-0.7.2", read_pin().release, "")
+    assert tree.bindings.name == "llama_cpp"
+
+
+@pytest.mark.parametrize("damage", ["missing", "empty", "cut"])
+def test_what_is_no_source_is_one_error(damage: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.tar.gz"
+    if damage != "missing":
+        with tarfile.open(path, "w:gz") as tar:
+            tar.add(write(tmp_path / "llama.cpp", {"a": "text" * 5000}), "llama.cpp")
+        path.write_bytes(path.read_bytes()[: 40 if damage == "cut" else 0])
+    with pytest.raises(ConfigError, match=r"a\.tar\.gz"):
+        open_release([], str(path), tmp_path / "work")
+
+
+def test_a_module_that_does_not_compile_has_a_reason(build: Build, release: Release) -> None:
+    missing = compile_extension(build, release, 0)
+    assert missing == {"_drafts": "it does not compile", "_pool": "error: no such name"}
+
+
+def test_a_chosen_build_brings_its_bindings_and_modules(build: Build, tmp_path: Path) -> None:
+    environ = {"XDG_DATA_HOME": str(tmp_path / "data")}
+    target = chosen(build, tmp_path / "data" / "pyctl")
+    used = use_libraries(environ, lambda: None)
+    assert used is not None
+    assert environ["LLAMA_CPP_LIB_PATH"] == str(target)
+    assert (used.release, used.is_tried, sorted(used.missing)) == ("0.9.1", True, ["_drafts", "_pool"])
+    assert not (target / "bindings" / "llama_cpp" / "lib").exists()
+    path: list[str] = []
+    finders: list[Any] = []
+    use_release(environ, path, finders)
+    assert path == [str(target / "bindings")]
+    (finder,) = finders
+    find = finder.find_spec
+    assert find("pyctl.cache") is find("_core") is None
+    for name, reason in {**used.missing, "_core": "is missing"}.items():
+        with pytest.raises(ModuleNotFoundError, match=reason):
+            find(f"pyctl.{name}")
+    assert set(MODULES) == {*used.missing, "_core"}
+
+
+def test_a_chosen_build_that_does_not_fit_is_not_used_and_said(build: Build, tmp_path: Path) -> None:
+    home, environ = tmp_path / "data" / "pyctl", {"XDG_DATA_HOME": str(tmp_path / "data")}
+    target = chosen(build, home)
+    assert unused_choice(environ) == ""
+    built = json.loads((target / "built.json").read_text())
+    older, larger = {"digests": {"csrc": "of an older pyctl"}}, {"features": ["sve9"]}
+    for change, words in ((older, "another release of pyctl"), (larger, "machine")):
+        (target / "built.json").write_text(json.dumps({**built, **change}))
+        assert libraries_in_use(environ) is None
+        assert words in unused_choice(environ)
+    (target / "built.json").write_text(json.dumps(built))
+    (target / "bindings" / "llama_cpp" / "llama_cpp.py").write_text("half")
+    assert libraries_in_use(environ) is None
+    assert "gone or damaged" in unused_choice(environ)
+    choose(home, "")
+    assert unused_choice(environ) == ""

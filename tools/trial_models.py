@@ -1,0 +1,60 @@
+"""python -m tools.trial_models: write pyctl/models/trial, on which `pyctl setup --llama-cpp` tries a release.
+
+One for each class of memory that the built-in model does not have, and one with a head for drafts. Every weight of a
+matrix is one of two values, so that a file takes a bit for each.
+"""
+
+from __future__ import annotations
+
+import lzma
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from gguf import GGUFReader, GGUFValueType, GGUFWriter
+
+from tools.generator import SHAPES
+from tools.generator.families import FAMILIES, write_family
+from tools.generator.generate import write_model
+from tools.generator.zoo import ZOO
+
+OUTPUT = Path(__file__).resolve().parents[1] / "pyctl" / "models" / "trial"
+
+OPTIONAL = (".scale", ".input_scale", "attn_q.bias", "attn_k.bias", "attn_v.bias")
+"""Ends of the names of tensors that a release may not know."""
+
+
+def write_small(source: Path, target: Path) -> None:
+    """Write the model ``source`` as ``target``, compressed, without optional tensors."""
+    reader = GGUFReader(source)
+    writer = GGUFWriter(target.with_suffix(""), str(reader.fields["general.architecture"].contents()))
+    for field in reader.fields.values():
+        if not field.name.startswith(("GGUF.", "general.architecture")):
+            element = field.types[1] if field.types[0] == GGUFValueType.ARRAY else None
+            writer.add_key_value(field.name, field.contents(), field.types[0], element)
+    for tensor in reader.tensors:
+        if not tensor.name.endswith(OPTIONAL):
+            is_matrix = len(tensor.shape) > 1
+            data = np.sign(tensor.data) * np.std(tensor.data) if is_matrix else tensor.data
+            writer.add_tensor(tensor.name, data.astype(tensor.data.dtype))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    target.write_bytes(lzma.compress(target.with_suffix("").read_bytes(), preset=9 | lzma.PRESET_EXTREME))
+    target.with_suffix("").unlink()
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        made = {each: Path(name) / f"{each}.gguf" for each in ("dense", "drafts", "moe", "windows")}
+        write_model(made["dense"], SHAPES["tiny-dense"])
+        write_model(made["drafts"], SHAPES["tiny-hybrid-nextn"])
+        write_family(made["moe"], ZOO["tiny-qwen3moe"])
+        write_family(made["windows"], FAMILIES["tiny-gemma3"])
+        for each, path in made.items():
+            write_small(path, OUTPUT / f"{each}.gguf.xz")
+
+
+if __name__ == "__main__":
+    main()
