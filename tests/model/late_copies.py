@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from pyctl import _core
+from pyctl.llama import library
 
 LAG = 3
 """Calls by which the extension treats a copy as under way."""
 
 
-class LateKVState(_core.KVState):
+class LateKVState(library.KVState):
     """What is saved arrives when something waits for it, or just before the next load: until then it is nonsense."""
 
     def __init__(self, *given: Any, **named: Any) -> None:

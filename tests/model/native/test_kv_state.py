@@ -14,13 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from llama_cpp import llama_cpp as api
 
-from pyctl._core import KVState
 from pyctl.cache.snapshot import Rows, State
 from pyctl.engine.model_settings import SPLIT_MODES
 from pyctl.errors import OutOfCellsError, StateError
 from pyctl.llama import LlamaBackend, Loaded
 from pyctl.llama.devices import devices
-from pyctl.llama.library import captured_log, checked
+from pyctl.llama.library import KVState, captured_log, checked
 from pyctl.llama.shared_windows import WindowForm, WindowPiece, WindowRows
 from pyctl.prompt import Tokens, as_tokens
 from tests.effort import examples
