@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,6 +15,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from pyctl import measure
+from pyctl.llama.extension import core
 from pyctl.measure.server_process import clean_environment
 from tests.unit.engine.single_precision import F32_ROWS
 from tests.waiting import until
@@ -37,6 +40,15 @@ class Server:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         return self.process.wait(60)
+
+
+def package_copy(directory: Path) -> tuple[Path, str]:
+    """A copy of pyctl with its native modules in ``directory``, and the statements that let a process import it."""
+    assert core is not None
+    for place in (Path(measure.__file__).parents[1], Path(str(core.__file__)).parent):  # an editable one has two
+        shutil.copytree(place, directory / "pyctl", ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
+    finders = "[each for each in sys.meta_path if not type(each).__module__.startswith('_editable')]"
+    return directory / "pyctl", f"import sys; sys.meta_path[:] = {finders}; sys.path.insert(0, {str(directory)!r})"
 
 
 def pyctl(*arguments: str, stdin: str = "", **variables: str) -> subprocess.CompletedProcess[str]:

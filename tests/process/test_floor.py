@@ -9,9 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-import pyctl
 from pyctl.llama.extension import LIBRARIES, library_file, library_versions
-from tests.process.conftest import Server, source_of
+from tests.process.conftest import Server, package_copy, source_of
 from tests.process.conftest import pyctl as run
 
 SYSTEM = {"role": "system", "content": "You keep the manual of the north gate. " * 25}
@@ -20,11 +19,10 @@ FIRST, SECOND = ({"role": "user", "content": text * 30} for text in ("north? ", 
 
 def broken(directory: Path) -> str:
     """A copy of the package whose extension is no library."""
-    package = directory / "pyctl"
-    shutil.copytree(Path(pyctl.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    package, statements = package_copy(directory)
     (native,) = package.glob("_core*.so")
     native.write_bytes(b"no library")
-    return f"import sys; sys.path.insert(0, {str(directory)!r})"
+    return statements
 
 
 def of_another_release(directory: Path, name: str = "llama.cpp") -> str:

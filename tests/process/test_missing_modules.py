@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import httpx
 import pytest
 
-import pyctl
-from tests.process.conftest import Server
+from tests.process.conftest import Server, package_copy
 
 BODY = {"messages": [{"role": "user", "content": "north gate, " * 40}], "max_tokens": 12, "temperature": 0}
 
@@ -52,12 +50,11 @@ def of_another_library(native: Path) -> str:
 def test_its_feature_is_off_and_the_model_is_served(
     misfit: Callable[[Path], str], name: str, start: Callable[..., Server], tmp_path: Path
 ) -> None:
-    package = tmp_path / "pyctl"
-    shutil.copytree(Path(pyctl.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    package, statements = package_copy(tmp_path)
     (native,) = package.glob(f"_{name}*.so")
     flags, off = FEATURES[name]
     reason, replies = misfit(native), []
-    for before in ("", f"import sys; sys.path.insert(0, {str(tmp_path)!r})"):
+    for before in ("", statements):
         server = start("tiny-hybrid-nextn", "--exact", *flags, before=before)
         replies.append(httpx.post(f"{server.url}/v1/chat/completions", json=BODY, timeout=60).json()["choices"])
         assert server.stop() == 0
