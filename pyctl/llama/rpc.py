@@ -35,7 +35,8 @@ def _backend() -> Any:
     redirect_log()
     ggml = ggml_library()
     if not ggml.ggml_backend_reg_by_name(b"RPC"):
-        path = Path(pyctl.__file__).with_name("lib") / "libggml-rpc.so"
+        paths = [Path(place) / "lib" / "libggml-rpc.so" for place in pyctl.__path__]  # an editable pyctl has two
+        path = next((path for path in paths if path.exists()), paths[0])
         if not ggml.ggml_backend_load(str(path).encode()):
             raise ConfigError(f"cannot load the RPC backend {path}; reinstall pyctl")
     return ggml
