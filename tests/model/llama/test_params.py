@@ -42,7 +42,9 @@ def numbers(settings: ModelSettings) -> dict[str, int | float]:
     """The members of both structures that are numbers."""
     made = ModelParams(settings)
     structs = (made.struct, context_params(settings, 512))
-    members = {name: getattr(struct, name) for struct in structs for name, *_ in struct._fields_}
+    kinds = [(struct, kind) for struct in structs for kind in type(struct).__mro__]  # also those of a `widened` one
+    named = [(struct, name) for struct, kind in kinds for name, *_ in vars(kind).get("_fields_", ())]
+    members = {name: getattr(struct, name) for struct, name in named}
     return {name: value for name, value in members.items() if isinstance(value, (int, float))}
 
 
