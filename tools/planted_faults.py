@@ -35,8 +35,8 @@ FAULTS = (
     Fault(
         "short-window",  # the oldest row that the next token sees is missing
         "csrc/core/sequence_state.cpp",
-        "hparams.swa_type, first - 1, n)",
-        "hparams.swa_type, first - 1, n + 1)",
+        "library::sees(ctx, n, first - 1)",
+        "library::sees(ctx, n + 1, first - 1)",
         ("tests/model/native/test_kv_state.py::test_a_window_is_saved_and_loaded_in_parts",),
     ),
     Fault(

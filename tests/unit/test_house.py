@@ -5,14 +5,14 @@ from __future__ import annotations
 from tools.house import measure
 
 CEILINGS = {
-    "lines": 49978,
+    "lines": 49979,
     "lines of pyctl/": 1471,
     "lines of pyctl/cache": 8546,
     "lines of pyctl/chat": 5771,
     "lines of pyctl/cli": 4269,
     "lines of pyctl/doctor": 601,
     "lines of pyctl/engine": 6216,
-    "lines of pyctl/llama": 7893,
+    "lines of pyctl/llama": 7894,
     "lines of pyctl/measure": 766,
     "lines of pyctl/models": 618,
     "lines of pyctl/page": 385,
@@ -21,7 +21,7 @@ CEILINGS = {
     "lines of pyctl/terminal": 2110,
     "lines of pyctl/tools": 559,
     "lines of csrc": 6140,
-    "lines of tests": 57166,
+    "lines of tests": 57175,
     "lines of bench": 9863,
     "lines of tools": 3971,
     "words of docs": 44044,

@@ -82,6 +82,7 @@ def test_every_other_flag_of_pyctl_is_its_own() -> None:
         *("--kv-cache-min-tokens", "--kv-cache-cold-max", "--disk-prefix-cache", "--kv-cache-daily-writes"),
         *("--kv-store", "--kv-pool", "--open", "--warm", "--warm-next", "--no-warm-next", "--prompt-replay"),
         *("--queue", "--show-prompts", "--max-connections", "--models-patience", "--stall-timeout"),
+        *("--extension", "--no-extension"),
         *("--mmap", "--no-mmap", "--mlock"),  # older names, which llama-server still takes
     }
     assert WITHOUT_USE.keys() <= documented
