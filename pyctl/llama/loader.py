@@ -28,7 +28,6 @@ from pyctl.llama.draft.draft_model import DraftModel, MakeDraftModel
 from pyctl.llama.draft.mtp import Eagle3, MtpHead
 from pyctl.llama.draft.separate_model import SeparateModel
 from pyctl.llama.dry_runs import NO_DRAFTS
-from pyctl.llama.extension import build_line
 from pyctl.llama.fingerprint import file_digest, fingerprint
 from pyctl.llama.fit import fit_drafts, fit_settings
 from pyctl.llama.image_encoder import ImageEncoder
@@ -374,7 +373,7 @@ def _describe(path: Path, backend: LlamaBackend, settings: ModelSettings, pool: 
         chat_template=template.decode("utf-8", "replace") if template else "",
         bos_token=_special(model, tokenizer, "bos", tokenizer.bos),
         eos_token=_special(model, tokenizer, "eos", tokenizer.eos),
-        build=build_line(),
+        build=extension.build_line(),
         vocab_type=int(api.llama_vocab_type(tokenizer.vocab)),
         pooling=backend.embedder.pooling if backend.embedder is not None else "",
         rerank_template=rerank.decode("utf-8", "replace") if rerank else "",

@@ -46,7 +46,7 @@ def tree(path: Path, header: str) -> Path:
 def test_what_is_gone_changed_and_new(tmp_path: Path) -> None:
     csrc = tmp_path / "csrc"
     csrc.mkdir()
-    (csrc / "compat.h").write_text(f'#include "llama.h"\n#include "llama-memory.h"\n// {USED}')
+    (csrc / "memory.h").write_text(f'#include "llama.h"\n#include "llama-memory.h"\n// {USED}')
     found = changes(tree(tmp_path / "old", OLD), tree(tmp_path / "new", NEW), csrc)
     assert found.gone == ("llama_gone",)
     assert set(found.changed) == {"llama_changed", "llama_kind"}
