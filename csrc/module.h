@@ -1,5 +1,7 @@
 // What each extension module begins with.
 #pragma once
 
+#include <stdexcept>
+
 // std::runtime_error, with which its import fails, unless the loaded library and the loaded `_core` are those of `build`.
 void check_module(const char * build);

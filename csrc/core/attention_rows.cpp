@@ -1,6 +1,7 @@
 #include "core/attention_rows.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace {
 

@@ -22,6 +22,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <stdexcept>
 #include <string>
 
 // llama.cpp numbers positions with 32 bits: what claims more is nonsense, and its size need not fit into 64.

@@ -5,6 +5,8 @@
 #include "device/transfer.h"
 #include "library/memory.h"
 
+#include <stdexcept>
+
 // One attention tensor: rows of `row` bytes, or, transposed, `n_embd` runs of `row`-byte elements.
 struct row_tensor {
     ggml_tensor * tensor;

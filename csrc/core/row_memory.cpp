@@ -1,5 +1,7 @@
 #include "core/row_memory.h"
 
+#include <cstring>
+
 size_t row_memory::size(int64_t p0, int64_t p1) const {
     if (p0 < 0 || p1 <= p0 || p1 > last_position) {
         refuse("rows " + range_text(p0, p1) + " are not a range");

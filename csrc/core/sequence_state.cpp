@@ -3,6 +3,7 @@
 #include "core/cells.h"
 #include "device/tensor_buffer.h"
 
+#include <cstring>
 #include <numeric>
 
 namespace {

@@ -6,6 +6,7 @@
 #include "ggml.h"
 
 #include <cstdint>
+#include <stdexcept>
 
 struct tensor_buffer {
     buffer_handle buffer;

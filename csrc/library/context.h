@@ -4,6 +4,8 @@
 #include "ggml-backend.h"
 #include "llama.h"
 
+#include <stdexcept>
+
 namespace library {
 
 // std::runtime_error unless the loaded library has the version and the sizes that this was compiled with.

@@ -16,6 +16,7 @@
 #include <cstring>
 #include <stdexcept>
 #include <typeinfo>
+#include <utility>
 
 namespace library {
 

@@ -11,6 +11,7 @@
 #include "device/tensor_buffer.h"
 
 #include <functional>
+#include <stdexcept>
 #include <unordered_map>
 
 class redirect {

@@ -4,6 +4,7 @@
 #include "library/attention.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace {
 

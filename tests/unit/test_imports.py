@@ -124,6 +124,36 @@ def test_rooms_of_the_extension() -> None:
             assert [name for name in used if not name.startswith((f"{room}/", "library/", *names))] == [], path.name
 
 
+STANDARD = {
+    "stdexcept": r"runtime_error|invalid_argument|out_of_range|length_error",
+    "cstring": r"mem(cpy|set|cmp)",
+    "string": r"string|to_string",
+    "vector": r"vector",
+    "memory": r"(make_)?(unique|shared)(_ptr)?",
+    "mutex": r"mutex|(lock_guard|unique_lock)",
+    "algorithm": r"min|max|sort|fill|clamp|(any|all|none)_of|find_if|(low|upp)er_bound",
+    "functional": r"function",
+    "utility": r"move|pair|exchange",
+}
+"""Standard headers, and names of theirs that a compiler may declare without them."""
+
+
+def test_sources_include_the_standard_headers_that_they_use() -> None:
+    """One release of GCC declares by chance, in headers of others, names that the next leaves out."""
+    csrc = ROOT / "csrc"
+
+    def included(path: Path) -> set[str]:
+        text = path.read_text(encoding="utf-8")
+        own = {csrc / name for name in re.findall(r'#include "([\w/]+\.h)"', text)}
+        found = set(re.findall(r"#include <(\w+)>", text))
+        return found.union(*(included(header) for header in own if header.is_file()))
+
+    for path in sorted(csrc.rglob("*.*")):
+        text, found = path.read_text(encoding="utf-8"), included(path)
+        used = {header for header, names in STANDARD.items() if re.search(rf"\bstd::({names})\b", text)}
+        assert used - found == set(), path.name
+
+
 def test_one_room_names_what_is_private_of_llama_cpp() -> None:
     """Another release has to fit that room alone; `get_` begins the members that others could call."""
     vendor, csrc = ROOT / "vendor" / "llama.cpp", ROOT / "csrc"
