@@ -15,7 +15,7 @@ from functools import partial
 from typing import TypeAlias
 
 from pyctl.cache.costs import Costs
-from pyctl.cache.disk.chain import Arrival
+from pyctl.cache.disk.arrival import Arrival
 from pyctl.cache.disk.directory import Contents
 from pyctl.cache.disk.file_format import PROMPTS, StateName
 from pyctl.cache.disk.readers import Reading, Reads

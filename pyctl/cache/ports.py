@@ -18,7 +18,7 @@ from pyctl.limit import limit
 from pyctl.prompt import Prompt, Tokens
 
 if TYPE_CHECKING:
-    from pyctl.cache.disk.chain import Arrival
+    from pyctl.cache.disk.arrival import Arrival
 
 __all__ = [
     "AGAIN_SECONDS",

@@ -21,7 +21,7 @@ from pyctl.errors import StateError
 from pyctl.prompt import Tokens
 
 if TYPE_CHECKING:
-    from pyctl.cache.disk.chain import Arrival
+    from pyctl.cache.disk.arrival import Arrival
 
 __all__ = [
     "CacheLookup",

@@ -16,11 +16,8 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from pyctl.atomic_file import make_private, write_atomic
-from pyctl.cache.disk.chain import (
-    Arrival,
-    StoredFile,
-    open_chain,
-)
+from pyctl.cache.disk.arrival import Arrival
+from pyctl.cache.disk.chain import StoredFile, open_chain
 from pyctl.cache.disk.directory import CacheDirectory, is_older
 from pyctl.cache.disk.file_format import (
     RULES,
