@@ -50,41 +50,6 @@ HEAD_TOKENS, TAIL_TOKENS = 12, 24
 """How much of a prefix people are shown."""
 
 
-class _SnapshotWriter:
-    """Stores a snapshot with a label for people, and recent prompts with it, since a process may be killed."""
-
-    def __init__(
-        self,
-        store: DiskStore,
-        recent: RecentPrompts,
-        files: RecentFiles,
-        text_of: Callable[[Sequence[int]], str] | None,
-        behind: StoreBehind | None,
-    ) -> None:
-        self._store, self._recent, self._files, self._text_of = store, recent, files, text_of
-        self._behind = behind
-
-    def write(self, snapshot: Snapshot, spilled: bool) -> Writing:
-        n_bytes = yield from self._store.files.write(snapshot, self.label(snapshot), spilled=spilled)
-        if self._behind is not None:
-            self._behind.wake.set()
-        self.save_recent()
-        return n_bytes
-
-    def save_recent(self) -> None:
-        try:
-            self._files.save(self._recent.newest_first())
-        except OSError as error:
-            log.warning("cannot write recent prompts: %s", error)
-
-    def label(self, snapshot: Snapshot) -> str:
-        """How the prefix begins and ends."""
-        if self._text_of is None:
-            return ""
-        parts = (self._text_of(tokens) for tokens in (snapshot.head(HEAD_TOKENS), snapshot.tail(TAIL_TOKENS)))
-        return " … ".join(" ".join(part.split()) for part in parts)
-
-
 class DiskTier:
     """The `Store` on disk: reads from and writes to ``store``; ``policy`` is that of requests that name none.
 
@@ -109,10 +74,12 @@ class DiskTier:
         self.close_seconds = close_seconds
         self._cold_max = cold_max
         self.recent = RecentPrompts()
-        files = RecentFiles(store.home / PROMPTS, store.limit_beside(DEFAULT_FILE_BYTES), store.files.spend)
-        self.recent.load(files.load())
-        self._writer = _SnapshotWriter(store, self.recent, files, text_of, behind)
-        self.queue = WriteQueue(self._writer.write)
+        self._recent_files = RecentFiles(
+            store.home / PROMPTS, store.limit_beside(DEFAULT_FILE_BYTES), store.files.spend
+        )
+        self.recent.load(self._recent_files.load())
+        self._text_of = text_of
+        self.queue = WriteQueue(self._write)
         store.run_soon = self.queue.run_soon
         store.note_read = self._note_read
         self.costs = Costs()
@@ -239,7 +206,7 @@ class DiskTier:
         """Write what is waiting and close the store, within ``close_seconds``; False if something is not written."""
         n_failed = self.queue.n_failed
         deadline = time.monotonic() + self.close_seconds
-        self.queue.run_soon(self._writer.save_recent)
+        self.queue.run_soon(self._save_recent)
         done = self.queue.close(self.close_seconds, hand_over)
         if not done:
             log.warning("disk cache: writes are incomplete after %.0f s", self.close_seconds)
@@ -249,6 +216,27 @@ class DiskTier:
         if done and self._recovery.done():
             self.store.close()  # which would wait for its users
         return done and self.queue.n_failed == n_failed
+
+    def _write(self, snapshot: Snapshot, spilled: bool) -> Writing:
+        """Store ``snapshot`` with a label for people, and recent prompts with it, since a process may be killed."""
+        n_bytes = yield from self.store.files.write(snapshot, self._label(snapshot), spilled=spilled)
+        if self.behind is not None:
+            self.behind.wake.set()
+        self._save_recent()
+        return n_bytes
+
+    def _save_recent(self) -> None:
+        try:
+            self._recent_files.save(self.recent.newest_first())
+        except OSError as error:
+            log.warning("cannot write recent prompts: %s", error)
+
+    def _label(self, snapshot: Snapshot) -> str:
+        """The beginning and the end of the prefix."""
+        if self._text_of is None:
+            return ""
+        parts = (self._text_of(tokens) for tokens in (snapshot.head(HEAD_TOKENS), snapshot.tail(TAIL_TOKENS)))
+        return " … ".join(" ".join(part.split()) for part in parts)
 
     def _note_read(self, n_bytes: int, seconds: float) -> None:
         if n_bytes >= MEASURED_BYTES:
