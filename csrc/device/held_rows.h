@@ -30,10 +30,10 @@ class held_rows {
 public:
     using handle = uint64_t;  // never given twice in a process
 
-    explicit held_rows(size_t n_cells) : holders(n_cells, 0), target(n_cells, -1) {}
+    explicit held_rows(size_t n_cells) : holders(n_cells, 0) {}
 
     // Remembers rows [p0, p1), which `runs` say where to find; `exts` are those of each row, or empty.
-    handle add(int64_t p0, int64_t p1, std::vector<cell_run> runs, std::vector<cell_extra> exts);
+    handle add(int64_t p0, int64_t p1, const std::vector<cell_run> & runs, std::vector<cell_extra> exts);
 
     // std::invalid_argument after its release.
     void release(handle held);
@@ -46,7 +46,7 @@ public:
     uint32_t count(int64_t cell) const { return holders[cell]; }
 
     // What was held: rows [first, second); std::invalid_argument after its release.
-    std::pair<int64_t, int64_t> range_of(handle held) const { return { at(held).p0, at(held).p1 }; }
+    std::pair<int64_t, int64_t> range_of(handle held) const { return { at(held).p0, at(held).end() }; }
 
     // Where rows [first, last) of `held` lie, in order; std::invalid_argument if it does not have them.
     std::vector<cell_run> runs_of(handle held, int64_t first, int64_t last) const;
@@ -59,14 +59,15 @@ public:
 
 private:
     struct entry {
-        int64_t                 p0, p1;
-        std::vector<cell_run>   runs;  // in the order of rows
+        int64_t                 p0;
+        std::vector<int64_t>    cells;  // of row p0 and those after it
         std::vector<cell_extra> exts;
+
+        int64_t end() const { return p0 + static_cast<int64_t>(cells.size()); }
     };
 
     const entry & at(handle held) const;
 
     std::map<handle, entry> entries;
     std::vector<uint32_t>   holders;  // of each cell
-    std::vector<int64_t>    target;   // of each cell, while rows move; -1 for none
 };

@@ -1,8 +1,7 @@
 #include "device/relocation.h"
 
 #include <algorithm>
-#include <unordered_map>
-#include <unordered_set>
+#include <utility>
 
 namespace {
 
@@ -26,81 +25,44 @@ bool is_lower(const cell_move & a, const cell_move & b) {
     return a.from < b.from;
 }
 
+// Adds one of each of `from` to one of `to`, which are counted down: in order, so that what lies together stays together.
+void add_moves(std::vector<cell_move> & moves, std::vector<int64_t> & from, const std::vector<int64_t> & to) {
+    sort(from);
+    for (size_t i = 0; i < from.size(); ++i) {
+        moves.push_back({ from[i], to[from.size() - 1 - i] });
+    }
+}
+
 }  // namespace
 
 std::vector<cell_move> relocation::out_of(const std::vector<int64_t> & next) const {
     const int64_t        size = cache.size();
     std::vector<bool>    is_next(size);
-    std::vector<int64_t> from, ahead, to;
+    std::vector<int64_t> from, to;
     for (const int64_t cell : next) {
         is_next[cell] = true;
         if (held.holds(cell)) {
             from.push_back(cell);
         }
     }
+    const size_t n_next = from.size();
 
     // What the evaluations after this one will take, as far as there are free cells above.
     const int64_t ahead_end = std::min(size, next.back() + 1 + cells_ahead);
     for (int64_t cell = next.back() + 1; cell < ahead_end; ++cell) {
         if (held.holds(cell) && cache.is_empty(cell) && !is_next[cell]) {
-            ahead.push_back(cell);
+            from.push_back(cell);
         }
     }
-    for (int64_t cell = size - 1; cell >= 0 && to.size() < from.size() + ahead.size(); --cell) {
-        if (cell < ahead_end && to.size() >= from.size()) {
-            break;
-        }
+    for (int64_t cell = size - 1; cell >= (to.size() < n_next ? 0 : ahead_end) && to.size() < from.size(); --cell) {
         if (is_free(cell) && !is_next[cell]) {
             to.push_back(cell);
         }
     }
-    ahead.resize(std::min(ahead.size(), to.size() - from.size()));
-    from.insert(from.end(), ahead.begin(), ahead.end());
-
-    // In order, so that what lies together stays together.
-    sort(from);
-    std::reverse(to.begin(), to.end());
+    from.resize(to.size());
     std::vector<cell_move> moves;
-    moves.reserve(from.size());
-    for (size_t i = 0; i < from.size(); ++i) {
-        moves.push_back({ from[i], to[i] });
-    }
+    add_moves(moves, from, to);
     return moves;
-}
-
-// Adds to the free cells `to` such that `moves` leave, one for each of `from`, what else is held in the cells `filled`.
-void relocation::add_left_cells(std::vector<int64_t> & to, const std::vector<int64_t> & from,
-                                const std::vector<cell_move> & moves, const std::vector<int64_t> & filled) const {
-    std::vector<int64_t> filled_from(cache.size(), -1);
-    for (const cell_move & move : moves) {
-        filled_from[move.to] = move.from;
-    }
-    std::vector<int64_t> few;
-    if (to.size() < static_cast<size_t>(rows_in_stage)) {
-        few.swap(to);  // so few would take too many turns: rows change places instead, as far as they can
-    }
-    // Each of the others goes to a cell that is left when one before it has gone, so that no row waits for itself.
-    const auto left_for = [&](int64_t cell) {
-        while (filled_from[cell] >= 0) {
-            cell = filled_from[cell];
-        }
-        return cell;
-    };
-    const auto add_left = [&](int64_t cell) {
-        const int64_t last = left_for(cell);
-        if (to.size() < from.size() && last != cell && cache.is_empty(last)) {
-            to.push_back(last);
-        }
-    };
-    for (const int64_t cell : filled) {
-        if (to.size() < from.size() && !held.holds(cell)) {
-            add_left(cell);
-        }
-    }
-    for (const int64_t cell : from) {
-        add_left(cell);
-    }
-    to.insert(to.end(), few.begin(), few.begin() + std::min(few.size(), from.size() - to.size()));
 }
 
 std::vector<cell_move> relocation::into(const std::vector<cell_run> & from_runs, const std::vector<cell_run> & to_runs) const {
@@ -132,23 +94,31 @@ std::vector<cell_move> relocation::into(const std::vector<cell_run> & from_runs,
             from.push_back(cell);
         }
     }
-    sort(from);
-    to.reserve(from.size());
     for (int64_t cell = cache.size() - 1; cell >= 0 && to.size() < from.size(); --cell) {
         if (is_free(cell)) {
             to.push_back(cell);
         }
     }
-    std::reverse(to.begin(), to.end());
     if (to.size() < from.size()) {
-        add_left_cells(to, from, moves, cell_of);
+        // Others go to cells that are left when all before them have gone, so that no row waits for itself.
+        std::vector<int64_t> filled_from(cache.size(), -1);
+        for (const cell_move & move : moves) {
+            filled_from[move.to] = move.from;
+        }
+        for (size_t i = 0; i < cell_of.size() && to.size() < from.size(); ++i) {
+            int64_t last = cell_of[i];
+            while (filled_from[last] >= 0 && !is_source[cell_of[i]]) {
+                last = filled_from[last];
+            }
+            if (last != cell_of[i] && cache.is_empty(last)) {
+                to.push_back(last);
+            }
+        }
     }
     if (to.size() < from.size()) {
         throw out_of_cells("there are too few cells for what is held");
     }
-    for (size_t i = 0; i < from.size(); ++i) {
-        moves.push_back({ from[i], to[i] });
-    }
+    add_moves(moves, from, to);
     return moves;
 }
 
@@ -157,51 +127,28 @@ void relocation::run(const std::vector<cell_move> & moves) {
     for (const cell_move & move : moves) {
         leaves[move.from] = true;
     }
-    // First those whose cells are free, then those whose cells these have left.
-    std::vector<cell_move> ready;
-    ready.reserve(moves.size());
-    std::vector<int64_t> waits(cache.size(), -1);  // for each cell, which move waits until it is left
-    for (size_t i = 0; i < moves.size(); ++i) {
-        if (leaves[moves[i].to]) {
-            waits[moves[i].to] = static_cast<int64_t>(i);
-        } else {
-            ready.push_back(moves[i]);
-        }
-    }
+    // First those whose cells are free, then those whose cells these have left: so no turn has more rows than the one
+    // before it. Many small ones take longer than an exchange.
     std::vector<std::vector<cell_move>> turns;
-    while (!ready.empty()) {
-        std::vector<cell_move> next;
-        next.reserve(ready.size());
-        for (const cell_move & move : ready) {
-            if (waits[move.from] >= 0) {
-                next.push_back(moves[waits[move.from]]);
-                waits[move.from] = -1;
-            }
+    std::vector<cell_move>              rest = moves;
+    while (true) {
+        const auto ready = std::partition(rest.begin(), rest.end(), [&](const cell_move & move) { return leaves[move.to]; });
+        const auto n     = rest.end() - ready;
+        if (n == 0 || (turns.size() >= most_small_turns && n < rows_in_stage)) {
+            break;
         }
-        turns.push_back(std::move(ready));
-        ready = std::move(next);
-    }
-    // No turn has more rows than the one before it; many small ones take longer than an exchange.
-    size_t n_turns = 0;
-    while (n_turns < turns.size() &&
-           (n_turns < most_small_turns || turns[n_turns].size() >= static_cast<size_t>(rows_in_stage))) {
-        ++n_turns;
-    }
-    std::vector<cell_move> rest;
-    for (size_t i = n_turns; i < turns.size(); ++i) {
-        rest.insert(rest.end(), turns[i].begin(), turns[i].end());
-    }
-    for (const int64_t i : waits) {
-        if (i >= 0) {
-            rest.push_back(moves[i]);
+        turns.emplace_back(ready, rest.end());
+        rest.erase(ready, rest.end());
+        for (const cell_move & move : turns.back()) {
+            leaves[move.from] = false;
         }
     }
     if (!rest.empty()) {
         open_stages();  // may throw, before anything has moved
     }
     copies.move_begin();
-    for (size_t i = 0; i < n_turns; ++i) {
-        copy(std::move(turns[i]), planes, planes);
+    for (std::vector<cell_move> & turn : turns) {
+        copy(std::move(turn), planes, planes);
     }
     if (!rest.empty()) {
         exchange(rest);
@@ -262,50 +209,39 @@ void relocation::exchange(const std::vector<cell_move> & moves) {
         copy(std::move(out), stages, planes);
         some.clear();
     };
-    const auto add = [&](const cell_move & move) {
-        some.push_back(move);
-        if (some.size() == static_cast<size_t>(rows_in_stage)) {
-            flush();
-        }
-    };
 
-    std::unordered_map<int64_t, cell_move> into;  // by the cell that is filled
-    std::unordered_set<int64_t>            left;
+    std::vector<int64_t> comes_from(cache.size(), -1);  // of each cell, where its new row lies
+    std::vector<bool>    leaves(cache.size());
     for (const cell_move & move : moves) {
-        into.emplace(move.to, move);
-        left.insert(move.from);
+        comes_from[move.to] = move.from;
+        leaves[move.from]   = true;
     }
-    // The moves from `first` on, each into the cell that the one before it leaves; they are taken out of `into`.
-    const auto chain_of = [&](const cell_move & first) {
-        std::vector<cell_move> chain;
-        for (auto at = into.find(first.to); at != into.end(); at = into.find(chain.back().from)) {
-            chain.push_back(at->second);
-            into.erase(at);
-        }
-        return chain;
-    };
-    for (const cell_move & move : moves) {
-        if (left.count(move.to) == 0) {
-            for (const cell_move & next : chain_of(move)) {
-                add(next);
+    for (const bool is_ring : { false, true }) {  // these are left when all that end in a free cell are done
+        for (const cell_move & first : moves) {
+            if (leaves[first.to] != is_ring) {
+                continue;
             }
-        }
-    }
-    for (const cell_move & move : moves) {
-        const std::vector<cell_move> ring = chain_of(move);
-        if (some.size() + ring.size() > static_cast<size_t>(rows_in_stage)) {
-            flush();
-        }
-        if (ring.size() > static_cast<size_t>(rows_in_stage)) {
-            aside = ring.front().to;
-            copy({ { aside, put_aside } }, planes, stages);
-        }
-        for (const cell_move & next : ring) {
-            add(next);
-        }
-        if (aside >= 0) {
-            flush();
-            aside = -1;
+            std::vector<cell_move> chain;
+            for (int64_t to = first.to, from; (from = std::exchange(comes_from[to], -1)) >= 0; to = from) {
+                chain.push_back({ from, to });
+            }
+            if (some.size() + chain.size() > static_cast<size_t>(rows_in_stage)) {
+                flush();
+            }
+            if (chain.size() > static_cast<size_t>(rows_in_stage)) {
+                aside = first.to;
+                copy({ { aside, put_aside } }, planes, stages);
+            }
+            for (const cell_move & move : chain) {
+                some.push_back(move);
+                if (some.size() == static_cast<size_t>(rows_in_stage)) {
+                    flush();
+                }
+            }
+            if (aside >= 0) {
+                flush();
+                aside = -1;
+            }
         }
     }
     flush();

@@ -25,8 +25,6 @@ public:
 
 private:
     bool is_free(int64_t cell) const { return cache.is_empty(cell) && !held.holds(cell); }
-    void add_left_cells(std::vector<int64_t> & to, const std::vector<int64_t> & from, const std::vector<cell_move> & moves,
-                        const std::vector<int64_t> & filled) const;
     void copy(std::vector<cell_move> moves, std::vector<plane> & source, std::vector<plane> & target);
     void open_stages();
     void exchange(const std::vector<cell_move> & moves);
