@@ -26,14 +26,6 @@ class RowStore:
         """
 
     @property
-    def device_bytes(self) -> int:
-        """Bytes of resident rows, stages and the mask of a batch."""
-
-    @property
-    def host_bytes(self) -> int:
-        """Bytes of rows in host memory."""
-
-    @property
     def streamed_bytes(self) -> int:
         """Bytes that were copied into stages, ever."""
 

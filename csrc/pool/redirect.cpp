@@ -7,13 +7,12 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
-#include <tuple>
 #include <utility>
 
 namespace {
 
 constexpr size_t   mask_element   = 2;       // f16
-constexpr int64_t  mask_tile      = 64;      // kernels may read so many rows at a time, also behind the last one
+constexpr size_t   mask_tile      = 64;      // kernels may read so many rows at a time, also behind the last one
 constexpr uint16_t hidden         = 0xfc00;  // minus infinity; what is visible is zero
 constexpr size_t   pattern_bytes  = size_t(1) << 20;
 constexpr int64_t  pattern_column = 1024;  // columns that are filled at a time
@@ -25,18 +24,19 @@ const ggml_tensor * root_of(const ggml_tensor * tensor) {
 }  // namespace
 
 redirect::redirect(llama_context * ctx, const row_layout & rows, transfer & copies, int64_t n_rows, int64_t n_tokens,
-                   std::vector<place> places, std::function<void(size_t)> after)
-    : ctx(ctx), copies(copies), n_rows(n_rows), n_tokens(n_tokens), after(std::move(after)), n_layers(rows.k.size()),
-      positions(static_cast<size_t>(n_tokens)), mask_at(static_cast<size_t>(n_tokens), 0), views(rows.k.size()),
-      places(std::move(places)) {
-    for (size_t i = 0; i < n_layers; ++i) {
-        k_of[root_of(rows.k[i].tensor)] = i;
-        v_of[root_of(rows.v[i].tensor)] = i;
+                   const std::vector<place> & places, std::function<void(size_t)> after)
+    : ctx(ctx), copies(copies), n_rows(n_rows), n_tokens(n_tokens), after(std::move(after)),
+      positions(static_cast<size_t>(n_tokens)), mask_at(static_cast<size_t>(n_tokens), 0) {
+    for (size_t i = 0; i < places.size(); ++i) {
+        stops = stops || places[i].stops;
+        layers.push_back({ places[i].stops });
+        part_of[root_of(rows.k[i].tensor)] = { i, places[i].rows[0] };
+        part_of[root_of(rows.v[i].tensor)] = { i, places[i].rows[1] };
     }
     ggml_backend_buffer_type_t type = ggml_backend_buffer_get_type(buffer_of(rows.k[0].tensor));
-    const int64_t n_mask = (n_tokens + mask_tile - 1) / mask_tile * mask_tile;
-    mask_buffer    = allocate_zeros(type, static_cast<size_t>(n_rows * n_mask) * mask_element);
-    index_buffer   = allocate_zeros(type, static_cast<size_t>(n_tokens) * sizeof(int64_t));
+    const auto                 n    = static_cast<size_t>(n_tokens);
+    mask_buffer    = allocate_zeros(type, static_cast<size_t>(n_rows) * GGML_PAD(n, mask_tile) * mask_element);
+    index_buffer   = allocate_zeros(type, n * sizeof(int64_t));
     pattern_buffer = allocate_zeros(host_type_beside(type), 2 * pattern_bytes);
     open_mask();
     open_output(rows, type);
@@ -45,10 +45,8 @@ redirect::redirect(llama_context * ctx, const row_layout & rows, transfer & copi
 
 redirect::~redirect() {
     library::on_node(ctx, nullptr, nullptr);
-    if (is_left) {
-        for (const auto & item : left) {
-            undo(item.second.node);
-        }
+    for (auto item = left.begin(); is_left && item != left.end(); ++item) {
+        undo(item->first, item->second);
     }
 }
 
@@ -58,18 +56,19 @@ void redirect::open_output(const row_layout & rows, ggml_backend_buffer_type_t t
     if (ggml_backend_buft_is_host(type) && !copies.is_async()) {
         return;
     }
-    size_t k_layer = 0, v_layer = 0;
-    for (size_t i = 0; i < n_layers; ++i) {
-        const auto as_f16 = [&](const row_tensor & part) {
-            const auto kind = static_cast<ggml_type>(part.type);
-            return ggml_is_quantized(kind) ? part.row / ggml_type_size(kind) * ggml_blck_size(kind) * 2 * n_rows : 0;
-        };
-        k_layer = std::max<size_t>(k_layer, as_f16(rows.k[i]));
-        v_layer = std::max<size_t>(v_layer, as_f16(rows.v[i]));
+    size_t converted = 0;
+    for (const auto * tensors : { &rows.k, &rows.v }) {
+        size_t largest = 0;
+        for (const row_tensor & part : *tensors) {
+            const auto   kind     = static_cast<ggml_type>(part.type);
+            const size_t n_values = part.row / ggml_type_size(kind) * ggml_blck_size(kind);
+            largest = std::max(largest, ggml_is_quantized(kind) ? n_values * sizeof(ggml_fp16_t) * n_rows : 0);
+        }
+        converted += largest;
     }
-    if (k_layer + v_layer > 0) {
+    if (converted > 0) {
         const size_t output = sizeof(float) * library::attention_width(ctx) * n_tokens;
-        output_buffer = allocate_zeros(type, output + k_layer + v_layer + 4096);
+        output_buffer = allocate_zeros(type, output + converted + 4096);
     }
 }
 
@@ -80,9 +79,8 @@ void redirect::open_mask() {
     auto * dark = reinterpret_cast<uint16_t *>(pattern_buffer.data() + pattern_bytes);
     std::fill(dark, dark + pattern_bytes / mask_element, hidden);
 
-    mask.type   = GGML_TYPE_F16;
-    mask.buffer = mask_buffer.buffer.get();
-    mask.data   = mask_buffer.data();
+    mask      = mask_buffer.bytes;
+    mask.type = GGML_TYPE_F16;
     fill_mask(false, 0, n_tokens, 0, n_rows, 0);
     for (int64_t row = 0; row < n_tokens; ++row) {
         fill_mask(true, row, 1, 0, std::min(row + 1, n_rows), 0);
@@ -119,9 +117,8 @@ void redirect::move_mask(int64_t to, int64_t n) {
         }
         row = end;
     }
-    const int64_t n_read = std::min(n_rows, std::max(padding, (to + n + padding - 1) / padding * padding));
-    mask.ne[0]           = n_read;
-    mask.ne[1]           = n;
+    mask.ne[0] = GGML_PAD(to + n, padding);
+    mask.ne[1] = n;
     mask.ne[2] = mask.ne[3] = 1;
     mask.nb[0]              = mask_element;
     mask.nb[1]              = static_cast<size_t>(n_rows) * mask_element;
@@ -131,15 +128,13 @@ void redirect::move_mask(int64_t to, int64_t n) {
 // -- one evaluation --------------------------------------------------------------------------------------------------
 
 void redirect::begin(int64_t from, int64_t to) {
-    first       = from;
-    last        = to;
-    has_stopped = was_asked = false;
+    first     = from;
+    last      = to;
+    was_asked = false;
+    moved     = nullptr;
     failure.clear();
-    changed.clear();
-    stop_at.clear();
-    moved = nullptr;
-    for (view & view : views) {
-        view.n_written = view.n_read = 0;
+    for (layer & layer : layers) {
+        layer.n_written = layer.n_read = 0;
     }
     const int64_t n = last - first;
     for (int64_t i = 0; i < n; ++i) {
@@ -160,40 +155,32 @@ void redirect::begin(int64_t from, int64_t to) {
 std::string redirect::end() {
     active = false;
     if (repeating) {
-        repeating = false;
         library::on_node(ctx, called, this, false);
-        if (!was_asked) {
-            is_left = llama_perf_context(ctx).n_reused == n_reused + 1;
-            if (!is_left) {
-                fail("a graph was used again without being the same");
-            }
-            n_repeated += is_left;
-            return failure;
-        }
     }
-    return settle();
-}
-
-// After an evaluation that was asked about.
-std::string redirect::settle() {
-    for (size_t i = 0; i < n_layers && failure.empty(); ++i) {
-        if (views[i].n_written != 2 || views[i].n_read != 1) {
+    if (std::exchange(repeating, false) && !was_asked) {
+        is_left = llama_perf_context(ctx).n_reused == n_reused + 1;
+        if (!is_left) {
+            fail("a graph was used again without being the same");
+        }
+        n_repeated += is_left;
+        return failure;
+    }
+    for (size_t i = 0; i < layers.size() && failure.empty(); ++i) {
+        if (layers[i].n_written != 2 || layers[i].n_read != 1) {
             fail("the attention of layer " + std::to_string(i) + " was not found");
         }
     }
     if (failure.empty()) {
         left.clear();  // all nodes were asked about, and have their own sources or are in `changed`
     }
-    for (const changed_node & entry : changed) {
-        left[entry.node] = entry;
-    }
-    is_left     = failure.empty() && !has_stopped;
+    is_left     = failure.empty() && !stops;
     n_left      = last - first;
     n_left_rows = mask.ne[0];
-    for (const changed_node & entry : changed) {
-        if (!is_left) {
-            undo(entry.node);
-            left.erase(entry.node);
+    for (const auto & [node, entry] : changed) {
+        if (is_left) {
+            left.emplace(node, entry);
+        } else {
+            undo(node, entry);
         }
     }
     changed.clear();
@@ -201,10 +188,9 @@ std::string redirect::settle() {
 }
 
 // Gives `node` its own sources back. If the library has made another graph in the same memory, it has them.
-void redirect::undo(ggml_tensor * node) {
-    const auto found = left.find(node);
-    if (found != left.end() && node->data == found->second.data && node->src[1] == found->second.source) {
-        *node = found->second.before;
+void redirect::undo(ggml_tensor * node, const changed_node & entry) {
+    if (node->data == entry.data && node->src[1] == entry.source) {
+        *node = entry.before;
     }
 }
 
@@ -220,7 +206,10 @@ bool redirect::called(ggml_tensor * node, bool ask, void * self) {
     if (ask) {
         redirect.was_asked = true;
         redirect.is_left   = false;
-        redirect.undo(node);
+        if (const auto found = redirect.left.find(node); found != redirect.left.end()) {
+            undo(node, found->second);
+            redirect.left.erase(found);
+        }
     }
     if (!redirect.active || !redirect.failure.empty()) {
         return !ask;
@@ -228,14 +217,9 @@ bool redirect::called(ggml_tensor * node, bool ask, void * self) {
     // Nothing may be thrown through the library.
     try {
         if (ask) {
-            const bool stops = redirect.before(node);
-            redirect.has_stopped |= stops;
-            return stops;
+            return redirect.before(node);
         }
-        const auto found = redirect.stop_at.find(node);
-        if (found != redirect.stop_at.end()) {
-            redirect.after(found->second);
-        }
+        redirect.after(redirect.stopped);
         return true;
     } catch (const std::exception & error) {
         return redirect.fail(error.what());
@@ -278,18 +262,17 @@ bool redirect::give_room(ggml_tensor * node, const ggml_tensor & before) {
 }
 
 void redirect::remember(ggml_tensor * node, const ggml_tensor & before) {
-    changed.push_back({ node, before, node->data, node->src[1] });
+    changed.emplace(node, changed_node{ before, node->data, node->src[1] });
 }
 
 void redirect::write(ggml_tensor * node) {
-    const auto k = k_of.find(node->view_src), v = v_of.find(node->view_src);
-    if (k == k_of.end() && v == v_of.end()) {
+    const auto found = part_of.find(node->view_src);
+    if (found == part_of.end()) {
         return;
     }
-    const size_t        layer = k != k_of.end() ? k->second : v->second;
-    const ggml_tensor * to    = k != k_of.end() ? places[layer].k : places[layer].v;
-    const ggml_tensor * rows   = node->src[1];
-    const int64_t       n      = last - first;
+    const auto [layer, to]   = found->second;
+    const ggml_tensor * rows = node->src[1];
+    const int64_t       n    = last - first;
     if (rows == nullptr || rows->type != GGML_TYPE_I64 || ggml_nelements(rows) != n || node->src[0]->ne[1] != n ||
         node->ne[2] != 1 || node->ne[3] != 1) {
         fail("rows of layer " + std::to_string(layer) + " are written in another shape");
@@ -305,47 +288,45 @@ void redirect::write(ggml_tensor * node) {
     node->ne[1]    = n_rows;
     node->nb[2] = node->nb[3] = node->nb[1] * static_cast<size_t>(n_rows);
     node->src[1]              = &index;
-    ++views[layer].n_written;
+    ++layers[layer].n_written;
     remember(node, before);
 }
 
 bool redirect::read(ggml_tensor * node) {
-    const auto k = k_of.find(node->src[1]->view_src), v = v_of.find(node->src[2]->view_src);
-    if (k == k_of.end() || v == v_of.end() || k->second != v->second) {
+    const auto k = part_of.find(node->src[1]->view_src), v = part_of.find(node->src[2]->view_src);
+    if (k == part_of.end() || v == part_of.end() || k->second.layer != v->second.layer) {
         return false;
     }
-    const size_t  layer = k->second;
-    view &        view  = views[layer];
-    const int64_t n     = last - first;
-    float         bias  = 0.0f;
+    const size_t  number = k->second.layer;
+    layer &       layer  = layers[number];
+    const int64_t n      = last - first;
+    float         bias   = 0.0f;
     std::memcpy(&bias, node->op_params + 1, sizeof(bias));
     const ggml_tensor * hidden_part = node->src[3];
     if (hidden_part == nullptr || hidden_part->type != GGML_TYPE_F16 || hidden_part->ne[1] != n || hidden_part->ne[2] != 1 ||
         hidden_part->ne[3] != 1 || node->src[0]->ne[1] != n || node->src[1]->ne[3] != 1 || bias != 0.0f) {
-        return fail("attention of layer " + std::to_string(layer) + " reads in another shape");
+        return fail("attention of layer " + std::to_string(number) + " reads in another shape");
     }
     const ggml_tensor before = *node;
-    for (auto [own, source, from] : { std::tuple(&view.k, node->src[1], places[layer].k),
-                                      std::tuple(&view.v, node->src[2], places[layer].v) }) {
-        *own          = *source;
-        own->buffer   = from->buffer;
-        own->data     = from->data;
-        own->view_src = nullptr;
-        own->ne[1]    = mask.ne[0];
-        own->nb[3]    = own->nb[1] * static_cast<size_t>(n_rows);
+    for (size_t i = 0; i < 2; ++i) {
+        const ggml_tensor * rows = (i == 0 ? k : v)->second.rows;
+        ggml_tensor &       view = layer.views[i];
+        view          = *node->src[1 + i];
+        view.buffer   = rows->buffer;
+        view.data     = rows->data;
+        view.view_src = nullptr;
+        view.ne[1]    = mask.ne[0];
+        view.nb[3]    = view.nb[1] * static_cast<size_t>(n_rows);
+        node->src[1 + i] = &view;
     }
-    node->src[1]   = &view.k;
-    node->src[2]   = &view.v;
-    node->src[3]   = &mask;
+    node->src[3] = &mask;
     if (!give_room(node, before)) {
         *node = before;
         moved = nullptr;
-        return fail("attention of layer " + std::to_string(layer) + " needs more memory");
+        return fail("attention of layer " + std::to_string(number) + " needs more memory");
     }
-    ++view.n_read;
+    ++layer.n_read;
     remember(node, before);
-    if (places[layer].stops) {
-        stop_at[node] = layer;
-    }
-    return places[layer].stops;
+    stopped = number;
+    return layer.stops;
 }

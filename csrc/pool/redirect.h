@@ -10,24 +10,25 @@
 #include "core/layout.h"
 #include "device/tensor_buffer.h"
 
+#include <array>
 #include <functional>
 #include <stdexcept>
 #include <unordered_map>
 
 class redirect {
 public:
-    // Where the rows of one layer lie, from position 0 on; `stops` if `after` is to be called when its attention is done.
+    // Where the rows of one layer lie, K and V, from position 0 on; `stops` if `after` is to be called when its attention
+    // is done.
     struct place {
-        ggml_tensor * k;
-        ggml_tensor * v;
-        bool          stops;
+        std::array<const ggml_tensor *, 2> rows;
+        bool                               stops;
     };
 
     // Installs itself in `ctx`, whose cache `rows` describes, for at most `n_rows` rows of each layer at `places`, a multiple
     // of `padding`, and batches of `n_tokens`. `after` gets the number of a layer. All must outlive this, and the context's
     // evaluations with it. std::runtime_error without memory.
     redirect(llama_context * ctx, const row_layout & rows, transfer & copies, int64_t n_rows, int64_t n_tokens,
-             std::vector<place> places, std::function<void(size_t)> after);
+             const std::vector<place> & places, std::function<void(size_t)> after);
     ~redirect();
 
     redirect(const redirect &)             = delete;
@@ -42,32 +43,35 @@ public:
     // Ends the evaluation. Returns the error; empty if each layer has read and written its rows once.
     std::string end();
 
-    // Bytes on the device.
-    size_t device_bytes() const { return mask_buffer.size() + index_buffer.size() + output_buffer.size(); }
-
     // The number of evaluations without callbacks so far.
     uint64_t repeated() const { return n_repeated; }
 
 private:
-    // A node that was changed, and what it had before.
+    // What a node had before it was changed, and has now.
     struct changed_node {
-        ggml_tensor * node;
         ggml_tensor   before;
-        void *        data;  // now
+        void *        data;
         ggml_tensor * source;
     };
 
-    // What one layer's attention reads in this evaluation.
-    struct view {
-        ggml_tensor k{}, v{};
-        int         n_written = 0;  // of K and V together
-        int         n_read    = 0;
+    // A layer, and what its attention reads in this evaluation.
+    struct layer {
+        bool                       stops;
+        std::array<ggml_tensor, 2> views{};
+        int                        n_written = 0;  // of K and V together
+        int                        n_read    = 0;
+    };
+
+    // K or V of a layer.
+    struct part {
+        size_t              layer;
+        const ggml_tensor * rows;
     };
 
     static bool called(ggml_tensor * node, bool ask, void * self);
 
-    void undo(ggml_tensor * node);
-    std::string settle();
+    static void undo(ggml_tensor * node, const changed_node & entry);
+
     bool before(ggml_tensor * node);
     void write(ggml_tensor * node);
     bool read(ggml_tensor * node);
@@ -80,31 +84,30 @@ private:
     void fill_mask(bool visible, int64_t row, int64_t n, int64_t column, int64_t width, int64_t shift);
     void move_mask(int64_t first, int64_t n);
 
-    llama_context *                                   ctx;
-    transfer &                                        copies;
-    int64_t                                           n_rows, n_tokens;
-    std::function<void(size_t)>                       after;
-    size_t                                            n_layers;
-    std::unordered_map<const ggml_tensor *, size_t>   k_of, v_of;  // the library's tensor -> layer
-    std::unordered_map<const ggml_tensor *, size_t>   stop_at;     // node -> layer
-    const ggml_tensor *                               moved = nullptr;  // the last attention whose output is ours
-    tensor_buffer                                     mask_buffer, index_buffer, pattern_buffer, output_buffer;
-    ggml_tensor                                       mask{}, index{};  // what nodes get, once for all
-    std::vector<int64_t>                              positions;        // of the tokens of the batch
-    std::vector<int64_t>                              mask_at;          // of each row of the mask: see move_mask
-    std::vector<view>                                 views;
-    std::vector<place>                                places;
-    std::vector<changed_node>                         changed;
+    llama_context *                               ctx;
+    transfer &                                    copies;
+    int64_t                                       n_rows, n_tokens;
+    std::function<void(size_t)>                   after;
+    std::vector<layer>                            layers;
+    bool                                          stops = false;  // some of them do
+    std::unordered_map<const ggml_tensor *, part> part_of;          // by the library's own tensor
+    const ggml_tensor *                           moved = nullptr;  // the last attention whose output is ours
+    tensor_buffer                                 mask_buffer, index_buffer, pattern_buffer, output_buffer;
+    ggml_tensor                                   mask{}, index{};  // what nodes get, once for all
+    std::vector<int64_t>                          positions;        // of the tokens of the batch
+    std::vector<int64_t>                          mask_at;          // of each row of the mask: see move_mask
 
-    // Nodes that were changed by an earlier evaluation and may still be so. While `is_left`, these are all that it takes:
-    // the last evaluation was asked about, without a stop, and had so many tokens and so many rows to read.
-    std::unordered_map<const ggml_tensor *, changed_node> left;
-    bool                                              is_left = false, has_stopped = false, was_asked = false;
-    bool                                              repeating = false;  // the one that runs is not to be asked about
-    int64_t                                           n_left = 0, n_left_rows = 0;
-    int32_t                                           n_reused   = 0;  // graphs that the library had used again before
-    uint64_t                                          n_repeated = 0;
-    int64_t                                           first = 0, last = 0;
-    bool                                              active = false;
-    std::string                                       failure;
+    // Nodes that this evaluation has changed, and those that an earlier one has and that may still be so. While `is_left`,
+    // the latter are all that it takes: the last evaluation was asked about, no layer stops, and it had so many tokens and
+    // so many rows to read.
+    std::unordered_map<ggml_tensor *, changed_node> changed, left;
+    bool        is_left = false, was_asked = false;
+    bool        repeating = false;  // the one that runs is not to be asked about
+    int64_t     n_left = 0, n_left_rows = 0;
+    int32_t     n_reused   = 0;  // graphs that the library had used again before
+    uint64_t    n_repeated = 0;
+    int64_t     first = 0, last = 0;
+    size_t      stopped = 0;  // the layer behind whose attention it stopped last
+    bool        active  = false;
+    std::string failure;
 };

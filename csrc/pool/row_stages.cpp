@@ -1,7 +1,7 @@
 #include "pool/row_stages.h"
 
 #include <algorithm>
-#include <tuple>
+#include <chrono>
 
 namespace {
 
@@ -13,45 +13,38 @@ double ms_since(std::chrono::steady_clock::time_point start) {
 
 row_stages::row_stages(transfer & copies, const std::vector<stored_layer> & all, int64_t n_rows, size_t n_stages,
                        ggml_backend_buffer_type_t device)
-    : copies(copies), all(all) {
-    size_t k_row = 0, v_row = 0;
-    for (size_t i = 0; i < all.size(); ++i) {
-        if (!all[i].resident) {
-            streamed.push_back(i);
-            k_row = std::max(k_row, all[i].k_of_cache.row);
-            v_row = std::max(v_row, all[i].v_of_cache.row);
+    : copies(copies), n_rows(n_rows) {
+    std::array<size_t, 2> largest{};
+    for (const stored_layer & layer : all) {
+        for (size_t part = 0; part < 2 && !layer.resident; ++part) {
+            largest[part] = std::max(largest[part], layer.row[part]);
+        }
+        if (!layer.resident) {
+            streamed.push_back(&layer);
         }
     }
     stages.resize(std::min(n_stages, streamed.size()));
     for (stage & stage : stages) {
-        stage.k = allocate_zeros(device, static_cast<size_t>(n_rows) * k_row + row_slack);
-        stage.v = allocate_zeros(device, static_cast<size_t>(n_rows) * v_row + row_slack);
+        for (size_t part = 0; part < 2; ++part) {
+            stage.rows[part] = allocate_zeros(device, static_cast<size_t>(n_rows) * largest[part] + row_slack);
+        }
     }
 }
 
-size_t row_stages::order_of(size_t index) const {
-    return static_cast<size_t>(std::lower_bound(streamed.begin(), streamed.end(), index) - streamed.begin());
-}
-
-size_t row_stages::bytes() const {
-    size_t sum = 0;
-    for (const stage & stage : stages) {
-        sum += stage.k.size() + stage.v.size();
+// Layer i, in their order, has its first `n` rows in its `stage`, which may have some of them.
+void row_stages::fill(stage & stage, size_t i, int64_t n) {
+    if (stage.holds != i) {
+        stage.holds = i;
+        stage.n     = 0;
     }
-    return sum;
-}
-
-// The first `n` rows of the layer that `stage` holds, as far as they are not there.
-void row_stages::fill(stage & stage, int64_t n) {
     if (stage.n >= n) {
         return;
     }
-    const stored_layer & layer = all[streamed[stage.holds]];
-    for (auto [to, row, from] : { std::tuple(&stage.k, layer.k_of_cache.row, &layer.k),
-                                  std::tuple(&stage.v, layer.v_of_cache.row, &layer.v) }) {
-        const size_t at   = static_cast<size_t>(stage.n) * row;
-        const size_t size = static_cast<size_t>(n - stage.n) * row;
-        copies.load({ &to->bytes, at, size }, from->data() + at);
+    const stored_layer & layer = *streamed[i];
+    for (size_t part = 0; part < 2; ++part) {
+        const size_t at   = static_cast<size_t>(stage.n) * layer.row[part];
+        const size_t size = static_cast<size_t>(n - stage.n) * layer.row[part];
+        copies.load({ &stage.rows[part].bytes, at, size }, layer.rows[part].data() + at);
         n_streamed += size;
     }
     stage.n      = n;
@@ -70,34 +63,24 @@ void row_stages::prepare(int64_t n) {
     }
     copies.load_begin();
     for (size_t i = 0; i < stages.size(); ++i) {
-        if (stages[i].holds != i) {
-            stages[i].holds = i;
-            stages[i].n     = 0;
-        }
-        fill(stages[i], n);
+        fill(stages[i], i, n);
     }
     wait(stages[0]);
 }
 
-void row_stages::layer_done(size_t index, int64_t first, int64_t last) {
-    const size_t         i     = order_of(index);
-    const stored_layer & done  = all[index];
-    stage &              place = stage_of(i);
-    for (auto [from, row, to] : { std::tuple(&place.k, done.k_of_cache.row, &done.k),
-                                  std::tuple(&place.v, done.v_of_cache.row, &done.v) }) {
-        const size_t at = static_cast<size_t>(first) * row;
-        copies.save({ &from->bytes, at, static_cast<size_t>(last - first) * row }, to->data() + at);
+void row_stages::layer_done(const stored_layer & layer, int64_t first, int64_t last) {
+    const size_t i     = layer.order;
+    stage &      place = stage_of(i);
+    for (size_t part = 0; part < 2; ++part) {
+        const size_t at = static_cast<size_t>(first) * layer.row[part];
+        copies.save({ &place.rows[part].bytes, at, static_cast<size_t>(last - first) * layer.row[part] },
+                    layer.rows[part].data() + at);
     }
     place.n = last;
     home    = copies.progress().take();
 
-    const bool   wraps = i + stages.size() >= streamed.size();
-    const size_t next  = wraps ? i % stages.size() : i + stages.size();
-    if (next != i) {
-        place.holds = next;
-        place.n     = 0;
-        fill(place, wraps ? last : first);
-    }
+    const bool wraps = i + stages.size() >= streamed.size();
+    fill(place, wraps ? i % stages.size() : i + stages.size(), wraps ? last : first);
     if (i + 1 < streamed.size()) {
         wait(stage_of(i + 1));
     }
@@ -110,20 +93,17 @@ void row_stages::truncate(int64_t n) {
 }
 
 double row_stages::copy_rate() {
-    if (stages.empty()) {
-        return 0.0;
-    }
-    const stored_layer & layer = all[streamed[0]];
-    const size_t         size  = std::min({ stages[0].k.size(), layer.k.size(), size_t(256) << 20 });
-    double               best  = 0.0;
-    for (int i = 0; i < 3; ++i) {
+    const uint64_t before = n_streamed;
+    double         best   = 0.0;
+    for (int i = 0; i < 3 && !stages.empty(); ++i) {
+        truncate(0);
         copies.finish();
         const auto start = std::chrono::steady_clock::now();
-        copies.load({ &stages[0].k.bytes, 0, size }, layer.k.data());
+        fill(stages[0], 0, n_rows);
         copies.finish();
-        best = std::max(best, static_cast<double>(size) / std::max(ms_since(start) / 1e3, 1e-9));
+        best       = std::max(best, static_cast<double>(n_streamed - before) / std::max(ms_since(start) / 1e3, 1e-9));
+        n_streamed = before;
     }
-    stages[0].holds = 0;
-    stages[0].n     = 0;
+    truncate(0);
     return best;
 }

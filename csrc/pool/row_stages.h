@@ -7,14 +7,19 @@
 #include "core/layout.h"
 #include "device/tensor_buffer.h"
 
+#include <array>
+
 // Kernels may read a little behind the last quantised row.
 constexpr size_t row_slack = 4096;
 
-// All rows of one layer: on the device if it is resident, else on the host.
+using kv_buffers = std::array<tensor_buffer, 2>;
+
+// All rows of one layer, of K and of V: on the device if it is resident, else on the host.
 struct stored_layer {
-    row_tensor    k_of_cache, v_of_cache;
-    bool          resident;
-    tensor_buffer k, v;
+    bool                  resident;
+    size_t                order;  // among those that are not
+    std::array<size_t, 2> row;    // bytes of one
+    kv_buffers            rows;
 };
 
 class row_stages {
@@ -23,16 +28,15 @@ public:
     row_stages(transfer & copies, const std::vector<stored_layer> & all, int64_t n_rows, size_t n_stages,
                ggml_backend_buffer_type_t device);
 
-    // The stage of layer `index` of all, which is not resident.
-    tensor_buffer & k_of(size_t index) { return stage_of(order_of(index)).k; }
-    tensor_buffer & v_of(size_t index) { return stage_of(order_of(index)).v; }
+    // The stage of `layer`, which is not resident.
+    kv_buffers & rows_of(const stored_layer & layer) { return stage_of(layer.order).rows; }
 
     // Before an evaluation that begins behind n rows: the layers that come first have these.
     void prepare(int64_t n);
 
-    // Within that of rows [first, last): attention of layer `index` has been computed, nothing more is on its way. The
-    // next layer's rows are there when it returns.
-    void layer_done(size_t index, int64_t first, int64_t last);
+    // Within that of rows [first, last): attention of `layer` has been computed, nothing more is on its way. The next
+    // layer's rows are there when it returns.
+    void layer_done(const stored_layer & layer, int64_t first, int64_t last);
 
     // Rows from n on are void, also those of an evaluation that failed.
     void truncate(int64_t n);
@@ -40,30 +44,28 @@ public:
     // Waits until all rows that layers are done with are in host memory.
     void wait_home() { copies.progress().wait(home); }
 
-    size_t   bytes() const;
     uint64_t streamed_bytes() const { return n_streamed; }  // copied into stages so far
     double   waited_ms() const { return waited; }           // by evaluations, for these copies
 
-    // Bytes per second from the host to a stage, measured now; 0 without one. The stage is filled anew afterwards.
+    // Bytes per second from the host to a stage, measured now; 0 without one. The stages are filled anew afterwards.
     double copy_rate();
 
 private:
     // The first `n` rows of layer `holds`, in the order of those that have stages, are there when `loaded` is complete.
     struct stage {
-        tensor_buffer         k, v;
+        kv_buffers            rows;
         size_t                holds  = 0;
         int64_t               n      = 0;
         copy_progress::ticket loaded = 0;
     };
 
     stage & stage_of(size_t i) { return stages[i % stages.size()]; }
-    size_t  order_of(size_t index) const;
-    void    fill(stage & stage, int64_t n);
+    void    fill(stage & stage, size_t i, int64_t n);
     void    wait(stage & stage);
 
     transfer &                        copies;
-    const std::vector<stored_layer> & all;
-    std::vector<size_t>               streamed;  // numbers of layers, in order
+    int64_t                           n_rows;
+    std::vector<const stored_layer *> streamed;  // in order
     std::vector<stage>                stages;
     copy_progress::ticket             home       = 0;
     uint64_t                          n_streamed = 0;

@@ -15,7 +15,7 @@ constexpr llama_seq_id only_seq = 0;
 row_store::row_store(llama_context * ctx, library::cache cache, const row_layout & layout, uint64_t hash,
                      transfer & copies, const store_settings & settings)
     : row_memory(layout, hash, copies, static_cast<size_t>(std::max(settings.n_ctx, int64_t(0)))), ctx(ctx), cache(cache),
-      n_ctx(settings.n_ctx), capacity((n_ctx + redirect::padding - 1) / redirect::padding * redirect::padding) {
+      n_ctx(settings.n_ctx) {
     check_context();
     if (n_ctx < 1 || n_ctx > last_position || settings.n_stages < 1) {
         throw std::invalid_argument("a store of " + std::to_string(n_ctx) + " rows and " + std::to_string(settings.n_stages) +
@@ -28,8 +28,6 @@ row_store::row_store(llama_context * ctx, library::cache cache, const row_layout
         }
     }
     open(settings);
-    attention = std::make_unique<redirect>(ctx, layout, copies, capacity, llama_n_ubatch(ctx), places(),
-                                           [this](size_t index) { stages->layer_done(index, n_rows, n_next); });
     truncate(only_seq, 0);
 }
 
@@ -63,41 +61,26 @@ void row_store::check_context() const {
 }
 
 void row_store::open(const store_settings & settings) {
-    const auto                 rows   = static_cast<size_t>(capacity);
-    ggml_backend_buffer_type_t device = ggml_backend_buffer_get_type(buffer_of(layout.k[0].tensor));
+    const int64_t              n_padded = GGML_PAD(n_ctx, redirect::padding);
+    ggml_backend_buffer_type_t device   = ggml_backend_buffer_get_type(buffer_of(layout.k[0].tensor));
+    size_t                     n_streamed = 0;
     for (size_t i = 0; i < layout.k.size(); ++i) {
-        const bool resident = std::count(settings.resident.begin(), settings.resident.end(), i) > 0;
-        const auto type     = resident ? device : host_type_beside(device);
-        layers.push_back({ layout.k[i], layout.v[i], resident, allocate_zeros(type, rows * layout.k[i].row + row_slack),
-                           allocate_zeros(type, rows * layout.v[i].row + row_slack) });
+        const bool   resident = std::count(settings.resident.begin(), settings.resident.end(), i) > 0;
+        const auto   type     = resident ? device : host_type_beside(device);
+        stored_layer layer{ resident, resident ? 0 : n_streamed++, { layout.k[i].row, layout.v[i].row }, {} };
+        for (size_t part = 0; part < 2; ++part) {
+            layer.rows[part] = allocate_zeros(type, static_cast<size_t>(n_padded) * layer.row[part] + row_slack);
+        }
+        layers.push_back(std::move(layer));
     }
-    stages = std::make_unique<row_stages>(copies, layers, capacity, settings.n_stages, device);
-}
-
-std::vector<redirect::place> row_store::places() {
-    std::vector<redirect::place> found;
-    for (size_t i = 0; i < layers.size(); ++i) {
-        const bool resident = layers[i].resident;
-        found.push_back({ resident ? &layers[i].k.bytes : &stages->k_of(i).bytes,
-                          resident ? &layers[i].v.bytes : &stages->v_of(i).bytes, !resident });
-    }
-    return found;
-}
-
-size_t row_store::device_bytes() const {
-    size_t sum = stages->bytes() + attention->device_bytes();
+    stages = std::make_unique<row_stages>(copies, layers, n_padded, settings.n_stages, device);
+    std::vector<redirect::place> places;
     for (const stored_layer & layer : layers) {
-        sum += layer.resident ? layer.k.size() + layer.v.size() : 0;
+        const kv_buffers & rows = layer.resident ? layer.rows : stages->rows_of(layer);
+        places.push_back({ { &rows[0].bytes, &rows[1].bytes }, !layer.resident });
     }
-    return sum;
-}
-
-size_t row_store::host_bytes() const {
-    size_t sum = 0;
-    for (const stored_layer & layer : layers) {
-        sum += layer.resident ? 0 : layer.k.size() + layer.v.size();
-    }
-    return sum;
+    attention = std::make_unique<redirect>(ctx, layout, copies, n_padded, llama_n_ubatch(ctx), places,
+                                           [this](size_t i) { stages->layer_done(layers[i], n_rows, n_next); });
 }
 
 // -- evaluation --------------------------------------------------------------------------------------------------------
@@ -195,11 +178,10 @@ void row_store::place_last() {
 
 // Calls `function(bytes of a row, all rows, whether they are on the device)` in the order of a block.
 template <typename F> void row_store::each_plane(const F & function) {
-    for (stored_layer & layer : layers) {
-        function(layer.k_of_cache.row, layer.k, layer.resident);
-    }
-    for (stored_layer & layer : layers) {
-        function(layer.v_of_cache.row, layer.v, layer.resident);
+    for (size_t part = 0; part < 2; ++part) {
+        for (stored_layer & layer : layers) {
+            function(layer.row[part], layer.rows[part], layer.resident);
+        }
     }
 }
 

@@ -45,9 +45,6 @@ public:
 
     llama_pos cut(llama_seq_id seq, int64_t n) override;
 
-    size_t device_bytes() const;  // of resident layers, stages and the mask
-    size_t host_bytes() const;
-
     // Evaluations, so far, that took a graph as the one before had left it.
     uint64_t repeated() const { return attention->repeated(); }
 
@@ -65,7 +62,6 @@ private:
     void copy_out(int64_t p0, int64_t p1, const cell_extra * their_exts, uint8_t * out);
     void copy_in(const row_span & span, std::vector<host_copy> & on_host);
     void open(const store_settings & settings);
-    std::vector<redirect::place> places();
     void move_end(int64_t n);
     void place_last();
     void remember_exts(int64_t p0, int64_t p1);
@@ -75,7 +71,7 @@ private:
 
     llama_context *                ctx;
     library::cache                 cache;
-    int64_t                        n_ctx, capacity;  // the latter as attention pads it
+    int64_t                        n_ctx;
     std::vector<stored_layer>      layers;
     std::unique_ptr<row_stages>    stages;
     std::vector<cell_extra>        exts;  // of each position, where the model has them
