@@ -11,8 +11,8 @@ class RowStore:
 
     llama.cpp needs cells for a batch and one token more. Attention reads and writes here, to the same bits as with that
     many cells; blocks are those of `KVState`. Layers are counted as blocks have them; ``resident`` ones have their rows
-    on the device, the others in host memory, from where they pass through ``stages`` buffers of a layer on the device
-    in each evaluation. Only `decode` evaluates; `KVState.clear` the sequence first. ``kv`` lives as long as this.
+    on the device, the others in host memory, from where they pass through ``stages`` buffers of a layer on the device,
+    one at least, in each evaluation. Only `decode` evaluates; `KVState.clear` the sequence first. ``kv`` lives as long as this.
 
     RuntimeError in one line for models that this cannot serve, a second time for one ``kv``, and without memory.
     """

@@ -6,9 +6,9 @@
 #include <utility>
 
 copy_progress::copy_progress(std::vector<ggml_backend_t> streams) : streams(std::move(streams)) {
-    for (ggml_backend_t stream : this->streams) {
-        askable = askable && device_runtime::instance().can_ask(ggml_backend_get_device(stream));
-    }
+    askable = std::all_of(this->streams.begin(), this->streams.end(), [](ggml_backend_t stream) {
+        return device_runtime::instance().can_ask(ggml_backend_get_device(stream));
+    });
 }
 
 copy_progress::ticket copy_progress::take() {
@@ -24,13 +24,6 @@ copy_progress::ticket copy_progress::take() {
     } else {
         reached = std::move(spare.back());
         spare.pop_back();
-    }
-    if (std::find(reached.begin(), reached.end(), nullptr) != reached.end()) {
-        for (ggml_backend_t stream : streams) {
-            ggml_backend_synchronize(stream);
-        }
-        all_complete();
-        return taken;
     }
     for (size_t i = 0; i < streams.size(); ++i) {
         ggml_backend_event_record(reached[i].get(), streams[i]);

@@ -15,7 +15,7 @@ public:
     // as on a device that is so far behind.
     explicit copy_progress(size_t lag = 0) : lag(lag) {}
 
-    // For copies on `streams` of one or more devices; the streams must outlive this object.
+    // For copies on `streams` of one or more devices, all of which have events; the streams must outlive this object.
     explicit copy_progress(std::vector<ggml_backend_t> streams);
 
     // Stands for all copies up to here.

@@ -67,18 +67,10 @@ bool transfer::open_lanes(const std::vector<ggml_tensor *> & tensors) {
         if (compute == nullptr || !props.caps.async || !props.caps.events) {
             return false;
         }
-        lane opened{};
-        opened.device  = device;
-        opened.compute = compute;
-        opened.computed.reset(ggml_backend_event_new(device));
-        opened.copied.reset(ggml_backend_event_new(device));
-        opened.left.reset(ggml_backend_event_new(device));
-        if (opened.computed == nullptr || opened.copied == nullptr || opened.left == nullptr) {
-            return false;
-        }
-        opened.copies.reset(ggml_backend_dev_init(device, nullptr));
-        opened.leaves.reset(ggml_backend_dev_init(device, nullptr));
-        if (opened.copies == nullptr || opened.leaves == nullptr) {
+        const auto event  = [&] { return event_handle(ggml_backend_event_new(device)); };
+        const auto stream = [&] { return backend_handle(ggml_backend_dev_init(device, nullptr)); };
+        lane       opened{ device, compute, event(), event(), event(), {}, 0, stream(), stream() };
+        if (!opened.computed || !opened.copied || !opened.left || !opened.copies || !opened.leaves) {
             return false;
         }
         lanes.push_back(std::move(opened));
@@ -88,20 +80,17 @@ bool transfer::open_lanes(const std::vector<ggml_tensor *> & tensors) {
 
 void transfer::open_stages(const std::vector<copy_region> & staged) {
     has_stages = !staged.empty();
-    has_zeros  = true;
     for (lane & lane : lanes) {
-        size_t sum = 0, largest = 0;
+        size_t largest = 0;
         for (const copy_region & region : staged) {
             if (&lane_of(region.tensor) == &lane) {
-                sum += region.size;
+                lane.n_staged += region.size;
                 largest = std::max(largest, region.size);
             }
         }
-        if (sum > 0) {
-            lane.stage = zeros_or_none(ggml_backend_dev_buffer_type(lane.device), sum);
-            lane.zeros = zeros_or_none(ggml_backend_dev_buffer_type(lane.device), largest);
+        if (largest > 0) {
+            lane.stage = zeros_or_none(ggml_backend_dev_buffer_type(lane.device), lane.n_staged + largest);
             has_stages = has_stages && lane.stage.buffer != nullptr;
-            has_zeros  = has_zeros && lane.zeros.buffer != nullptr;
         }
     }
 }
@@ -218,21 +207,10 @@ void transfer::forget_left() {
     }
 }
 
-void transfer::wait_for_left(lane & lane, const uint8_t * first, const uint8_t * last) {
-    forget_left();
-    if (std::any_of(leaving.begin(), leaving.end(), [&](const range & each) { return each.first < last && first < each.last; })) {
-        for (const struct lane & each : lanes) {
-            ggml_backend_event_wait(lane.copies.get(), each.left.get());
-        }
-    }
-}
-
 // A device's own way to set memory waits for it, for each tensor; copying zeros on the stream that computes does not.
 void transfer::wipe(const std::vector<copy_region> & regions) {
-    if (!has_zeros) {
-        if (!has_stages) {
-            finish();
-        }
+    if (!has_stages) {
+        finish();
         llama_synchronize(ctx);
         for (const copy_region & region : regions) {
             library::set_to_zero(region.tensor, region.offset, region.size);
@@ -242,8 +220,8 @@ void transfer::wipe(const std::vector<copy_region> & regions) {
     for (const copy_region & region : regions) {
         const lane & lane = lane_of(region.tensor);
         for (size_t done = 0, n; done < region.size; done += n) {
-            n                        = std::min(lane.zeros.size(), region.size - done);
-            const ggml_tensor zeros  = bytes_of(&lane.zeros.bytes, 0, n);
+            n                        = std::min(lane.stage.size() - lane.n_staged, region.size - done);
+            const ggml_tensor zeros  = bytes_of(&lane.stage.bytes, lane.n_staged, n);
             ggml_tensor       target = bytes_of(region.tensor, region.offset + done, n);
             ggml_backend_tensor_copy_async(lane.compute, lane.compute, &zeros, &target);
         }
@@ -251,9 +229,13 @@ void transfer::wipe(const std::vector<copy_region> & regions) {
 }
 
 void transfer::load(const copy_region & to, const uint8_t * src) {
-    ggml_backend_t copies = lanes.empty() ? nullptr : lane_of(to.tensor).copies.get();
-    if (copies != nullptr && !leaving.empty()) {
-        wait_for_left(lane_of(to.tensor), src, src + (to.count - 1) * to.pitch + to.size);
+    ggml_backend_t  copies = lanes.empty() ? nullptr : lane_of(to.tensor).copies.get();
+    const uint8_t * end    = src + (to.count - 1) * to.pitch + to.size;
+    forget_left();
+    if (std::any_of(leaving.begin(), leaving.end(), [&](const range & each) { return each.first < end && src < each.last; })) {
+        for (const lane & each : lanes) {
+            ggml_backend_event_wait(copies, each.left.get());
+        }
     }
     each_contiguous(to, src, [&](size_t i, size_t count, size_t skip, size_t size) {
         set_pieces(copies, { to.tensor, to.offset + i * to.stride + skip, size, count, to.stride, to.pitch },

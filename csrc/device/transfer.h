@@ -101,8 +101,8 @@ private:
         event_handle       computed;
         event_handle       copied;
         event_handle       left;
-        tensor_buffer      stage;   // on the device; none where nothing is staged
-        tensor_buffer      zeros;   // on the device, as large as the largest region that is staged; or none
+        tensor_buffer      stage;     // on the device; none where nothing is staged
+        size_t             n_staged;  // bytes of it; behind them come zeros, as many as the largest region has
         backend_handle     copies;  // these go first
         backend_handle     leaves;
     };
@@ -119,7 +119,6 @@ private:
     lane &      lane_of(const ggml_tensor * tensor);
     void        save_by(ggml_backend_t stream, const copy_region & from, uint8_t * dst);
     void        forget_left();
-    void        wait_for_left(lane & lane, const uint8_t * first, const uint8_t * last);
 
     template <typename F> void each_contiguous(const copy_region & region, const uint8_t * host, const F & copy) const;
 
@@ -127,7 +126,7 @@ private:
     const host_arena &       pinned;
     bool                     pretends;
     copy_progress            done;
-    bool                     has_stages = false, has_zeros = false;
+    bool                     has_stages = false;
     std::deque<range>        leaving;  // in the order of their tickets
     std::vector<lane>        lanes;  // none where copies are not asynchronous; they go first
 };

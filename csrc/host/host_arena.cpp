@@ -70,15 +70,13 @@ void * host_arena::allocate(size_t size) {
                 return nullptr;
             }
             quiet_from_ = clock::now() + quiet_;
-            for (const auto & [at, room] : free_) {
-                if (room < size) {
-                    continue;
-                }
-                const size_t found = at;
-                take_free(found, size);
+            const auto found = std::find_if(free_.begin(), free_.end(), [&](const auto & range) { return range.second >= size; });
+            if (found != free_.end()) {
+                const size_t at = found->first;
+                take_free(at, size);
                 n_allocated_ += size;
                 changed_.notify_one();
-                return base_ + found;
+                return base_ + at;
             }
         }
         if (!grown) {  // and no other thread has grown it meanwhile
@@ -92,17 +90,13 @@ void host_arena::free(void * data, size_t size) {
     const std::lock_guard<std::mutex> lock(mutex_);
     insert_free(static_cast<uint8_t *>(data) - base_, size);
     n_allocated_ -= size;
-    if (may_shrink() || has_spare()) {
-        changed_.notify_one();
-    }
+    changed_.notify_one();
 }
 
 void host_arena::count_outside(std::ptrdiff_t bytes) {
     const std::lock_guard<std::mutex> lock(mutex_);
     outside_ += static_cast<size_t>(bytes);
-    if (base_ != nullptr) {
-        changed_.notify_one();
-    }
+    changed_.notify_one();
 }
 
 void host_arena::reserve(size_t bytes) {
@@ -147,7 +141,7 @@ bool host_arena::grow() {
         if (!may_grow()) {
             return false;
         }
-        index = first_missing();
+        index = std::find(ready_.begin(), ready_.end(), false) - ready_.begin();
     }
     uint8_t * const data = base_ + index * slab;
     if (madvise(data, slab, MADV_POPULATE_WRITE) != 0) {
@@ -158,8 +152,8 @@ bool host_arena::grow() {
     const bool pinned = !registered_ || device_runtime::instance().pin(data, slab);
 
     const std::lock_guard<std::mutex> lock(mutex_);
-    full_ = full_ || !pinned;
     if (!pinned) {
+        full_ = true;
         madvise(data, slab, MADV_DONTNEED);
         return false;
     }
@@ -170,19 +164,17 @@ bool host_arena::grow() {
     return true;
 }
 
-// Gives the last unused slab back to the system.
+// Gives the last unused slab back to the system, if there is one.
 void host_arena::shrink() {
     const std::lock_guard<std::mutex> one_at_a_time(growing_);
     size_t                            at;
     {
         const std::lock_guard<std::mutex> lock(mutex_);
-        if (!may_shrink()) {
-            if (!has_spare() || clock::now() < quiet_from_) {
-                return;
-            }
-            quiet_from_ = clock::now() + between_slabs;
+        quiet_from_ = std::max(quiet_from_, clock::now() + between_slabs);
+        at          = last_whole_slab();
+        if (at == nowhere) {
+            return;
         }
-        at = last_whole_slab();
         take_free(at, slab);
     }
     const bool given = !registered_ || device_runtime::instance().unpin(base_ + at);
@@ -200,30 +192,21 @@ void host_arena::shrink() {
 }
 
 void host_arena::run() {
+    std::unique_lock<std::mutex> lock(mutex_);
     while (true) {
-        bool give_back;
-        {
-            std::unique_lock<std::mutex> lock(mutex_);
-            while (true) {
-                reserved_ = may_grow() && largest_free() < reserved_ ? reserved_ : 0;
-                give_back = may_shrink();
-                if (give_back || wants_more()) {
-                    break;
-                }
-                if (!has_spare()) {
-                    changed_.wait(lock);
-                } else if (clock::now() < quiet_from_) {
-                    changed_.wait_until(lock, quiet_from_);
-                } else {
-                    give_back = true;
-                    break;
-                }
-            }
-        }
-        if (give_back) {
+        reserved_ = may_grow() && largest_free() < reserved_ ? reserved_ : 0;
+        if (may_shrink() || (has_spare() && clock::now() >= quiet_from_)) {
+            lock.unlock();
             shrink();
-        } else {
+            lock.lock();
+        } else if (wants_more()) {
+            lock.unlock();
             grow();
+            lock.lock();
+        } else if (has_spare()) {
+            changed_.wait_until(lock, quiet_from_);
+        } else {
+            changed_.wait(lock);
         }
     }
 }
@@ -245,10 +228,6 @@ bool host_arena::may_shrink() const {
 bool host_arena::has_spare() const {
     return !keeps_ && reserved_ == 0 && taken() > keep_ && n_ready_ * slab - n_allocated_ >= ahead_ + slab &&
            last_whole_slab() != nowhere;
-}
-
-size_t host_arena::first_missing() const {
-    return std::find(ready_.begin(), ready_.end(), false) - ready_.begin();
 }
 
 // Where the last slab begins of which nothing is in use.

@@ -69,7 +69,6 @@ private:
     void   take_free(size_t at, size_t size);
     size_t largest_free() const;
     size_t taken() const { return n_ready_ * slab + outside_; }
-    size_t first_missing() const;
     size_t last_whole_slab() const;
     bool   may_grow() const { return !full_ && taken() + slab <= limit_; }
     bool   wants_more() const;

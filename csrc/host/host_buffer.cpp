@@ -22,38 +22,36 @@ public:
         if (size == 0) {
             throw std::invalid_argument("a host buffer needs at least one byte");
         }
-        if (pinned) {
-            data_   = host_arena::instance().allocate(size);
-            pinned_ = data_ != nullptr;
+        data_   = pinned ? host_arena::instance().allocate(size) : nullptr;
+        pinned_ = data_ != nullptr;
+        if (pinned_) {
+            return;
+        }
+        if (size >= own_pages) {
+            data_   = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            mapped_ = data_ != MAP_FAILED;
+        }
+        if (!mapped_) {  // small, or the system has no more mappings
+            constexpr size_t alignment = 64;
+            data_ = std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
         }
         if (data_ == nullptr) {
-            if (size >= own_pages) {
-                void * const pages = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-                mapped_ = pages != MAP_FAILED;
-                data_   = mapped_ ? pages : nullptr;
-            }
-            if (data_ == nullptr) {  // small, or the system has no more mappings
-                constexpr size_t alignment = 64;
-                data_ = std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
-            }
-            if (data_ == nullptr) {
-                throw std::bad_alloc();
-            }
-            host_arena::instance().count_outside(static_cast<std::ptrdiff_t>(size_));
+            throw std::bad_alloc();
         }
+        host_arena::instance().count_outside(static_cast<std::ptrdiff_t>(size_));
     }
 
     ~host_buffer() {
         if (pinned_) {
             host_arena::instance().free(data_, size_);
-        } else {
-            if (mapped_) {
-                munmap(data_, size_);
-            } else {
-                std::free(data_);
-            }
-            host_arena::instance().count_outside(-static_cast<std::ptrdiff_t>(size_));
+            return;
         }
+        if (mapped_) {
+            munmap(data_, size_);
+        } else {
+            std::free(data_);
+        }
+        host_arena::instance().count_outside(-static_cast<std::ptrdiff_t>(size_));
     }
 
     host_buffer(const host_buffer &)             = delete;

@@ -23,7 +23,7 @@ row_stages::row_stages(transfer & copies, const std::vector<stored_layer> & all,
             streamed.push_back(&layer);
         }
     }
-    stages.resize(std::min(n_stages, streamed.size()));
+    stages.resize(std::min(std::max<size_t>(n_stages, 1), streamed.size()));
     for (stage & stage : stages) {
         for (size_t part = 0; part < 2; ++part) {
             stage.rows[part] = allocate_zeros(device, static_cast<size_t>(n_rows) * largest[part] + row_slack);

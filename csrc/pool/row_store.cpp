@@ -17,15 +17,8 @@ row_store::row_store(llama_context * ctx, library::cache cache, const row_layout
     : row_memory(layout, hash, copies, static_cast<size_t>(std::max(settings.n_ctx, int64_t(0)))), ctx(ctx), cache(cache),
       n_ctx(settings.n_ctx) {
     check_context();
-    if (n_ctx < 1 || n_ctx > last_position || settings.n_stages < 1) {
-        throw std::invalid_argument("a store of " + std::to_string(n_ctx) + " rows and " + std::to_string(settings.n_stages) +
-                                    " stages cannot be made");
-    }
-    for (const size_t i : settings.resident) {
-        if (i >= layout.k.size()) {
-            throw std::invalid_argument("there is no attention layer " + std::to_string(i) + " of " +
-                                        std::to_string(layout.k.size()));
-        }
+    if (n_ctx < 1 || n_ctx > last_position) {
+        throw std::invalid_argument("a store of " + std::to_string(n_ctx) + " rows cannot be made");
     }
     open(settings);
     truncate(only_seq, 0);
@@ -176,11 +169,14 @@ void row_store::place_last() {
 
 // -- out and in --------------------------------------------------------------------------------------------------------
 
-// Calls `function(bytes of a row, all rows, whether they are on the device)` in the order of a block.
-template <typename F> void row_store::each_plane(const F & function) {
+// Calls `function(bytes of a row, where rows [p0, p1) are, and where on the host or null)` in the order of a block.
+template <typename F> void row_store::each_plane(int64_t p0, int64_t p1, const F & function) {
     for (size_t part = 0; part < 2; ++part) {
         for (stored_layer & layer : layers) {
-            function(layer.row[part], layer.rows[part], layer.resident);
+            const size_t row  = layer.row[part];
+            const size_t from = static_cast<size_t>(p0) * row;
+            function(row, copy_region{ &layer.rows[part].bytes, from, static_cast<size_t>(p1 - p0) * row },
+                     layer.resident ? nullptr : layer.rows[part].data() + from);
         }
     }
 }
@@ -199,19 +195,17 @@ void row_store::fetch(held_rows::handle rows, int64_t p0, int64_t p1, uint8_t * 
 
 // Rows [p0, p1), which are there, as a block, with what the library knows of them.
 void row_store::copy_out(int64_t p0, int64_t p1, const cell_extra * their_exts, uint8_t * out) {
-    const auto n  = static_cast<size_t>(p1 - p0);
-    uint8_t *  at = begin_block(p0, p1, their_exts, out);
+    uint8_t * at = begin_block(p0, p1, their_exts, out);
     copies.save_begin();
     is_reading = true;
     std::vector<host_copy> on_host;
-    each_plane([&](size_t row, tensor_buffer & rows, bool on_device) {
-        const size_t from = static_cast<size_t>(p0) * row;
-        if (on_device) {
-            copies.save({ &rows.bytes, from, n * row }, at);
+    each_plane(p0, p1, [&](size_t, const copy_region & rows, uint8_t * host) {
+        if (host == nullptr) {
+            copies.save(rows, at);
         } else {
-            on_host.push_back({ at, rows.data() + from, n * row });
+            on_host.push_back({ at, host, rows.size });
         }
-        at += n * row;
+        at += rows.size;
     });
     stages->wait_home();
     copy_on_host(on_host);
@@ -238,16 +232,14 @@ void row_store::check_text(const row_span & span) const {
 // The rows of a block go to their places.
 void row_store::copy_in(const row_span & span, std::vector<host_copy> & on_host) {
     const block_header header = read_header(span.data, span.size, block_kind::rows, hash);
-    const auto         n      = static_cast<size_t>(span.last - span.first);
     const auto         whole  = static_cast<size_t>(header.p1 - header.p0);
     const auto         skip   = static_cast<size_t>(span.first - header.p0);
-    const auto         to     = static_cast<size_t>(span.first);
     const uint8_t *    at     = span.data + sizeof(block_header) + whole * layout.ext_bytes();
-    each_plane([&](size_t row, tensor_buffer & rows, bool on_device) {
-        if (on_device) {
-            copies.load({ &rows.bytes, to * row, n * row }, at + skip * row);
+    each_plane(span.first, span.last, [&](size_t row, const copy_region & rows, uint8_t * host) {
+        if (host == nullptr) {
+            copies.load(rows, at + skip * row);
         } else {
-            on_host.push_back({ rows.data() + to * row, at + skip * row, n * row });
+            on_host.push_back({ host, at + skip * row, rows.size });
         }
         at += whole * row;
     });

@@ -15,7 +15,7 @@
 struct store_settings {
     int64_t             n_ctx;     // the most rows
     std::vector<size_t> resident;  // layers, counted as blocks have them
-    size_t              n_stages;  // at least 1; layers that share one wait for each other
+    size_t              n_stages;  // one at least is made; layers that share one wait for each other
 };
 
 class row_store : public row_memory {
@@ -67,7 +67,7 @@ private:
     void remember_exts(int64_t p0, int64_t p1);
     void failed();
 
-    template <typename F> void each_plane(const F & function);
+    template <typename F> void each_plane(int64_t p0, int64_t p1, const F & function);
 
     llama_context *                ctx;
     library::cache                 cache;

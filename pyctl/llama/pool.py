@@ -18,7 +18,7 @@ __all__ = ["counts_of", "made_up_text", "open_pool", "same_bits", "trial"]
 
 def open_pool(kv: KVState, plan: PoolPlan) -> RowStore:
     """Open a pool for the rows of ``kv``. Raises RuntimeError if it is not possible."""
-    return RowStore(kv, plan.n_rows, plan.resident, max(plan.n_stages, 1))
+    return RowStore(kv, plan.n_rows, plan.resident, plan.n_stages)
 
 
 def counts_of(rows: RowStore) -> StreamCounts:
