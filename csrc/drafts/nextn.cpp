@@ -128,18 +128,13 @@ private:
 };
 
 // A sampler that runs on the device: the most likely token. The library's own would have the logits copied to the host.
-void best_apply(llama_sampler *, llama_token_data_array * all) {
-    const auto is_less = [](const llama_token_data & a, const llama_token_data & b) { return a.logit < b.logit; };
-    all->selected      = std::max_element(all->data, all->data + all->size, is_less) - all->data;
-}
-
 void best_backend_apply(llama_sampler *, ggml_context * ctx, ggml_cgraph *, llama_sampler_data * data) {
     data->sampled = ggml_argmax(ctx, ggml_reshape_1d(ctx, data->logits, ggml_nelements(data->logits)));
     data->logits  = nullptr;
 }
 
 llama_sampler_i best_interface = {
-    [](const llama_sampler *) { return "best"; }, nullptr,           best_apply, nullptr, nullptr, nullptr,
+    [](const llama_sampler *) { return "best"; }, nullptr, nullptr, nullptr, nullptr, nullptr,
     [](llama_sampler *, ggml_backend_buffer_type_t, uint32_t) { return true; },
     nullptr, best_backend_apply, nullptr, nullptr, nullptr,
 };
@@ -156,6 +151,7 @@ public:
         const size_t n_seqs = llama_n_seq_max(ctx);
         tokens.resize(std::max<size_t>(llama_n_ubatch(ctx), n_seqs));
         batch = llama_batch_init(static_cast<int32_t>(tokens.size()), static_cast<int32_t>(width), 1);
+        batch.token = tokens.data();
         for (size_t seq = 0; seq < n_seqs; ++seq) {
             llama_sampler * chain = llama_sampler_chain_init(llama_sampler_chain_default_params());
             llama_sampler_chain_add(chain, p_min > 0 ? llama_sampler_init_top_k(n_compared)
@@ -196,7 +192,7 @@ public:
             add(seq, start + static_cast<llama_pos>(i), given[i], source + i * width, false);
         }
         library::keep_hidden(ctx, last_layer, false);
-        return run();
+        return llama_decode(ctx, batch);
     }
 
     // `n` tokens after each job's, or fewer where they are not likely enough, or where the head has no room. `window` rows
@@ -204,7 +200,9 @@ public:
     // the given hidden rows reach. The second value is llama_decode's result, 0 if all went well.
     std::tuple<std::vector<token_list>, int> draft(const std::vector<std::tuple<llama_seq_id, llama_pos, token_list, float_rows>> & items,
                                                    size_t n, size_t window) {
-        std::vector<run_state> states;
+        std::vector<run_state>   states;
+        std::vector<run_state *> active;
+        states.reserve(items.size());
         window = std::max<size_t>(window, 1);
         for (const auto & [seq, start, given, hidden] : items) {
             check(seq, given.size(), hidden);
@@ -212,15 +210,15 @@ public:
             if (n_known == 0 || n_known > given.size() || items.size() * std::max(n_known, window) > tokens.size()) {
                 throw py::value_error("a draft needs one to window hidden rows, and no more than tokens");
             }
-            run_state state{ seq, start, given, {}, n_known, n_known, given.size() };
-            state.hidden.resize((given.size() + n) * width);
-            std::memcpy(state.hidden.data(), hidden.data(), n_known * width * sizeof(float));
-            states.push_back(std::move(state));
+            states.push_back({ seq, start, given, { hidden.data(), hidden.data() + n_known * width }, n_known, given.size() });
+            active.push_back(&states.back());
         }
         const py::gil_scoped_release release;
         library::keep_hidden(ctx, last_layer, true);
         int result = 0;
-        while (result == 0 && n > 0 && step(states, n, window, result)) {
+        while (n > 0 && !active.empty() && (result = call(active, window)) == 0) {
+            const auto is_done = [&](run_state * state) { return !advance(*state, n); };
+            active.erase(std::remove_if(active.begin(), active.end(), is_done), active.end());
         }
         std::vector<token_list> drafts;
         for (const run_state & state : states) {
@@ -235,11 +233,9 @@ private:
         llama_seq_id       seq;
         llama_pos          start;
         token_list         tokens;   // given, then drafted
-        std::vector<float> hidden;   // of the token before each, as far as `n_hidden`
+        std::vector<float> hidden;   // of the token before each, as far as there are
         size_t             n_known;  // of the model's own
-        size_t             n_hidden;
         size_t             n_given;
-        bool               done = false;
         int32_t            last = 0;  // of its last token in the batch
     };
 
@@ -264,51 +260,37 @@ private:
         std::memcpy(batch.embd + i * width, hidden, width * sizeof(float));
     }
 
-    int run() {
-        batch.token = tokens.data();
+    // Evaluates rows of all of these; llama_decode's result.
+    int call(const std::vector<run_state *> & states, size_t window) {
+        batch.n_tokens = 0;
+        for (run_state * state : states) {
+            // What the first call does not cover is there already; rows that are there are evaluated again to the same.
+            const size_t n_hidden = state->hidden.size() / width;
+            const size_t first    = n_hidden == state->n_known ? 0 : n_hidden - std::min(window, n_hidden);
+            llama_memory_seq_rm(llama_get_memory(ctx), state->seq, state->start + static_cast<llama_pos>(first), -1);
+            for (size_t i = first; i < n_hidden; ++i) {
+                add(state->seq, state->start + static_cast<llama_pos>(i), state->tokens[i], state->hidden.data() + i * width,
+                    gives_all || i + 1 == n_hidden);
+            }
+            state->last = batch.n_tokens - 1;
+        }
         return llama_decode(ctx, batch);
     }
 
-    // One call of the head for all that are not done; false if there are none.
-    bool step(std::vector<run_state> & states, size_t n, size_t window, int & result) {
-        batch.n_tokens = 0;
-        for (run_state & state : states) {
-            if (state.done) {
-                continue;
+    // Takes from that call a token behind all of `state`, up to n in all, and the hidden row after it; false when it is done.
+    bool advance(run_state & state, size_t n) {
+        if (state.hidden.size() == state.tokens.size() * width) {
+            const llama_token token = choose(state.last);
+            if (token == LLAMA_TOKEN_NULL) {
+                return false;
             }
-            // What the first call does not cover is there already; rows that are there are evaluated again to the same.
-            const bool   is_first = state.n_hidden == state.n_known;
-            const size_t first    = is_first ? 0 : state.n_hidden - std::min(window, state.n_hidden);
-            llama_memory_seq_rm(llama_get_memory(ctx), state.seq, state.start + static_cast<llama_pos>(first), -1);
-            for (size_t i = first; i < state.n_hidden; ++i) {
-                add(state.seq, state.start + static_cast<llama_pos>(i), state.tokens[i], state.hidden.data() + i * width,
-                    gives_all || i + 1 == state.n_hidden);
-            }
-            state.last = batch.n_tokens - 1;
+            state.tokens.push_back(token);
         }
-        if (batch.n_tokens == 0 || (result = run()) != 0) {
+        if (state.tokens.size() == state.n_given + n) {
             return false;
         }
-        for (run_state & state : states) {
-            if (state.done) {
-                continue;
-            }
-            if (state.n_hidden == state.tokens.size()) {
-                const llama_token token = choose(state.last);
-                if (token == LLAMA_TOKEN_NULL) {
-                    state.done = true;
-                    continue;
-                }
-                state.tokens.push_back(token);
-            }
-            if (state.tokens.size() == state.n_given + n) {
-                state.done = true;
-                continue;
-            }
-            const float * hidden = library::hidden_row(ctx, state.last);
-            std::memcpy(state.hidden.data() + state.n_hidden * width, hidden, width * sizeof(float));
-            ++state.n_hidden;
-        }
+        const float * hidden = library::hidden_row(ctx, state.last);
+        state.hidden.insert(state.hidden.end(), hidden, hidden + width);
         return true;
     }
 
@@ -328,12 +310,12 @@ private:
         }
         const size_t best = static_cast<size_t>(std::max_element(logits, logits + n_logits) - logits);
         if (p_min > 0) {
-            std::vector<float> top(logits, logits + n_logits);
-            const size_t       n_top = std::min<size_t>(n_compared, n_logits);
-            std::partial_sort(top.begin(), top.begin() + static_cast<std::ptrdiff_t>(n_top), top.end(), std::greater<float>());
+            std::array<float, n_compared> top;
+            top.fill(-INFINITY);
+            std::partial_sort_copy(logits, logits + n_logits, top.begin(), top.end(), std::greater<float>());
             float sum = 0;
-            for (size_t k = 0; k < n_top; ++k) {
-                sum += std::exp(top[k] - top[0]);
+            for (const float each : top) {
+                sum += std::exp(each - top[0]);
             }
             if (1 / sum < p_min) {
                 return LLAMA_TOKEN_NULL;
