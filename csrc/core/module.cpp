@@ -12,7 +12,15 @@ void register_host_buffer(py::module_ & m);
 void register_pulse(py::module_ & m);
 
 void check_module(const char * build) {
-    library::check();
+    const auto text = [](const std::string & version, size_t n_bytes, size_t n_seqs) {
+        return "ggml " + version + ", tensors of " + std::to_string(n_bytes) + " bytes, " + std::to_string(n_seqs) + " sequences";
+    };
+    constexpr size_t  object = 32;  // ggml's own header of a tensor
+    const std::string built  = text(PYCTL_GGML_VERSION, sizeof(ggml_tensor) + object, library::n_sequences);
+    const std::string loaded = text(ggml_version(), ggml_tensor_overhead(), llama_max_parallel_sequences());
+    if (built != loaded) {
+        throw std::runtime_error("pyctl's extension was built for " + built + ", but " + loaded + " is loaded");
+    }
     if (std::string(build) != PYCTL_BUILD) {
         throw std::runtime_error("it was built with another _core than the one that is loaded: reinstall pyctl");
     }

@@ -19,6 +19,17 @@ ggml_backend_dev_t device_of(const ggml_tensor * tensor) {
     return is_own ? owner : nullptr;
 }
 
+// The backend with which a context computes on `device`; null for none.
+ggml_backend_t compute_backend(ggml_backend_sched_t scheduler, ggml_backend_dev_t device) {
+    for (int i = 0; i < ggml_backend_sched_get_n_backends(scheduler); ++i) {
+        ggml_backend_t backend = ggml_backend_sched_get_backend(scheduler, i);
+        if (ggml_backend_get_device(backend) == device) {
+            return backend;
+        }
+    }
+    return nullptr;
+}
+
 // On `stream`, or at once without one.
 void set_pieces(ggml_backend_t stream, const copy_region & to, const uint8_t * src) {
     if (stream != nullptr) {
@@ -63,7 +74,7 @@ bool transfer::open_lanes(const std::vector<ggml_tensor *> & tensors) {
         }
         ggml_backend_dev_props props{};
         ggml_backend_dev_get_props(device, &props);
-        ggml_backend_t compute = library::compute_backend(ctx, device);
+        ggml_backend_t compute = compute_backend(library::scheduler(ctx), device);
         if (compute == nullptr || !props.caps.async || !props.caps.events) {
             return false;
         }
@@ -213,7 +224,9 @@ void transfer::wipe(const std::vector<copy_region> & regions) {
         finish();
         llama_synchronize(ctx);
         for (const copy_region & region : regions) {
-            library::set_to_zero(region.tensor, region.offset, region.size);
+            if (library::can_be_set(buffer_of(region.tensor))) {
+                ggml_backend_tensor_memset(region.tensor, 0, region.offset, region.size);
+            }
         }
         return;
     }

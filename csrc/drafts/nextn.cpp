@@ -1,6 +1,7 @@
 // The extension module `_drafts`: HiddenRows, the rows that a model makes of its tokens, and NextnHead, the head (its "nextn"
 // block, in a context of its own) that predicts further tokens from them. They evaluate and copy only.
 #include "device/handles.h"
+#include "library/context.h"
 #include "library/hidden.h"
 #include "module.h"
 
@@ -58,7 +59,8 @@ public:
     // would be gained, since the evaluation is complete on return.
     bool start(py::ssize_t n) {
         ggml_tensor *  tensor  = library::hidden_tensor(ctx, layer);
-        ggml_backend_t backend = tensor != nullptr ? library::backend_of(ctx, tensor) : nullptr;
+        const auto     sched   = library::scheduler(ctx);
+        ggml_backend_t backend = tensor != nullptr ? ggml_backend_sched_get_tensor_backend(sched, tensor) : nullptr;
         const size_t   n_bytes = static_cast<size_t>(n) * width * sizeof(float);
         if (backend == nullptr || ggml_nbytes(tensor) != n_bytes || !prepare(ggml_backend_get_device(backend))) {
             return false;

@@ -1,9 +1,9 @@
 // Caches of the library: cells, each with the row of one token.
 #pragma once
 
+#include "llama-kv-cache.h"
 #include "llama-kv-cells.h"
 
-#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -11,7 +11,6 @@
 struct cell_extra {
     int32_t x, y, token;
 };
-static_assert(sizeof(cell_extra) == 12 && offsetof(cell_extra, y) == 4 && offsetof(cell_extra, token) == 8);
 
 namespace library {
 
@@ -20,15 +19,17 @@ namespace library {
 class cache {
 public:
     cache() = default;  // none
-    cache(llama_memory_t memory);
+
+    // The books of a stream are the cache's own, not a copy.
+    cache(llama_kv_cache * memory) : owner(memory), cells(const_cast<llama_kv_cells *>(&memory->get_cells(0))) {}
 
     explicit operator bool() const { return owner != nullptr; }
 
-    llama_memory_t memory() const { return owner; }
+    llama_kv_cache * memory() const { return owner; }
 
     int64_t size() const { return cells->size(); }  // in cells
     int64_t n_used() const { return cells->get_used(); }
-    bool    has_extra() const;  // whether cells have something beside their positions that saved rows need
+    bool    has_extra() const { return owner->has_cell_ext(); }  // beside positions, that saved rows need
 
     bool      is_empty(int64_t cell) const { return cells->is_empty(at(cell)); }
     llama_pos position(int64_t cell) const { return cells->pos_get(at(cell)); }  // of one that is not empty
@@ -48,15 +49,36 @@ public:
     }
 
     // The cells that the library would give to n tokens now; none if there are too few.
-    std::vector<int64_t> find(int64_t n) const;
+    std::vector<int64_t> find(int64_t n) const {
+        llama_seq_id seq = 0;  // all have the same stream, and find the same cells
+        llama_ubatch batch{};
+        batch.n_tokens   = static_cast<uint32_t>(n);
+        batch.n_seqs_unq = 1;
+        batch.seq_id_unq = &seq;
+        const auto found = owner->find_slot(batch, false);
+        return found.empty() ? std::vector<int64_t>() : std::vector<int64_t>(found.idxs[0].begin(), found.idxs[0].end());
+    }
 
     // Gives these cells to text of `seq` at `positions`, as an evaluation would; what is in them is dropped.
-    void take(const std::vector<int64_t> & taken, llama_seq_id seq, std::vector<llama_pos> positions);
+    void take(const std::vector<int64_t> & taken, llama_seq_id seq, std::vector<llama_pos> positions) {
+        std::vector<llama_token>    tokens(positions.size());
+        std::vector<int32_t>        n_seqs(positions.size(), 1);
+        std::vector<llama_seq_id *> seqs(positions.size(), &seq);
+        llama_ubatch                batch{};
+        batch.n_tokens = batch.n_seq_tokens = static_cast<uint32_t>(positions.size());
+        batch.n_seqs = batch.n_seqs_unq = batch.n_pos = 1;
+        batch.token                                   = tokens.data();
+        batch.pos                                     = positions.data();
+        batch.n_seq_id                                = n_seqs.data();
+        batch.seq_id                                  = seqs.data();
+        batch.seq_id_unq                              = &seq;
+        owner->apply_ubatch({ 0, 0, { 0 }, { { taken.begin(), taken.end() } } }, batch);
+    }
 
 private:
     static uint32_t at(int64_t cell) { return static_cast<uint32_t>(cell); }
 
-    llama_memory_t   owner = nullptr;
+    llama_kv_cache * owner = nullptr;
     llama_kv_cells * cells = nullptr;  // of the one stream that there is
 };
 

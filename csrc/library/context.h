@@ -1,27 +1,37 @@
-// What pyctl needs of contexts and devices beyond the public functions of llama.cpp and ggml.
+// What pyctl needs of contexts, tensors and events beyond the public functions of llama.cpp and ggml.
 #pragma once
 
-#include "ggml-backend.h"
-#include "llama.h"
-
-#include <stdexcept>
+#include "ggml-backend-impl.h"
+#include "llama-context.h"
 
 namespace library {
 
-// std::runtime_error unless the loaded library has the version and the sizes that this was compiled with.
-void check();
+// As many sequences as contexts may have.
+constexpr size_t n_sequences = LLAMA_MAX_SEQ;
 
-// The backend with which `ctx` computes on `device`; null for none.
-ggml_backend_t compute_backend(llama_context * ctx, ggml_backend_dev_t device);
+inline ggml_backend_sched_t scheduler(llama_context * ctx) {
+    return ctx->get_sched();
+}
 
 // Calls `callback`, null for none, for the nodes of all evaluations of `ctx` from now on. If it does not `last`, only for
 // those of the next one, and only where that uses the last graph again.
-void on_node(llama_context * ctx, ggml_backend_sched_eval_callback callback, void * data, bool lasts = true);
+inline void on_node(llama_context * ctx, ggml_backend_sched_eval_callback callback, void * data, bool lasts = true) {
+    if (lasts) {  // the context hands the callback in its parameters to the scheduler with each new graph
+        auto & params            = const_cast<llama_cparams &>(ctx->get_cparams());
+        params.cb_eval           = callback;
+        params.cb_eval_user_data = data;
+    }
+    ggml_backend_sched_set_eval_callback(scheduler(ctx), callback, data);
+}
 
-// Sets bytes of `tensor` to zero, unless its backend cannot.
-void set_to_zero(ggml_tensor * tensor, size_t offset, size_t size);
+// Whether ggml_backend_tensor_memset can be called for tensors in `buffer`.
+inline bool can_be_set(ggml_backend_buffer_t buffer) {
+    return buffer->iface.memset_tensor != nullptr;
+}
 
 // The event as the device's own library has it.
-void * device_event(ggml_backend_event_t event);
+inline void * device_event(ggml_backend_event_t event) {
+    return event->context;
+}
 
 }  // namespace library

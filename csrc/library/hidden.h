@@ -7,15 +7,12 @@
 
 namespace library {
 
-// The graph that a context evaluated last has no public name. An explicit instantiation may name what is private.
-template <typename Tag, typename Tag::type member> struct reveal {
-    friend typename Tag::type member_of(Tag) { return member; }
+// The last graph's result of a context has no public name. An explicit instantiation may name what is private.
+llm_graph_result * last_result(llama_context * ctx);
+template <auto member> struct reveal {
+    friend llm_graph_result * last_result(llama_context * ctx) { return (ctx->*member)(); }
 };
-struct last_result {
-    using type = llm_graph_result * (llama_context::*)();
-    friend type member_of(last_result);
-};
-template struct reveal<last_result, &llama_context::get_gf_res_prev>;
+template struct reveal<&llama_context::get_gf_res_prev>;
 
 // Values of a row.
 inline size_t hidden_width(llama_context * ctx, int32_t layer) {
@@ -24,12 +21,8 @@ inline size_t hidden_width(llama_context * ctx, int32_t layer) {
 
 // The rows of the last graph, null for none.
 inline ggml_tensor * hidden_tensor(llama_context * ctx, int32_t layer) {
-    const llm_graph_result * result = (ctx->*member_of(last_result{}))();
+    const llm_graph_result * result = last_result(ctx);
     return result == nullptr ? nullptr : layer < 0 ? result->get_h_nextn() : result->get_layer_inp(layer);
-}
-
-inline ggml_backend_t backend_of(llama_context * ctx, ggml_tensor * tensor) {
-    return ggml_backend_sched_get_tensor_backend(ctx->get_sched(), tensor);
 }
 
 // Has `hidden_rows` get them from now on, or not.
