@@ -1,37 +1,37 @@
 #include "core/attention_rows.h"
 
 #include <algorithm>
-#include <cstring>
 
 namespace {
 
 // How many rows of blocks take their cells at a time.
 constexpr int64_t rows_per_step = 8192;
 
-cell_extra ext_at(const uint8_t * exts, int64_t i) {
-    cell_extra ext;
-    std::memcpy(&ext, exts + i * sizeof(ext), sizeof(ext));
-    return ext;
-}
-
-std::vector<std::vector<row_span>> in_steps(const std::vector<row_span> & spans) {
-    std::vector<std::vector<row_span>> steps;
-    int64_t                            room = 0;
+// Rows [first, last) of `spans`.
+std::vector<row_span> part_of(const std::vector<row_span> & spans, int64_t first, int64_t last) {
+    std::vector<row_span> part;
     for (row_span span : spans) {
-        const int64_t end = span.last;
-        while (span.first < end) {
-            if (steps.empty() || room == 0) {
-                steps.emplace_back();
-                room = rows_per_step;
-            }
-            // What is held is copied on the device, so fast that there is nothing to overlap.
-            span.last = span.held != 0 ? end : std::min(end, span.first + room);
-            steps.back().push_back(span);
-            room -= span.held != 0 ? 0 : span.last - span.first;
-            span.first = span.last;
+        span.first = std::max(span.first, first);
+        span.last  = std::min(span.last, last);
+        if (span.first < span.last) {
+            part.push_back(span);
         }
     }
-    return steps;
+    return part;
+}
+
+// Where the step ends that begins with row `first` of `spans`.
+int64_t step_end(const std::vector<row_span> & spans, int64_t first) {
+    int64_t end = first, room = rows_per_step;
+    for (const row_span & span : part_of(spans, first, last_position)) {
+        if (room > 0 && span.held == 0) {
+            end = std::min(span.last, span.first + room);
+            room -= end - span.first;
+        } else if (room > 0) {
+            end = span.last;  // is copied on the device, so fast that there is nothing to overlap
+        }
+    }
+    return end;
 }
 
 // How many cells of `run` are such.
@@ -95,15 +95,6 @@ std::vector<cell_run> attention_rows::runs_of(llama_seq_id seq, const row_positi
     return runs;
 }
 
-// Rows [p0, p1), which lie in `runs`, as a block.
-void attention_rows::copy_out(const std::vector<cell_run> & runs, int64_t p0, int64_t p1, const cell_extra * exts,
-                              uint8_t * out) {
-    uint8_t * const rows = begin_block(p0, p1, exts, out);
-    is_reading           = true;
-    copies.save_begin();
-    each_region(planes, runs, p0, p1, p0, p1, [&](const copy_region & to, size_t at) { copies.save(to, rows + at); });
-}
-
 // What the library knows of rows [p0, p1), which lie in `runs`; empty where that is nothing.
 std::vector<cell_extra> attention_rows::exts_in(const std::vector<cell_run> & runs, int64_t p0, int64_t p1) const {
     std::vector<cell_extra> exts(layout.has_ext ? static_cast<size_t>(p1 - p0) : 0);
@@ -115,17 +106,13 @@ std::vector<cell_extra> attention_rows::exts_in(const std::vector<cell_run> & ru
     return exts;
 }
 
-void attention_rows::save(llama_seq_id seq, int64_t p0, int64_t p1, uint8_t * out, size_t size) {
-    check_size(p0, p1, size);
-    settle();
-    const auto runs = runs_of(seq, positions_of(seq), p0, p1);
-    copy_out(runs, p0, p1, exts_in(runs, p0, p1).data(), out);
-}
-
 void attention_rows::fetch(held_rows::handle rows, int64_t p0, int64_t p1, uint8_t * out, size_t size) {
     const auto runs = held.runs_of(rows, p0, p1);
     check_size(p0, p1, size);
-    copy_out(runs, p0, p1, layout.has_ext ? held.exts_of(rows, p0) : nullptr, out);
+    uint8_t * const to = begin_block(rows, p0, p1, out);
+    is_reading         = true;
+    copies.save_begin();
+    each_region(planes, runs, p0, p1, p0, p1, [&](const copy_region & from, size_t at) { copies.save(from, to + at); });
 }
 
 int64_t attention_rows::check_load(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) const {
@@ -151,26 +138,16 @@ void attention_rows::load_checked(llama_seq_id seq, int64_t p0, const std::vecto
     // Taking cells costs the host some time per row: in steps, so that one step is copied while the next takes its cells.
     try {
         // The first rows get the cells of those that were dropped, where the library would give them these.
-        const std::vector<cell_run> taken     = take_over(seq, p0, spans.back().last);
+        const int64_t               last      = spans.back().last;
+        const std::vector<cell_run> taken     = take_over(seq, p0, last);
         const int64_t               first_new = taken.empty() ? p0 : taken.back().row + taken.back().count;
-        std::vector<row_span>       before, after;
-        for (const row_span & span : spans) {
-            row_span part = span;
-            part.last     = std::min(span.last, first_new);
-            if (part.first < part.last) {
-                before.push_back(part);
-            }
-            part = { span.data, span.size, std::max(span.first, first_new), span.last, span.held };
-            if (part.first < part.last) {
-                after.push_back(part);
-            }
-        }
         // Those have theirs at once: a part of them would find no use for cells of the others that what is held leaves.
-        if (!before.empty()) {
-            append(taken, before);
+        if (!taken.empty()) {
+            append(taken, part_of(spans, p0, first_new));
         }
-        for (const std::vector<row_span> & step : in_steps(after)) {
-            append(claim_cells(seq, step.front().first, step.back().last), step);
+        for (int64_t at = first_new, end; at < last; at = end) {
+            end = step_end(spans, at);
+            append(claim_cells(seq, at, end), part_of(spans, at, end));
         }
     } catch (...) {
         copies.finish();
@@ -267,41 +244,25 @@ std::vector<cell_run> attention_rows::take_over(llama_seq_id seq, int64_t p0, in
 // Where the rows are when those of `spans` follow them.
 row_positions attention_rows::appended(const row_positions & before, const std::vector<row_span> & spans) const {
     row_positions after = before;
-    for (const row_span & span : spans) {
-        const uint8_t * exts = layout.is_2d ? exts_of(span) : nullptr;
-        for (int64_t row = span.first; exts != nullptr && row < span.last; ++row) {
-            if (!after.append(row, ext_at(exts, row - span.first))) {
-                throw std::invalid_argument("row " + std::to_string(row) + " of the block cannot follow the one before it");
-            }
+    int64_t       row   = spans.empty() ? 0 : spans.front().first;
+    for (const cell_extra & ext : layout.is_2d ? exts_of(spans) : std::vector<cell_extra>()) {
+        if (!after.append(row++, ext)) {
+            throw std::invalid_argument("row " + std::to_string(row - 1) + " of the block cannot follow the one before it");
         }
     }
     return after;
 }
 
-// Cells have their positions; what else the library knows of a row is that of the new one. Both are in the order of rows.
-void attention_rows::write_exts(const std::vector<cell_run> & runs, const std::vector<row_span> & spans) {
-    if (!layout.has_ext) {
-        return;
-    }
-    auto first = runs.begin();
-    for (const row_span & span : spans) {
-        const uint8_t * exts = exts_of(span);
-        while (first != runs.end() && first->row + first->count <= span.first) {
-            ++first;
-        }
-        for (auto run = first; run != runs.end() && run->row < span.last; ++run) {
-            for (int64_t row = std::max(span.first, run->row); row < std::min(span.last, run->row + run->count); ++row) {
-                for (row_set & set : sets) {
-                    set.cache.set_extra(run->cell + (row - run->row), ext_at(exts, row - span.first));
-                }
+// Brings the rows of `spans` to their cells, `runs`, which have their positions: what else the library knows follows.
+void attention_rows::append(const std::vector<cell_run> & runs, const std::vector<row_span> & spans) {
+    const std::vector<cell_extra> exts = exts_of(spans);
+    for (const cell_run & run : runs) {
+        for (int64_t i = 0; i < run.count && layout.has_ext; ++i) {
+            for (row_set & set : sets) {
+                set.cache.set_extra(run.cell + i, exts[run.row + i - spans.front().first]);
             }
         }
     }
-}
-
-// Brings the rows of `spans` to their cells, `runs`.
-void attention_rows::append(const std::vector<cell_run> & runs, const std::vector<row_span> & spans) {
-    write_exts(runs, spans);
     relocate(relocating.into(held_runs(spans), runs));
     if (std::any_of(spans.begin(), spans.end(), [](const row_span & span) { return span.held == 0; })) {
         copies.load_begin();
@@ -340,11 +301,6 @@ held_rows::handle attention_rows::hold(llama_seq_id seq, int64_t p0, int64_t p1)
     std::vector<cell_run>   runs = runs_of(seq, positions_of(seq), p0, p1);
     std::vector<cell_extra> exts = exts_in(runs, p0, p1);
     return held.add(p0, p1, std::move(runs), std::move(exts));
-}
-
-void attention_rows::release(held_rows::handle rows) {
-    count();
-    row_memory::release(rows);
 }
 
 int64_t attention_rows::n_own(held_rows::handle rows, int64_t p0, int64_t p1) const {

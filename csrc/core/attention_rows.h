@@ -12,45 +12,37 @@
 #include "core/row_positions.h"
 #include "device/relocation.h"
 
-// Checks positions and sizes before it touches the cache and throws std::invalid_argument; the sequence is unchanged
-// then. Copies may be on their way when a function returns, see transfer.h. Sequence ids are the caller's to check.
 class attention_rows : public row_memory {
 public:
-    // `memory`, of which `sets` are parts, and `copies` must outlive this; `hash` is that of the whole memory's layout, which blocks carry. With
-    // `defers`, the library learns of dropped rows in `reserve`, without which nothing may be evaluated then: so those
-    // that are loaded next take over their cells, and the library's books, which are slow, stay as they are.
+    // `memory`, of which `sets` are parts, must outlive this. With `defers`, the library learns of dropped rows in `reserve`,
+    // without which nothing may be evaluated then: so those that are loaded next take over their cells, and the library's
+    // books, which are slow, stay as they are.
     attention_rows(llama_memory_t memory, const std::vector<row_set> & sets, const row_layout & layout, uint64_t hash,
                    transfer & copies, bool defers);
 
     int64_t end_of(llama_seq_id seq) const override;
     int64_t position(llama_seq_id seq, int64_t n) const override { return positions_of(seq).position(n); }
     void    add_image(llama_seq_id seq, int64_t columns, int64_t count) override;
-    void    save(llama_seq_id seq, int64_t p0, int64_t p1, uint8_t * out, size_t size) override;
     int64_t check_load(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) const override;
     void    load_checked(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) override;
     void    truncate(llama_seq_id seq, int64_t n) override;
 
     held_rows::handle hold(llama_seq_id seq, int64_t p0, int64_t p1) override;
-    void              release(held_rows::handle rows) override;
     void              fetch(held_rows::handle rows, int64_t p0, int64_t p1, uint8_t * out, size_t size) override;
     int64_t           n_own(held_rows::handle rows, int64_t p0, int64_t p1) const override;
     int64_t           n_free() const override;  // counted once between two changes
     int64_t           n_held() const override;
     void              reserve(int64_t n, bool in_parts) override;
-    void              settle() override;
     llama_pos         cut(llama_seq_id seq, int64_t n) override;
 
 private:
     std::vector<cell_run> runs_of(llama_seq_id seq, const row_positions & positions, int64_t p0, int64_t p1) const;
-    void                  copy_out(const std::vector<cell_run> & runs, int64_t p0, int64_t p1, const cell_extra * exts,
-                                   uint8_t * out);
-
     std::vector<cell_extra> exts_in(const std::vector<cell_run> & runs, int64_t p0, int64_t p1) const;
 
+    void                  settle();
     row_positions         appended(const row_positions & positions, const std::vector<row_span> & spans) const;
     void                  append(const std::vector<cell_run> & runs, const std::vector<row_span> & spans);
     std::vector<cell_run> take_over(llama_seq_id seq, int64_t p0, int64_t last);
-    void                  write_exts(const std::vector<cell_run> & runs, const std::vector<row_span> & spans);
     const row_positions & positions_of(llama_seq_id seq) const { return positions[static_cast<size_t>(seq)]; }
     void                  remove(llama_seq_id seq, int64_t pos);
     llama_pos             last_of(llama_seq_id seq) const { return llama_memory_seq_pos_max(cache.memory(), seq); }

@@ -40,30 +40,42 @@ void row_memory::check_spans(int64_t p0, const std::vector<row_span> & spans) co
     }
 }
 
-const uint8_t * row_memory::exts_of(const row_span & span) const {
-    if (!layout.has_ext) {
-        return nullptr;
+std::vector<cell_extra> row_memory::exts_of(const std::vector<row_span> & spans) const {
+    std::vector<cell_extra> exts;
+    for (size_t i = 0; i < spans.size() && layout.has_ext; ++i) {
+        const row_span & span = spans[i];
+        const auto       n    = static_cast<size_t>(span.last - span.first);
+        exts.resize(exts.size() + n);
+        if (span.held != 0) {
+            std::memcpy(&exts[exts.size() - n], held.exts_of(span.held, span.first), n * layout.ext_bytes());
+        } else {
+            const int64_t skip = span.first - read_header(span.data, span.size, block_kind::rows, hash).p0;
+            std::memcpy(&exts[exts.size() - n], span.data + sizeof(block_header) + skip * layout.ext_bytes(), n * layout.ext_bytes());
+        }
     }
-    if (span.held != 0) {
-        return reinterpret_cast<const uint8_t *>(held.exts_of(span.held, span.first));
-    }
-    const block_header header = read_header(span.data, span.size, block_kind::rows, hash);
-    return span.data + sizeof(block_header) + static_cast<size_t>(span.first - header.p0) * layout.ext_bytes();
+    return exts;
 }
 
-uint8_t * row_memory::begin_block(int64_t p0, int64_t p1, const cell_extra * exts, uint8_t * out) const {
+uint8_t * row_memory::begin_block(held_rows::handle rows, int64_t p0, int64_t p1, uint8_t * out) const {
     const size_t n_bytes = static_cast<size_t>(p1 - p0) * layout.ext_bytes();
     write_header(out, block_kind::rows, hash, p0, p1);
     if (n_bytes > 0) {
-        std::memcpy(out + sizeof(block_header), exts, n_bytes);
+        std::memcpy(out + sizeof(block_header), held.exts_of(rows, p0), n_bytes);
     }
     return out + sizeof(block_header) + n_bytes;
+}
+
+void row_memory::save(llama_seq_id seq, int64_t p0, int64_t p1, uint8_t * out, size_t size) {
+    check_size(p0, p1, size);
+    const held_rows::handle rows = hold(seq, p0, p1);
+    fetch(rows, p0, p1, out, size);
+    held.release(rows);  // the sequence has them: they count to no one, and nothing waits for the copies
 }
 
 void row_memory::release(held_rows::handle rows) {
     if (held.has(rows)) {
         const auto [p0, p1] = held.range_of(rows);
-        n_only_held -= n_own(rows, p0, p1);
+        n_only_held         = n_held() - n_own(rows, p0, p1);
         held.release(rows);
         fence();
     }

@@ -37,7 +37,7 @@ public:
     size_t size(int64_t p0, int64_t p1) const;
 
     // Rows [p0, p1) of `seq` into a block of exactly `size(p0, p1)` bytes.
-    virtual void save(llama_seq_id seq, int64_t p0, int64_t p1, uint8_t * out, size_t size) = 0;
+    void save(llama_seq_id seq, int64_t p0, int64_t p1, uint8_t * out, size_t size);
 
     // Throws unless `load_checked` may be called with these arguments. The position of what comes after the last row of `spans`.
     virtual int64_t check_load(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) const = 0;
@@ -51,7 +51,7 @@ public:
 
     // Rows [p0, p1) of `seq` stay until they are released, also when no sequence has them; no byte is moved for that.
     virtual held_rows::handle hold(llama_seq_id seq, int64_t p0, int64_t p1) = 0;
-    virtual void              release(held_rows::handle rows);
+    void                      release(held_rows::handle rows);
 
     // As `save`, from rows that are held.
     virtual void fetch(held_rows::handle rows, int64_t p0, int64_t p1, uint8_t * out, size_t size) = 0;
@@ -69,9 +69,6 @@ public:
     // library may divide it. What was dropped is settled. Else out_of_cells: for one in parts possibly with up to 2 n free ones.
     virtual void reserve(int64_t n, bool in_parts) = 0;
 
-    // Lets the library know what was dropped. Call this before asking it for anything of a sequence.
-    virtual void settle() {}
-
     // A caller drops the rows of `seq` from n on: tells from which position, -1 inside an image.
     virtual llama_pos cut(llama_seq_id seq, int64_t n) = 0;
 
@@ -86,11 +83,11 @@ protected:
     // Throws unless `spans` follow each other from p0 on, and blocks and held rows have them.
     void check_spans(int64_t p0, const std::vector<row_span> & spans) const;
 
-    // What the library knows of the rows of `span`, one cell_extra after the other, unless there is no such thing.
-    const uint8_t * exts_of(const row_span & span) const;
+    // What the library knows of the rows of `spans`; empty where that is nothing.
+    std::vector<cell_extra> exts_of(const std::vector<row_span> & spans) const;
 
-    // Header and further positions, `exts`, of the block of rows [p0, p1). Returns where the rows come.
-    uint8_t * begin_block(int64_t p0, int64_t p1, const cell_extra * exts, uint8_t * out) const;
+    // Header and further positions of the block of [p0, p1), which are among `rows`. Returns where the rows come.
+    uint8_t * begin_block(held_rows::handle rows, int64_t p0, int64_t p1, uint8_t * out) const;
 
     // What is computed or moved next may overwrite rows that were given up.
     void fence();

@@ -46,11 +46,8 @@ bool row_positions::is_inside(int64_t n) const {
 }
 
 int64_t row_positions::next_image(int64_t n) const {
-    if (is_inside(n)) {
-        return n;
-    }
-    const auto next = std::lower_bound(images.begin(), images.end(), n, [](const image & i, int64_t row) { return i.row < row; });
-    return next == images.end() ? std::numeric_limits<int64_t>::max() : next->row;
+    const auto next = std::find_if(images.begin(), images.end(), [n](const image & i) { return i.end() > n; });
+    return next == images.end() ? std::numeric_limits<int64_t>::max() : std::max(next->row, n);
 }
 
 void row_positions::truncate(int64_t n) {

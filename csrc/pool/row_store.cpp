@@ -4,7 +4,6 @@
 #include "library/attention.h"
 
 #include <algorithm>
-#include <cstring>
 
 namespace {
 
@@ -181,21 +180,10 @@ template <typename F> void row_store::each_plane(int64_t p0, int64_t p1, const F
     }
 }
 
-void row_store::save(llama_seq_id, int64_t p0, int64_t p1, uint8_t * out, size_t n_bytes) {
-    check_size(p0, p1, n_bytes);
-    check_end(p0, p1);
-    copy_out(p0, p1, exts.data() + (layout.has_ext ? p0 : 0), out);
-}
-
 void row_store::fetch(held_rows::handle rows, int64_t p0, int64_t p1, uint8_t * out, size_t n_bytes) {
     held.runs_of(rows, p0, p1);
     check_size(p0, p1, n_bytes);
-    copy_out(p0, p1, layout.has_ext ? held.exts_of(rows, p0) : nullptr, out);
-}
-
-// Rows [p0, p1), which are there, as a block, with what the library knows of them.
-void row_store::copy_out(int64_t p0, int64_t p1, const cell_extra * their_exts, uint8_t * out) {
-    uint8_t * at = begin_block(p0, p1, their_exts, out);
+    uint8_t * at = begin_block(rows, p0, p1, out);
     copies.save_begin();
     is_reading = true;
     std::vector<host_copy> on_host;
@@ -219,13 +207,12 @@ void row_store::check_end(int64_t p0, int64_t p1) const {
 }
 
 void row_store::check_text(const row_span & span) const {
-    const uint8_t * their_exts = exts_of(span);
-    for (int64_t row = span.first; layout.is_2d && row < span.last; ++row) {
-        cell_extra ext;
-        std::memcpy(&ext, their_exts + static_cast<size_t>(row - span.first) * sizeof(ext), sizeof(ext));
+    int64_t row = span.first;
+    for (const cell_extra & ext : layout.is_2d ? exts_of({ span }) : std::vector<cell_extra>()) {
         if (ext.token < 0 || ext.x != row || ext.y != row) {
             refuse("images cannot be in this memory");
         }
+        ++row;
     }
 }
 
@@ -268,18 +255,14 @@ void row_store::load_checked(llama_seq_id, int64_t, const std::vector<row_span> 
     stages->wait_home();
     copies.load_begin();
     std::vector<host_copy> on_host;
-    if (layout.has_ext) {
-        exts.resize(static_cast<size_t>(spans.back().last));
-    }
     for (const row_span & span : spans) {
         if (span.held == 0) {
             copy_in(span, on_host);
         }
-        if (layout.has_ext) {
-            const auto n = static_cast<size_t>(span.last - span.first);
-            std::memcpy(exts.data() + span.first, exts_of(span), n * sizeof(cell_extra));
-        }
     }
+    const std::vector<cell_extra> their_exts = exts_of(spans);
+    exts.resize(layout.has_ext ? static_cast<size_t>(n_rows) : 0);
+    exts.insert(exts.end(), their_exts.begin(), their_exts.end());
     copies.load_end();
     is_reading = false;
     copy_on_host(on_host);

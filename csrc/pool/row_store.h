@@ -31,7 +31,6 @@ public:
     int decode(const llama_batch & batch);
 
     int64_t end_of(llama_seq_id) const override { return n_rows; }
-    void    save(llama_seq_id seq, int64_t p0, int64_t p1, uint8_t * out, size_t size) override;
     int64_t check_load(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) const override;
     void    load_checked(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) override;
     void    truncate(llama_seq_id seq, int64_t n) override;
@@ -59,7 +58,6 @@ private:
     void check_end(int64_t p0, int64_t p1) const;
     void check_text(const row_span & span) const;
     void check_room(int64_t p0, int64_t p1) const;
-    void copy_out(int64_t p0, int64_t p1, const cell_extra * their_exts, uint8_t * out);
     void copy_in(const row_span & span, std::vector<host_copy> & on_host);
     void open(const store_settings & settings);
     void move_end(int64_t n);
