@@ -62,7 +62,7 @@ def rates(backend: LlamaBackend, n: int) -> list[Rate]:
             memory.finish()
 
         def state_back() -> None:
-            memory.load_state(0, n, block)
+            memory.load(0, n, [], block)
             memory.finish()
 
         found.append(rate("state", n, block.nbytes, state_out, state_back))

@@ -146,14 +146,6 @@ class KVState(ContextState):
     def save_rows(self, seq: int, p0: int, p1: int, out: Buffer) -> None:
         """Copy rows [p0, p1) of ``seq`` into ``out``, which has exactly ``rows_size(p0, p1)`` bytes."""
 
-    def load_rows(self, seq: int, p0: int, spans: Sequence[tuple[Buffer | int, int, int]]) -> None:
-        """Append rows to ``seq``, which ends at ``p0``; OutOfCells if there is no room for them.
-
-        ``spans`` are (block, first, last): rows [first, last) out of a saved block, or of rows that `hold` has
-        named, in order, the first starting at ``p0``. What was held is held where ``seq`` has it then. The state is
-        not touched.
-        """
-
     @property
     def can_hold(self) -> bool:
         """Whether there are rows, which can stay on the device; not for kind ``opaque``, nor of a recurrent memory."""
@@ -161,7 +153,7 @@ class KVState(ContextState):
     def hold(self, seq: int, p0: int, p1: int) -> int:
         """Have rows [p0, p1) of ``seq`` stay on the device, whatever becomes of it; returns their name.
 
-        They lie in cells that llama.cpp takes for free ones once no sequence has them. `reserve` and `load_rows` move
+        They lie in cells that llama.cpp takes for free ones once no sequence has them. `reserve` and `load` move
         them to other cells before theirs are taken.
         """
 
@@ -204,22 +196,23 @@ class KVState(ContextState):
     def save_window(self, seq: int, p0: int, p1: int, out: Buffer) -> None:
         """Copy the rows [p0, p1) that sliding layers of ``seq`` still have into ``out``, as a state ends with them."""
 
-    def load_state(self, seq: int, n: int, data: Buffer) -> None:
-        """Replace the state of ``seq`` by one saved at ``n``; a hybrid's rows must end there already."""
-
-    def load_prefix(
+    def load(
         self,
         seq: int,
         p0: int,
         spans: Sequence[tuple[Buffer | int, int, int]],
-        n: int,
-        data: Buffer,
+        state: Buffer | None = None,
         window: Sequence[tuple[Buffer, int, int]] = (),
     ) -> None:
-        """`load_rows` and `load_state` at their end ``n`` in one, without ``spans`` the latter; on failure ``seq`` is empty.
+        """Append rows to ``seq``, which ends at ``p0``, or just have it end there, and replace its ``state`` unless None.
 
-        If ``data`` ends before the rows of a window, ``window`` has them: (block, first, last) is rows [first, last) out of
-        a block that `save_window` has made of some rows up to ``last``.
+        ``spans`` are (block, first, last): rows [first, last) out of a saved block, or of rows that `hold` has
+        named, in order, the first starting at ``p0``. What was held is held where ``seq`` has it then. OutOfCells if
+        there is no room for them.
+
+        A ``state`` is one that was saved at the end of the rows. If it ends before the rows of a window, ``window`` has
+        them: (block, first, last) is rows [first, last) out of a block that `save_window` has made of some rows up to
+        ``last``. If it cannot be loaded, or the rows before it, after all was checked, ``seq`` is empty.
         """
 
     @property

@@ -42,8 +42,8 @@ FAULTS = (
     Fault(
         "other-mark",  # sequences go back to the mark of the first one
         "csrc/core/sequence_state.cpp",
-        "{ &kept[i].bytes, static_cast<size_t>(seq) * size, size }",
-        "{ &kept[i].bytes, 0 * static_cast<size_t>(seq), size }",
+        "{ &kept[i].bytes, static_cast<size_t>(seq) * pieces[i].size, pieces[i].size }",
+        "{ &kept[i].bytes, 0 * static_cast<size_t>(seq), pieces[i].size }",
         ("tests/model/native/test_marks.py::test_each_sequence_has_its_own_mark",),
     ),
     Fault(

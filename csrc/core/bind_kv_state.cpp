@@ -4,6 +4,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <optional>
 #include <tuple>
 #include <variant>
 
@@ -13,12 +14,8 @@ namespace {
 
 py::buffer_info contiguous_bytes(const py::buffer & buffer, bool writable) {
     py::buffer_info info = buffer.request(writable);
-    py::ssize_t     step = info.itemsize;
-    for (py::ssize_t i = info.ndim - 1; i >= 0; --i) {
-        if (info.shape[i] > 1 && info.strides[i] != step) {
-            throw py::value_error("the buffer is not contiguous");
-        }
-        step *= info.shape[i];
+    if (PyBuffer_IsContiguous(info.view(), 'C') == 0) {
+        throw py::value_error("the buffer is not contiguous");
     }
     return info;
 }
@@ -42,7 +39,7 @@ constexpr const char * kind_names[] = { "attention", "hybrid", "opaque" };
 class bound_state : public kv_state {
 public:
     bound_state(uintptr_t ctx, llama_seq_id seq, size_t lag, bool marks, bool defers)
-        : kv_state(reinterpret_cast<llama_context *>(ctx), seq, host_arena::instance(), lag, marks, defers) {}
+        : kv_state(reinterpret_cast<llama_context *>(ctx), seq, lag, marks, defers) {}
 
     ~bound_state() { kv_state::finish(); }
 
@@ -53,39 +50,29 @@ public:
         return (this->*function)(given...);
     }
 
-    void save_rows(llama_seq_id seq, int64_t p0, int64_t p1, const py::buffer & out) {
-        copy(out, [&](uint8_t * data, size_t size) { movable_rows(seq).save(seq, p0, p1, data, size); });
+    // Calls `function` of kv_state, which starts copies to `out`.
+    template <auto function, typename... A> void save(A... given, const py::buffer & out) {
+        std::vector<py::buffer_info> infos;
+        infos.push_back(contiguous_bytes(out, true));
+        uint8_t * const data = data_of(infos.front());
+        const size_t    size = size_of(infos.front());
+        started(std::move(infos), [&] { (this->*function)(given..., data, size); });
     }
 
     // Held rows or a block, and which rows of it.
     using sources = std::vector<std::tuple<std::variant<held_rows::handle, py::buffer>, int64_t, int64_t>>;
 
-    void load_rows(llama_seq_id seq, int64_t p0, const sources & spans) {
-        std::vector<py::buffer_info> infos;
-        const std::vector<row_span>  parts = spans_of(spans, infos);
-        started(std::move(infos), [&] { kv_state::load_rows(seq, p0, parts); });
-    }
-
-    void load_prefix(llama_seq_id seq, int64_t p0, const sources & spans, int64_t n, const py::buffer & saved,
-                     const sources & window) {
+    void load(llama_seq_id seq, int64_t p0, const sources & spans, const std::optional<py::buffer> & state, const sources & window) {
         std::vector<py::buffer_info> infos;
         const std::vector<row_span>  parts = spans_of(spans, infos), rows = spans_of(window, infos);
-        infos.push_back(contiguous_bytes(saved, false));
-        const uint8_t * const data = data_of(infos.back());
-        const size_t          size = size_of(infos.back());
-        started(std::move(infos), [&] { kv_state::load_prefix(seq, p0, parts, n, data, size, rows); });
-    }
-
-    void fetch(held_rows::handle held, int64_t p0, int64_t p1, const py::buffer & out) {
-        copy(out, [&](uint8_t * data, size_t size) { movable_rows().fetch(held, p0, p1, data, size); });
-    }
-
-    void save_state(llama_seq_id seq, int64_t n, const py::buffer & out) {
-        copy(out, [&](uint8_t * data, size_t size) { kv_state::save_state(seq, n, data, size); });
-    }
-
-    void save_window(llama_seq_id seq, int64_t p0, int64_t p1, const py::buffer & out) {
-        copy(out, [&](uint8_t * data, size_t size) { kv_state::save_window(seq, p0, p1, data, size); });
+        const uint8_t *              data = nullptr;
+        size_t                       size = 0;
+        if (state) {
+            infos.push_back(contiguous_bytes(*state, false));
+            data = data_of(infos.back());
+            size = size_of(infos.back());
+        }
+        started(std::move(infos), [&] { kv_state::load(seq, p0, parts, data, size, rows); });
     }
 
     size_t in_flight_bytes() {
@@ -132,15 +119,6 @@ private:
         return parts;
     }
 
-    // Calls `function`, which starts copies to `out`.
-    template <typename F> void copy(const py::buffer & out, const F & function) {
-        std::vector<py::buffer_info> infos;
-        infos.push_back(contiguous_bytes(out, true));
-        uint8_t * const data = data_of(infos.front());
-        const size_t    size = size_of(infos.front());
-        started(std::move(infos), [&] { function(data, size); });
-    }
-
     // Calls `function`, which starts copies of `infos`, and keeps these until the copies are complete.
     template <typename F> void started(std::vector<py::buffer_info> && infos, const F & function) {
         let_go();
@@ -184,15 +162,13 @@ void register_kv_state(py::module_ & m) {
         }, py::arg("seq"), py::arg("columns"), py::arg("count"))
         .def("rows_size", [](const bound_state & s, int64_t p0, int64_t p1) { return s.movable_rows().size(p0, p1); },
              py::arg("p0"), py::arg("p1"))
-        .def("save_rows", &bound_state::save_rows, py::arg("seq"), py::arg("p0"), py::arg("p1"), py::arg("out"))
-        .def("load_rows", &bound_state::load_rows, py::arg("seq"), py::arg("p0"), py::arg("spans"))
+        .def("save_rows", &bound_state::save<&kv_state::save_rows, llama_seq_id, int64_t, int64_t>, py::arg("seq"), py::arg("p0"),
+             py::arg("p1"), py::arg("out"))
         .def("state_size", &kv_state::state_size, py::arg("seq"))
-        .def("save_state", &bound_state::save_state, py::arg("seq"), py::arg("n"), py::arg("out"))
-        .def("save_window", &bound_state::save_window, py::arg("seq"), py::arg("p0"), py::arg("p1"), py::arg("out"))
-        .def("load_state", [](bound_state & s, llama_seq_id seq, int64_t n, const py::buffer & saved) {
-            s.load_prefix(seq, n, {}, n, saved, {});
-        }, py::arg("seq"), py::arg("n"), py::arg("data"))
-        .def("load_prefix", &bound_state::load_prefix, py::arg("seq"), py::arg("p0"), py::arg("spans"), py::arg("n"), py::arg("data"),
+        .def("save_state", &bound_state::save<&kv_state::save_state, llama_seq_id, int64_t>, py::arg("seq"), py::arg("n"), py::arg("out"))
+        .def("save_window", &bound_state::save<&kv_state::save_window, llama_seq_id, int64_t, int64_t>, py::arg("seq"),
+             py::arg("p0"), py::arg("p1"), py::arg("out"))
+        .def("load", &bound_state::load, py::arg("seq"), py::arg("p0"), py::arg("spans"), py::arg("state") = py::none(),
              py::arg("window") = bound_state::sources())
         .def_property_readonly("has_marks", &kv_state::has_marks)
         .def("mark", &bound_state::call<&kv_state::mark, llama_seq_id, int64_t>, py::arg("seq"), py::arg("n"))
@@ -204,7 +180,8 @@ void register_kv_state(py::module_ & m) {
         .def("hold", [](const bound_state & s, llama_seq_id seq, int64_t p0, int64_t p1) { return s.movable_rows(seq).hold(seq, p0, p1); },
              py::arg("seq"), py::arg("p0"), py::arg("p1"))
         .def("release", [](const bound_state & s, held_rows::handle held) { s.movable_rows().release(held); }, py::arg("held"))
-        .def("fetch", &bound_state::fetch, py::arg("held"), py::arg("p0"), py::arg("p1"), py::arg("out"))
+        .def("fetch", &bound_state::save<&kv_state::fetch, held_rows::handle, int64_t, int64_t>, py::arg("held"), py::arg("p0"),
+             py::arg("p1"), py::arg("out"))
         .def("n_own", [](const bound_state & s, held_rows::handle held, int64_t p0, int64_t p1) { return s.movable_rows().n_own(held, p0, p1); },
              py::arg("held"), py::arg("p0"), py::arg("p1"))
         .def("reserve", &kv_state::reserve, py::arg("n"), py::arg("in_parts") = false, py::call_guard<py::gil_scoped_release>())

@@ -1,8 +1,6 @@
 #include "core/kv_state.h"
 
-kv_state::kv_state(llama_context * context, llama_seq_id seq, const host_arena & pinned, size_t lag, bool has_marks,
-                   bool defers)
-    : ctx(context) {
+kv_state::kv_state(llama_context * context, llama_seq_id seq, size_t lag, bool has_marks, bool defers) : ctx(context) {
     if (ctx == nullptr) {
         throw std::invalid_argument("the context is null");
     }
@@ -10,11 +8,14 @@ kv_state::kv_state(llama_context * context, llama_seq_id seq, const host_arena &
     marks.assign(llama_n_seq_max(ctx), -1);
     parts  = library::parts_of(ctx);
     layout = layout_of(ctx, parts, seq);
-    copies = std::make_unique<transfer>(ctx, layout.tensors(), regions_of(layout.recurrent.steps), pinned, lag);
+    copies = std::make_unique<transfer>(ctx, layout.tensors(), regions_of(layout.recurrent), host_arena::instance(), lag);
     if (!parts.sets.empty()) {
         rows = std::make_unique<attention_rows>(llama_get_memory(ctx), parts.sets, layout.rows, layout.hash, *copies, defers);
     }
-    states = states_of(ctx, parts, layout, *copies, has_marks && rows != nullptr ? marks.size() : 0);
+    state = state_of(ctx, parts, layout, *copies, has_marks && rows != nullptr ? marks.size() : 0);
+    if (parts.kind == memory_kind::hybrid && parts.window) {
+        sliding = std::make_unique<window_rows>(ctx, parts.window, layout.window, *copies);
+    }
 }
 
 void kv_state::move_rows(const row_maker & make) {
@@ -39,7 +40,7 @@ int64_t kv_state::position_after(llama_seq_id seq, int64_t n) const {
 
 int64_t kv_state::n_tokens(llama_seq_id seq) const {
     check_seq(seq);
-    return rows != nullptr ? rows->end_of(seq) : states[0]->position(seq);
+    return rows != nullptr ? rows->end_of(seq) : state->position(seq);
 }
 
 int64_t kv_state::position(llama_seq_id seq, int64_t n) const {
@@ -59,22 +60,9 @@ row_memory & kv_state::movable_rows(llama_seq_id seq) const {
     return movable_rows();
 }
 
-const state_list & kv_state::own_states() const {
-    if (states.empty()) {
-        throw std::invalid_argument("this model has no state besides its rows");
-    }
-    return states;
-}
-
-void kv_state::load_rows(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) {
-    mark_of(seq) = -1;
-    movable_rows().check_load(seq, p0, spans);
-    rows->load_checked(seq, p0, spans);
-}
-
 void kv_state::reserve(int64_t n, bool in_parts) {
-    for (const auto & state : states) {
-        state->settle();
+    if (sliding != nullptr) {
+        sliding->settle();
     }
     if (rows != nullptr) {
         rows->reserve(n, in_parts);
@@ -83,81 +71,94 @@ void kv_state::reserve(int64_t n, bool in_parts) {
 
 size_t kv_state::state_size(llama_seq_id seq) const {
     check_seq(seq);
-    size_t size = states.empty() ? 0 : sizeof(block_header);
-    for (const auto & state : states) {
-        size += state->size(seq);
+    size_t size = parts.kind == memory_kind::attention ? 0 : sizeof(block_header);
+    size += state != nullptr ? state->size(seq) : 0;
+    return size + (sliding != nullptr ? sliding->size(sliding->position(seq)) : 0);
+}
+
+void kv_state::check_state() const {
+    if (parts.kind == memory_kind::attention) {
+        throw std::invalid_argument("this model has no state besides its rows");
     }
-    return size;
+}
+
+void kv_state::check_window() const {
+    if (sliding == nullptr) {
+        throw std::invalid_argument("this model's state has no window");
+    }
 }
 
 // Throws unless `seq` stands at n, where something is to be `done`.
 void kv_state::check_end(llama_seq_id seq, int64_t n, const char * done) const {
     check_seq(seq);
-    for (const auto & state : own_states()) {
-        const int64_t at = state->position(seq);
-        if (n <= 0 || n_tokens(seq) != n || at != position_after(seq, n)) {
-            throw std::invalid_argument("sequence " + std::to_string(seq) + " stands at " + std::to_string(at) +
-                                        ", it cannot be " + done + " at " + std::to_string(n));
-        }
+    check_state();
+    const int64_t at = state != nullptr ? state->position(seq) : sliding->position(seq);
+    if (n <= 0 || n_tokens(seq) != n || at != position_after(seq, n) || (sliding != nullptr && at != sliding->position(seq))) {
+        throw std::invalid_argument("sequence " + std::to_string(seq) + " stands at " + std::to_string(at) + ", it cannot be " +
+                                    done + " at " + std::to_string(n));
     }
 }
 
 void kv_state::save_state(llama_seq_id seq, int64_t n, uint8_t * out, size_t size) {
     check_end(seq, n, "saved");
     const size_t needed = state_size(seq);
-    const size_t rest   = parts.kind == memory_kind::hybrid && parts.window ? states.back()->size(seq) : 0;
-    if (size != needed && size != needed - rest) {
+    const size_t head   = sizeof(block_header) + (state != nullptr ? state->size(seq) : 0);
+    if (size != needed && size != head) {
         throw std::invalid_argument("the state needs a buffer of " + std::to_string(needed) + " bytes, not " +
                                     std::to_string(size));
     }
     write_header(out, block_kind::state, layout.hash, 0, n);
-    out += sizeof(block_header);
-    for (const auto & state : states) {
-        const size_t part = state->size(seq);
-        if (size == needed || state != states.back()) {
-            state->save(seq, out, part);
-        }
-        out += part;
+    if (state != nullptr) {
+        state->save(seq, out + sizeof(block_header), head - sizeof(block_header));
+    }
+    if (size > head) {
+        const int64_t end = sliding->position(seq);
+        sliding->save(seq, sliding->first_seen(end), end, out + head, size - head);
     }
 }
 
 void kv_state::save_window(llama_seq_id seq, int64_t p0, int64_t p1, uint8_t * out, size_t size) {
     check_seq(seq);
-    own_states().back()->save_rows(seq, p0, p1, out, size);
+    check_window();
+    sliding->save(seq, p0, p1, out, size);
 }
 
-void kv_state::load_prefix(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans, int64_t n,
-                           const uint8_t * data, size_t size, const std::vector<row_span> & window) {
-    int64_t &          mark   = mark_of(seq);
-    const state_list & states = own_states();
-    const block_header header = read_header(data, size, block_kind::state, layout.hash);
-    if (header.p1 != n || n <= 0) {
-        throw std::invalid_argument("the state belongs to position " + std::to_string(header.p1) + ", not " + std::to_string(n));
+void kv_state::load(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans, const uint8_t * data, size_t size,
+                    const std::vector<row_span> & window) {
+    int64_t & mark = mark_of(seq);
+    if (data == nullptr) {
+        movable_rows().check_load(seq, p0, spans);
+        mark = -1;
+        rows->load_checked(seq, p0, spans);
+        return;
     }
-    const int64_t end = spans.empty() ? p0 : spans.back().last;
-    if (n != end || (rows != nullptr && spans.empty() && n_tokens(seq) != n)) {
-        throw std::invalid_argument("a state at " + std::to_string(n) + " does not belong behind these rows");
+    check_state();
+    const int64_t      n      = spans.empty() ? p0 : spans.back().last;
+    const block_header header = read_header(data, size, block_kind::state, layout.hash);
+    if (header.p1 != n || n <= 0 || (rows != nullptr && spans.empty() && n_tokens(seq) != n)) {
+        throw std::invalid_argument("a state at " + std::to_string(header.p1) + " does not belong behind " + std::to_string(n) +
+                                    " rows");
+    }
+    if (!window.empty()) {
+        check_window();
     }
     const int64_t position = spans.empty() ? position_after(seq, n) : movable_rows().check_load(seq, p0, spans);
-    size_t        needed   = parts.kind == memory_kind::opaque ? size : sizeof(header);  // only the library knows that
-    for (size_t i = 0; i < states.size() && parts.kind != memory_kind::opaque; ++i) {
-        needed += states[i]->size_at(seq, position);
+    size_t        head     = size;  // of an opaque state only the library knows that
+    if (parts.kind != memory_kind::opaque) {
+        head = sizeof(header) + (state != nullptr ? state->size(seq) : 0);
     }
-    needed -= window.empty() ? 0 : states.back()->size_at(seq, position);
+    const size_t needed = head + (sliding != nullptr && window.empty() ? sliding->size(position) : 0);
     if (size != needed) {
         throw std::invalid_argument("a state has " + std::to_string(needed) + " bytes there, not " + std::to_string(size));
     }
     mark = -1;
     try {
-        const uint8_t * at = data + sizeof(header);
-        for (const auto & state : states) {
-            const size_t part = state == states.back() ? data + size - at : state->size_at(seq, position);
-            if (window.empty() || state != states.back()) {
-                state->load(seq, position, at, part);
-            } else {
-                state->load_rows(seq, position, window);
-            }
-            at += part;
+        if (state != nullptr) {
+            state->load(seq, position, data + sizeof(header), head - sizeof(header));
+        }
+        if (sliding != nullptr) {
+            const row_span rest{ data + head, size - head, sliding->first_seen(position), position };
+            sliding->load(seq, position, window.empty() ? std::vector<row_span>{ rest } : window);
         }
         if (!spans.empty()) {
             rows->load_checked(seq, p0, spans);
@@ -182,7 +183,7 @@ void kv_state::mark(llama_seq_id seq, int64_t n) {
     }
     check_end(seq, n, "marked");
     mark = -1;
-    states[0]->mark(seq);
+    state->mark(seq);
     mark = n;
 }
 
@@ -192,7 +193,7 @@ int64_t kv_state::reset(llama_seq_id seq) {
         throw std::invalid_argument("sequence " + std::to_string(seq) + " has no mark to go back to");
     }
     rows->truncate(seq, n);
-    states[0]->reset(seq, position_after(seq, n));
+    state->reset(seq, position_after(seq, n));
     return n;
 }
 
@@ -219,8 +220,11 @@ void kv_state::clear(llama_seq_id seq) {
     } else {
         finish();
     }
-    for (const auto & state : states) {
+    if (state != nullptr) {
         state->clear(seq);
+    }
+    if (sliding != nullptr) {
+        sliding->clear(seq);
     }
 }
 

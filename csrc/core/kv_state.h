@@ -15,11 +15,9 @@
 class kv_state {
 public:
     // `seq` must hold at least one token: the layout is read from what the library writes for it. The context must
-    // outlive this, and so must `pinned`, where buffers may come from. `lag` is for tests, see transfer.h. With `marks`
-    // there is room on the device for a state of each sequence, where the memory has states that can be moved. For
-    // `defers` see attention_rows.h.
-    kv_state(llama_context * ctx, llama_seq_id seq, const host_arena & pinned, size_t lag = 0, bool marks = false,
-             bool defers = false);
+    // outlive this. `lag` is for tests, see transfer.h. With `marks` there is room on the device for a state of each
+    // sequence, where the memory has states that can be moved. For `defers` see attention_rows.h.
+    kv_state(llama_context * ctx, llama_seq_id seq, size_t lag, bool marks, bool defers);
 
     // Has rows, of which nothing is kept, lie elsewhere from now on: in what `make` returns, which may use what it gets as
     // long as it lives. std::runtime_error where rows are not of one kind, or not in the context.
@@ -41,19 +39,25 @@ public:
     row_memory & movable_rows(llama_seq_id seq) const;
 
     bool can_hold() const { return rows != nullptr; }
-    void load_rows(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans);
     void reserve(int64_t n, bool in_parts);
+
+    void save_rows(llama_seq_id seq, int64_t p0, int64_t p1, uint8_t * out, size_t size) {
+        movable_rows(seq).save(seq, p0, p1, out, size);
+    }
+    void fetch(held_rows::handle held, int64_t p0, int64_t p1, uint8_t * out, size_t size) {
+        movable_rows().fetch(held, p0, p1, out, size);
+    }
 
     size_t state_size(llama_seq_id seq) const;  // 0 for kind attention
     void   save_state(llama_seq_id seq, int64_t n, uint8_t * out, size_t size);
     void   save_window(llama_seq_id seq, int64_t p0, int64_t p1, uint8_t * out, size_t size);
 
-    // As `load_rows`, unless there are no `spans`, and then the state at the last of them, n, whose rows may be in `window`.
-    // The state is on its way first, so that its copy runs while the rows find their cells; if they find none, `seq` is empty.
-    void load_prefix(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans, int64_t n, const uint8_t * data,
-                     size_t size, const std::vector<row_span> & window);
+    // Rows, and unless `data` is null the state at their end, whose last rows may be in `window`. The state is on its way
+    // first, so that its copy runs while the rows find their cells; if they find none, `seq` is empty.
+    void load(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans, const uint8_t * data, size_t size,
+              const std::vector<row_span> & window);
 
-    bool has_marks() const { return states.size() == 1 && states[0]->has_marks(); }
+    bool has_marks() const { return state != nullptr && state->has_marks(); }
 
     void    mark(llama_seq_id seq, int64_t n);
     int64_t reset(llama_seq_id seq);
@@ -69,18 +73,20 @@ public:
     copy_progress & progress() { return copies->progress(); }
 
 private:
-    void             check_seq(llama_seq_id seq) const;
-    void             check_end(llama_seq_id seq, int64_t n, const char * done) const;
-    int64_t          position_after(llama_seq_id seq, int64_t n) const;
-    void             wipe(llama_seq_id seq);
-    const state_list & own_states() const;
-    int64_t &        mark_of(llama_seq_id seq);
+    void      check_seq(llama_seq_id seq) const;
+    void      check_state() const;
+    void      check_window() const;
+    void      check_end(llama_seq_id seq, int64_t n, const char * done) const;
+    int64_t   position_after(llama_seq_id seq, int64_t n) const;
+    void      wipe(llama_seq_id seq);
+    int64_t & mark_of(llama_seq_id seq);
 
     llama_context *                 ctx;
     memory_parts                    parts;
     memory_layout                   layout;
     std::unique_ptr<transfer>       copies;
-    std::unique_ptr<row_memory>     rows;   // null for kind opaque
-    state_list                      states;  // none for kind attention
-    std::vector<int64_t>            marks;   // of each sequence, -1 for none
+    std::unique_ptr<row_memory>     rows;     // null for kind opaque, and without attention
+    std::unique_ptr<sequence_state> state;    // null for kind attention, and where windows are all that there is
+    std::unique_ptr<window_rows>    sliding;  // null without windows
+    std::vector<int64_t>            marks;    // of each sequence, -1 for none
 };

@@ -55,16 +55,12 @@ row_layout rows_of(const row_set & set, llama_seq_id seq) {
     return layout;
 }
 
-recurrent_layout recurrent_of(llama_memory_t memory, llama_seq_id seq) {
-    recurrent_layout layout;
-    layout.steps = library::written(memory, seq);
-    if (layout.steps.size() < 3 || value_of<uint32_t>(layout.steps[0]) != 1) {
+std::vector<io_step> recurrent_of(llama_memory_t memory, llama_seq_id seq) {
+    std::vector<io_step> steps = library::written(memory, seq);
+    if (steps.size() < 3 || value_of<uint32_t>(steps[0]) != 1) {
         throw std::runtime_error("llama.cpp wrote a recurrent state of an unknown shape");
     }
-    for (const io_step & step : layout.steps) {
-        layout.n_bytes += step.tensor != nullptr ? step.size : 0;
-    }
-    return layout;
+    return steps;
 }
 
 // Fingerprints of files contain these texts: they must stay as they are, the word "whole" for opaque memories included.
@@ -79,12 +75,10 @@ std::string text_of(const row_layout & rows) {
     return text;
 }
 
-std::string text_of(const recurrent_layout & recurrent) {
+std::string text_of(const std::vector<io_step> & recurrent) {
     std::string text = " state=";
-    for (const io_step & step : recurrent.steps) {
-        if (step.tensor != nullptr) {
-            text += std::to_string(step.size) + ",";
-        }
+    for (const copy_region & region : regions_of(recurrent)) {
+        text += std::to_string(region.size) + ",";
     }
     return text;
 }
@@ -125,10 +119,8 @@ std::vector<ggml_tensor *> memory_layout::tensors() const {
             found.push_back(part.tensor);
         }
     }
-    for (const io_step & step : recurrent.steps) {
-        if (step.tensor != nullptr) {
-            found.push_back(step.tensor);
-        }
+    for (const copy_region & region : regions_of(recurrent)) {
+        found.push_back(region.tensor);
     }
     return found;
 }

@@ -29,21 +29,16 @@ struct row_layout {
     size_t row_bytes() const;  // of one token over all tensors, `ext_bytes` included
 };
 
-// What the library writes for the one recurrent cell of a sequence; `n_bytes` counts the tensors only.
-struct recurrent_layout {
-    std::vector<io_step> steps;
-    size_t               n_bytes = 0;
-};
-
 // Where the tensor data among `steps` lies.
 std::vector<copy_region> regions_of(const std::vector<io_step> & steps);
 
-// Everything that decides what saved bytes mean: equal texts may exchange blocks. `hash` is FNV-1a of the text.
+// Everything that decides what saved bytes mean: equal texts may exchange blocks. `recurrent` is what the library writes for
+// the one recurrent cell of a sequence, `hash` is FNV-1a of the text.
 struct memory_layout {
-    row_layout       rows, window;
-    recurrent_layout recurrent;
-    std::string      text;
-    uint64_t         hash = 0;
+    row_layout           rows, window;
+    std::vector<io_step> recurrent;
+    std::string          text;
+    uint64_t             hash = 0;
 
     std::vector<ggml_tensor *> tensors() const;
 };

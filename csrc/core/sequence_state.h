@@ -1,10 +1,10 @@
-// What a sequence holds beside its rows, at one position, as bytes behind a block's header. A sequence may have several; the
-// pending hidden state of a draft head would be another, saved beside these and not within them.
+// What a sequence holds beside the rows that can be cut, at one position, as bytes behind a block's header: a state of all that
+// it has seen, or the rows that layers with a window still see, or both. Sizes are bytes without the header. Sequence ids and
+// block headers are the caller's to check. Copies may be on their way when a function returns, see transfer.h.
 #pragma once
 
 #include "core/row_memory.h"
 
-// Sizes are bytes without the header. Sequence ids and block headers are the caller's to check.
 class sequence_state {
 public:
     virtual ~sequence_state() = default;
@@ -12,42 +12,66 @@ public:
     // The position after that of the token at which the state of `seq` stands.
     virtual int64_t position(llama_seq_id seq) const = 0;
 
-    // Of that of `seq`, and of one at position n where that makes a difference.
     virtual size_t size(llama_seq_id seq) const = 0;
-    virtual size_t size_at(llama_seq_id seq, int64_t) const { return size(seq); }
-
-    // The copies may be on their way when it returns, see transfer.h.
-    virtual void save(llama_seq_id seq, uint8_t * out, size_t size) = 0;
+    virtual void   save(llama_seq_id seq, uint8_t * out, size_t size) = 0;
 
     // Makes what was saved at position `n` the state of `seq`: what is computed after `transfer::load_end` sees it.
     // Of a size that is not right, as that of an opaque one may be, std::invalid_argument.
     virtual void load(llama_seq_id seq, int64_t n, const uint8_t * data, size_t size) = 0;
 
-    // The same of a window, whose rows are numbered by position: of some of its rows, and from blocks that have all of them,
-    // each up to the last row of its span. std::invalid_argument where these are not there.
-    virtual void save_rows(llama_seq_id, int64_t, int64_t, uint8_t *, size_t) { has_no_rows(); }
-    virtual void load_rows(llama_seq_id, int64_t, const std::vector<row_span> &) { has_no_rows(); }
-
-    // Drops it.
     virtual void clear(llama_seq_id seq) = 0;
-
-    // To be called before anything is evaluated.
-    virtual void settle() {}
 
     // Whether states can be kept where they lie: `mark` does so with that of `seq`, and `reset` makes it the state again,
     // at the position n that it had.
     virtual bool has_marks() const { return false; }
     virtual void mark(llama_seq_id) {}
     virtual void reset(llama_seq_id, int64_t) {}
-
-private:
-    [[noreturn]] static void has_no_rows() { throw std::invalid_argument("this state has no window"); }
 };
 
-using state_list = std::vector<std::unique_ptr<sequence_state>>;
+// The recurrent cell of sequences of `ctx`, or, of an opaque memory, the library's own state of the whole sequence, rows and
+// all; null where a memory has neither. There is room for `n_marks` marks, of the sequences from 0 on, where that is all of
+// their state. `copies` must outlive it.
+std::unique_ptr<sequence_state> state_of(llama_context * ctx, const memory_parts & parts, const memory_layout & layout,
+                                         transfer & copies, size_t n_marks);
 
-// What sequences of `ctx` hold besides rows, in the order of a block's bytes: a recurrent cell, the rows that layers with a
-// window see, or, of an opaque memory, the library's own state of the whole sequence, rows and all. There is room for
-// `n_marks` marks, of the sequences from 0 on, where all of it can be kept. `copies` must outlive them.
-state_list states_of(llama_context * ctx, const memory_parts & parts, const memory_layout & layout, transfer & copies,
-                     size_t n_marks);
+// The rows of layers with a window, numbered by position. A sequence that has the cells to itself gets those, all of them, that
+// a cold run of it would have: position p lies in cell p mod their number. What is evaluated next then takes the same cells,
+// and sums the same rows in the same order.
+class window_rows {
+public:
+    // `copies` must outlive this.
+    window_rows(llama_context * ctx, library::cache cache, const row_layout & rows, transfer & copies);
+
+    int64_t position(llama_seq_id seq) const { return llama_memory_seq_pos_max(cache.memory(), seq) + 1; }
+
+    // The first row that the token at n sees, at least the last one, which says where the sequence stands. Cells of rows
+    // before it may be others' by now.
+    int64_t first_seen(int64_t n) const;
+
+    // Of what the token at n sees.
+    size_t size(int64_t n) const { return static_cast<size_t>(n - first_seen(n)) * row_bytes; }
+
+    // Rows [p0, p1); std::invalid_argument if they are not there or have another size.
+    void save(llama_seq_id seq, int64_t p0, int64_t p1, uint8_t * out, size_t size);
+
+    // All that the token at n sees, from blocks without a header, of each the rows up to the last one of its span.
+    // std::invalid_argument where these are not there.
+    void load(llama_seq_id seq, int64_t n, const std::vector<row_span> & spans);
+
+    void clear(llama_seq_id seq);
+
+    // To be called before anything is evaluated: a sequence whose company has left moves to where it would be without.
+    void settle();
+
+private:
+    bool                  has(llama_seq_id seq, int64_t p0, int64_t p1) const;
+    std::vector<cell_run> runs_of(llama_seq_id seq, int64_t p0, int64_t p1) const;
+    int64_t               n_rows(const row_span & span) const { return static_cast<int64_t>(span.size / row_bytes); }
+
+    llama_context *    ctx;
+    library::cache     cache;
+    std::vector<plane> planes;
+    size_t             row_bytes;
+    transfer &         copies;
+    bool               was_shared = false;  // there were several sequences at once
+};

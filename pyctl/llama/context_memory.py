@@ -306,11 +306,9 @@ class ContextMemory:
                 raise OutOfCellsError  # the state includes all rows; llama.cpp would report only a failure
             spans = ()
         sources = [(rows.block if rows.held is None else _handle(rows.held), at, last) for rows, at, last in spans]
-        if block is not None:
+        if sources or block is not None:
             pieces = window.pieces if window is not None else ()
-            checked(self.kv.load_prefix, seq, first if sources else n, sources, n, block, pieces)
-        elif sources:
-            checked(self.kv.load_rows, seq, first, sources)
+            checked(self.kv.load, seq, first if sources else n, sources, block, pieces)
         if window is not None:
             self._windows.keep(seq, window)
 

@@ -91,13 +91,11 @@ class KVState:
         if int(api.llama_state_seq_get_data_ext(self._ctx, *_memory_of(out[HEADER.size :]), seq, 0)) == 0:
             raise RuntimeError("llama.cpp could not write the state of the sequence")
 
-    def load_prefix(
-        self, seq: int, p0: int, spans: Sequence[object], n: int, data: Block, window: Sequence[object] = ()
-    ) -> None:
-        """Replace ``seq`` by the one of ``n`` tokens in ``data``; ``p0`` is ``n``, the others are empty."""
+    def load(self, seq: int, n: int, spans: Sequence[object], data: Block, window: Sequence[object] = ()) -> None:
+        """Replace ``seq`` by the one of ``n`` tokens in ``data``; the others are empty."""
         if data.nbytes <= HEADER.size or HEADER.unpack(data[: HEADER.size].tobytes()) != (MAGIC, n) or n <= 0:
             raise ValueError(f"the block does not hold a sequence of {n} tokens")
-        if p0 != n or spans or window:
+        if spans or window:
             raise ValueError("a whole sequence has no other rows")
         self.clear(seq)
         body = np.ascontiguousarray(data[HEADER.size :])

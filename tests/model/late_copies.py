@@ -48,11 +48,8 @@ class LateKVState(library.KVState):
     def save_window(self, *given: Any) -> None:
         self._save(super().save_window, *given)
 
-    def load_rows(self, *given: Any) -> None:
-        self._load(super().load_rows, *given)
-
-    def load_prefix(self, *given: Any) -> None:
-        self._load(super().load_prefix, *given)
+    def load(self, *given: Any) -> None:
+        self._load(super().load, *given)
 
     def finish(self) -> None:
         self._arrive()

@@ -221,7 +221,7 @@ class BlockModel(HeadRows):
                 raise ValueError("another state")
             state = block[SIGNATURE_BYTES : SIGNATURE_BYTES + int(block[-N_SIZE:].view(np.int64)[0])]
             parts = [(each[SIGNATURE_BYTES:], p0, p1) for each, p0, p1 in spans]
-            self._memory.load_prefix(seq, first, parts, n, state)
+            self._memory.load(seq, first, parts, state)
         except (ValueError, RuntimeError) as error:
             log.info("the draft model begins empty at token %d: %s", n, error)
             return self._lose(seq, n)

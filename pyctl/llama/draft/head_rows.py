@@ -269,7 +269,7 @@ class HeadRows:
             return False
         try:
             parts = [(self._unpadded(block), max(first, self.origin), last) for block, first, last in spans]
-            self._memory.load_rows(seq, at.last, [part for part in parts if part[1] < part[2]])
+            self._memory.load(seq, at.last, [part for part in parts if part[1] < part[2]])
         except (ValueError, RuntimeError):
             return False
         if begins_late:

@@ -291,7 +291,7 @@ class SeparateModel:
             if at.ahead:
                 self._cut(seq, first)
             with suppress(ValueError, RuntimeError):
-                self._memory.load_rows(seq, first, [(block[SIGNATURE_BYTES:], p0, p1) for block, p0, p1 in spans])
+                self._memory.load(seq, first, [(block[SIGNATURE_BYTES:], p0, p1) for block, p0, p1 in spans])
                 at.held, at.is_stale, at.mark = last, self._is_hybrid and last > 0, -1
                 return
         self._lose(seq, last)
@@ -322,7 +322,7 @@ class SeparateModel:
         ):
             return
         with suppress(ValueError, RuntimeError):
-            self._memory.load_state(seq, n, block[SIGNATURE_BYTES:])
+            self._memory.load(seq, n, [], block[SIGNATURE_BYTES:])
             at.is_stale = False
 
     def _signed(self, size: int, out: Block | None) -> Block:

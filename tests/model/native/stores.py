@@ -52,9 +52,9 @@ class Store:
     def resume(self, n: int, chain: list[tuple[Block, int, int]], state: Block) -> None:
         """Hold the first ``n`` rows of ``chain``, of which the first are there already, and their state."""
         kept = self.rows.n_tokens(0)
-        checked(self.rows.load_rows, 0, kept, [(rows, max(a, kept), b) for rows, a, b in chain if kept < b <= n])
+        checked(self.rows.load, 0, kept, [(rows, max(a, kept), b) for rows, a, b in chain if kept < b <= n])
         if state.size:
-            checked(self.rows.load_state, 0, n, state)
+            checked(self.rows.load, 0, n, [], state)
 
 
 def run(

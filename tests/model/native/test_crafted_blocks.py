@@ -185,7 +185,7 @@ def test_a_crafted_window_is_refused_or_loaded(windowed: LlamaBackend, data: st.
         )
         pieces.append((mutated(state.shared[0], data), first, last))
     with suppress(StateError, OverflowError):
-        checked(windowed.memory.kv.load_prefix, 0, N, [], N, state.head, pieces)
+        checked(windowed.memory.kv.load, 0, N, [], state.head, pieces)
     goes_on(windowed)
 
 

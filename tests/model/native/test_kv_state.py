@@ -316,7 +316,7 @@ class TestRefusals:
         rows, state = backend.memory.save_rows(0, 100, 300).block, backend.memory.save_state(0, 300)
         with pytest.raises(StateError, match="cannot be saved"):
             backend.memory.save_state(0, 299)
-        with pytest.raises(StateError, match="belongs to position 300"):
+        with pytest.raises(StateError, match="a state at 300 does not belong behind 200 rows"):
             backend.memory.restore(0, 200, (), state)
         with pytest.raises(StateError, match="ends at 300"):
             backend.memory.restore(0, 100, [(Rows(rows), 100, 300)])
@@ -332,11 +332,11 @@ class TestRefusals:
     def test_prefixes(self, ready: Ready) -> None:
         backend = ready[0]
         rows, state = backend.memory.save_rows(0, 0, 300).block, backend.memory.save_state(0, 300)
-        with pytest.raises(StateError, match="belongs to position 300"):
+        with pytest.raises(StateError, match="a state at 300 does not belong behind 200 rows"):
             backend.memory.restore(0, 300, [(Rows(rows), 0, 200)], state)
         for spans in ([], [(rows, 0, 200)]):
-            with pytest.raises(StateError, match="does not belong behind these rows"):
-                checked(backend.memory.kv.load_prefix, 0, 0, spans, 300, state.recurrent)
+            with pytest.raises(StateError, match=r"a state at 300 does not belong behind (0|200) rows"):
+                checked(backend.memory.kv.load, 0, 0, spans, state.recurrent)
         with pytest.raises(StateError, match="ends at 300"):
             backend.memory.restore(0, 100, [(Rows(rows), 100, 300)], state)
         with pytest.raises(StateError, match="not a block of kind"):
@@ -489,17 +489,17 @@ def test_a_window_is_saved_and_loaded_in_parts(name: str, open_model: Callable[.
         backend.memory.rewind(0, n)
         run(backend, tokens_of(8), ends_of([n]), n)  # other rows in all cells of the window
         backend.memory.rewind(0, n)
-        memory.load_prefix(0, n, [], n, head, loaded)
+        memory.load(0, n, [], head, loaded)
         assert_same(run(backend, tokens, ends, n), cold)
         backend.memory.clear(0)
         run(backend, tokens, [end for end in ends if end <= n])
     for wrong_parts in (parts[1:], parts[:-1], parts[::-1], [*parts, parts[-1]], [(parts[0][0], first, n)]):
         with pytest.raises(StateError, match="do not have the rows"):
-            checked(memory.load_prefix, 0, n, [], n, head, wrong_parts)
+            checked(memory.load, 0, n, [], head, wrong_parts)
         assert memory.n_tokens(0) == 0
         run(backend, tokens, [end for end in ends if end <= n])
     with pytest.raises(StateError, match=r"a state has \d+ bytes"):
-        checked(memory.load_prefix, 0, n, [], n, whole, parts)
+        checked(memory.load, 0, n, [], whole, parts)
 
 
 @one_hybrid
@@ -510,7 +510,7 @@ def test_a_model_without_a_window_has_none_to_save_or_load(backend: LlamaBackend
     backend.memory.synchronize()
     with pytest.raises(StateError, match="no window"):
         checked(backend.memory.kv.save_window, 0, 0, 50, np.empty(50, np.uint8))
-    with pytest.raises(StateError, match=r"a state has \d+ bytes"):
-        checked(backend.memory.kv.load_prefix, 0, 50, [], 50, state, [(state, 0, 50)])
-    with pytest.raises(StateError, match="no window"):
-        checked(backend.memory.kv.load_prefix, 0, 50, [], 50, state[:64], [(state, 0, 50)])
+    for block in (state, state[:64]):
+        with pytest.raises(StateError, match="no window"):
+            checked(backend.memory.kv.load, 0, 50, [], block, [(state, 0, 50)])
+    assert backend.memory.n_tokens(0) == 50

@@ -188,7 +188,7 @@ def test_large_restores_are_right(store: Callable[..., Store]) -> None:
     block = np.empty(made.rows.rows_size(0, n), np.uint8)
     block[:64] = made_header(made, n)
     block[64:] = np.random.default_rng(5).integers(0, 60, block.size - 64, dtype=np.uint8)
-    made.rows.load_rows(0, 0, [(block, 0, 11_111), (block, 11_111, n)])
+    made.rows.load(0, 0, [(block, 0, 11_111), (block, 11_111, n)])
     saved = made.backend.memory.save_rows(0, 0, n).block
     made.rows.finish()
     assert (saved == block).all()
@@ -218,12 +218,12 @@ def test_what_does_not_fit_is_refused(store: Callable[..., Store]) -> None:
     made.rows.rewind(0, 288)
     for first, span in ((0, (block, 0, 300)), (288, (block, 289, 300)), (288, (block[:-1], 288, 300))):
         with pytest.raises(StateError):
-            checked(made.rows.load_rows, 0, first, [span])
+            checked(made.rows.load, 0, first, [span])
     held = checked(made.rows.hold, 0, 0, 288)
     made.rows.release(held)
     for rows in (held, held + 1000):
         with pytest.raises(StateError):
-            checked(made.rows.load_rows, 0, 288, [(rows, 288, 300)])  # nothing is held here
+            checked(made.rows.load, 0, 288, [(rows, 288, 300)])  # nothing is held here
     for first, last in ((0, 289), (5, 5), (-1, 3)):
         with pytest.raises(StateError):
             checked(made.rows.hold, 0, first, last)
@@ -236,7 +236,7 @@ def test_what_does_not_fit_is_refused(store: Callable[..., Store]) -> None:
     image = block.copy()
     image[64 + 290 * 12 :][:12] = np.frombuffer(np.array([290, 290, -1], np.int32).tobytes(), np.uint8)
     with pytest.raises(StateError, match="images"):
-        checked(made.rows.load_rows, 0, 288, [(image, 288, 300)])
+        checked(made.rows.load, 0, 288, [(image, 288, 300)])
     assert made.rows.n_tokens(0) == 288
     assert made.rows.n_held == 0
     made.resume(300, [(block, 0, 300)], state.recurrent)
@@ -264,9 +264,9 @@ def test_held_rows_stay_in_their_places(store: Callable[..., Store], name: str, 
     with pytest.raises(OutOfCellsError):
         made.evaluate(other[:96], 0)
     with pytest.raises(OutOfCellsError):
-        checked(made.rows.load_rows, 0, 0, [(rows, 0, 100)])
+        checked(made.rows.load, 0, 0, [(rows, 0, 100)])
     with pytest.raises(StateError):
-        checked(made.rows.load_rows, 0, 0, [(high, 254, N)])  # they do not begin there
+        checked(made.rows.load, 0, 0, [(high, 254, N)])  # they do not begin there
     copy, part = (np.empty(made.rows.rows_size(*span), np.uint8) for span in ((0, 254), (300, 500)))
     checked(made.rows.fetch, low, 0, 254, copy)
     made.rows.release(low)
@@ -333,7 +333,7 @@ def test_a_graph_that_was_left_is_right_after_a_stop(store: Callable[..., Store]
     made.run(tokens[:100], ends=ends)
     state, repeated = made.backend.memory.save_state(0, 100), made.store.repeated
     stop_within(made, tokens, 100, 101)
-    checked(made.rows.load_state, 0, 100, state.recurrent)
+    checked(made.rows.load, 0, 100, [], state.recurrent)
     assert_same(made.run(tokens, 100, ends), wanted)
     assert made.store.repeated > repeated + 10
 
