@@ -181,8 +181,9 @@ class KVState(ContextState):
         """
 
     def cut(self, seq: int, n: int) -> bool:
-        """Let llama.cpp take back the tokens of ``seq`` from ``n`` on, with the states after them; False if it cannot,
-        or inside an image."""
+        """Let llama.cpp take back the tokens of ``seq`` from ``n`` on, with the states after them; False if it cannot.
+
+        ValueError inside an image. Where states stay, rows are gone: `reset`, `clear` or load next."""
 
     def state_size(self, seq: int) -> int:
         """Bytes of the state at the end of ``seq``; 0 for kind ``attention``."""

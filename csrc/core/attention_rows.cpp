@@ -34,15 +34,6 @@ int64_t step_end(const std::vector<row_span> & spans, int64_t first) {
     return end;
 }
 
-// How many cells of `run` are such.
-template <typename F> int64_t n_cells(const cell_run & run, const F & is_such) {
-    int64_t n = 0;
-    for (int64_t cell = run.cell; cell < run.cell + run.count; ++cell) {
-        n += is_such(cell);
-    }
-    return n;
-}
-
 }  // namespace
 
 attention_rows::attention_rows(llama_memory_t memory, const std::vector<row_set> & sets, const row_layout & layout,
@@ -56,7 +47,10 @@ int64_t attention_rows::end_of(llama_seq_id seq) const {
 }
 
 void attention_rows::add_image(llama_seq_id seq, int64_t columns, int64_t count) {
-    const int64_t n_there = n_cells({ 0, 0, cache.size() }, [&](int64_t cell) { return cache.has(cell, seq, 0, INT32_MAX); });
+    int64_t n_there = 0;
+    for (int64_t cell = 0; cell < cache.size(); ++cell) {
+        n_there += cache.has(cell, seq, 0, INT32_MAX);
+    }
     if (!layout.is_2d || columns <= 0 || count <= 0 || seq == cut_seq) {
         throw std::invalid_argument("sequence " + std::to_string(seq) + " has no image there");
     }
@@ -67,12 +61,13 @@ void attention_rows::add_image(llama_seq_id seq, int64_t columns, int64_t count)
     }
 }
 
-std::vector<cell_run> attention_rows::runs_of(llama_seq_id seq, const row_positions & positions, int64_t p0, int64_t p1) const {
-    std::vector<cell_run>  runs;
-    const bool             has_images = positions.has_images();
-    const auto             first = static_cast<llama_pos>(positions.position(p0));
-    const auto             end   = static_cast<llama_pos>(positions.position(p1 - 1) + 1);
-    int64_t                found = 0;
+std::vector<cell_run> attention_rows::runs_of(llama_seq_id seq, int64_t p0, int64_t p1) const {
+    std::vector<cell_run> runs;
+    const row_positions & positions  = positions_of(seq);
+    const bool            has_images = positions.has_images();
+    const auto            first      = static_cast<llama_pos>(positions.position(p0));
+    const auto            end        = static_cast<llama_pos>(positions.position(p1 - 1) + 1);
+    int64_t               found      = 0;
     for (int64_t cell = 0; cell < cache.size() && found < p1 - p0; ++cell) {
         const auto has = [&](const row_set & set) { return set.cache.has(cell, seq, first, end); };
         if (!std::all_of(sets.begin(), sets.end(), has)) {
@@ -95,32 +90,11 @@ std::vector<cell_run> attention_rows::runs_of(llama_seq_id seq, const row_positi
     return runs;
 }
 
-// What the library knows of rows [p0, p1), which lie in `runs`; empty where that is nothing.
-std::vector<cell_extra> attention_rows::exts_in(const std::vector<cell_run> & runs, int64_t p0, int64_t p1) const {
-    std::vector<cell_extra> exts(layout.has_ext ? static_cast<size_t>(p1 - p0) : 0);
-    for (const cell_run & run : runs) {
-        for (int64_t i = 0; i < run.count && layout.has_ext; ++i) {
-            exts[run.row + i - p0] = cache.extra(run.cell + i);
-        }
-    }
-    return exts;
+void attention_rows::copy_out(const std::vector<cell_run> & runs, int64_t p0, int64_t p1, uint8_t * out) {
+    each_region(planes, runs, p0, p1, p0, p1, [&](const copy_region & from, size_t at) { copies.save(from, out + at); });
 }
 
-void attention_rows::fetch(held_rows::handle rows, int64_t p0, int64_t p1, uint8_t * out, size_t size) {
-    const auto runs = held.runs_of(rows, p0, p1);
-    check_size(p0, p1, size);
-    uint8_t * const to = begin_block(rows, p0, p1, out);
-    is_reading         = true;
-    copies.save_begin();
-    each_region(planes, runs, p0, p1, p0, p1, [&](const copy_region & from, size_t at) { copies.save(from, to + at); });
-}
-
-int64_t attention_rows::check_load(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) const {
-    check_spans(p0, spans);
-    if (!spans.empty() && end_of(seq) != p0) {
-        throw std::invalid_argument("sequence " + std::to_string(seq) + " ends at " + std::to_string(end_of(seq)) +
-                                    ", rows from " + std::to_string(p0) + " on cannot be appended");
-    }
+int64_t attention_rows::position_after(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) const {
     return appended(positions_of(seq), spans).position(spans.empty() ? p0 : spans.back().last);
 }
 
@@ -194,21 +168,12 @@ void attention_rows::remove(llama_seq_id seq, int64_t pos) {
 
 void attention_rows::settle() {
     if (cut_seq >= 0) {
-        remove(cut_seq, cut_pos);
+        if (last_of(cut_seq) >= cut_pos) {  // else a caller has told the library already
+            remove(cut_seq, cut_pos);
+        }
         cut_seq = -1;
         changed();
     }
-}
-
-llama_pos attention_rows::cut(llama_seq_id seq, int64_t n) {
-    if (positions_of(seq).is_inside(n)) {
-        return -1;
-    }
-    const int64_t pos = position(seq, n);
-    settle();
-    changed();
-    positions[static_cast<size_t>(seq)].truncate(n);
-    return static_cast<llama_pos>(pos);
 }
 
 // Gives rows [p0, last) of `seq`, which were dropped but are not settled, to those that are loaded: as many as lie in
@@ -298,23 +263,16 @@ std::vector<cell_run> attention_rows::claim_cells(llama_seq_id seq, int64_t p0, 
 held_rows::handle attention_rows::hold(llama_seq_id seq, int64_t p0, int64_t p1) {
     size(p0, p1);
     settle();
-    std::vector<cell_run>   runs = runs_of(seq, positions_of(seq), p0, p1);
-    std::vector<cell_extra> exts = exts_in(runs, p0, p1);
-    return held.add(p0, p1, std::move(runs), std::move(exts));
+    const std::vector<cell_run> runs = runs_of(seq, p0, p1);
+    std::vector<cell_extra>     exts(layout.has_ext ? static_cast<size_t>(p1 - p0) : 0);
+    for (const cell_run & run : runs) {
+        for (int64_t i = 0; i < run.count && layout.has_ext; ++i) {
+            exts[run.row + i - p0] = cache.extra(run.cell + i);
+        }
+    }
+    return held.add(p0, p1, runs, std::move(exts));
 }
 
-int64_t attention_rows::n_own(held_rows::handle rows, int64_t p0, int64_t p1) const {
-    int64_t n = 0;
-    if (!held.has(rows)) {
-        return n;
-    }
-    for (const cell_run & run : held.runs_of(rows, p0, p1)) {
-        n += n_cells(run, [&](int64_t cell) { return is_vacant(cell) && held.count(cell) == 1; });
-    }
-    return n;
-}
-
-// Whether no sequence has the cell, or just one that has dropped it.
 bool attention_rows::is_vacant(int64_t cell) const {
     return cache.is_empty(cell) || (cut_seq >= 0 && cache.position(cell) >= cut_pos && cache.has_alone(cell, cut_seq));
 }
@@ -398,7 +356,9 @@ std::vector<cell_run> attention_rows::held_runs(const std::vector<row_span> & sp
 int64_t attention_rows::n_needed(const std::vector<row_span> & spans) const {
     int64_t n = spans.back().last - spans.front().first;
     for (const cell_run & run : held_runs(spans)) {
-        n -= n_cells(run, [&](int64_t cell) { return is_vacant(cell); });
+        for (int64_t cell = run.cell; cell < run.cell + run.count; ++cell) {
+            n -= is_vacant(cell);
+        }
     }
     return n;
 }

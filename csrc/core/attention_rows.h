@@ -12,7 +12,7 @@
 #include "core/row_positions.h"
 #include "device/relocation.h"
 
-class attention_rows : public row_memory {
+class attention_rows final : public row_memory {
 public:
     // `memory`, of which `sets` are parts, must outlive this. With `defers`, the library learns of dropped rows in `reserve`,
     // without which nothing may be evaluated then: so those that are loaded next take over their cells, and the library's
@@ -23,23 +23,21 @@ public:
     int64_t end_of(llama_seq_id seq) const override;
     int64_t position(llama_seq_id seq, int64_t n) const override { return positions_of(seq).position(n); }
     void    add_image(llama_seq_id seq, int64_t columns, int64_t count) override;
-    int64_t check_load(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) const override;
     void    load_checked(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) override;
     void    truncate(llama_seq_id seq, int64_t n) override;
 
     held_rows::handle hold(llama_seq_id seq, int64_t p0, int64_t p1) override;
-    void              fetch(held_rows::handle rows, int64_t p0, int64_t p1, uint8_t * out, size_t size) override;
-    int64_t           n_own(held_rows::handle rows, int64_t p0, int64_t p1) const override;
     int64_t           n_free() const override;  // counted once between two changes
     int64_t           n_held() const override;
     void              reserve(int64_t n, bool in_parts) override;
-    llama_pos         cut(llama_seq_id seq, int64_t n) override;
 
 private:
-    std::vector<cell_run> runs_of(llama_seq_id seq, const row_positions & positions, int64_t p0, int64_t p1) const;
-    std::vector<cell_extra> exts_in(const std::vector<cell_run> & runs, int64_t p0, int64_t p1) const;
+    int64_t position_after(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) const override;
+    bool    is_vacant(int64_t cell) const override;
+    void    copy_out(const std::vector<cell_run> & runs, int64_t p0, int64_t p1, uint8_t * out) override;
 
     void                  settle();
+    std::vector<cell_run> runs_of(llama_seq_id seq, int64_t p0, int64_t p1) const;
     row_positions         appended(const row_positions & positions, const std::vector<row_span> & spans) const;
     void                  append(const std::vector<cell_run> & runs, const std::vector<row_span> & spans);
     std::vector<cell_run> take_over(llama_seq_id seq, int64_t p0, int64_t last);
@@ -47,7 +45,6 @@ private:
     void                  remove(llama_seq_id seq, int64_t pos);
     llama_pos             last_of(llama_seq_id seq) const { return llama_memory_seq_pos_max(cache.memory(), seq); }
     void                  changed() { is_counted = false; }
-    bool                  is_vacant(int64_t cell) const;
     void                  count() const;
     std::vector<cell_run> claim_cells(llama_seq_id seq, int64_t p0, int64_t last);
     void                  check_free(int64_t n) const;

@@ -12,20 +12,14 @@ namespace py = pybind11;
 
 namespace {
 
-py::buffer_info contiguous_bytes(const py::buffer & buffer, bool writable) {
-    py::buffer_info info = buffer.request(writable);
+// The bytes of `buffer`, which `infos` keeps from now on.
+std::pair<uint8_t *, size_t> bytes_of(const py::buffer & buffer, bool writable, std::vector<py::buffer_info> & infos) {
+    infos.push_back(buffer.request(writable));
+    const py::buffer_info & info = infos.back();
     if (PyBuffer_IsContiguous(info.view(), 'C') == 0) {
         throw py::value_error("the buffer is not contiguous");
     }
-    return info;
-}
-
-uint8_t * data_of(const py::buffer_info & info) {
-    return static_cast<uint8_t *>(info.ptr);
-}
-
-size_t size_of(const py::buffer_info & info) {
-    return static_cast<size_t>(info.size) * static_cast<size_t>(info.itemsize);
+    return { static_cast<uint8_t *>(info.ptr), static_cast<size_t>(info.view()->len) };
 }
 
 // So many calls may be under way before the next one waits for the oldest. A host is ahead of its device by two or three;
@@ -53,10 +47,8 @@ public:
     // Calls `function` of kv_state, which starts copies to `out`.
     template <auto function, typename... A> void save(A... given, const py::buffer & out) {
         std::vector<py::buffer_info> infos;
-        infos.push_back(contiguous_bytes(out, true));
-        uint8_t * const data = data_of(infos.front());
-        const size_t    size = size_of(infos.front());
-        started(std::move(infos), [&] { (this->*function)(given..., data, size); });
+        const auto                   bytes = bytes_of(out, true, infos);
+        started(std::move(infos), [&] { (this->*function)(given..., bytes.first, bytes.second); });
     }
 
     // Held rows or a block, and which rows of it.
@@ -65,14 +57,11 @@ public:
     void load(llama_seq_id seq, int64_t p0, const sources & spans, const std::optional<py::buffer> & state, const sources & window) {
         std::vector<py::buffer_info> infos;
         const std::vector<row_span>  parts = spans_of(spans, infos), rows = spans_of(window, infos);
-        const uint8_t *              data = nullptr;
-        size_t                       size = 0;
+        std::pair<uint8_t *, size_t> bytes{};
         if (state) {
-            infos.push_back(contiguous_bytes(*state, false));
-            data = data_of(infos.back());
-            size = size_of(infos.back());
+            bytes = bytes_of(*state, false, infos);
         }
-        started(std::move(infos), [&] { kv_state::load(seq, p0, parts, data, size, rows); });
+        started(std::move(infos), [&] { kv_state::load(seq, p0, parts, bytes.first, bytes.second, rows); });
     }
 
     size_t in_flight_bytes() {
@@ -80,7 +69,7 @@ public:
         size_t sum = 0;
         for (const flight & copies : in_flight) {
             for (const py::buffer_info & info : copies.buffers) {
-                sum += size_of(info);
+                sum += static_cast<size_t>(info.view()->len);
             }
         }
         return sum;
@@ -113,8 +102,8 @@ private:
                 parts.push_back({ nullptr, 0, first, last, *held });
                 continue;
             }
-            infos.push_back(contiguous_bytes(std::get<py::buffer>(from), false));
-            parts.push_back({ data_of(infos.back()), size_of(infos.back()), first, last });
+            const auto bytes = bytes_of(std::get<py::buffer>(from), false, infos);
+            parts.push_back({ bytes.first, bytes.second, first, last });
         }
         return parts;
     }

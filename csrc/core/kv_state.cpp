@@ -229,9 +229,14 @@ void kv_state::clear(llama_seq_id seq) {
 }
 
 bool kv_state::cut(llama_seq_id seq, int64_t n) {
-    check_seq(seq);
-    const llama_pos pos = rows != nullptr ? rows->cut(seq, n) : static_cast<llama_pos>(n);
-    return pos >= 0 && llama_memory_seq_rm(llama_get_memory(ctx), seq, pos, -1);
+    if (n <= 0 || n > n_tokens(seq)) {
+        return false;
+    }
+    const auto pos = static_cast<llama_pos>(position(seq, n));
+    if (rows != nullptr) {
+        rows->truncate(seq, n);
+    }
+    return llama_memory_seq_rm(llama_get_memory(ctx), seq, pos, -1);
 }
 
 // The library begins a sequence by multiplying the state that lies in its cell by zero. What is not a number, from a

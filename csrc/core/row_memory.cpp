@@ -1,6 +1,7 @@
 #include "core/row_memory.h"
 
 #include <cstring>
+#include <memory>
 
 size_t row_memory::size(int64_t p0, int64_t p1) const {
     if (p0 < 0 || p1 <= p0 || p1 > last_position) {
@@ -9,14 +10,7 @@ size_t row_memory::size(int64_t p0, int64_t p1) const {
     return sizeof(block_header) + static_cast<size_t>(p1 - p0) * row_bytes;
 }
 
-void row_memory::check_size(int64_t p0, int64_t p1, size_t n_bytes) const {
-    if (n_bytes != size(p0, p1)) {
-        refuse("rows " + range_text(p0, p1) + " need a buffer of " + std::to_string(size(p0, p1)) + " bytes, not " +
-               std::to_string(n_bytes));
-    }
-}
-
-void row_memory::check_spans(int64_t p0, const std::vector<row_span> & spans) const {
+int64_t row_memory::check_load(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) const {
     int64_t at = p0;
     for (const row_span & span : spans) {
         block_header header{};
@@ -38,6 +32,11 @@ void row_memory::check_spans(int64_t p0, const std::vector<row_span> & spans) co
                    range_text(header.p0, header.p1));
         }
     }
+    if (!spans.empty() && end_of(seq) != p0) {
+        refuse("sequence " + std::to_string(seq) + " ends at " + std::to_string(end_of(seq)) + ", rows from " +
+               std::to_string(p0) + " on cannot be appended");
+    }
+    return position_after(seq, p0, spans);
 }
 
 std::vector<cell_extra> row_memory::exts_of(const std::vector<row_span> & spans) const {
@@ -56,20 +55,37 @@ std::vector<cell_extra> row_memory::exts_of(const std::vector<row_span> & spans)
     return exts;
 }
 
-uint8_t * row_memory::begin_block(held_rows::handle rows, int64_t p0, int64_t p1, uint8_t * out) const {
-    const size_t n_bytes = static_cast<size_t>(p1 - p0) * layout.ext_bytes();
-    write_header(out, block_kind::rows, hash, p0, p1);
-    if (n_bytes > 0) {
-        std::memcpy(out + sizeof(block_header), held.exts_of(rows, p0), n_bytes);
+void row_memory::fetch(held_rows::handle rows, int64_t p0, int64_t p1, uint8_t * out, size_t n_bytes) {
+    const auto runs = held.runs_of(rows, p0, p1);
+    if (n_bytes != size(p0, p1)) {
+        refuse("rows " + range_text(p0, p1) + " need a buffer of " + std::to_string(size(p0, p1)) + " bytes, not " +
+               std::to_string(n_bytes));
     }
-    return out + sizeof(block_header) + n_bytes;
+    const size_t n_exts = static_cast<size_t>(p1 - p0) * layout.ext_bytes();
+    write_header(out, block_kind::rows, hash, p0, p1);
+    if (n_exts > 0) {
+        std::memcpy(out + sizeof(block_header), held.exts_of(rows, p0), n_exts);
+    }
+    is_reading = true;
+    copies.save_begin();
+    copy_out(runs, p0, p1, out + sizeof(block_header) + n_exts);
 }
 
-void row_memory::save(llama_seq_id seq, int64_t p0, int64_t p1, uint8_t * out, size_t size) {
-    check_size(p0, p1, size);
+void row_memory::save(llama_seq_id seq, int64_t p0, int64_t p1, uint8_t * out, size_t n_bytes) {
     const held_rows::handle rows = hold(seq, p0, p1);
-    fetch(rows, p0, p1, out, size);
-    held.release(rows);  // the sequence has them: they count to no one, and nothing waits for the copies
+    // Not by `release`: the sequence has the cells, and nothing waits for the copies.
+    const std::shared_ptr<void> after(nullptr, [&](void *) { held.release(rows); });
+    fetch(rows, p0, p1, out, n_bytes);
+}
+
+int64_t row_memory::n_own(held_rows::handle rows, int64_t p0, int64_t p1) const {
+    int64_t n = 0;
+    for (const cell_run & run : held.has(rows) ? held.runs_of(rows, p0, p1) : std::vector<cell_run>()) {
+        for (int64_t cell = run.cell; cell < run.cell + run.count; ++cell) {
+            n += is_vacant(cell) && held.count(cell) == 1;
+        }
+    }
+    return n;
 }
 
 void row_memory::release(held_rows::handle rows) {

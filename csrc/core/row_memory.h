@@ -40,7 +40,7 @@ public:
     void save(llama_seq_id seq, int64_t p0, int64_t p1, uint8_t * out, size_t size);
 
     // Throws unless `load_checked` may be called with these arguments. The position of what comes after the last row of `spans`.
-    virtual int64_t check_load(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) const = 0;
+    int64_t check_load(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) const;
 
     // Appends the rows of `spans`, which follow each other from p0 on, to `seq`, which ends at p0. What was held is
     // held where the sequence has it then. Or out_of_cells. Nothing but `check_load` for the same arguments came before.
@@ -54,10 +54,10 @@ public:
     void                      release(held_rows::handle rows);
 
     // As `save`, from rows that are held.
-    virtual void fetch(held_rows::handle rows, int64_t p0, int64_t p1, uint8_t * out, size_t size) = 0;
+    void fetch(held_rows::handle rows, int64_t p0, int64_t p1, uint8_t * out, size_t size);
 
     // How many of these cells no sequence has, and nothing else that is held; 0 of what was released.
-    virtual int64_t n_own(held_rows::handle rows, int64_t p0, int64_t p1) const = 0;
+    int64_t n_own(held_rows::handle rows, int64_t p0, int64_t p1) const;
 
     // Cells that held rows have and no sequence.
     virtual int64_t n_held() const = 0;
@@ -69,25 +69,23 @@ public:
     // library may divide it. What was dropped is settled. Else out_of_cells: for one in parts possibly with up to 2 n free ones.
     virtual void reserve(int64_t n, bool in_parts) = 0;
 
-    // A caller drops the rows of `seq` from n on: tells from which position, -1 inside an image.
-    virtual llama_pos cut(llama_seq_id seq, int64_t n) = 0;
-
 protected:
     [[noreturn]] static void refuse(const std::string & why) {
         throw std::invalid_argument(why);
     }
 
-    // Throws unless `n_bytes` are what rows [p0, p1) need.
-    void check_size(int64_t p0, int64_t p1, size_t n_bytes) const;
+    // Of `spans` that follow each other from p0 on, as blocks and held rows have them: throws if they cannot be loaded. The
+    // position of what comes after their last row.
+    virtual int64_t position_after(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) const = 0;
 
-    // Throws unless `spans` follow each other from p0 on, and blocks and held rows have them.
-    void check_spans(int64_t p0, const std::vector<row_span> & spans) const;
+    // Whether no sequence has the cell, or just one that has dropped it.
+    virtual bool is_vacant(int64_t cell) const = 0;
+
+    // Copies rows [p0, p1), which lie in `runs`, to `out`, where a block has them.
+    virtual void copy_out(const std::vector<cell_run> & runs, int64_t p0, int64_t p1, uint8_t * out) = 0;
 
     // What the library knows of the rows of `spans`; empty where that is nothing.
     std::vector<cell_extra> exts_of(const std::vector<row_span> & spans) const;
-
-    // Header and further positions of the block of [p0, p1), which are among `rows`. Returns where the rows come.
-    uint8_t * begin_block(held_rows::handle rows, int64_t p0, int64_t p1, uint8_t * out) const;
 
     // What is computed or moved next may overwrite rows that were given up.
     void fence();

@@ -69,20 +69,17 @@ void row_positions::add_image(int64_t pos, int64_t columns, int64_t count) {
 }
 
 bool row_positions::append(int64_t row, const cell_extra & ext) {
-    if (!images.empty() && images.back().end() == row && ext.token < 0) {
-        image &       last = images.back();
-        const int64_t x = int64_t(ext.x) - last.pos, y = int64_t(ext.y) - last.pos;
-        if (last.count == last.columns && y == 0 && x == last.columns) {
-            ++last.columns;  // the first line goes on
-            ++last.count;
-            return true;
-        }
-        if (y == last.count / last.columns && x == last.count % last.columns) {
-            ++last.count;
+    image * last = !images.empty() && images.back().end() == row ? &images.back() : nullptr;
+    if (last != nullptr && ext.token < 0) {
+        const int64_t x = int64_t(ext.x) - last->pos, y = int64_t(ext.y) - last->pos;
+        const bool    is_wider = last->count == last->columns && y == 0 && x == last->columns;  // the first line goes on
+        if (is_wider || (y == last->count / last->columns && x == last->count % last->columns)) {
+            last->columns += is_wider;
+            ++last->count;
             return true;
         }
     }
-    if (!images.empty() && images.back().end() == row && !images.back().is_whole()) {
+    if (last != nullptr && !last->is_whole()) {
         return false;
     }
     const int64_t pos = position(row);

@@ -111,13 +111,9 @@ public:
 
     void load(llama_seq_id seq, int64_t n, const uint8_t * data, size_t size) override {
         llama_synchronize(ctx);
-        if (llama_state_seq_set_data(ctx, data, size, seq) == 0) {
+        if (llama_state_seq_set_data(ctx, data, size, seq) == 0 || position(seq) != n) {
             clear(seq);
-            throw std::invalid_argument("llama.cpp refused the state");
-        }
-        if (position(seq) != n) {
-            clear(seq);
-            throw std::invalid_argument("the state restored to another position than it was saved at");
+            throw std::invalid_argument("llama.cpp refused the state, or read one of another position");
         }
     }
 
@@ -153,11 +149,11 @@ int64_t window_rows::first_seen(int64_t n) const {
 }
 
 void window_rows::save(llama_seq_id seq, int64_t p0, int64_t p1, uint8_t * out, size_t size) {
-    if (p0 < 0 || p1 <= p0 || p1 > position(seq) || !has(seq, p0, p1) || size != static_cast<size_t>(p1 - p0) * row_bytes) {
+    const auto runs = p0 < 0 || p1 <= p0 || p1 > position(seq) ? std::vector<cell_run>() : runs_of(seq, p0, p1);
+    if (runs.empty() || size != static_cast<size_t>(p1 - p0) * row_bytes) {
         throw std::invalid_argument("sequence " + std::to_string(seq) + " lacks rows of its window " + range_text(p0, p1) +
                                     ", or these do not have " + std::to_string(size) + " bytes");
     }
-    const auto runs = runs_of(seq, p0, p1);
     copies.save_begin();
     each_region(planes, runs, p0, p1, p0, p1, [&](const copy_region & from, size_t at) { copies.save(from, out + at); });
     copies.load_end();  // what is evaluated next may take these cells
@@ -208,7 +204,7 @@ void window_rows::settle() {
     }
     const int64_t n     = n_here == 1 && was_shared ? position(last) : 0;
     const int64_t first = first_seen(n);
-    if (n > 0 && has(last, first, n)) {
+    if (n > 0 && !runs_of(last, first, n).empty()) {
         std::vector<uint8_t> rows(size(n));
         save(last, first, n, rows.data(), rows.size());
         copies.finish();
@@ -219,19 +215,15 @@ void window_rows::settle() {
     was_shared = n_here > 1;
 }
 
-// Whether rows [p0, p1) of `seq` are there.
-bool window_rows::has(llama_seq_id seq, int64_t p0, int64_t p1) const {
-    const auto runs = runs_of(seq, p0, p1);
-    return std::accumulate(runs.begin(), runs.end(), p0, [](int64_t n, const cell_run & run) { return n + run.count; }) == p1;
-}
-
-// Where those of rows [p0, p1) of `seq` lie that are there.
+// Where rows [p0, p1) of `seq` lie; none unless all are there.
 std::vector<cell_run> window_rows::runs_of(llama_seq_id seq, int64_t p0, int64_t p1) const {
     std::vector<cell_run> runs;
+    int64_t               found = 0;
     for (int64_t cell = 0; cell < cache.size(); ++cell) {
         if (cache.has(cell, seq, static_cast<llama_pos>(p0), static_cast<llama_pos>(p1))) {
             append_run(runs, { cell, cache.position(cell), 1 });
+            ++found;
         }
     }
-    return runs;
+    return found == p1 - p0 ? runs : std::vector<cell_run>();
 }

@@ -64,7 +64,6 @@ public:
     void settle();
 
 private:
-    bool                  has(llama_seq_id seq, int64_t p0, int64_t p1) const;
     std::vector<cell_run> runs_of(llama_seq_id seq, int64_t p0, int64_t p1) const;
     int64_t               n_rows(const row_span & span) const { return static_cast<int64_t>(span.size / row_bytes); }
 

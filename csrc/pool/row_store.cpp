@@ -180,20 +180,15 @@ template <typename F> void row_store::each_plane(int64_t p0, int64_t p1, const F
     }
 }
 
-void row_store::fetch(held_rows::handle rows, int64_t p0, int64_t p1, uint8_t * out, size_t n_bytes) {
-    held.runs_of(rows, p0, p1);
-    check_size(p0, p1, n_bytes);
-    uint8_t * at = begin_block(rows, p0, p1, out);
-    copies.save_begin();
-    is_reading = true;
+void row_store::copy_out(const std::vector<cell_run> &, int64_t p0, int64_t p1, uint8_t * out) {
     std::vector<host_copy> on_host;
     each_plane(p0, p1, [&](size_t, const copy_region & rows, uint8_t * host) {
         if (host == nullptr) {
-            copies.save(rows, at);
+            copies.save(rows, out);
         } else {
-            on_host.push_back({ at, host, rows.size });
+            on_host.push_back({ out, host, rows.size });
         }
-        at += rows.size;
+        out += rows.size;
     });
     stages->wait_home();
     copy_on_host(on_host);
@@ -232,12 +227,7 @@ void row_store::copy_in(const row_span & span, std::vector<host_copy> & on_host)
     });
 }
 
-int64_t row_store::check_load(llama_seq_id, int64_t p0, const std::vector<row_span> & spans) const {
-    check_spans(p0, spans);
-    if (!spans.empty() && p0 != n_rows) {
-        throw std::invalid_argument("sequence 0 ends at " + std::to_string(n_rows) + ", rows from " + std::to_string(p0) +
-                                    " on cannot be appended");
-    }
+int64_t row_store::position_after(llama_seq_id, int64_t p0, const std::vector<row_span> & spans) const {
     for (const row_span & span : spans) {
         if (span.held == 0) {
             check_text(span);
@@ -282,18 +272,6 @@ held_rows::handle row_store::hold(llama_seq_id, int64_t p0, int64_t p1) {
     return held.add(p0, p1, { { p0, p0, p1 - p0 } }, std::move(their_exts));
 }
 
-int64_t row_store::n_own(held_rows::handle rows, int64_t p0, int64_t p1) const {
-    if (!held.has(rows)) {
-        return 0;
-    }
-    held.runs_of(rows, p0, p1);
-    int64_t n = 0;
-    for (int64_t row = std::max(p0, n_rows); row < p1; ++row) {
-        n += held.count(row) == 1 ? 1 : 0;
-    }
-    return n;
-}
-
 // The sequence has n rows now.
 void row_store::move_end(int64_t n) {
     for (; n_rows < n; ++n_rows) {
@@ -311,12 +289,4 @@ void row_store::truncate(llama_seq_id, int64_t n) {
     move_end(std::min(n_rows, n));
     stages->truncate(n_rows);
     place_last();
-}
-
-// The library's own rows from n on are dropped by the caller; the one before is there since the last evaluation.
-llama_pos row_store::cut(llama_seq_id seq, int64_t n) {
-    if (n < n_rows) {
-        truncate(seq, n);
-    }
-    return static_cast<llama_pos>(n);
 }

@@ -31,18 +31,14 @@ public:
     int decode(const llama_batch & batch);
 
     int64_t end_of(llama_seq_id) const override { return n_rows; }
-    int64_t check_load(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) const override;
     void    load_checked(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) override;
     void    truncate(llama_seq_id seq, int64_t n) override;
     int64_t n_free() const override { return n_ctx - n_rows - n_held(); }
     void    reserve(int64_t n, bool in_parts) override;
 
     held_rows::handle hold(llama_seq_id seq, int64_t p0, int64_t p1) override;
-    void              fetch(held_rows::handle rows, int64_t p0, int64_t p1, uint8_t * out, size_t size) override;
-    int64_t           n_own(held_rows::handle rows, int64_t p0, int64_t p1) const override;
     int64_t           n_held() const override { return n_only_held; }
 
-    llama_pos cut(llama_seq_id seq, int64_t n) override;
 
     // Evaluations, so far, that took a graph as the one before had left it.
     uint64_t repeated() const { return attention->repeated(); }
@@ -53,6 +49,10 @@ public:
     double   copy_rate() { return stages->copy_rate(); }
 
 private:
+    int64_t position_after(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) const override;
+    bool    is_vacant(int64_t cell) const override { return cell >= n_rows; }
+    void    copy_out(const std::vector<cell_run> & runs, int64_t p0, int64_t p1, uint8_t * out) override;
+
     void check_context() const;
     void check_batch(const llama_batch & batch) const;
     void check_end(int64_t p0, int64_t p1) const;

@@ -272,7 +272,7 @@ class ContextMemory:
         if n == end:
             return n
         held = n
-        if not 0 < least <= n < end or not self.kv.cut(seq, n):
+        if not 0 < least <= n < end or not checked(self.kv.cut, seq, n):
             if not 0 < marked <= n < end:
                 self.clear(seq)
                 raise StateError(f"cannot roll back from {end} to {n} tokens")
