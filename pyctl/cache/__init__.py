@@ -45,7 +45,6 @@ if TYPE_CHECKING:
         CacheRequest,
         Entry,
         MemoryShape,
-        SavedSequence,
         SequenceMemory,
         Store,
     )
@@ -134,7 +133,6 @@ __all__ = [
     "RequestStats",
     "ResumePlaces",
     "Rows",
-    "SavedSequence",
     "SequenceMemory",
     "Snapshot",
     "Source",

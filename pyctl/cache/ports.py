@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from pyctl.cache.costs import Costs
@@ -15,7 +14,7 @@ from pyctl.cache.places import ResumePlaces
 from pyctl.cache.recent import RecentMatches, RecentPrompts
 from pyctl.cache.snapshot import Block, BlockBytes, Held, Prefix, PromptMatch, Rows, Segment, Snapshot, Span, State
 from pyctl.limit import limit
-from pyctl.prompt import Prompt, Tokens
+from pyctl.prompt import Prompt
 
 if TYPE_CHECKING:
     from pyctl.cache.disk.arrival import Arrival
@@ -30,7 +29,6 @@ __all__ = [
     "HandOver",
     "MemoryShape",
     "RowsOf",
-    "SavedSequence",
     "SequenceMemory",
     "Store",
     "StoreView",
@@ -77,15 +75,6 @@ class CacheOptions(Protocol):
     @property
     def exact(self) -> bool:
         """Whether nothing is reused that a cold run would not have computed the same way."""
-
-
-@dataclass(frozen=True)
-class SavedSequence:
-    """A sequence from a file: its tokens, its exact batch ends, and its bytes."""
-
-    tokens: Tokens
-    ends: tuple[int, ...]
-    n_bytes: int
 
 
 @dataclass(frozen=True)
@@ -188,15 +177,6 @@ class SequenceMemory(Protocol):
 
     def clear(self, seq: int) -> None:
         """Drop everything ``seq`` holds."""
-
-    def save_file(self, seq: int, path: Path, tokens: Tokens, ends: Sequence[int]) -> int:
-        """Write ``seq``, which holds ``tokens``, to ``path``; returns the bytes of the file.
-
-        ``ends`` are the batch ends that a cold run would have, too. Not with a pool. Raises StateError.
-        """
-
-    def load_file(self, seq: int, path: Path) -> SavedSequence:
-        """Fill ``seq``, which is empty, from such a file. Raises StateError, and then its content is undefined."""
 
 
 # -- the store ---------------------------------------------------------------------------------------------------------

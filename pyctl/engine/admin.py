@@ -33,8 +33,9 @@ from pyctl.engine.engine_stats import (
     SequenceView,
 )
 from pyctl.engine.request import Timings
+from pyctl.engine.sequence_file import load_file, save_file
 from pyctl.engine.worker import Worker
-from pyctl.errors import NotSupportedError, OutOfCellsError, RequestError, StateError
+from pyctl.errors import OutOfCellsError, RequestError, StateError
 from pyctl.prompt import Prompt, Tokens
 
 __all__ = ["EngineAdmin"]
@@ -293,26 +294,23 @@ class EngineAdmin:
         )
 
     def _save(self, seq: LiveSequence, path: Path) -> SequenceFile:
-        self._check_files()
         began = time.perf_counter()
         # Without --exact the engine does not record which batches ran while other sequences had cells.
         is_known = self._engine.settings.exact or len(self._engine.sequences) == 1
-        n_bytes = self._engine.backend.memory.save_file(seq.id, path, seq.tokens, seq.ends if is_known else ())
+        ends, memory = seq.ends if is_known else (), self._engine.backend.memory
+        n_bytes = save_file(memory, seq, ends, path, self._worker.info.fingerprint)
         return SequenceFile(seq.n, n_bytes, (time.perf_counter() - began) * 1e3)
 
     def _restore(self, seq: LiveSequence, path: Path) -> SequenceFile:
-        self._check_files()
         began = time.perf_counter()
         engine = self._engine
         engine.prefix_cache.park(seq)
         try:
-            try:
-                saved = engine.backend.memory.load_file(seq.id, path)
-            except (StateError, OutOfCellsError):  # only the file tells how many cells it needs
-                engine.prefix_cache.forget(seq)
-                if not engine.cells.empty():
-                    raise
-                saved = engine.backend.memory.load_file(seq.id, path)
+            saved = load_file(path, self._worker.info.fingerprint)
+            if (n := int(saved.tokens.size)) > seq.capacity:
+                raise StateError("Restored prompt does not fit in the slot context")
+            engine.cells.make_room(n)
+            engine.backend.memory.restore(seq.id, 0, saved.spans, saved.state)
         except (StateError, OutOfCellsError) as error:
             engine.prefix_cache.forget(seq)
             raise RequestError(f"Unable to restore slot: {error}") from error
@@ -325,11 +323,6 @@ class EngineAdmin:
         seq.facts = PromptFacts(engine.prefix_cache.cache.turn, for_disk=for_disk, n_header=seq.n)
         engine.scheduler.occupancy.named.add(seq.id)
         return SequenceFile(seq.n, saved.n_bytes, (time.perf_counter() - began) * 1e3)
-
-    def _check_files(self) -> None:
-        """Raise NotSupportedError with a pool: llama.cpp reads and writes these files, and knows only one row."""
-        if self._engine.backend.streamed is not None:
-            raise NotSupportedError("--kv-pool does not support slot files; use --kv-cache-dir to keep prefixes")
 
     def _erase(self, seq: LiveSequence) -> int:
         n = seq.n

@@ -6,7 +6,6 @@ import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -21,7 +20,6 @@ from pyctl.cache import (
     Held,
     MemoryShape,
     Rows,
-    SavedSequence,
     Span,
     State,
 )
@@ -32,9 +30,7 @@ from pyctl.llama.draft.draft_model import Follower
 from pyctl.llama.library import HostBuffer, KVState, RowStore, allocate, checked
 from pyctl.llama.memory_check import places_of
 from pyctl.llama.pool import open_pool
-from pyctl.llama.sequence_file import StateForm, load_file, save_file
 from pyctl.llama.shared_windows import SharedWindows, WindowForm, WindowRows
-from pyctl.prompt import Tokens
 
 __all__ = ["ContextMemory", "HeldRows"]
 
@@ -71,12 +67,12 @@ class ContextMemory:
         # By sequence, the least counts to which `rollback` may return: by cutting, and by its mark.
         self._least: dict[int, tuple[int, int]] = {}
 
-    def open(self, ctx: Any, facts: BackendFacts, n_vocab: int) -> None:
+    def open(self, ctx: Any, facts: BackendFacts) -> None:
         """Attach to ``ctx``, read its layout from the one token of sequence 0, and drop that token.
 
         RuntimeError or ValueError on failure. Call `measure` once the draft model is open."""
         address = ctypes.cast(ctx, ctypes.c_void_p).value or 0
-        self._ctx, self._facts, self._n_vocab = ctx, facts, n_vocab
+        self._facts = facts
         self._n_planes = int(api.llama_n_rs_seq(ctx))
         self._handles, self._least = set(), {}
         self.kv = KVState(address, 0, marks=self._marks, defers=self._pool is None)
@@ -330,42 +326,6 @@ class ContextMemory:
         self.drafts.forget(seq)
         if self.drafts.model is not None:
             self.drafts.model.clear(seq)
-
-    def save_file(self, seq: int, path: Path, tokens: Tokens, ends: Sequence[int]) -> int:
-        if tokens.size and int(tokens.min()) < 0:
-            raise StateError("Unable to save slot: it holds an image")
-        if self.shape.places == NOWHERE:
-            raise StateError("Unable to save slot: this model's memory does not restore to the same bits")
-        self.reserve(0)
-        return save_file(self._ctx, seq, path, tokens, ends, self.identity)
-
-    def load_file(self, seq: int, path: Path) -> SavedSequence:
-        form = StateForm.of(self.layout) if self.shape.has_rows else None
-        self._least.pop(seq, None)
-        self._windows.forget(seq)
-        most, n_vocab = self.n_ctx, self._n_vocab
-        saved = load_file(self._ctx, seq, path, most, n_vocab, self.identity, form, self.reserve)
-        n = int(saved.tokens.size)
-        self._check_positions(seq, n)
-        return saved if self.shape.places.allow(n) else replace(saved, ends=())
-
-    def _check_positions(self, seq: int, n: int) -> None:
-        """Raise StateError unless ``seq`` has rows at all positions below ``n``, and its state at ``n``.
-
-        llama.cpp does not check positions from files, and llama-server's files have no checksum.
-        """
-        if n and self.shape.has_rows:
-            block = allocate(self.kv.rows_size(0, min(n, self._facts.n_ubatch)))
-            for first in range(0, n, self._facts.n_ubatch):
-                last = min(first + self._facts.n_ubatch, n)
-                part = block[: self.kv.rows_size(first, last)]
-                checked(self.kv.save_rows, seq, first, last, part)
-                self.kv.finish()
-        if n and self.kind == "hybrid":
-            state = self.save_state(seq, n)
-            if self._slides:  # into the cells that a cold run would have taken
-                self._load_own(seq, n, n, (), state)
-            self.kv.finish()
 
 
 def _handle(held: Held) -> int:

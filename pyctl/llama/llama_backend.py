@@ -120,7 +120,7 @@ class LlamaBackend:
         api.llama_memory_clear(api.llama_get_memory(self.ctx), True)
         self.evaluate(0, as_tokens([max(self.tokenizer.bos, 0)]), 0)
         try:
-            memory.open(self.ctx, self.facts, self.tokenizer.n_vocab)
+            memory.open(self.ctx, self.facts)
         except (RuntimeError, ValueError) as error:
             raise ModelError(str(error) if self._pool is None else f"no --kv-pool here: {error}") from error
         self._ask_memory()

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import struct
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
 from pyctl.cache.disk.file_format import BlockSizes
 from pyctl.cache.places import ANYWHERE
-from pyctl.cache.ports import MemoryShape, SavedSequence
+from pyctl.cache.ports import MemoryShape
 from pyctl.cache.snapshot import NOTHING, Block, BlockBytes, Held, Rows, Span, State
 from pyctl.errors import OutOfCellsError, StateError
-from pyctl.prompt import Tokens
 from tests.fake.fake_cells import HEADER, ROW, FakeCells, FakeHeld
 
 __all__ = ["FakeMemory", "FakeSequence", "hash_of"]
@@ -258,27 +255,6 @@ class FakeMemory:
     def clear(self, seq: int) -> None:
         self.seqs[seq].cut(0)
         self.seqs[seq] = FakeSequence(self._cells)
-
-    def save_file(self, seq: int, path: Path, tokens: Tokens, ends: Sequence[int]) -> int:
-        held = self.seqs[seq]
-        head = HEADER.pack(b"FILE", held.at, len(held.cells)) + np.array([len(ends), *ends], np.int32).tobytes()
-        return path.write_bytes(head + held.state + tokens.tobytes() + b"".join(held.rows))
-
-    def load_file(self, seq: int, path: Path) -> SavedSequence:
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise StateError(str(error)) from error
-        magic, at, n = HEADER.unpack(data[: HEADER.size])
-        if magic != b"FILE":
-            raise StateError("no saved sequence")
-        n_ends = struct.unpack_from("<i", data, HEADER.size)[0]
-        ends = struct.unpack_from(f"<{n_ends}i", data, HEADER.size + 4)
-        rest = np.frombuffer(data, np.uint8, offset=HEADER.size + 4 + 4 * n_ends)
-        state, tokens, rows = np.split(rest, [ROW, ROW + 4 * n])
-        cells = self._cells.take([row.tobytes() for row in rows.reshape(n, ROW)])
-        self.seqs[seq] = FakeSequence(self._cells, cells, state.tobytes(), at)
-        return SavedSequence(tokens.view(np.int32).copy(), ends, len(data))
 
     def _check_cells(self, n: int) -> None:
         if n > self.n_free:

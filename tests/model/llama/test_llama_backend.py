@@ -11,16 +11,14 @@ import numpy as np
 import pytest
 from llama_cpp import llama_cpp as api
 
-from pyctl.cache.ports import SavedSequence
 from pyctl.cache.ram import RamCache
 from pyctl.engine.backend import SequenceTokens
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.sampling import Sampling
-from pyctl.errors import EngineError, ModelError, OutOfCellsError, RequestError, StateError, UnavailableError
+from pyctl.errors import EngineError, ModelError, OutOfCellsError, RequestError, UnavailableError
 from pyctl.llama import LlamaBackend, Loaded, load
-from pyctl.llama.sequence_file import DIGEST_SIZE, END, END_MAGIC
 from pyctl.prompt import Prompt, as_tokens
 from tests.unit.engine.drive import ask, cold
 
@@ -150,46 +148,6 @@ def test_penalties_over_all_tokens_take_no_more_memory_than_the_context(hybrid: 
     assert replies[0] == replies[1] == replies[2] != replies[3]
 
 
-@pytest.mark.parametrize("shape", ["tiny-hybrid", "tiny-dense"])
-def test_a_damaged_sequence_file_is_refused(open_model: Callable[..., Loaded], tmp_path: Path, shape: str) -> None:
-    backend = open_model(shape).backend
-    tokens = as_tokens(range(40))
-    backend.memory.clear(0)
-    backend.evaluate(0, tokens, 0)
-    expected = backend.logits(0)
-    path = tmp_path / "a.bin"
-    assert backend.memory.save_file(0, path, tokens, [40]) == path.stat().st_size
-    whole = path.read_bytes()
-    rng = np.random.default_rng(0)
-
-    def load_bytes(data: bytes) -> SavedSequence:
-        path.write_bytes(data)
-        backend.memory.clear(0)
-        return backend.memory.load_file(0, path)
-
-    for cut in rng.integers(0, len(whole), 20).tolist():
-        with pytest.raises(StateError):
-            load_bytes(whole[:cut])
-    for at in rng.integers(0, len(whole) - len(END_MAGIC), 40).tolist():
-        with pytest.raises(StateError):
-            load_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
-    # llama-server's files have no end of ours, and older ones the plain tokens.
-    n_end = END.size + DIGEST_SIZE + 4
-    for data in (whole, whole[:-n_end], whole[:8] + b"\x28\0\0\0" + tokens.tobytes() + whole[12 + 44 * 4 : -n_end]):
-        saved = load_bytes(data)
-        assert (saved.tokens == tokens).all()
-        assert saved.ends == ((40,) if data == whole else ())
-        assert saved.n_bytes == len(data)
-    backend.decode([SequenceTokens(0, (5,), 40)])
-    assert np.isfinite(backend.logits(0)).all()
-    assert backend.logits(0).shape == expected.shape
-    backend.memory.clear(0)
-    path.write_bytes(whole)
-    other = open_model(shape, n_ubatch=32).backend
-    with pytest.raises(StateError, match="another model"):
-        other.memory.load_file(0, path)
-
-
 def test_closed_and_opened_again_it_is_the_same(model_path: Callable[[str], Path], tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     shutil.copy(model_path("tiny-hybrid"), path)
@@ -258,14 +216,3 @@ def test_an_evaluation_is_interrupted_and_counts_its_progress(model_path: Callab
 def _until(condition: Callable[[], bool]) -> None:
     while not condition():
         pass
-
-
-def test_names_of_saved_sequences_may_have_255_bytes_and_no_more(hybrid: Loaded, tmp_path: Path) -> None:
-    hybrid.backend.evaluate(0, as_tokens([1, 2, 3]), 0)
-    for name in ("a" * 255, "ä" * 127 + "b"):
-        assert (
-            hybrid.backend.memory.save_file(0, tmp_path / name, as_tokens([1, 2, 3]), ())
-            == (tmp_path / name).stat().st_size
-        )
-    with pytest.raises(RequestError, match="Invalid filename"):
-        hybrid.backend.memory.save_file(0, tmp_path / ("a" * 256), as_tokens([1, 2, 3]), ())

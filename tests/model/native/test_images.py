@@ -368,13 +368,3 @@ def test_images_are_told_where_there_are_some_alone(backend: LlamaBackend, open_
     with pytest.raises(ValueError, match="no image"):
         dense.memory.kv.add_image(0, 4, 4)
     dense.memory.clear(0)
-
-
-@one_hybrid
-def test_a_slot_file_holds_no_image(backend: LlamaBackend, tmp_path: Path) -> None:
-    talk = MixedText(11, 20, (5, 4), 20)
-    talk.run(backend, talk.ends())
-    tokens = np.concatenate([part.values if not part.columns else np.full(20, -5) for part in talk.parts])
-    with pytest.raises(StateError, match="holds an image"):
-        backend.memory.save_file(0, tmp_path / "slot", as_tokens(tokens), ())
-    assert not list(tmp_path.iterdir())

@@ -16,9 +16,9 @@ from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.pool import PoolPlan, StreamCounts
+from pyctl.engine.request import Done
 from pyctl.engine.sampling import Sampling
 from pyctl.engine.worker import Worker
-from pyctl.errors import NotSupportedError
 from pyctl.prompt import Prompt
 from tests.fake import FakeBackend
 from tests.unit.engine.drive import ask, cold, request, tier_on
@@ -87,19 +87,18 @@ def test_a_reply_knows_what_was_read_for_it() -> None:
     assert plain.done.timings.streamed is None
 
 
-def test_a_slot_is_no_file_and_stays_as_it_is(tmp_path: Path) -> None:
-    engine = Engine(FakeBackend("hybrid", pool=POOL), RamCache(32, None), EngineSettings(exact=True))
+def test_a_slot_file_brings_rows_back_to_their_places(tmp_path: Path) -> None:
+    engine = Engine(FakeBackend("hybrid", pool=POOL), RamCache(0, 0), EngineSettings())
     worker = Worker(engine, INFO)
     admin, prompt = EngineAdmin(worker, engine), turns(300, 2 * PARK_MIN)
     try:
         list(worker.submit(request(prompt, 1)))
-        before = worker.call(engine.prefix_cache.cache.snapshots).result(60)
-        for call in (admin.save, admin.restore):
-            with pytest.raises(NotSupportedError, match="--kv-pool does not support slot files"):
-                call(0, tmp_path / "file").result(60)
-        assert worker.call(lambda: engine.sequences[0].n).result(60) == len(prompt), "it was not put away for this"
-        assert worker.call(engine.prefix_cache.cache.snapshots).result(60) == before
-        assert not list(tmp_path.iterdir())
+        admin.save(0, tmp_path / "file").result(60)
+        list(worker.submit(request(chat((7, 400)), 1)))
+        assert admin.restore(0, tmp_path / "file").result(60).n_tokens == len(prompt)
+        done = list(worker.submit(request(Prompt.of([*prompt.tokens, 7, 8, 9]), 1)))[-1]
+        assert isinstance(done, Done)
+        assert (done.stats.source, done.stats.n_evaluated) == ("live", 3)
     finally:
         worker.close()
 

@@ -1,0 +1,81 @@
+"""Slot files hold all of a sequence; what is damaged, or of another model, is refused before anything is loaded."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pyctl.cache.places import NOWHERE
+from pyctl.cache.ports import MemoryShape
+from pyctl.cache.sequence import LiveSequence
+from pyctl.engine import sequence_file
+from pyctl.engine.sequence_file import load_file, save_file
+from pyctl.errors import RequestError, StateError
+from pyctl.prompt import as_tokens
+from tests.fake import FakeBackend
+
+
+def evaluated(n: int) -> tuple[FakeBackend, LiveSequence]:
+    """A backend that has evaluated ``n`` tokens of the sequence."""
+    backend, seq = FakeBackend("hybrid"), LiveSequence(0, 4096)
+    if n:
+        backend.evaluate(0, as_tokens(range(n)), 0)
+        seq.append(as_tokens(range(n)), exact=True)
+    return backend, seq
+
+
+@pytest.mark.parametrize("n", [0, 1, 10, 25])
+def test_a_sequence_comes_back_in_spans(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, n: int) -> None:
+    monkeypatch.setattr(sequence_file, "SPAN", 10)
+    backend, seq = evaluated(n)
+    assert save_file(backend.memory, seq, seq.ends, tmp_path / "a", "me") == (tmp_path / "a").stat().st_size
+    saved = load_file(tmp_path / "a", "me")
+    assert (saved.tokens.tolist(), saved.ends) == (seq.tokens.tolist(), tuple(seq.ends))
+    assert saved.n_bytes == (tmp_path / "a").stat().st_size
+    other = FakeBackend("hybrid")
+    other.memory.restore(0, 0, saved.spans, saved.state)
+    for each in (backend, other):
+        each.evaluate(0, as_tokens([7]), n)
+    assert other.output().tobytes() == backend.output().tobytes()
+
+
+def test_damage_is_refused(tmp_path: Path) -> None:
+    backend, seq = evaluated(40)
+    path = tmp_path / "a"
+    save_file(backend.memory, seq, seq.ends, path, "me")
+    whole, rng = path.read_bytes(), np.random.default_rng(0)
+    cuts = [whole[:at] for at in (0, 20, len(whole) - 1, *rng.integers(0, len(whole), 20).tolist())]
+    flips = [whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :] for at in rng.integers(0, len(whole), 40).tolist()]
+    for data in (*cuts, *flips, bytes(500)):
+        path.write_bytes(data)
+        with pytest.raises(StateError, match="invalid slot save file"):
+            load_file(path, "me")
+    path.write_bytes(whole)
+    with pytest.raises(StateError, match="another model"):
+        load_file(path, "you")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(StateError):
+        load_file(tmp_path / "pipe", "me")
+
+
+def test_what_a_file_cannot_hold_leaves_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    backend, seq = evaluated(40)
+    with pytest.raises(RequestError, match="Invalid filename"):
+        save_file(backend.memory, seq, (), tmp_path / ("a" * 256), "me")
+    seq.reset(as_tokens([1, -5, -5]))
+    with pytest.raises(StateError, match="holds an image"):
+        save_file(backend.memory, seq, (), tmp_path / "a", "me")
+    seq.reset(as_tokens(range(40)))
+    monkeypatch.setattr(type(backend.memory), "shape", MemoryShape(NOWHERE, backend.memory.shape.sizes))
+    with pytest.raises(StateError, match="same bits"):
+        save_file(backend.memory, seq, (), tmp_path / "a", "me")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["a" * 255, "ä" * 127 + "b"])
+def test_names_may_have_255_bytes(tmp_path: Path, name: str) -> None:
+    backend, seq = evaluated(3)
+    assert save_file(backend.memory, seq, (), tmp_path / name, "me") == (tmp_path / name).stat().st_size
