@@ -111,10 +111,10 @@ FAULTS = (
     ),
     Fault(
         "other-tie",  # of two equal logits the last one wins
-        "pyctl/llama/outputs.py",
-        "lambda rows: rows.argmax(axis=1).tolist()",
-        "lambda rows: (rows.shape[1] - 1 - rows[:, ::-1].argmax(axis=1)).tolist()",
-        ("tests/unit/llama/test_look_ahead.py::test_the_same_is_found_with_and_without_threads",),
+        "pyctl/llama/sampler.py",
+        "int(self._outputs.row(index).argmax())",
+        "int(self._n_vocab - 1 - self._outputs.row(index)[::-1].argmax())",
+        ("tests/model/llama/test_sampler.py::test_the_same_tokens_are_chosen_of_the_outputs_of_a_long_draft",),
     ),
     Fault(
         "narrow-top-k",  # penalties may lower some of the k

@@ -57,14 +57,14 @@ class Candidates:
         self._entries["p"] = 0.0
         self.array.data, self.array.size, self.array.selected, self.array.sorted = self._data, self._ids.size, -1, False
 
-    def fill_best(self, logits: NDArray[np.float32], maxima: NDArray[np.float32], n: int, also: Tokens) -> None:
+    def fill_best(self, logits: NDArray[np.float32], n_groups: int, n: int, also: Tokens) -> None:
         """Reset to at least the ``n`` most likely tokens and the ids ``also``, sorted by id; see `fill`.
 
-        ``maxima`` are those of more than n groups (`Outputs.maxima`): at least n tokens reach the n-th largest of them.
+        Of ``n_groups`` > n equal ranges of tokens, at least n tokens reach the n-th largest maximum.
         """
-        n_groups = maxima.size
         size = logits.size // n_groups
         whole = n_groups * size
+        maxima = np.maximum.reduceat(logits[:whole], np.arange(0, whole, size))
         bound = np.partition(maxima, n_groups - n)[n_groups - n]
         groups = np.flatnonzero(~(maxima < bound))  # also those with a NaN
         at = np.flatnonzero(logits[:whole].reshape(n_groups, size).take(groups, axis=0) >= bound)

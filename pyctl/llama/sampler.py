@@ -165,7 +165,7 @@ class LlamaSampler:
         return token
 
     def _likeliest(self, index: int) -> int | None:
-        token = self._outputs.likeliest(index)
+        token = int(self._outputs.row(index).argmax())
         return self._filled(index).choose(self._chain) if token in self._lowered else token
 
     def _chosen(self, index: int) -> int | None:
@@ -173,8 +173,7 @@ class LlamaSampler:
         if not self._n_groups:
             return self._filled(index).choose(self._chain)
         candidates = self._candidates = self._candidates or Candidates(self._n_vocab)
-        maxima = self._outputs.maxima(index, self._n_groups)
-        candidates.fill_best(self._outputs.row(index), maxima, self._n_best, self._biased)
+        candidates.fill_best(self._outputs.row(index), self._n_groups, self._n_best, self._biased)
         return candidates.choose(self._chain)
 
     def _filled(self, index: int) -> Candidates:
