@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pyctl.cache import BlockBytes, CacheView, DeviceCounts
@@ -172,74 +173,36 @@ LINE_SECONDS = 5.0
 log = logging.getLogger(__name__)
 
 
-PACE_SECONDS = 3.0
-"""Seconds of the recent past that the speed of a prefill is measured over."""
+class PrefillLog:
+    """Logs the progress of the prefill of request ``task``, from ``start`` to ``n_prompt`` tokens.
 
-
-class PrefillPace:
-    """Speed of a prefill that begins at ``start`` tokens, and the time that the rest takes.
-
-    A token costs more the more tokens precede it. The estimate extends the cost of the last PACE_SECONDS by its growth
-    since the first PACE_SECONDS, linearly in the position.
+    ``cost`` says how long tokens [first, last) take: the rest takes as many times that as what is evaluated took.
     """
 
-    def __init__(self, start: int, clock: Clock = time.monotonic) -> None:
-        self._clock = clock
-        self._recent = deque([(start, clock())])  # (tokens, seconds); the first is as old as the window
-        self._first: tuple[float, float] | None = None  # position and seconds per token of the first window
+    def __init__(
+        self,
+        task: int,
+        start: int,
+        n_prompt: int,
+        cost: Callable[[int, int], float],
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._task, self._start, self._n_prompt, self._cost, self._clock = task, start, n_prompt, cost, clock
+        self._began = clock()
+        self._next_line = self._began + LINE_SECONDS
+        self.seconds_left = 0.0
+        """Seconds until the prompt is evaluated; 0 if unknown."""
 
     def reached(self, n: int) -> None:
         """Record that the first ``n`` tokens are evaluated."""
-        now = self._clock()
-        if self._first is None and now - self._recent[0][1] >= PACE_SECONDS and len(self._recent) > 1:
-            self._first = self._cost()
-        self._recent.append((n, now))
-        while len(self._recent) > 2 and now - self._recent[1][1] >= PACE_SECONDS:
-            self._recent.popleft()
-
-    def _cost(self) -> tuple[float, float]:
-        """The middle position of the window, and its seconds per token; 0 seconds before the first batch."""
-        (first, began), (last, ended) = self._recent[0], self._recent[-1]
-        return (first + last) / 2, (ended - began) / max(last - first, 1)
-
-    @property
-    def speed(self) -> float:
-        """Tokens per second of late; 0 if unknown."""
-        seconds = self._cost()[1]
-        return 1 / seconds if seconds else 0.0
-
-    def seconds_left(self, n_prompt: int) -> float:
-        """Seconds until ``n_prompt`` tokens are evaluated; 0 if unknown."""
-        middle, seconds = self._cost()
-        n = self._recent[-1][0]
-        growth = 0.0
-        if self._first is not None and middle > self._first[0]:
-            growth = max(seconds - self._first[1], 0.0) / (middle - self._first[0])
-        return (n_prompt - n) * (seconds + growth * ((n + n_prompt) / 2 - middle))
-
-
-class PrefillLog:
-    """Logs the progress of the prefill of request ``task``, from ``start`` to ``n_prompt`` tokens."""
-
-    def __init__(self, task: int, start: int, n_prompt: int) -> None:
-        self._task, self._n_prompt = task, n_prompt
-        self._pace = PrefillPace(start)
-        self._next_line = time.monotonic() + LINE_SECONDS
-
-    def reached(self, n: int) -> None:
-        """Record that the first ``n`` tokens are evaluated."""
-        self._pace.reached(n)
-        now = time.monotonic()
+        now, n_new = self._clock(), n - self._start
+        passed, expected = now - self._began, self._cost(self._start, n)
+        self.seconds_left = passed * self._cost(n, self._n_prompt) / expected if expected else 0.0
         if now < self._next_line or n >= self._n_prompt:
             return
         self._next_line = now + LINE_SECONDS
         log.info(
             "prefill      %7s of %s tokens  %3d %%  %6.0f tok/s  %4.0f s to go  request %d",
             *(f"{n:,}", f"{self._n_prompt:,}", 100 * n // self._n_prompt),
-            *(self._pace.speed, self.seconds_left, self._task),
+            *(n_new / passed if passed else 0.0, self.seconds_left, self._task),
         )
-
-    @property
-    def seconds_left(self) -> float:
-        """Seconds until the prompt is evaluated; 0 if unknown."""
-        return self._pace.seconds_left(self._n_prompt)

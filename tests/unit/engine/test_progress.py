@@ -4,6 +4,7 @@ import logging
 
 import pytest
 
+from pyctl.cache.costs import Costs
 from pyctl.engine import engine_stats as progress
 from pyctl.prompt import Prompt
 from tests.fake import FakeBackend
@@ -22,36 +23,20 @@ def test_a_long_prefill_is_seen_and_a_short_one_is_not(
     assert [" 32 %  " in line for line in lines[:1]] == [True] * len(lines[:1])
 
 
-def pace_of(costs: list[tuple[int, float]], start: int = 0) -> progress.PrefillPace:
-    """The pace after batches of so many tokens, each of which took so many seconds."""
-    now, n = 0.0, start
-    pace = progress.PrefillPace(start, lambda: now)
-    assert pace.speed == pace.seconds_left(1000) == 0
-    for tokens, seconds in costs:
-        now, n = now + seconds, n + tokens
-        pace.reached(n)
-    return pace
-
-
-def test_an_even_prefill_takes_what_its_speed_says() -> None:
-    pace = pace_of([(100, 1.0)] * 20, start=500)
-    assert pace.speed == pytest.approx(100)
-    assert pace.seconds_left(3500) == pytest.approx(10)
-
-
-def test_only_the_last_seconds_count_for_the_speed() -> None:
-    assert pace_of([(1000, 1.0)] * 3 + [(100, 1.0)] * 10).speed == pytest.approx(100)
-    assert pace_of([(100, 1.0)] * 10 + [(1000, 1.0)] * 4).seconds_left(6000) == pytest.approx(1)
-
-
 @pytest.mark.parametrize("percent", [25, 50, 75])
 def test_the_estimate_grows_with_the_cost_of_a_token(percent: int) -> None:
-    """The cost of a token rises from 1 to 2.6 ms over the prompt."""
-    total, batch = 39063, 512
+    """The cost of a token rises from 1 to 2.6 ms over the prompt, as earlier ones said; all takes twice as long now."""
+    total, batch, now, costs = 39063, 512, 0.0, Costs()
 
     def seconds(first: int, last: int) -> float:
         return sum((0.001 + 0.0016 * (n / total)) for n in range(first, last))
 
+    for end in range(batch, total, batch):
+        costs.note_evaluated(end - batch, end, seconds(end - batch, end))
+    shown = progress.PrefillLog(1, 0, total, costs.evaluate, lambda: now)
+    assert shown.seconds_left == 0
     n = total * percent // 100 // batch * batch
-    pace = pace_of([(batch, seconds(end - batch, end)) for end in range(batch, n + 1, batch)])
-    assert pace.seconds_left(total) == pytest.approx(seconds(n, total), rel=0.05)
+    for end in range(batch, n + 1, batch):
+        now += 2 * seconds(end - batch, end)
+        shown.reached(end)
+    assert shown.seconds_left == pytest.approx(2 * seconds(n, total), rel=0.05)
