@@ -98,7 +98,6 @@ class SizedBackend:
 
     heartbeat = 0
     can_preempt = False
-    streamed = None
 
     def __init__(
         self,

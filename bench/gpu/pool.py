@@ -40,7 +40,7 @@ from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.placements import experts_on_cpu
-from pyctl.engine.pool import PoolSettings, StreamCounts
+from pyctl.engine.pool import PoolSettings
 from pyctl.engine.request import Done, Request
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import EngineError, ModelError, PyctlError
@@ -117,9 +117,9 @@ class Bench:
                 batches.append(self._timed(lambda d=depth: backend.evaluate(0, tokens_of(1, n), d)))
                 self._back(depth)
             self._single(depth)
-            before = backend.streamed or StreamCounts()
+            before = self._read()
             n_single, token_ms = self._singles(depth + 1)
-            read = (backend.streamed or StreamCounts()).since(before)
+            n_bytes, wait_ms = (now - then for now, then in zip(self._read(), before, strict=True))
             self._back(depth)
             longest = min(batches) if batches else longest
             pool = self.loaded.info.pool
@@ -130,12 +130,17 @@ class Bench:
                 f"{'' if batches else 'about '}{longest:,.0f}",
                 f"{n / longest * 1e3:,.0f}",
                 *(f"{token_ms:,.1f}", f"{1e3 / token_ms:,.1f}"),
-                f"{read.n_bytes / n_single / token_ms / 1e6:.1f}",
-                f"{read.wait_ms / n_single:,.1f}",
+                f"{n_bytes / n_single / token_ms / 1e6:.1f}",
+                f"{wait_ms / n_single:,.1f}",
                 f"{(vram_mib() or 0.0) - self.before_mib:,.0f}",
             ]
             print(f"| {' | '.join(cells)} |", flush=True)
         backend.memory.clear(0)
+
+    def _read(self) -> tuple[int, float]:
+        """Bytes that attention has read from RAM, and milliseconds that it waited for them."""
+        store = self.backend.memory.store
+        return (0, 0.0) if store is None else (store.streamed_bytes, store.wait_ms)
 
     def restores(self) -> None:
         """What the engine says of prompts that are new, in RAM, on disk and in files in memory.

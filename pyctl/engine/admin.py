@@ -248,7 +248,6 @@ class EngineAdmin:
             device=replace(engine.prefix_cache.device.counts),
             cache=self._view(),
             memory=self._memory(device),
-            streamed=device.streamed,
         )
 
     def _embed(self, tokens: Tokens) -> NDArray[np.float32]:
@@ -270,7 +269,7 @@ class EngineAdmin:
             self._worker.call(self._look_at_device)
         else:
             n_held = 0 if engine.asleep else engine.prefix_cache.device.n_cells
-            self._device = DeviceView(n_held, engine.backend.memory.block_bytes(), engine.backend.streamed)
+            self._device = DeviceView(n_held, engine.backend.memory.block_bytes())
         return self._device
 
     def _sequence(self, seq: LiveSequence, with_tokens: bool) -> SequenceView:

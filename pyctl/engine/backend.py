@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyctl.cache import Block, SequenceMemory
-from pyctl.engine.pool import PoolPlan, StreamCounts
+from pyctl.engine.pool import PoolPlan
 from pyctl.engine.sampling import Sampling
 from pyctl.prompt import Picture, Tokens
 
@@ -226,10 +226,6 @@ class Evaluator(Protocol):
     @property
     def control(self) -> Control:
         """Interruption and progress, for other threads."""
-
-    @property
-    def streamed(self) -> StreamCounts | None:
-        """Counts of the pool since the start; None without a pool."""
 
     @property
     def image_bytes(self) -> int:

@@ -37,7 +37,6 @@ class Generation:
         self.first_token = 0.0
         self._evaluator, self._handle, self._request, self._seq = evaluator, handle, request, seq
         self._state_reads = state_reads
-        self._streamed = evaluator.streamed
         self._is_end, self._piece = evaluator.vocabulary.is_end, evaluator.vocabulary.piece
         self._limit = room if request.max_tokens < 0 else min(request.max_tokens, room)
         self._ended = self._limit == 0
@@ -71,7 +70,6 @@ class Generation:
         """Return the timings of the ended reply; ``submitted`` and ``started`` are performance counter seconds."""
         finished = time.perf_counter()
         first_token = self.first_token or finished
-        streamed = self._evaluator.streamed
         return Timings(
             n_cached=stats.n_cached,
             n_evaluated=stats.n_evaluated,
@@ -80,7 +78,6 @@ class Generation:
             predicted_ms=(finished - first_token) * 1e3,
             first_token_ms=(first_token - submitted) * 1e3,
             drafts=self._handle.drafts,
-            streamed=streamed.since(self._streamed) if streamed is not None and self._streamed is not None else None,
         )
 
     def first(self) -> None:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 from pyctl.cache import BlockBytes, CacheView, DeviceCounts
 from pyctl.engine.engine_settings import Clock
-from pyctl.engine.pool import StreamCounts
 from pyctl.engine.request import DraftCounts, Request, Timings
 from pyctl.limit import limit
 
@@ -105,11 +104,10 @@ class EngineMemory:
 
 @dataclass(frozen=True)
 class DeviceView:
-    """What a backend's memory tells: cells of held rows, bytes of saved blocks, and the counts of its pool, if any."""
+    """What a backend's memory tells: cells of held rows, and bytes of saved blocks."""
 
     n_cells_held: int = 0
     blocks: BlockBytes = field(default_factory=lambda: BlockBytes(0, 0, 0))
-    streamed: StreamCounts | None = None
 
 
 @dataclass(frozen=True)
@@ -118,7 +116,6 @@ class EngineStats:
 
     Of ``n_waiting`` requests, ``n_suspended`` have begun and hold ``suspended_bytes`` of the cache's RAM. The context
     has ``n_cells``: sequences use ``n_cells_used``, held rows ``n_cells_held``; ``device`` counts uses of held rows.
-    ``streamed`` counts reads of attention from RAM, None without a pool.
     """
 
     total: EngineCounters
@@ -133,7 +130,6 @@ class EngineStats:
     device: DeviceCounts
     cache: CacheView
     memory: EngineMemory
-    streamed: StreamCounts | None = None
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,14 @@
-"""The KV pool: its settings, the placement of its rows, and counts of its transfers."""
+"""The KV pool: its settings, and the placement of its rows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from pyctl.convert import integer
 from pyctl.setting import CONTEXT
 
-__all__ = ["PoolPlan", "PoolSettings", "StreamCounts"]
+__all__ = ["PoolPlan", "PoolSettings"]
 
 
 @dataclass(frozen=True)
@@ -29,24 +28,7 @@ class PoolSettings:
 
 
 COPY_RATE = 20e9
-"""Assumed bytes per second from RAM to a device before a measurement: PCIe 4 x16."""
-
-MIB = 2**20
-
-
-class StreamCounts(NamedTuple):
-    """Bytes of rows copied to the device for attention, and milliseconds that attention waited for them."""
-
-    n_bytes: int = 0
-    wait_ms: float = 0.0
-
-    def plus(self, more: StreamCounts) -> StreamCounts:
-        """Return the sum of both."""
-        return StreamCounts(self.n_bytes + more.n_bytes, self.wait_ms + more.wait_ms)
-
-    def since(self, before: StreamCounts) -> StreamCounts:
-        """Return the difference to the earlier counts ``before``."""
-        return StreamCounts(self.n_bytes - before.n_bytes, self.wait_ms - before.wait_ms)
+"""Assumed bytes per second from RAM to a device: PCIe 4 x16."""
 
 
 @dataclass(frozen=True)
@@ -99,14 +81,14 @@ class PoolPlan:
         """Return the bytes copied to evaluate one batch after ``n`` tokens."""
         return self.host_bytes * n // self.n_rows
 
-    def lines(self, rate: float = COPY_RATE) -> Iterator[str]:
-        """Yield log lines with the cost of streaming at ``rate`` bytes per second; none without streamed layers."""
+    def lines(self) -> Iterator[str]:
+        """Yield log lines with the cost of streaming; none without streamed layers."""
         if self.n_streamed:
             depths = [n for n in (32_768, 131_072) if n < self.n_rows] + [self.n_rows]
-            speeds = (f"{_rounded(rate / self.pass_bytes(n))} at {n:,} tokens" for n in depths)
+            speeds = (f"{_rounded(COPY_RATE / self.pass_bytes(n))} at {n:,} tokens" for n in depths)
             yield (
                 f"K and V of {self.n_streamed} of {self.n_layers} layers lie in RAM and are read for each token: "
-                f"at {rate / 1e9:.0f} GB/s at most {', '.join(speeds)} (tokens/s)"
+                f"at {COPY_RATE / 1e9:.0f} GB/s at most {', '.join(speeds)} (tokens/s)"
             )
 
 

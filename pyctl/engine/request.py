@@ -9,7 +9,6 @@ from itertools import zip_longest
 from typing import Literal, NamedTuple, TypeAlias
 
 from pyctl.cache import DiskPolicy, RequestStats, Source
-from pyctl.engine.pool import StreamCounts
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import EngineError, PyctlError
 from pyctl.prompt import Prompt
@@ -93,10 +92,7 @@ class DraftCounts:
 
 @dataclass(frozen=True)
 class Timings:
-    """Counts in tokens, times in milliseconds; ``first_token_ms`` counts from submission.
-
-    ``streamed`` counts transfers of the pool, None without one.
-    """
+    """Counts in tokens, times in milliseconds; ``first_token_ms`` counts from submission."""
 
     n_cached: int
     n_evaluated: int
@@ -105,7 +101,6 @@ class Timings:
     predicted_ms: float
     first_token_ms: float
     drafts: DraftCounts = DraftCounts()
-    streamed: StreamCounts | None = None
 
 
 @dataclass(frozen=True)

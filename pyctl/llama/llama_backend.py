@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pyctl.cache import NOWHERE, Block
 from pyctl.engine.backend import BackendFacts, SequenceTokens, TopTokens
 from pyctl.engine.openmp import end_threads
-from pyctl.engine.pool import PoolPlan, StreamCounts
+from pyctl.engine.pool import PoolPlan
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import EngineError, ModelError, NotSupportedError
 from pyctl.llama.batch import Batch, Embedder, RowBatch
@@ -25,7 +25,7 @@ from pyctl.llama.library import PulseControl, build_version, checked
 from pyctl.llama.llama_tokenizer import LlamaTokenizer
 from pyctl.llama.memory_check import TRIAL_TOKENS, describe, is_tested, restores
 from pyctl.llama.outputs import Outputs
-from pyctl.llama.pool import counts_of, same_bits, trial
+from pyctl.llama.pool import same_bits, trial
 from pyctl.llama.sampler import LlamaSampler, LlamaVocabulary, top_logprobs
 from pyctl.prompt import Picture, Tokens, as_tokens
 
@@ -66,7 +66,6 @@ class LlamaBackend:
         self.embedder: Embedder | None = None
         self.encoder = encoder
         self._kept: LlamaTokenizer | None = None
-        self._streamed_before = StreamCounts()
         self.load()
 
     def load(self) -> None:
@@ -162,17 +161,6 @@ class LlamaBackend:
     def _trial(self) -> list[NDArray[np.float32]]:
         sizes = self.tokenizer.n_vocab, self.facts.n_ubatch, self.facts.n_cells
         return trial(self.evaluate, self.logits, *sizes, on_gpu=self._batch_cost > 0)
-
-    def copy_rate(self) -> float:
-        """Measure the bytes per second from RAM to a stage of the pool; 0 without one."""
-        return self.memory.store.copy_rate() if self.memory.store is not None else 0.0
-
-    @property
-    def streamed(self) -> StreamCounts | None:
-        if self._pool is None:
-            return None
-        store = self.memory.store
-        return self._streamed_before.plus(counts_of(store) if store is not None else StreamCounts())
 
     # -- evaluation --------------------------------------------------------------------------------------------------
 
@@ -289,7 +277,6 @@ class LlamaBackend:
             self._free()
 
     def _free(self) -> None:
-        self._streamed_before = self.streamed or StreamCounts()
         self.memory.close()  # device memory must be freed before its context
         if self._kept is None:
             self.vocabulary.close()

@@ -122,8 +122,6 @@ def load(
         batch_cost=batch_cost(settings),
         encoder=encoder,
     )
-    if plan.pool is not None and plan.gpus and (rate := backend.copy_rate()):
-        log.info("%s", " ".join(plan.pool.lines(rate)))
     if repacks and not settings.repack:
         log.debug("--repack disabled: the AMX kernels of this llama.cpp give wrong results")
     if not backend.facts.is_async:

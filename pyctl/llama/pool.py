@@ -9,21 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pyctl.engine.pool import PoolPlan, StreamCounts
+from pyctl.engine.pool import PoolPlan
 from pyctl.llama.library import KVState, RowStore
 from pyctl.prompt import Tokens, as_tokens
 
-__all__ = ["counts_of", "made_up_text", "open_pool", "same_bits", "trial"]
+__all__ = ["made_up_text", "open_pool", "same_bits", "trial"]
 
 
 def open_pool(kv: KVState, plan: PoolPlan) -> RowStore:
     """Open a pool for the rows of ``kv``. Raises RuntimeError if it is not possible."""
     return RowStore(kv, plan.n_rows, plan.resident, plan.n_stages)
-
-
-def counts_of(rows: RowStore) -> StreamCounts:
-    """Return the counts of ``rows`` since it was opened."""
-    return StreamCounts(rows.streamed_bytes, rows.wait_ms)
 
 
 GPU_TOKENS, CPU_TOKENS = 600, 290

@@ -64,17 +64,15 @@ def _entry(candidate: tuple[int, float], tokenizer: Tokenizer, name: str) -> dic
 def timings_json(timings: Timings, report: RequestStats | None = None) -> dict[str, Any]:
     """Counts are tokens. The first predicted token comes with the prompt, so n tokens are n - 1 steps.
 
-    Drafts are counted if there were any, and with --kv-pool the rows that attention read from RAM. A complete
-    ``report`` adds fields that llama-server does not have: the time of lookup, restore and save within the prompt's,
-    and the tokens evaluated before the request came, if any. Numbers only, as typed clients require.
+    Drafts are counted if there were any. A complete ``report`` adds fields that llama-server does not have: the time of
+    lookup, restore and save within the prompt's, and the tokens evaluated before the request came, if any. Numbers
+    only, as typed clients require.
     """
     n_steps = max(timings.n_predicted - 1, 0)
     drafts = timings.drafts
     counts: dict[str, float] = {}
     if drafts.n_drafted:
         counts = {"draft_n": drafts.n_drafted, "draft_n_accepted": drafts.n_accepted}
-    if timings.streamed is not None:
-        counts |= {"streamed_bytes": timings.streamed.n_bytes, "stream_wait_ms": timings.streamed.wait_ms}
     return {
         "cache_n": timings.n_cached,
         "prompt_n": timings.n_evaluated,

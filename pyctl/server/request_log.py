@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from pyctl.cache import Divergence
-from pyctl.engine.pool import PoolPlan, StreamCounts
+from pyctl.engine.pool import PoolPlan
 from pyctl.engine.request import Done
 from pyctl.errors import PyctlError
 from pyctl.server.service import Service
@@ -51,7 +51,6 @@ def _details(done: Done, pool: PoolPlan | None) -> Iterable[str]:
         yield f"{timings.drafts.n_accepted / timings.drafts.n_drafts:.2f} tokens accepted a draft"
     if pool is not None and report.n_loaded:
         yield from _moved(pool, report.n_loaded)
-    yield from _streamed(timings.streamed)
 
 
 def _log_miss(path: str, miss: Divergence, service: Service) -> None:
@@ -72,11 +71,6 @@ def _moved(pool: PoolPlan, n: int) -> Iterable[str]:
     row_bytes = pool.layer_bytes / pool.n_rows / MIB
     up, kept = (n * row_bytes * n_layers for n_layers in (pool.n_resident, pool.n_streamed))
     yield f"K and V: {up:,.0f} MiB to the device, {kept:,.0f} MiB in RAM"
-
-
-def _streamed(counts: StreamCounts | None) -> Iterable[str]:
-    if counts is not None and counts.n_bytes:
-        yield f"{counts.n_bytes / MIB:,.0f} MiB read from RAM, waited {_time(counts.wait_ms)}"
 
 
 def log_error(path: str, error: Exception) -> None:

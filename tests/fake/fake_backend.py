@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from pyctl.cache.snapshot import Block
 from pyctl.engine.backend import BackendFacts, SequenceTokens, TopTokens
-from pyctl.engine.pool import PoolPlan, StreamCounts
+from pyctl.engine.pool import PoolPlan
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import EngineError, PreemptedError, RequestError, StateError
 from pyctl.prompt import Picture, Tokens
@@ -53,7 +53,7 @@ class FakeBackend(FakeMemory):
         pool: PoolPlan | None = None,
     ) -> None:
         super().__init__(kind, n_seqs, n_cells or n_ctx, draft_type, can_hold, pool is not None)
-        self.pool, self.streamed = pool, None if pool is None else StreamCounts()
+        self.pool = pool
         self.n_vocab = n_vocab
         self.facts = BackendFacts(
             n_ctx=n_ctx,
@@ -172,8 +172,6 @@ class FakeBackend(FakeMemory):
         rows = held.rows
         if len(rows) != start or (self.kind != "attention" and held.at != start):
             raise EngineError(f"rows end at {len(rows)}, the state at {held.at}, the batch begins at {start}")
-        if self.pool is not None and self.streamed is not None:
-            self.streamed = self.streamed.plus(StreamCounts(self.pool.pass_bytes(start)))
         if start + tokens.size > self.facts.n_ctx:
             raise EngineError(f"{start + tokens.size} tokens are more than a sequence may have")
         # Like attention, a row depends on all rows before it; like GEMM rounding, on the shape of its batch.

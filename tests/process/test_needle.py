@@ -104,9 +104,8 @@ def test_a_pool_changes_no_reply(server: Server, start: Callable[..., Server]) -
     pooled = start("", *FLAGS, *POOL)
     for seed, tokens, count in TOLD:
         for prompt, question in questions_of(seed, tokens, count):
-            reply, timings = ask(pooled, prompt)
+            reply, _ = ask(pooled, prompt)
             assert reply == question.answer, "as the plain model says"
-            assert timings["streamed_bytes"] > 0
     edited, answer = told(4, 1024, 4).edited(0)
     assert ask(pooled, edited)[0] == answer
     stranger = [*told(6, 1024, 4).messages, {"role": "user", "content": "What is the password of the frozen volcano?"}]

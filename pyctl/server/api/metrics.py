@@ -71,7 +71,7 @@ def prometheus_text(stats: EngineStats, memory: Mapping[str, int]) -> str:
 
 
 def _metrics(stats: EngineStats, memory: Mapping[str, int]) -> list[Metric]:
-    return [*_llama(stats), *_scheduling(stats), *_pool(stats), *_cache(stats.cache), *_memory(memory)]
+    return [*_llama(stats), *_scheduling(stats), *_cache(stats.cache), *_memory(memory)]
 
 
 def _labelled(model: str, values: Mapping[str, float]) -> dict[str, float]:
@@ -138,13 +138,6 @@ def _scheduling(stats: EngineStats) -> Iterator[Metric]:
     yield _gauge("pyctl:cells_held", "Cells that rows of snapshots take, and no sequence", stats.n_cells_held)
     device = _by("event", asdict(stats.device))
     yield _counter("pyctl:device_rows_total", "Rows of snapshots on the device, by what became of them", device)
-
-
-def _pool(stats: EngineStats) -> Iterator[Metric]:
-    if (streamed := stats.streamed) is not None:
-        yield _counter("pyctl:streamed_bytes_total", "Bytes of K and V that were read from RAM", streamed.n_bytes)
-        seconds = streamed.wait_ms / 1e3
-        yield _counter("pyctl:stream_wait_seconds_total", "Seconds that evaluation waited for them", seconds)
 
 
 def _cache(view: CacheView) -> Iterator[Metric]:

@@ -15,7 +15,7 @@ from pyctl.cache.ram import RamCache
 from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.pool import PoolPlan, StreamCounts
+from pyctl.engine.pool import PoolPlan
 from pyctl.engine.request import Done
 from pyctl.engine.sampling import Sampling
 from pyctl.engine.worker import Worker
@@ -73,18 +73,6 @@ def test_files_do_not_depend_on_it(tmp_path: Path, kind: str, pools: Sequence[Po
     assert read.tokens == written.tokens == cold(FakeBackend(kind), prompt).tokens
     assert (read.done.stats.source, read.done.stats.n_cached) == ("disk", prompt.end)
     assert read.done.stats.n_loaded == prompt.end
-
-
-def test_a_reply_knows_what_was_read_for_it() -> None:
-    backend = FakeBackend("hybrid", n_ubatch=64, pool=PoolPlan.of(2, 4096, 4, 4096 * 10))
-    engine = Engine(backend, RamCache(32, None), EngineSettings(exact=True))
-    first = ask(engine, turns(100, 28), 1).done.timings
-    assert first.streamed == StreamCounts(n_bytes=40 * (64 + 100)), "batches behind 0, 64 and 100 tokens"
-    again = ask(engine, turns(100, 28), 3).done.timings
-    assert again.streamed == StreamCounts(n_bytes=40 * (131 + 132)), "two tokens"
-    assert backend.streamed == StreamCounts(first.streamed.n_bytes + again.streamed.n_bytes, 0.0)
-    plain = ask(Engine(FakeBackend("hybrid"), RamCache(32, None), EngineSettings()), turns(100, 28), 1)
-    assert plain.done.timings.streamed is None
 
 
 def test_a_slot_file_brings_rows_back_to_their_places(tmp_path: Path) -> None:

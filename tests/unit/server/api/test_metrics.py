@@ -11,7 +11,6 @@ from pyctl.cache.device_tier import DeviceCounts
 from pyctl.cache.ports import DiskView, Written
 from pyctl.cache.snapshot import BlockBytes
 from pyctl.engine.engine_stats import EngineCounters, EngineMemory, EngineStats
-from pyctl.engine.pool import StreamCounts
 from pyctl.engine.request import DraftCounts
 from pyctl.server import ReplySettings, ServerSettings
 from pyctl.server.api.metrics import prometheus_text
@@ -122,7 +121,6 @@ def test_the_board_of_grafana_shows_metrics_that_exist() -> None:
     stats = EngineStats(
         *(total, total, 1, 2, 1, 4096, 1024, 300, 200, DeviceCounts(), view),
         EngineMemory(3000, BlockBytes(0, 0, 0), 0),
-        streamed=StreamCounts(),
     )
     text = prometheus_text(stats, {"resident": 5, "arena": 4})
     names = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))

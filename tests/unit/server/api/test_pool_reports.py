@@ -1,4 +1,4 @@
-"""Reports about a pool: properties, slots, timings, counters, the log."""
+"""Reports about a pool: properties, slots, the log."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import pytest
 
 from pyctl.cache.cache_stats import RequestStats
-from pyctl.engine.pool import PoolPlan, StreamCounts
+from pyctl.engine.pool import PoolPlan
 from pyctl.engine.request import Done, Event, Piece, Request, Timings
 from pyctl.server import ServerSettings
 from tests.unit.server.fake import Bench
@@ -17,17 +17,15 @@ MIB = 2**20
 POOL = PoolPlan.of(11, 4096, 16, 16 * MIB)
 
 
-def pooled(n_bytes: int = 640 * MIB) -> Bench:
-    """A server whose engine has read so many bytes for every reply, which restored 1,024 tokens."""
+def pooled() -> Bench:
+    """A server whose replies restored 1,024 tokens."""
 
     def script(_: Request) -> Iterable[Event]:
         yield Piece("a", (97,))
-        timings = Timings(1024, 21, 2.0, 1, 3.0, 2.5, streamed=StreamCounts(n_bytes, 45.5))
+        timings = Timings(1024, 21, 2.0, 1, 3.0, 2.5)
         yield Done("eos", "", timings, RequestStats(1045, "ram", 1024, 21, n_loaded=512), seq=0)
 
-    bench = Bench(script, settings=ServerSettings(show_slots=True, show_metrics=True), pool=POOL)
-    bench.engine.backend.streamed = StreamCounts(n_bytes, 45.5)
-    return bench
+    return Bench(script, settings=ServerSettings(show_slots=True), pool=POOL)
 
 
 def test_properties_and_slots() -> None:
@@ -46,22 +44,7 @@ def test_properties_and_slots() -> None:
     assert "kv_pool" not in plain.client.get("/slots").json()[0]
 
 
-def test_timings_and_counters() -> None:
-    bench, plain = pooled(), Bench(settings=ServerSettings(show_metrics=True))
-    timings = bench.chat()["timings"]
-    assert (timings["streamed_bytes"], timings["stream_wait_ms"]) == (640 * MIB, 45.5)
-    assert timings.keys() - plain.chat()["timings"].keys() == {"streamed_bytes", "stream_wait_ms"}
-    text = bench.client.get("/metrics").text
-    assert f"\npyctl:streamed_bytes_total {640 * MIB}\n" in text
-    assert "\npyctl:stream_wait_seconds_total 0.0455\n" in text
-    assert "stream" not in plain.client.get("/metrics").text
-
-
 def test_the_log_tells_what_went_where(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     pooled().chat()
     assert "  K and V: 18 MiB to the device, 14 MiB in RAM" in caplog.text
-    assert "  640 MiB read from RAM, waited 45.5 ms" in caplog.text
-    caplog.clear()
-    pooled(0).chat()
-    assert "read from RAM" not in caplog.text
