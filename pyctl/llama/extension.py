@@ -43,7 +43,7 @@ LIBRARIES = {"llama.cpp": ("libllama.so", "llama_version"), "ggml": ("libggml-ba
 
 LOST = {
     "core": "one request at a time, whole sequences are saved, and no images, pinned memory, --kv-pool or draft models",
-    "drafts": "no draft models",
+    "drafts": "no draft models but separate ones (draft-simple)",
     "pool": "no --kv-pool",
 }
 """What is missing without each module."""

@@ -91,14 +91,16 @@ def with_inferred_type(drafts: DraftSettings) -> DraftSettings:
     As in llama-server, all types but ``draft-mtp`` require a file, and drafts are no longer than a file's block. Raises
     ModelError if the file cannot be read or is of another type.
     """
-    if extension.drafts is None:
+    types, path = drafts.ordered_types, drafts.draft_path
+    if extension.core is None or (extension.drafts is None and (drafts.reads_rows or not path)):
         return _without_model(drafts)
     if drafts.is_automatic:
         return drafts
-    types, path = drafts.ordered_types, drafts.draft_path
     if path:
         check_gguf(Path(path), "draft model")
     found = type_of(Path(path)) if path else "draft-mtp"
+    if extension.drafts is None and found != "draft-simple":
+        return _without_model(drafts)
     by_model = [name for name in MODEL_TYPES if name in types]
     if path and not by_model and (not types or found in FEATURE_TYPES):
         types, by_model = (*types, found), [found]

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from pyctl.engine.backend import SequenceTokens
-from pyctl.engine.draft.draft_settings import FEATURE_TYPES, MODEL_TYPES, DraftSettings
+from pyctl.engine.draft.draft_settings import AUTOMATIC, FEATURE_TYPES, MODEL_TYPES, DraftSettings
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.errors import ModelError
-from pyctl.llama import LlamaBackend, load
+from pyctl.llama import LlamaBackend, extension, load
 from pyctl.llama.draft.draft_file import with_inferred_type
 from pyctl.llama.library import log_callback, redirect_log
 from pyctl.prompt import as_tokens
@@ -73,6 +73,27 @@ def test_drafts_are_no_longer_than_the_block(
         assert (found.n_draft, found.n_draft_min) == (min(n, most), min(n_min, most))
         told = [record.message for record in caplog.records if record.levelno == logging.WARNING]
         assert told == [f"{path} drafts at most {most} tokens at a time, not {n} (--spec-draft-n-max)"] * (n > most)
+
+
+def test_a_separate_model_drafts_without_the_module_of_the_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, model_path: Callable[[str], Path]
+) -> None:
+    monkeypatch.setattr(extension, "drafts", None)
+    dense, head = str(model_path("tiny-draft")), str(model_path("tiny-hybrid-head"))
+    for types in ((), ("draft-simple",), ("cache",)):
+        assert with_inferred_type(DraftSettings(types, draft_path=dense)).draft_path == dense
+    assert not caplog.records
+    for others in (
+        DraftSettings((), draft_path=head),
+        DraftSettings(("draft-mtp",), draft_path=dense),
+        DraftSettings(("draft-mtp",)),
+    ):
+        assert with_inferred_type(others) == replace(others, draft_types=(), draft_path="")
+    assert [record.message for record in caplog.records] == ["draft model disabled: it requires the extension"] * 3
+    assert with_inferred_type(DraftSettings(AUTOMATIC)).draft_types == ()
+    with monkeypatch.context() as patched:
+        patched.setattr(extension, "core", None)
+        assert with_inferred_type(DraftSettings(draft_path=dense)).draft_path == ""
 
 
 def test_without_a_file_nothing_is_inferred() -> None:

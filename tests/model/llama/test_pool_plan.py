@@ -63,8 +63,6 @@ def test_speed_is_told_before_anybody_waits_for_it() -> None:
     (line,) = PoolPlan.of(11, 262_144, 16, 544 * MIB).lines()
     assert line.startswith("K and V of 7 of 16 layers lie in RAM and are read for each token: at 20 GB/s at most ")
     assert line.endswith("40 at 32,768 tokens, 10 at 131,072 tokens, 5.0 at 262,144 tokens (tokens/s)")
-    (measured,) = PoolPlan.of(11, 262_144, 16, 544 * MIB).lines(50e9)
-    assert "at 50 GB/s at most 100 at 32,768 tokens, 25 at 131,072 tokens, 13 at 262,144 tokens" in measured
     assert list(PoolPlan.of(16, 262_144, 16, 544 * MIB).lines()) == []
 
 
