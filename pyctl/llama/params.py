@@ -22,7 +22,7 @@ from pyctl.engine.model_settings import (
 )
 from pyctl.errors import ModelError
 from pyctl.limit import limit
-from pyctl.llama.devices import Device, devices, file_head, ggml_library, model_files
+from pyctl.llama.devices import Device, cpu_features, devices, file_head, ggml_library, model_files
 
 __all__ = [
     "ModelParams",
@@ -186,7 +186,7 @@ def without_amx(settings: ModelSettings) -> ModelSettings:
     """``settings`` without repacked weights where llama.cpp would multiply them with AMX."""
     # In the pinned release, ggml_backend_amx_mul_mat adds byte offsets to float pointers: with several sequences in one
     # batch of a hybrid model, all but the first get wrong results. Small quantised weights crash it.
-    if not settings.repack or b"AMX_INT8 = 1" not in (api.llama_print_system_info() or b""):
+    if not settings.repack or "AMX_INT8" not in cpu_features():
         return settings
     return replace(settings, repack=False)
 

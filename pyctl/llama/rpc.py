@@ -19,7 +19,7 @@ from typing import Any
 import pyctl
 from pyctl.errors import ConfigError
 from pyctl.limit import limit
-from pyctl.llama.devices import Device, ggml_library
+from pyctl.llama.devices import Device, backend_function, ggml_library
 from pyctl.llama.library import RPC_SOURCE, lose, loss, redirect_log, when_aborted
 
 __all__ = ["connect_workers", "serve_devices"]
@@ -43,11 +43,11 @@ def _backend() -> Any:
 
 
 def _function(name: bytes, result: Any, *arguments: Any) -> Any:
-    ggml = _backend()
-    address = ggml.ggml_backend_reg_get_proc_address(ggml.ggml_backend_reg_by_name(b"RPC"), name)
-    if not address:
+    _backend()
+    function = backend_function(b"RPC", name, result, *arguments)
+    if function is None:
         raise ConfigError(f"this build of llama.cpp has no {name.decode()}")
-    return ctypes.CFUNCTYPE(result, *arguments)(address)
+    return function
 
 
 def connect_workers(endpoints: Sequence[str]) -> None:

@@ -6,10 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from llama_cpp import llama_cpp as api
 
 from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.model_settings import ModelSettings
-from pyctl.llama.params import ModelParams, context_params
+from pyctl.llama import params
+from pyctl.llama.devices import cpu_features
+from pyctl.llama.params import ModelParams, context_params, without_amx
 
 PLAIN = [
     *(("n_gpu_layers", 3), ("main_gpu", 1), ("check_tensors", True), ("no_host", True), ("n_batch", 1024)),
@@ -62,3 +65,17 @@ def test_a_setting_changes_its_own_member(field: str, value: Any, member: str, n
 def test_a_setting_of_drafts_changes_that_of_their_model(field: str, value: Any, members: dict[str, int]) -> None:
     drafts = DraftSettings()
     assert changes(drafts.of_file(BASE), replace(drafts, **{field: value}).of_file(BASE)) == members
+
+
+@pytest.mark.parametrize(("features", "repack"), [(["AVX2", "REPACK"], True), (["AVX2", "AMX_INT8"], False)])
+def test_weights_are_not_rearranged_where_amx_would_multiply_them(
+    monkeypatch: pytest.MonkeyPatch, features: list[str], repack: bool
+) -> None:
+    monkeypatch.setattr(params, "cpu_features", lambda: features)
+    assert without_amx(ModelSettings()).repack == repack
+    assert not without_amx(ModelSettings(repack=False)).repack
+
+
+def test_llama_cpp_says_the_same_of_the_processor_in_words() -> None:
+    assert all(f" {name} = " in f" {api.llama_print_system_info().decode()}" for name in cpu_features())
+    assert cpu_features()
