@@ -29,7 +29,6 @@ from pyctl.errors import OutOfCellsError, StateError
 from pyctl.llama.draft.draft_model import Follower
 from pyctl.llama.library import HostBuffer, KVState, RowStore, allocate, checked
 from pyctl.llama.memory_check import places_of
-from pyctl.llama.pool import open_pool
 from pyctl.llama.shared_windows import SharedWindows, WindowForm, WindowRows
 
 __all__ = ["ContextMemory", "HeldRows"]
@@ -76,7 +75,9 @@ class ContextMemory:
         self._n_planes = int(api.llama_n_rs_seq(ctx))
         self._handles, self._least = set(), {}
         self.kv = KVState(address, 0, marks=self._marks, defers=self._pool is None)
-        self.store = open_pool(self.kv, self._pool) if self._pool is not None else None
+        self.store = None
+        if (plan := self._pool) is not None:
+            self.store = RowStore(self.kv, plan.n_rows, plan.resident, plan.n_stages)
         self.kind = self.kv.kind
         self._windows = SharedWindows(WindowForm.of(self.layout))
         self.clear(0)

@@ -23,9 +23,8 @@ from pyctl.llama.draft.draft_model import Follower, MakeDraftModel
 from pyctl.llama.image_encoder import ImageEncoder
 from pyctl.llama.library import PulseControl, build_version, checked
 from pyctl.llama.llama_tokenizer import LlamaTokenizer
-from pyctl.llama.memory_check import TRIAL_TOKENS, describe, is_tested, restores
+from pyctl.llama.memory_check import TRIAL_TOKENS, describe, is_tested, pool_trial, restores, same_bits
 from pyctl.llama.outputs import Outputs
-from pyctl.llama.pool import same_bits, trial
 from pyctl.llama.sampler import LlamaSampler, LlamaVocabulary, top_logprobs
 from pyctl.prompt import Picture, Tokens, as_tokens
 
@@ -115,7 +114,8 @@ class LlamaBackend:
 
     def _open_memory(self) -> None:
         memory, is_first = self.memory, not self.memory.identity
-        expected = self._trial() if self._pool is not None and is_first else None
+        n_vocab, on_gpu = self.tokenizer.n_vocab, self._batch_cost > 0
+        expected = pool_trial(self, n_vocab, on_gpu=on_gpu) if self._pool is not None and is_first else None
         api.llama_memory_clear(api.llama_get_memory(self.ctx), True)
         self.evaluate(0, as_tokens([max(self.tokenizer.bos, 0)]), 0)
         try:
@@ -126,7 +126,7 @@ class LlamaBackend:
         if is_first and not is_tested(memory.kv):
             self.check_restoring()
         if expected is not None:
-            if not same_bits(expected, self._trial()):
+            if not same_bits(expected, pool_trial(self, n_vocab, on_gpu=on_gpu)):
                 raise ModelError(f"llama.cpp {build_version()} gives other results with --kv-pool than without")
             memory.clear(0)
 
@@ -157,10 +157,6 @@ class LlamaBackend:
     def memory_text(self) -> str:
         """A one-line description of the memory and its resume places."""
         return describe(self.memory.kv, self.memory.shape.places)
-
-    def _trial(self) -> list[NDArray[np.float32]]:
-        sizes = self.tokenizer.n_vocab, self.facts.n_ubatch, self.facts.n_cells
-        return trial(self.evaluate, self.logits, *sizes, on_gpu=self._batch_cost > 0)
 
     # -- evaluation --------------------------------------------------------------------------------------------------
 

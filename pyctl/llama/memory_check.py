@@ -1,15 +1,18 @@
-"""Checks of llama.cpp's memory kinds: the places where restored sequences reproduce the same bits."""
+"""Trials at the start: whether sequences are restored to the same bits, and where, and whether a pool changes any."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
 
 from pyctl.cache import ANYWHERE, NOWHERE, Block, ResumePlaces
 from pyctl.engine.backend import Backend
 from pyctl.errors import StateError
 from pyctl.llama.library import KVState
-from pyctl.llama.pool import made_up_text, same_bits
-from pyctl.prompt import Tokens
+from pyctl.prompt import Tokens, as_tokens
 
-__all__ = ["TESTED", "TRIAL_TOKENS", "describe", "is_tested", "places_of", "restores"]
+__all__ = ["TESTED", "TRIAL_TOKENS", "describe", "is_tested", "places_of", "pool_trial", "restores", "same_bits"]
 
 TESTED = frozenset(
     {
@@ -29,6 +32,10 @@ TESTED = frozenset(
 
 TRIAL_TOKENS, TRIAL_REST = 96, 40
 """Tokens that a trial saves, and tokens that it evaluates after them; both fit into the smallest context."""
+
+GPU_TOKENS, CPU_TOKENS, N_SINGLE = 600, 290, 3
+"""Tokens of the trial of a pool: just above a multiple of 256, where graph shapes change, and few for slow CPUs; how
+many follow one at a time, as in a reply."""
 
 
 def is_tested(memory: KVState) -> bool:
@@ -74,7 +81,7 @@ def restores(backend: Backend, n: int, n_vocab: int) -> bool:
 
     Uses sequence 0, which is empty before and after.
     """
-    tokens, memory = made_up_text(n + TRIAL_REST, n_vocab), backend.memory
+    tokens, memory = _made_up_text(n + TRIAL_REST, n_vocab), backend.memory
     _evaluate(backend, tokens[:n], 0)
     try:
         rows, state = memory.save_rows(0, 0, n), memory.save_state(0, n)
@@ -93,6 +100,29 @@ def restores(backend: Backend, n: int, n_vocab: int) -> bool:
         return False
     finally:
         memory.clear(0)
+
+
+def pool_trial(backend: Backend, n_vocab: int, *, on_gpu: bool) -> list[Block]:
+    """Evaluate a test text in the empty sequence 0, its last tokens one at a time; return the output of each batch.
+
+    The text stays in the sequence.
+    """
+    n = min(GPU_TOKENS if on_gpu else CPU_TOKENS, backend.facts.n_cells - N_SINGLE)
+    tokens = _made_up_text(n + N_SINGLE, n_vocab)
+    found = _evaluate(backend, tokens[:n], 0)
+    for start in range(n, n + N_SINGLE):
+        found += _evaluate(backend, tokens[start : start + 1], start)
+    return found
+
+
+def same_bits(one: Sequence[Block], other: Sequence[Block]) -> bool:
+    """Whether both trials have identical bits."""
+    return all(a.tobytes() == b.tobytes() for a, b in zip(one, other, strict=True))
+
+
+def _made_up_text(n: int, n_vocab: int) -> Tokens:
+    """Return ``n`` test token ids below ``n_vocab``, shape (n,)."""
+    return as_tokens((np.arange(n) * 7919 + 13) % n_vocab)
 
 
 def _evaluate(backend: Backend, tokens: Tokens, start: int) -> list[Block]:
