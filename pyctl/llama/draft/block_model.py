@@ -204,9 +204,8 @@ class BlockModel(HeadRows):
         except (ValueError, RuntimeError) as error:
             log.debug("rows of windows of the draft model were not saved: %s", error)
             return NOTHING
-        block[:SIGNATURE_BYTES] = np.frombuffer(self._signature, np.uint8)
         self._is_saving = True
-        return block
+        return self._signed(block)
 
     def load_state(self, seq: int, n: int, block: Block) -> None:
         if not self._slides:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, Protocol, TypeAlias
@@ -17,6 +18,8 @@ from pyctl.llama.library import HiddenRows, allocate
 
 __all__ = ["SIGNATURE_BYTES", "BlockSpan", "DraftModel", "Follower", "MakeDraftModel", "is_signed", "signature"]
 
+log = logging.getLogger(__name__)
+
 SIGNATURE_BYTES = 64
 """Bytes of the signature at the start of a draft model's saved blocks; keeps the data aligned."""
 
@@ -29,16 +32,15 @@ class DraftModel(Protocol):
     """Follows the evaluations of the model (the *trunk*) in each sequence, and drafts. Only the backend calls it.
 
     Missed tokens only lower the quality of drafts. Therefore its rows may begin late or have gaps, and it ignores
-    blocks of other draft models. Positions are token counts.
+    blocks of other draft models. Positions are token counts. ``type`` is its name in ``--spec-type``; `follow` needs
+    the input rows of the trunk's ``layers``, side by side, -1 for what leaves the last. A subclass sets ``_memory``,
+    what holds its rows, and the ``_signature`` of its blocks.
     """
 
-    @property
-    def type(self) -> str:
-        """The name in ``--spec-type``, such as ``draft-mtp``."""
-
-    @property
-    def layers(self) -> tuple[int, ...]:
-        """The trunk's layers whose input rows `follow` needs, side by side; -1 for what leaves the last."""
+    type: str
+    layers: tuple[int, ...]
+    _memory: Any
+    _signature: bytes
 
     def follow(self, seq: int, tokens: Sequence[int], start: int, hidden: NDArray[np.float32] | None) -> None:
         """Follow the trunk's evaluation of ``tokens`` of ``seq`` from position ``start`` on.
@@ -58,12 +60,14 @@ class DraftModel(Protocol):
 
     def rewind(self, seq: int, n: int) -> None:
         """Drop rows from ``n`` on; `load_state` of position ``n`` may come next."""
+        self.keep(seq, n)
 
     def clear(self, seq: int) -> None:
         """Drop everything of ``seq``."""
 
     def rows_size(self, first: int, last: int) -> int:
         """Return the bytes of the block of rows [first, last), 0 if empty."""
+        return SIGNATURE_BYTES + int(self._memory.rows_size(first, last)) if first < last else 0
 
     def save_rows(self, seq: int, first: int, last: int, out: Block | None = None) -> Block:
         """Save rows [first, last) of ``seq``; NOTHING if one is missing. The block is complete after `synchronize`.
@@ -85,12 +89,25 @@ class DraftModel(Protocol):
     @property
     def in_flight_bytes(self) -> int:
         """Bytes of blocks with copies in progress."""
+        return int(self._memory.in_flight_bytes)
 
     def synchronize(self) -> None:
         """Wait until all saved blocks are complete."""
+        self._memory.finish()
 
     def close(self) -> None:
         """Free the draft model, not its trunk."""
+
+    def _signed(self, block: Block) -> Block:
+        """Sign ``block``, which is filled then."""
+        block[:SIGNATURE_BYTES] = np.frombuffer(self._signature, np.uint8)
+        return block
+
+    @staticmethod
+    def _note(code: int) -> None:
+        """Log a failed evaluation, which costs only drafts. Fatal errors also fail the trunk, which reports them."""
+        if code != 0:
+            log.debug("the draft model failed: llama_decode returned %d", code)
 
 
 MakeDraftModel = Callable[[Any, Any, Callable[[int], None]], DraftModel | None]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pyctl.cache import NOTHING, Block
 from pyctl.errors import ModelError
 from pyctl.limit import limit
-from pyctl.llama.draft.draft_model import SIGNATURE_BYTES, BlockSpan, is_signed, signature
+from pyctl.llama.draft.draft_model import SIGNATURE_BYTES, BlockSpan, DraftModel, is_signed, signature
 from pyctl.llama.library import KVState, allocate
 
 __all__ = ["Followed", "HeadRows"]
@@ -87,7 +87,7 @@ class Followed:
             del self.tokens[:n_more]
 
 
-class HeadRows:
+class HeadRows(DraftModel):
     """What draft models on ``ctx``, which they own, have in common: to follow, save and restore rows.
 
     Rows of small batches stay pending until the next draft. A subclass says how rows come of the trunk's (`_evaluate`)
@@ -96,8 +96,6 @@ class HeadRows:
     `Pulse` to the context at an address.
     """
 
-    type: str
-    layers: tuple[int, ...]
     origin = 0
     """The first row: 1 if it needs a token before it."""
     defers = False
@@ -173,9 +171,6 @@ class HeadRows:
             if at.last > n:
                 self._cut(seq, n)
 
-    def rewind(self, seq: int, n: int) -> None:
-        self.keep(seq, n)
-
     def clear(self, seq: int) -> None:
         self._memory.clear(seq)
         self._seqs[seq] = Followed(self._width, 0, self.origin)
@@ -214,16 +209,7 @@ class HeadRows:
                 return
             at.last += n
 
-    @staticmethod
-    def _note(code: int) -> None:
-        """Log a failed evaluation, which costs only drafts. Fatal errors also fail the trunk, which reports them."""
-        if code != 0:
-            log.debug("the draft head failed: llama_decode returned %d", code)
-
     # -- rows and hidden state ---------------------------------------------------------------------------------------
-
-    def rows_size(self, first: int, last: int) -> int:
-        return SIGNATURE_BYTES + int(self._memory.rows_size(first, last)) if first < last else 0
 
     def save_rows(self, seq: int, first: int, last: int, out: Block | None = None) -> Block:
         at = self._seqs[seq]
@@ -241,9 +227,8 @@ class HeadRows:
         except (ValueError, RuntimeError) as error:
             log.debug("rows of the draft head were not saved: %s", error)
             return NOTHING
-        block[:SIGNATURE_BYTES] = np.frombuffer(self._signature, np.uint8)
         self._is_saving = True
-        return block
+        return self._signed(block)
 
     def load_rows(self, seq: int, first: int, spans: Sequence[BlockSpan]) -> None:
         at = self._seqs[seq]
@@ -293,9 +278,8 @@ class HeadRows:
         if at.end != n or not at.is_known:
             return NOTHING
         block = np.empty(self.state_size(seq), np.uint8) if out is None else out
-        block[:SIGNATURE_BYTES] = np.frombuffer(self._signature, np.uint8)
         block[SIGNATURE_BYTES:] = at.hidden(0)[0].view(np.uint8)
-        return block
+        return self._signed(block)
 
     def load_state(self, seq: int, n: int, block: Block) -> None:
         at = self._stand(seq, n)
@@ -306,12 +290,8 @@ class HeadRows:
             at = self._seqs[seq]
         at.stand_at(np.array(block[SIGNATURE_BYTES:]).view(np.float32), is_known=True)
 
-    @property
-    def in_flight_bytes(self) -> int:
-        return int(self._memory.in_flight_bytes)
-
     def synchronize(self) -> None:
-        self._memory.finish()
+        super().synchronize()
         self._is_saving = False
 
     def _settle(self) -> None:

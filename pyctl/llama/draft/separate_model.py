@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,13 +16,11 @@ from numpy.typing import NDArray
 from pyctl.cache import NOTHING, Block
 from pyctl.engine.backend import SequenceTokens
 from pyctl.errors import ModelError
-from pyctl.llama.draft.draft_model import SIGNATURE_BYTES, BlockSpan, is_signed, signature
+from pyctl.llama.draft.draft_model import SIGNATURE_BYTES, BlockSpan, DraftModel, is_signed, signature
 from pyctl.llama.draft.greedy import Greedy
 from pyctl.llama.library import KVState, allocate
 
 __all__ = ["SeparateModel"]
-
-log = logging.getLogger(__name__)
 
 NO_CELLS = 1
 """llama_decode's result for lack of cells; the context is unchanged."""
@@ -54,7 +51,7 @@ class _Followed:
         return self.held + sum(map(len, self.owed))
 
 
-class SeparateModel:
+class SeparateModel(DraftModel):
     """Drafts on ``ctx``, a context of ``model`` with the trunk's number of sequences; owns both once constructed.
 
     `Greedy` says where a draft ends, by the trunk's ``n_vocab`` and by ``p_min``. ``identity`` identifies the file.
@@ -120,9 +117,6 @@ class SeparateModel:
             at.owed = []
         elif n < at.end:
             at.owed = [list(itertools.chain(*at.owed))[: n - at.held]] if n > at.held else []
-
-    def rewind(self, seq: int, n: int) -> None:
-        self.keep(seq, n)
 
     def clear(self, seq: int) -> None:
         self._memory.clear(seq)
@@ -261,25 +255,16 @@ class SeparateModel:
                 at = self._seqs[item.seq]
                 at.ahead.append(at.draft[-1])
 
-    @staticmethod
-    def _note(code: int) -> None:
-        """Log a failed evaluation, which costs only drafts. Fatal errors also fail the trunk, which reports them."""
-        if code != 0:
-            log.debug("the draft model failed: llama_decode returned %d", code)
-
     # -- rows and state ----------------------------------------------------------------------------------------------
-
-    def rows_size(self, first: int, last: int) -> int:
-        return SIGNATURE_BYTES + self._memory.rows_size(first, last) if first < last else 0
 
     def save_rows(self, seq: int, first: int, last: int, out: Block | None = None) -> Block:
         at = self._seqs[seq]
         self._pay(seq)
         if not at.first <= first < last <= at.held:
             return NOTHING
-        block = self._signed(self.rows_size(first, last), out)
+        block = allocate(self.rows_size(first, last)) if out is None else out
         self._memory.save_rows(seq, first, last, block[SIGNATURE_BYTES:])
-        return block
+        return self._signed(block)
 
     def load_rows(self, seq: int, first: int, spans: Sequence[BlockSpan]) -> None:
         at = self._seqs[seq]
@@ -308,9 +293,9 @@ class SeparateModel:
             self._cut(seq, n)
         if at.first > 0 or at.held != n or at.is_stale:
             return NOTHING
-        block = self._signed(self.state_size(seq), out)
+        block = allocate(self.state_size(seq)) if out is None else out
         self._memory.save_state(seq, n, block[SIGNATURE_BYTES:])
-        return block
+        return self._signed(block)
 
     def load_state(self, seq: int, n: int, block: Block) -> None:
         at = self._seqs[seq]
@@ -324,18 +309,6 @@ class SeparateModel:
         with suppress(ValueError, RuntimeError):
             self._memory.load(seq, n, [], block[SIGNATURE_BYTES:])
             at.is_stale = False
-
-    def _signed(self, size: int, out: Block | None) -> Block:
-        block = allocate(size) if out is None else out
-        block[:SIGNATURE_BYTES] = np.frombuffer(self._signature, np.uint8)
-        return block
-
-    @property
-    def in_flight_bytes(self) -> int:
-        return int(self._memory.in_flight_bytes)
-
-    def synchronize(self) -> None:
-        self._memory.finish()
 
     def close(self) -> None:
         self._let_go()
