@@ -20,9 +20,6 @@ from pyctl.errors import RequestError
 
 __all__ = ["Constraint", "GrammarBuilder", "json_constraint", "reasoned", "reply_constraint", "reply_json"]
 
-_SLASH = re.compile(r"\\.|[/\n]", re.DOTALL)
-"""What ends a regular expression of a grammar; what is escaped is passed over."""
-
 _HEADER = '%llguidance {"no_forcing": true}\n'
 """The model may spell what is certain in any tokens it likes."""
 
@@ -97,12 +94,15 @@ class GrammarBuilder:
         """One of the expressions ``choices``."""
         return self.rule(" | ".join(choices)) if len(choices) > 1 else choices[0]
 
-    def until(self, end: str, pattern: str = "") -> str:
-        """Any text, or one of ``pattern``, up to the first ``end``, which is a part of it."""
-        text = f"/{_SLASH.sub(_escaped, pattern) or '(?s:.*)'}/"
-        if found := self._control.search(end):
-            return f"{self.rule(text)} {self.text(end[found.start() :])}"
-        return self.rule(f"[suffix={json.dumps(end)}]: {text}")
+    def until(self, end: str, terminals: str = "") -> str:
+        """Any text, or START of these ``terminals`` of Lark's, up to the first ``end``, which is a part of it."""
+        is_control = self._control.search(end)
+        suffix = "" if is_control else f"[suffix={json.dumps(end)}]"
+        if terminals:
+            text = self.rule(f"%lark {{\nstart: text\ntext{suffix}: START\n{terminals}\n}}")
+        else:
+            text = self.rule(f"{suffix}: /(?s:.*)/" if suffix else "/(?s:.*)/")
+        return f"{text} {self.text(end[is_control.start() :])}" if is_control else text
 
     def json(self, schema: Any, root: Any = None) -> str:
         """JSON that ``schema`` accepts, which is a part of ``root``; RequestError for what is no schema."""
@@ -127,10 +127,6 @@ class GrammarBuilder:
         if error := llguidance.LLMatcher.validate_grammar(grammar, limits=_LIMITS):
             raise RequestError(_reason(error))
         return Constraint(grammar, triggers, prefill, hidden, "llguidance")
-
-
-def _escaped(found: re.Match[str]) -> str:
-    return {"/": r"\/", "\n": r"\n"}.get(found[0], found[0])
 
 
 def json_constraint(schema: Any) -> Constraint:

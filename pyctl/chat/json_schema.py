@@ -18,7 +18,7 @@ from typing import Any
 from pyctl.errors import RequestError
 from pyctl.limit import limit
 
-__all__ = ["MAX_PATTERN", "ready_schema", "regular_pattern", "resolve"]
+__all__ = ["ready_schema", "resolve"]
 
 _FORMATS = frozenset({"date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"})
 _TYPES = frozenset({"object", "array", "string", "number", "integer", "boolean", "null"})
@@ -33,7 +33,7 @@ _REGEX_PARTS = 20
 _MAX_CHOICES = 1000
 """Alternatives, or optional properties of one object: each takes its time at every token before it is decided."""
 _MAX_LITERAL = 4096
-MAX_PATTERN = 4096
+_MAX_PATTERN = 4096
 _MAX_INTEGER = 2**53 - 1
 """Where a bound is missing, so that a model does not lose itself in digits; beyond, a float skips integers."""
 _MAX_NUMBER = 1e15
@@ -225,7 +225,7 @@ class _Reader:
             ready["patternProperties"] = {
                 pattern: self._read(value, None, depth + 1)
                 for key, value in patterns.items()
-                if (pattern := regular_pattern(key)) is not None
+                if (pattern := _regular_pattern(key)) is not None
             }
         if scope is None:
             ready["additionalProperties"] = self._read(more, None, depth + 1)
@@ -248,7 +248,7 @@ class _Reader:
         if "pattern" in schema or "format" in schema:
             self._count(_REGEX_PARTS)
         if "pattern" in schema:
-            pattern = regular_pattern(schema["pattern"])
+            pattern = _regular_pattern(schema["pattern"])
             if pattern is not None:
                 return {"pattern": pattern}
         form = schema.get("format")
@@ -340,12 +340,12 @@ def _parts(schema: Mapping[str, Any], word: str) -> list[Any]:
     return value
 
 
-def regular_pattern(pattern: Any) -> str | None:
+def _regular_pattern(pattern: Any) -> str | None:
     """``pattern``, None if no regular language is what it says: a look-around, a back reference."""
     if not isinstance(pattern, str):
         raise RequestError("'pattern' in a JSON schema must be a string")
-    if len(pattern) > MAX_PATTERN:
-        raise RequestError(f"a pattern in the JSON schema has more than {MAX_PATTERN} characters")
+    if len(pattern) > _MAX_PATTERN:
+        raise RequestError(f"a pattern in the JSON schema has more than {_MAX_PATTERN} characters")
     if (len(pattern) - len(pattern.rstrip("\\"))) % 2:
         raise RequestError("a pattern in the JSON schema ends with a backslash")
     return None if _BEYOND_REGULAR.search(_ESCAPED_OR_CLASS.sub("", pattern)) else pattern

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pyctl.chat.json_schema import regular_pattern, resolve
+from pyctl.chat.json_schema import resolve
 from pyctl.errors import RequestError
 from pyctl.limit import limit
 
@@ -29,11 +29,15 @@ ALL_TYPES = frozenset({"string", "number", "integer", "boolean", "null", "object
 
 @dataclass(frozen=True)
 class Tool:
-    """A function with the JSON schema of its arguments; with ``strict``, a call must be an instance of that."""
+    """A function with the JSON schema of its arguments; with ``strict``, a call must be an instance of that.
+
+    ``grammar`` are terminals of Lark's, of which START describes each argument that is a string; empty for none.
+    """
 
     name: str
     parameters: Mapping[str, Any]
     strict: bool = False
+    grammar: str = ""
 
     @property
     def properties(self) -> Mapping[str, Any]:
@@ -51,14 +55,6 @@ class Tool:
     def types(self, argument: str) -> frozenset[str]:
         """JSON types that the schema allows for ``argument``; all for one that it does not know."""
         return types_of(self.properties.get(argument, True), self.parameters)
-
-    def pattern(self, argument: str) -> str:
-        """The regular expression of all of ``argument`` that the schema of a strict tool has; empty for none."""
-        schema = self.properties[argument]
-        pattern = schema.get("pattern") if self.strict and isinstance(schema, Mapping) else None
-        if not isinstance(pattern, str) or not (pattern.startswith("^(?:") and pattern.endswith(")$")):
-            return ""
-        return (regular_pattern(pattern) or "")[1:-1]
 
     def words(self, argument: str) -> list[str | None]:
         """What may be written for ``argument``, see `_words`."""
@@ -80,8 +76,9 @@ class Tools:
         for tool in tools:
             function = tool["function"]
             parameters = function.get("parameters")
-            strict = function.get("strict") is True
-            found.append(Tool(function["name"], parameters if isinstance(parameters, Mapping) else {}, strict))
+            parameters = parameters if isinstance(parameters, Mapping) else {}
+            strict, grammar = function.get("strict") is True, function.get("grammar")
+            found.append(Tool(function["name"], parameters, strict, grammar if isinstance(grammar, str) else ""))
         return cls(tuple(found), parallel, forced)
 
     def types(self, name: str, argument: str) -> frozenset[str]:

@@ -312,7 +312,7 @@ class TagMarks(CallMarks):
         if words := tool.words(key):
             return self._tagged(grammar, grammar.quoted(key), f"{_one_of(grammar, words)} {end}", 0)
         if "string" in tool.types(key):
-            return self._tagged(grammar, grammar.quoted(key), grammar.until(self.value_end, tool.pattern(key)), 0)
+            return self._tagged(grammar, grammar.quoted(key), grammar.until(self.value_end, tool.grammar), 0)
         return self._tagged(grammar, grammar.quoted(key), f"{grammar.json(schema, tool.parameters)} {end}", -1)
 
     def _tagged(self, grammar: GrammarBuilder, key: str, value: str, opens: int) -> str:

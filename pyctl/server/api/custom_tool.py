@@ -7,38 +7,59 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from pyctl.chat.lark import pattern_of
 from pyctl.errors import RequestError
+from pyctl.limit import limit
 
-__all__ = ["InputReader", "arguments_of", "function_of"]
+__all__ = ["arguments_of", "function_of", "input_of"]
 
 _ARGUMENT = "input"
-_OPENING = re.compile(rf'\s*\{{\s*"{_ARGUMENT}"\s*:\s*"')
-_UNITS = re.compile(
-    r'(?:[^"\\]|\\[^u]|\\u(?![dD][89abAB])[0-9a-fA-F]{4}'
-    r"|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})*",
-    re.DOTALL,
-)
-"""What stands within a string of JSON, no character of it cut."""
 _LONE = re.compile("[\ud800-\udfff]")
+
+_MAX_DEFINITION = limit(4_096, "a grammar of a custom tool", "400", "request", "characters")
+_LARK = re.compile(
+    r"""(?P<kept>"(?:[^"\\\n]|\\.)*"i?|/(?:[^/\\\n]|\\.)+/[a-z]*|//[^\n]*|%[^\n]*)"""
+    r"|->[ \t]*\w+|[!?]?(?P<name>[A-Za-z_]\w*)(?:\.[0-9]+(?=\s*:))?"
+)
+"""Texts, regular expressions, comments and directives; names of alternatives; other names, with the priority of a rule."""
 
 
 def function_of(name: str, tool: Mapping[str, Any], at: str) -> dict[str, Any]:
-    """The function for ``tool``. A grammar of its input binds the argument, and is part of the description.
+    """The function for ``tool``. A grammar of its input is part of the description, and of the function.
 
-    RequestError for one that cannot bind it."""
+    RequestError for a format of another kind."""
     description, form = tool.get("description") or "", tool.get("format") or {}
-    argument = {"type": "string"}
-    kind = form.get("type", "text") if isinstance(form, dict) else None
+    kind, grammar = form.get("type", "text") if isinstance(form, dict) else None, ""
     if kind == "grammar":
-        definition = form.get("definition")
-        argument["pattern"] = pattern_of(form.get("syntax"), definition, f"{at}.format")
-        description = f"{description}\n\nThe input matches this grammar ({form['syntax']}):\n{definition}".lstrip()
+        syntax, definition = form.get("syntax"), form.get("definition")
+        if syntax not in ("lark", "regex") or not isinstance(definition, str):
+            raise RequestError(f"{at}.format must have a syntax, lark or regex, and a definition")
+        if len(definition) > _MAX_DEFINITION:
+            raise RequestError(f"{at}.format.definition has more than {_MAX_DEFINITION} characters")
+        grammar = _terminals(definition) if syntax == "lark" else f"START: /{_escaped(definition)}/"
+        description = f"{description}\n\nThe input matches this grammar ({syntax}):\n{definition}".lstrip()
     elif kind != "text":
         raise RequestError(f"{at}.format must be of type text or grammar")
-    parameters = {"type": "object", "properties": {_ARGUMENT: argument}, "required": [_ARGUMENT]}
+    parameters = {"type": "object", "properties": {_ARGUMENT: {"type": "string"}}, "required": [_ARGUMENT]}
     function = {"name": name, "description": description, "parameters": {**parameters, "additionalProperties": False}}
-    return {"type": "function", "function": {**function, "strict": "pattern" in argument}}
+    return {"type": "function", "function": {**function, "strict": bool(grammar), "grammar": grammar}}
+
+
+def _terminals(definition: str) -> str:
+    """A grammar of Lark's with terminals in the place of its rules: as these have no recursion, the library binds any
+    text by them."""
+
+    def named(found: re.Match[str]) -> str:
+        name = found["name"] or ""
+        is_rule = name.islower() and name != "start"
+        return found["kept"] or ("R_" if is_rule else "") + name.upper()
+
+    return _LARK.sub(named, definition)
+
+
+def _escaped(pattern: str) -> str:
+    """A regular expression as Lark has it between slashes."""
+    ends = {"/": r"\/", "\n": r"\n"}
+    return re.sub(r"\\.|[/\n]", lambda found: ends.get(found[0], found[0]), pattern, flags=re.DOTALL)
 
 
 def arguments_of(text: str) -> str:
@@ -46,46 +67,10 @@ def arguments_of(text: str) -> str:
     return json.dumps({_ARGUMENT: text}, ensure_ascii=False)
 
 
-class InputReader:
-    """Feed it the arguments of one call, JSON text in any pieces; out comes the input, and all the rest of it with
-    `finish`. Arguments without an input are the input themselves."""
-
-    def __init__(self) -> None:
-        self._pieces: list[str] = []
-        self._held = ""
-        self._n_sent = 0
-        self._is_open = False
-
-    def feed(self, arguments: str) -> str:
-        """The part of the input that became certain."""
-        self._pieces.append(arguments)
-        self._held += arguments
-        if not self._is_open:
-            opening = _OPENING.match(self._held)
-            if opening is None:
-                return ""
-            self._is_open, self._held = True, self._held[opening.end() :]
-        units = _UNITS.match(self._held)
-        assert units is not None
-        self._held = self._held[units.end() :]
-        text = _decoded(units.group())
-        self._n_sent += len(text)
-        return text
-
-    def finish(self) -> str:
-        """The rest of the input."""
-        arguments = "".join(self._pieces)
-        try:
-            value = json.loads(arguments, strict=False)[_ARGUMENT]
-        except (ValueError, LookupError, TypeError, RecursionError):
-            value = None
-        if isinstance(value, str):
-            return _LONE.sub("\ufffd", value)[self._n_sent :]
-        return "" if self._is_open else arguments
-
-
-def _decoded(units: str) -> str:
+def input_of(arguments: str) -> str:
+    """The input in the arguments of a call, JSON text; without one, the arguments are the input."""
     try:
-        return _LONE.sub("\ufffd", json.loads(f'"{units}"', strict=False))
-    except ValueError:  # an escape that JSON does not have
-        return units
+        value = json.loads(arguments, strict=False)[_ARGUMENT]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return arguments
+    return _LONE.sub("\ufffd", value) if isinstance(value, str) else arguments

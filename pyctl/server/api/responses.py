@@ -26,7 +26,7 @@ from starlette.types import ASGIApp
 from pyctl.chat.reply import CallDelta, ReplyDelta
 from pyctl.engine.request import Done, Progress
 from pyctl.engine.sampling import Sampling
-from pyctl.server.api.custom_tool import InputReader
+from pyctl.server.api.custom_tool import input_of
 from pyctl.server.api.responses_request import ResponseRequest, ResponsesBody, seal
 from pyctl.server.body import ChatBody, ConversationBody, parse_object
 from pyctl.server.http import JsonResponse, error_body, named_frames
@@ -52,7 +52,6 @@ class ResponseReply(EventReply):
         self._settings = _settings(asked.body, prepared.request.sampling, service)
         self._items: list[dict[str, Any]] = []
         self._texts: list[str] = []  # texts sent for the last item
-        self._input = InputReader()  # of the last item, if that calls a custom tool
         self._open = False
         self._n_events = 0
 
@@ -158,16 +157,11 @@ class ResponseReply(EventReply):
             if call.name != tool["name"]:
                 item["namespace"] = space
             events = self._add({**item, "call_id": f"call_{name}", "name": tool["name"]})
-            self._input = InputReader()
-        if self._is_open("custom_tool_call"):
-            return [*events, *self._argue("custom_tool_call_input", self._input.feed(call.arguments))]
-        return [*events, *self._argue("function_call_arguments", call.arguments)]
-
-    def _argue(self, kind: str, text: str) -> list[dict[str, Any]]:
-        if not text:
-            return []
-        self._texts.append(text)
-        return [self._event(f"response.{kind}.delta", **self._place(part=False), delta=text)]
+        self._texts.append(call.arguments)
+        if call.arguments and self._is_open("function_call"):
+            place = self._place(part=False)
+            events.append(self._event("response.function_call_arguments.delta", **place, delta=call.arguments))
+        return events
 
     def _is_open(self, kind: str) -> bool:
         return self._open and self._items[-1]["type"] == kind
@@ -185,10 +179,7 @@ class ResponseReply(EventReply):
         if not self._open:
             return []
         self._open = False
-        item, events = self._items[-1], []
-        if item["type"] == "custom_tool_call":
-            events = self._argue("custom_tool_call_input", self._input.finish())
-        text = "".join(self._texts)
+        item, text = self._items[-1], "".join(self._texts)
         self._texts.clear()
         item["status"] = "completed"
         if item["type"] == "reasoning":
@@ -202,8 +193,9 @@ class ResponseReply(EventReply):
                 self._event("response.content_part.done", **self._place(), part=_text_part(text)),
             ]
         elif item["type"] == "custom_tool_call":
-            item["input"] = text
-            events.append(self._event("response.custom_tool_call_input.done", **self._place(part=False), input=text))
+            kind, item["input"] = "response.custom_tool_call_input", input_of(text)
+            events = [self._event(f"{kind}.delta", **self._place(part=False), delta=item["input"])]
+            events.append(self._event(f"{kind}.done", **self._place(part=False), input=item["input"]))
         else:
             item["arguments"] = text
             members = {**self._place(part=False), "name": item["name"], "arguments": text}
