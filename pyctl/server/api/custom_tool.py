@@ -20,7 +20,7 @@ _LARK = re.compile(
     r"""(?P<kept>"(?:[^"\\\n]|\\.)*"i?|/(?:[^/\\\n]|\\.)+/[a-z]*|//[^\n]*|%[^\n]*)"""
     r"|->[ \t]*\w+|[!?]?(?P<name>[A-Za-z_]\w*)(?:\.[0-9]+(?=\s*:))?"
 )
-"""Texts, regular expressions, comments and directives; names of alternatives; other names, with the priority of a rule."""
+"""Texts, regular expressions, comments and directives; names of alternatives; all others, and a rule's priority."""
 
 
 def function_of(name: str, tool: Mapping[str, Any], at: str) -> dict[str, Any]:

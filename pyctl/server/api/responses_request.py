@@ -6,8 +6,7 @@ that both render the same prompt, but for these:
 * ``conversation`` is refused, as ``previous_response_id`` is; llama-server ignores it.
 * ``text.format`` binds the reply to a schema, and ``tool_choice`` is kept to; llama-server ignores both.
 * A custom tool is a function with one string; tools in a namespace are called ``NAMESPACE__NAME``. llama-server leaves
-  both out. Tools in items of type additional_tools are tools, and calls of some of OpenAI's own tools are calls of
-  functions; llama-server refuses these items.
+  both out. Tools in items of type additional_tools are tools; llama-server refuses these items.
 * An assistant message needs no ``type``, and null counts as absent, as OpenAI has it.
 * The texts of an assistant turn are one text again, as the model wrote it, whatever the template makes of parts.
 * A reasoning item is read from its text, or else from what our own ``encrypted_content`` carries, or else from its
@@ -19,7 +18,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 import logging
 import zlib
 from collections.abc import Iterator, Mapping
@@ -76,17 +74,6 @@ class _Item(Body, frozen=True):
     output: Any = None
     summary: Any = None
     encrypted_content: Any = None
-
-
-class _OwnItem(Body, frozen=True):
-    """A call of one of OpenAI's own tools, or what came of it."""
-
-    id: str | None = None
-    call_id: str | None = None
-    action: Any = None
-    operation: Any = None
-    output: Any = None
-    status: str = ""
 
 
 _IGNORED = frozenset({"model", "background", "prompt", "truncation", "service_tier", "store", "n", "n_cmpl"})
@@ -249,32 +236,8 @@ def _messages(value: Any) -> list[Any]:
         if not isinstance(item, dict):
             raise RequestError(f"input[{index}] must be an object")
         if item.get("type") != "additional_tools":
-            messages += _own_tool(item, f"input[{index}]") or [_message(item, f"input[{index}]", account)]
+            messages.append(_message(item, f"input[{index}]", account))
     return messages
-
-
-_CALLS = {
-    "apply_patch_call": "operation",
-    "local_shell_call": "action",
-    "shell_call": "action",
-    "web_search_call": "action",
-}
-"""Calls of OpenAI's own tools that a conversation may bring along, each with the member that says what was asked."""
-
-
-def _own_tool(values: Mapping[str, Any], at: str) -> list[dict[str, Any]]:
-    """The messages for a call of one of OpenAI's own tools, or for what came of it; none for any other item."""
-    kind = str(values.get("type"))
-    if kind.removesuffix("_output") not in _CALLS:
-        return []
-    item = _OwnItem.of(values)
-    name = item.call_id or item.id
-    if kind in _CALLS:
-        arguments = json.dumps(getattr(item, _CALLS[kind]) or {}, ensure_ascii=False)
-        call = _call(name, kind.removesuffix("_call"), arguments, at)
-        return [call, _result(name, item.status, at)] if kind == "web_search_call" else [call]
-    output = item.status if item.output is None else item.output
-    return [_result(name, output if isinstance(output, str) else json.dumps(output, ensure_ascii=False), at)]
 
 
 def _message(values: Mapping[str, Any], at: str, account: ByteAccount) -> dict[str, Any]:

@@ -199,30 +199,20 @@ def test_a_call_that_is_forced_of_a_tool_that_was_left_out_is_refused(choice: An
             ResponseRequest.of({**fields, "tool_choice": choice})
 
 
-def test_items_of_other_tools_are_calls_and_results() -> None:
-    action = {"type": "exec", "command": ["ls"]}
+def test_items_of_custom_tools_are_calls_and_results() -> None:
     items = [
         {"type": "custom_tool_call", "call_id": "a", "name": "patch", "input": '"\n', "id": "ctc_1"},
         {"type": "custom_tool_call_output", "call_id": "a", "output": "ok"},
-        {"type": "local_shell_call", "call_id": "b", "action": action, "status": "completed"},
-        {"type": "local_shell_call_output", "id": "b", "output": "x"},
-        {"type": "shell_call_output", "call_id": "c", "output": [{"stdout": "y"}]},
-        {"type": "apply_patch_call_output", "call_id": "d", "status": "failed"},
-        {"type": "web_search_call", "id": "e", "action": {"query": "q"}, "status": "completed"},
         {"role": "assistant", "content": None},
     ]
-    found = messages_of(HI, *items)[1:]
-    calls = [call for message in found for call in message.get("tool_calls", ())]
-    assert [(call["id"], call["function"]["name"], json.loads(call["function"]["arguments"])) for call in calls] == [
-        ("a", "patch", {"input": '"\n'}),
-        ("b", "local_shell", action),
-        ("e", "web_search", {"query": "q"}),
-    ]
-    results = [(each["tool_call_id"], each["content"]) for each in found if each["role"] == "tool"]
-    assert results == [("a", "ok"), ("b", "x"), ("c", '[{"stdout": "y"}]'), ("d", "failed"), ("e", "completed")]
-    assert found[-1] == {"role": "assistant", "content": ""}
-    for kind in ("item_reference", "compaction", "image_generation_call", "mcp_call", "x_output", ["y"]):
-        with pytest.raises(RequestError, match=r"items of type .*(item|comp|image|mcp|x_|y)"):
+    call, result, last = messages_of(HI, *items)[1:]
+    (made,) = call["tool_calls"]
+    assert (made["id"], made["function"]["name"]) == ("a", "patch")
+    assert json.loads(made["function"]["arguments"]) == {"input": '"\n'}
+    assert (result["tool_call_id"], result["content"]) == ("a", "ok")
+    assert last == {"role": "assistant", "content": ""}
+    for kind in ("item_reference", "compaction", "mcp_call", "local_shell_call", "web_search_call", "x_output", ["y"]):
+        with pytest.raises(RequestError, match=r"items of type .*(item|comp|mcp|local|web|x_|y)"):
             messages_of({"type": kind, "id": "m"})
 
 
