@@ -22,7 +22,7 @@ from pyctl.server.body import ONE_REPLY, Body, Names, Nested, items, json_object
 from pyctl.server.http import encode
 from pyctl.server.images import ImagePart
 
-__all__ = ["chat_fields", "is_messages_request"]
+__all__ = ["chat_fields"]
 
 _N_PREDICT = 4096
 _THINKING_BUDGET = 10000
@@ -92,28 +92,6 @@ _NOT_DONE = {
     "container": ("this server runs no code",),
     "mcp_servers": ("connect to them in the client",),
 }
-
-_OWN_FIELDS = ("stop_sequences", "thinking", "output_config", "output_format")
-
-_OWN_BLOCKS = ("thinking", "redacted_thinking", "tool_use", "tool_result", "document", "image")
-
-_FOREIGN_ROLES = ("system", "developer", "tool", "function")
-
-
-def is_messages_request(values: Mapping[str, Any]) -> bool:
-    """Whether ``values`` are no chat completion; a body that could be both has the same prompt in both APIs."""
-    tools, messages = _objects(values.get("tools")), _objects(values.get("messages"))
-    if "system" in values or any("input_schema" in tool for tool in tools):
-        return True
-    if tools or any("tool_calls" in each or each.get("role") in _FOREIGN_ROLES for each in messages):
-        return False
-    blocks = (block for each in messages for block in _objects(each.get("content")))
-    return any(name in values for name in _OWN_FIELDS) or any(block.get("type") in _OWN_BLOCKS for block in blocks)
-
-
-def _objects(value: Any) -> list[dict[str, Any]]:
-    """The objects of a list; none of anything else."""
-    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
 def chat_fields(values: Mapping[str, Any]) -> dict[str, Any]:

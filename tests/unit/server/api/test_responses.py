@@ -199,7 +199,7 @@ def test_nothing_is_stored_and_who_counts_on_it_is_told_so(name: str) -> None:
     bench = Bench(play("x"))
     first = ask(bench, store=True, **{name: None})
     assert (first["store"], first["previous_response_id"]) == (False, None)
-    for path in ("/v1/responses", "/v1/responses/input_tokens", "/cache/match"):
+    for path in ("/v1/responses", "/v1/responses/input_tokens"):
         for value in (first["id"], {"id": "conv_1"}) if name == "conversation" else (first["id"],):
             response = bench.post(path, {"input": "x", "stream": True, name: value})
             error = response.json()["error"]
