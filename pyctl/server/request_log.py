@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from functools import partial
 
 from pyctl.cache import Divergence
-from pyctl.engine.pool import PoolPlan
 from pyctl.engine.request import Done
 from pyctl.errors import PyctlError
 from pyctl.server.service import Service
@@ -16,11 +14,9 @@ __all__ = ["log_disconnect", "log_done", "log_error"]
 
 log = logging.getLogger("pyctl.server")
 
-MIB = 2**20
-
 
 def log_done(path: str, done: Done, service: Service) -> None:
-    """Log a served request in one line, a miss in a second one, and at -lv 4 the details."""
+    """Log a served request in one line, and a miss in a second one."""
     report, timings = done.stats, done.timings
     source = "RAM" if report.source == "ram" else report.source
     cached = f"{report.n_cached:,} from {source}" if report.n_cached else "0 cached"
@@ -34,23 +30,8 @@ def log_done(path: str, done: Done, service: Service) -> None:
         *([f"drafts {drafts.n_accepted:,}/{drafts.n_drafted:,}"] if drafts.n_drafts else ()),
     ]
     log.info("%s", "  ".join(fields).rstrip(), extra={"strong": cached.strip() if report.n_cached else ""})
-    if log.isEnabledFor(logging.DEBUG):
-        log.debug("%s %s", _endpoint(path), "  ".join(_details(done, service.info.pool)))
     if report.miss is not None:
         service.afterwards.add(partial(_log_miss, path, report.miss, service))
-
-
-def _details(done: Done, pool: PoolPlan | None) -> Iterable[str]:
-    """With a pool, also the MiB of restored rows that went to the device and that stayed in RAM."""
-    report, timings = done.stats, done.timings
-    yield f"restore {_time(report.lookup_ms + report.restore_ms)}"
-    yield f"stop {done.stop_type}"
-    if report.n_warmed:
-        yield f"{report.n_warmed:,} prewarmed"
-    if timings.drafts.n_drafts:
-        yield f"{timings.drafts.n_accepted / timings.drafts.n_drafts:.2f} tokens accepted a draft"
-    if pool is not None and report.n_loaded:
-        yield from _moved(pool, report.n_loaded)
 
 
 def _log_miss(path: str, miss: Divergence, service: Service) -> None:
@@ -67,12 +48,6 @@ def _endpoint(path: str) -> str:
     return f"{path.rpartition('/v1/')[2].strip('/').removesuffix('/completions'):<12}"
 
 
-def _moved(pool: PoolPlan, n: int) -> Iterable[str]:
-    row_bytes = pool.layer_bytes / pool.n_rows / MIB
-    up, kept = (n * row_bytes * n_layers for n_layers in (pool.n_resident, pool.n_streamed))
-    yield f"K and V: {up:,.0f} MiB to the device, {kept:,.0f} MiB in RAM"
-
-
 def log_error(path: str, error: Exception) -> None:
     """Log a request that ended with an error, with a traceback if it is unexpected."""
     if isinstance(error, PyctlError):
@@ -84,10 +59,6 @@ def log_error(path: str, error: Exception) -> None:
 def log_disconnect(path: str, n_predicted: int) -> None:
     """Log a request whose client closed the connection."""
     log.info("%s cancelled: the client disconnected  %s generated", _endpoint(path), f"{n_predicted:,}")
-
-
-def _time(ms: float) -> str:
-    return f"{ms:.1f} ms" if ms < 100 else f"{ms:.0f} ms" if ms < 1000 else f"{ms / 1e3:.1f} s"
 
 
 def _speed(n: int, ms: float) -> str:

@@ -90,7 +90,6 @@ def test_the_log_has_the_share(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     drafting().chat()
     assert "  drafts 3/8\n" in caplog.text
-    assert "  1.00 tokens accepted a draft" in caplog.text
     caplog.clear()
     drafting(DraftCounts()).chat()
     assert "drafts" not in caplog.text

@@ -1,11 +1,8 @@
-"""Reports about a pool: properties, slots, the log."""
+"""Reports about a pool: properties and slots."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
-
-import pytest
 
 from pyctl.cache.cache_stats import RequestStats
 from pyctl.engine.pool import PoolPlan
@@ -42,9 +39,3 @@ def test_properties_and_slots() -> None:
     assert slot["kv_pool"] == {"n_rows": 0, "bytes_per_pass": 0}
     assert "kv_pool" not in plain.client.get("/props").json()
     assert "kv_pool" not in plain.client.get("/slots").json()[0]
-
-
-def test_the_log_tells_what_went_where(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG)
-    pooled().chat()
-    assert "  K and V: 18 MiB to the device, 14 MiB in RAM" in caplog.text
