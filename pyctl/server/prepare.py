@@ -37,7 +37,6 @@ from pyctl.server.body import (
     InfillBody,
     ReplyOptions,
     at_most,
-    check_letters,
     json_object,
     number,
 )
@@ -49,7 +48,6 @@ from pyctl.server.service import Service
 __all__ = [
     "keep_scales",
     "mixed",
-    "n_input_tokens",
     "parallel_calls",
     "prepare",
     "prepare_chat",
@@ -135,13 +133,6 @@ def prepare_chat(
     """The conversation alone, as far as its prompt; with all that binds the reply if the whole request is ``asked``."""
     request = _chat_request(service, body, fetched)
     return service.chat.prepare(request if asked is None else replace(request, **_binding(service, asked)))
-
-
-def n_input_tokens(service: Service, body: ConversationBody, fetched: Fetched) -> int:
-    """Tokens of the prompt that the conversation is rendered to."""
-    chat = prepare_chat(service, body, fetched=fetched)
-    check_letters(chat.text, service.info.n_ctx)
-    return chat.n_tokens
 
 
 def _chat_request(service: Service, body: ConversationBody, fetched: Fetched) -> ChatRequest:

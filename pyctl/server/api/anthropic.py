@@ -23,9 +23,10 @@ from starlette.types import ASGIApp
 from pyctl.chat.reply import ReplyDelta
 from pyctl.engine.request import Done
 from pyctl.server.api.anthropic_request import chat_fields
-from pyctl.server.body import ChatBody, ConversationBody, parse_object
+from pyctl.server.api.token_counts import n_input_tokens
+from pyctl.server.body import ChatBody, parse_object
 from pyctl.server.http import JsonResponse, anthropic_error, named_frames
-from pyctl.server.prepare import n_input_tokens, prepare
+from pyctl.server.prepare import prepare
 from pyctl.server.reply import EventReply, PreparedReply, identity
 from pyctl.server.sending import respond
 from pyctl.server.service import Service
@@ -173,8 +174,4 @@ async def messages(service: Service, request: Request) -> ASGIApp:
 
 async def count_tokens(service: Service, request: Request) -> ASGIApp:
     """POST /v1/messages/count_tokens"""
-    body = await request.body()
-    n_tokens = await service.shared.pool.read(
-        request, lambda fetched: n_input_tokens(service, ConversationBody.of(chat_fields(parse_object(body))), fetched)
-    )
-    return JsonResponse({"input_tokens": n_tokens})
+    return JsonResponse({"input_tokens": await n_input_tokens(service, request, chat_fields)})

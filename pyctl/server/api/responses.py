@@ -28,9 +28,10 @@ from pyctl.engine.request import Done, Progress
 from pyctl.engine.sampling import Sampling
 from pyctl.server.api.custom_tool import input_of
 from pyctl.server.api.responses_request import ResponseRequest, ResponsesBody, seal
-from pyctl.server.body import ChatBody, ConversationBody, parse_object
+from pyctl.server.api.token_counts import n_input_tokens
+from pyctl.server.body import ChatBody, parse_object
 from pyctl.server.http import JsonResponse, error_body, named_frames
-from pyctl.server.prepare import n_input_tokens, parallel_calls, prepare
+from pyctl.server.prepare import parallel_calls, prepare
 from pyctl.server.reply import EventReply, PreparedReply, progress_json, timings_json
 from pyctl.server.request_pool import Fetched
 from pyctl.server.sending import respond
@@ -250,8 +251,7 @@ async def create(service: Service, request: Request) -> ASGIApp:
 
 async def input_tokens(service: Service, request: Request) -> Response:
     """POST /v1/responses/input_tokens"""
-    values = parse_object(await request.body())
-    n = await service.shared.pool.read(request, lambda fetched: _count(service, values, fetched))
+    n = await n_input_tokens(service, request, lambda values: ResponseRequest.of(values).chat)
     return JsonResponse({"input_tokens": n, "object": "response.input_tokens"})
 
 
@@ -259,7 +259,3 @@ def _reply(service: Service, values: dict[str, Any], fetched: Fetched) -> Respon
     asked = ResponseRequest.of(values)
     (prepared,) = prepare(service, ChatBody.of(asked.chat), fetched)
     return ResponseReply(service, prepared, asked)
-
-
-def _count(service: Service, values: dict[str, Any], fetched: Fetched) -> int:
-    return n_input_tokens(service, ConversationBody.of(ResponseRequest.of(values).chat), fetched)

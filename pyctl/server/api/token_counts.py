@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from pyctl.errors import RequestError
-from pyctl.server.body import Body, ConversationBody, check_letters
+from pyctl.server.body import Body, ConversationBody, check_letters, parse_object
 from pyctl.server.http import JsonResponse
-from pyctl.server.prepare import mixed, n_input_tokens, prepare_chat
+from pyctl.server.prepare import mixed, prepare_chat
+from pyctl.server.request_pool import Fetched
 from pyctl.server.service import Service
 
-__all__ = ["apply_template", "chat_input_tokens", "detokenize", "tokenize"]
+__all__ = ["apply_template", "chat_input_tokens", "detokenize", "n_input_tokens", "tokenize"]
 
 
 class _TokenizeBody(Body, frozen=True):
@@ -86,10 +88,21 @@ def _readable(piece: bytes) -> str | list[int]:
         return list(piece)
 
 
+async def n_input_tokens(
+    service: Service, request: Request, chat_of: Callable[[dict[str, Any]], Mapping[str, Any]] = lambda values: values
+) -> int:
+    """Tokens of the prompt that a request is rendered to; ``chat_of`` makes the fields of a chat of its body."""
+    body = await request.body()
+
+    def count(fetched: Fetched) -> int:
+        chat = prepare_chat(service, ConversationBody.of(chat_of(parse_object(body))), fetched=fetched)
+        check_letters(chat.text, service.info.n_ctx)
+        return chat.n_tokens
+
+    return await service.shared.pool.read(request, count)
+
+
 async def chat_input_tokens(service: Service, request: Request) -> Response:
     """POST /v1/chat/completions/input_tokens"""
-    body = await request.body()
-    n = await service.shared.pool.read(
-        request, lambda fetched: n_input_tokens(service, ConversationBody.parse(body), fetched)
-    )
+    n = await n_input_tokens(service, request)
     return JsonResponse({"input_tokens": n, "object": "response.input_tokens"})
