@@ -46,12 +46,10 @@ from pyctl.llama.devices import check_gguf, model_files
 from pyctl.llama.image_encoder import MOST_ROWS_BYTES
 from pyctl.llama.room import has_room, wanted_memory
 from pyctl.models import HubSettings, builtin_model
-from pyctl.server.body import ChatBody
 from pyctl.server.models import Progress
-from pyctl.server.prepare import prepare_warm_up
 from pyctl.server.service import Service, Shared
 
-__all__ = ["Host", "ModelLoader", "assemble", "found", "warm"]
+__all__ = ["Host", "ModelLoader", "assemble", "found"]
 
 log = logging.getLogger("pyctl")
 
@@ -148,15 +146,6 @@ def assemble(settings: CommandSettings, report: Progress = lambda fraction: True
     return service
 
 
-def warm(service: Service, settings: CommandSettings) -> None:
-    """Queue the prompts of --warm as background requests."""
-    for body in settings.replies.warm:
-        try:
-            service.worker.warm(prepare_warm_up(service, ChatBody.of(body)))
-        except PyctlError as error:
-            log.warning("--warm: %s", error)
-
-
 class ModelLoader:
     """Loads one of several models; ``settings`` are its own. The thread that loads models calls it."""
 
@@ -173,7 +162,6 @@ class ModelLoader:
         self._loaded = _files(settings)
         service = assemble(settings, report, self._host)
         self._plan, self._is_loaded = self._host.plan, True
-        warm(service, self._settings)
         return service
 
     def is_current(self) -> bool:

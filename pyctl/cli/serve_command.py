@@ -15,7 +15,7 @@ from pathlib import Path
 from pyctl.cache import DiskSettings, RamBudget
 from pyctl.cache.disk.store_behind import connect
 from pyctl.cli.arguments import CommandSettings
-from pyctl.cli.assemble import Host, ModelLoader, assemble, found, warm
+from pyctl.cli.assemble import Host, ModelLoader, assemble, found
 from pyctl.cli.defaults import cache_budget, tell_directory, with_directory, with_shared_budget
 from pyctl.cli.doctor_command import log_findings
 from pyctl.cli.logs import start_log
@@ -190,7 +190,6 @@ class _Serving:
         self._models = models
         self.gate.open(create_app(models))
         if models.only is not None:
-            warm(models.only, self._settings)
             log_findings(self._settings)
         if not server.api_keys and (warning := addresses.open_text(bound)):
             log.warning("%s", warning)

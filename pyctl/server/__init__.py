@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pyctl.cache import DiskSettings
 from pyctl.convert import choice, directory, file_text, integer, number, words
-from pyctl.engine.engine_settings import MOST_WARM_UPS
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import ConfigError
@@ -69,21 +66,6 @@ def url_path(text: str) -> str:
     if text and not re.fullmatch(r"(/[\w.~-]+)+", text):
         raise ValueError(f"{text!r} is not a path such as /llm")
     return text
-
-
-def chat_bodies(text: str) -> tuple[Mapping[str, Any], ...]:
-    """The JSON objects in a file, one or a list."""
-    content = file_text(text)
-    try:
-        value = json.loads(content, parse_constant=number())
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{text!r} is not JSON: {error}") from error
-    bodies = tuple(value) if isinstance(value, list) else (value,)
-    if not all(isinstance(body, dict) for body in bodies):
-        raise ValueError(f"{text!r} is neither a JSON object nor a list of them")
-    if len(bodies) > MOST_WARM_UPS:
-        raise ValueError(f"{text!r} has {len(bodies)} requests, the most is {MOST_WARM_UPS}")
-    return bodies
 
 
 @dataclass(frozen=True)
@@ -272,15 +254,6 @@ class ReplySettings:
         None,
         "PYCTL_WARM_NEXT",
         off="--no-warm-next",
-    )
-    warm: tuple[Mapping[str, Any], ...] = SERVER.flag(
-        (),
-        "--warm",
-        "file of chat requests (JSON, one or a list) to evaluate at the start",
-        chat_bodies,
-        "PYCTL_WARM",
-        "FILE",
-        many=True,
     )
     reasoning_format: str = FORMAT.flag(
         "auto",

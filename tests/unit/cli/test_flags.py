@@ -14,7 +14,6 @@ from pyctl.chat import keep_reasoning
 from pyctl.cli.arguments import FLAGS, CommandSettings, parse_chat, parse_serve
 from pyctl.engine.draft.draft_settings import MODEL_TYPES
 from pyctl.engine.placements import CPU_EXPERTS
-from pyctl.errors import ConfigError
 from pyctl.setting import SAMPLING, Flag
 from pyctl.tools import McpServer
 from tests.unit.cli.given import PRESERVED, SERVE_FLAGS, at, refused, serve
@@ -55,7 +54,7 @@ CONVERTED: dict[str, tuple[str, str, Any]] = {
 SEVERAL = {
     *("placements", "lora", "lora_unapplied", "samplers", "draft_types", "draft_placements", "grammar", "verbosity"),
     *("hf_file", "ssl_key_file", "ssl_cert_file"),  # one needs the other
-    *("warm", "template_file", "mcp_config", "key_file"),  # need a file
+    *("template_file", "mcp_config", "key_file"),  # need a file
 }
 """Destinations of flags that tests below and in test_arguments.py combine."""
 
@@ -182,21 +181,6 @@ def test_flags_that_add_up() -> None:
     assert settings.replies.sampling.logit_bias == ((1, 2.0), (3, -float("inf")))
     assert settings.replies.sampling.dry_sequence_breakers == ()
     assert serve("--api-key", "a", "--api-key", "b", LLAMA_API_KEY="c").server.api_keys == ("a", "b")
-
-
-def test_prompts_to_be_made_ready_come_from_files(tmp_path: Path) -> None:
-    one, more, wrong = tmp_path / "one", tmp_path / "more", tmp_path / "wrong"
-    one.write_text('{"messages": []}')
-    more.write_text('[{"tools": []}, {"messages": ["x"]}]')
-    bodies = ({"messages": []}, {"tools": []}, {"messages": ["x"]})
-    assert serve("--warm", str(one), "--warm", str(more)).replies.warm == bodies
-    assert serve(PYCTL_WARM=str(one)).replies.warm == bodies[:1]
-    for text in ("{", "5", "[1]", "[" * 5000, "[" + ",".join(["{}"] * 17) + "]"):
-        wrong.write_text(text)
-        with pytest.raises(ConfigError, match="--warm"):
-            serve("--warm", str(wrong))
-    with pytest.raises(ConfigError, match="cannot read"):
-        serve("--warm", str(tmp_path / "nothing"))
 
 
 def test_flash_attention_words_and_the_older_bare_flag() -> None:
