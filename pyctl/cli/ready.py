@@ -5,7 +5,8 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from pyctl.cache import Entry
 from pyctl.engine.backend import EngineInfo
@@ -29,42 +30,47 @@ def lan_address() -> str:
 class Addresses:
     """Where clients find the server: ``local`` for this machine, ``network`` for others; "" for none.
 
-    ``sockets`` are UNIX sockets.
+    ``sockets`` are UNIX sockets. With ``is_open``, other machines reach it.
     """
 
-    local: str
-    network: str
-    sockets: tuple[str, ...]
+    local: str = ""
+    network: str = ""
+    sockets: tuple[str, ...] = ()
+    is_open: bool = False
 
     @classmethod
-    def of(cls, bound: str, prefix: str, lan: Callable[[], str] = lan_address) -> Addresses:
-        """From ``bound``, addresses separated by commas; ``lan`` is asked if all interfaces are bound."""
-        local = network = ""
-        sockets = []
-        for address in bound.split(", "):
-            if not address.startswith("http"):
-                sockets.append(address)
+    def of(cls, bound: Iterable[Any], scheme: str, prefix: str, lan: Callable[[], str] = lan_address) -> Addresses:
+        """From names of ``bound`` sockets, as `getsockname` has them; ``lan`` is asked if all interfaces are bound."""
+        found = cls()
+        for name in bound:
+            if isinstance(name, str):
+                found = replace(found, sockets=(*found.sockets, f"unix://{name}"))
                 continue
-            scheme, _, rest = address.partition("://")
-            host, _, port = rest.rpartition(":")
-            number = ipaddress.ip_address(host.strip("[]"))
-            if number.is_unspecified:
-                own = "127.0.0.1" if number.version == 4 else "[::1]"
-                local = local or f"{scheme}://{own}:{port}{prefix}"
-                network = network or ((found := lan()) and f"{scheme}://{found}:{port}{prefix}")
-            elif number.is_loopback:
-                local = local or f"{scheme}://{host}:{port}{prefix}"
-            else:
-                network = network or f"{scheme}://{host}:{port}{prefix}"
-        return cls(local or network, network, tuple(sockets))
+            host = ipaddress.ip_address(name[0])
+            here, there = "", name[0]
+            if host.is_unspecified:
+                here, there = "127.0.0.1" if host.version == 4 else "::1", "" if found.network else lan()
+            elif host.is_loopback:
+                here, there = name[0], ""
+            local, network = (_url(scheme, each, name[1], prefix) for each in (here, there))
+            found = replace(
+                found,
+                local=found.local or local,
+                network=found.network or network,
+                is_open=found.is_open or not host.is_loopback,
+            )
+        return replace(found, local=found.local or found.network)
 
-    def open_text(self, bound: str) -> str:
-        """Return a warning that the server at ``bound`` needs no key; "" if only this machine reaches it."""
-        hosts = (each.partition("://")[2].rpartition(":")[0] for each in bound.split(", ") if each.startswith("http"))
-        if all(ipaddress.ip_address(host.strip("[]")).is_loopback for host in hosts):
-            return ""
+    @property
+    def open_text(self) -> str:
+        """A warning that the server needs no key; "" if only this machine reaches it."""
         where = f" at {self.network}" if self.network else ""
-        return f"no --api-key: every machine in the network can use this server{where}"
+        return f"no --api-key: every machine in the network can use this server{where}" if self.is_open else ""
+
+
+def _url(scheme: str, host: str, port: int, prefix: str) -> str:
+    """The address, "" without a host."""
+    return host and f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}{prefix}"
 
 
 def ready_text(

@@ -80,7 +80,9 @@ def run_serve(settings: CommandSettings, argv: Sequence[str], environ: Mapping[s
         if one.model.path:
             check_gguf(Path(one.model.path))
         tell_directory(settings.disk)
-        serving = _Serving(one, several(settings, argv, environ, tools), tools)
+        names = [sock.getsockname() for sock in sockets]
+        addresses = Addresses.of(names, "https" if listen.ssl_cert_file else "http", settings.server.api_prefix)
+        serving = _Serving(one, several(settings, argv, environ, tools), tools, addresses)
         try:
             serve(serving.gate, sockets, listen, on_ready=serving.run, on_stop=serving.close)
         except EngineError as error:
@@ -162,22 +164,20 @@ class _Serving:
     Of several ``models``, none has to be.
     """
 
-    def __init__(self, settings: CommandSettings, models: Models | None, tools: ToolBox) -> None:
-        self._settings, self._tools = settings, tools
+    def __init__(self, settings: CommandSettings, models: Models | None, tools: ToolBox, addresses: Addresses) -> None:
+        self._settings, self._tools, self._addresses = settings, tools, addresses
         self._shared = models.shared if models is not None else Shared(settings.server, tools=tools)
         self._closing = threading.Event()
         self._models = models
         self._began = time.monotonic()
         self.gate = LoadingApp(create_loading_app(settings.server))
 
-    def run(self, bound: str) -> None:
+    def run(self) -> None:
         """Load the model, let requests through, and wait for `close`, which another thread may call at any time.
 
-        ``bound`` are the server's addresses. EngineError if the engine ends before.
+        EngineError if the engine ends before.
         """
-        log.debug("listening at %s, loading the model", bound)
-        server = self._settings.server
-        addresses = Addresses.of(bound, server.api_prefix)
+        server, addresses = self._settings.server, self._addresses
         if self._settings.listen.open_page and server.has_page:
             open_in_browser(addresses.local and f"{addresses.local}/", self._shared.pool)
         elif self._settings.listen.open_page:
@@ -191,9 +191,9 @@ class _Serving:
         self.gate.open(create_app(models))
         if models.only is not None:
             log_findings(self._settings)
-        if not server.api_keys and (warning := addresses.open_text(bound)):
+        if not server.api_keys and (warning := addresses.open_text):
             log.warning("%s", warning)
-        self._log_ready(models, addresses)
+        self._log_ready(models)
         Supervisor(models).run()
 
     def _load_one(self) -> Models | None:
@@ -205,13 +205,13 @@ class _Serving:
             return None
         return models
 
-    def _log_ready(self, models: Models, addresses: Addresses) -> None:
+    def _log_ready(self, models: Models) -> None:
         disk, only = self._settings.disk, models.only
         budget = cache_budget(self._settings.cache, None)
         budget = only.admin.view().result().budget if only is not None else -1 if budget is None else budget
         text = ready_text(
             time.monotonic() - self._began,
-            addresses,
+            self._addresses,
             has_page=self._settings.server.has_page,
             info=only.info if only is not None else ", ".join(model.name for model in models),
             devices=[f"{gpu.description} ({gpu.name})" for gpu in gpus(self._settings.model)],

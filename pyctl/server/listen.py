@@ -1,4 +1,4 @@
-"""The addresses of a server: taken before its model is loaded, and shown to people."""
+"""The addresses of a server, taken before its model is loaded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from pyctl.errors import ConfigError
 
-__all__ = ["address_of", "bind"]
+__all__ = ["bind"]
 
 
 @contextlib.contextmanager
@@ -96,16 +96,3 @@ def _unlink(path: str, identity: tuple[int, int]) -> None:
     with contextlib.suppress(OSError):
         if _identity(path) == identity:
             os.unlink(path)
-
-
-def address_of(sockets: Sequence[socket.socket], scheme: str) -> str:
-    """For people: the addresses of ``sockets``, separated by commas."""
-    return ", ".join(_address(sock, scheme) for sock in sockets)
-
-
-def _address(sock: socket.socket, scheme: str) -> str:
-    name = sock.getsockname()
-    if isinstance(name, str):
-        return f"unix://{name}"
-    host = f"[{name[0]}]" if ":" in name[0] else name[0]
-    return f"{scheme}://{host}:{name[1]}"

@@ -24,7 +24,6 @@ from pyctl.errors import ConfigError
 from pyctl.limit import limit
 from pyctl.server import ListenSettings
 from pyctl.server.guard import ConnectionGuard, GuardedProtocol, raise_file_limit
-from pyctl.server.listen import address_of
 
 __all__ = ["leave", "serve"]
 
@@ -52,13 +51,13 @@ def serve(
     listen: ListenSettings,
     *,
     grace_seconds: float = 2.0,
-    on_ready: Callable[[str], None] = lambda address: None,
+    on_ready: Callable[[], None] = lambda: None,
     on_stop: Callable[[], object] | None = None,
 ) -> None:
     """Serve ``app`` on ``sockets``, which are bound; return after SIGTERM, SIGINT, or SIGHUP unless it is ignored.
 
-    ``on_ready`` gets the address as soon as requests are taken, on a thread of its own, and may last as long as the
-    server. An error of it before a signal comes ends the server and is raised here. After a signal running replies have
+    ``on_ready`` is called as soon as requests are taken, on a thread of its own, and may last as long as the server. An
+    error of it before a signal comes ends the server and is raised here. After a signal running replies have
     ``grace_seconds`` to end; then ``on_stop`` is called, on a thread of its own, and must make the rest end,
     ``on_ready`` included. A second signal ends the process at once, and so does an end that takes too long, both with
     exit code 1. Raises ConfigError if the certificate of ``listen`` cannot be used.
@@ -85,8 +84,7 @@ def serve(
         raise ConfigError(f"{files}: not a PEM certificate with its key") from error
     except OSError as error:
         raise ConfigError(f"cannot read {error.filename}: {error.strerror}") from error
-    address = address_of(sockets, "https" if listen.ssl_cert_file else "http")
-    server = _Server(config, ConnectionGuard(most), grace_seconds, lambda: on_ready(address), on_stop)
+    server = _Server(config, ConnectionGuard(most), grace_seconds, on_ready, on_stop)
     with server.signals():
         try:
             server.run(sockets)

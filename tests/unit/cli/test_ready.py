@@ -8,46 +8,55 @@ from pyctl.cache import Entry
 from pyctl.cli.ready import Addresses, cache_text, ready_text
 from tests.unit.server.fake import INFO
 
+ALL, ALL_V6, LOCAL, LOCAL_V6, OTHER = (
+    ("0.0.0.0", 1),
+    ("::", 1, 0, 0),
+    ("127.0.0.1", 1),
+    ("::1", 1, 0, 0),
+    ("10.0.0.1", 1),
+)
+SOCKET = "/run/a.sock"
 
-def addresses(bound: str, prefix: str = "") -> Addresses:
-    return Addresses.of(bound, prefix, lambda: "192.168.1.5")
+
+def addresses(*bound: object, scheme: str = "http", prefix: str = "") -> Addresses:
+    return Addresses.of(bound, scheme, prefix, lambda: "192.168.1.5")
 
 
 @pytest.mark.parametrize(
-    ("bound", "prefix", "local", "network"),
+    ("bound", "local", "network"),
     [
-        ("http://127.0.0.1:8080", "", "http://127.0.0.1:8080", ""),
-        ("http://0.0.0.0:8080", "/llm", "http://127.0.0.1:8080/llm", "http://192.168.1.5:8080/llm"),
-        ("https://[::]:8080", "", "https://[::1]:8080", "https://192.168.1.5:8080"),
-        ("http://10.0.0.1:80, http://[::1]:80", "", "http://[::1]:80", "http://10.0.0.1:80"),
-        ("unix:///run/a.sock, http://10.0.0.1:80", "", "http://10.0.0.1:80", "http://10.0.0.1:80"),
-        ("unix:///run/a.sock", "", "", ""),
+        ([LOCAL], "https://127.0.0.1:1/llm", ""),
+        ([ALL], "https://127.0.0.1:1/llm", "https://192.168.1.5:1/llm"),
+        ([ALL_V6], "https://[::1]:1/llm", "https://192.168.1.5:1/llm"),
+        ([OTHER, LOCAL_V6], "https://[::1]:1/llm", "https://10.0.0.1:1/llm"),
+        ([SOCKET, OTHER], "https://10.0.0.1:1/llm", "https://10.0.0.1:1/llm"),
+        ([SOCKET], "", ""),
     ],
 )
-def test_where_clients_find_the_server(bound: str, prefix: str, local: str, network: str) -> None:
-    found = addresses(bound, prefix)
+def test_where_clients_find_the_server(bound: list[object], local: str, network: str) -> None:
+    found = addresses(*bound, scheme="https", prefix="/llm")
     assert (found.local, found.network) == (local, network)
-    assert found.sockets == (("unix:///run/a.sock",) if "unix" in bound else ())
+    assert found.sockets == (("unix:///run/a.sock",) if SOCKET in bound else ())
 
 
 @pytest.mark.parametrize(
     ("bound", "warning"),
     [
-        ("http://127.0.0.1:1, http://[::1]:1, unix:///a.sock", ""),
-        ("http://0.0.0.0:1", "can use this server at http://192.168.1.5:1"),
-        ("http://127.0.0.1:1, http://10.0.0.1:1", "can use this server at http://10.0.0.1:1"),
+        ([LOCAL, LOCAL_V6, SOCKET], ""),
+        ([ALL], "can use this server at http://192.168.1.5:1"),
+        ([LOCAL, OTHER], "can use this server at http://10.0.0.1:1"),
     ],
 )
-def test_a_server_open_to_the_network_says_so(bound: str, warning: str) -> None:
-    text = addresses(bound).open_text(bound)
+def test_a_server_open_to_the_network_says_so(bound: list[object], warning: str) -> None:
+    text = addresses(*bound).open_text
     assert text.endswith(warning)
     assert bool(text) == bool(warning)
 
 
 def test_a_machine_without_a_network_gets_no_address() -> None:
-    found = Addresses.of("http://0.0.0.0:1", "", lambda: "")
+    found = Addresses.of([ALL], "http", "", lambda: "")
     assert (found.local, found.network) == ("http://127.0.0.1:1", "")
-    assert found.open_text("http://0.0.0.0:1").endswith("can use this server")
+    assert found.open_text.endswith("can use this server")
 
 
 def entry(n_bytes: int) -> Entry:
@@ -69,14 +78,14 @@ def test_what_the_cache_holds(ram: int, directory: str, sizes: list[int], text: 
 
 
 def test_the_block_has_a_line_for_each_address() -> None:
-    both = addresses("http://0.0.0.0:80, unix:///a.sock")
+    both = addresses(ALL, SOCKET)
     text = ready_text(2.64, both, has_page=True, info=INFO, devices=["GPU (CUDA0)"], cache="off")
     lines = text.splitlines()
     assert lines[0] == "ready in 2.6 s"
     names = ["page", "OpenAI", "Anthropic", "Ollama", "network", "socket", "model", "device", "cache"]
     assert [line.split()[0] for line in lines[1:]] == names
-    assert lines[2].split()[1] == "http://127.0.0.1:80/v1"
+    assert lines[2].split()[1] == "http://127.0.0.1:1/v1"
     assert f"{INFO.n_ctx:,} tokens of context" in lines[7]
-    without = ready_text(1.0, addresses("unix:///a.sock"), has_page=True, info=INFO, devices=[], cache="off")
+    without = ready_text(1.0, addresses(SOCKET), has_page=True, info=INFO, devices=[], cache="off")
     assert [line.split()[0] for line in without.splitlines()[1:]] == ["socket", "model", "device", "cache"]
     assert "\ndevice     CPU\n" in without

@@ -32,10 +32,11 @@ def main() -> None:
         stopped.set()
         bench.worker.close()
 
-    def begin(address: str) -> None:
+    def begin() -> None:
         if loading == "at once":
             gate.open(bench.app)
-        print(address, flush=True)
+        names = [sock.getsockname() for sock in sockets]
+        print(", ".join(f"unix://{n}" if isinstance(n, str) else f"http://{n[0]}:{n[1]}" for n in names), flush=True)
         while loading == "slowly" and not stopped.is_set():
             time.sleep(0.01)
         if loading == "failing":
