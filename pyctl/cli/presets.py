@@ -19,6 +19,7 @@ from pyctl.limit import limit
 from pyctl.models import SPLIT_NAME, is_model_file
 from pyctl.models.hub_cache import cached_files, choose, newest
 from pyctl.server import Cors, ListenSettings, RouterSettings, ServerSettings
+from pyctl.server.models import ModelCard
 from pyctl.setting import Flag
 from pyctl.terminal import TerminalSettings
 from pyctl.tools import ToolSettings
@@ -59,19 +60,15 @@ _SECRET = {item.name for owner in OWNERS for item in fields(owner) if item.metad
 
 @dataclass(frozen=True)
 class Preset:
-    """One model with its settings. ``argv`` are its own flags, ``text`` its section, both without secrets, for GET
-    /models, which does not list it if it ``is_hidden``."""
+    """One model with its settings; on its ``card``, flags and section are without secrets. If it ``hides`` its file,
+    the hub's cache does not list that."""
 
-    name: str
+    card: ModelCard
     settings: CommandSettings
-    argv: tuple[str, ...] = ()
-    text: str = ""
-    origin: str = "preset"
-    aliases: tuple[str, ...] = ()
     on_start: bool = False
     keeps: bool = False
+    hides: bool = False
     stop_seconds: float = 10.0
-    is_hidden: bool = False
     warnings: tuple[str, ...] = ()
 
 
@@ -118,11 +115,9 @@ def find_models(router: RouterSettings, argv: Sequence[str], environ: Mapping[st
         raise ConfigError(f"{len(found)} models are more than {MOST_MODELS}")
     presets = [_preset(router, name, known, general, argv, environ) for name, known in sorted(found.items())]
     _log_warnings(router, presets, parse_serve(argv, environ).warnings)
-    named = [
-        each for each in presets if _truth(each.name, "dedup-cache-models", {**general, **found[each.name].section})
-    ]
-    used = {path for each in named if each.origin == "preset" for path in _fetched_by(each.settings, environ)}
-    return [replace(each, is_hidden=each.origin == "cache" and fetched[each.name] in used) for each in presets]
+    used = {path for each in presets if each.hides for path in _fetched_by(each.settings, environ)}
+    hidden = {name for name, path in fetched.items() if path in used and found[name].origin == "cache"}
+    return [replace(each, card=replace(each.card, is_hidden=each.card.name in hidden)) for each in presets]
 
 
 _HEADER = re.compile(r"\[[ \t]*([^\]\s][^\]]*)\][ \t]*([;#].*)?")
@@ -218,15 +213,22 @@ def _preset(
         raise ConfigError(f"{where}: {error}") from error
     except ValueError as error:
         raise ConfigError(f"{where}: stop-timeout: {error}") from error
-    return Preset(
+    card = ModelCard(
         name,
-        replace(settings, model=replace(settings.model, alias=(name,))),
-        (*known.argv, *_argv(shown)),
-        "".join(f"{key} = {value}\n" for key, value in shown.items()),
-        known.origin,
         tuple(alias for alias in aliases if alias != name),
+        tuple(sorted(set(settings.model.tags))),
+        settings.model.path,
+        known.origin,
+        ("pyctl", "serve", *known.argv, *_argv(shown)),
+        "".join(f"{key} = {value}\n" for key, value in shown.items()),
+        bool(settings.vision.mmproj_path or settings.hub.mmproj_url or settings.hub.hf_repo),
+    )
+    return Preset(
+        card,
+        replace(settings, model=replace(settings.model, alias=(name,))),
         on_start=_truth(where, "load-on-startup", section),
         keeps=_truth(where, "keep", section),
+        hides=_truth(where, "dedup-cache-models", section) and known.origin == "preset",
         stop_seconds=max(stop_seconds, 0.0),
         warnings=(*settings.warnings, *(f"{key} has no effect: all models share --cache-ram" for key in shared)),
     )
@@ -237,7 +239,7 @@ def _log_warnings(router: RouterSettings, presets: Iterable[Preset], usual: Sequ
     names: dict[str, list[str]] = {}
     for preset in presets:
         for text in preset.warnings:
-            names.setdefault(text, []).append(preset.name)
+            names.setdefault(text, []).append(preset.card.name)
     for text, (first, *more) in names.items():
         if text not in usual:
             log.warning("%s: [%s]%s: %s", router.preset_path, first, f" and {len(more)} more" if more else "", text)

@@ -29,7 +29,7 @@ from pyctl.server.listen import bind
 from pyctl.server.load_order import LoadOrder
 from pyctl.server.memory import share_heaps
 from pyctl.server.middleware import LoadingApp
-from pyctl.server.models import ModelCard, Models, ModelSource
+from pyctl.server.models import Models, ModelSource
 from pyctl.server.request_pool import Afterwards, RequestPool
 from pyctl.server.run import leave, serve
 from pyctl.server.service import Shared
@@ -136,19 +136,8 @@ def _source(preset: Preset, host: Host, shared: DiskSettings) -> ModelSource:
     if disk.cache_dir and disk.store_url not in ("", shared.store_url):  # that of all has been tried
         connect(disk.store_url)
     settings = replace(preset.settings, disk=disk)
-    card = ModelCard(
-        preset.name,
-        preset.aliases,
-        tuple(sorted(set(settings.model.tags))),
-        settings.model.path,
-        preset.origin,
-        ("pyctl", "serve", *preset.argv),
-        preset.text,
-        bool(settings.vision.mmproj_path or settings.hub.mmproj_url or settings.hub.hf_repo),
-        preset.is_hidden,
-    )
     return ModelSource(
-        card,
+        preset.card,
         ModelLoader(settings, host),
         preset.on_start,
         preset.keeps,

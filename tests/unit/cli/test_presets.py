@@ -34,7 +34,7 @@ def read(tmp_path: Path, text: str, *argv: str, environ: Mapping[str, str] | Non
     flags = ["--models-preset", str(path), *argv]
     environ = {"HF_HUB_CACHE": str(tmp_path / "hub"), **(environ or {})}
     found = find_models(parse_serve(flags, {}).router, flags, environ)
-    return {preset.name: preset for preset in found}
+    return {preset.card.name: preset for preset in found}
 
 
 def test_keys_are_flags_and_the_command_line_wins_over_a_section_and_that_over_all(
@@ -75,7 +75,7 @@ kv-unified = on
     assert one.settings.cache.ram_mib is None
     assert "[one]: LLAMA_ARG_CACHE_RAM has no effect: all models share --cache-ram" in caplog.text
     assert "[one]: without effect here: --prio" in caplog.text
-    assert (one.aliases, one.settings.model.alias, one.settings.model.tags) == (("a", "b"), ("one",), ("x",))
+    assert (one.card.aliases, one.settings.model.alias, one.settings.model.tags) == (("a", "b"), ("one",), ("x",))
     assert (one.on_start, one.keeps, one.stop_seconds) == (True, True, 3.0)
     assert (two.on_start, two.keeps, two.stop_seconds) == (False, False, 10.0)
     assert two.settings.model.kv_unified
@@ -100,9 +100,13 @@ def test_a_section_of_a_known_name_is_its_settings(tmp_path: Path) -> None:
     text = "[a]\nc = 4096\n[org/m:Q8_0]\nc = 512\n"
     found = read(tmp_path, text, "--models-dir", str(directory))
     assert sorted(found) == ["a", "org/m:Q8_0", "split"]
-    assert (found["a"].settings.model.n_ctx, found["a"].origin) == (4096, "models_dir")
+    assert (found["a"].settings.model.n_ctx, found["a"].card.origin) == (4096, "models_dir")
     of_hub = found["org/m:Q8_0"]
-    assert (of_hub.settings.hub.hf_repo, of_hub.settings.hub.offline, of_hub.origin) == ("org/m:Q8_0", True, "cache")
+    assert (of_hub.settings.hub.hf_repo, of_hub.settings.hub.offline, of_hub.card.origin) == (
+        "org/m:Q8_0",
+        True,
+        "cache",
+    )
 
 
 def test_fetched_models_that_a_section_names_are_hidden_and_stay_there(tmp_path: Path) -> None:
@@ -117,7 +121,7 @@ def test_fetched_models_that_a_section_names_are_hidden_and_stay_there(tmp_path:
     ):
         found = read(tmp_path, text)
         assert sorted(found) == ["mine", "org/draft:F16", "org/m:BF16", "org/m:Q8_0"]
-        assert {name for name, preset in found.items() if preset.is_hidden} == hidden
+        assert {name for name, preset in found.items() if preset.card.is_hidden} == hidden
 
 
 @pytest.mark.parametrize(
