@@ -12,12 +12,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_type_hints
 
 from pyctl.cache import DEFAULT_DAILY_MIB, FREE_PART, CacheSettings, DiskSettings, default_directory
 from pyctl.chat import FormatSettings, keep_reasoning
 from pyctl.cli.help import help_text
-from pyctl.cli.launch_settings import LaunchSettings
 from pyctl.cli.logs import VERBOSE, LogSettings
 from pyctl.cli.other_forms import (
     FURTHER,
@@ -28,6 +27,7 @@ from pyctl.cli.other_forms import (
     REMOVED,
     TOOLS_INSTEAD,
     BoundBySchema,
+    LaunchSettings,
     OtherForms,
     Questions,
 )
@@ -212,6 +212,9 @@ OWNERS: tuple[type[Any], ...] = (
 )
 """Every class with settings that flags set, in the order of --help within a section."""
 
+_PARTS = {name: hint for name, hint in get_type_hints(CommandSettings).items() if hint in OWNERS}
+"""The classes of `CommandSettings` by their fields."""
+
 _ALL = (*(pair for owner in OWNERS for pair in flags_of(owner)), *FURTHER)
 
 _ORDER = (GENERAL, MODEL, HUB, CONTEXT, CACHE, DISK, SAMPLING, SPECULATION, FORMAT, LOG, SERVER, TOOLS, CHAT)
@@ -323,24 +326,13 @@ def _settings(given: Given, environ: Mapping[str, str], n_seqs: int, warnings: S
         raise ConfigError(str(error)) from error
     debug, cors = bool(environ.get("LLAMA_SERVER_SLOTS_DEBUG")), fill(Cors, values)
     is_verbose = values.get("verbosity", LogSettings.verbosity) >= VERBOSE
+    made = {
+        "server": fill(ServerSettings, values, cors=cors, slots_debug=debug, is_verbose=is_verbose),
+        "replies": fill(ReplySettings, values, sampling=sampling),
+    }
+    made |= {name: fill(owner, values) for name, owner in _PARTS.items() if name not in made}
     return CommandSettings(
-        model=fill(ModelSettings, values),
-        pool=fill(PoolSettings, values),
-        vision=fill(VisionSettings, values),
-        drafts=fill(DraftSettings, values),
-        ngrams=fill(NgramSettings, values),
-        hub=fill(HubSettings, values),
-        cache=fill(CacheSettings, values),
-        disk=fill(DiskSettings, values),
-        engine=fill(EngineSettings, values),
-        format=fill(FormatSettings, values),
-        server=fill(ServerSettings, values, cors=cors, slots_debug=debug, is_verbose=is_verbose),
-        replies=fill(ReplySettings, values, sampling=sampling),
-        listen=fill(ListenSettings, values),
-        router=fill(RouterSettings, values),
-        terminal=fill(TerminalSettings, values),
-        tools=fill(ToolSettings, values),
-        log=fill(LogSettings, values),
+        **made,
         request_fields=_request_fields(values, sampling),
         warnings=(*more, *warnings),
         action="devices" if values.get("list_devices") else "models" if values.get("list_models") else "run",
