@@ -31,13 +31,12 @@ NO_KEY = "none"
 
 @dataclass(frozen=True)
 class Invocation:
-    """The command to run, its whole environment, and the differences from pyctl's own; None for its directory."""
+    """The command to run, its whole environment, and the differences from pyctl's own."""
 
     command: tuple[str, ...]
     environment: Mapping[str, str]
     added: Mapping[str, str]
     removed: tuple[str, ...]
-    directory: Path | None
 
 
 def run_launch(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
@@ -129,8 +128,7 @@ def invocation_of(
         added |= {name: ",".join(filter(None, (environ.get(name), host))) for name in ("NO_PROXY", "no_proxy")}
     removed = tuple(name for name in program.unset if name in environ)
     kept = {name: value for name, value in environ.items() if name not in removed}
-    home = Path.home() if program.is_at_home else None
-    return Invocation((*command, *arguments), {**kept, **added}, added, removed, home)
+    return Invocation((*command, *arguments), {**kept, **added}, added, removed)
 
 
 def _show(invocation: Invocation, program: ClientProgram, to: Endpoint, directory: Path) -> None:
@@ -141,8 +139,6 @@ def _show(invocation: Invocation, program: ClientProgram, to: Endpoint, director
         print(f"unset {name}")
     for name, value in invocation.added.items():
         print(f"export {name}={shlex.quote(value)}")
-    if invocation.directory:
-        print(f"cd {shlex.quote(str(invocation.directory))}")
     print(shlex.join(invocation.command))
 
 
@@ -162,7 +158,7 @@ def _run(invocation: Invocation) -> int:
     handlers |= {signal.SIGTERM: pass_on, signal.SIGHUP: pass_on}
     with handled(handlers):
         try:
-            process = Popen(invocation.command, env=dict(invocation.environment), cwd=invocation.directory)
+            process = Popen(invocation.command, env=dict(invocation.environment))
         except OSError as error:
             raise ConfigError(f"cannot start {invocation.command[0]}: {error.strerror}") from error
         while True:

@@ -48,7 +48,6 @@ class ClientProgram:
 
     ``arguments`` come before the user's. ``files`` are texts of temporary files: the name is the flag, or else the
     variable, that gets the path. ``unset`` are variables that would lead the program to another server.
-    ``is_at_home`` if it starts in the home directory, not in the current one.
     """
 
     executable: str
@@ -57,7 +56,6 @@ class ClientProgram:
     environment: Callable[[Endpoint], Mapping[str, str]] = _no_settings
     files: Callable[[Endpoint], Mapping[str, str]] = _no_settings
     unset: tuple[str, ...] = ()
-    is_at_home: bool = False
 
 
 def _claude(to: Endpoint) -> Mapping[str, str]:
@@ -147,19 +145,6 @@ PROGRAMS: Mapping[str, ClientProgram] = {
         arguments=lambda to: ["--model", f"openai/{to.model}", "--openai-api-base", to.v1],
         environment=lambda to: {"OPENAI_API_KEY": to.key},
         files=lambda to: {"--model-metadata-file": json.dumps(_aider(to))},
-    ),
-    "open-webui": ClientProgram(
-        "open-webui",
-        "pipx install open-webui",
-        # Its default port is the server's; its default host, all addresses, and its first visitor is the administrator.
-        arguments=lambda to: ["serve", "--host", "127.0.0.1", "--port", "3000"],
-        environment=lambda to: {
-            "OPENAI_API_BASE_URL": to.v1,
-            "OPENAI_API_KEY": to.key,
-            "ENABLE_PERSISTENT_CONFIG": "False",  # else the address goes into its database
-        },
-        unset=("OPENAI_API_BASE_URLS", "OPENAI_API_KEYS", "OPENAI_API_CONFIGS"),  # count more than the two above
-        is_at_home=True,  # the current directory gets the key that its logins depend on
     ),
 }
 """Every program by its name on the command line."""

@@ -37,18 +37,6 @@ if not messages:
 sys.exit(7)
 """
 
-PAGE = f"""#!{sys.executable}
-import http.server, json, os, signal, sys
-signal.signal(signal.SIGINT, lambda *_: sys.exit(0))
-open("key", "w").close()
-server = http.server.HTTPServer((sys.argv[3], 0), None)
-with open(os.environ["RECORD"] + ".new", "w") as file:
-    json.dump({{"arguments": sys.argv[1:], "environment": dict(os.environ), "port": server.server_port}}, file)
-os.rename(os.environ["RECORD"] + ".new", os.environ["RECORD"])
-server.serve_forever()
-"""
-"""Open WebUI as `pyctl launch` sees it: a key in the current directory, a port, an end by Ctrl-C."""
-
 FACTS = [{"role": "user", "content": "Facts to remember. " * 120}]
 
 
@@ -108,32 +96,6 @@ def test_signals_are_for_the_program_and_a_server_that_runs_goes_on(
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 9
     assert httpx.get(f"{server.url}/health", trust_env=False).status_code == 200
-
-
-def test_ctrl_c_ends_a_page_and_the_server_and_leaves_nothing_in_the_current_directory(
-    environment: dict[str, str], model_path: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program, home, project = tmp_path / "bin" / "open-webui", tmp_path / "home", tmp_path / "project"
-    program.write_text(PAGE)
-    program.chmod(0o755)
-    home.mkdir()
-    project.mkdir()
-    environment |= {"HOME": str(home), "OPENAI_API_BASE_URLS": "https://example.org/v1", "OPENAI_API_KEYS": "theirs"}
-    monkeypatch.chdir(project)
-    flags = ["-m", str(model_path("tiny-hybrid")), "-c", "8192", "-t", "1", "--port", "0"]
-    with launched(environment, *flags, program="open-webui") as process:
-        until(Path(environment["RECORD"]).exists)
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-        assert process.wait(60) == 0
-    seen = json.loads(Path(environment["RECORD"]).read_text())
-    assert seen["arguments"] == ["serve", "--host", "127.0.0.1", "--port", "3000"]
-    given = {name: value for name, value in seen["environment"].items() if name.startswith("OPENAI_")}
-    assert given == {"OPENAI_API_BASE_URL": given["OPENAI_API_BASE_URL"], "OPENAI_API_KEY": "none"}
-    for url in (given["OPENAI_API_BASE_URL"], f"http://127.0.0.1:{seen['port']}"):
-        with pytest.raises(httpx.ConnectError):
-            httpx.get(url, trust_env=False)
-    assert list(project.iterdir()) == []
-    assert (home / "key").exists()
 
 
 def test_a_server_that_does_not_start(environment: dict[str, str], tmp_path: Path) -> None:

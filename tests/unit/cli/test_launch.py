@@ -33,8 +33,8 @@ def test_a_program_gets_address_key_and_context(name: str, tmp_path: Path) -> No
     text = given(name, tmp_path)
     assert TO.url in text
     assert TO.key in text
-    assert (str(TO.n_ctx) in text) == (name != "open-webui")  # which has no setting for it
-    assert (TO.model in text) == (name != "open-webui")  # its users choose among the models of the server
+    assert str(TO.n_ctx) in text
+    assert TO.model in text
 
 
 def test_a_key_is_in_no_command_line(tmp_path: Path) -> None:
@@ -95,17 +95,6 @@ def test_a_running_server_serves_its_own_model(running: Running, capsys: pytest.
         assert f"runs already; without effect: {idle}\n" in capsys.readouterr().err
     assert run_launch(["codex", "--dry-run", "--port", "8080"], {}) == 0
     assert "without effect" not in capsys.readouterr().err
-
-
-def test_a_dry_run_names_the_directory_of_a_program_that_starts_at_home(
-    running: Running, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    running(FoundServer("http://127.0.0.1:8080", "qwen", "/m.gguf", 54321))
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert run_launch(["open-webui", "--dry-run"], {"OPENAI_API_BASE_URLS": "https://example.org/v1"}) == 0
-    out = capsys.readouterr().out
-    assert "unset OPENAI_API_BASE_URLS\n" in out
-    assert out.endswith(f"\ncd {tmp_path}\nopen-webui serve --host 127.0.0.1 --port 3000\n")
 
 
 def test_without_a_server_a_dry_run_says_which_one_would_start(
