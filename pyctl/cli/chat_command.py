@@ -6,7 +6,6 @@ import logging
 import os
 import sys
 import termios
-import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import TextIO, cast
@@ -14,8 +13,6 @@ from typing import TextIO, cast
 from pyctl.cli.arguments import CommandSettings
 from pyctl.cli.logs import start_log
 from pyctl.cli.signals import ending_by_signal
-from pyctl.engine.worker import Worker
-from pyctl.errors import EngineError
 from pyctl.terminal.conversation import ChatBackend
 from pyctl.terminal.interactive import run_chat
 from pyctl.terminal.tool_calls import OwnTools, ToolSource
@@ -55,39 +52,18 @@ def chat_backend(settings: CommandSettings) -> Iterator[ChatBackend]:
     # Only now: a running server needs no engine here.
     from pyctl.cli.assemble import assemble, found
     from pyctl.cli.defaults import tell_directory, with_directory
-    from pyctl.llama import connect_workers
     from pyctl.llama.extension import losses
     from pyctl.terminal.local import LocalBackend
 
     for line in losses():
         log.warning("%s", line)
-    connect_workers(settings.model.workers)
     settings = found(with_directory(settings))
     tell_directory(settings.disk)
     service = assemble(settings)
-    if settings.model.workers:
-        threading.Thread(target=_end_with, args=(service.worker,), name="pyctl-watch", daemon=True).start()
     try:
         yield LocalBackend(service)
     finally:
         service.worker.close()
-
-
-def _end_with(worker: Worker) -> None:
-    """End the process when ``worker`` loses a device: the call that waits for it never returns."""
-    from pyctl.server.run import leave
-
-    try:
-        worker.watch()
-    except EngineError as error:
-        if _is_foreground(sys.stdin):  # a prompt has changed the terminal
-            modes = termios.tcgetattr(sys.stdin)
-            modes[0] |= termios.ICRNL
-            modes[1] |= termios.OPOST
-            modes[3] |= termios.ECHO | termios.ICANON | termios.ISIG | termios.IEXTEN
-            termios.tcsetattr(sys.stdin, termios.TCSANOW, modes)
-        print(f"\npyctl: error: {error}", file=sys.stderr)
-        leave(1)
 
 
 @contextmanager
