@@ -24,7 +24,6 @@ from pyctl.cli.other_forms import (
     NO_OP,
     OF_TOOLS,
     REJECTED,
-    REMOVED,
     TOOLS_INSTEAD,
     BoundBySchema,
     LaunchSettings,
@@ -276,6 +275,8 @@ def parse_chat(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
         warnings += [f"{name} has no effect with --url" for dest, name in given.typed.items() if dest in idle]
     if given.values.get("prompt") == "":
         raise ConfigError("--prompt is empty")
+    if given.values.get("workers") and not given.values.get("list_devices"):
+        raise ConfigError("--rpc is for pyctl serve; pyctl chat --url talks to that")
     # Information belongs to the log of a server; a conversation shows it on demand only.
     return _settings(replace(given, values={"verbosity": 2, **given.values}), environ, 1, warnings)
 
@@ -289,9 +290,7 @@ def _read(
 ) -> Given:
     server_only = {name: int(flag.convert is not None) for flag in FLAGS[SERVER] for name in flag.spellings()}
     flags = [flag for group in sections.values() for flag in group]
-    given = read_flags(
-        argv, environ, flags, {**NO_OP, **IGNORED, **REJECTED, **dict.fromkeys(REMOVED, 1), **server_only}
-    )
+    given = read_flags(argv, environ, flags, {**NO_OP, **IGNORED, **REJECTED, **server_only})
     if "help" in given.values:
         print(help_text(command, f"pyctl {command} {usage}", sections, given.values["help"]), end="")
         raise SystemExit(0)
@@ -303,8 +302,6 @@ def _read(
     if refused:
         why = TOOLS_INSTEAD if refused[0] in OF_TOOLS else "pyctl has no equivalent of this flag of llama-server"
         raise ConfigError(f"{refused[0]} is not supported: {why}")
-    if removed := [name for name in given.unused if name in REMOVED]:
-        raise ConfigError(f"{removed[0]}: the argument has been removed. use {REMOVED[removed[0]]}")
     known = {flag.env for flag in (*flags, *FLAGS[SERVER])}
     variables = (
         variable

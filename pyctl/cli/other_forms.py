@@ -18,7 +18,6 @@ __all__ = [
     "NO_OP",
     "OF_TOOLS",
     "REJECTED",
-    "REMOVED",
     "TOOLS_INSTEAD",
     "BoundBySchema",
     "LaunchSettings",
@@ -220,10 +219,12 @@ REJECTED: Mapping[str, int] = _names(
 """,
     """
 -dr --docker-repo --tools --tools-runtime
+--draft --draft-n --draft-max --draft-min --draft-n-min --spec-ngram-size-n --spec-ngram-size-m --spec-ngram-min-hits
 """,
 )
 
-"""Flags that ask for an answer or for tools that pyctl does not have, or for a model from where it cannot fetch."""
+"""Flags that ask for an answer or for tools that pyctl does not have, or for a model from where it cannot fetch; and
+those that llama-server refuses, too."""
 
 OF_TOOLS = ("--tools", "--tools-runtime", "-ag", "--agent", "LLAMA_ARG_TOOLS", "LLAMA_ARG_AGENT")
 """Names by which llama-server turns on built-in tools, variables included."""
@@ -232,13 +233,3 @@ TOOLS_INSTEAD = (
     "pyctl has no built-in tools; name MCP servers with --mcp-servers-config, such as"
     " @modelcontextprotocol/server-filesystem for files and mcp-shell-server for commands"
 )
-
-REMOVED: Mapping[str, str] = {
-    **dict.fromkeys(("--draft", "--draft-n", "--draft-max"), "--spec-draft-n-max or --spec-ngram-mod-n-max"),
-    **dict.fromkeys(("--draft-min", "--draft-n-min"), "--spec-draft-n-min"),
-    "--spec-ngram-size-n": "the respective --spec-ngram-*-size-n",
-    "--spec-ngram-size-m": "the respective --spec-ngram-*-size-m",
-    "--spec-ngram-min-hits": "the respective --spec-ngram-*-min-hits",
-}
-
-"""Flags that llama-server has removed, with their replacements."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pyctl.cli.arguments import FLAGS, OWNERS, CommandSettings, parse_serve
 from pyctl.cli.logs import LogSettings
-from pyctl.cli.other_forms import IGNORED, NO_OP, REJECTED, REMOVED, Questions
+from pyctl.cli.other_forms import IGNORED, NO_OP, REJECTED, Questions
 from pyctl.convert import FALSE_WORDS, INT32_MAX, TRUE_WORDS, number
 from pyctl.errors import ConfigError
 from pyctl.limit import limit
@@ -297,7 +297,7 @@ def _flag(key: str) -> tuple[str, Flag | int]:
 def _by_key() -> dict[str, tuple[str, Flag | int]]:
     """`_flag` of every key of a preset."""
     found: dict[str, tuple[str, Flag | int]] = {}
-    for names in (NO_OP, IGNORED, REJECTED, dict.fromkeys(REMOVED, 1)):
+    for names in (NO_OP, IGNORED, REJECTED):
         found |= {name.lstrip("-"): (name, n) for name, n in names.items()}
     for flag in (flag for flags in FLAGS.values() for flag in flags):
         for name in flag.spellings():

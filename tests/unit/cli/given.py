@@ -8,11 +8,11 @@ import pytest
 
 from pyctl.chat import keep_reasoning
 from pyctl.cli.arguments import FLAGS, CommandSettings, parse_chat, parse_serve
-from pyctl.cli.other_forms import IGNORED, NO_OP, REJECTED, REMOVED
+from pyctl.cli.other_forms import IGNORED, NO_OP, REJECTED
 from pyctl.errors import ConfigError
 from pyctl.setting import CHAT, GENERAL
 
-WITHOUT_USE = {**NO_OP, **IGNORED, **REJECTED, **dict.fromkeys(REMOVED, 1)}
+WITHOUT_USE = {**NO_OP, **IGNORED, **REJECTED}
 
 
 SERVE_FLAGS = tuple(flag for section, flags in FLAGS.items() if section not in (GENERAL, CHAT) for flag in flags)

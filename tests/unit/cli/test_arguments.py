@@ -11,7 +11,7 @@ from pyctl.chat import FormatSettings, keep_reasoning
 from pyctl.chat.template import Template
 from pyctl.cli.arguments import FLAGS, OWNERS, parse_chat, parse_serve
 from pyctl.cli.logs import LogSettings
-from pyctl.cli.other_forms import IGNORED, NO_OP, REJECTED, REMOVED
+from pyctl.cli.other_forms import IGNORED, NO_OP, REJECTED
 from pyctl.engine.draft.draft_settings import AUTOMATIC, DraftSettings
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.model_settings import ModelSettings
@@ -85,7 +85,7 @@ def test_every_name_has_one_meaning() -> None:
     spellings = [name for flag in (*SERVE_FLAGS, *FLAGS[GENERAL]) for name in flag.spellings()]
     assert len(spellings) == len(set(spellings))
     assert not set(spellings) & WITHOUT_USE.keys()
-    assert sum(map(len, (NO_OP, IGNORED, REJECTED, REMOVED))) == len(WITHOUT_USE)
+    assert sum(map(len, (NO_OP, IGNORED, REJECTED))) == len(WITHOUT_USE)
 
 
 @pytest.mark.parametrize("text", ["top_k;top_p;temperature", "top-k;nucleus;temp", "TopK; topp ;temperature;"])

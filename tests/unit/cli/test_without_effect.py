@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pyctl.cli.arguments import FLAGS, parse_serve
-from pyctl.cli.other_forms import NO_OP, REJECTED, REMOVED
+from pyctl.cli.other_forms import NO_OP, REJECTED
 from pyctl.setting import GENERAL
 from tests.unit.cli.given import SERVE_FLAGS, WITHOUT_USE, refused, serve
 
@@ -108,7 +108,7 @@ def test_a_copied_environment_starts() -> None:
     assert settings.warnings == ("without effect here: LLAMA_ARG_CONT_BATCHING, LLAMA_ARG_NO_SLOTS",)
 
 
-@pytest.mark.parametrize("name", sorted(WITHOUT_USE.keys() - REJECTED.keys() - REMOVED.keys()))
+@pytest.mark.parametrize("name", sorted(WITHOUT_USE.keys() - REJECTED.keys()))
 def test_every_ignored_flag_takes_as_many_values_as_in_llama_server(name: str) -> None:
     values = ["1"] * WITHOUT_USE[name]
     settings = serve(name, *values, "-c", "7")
@@ -117,8 +117,3 @@ def test_every_ignored_flag_takes_as_many_values_as_in_llama_server(name: str) -
     assert all(name in warning for warning in settings.warnings)
     if values:
         assert refused(name, *values[1:]) == f"{name} needs a value"
-
-
-@pytest.mark.parametrize("name", REMOVED)
-def test_what_llama_server_has_removed_is_refused_with_its_words(name: str) -> None:
-    assert refused(name, "3") == f"{name}: the argument has been removed. use {REMOVED[name]}"
