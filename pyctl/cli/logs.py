@@ -99,37 +99,29 @@ class LineFormatter(logging.Formatter):
     """
 
     def __init__(self, *, with_time: bool, is_coloured: bool = False) -> None:
-        super().__init__("%(asctime)s %(mark)s%(message)s" if with_time else "%(mark)s%(message)s", "%H:%M:%S")
-        self._is_coloured = is_coloured
+        super().__init__()
+        self._with_time, self._is_coloured = with_time, is_coloured
 
     def format(self, record: logging.LogRecord) -> str:
         shown = logging.makeLogRecord(record.__dict__)
-        shown.mark = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
         if isinstance(record.args, tuple):
             shown.args = tuple(map(_shown, record.args))
         elif record.args:
             shown.args = {name: _shown(value) for name, value in record.args.items()}
         first, *more = clean(super().format(shown)).splitlines() or [""]
         text = "\n".join([first, *(f"  {line}" for line in more)])
-        return self._coloured(text, shown) if self._is_coloured else text
+        if strong := getattr(record, "strong", ""):
+            text = text.replace(strong, self._painted(_GREEN, strong), 1)
+        mark = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
+        time = f"{self.formatTime(record, '%H:%M:%S')} " if self._with_time else ""
+        colour = _RED if record.levelno >= logging.ERROR else _YELLOW
+        return self._painted(_DIM, time) + self._painted(colour, mark) + text
 
-    def _coloured(self, text: str, record: logging.LogRecord) -> str:
-        time = record.asctime if self.usesTime() else ""
-        rest = text.removeprefix(time)
-        strong, mark = getattr(record, "strong", ""), getattr(record, "mark", "")
-        if mark:
-            rest = rest.replace(mark, _painted(_RED if record.levelno >= logging.ERROR else _YELLOW, mark), 1)
-        elif strong:
-            rest = rest.replace(strong, _painted(_GREEN, strong), 1)
-        return (_painted(_DIM, time) if time else "") + rest
+    def _painted(self, colour: int, text: str) -> str:
+        return f"\x1b[{colour}m{text}\x1b[0m" if text and self._is_coloured else text
 
 
 _RED, _GREEN, _YELLOW, _DIM = 31, 32, 33, 2
-
-
-def _painted(colour: int, text: str) -> str:
-    """``text`` in an ANSI colour."""
-    return f"\x1b[{colour}m{text}\x1b[0m"
 
 
 class _Escaped:
