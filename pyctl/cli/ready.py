@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -77,35 +77,23 @@ def ready_text(
     seconds: float, addresses: Addresses, *, has_page: bool, info: EngineInfo | str, devices: Sequence[str], cache: str
 ) -> str:
     """Return the block; its first line is "ready in ...". ``info`` is a text where there are several models."""
+    local, network = addresses.local, addresses.network
+    models = f"models     {info}"
+    if not isinstance(info, str):
+        requests = "1 request" if info.n_seqs == 1 else f"{info.n_seqs} requests"
+        models = f"model      {info.model_alias}, {info.n_ctx:,} tokens of context, {requests} at a time"
     return "\n".join(
         [
             f"ready in {seconds:.1f} s",
-            *(f"{name:<10} {text}" for name, text in _fields(addresses, has_page, info, devices, cache)),
+            *([f"page       {local}/"] if local and has_page else ()),
+            *([f"OpenAI     {local}/v1", f"Anthropic  {local}", f"Ollama     {local}"] if local else ()),
+            *([f"network    {network}/"] if network not in ("", local) else ()),
+            *(f"socket     {each}" for each in addresses.sockets),
+            models,
+            f"device     {', '.join(devices) or 'CPU'}",
+            f"cache      {cache}",
         ]
     )
-
-
-def _fields(
-    addresses: Addresses, has_page: bool, info: EngineInfo | str, devices: Iterable[str], cache: str
-) -> Iterator[tuple[str, str]]:
-    local = addresses.local
-    if local and has_page:
-        yield "page", f"{local}/"
-    if local:
-        yield "OpenAI", f"{local}/v1"
-        yield "Anthropic", local
-        yield "Ollama", local
-    if addresses.network and addresses.network != local:
-        yield "network", f"{addresses.network}/"
-    for each in addresses.sockets:
-        yield "socket", each
-    if isinstance(info, str):
-        yield "models", info
-    else:
-        requests = "1 request" if info.n_seqs == 1 else f"{info.n_seqs} requests"
-        yield "model", f"{info.model_alias}, {info.n_ctx:,} tokens of context, {requests} at a time"
-    yield "device", ", ".join(devices) or "CPU"
-    yield "cache", cache
 
 
 def cache_text(budget: int, directory: str, entries: Sequence[Entry]) -> str:
