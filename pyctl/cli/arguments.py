@@ -223,13 +223,15 @@ FLAGS: Mapping[Section, tuple[Flag, ...]] = {
 }
 """Every flag that does something, by its section of --help."""
 
+_OF_SERVE = {section: flags for section, flags in FLAGS.items() if section is not CHAT}
+
 
 def parse_serve(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> CommandSettings:
     """The settings of ``pyctl serve``; ``argv`` begins after the command.
 
     --help and --version print and raise SystemExit(0); anything that cannot be served raises ConfigError.
     """
-    return _settings(_read_serve("serve", "[-m FILE | -hf REPO] [flags]", argv, environ, {}), environ, SERVED_SEQS)
+    return _settings(_read("serve", "[-m FILE | -hf REPO] [flags]", argv, environ, _OF_SERVE), environ, SERVED_SEQS)
 
 
 def parse_launch(
@@ -238,26 +240,11 @@ def parse_launch(
     """The settings of ``pyctl launch``: those of the server that it may start, and its own; likewise."""
     own = tuple(flag for _, flag in flags_of(LaunchSettings))
     usage = f"{program} [--url URL | flags of a server] [-- arguments of {program}]"
-    given = _read_serve("launch", usage, argv, environ, {LAUNCH: own})
+    given = _read("launch", usage, argv, environ, {LAUNCH: own, **_OF_SERVE})
     # The address and the key of a running server.
     known = {flag.dest for flag in own} | {"hosts", "api_keys", "key_file", "api_prefix", "path"}
     others = tuple(name for dest, name in given.typed.items() if dest not in known)
     return _settings(given, environ, SERVED_SEQS), fill(LaunchSettings, given.values, server_flags=others)
-
-
-def _read_serve(
-    command: str,
-    usage: str,
-    argv: Sequence[str],
-    environ: Mapping[str, str],
-    more: Mapping[Section, tuple[Flag, ...]],
-) -> Given:
-    given = _read(
-        command, usage, argv, environ, {**more, **{at: flags for at, flags in FLAGS.items() if at is not CHAT}}
-    )
-    if environ.get("LLAMA_API_KEY") == "" and not {"api_keys", "key_file"} & given.values.keys():
-        raise ConfigError("LLAMA_API_KEY is set but empty: unset it to serve without a key")
-    return given
 
 
 def parse_chat(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> CommandSettings:
@@ -297,6 +284,8 @@ def _read(
     if "version" in given.values:
         print_version()
         raise SystemExit(0)
+    if SERVER in sections and environ.get("LLAMA_API_KEY") == "" and not {"api_keys", "key_file"} & given.values.keys():
+        raise ConfigError("LLAMA_API_KEY is set but empty: unset it to serve without a key")
     refused = [name for name in given.unused if name in REJECTED]
     refused += [name for name in OF_TOOLS if (environ.get(name) or "off").lower() not in FALSE_WORDS]
     if refused:

@@ -90,15 +90,12 @@ def run_bench(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = CommandParser(
-        prog="pyctl bench",
-        usage="pyctl bench [-m FILE | -hf REPO] [--quick] [--llama-server PATH] [flags of pyctl serve]",
-        description="Measure first tokens, replies, exactness and memory on this machine. Flags of pyctl serve count, "
+    parser = CommandParser.beside_serve(
+        "pyctl bench",
+        "pyctl bench [-m FILE | -hf REPO] [--quick] [--llama-server PATH] [flags of pyctl serve]",
+        "Measure first tokens, replies, exactness and memory on this machine. Flags of pyctl serve count, "
         "but for addresses, keys, the log and the cache directory: the cache lies in a temporary directory.",
-        add_help=False,
-        allow_abbrev=False,
     )
-    parser.add_argument("--help", action="help", help="print this text")
     parser.add_argument("--quick", action="store_true", help="about a minute on a GPU, without --exact")
     parser.add_argument("--llama-server", metavar="PATH", help="send the same requests to this server, too")
     parser.add_argument("--depths", type=int, nargs="+", metavar="N", help="prompt tokens (default: 2048 8192 32768)")

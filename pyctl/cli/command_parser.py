@@ -13,5 +13,12 @@ __all__ = ["CommandParser"]
 class CommandParser(argparse.ArgumentParser):
     """An ArgumentParser that raises ConfigError for what it cannot read."""
 
+    @classmethod
+    def beside_serve(cls, prog: str, usage: str, description: str) -> CommandParser:
+        """A parser whose command takes flags of pyctl serve, too: of its own it has --help."""
+        parser = cls(prog=prog, usage=usage, description=description, add_help=False, allow_abbrev=False)
+        parser.add_argument("--help", action="help", help="print this text")
+        return parser
+
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}; see {self.prog} --help")

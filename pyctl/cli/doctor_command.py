@@ -69,15 +69,12 @@ def log_findings(settings: CommandSettings, root: Path = Path("/")) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = CommandParser(
-        prog="pyctl doctor",
-        usage="pyctl doctor [-m FILE] [--json | --cache] [flags of pyctl serve]",
-        description="Say what is wrong or slow on this machine, and what mends it. With -m and flags of pyctl serve, "
+    parser = CommandParser.beside_serve(
+        "pyctl doctor",
+        "pyctl doctor [-m FILE] [--json | --cache] [flags of pyctl serve]",
+        "Say what is wrong or slow on this machine, and what mends it. With -m and flags of pyctl serve, "
         "the model's file and the memory that it takes are checked, too.",
-        add_help=False,
-        allow_abbrev=False,
     )
-    parser.add_argument("--help", action="help", help="print this text")
     parser.add_argument("--json", action="store_true", help="print every finding as JSON")
     parser.add_argument("--cache", action="store_true", help="check the cache of the server at --host and --port")
     return parser
