@@ -18,15 +18,12 @@ from urllib.parse import urlsplit
 
 from pyctl.cli.arguments import CommandSettings, parse_launch
 from pyctl.cli.other_forms import LaunchSettings
-from pyctl.cli.programs import PROGRAMS, ClientProgram, Endpoint
+from pyctl.cli.programs import NO_KEY, PROGRAMS, ClientProgram, Endpoint
 from pyctl.cli.signals import handled
 from pyctl.errors import ConfigError
 from pyctl.text import one_line
 
 __all__ = ["run_launch"]
-
-NO_KEY = "none"
-"""The key for a server without keys: most programs refuse to start without one."""
 
 
 @dataclass(frozen=True)
@@ -99,9 +96,7 @@ def _endpoint(settings: CommandSettings, own: LaunchSettings, flags: Sequence[st
         if not settings.model.n_ctx:
             print("# the size of the context, 0 below, is known when the server is ready")
         return Endpoint(url, key or NO_KEY, model, settings.model.n_ctx)
-    else:
-        found = stack.enter_context(started_server(settings, own, flags, key))
-    return Endpoint(found.url, key or NO_KEY, found.model, found.n_ctx)
+    return found or stack.enter_context(started_server(settings, own, flags, key))
 
 
 def _check_model(path: str, settings: CommandSettings, url: str) -> None:

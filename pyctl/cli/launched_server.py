@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from rich.text import Text
 from pyctl.atomic_file import make_private, open_private
 from pyctl.cli.arguments import CommandSettings
 from pyctl.cli.other_forms import LaunchSettings
+from pyctl.cli.programs import NO_KEY, Endpoint
 from pyctl.cli.service_command import pyctl_command
 from pyctl.cli.signals import ending_by_signal, handled
 from pyctl.errors import ConfigError
@@ -29,7 +29,7 @@ from pyctl.server.listen import bind
 from pyctl.text import one_line
 from pyctl.user_directory import user_directory
 
-__all__ = ["FoundServer", "address_of", "find_server", "started_server"]
+__all__ = ["address_of", "find_server", "started_server"]
 
 STOP_SECONDS = 70.0
 """A server ends within a minute of SIGTERM, all cache writes included."""
@@ -37,16 +37,6 @@ STOP_SECONDS = 70.0
 ANSWER_SECONDS = 10.0
 POLL_SECONDS = 0.1
 LAST_LINES = 5
-
-
-@dataclass(frozen=True)
-class FoundServer:
-    """A server that is ready: its address without /v1, its model, and the tokens that one request may have."""
-
-    url: str
-    model: str
-    model_path: str
-    n_ctx: int
 
 
 def address_of(settings: CommandSettings, port: int | None = None) -> str:
@@ -60,8 +50,8 @@ def address_of(settings: CommandSettings, port: int | None = None) -> str:
     return f"http://{shown}:{listen.port if port is None else port}{settings.server.api_prefix}"
 
 
-def find_server(url: str, key: str) -> FoundServer | None:
-    """The pyctl or llama-server at ``url``, after it has loaded its model; None if neither answers.
+def find_server(url: str, key: str) -> Endpoint | None:
+    """The pyctl or llama-server at ``url``, without /v1, after it has loaded its model; None if neither answers.
 
     Raises ConfigError if it refuses ``key``.
     """
@@ -81,13 +71,13 @@ def find_server(url: str, key: str) -> FoundServer | None:
             model = str(client.get(f"{url}/v1/models").json()["data"][0]["id"])
         except (httpx.HTTPError, ValueError, LookupError, TypeError):
             return None
-    return FoundServer(url, model, str(props.get("model_path") or ""), n_ctx)
+    return Endpoint(url, key or NO_KEY, model, n_ctx, str(props.get("model_path") or ""))
 
 
 @contextmanager
 def started_server(
     settings: CommandSettings, own: LaunchSettings, flags: Sequence[str], key: str
-) -> Iterator[FoundServer]:
+) -> Iterator[Endpoint]:
     """`pyctl serve` with ``flags`` for the time of the block. Raises ConfigError if it does not start."""
     port = _port_for(settings, is_typed="--port" in own.server_flags)
     log = _log_path(port)

@@ -7,19 +7,26 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["PROGRAMS", "ClientProgram", "Endpoint"]
+__all__ = ["NO_KEY", "PROGRAMS", "ClientProgram", "Endpoint"]
 
 MOST_REPLY_TOKENS = 32_000
+
+NO_KEY = "none"
+"""The key for a server without keys: most programs refuse to start without one."""
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A server as programs see it: ``url`` without /v1, and ``n_ctx`` tokens for the prompt and reply of a request."""
+    """A server as programs see it: ``url`` without /v1, and ``n_ctx`` tokens for the prompt and reply of a request.
+
+    ``model_path`` is the file of its model, if it tells.
+    """
 
     url: str
     key: str
     model: str
     n_ctx: int
+    model_path: str = ""
 
     @property
     def v1(self) -> str:

@@ -12,7 +12,7 @@ import pytest
 from pyctl.cli import launched_server
 from pyctl.cli.arguments import parse_launch
 from pyctl.cli.launch_command import invocation_of, run_launch
-from pyctl.cli.launched_server import FoundServer, address_of
+from pyctl.cli.launched_server import address_of
 from pyctl.cli.programs import PROGRAMS, Endpoint
 from pyctl.errors import ConfigError
 
@@ -66,7 +66,7 @@ def test_claude_code_gets_its_limit_where_its_own_settings_cannot_change_it(tmp_
     assert made.environment["NO_PROXY"] == "example.org,127.0.0.1"
 
 
-Running = Callable[[FoundServer | None], None]
+Running = Callable[[Endpoint | None], None]
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def running(monkeypatch: pytest.MonkeyPatch) -> Running:
 
 
 def test_a_dry_run_prints_lines_for_a_shell(running: Running, capsys: pytest.CaptureFixture[str]) -> None:
-    running(FoundServer("http://127.0.0.1:8099", "qwen", "/m.gguf", 54321))
+    running(Endpoint("http://127.0.0.1:8099", "none", "qwen", 54321, "/m.gguf"))
     assert run_launch(["qwen", "--dry-run", "--", "-p", "two words"], {}) == 0
     out = capsys.readouterr().out
     assert "export OPENAI_BASE_URL=http://127.0.0.1:8099/v1\n" in out
@@ -86,7 +86,7 @@ def test_a_dry_run_prints_lines_for_a_shell(running: Running, capsys: pytest.Cap
 
 
 def test_a_running_server_serves_its_own_model(running: Running, capsys: pytest.CaptureFixture[str]) -> None:
-    found = FoundServer("http://127.0.0.1:8080", "qwen", "/models/a.gguf", 4096)
+    found = Endpoint("http://127.0.0.1:8080", "none", "qwen", 4096, "/models/a.gguf")
     running(found)
     with pytest.raises(ConfigError, match=r"http://127.0.0.1:8080 serves /models/a.gguf; leave -m out"):
         run_launch(["codex", "--dry-run", "-m", "/models/b.gguf"], {})
