@@ -312,7 +312,7 @@ def _settings(given: Given, environ: Mapping[str, str], n_seqs: int, warnings: S
         raise ConfigError(str(error)) from error
     debug, cors = bool(environ.get("LLAMA_SERVER_SLOTS_DEBUG")), fill(Cors, values)
     is_verbose = values.get("verbosity", LogSettings.verbosity) >= VERBOSE
-    made = {
+    made: dict[str, Any] = {
         "server": fill(ServerSettings, values, cors=cors, slots_debug=debug, is_verbose=is_verbose),
         "replies": fill(ReplySettings, values, sampling=sampling),
     }
@@ -339,14 +339,10 @@ def _request_fields(values: Mapping[str, Any], sampling: Sampling) -> dict[str, 
     return made
 
 
-def _unused(names: Sequence[str]) -> tuple[str, ...]:
-    """The one line about flags and variables without effect; none if there are none."""
-    return (f"without effect here: {', '.join(names)}",) if names else ()
-
-
 def _resolve(given: Given, environ: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Settle what several flags say about one value."""
-    values, warnings = dict(given.values), list(_unused(given.unused))
+    values = dict(given.values)
+    warnings = [f"without effect here: {', '.join(given.unused)}"] if given.unused else []
 
     if _chosen(given, "load_mode", ("mmap", "mlock")):
         mapped = values.get("mmap", True)

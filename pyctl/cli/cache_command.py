@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,11 +83,12 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     prune = command("prune", _prune, "remove what is worth least until the directory has a size")
     prune.add_argument("--kv-cache-budget", type=int, metavar="MiB", required=True, help="the size in MiB")
     for name, function, text in (
-        ("pin", _pin, "keep snapshots from eviction"),
-        ("unpin", _unpin, "let snapshots be evicted again"),
-        ("rm", _remove, "remove snapshots, pinned or not"),
+        ("pin", lambda directory, name: directory.pin(name, True), "keep snapshots from eviction"),
+        ("unpin", lambda directory, name: directory.pin(name, False), "let snapshots be evicted again"),
+        ("rm", lambda directory, name: directory.remove(name), "remove snapshots, pinned or not"),
     ):
-        command(name, function, text).add_argument("id", nargs="+", help="as ls shows it, or the beginning of one")
+        added = command(name, partial(_each, function), text)
+        added.add_argument("id", nargs="+", help="as ls shows it, or the beginning of one")
     return parser
 
 
@@ -134,15 +136,14 @@ def _print_lines(lines: list[tuple[str, ...]]) -> None:
     widths = [max(map(len, column)) for column in zip(HEAD, *lines, strict=True)]
     room = shutil.get_terminal_size().columns - sum(widths[:-1]) - 2 * (len(HEAD) - 1)
     for line in (HEAD, *lines):
-        cells = [_cell(*each) for each in zip(HEAD[:-1], line, widths, strict=False)]
+        cells = [
+            cell.ljust(width) if head in ("id", "marks") else cell.rjust(width)
+            for head, cell, width in zip(HEAD[:-1], line, widths, strict=False)
+        ]
         text = line[-1]
         if sys.stdout.isatty() and len(text) > max(room, LEAST_TEXT):
             text = text[: max(room, LEAST_TEXT) - 1] + "…"
         print("  ".join([*cells, text]).rstrip())
-
-
-def _cell(head: str, text: str, width: int) -> str:
-    return text.ljust(width) if head in ("id", "marks") else text.rjust(width)
 
 
 def _count(n: int, noun: str) -> str:
@@ -172,19 +173,9 @@ def _prune(directory: CacheDirectory, arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _pin(directory: CacheDirectory, arguments: argparse.Namespace) -> int:
-    return _each(directory, arguments, lambda name: directory.pin(name, True))
-
-
-def _unpin(directory: CacheDirectory, arguments: argparse.Namespace) -> int:
-    return _each(directory, arguments, lambda name: directory.pin(name, False))
-
-
-def _remove(directory: CacheDirectory, arguments: argparse.Namespace) -> int:
-    return _each(directory, arguments, directory.remove)
-
-
-def _each(directory: CacheDirectory, arguments: argparse.Namespace, function: Callable[[str], bool]) -> int:
+def _each(
+    function: Callable[[CacheDirectory, str], bool], directory: CacheDirectory, arguments: argparse.Namespace
+) -> int:
     """Apply ``function`` to each snapshot that the ids name; nothing is done if one id names none, or several."""
     known = {name for entry in directory.entries() for name in (entry.name, f"{entry.fingerprint}/{entry.name}")}
     found = {text: [text] if text in known else _meant(text, known) for text in arguments.id}
@@ -195,7 +186,7 @@ def _each(directory: CacheDirectory, arguments: argparse.Namespace, function: Ca
             print(f"{one_line(text)} may be any of {', '.join(names)}", file=sys.stderr)
     if any(len(names) != 1 for names in found.values()):
         return 1
-    missing = [names[0] for names in found.values() if not function(names[0])]
+    missing = [names[0] for names in found.values() if not function(directory, names[0])]
     return 1 if missing else 0
 
 

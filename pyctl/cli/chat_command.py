@@ -8,7 +8,7 @@ import sys
 import termios
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from typing import TextIO, cast
+from typing import cast
 
 from pyctl.cli.arguments import CommandSettings
 from pyctl.cli.logs import start_log
@@ -69,7 +69,11 @@ def chat_backend(settings: CommandSettings) -> Iterator[ChatBackend]:
 @contextmanager
 def _without_echo() -> Iterator[None]:
     """Keep keys that are typed while the model loads or replies out of what is shown; the next prompt has them."""
-    if not _is_foreground(sys.stdin):
+    try:
+        is_ours = os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()  # not as a job in the background
+    except OSError:
+        is_ours = False
+    if not is_ours:
         yield
         return
     before = termios.tcgetattr(sys.stdin)
@@ -80,11 +84,3 @@ def _without_echo() -> Iterator[None]:
         yield
     finally:
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
-
-
-def _is_foreground(file: TextIO) -> bool:
-    """Whether ``file`` is the terminal of this process, which may change it: not as a job in the background."""
-    try:
-        return os.tcgetpgrp(file.fileno()) == os.getpgrp()
-    except OSError:
-        return False

@@ -51,7 +51,7 @@ def help_text(command: str, usage: str, sections: Mapping[Section, Iterable[Flag
         shown = chosen or {
             section: found
             for section, flags in shown.items()
-            if (found := [each for each in flags if _is(each, topic)])
+            if (found := [each for each in flags if any(topic.lstrip("-") in name for name in each.spellings())])
         }
     if not shown:
         raise ConfigError(f"--help: no section or flag {topic!r}; sections: {_titles(sections)}")
@@ -72,10 +72,6 @@ def _essentials(command: str, usage: str, sections: Mapping[Section, Iterable[Fl
 
 def _titles(sections: Iterable[Section]) -> str:
     return ", ".join(section.title for section in sections)
-
-
-def _is(flag: Flag, topic: str) -> bool:
-    return any(topic.lstrip("-") in name for name in flag.spellings())
 
 
 def _described(flag: Flag, *, with_default: bool) -> list[str]:
