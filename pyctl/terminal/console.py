@@ -18,11 +18,11 @@ from rich.console import Console
 from rich.text import Text
 
 from pyctl.atomic_file import make_private, open_private, write_atomic
-from pyctl.chat.reply import CallDelta
+from pyctl.chat.reply import CallDelta, ReplyDelta
 from pyctl.errors import RequestError
 from pyctl.limit import limit
-from pyctl.terminal.conversation import MOST_TEXT_BYTES, ChatDelta, ReplyStats
-from pyctl.terminal.rendering import GrowingText, LineBlocks, MarkdownBlocks, formatted, styled
+from pyctl.terminal.conversation import MOST_TEXT_BYTES, ReplyStats
+from pyctl.terminal.rendering import GrowingText
 from pyctl.text import clean
 
 __all__ = [
@@ -209,13 +209,13 @@ def _keys() -> KeyBindings:
     return keys
 
 
-CALL_STYLE = "yellow"
+STYLES = {"reasoning": "dim", "call": "yellow"}
 
 
 class View(Protocol):
     """A place for replies and remarks."""
 
-    def delta(self, delta: ChatDelta) -> None:
+    def delta(self, delta: ReplyDelta) -> None:
         """The next bit of the reply, at once."""
 
     def end(self, stats: ReplyStats | None) -> None:
@@ -273,7 +273,7 @@ class PlainView:
         self._open: TextIO | None = None
         self._last = ""
 
-    def delta(self, delta: ChatDelta) -> None:
+    def delta(self, delta: ReplyDelta) -> None:
         self._write(self._err, delta.reasoning)
         self._write(self._out, delta.content)
         for call in delta.calls:
@@ -321,8 +321,9 @@ class RichView:
         self._stats = stats
         self._kind = ""
         self._growing: GrowingText | None = None
+        self._is_within = False  # a row of text that is not rendered
 
-    def delta(self, delta: ChatDelta) -> None:
+    def delta(self, delta: ReplyDelta) -> None:
         self._show("reasoning", delta.reasoning)
         self._show("content", delta.content)
         for call in delta.calls:
@@ -357,18 +358,21 @@ class RichView:
             if self._kind:
                 self._console.line()
             self._kind = kind
-        if self._growing is None:
-            if kind == "content":
-                self._growing = GrowingText(self._console, MarkdownBlocks(), formatted)
-            else:
-                style = "dim" if kind == "reasoning" else CALL_STYLE
-                self._growing = GrowingText(self._console, LineBlocks(), styled(style))
-        self._growing.feed(clean(text))
+        if kind == "content":
+            self._growing = self._growing or GrowingText(self._console)
+            self._growing.feed(clean(text))
+        else:
+            self._console.out(clean(text), style=STYLES[kind], end="", highlight=False)
+            self._is_within = not text.endswith("\n")
 
     def _break(self) -> None:
+        """End the row that something was shown on."""
         if self._growing is not None:
             self._growing.finish()
             self._growing = None
+        elif self._is_within:
+            self._console.line()
+            self._is_within = False
 
     def _line(self, text: str, style: str) -> None:
         self._console.print(Text(clean(text), style=style))

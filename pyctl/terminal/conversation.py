@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
 
 from pyctl.atomic_file import replacing
-from pyctl.chat.reply import CallDelta
+from pyctl.chat.reply import CallDelta, ReplyDelta
 from pyctl.errors import RequestError
 from pyctl.image_file import ImageFile
 from pyctl.limit import limit
@@ -21,7 +21,6 @@ __all__ = [
     "MOST_TEXT_BYTES",
     "Call",
     "ChatBackend",
-    "ChatDelta",
     "Conversation",
     "Message",
     "ReplyStats",
@@ -318,21 +317,6 @@ class ReplyStats:
     n_accepted: int | None = None
 
 
-@dataclass(frozen=True)
-class ChatDelta:
-    """The next bit of a reply; the last one carries ``stats``."""
-
-    reasoning: str = ""
-    content: str = ""
-    calls: tuple[CallDelta, ...] = ()
-    stats: ReplyStats | None = None
-
-    @property
-    def says(self) -> bool:
-        """Whether there is anything to show."""
-        return bool(self.reasoning or self.content or self.calls)
-
-
 class ChatBackend(Protocol):
     """Anything that continues a conversation. Used from one thread. What cannot be done raises PyctlError."""
 
@@ -347,5 +331,6 @@ class ChatBackend(Protocol):
 
     def stream(
         self, messages: Sequence[Mapping[str, Any]], fields: Mapping[str, Any] | None = None
-    ) -> Generator[ChatDelta, None, None]:
-        """The reply to ``messages`` (OpenAI's form) with more ``fields`` of a request. Closing it stops the work."""
+    ) -> Generator[ReplyDelta | ReplyStats, None, None]:
+        """The reply to ``messages`` (OpenAI's form) with more ``fields`` of a request, and its figures in the end.
+        Closing it stops the work."""

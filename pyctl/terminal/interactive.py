@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
@@ -16,8 +18,10 @@ from typing import Any, TextIO
 from rich.console import Console
 
 from pyctl.atomic_file import make_private
-from pyctl.chat.reply import CallDelta
+from pyctl.chat.reply import CallDelta, ReplyDelta
+from pyctl.engine.sampling import Sampling
 from pyctl.errors import PyctlError, RequestError
+from pyctl.server.body import ChatBody
 from pyctl.terminal import TerminalSettings
 from pyctl.terminal import conversation as transcript
 from pyctl.terminal.console import (
@@ -29,9 +33,8 @@ from pyctl.terminal.console import (
     View,
     unquoted,
 )
-from pyctl.terminal.conversation import Call, ChatBackend, ChatDelta, Conversation, ReplyStats
+from pyctl.terminal.conversation import Call, ChatBackend, Conversation, ReplyStats
 from pyctl.terminal.rendering import THEME
-from pyctl.terminal.sampling_fields import field_of, field_value, settable
 from pyctl.terminal.tool_calls import MOST_ROUNDS, STOPPED, ToolCalls, ToolSource
 from pyctl.text import reason_of
 from pyctl.user_directory import user_directory
@@ -43,6 +46,7 @@ LAST_CHAT = "last-chat.json"
 """The file of the last chat, in the state directory."""
 
 WITH_PATH = ("/file", "/image", "/load", "/save")
+SETTABLE = ("max_tokens", *(item.name for item in fields(Sampling) if not item.name.startswith("grammar")))
 ALIASES = {"/exit": "/quit", "/bye": "/quit"}
 
 
@@ -153,10 +157,12 @@ class Chat:
             try:
                 with contextlib.closing(self._backend.stream(asked.for_model(), fields)) as deltas:
                     while (delta := interrupts.next(deltas)) is not None:
+                        if isinstance(delta, ReplyStats):
+                            stats = delta
+                            continue
                         reasoning += delta.reasoning
                         content += delta.content
                         calls += delta.calls
-                        stats = delta.stats or stats
                         self._view.delta(delta)
             except KeyboardInterrupt:
                 if not self._interactive:
@@ -226,15 +232,20 @@ class Chat:
     def _set(self, argument: str) -> None:
         if not argument:
             lines = [f"{name} {value}" for name, value in self._fields.items()]
-            return self._view.info("\n".join(lines or [f"nothing is set; fields: {', '.join(settable())}"]))
+            return self._view.info("\n".join(lines or [f"nothing is set; fields: {', '.join(SETTABLE)}"]))
         name, text = (*argument.split(maxsplit=1), "")[:2]
-        name = field_of(name)
+        if name not in SETTABLE:
+            raise RequestError(f"{name!r} is none of {', '.join(SETTABLE)}")
         if text == "-":
             self._fields.pop(name, None)
         elif text:
-            self._fields[name] = field_value(name, text)
-        set_to = self._fields.get(name, "not set")
-        self._view.info(f"{name} {set_to}" + ("" if text else f"  ({settable()[name]})"))
+            try:
+                value = json.loads(text)
+            except ValueError:
+                value = text
+            ChatBody.of({name: value})  # as a server checks it
+            self._fields[name] = value
+        self._view.info(f"{name} {self._fields.get(name, 'not set')}")
 
     def _model(self, argument: str) -> None:
         current, models = self._backend.name(), self._backend.models()
@@ -315,7 +326,7 @@ class _Interrupts:
         if self._before is not None:
             signal.signal(signal.SIGINT, self._before)
 
-    def next(self, deltas: Iterator[ChatDelta]) -> ChatDelta | None:
+    def next(self, deltas: Iterator[ReplyDelta | ReplyStats]) -> ReplyDelta | ReplyStats | None:
         """The next piece, None after the last. Raises KeyboardInterrupt, once."""
         self._waiting = True
         try:

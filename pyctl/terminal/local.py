@@ -11,7 +11,7 @@ from pyctl.errors import EngineError, PyctlError
 from pyctl.server.body import ChatBody
 from pyctl.server.prepare import prepare
 from pyctl.server.service import Service
-from pyctl.terminal.conversation import ChatDelta, ReplyStats
+from pyctl.terminal.conversation import ReplyStats
 
 __all__ = ["LocalBackend"]
 
@@ -35,19 +35,20 @@ class LocalBackend:
 
     def stream(
         self, messages: Sequence[Mapping[str, Any]], fields: Mapping[str, Any] | None = None
-    ) -> Generator[ChatDelta, None, None]:
+    ) -> Generator[ReplyDelta | ReplyStats, None, None]:
         """The model's reply; closing the generator, or Ctrl-C within, stops the work at the next batch end or token."""
         (prepared,) = prepare(self._service, ChatBody.of({"messages": list(messages), **(fields or {})}))
         splitter = prepared.splitter
         handle = self._service.worker.submit(prepared.request)
         try:
             if splitter.opening:
-                yield _delta(splitter.feed(splitter.opening))
+                yield splitter.feed(splitter.opening)
             for event in handle:
                 if isinstance(event, Piece):
-                    yield _delta(splitter.feed(event.text, event.tokens))
+                    yield splitter.feed(event.text, event.tokens)
                 elif isinstance(event, Done):
-                    yield _delta(splitter.finish(), _stats(event))
+                    yield splitter.finish()
+                    yield _stats(event)
                 elif isinstance(event, Failed):
                     if isinstance(event.error, PyctlError):
                         raise event.error
@@ -56,20 +57,13 @@ class LocalBackend:
             handle.cancel()
 
 
-def _delta(said: ReplyDelta, stats: ReplyStats | None = None) -> ChatDelta:
-    return ChatDelta(said.reasoning, said.content, said.calls, stats)
-
-
 def _stats(done: Done) -> ReplyStats:
-    timings = done.timings
+    timings, drafts, ms = done.timings, done.timings.drafts, done.timings.predicted_ms
     return ReplyStats(
-        n_cached=timings.n_cached,
-        n_evaluated=timings.n_evaluated,
-        n_predicted=timings.n_predicted,
-        first_token_ms=timings.first_token_ms,
-        tokens_per_second=1000.0 * timings.n_predicted / timings.predicted_ms if timings.predicted_ms > 0.0 else None,
-        n_drafted=timings.drafts.n_drafted or None,
-        n_accepted=timings.drafts.n_accepted if timings.drafts.n_drafted else None,
+        *(timings.n_cached, timings.n_evaluated, timings.n_predicted, timings.first_token_ms),
+        tokens_per_second=1000.0 * timings.n_predicted / ms if ms > 0.0 else None,
         source=done.stats.source,
         truncated=done.stop_type == "limit",
+        n_drafted=drafts.n_drafted,
+        n_accepted=drafts.n_accepted,
     )

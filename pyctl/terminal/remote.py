@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from pyctl.chat.reply import CallDelta
+from pyctl.chat.reply import CallDelta, ReplyDelta
 from pyctl.errors import (
     AuthenticationError,
     EngineError,
@@ -21,7 +21,7 @@ from pyctl.errors import (
     UnavailableError,
 )
 from pyctl.limit import limit
-from pyctl.terminal.conversation import ChatDelta, ReplyStats
+from pyctl.terminal.conversation import ReplyStats
 from pyctl.terminal.tool_calls import OfferedTool, text_of
 
 __all__ = ["RemoteBackend"]
@@ -92,7 +92,7 @@ class RemoteBackend:
 
     def stream(
         self, messages: Sequence[Mapping[str, Any]], fields: Mapping[str, Any] | None = None
-    ) -> Generator[ChatDelta, None, None]:
+    ) -> Generator[ReplyDelta | ReplyStats, None, None]:
         """The server's reply to ``messages``; the time to the first token is measured here."""
         body = {"messages": list(messages), "stream": True, "stream_options": {"include_usage": True}}
         body |= {**self._fields, **(fields or {})}
@@ -111,11 +111,11 @@ class RemoteBackend:
             reply = _Reply(found[1] if found else "")
             for event in _events(response.iter_bytes()):
                 delta = reply.take(event, time.perf_counter() - started)
-                if delta.says:
+                if any(delta):
                     yield delta
         if not reply.finished:
             raise UnavailableError(f"{self._name} closed the connection within a reply")
-        yield ChatDelta(stats=reply.stats(time.perf_counter() - started))
+        yield reply.stats()
 
     def offered(self) -> Sequence[OfferedTool]:
         """The tools that the server runs; none where it has no such thing."""
@@ -172,10 +172,10 @@ class _Reply:
         self._usage: Mapping[str, Any] = {}
         self._timings: Mapping[str, Any] = {}
 
-    def take(self, event: str, seconds: float) -> ChatDelta:
+    def take(self, event: str, seconds: float) -> ReplyDelta:
         if event == "[DONE]":
             self.finished = True
-            return ChatDelta()
+            return ReplyDelta()
         try:
             chunk = json.loads(event)
             if "error" in chunk:
@@ -186,53 +186,38 @@ class _Reply:
             self._finish_reason = choice.get("finish_reason") or self._finish_reason
             said = choice.get("delta") or {}
             calls = tuple(_call(call) for call in said.get("tool_calls") or ())
-            delta = ChatDelta(str(said.get("reasoning_content") or ""), str(said.get("content") or ""), calls)
+            delta = ReplyDelta(str(said.get("reasoning_content") or ""), str(said.get("content") or ""), calls)
         except (ValueError, TypeError, AttributeError, LookupError) as error:
             raise EngineError(f"the server sent no chat completion: {event[:80]!r}") from error
         self.finished = self.finished or bool(self._finish_reason)
-        if self._first is None and delta.says:
+        if self._first is None and any(delta):
             self._first = seconds
         return delta
 
-    def stats(self, seconds: float) -> ReplyStats:
-        details = self._usage.get("prompt_tokens_details")
-        n_prompt = _count(self._usage, "prompt_tokens")
-        n_cached = _count(self._timings, "cache_n")
-        if n_cached is None and isinstance(details, Mapping):
-            n_cached = _count(details, "cached_tokens")
-        n_evaluated = _count(self._timings, "prompt_n")
-        if n_evaluated is None and n_prompt is not None:
-            n_evaluated = n_prompt - (n_cached or 0)
-        n_predicted = _count(self._timings, "predicted_n")
-        if n_predicted is None:
-            n_predicted = _count(self._usage, "completion_tokens")
-        rate = self._timings.get("predicted_per_second")
-        if not isinstance(rate, (int, float)):
-            rate = None
-            if n_predicted and self._first is not None and seconds > self._first:
-                rate = n_predicted / (seconds - self._first)
-        return ReplyStats(
-            n_cached=n_cached,
-            n_evaluated=n_evaluated,
-            n_predicted=n_predicted,
-            first_token_ms=None if self._first is None else 1000.0 * self._first,
-            tokens_per_second=rate,
-            n_drafted=_count(self._timings, "draft_n"),
-            n_accepted=_count(self._timings, "draft_n_accepted"),
-            source=self._source,
-            truncated=self._finish_reason == "length",
-        )
+    def stats(self) -> ReplyStats:
+        """The figures of a server that has llama-server's timings; of any other, only how many tokens came."""
+        timings = {"predicted_n": self._usage.get("completion_tokens"), **self._timings}
+        counts: dict[str, Any] = {
+            name: n for name, key in _TIMINGS.items() if isinstance(n := timings.get(key), int | float)
+        }
+        first_ms, cut = None if self._first is None else 1000.0 * self._first, self._finish_reason == "length"
+        return ReplyStats(first_token_ms=first_ms, source=self._source, truncated=cut, **counts)
+
+
+_TIMINGS = {
+    "n_cached": "cache_n",
+    "n_evaluated": "prompt_n",
+    "n_predicted": "predicted_n",
+    "tokens_per_second": "predicted_per_second",
+    "n_drafted": "draft_n",
+    "n_accepted": "draft_n_accepted",
+}
 
 
 def _call(call: Mapping[str, Any]) -> CallDelta:
     function = call.get("function") or {}
     name, arguments = str(function.get("name") or ""), str(function.get("arguments") or "")
     return CallDelta(int(call.get("index") or 0), str(call.get("id") or ""), name, arguments)
-
-
-def _count(counts: Mapping[str, Any], name: str) -> int | None:
-    value = counts.get(name)
-    return value if isinstance(value, int) else None
 
 
 def _events(chunks: Iterable[bytes]) -> Iterator[str]:

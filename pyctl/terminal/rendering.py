@@ -1,4 +1,4 @@
-"""Replies on a terminal: Markdown and plain text, rendered and wrapped at words while they grow.
+"""Replies on a terminal: Markdown, rendered and wrapped at words while it grows.
 
 A text is cut into blocks, each rendered on its own. A complete block is printed once. Of the open block, the last rows
 stand in a region that is drawn again; rows above it are printed. Drawing takes at most a fixed share of the time, and
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
@@ -26,14 +26,11 @@ from rich.theme import Theme
 
 from pyctl.limit import limit
 
-__all__ = ["THEME", "Block", "GrowingText", "LineBlocks", "MarkdownBlocks", "formatted", "styled"]
+__all__ = ["THEME", "Block", "GrowingText", "MarkdownBlocks", "formatted"]
 
 _MOST_BLOCK = limit(
     4096, "a block of Markdown in a reply in a terminal", "rendered in several parts", "reply", "characters"
 )
-
-_LARGE = 600
-"""Characters from which on a list is cut between two items, and code between two groups of lines."""
 
 _PAUSE = 9.0
 """Between two drawings, in times of the first one's duration."""
@@ -77,52 +74,11 @@ class Block:
     gap: int = 1
 
 
-class Blocks(Protocol):
-    """Cuts a text into blocks while the text grows."""
-
-    @property
-    def gap(self) -> int:
-        """Empty rows above the open block."""
-
-    @property
-    def is_final(self) -> bool:
-        """Whether more text changes only the last rows of the open block."""
-
-    def feed(self, text: str) -> list[Block]:
-        """Add ``text``; return the blocks that it completes."""
-
-    def finish(self) -> list[Block]:
-        """End the text; return the rest."""
-
-    def open(self) -> str:
-        """The source of the block that is not complete."""
-
-
-class LineBlocks:
-    """Each line is a block."""
-
-    gap = 0
-    is_final = True
-
-    def __init__(self) -> None:
-        self._rest = ""
-
-    def feed(self, text: str) -> list[Block]:
-        *lines, self._rest = (self._rest + text).split("\n")
-        if len(self._rest) >= _MOST_BLOCK:
-            lines, self._rest = [*lines, self._rest], ""
-        return [Block(line, gap=0) for line in lines]
-
-    def finish(self) -> list[Block]:
-        rest, self._rest = self._rest, ""
-        return [Block(rest, gap=0)] if rest else []
-
-    def open(self) -> str:
-        return self._rest
-
-
 class MarkdownBlocks:
-    """Markdown, cut where its meaning does not reach across: between paragraphs, lists, tables and fences."""
+    """Markdown, cut where its meaning does not reach across: between paragraphs, lists, tables and fences.
+
+    ``gap`` are the empty rows above the open block.
+    """
 
     def __init__(self) -> None:
         self.gap = 1
@@ -136,9 +92,11 @@ class MarkdownBlocks:
 
     @property
     def is_final(self) -> bool:
+        """Whether more text changes only the last rows of the open block."""
         return self._n_head != _TABLE_HEAD  # the columns of a table depend on all of its rows
 
     def feed(self, text: str) -> list[Block]:
+        """Add ``text``; return the blocks that it completes."""
         *lines, self._rest = (self._rest + text).split("\n")
         made: list[Block] = []
         for line in lines:
@@ -152,6 +110,7 @@ class MarkdownBlocks:
         return made
 
     def finish(self) -> list[Block]:
+        """End the text; return the rest."""
         made: list[Block] = []
         if self._rest:
             self._take(self._rest, made)
@@ -160,6 +119,7 @@ class MarkdownBlocks:
         return made
 
     def open(self) -> str:
+        """The source of the block that is not complete."""
         return "\n".join([*self._lines, self._rest])
 
     def _take(self, line: str, made: list[Block]) -> None:
@@ -188,17 +148,12 @@ class MarkdownBlocks:
             self._add(line)
             self._complete(made)
         else:
-            if is_item and self._size >= _LARGE:
-                self._cut(made)
             self._is_list = self._is_list if self._lines else bool(_LIST.match(line))
             self._add(line)
             if _is_ruling(line) and len(self._lines) > 1 and "|" in self._lines[-2] and self._n_head == 0:
                 self._begin_table(made)
 
     def _take_code(self, line: str, made: list[Block]) -> None:
-        is_group = self._n_head > 0 and line.strip() and not self._lines[-1].strip()
-        if is_group and self._size >= _LARGE and _is_balanced("\n".join(self._lines[self._n_head :])):
-            self._cut(made)
         self._add(line)
         if len(line.strip()) >= len(self._fence) and not line.strip().strip(self._fence[0]):
             self._fence = ""
@@ -243,12 +198,6 @@ class MarkdownBlocks:
         self._lines, self._size, self._n_head = [], 0, 0
         self._follows_blank = self._is_list = False
         return n_empty
-
-
-def _is_balanced(code: str) -> bool:
-    """Whether no comment or string of several lines is open at the end of ``code``, as far as its signs tell."""
-    quotes = (code.count(sign) % 2 for sign in ('"""', "'''", "`"))
-    return not any(quotes) and code.count("/*") == code.count("*/")
 
 
 def _is_ruling(line: str) -> bool:
@@ -297,11 +246,6 @@ def formatted(text: str) -> RenderableType:
     return Text(text) if is_deep else _Formatted(text, tokens)
 
 
-def styled(style: str) -> Callable[[str], RenderableType]:
-    """A function that renders text as it is, in ``style``."""
-    return lambda text: Text(text, style=style)
-
-
 class _Rows:
     """Rendered rows."""
 
@@ -315,17 +259,16 @@ class _Rows:
 
 
 class GrowingText:
-    """A text that grows at the end of ``console``, a terminal; ``render`` makes rows of each of its ``blocks``."""
+    """Markdown that grows at the end of ``console``, a terminal; ``render`` makes rows of each of its blocks."""
 
     def __init__(
         self,
         console: Console,
-        blocks: Blocks,
-        render: Callable[[str], RenderableType],
+        render: Callable[[str], RenderableType] = formatted,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._console = console
-        self._blocks = blocks
+        self._blocks = MarkdownBlocks()
         self._render = render
         self._options = console.options
         self._n_printed = 0  # rows of the open block

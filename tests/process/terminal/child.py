@@ -18,11 +18,11 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pyctl.chat.reply import CallDelta
+from pyctl.chat.reply import CallDelta, ReplyDelta
 from pyctl.cli import chat_command
 from pyctl.cli.arguments import CommandSettings, parse_chat
 from pyctl.errors import EngineError, UnavailableError
-from pyctl.terminal.conversation import ChatDelta, ReplyStats
+from pyctl.terminal.conversation import ReplyStats
 from pyctl.terminal.interactive import run_chat
 from pyctl.terminal.tool_calls import OfferedTool
 from tests.waiting import until
@@ -47,19 +47,21 @@ class Echo:
 
     def stream(
         self, messages: Sequence[Mapping[str, Any]], fields: Mapping[str, Any] | None = None
-    ) -> Generator[ChatDelta, None, None]:
+    ) -> Generator[ReplyDelta | ReplyStats, None, None]:
         text = messages[-1]["content"]
-        yield ChatDelta(reasoning="thinking")
+        yield ReplyDelta(reasoning="thinking")
         if text.startswith("call "):
-            yield ChatDelta(calls=(CallDelta(0, "id", text[5:], '{"where": "here"}'),), stats=ReplyStats(7, 5, 3))
+            yield ReplyDelta(calls=(CallDelta(0, "id", text[5:], '{"where": "here"}'),))
+            yield ReplyStats(7, 5, 3)
             return
         while text == "slow":
-            yield ChatDelta(content="word ")
+            yield ReplyDelta(content="word ")
             time.sleep(0.01)
         if text == "fail":
             raise EngineError("it broke")
-        yield ChatDelta(content=f"turn {len(messages)}: ")
-        yield ChatDelta(content=repr(text), stats=ReplyStats(7, 5, 3, 1.0, 2.0, "live"))
+        yield ReplyDelta(content=f"turn {len(messages)}: ")
+        yield ReplyDelta(content=repr(text))
+        yield ReplyStats(7, 5, 3, 1.0, 2.0, "live")
 
 
 class Tools:

@@ -5,13 +5,14 @@ from typing import Any
 
 import pytest
 
-from pyctl.terminal.conversation import ChatDelta, ReplyStats
+from pyctl.chat.reply import ReplyDelta
+from pyctl.terminal.conversation import ReplyStats
 
 
 class ScriptedBackend:
     """Gives the prepared replies in order; an exception among the deltas is raised there."""
 
-    def __init__(self, *replies: Sequence[ChatDelta | BaseException]) -> None:
+    def __init__(self, *replies: Sequence[ReplyDelta | ReplyStats | BaseException]) -> None:
         self.replies = list(replies)
         self.seen: list[list[Mapping[str, Any]]] = []
         self.fields: list[Mapping[str, Any]] = []
@@ -29,7 +30,7 @@ class ScriptedBackend:
 
     def stream(
         self, messages: Sequence[Mapping[str, Any]], fields: Mapping[str, Any] | None = None
-    ) -> Generator[ChatDelta, None, None]:
+    ) -> Generator[ReplyDelta | ReplyStats, None, None]:
         self.seen.append(list(messages))
         self.fields.append(dict(fields or {}))
         try:
@@ -46,13 +47,13 @@ STATS = ReplyStats(
 )
 
 
-def say(*texts: str, reasoning: str = "", stats: ReplyStats = STATS) -> list[ChatDelta | BaseException]:
+def say(*texts: str, reasoning: str = "", stats: ReplyStats = STATS) -> list[ReplyDelta | ReplyStats | BaseException]:
     """A whole reply."""
-    return [*([ChatDelta(reasoning=reasoning)] if reasoning else []), *map(_content, texts), ChatDelta(stats=stats)]
+    return [*([ReplyDelta(reasoning=reasoning)] if reasoning else []), *map(_content, texts), stats]
 
 
-def _content(text: str) -> ChatDelta:
-    return ChatDelta(content=text)
+def _content(text: str) -> ReplyDelta:
+    return ReplyDelta(content=text)
 
 
 class Script:

@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 
 from pyctl.cache.cache_stats import RequestStats
+from pyctl.chat.reply import ReplyDelta
 from pyctl.engine.request import Done, DraftCounts, Event, Failed, Piece, Progress, Timings
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import ContextSizeError, EngineError, UnavailableError
 from pyctl.server import ReplySettings
-from pyctl.terminal.conversation import ChatDelta
+from pyctl.terminal.conversation import ReplyStats
 from pyctl.terminal.local import LocalBackend
 from tests.unit.server.fake import HI, N_CTX, Bench, Pause, close_workers
 
@@ -35,8 +36,8 @@ def bench_of(*events: Event | Pause, **settings: Any) -> Bench:
     return Bench(lambda request: events, TEMPLATE, replies=ReplySettings(**settings))
 
 
-def said(bench: Bench) -> list[ChatDelta]:
-    return list(LocalBackend(bench.service).stream(HI))
+def said(bench: Bench) -> list[ReplyDelta]:
+    return [each for each in LocalBackend(bench.service).stream(HI) if isinstance(each, ReplyDelta)]
 
 
 def piece(text: str) -> Piece:
@@ -95,10 +96,9 @@ def test_a_reasoning_budget_reaches_the_engine() -> None:
     assert limit.n_tokens == 0
 
 
-def test_the_last_delta_has_the_numbers() -> None:
-    *_, last = said(bench_of(piece("a"), DONE))
-    stats = last.stats
-    assert stats is not None
+def test_the_figures_come_last() -> None:
+    *_, stats = LocalBackend(bench_of(piece("a"), DONE).service).stream(HI)
+    assert isinstance(stats, ReplyStats)
     assert (stats.n_cached, stats.n_evaluated, stats.n_predicted, stats.source) == (12, 34, 10, "ram")
     assert (stats.first_token_ms, stats.tokens_per_second, stats.truncated) == (42.0, 40.0, False)
     assert (stats.n_drafted, stats.n_accepted) == (6, 4)
@@ -107,7 +107,7 @@ def test_the_last_delta_has_the_numbers() -> None:
 def test_closing_cancels_the_work() -> None:
     bench = bench_of(piece("a</think>b"), Pause(None))
     stream = LocalBackend(bench.service).stream(HI)
-    assert next(stream) == ChatDelta("a", "b")
+    assert next(stream) == ReplyDelta("a", "b")
     assert not bench.worker.handles[0].cancelled
     stream.close()
     assert bench.worker.handles[0].cancelled

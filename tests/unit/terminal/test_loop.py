@@ -12,11 +12,11 @@ import pytest
 from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
 
-from pyctl.chat.reply import CallDelta
+from pyctl.chat.reply import CallDelta, ReplyDelta
 from pyctl.errors import EngineError, RequestError
 from pyctl.terminal import conversation
 from pyctl.terminal.console import CommandCompleter, PipeReader
-from pyctl.terminal.conversation import Call, ChatDelta, Conversation, Message, ReplyStats, load
+from pyctl.terminal.conversation import Call, Conversation, Message, ReplyStats, load
 from pyctl.terminal.interactive import COMMANDS, WITH_PATH, Chat
 from tests.pictures import image_bytes
 
@@ -30,7 +30,7 @@ class Recorder:
         self.errors: list[str] = []
         self.ends: list[ReplyStats | None] = []
 
-    def delta(self, delta: ChatDelta) -> None:
+    def delta(self, delta: ReplyDelta) -> None:
         self.text += delta.content
 
     def end(self, stats: ReplyStats | None) -> None:
@@ -126,8 +126,8 @@ def test_what_is_no_image_says_so(script: Any, tmp_path: Path) -> None:
 
 
 def test_tool_calls_are_part_of_the_history(script: Any) -> None:
-    called = [ChatDelta(calls=(CallDelta(0, "a", "f", '{"x":'),)), ChatDelta(calls=(CallDelta(0, arguments=" 1}"),))]
-    backend = script.backend([*called, ChatDelta(stats=script.stats)], script.say("B"))
+    called = [ReplyDelta(calls=(CallDelta(0, "a", "f", '{"x":'),)), ReplyDelta(calls=(CallDelta(0, arguments=" 1}"),))]
+    backend = script.backend([*called, script.stats], script.say("B"))
     chat, _, _ = talk(backend, "a", "b")
     assert chat.conversation.messages[1].calls == (Call("a", "f", '{"x": 1}'),)
     assert backend.seen[1][1]["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"x": 1}'}
@@ -225,14 +225,27 @@ def test_only_text_of_bounded_size_is_attached(script: Any, tmp_path: Path) -> N
 
 def test_sampling_fields_are_checked_and_sent(script: Any) -> None:
     backend = script.backend(*(script.say(text) for text in "AB"))
-    lines = ("/set temp 0.2", "/set top-k 5", "/set seed -1", "/set max_tokens 9", "a", "/set top_k -", "/set", "b")
-    _, view, _ = talk(backend, *lines, "/set temperature", "/set size 3", "/set top_p 3", "/set min_p x")
+    lines = (
+        "/set temperature 0.2",
+        "/set top_k 5",
+        "/set seed -1",
+        "/set max_tokens 9",
+        "a",
+        "/set top_k -",
+        "/set",
+        "b",
+    )
+    _, view, _ = talk(backend, *lines, "/set temperature", "/set size 3", "/set max_tokens -5", "/set min_p x")
     sent = {"temperature": 0.2, "seed": -1, "max_tokens": 9}
     assert backend.fields == [{**sent, "top_k": 5}, sent]
     assert view.infos[:2] == ["temperature 0.2", "top_k 5"]
     assert view.infos[5] == "temperature 0.2\nseed -1\nmax_tokens 9"
-    assert view.infos[6].startswith("temperature 0.2  (")
-    said = ("'size' is none of seed, temperature,", "top_p: 3 is not from 0 to 1", "min_p: 'x' is not a number")
+    assert view.infos[6] == "temperature 0.2"
+    said = (
+        "'size' is none of max_tokens, seed,",
+        "'max_tokens' must be in [-1, 2147483647], not -5",
+        "'min_p' must be a number",
+    )
     assert all(error.startswith(words) for words, error in zip(said, view.errors, strict=True)), view.errors
 
 
@@ -288,7 +301,7 @@ def test_two_slashes_begin_a_message(script: Any) -> None:
 
 
 def test_ctrl_c_keeps_what_was_said_marked(script: Any) -> None:
-    backend = script.backend([ChatDelta("hm"), ChatDelta(content="par"), KeyboardInterrupt()], script.say("rest"))
+    backend = script.backend([ReplyDelta("hm"), ReplyDelta(content="par"), KeyboardInterrupt()], script.say("rest"))
     chat, view, _ = talk(backend, "a", KeyboardInterrupt, "b")
     assert chat.conversation.messages[1] == Message("assistant", "par", "hm", stopped=True)
     assert view.ends == [None, script.stats]
@@ -306,7 +319,7 @@ def test_ctrl_c_before_the_first_word_changes_nothing(script: Any) -> None:
 
 def test_a_failed_reply_changes_nothing(script: Any) -> None:
     backend = script.backend(
-        script.say("A"), [ChatDelta(content="par"), EngineError("out of\n memory")], script.say("B")
+        script.say("A"), [ReplyDelta(content="par"), EngineError("out of\n memory")], script.say("B")
     )
     _, view, _ = talk(backend, "a", "/regen", "b")
     assert view.errors == ["out of memory"]
@@ -321,7 +334,7 @@ def test_without_a_terminal_an_error_ends_the_chat(script: Any) -> None:
 
 
 def test_without_a_terminal_ctrl_c_ends_the_chat(script: Any) -> None:
-    chat, view, _ = start(script.backend([ChatDelta(content="par"), KeyboardInterrupt()]), "a", interactive=False)
+    chat, view, _ = start(script.backend([ReplyDelta(content="par"), KeyboardInterrupt()]), "a", interactive=False)
     with pytest.raises(KeyboardInterrupt):
         chat.run()
     assert view.ends == [None]
@@ -335,9 +348,9 @@ def test_only_the_first_of_several_interrupts_counts() -> None:
 
         def stream(self, messages: Any, fields: Any) -> Any:
             try:
-                yield ChatDelta(content="par")
+                yield ReplyDelta(content="par")
                 os.kill(os.getpid(), signal.SIGINT)
-                yield ChatDelta(content="never")
+                yield ReplyDelta(content="never")
             finally:
                 os.kill(os.getpid(), signal.SIGINT)
                 self.closed += 1

@@ -18,9 +18,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from pyctl.chat.reply import CallDelta
+from pyctl.chat.reply import CallDelta, ReplyDelta
 from pyctl.errors import AuthenticationError, EngineError, NotFoundError, PyctlError, RequestError, UnavailableError
-from pyctl.terminal.conversation import Call, ChatDelta, ReplyStats
+from pyctl.terminal.conversation import Call, ReplyStats
 from pyctl.terminal.remote import RemoteBackend
 from pyctl.terminal.tool_calls import OfferedTool, ToolCalls
 
@@ -148,15 +148,15 @@ def backend(server: ScriptedServer) -> Iterator[RemoteBackend]:
 
 
 def ask(backend: RemoteBackend, question: str) -> tuple[str, str, ReplyStats]:
-    deltas = list(backend.stream([{"role": "user", "content": question}]))
-    stats = deltas[-1].stats
-    assert stats is not None
-    return "".join(delta.reasoning for delta in deltas), "".join(delta.content for delta in deltas), stats
+    *deltas, stats = backend.stream([{"role": "user", "content": question}])
+    assert isinstance(stats, ReplyStats)
+    said = [delta for delta in deltas if isinstance(delta, ReplyDelta)]
+    return "".join(delta.reasoning for delta in said), "".join(delta.content for delta in said), stats
 
 
 def test_tool_calls(backend: RemoteBackend) -> None:
     deltas = list(backend.stream([{"role": "user", "content": "calls"}]))
-    assert [call for delta in deltas for call in delta.calls] == [
+    assert [call for delta in deltas if isinstance(delta, ReplyDelta) for call in delta.calls] == [
         CallDelta(0, "a", "f"),
         CallDelta(0, arguments='{"x": 1}'),
         CallDelta(1, "b", "g"),
@@ -181,9 +181,7 @@ def test_a_reply_of_llama_server(backend: RemoteBackend) -> None:
 def test_a_server_without_timings(backend: RemoteBackend) -> None:
     _, content, stats = ask(backend, "openai")
     assert content == "Yes."
-    assert (stats.n_cached, stats.n_evaluated, stats.n_predicted) == (80, 20, 5)
-    assert stats.tokens_per_second is not None
-    assert stats.tokens_per_second > 0.0
+    assert (stats.n_cached, stats.n_evaluated, stats.n_predicted) == (None, None, 5)
     assert stats.truncated
 
 
@@ -244,7 +242,7 @@ def test_refusals_and_failures(backend: RemoteBackend, question: str, kind: type
 
 def test_closing_stops_the_server(server: ScriptedServer, backend: RemoteBackend) -> None:
     stream = backend.stream([{"role": "user", "content": "endless"}])
-    assert next(stream) == ChatDelta(content="word ")
+    assert next(stream) == ReplyDelta(content="word ")
     stream.close()
     assert server.left.wait(60)
 

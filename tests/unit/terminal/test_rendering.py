@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.text import Text
 
 from pyctl.terminal import rendering
-from pyctl.terminal.rendering import THEME, GrowingText, LineBlocks, MarkdownBlocks, formatted, styled
+from pyctl.terminal.rendering import THEME, GrowingText, MarkdownBlocks
 from tests.unit.terminal.screen import Screen
 
 
@@ -60,8 +60,7 @@ def test_a_large_block_is_cut_and_its_parts_keep_their_head(monkeypatch: pytest.
     assert all(part.startswith("| a | b |\n|---|---|\n") for part in parts)
     assert "\n".join(line for part in parts for line in part.split("\n")[2:]) == rows
     items = [f"- item {number}" for number in range(40)]
-    monkeypatch.setattr(rendering, "_LARGE", 30)
-    assert len(blocks_of("\n".join(items))) > 10
+    assert len(blocks_of("\n".join(items))) > 5
     assert "\n".join(blocks_of("\n".join(items))) == "\n".join(items)
     assert "".join(blocks_of("x" * 500)) == "x" * 500
     assert max(map(len, blocks_of("x" * 500))) <= 50
@@ -78,23 +77,11 @@ class Clock:
         return seconds
 
 
-def test_code_is_cut_at_empty_lines_outside_of_strings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendering, "_LARGE", 10)
-    first, second = 'def f():\n    """One.\n\n    Two."""', "def g():\n    pass"
-    cut = MarkdownBlocks()
-    made = cut.feed(f"```py\n{first}\n\n\n{second}\n```\n")
-    assert [(block.text, block.gap) for block in made] == [(f"```py\n{first}", 1), (f"```py\n{second}\n```", 2)]
-    assert cut.finish() == []
-
-
-def shown(
-    text: str, *, width: int = 40, height: int = 12, size: int = 3, plain: bool = False, draws: bool = True
-) -> Screen:
+def shown(text: str, *, width: int = 40, height: int = 12, size: int = 3, draws: bool = True) -> Screen:
     """The screen after ``text`` has grown by ``size`` characters at a time."""
     screen = Screen()
     console = Console(file=screen, force_terminal=True, force_interactive=True, width=width, height=height, theme=THEME)
-    blocks = LineBlocks() if plain else MarkdownBlocks()
-    growing = GrowingText(console, blocks, styled("dim") if plain else formatted, Clock(draws))
+    growing = GrowingText(console, clock=Clock(draws))
     for at in range(0, len(text), size):
         growing.feed(text[at : at + size])
     growing.finish()
@@ -155,11 +142,6 @@ def test_markdown_looks_the_same_however_it_comes(size: int) -> None:
     assert shown(MIXED, size=size, draws=False).rows() == ROWS.split("\n")
 
 
-def test_text_without_markdown_is_wrapped_at_words_and_keeps_its_lines() -> None:
-    text = "some **words** that need two rows of a screen\n\n# end"
-    assert shown(text, plain=True).rows() == ["some **words** that need two rows of a", "screen", "", "# end"]
-
-
 def test_what_is_printed_is_not_drawn_again() -> None:
     items = "\n".join(f"- item {number}" for number in range(100))
     screen = shown(items, height=10, size=10)
@@ -178,7 +160,7 @@ def test_drawing_takes_a_share_of_the_time_of_a_reply(unit: str) -> None:
         return Text(text)
 
     console = Console(file=Screen(), force_terminal=True, force_interactive=True, width=40, height=12)
-    growing = GrowingText(console, MarkdownBlocks(), render, lambda: now)
+    growing = GrowingText(console, render, lambda: now)
     for _ in range(500):
         growing.feed(unit)
         now += 20

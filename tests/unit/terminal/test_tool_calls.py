@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from pyctl.chat.reply import CallDelta
+from pyctl.chat.reply import CallDelta, ReplyDelta
 from pyctl.errors import RequestError
-from pyctl.terminal.conversation import Call, ChatDelta, Conversation
+from pyctl.terminal.conversation import Call, Conversation
 from pyctl.terminal.interactive import Chat
 from pyctl.terminal.tool_calls import CHOICES, MOST_ROUNDS, REFUSED, STOPPED, UNREADABLE, OfferedTool, ToolCalls
 
@@ -39,7 +39,7 @@ class View:
     def __init__(self) -> None:
         self.infos: list[str] = []
 
-    def delta(self, delta: ChatDelta) -> None: ...
+    def delta(self, delta: ReplyDelta) -> None: ...
 
     def end(self, stats: object) -> None: ...
 
@@ -49,8 +49,10 @@ class View:
 
 def calls(script: Any, *names: str, reasoning: str = "hm") -> list[Any]:
     """A reply that calls tools."""
-    made = [ChatDelta(calls=(CallDelta(at, f"id{at}", name, json.dumps({"at": at})),)) for at, name in enumerate(names)]
-    return [ChatDelta(reasoning=reasoning), *made, *script.say()]
+    made = [
+        ReplyDelta(calls=(CallDelta(at, f"id{at}", name, json.dumps({"at": at})),)) for at, name in enumerate(names)
+    ]
+    return [ReplyDelta(reasoning=reasoning), *made, *script.say()]
 
 
 def talk(script: Any, *replies: Any, source: Source, answers: Sequence[str] = (), kept: Path | None = None) -> Any:

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from pyctl.chat.reply import CallDelta
+from pyctl.chat.reply import CallDelta, ReplyDelta
 from pyctl.terminal.console import PlainView, RichView, shorten_history, stats_line
-from pyctl.terminal.conversation import ChatDelta, ReplyStats
+from pyctl.terminal.conversation import ReplyStats
 from tests.unit.terminal.screen import Screen
 
 
@@ -46,9 +46,9 @@ def test_the_figures_take_one_line_of_any_width(width: int) -> None:
 def test_plain_writes_replies_to_out_and_the_rest_to_err() -> None:
     out, err = io.StringIO(), io.StringIO()
     view = PlainView(out, err)
-    view.delta(ChatDelta("hm", ""))
-    view.delta(ChatDelta("", "one "))
-    view.delta(ChatDelta("", "two"))
+    view.delta(ReplyDelta("hm", ""))
+    view.delta(ReplyDelta("", "one "))
+    view.delta(ReplyDelta("", "two"))
     view.end(ReplyStats(1, 2))
     view.info("saved")
     assert out.getvalue() == "one two\n"
@@ -58,9 +58,9 @@ def test_plain_writes_replies_to_out_and_the_rest_to_err() -> None:
 def test_plain_adds_no_second_line_end_and_errors_begin_a_line() -> None:
     out, err = io.StringIO(), io.StringIO()
     view = PlainView(out, err, stats=False)
-    view.delta(ChatDelta(content="one\n"))
+    view.delta(ReplyDelta(content="one\n"))
     view.end(ReplyStats(1, 2))
-    view.delta(ChatDelta(content="two"))
+    view.delta(ReplyDelta(content="two"))
     view.error("broken")
     assert out.getvalue() == "one\ntwo\n"
     assert err.getvalue() == "error: broken\n"
@@ -69,15 +69,15 @@ def test_plain_adds_no_second_line_end_and_errors_begin_a_line() -> None:
 def test_plain_leaves_control_characters_alone_except_on_a_terminal() -> None:
     for out, text in ((io.StringIO(), "a\x1b[31m\tb\n"), (ScreenText(), "a[31m\tb\n")):
         view = PlainView(out, io.StringIO())
-        view.delta(ChatDelta(content="a\x1b[31m\tb"))
+        view.delta(ReplyDelta(content="a\x1b[31m\tb"))
         view.end(None)
         assert out.getvalue() == text
 
 
 def test_rich_dims_thoughts_and_numbers() -> None:
     view, screen = rich_view()
-    view.delta(ChatDelta("hm", ""))
-    view.delta(ChatDelta("", "yes"))
+    view.delta(ReplyDelta("hm", ""))
+    view.delta(ReplyDelta("", "yes"))
     view.end(ReplyStats(1, 2))
     assert screen.rows() == ["hm", "", "yes", "", "1 cached | 2 evaluated", ""]
     assert [screen.style(row) for row in (0, 2, 4)] == ["2", "", "2"]
@@ -85,30 +85,30 @@ def test_rich_dims_thoughts_and_numbers() -> None:
 
 def test_rich_says_when_a_reply_was_stopped_and_can_leave_out_numbers() -> None:
     view, screen = rich_view(stats=False)
-    view.delta(ChatDelta(content="one"))
+    view.delta(ReplyDelta(content="one"))
     view.end(None)
-    view.delta(ChatDelta(content="two"))
+    view.delta(ReplyDelta(content="two"))
     view.end(ReplyStats(1, 2))
     assert screen.rows() == ["one", "", "stopped", "", "two"]
 
 
 def test_rich_obeys_neither_its_markup_nor_escapes() -> None:
     view, screen = rich_view()
-    view.delta(ChatDelta("[red]why", "[bold]x[/bold] :smile: \x1b[31m\x07\x9b1m"))
+    view.delta(ReplyDelta("[red]why", "[bold]x[/bold] :smile: \x1b[31m\x07\x9b1m"))
     view.error("\x1b]0;title\x07")
     assert screen.rows() == ["[red]why", "", "[bold]x[/bold] :smile: [31m1m", "error: ]0;title"]
     assert screen.style(3) == "31"
 
 
 CALLS = [
-    ChatDelta(content="Let me see.", calls=(CallDelta(0, "a", "weather", '{"city":'),)),
-    ChatDelta(calls=(CallDelta(0, arguments=' "Oslo"}'), CallDelta(1, "b", "time", "{}"))),
+    ReplyDelta(content="Let me see.", calls=(CallDelta(0, "a", "weather", '{"city":'),)),
+    ReplyDelta(calls=(CallDelta(0, arguments=' "Oslo"}'), CallDelta(1, "b", "time", "{}"))),
 ]
 
 
 def test_rich_shows_each_tool_call_on_a_line_of_its_own() -> None:
     view, screen = rich_view()
-    for delta in (ChatDelta("hm"), *CALLS):
+    for delta in (ReplyDelta("hm"), *CALLS):
         view.delta(delta)
     view.end(ReplyStats(1, 2))
     calls = ['call weather {"city": "Oslo"}', "call time {}"]
