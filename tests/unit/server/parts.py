@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -57,6 +58,16 @@ def named_events(body: bytes) -> list[dict[str, Any]]:
             assert name == b"event: " + event["type"].encode()
             events.append(event)
     return events
+
+
+def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """A test that runs in an event loop of its own, for a minute at most."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        asyncio.run(asyncio.wait_for(test(*args, **kwargs), 60))
+
+    return run
 
 
 class Caller:

@@ -13,7 +13,7 @@ import pytest
 from pyctl.engine.request import Request
 from pyctl.server import ServerSettings, kept_streams
 from tests.unit.server.fake import HI, Bench, Gate, Pause, Script, events, play
-from tests.unit.server.parts import Caller
+from tests.unit.server.parts import Caller, in_loop
 
 CHAT = "/v1/chat/completions"
 BODY = {"messages": HI, "stream": True, "return_progress": True}
@@ -76,137 +76,122 @@ def content(body: bytes) -> str:
     )
 
 
-def test_a_reply_goes_on_without_its_client_and_is_read_from_any_byte() -> None:
-    async def run() -> None:
-        gate = Gate(threading.Event())
-        talk = Talk(gated(gate, "One ", "two ", "three"))
-        first = await talk.begin("mine")
-        handle = talk.bench.worker.handles[0]
-        assert not handle.cancelled
-        reading = asyncio.ensure_future(talk.ask("GET", "/v1/stream?conv_id=mine&from=0"))
-        listed = (await talk.ask("POST", "/v1/streams/lookup", json={"conversation_ids": ["mine", "other"]})).json()
-        assert [(each["conversation_id"], each["is_done"]) for each in listed] == [("mine", False)]
-        gate.opened.set()
-        whole = await asyncio.wait_for(reading, 30)
-        assert whole.headers["content-type"] == "text/event-stream"
-        assert content(whole.content) == "One two three"
-        assert whole.content.endswith(b"data: [DONE]\n\n")
-        had = b"".join(first.bodies)
-        assert whole.content.startswith(had)
-        rest = await talk.ask("GET", f"/v1/stream?conv_id=mine&from={len(had)}")
-        assert had + rest.content == whole.content
-        listed = (await talk.ask("POST", "/v1/streams/lookup", json={"conversation_ids": ["mine"]})).json()
-        assert (listed[0]["is_done"], listed[0]["total_bytes"]) == (True, len(whole.content))
-        for wrong in ("-1", "x", "1e3", "9" * 19):
-            assert (await talk.ask("GET", f"/v1/stream?conv_id=mine&from={wrong}")).status_code == 400
-
-    asyncio.run(run())
+@in_loop
+async def test_a_reply_goes_on_without_its_client_and_is_read_from_any_byte() -> None:
+    gate = Gate(threading.Event())
+    talk = Talk(gated(gate, "One ", "two ", "three"))
+    first = await talk.begin("mine")
+    handle = talk.bench.worker.handles[0]
+    assert not handle.cancelled
+    reading = asyncio.ensure_future(talk.ask("GET", "/v1/stream?conv_id=mine&from=0"))
+    listed = (await talk.ask("POST", "/v1/streams/lookup", json={"conversation_ids": ["mine", "other"]})).json()
+    assert [(each["conversation_id"], each["is_done"]) for each in listed] == [("mine", False)]
+    gate.opened.set()
+    whole = await asyncio.wait_for(reading, 30)
+    assert whole.headers["content-type"] == "text/event-stream"
+    assert content(whole.content) == "One two three"
+    assert whole.content.endswith(b"data: [DONE]\n\n")
+    had = b"".join(first.bodies)
+    assert whole.content.startswith(had)
+    rest = await talk.ask("GET", f"/v1/stream?conv_id=mine&from={len(had)}")
+    assert had + rest.content == whole.content
+    listed = (await talk.ask("POST", "/v1/streams/lookup", json={"conversation_ids": ["mine"]})).json()
+    assert (listed[0]["is_done"], listed[0]["total_bytes"]) == (True, len(whole.content))
+    for wrong in ("-1", "x", "1e3", "9" * 19):
+        assert (await talk.ask("GET", f"/v1/stream?conv_id=mine&from={wrong}")).status_code == 400
 
 
 @pytest.mark.parametrize("path", [CHAT, "/completion", "/v1/messages"])
-def test_deleting_a_stream_ends_its_work(path: str) -> None:
-    async def run() -> None:
-        talk = Talk(play("a", "b", "c", pause=None))
-        body = {**BODY, "prompt": "x", "max_tokens": 9}
-        caller = Caller(talk.bench, path, body, conversation("mine"))
-        call = asyncio.ensure_future(caller.call())
-        await caller.until(lambda: len(caller.sent) >= 2)
-        assert (await talk.ask("DELETE", "/v1/stream?conv_id=mine")).status_code == 204
-        await asyncio.wait_for(call, 30)
-        assert talk.bench.worker.handles[0].cancelled
-        assert (await talk.ask("GET", "/v1/stream?conv_id=mine")).status_code == 404
-
-    asyncio.run(run())
+@in_loop
+async def test_deleting_a_stream_ends_its_work(path: str) -> None:
+    talk = Talk(play("a", "b", "c", pause=None))
+    body = {**BODY, "prompt": "x", "max_tokens": 9}
+    caller = Caller(talk.bench, path, body, conversation("mine"))
+    call = asyncio.ensure_future(caller.call())
+    await caller.until(lambda: len(caller.sent) >= 2)
+    assert (await talk.ask("DELETE", "/v1/stream?conv_id=mine")).status_code == 204
+    await asyncio.wait_for(call, 30)
+    assert talk.bench.worker.handles[0].cancelled
+    assert (await talk.ask("GET", "/v1/stream?conv_id=mine")).status_code == 404
 
 
-def test_a_reply_that_has_not_begun_can_be_ended_and_one_that_was_refused_is_not_kept() -> None:
-    async def run() -> None:
-        def silent(request: Request) -> Script:
-            yield Pause(None)
+@in_loop
+async def test_a_reply_that_has_not_begun_can_be_ended_and_one_that_was_refused_is_not_kept() -> None:
+    def silent(request: Request) -> Script:
+        yield Pause(None)
 
-        talk = Talk(silent)
-        caller = Caller(talk.bench, CHAT, BODY, conversation("mine"))
-        call = asyncio.ensure_future(caller.call())
-        await caller.until(lambda: bool(talk.bench.worker.handles))
-        early = await talk.ask("GET", "/v1/stream?conv_id=mine")
-        assert (early.status_code, "retry-after" in early.headers) == (503, True)
-        await talk.ask("DELETE", "/v1/stream?conv_id=mine")
-        await asyncio.wait_for(call, 30)
-        assert (caller.sent[0]["status"], b"cancelled" in caller.bodies[0]) == (400, True)
+    talk = Talk(silent)
+    caller = Caller(talk.bench, CHAT, BODY, conversation("mine"))
+    call = asyncio.ensure_future(caller.call())
+    await caller.until(lambda: bool(talk.bench.worker.handles))
+    early = await talk.ask("GET", "/v1/stream?conv_id=mine")
+    assert (early.status_code, "retry-after" in early.headers) == (503, True)
+    await talk.ask("DELETE", "/v1/stream?conv_id=mine")
+    await asyncio.wait_for(call, 30)
+    assert (caller.sent[0]["status"], b"cancelled" in caller.bodies[0]) == (400, True)
 
-        refused = Caller(talk.bench, CHAT, {"messages": 1, "stream": True}, conversation("other"))
-        await refused.call()
-        assert (refused.sent[0]["status"], b"messages" in refused.bodies[0]) == (400, True)
-        assert (await talk.ask("GET", "/v1/stream?conv_id=other")).status_code == 404
-        assert (await talk.ask("GET", f"/v1/stream?conv_id={'x' * 257}")).status_code == 400
-
-    asyncio.run(run())
+    refused = Caller(talk.bench, CHAT, {"messages": 1, "stream": True}, conversation("other"))
+    await refused.call()
+    assert (refused.sent[0]["status"], b"messages" in refused.bodies[0]) == (400, True)
+    assert (await talk.ask("GET", "/v1/stream?conv_id=other")).status_code == 404
+    assert (await talk.ask("GET", f"/v1/stream?conv_id={'x' * 257}")).status_code == 400
 
 
-def test_only_replies_are_kept() -> None:
+@in_loop
+async def test_only_replies_are_kept() -> None:
     """A client may send its header with every request: others than replies leave its stream alone."""
-
-    async def run() -> None:
-        talk = Talk(play("a", "b", pause=None))
-        await talk.begin("mine")
-        for path in ("/tokenize", "/api/show"):
-            await Caller(talk.bench, path, {**BODY, "content": "a"}, conversation("mine")).call()
-        assert not talk.bench.worker.handles[0].cancelled
-        assert (await talk.ask("DELETE", "/v1/stream?conv_id=mine")).status_code == 204
-
-    asyncio.run(run())
+    talk = Talk(play("a", "b", pause=None))
+    await talk.begin("mine")
+    for path in ("/tokenize", "/api/show"):
+        await Caller(talk.bench, path, {**BODY, "content": "a"}, conversation("mine")).call()
+    assert not talk.bench.worker.handles[0].cancelled
+    assert (await talk.ask("DELETE", "/v1/stream?conv_id=mine")).status_code == 204
 
 
-def test_another_key_reads_and_ends_nothing() -> None:
-    async def run() -> None:
-        talk = Talk(play("a", "b", pause=None), api_keys=("k", "l"))
-        await talk.begin("mine", "k")
-        for key, status in (("", 401), ("l", 404)):
-            assert (await talk.ask("GET", "/v1/stream?conv_id=mine", key)).status_code == status
-        await talk.ask("DELETE", "/v1/stream?conv_id=mine", "l")
-        await talk.begin("mine", "l")  # another stream under the same name
-        found = [await talk.ask("POST", "/v1/streams/lookup", key, json={"conversation_ids": ["mi"]}) for key in "kl"]
-        assert [each.json() for each in found] == [[], []]
-        assert [handle.cancelled for handle in talk.bench.worker.handles] == [False, False]
-
-    asyncio.run(run())
+@in_loop
+async def test_another_key_reads_and_ends_nothing() -> None:
+    talk = Talk(play("a", "b", pause=None), api_keys=("k", "l"))
+    await talk.begin("mine", "k")
+    for key, status in (("", 401), ("l", 404)):
+        assert (await talk.ask("GET", "/v1/stream?conv_id=mine", key)).status_code == status
+    await talk.ask("DELETE", "/v1/stream?conv_id=mine", "l")
+    await talk.begin("mine", "l")  # another stream under the same name
+    found = [await talk.ask("POST", "/v1/streams/lookup", key, json={"conversation_ids": ["mi"]}) for key in "kl"]
+    assert [each.json() for each in found] == [[], []]
+    assert [handle.cancelled for handle in talk.bench.worker.handles] == [False, False]
 
 
-def test_streams_are_bounded_in_number_bytes_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def run() -> None:
-        monkeypatch.setattr(kept_streams, "_MOST", 2)
-        talk = Talk(play("a", "b"))
-        for name in ("1", "2", "3"):
-            await talk.begin(name)
-            await talk.ask("GET", f"/v1/stream?conv_id={name}")  # to its end
-        found = [(await talk.ask("GET", f"/v1/stream?conv_id={name}")).status_code for name in "123"]
-        assert found == [404, 200, 200]
-        talk.clock.seconds += 299
-        assert (await talk.ask("GET", "/v1/stream?conv_id=3")).status_code == 200
-        talk.clock.seconds += 2
-        assert (await talk.ask("GET", "/v1/stream?conv_id=3")).status_code == 404
+@in_loop
+async def test_streams_are_bounded_in_number_bytes_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_streams, "_MOST", 2)
+    talk = Talk(play("a", "b"))
+    for name in ("1", "2", "3"):
+        await talk.begin(name)
+        await talk.ask("GET", f"/v1/stream?conv_id={name}")  # to its end
+    found = [(await talk.ask("GET", f"/v1/stream?conv_id={name}")).status_code for name in "123"]
+    assert found == [404, 200, 200]
+    talk.clock.seconds += 299
+    assert (await talk.ask("GET", "/v1/stream?conv_id=3")).status_code == 200
+    talk.clock.seconds += 2
+    assert (await talk.ask("GET", "/v1/stream?conv_id=3")).status_code == 404
 
-        monkeypatch.setattr(kept_streams, "_MOST_BYTES", 100)
-        await talk.begin("long", n_sent=1)
-        lost = await talk.ask("GET", "/v1/stream?conv_id=long&from=0")
-        assert (lost.status_code, "lost" in lost.text) == (400, True)
+    monkeypatch.setattr(kept_streams, "_MOST_BYTES", 100)
+    await talk.begin("long", n_sent=1)
+    lost = await talk.ask("GET", "/v1/stream?conv_id=long&from=0")
+    assert (lost.status_code, "lost" in lost.text) == (400, True)
 
-        endless = Talk(play("a", "b", pause=None))
-        for name in ("1", "2", "3"):
-            await endless.begin(name)
-        await Caller(endless.bench, CHAT, BODY).until(lambda: endless.bench.worker.handles[2].cancelled)
-        assert [handle.cancelled for handle in endless.bench.worker.handles] == [False, False, True]
-
-    asyncio.run(run())
+    endless = Talk(play("a", "b", pause=None))
+    for name in ("1", "2", "3"):
+        await endless.begin(name)
+    await Caller(endless.bench, CHAT, BODY).until(lambda: endless.bench.worker.handles[2].cancelled)
+    assert [handle.cancelled for handle in endless.bench.worker.handles] == [False, False, True]
 
 
-def test_a_reply_without_readers_ends_in_time() -> None:
-    async def run() -> None:
-        gate = Gate(threading.Event())
-        talk = Talk(gated(gate, "a", "b", "c", pause=None))
-        await talk.begin("mine")
-        talk.clock.seconds += 601
-        gate.opened.set()
-        await Caller(talk.bench, CHAT, BODY).until(lambda: talk.bench.worker.handles[0].cancelled)
-
-    asyncio.run(run())
+@in_loop
+async def test_a_reply_without_readers_ends_in_time() -> None:
+    gate = Gate(threading.Event())
+    talk = Talk(gated(gate, "a", "b", "c", pause=None))
+    await talk.begin("mine")
+    talk.clock.seconds += 601
+    gate.opened.set()
+    await Caller(talk.bench, CHAT, BODY).until(lambda: talk.bench.worker.handles[0].cancelled)

@@ -15,6 +15,7 @@ from pyctl.server import Cors, ServerSettings, middleware
 from pyctl.server.http import JsonResponse, error_response
 from pyctl.server.middleware import BodyLimitMiddleware
 from tests.unit.server.fake import HI, Bench, Client, play
+from tests.unit.server.parts import in_loop
 
 
 @pytest.fixture
@@ -145,13 +146,8 @@ async def chunks(n_bytes: int, size: int) -> AsyncIterator[bytes]:
         yield b"x" * min(size, n_bytes - start)
 
 
-def post(n_bytes: int, size: int, headers: dict[str, str] | None = None) -> httpx.Response:
-    async def ask() -> httpx.Response:
-        transport = httpx.ASGITransport(BodyLimitMiddleware(counting, LIMIT))
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            return await client.post("/", content=chunks(n_bytes, size), headers=headers)
-
-    return asyncio.run(ask())
+def post(n_bytes: int, size: int) -> httpx.Response:
+    return Client(BodyLimitMiddleware(counting, LIMIT)).post("/", content=chunks(n_bytes, size))
 
 
 @pytest.mark.parametrize("size", [1, 333, 5000])
@@ -162,7 +158,8 @@ def test_a_body_of_the_limit_passes_and_one_byte_more_does_not(size: int) -> Non
     assert response.json()["error"]["type"] == "invalid_request_error"
 
 
-def test_large_bodies_share_what_they_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_loop
+async def test_large_bodies_share_what_they_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that does not fit beside those that are still being answered comes again later; small ones always pass."""
     monkeypatch.setattr(middleware, "MAX_BODY_BYTES", 100)
     monkeypatch.setattr(middleware, "_MAX_TOGETHER_BYTES", 1000)
@@ -179,17 +176,15 @@ def test_large_bodies_share_what_they_may_take(monkeypatch: pytest.MonkeyPatch) 
             await answered.wait()
         await JsonResponse({"n": len(body)})(scope, receive, send)
 
-    async def ask() -> list[int]:
-        transport = httpx.ASGITransport(BodyLimitMiddleware(waiting, 800))
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            slow = asyncio.ensure_future(client.post("/slow", content=chunks(700, 50)))
-            await read.wait()
-            found = [(await client.post("/", content=chunks(n, 50))).status_code for n in (100, 300, 301)]
-            answered.set()
-            found.append((await slow).status_code)
-            return [*found, *[(await client.post("/", content=chunks(n, 50))).status_code for n in (800, 801)]]
-
-    assert asyncio.run(ask()) == [200, 200, 503, 200, 200, 413]
+    transport = httpx.ASGITransport(BodyLimitMiddleware(waiting, 800))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        slow = asyncio.ensure_future(client.post("/slow", content=chunks(700, 50)))
+        await read.wait()
+        found = [(await client.post("/", content=chunks(n, 50))).status_code for n in (100, 300, 301)]
+        answered.set()
+        found.append((await slow).status_code)
+        found += [(await client.post("/", content=chunks(n, 50))).status_code for n in (800, 801)]
+    assert found == [200, 200, 503, 200, 200, 413]
 
 
 def test_a_client_that_asks_before_it_sends_is_refused_unread() -> None:
@@ -199,11 +194,7 @@ def test_a_client_that_asks_before_it_sends_is_refused_unread() -> None:
         sent.append(1)
         yield b"x"
 
-    async def ask() -> httpx.Response:
-        transport = httpx.ASGITransport(BodyLimitMiddleware(counting, LIMIT))
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            headers = {"expect": "100-continue", "content-length": str(LIMIT + 1)}
-            return await client.post("/", content=scarce(), headers=headers)
-
-    assert asyncio.run(ask()).status_code == 413
+    headers = {"expect": "100-continue", "content-length": str(LIMIT + 1)}
+    client = Client(BodyLimitMiddleware(counting, LIMIT))
+    assert client.post("/", content=scarce(), headers=headers).status_code == 413
     assert not sent

@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Awaitable, Callable
 from typing import Any
 from unittest import mock
 
@@ -20,6 +19,7 @@ from pyctl.errors import BusyError, RequestError, UnavailableError
 from pyctl.server import request_pool
 from pyctl.server.request_pool import Afterwards, Lane, RequestPool
 from tests.unit.server.fake import HI, Bench, play
+from tests.unit.server.parts import in_loop
 from tests.waiting import until
 
 
@@ -31,14 +31,6 @@ def request(left: asyncio.Event | None = None) -> Request:
         return {"type": "http.disconnect"}
 
     return Request({"type": "http"}, receive)  # type: ignore[arg-type]
-
-
-def in_loop(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
-    def run() -> None:
-        asyncio.run(asyncio.wait_for(test(), 60))
-
-    run.__name__, run.__doc__ = test.__name__, test.__doc__
-    return run
 
 
 async def served(pool: Lane) -> str:

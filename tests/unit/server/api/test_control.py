@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.unit.server.fake import HI, Bench, play
-from tests.unit.server.parts import OPENED
+from tests.unit.server.parts import OPENED, Caller, in_loop
 
 PATH = "/v1/chat/completions/control"
 
@@ -39,25 +39,21 @@ def test_a_reply_that_nobody_knows_or_that_has_ended() -> None:
     assert not bench.service.shared.running
 
 
+@in_loop
 @pytest.mark.parametrize("armed", [True, False])
 @pytest.mark.parametrize("n", [1, 2])
-def test_what_a_running_reply_is_told(armed: bool, n: int) -> None:
+async def test_what_a_running_reply_is_told(armed: bool, n: int) -> None:
     bench = Bench(play("a", "b", pause=None), template=OPENED)
-
-    async def ask() -> dict[str, Any]:
-        transport = httpx.ASGITransport(bench.app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://server", timeout=20) as client:
-            body = {"messages": HI, "stream": True, "reasoning_control": armed, "n": n}
-            reading = asyncio.ensure_future(client.post("/v1/chat/completions", json=body))
-            while not bench.service.shared.running:
-                await asyncio.sleep(0.01)
-            (name,) = bench.service.shared.running
-            answer = (await client.post(PATH, json={"id": name, "action": "reasoning_end"})).json()
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
-            return dict(answer)
-
-    answer = asyncio.run(asyncio.wait_for(ask(), 60))
+    body = {"messages": HI, "stream": True, "reasoning_control": armed, "n": n}
+    reading = Caller(bench, "/v1/chat/completions", body)
+    call = asyncio.ensure_future(reading.call())
+    await reading.until(lambda: bool(bench.service.shared.running))
+    (name,) = bench.service.shared.running
+    asking = Caller(bench, PATH, {"id": name, "action": "reasoning_end"})
+    await asking.call()
+    reading.gone.set()
+    await call
+    answer = json.loads(b"".join(asking.bodies))
     refusal = {"success": False, "message": "reasoning control not enabled for this completion"}
     assert answer == ({"success": True} if armed else refusal)
     assert [handle.ends_reasoning for handle in bench.worker.handles] == [armed] * n

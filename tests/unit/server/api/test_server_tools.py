@@ -22,7 +22,7 @@ from pyctl.tools import McpServer, ToolSettings
 from pyctl.tools.mcp_client import McpTool
 from pyctl.tools.toolbox import ToolBox
 from tests.unit.server.fake import Bench, Client, play
-from tests.unit.server.parts import Caller
+from tests.unit.server.parts import Caller, in_loop
 
 SERVER = McpServer("own", "none")
 
@@ -97,29 +97,26 @@ def test_wrong_calls(body: dict[str, Any], status: int) -> None:
     assert answer.json()["error"]["message"]
 
 
-def test_a_call_ends_when_its_client_leaves_and_too_many_are_refused() -> None:
+@in_loop
+async def test_a_call_ends_when_its_client_leaves_and_too_many_are_refused() -> None:
     fake = FakeClient()
     bench, body = bench_with(fake), {"tool": "own_wait"}
-
-    async def run() -> None:
-        callers = [Caller(bench, "/tools", body) for _ in range(64)]
-        calls = [asyncio.ensure_future(each.call()) for each in callers]
-        await callers[0].until(lambda: len(fake.calls) == 64)
-        late = Caller(bench, "/tools", body)
-        await late.call()
-        assert late.sent[0]["status"] == 503
-        for each in callers[1:]:
-            each.gone.set()
-        await asyncio.wait(calls[1:])
-        assert [future.cancelled() for _, _, future in fake.calls] == [False, *[True] * 63]
-        fake.calls[0][2].set_result({"error": "late"})
-        await calls[0]
-        assert callers[0].bodies == [b'{"error":"late"}']
-        last = Caller(bench, "/tools", {"tool": "own_look"})
-        await last.call()
-        assert last.sent[0]["status"] == 200
-
-    asyncio.run(run())
+    callers = [Caller(bench, "/tools", body) for _ in range(64)]
+    calls = [asyncio.ensure_future(each.call()) for each in callers]
+    await callers[0].until(lambda: len(fake.calls) == 64)
+    late = Caller(bench, "/tools", body)
+    await late.call()
+    assert late.sent[0]["status"] == 503
+    for each in callers[1:]:
+        each.gone.set()
+    await asyncio.wait(calls[1:])
+    assert [future.cancelled() for _, _, future in fake.calls] == [False, *[True] * 63]
+    fake.calls[0][2].set_result({"error": "late"})
+    await calls[0]
+    assert callers[0].bodies == [b'{"error":"late"}']
+    last = Caller(bench, "/tools", {"tool": "own_look"})
+    await last.call()
+    assert last.sent[0]["status"] == 200
 
 
 OTHERS = ("http://evil.example", "http://localhost:3000", "null", "http://server.evil.example")
