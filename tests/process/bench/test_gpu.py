@@ -14,10 +14,27 @@ from typing import Any
 
 import pytest
 
+from bench.gpu import images, report, soak, speculative_report
+from bench.gpu.machine import cached_share, direct_rate, settle
+from bench.gpu.models import flatness, keep
+from bench.gpu.pool import HEAD, arguments, one
+from bench.gpu.prepare import environment_of
+from bench.gpu.run import Clock, Results, Visit
+from bench.gpu.servers import Completion, pyctl
+from bench.gpu.speculative import CHANCE_DRAFTS, PARTS, Findings, counts, planned, window_rate
+from bench.gpu.speculative_report import WITHOUT, acceptance_rates, at_wanted
+from bench.gpu.workloads import EDITED, Conversation, cut, edited, grow
 from pyctl.llama.image_encoder import ImageEncoder
 from pyctl.measure.observed import evict
 
+Aims = list[tuple[str, str, str, bool]]
+
 MACHINE = {"GPU": "none", "build": "llama.cpp"}
+
+
+def reached(aims: Aims) -> dict[str, tuple[str, bool]]:
+    """By aim: the value found, and whether it reaches the aim."""
+    return {what: (found, is_reached) for what, _, found, is_reached in aims}
 
 
 def follow(steps: Any) -> list[Any]:
@@ -39,7 +56,7 @@ def first_token(server: str, size: int, way: str, ms: float, evaluated: int = 10
 
 
 def found() -> list[dict[str, Any]]:
-    records = []
+    records, memory = [], {"section": "base", "kind": "memory", "when": "end", "ram_mib": 10.0, "cache_mib": None}
     for server, factor in (("pyctl", 1.0), ("llama-server", 4.0)):
         records += [
             first_token(server, 32768, "cold", 1000.0, 1000),
@@ -47,23 +64,13 @@ def found() -> list[dict[str, Any]]:
             first_token(server, 32768, "return after another", 30.0 * factor),
             first_token(server, 32768, "after a restart", 20.0 if server == "pyctl" else 1000.0),
             {"section": "base", "kind": "decode", "server": server, "size": 32768, "tokens_per_second": 50.0},
-            {
-                "section": "base",
-                "kind": "memory",
-                "server": server,
-                "vram_mib": 1000.0 + factor,
-                "when": "end",
-                "ram_mib": 10.0,
-                "cache_mib": None,
-            },
+            {**memory, "server": server, "vram_mib": 1000.0 + factor},
         ]
     records.append(first_token("pyctl", 32768, "cold, nothing cached", 980.0, 1000))
     return records
 
 
 def test_a_conversation_has_its_size_and_repeats_itself() -> None:
-    from bench.gpu.workloads import Conversation
-
     for size in (1000, 8192, 32768):
         for one_message in (False, True):
             messages = Conversation("a", size, one_message=one_message).messages
@@ -75,8 +82,6 @@ def test_a_conversation_has_its_size_and_repeats_itself() -> None:
 
 
 def test_a_conversation_grows_by_its_replies_and_survives_cuts() -> None:
-    from bench.gpu.workloads import EDITED, Conversation, cut, edited, grow
-
     talk = Conversation("a", 8192)
     steps = follow(grow(talk))
     assert [step.way for step in steps] == ["cold", "append", "append", "regenerate", "branch"]
@@ -99,9 +104,7 @@ def test_a_conversation_grows_by_its_replies_and_survives_cuts() -> None:
 
 
 def test_aims_are_compared_with_medians() -> None:
-    from bench.gpu.report import aims
-
-    table = {what: (found, reached) for what, _, found, reached in aims(found())}
+    table = reached(report.aims(found()))
     assert table["return, 32,768: sooner than llama-server"] == ("4.0x", True)
     assert table["after a restart, 32,768: sooner than cold"] == ("50.0x", True)
     assert table["first token, cold, 32,768: against llama-server"] == ("1.00x", True)
@@ -113,28 +116,22 @@ def test_aims_are_compared_with_medians() -> None:
 
 @pytest.mark.parametrize(("end", "expected"), [(9000.0, ("808 MiB", True)), (24_000.0, ("15808 MiB", False))])
 def test_memory_that_nobody_counted_is_seen(end: float, expected: tuple[str, bool]) -> None:
-    from bench.gpu.report import aims, document
-
     memory = {"section": "memory", "kind": "memory", "server": "pyctl", "budget_mib": 6192.0, "vram_mib": None}
     sizes = (("loaded", 2000.0), ("60 prompts", end))
     records = [{**memory, "when": when, "resident_mib": size, "ram_mib": 1.0} for when, size in sizes]
-    table = {what: (found, reached) for what, _, found, reached in aims(records)}
+    table = reached(report.aims(records))
     assert table["resident memory beyond model and budget"] == expected
-    assert f"| {end:,.0f} |" in document({"shape": "tiny", "records": records})
+    assert f"| {end:,.0f} |" in report.document({"shape": "tiny", "records": records})
 
 
 def test_logits_that_are_no_numbers_are_not_exact() -> None:
-    from bench.gpu.report import aims
-
     for value, expected in ((0.0, True), (1e-6, False), (float("nan"), False)):
         differences = {"rewound": 0.0, "restored": value, "other prompt": 3.0}
         record = {"section": "exact", "kind": "exact", "kv": "f16", "flash": "on", "differences": differences}
-        assert [reached for *_, reached in aims([record])] == [expected]
+        assert [aim[-1] for aim in report.aims([record])] == [expected]
 
 
 def test_results_are_on_disk_after_each_finding_and_sections_are_replaced(tmp_path: Path) -> None:
-    from bench.gpu.run import Results
-
     results = Results(tmp_path, "tiny", MACHINE)
     results.begin("base")
     for record in found():
@@ -149,16 +146,11 @@ def test_results_are_on_disk_after_each_finding_and_sections_are_replaced(tmp_pa
     assert len(again.records) == len(found()) + 2
     again.add("base", "decode", server="pyctl", size=1, tokens_per_second=2.0)
     kept = json.loads((tmp_path / "gpu-side-by-side-tiny.json").read_text())["records"]
-    assert [(record["section"], record["kind"]) for record in kept] == [
-        ("long", "skipped"),
-        ("base", "skipped"),
-        ("base", "decode"),
-    ]
+    kinds = [(record["section"], record["kind"]) for record in kept]
+    assert kinds == [("long", "skipped"), ("base", "skipped"), ("base", "decode")]
 
 
 def test_the_clock_learns_and_refuses_what_does_not_fit() -> None:
-    from bench.gpu.run import Clock
-
     clock = Clock(time.monotonic() + 100, 1000.0)
     assert clock.fits(clock.prefill(50_000))
     clock.learn(10_000, 100.0)
@@ -166,9 +158,6 @@ def test_the_clock_learns_and_refuses_what_does_not_fit() -> None:
 
 
 def test_a_step_that_does_not_fit_is_skipped_and_told(tmp_path: Path) -> None:
-    from bench.gpu.run import Clock, Results, Visit
-    from bench.gpu.workloads import Conversation, grow
-
     results = Results(tmp_path, "tiny-hybrid", MACHINE)
     run = SimpleNamespace(shape="tiny-hybrid", results=results, clock=Clock(time.monotonic() + 1, 10.0))
     server = SimpleNamespace(name="pyctl", ask=lambda *_: pytest.fail("asked all the same"))
@@ -177,8 +166,6 @@ def test_a_step_that_does_not_fit_is_skipped_and_told(tmp_path: Path) -> None:
 
 
 def test_files_leave_the_page_cache(tmp_path: Path) -> None:
-    from bench.gpu.machine import cached_share, direct_rate, settle
-
     path = tmp_path / "block"
     path.write_bytes(os.urandom(8 * 2**20))
     assert settle(tmp_path, quiet=0.2) == 8 * 2**20
@@ -191,8 +178,6 @@ def test_files_leave_the_page_cache(tmp_path: Path) -> None:
 
 
 def test_the_environment_puts_the_prepared_folders_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from bench.gpu.prepare import environment_of
-
     monkeypatch.setenv("PYTHONPATH", f"/elsewhere:{tmp_path / 'site'}")
     variables = environment_of(tmp_path, None)
     parts = variables["PYTHONPATH"].split(":")
@@ -206,8 +191,6 @@ def test_the_environment_puts_the_prepared_folders_first(tmp_path: Path, monkeyp
 
 
 def completion(arrivals: list[tuple[float, int]], drafted: int = 0, accepted: int = 0) -> Any:
-    from bench.gpu.servers import Completion
-
     n = sum(count for _, count in arrivals)
     return Completion(1.0, arrivals, n, {"draft_n": drafted, "draft_n_accepted": accepted, "prompt_n": 1})
 
@@ -226,13 +209,11 @@ def speed(server: str, rate: float, *, wanted: float = 2.0, accepted: int = 50, 
         "prompt": 2048,
         "reply": 128,
     }
-    memory = {"vram_mib": 20_000.0, "resident_mib": 900.0}
-    return {**record, "server": server, "rate": rate, "wanted": wanted, **counts, **memory, **more}
+    sizes = {"prompt": 2048, "reply": 128, "vram_mib": 20_000.0, "resident_mib": 900.0}
+    return {**record, "server": server, "rate": rate, "wanted": wanted, **counts, **sizes, **more}
 
 
 def test_replies_side_by_side_count_while_all_are_written() -> None:
-    from bench.gpu.speculative import window_rate
-
     slow = completion([(1.0, 1), (2.0, 2), (3.0, 2)])
     fast = completion([(0.0, 1), (0.5, 9), (1.5, 3), (2.5, 3), (9.0, 5)])
     assert window_rate([slow]) == 4 / 2
@@ -240,33 +221,26 @@ def test_replies_side_by_side_count_while_all_are_written() -> None:
 
 
 def test_a_step_yields_what_was_accepted_and_one_more() -> None:
-    from bench.gpu.speculative import counts
-
-    assert counts(completion([(0.0, 1), (1.0, 12)], drafted=12, accepted=8)) == {
-        "drafted": 12,
-        "accepted": 8,
-        "steps": 4,
-    }
+    reply = completion([(0.0, 1), (1.0, 12)], drafted=12, accepted=8)
+    assert counts(reply) == {"drafted": 12, "accepted": 8, "steps": 4}
 
 
 def test_speeds_are_compared_at_the_length_that_was_asked_for() -> None:
-    from bench.gpu.speculative_report import aims, document
-
     lucky, unlucky = speed("pyctl", 150.0, accepted=100), speed("llama-server", 80.0, accepted=30)
-    table = {what: (found, reached) for what, _, found, reached in aims([lucky, unlucky])}
+    table = reached(speculative_report.aims([lucky, unlucky]))
     assert table["length 2, 128 tokens behind 2,048: against llama-server"] == ("1.00x", False)
     assert (
         "| length 2 | 2,048 | 128 | 100.0 | 100.0 | 1.00 | 3.00 | 1.60 | 20.00 | 20.00 | 100% | 100% | 3.0 | 3.0 |"
-        in document({"shape": "tiny", "machine": {}, "records": [lucky, unlucky]})
+        in speculative_report.document({"shape": "tiny", "machine": {}, "records": [lucky, unlucky]})
     )
-    table = {what: (found, reached) for what, _, found, reached in aims([speed("pyctl", 116.0), unlucky])}
+    table = {
+        what: (found, reached) for what, _, found, reached in speculative_report.aims([speed("pyctl", 116.0), unlucky])
+    }
     assert table["length 2, 128 tokens behind 2,048: against llama-server"] == ("1.16x", True)
 
 
 @pytest.mark.parametrize(("length", "n_max"), [(1.0, 3), (1.5, 3), (3.0, 3), (4.0, 3), (2.0, 1)])
 def test_rates_have_the_mean_length_that_was_asked_for(length: float, n_max: int) -> None:
-    from bench.gpu.speculative_report import acceptance_rates
-
     rates = acceptance_rates(length, n_max)
     assert len(rates) == n_max
     assert 1 + sum(rates) == pytest.approx(length, abs=1e-6)
@@ -277,9 +251,6 @@ def test_rates_have_the_mean_length_that_was_asked_for(length: float, n_max: int
 def test_drafts_are_accepted_by_chance(
     length: float, least: float, most: float, model_path: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    from bench.gpu.servers import pyctl
-    from bench.gpu.speculative import CHANCE_DRAFTS
-
     flags = ["-m", str(model_path("tiny-hybrid-nextn")), "-c", "1024", "-t", "1", "--spec-type", "draft-mtp", "--exact"]
     with pyctl(flags, None, tmp_path / "log", (*CHANCE_DRAFTS, f"{length:g}", "3")) as server:
         reply = server.complete("one two three", 300)
@@ -288,15 +259,11 @@ def test_drafts_are_accepted_by_chance(
 
 
 def test_steps_without_a_draft_are_no_bad_luck() -> None:
-    from bench.gpu.speculative_report import at_wanted
-
     paused = speed("pyctl", 90.0, wanted=3.0, drafts=25, drafted=75, accepted=50)
     assert at_wanted(paused) == pytest.approx(90.0), "every second step has a draft, and two tokens of each are right"
 
 
 def test_shorter_drafts_yield_less_than_was_asked_for() -> None:
-    from bench.gpu.speculative_report import at_wanted
-
     all_right = speed("pyctl", 90.0, wanted=4.0, drafted=50, accepted=50)
     assert at_wanted(all_right) == pytest.approx(90.0), "of one token each, all of them right"
     short = speed("pyctl", 90.0, wanted=2.0, drafted=100, accepted=50)
@@ -304,23 +271,19 @@ def test_shorter_drafts_yield_less_than_was_asked_for() -> None:
 
 
 def test_prompts_and_replies_have_rows_of_their_own() -> None:
-    from bench.gpu.speculative_report import WITHOUT, aims, document
-
     sizes = [{"prompt": prompt, "reply": reply} for prompt in (2048, 51200) for reply in (128, 1000)]
     records = [
         *(speed(server, 90.0, case=WITHOUT, n_max=0, prefill=1000.0, **size) for size in sizes for server in BOTH),
         *(speed(server, 120.0, prefill=990.0, **size) for size in sizes for server in BOTH),
     ]
-    lines = document({"shape": "tiny", "machine": {}, "records": records}).splitlines()
+    lines = speculative_report.document({"shape": "tiny", "machine": {}, "records": records}).splitlines()
     assert len([line for line in lines if line.startswith("| length 2 | 51,200 | 1,000 |")]) == 1
     assert len([line for line in lines if line.startswith("| length 2 | 51,200 | 990 | 0.990 |")]) == 1
-    names = [what for what, *_ in aims(records)]
+    names = [what for what, *_ in speculative_report.aims(records)]
     assert len(names) == len(set(names)) == 4 + 2 + 2, "speeds, VRAM of each case, each prompt"
 
 
 def test_aims_of_memory_prompts_and_restarts() -> None:
-    from bench.gpu.speculative_report import WITHOUT, aims
-
     bare = {"case": WITHOUT, "n_max": 0, "wanted": 0.0, "drafts": 0, "drafted": 0, "accepted": 0}
     restarts = [{"part": "restart", "kind": "restart", "server": "pyctl", "drafted": 100} for _ in range(2)]
     restarts[0] |= {"way": "before", "accepted": 40}
@@ -330,7 +293,7 @@ def test_aims_of_memory_prompts_and_restarts() -> None:
         *(speed("pyctl", 90.0, prefill=960.0, vram_mib=20_201.0), speed("llama-server", 60.0, prefill=800.0)),
         *restarts,
     ]
-    table = {what: (found, reached) for what, _, found, reached in aims(records)}
+    table = reached(speculative_report.aims(records))
     assert table["length 2, 2,048 tokens: prefill, of that without"] == ("0.960", False)
     assert table["length 2: VRAM beyond llama-server's"] == ("201 MiB", False)
     assert table["accepted after a restart"] == ("39.0%", False)
@@ -338,8 +301,6 @@ def test_aims_of_memory_prompts_and_restarts() -> None:
 
 
 def test_a_part_that_is_measured_again_replaces_what_it_found(tmp_path: Path) -> None:
-    from bench.gpu.speculative import Findings
-
     first = Findings(tmp_path, "tiny", {}, ["lengths", "defaults"])
     first.add(**speed("pyctl", 90.0))
     first.add(**speed("pyctl", 95.0, part="defaults", case="default flags"))
@@ -351,8 +312,6 @@ def test_a_part_that_is_measured_again_replaces_what_it_found(tmp_path: Path) ->
 
 
 def test_each_length_is_a_case_and_nothing_accepted_comes_last() -> None:
-    from bench.gpu.speculative import PARTS, planned
-
     cases = planned(argparse.Namespace(parts=PARTS, lengths=[1.0, 16.0, 2.0], n_max=15))
     assert [(case.part, case.n_max, case.length) for case in cases] == [
         ("lengths", 0, 0.0),
@@ -367,23 +326,8 @@ def test_each_length_is_a_case_and_nothing_accepted_comes_last() -> None:
 def test_a_pool_is_measured_at_depth_and_restored_from_ram_and_disk(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from bench.gpu.pool import HEAD, arguments, one
-
-    given = [
-        "--depths",
-        "512",
-        "2048",
-        "--ubatch",
-        "128",
-        "--parts",
-        "depth",
-        "restore",
-        "cold",
-        "--work",
-        str(tmp_path),
-    ]
-    modes = "--models", "tiny-hybrid", "--modes"
-    one(arguments([str(tmp_path), *modes, "pool:1400", *given]))
+    given = "--models tiny-hybrid --modes pool:1400 --depths 512 2048 --ubatch 128 --parts depth restore cold --work"
+    one(arguments([str(tmp_path), *given.split(), str(tmp_path)]))
     first, second, ram, disk, file, part, cold = capsys.readouterr().out.splitlines()
     assert first.count("|") == second.count("|") == HEAD.count("|")
     assert "| 0 of 2 |" in first
@@ -400,8 +344,6 @@ def test_logits_behind_images_are_compared_with_a_cold_run(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from bench.gpu import images
-
     monkeypatch.setattr(images, "BITS_SIZES", ((64, 64), (320, 256)))
     images.bits(model_path("tiny-hybrid"), tiny_mmproj, "q8_0")
     first, second = capsys.readouterr().out.splitlines()
@@ -422,8 +364,6 @@ def test_logits_behind_images_are_compared_with_a_cold_run(
 
 
 def test_findings_of_one_run_stay_beside_those_of_another(tmp_path: Path) -> None:
-    from bench.gpu.models import keep
-
     path = tmp_path / "gpu-models.json"
     base = {"server": "pyctl", "way": "first time", "model": "27b"}
     small, large = {**base, "size": 8000, "first_s": 1.0}, {**base, "size": 131_000, "first_s": 9.0}
@@ -437,8 +377,6 @@ def test_findings_of_one_run_stay_beside_those_of_another(tmp_path: Path) -> Non
 
 
 def test_memory_over_switches_is_compared_at_the_same_model() -> None:
-    from bench.gpu.models import flatness
-
     def switches(*sizes: float) -> list[dict[str, Any]]:
         return [{"seconds": 1.0, "vram_mib": size, "resident_mib": 2 * size} for size in sizes]
 
@@ -451,8 +389,6 @@ def test_memory_over_switches_is_compared_at_the_same_model() -> None:
 def test_a_soak_of_two_models_finds_nothing_wrong(
     model_path: Callable[[str], Path], tiny_mmproj: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from bench.gpu import soak
-
     models = {name: str(model_path(name)) for name in ("tiny-hybrid-nextn", "tiny-dense")}
     prepared = {"models": {**models, "tiny-vision": str(tiny_mmproj)}}
     (tmp_path / "prepared.json").write_text(json.dumps(prepared))
