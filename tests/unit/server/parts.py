@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from starlette.types import ASGIApp
 
 from pyctl.chat.chat_format import PreparedChat
 from pyctl.chat.reply import CallDelta, ReplyDelta, ReplySplitter
@@ -73,8 +74,8 @@ def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
 class Caller:
     """Calls an application as a server does, and hangs up when told to."""
 
-    def __init__(self, bench: Bench, path: str, body: dict[str, Any], headers: dict[str, str] | None = None) -> None:
-        self._app = bench.app
+    def __init__(self, app: ASGIApp, path: str, body: dict[str, Any], headers: dict[str, str] | None = None) -> None:
+        self._app = app
         self._headers = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
         self._path = path
         self._body = msgspec.json.encode(body)
@@ -125,7 +126,7 @@ def sent_in_silence(path: str, body: dict[str, Any], until: Callable[[bytes], bo
         return [first, second, silence, *rest]
 
     async def run() -> bytes:
-        caller = Caller(Bench(script), path, {**body, "stream": True, "sse_ping_interval": 1})
+        caller = Caller(Bench(script).app, path, {**body, "stream": True, "sse_ping_interval": 1})
         call = asyncio.ensure_future(caller.call())
         await caller.until(lambda: until(b"".join(caller.bodies)))
         silence.opened.set()

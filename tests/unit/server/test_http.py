@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 import logging
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -299,42 +301,41 @@ def test_every_kind_as_anthropic_calls_it(error: Exception, code: int, kind: str
     assert ("retry-after" in response.headers) == isinstance(error, BusyError)
 
 
+@contextmanager
+def busy(n_queue: int) -> Iterator[Bench]:
+    """A server whose engine takes no step, and so many requests that wait."""
+    bench, gate, begun = Bench(), threading.Event(), threading.Event()
+    bench.engine.settings = EngineSettings(n_queue=n_queue)
+    bench.worker.call(lambda: (begun.set(), gate.wait(60)))
+    assert begun.wait(60)
+    try:
+        yield bench
+    finally:
+        gate.set()
+    # Asked on the engine's thread: between the inbox and the engine a request is in neither.
+    until(lambda: not bench.worker.call(lambda: bench.engine.n_waiting or bench.engine.running).result())
+
+
 @pytest.mark.parametrize("path", ["/completion", "/v1/chat/completions", "/v1/messages"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_full_queue_is_503_and_says_when_to_try_again(path: str, stream: bool) -> None:
-    bench = Bench()
-    bench.engine.settings = EngineSettings(n_queue=2)
-    gate, begun = threading.Event(), threading.Event()
-    bench.worker.call(lambda: (begun.set(), gate.wait(60)))
-    assert begun.wait(60)
     body = {"prompt": "a", "messages": HI, "max_tokens": 1, "stream": stream}
-    try:
+    with busy(n_queue=2) as bench:
         # One for the sequence that is free, two that wait.
         handles = [bench.worker.submit(EngineRequest(Prompt.of([1]), max_tokens=1)) for _ in range(3)]
         response = bench.post(path, body)
-        assert response.status_code == 503
-        assert int(response.headers["retry-after"]) > 0
-        assert "3 requests are waiting" in response.json()["error"]["message"]
-        if path != "/v1/messages":
-            assert response.json()["error"]["type"] == "unavailable_error"
-    finally:
-        gate.set()
+    assert response.status_code == 503
+    assert int(response.headers["retry-after"]) > 0
+    assert "3 requests are waiting" in response.json()["error"]["message"]
+    if path != "/v1/messages":
+        assert response.json()["error"]["type"] == "unavailable_error"
     for handle in handles:
         assert any(isinstance(event, Done) for event in handle)
     assert bench.post(path, {**body, "stream": False}).status_code == 200
 
 
 def test_each_choice_counts_in_the_queue() -> None:
-    bench = Bench()
-    bench.engine.settings = EngineSettings(n_queue=3)
-    gate, begun = threading.Event(), threading.Event()
-    bench.worker.call(lambda: (begun.set(), gate.wait(60)))
-    assert begun.wait(60)
-    try:
+    with busy(n_queue=3) as bench:
         refused = bench.post("/completion", {"prompt": "a", "n_predict": 1, "n": 5})
-    finally:
-        gate.set()
     assert refused.status_code == 503
-    # Asked on the engine's thread: between the inbox and the engine a request is in neither.
-    until(lambda: not bench.worker.call(lambda: bench.engine.n_waiting or bench.engine.running).result())
     assert bench.post("/completion", {"prompt": "a", "n_predict": 1, "n": 4}).status_code == 200

@@ -12,21 +12,12 @@ import pytest
 
 from pyctl.engine.request import Request
 from pyctl.server import ServerSettings, kept_streams
+from tests.unit.engine.drive import ManualClock
 from tests.unit.server.fake import HI, Bench, Gate, Pause, Script, events, play
 from tests.unit.server.parts import Caller, in_loop
 
 CHAT = "/v1/chat/completions"
 BODY = {"messages": HI, "stream": True, "return_progress": True}
-
-
-class Clock:
-    """A clock that stands still."""
-
-    def __init__(self) -> None:
-        self.seconds = 1000.0
-
-    def __call__(self) -> float:
-        return self.seconds
 
 
 def conversation(name: str, key: str = "") -> dict[str, str]:
@@ -38,13 +29,13 @@ class Talk:
 
     def __init__(self, script: Callable[[Request], Script], **settings: Any) -> None:
         self.bench = Bench(script, settings=ServerSettings(**settings))
-        self.clock = Clock()
+        self.clock = ManualClock()
         self.streams = self.bench.service.shared.streams
         self.streams.now = self.clock
 
     async def begin(self, name: str, key: str = "", path: str = CHAT, n_sent: int = 2) -> Caller:
         """Ask for a stream, and leave after so many messages."""
-        caller = Caller(self.bench, path, BODY, conversation(name, key))
+        caller = Caller(self.bench.app, path, BODY, conversation(name, key))
         call = asyncio.ensure_future(caller.call())
         await caller.until(lambda: len(caller.sent) >= n_sent)
         caller.gone.set()
@@ -106,7 +97,7 @@ async def test_a_reply_goes_on_without_its_client_and_is_read_from_any_byte() ->
 async def test_deleting_a_stream_ends_its_work(path: str) -> None:
     talk = Talk(play("a", "b", "c", pause=None))
     body = {**BODY, "prompt": "x", "max_tokens": 9}
-    caller = Caller(talk.bench, path, body, conversation("mine"))
+    caller = Caller(talk.bench.app, path, body, conversation("mine"))
     call = asyncio.ensure_future(caller.call())
     await caller.until(lambda: len(caller.sent) >= 2)
     assert (await talk.ask("DELETE", "/v1/stream?conv_id=mine")).status_code == 204
@@ -121,7 +112,7 @@ async def test_a_reply_that_has_not_begun_can_be_ended_and_one_that_was_refused_
         yield Pause(None)
 
     talk = Talk(silent)
-    caller = Caller(talk.bench, CHAT, BODY, conversation("mine"))
+    caller = Caller(talk.bench.app, CHAT, BODY, conversation("mine"))
     call = asyncio.ensure_future(caller.call())
     await caller.until(lambda: bool(talk.bench.worker.handles))
     early = await talk.ask("GET", "/v1/stream?conv_id=mine")
@@ -130,7 +121,7 @@ async def test_a_reply_that_has_not_begun_can_be_ended_and_one_that_was_refused_
     await asyncio.wait_for(call, 30)
     assert (caller.sent[0]["status"], b"cancelled" in caller.bodies[0]) == (400, True)
 
-    refused = Caller(talk.bench, CHAT, {"messages": 1, "stream": True}, conversation("other"))
+    refused = Caller(talk.bench.app, CHAT, {"messages": 1, "stream": True}, conversation("other"))
     await refused.call()
     assert (refused.sent[0]["status"], b"messages" in refused.bodies[0]) == (400, True)
     assert (await talk.ask("GET", "/v1/stream?conv_id=other")).status_code == 404
@@ -143,7 +134,7 @@ async def test_only_replies_are_kept() -> None:
     talk = Talk(play("a", "b", pause=None))
     await talk.begin("mine")
     for path in ("/tokenize", "/api/show"):
-        await Caller(talk.bench, path, {**BODY, "content": "a"}, conversation("mine")).call()
+        await Caller(talk.bench.app, path, {**BODY, "content": "a"}, conversation("mine")).call()
     assert not talk.bench.worker.handles[0].cancelled
     assert (await talk.ask("DELETE", "/v1/stream?conv_id=mine")).status_code == 204
 
@@ -170,9 +161,9 @@ async def test_streams_are_bounded_in_number_bytes_and_time(monkeypatch: pytest.
         await talk.ask("GET", f"/v1/stream?conv_id={name}")  # to its end
     found = [(await talk.ask("GET", f"/v1/stream?conv_id={name}")).status_code for name in "123"]
     assert found == [404, 200, 200]
-    talk.clock.seconds += 299
+    talk.clock.advance(299)
     assert (await talk.ask("GET", "/v1/stream?conv_id=3")).status_code == 200
-    talk.clock.seconds += 2
+    talk.clock.advance(2)
     assert (await talk.ask("GET", "/v1/stream?conv_id=3")).status_code == 404
 
     monkeypatch.setattr(kept_streams, "_MOST_BYTES", 100)
@@ -183,7 +174,7 @@ async def test_streams_are_bounded_in_number_bytes_and_time(monkeypatch: pytest.
     endless = Talk(play("a", "b", pause=None))
     for name in ("1", "2", "3"):
         await endless.begin(name)
-    await Caller(endless.bench, CHAT, BODY).until(lambda: endless.bench.worker.handles[2].cancelled)
+    await Caller(endless.bench.app, CHAT, BODY).until(lambda: endless.bench.worker.handles[2].cancelled)
     assert [handle.cancelled for handle in endless.bench.worker.handles] == [False, False, True]
 
 
@@ -192,6 +183,6 @@ async def test_a_reply_without_readers_ends_in_time() -> None:
     gate = Gate(threading.Event())
     talk = Talk(gated(gate, "a", "b", "c", pause=None))
     await talk.begin("mine")
-    talk.clock.seconds += 601
+    talk.clock.advance(601)
     gate.opened.set()
-    await Caller(talk.bench, CHAT, BODY).until(lambda: talk.bench.worker.handles[0].cancelled)
+    await Caller(talk.bench.app, CHAT, BODY).until(lambda: talk.bench.worker.handles[0].cancelled)

@@ -20,6 +20,7 @@ from pyctl.server.models import Lease, ModelCard, Models, ModelSource, give_back
 from pyctl.server.service import Service, Shared
 from pyctl.server.supervisor import Supervisor
 from tests.unit.server.fake import HI, Bench, Client
+from tests.unit.server.parts import Caller, in_loop
 from tests.waiting import until
 
 
@@ -169,52 +170,25 @@ def test_an_engine_that_fails_ends_the_process(run: Callable[..., Models]) -> No
     assert Client(create_app(models)).get("/health").status_code == 503
 
 
-def answer(models: Models, loader: Loader, body: dict[str, Any]) -> tuple[int, bytes]:
-    """What the application sends; the model is loaded after the first bytes of the answer."""
-    app, sent = create_app(models), bytearray()
-    status = 0
-
-    async def talk() -> None:
-        nonlocal status
-        parts = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
-
-        async def receive() -> Any:
-            if parts:
-                return parts.pop()
-            await asyncio.Event().wait()
-
-        async def send(message: Any) -> None:
-            nonlocal status
-            status = message.get("status", status)
-            sent.extend(message.get("body", b""))
-            if sent:
-                loader.opened.set()
-
-        scope = {
-            "type": "http",
-            "method": "POST",
-            "path": "/v1/chat/completions",
-            "raw_path": b"",
-            "query_string": b"",
-            "root_path": "",
-            "headers": [(b"host", b"localhost")],
-            "client": ("127.0.0.1", 5),
-        }
-        await app(scope, receive, send)
-
-    asyncio.run(talk())
-    return status, bytes(sent)
+async def answer(models: Models, loader: Loader, **fields: Any) -> bytes:
+    """The stream that the application sends; the model is loaded after its first bytes."""
+    caller = Caller(create_app(models), "/v1/chat/completions", {"messages": HI, "stream": True, **fields})
+    call = asyncio.ensure_future(caller.call())
+    await caller.until(lambda: bool(caller.bodies))
+    loader.opened.set()
+    await call
+    assert caller.sent[0]["status"] == 200
+    return b"".join(caller.bodies)
 
 
-def test_a_stream_gets_comments_while_the_model_is_loaded(run: Callable[..., Models]) -> None:
+@in_loop
+async def test_a_stream_gets_comments_while_the_model_is_loaded(run: Callable[..., Models]) -> None:
     slow, broken = Loader(is_open=False), Loader(ModelError("it is broken"), is_open=False)
     models = run(0, slow=slow, broken=broken)
-    status, sent = answer(models, slow, {"model": "slow", "messages": HI, "stream": True, "max_tokens": 2})
-    assert status == 200
+    sent = await answer(models, slow, model="slow", max_tokens=2)
     assert sent.startswith(b":\n\n")
     assert sent.endswith(b"data: [DONE]\n\n")
-    status, sent = answer(models, broken, {"model": "broken", "messages": HI, "stream": True})
-    assert status == 200
+    sent = await answer(models, broken, model="broken")
     assert json.loads(sent.rpartition(b"data: ")[2])["error"]["message"] == "it is broken"
 
 

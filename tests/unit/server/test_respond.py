@@ -33,7 +33,7 @@ async def test_a_client_who_leaves_stops_the_work(
 ) -> None:
     caplog.set_level(logging.INFO, logger="pyctl.server")
     bench = Bench(script)
-    caller = Caller(bench, path, chat(stream, input="Hi", max_tokens=99))
+    caller = Caller(bench.app, path, chat(stream, input="Hi", max_tokens=99))
     call = asyncio.ensure_future(caller.call())
     await caller.until(lambda: bool(bench.worker.handles))
     if stream and script is not silent:
@@ -48,7 +48,7 @@ async def test_a_client_who_leaves_stops_the_work(
 @in_loop
 async def test_all_prompts_of_a_request_are_stopped() -> None:
     bench = Bench(silent)
-    caller = Caller(bench, "/completion", {"prompt": ["a", "b"]})
+    caller = Caller(bench.app, "/completion", {"prompt": ["a", "b"]})
     call = asyncio.ensure_future(caller.call())
     await caller.until(lambda: len(bench.worker.handles) == 2)
     caller.gone.set()
@@ -59,7 +59,7 @@ async def test_all_prompts_of_a_request_are_stopped() -> None:
 @in_loop
 async def test_a_stopping_server_stops_the_work() -> None:
     bench = Bench(silent)
-    caller = Caller(bench, "/v1/chat/completions", chat(True))
+    caller = Caller(bench.app, "/v1/chat/completions", chat(True))
     call = asyncio.ensure_future(caller.call())
     await caller.until(lambda: bool(bench.worker.handles))
     call.cancel()
@@ -71,7 +71,7 @@ async def test_a_stopping_server_stops_the_work() -> None:
 @in_loop
 async def test_headers_go_out_with_the_first_progress() -> None:
     bench = Bench(lambda request: [*list(play()(request))[:1], NEVER])
-    caller = Caller(bench, "/v1/chat/completions", chat(True))
+    caller = Caller(bench.app, "/v1/chat/completions", chat(True))
     call = asyncio.ensure_future(caller.call())
     await caller.until(lambda: bool(caller.sent))
     assert dict(caller.sent[0]["headers"])[b"x-pyctl-cache"] == b"source=none; cached=0; evaluated=21"
@@ -83,7 +83,7 @@ async def test_headers_go_out_with_the_first_progress() -> None:
 @in_loop
 async def test_events_that_wait_together_are_sent_together() -> None:
     bench = Bench(play(*"abcdef"))
-    caller = Caller(bench, "/v1/chat/completions", chat(True))
+    caller = Caller(bench.app, "/v1/chat/completions", chat(True))
     await caller.call()
     first, *rest = caller.bodies
     assert len(events(first)) == 1 + 6 + 1  # the role, each letter, the end
@@ -93,7 +93,7 @@ async def test_events_that_wait_together_are_sent_together() -> None:
 @in_loop
 async def test_what_was_said_before_a_failure_is_sent() -> None:
     bench = Bench(lambda request: [Piece("a", (97,)), *fail(EngineError("broken"))(request)])
-    caller = Caller(bench, "/completion", {"prompt": "x", "stream": True})
+    caller = Caller(bench.app, "/completion", {"prompt": "x", "stream": True})
     await caller.call()
     said, error = events(b"".join(caller.bodies))
     assert said["content"] == "a"
@@ -104,7 +104,7 @@ async def test_what_was_said_before_a_failure_is_sent() -> None:
 async def test_a_silent_stream_sends_comments() -> None:
     silence = Gate(threading.Event())
     bench = Bench(lambda request: [silence, Piece("a", (97,)), *list(play()(request))[-1:]])
-    caller = Caller(bench, "/completion", {"prompt": "x", "stream": True, "sse_ping_interval": 1})
+    caller = Caller(bench.app, "/completion", {"prompt": "x", "stream": True, "sse_ping_interval": 1})
     call = asyncio.ensure_future(caller.call())
     await caller.until(lambda: bool(caller.bodies))
     silence.opened.set()
@@ -117,6 +117,6 @@ async def test_a_silent_stream_sends_comments() -> None:
 @in_loop
 async def test_comments_can_be_turned_off() -> None:
     bench = Bench(lambda request: [Pause(0.05), *list(play()(request))[-1:]])
-    caller = Caller(bench, "/completion", {"prompt": "x", "stream": True, "sse_ping_interval": -1})
+    caller = Caller(bench.app, "/completion", {"prompt": "x", "stream": True, "sse_ping_interval": -1})
     await caller.call()
     assert b":\n\n" not in caller.bodies

@@ -45,11 +45,11 @@ def test_a_reply_that_nobody_knows_or_that_has_ended() -> None:
 async def test_what_a_running_reply_is_told(armed: bool, n: int) -> None:
     bench = Bench(play("a", "b", pause=None), template=OPENED)
     body = {"messages": HI, "stream": True, "reasoning_control": armed, "n": n}
-    reading = Caller(bench, "/v1/chat/completions", body)
+    reading = Caller(bench.app, "/v1/chat/completions", body)
     call = asyncio.ensure_future(reading.call())
     await reading.until(lambda: bool(bench.service.shared.running))
     (name,) = bench.service.shared.running
-    asking = Caller(bench, PATH, {"id": name, "action": "reasoning_end"})
+    asking = Caller(bench.app, PATH, {"id": name, "action": "reasoning_end"})
     await asking.call()
     reading.gone.set()
     await call

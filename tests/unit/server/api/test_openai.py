@@ -272,11 +272,13 @@ def test_logprobs() -> None:
     assert [[entry["token"] for entry in choice["logprobs"]["content"]] for choice in said] == [["a"], ["b"]]
 
 
-@pytest.mark.parametrize(("server", "fields"), [(False, {"verbose": True}), (True, {}), (True, {"verbose": True})])
-def test_verbose_shows_the_prompt(server: bool, fields: dict[str, Any]) -> None:
-    body = Bench(play("x"), settings=ServerSettings(is_verbose=server)).chat(**fields)
-    assert body["__verbose"]["prompt"] == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
-    assert body["__verbose"]["content"] == "x"
+@pytest.mark.parametrize("server", [False, True])
+@pytest.mark.parametrize("asked", [None, False, True])
+def test_verbose_shows_the_prompt(server: bool, asked: bool | None) -> None:
+    shown = Bench(play("x"), settings=ServerSettings(is_verbose=server)).chat(verbose=asked).get("__verbose", {})
+    whole = {"prompt": "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n", "content": "x"}
+    is_verbose = server if asked is None else asked
+    assert {name: shown.get(name) for name in whole} == (whole if is_verbose else dict.fromkeys(whole))
 
 
 def test_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -288,12 +290,6 @@ def test_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
         (line,) = [record.getMessage() for record in caplog.records if record.name == "pyctl.server"]
         for part in ("chat ", " 21 tokens", " 16 from RAM", " 5 new", " first ", " 3 at "):
             assert part in line
-
-
-@pytest.mark.parametrize("fields", [{}, {"verbose": False}])
-def test_a_request_says_last_whether_replies_are_verbose(fields: dict[str, Any]) -> None:
-    bench = Bench(play("x"), settings=ServerSettings(is_verbose=bool(fields)))
-    assert "__verbose" not in bench.chat(**fields)
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "n_predict", "thinking_budget_tokens"])

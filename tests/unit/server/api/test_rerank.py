@@ -80,7 +80,7 @@ def test_what_cannot_be_ranked(body: dict[str, Any], message: str) -> None:
 def test_texts_are_read_one_at_a_time_and_no_more_once_the_client_has_left(path: str, name: str) -> None:
     """Of a hundred texts, those are tokenised whose turn it was when the client left."""
     bench = ranker() if name == "documents" else Bench(replies=ReplySettings(embeddings=True), pooling="mean")
-    caller = Caller(bench, path, {"query": "q", name: [f"{n}" for n in range(100)]})
+    caller = Caller(bench.app, path, {"query": "q", name: [f"{n}" for n in range(100)]})
     embedded: list[int] = []
     embed = bench.service.admin.embed
 

@@ -101,10 +101,10 @@ def test_wrong_calls(body: dict[str, Any], status: int) -> None:
 async def test_a_call_ends_when_its_client_leaves_and_too_many_are_refused() -> None:
     fake = FakeClient()
     bench, body = bench_with(fake), {"tool": "own_wait"}
-    callers = [Caller(bench, "/tools", body) for _ in range(64)]
+    callers = [Caller(bench.app, "/tools", body) for _ in range(64)]
     calls = [asyncio.ensure_future(each.call()) for each in callers]
     await callers[0].until(lambda: len(fake.calls) == 64)
-    late = Caller(bench, "/tools", body)
+    late = Caller(bench.app, "/tools", body)
     await late.call()
     assert late.sent[0]["status"] == 503
     for each in callers[1:]:
@@ -114,7 +114,7 @@ async def test_a_call_ends_when_its_client_leaves_and_too_many_are_refused() -> 
     fake.calls[0][2].set_result({"error": "late"})
     await calls[0]
     assert callers[0].bodies == [b'{"error":"late"}']
-    last = Caller(bench, "/tools", {"tool": "own_look"})
+    last = Caller(bench.app, "/tools", {"tool": "own_look"})
     await last.call()
     assert last.sent[0]["status"] == 200
 
