@@ -60,21 +60,6 @@ def test_models(client: anthropic.Anthropic) -> None:
         client.models.retrieve("other")
 
 
-def test_every_turn_of_a_conversation_is_cached(client: anthropic.Anthropic) -> None:
-    messages: list[Any] = []
-    seen = 0
-    for turn in range(4):
-        messages.append(user(f"question {turn}, at some length so that it is worth a batch of its own"))
-        if turn == 2:
-            messages.append({"role": "system", "content": "From now on, be brief."})
-        cold = client.messages.create(**asked(*messages, extra_body={"temperature": 0, "cache_prompt": False}))
-        warm = client.messages.create(**asked(*messages))
-        assert warm.content[0].text == cold.content[0].text
-        assert (warm.usage.cache_read_input_tokens or 0) > seen - 20, "all but the header of the reply"
-        seen = warm.usage.input_tokens + (warm.usage.cache_read_input_tokens or 0)
-        messages.append({"role": "assistant", "content": warm.content})
-
-
 def test_errors(client: anthropic.Anthropic) -> None:
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
     with pytest.raises(anthropic.BadRequestError, match="image"):

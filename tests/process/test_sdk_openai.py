@@ -126,25 +126,6 @@ def test_a_response_is_streamed(client: openai.OpenAI) -> None:
     assert final.usage.input_tokens_details.cached_tokens > 0
 
 
-def test_a_conversation_that_is_sent_whole_is_cached(client: openai.OpenAI) -> None:
-    history: list[Any] = [{"role": "user", "content": "Good morning to you"}]
-    first = client.responses.create(**asked_response(history))
-    history += [*first.output, {"role": "user", "content": "And then?"}]
-    second = client.responses.create(**asked_response(history))
-    history += [*second.output, {"role": "user", "content": "Well?"}]
-    third = client.responses.create(**asked_response(history))
-    uncached = client.responses.create(**asked_response(history, extra_body={"cache_prompt": False}))
-    assert third.output_text == uncached.output_text
-    assert third.usage is not None
-    assert uncached.usage is not None
-    assert third.usage.input_tokens == uncached.usage.input_tokens
-    assert third.usage.input_tokens_details.cached_tokens > second.usage.input_tokens  # type: ignore[union-attr]
-    with pytest.raises(openai.BadRequestError, match="send all earlier items"):
-        client.responses.create(**asked_response(), previous_response_id=first.id)
-    with pytest.raises(openai.NotFoundError):
-        client.responses.retrieve(first.id)
-
-
 def test_errors_of_responses(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError):
         client.responses.create(model="tiny", input=[{"role": "no role", "content": "x"}])  # type: ignore[list-item,misc]

@@ -171,13 +171,6 @@ CASES = (
     ),
     marked("CohereForAI-c4ai-command-r-plus-tool_use", "Command R+", *COMMAND_R_PLUS, ACTION_CALL, is_plain=True),
     marked(
-        "CohereForAI-c4ai-command-r-plus-tool_use",
-        "Command R+",
-        "<|CHATBOT_TOKEN|>",
-        "\n<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>",
-        'Action:\n```json\n[\n    {\n        "tool_name": "stop",\n        "parameters": {}\n    }\n]```',
-    ),
-    marked(
         "meetkai-functionary-medium-v3.1", "Functionary 3.1", LLAMA[0], "<|eom_id|>", "<function=stop>{}</function>"
     ),
     marked("meetkai-functionary-medium-v3.2", "Functionary 3.2", *FUNCTIONARY, "stop\n{}"),
