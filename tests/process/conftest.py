@@ -41,6 +41,10 @@ class Server:
             self.process.send_signal(signal.SIGTERM)
         return self.process.wait(60)
 
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(60)
+
 
 def package_copy(directory: Path) -> tuple[Path, str]:
     """A copy of pyctl with its native modules in ``directory``, and the statements that let a process import it."""

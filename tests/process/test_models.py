@@ -108,8 +108,7 @@ def test_interleaved_conversations_equal_those_of_servers_of_their_own(
     until(lambda: all(stored(server, name) for name in ("hybrid", "dense")))
     assert post(server, "/models/load", {"model": "dense"}).json() == {"success": True}
     until(lambda: states(server)["hybrid"] != "loaded", every=0.001)  # in the middle of a switch
-    server.process.send_signal(signal.SIGKILL)
-    server.process.wait(60)
+    server.kill()
     server = start("", *flags, "--models-max", "2")
     for name in ("hybrid", "dense"):
         reply = ask(server, name, [user((0, name))])
@@ -248,8 +247,7 @@ def test_one_budget_holds_and_replies_are_exact_over_switches_restarts_and_kills
         elif number == 16:
             away = next(name for name, state in states(server).items() if state == "unloaded")
             assert post(server, "/models/load", {"model": away}).json() == {"success": True}
-            server.process.send_signal(signal.SIGKILL)
-            server.process.wait(60)
+            server.kill()
             server = start("", *flags)
         elif number == 26:
             assert server.stop() == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -93,8 +92,7 @@ def test_raw_prompts_survive_a_kill(start: Callable[..., Server], tmp_path: Path
     for body in bodies:
         httpx.post(f"{server.url}/completion", json=body, timeout=60).raise_for_status()
     until(lambda: n_on_disk(server) == 4)
-    server.process.send_signal(signal.SIGKILL)
-    server.process.wait(60)
+    server.kill()
     server = start("tiny-hybrid", *flags)
     for body in bodies:
         response = httpx.post(f"{server.url}/completion", json=body, timeout=60)
@@ -118,8 +116,7 @@ def test_more_rows_than_ram_has_room_for_survive_a_kill(
     server = start("tiny-hybrid", *flags, before=small)
     text = text_of(ask(server, messages))
     until(lambda: max(lengths_on_disk(server), default=0) > 800 + 2 * n)
-    server.process.send_signal(signal.SIGKILL)
-    server.process.wait(60)
+    server.kill()
     server = start("tiny-hybrid", *flags, before=small)
     reply = ask(server, messages)
     assert (text_of(reply), reply["timings"]["source"]) == (text, "disk")
@@ -130,8 +127,7 @@ def test_more_rows_than_ram_has_room_for_survive_a_kill(
     n_states = len(list(tmp_path.rglob("*.state")))
     text = text_of(ask(server, messages))
     until(lambda: list(tmp_path.rglob("*.tmp")) or len(list(tmp_path.rglob("*.state"))) != n_states, every=0.001)
-    server.process.send_signal(signal.SIGKILL)
-    server.process.wait(60)
+    server.kill()
     server = start("tiny-hybrid", *flags, before=small)
     reply = ask(server, messages)
     assert (text_of(reply), reply["timings"]["source"]) == (text, "disk")
@@ -174,8 +170,7 @@ def test_kill_at_random_moments(start: Callable[..., Server], tmp_path: Path) ->
             turn += 1
         if round_ % 2:  # in the others it may be too early for anything to be there
             until(lambda: n_on_disk(server))  # noqa: B023
-        server.process.send_signal(signal.SIGKILL)
-        server.process.wait(60)
+        server.kill()
     assert from_disk
     server = start("tiny-hybrid", *flags)
     assert server.stop() == 0

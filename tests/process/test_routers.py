@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -292,8 +291,7 @@ def test_when_a_server_is_killed_the_other_answers(begin: Begin, kind: type[Rout
     messages = conversation("snow")
     assert router.ask(messages).status_code == 200
     killed = owner_of(router, messages)
-    killed.process.send_signal(signal.SIGKILL)
-    killed.process.wait(60)
+    killed.kill()
     again = router.ask(messages)
     assert again.status_code == 200, again.text
     assert again.json()["timings"]["cache_n"] < 100

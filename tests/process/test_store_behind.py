@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -104,8 +103,7 @@ def filled(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Iterator[F
             first = start("tiny-hybrid", *flags(directory / "kv"))
             replies = [ask(first, text)[0] for text in TEXTS]
             until(lambda: store_of(first)["sent"]["n"] >= len(TEXTS), every=0.1)
-            first.process.send_signal(signal.SIGKILL)
-            first.process.wait(60)
+            first.kill()
         yield Filled(port, process, replies)
     finally:
         process.kill()
@@ -221,8 +219,7 @@ def test_a_server_that_is_killed_in_the_middle_of_a_fetch(
     with ThreadPoolExecutor(1) as pool:
         lost = pool.submit(ask, server, TEXTS[0])
         assert proxy.held.wait(120)
-        server.process.send_signal(signal.SIGKILL)
-        server.process.wait(60)
+        server.kill()
         assert isinstance(lost.exception(120), httpx.HTTPError)
     proxy.gate.set()
     proxy.fault = lambda answer: answer

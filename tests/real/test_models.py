@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -48,6 +47,5 @@ def test_models_behind_one_address_answer_as_each_alone(
             until(partial(stored, server, cases[0][0]))
             for case in cases[:2]:
                 pool.submit(one, case)  # the kill breaks most of these off
-            server.process.send_signal(signal.SIGKILL)
-            server.process.wait(60)
+            server.kill()
     assert n_cached > 0
