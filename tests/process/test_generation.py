@@ -56,22 +56,6 @@ def test_structured_output_behind_reasoning(server: Server) -> None:
     jsonschema.validate(json.loads(body["content"]), SCHEMA)
 
 
-@pytest.mark.parametrize(
-    ("fields", "why"),
-    [
-        ({"json_schema": {"type": "wizard"}}, "Field 'json_schema': JSON schema conversion failed: unknown type"),
-        ({"json_schema": {"$ref": "#"}}, "leads to itself"),
-        ({"json_schema": {"const": "x" * 5000}}, "more than 4096 characters"),
-        ({"grammar": '%llguidance {}\nstart: "a"'}, "failed to parse grammar"),
-    ],
-)
-def test_what_can_bind_nothing_is_refused(server: Server, fields: dict[str, Any], why: str) -> None:
-    for path, asked in (("/completion", {"prompt": "x"}), ("/v1/chat/completions", {"messages": [USER]})):
-        response = httpx.post(server.url + path, json={**asked, **fields, "max_tokens": 4}, timeout=60)
-        assert response.status_code == 400
-        assert why in response.json()["error"]["message"]
-
-
 @pytest.mark.parametrize("budget", [0, 5])
 def test_a_budget_ends_the_reasoning(server: Server, budget: int) -> None:
     fields = {"max_tokens": 30, "seed": 2, "ignore_eos": True, "cache_prompt": False}

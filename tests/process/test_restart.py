@@ -85,22 +85,6 @@ def test_stop_start_and_go_on(start: Callable[..., Server], tmp_path: Path, poli
         assert restored >= 3 * 500
 
 
-def test_raw_prompts_survive_a_kill(start: Callable[..., Server], tmp_path: Path) -> None:
-    flags = ["--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "full", "--kv-cache-min-tokens", "100"]
-    server = start("tiny-hybrid", *flags)
-    bodies = [{"prompt": user(seed, 900)["content"], "n_predict": 4, "temperature": 0} for seed in range(4)]
-    for body in bodies:
-        httpx.post(f"{server.url}/completion", json=body, timeout=60).raise_for_status()
-    until(lambda: n_on_disk(server) == 4)
-    server.kill()
-    server = start("tiny-hybrid", *flags)
-    for body in bodies:
-        response = httpx.post(f"{server.url}/completion", json=body, timeout=60)
-        assert source_of(response) == "disk"
-        assert response.json()["timings"]["cache_n"] >= 512
-    assert server.stop() == 0
-
-
 @pytest.mark.parametrize(
     ("where", "n"), [(["-ctk", "f32", "-ctv", "f32", "-fa", "off"], 700), (["--kv-pool", "4096"], 1900)]
 )
@@ -133,16 +117,6 @@ def test_more_rows_than_ram_has_room_for_survive_a_kill(
     assert (text_of(reply), reply["timings"]["source"]) == (text, "disk")
     assert server.stop() == 0
     check_directory(tmp_path)
-
-
-def test_off_writes_nothing(start: Callable[..., Server], tmp_path: Path) -> None:
-    server = start("tiny-hybrid", "--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "off")
-    for turn in range(3):
-        ask(server, [SYSTEM, user(turn)])
-    assert server.stop() == 0
-    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size > 2**20]
-    server = start("tiny-hybrid", "--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "off")
-    assert ask(server, [SYSTEM, user(0)])["timings"]["source"] == "none"
 
 
 @pytest.mark.timeout(300 + 10 * KILL_ROUNDS)

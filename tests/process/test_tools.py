@@ -62,46 +62,10 @@ def called(client: openai.OpenAI, **fields: Any) -> Any:
     return client.chat.completions.create(model="any", messages=ASKED, **{**options, **fields})
 
 
-def test_a_forced_call(client: openai.OpenAI) -> None:
-    for seed in range(3):
-        (choice,) = called(client, seed=seed).choices
-        assert choice.finish_reason == "tool_calls"
-        assert not choice.message.content
-        (call,) = choice.message.tool_calls
-        assert call.function.name == "forecast"
-        arguments = json.loads(call.function.arguments)
-        assert set(arguments) == {"days", "city"}
-        assert isinstance(arguments["days"], int)
-        assert arguments["city"] in ("Paris", "Rome", "Lima")
-
-
 def test_a_named_tool_is_called(client: openai.OpenAI) -> None:
     choice = {"type": "function", "function": {"name": "stop"}}
     message = called(client, tools=[TOOL, OTHER], tool_choice=choice).choices[0].message
     assert [call.function.name for call in message.tool_calls] == ["stop"]
-
-
-def test_a_stream_brings_the_same_call(client: openai.OpenAI) -> None:
-    whole = called(client, seed=5).choices[0].message.tool_calls[0].function
-    heads, arguments, reasons = [], "", []
-    with called(client, seed=5, stream=True) as stream:
-        for chunk in stream:
-            reasons.append(chunk.choices[0].finish_reason)
-            for call in chunk.choices[0].delta.tool_calls or ():
-                assert call.index == 0
-                heads += [call] if call.id else []
-                arguments += call.function.arguments
-    assert [(head.type, head.function.name) for head in heads] == [("function", "forecast")]
-    assert arguments == whole.arguments
-    assert reasons[-1] == "tool_calls"
-
-
-def test_a_single_call_is_bound_from_where_it_begins(client: openai.OpenAI) -> None:
-    biased = {**PLAIN, "logit_bias": {"<tool_call>": 30.0}}
-    (choice,) = called(client, tool_choice="auto", extra_body=biased).choices
-    (call,) = choice.message.tool_calls
-    assert set(json.loads(call.function.arguments)) == {"days", "city"}
-    assert choice.finish_reason == "tool_calls"
 
 
 def test_reasoning_comes_before_a_forced_call(client: openai.OpenAI, form: str) -> None:

@@ -19,7 +19,7 @@ from pyctl.engine.engine_settings import EngineSettings
 from pyctl.llama import LlamaBackend, Loaded
 from pyctl.prompt import Prompt
 from tests.unit.cache.checks import check_invariants
-from tests.unit.engine.drive import START, ask, chat, cold
+from tests.unit.engine.drive import ask, chat, cold
 
 """Stands for <|im_start|>: every boundary is where one of these is."""
 
@@ -108,44 +108,6 @@ def test_a_history_that_became_shorter_than_its_snapshot(backend: LlamaBackend, 
     assert check(engine, short) == (663 if asked else 660)
     assert check(engine, shorter) == 360
     assert check(engine, long) == 903, "what was asked before, to its very end"
-
-
-@pytest.mark.parametrize("moment", [None, *range(9)])
-def test_twenty_turns_advance_every_turn(backend: LlamaBackend, moment: int | None) -> None:
-    """Each turn resumes deeper than the one before, by however little it grew; keys name exactly what they hold."""
-    messages = [(1, 300)]
-    prompts = []
-    for turn in range(20):
-        messages += [(100 + turn, 40 + 7 * (turn % 5)), (200 + turn, 33 + turn)]
-        prompts.append(chat(*messages))
-    expect(backend, *prompts, n=2)
-    backend.memory.clear(0)
-    engine = engine_of(backend, 4)
-    restored = 0
-    for turn, prompt in enumerate(prompts):
-        if moment is not None:
-            ask(engine, prompt, 2, cancel_after=moment)
-        position = check(engine, prompt, 2)
-        if turn:
-            assert position > restored, f"turn {turn} did not advance"
-            assert len(prompt) - position < 64 + 64 + 64, "only the new messages are evaluated"
-        restored = position
-
-
-def test_markers_inside_content_hide_nothing(backend: LlamaBackend) -> None:
-    """A message full of start markers only adds boundaries; the ones after it are found all the same."""
-    pasted = [START, *([START, 98, 99] * 20), 100]
-    head = chat((1, 300)).tokens[:300]
-    tail = chat((2, 200)).tokens
-    tokens = np.concatenate([head, pasted, tail])
-    prompt = Prompt.of(tokens, np.flatnonzero(tokens == START))
-    longer = np.concatenate([tokens, chat((3, 120)).tokens])
-    follow = Prompt.of(longer, np.flatnonzero(longer == START))
-    expect(backend, prompt, follow)
-    backend.memory.clear(0)
-    engine = engine_of(backend, 8)
-    check(engine, prompt)
-    assert check(engine, follow) >= len(tokens) - 3 - 64
 
 
 def test_no_system_message_and_no_boundaries(backend: LlamaBackend) -> None:

@@ -107,29 +107,6 @@ def test_files_that_vanish_are_a_miss(tmp_path: Path) -> None:
     engine.prefix_cache.close()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_snapshot_that_reads_but_does_not_load_is_a_miss(tmp_path: Path, kind: str) -> None:
-    prompt = chat((1, 300), (2, 240))
-    engine = engine_on(tmp_path, kind)
-    expected = ask(engine, prompt).tokens
-    engine.prefix_cache.close()
-    engine = engine_on(tmp_path, kind)
-    engine.backend.fail_loads = 1
-    reply = ask(engine, prompt)
-    assert reply.tokens == expected
-    assert reply.error is None
-    check_invariants(engine.prefix_cache.cache)
-    engine.prefix_cache.close()
-
-
-def test_a_request_can_stay_off_the_disk(tmp_path: Path) -> None:
-    engine = engine_on(tmp_path, "hybrid")
-    ask(engine, chat((1, 300)), disk_policy=DiskPolicy("off"))
-    assert engine.prefix_cache.disk.flush(60)
-    assert engine.prefix_cache.disk.store.lengths() == set()
-    engine.prefix_cache.close()
-
-
 def test_off_reads_nothing_either(tmp_path: Path) -> None:
     prompt = chat((1, 300), (2, 240))
     engine = engine_on(tmp_path, "hybrid")
@@ -141,22 +118,6 @@ def test_off_reads_nothing_either(tmp_path: Path) -> None:
     engine = engine_on(tmp_path, "hybrid", "off")
     assert ask(engine, prompt).done.stats.source == "none"
     engine.prefix_cache.close()
-
-
-def test_random_branches_over_many_restarts(tmp_path: Path) -> None:
-    rng = np.random.default_rng(3)
-    conversations = [[(i % 2, 300)] for i in range(4)]
-    for _ in range(12):
-        engine = engine_on(tmp_path, "hybrid", "auto:8", n_slots=int(rng.integers(1, 6)), daily_bytes=None)
-        for _ in range(4):
-            conversation = conversations[rng.integers(4)]
-            if len(conversation) > 6:
-                del conversation[2:]
-            conversation.append((int(rng.integers(1000)), int(rng.choice([40, 100, 170]))))
-            prompt = chat(*conversation)
-            assert ask(engine, prompt, 4).tokens == cold(FakeBackend("hybrid"), prompt, 4).tokens
-            check_invariants(engine.prefix_cache.cache)
-        engine.prefix_cache.close()
 
 
 def test_the_engine_asks_neither_the_index_nor_a_thread_that_waits(
