@@ -276,15 +276,6 @@ def test_nothing_for_raw_prompts_nor_without_the_cache_nor_for_several_choices(s
         assert each.totals()["warmed"] == 0
 
 
-def test_several_conversations_side_by_side(serve: Callable[..., Served]) -> None:
-    server = serve(n_seqs=3)
-    befores = [openai(server, f"{i}. {QUESTIONS[0]}", None) for i in range(3)]
-    server.settle(3)
-    for before in befores:
-        openai(server, QUESTIONS[1], before)
-        assert server.evaluated <= len(QUESTIONS[1]) + 40
-
-
 def test_a_head_is_made_ready_before_it_is_needed(serve: Callable[..., Served]) -> None:
     server = serve(warm_next=False)
     head = {"messages": [{"role": "system", "content": SYSTEM * 10}], "tools": [TOOL]}

@@ -13,11 +13,6 @@ import pytest
 from tests.process.conftest import Server
 
 
-@pytest.fixture(scope="module")
-def server(start: Callable[..., Server]) -> Server:
-    return start("tiny-hybrid", "-np", "2", "-c", "1024", "--metrics")
-
-
 def ids(seed: int, n: int) -> list[int]:
     return random.Random(seed).choices(range(1, 250), k=n)
 
@@ -25,13 +20,6 @@ def ids(seed: int, n: int) -> list[int]:
 def ask(server: Server, prompt: list[int] | list[list[int]], n: int, **fields: Any) -> httpx.Response:
     body = {"prompt": prompt, "n_predict": n, "temperature": 0, "ignore_eos": True, "return_tokens": True, **fields}
     return httpx.post(f"{server.url}/completion", json=body, timeout=120)
-
-
-def test_both_want_three_quarters_at_once(server: Server) -> None:
-    with ThreadPoolExecutor(2) as pool:
-        replies = list(pool.map(lambda seed: ask(server, ids(seed, 768), 200), (3, 4)))
-    assert [reply.status_code for reply in replies] == [200, 200]
-    assert [reply.json()["tokens_predicted"] for reply in replies] == [200, 200]
 
 
 @pytest.mark.parametrize(("flags", "n_ctx"), [((), 1024), (("--no-kv-unified",), 512)])

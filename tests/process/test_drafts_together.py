@@ -30,33 +30,6 @@ def drafts_of(reply: dict[str, Any]) -> tuple[int, int]:
     return timings.get("draft_n", 0), timings.get("draft_n_accepted", 0)
 
 
-@pytest.mark.parametrize("name", ["tiny-hybrid-nextn", "tiny-moe-nextn"])
-def test_what_is_cached_changes_neither_reply_nor_drafts_of_the_head(
-    start: Callable[..., Server], tmp_path: Path, name: str
-) -> None:
-    """Cold, from the live sequence, from RAM, and from disk after a restart."""
-    flags = ["--spec-type", "draft-mtp", "--exact", "-np", "2", "--kv-cache-dir", str(tmp_path)]
-    flags += ["--disk-prefix-cache", "full"]
-    server = start(name, *flags)
-    prompts = [f"# file {i}\n" + TEXT * 12 for i in range(3)]
-    cold = [ask(server, prompt, cache_prompt=False, n_probs=2) for prompt in prompts]
-    for _ in range(2):
-        for prompt, first in zip(prompts, cold, strict=True):
-            again = ask(server, prompt, n_probs=2)
-            assert again["tokens"] == first["tokens"]
-            assert again["completion_probabilities"] == first["completion_probabilities"]
-            assert drafts_of(again) == drafts_of(first)
-    assert again["timings"]["cache_n"] > 0
-    assert sum(drafts_of(each)[1] for each in cold) > 0
-    assert server.stop() == 0
-    server = start(name, *flags)
-    for prompt, first in zip(prompts, cold, strict=True):
-        again = ask(server, prompt, n_probs=2)
-        assert again["timings"]["cache_n"] > 0
-        assert again["tokens"] == first["tokens"]
-        assert drafts_of(again) == drafts_of(first), "the first reply after a restart drafts as before it"
-
-
 def test_with_exact_no_source_changes_a_reply(start: Callable[..., Server]) -> None:
     """Remembered texts change the speed of a reply, never its tokens."""
     prompts = [TEXT * 8, "{" + TEXT * 6, TEXT * 9 + "x"]

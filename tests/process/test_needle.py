@@ -99,19 +99,6 @@ def test_every_way_of_restoring_gives_the_cold_reply(
     assert restarted.stop() == 0
 
 
-@pytest.mark.timeout(600)
-def test_a_pool_changes_no_reply(server: Server, start: Callable[..., Server]) -> None:
-    pooled = start("", *FLAGS, *POOL)
-    for seed, tokens, count in TOLD:
-        for prompt, question in questions_of(seed, tokens, count):
-            reply, _ = ask(pooled, prompt)
-            assert reply == question.answer, "as the plain model says"
-    edited, answer = told(4, 1024, 4).edited(0)
-    assert ask(pooled, edited)[0] == answer
-    stranger = [*told(6, 1024, 4).messages, {"role": "user", "content": "What is the password of the frozen volcano?"}]
-    assert ask(pooled, stranger)[0] == ask(server, stranger)[0] == UNKNOWN
-
-
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_an_edited_fact_changes_the_answer(server: Server, number: int) -> None:
     conversation = told(4, 4096, 4)

@@ -250,15 +250,3 @@ def test_a_directory_as_a_store(start: Start, tmp_path: Path) -> None:
     states = f"{found['id'].partition('-')[0]}-*.state"
     until(lambda: not list((tmp_path / "shared").rglob(states)))
     assert second.stop() == 0
-
-
-def test_a_store_that_is_killed_is_left_alone(filled: Filled, proxy: FaultyProxy, start: Start, tmp_path: Path) -> None:
-    server = started(start, tmp_path / "b")
-    filled.process.kill()
-    filled.process.wait(60)
-    assert ask(server, TEXTS[0]) == (filled.replies[0], "none")
-    until(lambda: store_of(server)["is_away"], every=0.1)
-    assert ask(server, TEXTS[1])[0] == filled.replies[1]
-    assert server.log().count("kv store: cannot be read") == 1
-    assert SECRET not in server.log()
-    assert server.stop() == 0

@@ -246,11 +246,15 @@ def test_a_reply_that_is_suspended_after_every_step_drafts_as_the_cold_run(
     server.close()
 
 
-def test_a_cache_goes_on_with_and_without_a_head(open_drafting: Opener, tmp_path: Path) -> None:
+@pytest.mark.parametrize("other", ["", "tiny-draft", "tiny-hybrid-eagle3", "tiny-hybrid-dspark"])
+def test_a_cache_goes_on_with_another_draft_model_and_without(
+    open_drafting: Opener, model_path: Callable[[str], Path], tmp_path: Path, other: str
+) -> None:
     with_head = open_drafting("tiny-hybrid-nextn")
+    drafts = DraftSettings(draft_path=str(model_path(other))) if other else None
     prompts = conversation()
     expected = [cold(with_head, prompt, tmp_path) for prompt in prompts]
-    backends = [with_head, open_drafting("tiny-hybrid-nextn", None), with_head]
+    backends = [with_head, open_drafting("tiny-hybrid-nextn", drafts), with_head]
     for turn, backend in enumerate(backends):
         server = DraftServer(backend, tmp_path / "cache", OTHER)
         found = server.ask(prompts[turn], 40)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from pyctl.server.load_order import MOST_HELD_SECONDS, LoadOrder, Ticket
 
 
@@ -120,33 +117,3 @@ def test_an_unload_that_was_asked_for_lets_no_request_in() -> None:
     clocked.order.unloaded("a")
     clocked.settle()
     assert waiting in clocked.running, "it loads the model again"
-
-
-STEPS = st.sampled_from(["ask", "ask", "end", "wait"])
-
-
-@given(
-    most=st.integers(1, 3),
-    patience=st.sampled_from([0.0, 0.5, 3.0]),
-    steps=st.lists(st.tuples(STEPS, st.integers(0, 4), st.floats(0, 8)), max_size=60),
-)
-def test_whatever_comes_every_request_runs_in_bounded_time(
-    most: int, patience: float, steps: list[tuple[str, int, float]]
-) -> None:
-    clocked, asked = Clocked(most, patience), list[Ticket]()
-    for kind, number, seconds in steps:
-        if kind == "ask":
-            asked.append(clocked.ask("vwxyz"[number]))
-        elif kind == "end" and clocked.running:
-            clocked.end(clocked.running[number % len(clocked.running)])
-        else:
-            clocked.wait(seconds)
-        assert sum(clocked.order.is_loaded(name) for name in "vwxyz") <= most
-    # Replies end, each after a second at most; then nothing waits longer than one hold for each model.
-    began, ended = clocked.now, set[Ticket]()
-    while len(ended) < len(asked):
-        for ticket in list(clocked.running):
-            clocked.end(ticket)
-        ended = {ticket for ticket in asked if ticket not in clocked.order._waiting and ticket not in clocked.running}
-        clocked.wait(1.0)
-        assert clocked.now - began < 5 * (MOST_HELD_SECONDS + patience + 2)
