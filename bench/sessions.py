@@ -94,26 +94,33 @@ def tools(program: str, n: int, n_each: int) -> list[Message]:
     ]
 
 
+def named(*workloads: Workload) -> dict[str, Workload]:
+    return {workload.__name__.strip("_"): workload for workload in workloads}
+
+
 def turn(server: Answers, conversation: list[Message], message: Message, reply: Reply = PLAIN) -> None:
     """One message and the reply to it, at the end of ``conversation``."""
     conversation.append(message)
     conversation.append(server.chat(conversation, reply))
 
 
+def talked(server: Answers, n: int) -> list[Message]:
+    """A conversation of ``n`` short turns."""
+    conversation = [system("a")]
+    for i in range(n):
+        turn(server, conversation, user(i))
+    return conversation
+
+
 # -- shapes ------------------------------------------------------------------------------------------------------------
 
 
 def growing(server: Answers) -> None:
-    conversation = [system("a")]
-    for i in range(10):
-        turn(server, conversation, user(i))
+    talked(server, 10)
 
 
 def shortened(server: Answers) -> None:
-    conversation = [system("a")]
-    for i in range(6):
-        turn(server, conversation, user(i))
-    conversation = conversation[:3]
+    conversation = talked(server, 6)[:3]
     turn(server, conversation, user("follow-up"))
     turn(server, conversation, user("and another"))
 
@@ -137,9 +144,7 @@ def dynamic_tail(server: Answers) -> None:
 
 
 def branching(server: Answers) -> None:
-    conversation = [system("a")]
-    for i in range(5):
-        turn(server, conversation, user(i))
+    conversation = talked(server, 5)
     edited = conversation[:5]
     for i in range(3):
         turn(server, edited, user(("edited", i)))
@@ -156,8 +161,7 @@ def titles(server: Answers) -> None:
 
 
 def regenerate(server: Answers) -> None:
-    conversation = [system("a")]
-    turn(server, conversation, user(0))
+    conversation = talked(server, 1)
     for _ in range(4):
         server.chat([*conversation, user(1)])
 
@@ -179,21 +183,10 @@ def sub_agents(server: Answers) -> None:
         turn(server, main, user(("result", i)))
 
 
-WORKLOADS: dict[str, Workload] = {
-    workload.__name__: workload
-    for workload in (
-        growing,
-        shortened,
-        alternating,
-        fan_out,
-        sub_agents,
-        dynamic_tail,
-        branching,
-        titles,
-        regenerate,
-        tool_loop,
-    )
-}
+WORKLOADS = named(
+    *(growing, shortened, alternating, fan_out, sub_agents),
+    *(dynamic_tail, branching, titles, regenerate, tool_loop),
+)
 
 
 # -- more than a budget holds ------------------------------------------------------------------------------------------
@@ -248,9 +241,7 @@ def long_and_short(server: Answers) -> None:
     turn(server, main, user("last", 300))
 
 
-BUDGETED: dict[str, Workload] = {w.__name__: w for w in (three_agents, visits, long_and_short)}
-
-LONG: dict[str, Workload] = {long_agents.__name__: long_agents}
+BUDGETED, LONG = named(three_agents, visits, long_and_short), named(long_agents)
 """Contexts of a whole card, which take minutes."""
 
 
@@ -431,11 +422,8 @@ def open_webui(server: Answers) -> None:
         messages = [system("webui", 400), user((i, 0), 300)]
         for j in range(4):
             messages.append(server.chat(messages, Reply(said=300)))
-            told = "\n".join(
-                f"{message['role'].upper()}: {message['content']}"
-                for message in messages[-6:]
-                if message["role"] != "system"
-            )
+            lines = (f"{each['role'].upper()}: {each['content']}" for each in messages[-6:] if each["role"] != "system")
+            told = "\n".join(lines)
             for task, n in (("follow-ups", 700), ("title", 900), ("tags", 600))[: 3 if j == 0 else 1]:
                 content = f"### Task:\n{text(task, n)}\n### Chat History:\n<chat_history>\n{told}\n</chat_history>"
                 server.chat([{"role": "user", "content": content}], Reply(said=40))
@@ -464,19 +452,7 @@ def sillytavern(server: Answers) -> None:
         lines += [f"Bert:{reply}", f"Anna: {text(('answer', i), 150)}"]
 
 
-AGENTS: dict[str, Workload] = {
-    workload.__name__.strip("_"): workload
-    for workload in (
-        claude_code,
-        codex,
-        opencode,
-        cline,
-        qwen_code,
-        aider,
-        continue_,
-        mini_swe,
-        open_webui,
-        short_requests,
-        sillytavern,
-    )
-}
+AGENTS = named(
+    *(claude_code, codex, opencode, cline, qwen_code, aider),
+    *(continue_, mini_swe, open_webui, short_requests, sillytavern),
+)

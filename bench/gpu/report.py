@@ -64,11 +64,9 @@ def first_tokens(
     return found
 
 
-def prefill_rate(records: Sequence[Record], server: str, size: int, way: str) -> float | None:
-    """Tokens per second of a cold prompt."""
-    key = {"kind": FIRST_TOKEN, "size": size, "way": way, "server": server}
-    evaluated, ms = median_of(records, "evaluated", **key), median_of(records, "first_ms", **key)
-    return None if evaluated is None or ms is None else evaluated / ms * 1e3
+def of_both(records: Sequence[Record], field: str, **wanted: object) -> list[float | None]:
+    """The median of each server."""
+    return [median_of(records, field, server=server, **wanted) for server in (OURS, PEER)]
 
 
 def ratio(a: float | None, b: float | None) -> float | None:
@@ -78,23 +76,20 @@ def ratio(a: float | None, b: float | None) -> float | None:
 def speeds(records: Sequence[Record]) -> list[tuple[str, float | None, float | None]]:
     """(what, pyctl's tokens per second, llama-server's) for prefill and decode."""
     found = []
-    asked = {(r["size"], r["way"]) for r in records if r["kind"] == FIRST_TOKEN}
-    for size, way in sorted(pair for pair in asked if pair[1] in (COLD, ONE_MESSAGE)):
-        ours, peer = (prefill_rate(records, server, size, way) for server in (OURS, PEER))
-        found.append((f"prefill, {way}, {size:,} tokens", ours, peer))
+    for size, way, servers in sorted(first_tokens(records), key=lambda each: each[:2]):
+        if way in (COLD, ONE_MESSAGE):
+            ours, peer = (servers[s][0] / servers[s][1] * 1e3 if s in servers else None for s in (OURS, PEER))
+            found.append((f"prefill, {way}, {size:,} tokens", ours, peer))
     for size in sorted({record["size"] for record in records if record["kind"] == "decode"}):
-        ours, peer = (median_of(records, "tokens_per_second", kind="decode", size=size, server=s) for s in (OURS, PEER))
+        ours, peer = of_both(records, "tokens_per_second", kind="decode", size=size)
         found.append((f"decode after {size:,} tokens", ours, peer))
     return found
 
 
 def stream_rates(records: Sequence[Record]) -> list[tuple[int, float | None, float | None]]:
     """(streams, pyctl's tokens per second of each, llama-server's)."""
-    found = []
-    for n in sorted({record["streams"] for record in records if record["kind"] == "streams"}):
-        ours, peer = (median_of(records, "tokens_per_second", streams=n, server=server) for server in (OURS, PEER))
-        found.append((n, ours, peer))
-    return found
+    streams = sorted({record["streams"] for record in records if record["kind"] == "streams"})
+    return [(n, *of_both(records, "tokens_per_second", streams=n)) for n in streams]
 
 
 def cut_shares(records: Sequence[Record]) -> list[tuple[int, float, float | None]]:
@@ -262,12 +257,9 @@ def cut_rows(records: Sequence[Record]) -> list[Row]:
     return [[f"{n:,}", f"{reported:.2%}", _show(clock, "{:.2%}")] for n, reported, clock in cut_shares(records)]
 
 
-def copy_rows(records: Sequence[Record]) -> list[Row]:
-    def cells(r: Record) -> Row:
-        rates = [f"{r['out']:.1f} ({r['out_share']:.0%})", f"{r['back']:.1f} ({r['back_share']:.0%})"]
-        return [r["what"], f"{r['tokens']:,}", f"{r['mb']:,.0f}", *rates]
-
-    return _rows(records, "copy", cells)
+def copy_cells(r: Record) -> Row:
+    rates = [f"{r['out']:.1f} ({r['out_share']:.0%})", f"{r['back']:.1f} ({r['back_share']:.0%})"]
+    return [r["what"], f"{r['tokens']:,}", f"{r['mb']:,.0f}", *rates]
 
 
 def disk_rows(records: Sequence[Record]) -> list[Row]:
@@ -277,13 +269,9 @@ def disk_rows(records: Sequence[Record]) -> list[Row]:
     ]
 
 
-def memory_rows(records: Sequence[Record]) -> list[Row]:
-    def cells(r: Record) -> Row:
-        names = ("vram_mib", "ram_mib", "resident_mib", "cache_mib", "blocks_mib", "in_flight_mib", "arena_mib")
-        sizes = [_show(r.get(name), "{:,.0f}") for name in names]
-        return [r["server"], f"{r['section']}, {r['when']}", *sizes]
-
-    return _rows(records, "memory", cells)
+def memory_cells(r: Record) -> Row:
+    names = ("vram_mib", "ram_mib", "resident_mib", "cache_mib", "blocks_mib", "in_flight_mib", "arena_mib")
+    return [r["server"], f"{r['section']}, {r['when']}", *(_show(r.get(name), "{:,.0f}") for name in names)]
 
 
 def return_cells(record: Record) -> Row:
@@ -291,33 +279,22 @@ def return_cells(record: Record) -> Row:
     return [f"{record['n']:,}", *times, "yes" if record["equal"] else "NO"]
 
 
-def kept_rows(records: Sequence[Record]) -> list[Row]:
-    def cells(r: Record) -> Row:
-        sizes = [f"{r['bytes'] / 1e6:,.1f}", f"{r['theory'] / 1e6:,.1f}", f"{r['ratio']:.3f}"]
-        return [r["way"], f"{r['tokens']:,}", str(r["snapshots"]), *sizes]
-
-    return _rows(records, "kept turn", cells)
+def kept_cells(r: Record) -> Row:
+    sizes = [f"{r['bytes'] / 1e6:,.1f}", f"{r['theory'] / 1e6:,.1f}", f"{r['ratio']:.3f}"]
+    return [r["way"], f"{r['tokens']:,}", str(r["snapshots"]), *sizes]
 
 
 CARD_SPEEDS = ("prompt", "cold s", "next turn ms", "tokens/s")
 
 
-def card_rows(records: Sequence[Record]) -> list[Row]:
-    def cells(r: Record) -> Row:
-        memory = [f"{r['context']:,}", f"{r['vram_mib']:,.0f}", f"{r['ram_mib']:,.0f}", f"{r['load_s']:.1f}"]
-        rate = "" if r["tokens_per_second"] is None else f"{r['tokens_per_second']:.1f}"
-        speeds = [f"{r['prompt']:,}", f"{r['first_ms'] / 1e3:,.1f}", f"{r['next_ms']:,.0f}", rate]
-        return [r["name"], f"`{r['flags']}`" if r["flags"] else "", *memory, *speeds]
-
-    return _rows(records, "small card", cells)
+def card_cells(r: Record) -> Row:
+    memory = [f"{r['context']:,}", f"{r['vram_mib']:,.0f}", f"{r['ram_mib']:,.0f}", f"{r['load_s']:.1f}"]
+    speeds = [f"{r['prompt']:,}", f"{r['first_ms'] / 1e3:,.1f}", f"{r['next_ms']:,.0f}", _show(r["tokens_per_second"])]
+    return [r["name"], f"`{r['flags']}`" if r["flags"] else "", *memory, *speeds]
 
 
-def exact_rows(records: Sequence[Record]) -> list[Row]:
-    rows = []
-    for record in records:
-        if record["kind"] == "exact":
-            rows.append([record["kv"], record["flash"], *(f"{value:.3g}" for value in record["differences"].values())])
-    return rows
+def exact_cells(record: Record) -> Row:
+    return [record["kv"], record["flash"], *(f"{value:.3g}" for value in record["differences"].values())]
 
 
 def document(data: dict[str, Any]) -> str:
@@ -365,7 +342,7 @@ def document(data: dict[str, Any]) -> str:
             "Rows and state, GB/s",
             "In brackets the share of one copy of as many bytes between pinned and device memory.",
             ["what", "tokens", "MB", "save", "restore"],
-            copy_rows(records),
+            _rows(records, "copy", copy_cells),
         ),
         (
             "From disk",
@@ -378,25 +355,25 @@ def document(data: dict[str, Any]) -> str:
             "VRAM and RAM (what the machine has less of) against the moment before the start; resident is the "
             "process's, less the model's file. pyctl counts snapshots, all blocks, those in copy, those held ready.",
             ["server", "when", "VRAM", "RAM", "resident", "snapshots", "blocks", "in flight", "held"],
-            memory_rows(records),
+            _rows(records, "memory", memory_cells),
         ),
         (
             "RAM of kept turns",
             "",
             ["way", "new tokens", "snapshots", "MB", "rows and states MB", "ratio"],
-            kept_rows(records),
+            _rows(records, "kept turn", kept_cells),
         ),
         (
             "Exactness",
             "Logits, largest difference from a cold run; the last column compares another prompt and must not be 0.",
             ["KV", "flash", *exact],
-            exact_rows(records),
+            _rows(records, "exact", exact_cells),
         ),
         (
             "On a card of 24 GB",
             "Another process holds the rest. Of what a head drafts, 70 % is accepted by chance.",
             ["line", "flags", "context", "VRAM MiB", "RAM MiB", "start s", *CARD_SPEEDS],
-            card_rows(records),
+            _rows(records, "small card", card_cells),
         ),
     ):
         lines += _section(title, text, columns, rows)
