@@ -83,14 +83,14 @@ def finished(events: Iterable[Event]) -> Done:
     return last
 
 
-def tokenizer_of(file: Path | str, kind: type[LlamaTokenizer] = LlamaTokenizer) -> LlamaTokenizer:
+def tokenizer_of(file: Path | str) -> LlamaTokenizer:
     """The vocabulary of the model or vocabulary at ``file``, without its weights; SystemExit if it does not load."""
     params = api.llama_model_default_params()
     params.vocab_only = True
     model = api.llama_model_load_from_file(str(file).encode(), params)
     if not model:
         raise SystemExit(f"{file} does not load: a build unpacks the vocabularies of llama.cpp")
-    return kind(model, owns=True)
+    return LlamaTokenizer(model, owns=True)
 
 
 # -- measuring ---------------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import msgspec
 import numpy as np
 
 from bench.common import parse, parser_of, show, tell
@@ -367,18 +368,11 @@ def in_own_process(name: str) -> Record:
     except subprocess.TimeoutExpired:
         return Record(name, failure=f"no end within {MOST_SECONDS} s")
     if done.returncode == 0:
-        return record_of(json.loads(done.stdout.splitlines()[-1])["records"][0])
+        return msgspec.convert(json.loads(done.stdout.splitlines()[-1])["records"][0], Record)
     lines = done.stderr.splitlines()
     asserted = [line for line in lines if "GGML_ASSERT" in line or line.startswith(("pyctl.", "ValueError"))]
     text = (asserted or lines[-1:] or [f"exit code {done.returncode}"])[0]
     return Record(name, failure=re.sub(r"^\S*/", "", text))
-
-
-def record_of(found: dict[str, Any]) -> Record:
-    """A record as a process told it."""
-    tallies = {key: Tally(**tally) for key, tally in found.pop("tallies").items()}
-    sizes = found.pop("sizes")
-    return Record(**found, tallies=tallies, sizes=Sizes(**sizes) if sizes else None)
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ from bench.soak.findings import Findings
 from bench.soak.hostile import Attacker
 from bench.soak.judge import TIE, Judge
 from bench.soak.talk import CHAT, Talker
-from bench.soak.target import LONG, REST_SECONDS, Bounds, Target, beside, report, short_lives, verify
+from bench.soak.target import LONG, REST_SECONDS, Bounds, Target, add_soak, beside, report, short_lives, verify
 from pyctl.measure.server_process import PYCTL_SERVE, ServerProcess
 from tools.generator import VISION_SHAPES
 
@@ -221,14 +221,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6), help="default: a new one")
     parser.add_argument("--context", type=int, default=16384, help="cells of each model")
-    parser.add_argument("--parallel", type=int, default=4, metavar="N", help="-np of the server")
-    parser.add_argument("--clients", type=int, default=6, metavar="N", help="clients, with two conversations each")
-    parser.add_argument("--cache-ram", type=int, default=512, metavar="MiB")
+    add_soak(parser, KINDS, 512, 256.0)
     parser.add_argument("--flags", default="-ngl 99 -fa on", help="more flags for all servers, in one string")
     parser.add_argument("--card", action=argparse.BooleanOptionalAction, default=True, help="leave what --left says")
     parser.add_argument("--left", type=int, metavar="MiB", help="memory of the card; default: by the larger model")
-    parser.add_argument("--without", nargs="*", default=[], choices=KINDS, help="kinds to leave out")
-    parser.add_argument("--growth-limit", type=float, default=256.0, metavar="MiB", help="from one rest to the next")
     parser.add_argument("--work", type=Path, metavar="DIR", help="keep the logs and the cache there")
     options = parse(parser, argv, minutes=0.4, clients=4, context=4096, growth_limit=1000.0)
     options.kinds = [kind for kind in KINDS if kind not in options.without]

@@ -29,7 +29,7 @@ from bench.soak.findings import Findings
 from bench.soak.hostile import Attacker, corpus
 from bench.soak.judge import Judge
 from bench.soak.talk import Talker
-from bench.soak.target import LONG, Bounds, Target, beside, report, short_lives, verify
+from bench.soak.target import LONG, Bounds, Target, add_soak, beside, report, short_lives, verify
 from bench.soak.upkeep import Operator
 from pyctl.measure.server_process import PYCTL_SERVE, ServerProcess
 
@@ -97,19 +97,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--context", type=int, default=4096, help="cells for all sequences")
-    parser.add_argument("--parallel", type=int, default=4, metavar="N", help="-np of the server")
-    parser.add_argument("--clients", type=int, default=6, metavar="N", help="clients, with two conversations each")
-    parser.add_argument("--cache-ram", type=int, default=24, metavar="MiB")
+    add_soak(parser, KINDS, 24, 24.0)
     parser.add_argument("--flags", default="", help="more flags for both servers, in one string")
-    parser.add_argument("--without", nargs="*", default=[], choices=KINDS, help="kinds to leave out")
     parser.add_argument("--patience", type=float, default=2.0, metavar="SECONDS", help="time limit of a refusal")
-    parser.add_argument(
-        "--growth-limit",
-        type=float,
-        default=24.0,
-        metavar="MiB",
-        help="growth limit from one pause of a long life to the next; without pauses, after its first third",
-    )
     parser.add_argument("--resident-limit", type=float, default=0.0, metavar="MiB", help="resident memory; 0: no limit")
     options = parse(parser, argv, minutes=0.3, clients=3, patience=100.0, growth_limit=400.0)
     with tempfile.TemporaryDirectory() as directory:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import random
 import re
@@ -300,6 +301,16 @@ def sample_of(pid: int) -> Sample | None:
     if "VmRSS" not in fields:
         return None
     return Sample(int(fields["VmRSS"].split()[0]) / 1024, int(fields["Threads"]), files)
+
+
+def add_soak(parser: argparse.ArgumentParser, kinds: Sequence[str], cache_ram: int, growth_limit: float) -> None:
+    """The options that all soaks have."""
+    parser.add_argument("--parallel", type=int, default=4, metavar="N", help="-np of the server")
+    parser.add_argument("--clients", type=int, default=6, metavar="N", help="clients, with two conversations each")
+    parser.add_argument("--cache-ram", type=int, default=cache_ram, metavar="MiB")
+    parser.add_argument("--without", nargs="*", default=[], choices=kinds, help="kinds to leave out")
+    which = "from one pause of a long life to the next; without pauses, after its first third"
+    parser.add_argument("--growth-limit", type=float, default=growth_limit, metavar="MiB", help=f"growth, {which}")
 
 
 def beside(work: Sequence[Callable[[], None]], target: Target, lives: Callable[[], None]) -> None:
