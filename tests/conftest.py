@@ -19,6 +19,7 @@ from pyctl.engine.vision_settings import VisionSettings
 from pyctl.llama import Loaded, load
 from tests import ownership
 from tests.effort import examples
+from tests.unit.engine.drive import empty
 from tools.generator import SHAPES, VISION_SHAPES, cached_model
 from tools.generator.families import FAMILIES, cached_family
 
@@ -105,8 +106,7 @@ def open_model(model_path: Callable[[str], Path]) -> Iterator[Callable[..., Load
             model = ModelSettings(path=str(model_path(name)), **chosen)
             opened[key] = load(model, drafts=drafts, vision=vision, pool=pool)
         backend = opened[key].backend
-        for seq in range(backend.facts.n_seqs):
-            backend.memory.clear(seq)
+        empty(backend)
         backend.memory.release_all()
         return opened[key]
 

@@ -22,7 +22,7 @@ from pyctl.llama.library import Pulse, api
 from pyctl.prompt import Prompt
 from tests.fake import FakeBackend
 from tests.unit.cache.checks import check_invariants
-from tests.unit.engine.drive import ask, cold, collect, request
+from tests.unit.engine.drive import ask, cold, collect, request, run_all
 from tests.unit.server.fake import INFO
 
 N = 64
@@ -57,8 +57,7 @@ def test_a_batch_that_is_broken_off_is_evaluated_later(kind: str) -> None:
             assert seq.n > before
     other = ask(engine, Prompt.of(np.full(30, 7)), 3)
     assert other.error is None
-    while engine.step():
-        pass
+    run_all(engine)
     assert collect(handle).done is not None
     reply = ask(engine, prompt, 5)
     assert reply.tokens == expected
@@ -129,8 +128,7 @@ def test_logits_are_those_of_a_cold_run(
             pulse.breaks_at = pulse.count + backend.control._n_looks * part // 6
             engine.step()
             assert (seq.n, pulse.breaks_at) == (before, 0), "broken off, and said so"
-        while engine.step():
-            pass
+        run_all(engine)
     finally:
         real.attach(ctx)
         monkeypatch.undo()
@@ -167,8 +165,7 @@ def test_a_device_that_asks_nobody_is_looked_at_between_its_layers(
         backend.control.preempt(False)
         assert engine.step()
         assert seq.n > held
-    while engine.step():
-        pass
+    run_all(engine)
     assert collect(handle).done is not None
     seen = pulse.count
     assert seen >= len(prompt) // N + 3

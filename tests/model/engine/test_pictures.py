@@ -24,7 +24,7 @@ from pyctl.llama import Loaded
 from pyctl.llama.image_encoder import ImageEncoder
 from pyctl.prompt import Picture, Prompt, as_tokens
 from tests.pictures import image_bytes
-from tests.unit.engine.drive import Reply, ask, cold, collect, request, tier_on
+from tests.unit.engine.drive import Reply, ask, cold, collect, empty, request, run_all, tier_on
 
 EXACT = EngineSettings(exact=True)
 HEAD = "<|im_start|>system\nYou look at pictures and say what you see in them, at length.<|im_end|>\n"
@@ -157,8 +157,7 @@ def test_a_cancelled_prefill_goes_on_and_leaves_no_half_image(opened: Open) -> N
     expected = [cold(backend, prompt, 8, EXACT) for prompt in (first, second)]
     for n_steps in range(2, 7):
         encoder_of(loaded).rows.clear()
-        for seq in range(backend.facts.n_seqs):
-            backend.memory.clear(seq)
+        empty(backend)
         engine = Engine(backend, RamCache(32, None), EXACT)
         ask(engine, first, 8, cancel_after=n_steps)
         assert not any(first.is_inside(snapshot.n) for snapshot in engine.prefix_cache.cache.snapshots())
@@ -209,10 +208,7 @@ def test_two_conversations_share_the_cells(opened: Open) -> None:
     expected = [cold(backend, prompt, 8).tokens for prompt in prompts]
     engine = Engine(backend, RamCache(32, None), EngineSettings())
     handles = [RequestHandle(request(prompt, 8)) for prompt in prompts]
-    for handle in handles:
-        engine.submit(handle)
-    while engine.step():
-        pass
+    run_all(engine, *handles)
     assert [collect(handle).tokens for handle in handles] == expected
 
 

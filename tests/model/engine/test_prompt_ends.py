@@ -17,7 +17,7 @@ from pyctl.engine.sampling import Sampling
 from pyctl.llama import Loaded
 from pyctl.prompt import Prompt
 from tests.fake import FakeBackend
-from tests.unit.engine.drive import AtOnce, Reply, ask, cold, collect, request
+from tests.unit.engine.drive import AtOnce, Reply, ask, cold, collect, empty, request, run_all
 
 
 def prompt_of(seed: int, n: int, boundaries: tuple[int, ...] = ()) -> Prompt:
@@ -73,8 +73,7 @@ def test_raw_text_that_grows_evaluates_what_is_new(name: str, exact: bool, open_
     else:
         parted = 2 if backend.memory.shape.cut_anywhere else 8
         assert [n_evaluated(reply) for reply in replies[1:]] == [7, parted, 2, 6, 3]
-    for seq in range(backend.facts.n_seqs):
-        backend.memory.clear(seq)
+    empty(backend)
 
 
 def test_another_prompt_of_the_same_tokens_has_other_batches() -> None:
@@ -98,10 +97,7 @@ def test_choices_of_one_prompt_evaluate_it_once() -> None:
     ask(engine, prompt_of(5, 900))
     cache.budget = cache.n_bytes
     handles = [RequestHandle(request(prompt, 6)) for _ in range(5)]
-    for handle in handles:
-        engine.submit(handle)
-    while engine.step():
-        pass
+    run_all(engine, *handles)
     replies = [collect(handle) for handle in handles]
     assert len({tuple(reply.tokens) for reply in replies}) == 1
     assert [n_evaluated(reply) for reply in replies] == [300, 0, 0, 0, 0]
@@ -238,9 +234,7 @@ def test_a_model_samples_as_it_did(name: str, sampling: Sampling, open_model: Ca
     handles = [RequestHandle(request(prompt, 12, **fields)) for _ in range(3)]
     seen = []
     for handle in handles:
-        engine.submit(handle)
-        while engine.step():
-            pass
+        run_all(engine, handle)
         events = handle.drain()
         seen.append([(e.tokens, e.probs) for e in events if hasattr(e, "probs")])
         handle.stats = next(e.stats for e in events if hasattr(e, "stats"))  # type: ignore[attr-defined]
@@ -249,8 +243,7 @@ def test_a_model_samples_as_it_did(name: str, sampling: Sampling, open_model: Ca
     assert seen[0]
     assert seen[1] == seen[0]
     assert seen[2] == seen[0]
-    for seq in range(backend.facts.n_seqs):
-        backend.memory.clear(seq)
+    empty(backend)
 
 
 def test_an_end_that_cannot_be_kept_leaves_nothing_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,9 +20,8 @@ from pyctl.llama import LlamaBackend, Loaded
 from pyctl.prompt import Prompt
 from pyctl.reasoning import ReasoningLimit
 from tests.unit.engine.draft.guesses import Continuing, Guesses
-from tests.unit.engine.drive import request
+from tests.unit.engine.drive import request, run_all
 from tests.unit.engine.single_precision import F32_ROWS
-from tests.unit.engine.test_scheduler import run
 
 N_MAX = 3
 GRAMMAR = 'root ::= "[" item ("," item)* "]"\nitem ::= [a-z]+ | [0-9]+ | "{" item ":" item "}"'
@@ -74,7 +73,7 @@ def reply_of(
     engine = Engine(backend, RamCache(8, None), EngineSettings(exact=True), speculation=speculation)
     handle = RequestHandle(request(prompt, **{"n": 60, **_named(fields)}))
     engine.submit(handle)
-    run(engine)
+    run_all(engine)
     return collected(handle)
 
 
@@ -132,7 +131,7 @@ def test_four_at_once_draft_in_one_evaluation(drafting: Callable[..., LlamaBacke
     handles = [RequestHandle(request(prompt, 70, **fields)) for prompt in prompts]
     for handle in handles:
         engine.submit(handle)
-    run(engine)
+    run_all(engine)
     n_calls = engine.counters.n_calls
     assert n_calls < 4 * 3 + 70, "one evaluation for all of them in a step"
     for prompt, handle, seq in zip(prompts, handles, engine.sequences, strict=True):

@@ -17,7 +17,7 @@ from pyctl.engine.request import Done, Failed, Piece
 from pyctl.engine.sampling import Sampling
 from pyctl.llama import LlamaBackend, Loaded
 from pyctl.prompt import Prompt
-from tests.unit.engine.drive import AtOnce, chat, request, tier_on
+from tests.unit.engine.drive import AtOnce, chat, empty, request, run_all, tier_on
 from tools.generator.families import FAMILIES
 
 ENDLESS = Sampling(temperature=0.0, ignore_eos=True)
@@ -44,8 +44,7 @@ def backend_of(open_model: Callable[..., Loaded]) -> Callable[..., LlamaBackend]
 
 def engine_on(backend: LlamaBackend, directory: Path | None = None, *, exact: bool = True) -> Engine:
     backend.memory.release_all()
-    for seq in range(backend.facts.n_seqs):
-        backend.memory.clear(seq)
+    empty(backend)
     tier = None
     if directory is not None:
         tier = tier_on(directory, backend.memory.identity, min_tokens=32)
@@ -88,8 +87,7 @@ def beside(engine: Engine, number: int = 0) -> RequestHandle:
 def leave(engine: Engine, *handles: RequestHandle) -> None:
     for handle in handles:
         handle.cancel()
-    while engine.step():
-        pass
+    run_all(engine)
 
 
 def check_alone(engine: Engine, *prompts: Prompt) -> list[int]:

@@ -27,7 +27,7 @@ from pyctl.llama.grammar import Grammar, GrammarCompiler
 from pyctl.prompt import Prompt, as_tokens
 from pyctl.reasoning import ReasoningLimit
 from tests.effort import examples
-from tests.unit.engine.drive import Reply, ask, request
+from tests.unit.engine.drive import Reply, ask, request, run_all
 
 
 def said(model: Loaded, n: int = 400, **fields: Any) -> Reply:
@@ -283,9 +283,7 @@ def test_probabilities_after_sampling(model: Loaded) -> None:
         Sampling(seed=1, top_k=5, post_sampling_probs=True, **bound(json_constraint({"const": "x" * 40}))),
     ):
         handle = RequestHandle(request(prompt, 6, sampling=sampling, n_probs=10))
-        engine.submit(handle)
-        while engine.step():
-            pass
+        run_all(engine, handle)
         probs = [entry for event in handle.drain() if isinstance(event, Piece) for entry in event.probs]
         assert len(probs) == 6
         for own, *best in probs:

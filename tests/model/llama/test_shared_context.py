@@ -17,8 +17,8 @@ from pyctl.errors import OutOfCellsError
 from pyctl.llama import LlamaBackend, Loaded, load
 from pyctl.prompt import Prompt, as_tokens
 from tests.unit.cache.checks import check_invariants
-from tests.unit.engine.drive import Reply, cold, collect
-from tests.unit.engine.test_scheduler import run, submit
+from tests.unit.engine.drive import Reply, cold, collect, empty, run_all
+from tests.unit.engine.test_scheduler import submit
 
 ENDLESS = Sampling(temperature=0.0, ignore_eos=True)
 
@@ -28,8 +28,7 @@ def prompt_of(seed: int, n: int) -> Prompt:
 
 
 def fresh(backend: LlamaBackend, **options: object) -> Engine:
-    for seq in range(backend.facts.n_seqs):
-        backend.memory.clear(seq)
+    empty(backend)
     return Engine(backend, RamCache(32, None), EngineSettings(**options))
 
 
@@ -43,7 +42,7 @@ def test_replies_that_outgrow_the_context_go_on_later(open_model: Callable[..., 
     prompts = [prompt_of(seed, 300) for seed in (1, 2)]
     engine = fresh(backend)
     handles = [submit(engine, prompt, -1, sampling=ENDLESS) for prompt in prompts]
-    run(engine)
+    run_all(engine)
     replies: list[Reply] = [collect(handle) for handle in handles]
     assert engine.counters.n_suspended > 0
     assert [reply.error for reply in replies] == [None, None]
@@ -72,7 +71,7 @@ def test_a_suspended_sequence_comes_back_to_the_byte(open_model: Callable[..., L
         backend.memory.save_rows(seq, 0, n).block.tobytes(),
         backend.memory.save_state(seq, n).recurrent.tobytes(),
     ) == before
-    run(engine)
+    run_all(engine)
     assert collect(handle).tokens == cold(backend, prompt, 60, sampling=ENDLESS).tokens
 
 

@@ -143,6 +143,22 @@ def engine_of(backend: Backend, n_slots: int = 32, budget: int | None = None, **
     return Engine(backend, RamCache(n_slots, budget), EngineSettings(**options))
 
 
+def run_all(engine: Engine, *handles: RequestHandle) -> int:
+    """Submit ``handles`` and step until nothing is left to do; how many steps that took."""
+    for handle in handles:
+        engine.submit(handle)
+    for n_steps in range(20_000):
+        if not engine.step():
+            return n_steps
+    raise AssertionError("it never ends")
+
+
+def empty(backend: Backend) -> None:
+    """Clear all sequences."""
+    for seq in range(backend.facts.n_seqs):
+        backend.memory.clear(seq)
+
+
 def ask(engine: Engine, prompt: Prompt, n: int = 8, *, cancel_after: int | None = None, **fields: object) -> Reply:
     """Run one request to its end, or cancel it after so many steps."""
     handle = RequestHandle(request(prompt, n, **fields))
@@ -161,9 +177,7 @@ def cold(
     backend: Backend, prompt: Prompt, n: int = 8, options: EngineSettings | None = None, **fields: object
 ) -> Reply:
     """The reply of a fresh engine without any cache, on a backend that holds nothing afterwards."""
-    for seq in range(backend.facts.n_seqs):
-        backend.memory.clear(seq)
+    empty(backend)
     reply = ask(Engine(backend, RamCache(0, 0), options or EngineSettings()), prompt, n, cache_prompt=False, **fields)
-    for seq in range(backend.facts.n_seqs):
-        backend.memory.clear(seq)
+    empty(backend)
     return reply

@@ -17,8 +17,8 @@ from pyctl.engine.worker import Worker
 from pyctl.errors import BusyError, RequestError
 from pyctl.prompt import Prompt
 from tests.fake import FakeBackend
-from tests.unit.engine.drive import ask, collect, engine_of, request
-from tests.unit.engine.test_scheduler import ENDLESS, KINDS, prompt_of, run, submit
+from tests.unit.engine.drive import ask, collect, engine_of, request, run_all
+from tests.unit.engine.test_scheduler import ENDLESS, KINDS, prompt_of, submit
 from tests.unit.server.fake import INFO
 
 
@@ -46,7 +46,7 @@ def test_a_big_request_is_passed_by_some_small_ones_but_not_for_ever() -> None:
             break
         passed += 1
     assert 1 <= passed < 40
-    run(engine)
+    run_all(engine)
     assert all(collect(handle).error is None for handle in small)
 
 
@@ -91,7 +91,7 @@ def test_a_next_turn_does_not_wait_for_all_of_a_long_prompt(
     turn, cold = submit(engine, longer, 4, sampling=ENDLESS), submit(engine, prompt_of(4, 64 * 20), 4)
     assert steps_until_said(engine, turn) <= 3
     assert not any(isinstance(event, Piece) for event in long.drain())
-    run(engine)
+    run_all(engine)
     assert collect(cold).error is None
     assert looks == [longer, cold.request.prompt]  # once each
 
@@ -147,7 +147,7 @@ def test_a_long_queue_is_not_walked_for_each_token() -> None:
     looks: list[int] = []
     take_next = engine.waiting.take_next
     engine.waiting.take_next = lambda *args: (looks.append(1), take_next(*args))[1]
-    n_steps = run(engine)
+    n_steps = run_all(engine)
     assert n_steps > 50 * 28
     assert len(looks) <= 50 * 4
 
@@ -184,7 +184,7 @@ def test_a_bad_grammar_is_refused_before_anything_is_evaluated_or_lost() -> None
 
     backend.sampler = refuse
     handle = submit(engine, prompt_of(2, 300), return_progress=True)
-    run(engine)
+    run_all(engine)
     (event,) = handle.drain()
     assert isinstance(event, Failed), "nothing before it, so that a stream has not begun"
     assert not isinstance(event, Progress)

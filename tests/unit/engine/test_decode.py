@@ -24,8 +24,8 @@ from pyctl.prompt import Prompt
 from tests.effort import examples
 from tests.fake import FakeBackend
 from tests.unit.engine.draft.guesses import Guesses
-from tests.unit.engine.drive import ask, cold, collect, request
-from tests.unit.engine.test_scheduler import ENDLESS, run
+from tests.unit.engine.drive import ask, cold, collect, request, run_all
+from tests.unit.engine.test_scheduler import ENDLESS
 
 PROMPT = Prompt.of(np.random.default_rng(5).integers(1, 60, 150), [100, 146])
 
@@ -79,7 +79,7 @@ def test_what_a_step_gave_is_told_at_once_while_the_next_is_evaluated(is_async: 
         decode(items)
 
     backend.decode = spied
-    run(engine)
+    run_all(engine)
     told.append(collect(handle).tokens)
     assert len(woken) == len(told) - 1, "once for each step"
     assert [len(tokens) for tokens in told] == ([0, 1, *[4] * 8, 8] if is_async else [1, *[4] * 10])
@@ -121,9 +121,7 @@ def test_tokens_that_begin_behind_a_stop_string_have_no_probabilities(seed: int,
     handle = RequestHandle(request(Prompt.of([seed, 5, 9], []), n, stop=tuple(stop), n_probs=1))
     backend = Pieces()
     engine = Engine(backend, RamCache(0, 0), EngineSettings())
-    engine.submit(handle)
-    while engine.step():
-        pass
+    run_all(engine, handle)
     *pieces, done = [event for event in handle.drain() if isinstance(event, Piece | Done)]
     tokens = [token for piece in pieces for token in piece.tokens]
     data = [b"".join(map(backend.piece, tokens[:k])) for k in range(len(tokens))]

@@ -12,7 +12,7 @@ from pyctl.errors import EngineError
 from pyctl.prompt import Prompt, Tokens, as_tokens
 from tests.fake import FakeBackend
 from tests.unit.cache.checks import check_invariants
-from tests.unit.engine.drive import ask, cold, engine_of, request
+from tests.unit.engine.drive import ask, cold, engine_of, request, run_all
 
 KINDS = ("hybrid", "attention", "opaque")
 
@@ -143,9 +143,7 @@ def test_side_requests_do_not_push_the_conversation_out(n_slots: int, budget: in
 def test_progress_counts_what_is_done() -> None:
     engine = engine_of(FakeBackend())
     handle = RequestHandle(request(chat((1, 300)), return_progress=True))
-    engine.submit(handle)
-    while engine.step():
-        pass
+    run_all(engine, handle)
     seen = [event for event in handle.drain() if isinstance(event, Progress)]
     assert [event.n_processed for event in seen] == [0, 64, 128, 192, 256, 300, 304]
     assert {event.n_prompt for event in seen} == {304}

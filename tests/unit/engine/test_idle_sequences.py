@@ -15,8 +15,8 @@ from pyctl.engine.request import Done
 from pyctl.prompt import Prompt
 from tests.effort import examples
 from tests.fake import FakeBackend
-from tests.unit.engine.drive import Reply, ask, chat, collect
-from tests.unit.engine.test_scheduler import ENDLESS, KINDS, alone, check_at_rest, run, submit
+from tests.unit.engine.drive import Reply, ask, chat, collect, run_all
+from tests.unit.engine.test_scheduler import ENDLESS, KINDS, alone, check_at_rest, submit
 
 HEAD = (1, 224)
 
@@ -114,7 +114,7 @@ def test_beside_a_long_reply_titles_leave_conversations_where_they_are() -> None
         assert (stats.source, stats.n_loaded) == ("live", 0)
     assert engine.running, "the long reply still goes on"
     long.cancel()
-    run(engine)
+    run_all(engine)
 
 
 def held_of(engine: Engine, prompt: Prompt) -> set[bool]:
@@ -205,7 +205,7 @@ def test_side_requests_leave_conversations_where_they_are(
         if action != "title":
             asked.append((clients.prompt(value, n if value in clients.messages else 600), 3))
         handles = [submit(engine, *each) for each in asked]
-        run(engine)
+        run_all(engine)
         for (prompt, n_reply), handle in zip(asked, handles, strict=True):
             reply = collect(handle)
             assert reply.error is None

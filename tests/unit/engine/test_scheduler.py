@@ -27,7 +27,7 @@ from pyctl.errors import OutOfCellsError, RequestError, StateError
 from pyctl.prompt import Prompt
 from tests.fake import FakeBackend
 from tests.unit.cache.checks import check_invariants
-from tests.unit.engine.drive import ManualClock, Reply, ask, cold, collect, engine_of, request
+from tests.unit.engine.drive import ManualClock, Reply, ask, cold, collect, engine_of, request, run_all
 from tests.unit.server.fake import INFO
 
 ENDLESS = Sampling(temperature=0.0, ignore_eos=True)
@@ -45,14 +45,6 @@ def submit(engine: Engine, prompt: Prompt, n: int = 8, **fields: object) -> Requ
     handle = RequestHandle(request(prompt, n, **fields))
     engine.submit(handle)
     return handle
-
-
-def run(engine: Engine, most: int = 20_000) -> int:
-    """To the end; how many steps that took."""
-    for steps in range(most):
-        if not engine.step():
-            return steps
-    raise AssertionError("it never ends")
 
 
 def check_at_rest(engine: Engine, backend: FakeBackend) -> None:
@@ -101,7 +93,7 @@ def test_two_that_do_not_fit_side_by_side_come_one_after_the_other(kind: str) ->
     engine = engine_of(backend)
     prompts = [prompt_of(seed, 600) for seed in (1, 2)]
     handles = [submit(engine, prompt, 40) for prompt in prompts]
-    run(engine)
+    run_all(engine)
     for prompt, handle in zip(prompts, handles, strict=True):
         assert collect(handle).tokens == alone(prompt, 40, kind).tokens
     check_at_rest(engine, backend)
@@ -135,7 +127,7 @@ def test_a_prefill_that_gives_way_is_continued_where_it_was() -> None:
     engine.scheduler.suspend(active)
     assert engine.waiting.suspended == [active]
     before = backend.n_evaluated
-    run(engine)
+    run_all(engine)
     assert collect(young).tokens == alone(young_prompt, 8).tokens
     assert collect(old).tokens == alone(prompt_of(1, 300), 400, sampling=ENDLESS).tokens
     assert backend.n_evaluated - before < 400 + 384 + 8, "no batch was evaluated twice"
@@ -151,7 +143,7 @@ def test_a_prompt_keeps_its_cells_between_its_batches() -> None:
     assert n < 300
     assert not engine.cells.make_room(engine.cells.n_cells)
     assert seq.n == n
-    run(engine)
+    run_all(engine)
     assert collect(handle).tokens == alone(prompt_of(1, 300), 8).tokens
 
 
@@ -200,7 +192,7 @@ def test_a_suspended_reply_that_is_cancelled_frees_everything() -> None:
     engine.step()
     assert (cache.retained, engine.waiting.suspended, len(closed)) == ([], [], 1)
     handles[0].cancel()
-    run(engine)
+    run_all(engine)
     check_at_rest(engine, backend)
 
 
@@ -224,7 +216,7 @@ def test_a_suspended_reply_keeps_its_rows_whatever_the_cache_evicts() -> None:
         engine.step()
     engine.prefix_cache.cache.clear()
     check_invariants(engine.prefix_cache.cache)
-    run(engine)
+    run_all(engine)
     for seed, handle in enumerate(handles, 1):
         assert collect(handle).tokens == alone(prompt_of(seed, 120), -1, sampling=ENDLESS).tokens
     check_at_rest(engine, backend)
@@ -237,7 +229,7 @@ def test_a_state_that_cannot_be_given_back_fails_its_reply_only() -> None:
     while not engine.waiting.suspended:
         engine.step()
     backend.fail_loads = 1
-    run(engine)
+    run_all(engine)
     assert collect(handles[0]).tokens == alone(prompt_of(1, 100), -1, sampling=ENDLESS).tokens
     assert isinstance(collect(handles[1]).error, StateError)
     check_at_rest(engine, backend)
@@ -275,7 +267,7 @@ def test_a_share_for_each_lets_all_run_side_by_side() -> None:
     handles = [submit(engine, prompt_of(seed, 200), -1, sampling=ENDLESS) for seed in range(4)]
     engine.step()
     assert len(engine.running) == 4
-    run(engine)
+    run_all(engine)
     assert engine.counters.n_suspended == 0
     for seed, handle in enumerate(handles):
         assert collect(handle).tokens == alone(prompt_of(seed, 200), -1, n_ctx=256, sampling=ENDLESS).tokens
@@ -340,7 +332,7 @@ def test_a_restore_that_waits_for_the_disk_gives_way_and_begins_again(begun: boo
     assert [active.handle for active in engine.running] == [old], "it gave its cells to the older one"
     assert [len(held.rows) for held in backend.seqs] == [seq.n for seq in engine.sequences]
     disk.set_result(None)
-    run(engine)
+    run_all(engine)
     assert collect(old).tokens == alone(prompt_of(1, 300), 500, sampling=ENDLESS).tokens
     assert collect(young).tokens == alone(prompt_of(2, 400), 30).tokens
     check_at_rest(engine, backend)
@@ -369,5 +361,5 @@ def test_only_prompts_that_are_evaluated_alone_say_what_tokens_cost(is_async: bo
     assert (costs.noted[0][1] == 300) == (not is_async), "a device is still at work on the last batch"
     for prompt in others:
         submit(engine, prompt)
-    run(engine)
+    run_all(engine)
     assert len(costs.noted) == 1

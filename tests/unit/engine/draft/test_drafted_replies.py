@@ -20,8 +20,8 @@ from pyctl.prompt import Prompt
 from pyctl.reasoning import ReasoningLimit
 from tests.effort import examples
 from tests.unit.engine.draft.guesses import Continuing, Guesses, RememberingBackend
-from tests.unit.engine.drive import Reply, ask, cold, collect
-from tests.unit.engine.test_scheduler import check_at_rest, prompt_of, run, submit
+from tests.unit.engine.drive import Reply, ask, cold, collect, run_all
+from tests.unit.engine.test_scheduler import check_at_rest, prompt_of, submit
 
 ENDLESS = Sampling(temperature=0.0, ignore_eos=True)
 ENDING = Sampling(temperature=0.0)
@@ -129,7 +129,7 @@ def test_a_reply_is_the_one_without_drafts(
     engine = drafting.engine(kind, 1, known(kind, **endless), exact=True)
     backend = engine.backend
     handle = submit(engine, PROMPTS[number], n, **fields)
-    run(engine)
+    run_all(engine)
     reply = collect(handle)
     check_reply(reply, expected)
     check_at_rest(engine, backend)
@@ -203,7 +203,7 @@ def test_whoever_drafts_beside_whom_each_reply_is_the_one_alone(
             for _ in range(value):
                 engine.step()
                 check_sequences(engine)
-    run(engine)
+    run_all(engine)
     for number, n, handle in asked:
         reply = collect(handle)
         expected = without(number, n, kind, **fields)

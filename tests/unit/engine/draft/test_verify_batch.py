@@ -25,8 +25,8 @@ from pyctl.errors import EngineError
 from pyctl.prompt import as_tokens
 from tests.fake import FakeBackend
 from tests.unit.engine.draft.guesses import Guesses, Told
-from tests.unit.engine.drive import ask, request
-from tests.unit.engine.test_scheduler import alone, prompt_of, run, submit
+from tests.unit.engine.drive import ask, request, run_all
+from tests.unit.engine.test_scheduler import alone, prompt_of, submit
 
 ENDLESS = Sampling(temperature=0.0, ignore_eos=True)
 
@@ -155,7 +155,7 @@ def test_one_source_that_fails_costs_drafts_only(caplog: pytest.LogCaptureFixtur
     backend = Failing(n_ctx=1024, n_seqs=2, draft_type="draft-mtp")
     engine = drafting(backend, model=ModelDrafts(backend, 3))
     handles = [submit(engine, prompt_of(seed, 150), 20, sampling=ENDLESS) for seed in (1, 2)]
-    run(engine)
+    run_all(engine)
     for seed, handle in zip((1, 2), handles, strict=True):
         tokens = [token for event in handle.drain() for token in getattr(event, "tokens", ())]
         assert tokens == alone(prompt_of(seed, 150), 20, sampling=ENDLESS).tokens
@@ -167,7 +167,7 @@ def test_a_model_drafts_for_all_at_once_or_for_nobody(n_max: int, kind: str) -> 
     backend = WatchedBackend(kind, n_ctx=1024, n_seqs=3, n_planes=3, draft_type="draft-mtp")
     engine = drafting(backend, model=ModelDrafts(backend, n_max))
     handles = [submit(engine, prompt_of(seed, 150), 40, sampling=ENDLESS) for seed in (1, 2, 3)]
-    run(engine)
+    run_all(engine)
     assert {n for _, n in backend.asked} == {n_max, min(n_max, backend.facts.n_rollback)}, "fewer behind a mark"
     assert max(n for n, _ in backend.asked) == 3
     assert all(handle.drafts.n_accepted > 10 for handle in handles)
@@ -181,7 +181,7 @@ def test_with_a_width_all_batches_have_it() -> None:
         backend = WatchedBackend(n_ctx=1024)
         engine = drafting(backend, Guesses({prompt: known}, longest, 0.2, silent), width=3)
         handle = submit(engine, prompt, 100, sampling=ENDLESS)
-        run(engine)
+        run_all(engine)
         assert {len(item.tokens) for item in backend.decoded} == {4}
         assert (handle.drafts.n_drafted == 0) == (silent == 1.0)
 
