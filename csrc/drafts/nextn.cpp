@@ -130,16 +130,16 @@ private:
 };
 
 // A sampler that runs on the device: the most likely token. The library's own would have the logits copied to the host.
-void best_backend_apply(llama_sampler *, ggml_context * ctx, ggml_cgraph *, llama_sampler_data * data) {
-    data->sampled = ggml_argmax(ctx, ggml_reshape_1d(ctx, data->logits, ggml_nelements(data->logits)));
-    data->logits  = nullptr;
-}
-
-llama_sampler_i best_interface = {
-    [](const llama_sampler *) { return "best"; }, nullptr, nullptr, nullptr, nullptr, nullptr,
-    [](llama_sampler *, ggml_backend_buffer_type_t, uint32_t) { return true; },
-    nullptr, best_backend_apply, nullptr, nullptr, nullptr,
-};
+llama_sampler_i best_interface = [] {
+    llama_sampler_i made{};
+    made.name          = [](const llama_sampler *) { return "best"; };
+    made.backend_init  = [](auto...) { return true; };  // its parameters differ between releases
+    made.backend_apply = [](llama_sampler *, ggml_context * ctx, ggml_cgraph *, llama_sampler_data * data) {
+        data->sampled = ggml_argmax(ctx, ggml_reshape_1d(ctx, data->logits, ggml_nelements(data->logits)));
+        data->logits  = nullptr;
+    };
+    return made;
+}();
 
 // The candidates beside which --spec-draft-p-min measures how likely the best one is, as in llama-server.
 constexpr int n_compared = 10;
