@@ -92,7 +92,7 @@ def build_line() -> str:
 def check_versions(built: dict[str, str], loaded: dict[str, str]) -> None:
     """Compare the extension's build versions with the loaded ones. Raises LibraryMismatchError if they differ."""
     for name, wanted in built.items():
-        if loaded[name] != wanted:
+        if loaded[name] != (wanted or "unknown"):  # older sources do not state their version either
             raise LibraryMismatchError(f"it was built for {name} {wanted}, but {name} {loaded[name]} is loaded")
 
 

@@ -35,6 +35,9 @@ def test_a_mismatch_names_both_versions() -> None:
     built = {"llama-cpp-python": "0.3.36", "llama.cpp": "0.5.0", "ggml": "0.25.3"}
     with pytest.raises(LibraryMismatchError, match=r"built for llama.cpp 0\.5\.0.*0\.6\.0 is loaded"):
         extension.check_versions(built, loaded)
+    extension.check_versions({**built, "llama.cpp": ""}, {**loaded, "llama.cpp": "unknown"})
+    with pytest.raises(LibraryMismatchError):
+        extension.check_versions({**built, "llama.cpp": ""}, loaded)
 
 
 GROWN = """
