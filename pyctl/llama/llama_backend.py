@@ -130,12 +130,19 @@ class LlamaBackend:
                 raise ModelError(f"llama.cpp {build_version()} gives other results with --kv-pool than without")
             memory.clear(0)
 
-    def check_restoring(self) -> None:
-        """Save and restore a test text; disable saving if any bit of the outputs after it differs."""
-        if not self.memory.kv.type:
+    def check_restoring(self, *, in_depth: bool = False) -> None:
+        """Save and restore a test text; disable saving if any bit of the outputs after it differs.
+
+        With a class that no test covers, and ``in_depth``, also one longer than a ring; ``in_depth`` also held rows.
+        """
+        kv, shape, n_vocab = self.memory.kv, self.memory.shape, self.tokenizer.n_vocab
+        if not kv.type:
             return
-        n = min(self.memory.shape.places.window or TRIAL_TOKENS, TRIAL_TOKENS)
-        if not restores(self, n, self.tokenizer.n_vocab):
+        lengths = [min(shape.places.window or TRIAL_TOKENS, TRIAL_TOKENS)]
+        if (in_depth or not is_tested(kv)) and kv.window[1] > 0 and sum(kv.window) < self.facts.n_ctx:
+            lengths.append(sum(kv.window))
+        holds = (False, True) if in_depth and shape.can_hold else (False,)
+        if not all(restores(self, n, n_vocab, hold=hold) for n in lengths for hold in holds):
             self.memory.give_up()
             self._ask_memory()
         end_threads()

@@ -75,16 +75,16 @@ def describe(memory: KVState, places: ResumePlaces) -> str:
     return line
 
 
-def restores(backend: Backend, n: int, n_vocab: int) -> bool:
-    """Whether TRIAL_REST tokens have bit-identical outputs after ``n`` test tokens are saved and restored, and where
-    the sequence can be cut after them, also then.
+def restores(backend: Backend, n: int, n_vocab: int, *, hold: bool = False) -> bool:
+    """Whether up to TRIAL_REST tokens have bit-identical outputs after ``n`` test tokens are saved and restored, and
+    where the sequence can be cut after them, also then.
 
-    Uses sequence 0, which is empty before and after.
+    Uses sequence 0, which is empty before and after, and with ``hold`` held rows.
     """
-    tokens, memory = _made_up_text(n + TRIAL_REST, n_vocab), backend.memory
+    tokens, memory = _made_up_text(min(n + TRIAL_REST, backend.facts.n_ctx), n_vocab), backend.memory
     _evaluate(backend, tokens[:n], 0)
     try:
-        rows, state = memory.save_rows(0, 0, n), memory.save_state(0, n)
+        rows, state = memory.save_rows(0, 0, n, hold=hold), memory.save_state(0, n)
         memory.synchronize()
         expected = _evaluate(backend, tokens[n:], n)
         if memory.shape.cut_anywhere:
@@ -100,6 +100,7 @@ def restores(backend: Backend, n: int, n_vocab: int) -> bool:
         return False
     finally:
         memory.clear(0)
+        memory.release_all()
 
 
 def pool_trial(backend: Backend, n_vocab: int, *, on_gpu: bool) -> list[Block]:
