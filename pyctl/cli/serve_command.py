@@ -155,7 +155,7 @@ class _Serving:
 
     def __init__(self, settings: CommandSettings, models: Models | None, tools: ToolBox, addresses: Addresses) -> None:
         self._settings, self._tools, self._addresses = settings, tools, addresses
-        self._shared = models.shared if models is not None else Shared(settings.server, tools=tools)
+        self._shared = models.shared if models is not None else Shared(settings.server, build_line(), tools=tools)
         self._closing = threading.Event()
         self._models = models
         self._began = time.monotonic()

@@ -1,5 +1,4 @@
-"""Whether built libraries work: versions, devices, pinned memory, and a reply of the built-in model; and which modules
-of the extension give restored sequences the same bits on another release of llama.cpp.
+"""Whether built libraries work: versions, devices, modules, pinned memory, and a reply of the built-in model.
 
 Each check runs in a new process, since a process loads llama.cpp once.
 """
@@ -7,23 +6,15 @@ Each check runs in a new process, since a process loads llama.cpp once.
 from __future__ import annotations
 
 import json
-import lzma
 import os
-import shutil
 import subprocess
-import sys
-import tempfile
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from pyctl.errors import ConfigError
 from pyctl.module_command import module_command
-from pyctl.setup.libraries import EXTENSION, MODULES
+from pyctl.setup.libraries import EXTENSION
 
-__all__ = ["check_libraries", "fitting_modules", "try_module", "write_models"]
-
-MODELS = Path(__file__).resolve().parents[1] / "models" / "trial"
-"""Compressed models, one for each class of memory, and one of them with a head for drafts."""
+__all__ = ["check_libraries"]
 
 PROMPT = "My name is Anna. What is my name?"
 
@@ -34,9 +25,14 @@ PINNED_BYTES, AHEAD_BYTES = 2**28, 2**26
 
 
 def check_libraries(directory: Path, *, uses_gpu: bool) -> str:
-    """Load the libraries in ``directory``; one line about what they found. Raises ConfigError if they do not work."""
+    """Load the libraries in ``directory`` and try the modules with them; text about what was found.
+
+    Raises ConfigError if the libraries do not work, or modules that are not compiled for them do not fit.
+    """
     facts = json.loads(_run(directory, "pyctl.cli.setup_check"))
-    line = f"checked: {facts['version']}"
+    line = "\n".join([*facts["losses"], f"checked: {facts['version']}"])
+    if facts["losses"] and not (directory / EXTENSION).exists():
+        raise ConfigError(f"the new libraries do not work:\n{line}")
     reply = _reply(directory, "0")
     if not uses_gpu:
         return f"{line}, CPU"
@@ -50,59 +46,8 @@ def check_libraries(directory: Path, *, uses_gpu: bool) -> str:
     return f"{line}, {', '.join(facts['gpus'])}; pinned memory; the same reply as on the CPU"
 
 
-def fitting_modules(
-    directory: Path,
-    compiled: Path,
-    missing: Mapping[str, str],
-    attempt: Callable[[str, Path, Path], None] | None = None,
-) -> dict[str, str]:
-    """Copy those modules from ``compiled`` beside the libraries in ``directory`` that pass; the reasons of the others.
-
-    ``missing`` are the reasons of those that did not compile. Raises ConfigError if the libraries fail without any.
-    """
-    attempt = attempt or try_module
-    place, reasons = directory / EXTENSION, dict(missing)
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir()
-    with tempfile.TemporaryDirectory() as name:
-        write_models(Path(name))
-        attempt("", directory, Path(name))
-        for module in [each for each in MODULES if each not in missing]:
-            if module != MODULES[0] and MODULES[0] in reasons:
-                reasons[module] = f"it needs {MODULES[0]}"
-                continue
-            (file,) = compiled.glob(f"{module}.*so")
-            shutil.copy2(file, place / file.name)
-            try:
-                attempt(module, directory, Path(name))
-            except ConfigError as error:
-                (place / file.name).unlink()
-                reasons[module] = str(error).splitlines()[-1]
-    return reasons
-
-
-def write_models(directory: Path) -> None:
-    """Write the models for trials into ``directory``."""
-    for path in MODELS.glob("*.xz"):
-        (directory / path.stem).write_bytes(lzma.decompress(path.read_bytes()))
-
-
-def try_module(module: str, directory: Path, models: Path) -> None:
-    """Use what ``module`` is for, the restoring of sequences if it is empty. Raises ConfigError if bits differ."""
-    if module in ("", "_core"):
-        for name, is_restored in json.loads(_run(directory, "pyctl.cli.setup_check", str(models))).items():
-            if module and not is_restored:
-                raise ConfigError(f"{name}: a restored sequence has other bits")
-        return
-    flags = {"_drafts": ("--spec-type", "draft-mtp"), "_pool": ("--kv-pool", "256")}[module]
-    model = ("-m", str(models / "drafts.gguf"), "-c", "512")
-    if _reply(directory, "0", *model, *flags) != _reply(directory, "0", *model):
-        raise ConfigError(f"a reply with {' '.join(flags)} differs")
-
-
-def _reply(directory: Path, layers: str, *flags: str) -> str:
-    words = ("chat", "-p", PROMPT, "--temp", "0", "-n", "12", "-ngl", layers)
-    reply = _run(directory, "pyctl", *words, *flags).strip()
+def _reply(directory: Path, layers: str) -> str:
+    reply = _run(directory, "pyctl", "chat", "-p", PROMPT, "--temp", "0", "-n", "12", "-ngl", layers).strip()
     if not reply:
         raise ConfigError("the built-in model replies nothing")
     return reply
@@ -128,35 +73,16 @@ def _run(directory: Path, module: str, *arguments: str) -> str:
 
 
 def main() -> None:
-    """Print what this process's libraries are and find, as JSON; with a directory of models, which are restored."""
-    if sys.argv[1:]:
-        print(json.dumps({path.stem: _is_restored(path) for path in sorted(Path(sys.argv[1]).glob("*.gguf"))}))
-        return
+    """Print what this process's libraries are and find, as JSON."""
     from pyctl.llama import devices
-    from pyctl.llama.extension import core, library_file, losses
+    from pyctl.llama.extension import core, losses
     from pyctl.llama.library import HostBuffer, build_version
 
-    is_pinned_release = not library_file(EXTENSION).exists()
-    if is_pinned_release and (lines := list(losses())):
-        raise SystemExit("\n".join(lines))
     gpus = [device.description for device in devices() if device.is_gpu]
     # Without the extension nothing pins memory.
     is_pinned = core is None or HostBuffer.open(PINNED_BYTES, AHEAD_BYTES)
     HostBuffer.stop()
-    print(json.dumps({"version": build_version(), "gpus": gpus, "is_pinned": is_pinned}))
-
-
-def _is_restored(path: Path) -> bool:
-    """Whether sequences of the model come back to the same bits."""
-    from pyctl.cache import NOWHERE
-    from pyctl.engine.model_settings import ModelSettings
-    from pyctl.llama import load
-
-    backend = load(ModelSettings(path=str(path), n_ctx=512, n_gpu_layers=0)).backend
-    backend.check_restoring()
-    is_restored = backend.memory.shape.places != NOWHERE
-    backend.unload()
-    return is_restored
+    print(json.dumps({"version": build_version(), "gpus": gpus, "is_pinned": is_pinned, "losses": list(losses())}))
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ from pyctl.setup.plan import (
     make_plan,
     parse_architectures,
 )
-from pyctl.setup.source import Release, open_release, pip_command, read_pin
+from pyctl.setup.source import open_release, pip_command, read_pin
 from pyctl.setup.toolkit import Toolkit, install_toolkit, install_tools, probe_system_toolkit
 
 __all__ = ["run_setup"]
@@ -77,7 +77,9 @@ def run_setup(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     if plan.kind == "none" and arguments.llama_cpp:
         plan = BuildPlan("cpu", "for the CPU, as this machine has no card that llama.cpp uses through CUDA")
     if plan.kind == "none":
-        print(plan.why)
+        from pyctl.llama.extension import losses  # tries the modules, so that no start waits for that
+
+        print("\n".join([plan.why, *losses()]))
         return 0
     for line in describe(machine, plan, jobs_for(machine, options.jobs)):
         print(line)
@@ -174,7 +176,7 @@ def _build(
         compile_libraries(build, source, lock)
     driver = machine.driver.release if machine.driver is not None else ""
     staged = stage_libraries(build, places.home, driver, time.time(), libraries)
-    return staged if release is None else _with_modules(build, release, staged, lock)
+    return staged if release is None else stage_release(build, release, staged, compile_extension(build, release, lock))
 
 
 def _given(directory: Path) -> Path:
@@ -183,19 +185,6 @@ def _given(directory: Path) -> Path:
         if (place / "libllama.so").exists():
             return place
     raise ConfigError(f"--libs: there is no libllama.so in {directory}")
-
-
-def _with_modules(build: Build, release: Release, staged: BuiltLibraries, lock: int) -> BuiltLibraries:
-    """Add bindings and those modules of the extension that compile and pass; the others are said."""
-    from pyctl.cli.setup_check import fitting_modules
-
-    missing = compile_extension(build, release, lock)
-    staged = stage_release(staged, release, missing)
-    print("trying them: sequences are saved, cleared, restored, and all bits compared", flush=True)
-    missing = fitting_modules(staged.directory, build.directory / "extension", missing)
-    for name, reason in missing.items():
-        print(f"without {name}: {reason}")
-    return stage_release(staged, release, missing)
 
 
 def _probed(machine: Machine, plan: BuildPlan, compiler: Compiler, work: Path) -> Toolkit:

@@ -15,13 +15,12 @@ def print_version() -> None:
     chosen release is not in use."""
     from pyctl.setup.libraries import libraries_in_use, unused_choice
 
-    built = libraries_in_use()
-    release = version("llama_cpp_python") if built is None else built.release
-    print(f"pyctl {__version__} (llama-cpp-python {release})")
     try:
         from pyctl.llama.extension import losses
+
+        lines = [*losses(), *filter(None, [unused_choice()])]
     except (ImportError, PyctlError) as error:
-        print(f"llama.cpp's libraries cannot be loaded: {error}")
-    else:
-        for line in [*losses(), *filter(None, [unused_choice()])]:
-            print(line)
+        lines = [f"llama.cpp's libraries cannot be loaded: {error}"]
+    built = libraries_in_use()
+    release = version("llama_cpp_python") if built is None else built.release
+    print("\n".join([f"pyctl {__version__} (llama-cpp-python {release})", *lines]))

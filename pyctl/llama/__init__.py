@@ -8,14 +8,14 @@ import os
 
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.openmp import SPIN, limit_spinning
-from pyctl.setup.libraries import use_libraries, use_release
+from pyctl.setup.libraries import TRIAL, use_libraries, use_release
 
 if SPIN not in os.environ:  # must precede the libraries; the command line may have set it
     limit_spinning(ModelSettings.poll)
 
 if "LLAMA_CPP_LIB_PATH" not in os.environ:  # so must the choice of the libraries
     use_libraries()
-if "LLAMA_CPP_LIB_PATH" in os.environ:
+if {"LLAMA_CPP_LIB_PATH", TRIAL} & os.environ.keys():
     use_release()
 
 # A library that was linked with -static-libstdc++ exports a part of its C++ runtime, and would take the place of that

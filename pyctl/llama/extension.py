@@ -11,12 +11,15 @@ import ctypes
 import os
 from collections.abc import Iterator
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
 from pyctl.convert import FALSE_WORDS
 from pyctl.engine.model_settings import EXTENSION
 from pyctl.errors import LibraryMismatchError
+from pyctl.llama.module_trial import try_modules
+from pyctl.setup.libraries import TRIAL
 
 try:
     import llama_cpp
@@ -84,9 +87,8 @@ def build_version() -> str:
 
 
 def build_line() -> str:
-    """Return `build_version`, and what is missing of the extension, such as ``.., without _pool``."""
-    missed = ["the extension"] if core is None else [f"_{name}" for name in missing]
-    return ", without ".join([build_version(), *missed])
+    """Return `build_version` and `losses`."""
+    return "; ".join([build_version(), *losses()])
 
 
 def check_versions(built: dict[str, str], loaded: dict[str, str]) -> None:
@@ -131,27 +133,43 @@ def _import_core(loaded: dict[str, str]) -> ModuleType:
     """Return `_core`, whose import checks symbols, sizes and limits. Raises ImportError or LibraryMismatchError."""
     if os.environ.get(EXTENSION, "").lower() in FALSE_WORDS:
         raise ImportError("--no-extension")
-    module = import_module("pyctl._core")
+    spec = find_spec("pyctl._core")
+    if spec is not None and spec.origin is not None and not _tried:
+        _found.update(try_modules(Path(spec.origin).parent))
+    module = _import("core")
     built = {"llama-cpp-python": module.BINDINGS_VERSION, "llama.cpp": module.LLAMA_VERSION}
     check_versions({**built, "ggml": module.GGML_VERSION}, loaded)
     return module
 
 
-def _reason(error: Exception) -> str:
-    return " ".join(str(error.__cause__ or error).split())
+def _import(name: str) -> ModuleType:
+    """Return a module that passed its trial. Raises ImportError."""
+    if reason := _found.get(f"_{name}"):
+        raise ImportError(reason)
+    return import_module(f"pyctl._{name}")
+
+
+def _lack(error: Exception, *names: str) -> None:
+    """Note why modules are missing; a process that tries one of them ends."""
+    reason = " ".join(str(error.__cause__ or error).split())
+    if _tried in names:
+        raise SystemExit(reason)
+    missing.update(dict.fromkeys(names, reason))
 
 
 def _import_other(name: str) -> ModuleType | None:
-    """Return the module ``name``, which is linked to `_core`; None if it is missing."""
-    if core is None:
+    """Return the module ``name``, which is linked to `_core`; None if it is missing, or another one is tried."""
+    if core is None or _tried not in ("", name):
         return None
     try:
-        return import_module(f"pyctl._{name}")
+        return _import(name)
     except ImportError as error:
-        missing[name] = _reason(error)
+        _lack(error, name)
         return None
 
 
+_tried = Path(os.environ.get(TRIAL, "")).name.partition(".")[0].removeprefix("_")
+_found: dict[str, str] = {}  # the reason against each native module, empty for those that fit
 _loaded = library_versions()
 api.llama_model_default_params.restype = widened(api.llama_model_params)
 api.llama_context_default_params.restype = widened(api.llama_context_params)
@@ -160,5 +178,5 @@ core: ModuleType | None = None
 try:
     core = _import_core(_loaded)
 except (ImportError, LibraryMismatchError) as error:
-    missing["core"] = missing["drafts"] = missing["pool"] = _reason(error)
+    _lack(error, *LOST)
 drafts, pool = _import_other("drafts"), _import_other("pool")

@@ -371,7 +371,7 @@ def _describe(path: Path, backend: LlamaBackend, settings: ModelSettings, pool: 
         chat_template=template.decode("utf-8", "replace") if template else "",
         bos_token=_special(model, tokenizer, "bos", tokenizer.bos),
         eos_token=_special(model, tokenizer, "eos", tokenizer.eos),
-        build=extension.build_line(),
+        build=extension.build_version(),
         vocab_type=int(api.llama_vocab_type(tokenizer.vocab)),
         pooling=backend.embedder.pooling if backend.embedder is not None else "",
         rerank_template=rerank.decode("utf-8", "replace") if rerank else "",

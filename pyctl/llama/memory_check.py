@@ -12,7 +12,17 @@ from pyctl.errors import StateError
 from pyctl.llama.library import KVState
 from pyctl.prompt import Tokens, as_tokens
 
-__all__ = ["TESTED", "TRIAL_TOKENS", "describe", "is_tested", "places_of", "pool_trial", "restores", "same_bits"]
+__all__ = [
+    "TESTED",
+    "TRIAL_TOKENS",
+    "describe",
+    "is_tested",
+    "made_up_text",
+    "places_of",
+    "pool_trial",
+    "restores",
+    "same_bits",
+]
 
 TESTED = frozenset(
     {
@@ -81,7 +91,7 @@ def restores(backend: Backend, n: int, n_vocab: int, *, hold: bool = False) -> b
 
     Uses sequence 0, which is empty before and after, and with ``hold`` held rows.
     """
-    tokens, memory = _made_up_text(min(n + TRIAL_REST, backend.facts.n_ctx), n_vocab), backend.memory
+    tokens, memory = made_up_text(min(n + TRIAL_REST, backend.facts.n_ctx), n_vocab), backend.memory
     _evaluate(backend, tokens[:n], 0)
     try:
         rows, state = memory.save_rows(0, 0, n, hold=hold), memory.save_state(0, n)
@@ -109,7 +119,7 @@ def pool_trial(backend: Backend, n_vocab: int, *, on_gpu: bool) -> list[Block]:
     The text stays in the sequence.
     """
     n = min(GPU_TOKENS if on_gpu else CPU_TOKENS, backend.facts.n_cells - N_SINGLE)
-    tokens = _made_up_text(n + N_SINGLE, n_vocab)
+    tokens = made_up_text(n + N_SINGLE, n_vocab)
     found = _evaluate(backend, tokens[:n], 0)
     for start in range(n, n + N_SINGLE):
         found += _evaluate(backend, tokens[start : start + 1], start)
@@ -121,7 +131,7 @@ def same_bits(one: Sequence[Block], other: Sequence[Block]) -> bool:
     return all(a.tobytes() == b.tobytes() for a, b in zip(one, other, strict=True))
 
 
-def _made_up_text(n: int, n_vocab: int) -> Tokens:
+def made_up_text(n: int, n_vocab: int) -> Tokens:
     """Return ``n`` test token ids below ``n_vocab``, shape (n,)."""
     return as_tokens((np.arange(n) * 7919 + 13) % n_vocab)
 

@@ -36,7 +36,7 @@ class Shared:
 
     settings: ServerSettings = field(default_factory=ServerSettings)
     build: str = ""
-    """The build of llama.cpp, for answers that need no model."""
+    """The build of llama.cpp, and which modules of the extension do not fit it."""
     streams: KeptStreams = field(default_factory=KeptStreams)
     running: dict[str, tuple[RequestHandle, ...]] = field(default_factory=dict)
     pool: RequestPool = field(default_factory=lambda: RequestPool(give_back))

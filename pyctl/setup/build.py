@@ -317,13 +317,15 @@ def stage_libraries(
     return staged
 
 
-def stage_release(staged: BuiltLibraries, release: Release, missing: Mapping[str, str]) -> BuiltLibraries:
-    """Add the bindings of ``release`` to its libraries, and record them with the modules that are there."""
-    target = staged.directory / BINDINGS / "llama_cpp"
-    if not target.exists():
-        shutil.copytree(release.bindings, target, ignore=shutil.ignore_patterns("lib", "*.so*", "__pycache__"))
-    (staged.directory / EXTENSION).mkdir(exist_ok=True)
-    paths = [path for path in sorted(staged.directory.rglob("*")) if path.is_file() and path.suffix != ".pyc"]
+def stage_release(build: Build, release: Release, staged: BuiltLibraries, missing: Mapping[str, str]) -> BuiltLibraries:
+    """Add the bindings of ``release`` and the modules of ``build`` to their libraries, and record them all."""
+    ignored = shutil.ignore_patterns("lib", "*.so*", "__pycache__")
+    shutil.copytree(release.bindings, staged.directory / BINDINGS / "llama_cpp", ignore=ignored)
+    (staged.directory / EXTENSION).mkdir()
+    for name in set(MODULES) - missing.keys():
+        for file in (build.directory / "extension").glob(f"{name}.*so"):
+            shutil.copy2(file, staged.directory / EXTENSION)
+    paths = [path for path in sorted(staged.directory.rglob("*")) if path.is_file()]
     files = {str(path.relative_to(staged.directory)): path.stat().st_size for path in paths if path.name != BUILT}
     digests = {"archive": release.digest, "csrc": extension_digest()}
     whole = replace(staged, files=files, digests=digests, missing=missing)

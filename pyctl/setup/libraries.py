@@ -28,6 +28,7 @@ __all__ = [
     "BUILT",
     "EXTENSION",
     "MODULES",
+    "TRIAL",
     "BuiltLibraries",
     "build_home",
     "choose",
@@ -51,6 +52,9 @@ BINDINGS, EXTENSION = "bindings", "extension"
 
 MODULES = ("_core", "_drafts", "_pool")
 """Native modules of the extension; the others need the first."""
+
+TRIAL = "PYCTL_TRIAL"
+"""Variable of a process that tries a native module: the path of its file."""
 
 LIBRARY_PATH, MTMD_PATH = "LLAMA_CPP_LIB_PATH", "MTMD_CPP_LIB"
 """Variables by which llama-cpp-python finds libllama and libmtmd."""
@@ -145,21 +149,20 @@ def chosen_name(home: Path) -> str:
 
 
 def libraries_at(home: Path) -> list[BuiltLibraries]:
-    """All complete builds below ``home``, the newest first. Unreadable ones are left out."""
-    found = []
-    for path in sorted((home / "llama").glob(f"*/{BUILT}")):
-        if path.parent.name.startswith("."):
-            continue  # not checked yet
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-            values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-            built = BuiltLibraries(**values, directory=path.parent)
-            is_whole = built.is_whole
-        except (OSError, ValueError, TypeError, AttributeError):
-            continue
-        if is_whole:
-            found.append(built)
-    return sorted(found, key=lambda built: built.built, reverse=True)
+    """All complete builds below ``home``, the newest first; not those in hidden directories, which are not checked."""
+    found = map(_read_built, sorted((home / "llama").glob("[!.]*")))
+    return sorted((built for built in found if built is not None), key=lambda built: built.built, reverse=True)
+
+
+def _read_built(directory: Path) -> BuiltLibraries | None:
+    """The complete build in ``directory``; None if there is none."""
+    try:
+        values = json.loads((directory / BUILT).read_text(encoding="utf-8"))
+        values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+        built = BuiltLibraries(**values, directory=directory)
+        return built if built.is_whole else None
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None
 
 
 def cpu_features() -> tuple[str, ...]:
@@ -214,47 +217,51 @@ def use_libraries(
 
 
 class _Modules:
-    """Finds `pyctl._core` and the others in a build of another release, and nowhere else."""
+    """Finds `pyctl._core` and the others in ``place`` and nowhere else, such as in a build of another release."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self, place: Path) -> None:
+        self._place = place
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         """The module called ``name``, None if it is no native one. ModuleNotFoundError says why it is left out."""
         package, _, module = name.partition(".")
         if package != "pyctl" or module not in MODULES:
             return None
-        file = self._directory / EXTENSION / f"{module}{EXTENSION_SUFFIXES[0]}"
+        file = self._place / f"{module}{EXTENSION_SUFFIXES[0]}"
         if not file.exists():
-            missing = json.loads((self._directory / BUILT).read_text(encoding="utf-8"))["missing"]
-            raise ModuleNotFoundError(missing.get(module, f"{file} is missing"), name=name)
+            built = _read_built(self._place.parent)
+            reason = built.missing.get(module) if built is not None else None
+            raise ModuleNotFoundError(reason or f"{file} is missing", name=name)
         return spec_from_file_location(name, file)
 
 
 def use_release(
     environ: Mapping[str, str] = os.environ, path: list[str] = sys.path, finders: list[Any] = sys.meta_path
 ) -> None:
-    """Let this process import bindings and native modules of the build that ``environ`` names, if it has its own."""
+    """Let this process import bindings and native modules of the build that ``environ`` names, if it has its own, and
+    the modules beside the one that it tries."""
     directory = Path(environ.get(LIBRARY_PATH, ""))
     if directory.is_absolute() and (directory / BINDINGS).is_dir():
         path.insert(0, str(directory / BINDINGS))
-        finders.insert(0, _Modules(directory))
+        finders.insert(0, _Modules(directory / EXTENSION))
+    if TRIAL in environ:
+        finders.insert(0, _Modules(Path(environ[TRIAL]).parent))
 
 
 def libraries_in_use(environ: Mapping[str, str] = os.environ) -> BuiltLibraries | None:
-    """The build that a process with these variables uses, None for the libraries of llama-cpp-python."""
-    path = Path(environ[LIBRARY_PATH]) if LIBRARY_PATH in environ else None
-    if path is not None:
-        return next((built for built in libraries_at(path.parents[1]) if built.directory == path), None)
-    return use_libraries(dict(environ))
+    """The build that `use_libraries` chose for a process with these variables, None for other libraries."""
+    return _read_built(Path(environ[LIBRARY_PATH])) if LIBRARY_PATH in environ else None
 
 
 def unused_choice(environ: Mapping[str, str] = os.environ) -> str:
-    """One line: why the build that a user chose is not in use, and the command that helps; empty if it is."""
-    name, built = chosen_name(data_home(environ)), libraries_in_use(environ)
-    if not name or environ.get(CHOICE) == PACKAGE or (built is not None and built.directory.name == name):
+    """One line: why `use_libraries` did not take the build that a user chose, and the command that helps; empty if it
+    did."""
+    home = data_home(environ)
+    name = chosen_name(home)
+    directory = home / "llama" / name
+    if not name or environ.get(CHOICE) == PACKAGE or environ.get(LIBRARY_PATH) == str(directory):
         return ""
-    chosen = next((each for each in libraries_at(data_home(environ)) if each.directory.name == name), None)
+    chosen = _read_built(directory)
     if chosen is None:
         reason = "its files are gone or damaged"
     elif not chosen.is_tried:

@@ -17,12 +17,29 @@ SYSTEM = {"role": "system", "content": "You keep the manual of the north gate. "
 FIRST, SECOND = ({"role": "user", "content": text * 30} for text in ("north? ", "south? "))
 
 
-def broken(directory: Path) -> str:
-    """A copy of the package whose extension is no library."""
+def doctored(directory: Path, change: Callable[[bytes], bytes]) -> str:
+    """A copy of the package with a changed extension."""
     package, statements = package_copy(directory)
     (native,) = package.glob("_core*.so")
-    native.write_bytes(b"no library")
+    native.write_bytes(change(native.read_bytes()))
     return statements
+
+
+def broken(directory: Path) -> str:
+    """It is no library."""
+    return doctored(directory, lambda content: b"no library")
+
+
+def crashing(directory: Path) -> str:
+    """All checks of the import pass, as with a library whose structs have grown: llama.cpp returns other things than
+    the extension expects."""
+    return doctored(directory, lambda content: content.replace(b"\0llama_get_model\0", b"\0llama_n_seq_max\0"))
+
+
+def losing_tokens(directory: Path) -> str:
+    """The same, and it does not crash."""
+    names = (b"\0llama_memory_seq_pos_max\0", b"\0llama_memory_seq_pos_min\0")
+    return doctored(directory, lambda content: content.replace(*names))
 
 
 def of_another_release(directory: Path, name: str = "llama.cpp") -> str:
@@ -49,6 +66,8 @@ def turned_off(directory: Path) -> str:
 
 REASONS = {
     broken: "file too short",
+    crashing: "its trial ends with SIGSEGV",
+    losing_tokens: "a restored sequence has other bits",
     of_another_release: "built for llama.cpp",
     of_another_ggml: "built for ggml",
     turned_off: "--no-extension",
@@ -71,6 +90,7 @@ def test_it_says_what_is_lost_and_serves_exactly(
             response = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
             replies.append(response.json()["choices"][0]["message"]["content"])
             sources.append(source_of(response))
+        assert REASONS[misfit] in httpx.get(f"{server.url}/props").json()["build_info"]
         assert server.stop() == 0
     assert replies[:2] == replies[2:4] == replies[4:], "in RAM, from disk, cold"
     assert sources[2] == "disk"

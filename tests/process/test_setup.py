@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from pyctl.cli import setup_check
-from pyctl.llama.extension import library_file
+import pytest
+
+from pyctl.llama.extension import core
+from pyctl.llama.module_trial import run_trial
+from pyctl.setup.libraries import MODULES
 from tests.process.conftest import Server, pyctl
 from tests.unit.setup.machines import build_libcuda
 
@@ -31,8 +34,9 @@ def test_serve_says_that_a_card_is_idle(start: Callable[..., Server], tmp_path: 
     assert "Card 0 is idle: these libraries of llama.cpp use the CPU only; to build them for it: pyctl setup" in line
 
 
-def test_the_pinned_release_passes_the_trial_of_another(tmp_path: Path) -> None:
-    setup_check.write_models(tmp_path)
-    assert len(list(tmp_path.iterdir())) == 4
-    for module in ("_core", "_drafts", "_pool"):
-        setup_check.try_module(module, library_file(""), tmp_path)
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_pass_the_trial_with_the_pinned_release(name: str) -> None:
+    assert core is not None
+    (module,) = Path(str(core.__file__)).parent.glob(f"{name}.*so")
+    assert run_trial(module) == ""
+    assert run_trial(module, 0.001) == "its trial takes longer than 0.001 seconds"

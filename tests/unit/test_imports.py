@@ -27,7 +27,7 @@ LAYERS = {
     "atomic_file": set(),
     "user_directory": set(),
     "models": {"errors", "text", "atomic_file"},
-    "setup": {"errors", "text", "atomic_file", "module_command"},
+    "setup": {"errors", "text", "atomic_file", "module_command", "module_process"},
     "cache": {"prompt", "errors", "atomic_file"},
     "chat": {"prompt", "reasoning", "text", "errors", "atomic_file"},
     "engine": {"cache", "models", "prompt", "reasoning", "text", "errors", "atomic_file"},

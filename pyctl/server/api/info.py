@@ -76,7 +76,7 @@ async def props(service: Service, request: Request) -> Response:
         "tool_call_format": chat.call_format.name,
         "bos_token": info.bos_token,
         "eos_token": info.eos_token,
-        "build_info": info.build,
+        "build_info": service.shared.build or info.build,
         "is_sleeping": service.worker.is_sleeping,
         **({"tools": True} if service.shared.tools else {}),
         "cors_proxy_enabled": False,

@@ -84,33 +84,6 @@ def test_pinned_goes_back(run: Run, environ: dict[str, str]) -> None:
     assert [path.name for path in (home / "llama").iterdir()] == ["built"]
 
 
-def test_what_passes_is_kept_and_the_rest_has_a_reason(tmp_path: Path) -> None:
-    compiled, directory = tmp_path / "compiled", tmp_path / "build"
-    for path in (compiled, directory):
-        path.mkdir()
-    for name in ("_core", "_drafts", "_pool"):
-        (compiled / f"{name}.so").touch()
-    failing = {"_drafts"}
-
-    def try_module(name: str, directory: Path, models: Path) -> None:
-        assert not name or (directory / "extension" / f"{name}.so").exists()
-        if name in failing:
-            raise ConfigError("the new libraries do not work:\nother bits")
-
-    def kept(missing: dict[str, str]) -> tuple[list[str], dict[str, str]]:
-        reasons = setup_check.fitting_modules(directory, compiled, missing, try_module)
-        return sorted(path.stem for path in (directory / "extension").iterdir()), reasons
-
-    assert kept({}) == (["_core", "_pool"], {"_drafts": "other bits"})
-    assert kept({"_pool": "error"}) == (["_core"], {"_drafts": "other bits", "_pool": "error"})
-    failing = {"_core"}
-    needs = "it needs _core"
-    assert kept({}) == ([], {"_core": "other bits", "_drafts": needs, "_pool": needs})
-    failing = {""}
-    with pytest.raises(ConfigError, match="do not work"):
-        kept({})
-
-
 @pytest.mark.parametrize(
     ("machine", "arguments", "words"),
     [

@@ -6,7 +6,6 @@ import hashlib
 import json
 import tarfile
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +57,12 @@ def build(tmp_path: Path, release: Release) -> Build:
 
 def chosen(build: Build, home: Path) -> Path:
     """The directory of a finished build of `release` that is chosen, with `_core` alone."""
+    write(build.directory / "extension", {"_core.cpython.so": "module", "_pool.cpython.so": "older"})
     libraries = write(home.parent / "compiled", {"libllama.so": "library"})
     assert build.release is not None
     staged = stage_libraries(build, home, "", 7.0, libraries)
-    (staged.directory / "extension").mkdir()
-    staged = stage_release(staged, build.release, {"_drafts": "too new", "_pool": "other bits"})
-    target = place_libraries(replace(staged))
+    staged = stage_release(build, build.release, staged, {"_drafts": "too new", "_pool": "other names"})
+    target = place_libraries(staged)
     choose(home, target.name)
     return target
 
@@ -106,6 +105,7 @@ def test_a_chosen_build_brings_its_bindings_and_modules(build: Build, tmp_path: 
     assert environ["LLAMA_CPP_LIB_PATH"] == str(target)
     assert (used.release, used.is_tried, sorted(used.missing)) == ("0.9.1", True, ["_drafts", "_pool"])
     assert not (target / "bindings" / "llama_cpp" / "lib").exists()
+    assert [path.name for path in (target / "extension").iterdir()] == ["_core.cpython.so"]
     path: list[str] = []
     finders: list[Any] = []
     use_release(environ, path, finders)
@@ -122,16 +122,18 @@ def test_a_chosen_build_brings_its_bindings_and_modules(build: Build, tmp_path: 
 def test_a_chosen_build_that_does_not_fit_is_not_used_and_said(build: Build, tmp_path: Path) -> None:
     home, environ = tmp_path / "data" / "pyctl", {"XDG_DATA_HOME": str(tmp_path / "data")}
     target = chosen(build, home)
-    assert unused_choice(environ) == ""
+    used = dict(environ)
+    assert use_libraries(used) == libraries_in_use(used)
+    assert unused_choice(used) == ""
     built = json.loads((target / "built.json").read_text())
     older, larger = {"digests": {"csrc": "of an older pyctl"}}, {"features": ["sve9"]}
     for change, words in ((older, "another release of pyctl"), (larger, "machine")):
         (target / "built.json").write_text(json.dumps({**built, **change}))
-        assert libraries_in_use(environ) is None
+        assert use_libraries(dict(environ)) is None
         assert words in unused_choice(environ)
     (target / "built.json").write_text(json.dumps(built))
     (target / "bindings" / "llama_cpp" / "llama_cpp.py").write_text("half")
-    assert libraries_in_use(environ) is None
+    assert use_libraries(dict(environ)) is None
     assert "gone or damaged" in unused_choice(environ)
     choose(home, "")
     assert unused_choice(environ) == ""

@@ -1,0 +1,153 @@
+"""Whether native modules fit the libraries of this process: each is tried once, in a process of its own.
+
+The results are kept in a file beside the modules, else in the user's cache directory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from pyctl.atomic_file import make_private, read_regular, write_atomic
+from pyctl.limit import limit
+from pyctl.module_command import module_command
+from pyctl.module_process import end_with_parent
+from pyctl.setup.libraries import MODULES, TRIAL
+from pyctl.user_directory import user_directory
+
+__all__ = ["STAMP", "run_trial", "try_modules"]
+
+STAMP = "trials.json"
+"""The file with results: by the digest of libraries and modules, the reason against each module, empty if it fits."""
+
+TRIAL_SECONDS = limit(120.0, "trial of a native module", "the module is not used", "process", "s")
+TRIAL_BYTES = limit(2**32, "memory of such a trial", "the module is not used", "process", "bytes")
+"""A trial takes about a second and 150 MB, but sizes that a misfit reads can be anything."""
+
+MOST_RESULTS, MOST_REASON, MOST_BYTES = 16, 300, 2**16
+"""Sets of files with results, characters of a reason, and bytes of the file."""
+
+HEAD_BYTES = 4096
+"""The beginning of a library, where its build id is."""
+
+FROM_OUTSIDE = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)
+"""Signals that say nothing about a module."""
+
+NO_CARDS = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
+"""Another program may have filled the cards, and structs are the same without."""
+
+
+def run_trial(file: Path, seconds: float = TRIAL_SECONDS) -> str:
+    """Return the reason against a module, empty if it fits: its trial fails, crashes, or takes too long.
+
+    Raises OSError if the trial could not take place.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="pyctl-") as place,
+        subprocess.Popen(
+            [*module_command("pyctl.llama.trial"), place],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env={**os.environ, **NO_CARDS, TRIAL: str(file)},
+            start_new_session=True,
+            preexec_fn=_restrict,
+        ) as process,
+    ):
+        try:
+            _, said = process.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            return f"its trial takes longer than {seconds:g} seconds"
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    if process.returncode >= 0:
+        lines = said.decode("utf-8", "replace").split("\n")
+        reason = next((line for line in reversed(lines) if line.strip()), f"exit code {process.returncode}")
+        return " ".join(reason.split())[:MOST_REASON] if process.returncode else ""
+    name = signal.Signals(-process.returncode).name
+    if -process.returncode in FROM_OUTSIDE:
+        raise InterruptedError(f"{name} ended its trial")
+    return f"its trial ends with {name}"
+
+
+def _restrict() -> None:
+    """Between fork and exec: bound the memory, leave no core dump, and end with the parent."""
+    for kind, most in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_DATA, TRIAL_BYTES)):
+        with suppress(OSError, ValueError):  # a lower limit is there already
+            resource.setrlimit(kind, (most, most))
+    end_with_parent(signal.SIGKILL)
+
+
+def try_modules(
+    directory: Path, attempt: Callable[[Path], str] = run_trial, environ: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """Return the reason against each native module in ``directory`` with the loaded libraries, empty if it fits.
+
+    ``attempt`` returns the reason against a module's file. If it raises OSError, as without room for the models, the
+    next call tries again. Processes that come at the same time may each try.
+    """
+    files = {name: file for name in MODULES for file in directory.glob(f"{name}.*so")}
+    digest = _digest([*loaded_libraries(), *files.values()])
+    places = [directory / STAMP]
+    with suppress(RuntimeError):  # a user without a home directory
+        places.append(user_directory("cache", environ) / STAMP)
+    found = next((known[digest] for place in places if digest in (known := _read(place))), None)
+    if found is not None:
+        return found
+    found = {}
+    try:
+        for name, file in files.items():
+            if not found.get(MODULES[0]):  # the others need it
+                found[name] = attempt(file)
+    except OSError as error:
+        return {**dict.fromkeys(files, f"it cannot be tried: {error}"), **found}
+    _write(places, digest, found)
+    return found
+
+
+def loaded_libraries(maps: Path = Path("/proc/self/maps")) -> list[Path]:
+    """The files of llama.cpp and ggml in this process."""
+    mapped = {line.partition("/")[2] for line in os.fsdecode(maps.read_bytes()).splitlines()}
+    return sorted(Path("/", path) for path in mapped if re.fullmatch(r"(.*/)?lib(llama|ggml)[^/]*\.so[^/]*", path))
+
+
+def _digest(files: list[Path]) -> str:
+    """A digest of names, sizes, times and build ids: not of directories and fractions of seconds, which differ between
+    an image of a container and its copies."""
+    digest = hashlib.blake2b(digest_size=16)
+    for path in files:
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            digest.update(f"{path.name} {status.st_size} {int(status.st_mtime)} ".encode() + file.read(HEAD_BYTES))
+    return digest.hexdigest()
+
+
+def _read(place: Path) -> dict[str, dict[str, str]]:
+    """The results in a file; none if it is missing or damaged."""
+    try:
+        known = json.loads(read_regular(place, MOST_BYTES))
+        is_whole = all(isinstance(text, str) for found in known.values() for text in (*found.keys(), *found.values()))
+    except (OSError, ValueError, AttributeError):
+        return {}
+    return known if is_whole else {}
+
+
+def _write(places: list[Path], digest: str, found: dict[str, str]) -> None:
+    """Add a result to the first file that can be written, for all users, as the modules are."""
+    for place in places:
+        with suppress(OSError):
+            make_private(place.parent)
+            known = list({**_read(place), digest: found}.items())[-MOST_RESULTS:]
+            write_atomic(place, json.dumps(dict(known), indent=1).encode() + b"\n")
+            place.chmod(0o644)
+            return

@@ -1,0 +1,74 @@
+"""python -m pyctl.llama.trial DIRECTORY: use the native module that PYCTL_TRIAL names, on tiny models written there.
+
+It is a process of its own, since a module that does not fit the library may do anything. The last line says why it
+fails.
+"""
+
+from __future__ import annotations
+
+import lzma
+import os
+import sys
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+from pyctl import models
+from pyctl.cache import NOWHERE
+from pyctl.engine.backend import SequenceTokens
+from pyctl.engine.draft.draft_settings import DraftSettings
+from pyctl.engine.model_settings import ModelSettings
+from pyctl.engine.pool import PoolSettings
+from pyctl.llama.llama_backend import LlamaBackend
+from pyctl.llama.loader import load
+from pyctl.llama.memory_check import made_up_text
+from pyctl.setup.libraries import TRIAL
+
+__all__ = ["MODELS"]
+
+MODELS = Path(str(models.__file__)).parent / "trial"
+"""Compressed models, one for each class of memory, and one of them with a head for drafts."""
+
+SETTINGS = ModelSettings(n_ctx=1024, n_ubatch=64, n_gpu_layers=0, n_threads=2, devices=("none",))
+"""The ring of the model with windows has 256 cells, and so it wraps."""
+
+N_DRAFTED = 100
+
+
+def main(directory: Path) -> None:
+    """Raise SystemExit with the reason if bits differ."""
+    module = Path(os.environ[TRIAL]).name.partition(".")[0]
+    for path in sorted(MODELS.glob("*.xz" if module == "_core" else "drafts.*")):
+        model = directory / path.stem
+        model.write_bytes(lzma.decompress(path.read_bytes()))
+        settings = replace(SETTINGS, path=str(model))
+        if module == "_pool":
+            load(settings, pool=PoolSettings(512)).backend.unload()  # compares bits with and without the pool
+            continue
+        backend = load(settings, drafts=DraftSettings(("draft-mtp",) if module == "_drafts" else ())).backend
+        backend.check_restoring(in_depth=True)
+        if backend.memory.shape.places == NOWHERE:
+            raise SystemExit(f"{model.stem}: a restored sequence has other bits")
+        if module == "_drafts" and not _drafts_again(backend):
+            raise SystemExit("a restored sequence has other drafts")
+        backend.unload()
+
+
+def _drafts_again(backend: LlamaBackend) -> bool:
+    """Whether the head has the same drafts after rows and states were saved and restored."""
+    memory, tokens, n = backend.memory, made_up_text(N_DRAFTED, backend.tokenizer.n_vocab), N_DRAFTED
+    for first, last in pairwise([*range(0, n, backend.facts.n_ubatch), n]):
+        backend.evaluate(0, tokens[first:last], first)
+    rows, state, asked = memory.save_rows(0, 0, n), memory.save_state(0, n), [SequenceTokens(0, (1,), n)]
+    memory.synchronize()
+    drafted = backend.draft(asked, 2)
+    memory.clear(0)
+    memory.restore(0, 0, [(rows, 0, n)], state)
+    return bool(drafted[0]) and drafted == backend.draft(asked, 2)
+
+
+if __name__ == "__main__":
+    try:
+        main(Path(sys.argv[1]))
+    except Exception as error:
+        raise SystemExit(f"its trial fails: {str(error) or type(error).__name__}") from None

@@ -1,0 +1,104 @@
+"""Results of trials of native modules: how long they hold, and where they are kept."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from pyctl.llama.module_trial import MOST_RESULTS, STAMP, loaded_libraries, try_modules
+
+
+class Trials:
+    """Stands for processes: ``reasons`` by module, or "!" where a trial cannot take place."""
+
+    def __init__(self, directory: Path) -> None:
+        self.package, self.cache = directory / "package", directory / "cache"
+        self.package.mkdir()
+        for name in ("_core", "_drafts", "_pool"):
+            (self.package / f"{name}.abi.so").write_bytes(b"module")
+        self.reasons: dict[str, str] = {}
+        self.tried: list[str] = []
+
+    def attempt(self, file: Path) -> str:
+        name = file.name.partition(".")[0]
+        self.tried.append(name)
+        if self.reasons.get(name) == "!":
+            raise OSError("no room")
+        return self.reasons.get(name, "")
+
+    def start(self) -> tuple[dict[str, str], list[str]]:
+        """What a start finds, and what it tries."""
+        self.tried = []
+        return try_modules(self.package, self.attempt, {"XDG_CACHE_HOME": str(self.cache)}), self.tried
+
+
+@pytest.fixture
+def trials(tmp_path: Path) -> Trials:
+    return Trials(tmp_path)
+
+
+def change(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b".")
+
+
+def test_each_module_is_tried_once_for_the_files_of_an_installation(trials: Trials) -> None:
+    trials.reasons["_pool"] = "other bits"
+    found = {"_core": "", "_drafts": "", "_pool": "other bits"}
+    assert trials.start() == (found, ["_core", "_drafts", "_pool"])
+    assert trials.start() == (found, [])
+    trials.package = trials.package.rename(trials.package.with_name("elsewhere"))
+    assert trials.start() == (found, [])
+    change(trials.package / "_drafts.abi.so")
+    assert trials.start() == (found, ["_core", "_drafts", "_pool"])
+    os.utime(trials.package / "_core.abi.so", (1.0, 1.0))
+    trials.reasons["_core"] = "its trial ends with SIGSEGV"
+    assert trials.start() == ({"_core": "its trial ends with SIGSEGV"}, ["_core"])
+    assert trials.start()[1] == []
+    assert not trials.cache.exists()
+
+
+def test_what_could_not_be_tried_is_tried_again(trials: Trials) -> None:
+    trials.reasons["_drafts"] = "!"
+    reason = "it cannot be tried: no room"
+    for _ in range(2):
+        assert trials.start() == ({"_core": "", "_drafts": reason, "_pool": reason}, ["_core", "_drafts"])
+    trials.reasons.clear()
+    assert trials.start()[0] == {"_core": "", "_drafts": "", "_pool": ""}
+
+
+@pytest.mark.parametrize("content", [b"", b"no JSON", b"[]", b'{"a": 1}', b'{"a": {"_core": 1}}', b"{" * 2**17])
+def test_a_damaged_file_is_as_none(content: bytes, trials: Trials) -> None:
+    (trials.package / STAMP).write_bytes(content)
+    assert len(trials.start()[1]) == 3
+    assert trials.start()[1] == []
+
+
+def test_where_modules_cannot_be_written_the_user_has_a_file(trials: Trials) -> None:
+    (trials.package / STAMP).mkdir()  # root may write everywhere else
+    assert len(trials.start()[1]) == 3
+    assert trials.start()[1] == []
+    assert json.loads((trials.cache / "pyctl" / STAMP).read_bytes())
+
+
+def test_the_file_stays_small(trials: Trials) -> None:
+    for _ in range(MOST_RESULTS + 3):
+        change(trials.package / "_core.abi.so")
+        trials.start()
+    assert len(json.loads((trials.package / STAMP).read_bytes())) == MOST_RESULTS
+    assert trials.start()[1] == []
+
+
+def test_libraries_are_those_that_the_process_has(tmp_path: Path) -> None:
+    maps = tmp_path / "maps"
+    names = (
+        "/opt/a b/libllama.so.0.5.0",
+        "/opt/libggml-cpu.so",
+        "/lib/libc.so.6",
+        "/opt/libllama.so.0.5.0/notes",
+        "[heap]",
+    )
+    maps.write_text("".join(f"7f00-7f01 r-xp 00000000 00:01 7   {name}\n" for name in names * 2))
+    assert loaded_libraries(maps) == [Path("/opt/a b/libllama.so.0.5.0"), Path("/opt/libggml-cpu.so")]
