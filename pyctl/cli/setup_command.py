@@ -22,13 +22,11 @@ from pyctl.setup.build import (
     place_libraries,
     stage_libraries,
     stage_release,
-    unpacked_source,
 )
 from pyctl.setup.libraries import BuiltLibraries, build_home, choose, cpu_features, data_home, fits, libraries_at
 from pyctl.setup.machine import Compiler, Machine, free_bytes, look_at_machine
 from pyctl.setup.plan import (
     BuildPlan,
-    SetupOptions,
     check_compiler,
     check_room,
     describe,
@@ -57,12 +55,8 @@ def run_setup(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     arguments = _parser().parse_args(argv)
     if arguments.libs and not arguments.llama_cpp:
         raise ConfigError("--libs needs --llama-cpp, which names the source of these libraries")
-    options = SetupOptions(
-        cpu=arguments.cpu,
-        architectures=parse_architectures(arguments.arch) if arguments.arch else (),
-        jobs=arguments.jobs or 0,
-    )
-    if options.cpu and options.architectures:
+    architectures = parse_architectures(arguments.arch) if arguments.arch else ()
+    if arguments.cpu and architectures:
         raise ConfigError("--cpu excludes --arch")
     if arguments.jobs is not None and arguments.jobs < 1:
         raise ConfigError("--jobs must be at least 1")
@@ -73,7 +67,7 @@ def run_setup(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
         print(f"from its next start on, pyctl uses llama-cpp-python {read_pin().release}, for which it was made")
         return 0
     machine = look_at_machine(environ)
-    plan = make_plan(machine, options)
+    plan = make_plan(machine, architectures, cpu=arguments.cpu)
     if plan.kind == "none" and arguments.llama_cpp:
         plan = BuildPlan("cpu", "for the CPU, as this machine has no card that llama.cpp uses through CUDA")
     if plan.kind == "none":
@@ -81,7 +75,7 @@ def run_setup(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
 
         print("\n".join([plan.why, *losses()]))
         return 0
-    for line in describe(machine, plan, jobs_for(machine, options.jobs)):
+    for line in describe(machine, plan, jobs_for(machine, arguments.jobs or 0)):
         print(line)
     try:
         return _set_up(machine, plan, places, arguments)
@@ -159,8 +153,7 @@ def _build(
     work = places.work
     pip = pip_command(work)
     print("fetching what the build needs", flush=True)
-    release = open_release(pip, arguments.llama_cpp, work) if arguments.llama_cpp else None
-    source = release.tree if release is not None else unpacked_source(pip, work)
+    release = open_release(pip, arguments.llama_cpp or "", work)
     tools, toolkit = install_tools(pip, work), None
     libraries = _given(Path(arguments.libs).expanduser().resolve()) if arguments.libs else None
     if libraries is not None:
@@ -171,12 +164,13 @@ def _build(
     elif plan.kind == "system":
         toolkit = _probed(machine, plan, compiler, work)
     n_jobs = jobs_for(machine, arguments.jobs or 0)
-    build = Build(work, compiler, tools, n_jobs, toolkit, plan.architectures, release, say=_say)
+    own = release if arguments.llama_cpp else None
+    build = Build(work, compiler, tools, n_jobs, toolkit, plan.architectures, own, say=_say)
     if libraries is None:
-        compile_libraries(build, source, lock)
+        compile_libraries(build, release.tree, lock)
     driver = machine.driver.release if machine.driver is not None else ""
     staged = stage_libraries(build, places.home, driver, time.time(), libraries)
-    return staged if release is None else stage_release(build, release, staged, compile_extension(build, release, lock))
+    return staged if own is None else stage_release(build, own, staged, compile_extension(build, own, lock))
 
 
 def _given(directory: Path) -> Path:

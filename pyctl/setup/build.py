@@ -13,24 +13,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TextIO
 
 from pyctl.errors import ConfigError
 from pyctl.setup.libraries import BINDINGS, BUILT, EXTENSION, MODULES, BuiltLibraries, cpu_features, write_built
 from pyctl.setup.machine import Compiler
 from pyctl.setup.plan import duration
-from pyctl.setup.source import (
-    Pin,
-    Release,
-    download_source,
-    extension_digest,
-    extension_source,
-    read_pin,
-    unpack_source,
-)
+from pyctl.setup.source import Release, extension_digest, extension_source, read_pin
 from pyctl.setup.toolkit import BuildTools, Toolkit
 
 __all__ = [
@@ -41,13 +34,12 @@ __all__ = [
     "place_libraries",
     "stage_libraries",
     "stage_release",
-    "unpacked_source",
 ]
 
 TARGETS = ("llama", "mtmd")
 """libllama needs libggml, and that all of its backends."""
 
-LIBRARY_NAMES = "lib*.so*"
+LIBRARY_NAMES, LOG = "lib*.so*", "setup.log"
 
 LAST_LINES = 30
 """Lines of a failed compilation that an error shows."""
@@ -109,7 +101,7 @@ class Build:
     @property
     def log(self) -> Path:
         """The output of cmake and ninja."""
-        return self.directory / "setup.log"
+        return self.directory / LOG
 
 
 @contextmanager
@@ -130,57 +122,10 @@ def build_lock(work: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def unpacked_source(pip: list[str], work: Path) -> Path:
-    """llama.cpp's source of the pinned release below ``work``; pip fetches and verifies it. Raises ConfigError."""
-    pin: Pin = read_pin()
-    source = work / f"source-{pin.release}"
-    if source.exists():
-        return source
-    part = work / f"source-{pin.release}.part"
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    archive = download_source(pip, part)
-    unpack_source(archive, part / "tree")
-    (part / "tree").rename(source)
-    shutil.rmtree(part)
-    return source
-
-
 def compile_libraries(build: Build, source: Path, lock: int) -> None:
-    """Run cmake and ninja. Raises ConfigError with the end of the log if one of them fails."""
-    build.directory.mkdir(parents=True, exist_ok=True)
-    build.log.unlink(missing_ok=True)
-    command = [build.tools.cmake, "-S", str(source), "-B", str(build.directory), "-G", "Ninja"]
-    environment = _environment(build)
+    """Compile llama.cpp. Raises ConfigError with the end of the log if that fails."""
     build.say("configuring")
-    with build.log.open("a", encoding="utf-8") as log:
-        defined = [f"-D{name}={value}" for name, value in defines(build).items()]
-        shown = subprocess.run([*command, *defined], stdout=log, stderr=log, env=environment, check=False)
-    if shown.returncode != 0:
-        raise ConfigError(f"cmake failed:\n{end_of_log(build.log)}")
-    polite = ["nice", "-n", "10"] if shutil.which("nice") else []
-    command = [*polite, build.tools.ninja, "-C", str(build.directory), "-j", str(build.n_jobs), *TARGETS]
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        env=environment,
-        pass_fds=(lock,),
-    ) as process:
-        try:
-            code = _follow(process, build)
-        except KeyboardInterrupt:
-            # A terminal sends the signal to ninja too, which ends its compilers.
-            process.send_signal(signal.SIGINT)
-            process.wait()
-            build.say("stopped; run pyctl setup again to go on")
-            raise
-        finally:
-            if process.poll() is None:
-                process.terminate()
-    if code != 0:
+    if _compile(build, build.directory, source, defines(build), TARGETS, lock) != 0:
         raise ConfigError(failure(build))
 
 
@@ -189,9 +134,8 @@ def compile_extension(build: Build, release: Release, lock: int) -> dict[str, st
 
     Returns the reason of each that does not compile; there is one for each module if cmake fails.
     """
-    place = build.directory / "extension"
+    place = build.directory / EXTENSION
     shutil.rmtree(place, ignore_errors=True)
-    place.mkdir(parents=True)
     values = {
         "CMAKE_BUILD_TYPE": "Release",
         "CMAKE_MAKE_PROGRAM": build.tools.ninja,
@@ -200,14 +144,9 @@ def compile_extension(build: Build, release: Release, lock: int) -> dict[str, st
         "LLAMA_DIR": str(release.tree),
         "BINDINGS_VERSION": release.version,
     }
-    command = [build.tools.cmake, "-S", str(extension_source()), "-B", str(place), "-G", "Ninja"]
-    command += [f"-D{name}={value}" for name, value in values.items()]
-    log, environment = place / "setup.log", _environment(build)
     build.say("compiling the extension")
-    with log.open("a", encoding="utf-8") as out:
-        for step in (command, [build.tools.ninja, "-C", str(place), "-k", "0", "-j", str(build.n_jobs)]):
-            subprocess.run(step, stdout=out, stderr=out, env=environment, pass_fds=(lock,), check=False)
-    text = log.read_text(encoding="utf-8", errors="replace")
+    _compile(build, place, extension_source(), values, ("-k", "0"), lock)
+    text = (place / LOG).read_text(encoding="utf-8", errors="replace")
     missing = {}
     for name in MODULES:
         if not any(place.glob(f"{name}.*so")):
@@ -216,6 +155,40 @@ def compile_extension(build: Build, release: Release, lock: int) -> dict[str, st
             reason = f"it needs {MODULES[0]}" if MODULES[0] in missing else "it does not compile"
             missing[name] = " ".join(found[1].split()) if found is not None else reason
     return missing
+
+
+def _compile(
+    build: Build, place: Path, source: Path, values: Mapping[str, str], arguments: Sequence[str], lock: int
+) -> int:
+    """Run cmake with ``values`` and ninja with ``arguments`` in ``place``; returns the exit code of the last one."""
+    place.mkdir(parents=True, exist_ok=True)
+    environment = _environment(build)
+    command = [build.tools.cmake, "-S", str(source), "-B", str(place), "-G", "Ninja"]
+    command += [f"-D{name}={value}" for name, value in values.items()]
+    with (place / LOG).open("w", encoding="utf-8") as log:
+        if code := subprocess.run(command, stdout=log, stderr=log, env=environment, check=False).returncode:
+            return code
+        polite = ["nice", "-n", "10"] if shutil.which("nice") else []
+        with subprocess.Popen(
+            [*polite, build.tools.ninja, "-C", str(place), "-j", str(build.n_jobs), *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env=environment,
+            pass_fds=(lock,),
+        ) as process:
+            try:
+                return _follow(process, build, log)
+            except KeyboardInterrupt:
+                # A terminal sends the signal to ninja too, which ends its compilers.
+                process.send_signal(signal.SIGINT)
+                process.wait()
+                build.say("stopped; run pyctl setup again to go on")
+                raise
+            finally:
+                if process.poll() is None:
+                    process.terminate()
 
 
 def _environment(build: Build) -> dict[str, str]:
@@ -240,25 +213,24 @@ def defines(build: Build) -> dict[str, str]:
     return values
 
 
-def _follow(process: subprocess.Popen[str], build: Build) -> int:
+def _follow(process: subprocess.Popen[str], build: Build, log: TextIO) -> int:
     """Copy ninja's output to the log and show its count of steps; returns the exit code."""
     assert process.stdout is not None
     is_terminal, began = sys.stdout.isatty(), build.now()
     shown = began
-    with build.log.open("a", encoding="utf-8") as log:
-        for line in process.stdout:
-            log.write(line)
-            log.flush()
-            if (step := STEP.match(line)) is None:
-                continue
-            now, n_done, n_steps = build.now(), int(step[1]), int(step[2])
-            left = duration((now - began) * (n_steps / n_done - 1))
-            text = f"step {n_done} of {n_steps}, about {left} left"
-            if is_terminal:
-                print(f"\r\x1b[K{text}", end="", flush=True)
-            elif now - shown >= REPORT_SECONDS:
-                shown = now
-                build.say(text)
+    for line in process.stdout:
+        log.write(line)
+        log.flush()
+        if (step := STEP.match(line)) is None:
+            continue
+        now, n_done, n_steps = build.now(), int(step[1]), int(step[2])
+        left = duration((now - began) * (n_steps / n_done - 1))
+        text = f"step {n_done} of {n_steps}, about {left} left"
+        if is_terminal:
+            print(f"\r\x1b[K{text}", end="", flush=True)
+        elif now - shown >= REPORT_SECONDS:
+            shown = now
+            build.say(text)
     if is_terminal:
         print("\r\x1b[K", end="", flush=True)
     return process.wait()
@@ -323,7 +295,7 @@ def stage_release(build: Build, release: Release, staged: BuiltLibraries, missin
     shutil.copytree(release.bindings, staged.directory / BINDINGS / "llama_cpp", ignore=ignored)
     (staged.directory / EXTENSION).mkdir()
     for name in set(MODULES) - missing.keys():
-        for file in (build.directory / "extension").glob(f"{name}.*so"):
+        for file in (build.directory / EXTENSION).glob(f"{name}.*so"):
             shutil.copy2(file, staged.directory / EXTENSION)
     paths = [path for path in sorted(staged.directory.rglob("*")) if path.is_file()]
     files = {str(path.relative_to(staged.directory)): path.stat().st_size for path in paths if path.name != BUILT}

@@ -31,6 +31,7 @@ __all__ = [
     "TRIAL",
     "BuiltLibraries",
     "build_home",
+    "capability",
     "choose",
     "covers",
     "cpu_features",
@@ -175,13 +176,19 @@ def cpu_features() -> tuple[str, ...]:
     return tuple(sorted(filter(FEATURES.match, found[1].split()))) if found else ()
 
 
+def capability(architecture: str) -> tuple[int, int]:
+    """Such as (12, 0) of ``120a``."""
+    digits = architecture.rstrip("af")
+    return int(digits[:-1]), int(digits[-1])
+
+
 def covers(architectures: Sequence[str], card: Card) -> bool:
     """Whether machine code for one of ``architectures`` runs on ``card``: same major version, minor not above."""
     for architecture in architectures:
-        major, minor = int(architecture.rstrip("af")[:-1]), int(architecture.rstrip("af")[-1])
-        if architecture[-1].isdigit() and major == card.capability[0] and minor <= card.capability[1]:
-            return True
-        if (major, minor) == card.capability:
+        built = capability(architecture)
+        if built == card.capability or (
+            architecture[-1].isdigit() and built[0] == card.capability[0] and built <= card.capability
+        ):
             return True
     return False
 
@@ -285,14 +292,10 @@ def unused_card(
     if environ.get(CHOICE) == PACKAGE or environ.get(VISIBLE) in HIDDEN:
         return ""
     driver = look()
-    if driver is None or not (driver.cards or driver.error):
-        if NVIDIA not in look_at_bus():
-            return ""
-        return "the NVIDIA card of this machine is idle: its driver is not available; see: pyctl setup"
-    if driver.error:
-        if NVIDIA not in look_at_bus():
-            return ""
-        return f"the NVIDIA card of this machine is idle: its driver reports error {driver.error}; see: pyctl setup"
+    if driver is None or not driver.cards:
+        fault = f"reports error {driver.error}" if driver is not None and driver.error else "is not available"
+        line = f"the NVIDIA card of this machine is idle: its driver {fault}; see: pyctl setup"
+        return line if NVIDIA in look_at_bus() else ""
     name, reason = driver.cards[0].name, "these libraries of llama.cpp use the CPU only"
     if LIBRARY_PATH not in environ:
         release, built = read_pin().release, [each for each in libraries_at(data_home(environ)) if each.architectures]

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Literal
 
 from pyctl.errors import ConfigError
+from pyctl.setup.libraries import capability
 from pyctl.setup.machine import AMD, Card, Compiler, Machine
 from pyctl.setup.toolkit import TOOLKIT_RELEASE
 
 __all__ = [
     "DRIVER_ERRORS",
     "BuildPlan",
-    "SetupOptions",
     "check_compiler",
     "check_room",
     "describe",
@@ -72,15 +72,6 @@ Kind = Literal["none", "cpu", "pypi", "system"]
 
 
 @dataclass(frozen=True)
-class SetupOptions:
-    """Flags of `pyctl setup` that decide what is built."""
-
-    cpu: bool = False
-    architectures: tuple[str, ...] = ()
-    jobs: int = 0
-
-
-@dataclass(frozen=True)
 class BuildPlan:
     """``kind`` names the toolkit: ``cpu`` is a build without one, ``none`` no build. ``why`` is one line."""
 
@@ -112,13 +103,14 @@ def parse_architectures(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def make_plan(machine: Machine, options: SetupOptions) -> BuildPlan:
-    """Decide. Raises ConfigError if what the options or the cards need cannot be built here."""
-    if options.cpu:
+def make_plan(machine: Machine, architectures: tuple[str, ...] = (), *, cpu: bool = False) -> BuildPlan:
+    """Decide, with what ``--arch`` or ``--cpu`` asks for. Raises ConfigError if that or what the cards need cannot be
+    built here."""
+    if cpu:
         return BuildPlan("cpu", "for the CPU only, because --cpu was given: no graphics card will be used")
-    if options.architectures:
-        why = f"for compute capability {', '.join(options.architectures)}, because --arch was given"
-        return _with_toolkit(machine, options.architectures, why)
+    if architectures:
+        why = f"for compute capability {', '.join(architectures)}, because --arch was given"
+        return _with_toolkit(machine, architectures, why)
     if not machine.has_nvidia and machine.driver is None:
         return BuildPlan("none", _no_card(machine))
     if machine.driver is None:
@@ -159,7 +151,7 @@ def _with_toolkit(machine: Machine, architectures: tuple[str, ...], why: str) ->
 def _pypi_problem(machine: Machine, architectures: Sequence[str]) -> str:
     """Why CUDA 13 from PyPI does not do; empty if it does."""
     driver = machine.driver
-    old = [each for each in architectures if _capability(each) < LEAST_CAPABILITY]
+    old = [each for each in architectures if capability(each) < LEAST_CAPABILITY]
     if old:
         return f"CUDA 13 has no support for compute capability {', '.join(old)}; install a CUDA 12 toolkit"
     if driver is not None and driver.cuda < LEAST_CUDA:
@@ -171,11 +163,6 @@ def _pypi_problem(machine: Machine, architectures: Sequence[str]) -> str:
     if not machine.libc.startswith("glibc") or machine.processor not in ("x86_64", "aarch64"):
         return f"NVIDIA's packages on PyPI need glibc on x86_64 or aarch64, not {machine.libc} on {machine.processor}"
     return ""
-
-
-def _capability(architecture: str) -> tuple[int, int]:
-    digits = architecture.rstrip("af")
-    return int(digits[:-1]), int(digits[-1])
 
 
 def _dotted(version: Sequence[int]) -> str:

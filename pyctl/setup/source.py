@@ -14,7 +14,8 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +28,7 @@ __all__ = [
     "download_source",
     "extension_digest",
     "extension_source",
+    "new_directory",
     "open_release",
     "pip_command",
     "pip_environment",
@@ -167,16 +169,19 @@ def unpack_source(
 
 
 def open_release(pip: list[str], wanted: str, work: Path) -> Release:
-    """The source that ``wanted`` names: a version, which pip fetches, an archive or a directory. Raises ConfigError.
+    """The source that ``wanted`` names: a version, which pip fetches, an archive or a directory; if it is empty, the
+    pinned release. Raises ConfigError.
 
     Archives are unpacked below ``work``, once.
     """
-    digest, root = "", Path(wanted).expanduser().absolute()
-    if re.fullmatch(r"\d+(\.\w+)+", wanted):
-        place = work / f"archive-{wanted}"
+    digest, root, pin = "", Path(wanted).expanduser().absolute(), read_pin()
+    if not wanted or re.fullmatch(r"\d+(\.\w+)+", wanted):
+        place = work / f"archive-{wanted or pin.release}"
         root = next(place.glob("*.tar.gz"), None) or download_source(pip, place, wanted)
     if root.is_file():
         digest = hashlib.sha256(root.read_bytes()).hexdigest()
+        if not wanted and digest != pin.digest:
+            raise ConfigError(f"{root} is not the pinned release; remove it and run pyctl setup again")
         root = _unpacked(root, work / f"release-{digest[:16]}")
     tree = root / "vendor" / "llama.cpp" if (root / "vendor" / "llama.cpp").exists() else root
     if not (tree / "include" / "llama.h").exists():
@@ -194,14 +199,22 @@ def open_release(pip: list[str], wanted: str, work: Path) -> Release:
 def _unpacked(archive: Path, target: Path) -> Path:
     """The content of ``archive`` without its first directory, in the new directory ``target``, which appears whole."""
     if not target.exists():
-        part = target.with_suffix(".part")
-        shutil.rmtree(part, ignore_errors=True)
         try:
-            unpack_source(archive, part, below="/")
-            part.rename(target)
+            with new_directory(target) as part:
+                unpack_source(archive, part, below="/")
         except (OSError, tarfile.TarError, EOFError) as error:
             raise ConfigError(f"{archive}: {error}") from error
     return target
+
+
+@contextmanager
+def new_directory(target: Path) -> Iterator[Path]:
+    """A directory that gets the name ``target`` after the block, if that ends without an exception."""
+    part = target.with_name(f"{target.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    yield part
+    part.rename(target)
 
 
 def _version(path: Path, pattern: str) -> str:

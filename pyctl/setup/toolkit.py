@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from pathlib import Path
 
 from pyctl.errors import ConfigError
 from pyctl.setup.machine import Compiler, Program
-from pyctl.setup.source import pip_environment
+from pyctl.setup.source import new_directory, pip_environment
 
 __all__ = ["TOOLKIT_RELEASE", "BuildTools", "Toolkit", "install_toolkit", "install_tools", "probe_system_toolkit"]
 
@@ -108,18 +107,14 @@ def install_tools(pip: Sequence[str], work: Path) -> BuildTools:
 
 def _install(pip: Sequence[str], wheels: Sequence[str], place: Path) -> None:
     """Install ``wheels`` into the new directory ``place``, which appears whole."""
-    part = place.with_name(f"{place.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    (part / "site").mkdir(parents=True)  # for a pip that brings nothing
     command = [*pip, "install", "--disable-pip-version-check", "--no-deps", "--no-compile"]
     command += [] if sys.stdout.isatty() else ["--quiet"]  # several hundred MB deserve a bar
-    command += ["--only-binary", ":all:", "--no-cache-dir", "--target", str(part / "site"), *wheels]
-    # pip unpacks in TMPDIR first, which may be small; a user's setting of --user excludes --target.
-    environment = {**pip_environment(), "TMPDIR": str(part), "PIP_USER": "0"}
-    if subprocess.run(command, env=environment, check=False).returncode != 0:
-        raise ConfigError(f"pip could not install {', '.join(wheels)} (see above)")
-    (part / "site").rename(place)
-    shutil.rmtree(part, ignore_errors=True)
+    with new_directory(place) as part:
+        command += ["--only-binary", ":all:", "--no-cache-dir", "--target", str(part), *wheels]
+        # pip unpacks in TMPDIR first, which may be small; a user's setting of --user excludes --target.
+        environment = {**pip_environment(), "TMPDIR": str(place.parent), "PIP_USER": "0"}
+        if subprocess.run(command, env=environment, check=False).returncode != 0:
+            raise ConfigError(f"pip could not install {', '.join(wheels)} (see above)")
 
 
 def make_stub(work: Path, compiler: Compiler) -> Path:

@@ -18,11 +18,10 @@ from pyctl.setup.build import (
     defines,
     place_libraries,
     stage_libraries,
-    unpacked_source,
 )
 from pyctl.setup.libraries import libraries_at
 from pyctl.setup.machine import Compiler, Program
-from pyctl.setup.source import pip_command, read_pin
+from pyctl.setup.source import open_release, pip_command, read_pin
 from pyctl.setup.toolkit import BuildTools, install_toolkit, install_tools, probe_system_toolkit
 
 PIP = """
@@ -153,22 +152,20 @@ def test_a_toolkit_of_the_system_has_to_link_cublas(programs: Programs, work: Pa
         probe_system_toolkit(Program(refusing, (13, 0)), compiler, work)
 
 
-def test_the_source_is_fetched_once_and_unpacked_whole(programs: Programs, work: Path) -> None:
+def test_the_source_is_fetched_once_and_verified(programs: Programs, work: Path) -> None:
     pip = [programs.make("pip", PIP)]
-    (work / f"source-{read_pin().release}.part").mkdir()  # of a run that was killed
-    source = unpacked_source(pip, work)
-    assert (source / "src" / "a.cpp").read_text() == "source\n"
-    assert unpacked_source(pip, work) == source
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"llama_cpp\.tar\.gz is not the pinned release; remove it"):
+            open_release(pip, "", work)
     (call,) = programs.called()
     assert "--require-hashes" in call
     assert str(read_pin().path) in call
-    assert [path.name for path in work.iterdir()] == [source.name]
 
 
 def test_a_pip_that_brings_nothing_is_an_error(programs: Programs, work: Path, compiler: Compiler) -> None:
     pip = [programs.make("pip", "exit 0")]
     with pytest.raises(ConfigError, match="pip ended well, but fetched no source of llama-cpp-python=="):
-        unpacked_source(pip, work)
+        open_release(pip, "", work)
     with pytest.raises(ConfigError, match="lack nvcc"):
         install_toolkit(pip, work, compiler)
     with pytest.raises(ConfigError, match="lacks cmake"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,6 @@ from pyctl.errors import ConfigError
 from pyctl.setup.machine import AMD, Compiler, Driver, Machine
 from pyctl.setup.plan import (
     BuildPlan,
-    SetupOptions,
     check_compiler,
     check_room,
     describe,
@@ -31,50 +31,50 @@ MUSL = replace(WITH_CARD, libc="")
 @pytest.mark.parametrize(
     ("machine", "options", "kind", "architectures"),
     [
-        (BARE, SetupOptions(), "none", ()),
-        (replace(BARE, driver=Driver((13, 0), "")), SetupOptions(), "none", ()),
-        (BARE, SetupOptions(cpu=True), "cpu", ()),
-        (WITH_CARD, SetupOptions(cpu=True), "cpu", ()),
-        (WITH_CARD, SetupOptions(), "pypi", ("86",)),
+        (BARE, {}, "none", ()),
+        (replace(BARE, driver=Driver((13, 0), "")), {}, "none", ()),
+        (BARE, {"cpu": True}, "cpu", ()),
+        (WITH_CARD, {"cpu": True}, "cpu", ()),
+        (WITH_CARD, {}, "pypi", ("86",)),
         # The toolkit of PyPI is a known one, so it goes before the system's.
-        (replace(WITH_CARD, nvcc=NVCC), SetupOptions(), "pypi", ("86",)),
-        (TWO_CARDS, SetupOptions(), "pypi", ("86", "120")),
-        (BARE, SetupOptions(architectures=("86", "90")), "pypi", ("86", "90")),
-        (replace(OLD_DRIVER, nvcc=NVCC_12), SetupOptions(), "system", ("86",)),
-        (replace(PASCAL, nvcc=NVCC_12), SetupOptions(), "system", ("61",)),
+        (replace(WITH_CARD, nvcc=NVCC), {}, "pypi", ("86",)),
+        (TWO_CARDS, {}, "pypi", ("86", "120")),
+        (BARE, {"architectures": ("86", "90")}, "pypi", ("86", "90")),
+        (replace(OLD_DRIVER, nvcc=NVCC_12), {}, "system", ("86",)),
+        (replace(PASCAL, nvcc=NVCC_12), {}, "system", ("61",)),
     ],
 )
 def test_a_machine_gets_a_build(
-    machine: Machine, options: SetupOptions, kind: str, architectures: tuple[str, ...]
+    machine: Machine, options: dict[str, Any], kind: str, architectures: tuple[str, ...]
 ) -> None:
-    plan = make_plan(machine, options)
+    plan = make_plan(machine, **options)
     assert (plan.kind, plan.architectures) == (kind, architectures)
 
 
 @pytest.mark.parametrize(
     ("machine", "options", "words"),
     [
-        (replace(BARE, pci_cards=(ON_BUS,)), SetupOptions(), "driver is not found .*nvidia-driver-580"),
-        (OLD_DRIVER, SetupOptions(), "550.163.01 supports CUDA 12.4, and CUDA 13 needs driver 580"),
+        (replace(BARE, pci_cards=(ON_BUS,)), {}, "driver is not found .*nvidia-driver-580"),
+        (OLD_DRIVER, {}, "550.163.01 supports CUDA 12.4, and CUDA 13 needs driver 580"),
         # A toolkit of CUDA 13 makes nothing that this driver runs.
-        (replace(OLD_DRIVER, nvcc=NVCC), SetupOptions(), "CUDA 13 needs driver 580"),
-        (PASCAL, SetupOptions(), "no support for compute capability 61; install a CUDA 12 toolkit"),
-        (MUSL, SetupOptions(), "need glibc"),
-        (replace(WITH_CARD, driver=Driver((13, 0), "580", error=803)), SetupOptions(), "error 803: .*restart"),
-        (replace(WITH_CARD, driver=Driver((13, 0), "580", error=100)), SetupOptions(), "--gpus all"),
-        (replace(WITH_CARD, driver=Driver((13, 0), "580", error=5)), SetupOptions(), "error 5: see the system's log"),
+        (replace(OLD_DRIVER, nvcc=NVCC), {}, "CUDA 13 needs driver 580"),
+        (PASCAL, {}, "no support for compute capability 61; install a CUDA 12 toolkit"),
+        (MUSL, {}, "need glibc"),
+        (replace(WITH_CARD, driver=Driver((13, 0), "580", error=803)), {}, "error 803: .*restart"),
+        (replace(WITH_CARD, driver=Driver((13, 0), "580", error=100)), {}, "--gpus all"),
+        (replace(WITH_CARD, driver=Driver((13, 0), "580", error=5)), {}, "error 5: see the system's log"),
     ],
 )
-def test_what_cannot_be_built_has_a_reason(machine: Machine, options: SetupOptions, words: str) -> None:
+def test_what_cannot_be_built_has_a_reason(machine: Machine, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        make_plan(machine, options)
+        make_plan(machine, **options)
 
 
 def test_a_cpu_build_says_that_it_is_one() -> None:
-    assert make_plan(WITH_CARD, SetupOptions(cpu=True)).why == (
+    assert make_plan(WITH_CARD, cpu=True).why == (
         "for the CPU only, because --cpu was given: no graphics card will be used"
     )
-    amd = make_plan(replace(BARE, pci_cards=(AMD,)), SetupOptions())
+    amd = make_plan(replace(BARE, pci_cards=(AMD,)))
     assert amd.kind == "none"
     assert "AMD card" in amd.why
 
@@ -130,7 +130,7 @@ def test_a_full_disk_is_said_in_advance() -> None:
 
 
 def test_what_was_found_and_will_be_done_is_said() -> None:
-    lines = describe(WITH_CARD, make_plan(WITH_CARD, SetupOptions()), 16)
+    lines = describe(WITH_CARD, make_plan(WITH_CARD), 16)
     assert lines == [
         "found: NVIDIA GeForce RTX 3090 (24 GiB, compute capability 8.6); driver 580.95.05 (CUDA 13.0)",
         "       /usr/bin/g++ 14.2.0, 16 cores, 64 GiB of RAM",
@@ -138,7 +138,7 @@ def test_what_was_found_and_will_be_done_is_said() -> None:
         "       about 3 minutes with 16 jobs, 0.7 GB to download, 0.7 GB afterwards",
     ]
     wsl = replace(BARE, is_wsl=True)
-    assert describe(wsl, make_plan(wsl, SetupOptions(cpu=True)), 1)[0] == "found: no NVIDIA card, WSL2"
+    assert describe(wsl, make_plan(wsl, cpu=True), 1)[0] == "found: no NVIDIA card, WSL2"
 
 
 def test_durations_have_the_unit_that_fits() -> None:

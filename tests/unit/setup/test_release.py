@@ -21,7 +21,7 @@ from pyctl.setup.toolkit import BuildTools
 VERSIONS = "".join(f"set(LLAMA_VERSION_{part} {n})\n" for part, n in (("MAJOR", 0), ("MINOR", 7), ("PATCH", 2)))
 
 NINJA = """#!/bin/sh
-case $3 in -k) cd $2; touch _core.cpython.so; echo 'FAILED: [code=1] CMakeFiles/_pool.dir/csrc/pool/a.cpp.o
+case $5 in -k) cd $2; touch _core.cpython.so; echo 'FAILED: [code=1] CMakeFiles/_pool.dir/csrc/pool/a.cpp.o
 a.cpp:1: note: here
 a.cpp:7:3: error: no such name'; exit 1;; esac
 """
