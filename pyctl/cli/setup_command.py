@@ -21,7 +21,6 @@ from pyctl.setup.build import (
     compile_libraries,
     place_libraries,
     stage_libraries,
-    stage_release,
 )
 from pyctl.setup.libraries import BuiltLibraries, build_home, choose, cpu_features, data_home, fits, libraries_at
 from pyctl.setup.machine import Compiler, Machine, free_bytes, look_at_machine
@@ -169,8 +168,8 @@ def _build(
     if libraries is None:
         compile_libraries(build, release.tree, lock)
     driver = machine.driver.release if machine.driver is not None else ""
-    staged = stage_libraries(build, places.home, driver, time.time(), libraries)
-    return staged if own is None else stage_release(build, own, staged, compile_extension(build, own, lock))
+    missing = compile_extension(build, own, lock) if own is not None else {}
+    return stage_libraries(build, places.home, driver, time.time(), libraries, missing)
 
 
 def _given(directory: Path) -> Path:

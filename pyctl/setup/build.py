@@ -15,12 +15,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TextIO
 
 from pyctl.errors import ConfigError
-from pyctl.setup.libraries import BINDINGS, BUILT, EXTENSION, MODULES, BuiltLibraries, cpu_features, write_built
+from pyctl.setup.libraries import BINDINGS, EXTENSION, MODULES, BuiltLibraries, cpu_features, write_built
 from pyctl.setup.machine import Compiler
 from pyctl.setup.plan import duration
 from pyctl.setup.source import Release, extension_digest, extension_source, read_pin
@@ -33,7 +34,6 @@ __all__ = [
     "compile_libraries",
     "place_libraries",
     "stage_libraries",
-    "stage_release",
 ]
 
 TARGETS = ("llama", "mtmd")
@@ -259,56 +259,52 @@ def end_of_log(log: Path) -> str:
 
 
 def stage_libraries(
-    build: Build, home: Path, driver: str, built: float, libraries: Path | None = None
+    build: Build,
+    home: Path,
+    driver: str,
+    built: float,
+    libraries: Path | None = None,
+    missing: Mapping[str, str] = MappingProxyType({}),
 ) -> BuiltLibraries:
-    """Collect the libraries in a hidden directory below ``home``, to be checked; links stay links.
+    """Collect what was built in a hidden directory below ``home``, to be checked; links stay links.
 
     ``driver`` is the driver's release, ``built`` the time in seconds since 1970. ``libraries`` is where they lie if
-    they were compiled elsewhere.
+    they were compiled elsewhere. Another release than the pinned one has its bindings beside them, and its modules but
+    those that are ``missing`` for a reason.
     """
-    directory = home / "llama" / f".{build.name}"
+    directory, release, toolkit = home / "llama" / f".{build.name}", build.release, build.toolkit
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     for path in sorted((libraries or build.directory / "bin").glob(LIBRARY_NAMES)):
         shutil.copy2(path, directory / path.name, follow_symlinks=False)
-    for path in build.toolkit.libraries if build.toolkit is not None else ():
+    for path in toolkit.libraries if toolkit is not None else ():
         shutil.copy2(path, directory / path.name)
+    if release is not None:
+        ignored = shutil.ignore_patterns("lib", "*.so*", "__pycache__")
+        shutil.copytree(release.bindings, directory / BINDINGS / "llama_cpp", ignore=ignored)
+        (directory / EXTENSION).mkdir()
+        for name in set(MODULES) - missing.keys():
+            for file in (build.directory / EXTENSION).glob(f"{name}.*so"):
+                shutil.copy2(file, directory / EXTENSION)
+    outside = (toolkit.cudart, toolkit.cublas) if toolkit is not None and not toolkit.libraries else ()
     staged = BuiltLibraries(
-        release=build.release.name if build.release is not None else read_pin().release,
-        toolkit=build.toolkit.release if build.toolkit is not None else "",
+        release=release.name if release is not None else read_pin().release,
+        toolkit=toolkit.release if toolkit is not None else "",
         architectures=build.architectures,
         compiler=f"{build.compiler.cxx} {'.'.join(map(str, build.compiler.version))}",
         driver=driver,
         features=cpu_features(),
-        files={path.name: path.stat().st_size for path in sorted(directory.glob(LIBRARY_NAMES))},
-        outside=_outside(build.toolkit),
+        files={
+            str(path.relative_to(directory)): path.stat().st_size for path in directory.rglob("*") if path.is_file()
+        },
+        outside=tuple(str(path.resolve()) for path in outside),
         built=built,
         directory=directory,
+        digests={"archive": release.digest, "csrc": extension_digest()} if release is not None else {},
+        missing=dict(missing),
     )
     write_built(staged)
     return staged
-
-
-def stage_release(build: Build, release: Release, staged: BuiltLibraries, missing: Mapping[str, str]) -> BuiltLibraries:
-    """Add the bindings of ``release`` and the modules of ``build`` to their libraries, and record them all."""
-    ignored = shutil.ignore_patterns("lib", "*.so*", "__pycache__")
-    shutil.copytree(release.bindings, staged.directory / BINDINGS / "llama_cpp", ignore=ignored)
-    (staged.directory / EXTENSION).mkdir()
-    for name in set(MODULES) - missing.keys():
-        for file in (build.directory / EXTENSION).glob(f"{name}.*so"):
-            shutil.copy2(file, staged.directory / EXTENSION)
-    paths = [path for path in sorted(staged.directory.rglob("*")) if path.is_file()]
-    files = {str(path.relative_to(staged.directory)): path.stat().st_size for path in paths if path.name != BUILT}
-    digests = {"archive": release.digest, "csrc": extension_digest()}
-    whole = replace(staged, files=files, digests=digests, missing=missing)
-    write_built(whole)
-    return whole
-
-
-def _outside(toolkit: Toolkit | None) -> tuple[str, ...]:
-    if toolkit is None or toolkit.libraries:
-        return ()
-    return tuple(str(path.resolve()) for path in (toolkit.cudart, toolkit.cublas))
 
 
 def place_libraries(staged: BuiltLibraries) -> Path:

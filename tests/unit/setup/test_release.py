@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pyctl.errors import ConfigError
-from pyctl.setup.build import Build, compile_extension, place_libraries, stage_libraries, stage_release
+from pyctl.setup.build import Build, compile_extension, place_libraries, stage_libraries
 from pyctl.setup.libraries import MODULES, choose, libraries_in_use, unused_choice, use_libraries, use_release
 from pyctl.setup.machine import Compiler
 from pyctl.setup.source import Release, open_release, read_pin
@@ -59,10 +59,8 @@ def chosen(build: Build, home: Path) -> Path:
     """The directory of a finished build of `release` that is chosen, with `_core` alone."""
     write(build.directory / "extension", {"_core.cpython.so": "module", "_pool.cpython.so": "older"})
     libraries = write(home.parent / "compiled", {"libllama.so": "library"})
-    assert build.release is not None
-    staged = stage_libraries(build, home, "", 7.0, libraries)
-    staged = stage_release(build, build.release, staged, {"_drafts": "too new", "_pool": "other names"})
-    target = place_libraries(staged)
+    missing = {"_drafts": "too new", "_pool": "other names"}
+    target = place_libraries(stage_libraries(build, home, "", 7.0, libraries, missing))
     choose(home, target.name)
     return target
 
