@@ -135,7 +135,7 @@ def _import_core(loaded: dict[str, str]) -> ModuleType:
         raise ImportError("--no-extension")
     spec = find_spec("pyctl._core")
     if spec is not None and spec.origin is not None and not _tried:
-        _found.update(try_modules(Path(spec.origin).parent))
+        _found.update(try_modules(Path(spec.origin)))
     module = _import("core")
     built = {"llama-cpp-python": module.BINDINGS_VERSION, "llama.cpp": module.LLAMA_VERSION}
     check_versions({**built, "ggml": module.GGML_VERSION}, loaded)

@@ -42,8 +42,8 @@ HEAD_BYTES = 4096
 FROM_OUTSIDE = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)
 """Signals that say nothing about a module."""
 
-NO_CARDS = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1"}
-"""Another program may have filled the cards, and structs are the same without."""
+ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1", "OPENBLAS_NUM_THREADS": "1"}
+"""Without cards, which another program may have filled, and without a thread of numpy for each core."""
 
 
 def run_trial(file: Path, seconds: float = TRIAL_SECONDS) -> str:
@@ -58,7 +58,7 @@ def run_trial(file: Path, seconds: float = TRIAL_SECONDS) -> str:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            env={**os.environ, **NO_CARDS, TRIAL: str(file)},
+            env={**os.environ, **ENVIRONMENT, TRIAL: str(file)},
             start_new_session=True,
             preexec_fn=_restrict,
         ) as process,
@@ -89,16 +89,17 @@ def _restrict() -> None:
 
 
 def try_modules(
-    directory: Path, attempt: Callable[[Path], str] = run_trial, environ: Mapping[str, str] = os.environ
+    core: Path, attempt: Callable[[Path], str] = run_trial, environ: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """Return the reason against each native module in ``directory`` with the loaded libraries, empty if it fits.
+    """Return the reason against ``core`` and each module beside it with the loaded libraries, empty if it fits.
 
     ``attempt`` returns the reason against a module's file. If it raises OSError, as without room for the models, the
     next call tries again. Processes that come at the same time may each try.
     """
-    files = {name: file for name in MODULES for file in directory.glob(f"{name}.*so")}
+    beside = {name: core.with_name(core.name.replace(MODULES[0], name)) for name in MODULES}  # of the same Python
+    files = {name: file for name, file in beside.items() if file.exists()}
     digest = _digest([*loaded_libraries(), *files.values()])
-    places = [directory / STAMP]
+    places = [core.with_name(STAMP)]
     with suppress(RuntimeError):  # a user without a home directory
         places.append(user_directory("cache", environ) / STAMP)
     found = next((known[digest] for place in places if digest in (known := _read(place))), None)

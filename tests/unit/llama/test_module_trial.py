@@ -32,7 +32,7 @@ class Trials:
     def start(self) -> tuple[dict[str, str], list[str]]:
         """What a start finds, and what it tries."""
         self.tried = []
-        return try_modules(self.package, self.attempt, {"XDG_CACHE_HOME": str(self.cache)}), self.tried
+        return try_modules(self.package / "_core.abi.so", self.attempt, {"XDG_CACHE_HOME": str(self.cache)}), self.tried
 
 
 @pytest.fixture
