@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from pyctl.cli.command_parser import CommandParser
@@ -164,7 +165,7 @@ def _build(
         toolkit = _probed(machine, plan, compiler, work)
     n_jobs = jobs_for(machine, arguments.jobs or 0)
     own = release if arguments.llama_cpp else None
-    build = Build(work, compiler, tools, n_jobs, toolkit, plan.architectures, own, say=_say)
+    build = Build(work, compiler, tools, n_jobs, toolkit, plan.architectures, own, say=partial(print, flush=True))
     if libraries is None:
         compile_libraries(build, release.tree, lock)
     driver = machine.driver.release if machine.driver is not None else ""
@@ -225,7 +226,3 @@ def _size(directory: Path) -> int:
     """Bytes of the files below ``directory``."""
     found = (path.lstat() for path in directory.rglob("*") if not path.is_dir())
     return sum(entry.st_size for entry in found)
-
-
-def _say(text: str) -> None:
-    print(text, flush=True)

@@ -42,8 +42,13 @@ HEAD_BYTES = 4096
 FROM_OUTSIDE = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)
 """Signals that say nothing about a module."""
 
-ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1", "OPENBLAS_NUM_THREADS": "1"}
-"""Without cards, which another program may have filled, and without a thread of numpy for each core."""
+ENVIRONMENT = {
+    **dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"), "-1"),
+    "OPENBLAS_NUM_THREADS": "1",
+    "GGML_NO_BACKTRACE": "1",
+}
+"""Without cards, which another program may have filled, without a thread of numpy for each core, and without a
+backtrace behind the reason of an abort."""
 
 
 def run_trial(file: Path, seconds: float = TRIAL_SECONDS) -> str:
@@ -98,15 +103,14 @@ def try_modules(
     """
     beside = {name: core.with_name(core.name.replace(MODULES[0], name)) for name in MODULES}  # of the same Python
     files = {name: file for name, file in beside.items() if file.exists()}
-    digest = _digest([*loaded_libraries(), *files.values()])
-    places = [core.with_name(STAMP)]
+    places, found = [core.with_name(STAMP)], dict[str, str]()
     with suppress(RuntimeError):  # a user without a home directory
         places.append(user_directory("cache", environ) / STAMP)
-    found = next((known[digest] for place in places if digest in (known := _read(place))), None)
-    if found is not None:
-        return found
-    found = {}
     try:
+        digest = _digest([*loaded_libraries(), *files.values()])
+        for place in places:
+            if digest in (known := _read(place)):
+                return known[digest]
         for name, file in files.items():
             if not found.get(MODULES[0]):  # the others need it
                 found[name] = attempt(file)
@@ -138,7 +142,7 @@ def _read(place: Path) -> dict[str, dict[str, str]]:
     try:
         known = json.loads(read_regular(place, MOST_BYTES))
         is_whole = all(isinstance(text, str) for found in known.values() for text in (*found.keys(), *found.values()))
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, RecursionError):
         return {}
     return known if is_whole else {}
 

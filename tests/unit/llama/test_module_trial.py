@@ -69,7 +69,9 @@ def test_what_could_not_be_tried_is_tried_again(trials: Trials) -> None:
     assert trials.start()[0] == {"_core": "", "_drafts": "", "_pool": ""}
 
 
-@pytest.mark.parametrize("content", [b"", b"no JSON", b"[]", b'{"a": 1}', b'{"a": {"_core": 1}}', b"{" * 2**17])
+@pytest.mark.parametrize(
+    "content", [b"", b"no JSON", b"[]", b'{"a": 1}', b'{"a": {"_core": 1}}', b"[" * 2**15, b"{" * 2**17]
+)
 def test_a_damaged_file_is_as_none(content: bytes, trials: Trials) -> None:
     (trials.package / STAMP).write_bytes(content)
     assert len(trials.start()[1]) == 3
