@@ -192,55 +192,48 @@ void relocation::open_stages() {
 // lies in the first of these cells is put aside.
 void relocation::exchange(const std::vector<cell_move> & moves) {
     constexpr int64_t put_aside = rows_in_stage;  // a place of the stage
+    constexpr int64_t nowhere   = -1;
 
-    std::vector<cell_move> some;
-    int64_t                aside = -1;  // the cell whose row was put aside
+    std::vector<cell_move> some;  // those from `nowhere` are of the row that was put aside
     const auto             flush = [&] {
         sort(some, is_lower);
         std::vector<cell_move> in, out;
         for (size_t i = 0; i < some.size(); ++i) {
             const auto place = static_cast<int64_t>(i);
-            if (some[i].from != aside) {
+            if (some[i].from != nowhere) {
                 in.push_back({ some[i].from, place });
             }
-            out.push_back({ some[i].from != aside ? place : put_aside, some[i].to });
+            out.push_back({ some[i].from != nowhere ? place : put_aside, some[i].to });
         }
         copy(std::move(in), planes, stages);
         copy(std::move(out), stages, planes);
         some.clear();
     };
 
-    std::vector<int64_t> comes_from(cache.size(), -1);  // of each cell, where its new row lies
+    std::vector<int64_t> source(cache.size(), nowhere);  // of each cell, where its new row lies
     std::vector<bool>    leaves(cache.size());
     for (const cell_move & move : moves) {
-        comes_from[move.to] = move.from;
-        leaves[move.from]   = true;
+        source[move.to]   = move.from;
+        leaves[move.from] = true;
     }
     for (const bool is_ring : { false, true }) {  // these are left when all that end in a free cell are done
         for (const cell_move & first : moves) {
-            if (leaves[first.to] != is_ring) {
-                continue;
-            }
             std::vector<cell_move> chain;
-            for (int64_t to = first.to, from; (from = std::exchange(comes_from[to], -1)) >= 0; to = from) {
-                chain.push_back({ from, to });
+            for (int64_t to = first.to; leaves[first.to] == is_ring && source[to] != nowhere; to = chain.back().from) {
+                chain.push_back({ std::exchange(source[to], nowhere), to });
             }
             if (some.size() + chain.size() > static_cast<size_t>(rows_in_stage)) {
                 flush();
             }
-            if (chain.size() > static_cast<size_t>(rows_in_stage)) {
-                aside = first.to;
-                copy({ { aside, put_aside } }, planes, stages);
+            if (is_ring && chain.size() > static_cast<size_t>(rows_in_stage)) {
+                copy({ { first.to, put_aside } }, planes, stages);
+                chain.back().from = nowhere;
             }
             for (const cell_move & move : chain) {
                 some.push_back(move);
                 if (some.size() == static_cast<size_t>(rows_in_stage)) {
                     flush();
                 }
-            }
-            if (aside >= 0) {
-                flush();
-                aside = -1;
             }
         }
     }

@@ -20,10 +20,6 @@ row_store * move_rows(kv_state & kv, int64_t n_ctx, const std::vector<size_t> & 
     return store;
 }
 
-int decode(row_store & store, uintptr_t batch) {
-    return store.decode(*reinterpret_cast<const llama_batch *>(batch));
-}
-
 }  // namespace
 
 PYBIND11_MODULE(_pool, m) {
@@ -31,7 +27,8 @@ PYBIND11_MODULE(_pool, m) {
     py::class_<row_store, std::unique_ptr<row_store, py::nodelete>>(m, "RowStore")  // the KVState has it
         .def(py::init(&move_rows), py::arg("kv"), py::arg("n_ctx"), py::arg("resident"), py::arg("stages") = 2,
              py::keep_alive<1, 2>())
-        .def("decode", &decode, py::arg("batch"), py::call_guard<py::gil_scoped_release>())
+        .def("decode", [](row_store & store, uintptr_t batch) { return store.decode(*reinterpret_cast<llama_batch *>(batch)); },
+             py::arg("batch"), py::call_guard<py::gil_scoped_release>())
         .def("copy_rate", &row_store::copy_rate, py::call_guard<py::gil_scoped_release>())
         .def_property_readonly("streamed_bytes", &row_store::streamed_bytes)
         .def_property_readonly("repeated", &row_store::repeated)

@@ -142,9 +142,9 @@ void redirect::begin(int64_t from, int64_t to) {
     }
     copies.put({ &index_buffer.bytes, 0, static_cast<size_t>(n) * sizeof(int64_t) },
                reinterpret_cast<const uint8_t *>(positions.data()));
+    const std::array<int64_t, 2> before{ mask.ne[0], mask.ne[1] };
     move_mask(first, n);
-    active    = true;
-    repeating = is_left && n == n_left && mask.ne[0] == n_left_rows;
+    repeating = is_left && before == std::array<int64_t, 2>{ mask.ne[0], mask.ne[1] };
     if (repeating) {
         // The library sets it again with a graph of another kind, or of other memory, whose nodes are its own.
         n_reused = llama_perf_context(ctx).n_reused;
@@ -153,7 +153,7 @@ void redirect::begin(int64_t from, int64_t to) {
 }
 
 std::string redirect::end() {
-    active = false;
+    last = first;
     if (repeating) {
         library::on_node(ctx, called, this, false);
     }
@@ -173,9 +173,7 @@ std::string redirect::end() {
     if (failure.empty()) {
         left.clear();  // all nodes were asked about, and have their own sources or are in `changed`
     }
-    is_left     = failure.empty() && !stops;
-    n_left      = last - first;
-    n_left_rows = mask.ne[0];
+    is_left = failure.empty() && !stops;
     for (const auto & [node, entry] : changed) {
         if (is_left) {
             left.emplace(node, entry);
@@ -211,7 +209,7 @@ bool redirect::called(ggml_tensor * node, bool ask, void * self) {
             redirect.left.erase(found);
         }
     }
-    if (!redirect.active || !redirect.failure.empty()) {
+    if (redirect.last == redirect.first || !redirect.failure.empty()) {
         return !ask;
     }
     // Nothing may be thrown through the library.

@@ -98,16 +98,14 @@ private:
     std::vector<int64_t>                          mask_at;          // of each row of the mask: see move_mask
 
     // Nodes that this evaluation has changed, and those that an earlier one has and that may still be so. While `is_left`,
-    // the latter are all that it takes: the last evaluation was asked about, no layer stops, and it had so many tokens and
-    // so many rows to read.
+    // the latter are all that it takes to evaluate as many tokens with as many rows to read: the last evaluation was asked
+    // about, and no layer stops.
     std::unordered_map<ggml_tensor *, changed_node> changed, left;
-    bool        is_left = false, was_asked = false;
-    bool        repeating = false;  // the one that runs is not to be asked about
-    int64_t     n_left = 0, n_left_rows = 0;
-    int32_t     n_reused   = 0;  // graphs that the library had used again before
+    bool        is_left    = false, was_asked = false;
+    bool        repeating  = false;  // the one that runs is not to be asked about
+    int32_t     n_reused   = 0;      // graphs that the library had used again before
     uint64_t    n_repeated = 0;
-    int64_t     first = 0, last = 0;
-    size_t      stopped = 0;  // the layer behind whose attention it stopped last
-    bool        active  = false;
+    int64_t     first = 0, last = 0;  // positions of the one that runs, none if that is none
+    size_t      stopped = 0;          // the layer behind whose attention it stopped last
     std::string failure;
 };

@@ -8,7 +8,6 @@
 #pragma once
 
 #include "core/row_memory.h"
-#include "host/host_copy.h"
 #include "pool/redirect.h"
 #include "pool/row_stages.h"
 
@@ -49,6 +48,8 @@ public:
     double   copy_rate() { return stages->copy_rate(); }
 
 private:
+    struct host_copy;
+
     int64_t position_after(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) const override;
     bool    is_vacant(int64_t cell) const override { return cell >= n_rows; }
     void    copy_out(const std::vector<cell_run> & runs, int64_t p0, int64_t p1, uint8_t * out) override;
@@ -59,6 +60,7 @@ private:
     void check_text(const row_span & span) const;
     void check_room(int64_t p0, int64_t p1) const;
     void copy_in(const row_span & span, std::vector<host_copy> & on_host);
+    static void copy_on_host(const std::vector<host_copy> & parts);
     void open(const store_settings & settings);
     void move_end(int64_t n);
     void place_last();

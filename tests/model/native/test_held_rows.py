@@ -101,12 +101,12 @@ def test_two_conversations_in_turn_equal_cold_runs(backend: LlamaBackend) -> Non
         backend.memory.fetch(held[0], 0, n)
 
 
-@pytest.mark.parametrize("short", [64, 323, 512])
+@pytest.mark.parametrize("short", [64, 322, 323, 512])
 @each_layout
 def test_places_change_where_no_cell_is_free(backend: LlamaBackend, short: int) -> None:
     """Two conversations fill the context: whichever is loaded gets the low cells, where the other may lie.
 
-    That takes rings of 16 rows, one ring of all, and pairs.
+    That takes rings of 16 rows, two of half, one of all, and pairs.
     """
     sizes = [short, N_CELLS - short]
     held, blocks = [], []
