@@ -7,7 +7,7 @@
 
 copy_progress::copy_progress(std::vector<ggml_backend_t> streams) : streams(std::move(streams)) {
     askable = std::all_of(this->streams.begin(), this->streams.end(), [](ggml_backend_t stream) {
-        return device_runtime::instance().can_ask(ggml_backend_get_device(stream));
+        return device_runtime::can_ask(ggml_backend_get_device(stream));
     });
 }
 
@@ -33,7 +33,7 @@ copy_progress::ticket copy_progress::take() {
 }
 
 bool copy_progress::is_complete(ticket t) {
-    const auto is_reached = [](const event_handle & event) { return device_runtime::instance().is_complete(event.get()); };
+    const auto is_reached = [](const event_handle & event) { return device_runtime::is_complete(event.get()); };
     if (streams.empty()) {
         complete = std::max(complete, taken > lag ? taken - lag : 0);
     } else if (askable) {

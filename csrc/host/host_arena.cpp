@@ -34,7 +34,7 @@ host_arena & host_arena::instance() {
 }
 
 bool host_arena::open(size_t limit, size_t ahead, size_t keep, double quiet, bool registered) {
-    if ((registered && !device_runtime::instance().can_pin()) || limit < slab) {
+    if ((registered && !device_runtime::can_pin()) || limit < slab) {
         return false;
     }
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -149,7 +149,7 @@ bool host_arena::grow() {
             *const_cast<volatile uint8_t *>(data + i) = 0;
         }
     }
-    const bool pinned = !registered_ || device_runtime::instance().pin(data, slab);
+    const bool pinned = !registered_ || device_runtime::pin(data, slab);
 
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!pinned) {
@@ -177,7 +177,7 @@ void host_arena::shrink() {
         }
         take_free(at, slab);
     }
-    const bool given = !registered_ || device_runtime::instance().unpin(base_ + at);
+    const bool given = !registered_ || device_runtime::unpin(base_ + at);
     if (given) {
         madvise(base_ + at, slab, MADV_DONTNEED);
     }
