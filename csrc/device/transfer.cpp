@@ -275,14 +275,11 @@ void transfer::move_begin() {
 
 void transfer::move(const copy_region & from, const copy_region & to) {
     ggml_backend_t compute = lanes.empty() ? nullptr : lane_of(from.tensor).compute;
-    const bool     on_host = ggml_backend_buffer_is_host(buffer_of(from.tensor));
     for (size_t i = 0; i < from.count; ++i) {
         const ggml_tensor source = bytes_of(from.tensor, from.offset + i * from.stride, from.size);
         ggml_tensor       target = bytes_of(to.tensor, to.offset + i * to.stride, to.size);
         if (compute != nullptr) {
             ggml_backend_tensor_copy_async(compute, compute, &source, &target);
-        } else if (on_host) {
-            std::memcpy(target.data, source.data, from.size);
         } else {
             ggml_backend_tensor_copy(&source, &target);
         }
