@@ -25,11 +25,11 @@ bool is_lower(const cell_move & a, const cell_move & b) {
     return a.from < b.from;
 }
 
-// Adds one of each of `from` to one of `to`, which are counted down: in order, so that what lies together stays together.
+// Adds one of each of `from` to one of `to`: in order, so that what lies together stays together.
 void add_moves(std::vector<cell_move> & moves, std::vector<int64_t> & from, const std::vector<int64_t> & to) {
     sort(from);
     for (size_t i = 0; i < from.size(); ++i) {
-        moves.push_back({ from[i], to[from.size() - 1 - i] });
+        moves.push_back({ from[i], to[i] });
     }
 }
 
@@ -60,6 +60,7 @@ std::vector<cell_move> relocation::out_of(const std::vector<int64_t> & next) con
         }
     }
     from.resize(to.size());
+    std::reverse(to.begin(), to.end());
     std::vector<cell_move> moves;
     add_moves(moves, from, to);
     return moves;
@@ -99,6 +100,7 @@ std::vector<cell_move> relocation::into(const std::vector<cell_run> & from_runs,
             to.push_back(cell);
         }
     }
+    std::reverse(to.begin(), to.end());
     if (to.size() < from.size()) {
         // Others go to cells that are left when all before them have gone, so that no row waits for itself.
         std::vector<int64_t> filled_from(cache.size(), -1);
@@ -128,19 +130,34 @@ void relocation::run(const std::vector<cell_move> & moves) {
         leaves[move.from] = true;
     }
     // First those whose cells are free, then those whose cells these have left: so no turn has more rows than the one
-    // before it. Many small ones take longer than an exchange.
-    std::vector<std::vector<cell_move>> turns;
-    std::vector<cell_move>              rest = moves;
-    while (true) {
-        const auto ready = std::partition(rest.begin(), rest.end(), [&](const cell_move & move) { return leaves[move.to]; });
-        const auto n     = rest.end() - ready;
-        if (n == 0 || (turns.size() >= most_small_turns && n < rows_in_stage)) {
-            break;
+    // before it. Many small ones take longer than an exchange of the rest.
+    std::vector<std::vector<cell_move>> turns(1);
+    std::vector<int64_t>                waits(cache.size(), -1);  // for each cell, which move waits until it is left
+    std::vector<cell_move>              rest;
+    for (size_t i = 0; i < moves.size(); ++i) {
+        if (leaves[moves[i].to]) {
+            waits[moves[i].to] = static_cast<int64_t>(i);
+        } else {
+            turns[0].push_back(moves[i]);
         }
-        turns.emplace_back(ready, rest.end());
-        rest.erase(ready, rest.end());
+    }
+    while (rest.empty() && !turns.back().empty()) {
+        std::vector<cell_move> next;
         for (const cell_move & move : turns.back()) {
-            leaves[move.from] = false;
+            if (const int64_t i = std::exchange(waits[move.from], -1); i >= 0) {
+                next.push_back(moves[i]);
+            }
+        }
+        const bool is_small = turns.size() >= most_small_turns && next.size() < static_cast<size_t>(rows_in_stage);
+        if (is_small && !next.empty()) {
+            rest = std::move(next);
+        } else {
+            turns.push_back(std::move(next));
+        }
+    }
+    for (const int64_t i : waits) {
+        if (i >= 0) {
+            rest.push_back(moves[i]);
         }
     }
     if (!rest.empty()) {
