@@ -99,9 +99,6 @@ int64_t attention_rows::position_after(llama_seq_id seq, int64_t p0, const std::
 }
 
 void attention_rows::load_checked(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) {
-    if (spans.empty()) {
-        return;
-    }
     row_positions next = appended(positions_of(seq), spans);
     if (seq != cut_seq) {
         settle();
@@ -236,7 +233,7 @@ void attention_rows::append(const std::vector<cell_run> & runs, const std::vecto
         if (span.held != 0) {
             continue;
         }
-        const block_header header = read_header(span.data, span.size, block_kind::rows, hash);
+        const block_header header = read_header(span.data, span.size, rows_block, hash);
         const uint8_t * rows = span.data + sizeof(block_header) + (header.p1 - header.p0) * layout.ext_bytes();
         each_region(planes, runs, header.p0, header.p1, span.first, span.last,
                     [&](const copy_region & to, size_t at) { copies.load(to, rows + at); });
@@ -309,31 +306,23 @@ void attention_rows::check_free(int64_t n) const {
     }
 }
 
-// The cells that the library would take for n tokens: it looks for empty ones from some cell on, which it alone knows,
-// or from the first one on. If it takes them in parts, it may begin anew for each.
-std::vector<int64_t> attention_rows::next_cells(int64_t n, bool in_parts) const {
-    std::vector<int64_t> next = cache.find(n);
-    if (in_parts) {
-        const size_t n_found = next.size();
-        for (int64_t cell = 0; cell < cache.size() && n > 0; ++cell) {
-            if (cache.is_empty(cell)) {
-                --n;
-                if (std::find(next.begin(), next.begin() + n_found, cell) == next.begin() + n_found) {
-                    next.push_back(cell);
-                }
-            }
-        }
-    }
-    return next;
-}
-
 void attention_rows::reserve(int64_t n, bool in_parts) {
     settle();
     if (held.empty() || n <= 0) {
         return;  // the library says itself what it has no cells for
     }
     check_free(n);
-    const std::vector<int64_t> next = next_cells(n, in_parts);
+    // The library looks for empty cells from some cell on, which it alone knows, or from the first one on. If it takes them in
+    // parts, it may begin anew for each.
+    std::vector<int64_t> next = cache.find(n);
+    for (int64_t cell = 0; in_parts && n > 0 && cell < cache.size(); ++cell) {
+        if (cache.is_empty(cell)) {
+            --n;
+            if (std::find(next.begin(), next.end(), cell) == next.end()) {
+                next.push_back(cell);
+            }
+        }
+    }
     if (std::any_of(next.begin(), next.end(), [&](int64_t cell) { return held.holds(cell); })) {
         check_free(static_cast<int64_t>(next.size()));
         relocate(relocating.out_of(next));

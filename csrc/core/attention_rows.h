@@ -50,7 +50,6 @@ private:
     void                  check_free(int64_t n) const;
     int64_t               n_needed(const std::vector<row_span> & spans) const;
 
-    std::vector<int64_t>  next_cells(int64_t n, bool in_parts) const;
     std::vector<cell_run> held_runs(const std::vector<row_span> & spans) const;
     void                  relocate(const std::vector<cell_move> & moves);
 

@@ -76,12 +76,6 @@ public:
     }
 
 private:
-    // The copies touch no Python object; the caller keeps the buffers alive.
-    template <typename F> static void without_gil(const F & function) {
-        const py::gil_scoped_release release;
-        function();
-    }
-
     // Lets go of what has been copied.
     void let_go() {
         while (!in_flight.empty() && progress().is_complete(in_flight.front().ticket)) {
@@ -112,7 +106,8 @@ private:
     template <typename F> void started(std::vector<py::buffer_info> && infos, const F & function) {
         let_go();
         try {
-            without_gil(function);
+            const py::gil_scoped_release release;  // the copies touch no Python object; the caller keeps the buffers alive
+            function();
         } catch (...) {
             call<&kv_state::finish>();  // some copies may have begun
             throw;
@@ -122,7 +117,10 @@ private:
         }
         in_flight.push_back({ progress().take(), std::move(infos) });
         if (in_flight.size() > (progress().can_ask() ? most_in_flight : most_unseen)) {
-            without_gil([&] { progress().wait(in_flight.front().ticket); });
+            {
+                const py::gil_scoped_release release;
+                progress().wait(in_flight.front().ticket);
+            }
             in_flight.pop_front();
         }
     }

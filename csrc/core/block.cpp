@@ -3,19 +3,11 @@
 #include <cstring>
 #include <stdexcept>
 
-namespace {
-
 constexpr uint32_t format_version = 1;
 
-const char * magic_of(block_kind kind) {
-    return kind == block_kind::rows ? "ROWS" : "STAT";
-}
-
-}  // namespace
-
-void write_header(uint8_t * data, block_kind kind, uint64_t layout, int64_t p0, int64_t p1) {
+void write_header(uint8_t * data, const char * kind, uint64_t layout, int64_t p0, int64_t p1) {
     block_header header{};
-    std::memcpy(header.magic, magic_of(kind), sizeof(header.magic));
+    std::memcpy(header.magic, kind, sizeof(header.magic));
     header.version = format_version;
     header.layout  = layout;
     header.p0      = p0;
@@ -23,14 +15,14 @@ void write_header(uint8_t * data, block_kind kind, uint64_t layout, int64_t p0, 
     std::memcpy(data, &header, sizeof(header));
 }
 
-block_header read_header(const uint8_t * data, size_t size, block_kind kind, uint64_t layout) {
+block_header read_header(const uint8_t * data, size_t size, const char * kind, uint64_t layout) {
     block_header header{};
     if (size < sizeof(header)) {
         throw std::invalid_argument("a block of " + std::to_string(size) + " bytes is shorter than its header");
     }
     std::memcpy(&header, data, sizeof(header));
-    if (std::memcmp(header.magic, magic_of(kind), sizeof(header.magic)) != 0 || header.version != format_version) {
-        throw std::invalid_argument(std::string("these bytes are not a block of kind ") + magic_of(kind));
+    if (std::memcmp(header.magic, kind, sizeof(header.magic)) != 0 || header.version != format_version) {
+        throw std::invalid_argument(std::string("these bytes are not a block of kind ") + kind);
     }
     if (header.layout != layout) {
         throw std::invalid_argument("the block was taken from a model or cache of another layout");

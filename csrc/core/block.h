@@ -28,7 +28,8 @@
 // llama.cpp numbers positions with 32 bits: what claims more is nonsense, and its size need not fit into 64.
 constexpr int64_t last_position = INT32_MAX;
 
-enum class block_kind { rows, state };
+// What a block of each kind begins with.
+constexpr const char * rows_block = "ROWS", * state_block = "STAT";
 
 struct block_header {
     char     magic[4];
@@ -43,10 +44,10 @@ static_assert(offsetof(block_header, layout) == 8 && offsetof(block_header, p0) 
               "the header is part of the file format");
 
 // `data` has room for a header.
-void write_header(uint8_t * data, block_kind kind, uint64_t layout, int64_t p0, int64_t p1);
+void write_header(uint8_t * data, const char * kind, uint64_t layout, int64_t p0, int64_t p1);
 
 // std::invalid_argument if the `size` bytes at `data` do not begin with a header of this kind and layout.
-block_header read_header(const uint8_t * data, size_t size, block_kind kind, uint64_t layout);
+block_header read_header(const uint8_t * data, size_t size, const char * kind, uint64_t layout);
 
 // "[p0, p1)"
 std::string range_text(int64_t p0, int64_t p1);

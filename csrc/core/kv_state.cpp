@@ -107,7 +107,7 @@ void kv_state::save_state(llama_seq_id seq, int64_t n, uint8_t * out, size_t siz
         throw std::invalid_argument("the state needs a buffer of " + std::to_string(needed) + " bytes, not " +
                                     std::to_string(size));
     }
-    write_header(out, block_kind::state, layout.hash, 0, n);
+    write_header(out, state_block, layout.hash, 0, n);
     if (state != nullptr) {
         state->save(seq, out + sizeof(block_header), head - sizeof(block_header));
     }
@@ -129,12 +129,14 @@ void kv_state::load(llama_seq_id seq, int64_t p0, const std::vector<row_span> & 
     if (data == nullptr) {
         movable_rows().check_load(seq, p0, spans);
         mark = -1;
-        rows->load_checked(seq, p0, spans);
+        if (!spans.empty()) {
+            rows->load_checked(seq, p0, spans);
+        }
         return;
     }
     check_state();
     const int64_t      n      = spans.empty() ? p0 : spans.back().last;
-    const block_header header = read_header(data, size, block_kind::state, layout.hash);
+    const block_header header = read_header(data, size, state_block, layout.hash);
     if (header.p1 != n || n <= 0 || (rows != nullptr && spans.empty() && n_tokens(seq) != n)) {
         throw std::invalid_argument("a state at " + std::to_string(header.p1) + " does not belong behind " + std::to_string(n) +
                                     " rows");

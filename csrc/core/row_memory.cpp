@@ -7,7 +7,7 @@ size_t row_memory::size(int64_t p0, int64_t p1) const {
     if (p0 < 0 || p1 <= p0 || p1 > last_position) {
         refuse("rows " + range_text(p0, p1) + " are not a range");
     }
-    return sizeof(block_header) + static_cast<size_t>(p1 - p0) * row_bytes;
+    return sizeof(block_header) + static_cast<size_t>(p1 - p0) * layout.row_bytes();
 }
 
 int64_t row_memory::check_load(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) const {
@@ -15,7 +15,7 @@ int64_t row_memory::check_load(llama_seq_id seq, int64_t p0, const std::vector<r
     for (const row_span & span : spans) {
         block_header header{};
         if (span.held == 0) {
-            header = read_header(span.data, span.size, block_kind::rows, hash);
+            header = read_header(span.data, span.size, rows_block, hash);
             if (span.size != size(header.p0, header.p1)) {
                 refuse("a block of rows " + range_text(header.p0, header.p1) + " has " + std::to_string(span.size) +
                        " bytes, not " + std::to_string(size(header.p0, header.p1)));
@@ -48,7 +48,7 @@ std::vector<cell_extra> row_memory::exts_of(const std::vector<row_span> & spans)
         if (span.held != 0) {
             std::memcpy(&exts[exts.size() - n], held.exts_of(span.held, span.first), n * layout.ext_bytes());
         } else {
-            const int64_t skip = span.first - read_header(span.data, span.size, block_kind::rows, hash).p0;
+            const int64_t skip = span.first - read_header(span.data, span.size, rows_block, hash).p0;
             std::memcpy(&exts[exts.size() - n], span.data + sizeof(block_header) + skip * layout.ext_bytes(), n * layout.ext_bytes());
         }
     }
@@ -62,7 +62,7 @@ void row_memory::fetch(held_rows::handle rows, int64_t p0, int64_t p1, uint8_t *
                std::to_string(n_bytes));
     }
     const size_t n_exts = static_cast<size_t>(p1 - p0) * layout.ext_bytes();
-    write_header(out, block_kind::rows, hash, p0, p1);
+    write_header(out, rows_block, hash, p0, p1);
     if (n_exts > 0) {
         std::memcpy(out + sizeof(block_header), held.exts_of(rows, p0), n_exts);
     }

@@ -21,7 +21,7 @@ class row_memory {
 public:
     // `copies` must outlive this; `hash` is that of the whole memory's layout, which blocks carry.
     row_memory(const row_layout & layout, uint64_t hash, transfer & copies, size_t n_cells)
-        : layout(layout), row_bytes(layout.row_bytes()), hash(hash), copies(copies), held(n_cells) {}
+        : layout(layout), hash(hash), copies(copies), held(n_cells) {}
     virtual ~row_memory() = default;
 
     // How many rows `seq` has.
@@ -43,7 +43,8 @@ public:
     int64_t check_load(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) const;
 
     // Appends the rows of `spans`, which follow each other from p0 on, to `seq`, which ends at p0. What was held is
-    // held where the sequence has it then. Or out_of_cells. Nothing but `check_load` for the same arguments came before.
+    // held where the sequence has it then. Or out_of_cells. Nothing but `check_load` for the same arguments, which are not
+    // empty, came before.
     virtual void load_checked(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) = 0;
 
     // Drops the rows from n on; std::invalid_argument inside an image.
@@ -91,7 +92,6 @@ protected:
     void fence();
 
     row_layout layout;
-    size_t     row_bytes;
     uint64_t   hash;
     transfer & copies;
     held_rows  held;

@@ -254,7 +254,7 @@ void row_store::check_text(const row_span & span) const {
 
 // The rows of a block go to their places.
 void row_store::copy_in(const row_span & span, std::vector<host_copy> & on_host) {
-    const block_header header = read_header(span.data, span.size, block_kind::rows, hash);
+    const block_header header = read_header(span.data, span.size, rows_block, hash);
     const auto         whole  = static_cast<size_t>(header.p1 - header.p0);
     const auto         skip   = static_cast<size_t>(span.first - header.p0);
     const uint8_t *    at     = span.data + sizeof(block_header) + whole * layout.ext_bytes();
@@ -280,9 +280,6 @@ int64_t row_store::position_after(llama_seq_id, int64_t p0, const std::vector<ro
 
 // What is held lies where it belongs.
 void row_store::load_checked(llama_seq_id, int64_t, const std::vector<row_span> & spans) {
-    if (spans.empty()) {
-        return;
-    }
     stages->wait_home();
     copies.load_begin();
     std::vector<host_copy> on_host;

@@ -293,6 +293,8 @@ class TestRefusals:
             memory.save_state(0, 300, bytearray(5))
         with pytest.raises(StateError, match="shorter than its header"):
             ready[0].memory.restore(0, 300, [(Rows(np.zeros(8, np.uint8)), 300, 301)])
+        with pytest.raises(StateError, match="shorter than its header"):
+            checked(memory.load, 0, 300, [], np.empty(0, np.uint8))
         with pytest.raises(StateError, match=r"has \d+ bytes, not"):
             ready[0].memory.restore(0, 300, [(Rows(ready[0].memory.save_rows(0, 0, 300).block[:-1]), 0, 300)])
         with pytest.raises(StateError, match=r"a state has \d+ bytes"):
