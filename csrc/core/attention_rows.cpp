@@ -270,10 +270,6 @@ held_rows::handle attention_rows::hold(llama_seq_id seq, int64_t p0, int64_t p1)
     return held.add(p0, p1, runs, std::move(exts));
 }
 
-bool attention_rows::is_vacant(int64_t cell) const {
-    return cache.is_empty(cell) || (cut_seq >= 0 && cache.position(cell) >= cut_pos && cache.has_alone(cell, cut_seq));
-}
-
 void attention_rows::count() const {
     if (!is_counted) {
         const int64_t size = cache.size();

@@ -33,8 +33,11 @@ public:
 
 private:
     int64_t position_after(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) const override;
-    bool    is_vacant(int64_t cell) const override;
     void    copy_out(const std::vector<cell_run> & runs, int64_t p0, int64_t p1, uint8_t * out) override;
+
+    bool is_vacant(int64_t cell) const override {  // in loops over all cells, hence here
+        return cache.is_empty(cell) || (cut_seq >= 0 && cache.position(cell) >= cut_pos && cache.has_alone(cell, cut_seq));
+    }
 
     void                  settle();
     std::vector<cell_run> runs_of(llama_seq_id seq, int64_t p0, int64_t p1) const;
