@@ -207,9 +207,6 @@ class Head:
         token = self.text[place] if place < len(self.text) else 0
         return token if is_known(place, HEAD_SHARE) else token + 1
 
-    def learn(self, key: int, n_drafted: int, n_accepted: int) -> None:
-        pass
-
     def end(self, key: int) -> None:
         pass
 

@@ -212,9 +212,6 @@ class Source:
             first -= 1
         return Match(LEAST + end - first, lambda n: self._known(job, len(draft), min(n, self.n_max)))
 
-    def learn(self, key: int, n_drafted: int, n_accepted: int) -> None:
-        pass
-
     def end(self, key: int) -> None:
         pass
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from pyctl.cache import (
     SHOWN,
+    BlockBytes,
     CacheView,
     Entry,
     KnownParts,
@@ -25,7 +26,6 @@ from pyctl.cache import (
 )
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_stats import (
-    DeviceView,
     EngineCounters,
     EngineMemory,
     EngineStats,
@@ -60,7 +60,7 @@ class EngineAdmin:
         self._contents: object = None
         self._stored: tuple[object, list[Entry]] = None, []
         self._revision = time.time_ns() // 10**6  # differs from all revisions before a restart
-        self._device = DeviceView()
+        self._device = 0, BlockBytes(0, 0, 0)
         worker.call(self._look_at_device, is_read=True)
 
     # -- the engine --------------------------------------------------------------------------------------------------
@@ -71,7 +71,7 @@ class EngineAdmin:
 
     def memory(self) -> Future[EngineMemory]:
         """Return the engine's memory use apart from the model, without waking a sleeping engine."""
-        return self._worker.call(lambda: self._memory(self._look_at_device()), is_read=True)
+        return self._worker.call(lambda: self._memory(self._look_at_device()[1]), is_read=True)
 
     def embed(self, tokens: Tokens) -> Future[NDArray[np.float32]]:
         """Return the embeddings of ``tokens``, shape (1 or n, width); errors as `Evaluator.embed`."""
@@ -233,7 +233,7 @@ class EngineAdmin:
         return False
 
     def _stats(self) -> EngineStats:
-        engine, device = self._engine, self._look_at_device()
+        engine, (n_held, blocks) = self._engine, self._look_at_device()
         total = replace(engine.counters)
         before, self._last = self._last, total
         names = [each.name for each in fields(EngineCounters) if each.name != "drafts"]
@@ -244,10 +244,10 @@ class EngineAdmin:
             suspended_bytes=sum(kept.n_bytes for kept in suspended if kept is not None),
             n_cells=engine.cells.n_cells,
             n_cells_used=engine.cells.n_used,
-            n_cells_held=device.n_cells_held,
+            n_cells_held=n_held,
             device=replace(engine.prefix_cache.device.counts),
             cache=self._view(),
-            memory=self._memory(device),
+            memory=self._memory(blocks),
         )
 
     def _embed(self, tokens: Tokens) -> NDArray[np.float32]:
@@ -257,19 +257,20 @@ class EngineAdmin:
         self._engine.counters.count_embedded(int(tokens.size), (time.perf_counter() - began) * 1e3)
         return rows
 
-    def _memory(self, device: DeviceView) -> EngineMemory:
+    def _memory(self, blocks: BlockBytes) -> EngineMemory:
         prefix_cache = self._engine.prefix_cache
         remembered = self._engine.speculation.n_bytes, self._engine.backend.image_bytes
-        return EngineMemory(prefix_cache.cache.n_bytes, device.blocks, prefix_cache.recent.n_bytes, *remembered)
+        return EngineMemory(prefix_cache.cache.n_bytes, blocks, prefix_cache.recent.n_bytes, *remembered)
 
-    def _look_at_device(self) -> DeviceView:
-        """What the backend's memory tells; while that evaluates, what it told last, and the next step asks it."""
+    def _look_at_device(self) -> tuple[int, BlockBytes]:
+        """Cells of held rows and bytes of blocks; while the backend evaluates, those of last time, and the next step
+        asks its memory."""
         engine = self._engine
         if engine.state_reads.is_evaluating:
             self._worker.call(self._look_at_device)
         else:
             n_held = 0 if engine.asleep else engine.prefix_cache.device.n_cells
-            self._device = DeviceView(n_held, engine.backend.memory.block_bytes())
+            self._device = n_held, engine.backend.memory.block_bytes()
         return self._device
 
     def _sequence(self, seq: LiveSequence, with_tokens: bool) -> SequenceView:

@@ -24,7 +24,6 @@ __all__ = [
     "EngineInfo",
     "Evaluator",
     "Lifecycle",
-    "PendingTokens",
     "Sampler",
     "SequenceTokens",
     "TopTokens",
@@ -113,13 +112,6 @@ class SequenceTokens(NamedTuple):
     def n_drafts(self) -> int:
         """The number of drafts among the tokens."""
         return len(self.tokens) - self.n_sure
-
-
-class PendingTokens(NamedTuple):
-    """The ``tokens`` that a reply needs evaluated next, from ``position`` on. Drafts may follow them."""
-
-    tokens: tuple[int, ...]
-    position: int
 
 
 class Verify(NamedTuple):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator
 from types import TracebackType
 
 from pyctl.cache import LiveSequence, RequestStats
-from pyctl.engine.backend import Evaluator, PendingTokens, Sampler, TopTokens, Verify
+from pyctl.engine.backend import Evaluator, Sampler, TopTokens, Verify
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.jobs import StateReads
 from pyctl.engine.request import DraftCounts, Piece, StopType, Timings
@@ -85,7 +85,7 @@ class Generation:
         if not self._ended:
             self._token = self._next(0)
 
-    def rest(self, learn: Callable[[int, int], None]) -> Generator[PendingTokens, Verify, None]:
+    def rest(self, learn: Callable[[int, int], None]) -> Generator[tuple[int, ...], Verify, None]:
         """Evaluate and sample until the reply ends; the sequence then holds at most all tokens but the last.
 
         After each step with drafts, calls ``learn`` with the numbers of drafts verified and accepted.
@@ -93,7 +93,7 @@ class Generation:
         seq = self._seq
         sure: tuple[int, ...] = (self._token,)
         while not self._ended:
-            verify = yield PendingTokens(sure, seq.n)
+            verify = yield sure
             for token in sure:
                 seq.append_one(token)
             sure = self._match(verify, learn) if verify.drafts else (self._next(verify.output),)

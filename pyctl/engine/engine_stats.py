@@ -15,7 +15,6 @@ from pyctl.limit import limit
 
 __all__ = [
     "MOST_REPLIES",
-    "DeviceView",
     "EngineCounters",
     "EngineMemory",
     "EngineStats",
@@ -100,14 +99,6 @@ class EngineMemory:
     recent_prompts: int
     draft_texts: int = 0
     images: int = 0
-
-
-@dataclass(frozen=True)
-class DeviceView:
-    """What a backend's memory tells: cells of held rows, and bytes of saved blocks."""
-
-    n_cells_held: int = 0
-    blocks: BlockBytes = field(default_factory=lambda: BlockBytes(0, 0, 0))
 
 
 @dataclass(frozen=True)

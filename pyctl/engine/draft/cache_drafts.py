@@ -252,9 +252,6 @@ class CacheDrafts:
     def begin(self, key: int, prompt: Tokens) -> None:
         self._courses[key] = _Course(prompt)
 
-    def learn(self, key: int, n_drafted: int, n_accepted: int) -> None:
-        pass  # `_keep_up` compares the next tokens instead
-
     def end(self, key: int) -> None:
         self._courses.pop(key, None)
 

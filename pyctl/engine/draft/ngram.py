@@ -53,9 +53,6 @@ class NgramSource:
     def match(self, job: DraftJob, draft: tuple[int, ...] = ()) -> Match:
         return NO_MATCH if draft else Match(self._n_match, partial(self._draft, job))
 
-    def learn(self, key: int, n_drafted: int, n_accepted: int) -> None:
-        pass
-
     def end(self, key: int) -> None:
         self._running.pop(key, None)
 

@@ -33,10 +33,6 @@ class DraftSource(Protocol):
     def begin(self, key: int, prompt: Tokens) -> None:
         """Register a request with this prompt, before its first token."""
 
-    def learn(self, key: int, n_drafted: int, n_accepted: int) -> None:
-        """Record that of this source's last drafts for a request ``n_drafted`` were verified, the first ``n_accepted``
-        with success."""
-
     def end(self, key: int) -> None:
         """Unregister a request; no effect for an unknown one."""
 

@@ -55,9 +55,6 @@ class ModelDrafts:
         least = self._n_min if self._n_min > self.n_max else min(self._n_min, n)
         return [draft if len(draft) >= least else () for draft in self._evaluator.draft(items, n)]
 
-    def learn(self, key: int, n_drafted: int, n_accepted: int) -> None:
-        pass
-
     def end(self, key: int) -> None:
         pass
 
@@ -217,11 +214,10 @@ class Speculation:
 
     def _learn(self, key: int, n_drafted: int, n_accepted: int) -> None:
         parts, results, n_before = self._parts[key], list[DraftResult](), 0
-        for source, origin, n in parts:
+        for _, origin, n in parts:
             drafted, accepted = (min(max(each - n_before, 0), n) for each in (n_drafted, n_accepted))
             if not drafted or n_accepted < n_before:  # tokens behind a wrong one say nothing
                 break
-            source.learn(key, drafted, accepted)
             results.append(DraftResult(key, origin, drafted, accepted))
             n_before += n
         composed = DraftResult(key, parts[-1].origin, n_drafted, n_accepted)

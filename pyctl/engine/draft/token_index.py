@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pyctl.limit import limit
-from pyctl.prompt import Tokens
+from pyctl.prompt import Tokens, as_tokens, common_prefix
 
 __all__ = ["CONTEXT", "GAP", "MAX_TOKENS", "TokenIndex"]
 
@@ -173,13 +173,7 @@ class TokenIndex:
 
     def follow(self, place: int, tokens: list[int]) -> int:
         """Return how many of ``tokens`` match the ring from ``place`` on."""
-        there = self.ring[place : place + len(tokens)].tolist()
-        n = 0
-        for one, other in zip(there, tokens, strict=False):
-            if one != other:
-                break
-            n += 1
-        return n
+        return common_prefix(self.ring[place : place + len(tokens)], as_tokens(tokens))
 
     def read(self, place: int, n: int) -> list[int]:
         """Return up to ``n`` tokens from ``place`` on, at most to the end of the text."""

@@ -57,8 +57,8 @@ def _jobs(requests: Sequence[ActiveRequest], facts: BackendFacts, n_free: int) -
     for active in requests:
         assert active.seq is not None
         assert active.pending is not None
-        sure, position = active.pending
-        most = min(share, facts.n_ctx - position - len(sure), facts.n_ubatch // n - len(sure))
+        sure = active.pending
+        most = min(share, facts.n_ctx - active.seq.n - len(sure), facts.n_ubatch // n - len(sure))
         if len(sure) > 1:  # these follow a rollback to a mark: another mark there could repeat forever
             most = min(most, facts.n_rollback)
         jobs.append(DraftJob(active.id, active.seq, sure, max(most, 0)))
@@ -86,8 +86,8 @@ def _is_short(job: DraftJob, draft: Draft, n_rollback: int) -> bool:
 def _item(active: ActiveRequest, draft: Draft) -> BatchItem:
     assert active.seq is not None
     assert active.pending is not None
-    sure, position = active.pending
-    return BatchItem(active, SequenceTokens(active.seq.id, sure + draft.tokens, position, len(sure)), draft)
+    sure, seq = active.pending, active.seq
+    return BatchItem(active, SequenceTokens(seq.id, sure + draft.tokens, seq.n, len(sure)), draft)
 
 
 def _filled(items: list[BatchItem], most: int) -> list[list[BatchItem]]:

@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import TypeAlias
 
 from pyctl.cache import LiveSequence, Reads, RequestStats, Snapshot
-from pyctl.engine.backend import PendingTokens, Verify
+from pyctl.engine.backend import Verify
 from pyctl.engine.handle import RequestHandle
 from pyctl.errors import OutOfCellsError
 from pyctl.limit import limit
@@ -24,9 +24,9 @@ MOST_PASSED = limit(8, "younger requests that may pass a request that waits for 
 MOST_RESERVE = 2048
 """Tokens reserved for a reply when it begins, or an eighth of the context if that is less."""
 
-Step: TypeAlias = PendingTokens | Reads | OutOfCellsError | None
+Step: TypeAlias = tuple[int, ...] | Reads | OutOfCellsError | None
 Steps: TypeAlias = Generator[Step, Verify, None]
-"""Yields None after a prefill batch, PendingTokens while decoding (sent: Verify), Reads during disk reads, and
+"""Yields None after a prefill batch, the next sure tokens while decoding (sent: Verify), Reads during disk reads, and
 OutOfCellsError if a batch waits for cells of other requests."""
 
 
@@ -63,9 +63,9 @@ class ActiveRequest:
         return n_prompt if self.seq is None or self.stats is None else max(self.seq.n, n_prompt)
 
     @property
-    def pending(self) -> PendingTokens | None:
-        """Tokens of the reply that wait for evaluation; None during prefill."""
-        return self.step if isinstance(self.step, PendingTokens) else None
+    def pending(self) -> tuple[int, ...] | None:
+        """Tokens of the reply that wait for evaluation behind those in ``seq``; None during prefill."""
+        return self.step if isinstance(self.step, tuple) else None
 
     @property
     def reads(self) -> Reads | None:
@@ -75,7 +75,7 @@ class ActiveRequest:
     @property
     def n_pending(self) -> int:
         """The number of tokens of the reply that wait for evaluation."""
-        return len(self.pending.tokens) if self.pending is not None else 0
+        return len(self.pending or ())
 
     @property
     def n_missing(self) -> int:

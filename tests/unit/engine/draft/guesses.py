@@ -33,10 +33,8 @@ class Guesses:
         self.name = name
         self.shortest, self.longest, self.wrong, self.silent = shortest, longest, wrong, silent
         self.followed: dict[int, tuple[int, list[int]]] = {}
-        self.n_learned = 0
         self._known = {prompt.tokens.tobytes(): list(reply) for prompt, reply in replies.items()}
         self._random = np.random.default_rng(seed)
-        self._drafted: dict[int, int] = {}
 
     def begin(self, key: int, prompt: Tokens) -> None:
         assert key not in self.followed
@@ -50,18 +48,12 @@ class Guesses:
         at = job.seq.n + len(job.sure) - n_prompt
         assert [*job.seq.tokens[n_prompt:].tolist(), *job.sure][: len(reply)] == reply[:at], "it goes on as it came"
         assert job.most > 0
-        self._drafted[job.key] = 0
         if self._random.random() < self.silent:
             return ()
         n = int(self._random.integers(self.shortest, self.longest + 1))
         wrong = self._random.random(n) < self.wrong
         draft = tuple(t % 60 + 1 if w else t for t, w in zip(reply[at : at + n], wrong, strict=False))
-        self._drafted[job.key] = min(len(draft), job.most)
         return draft
-
-    def learn(self, key: int, n_drafted: int, n_accepted: int) -> None:
-        assert 0 <= n_accepted <= n_drafted <= self._drafted[key]
-        self.n_learned += 1
 
     def end(self, key: int) -> None:
         self.followed.pop(key, None)
@@ -84,17 +76,15 @@ class Continuing(Guesses):
         at = job.seq.n + len(job.sure) - n_prompt
         is_right = reply[at : at + len(draft)] == list(draft)
         more = self._guess(job._replace(sure=(*job.sure, *draft), most=n)) if is_right else (7, 8, 9)
-        self._drafted[job.key] = len(more[:n])
         return more[:n]
 
 
 class Told:
-    """Proposes ``drafts`` by request, and remembers what it learns and how many tokens there was room for."""
+    """Proposes ``drafts`` by request, and remembers how many tokens there was room for."""
 
     def __init__(self, name: str, *drafts: tuple[int, ...], n_max: int = 3) -> None:
         self.name, self.drafts, self.n_max = name, dict(enumerate(drafts)), n_max
         self.most: dict[int, int] = {}
-        self.learned: list[tuple[int, int]] = []
 
     def begin(self, key: int, prompt: object) -> None:
         pass
@@ -108,9 +98,6 @@ class Told:
     def _drafted(self, job: DraftJob) -> tuple[int, ...]:
         self.most[job.key] = job.most
         return self.drafts.get(job.key, ())
-
-    def learn(self, key: int, n_drafted: int, n_accepted: int) -> None:
-        self.learned.append((n_drafted, n_accepted))
 
     def end(self, key: int) -> None:
         pass

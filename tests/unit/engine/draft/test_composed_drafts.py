@@ -1,4 +1,4 @@
-"""One draft from several sources: what is asked of each, what each learns, and when it pays."""
+"""One draft from several sources: what is asked of each, what is counted of each, and when it pays."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pyctl.cache.sequence import LiveSequence
-from pyctl.engine.draft.draft_length import DraftLengthController
+from pyctl.engine.draft.draft_length import DraftLengthController, DraftResult, Origin
 from pyctl.engine.draft.source import DraftJob, Match
 from pyctl.engine.draft.speculation import Speculation
 from pyctl.prompt import as_tokens
@@ -66,33 +66,41 @@ def step(speculation: Speculation, learn: Learn, slope: float, reply: Sequence[i
     return draft.tokens
 
 
+class Recording(DraftLengthController):
+    """All that is allowed, and what was recorded."""
+
+    def length(self, key: int, origin: Origin, limit: int, *args: object, **fields: object) -> int:
+        return limit
+
+    def record(self, drafts: Sequence[DraftResult], *args: object) -> None:
+        (self.recorded,) = drafts
+
+
 @pytest.mark.parametrize(
-    ("n_accepted", "of_head", "of_cache"),
-    [(0, [(2, 0)], []), (1, [(2, 1)], []), (2, [(2, 2)], [(3, 0)]), (4, [(2, 2)], [(3, 2)]), (5, [(2, 2)], [(3, 3)])],
+    ("n_drafted", "n_accepted", "of_each"),
+    [
+        (5, 0, {"head": (2, 0)}),
+        (5, 1, {"head": (2, 1)}),
+        (5, 2, {"head": (2, 2), "head+cache": (3, 0)}),
+        (5, 4, {"head": (2, 2), "head+cache": (3, 2)}),
+        (5, 5, {"head": (2, 2), "head+cache": (3, 3)}),
+        (3, 3, {"head": (2, 2), "head+cache": (1, 1)}),  # a reply that ends in a draft says nothing of the rest
+        (1, 1, {"head": (1, 1)}),
+    ],
 )
-def test_each_source_learns_about_its_own_tokens(
-    n_accepted: int, of_head: list[tuple[int, int]], of_cache: list[tuple[int, int]]
+def test_each_source_is_known_by_its_own_tokens(
+    n_drafted: int, n_accepted: int, of_each: dict[str, tuple[int, int]]
 ) -> None:
     head: Any = Told("head", (1, 2), n_max=2)
-    cache = Cache((3, 4, 5), ())
-    speculation = Speculation([cache], head)
+    cache, lengths = Cache((3, 4, 5), ()), Recording()
+    speculation = Speculation([cache], head, lengths=lengths)
     with speculation.following(0, as_tokens([1])) as learn:
         assert proposed(speculation) == [(1, 2, 3, 4, 5)]
         assert cache.asked == [((1, 2), 14)]
-        learn(5, n_accepted)
-    assert (head.learned, cache.learned) == (of_head, of_cache)
-
-
-def test_a_reply_that_ends_in_a_draft_says_nothing_of_the_rest() -> None:
-    head: Any = Told("head", (1, 2), n_max=2)
-    cache = Cache((3, 4, 5), ())
-    speculation = Speculation([cache], head)
-    with speculation.following(0, as_tokens([1])) as learn:
-        proposed(speculation)
-        learn(3, 3)
-        proposed(speculation)
-        learn(1, 1)
-    assert (head.learned, cache.learned) == ([(2, 2), (1, 1)], [(1, 1)])
+        learn(n_drafted, n_accepted)
+        speculation.record(6, None)
+    parts = [part for part in lengths.recorded.parts if part.n_drafted and not part.origin.is_before]
+    assert {part.origin.source: (part.n_drafted, part.n_accepted) for part in parts} == of_each
 
 
 def test_what_the_cache_knows_comes_first_and_is_not_asked_twice() -> None:

@@ -22,7 +22,6 @@ class Request:
 
     def __init__(self, sources: list[NgramSource], prompt: list[int], reply: list[int], key: int = 0) -> None:
         self.sources, self.key, self.reply = sources, key, reply
-        self.drafted_by = sources[0]
         self.n_prompt = len(prompt)
         self.seq = LiveSequence(0, len(prompt) + len(reply))
         self.seq.append(as_tokens(prompt), exact=True)
@@ -38,7 +37,6 @@ class Request:
         sure = tuple(self.reply[self.n_sampled - self.n_sure : self.n_sampled])
         for source in self.sources:
             if draft := source.match(DraftJob(self.key, self.seq, sure, most)).read(most):
-                self.drafted_by = source
                 return draft
         return ()
 
@@ -51,8 +49,6 @@ class Request:
         for token in self.reply[self.n_sampled - self.n_sure : self.n_sampled + right]:
             self.seq.append_one(token)
         self.n_sure = 1
-        if draft:
-            self.drafted_by.learn(self.key, len(draft), right)
         return right
 
 

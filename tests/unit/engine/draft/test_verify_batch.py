@@ -11,7 +11,7 @@ import pytest
 
 from pyctl.cache.ram import RamCache
 from pyctl.cache.sequence import LiveSequence
-from pyctl.engine.backend import PendingTokens, SequenceTokens
+from pyctl.engine.backend import SequenceTokens
 from pyctl.engine.draft.draft_length import DraftLengthController
 from pyctl.engine.draft.source import DraftJob
 from pyctl.engine.draft.speculation import ModelDrafts, Speculation
@@ -56,7 +56,7 @@ def waiting(key: int, n: int, sure: tuple[int, ...] = (5,)) -> ActiveRequest:
     seq = LiveSequence(key, 4096)
     seq.append(as_tokens([1] * n), exact=True)
     handle = RequestHandle(request(prompt_of(1, 60)))
-    return ActiveRequest(handle, id=key, seq=seq, step=PendingTokens(sure, n))
+    return ActiveRequest(handle, id=key, seq=seq, step=sure)
 
 
 def batches_of(
