@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         RequestStats,
         view_of,
     )
+    from pyctl.cache.costs import Costs
     from pyctl.cache.device_tier import DeviceCounts, most_behind
     from pyctl.cache.disk.file_format import INDEX, REPLIES, BlockSizes
     from pyctl.cache.disk.readers import Reading, Reads
@@ -111,6 +112,7 @@ __all__ = [
     "CacheSettings",
     "CacheStats",
     "CacheView",
+    "Costs",
     "DeviceCounts",
     "DiskPolicy",
     "DiskSettings",

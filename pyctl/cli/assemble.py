@@ -131,7 +131,8 @@ def assemble(settings: CommandSettings, report: Progress = lambda fraction: True
     cache = RamCache(settings.cache.n_slots, budget, shared=host.ram)
     engine = Engine(loaded.backend, cache, settings.engine, tier, speculation)
     if remembered is not None:
-        remembered.follow(engine.prefix_cache.recent)
+        remembered.remember_all(one.prompt.tokens for one in engine.prefix_cache.recent.newest_first())
+        engine.prefix_cache.recent.listener = remembered.remember
     # What is loaded stays until the end; the collector need not look at it again.
     gc.collect()
     gc.freeze()
@@ -286,18 +287,17 @@ def _checked(settings: CommandSettings, loaded: Loaded) -> Loaded:
 def _speculation(settings: CommandSettings, loaded: Loaded, remembered: CacheDrafts | None) -> Speculation:
     """The sources of drafts: none unless a flag asks for it, or where a memory takes nothing back."""
     backend, drafts = loaded.backend, loaded.drafts
-    ngrams = ngram_sources(drafts.ordered_types, settings.ngrams)
-    texts: list[NgramSource | CacheDrafts] = [*ngrams, remembered] if remembered is not None else [*ngrams]
+    texts: list[NgramSource | CacheDrafts] = [*ngram_sources(drafts.ordered_types, settings.ngrams)]
+    texts += [remembered] if remembered is not None else []
     model = ModelDrafts(backend, drafts.n_draft, drafts.n_draft_min) if backend.facts.draft_type else None
     is_wanted = any(source.most for source in texts) or (model is not None and model.n_max > 0)
-    if is_wanted and not backend.facts.most_drafts:
-        log.warning("drafts disabled: this model's memory has no rollback")
-        return Speculation()
     exact, on_device = settings.engine.exact, backend.facts.is_async
     width = min(drafts.n_draft, backend.facts.n_rollback) if exact else 0
-    if is_wanted and exact and not width:
-        # A way back to a mark evaluates tokens again, in other batches than before.
-        log.warning("drafts disabled: with --exact, this model takes drafts from a head or a draft model only")
+    why = "" if backend.facts.most_drafts else "this model's memory has no rollback"
+    if exact and not width:  # a way back to a mark evaluates tokens again, in other batches than before
+        why = why or "with --exact, this model takes drafts from a head or a draft model only"
+    if is_wanted and why:
+        log.warning("drafts disabled: %s", why)
         return Speculation()
     lengths = None if exact else DraftLengthController(backend.facts.n_rollback, GRAPH_MS if on_device else 0.0)
     return Speculation(texts, model, lengths=lengths, width=width)

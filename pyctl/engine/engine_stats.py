@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from pyctl.cache import BlockBytes, CacheView, DeviceCounts
+from pyctl.cache import BlockBytes, CacheView, Costs, DeviceCounts
 from pyctl.engine.engine_settings import Clock
 from pyctl.engine.request import DraftCounts, Request, Timings
 from pyctl.limit import limit
@@ -163,7 +162,7 @@ log = logging.getLogger(__name__)
 class PrefillLog:
     """Logs the progress of the prefill of request ``task``, from ``start`` to ``n_prompt`` tokens.
 
-    ``cost`` says how long tokens [first, last) take: the rest takes as many times that as what is evaluated took.
+    The rest takes as many times what ``costs`` say as the tokens that are evaluated took.
     """
 
     def __init__(
@@ -171,10 +170,10 @@ class PrefillLog:
         task: int,
         start: int,
         n_prompt: int,
-        cost: Callable[[int, int], float],
+        costs: Costs,
         clock: Clock = time.monotonic,
     ) -> None:
-        self._task, self._start, self._n_prompt, self._cost, self._clock = task, start, n_prompt, cost, clock
+        self._task, self._start, self._n_prompt, self._costs, self._clock = task, start, n_prompt, costs, clock
         self._began = clock()
         self._next_line = self._began + LINE_SECONDS
         self.seconds_left = 0.0
@@ -183,8 +182,8 @@ class PrefillLog:
     def reached(self, n: int) -> None:
         """Record that the first ``n`` tokens are evaluated."""
         now, n_new = self._clock(), n - self._start
-        passed, expected = now - self._began, self._cost(self._start, n)
-        self.seconds_left = passed * self._cost(n, self._n_prompt) / expected if expected else 0.0
+        passed, expected = now - self._began, self._costs.evaluate(self._start, n)
+        self.seconds_left = passed * self._costs.evaluate(n, self._n_prompt) / expected if expected else 0.0
         if now < self._next_line or n >= self._n_prompt:
             return
         self._next_line = now + LINE_SECONDS

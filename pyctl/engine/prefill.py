@@ -59,7 +59,7 @@ class Prefill:
         prompt, ends = active.handle.request.prompt, lookup.ends
         began, save_before = time.perf_counter(), stats.save_ms
         first = last = seq.n
-        shown = PrefillLog(active.id, seq.n, len(prompt), self._prefix_cache.cache.costs.evaluate)
+        shown = PrefillLog(active.id, seq.n, len(prompt), self._prefix_cache.cache.costs)
         _tell_progress(active, seq, stats, 0.0)
         for previous, end in itertools.pairwise(sorted({0, *ends, *plan.cuts, stats.n_prompt})):
             if end <= seq.n:

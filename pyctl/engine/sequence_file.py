@@ -22,7 +22,7 @@ from pyctl.cache import NOTHING, NOWHERE, Block, LiveSequence, Rows, SequenceMem
 from pyctl.errors import RequestError, StateError
 from pyctl.prompt import Tokens, as_tokens
 
-__all__ = ["SavedSequence", "load_file", "save_file"]
+__all__ = ["SPAN", "SavedSequence", "load_file", "save_file"]
 
 MAGIC = b"pyctlsq2"
 TAIL = struct.Struct("<16sIII8s16s")

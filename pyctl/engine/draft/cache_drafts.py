@@ -10,14 +10,13 @@ from __future__ import annotations
 import hashlib
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from queue import SimpleQueue
 from threading import Event, Thread
 from typing import NamedTuple
 
-from pyctl.cache import RecentPrompts
 from pyctl.engine.draft.draft_settings import LONGEST
 from pyctl.engine.draft.source import NO_MATCH, DraftJob, Match
 from pyctl.engine.draft.token_index import CONTEXT, MAX_TOKENS, TokenIndex
@@ -220,18 +219,15 @@ class CacheDrafts:
         private = [course.index for course in self._courses.values() if course.index not in (None, self.index)]
         return self.index.n_bytes + sum(index.n_bytes for index in private if index is not None)
 
-    def follow(self, recent: RecentPrompts) -> None:
-        """Add the prompts of ``recent``, those from before a restart and all later ones."""
+    def remember_all(self, newest_first: Iterable[Tokens]) -> None:
+        """Add the newest of these prompts, up to half of the shared index."""
         newest: list[Tokens] = []
-        n_tokens = 0
-        for one in recent.newest_first():
-            n_tokens += len(one.prompt)
-            if n_tokens > self.index.capacity // 2:
+        for tokens in newest_first:
+            if sum(each.size for each in (*newest, tokens)) > self.index.capacity // 2:
                 break
-            newest.append(one.prompt.tokens)
+            newest.append(tokens)
         for tokens in reversed(newest):
             self.remember(tokens)
-        recent.listener = self.remember
 
     def remember(self, tokens: Tokens) -> None:
         """Add a prompt to the shared index."""

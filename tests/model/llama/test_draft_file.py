@@ -91,9 +91,6 @@ def test_a_separate_model_drafts_without_the_module_of_the_others(
         assert with_inferred_type(others) == replace(others, draft_types=(), draft_path="")
     assert [record.message for record in caplog.records] == ["draft model disabled: it requires the extension"] * 3
     assert with_inferred_type(DraftSettings(AUTOMATIC)).draft_types == ()
-    with monkeypatch.context() as patched:
-        patched.setattr(extension, "core", None)
-        assert with_inferred_type(DraftSettings(draft_path=dense)).draft_path == ""
 
 
 def test_without_a_file_nothing_is_inferred() -> None:

@@ -33,7 +33,7 @@ def test_the_estimate_grows_with_the_cost_of_a_token(percent: int) -> None:
 
     for end in range(batch, total, batch):
         costs.note_evaluated(end - batch, end, seconds(end - batch, end))
-    shown = progress.PrefillLog(1, 0, total, costs.evaluate, lambda: now)
+    shown = progress.PrefillLog(1, 0, total, costs, lambda: now)
     assert shown.seconds_left == 0
     n = total * percent // 100 // batch * batch
     for end in range(batch, n + 1, batch):

@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 
 from pyctl.cache.places import NOWHERE
-from pyctl.cache.ports import MemoryShape
 from pyctl.cache.sequence import LiveSequence
-from pyctl.engine import sequence_file
-from pyctl.engine.sequence_file import load_file, save_file
+from pyctl.engine.sequence_file import SPAN, load_file, save_file
 from pyctl.errors import RequestError, StateError
 from pyctl.prompt import as_tokens
 from tests.fake import FakeBackend
@@ -20,22 +18,21 @@ from tests.fake import FakeBackend
 
 def evaluated(n: int) -> tuple[FakeBackend, LiveSequence]:
     """A backend that has evaluated ``n`` tokens of the sequence."""
-    backend, seq = FakeBackend("hybrid"), LiveSequence(0, 4096)
+    backend, seq = FakeBackend("hybrid", n_ctx=2 * SPAN, n_ubatch=2 * SPAN), LiveSequence(0, 2 * SPAN)
     if n:
         backend.evaluate(0, as_tokens(range(n)), 0)
         seq.append(as_tokens(range(n)), exact=True)
     return backend, seq
 
 
-@pytest.mark.parametrize("n", [0, 1, 10, 25])
-def test_a_sequence_comes_back_in_spans(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, n: int) -> None:
-    monkeypatch.setattr(sequence_file, "SPAN", 10)
+@pytest.mark.parametrize("n", [0, 1, SPAN, SPAN + 25])
+def test_a_sequence_comes_back_in_spans(tmp_path: Path, n: int) -> None:
     backend, seq = evaluated(n)
     assert save_file(backend.memory, seq, seq.ends, tmp_path / "a", "me") == (tmp_path / "a").stat().st_size
     saved = load_file(tmp_path / "a", "me")
     assert (saved.tokens.tolist(), saved.ends) == (seq.tokens.tolist(), tuple(seq.ends))
     assert saved.n_bytes == (tmp_path / "a").stat().st_size
-    other = FakeBackend("hybrid")
+    other = FakeBackend("hybrid", n_ctx=2 * SPAN, n_ubatch=2 * SPAN)
     other.memory.restore(0, 0, saved.spans, saved.state)
     for each in (backend, other):
         each.evaluate(0, as_tokens([7]), n)
@@ -61,7 +58,7 @@ def test_damage_is_refused(tmp_path: Path) -> None:
         load_file(tmp_path / "pipe", "me")
 
 
-def test_what_a_file_cannot_hold_leaves_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_a_file_cannot_hold_leaves_none(tmp_path: Path) -> None:
     backend, seq = evaluated(40)
     with pytest.raises(RequestError, match="Invalid filename"):
         save_file(backend.memory, seq, (), tmp_path / ("a" * 256), "me")
@@ -69,7 +66,7 @@ def test_what_a_file_cannot_hold_leaves_none(monkeypatch: pytest.MonkeyPatch, tm
     with pytest.raises(StateError, match="holds an image"):
         save_file(backend.memory, seq, (), tmp_path / "a", "me")
     seq.reset(as_tokens(range(40)))
-    monkeypatch.setattr(type(backend.memory), "shape", MemoryShape(NOWHERE, backend.memory.shape.sizes))
+    backend.places = NOWHERE
     with pytest.raises(StateError, match="same bits"):
         save_file(backend.memory, seq, (), tmp_path / "a", "me")
     assert not list(tmp_path.iterdir())

@@ -9,12 +9,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from pyctl.cache.recent import RecentPrompts
 from pyctl.cache.sequence import LiveSequence
 from pyctl.cache.snapshot import PromptFacts
 from pyctl.engine.draft.cache_drafts import BLOCK, OVERLAP, CacheDrafts
 from pyctl.engine.draft.source import NO_MATCH, DraftJob
-from pyctl.prompt import Prompt, Tokens, as_tokens
+from pyctl.prompt import Tokens, as_tokens
 
 FILE = as_tokens(np.random.default_rng(1).permutation(5000)[:700])
 OTHER = as_tokens(10_000 + np.random.default_rng(2).permutation(5000)[:700])
@@ -244,18 +243,12 @@ def test_what_was_forgotten_comes_again() -> None:
     assert source.n_bytes <= 2**12 * 4 * 9
 
 
-def test_recent_prompts_are_followed(source: CacheDrafts) -> None:
-    before = RecentPrompts()
-    before.add(Prompt.of(FILE))
-    recent = RecentPrompts()
-    recent.load(before.newest_first())
+def test_recent_prompts_are_remembered_as_far_as_there_is_room(source: CacheDrafts) -> None:
     tiny = CacheDrafts(2**9)
-    tiny.follow(recent)
-    tiny.flush()
+    for each in (tiny, source):
+        each.remember_all([as_tokens(OTHER), as_tokens(FILE)])
+        each.flush()
     assert tiny.n_bytes == 0  # half of its room is for what comes
-    source.follow(recent)
-    recent.add(Prompt.of(OTHER))
-    source.flush()
     talk = Talk(source, 1, as_tokens(range(20_000, 20_100)))
     assert starts(talk.says(FILE[:20].tolist())[-1], FILE[20:])
     assert starts(talk.says(OTHER[:20].tolist())[-1], OTHER[20:])
