@@ -20,11 +20,10 @@ OVER = {
     "ActiveRequest fields": 14,
     "CacheDirectory public": 22,
     "ChatRequest fields": 14,
-    "ContextMemory public": 30,
+    "ContextMemory public": 28,
     "DeviceTier public": 21,
     "DiskStore.__init__ parameters": 7,
     "EngineInfo fields": 28,
-    "EngineStats fields": 13,
     "GenerationBody fields": 16,
     "LlamaBackend.__init__ parameters": 10,
     "RamCache public": 24,
@@ -34,7 +33,6 @@ OVER = {
     "Section.flag parameters": 12,
     "SnapshotView fields": 14,
     "TemplateCapabilities fields": 14,
-    "load_file parameters": 8,
 }
 """What is above a rule today, and by how much. A number may only shrink; an entry that is not needed has to go."""
 
