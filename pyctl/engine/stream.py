@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import codecs
-from collections import deque
+import re
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 
 from pyctl.reasoning import ReasoningLimit
@@ -55,51 +56,28 @@ class TextStream:
 
 
 class _Stops:
-    """All stop strings as one Aho-Corasick automaton: the cost per letter is independent of their number."""
+    """All stop strings as one pattern."""
 
     def __init__(self, words: Iterable[str]) -> None:
-        self._next: list[dict[str, int]] = [{}]
-        self._depth = [0]
-        self._ends: list[tuple[str, ...]] = [()]  # the words that end in a state
-        for word in sorted(set(words)):
-            state = 0
-            for letter in word:
-                state = self._step_or_add(state, letter)
-            self._ends[state] = (word,)
-        self._fail = [0] * len(self._next)
-        states = deque(self._next[0].values())
-        while states:
-            state = states.popleft()
-            self._ends[state] += self._ends[self._fail[state]]
-            for letter, after in self._next[state].items():
-                self._fail[after] = self._step(self._fail[state], letter)
-                states.append(after)
+        self._words = sorted(set(words))
+        self._pattern = re.compile("|".join(map(re.escape, self._words)))
+        self._longest = max(map(len, self._words), default=0)
 
     def __bool__(self) -> bool:
-        return len(self._next) > 1
+        return bool(self._words)
 
     def search(self, text: str) -> tuple[int, str, int]:
         """Find the first word in ``text``: (its start, the word, 0). If there is none: (-1, "", the length of the
         longest end of ``text`` that begins a word)."""
-        found, state = (len(text), ""), 0
-        for at, letter in enumerate(text, 1):
-            state = self._step(state, letter)
-            if self._ends[state]:
-                found = min(found, *((at - len(word), word) for word in self._ends[state]))
-        return (*found, 0) if found[1] else (-1, "", self._depth[state])
+        if (found := self._pattern.search(text)) is not None:
+            return found.start(), found[0], 0
+        lengths = range(min(self._longest - 1, len(text)), 0, -1)
+        return -1, "", next((n for n in lengths if self._begins(text[-n:])), 0)
 
-    def _step(self, state: int, letter: str) -> int:
-        while state and letter not in self._next[state]:
-            state = self._fail[state]
-        return self._next[state].get(letter, 0)
-
-    def _step_or_add(self, state: int, letter: str) -> int:
-        if letter not in self._next[state]:
-            self._next[state][letter] = len(self._next)
-            self._next.append({})
-            self._depth.append(self._depth[state] + 1)
-            self._ends.append(())
-        return self._next[state][letter]
+    def _begins(self, end: str) -> bool:
+        """Whether a word begins with ``end``; of all, the one at its place in their order."""
+        at = bisect_left(self._words, end)
+        return any(word.startswith(end) for word in self._words[at : at + 1])
 
 
 class LineLimits:
