@@ -1,8 +1,8 @@
 """The source ``cache``: drafts the continuation of earlier occurrences of the last tokens, in all remembered texts.
 
 Agents often repeat text they have read: edited files, arguments of calls, quotes. A request that may use the cache
-drafts from all remembered prompts and replies, of all clients. Other requests draft from their own text only, which
-stays private. Drafts never change a token, but like cached prefixes they affect the speed that clients observe.
+drafts from all remembered prompts and replies, of all clients; others draft nothing, and their texts stay private.
+Drafts never change a token, but like cached prefixes they affect the speed that clients observe.
 """
 
 from __future__ import annotations
@@ -38,12 +38,11 @@ LONGEST_CHANGE, MOST_CHANGES = 8, 4
 
 
 class _Text(NamedTuple):
-    """A job: add ``tokens`` at position ``start`` of the text that begins with ``prompt``, to ``private`` if set."""
+    """A job: add ``tokens`` at position ``start`` of the text that begins with ``prompt``."""
 
     prompt: Tokens
     start: int
     tokens: Tokens
-    private: TokenIndex | None = None
 
 
 FORGET = _Text(as_tokens([]), 0, as_tokens([]))
@@ -66,8 +65,6 @@ class _Keeper:
                 self._index.clear()
                 self._blocks.clear()
                 self._tail = None, 0
-            elif text.private is not None:
-                text.private.add(text.tokens)
             elif text.start:
                 self._continue(text)
             else:
@@ -120,16 +117,15 @@ class _Expected(NamedTuple):
 
 @dataclass(eq=False)
 class _Course:
-    """The state of a request: ``n_known`` tokens compared with the source, ``n_given`` passed to the index.
+    """The state of a request: ``n_known`` tokens compared with the source, -1 before; ``n_given`` passed to the index.
 
     The source continues at ``place``, after ``length`` matching tokens and the rest of a change that has ``begun``.
     With ``place`` 0, ``parted`` is the source place where the text diverged, and ``since`` the tokens after that.
     """
 
     prompt: Tokens
-    index: TokenIndex | None = None
-    n_known: int = 0
-    n_given: int = 0
+    n_given: int
+    n_known: int = -1
     place: int = 0
     length: int = 0
     begun: list[_Expected] = field(default_factory=list)
@@ -215,12 +211,11 @@ class CacheDrafts:
 
     @property
     def n_bytes(self) -> int:
-        """Approximate bytes of all indices, including private ones."""
-        private = [course.index for course in self._courses.values() if course.index not in (None, self.index)]
-        return self.index.n_bytes + sum(index.n_bytes for index in private if index is not None)
+        """Approximate bytes of the index."""
+        return self.index.n_bytes
 
     def remember_all(self, newest_first: Iterable[Tokens]) -> None:
-        """Add the newest of these prompts, up to half of the shared index."""
+        """Add the newest of these prompts, up to half of the index."""
         newest: list[Tokens] = []
         for tokens in newest_first:
             if sum(each.size for each in (*newest, tokens)) > self.index.capacity // 2:
@@ -230,11 +225,11 @@ class CacheDrafts:
             self.remember(tokens)
 
     def remember(self, tokens: Tokens) -> None:
-        """Add a prompt to the shared index."""
+        """Add a prompt to the index."""
         self._queue.put(_Text(tokens, 0, tokens))
 
     def forget(self) -> None:
-        """Drop the shared index."""
+        """Drop all texts."""
         self._queue.put(FORGET)
 
     def flush(self) -> None:
@@ -246,15 +241,15 @@ class CacheDrafts:
     # -- as a source -------------------------------------------------------------------------------------------------
 
     def begin(self, key: int, prompt: Tokens) -> None:
-        self._courses[key] = _Course(prompt)
+        self._courses[key] = _Course(prompt, prompt.size)
 
     def end(self, key: int) -> None:
         self._courses.pop(key, None)
 
     def match(self, job: DraftJob, draft: tuple[int, ...] = ()) -> Match:
-        if job.key not in self._courses:
+        if job.key not in self._courses or not job.seq.facts.cached:
             return NO_MATCH
-        course, index, text = self._followed(job)
+        index, (course, text) = self.index, self._followed(job)
         if course.place:
             expected = (each.token for each in course.expect(index, len(draft) + self.most))
             if tuple(islice(expected, len(draft))) == draft:
@@ -264,52 +259,41 @@ class CacheDrafts:
         place, length = index.find([*text, *draft][-CONTEXT:], course.place or course.parted)
         return Match(length, lambda n: tuple(index.read(place, min(n, self.most))))
 
-    def _followed(self, job: DraftJob) -> tuple[_Course, TokenIndex, list[int]]:
-        """Return the state of the request up to its last sure token, the index, and the last CONTEXT tokens."""
+    def _followed(self, job: DraftJob) -> tuple[_Course, list[int]]:
+        """Return the state of the request up to its last sure token, and the last CONTEXT tokens."""
         course = self._courses[job.key]
         n = job.seq.n + len(job.sure)
-        if course.index is None:
-            course.index = self._index_for(job, course.prompt)
-            course.n_given = course.prompt.size
+        if course.n_known < 0:
             course.n_known = n - 1
-        index = course.index
         text = [*job.seq.tokens[max(job.seq.n - CONTEXT, 0) :].tolist(), *job.sure]
         if n == course.n_known:  # this step has asked before
-            return course, index, text
+            return course, text
         if n - course.n_known > len(text):  # not called for more than CONTEXT tokens
             course.part([])
             course.n_known, course.parted = n, 0
         fresh = text[len(text) - (n - course.n_known) :]
         course.n_known = n
         self._hand_over(job, course)
-        self._keep_up(course, index, fresh)
+        self._keep_up(course, fresh)
         if not course.place:
-            self._anchor(course, index, text)
-        return course, index, text
-
-    def _index_for(self, job: DraftJob, prompt: Tokens) -> TokenIndex:
-        if job.seq.facts.cached:
-            return self.index
-        private = TokenIndex(1 << max(2 * prompt.size, 2**15).bit_length())
-        self._queue.put(_Text(prompt, 0, prompt, private))
-        return private
+            self._anchor(course, text)
+        return course, text
 
     def _hand_over(self, job: DraftJob, course: _Course) -> None:
         """Pass generated tokens to the index's thread, HAND_OVER or more at a time."""
         if job.seq.n - course.n_given >= HAND_OVER:
-            private = None if course.index is self.index else course.index
             tokens = as_tokens(job.seq.tokens[course.n_given :])
-            self._queue.put(_Text(course.prompt, course.n_given, tokens, private))
+            self._queue.put(_Text(course.prompt, course.n_given, tokens))
             course.n_given = job.seq.n
 
-    def _keep_up(self, course: _Course, index: TokenIndex, fresh: list[int]) -> None:
+    def _keep_up(self, course: _Course, fresh: list[int]) -> None:
         if not course.place:
             course.since += fresh
             return
         course.length += len(fresh)
         while True:
             most = len(fresh) + LONGEST_CHANGE
-            expected = list(islice(course.expect(index, most), most))
+            expected = list(islice(course.expect(self.index, most), most))
             n = 0
             while n < min(len(fresh), len(expected)) and expected[n].token == fresh[n]:
                 n += 1
@@ -325,26 +309,26 @@ class CacheDrafts:
             if wrong is None:
                 break
             wrong.n_wrong += 1
-            n = 0 if course.begun else index.follow(course.place, fresh)
+            n = 0 if course.begun else self.index.follow(course.place, fresh)
             if not n:
                 break
             course.place += n  # the text follows the source here, without the change
             fresh = fresh[n:]
         course.part(fresh)
 
-    def _anchor(self, course: _Course, index: TokenIndex, text: list[int]) -> None:
+    def _anchor(self, course: _Course, text: list[int]) -> None:
         """Find a source place for the end of ``text``: near the divergence, else anywhere."""
-        place, length = index.near(course.parted, course.since) if course.parted else (0, 0)
+        place, length = self.index.near(course.parted, course.since) if course.parted else (0, 0)
         if place:
-            self._compare(course, index, place - length, course.since[:-length])
+            self._compare(course, place - length, course.since[:-length])
         else:
-            place, length = index.find(text, course.parted)
+            place, length = self.index.find(text, course.parted)
         course.place, course.length = place, length
 
-    def _compare(self, course: _Course, index: TokenIndex, place: int, instead: list[int]) -> None:
+    def _compare(self, course: _Course, place: int, instead: list[int]) -> None:
         """Learn the change between the divergence and ``place``: the source's tokens there became ``instead``."""
         n = place - course.parted
         if 0 <= n <= LONGEST_CHANGE and len(instead) <= LONGEST_CHANGE:
-            old = index.read(course.parted, max(n, 1))
+            old = self.index.read(course.parted, max(n, 1))
             if len(old) == max(n, 1) and (n or instead):
                 course.learn(old, (*instead, *old[n:]))

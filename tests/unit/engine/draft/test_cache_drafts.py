@@ -126,15 +126,10 @@ def test_who_does_not_share_neither_gives_nor_gets(source: CacheDrafts) -> None:
     secret = Talk(source, 1, FILE, cached=False)
     shared = Talk(source, 2, OTHER)
     assert not any(shared.says(FILE[:40].tolist()))
-    shared_bytes = source.index.n_bytes
     secret.says(range(20_000, 20_100))
-    assert source.n_bytes > shared_bytes
-    secret.says(OTHER[200:240].tolist())
     assert not any(secret.says(OTHER[240:280].tolist()))
     assert not any(shared.says(range(20_000, 20_050)))
-    # But both have their own, prompts and replies.
-    assert starts(secret.says(FILE[100:120].tolist())[-1], FILE[120:])
-    assert starts(secret.says(range(20_010, 20_030))[-1], range(20_030, 20_100))
+    assert not any(secret.says(FILE[100:120].tolist()))
     assert starts(shared.says(OTHER[100:120].tolist())[-1], OTHER[120:])
 
 
@@ -256,16 +251,13 @@ def test_recent_prompts_are_remembered_as_far_as_there_is_room(source: CacheDraf
 
 def test_forgetting(source: CacheDrafts) -> None:
     talk = Talk(source, 1, FILE)
-    secret = Talk(source, 2, OTHER, cached=False)
     assert any(talk.says(FILE[:40].tolist()))
-    assert any(secret.says(OTHER[:40].tolist()))
     assert source.n_bytes > 0
     source.forget()
     source.flush()
     assert source.index.n_bytes == 0
     assert (source.index.ring < 0).all()
     assert not any(talk.says(FILE[100:140].tolist()))
-    assert any(secret.says(OTHER[100:140].tolist()))
     again = Talk(source, 3, FILE)
     assert any(again.says(FILE[:40].tolist()))
 
