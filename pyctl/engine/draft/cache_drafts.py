@@ -10,12 +10,13 @@ from __future__ import annotations
 import hashlib
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from queue import SimpleQueue
 from threading import Event, Thread
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from pyctl.engine.draft.draft_settings import LONGEST
 from pyctl.engine.draft.source import NO_MATCH, DraftJob, Match
@@ -37,40 +38,30 @@ LONGEST_CHANGE, MOST_CHANGES = 8, 4
 """Most tokens of a change that is predicted again; most changes with the same first token."""
 
 
-class _Text(NamedTuple):
-    """A job: add ``tokens`` at position ``start`` of the text that begins with ``prompt``."""
-
-    prompt: Tokens
-    start: int
-    tokens: Tokens
-
-
-FORGET = _Text(as_tokens([]), 0, as_tokens([]))
-"""The job to drop all texts."""
+_Job: TypeAlias = Callable[[], object]
 
 
 class _Keeper:
-    """Runs the jobs of the queue on its own thread."""
+    """Adds texts to ``index``; its methods are called on one thread."""
 
     def __init__(self, index: TokenIndex) -> None:
         self._index = index
         self._blocks: OrderedDict[bytes, int] = OrderedDict()  # by digest: `n_added` after the block
         self._tail: tuple[Tokens | None, int] = (None, 0)  # the last text in the index, and the position there
 
-    def run(self, queue: SimpleQueue[_Text | Event | None]) -> None:
-        while (text := queue.get()) is not None:
-            if isinstance(text, Event):
-                text.set()
-            elif text is FORGET:
-                self._index.clear()
-                self._blocks.clear()
-                self._tail = None, 0
-            elif text.start:
-                self._continue(text)
-            else:
-                self._remember(text.tokens)
+    @staticmethod
+    def run(queue: SimpleQueue[_Job | None]) -> None:
+        """Call what is in the queue until it is None."""
+        while (job := queue.get()) is not None:
+            job()
 
-    def _remember(self, prompt: Tokens) -> None:
+    def forget(self) -> None:
+        """Drop all texts."""
+        self._index.clear()
+        self._blocks.clear()
+        self._tail = None, 0
+
+    def remember(self, prompt: Tokens) -> None:
         """Add the blocks of a prompt that the index lacks or has overwritten."""
         digest = hashlib.blake2b(digest_size=16)
         data = memoryview(prompt.astype("<i4", copy=False).tobytes())
@@ -79,19 +70,20 @@ class _Keeper:
             block, name = prompt[start : start + BLOCK], digest.digest()
             if self._index.n_added - self._blocks.get(name, -self._index.capacity) < self._index.capacity - 2 * BLOCK:
                 continue
-            self._continue(_Text(prompt, start, block))
+            self.add(prompt, start, block)
             self._blocks[name] = self._index.n_added
             self._blocks.move_to_end(name)
             while len(self._blocks) > self._index.capacity // BLOCK:
                 self._blocks.popitem(last=False)
 
-    def _continue(self, text: _Text) -> None:
+    def add(self, prompt: Tokens, start: int, tokens: Tokens) -> None:
+        """Add ``tokens`` at position ``start`` of the text that begins with ``prompt``."""
         whose, end = self._tail
-        if whose is not text.prompt or end != text.start:
+        if whose is not prompt or end != start:
             self._index.begin()
-            self._index.add(text.prompt[max(text.start - OVERLAP, 0) : text.start])
-        self._index.add(text.tokens)
-        self._tail = text.prompt, text.start + text.tokens.size
+            self._index.add(prompt[max(start - OVERLAP, 0) : start])
+        self._index.add(tokens)
+        self._tail = prompt, start + tokens.size
 
 
 @dataclass(eq=False)
@@ -204,9 +196,9 @@ class CacheDrafts:
         self.index = TokenIndex(capacity)
         self.most = longest
         self._courses: dict[int, _Course] = {}
-        self._queue: SimpleQueue[_Text | Event | None] = SimpleQueue()
-        keeper = _Keeper(self.index)
-        Thread(target=keeper.run, args=(self._queue,), name="pyctl-drafts", daemon=True).start()
+        self._keeper = _Keeper(self.index)
+        self._queue: SimpleQueue[_Job | None] = SimpleQueue()
+        Thread(target=_Keeper.run, args=(self._queue,), name="pyctl-drafts", daemon=True).start()
         weakref.finalize(self, self._queue.put, None)
 
     @property
@@ -226,16 +218,16 @@ class CacheDrafts:
 
     def remember(self, tokens: Tokens) -> None:
         """Add a prompt to the index."""
-        self._queue.put(_Text(tokens, 0, tokens))
+        self._queue.put(partial(self._keeper.remember, tokens))
 
     def forget(self) -> None:
         """Drop all texts."""
-        self._queue.put(FORGET)
+        self._queue.put(self._keeper.forget)
 
     def flush(self) -> None:
         """Wait until all texts are added, for tests and measurements."""
         done = Event()
-        self._queue.put(done)
+        self._queue.put(done.set)
         done.wait()
 
     # -- as a source -------------------------------------------------------------------------------------------------
@@ -283,7 +275,7 @@ class CacheDrafts:
         """Pass generated tokens to the index's thread, HAND_OVER or more at a time."""
         if job.seq.n - course.n_given >= HAND_OVER:
             tokens = as_tokens(job.seq.tokens[course.n_given :])
-            self._queue.put(_Text(course.prompt, course.n_given, tokens))
+            self._queue.put(partial(self._keeper.add, course.prompt, course.n_given, tokens))
             course.n_given = job.seq.n
 
     def _keep_up(self, course: _Course, fresh: list[int]) -> None:
