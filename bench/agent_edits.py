@@ -25,7 +25,7 @@ from bench.gpu.given_reply import is_known
 from pyctl.cache.sequence import LiveSequence
 from pyctl.engine.draft.cache_drafts import CacheDrafts
 from pyctl.engine.draft.draft_settings import LONGEST
-from pyctl.engine.draft.source import DraftJob, TextSource
+from pyctl.engine.draft.source import DraftJob, DraftSource
 from pyctl.engine.draft.speculation import Speculation
 from pyctl.llama.llama_tokenizer import LlamaTokenizer
 from pyctl.models import builtin_model
@@ -195,9 +195,6 @@ class Head:
         self.ms = 0.0
         self._machine = machine
 
-    def begin(self, key: int, prompt: Tokens) -> None:
-        pass
-
     def propose(self, jobs: Sequence[DraftJob], n: int = 0) -> list[tuple[int, ...]]:
         self.ms += n * self._machine.draft_ms
         firsts = [job.seq.n + len(job.sure) for job in jobs]
@@ -207,9 +204,6 @@ class Head:
         token = self.text[place] if place < len(self.text) else 0
         return token if is_known(place, HEAD_SHARE) else token + 1
 
-    def end(self, key: int) -> None:
-        pass
-
 
 class Beside:
     """A server of one request at a time that drafts from a head, and from ``cache`` if it is given one."""
@@ -218,7 +212,7 @@ class Beside:
         self.machine, self.cache, self.head = machine, cache, Head(machine)
         self.count, self.ms = Count(), 0.0
         lengths, head = machine.controller(), self.head
-        sources: list[TextSource] = [cache] if cache is not None else []
+        sources: list[DraftSource] = [cache] if cache is not None else []
         self._speculation = Speculation(sources, cast(Any, head), lengths=lengths)
         self._speculation.seconds = lambda: head.ms / 1e3  # type: ignore[method-assign]
         self._width = self._place = 0

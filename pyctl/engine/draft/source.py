@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from pyctl.cache import LiveSequence
 from pyctl.prompt import Tokens
 
-__all__ = ["NO_MATCH", "DraftJob", "DraftSource", "Match", "RememberingSource", "TextSource"]
+__all__ = ["NO_MATCH", "DraftJob", "DraftSource", "Match", "RememberingSource"]
 
 
 class DraftJob(NamedTuple):
@@ -23,20 +23,6 @@ class DraftJob(NamedTuple):
     most: int
 
 
-class DraftSource(Protocol):
-    """Drafts for requests between `begin` and `end`. Only the engine's thread calls it, and blocks on it."""
-
-    @property
-    def name(self) -> str:
-        """The name in ``--spec-type``."""
-
-    def begin(self, key: int, prompt: Tokens) -> None:
-        """Register a request with this prompt, before its first token."""
-
-    def end(self, key: int) -> None:
-        """Unregister a request; no effect for an unknown one."""
-
-
 class Match(NamedTuple):
     """A place of a text: the last ``n`` tokens are as before it, and ``read``, called once in this step, returns up to
     so many that follow it."""
@@ -48,12 +34,23 @@ class Match(NamedTuple):
 NO_MATCH = Match(0, lambda n: ())
 
 
-class TextSource(DraftSource, Protocol):
-    """A source that copies its drafts from a text."""
+class DraftSource(Protocol):
+    """Copies drafts from a text, for requests between `begin` and `end`. Only the engine's thread calls it, and blocks
+    on it."""
+
+    @property
+    def name(self) -> str:
+        """The name in ``--spec-type``."""
+
+    def begin(self, key: int, prompt: Tokens) -> None:
+        """Register a request with this prompt, before its first token."""
 
     def match(self, job: DraftJob, draft: tuple[int, ...] = ()) -> Match:
         """Return the place to copy from, behind the sure tokens of ``job`` and a ``draft`` that another source proposed
         for it in this step; `NO_MATCH` if there is none, or if this source continues no drafts."""
+
+    def end(self, key: int) -> None:
+        """Unregister a request; no effect for an unknown one."""
 
 
 @runtime_checkable

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from pyctl.engine.backend import Evaluator, SequenceTokens
 from pyctl.engine.draft.draft_length import DraftLengthController, DraftResult, Origin
-from pyctl.engine.draft.source import DraftJob, DraftSource, RememberingSource, TextSource
+from pyctl.engine.draft.source import DraftJob, DraftSource, RememberingSource
 from pyctl.errors import EngineError
 from pyctl.prompt import Tokens
 
@@ -32,21 +32,18 @@ NO_DRAFT = Draft()
 
 
 class _Part(NamedTuple):
-    source: DraftSource
+    source: DraftSource | ModelDrafts
     origin: Origin
     n: int
 
 
 class ModelDrafts:
-    """The draft model of ``evaluator`` as a source of up to ``n_max`` tokens; drops drafts below ``n_min`` tokens."""
+    """Drafts of up to ``n_max`` tokens by the draft model of ``evaluator``; drops those below ``n_min`` tokens."""
 
     def __init__(self, evaluator: Evaluator, n_max: int, n_min: int = 0) -> None:
         self.name = evaluator.facts.draft_type
         self.n_max, self._n_min = n_max, n_min
         self._evaluator = evaluator
-
-    def begin(self, key: int, prompt: Tokens) -> None:
-        pass
 
     def propose(self, jobs: Sequence[DraftJob], n: int = 0) -> list[tuple[int, ...]]:
         """Return up to ``n`` tokens, or ``n_max``, for each of ``jobs``."""
@@ -54,9 +51,6 @@ class ModelDrafts:
         n = n or self.n_max
         least = self._n_min if self._n_min > self.n_max else min(self._n_min, n)
         return [draft if len(draft) >= least else () for draft in self._evaluator.draft(items, n)]
-
-    def end(self, key: int) -> None:
-        pass
 
 
 class Speculation:
@@ -69,14 +63,13 @@ class Speculation:
 
     def __init__(
         self,
-        sources: Sequence[TextSource] = (),
+        sources: Sequence[DraftSource] = (),
         model: ModelDrafts | None = None,
         *,
         lengths: DraftLengthController | None = None,
         width: int = 0,
     ) -> None:
         self._sources, self._model = tuple(sources), model
-        self._all: tuple[DraftSource, ...] = (*sources, model) if model is not None else self._sources
         self._lengths, self._width = lengths, width
         # The current step: its jobs, the parts of their drafts, and the results.
         self._jobs: Sequence[DraftJob] = ()
@@ -86,7 +79,7 @@ class Speculation:
 
     def __bool__(self) -> bool:
         """Whether there are any sources."""
-        return bool(self._all)
+        return bool(self._sources) or self._model is not None
 
     @staticmethod
     def seconds() -> float:
@@ -94,38 +87,34 @@ class Speculation:
         return time.perf_counter()
 
     @property
-    def sources(self) -> tuple[DraftSource, ...]:
-        """All sources in the order of their use."""
-        return self._all
-
-    @property
     def n_bytes(self) -> int:
         """Approximate bytes of the texts that sources keep across requests."""
-        return sum(source.n_bytes for source in self._all if isinstance(source, RememberingSource))
+        return sum(source.n_bytes for source in self._sources if isinstance(source, RememberingSource))
 
     def forget(self) -> None:
         """Drop the texts that sources keep across requests."""
-        for source in self._all:
+        for source in self._sources:
             if isinstance(source, RememberingSource):
                 source.forget()
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the sources, as in ``--spec-type``, in the order of their use."""
-        return tuple(source.name for source in self._all)
+        names = [source.name for source in self._sources]
+        return (*names, self._model.name) if self._model is not None else tuple(names)
 
     @contextlib.contextmanager
     def following(self, key: int, prompt: Tokens) -> Iterator[Callable[[int, int], None]]:
-        """Register request ``key`` with all sources; yields a callback for (n_drafted, n_accepted)."""
+        """Register request ``key`` with the sources; yields a callback for (n_drafted, n_accepted)."""
         try:
-            for source in self._all:
+            for source in self._sources:
                 source.begin(key, prompt)
             yield partial(self._learn, key)
         finally:
             self._parts.pop(key, None)
             if self._lengths is not None:
                 self._lengths.end(key)
-            for source in self._all:
+            for source in self._sources:
                 source.end(key)
 
     def propose(self, jobs: Sequence[DraftJob]) -> list[Draft]:
@@ -189,7 +178,7 @@ class Speculation:
             return n > 0 and own.prior >= origin.prior
         return self._lengths.gain(key, own, n, n_seqs) > self._lengths.gain(key, origin, n_found, n_seqs)
 
-    def _copy(self, source: TextSource, found: list[tuple[int, ...]], wanted: Sequence[int]) -> None:
+    def _copy(self, source: DraftSource, found: list[tuple[int, ...]], wanted: Sequence[int]) -> None:
         """Let ``source`` begin or continue the drafts of the ``wanted`` jobs."""
         began, has_copied = self.seconds(), False
         for i in wanted:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +15,7 @@ from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import UnavailableError
-from pyctl.prompt import Prompt, Tokens
+from pyctl.prompt import Prompt
 from tests.unit.cache.checks import check_invariants
 from tests.unit.engine.drive import ask, tier_on
 
@@ -26,10 +27,7 @@ class RememberedDrafts(ModelDrafts):
 
     def __init__(self, backend: Backend) -> None:
         super().__init__(backend, 3)
-        self.drafts: dict[int, dict[int, tuple[int, ...]]] = {}
-
-    def begin(self, key: int, prompt: Tokens) -> None:
-        self.drafts[key] = {}
+        self.drafts: defaultdict[int, dict[int, tuple[int, ...]]] = defaultdict(dict)
 
     def propose(self, jobs: Sequence[DraftJob], n: int = 0) -> list[tuple[int, ...]]:
         found = super().propose(jobs, n)
