@@ -216,11 +216,8 @@ def _without_weights(settings: ModelSettings, *, with_head: bool) -> Iterator[An
     params = ModelParams(settings, with_head=with_head, with_vocabulary=False)
     params.struct.no_alloc, params.struct.use_mmap = True, False  # releases before 0.3.35 would map the file
     params.struct.load_mode = LOAD_MODES["none"]
-    forget_log_errors()
     with captured_log():
-        model = api.llama_model_load_from_file(settings.path.encode(), params.struct)
-    if not model:
-        raise ModelError(f"cannot load the model {settings.path}: {last_log_error('llama.cpp gave no reason')}")
+        model = params.load(settings.path)
     try:
         if with_head:
             check_head(model, None, settings.path)

@@ -280,16 +280,14 @@ class Grammar:
         if sampling.grammar_lazy:
             self._watch = TriggerWatch(sampling.grammar_triggers, sampling.grammar_hidden)
         self.is_asleep = sampling.grammar_lazy
-        self._matcher = _Matcher(compiler.matcher(sampling.grammar, sampling.grammar_kind), vocab)
+        self._matcher = compiler.matcher(sampling.grammar, sampling.grammar_kind)
         if sampling.grammar_prefill and not self.is_asleep and not self._read(sampling.grammar_prefill.encode()):
             raise RequestError("the grammar does not allow the beginning of the reply in the prompt")
 
     def allows(self, token: int) -> bool:
         """Whether the grammar allows ``token`` next."""
-        if self.is_asleep:
-            return True
         try:
-            return self._matcher.allows(token)
+            return self.is_asleep or self._allows(token)
         except RequestError as error:
             self._give_up(error)
             return True
@@ -299,21 +297,23 @@ class Grammar:
         if self.is_asleep:
             return
         try:
-            self._matcher.restrict(candidates)
+            mask = np.frombuffer(self._checked(self._matcher.compute_bitmask()), np.uint8)
         except RequestError as error:
-            self._give_up(error)
+            return self._give_up(error)
+        n_vocab = int(api.llama_vocab_n_tokens(self._vocab))
+        candidates.forbid(np.unpackbits(mask, count=n_vocab, bitorder="little") == 0)
 
     def accept(self, token: int) -> None:
         """Record the next ``token``. Ignores a disallowed one, which was forced."""
         if not self.is_asleep:
             if self.allows(token) and not self.is_asleep:
-                self._matcher.read(token)
+                self._consume(token)
         elif self._watch is not None and (text := self._watch.feed(read_piece(self._vocab, token))) is not None:
             self._wake(text)
 
     def _wake(self, text: bytes) -> None:
         """Activate the grammar if it accepts ``text`` as its beginning."""
-        before = self._matcher.copy()
+        before = self._matcher.deep_copy()
         try:
             self.is_asleep = not self._read(text)
         except RequestError as error:
@@ -331,36 +331,20 @@ class Grammar:
         tokens = (api.llama_token * (len(text) + 1))()
         n = api.llama_tokenize(self._vocab, text, len(text), tokens, len(tokens), False, True)
         for token in tokens[: max(n, 0)]:
-            if not self._matcher.allows(token):
+            if not self._allows(token):
                 return False
-            self._matcher.read(token)
+            self._consume(token)
         return True
 
-
-class _Matcher:
-    """A matcher of llguidance. Callers `read` allowed tokens only."""
-
-    def __init__(self, matcher: llguidance.LLMatcher, vocab: Any) -> None:
-        self._matcher = matcher
-        self._vocab = vocab
-        self._n_vocab = int(api.llama_vocab_n_tokens(vocab))
-
-    def allows(self, token: int) -> bool:
+    def _allows(self, token: int) -> bool:
         if api.llama_vocab_is_eog(self._vocab, token):
             return self._checked(self._matcher.is_accepting())
         return self._checked(self._matcher.validate_tokens([token]) == 1)
 
-    def restrict(self, candidates: Candidates) -> None:
-        mask = np.frombuffer(self._checked(self._matcher.compute_bitmask()), np.uint8)
-        candidates.forbid(np.unpackbits(mask, count=self._n_vocab, bitorder="little") == 0)
-
-    def read(self, token: int) -> None:
+    def _consume(self, token: int) -> None:
+        """Take ``token``, which is allowed."""
         if not api.llama_vocab_is_eog(self._vocab, token):
             self._checked(self._matcher.consume_token(token))
-
-    def copy(self) -> _Matcher:
-        """Return a copy with the same state."""
-        return _Matcher(self._matcher.deep_copy(), self._vocab)
 
     def _checked(self, result: R) -> R:
         if self._matcher.is_error():

@@ -266,14 +266,11 @@ def _draft_model(
 def _load_model(path: Path, params: ModelParams, progress: Callable[[float], bool] | None = None) -> Any:
     if progress is not None:
         params.report(progress)
-    forget_log_errors()
-    model = api.llama_model_load_from_file(str(path).encode(), params.struct)
+    model = params.load(str(path))
     if params.stopped:
         if model:
             api.llama_model_free(model)
         raise UnavailableError("loading was stopped")
-    if not model:
-        raise ModelError(f"cannot load the model {path}: {last_log_error('llama.cpp gave no reason')}")
     return model
 
 
@@ -283,11 +280,7 @@ def _read_vocabulary(path: Path, settings: ModelSettings) -> Future[LlamaTokeniz
     def read() -> LlamaTokenizer:
         params = ModelParams(settings)  # the metadata of the user count here
         params.struct.vocab_only = True
-        forget_log_errors()
-        model = api.llama_model_load_from_file(str(path).encode(), params.struct)
-        if not model:
-            raise ModelError(f"cannot load the vocabulary of {path}: {last_log_error('llama.cpp gave no reason')}")
-        return LlamaTokenizer(model, owns=True)
+        return LlamaTokenizer(params.load(str(path), "the vocabulary of"), owns=True)
 
     thread = ThreadPoolExecutor(1, "pyctl-vocabulary")
     try:

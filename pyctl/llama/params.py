@@ -23,6 +23,7 @@ from pyctl.engine.model_settings import (
 from pyctl.errors import ModelError
 from pyctl.limit import limit
 from pyctl.llama.devices import Device, cpu_features, devices, file_head, ggml_library, model_files
+from pyctl.llama.library import forget_log_errors, last_log_error
 
 __all__ = [
     "ModelParams",
@@ -92,6 +93,14 @@ class ModelParams:
         metadata = (*(() if with_vocabulary else _no_vocabulary(settings)), *settings.metadata)  # the first one counts
         if metadata:
             params.kv_overrides = self._metadata(metadata)
+
+    def load(self, path: str, what: str = "the model") -> Any:
+        """Return the llama_model of the file ``path``. ModelError if that fails, but not if the load was stopped."""
+        forget_log_errors()
+        model = api.llama_model_load_from_file(path.encode(), self.struct)
+        if not (model or self.stopped):
+            raise ModelError(f"cannot load {what} {path}: {last_log_error('llama.cpp gave no reason')}")
+        return model
 
     def report(self, progress: Callable[[float], bool]) -> None:
         """Call ``progress`` with fractions from 0 to 1 during the load; it returns whether to continue."""
