@@ -42,6 +42,8 @@ __all__ = ["EngineAdmin"]
 
 R = TypeVar("R")
 
+HOUR = 3600.0
+
 
 class EngineAdmin:
     """Reads and changes the engine's sequences and cache, from any thread. Futures hold the results.
@@ -97,8 +99,13 @@ class EngineAdmin:
         return self._worker.call(lambda: self._engine.match(prompt), is_read=True)
 
     def replies(self) -> Future[list[tuple[float, Timings]]]:
-        """Return (age in seconds, timings) of recent replies."""
-        return self._worker.call(lambda: self._engine.replies.by_age(), is_read=True)
+        """Return (age in seconds, timings) of the latest replies within an hour, oldest first."""
+
+        def run() -> list[tuple[float, Timings]]:
+            now = self._engine.clock()
+            return [(now - at, timings) for at, timings in self._engine.replies if now - at < HOUR]
+
+        return self._worker.call(run, is_read=True)
 
     def revision(self) -> Future[int]:
         """Return the current `CacheView.revision`, cheaper than `view`."""

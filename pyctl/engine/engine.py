@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from dataclasses import replace
 from typing import Any
 
@@ -15,11 +16,11 @@ from pyctl.engine.decode import Generation
 from pyctl.engine.draft.speculation import Speculation
 from pyctl.engine.draft.verify_batch import BatchItem, verify_batches
 from pyctl.engine.engine_settings import Clock, EngineSettings
-from pyctl.engine.engine_stats import EngineCounters, RecentReplies
+from pyctl.engine.engine_stats import MOST_REPLIES, EngineCounters
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.jobs import Job, StateReads
 from pyctl.engine.prefill import Prefill
-from pyctl.engine.request import Done, Request
+from pyctl.engine.request import Done, Request, Timings
 from pyctl.engine.schedule.admission import ActiveRequest, Steps
 from pyctl.engine.schedule.scheduler import Scheduler
 from pyctl.errors import OutOfCellsError, PyctlError
@@ -54,7 +55,7 @@ class Engine:
         self.settings = settings
         self.prefix_cache = PrefixCache(backend.memory, cache, settings, disk)
         self.counters = EngineCounters()
-        self.replies = RecentReplies(clock)
+        self.replies: deque[tuple[float, Timings]] = deque(maxlen=MOST_REPLIES)  # when the latest ended
         self.scheduler = Scheduler(backend, settings, self.prefix_cache, self.counters, clock, self._n_ready)
         self.sequences = self.scheduler.occupancy.sequences
         self.cells = self.scheduler.cells
@@ -258,7 +259,7 @@ class Engine:
         timings = reply.timings(stats, active.submitted, active.started)
         cache.totals.add(stats, reply.n_predicted)
         self.counters.count_reply(timings)
-        self.replies.add(timings)
+        self.replies.append((self.clock(), timings))
         handle.put(Done(reply.stop_type, reply.stopping_word, timings, stats, seq.id))
 
     def _warm_up(self, active: ActiveRequest) -> Steps:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from dataclasses import dataclass, field
 
 from pyctl.cache import BlockBytes, CacheView, Costs, DeviceCounts
@@ -18,7 +17,6 @@ __all__ = [
     "EngineMemory",
     "EngineStats",
     "PrefillLog",
-    "RecentReplies",
     "SequenceFile",
     "SequenceView",
 ]
@@ -68,25 +66,6 @@ class EngineCounters:
 
 
 MOST_REPLIES = limit(128, "replies with speeds in GET /cache", "the oldest are forgotten", "memory")
-
-_HOUR = 3600.0
-
-
-class RecentReplies:
-    """Timings of the last replies within an hour."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._replies: deque[tuple[float, Timings]] = deque(maxlen=MOST_REPLIES)
-
-    def add(self, timings: Timings) -> None:
-        """Add the timings of a request that ended with a reply."""
-        self._replies.append((self._clock(), timings))
-
-    def by_age(self) -> list[tuple[float, Timings]]:
-        """Return (age in seconds, timings), oldest first."""
-        now = self._clock()
-        return [(now - at, timings) for at, timings in self._replies if now - at < _HOUR]
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,10 @@ from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.persist import DiskPolicy
 from pyctl.chat.cached_tokenizer import readable
-from pyctl.engine.engine_stats import MOST_REPLIES, RecentReplies
+from pyctl.engine.engine_stats import MOST_REPLIES
 from pyctl.engine.request import Timings
 from pyctl.server import Cors, ReplySettings, ServerSettings
 from tests.unit.chat.toy import chatml_tokenizer
-from tests.unit.engine.drive import ManualClock
 from tests.unit.server.fake import Bench, Client
 
 HEAD = "x" * 200
@@ -243,13 +242,11 @@ def test_replies_of_the_last_hour_tell_what_they_took(bench: Bench) -> None:
     assert sum(reply["cache_n"] + reply["prompt_n"] for reply in replies) == totals["prompt"]
     assert replies[0]["age"] >= replies[1]["age"] >= 0
     assert all(reply["prompt_ms"] > 0 < reply["predicted_ms"] for reply in replies)
-    clock = ManualClock()
-    log = RecentReplies(clock)
-    for n in range(MOST_REPLIES + 1):
-        log.add(Timings(0, n, 1.0, 1, 1.0, 1.0))
-    assert [timings.n_evaluated for _, timings in log.by_age()] == list(range(1, MOST_REPLIES + 1))
-    clock.advance(3600.0)
-    assert log.by_age() == []
+    now = bench.engine.clock()
+    for n in range(MOST_REPLIES):
+        bench.engine.replies.append((now - 3600.0 if n < 3 else now, Timings(0, n, 1.0, 1, 1.0, 1.0)))
+    replies = bench.client.get("/cache").json()["replies"]
+    assert [reply["prompt_n"] for reply in replies] == list(range(3, MOST_REPLIES))
 
 
 def test_nothing_is_sent_again_until_something_has_changed(bench: Bench) -> None:
