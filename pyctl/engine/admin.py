@@ -36,7 +36,7 @@ from pyctl.engine.request import Timings
 from pyctl.engine.sequence_file import load_file, save_file
 from pyctl.engine.worker import Worker
 from pyctl.errors import OutOfCellsError, RequestError, StateError
-from pyctl.prompt import Prompt, Tokens
+from pyctl.prompt import Tokens
 
 __all__ = ["EngineAdmin"]
 
@@ -93,10 +93,6 @@ class EngineAdmin:
     def view(self) -> Future[CacheView]:
         """Return the contents of the cache."""
         return self._worker.call(self._view, is_read=True)
-
-    def match(self, prompt: Prompt) -> Future[list[tuple[str, int, float | None]]]:
-        """Return where ``prompt`` could resume, as `PrefixCache.match` says, without waking a sleeping engine."""
-        return self._worker.call(lambda: self._engine.match(prompt), is_read=True)
 
     def replies(self) -> Future[list[tuple[float, Timings]]]:
         """Return (age in seconds, timings) of the latest replies within an hour, oldest first."""

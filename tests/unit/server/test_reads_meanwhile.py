@@ -61,13 +61,6 @@ def test_slots_show_the_request_that_is_evaluated(held: Held) -> None:
     assert not held.go_on.is_set()
 
 
-def test_a_match_is_found(held: Held) -> None:
-    found = held.bench.post("/cache/match", {"prompt": HEAD + "y"}).json()
-    assert found["ready"] > len(HEAD) // 2
-    assert found["where"] in ("live", "device", "ram")
-    assert held.bench.post("/cache/match", {"prompt": "something else"}).json()["ways"] == []
-
-
 def test_the_cache_metrics_and_properties_are_shown(held: Held) -> None:
     cache = held.bench.client.get("/cache").json()
     assert [sequence["busy"] for sequence in cache["sequences"]].count(True) == 1
@@ -82,7 +75,6 @@ def check_reads(bench: Bench) -> None:
     assert bench.client.get("/cache").json()["sequences"]
     assert "llamacpp:requests_processing" in bench.client.get("/metrics").text
     assert "prefix_cache" in bench.client.get("/props").json()
-    assert bench.post("/cache/match", {"prompt": HEAD + "y"}).status_code == 200
 
 
 @pytest.mark.parametrize("call", ["pread", "preadv"])
