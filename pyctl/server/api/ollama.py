@@ -9,7 +9,8 @@ It has the engine, the cache, the tools and the images of all other APIs. What d
 * Without ``options``, sampling parameters are those of the server.
 * ``think`` true or absent leaves it to the template whether the model reasons; a template without reasoning ignores it.
 * ``template`` and ``context`` of /api/generate are refused.
-* A tool call that was cut off is left out of the reply, whose done_reason is length.
+* Tool calls come in one chunk, behind all text. One that was cut off is left out; the done_reason is length then.
+* ``logprobs`` are refused.
 * ``load_duration`` is the time before the evaluation of the prompt, in the queue or until a sleeping model is loaded.
 * A silent stream repeats an empty chunk.
 
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from datetime import datetime, timezone
 from pathlib import Path
@@ -32,13 +33,23 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from pyctl.chat.call_formats.scan import parse_json
-from pyctl.chat.reply import CallDelta, ReplyDelta
-from pyctl.engine.backend import TopTokens
-from pyctl.engine.request import Done, Piece
+from pyctl.chat.reply import ReplyDelta
+from pyctl.engine.request import Done
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import NotSupportedError, RequestError
 from pyctl.server.api.embeddings import normalised, vectors_of
-from pyctl.server.body import AnyBody, Body, ChatBody, CompletionBody, InfillBody, Integer, items, others, parse_object
+from pyctl.server.body import (
+    AnyBody,
+    Body,
+    ChatBody,
+    CompletionBody,
+    InfillBody,
+    Integer,
+    items,
+    others,
+    parse_object,
+)
+from pyctl.server.body import refuse as refuse_fields
 from pyctl.server.http import JsonResponse, encode, json_lines, ollama_error
 from pyctl.server.images import ImagePart
 from pyctl.server.models import Models
@@ -75,8 +86,6 @@ class OllamaBody(Body, frozen=True):
     format: Any = None
     options: dict[str, Any] = field(default_factory=dict)
     think: Any = None
-    logprobs: bool = False
-    top_logprobs: Annotated[int, Integer(0, 20)] = 0
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
 
 
@@ -118,7 +127,8 @@ class _EmbedBody(Body, frozen=True):
 
 
 _IGNORED = frozenset(
-    {"model", "keep_alive", "truncate", "shift", "tools", "n", "n_cmpl", "n_probs", "post_sampling_probs"}
+    {"model", "keep_alive", "truncate", "shift", "tools", "n", "n_cmpl"}
+    | {"n_probs", "post_sampling_probs", "logprobs", "top_logprobs"}
 )
 """Fields that mean nothing to us, and of other APIs what this one does not have or says in another way."""
 
@@ -163,6 +173,7 @@ def generate_body(values: Mapping[str, Any]) -> AnyBody | None:
 
 def _generation(values: Mapping[str, Any], body: OllamaBody) -> dict[str, Any]:
     """The fields of a completion that say how to answer."""
+    refuse_fields(values, {"logprobs": ("/v1/chat/completions has them",)})
     asked = {**others(values, type(body), _IGNORED), **_options(body.options), "stream": body.stream}
     if body.format == "json":
         asked["response_format"] = {"type": "json_object"}
@@ -170,8 +181,6 @@ def _generation(values: Mapping[str, Any], body: OllamaBody) -> dict[str, Any]:
         asked["response_format"] = {"type": "json_schema", "json_schema": {"schema": body.format}}
     elif body.format not in (None, ""):
         raise RequestError("'format' must be \"json\" or a JSON schema")
-    if body.logprobs:
-        asked["n_probs"] = max(body.top_logprobs, 1)
     switch = {"enable_thinking": body.think} if isinstance(body.think, bool) else {}
     asked["chat_template_kwargs"] = {**switch, **body.chat_template_kwargs}
     if isinstance(body.think, str) and body.think in _EFFORTS:
@@ -259,18 +268,11 @@ def _ns(ms: float) -> int:
 
 
 class OllamaReply(EventReply):
-    """The reply of /api/chat: thinking and content as they come, each tool call when it is complete."""
+    """The reply of /api/chat: thinking and content as they come, tool calls in the end."""
 
     media_type = "application/x-ndjson"
     error_form = staticmethod(ollama_error)
     read: Callable[[Mapping[str, Any]], AnyBody | None] = staticmethod(chat_body)
-
-    def __init__(self, service: Service, prepared: PreparedReply) -> None:
-        super().__init__(service, prepared)
-        self._call: CallDelta | None = None  # the head of the call that is not complete yet
-        self._arguments: list[str] = []
-        self._calls: list[dict[str, Any]] = []
-        self._held_probs: list[TopTokens] = []
 
     @staticmethod
     def said(thinking: str, content: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
@@ -285,47 +287,23 @@ class OllamaReply(EventReply):
     def sent(self, events: list[dict[str, Any]]) -> bytes:
         return json_lines(events)
 
-    def frames(self, events: list[dict[str, Any]]) -> bytes:
-        if events and self._held_probs:
-            probs, self._held_probs = self._held_probs, []
-            events[-1]["logprobs"] = self._logprobs(probs)
-        return self.sent(events)
-
     def ping(self) -> bytes:
         return self.sent([self._chunk("", "", [])])
 
     def error_event(self, error: Exception) -> bytes:
         return self.sent([self.error_form(error)])
 
-    def piece_frames(self, piece: Piece) -> bytes:
-        self._held_probs += piece.probs
-        return super().piece_frames(piece)
-
-    def ended(self, done: Done) -> bytes:
-        return self.frames([*self._rest(), *self.close(done)])
-
-    def keep(self, piece: Piece) -> None:
-        self.probs.extend(piece.probs)
-        super().keep(piece)
-
     def more(self, delta: ReplyDelta) -> list[dict[str, Any]]:
-        calls = self._end_call() if delta.reasoning or delta.content else []
-        for call in delta.calls:
-            if call.name:
-                calls += self._end_call()
-                self._call = call
-            self._arguments.append(call.arguments)
-        return [self._chunk(delta.reasoning, delta.content, calls)] if delta.reasoning or delta.content or calls else []
+        said = delta.reasoning or delta.content
+        return [self._chunk(delta.reasoning, delta.content, [])] if said else []
 
     def close(self, done: Done) -> list[dict[str, Any]]:
-        calls = self._end_call(is_whole=done.stop_type != "limit")
+        calls = self._calls(done)
         return [*([self._chunk("", "", calls)] if calls else ()), {**self._chunk("", "", []), **self._end(done)}]
 
     def body(self, done: Done) -> dict[str, Any]:
-        self._end_call(is_whole=done.stop_type != "limit")
         said = self.prepared.splitter.reply
-        logprobs = {"logprobs": self._logprobs(self.probs)} if self.request.n_probs else {}
-        return {**self._chunk(said.reasoning, said.content, self._calls), **logprobs, **self._end(done)}
+        return {**self._chunk(said.reasoning, said.content, self._calls(done)), **self._end(done)}
 
     def _chunk(self, thinking: str, content: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
         said = self.said(thinking, content, calls)
@@ -345,30 +323,18 @@ class OllamaReply(EventReply):
             "eval_duration": _ns(timings.predicted_ms),
         }
 
-    def _end_call(self, *, is_whole: bool = True) -> list[dict[str, Any]]:
-        """Complete the call that is open, if any; without a whole reply only if its arguments are complete."""
-        call, text = self._call, "".join(self._arguments)
-        self._call, self._arguments = None, []
-        if call is None:
-            return []
-        try:
-            arguments = parse_json(text)
-        except ValueError:
-            arguments = None
-        if not isinstance(arguments, dict) and not is_whole:
-            return []
-        found = arguments if isinstance(arguments, dict) else {}
-        ended = [{"id": call.id, "function": {"index": call.index, "name": call.name, "arguments": found}}]
-        self._calls += ended
-        return ended
-
-    def _logprobs(self, probs: Iterable[TopTokens]) -> list[dict[str, Any]]:
-        entries = self.logprobs(list(probs))["content"]
-        return [{**_entry(entry), "top_logprobs": list(map(_entry, entry["top_logprobs"]))} for entry in entries]
-
-
-def _entry(entry: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: entry[name] for name in ("token", "logprob", "bytes")}
+    def _calls(self, done: Done) -> list[dict[str, Any]]:
+        """The calls of the reply, without one that was cut off."""
+        found = []
+        for call in self.prepared.splitter.reply.calls:
+            try:
+                arguments = parse_json(call.arguments)
+            except ValueError:
+                arguments = None
+            if isinstance(arguments, dict) or done.stop_type != "limit":
+                known = arguments if isinstance(arguments, dict) else {}
+                found.append({"id": call.id, "function": {"index": call.index, "name": call.name, "arguments": known}})
+        return found
 
 
 class OllamaTextReply(OllamaReply):

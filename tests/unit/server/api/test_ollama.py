@@ -104,7 +104,6 @@ def test_options() -> None:
         assert read(options={"num_predict": n}).max_tokens == -1
     assert read(options={"num_predict": 2**53}).max_tokens == 2**31 - 1
     assert (read().max_tokens, read(stream=False).options.stream) == (None, False)
-    assert (read(logprobs=True).n_probs, read(logprobs=True, top_logprobs=3).n_probs) == (1, 3)
 
 
 def test_think_and_format() -> None:
@@ -129,6 +128,7 @@ def test_think_and_format() -> None:
         ("chat", {"messages": [{"role": "assistant", "tool_calls": [7]}]}, 400, "messages[0].tool_calls[0]"),
         ("chat", {"messages": HI, "options": {"temperature": "hot"}}, 400, "temperature"),
         ("chat", {"messages": [{"role": "user", "content": "x" * 5000}]}, 400, "exceeds the available context size"),
+        ("chat", {"messages": HI, "logprobs": True}, 501, "logprobs"),
         ("generate", {"prompt": "a", "template": "{{ .Prompt }}"}, 501, "template"),
         ("generate", {"prompt": "a", "context": [1, 2]}, 501, "context"),
         ("generate", {"prompt": "a", "raw": True, "system": "s"}, 400, "raw mode does not support"),
@@ -195,17 +195,6 @@ def test_calls_come_whole(stream: bool, stop: Any, expected: list[Any]) -> None:
     assert [call["function"]["arguments"] for call in calls] == expected
     assert [call["function"]["index"] for call in calls] == list(range(len(expected)))
     assert chunks[-1]["done_reason"] == ("length" if stop == "limit" else "stop")
-
-
-def test_logprobs() -> None:
-    bench = Bench(play("a", "b", probs=(-0.5, -1.0)))
-    asked = {"messages": HI, "logprobs": True, "top_logprobs": 1}
-    whole = bench.post("/api/chat", {**asked, "stream": False}).json()["logprobs"]
-    assert [(each["token"], each["logprob"], len(each["top_logprobs"])) for each in whole] == [
-        ("a", -0.5, 1),
-        ("b", -0.5, 1),
-    ]
-    assert [each for chunk in lines(bench, "/api/chat", asked) for each in chunk.get("logprobs", ())] == whole
 
 
 def test_an_empty_request_only_has_the_model_loaded() -> None:
