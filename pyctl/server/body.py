@@ -103,6 +103,7 @@ Reader: TypeAlias = Callable[[Any, str], Any]
 """Makes a field of a value, which is not null, and of its name for errors. Raises RequestError."""
 
 B = TypeVar("B", bound="Body")
+T = TypeVar("T")
 
 
 class Names(tuple[str, ...]):
@@ -157,11 +158,20 @@ def out_of_range(name: str, value: object, low: object, high: object) -> Request
     return RequestError(f"'{name}' must be in [{low}, {high}], not {value}")
 
 
-def boolean(value: Any, name: str) -> bool:
-    """true or false."""
-    if not isinstance(value, bool):
-        raise RequestError(f"'{name}' must be true or false")
-    return value
+def _typed(kind: type[T], words: str) -> Callable[[Any, str], T]:
+    """A reader of values of ``kind``."""
+
+    def read(value: Any, name: str) -> T:
+        if not isinstance(value, kind):
+            raise RequestError(f"'{name}' must be {words}")
+        return value
+
+    return read
+
+
+boolean, string = _typed(bool, "true or false"), _typed(str, "a string")
+json_object: Callable[[Any, str], dict[str, Any]] = _typed(dict, "an object")
+items: Callable[[Any, str], list[Any]] = _typed(list, "a list")
 
 
 def number(value: Any, name: str) -> float:
@@ -172,13 +182,6 @@ def number(value: Any, name: str) -> float:
         return float(value)
     except OverflowError:
         raise RequestError(f"'{name}' is too large a number") from None
-
-
-def string(value: Any, name: str) -> str:
-    """A string."""
-    if not isinstance(value, str):
-        raise RequestError(f"'{name}' must be a string")
-    return value
 
 
 def strings(value: Any, name: str) -> tuple[str, ...]:
@@ -194,20 +197,6 @@ def at_most(most: int, n: int, name: str, of: str = "entries") -> None:
     """Raise RequestError if the field has more than ``most``."""
     if n > most:
         raise RequestError(f"'{name}' must have at most {most} {of}, not {n}")
-
-
-def json_object(value: Any, name: str) -> dict[str, Any]:
-    """A JSON object."""
-    if not isinstance(value, dict):
-        raise RequestError(f"'{name}' must be an object")
-    return value
-
-
-def items(value: Any, name: str) -> list[Any]:
-    """A list."""
-    if not isinstance(value, list):
-        raise RequestError(f"'{name}' must be a list")
-    return value
 
 
 def _as_it_is(value: Any, name: str) -> Any:
