@@ -8,18 +8,12 @@ from collections.abc import Awaitable, Callable
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pyctl.server.http import PING, frame
+from pyctl.server.http import PING, frame, stream_head
 from pyctl.server.models import Lease, Models, ServedModel, give_back_lease
 from pyctl.server.request_pool import client_left
 from pyctl.server.service import Service
 
 __all__ = ["HeldResponse"]
-
-_STREAM_HEADERS = [
-    (b"content-type", b"text/event-stream"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
 
 
 class HeldResponse:
@@ -70,7 +64,7 @@ class HeldResponse:
                     return lease.done()
                 if not self._begun:
                     self._begun = True
-                    await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+                    await send(stream_head())
                 await send({"type": "http.response.body", "body": PING, "more_body": True})
         finally:
             gone.cancel()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import msgspec
@@ -10,6 +11,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Message
 
 from pyctl.errors import (
     AuthenticationError,
@@ -38,6 +40,7 @@ __all__ = [
     "json_lines",
     "named_frames",
     "ollama_error",
+    "stream_head",
 ]
 
 encode = msgspec.json.Encoder().encode
@@ -56,6 +59,13 @@ def given_key(headers: Headers) -> str:
 def frame(body: bytes) -> bytes:
     """``body`` as one server-sent event."""
     return b"data: " + body + b"\n\n"
+
+
+def stream_head(media_type: str = "text/event-stream", more: Mapping[str, str] = MappingProxyType({})) -> Message:
+    """The start of a stream for ASGI, with ``more`` headers."""
+    headers = {"content-type": media_type, "cache-control": "no-cache", "x-accel-buffering": "no", **more}
+    made = [(name.encode(), value.encode()) for name, value in headers.items()]
+    return {"type": "http.response.start", "status": 200, "headers": made}
 
 
 def named_frames(events: Iterable[dict[str, Any]]) -> bytes:

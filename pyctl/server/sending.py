@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, Event, Failed, Piece, Progress
 from pyctl.errors import EngineError
-from pyctl.server.http import JsonResponse, error_response
+from pyctl.server.http import JsonResponse, error_response, stream_head
 from pyctl.server.reply import Reply
 from pyctl.server.request_log import log_disconnect, log_done, log_error
 from pyctl.server.request_pool import until_left
@@ -157,20 +157,12 @@ class ReplyResponse:
         async with self._sending:
             if not self._begun:
                 self._begun = True
-                await send({"type": "http.response.start", "status": 200, "headers": self._headers()})
+                progress = self._replies[0].progress if len(self._replies) == 1 else None
+                headers = cache_header(progress) if progress is not None else {}
+                await send(stream_head(self._replies[0].media_type, headers))
             if body:
                 await send({"type": "http.response.body", "body": body, "more_body": True})
         self._last_sent = asyncio.get_running_loop().time()
-
-    def _headers(self) -> list[tuple[bytes, bytes]]:
-        progress = self._replies[0].progress if len(self._replies) == 1 else None
-        headers = {
-            "content-type": self._replies[0].media_type,
-            "cache-control": "no-cache",
-            "x-accel-buffering": "no",
-            **(cache_header(progress) if progress is not None else {}),
-        }
-        return [(name.encode(), value.encode()) for name, value in headers.items()]
 
     async def _ping(self, send: Send, seconds: int) -> None:
         """Send a sign of life whenever the stream has been silent for ``seconds``; never if that is not above 0."""
