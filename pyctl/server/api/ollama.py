@@ -415,12 +415,9 @@ _NEVER = "2318-01-01T00:00:00Z"
 async def show(service: Service, request: Request) -> Response:
     """POST /api/show: the model, whatever name is asked for."""
     parse_object(await request.body())
-    info, sampling, model = service.info, service.settings.sampling, _model(service)
-    settings = {"num_ctx": info.n_ctx, **{name: getattr(sampling, name) for name in _SHOWN}}
+    info, model = service.info, _model(service)
     return JsonResponse(
         {
-            "modelfile": f"FROM {model['name']}\n" + "".join(f"PARAMETER {n} {v}\n" for n, v in settings.items()),
-            "parameters": "\n".join(f"{name:30} {value}" for name, value in settings.items()),
             "template": service.chat.template.source,
             "details": model["details"],
             "model_info": {
@@ -435,9 +432,6 @@ async def show(service: Service, request: Request) -> Response:
             "modified_at": model["modified_at"],
         }
     )
-
-
-_SHOWN = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty")
 
 
 def _capabilities(service: Service) -> list[str]:
