@@ -8,7 +8,6 @@ A body declares its fields with their types; what a type does not say (a range, 
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import cache, partial
@@ -28,7 +27,6 @@ __all__ = [
     "ONE_REPLY",
     "AnyBody",
     "Body",
-    "ByteAccount",
     "ChatBody",
     "CompletionBody",
     "ConversationBody",
@@ -37,7 +35,6 @@ __all__ = [
     "InfillBody",
     "Integer",
     "Names",
-    "Nested",
     "ReplyOptions",
     "at_most",
     "check_letters",
@@ -51,8 +48,6 @@ __all__ = [
     "scales_of",
 ]
 
-MOST_UNPACKED = limit(32 * 2**20, "sealed reasoning of a request, together", "400", "request", "bytes")
-
 LETTERS_PER_TOKEN = 8
 """Texts of more letters than this times the context hardly ever fit."""
 
@@ -63,26 +58,6 @@ MOST_LETTERS = limit(
     "request",
     "letters",
 )
-
-
-class ByteAccount:
-    """The bytes that one request may still unpack."""
-
-    def __init__(self, n_bytes: int = MOST_UNPACKED) -> None:
-        self._limit = self._left = n_bytes
-
-    def charge(self, n_bytes: int) -> None:
-        """Count ``n_bytes`` that are about to be taken; RequestError if the request has not so many left."""
-        if n_bytes > self._left:
-            raise RequestError(f"the request unpacks to more than {self._limit} bytes")
-        self._left -= n_bytes
-
-    def inflate(self, packed: bytes) -> bytes:
-        """The bytes that zlib packed, which are charged; zlib.error if it did not."""
-        unpacker = zlib.decompressobj()
-        data = unpacker.decompress(packed, self._left + 1)
-        self.charge(len(data))
-        return data
 
 
 def check_letters(text: str, n_ctx: int) -> None:
@@ -134,16 +109,6 @@ class Integer:
         if (self.low is not None and value < self.low) or value > self.high:
             raise out_of_range(name, value, "-inf" if self.low is None else self.low, self.high)
         return int(value)
-
-
-@dataclass(frozen=True)
-class Nested:
-    """Reads an object as a body."""
-
-    body: type[Body]
-
-    def __call__(self, value: Any, name: str) -> Body:
-        return self.body.of(json_object(value, name))
 
 
 @dataclass(frozen=True)
@@ -203,6 +168,11 @@ def _as_it_is(value: Any, name: str) -> Any:
     return value
 
 
+def _nested(value: Any, name: str, body: type[Body]) -> Body:
+    """An object as a body."""
+    return body.of(json_object(value, name))
+
+
 _READERS: dict[object, Reader] = {
     bool: boolean,
     int: Integer(),
@@ -211,6 +181,7 @@ _READERS: dict[object, Reader] = {
     tuple[str, ...]: strings,
     dict[str, Any]: json_object,
     list[Any]: items,
+    Any: _as_it_is,
 }
 
 
@@ -271,7 +242,8 @@ def _field(name: str, hint: Any) -> _Field:
                 read = extra
     if read is None:
         kinds = [kind for kind in get_args(hint) if kind is not type(None)] if type(None) in get_args(hint) else [hint]
-        read = _as_it_is if kinds[0] is Any else _READERS[kinds[0]]
+        is_body = isinstance(kinds[0], type) and issubclass(kinds[0], Body)
+        read = partial(_nested, body=kinds[0]) if is_body else _READERS[kinds[0]]
     return _Field(names, read)
 
 
@@ -409,7 +381,7 @@ class ReplyOptions(Body, frozen=True):
     """
 
     stream: bool = False
-    stream_options: Annotated[_StreamOptions, Nested(_StreamOptions)] = _StreamOptions()
+    stream_options: _StreamOptions = _StreamOptions()
     timings_per_token: bool = False
     return_progress: bool = False
     return_cache: bool = False
@@ -517,7 +489,7 @@ class GenerationBody(Body, frozen=True):
     prefix_cache: Any = None
     grammar: str | None = None
     json_schema: Any = None
-    response_format: Annotated[_ResponseFormat, Nested(_ResponseFormat)] = _ResponseFormat()
+    response_format: _ResponseFormat = _ResponseFormat()
     reasoning_budget: Annotated[
         int,
         Integer(low=-1, is_limit=True),

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pyctl.errors import RequestError
-from pyctl.server.body import ONE_REPLY, Body, Names, Nested, items, json_object, others, refuse
+from pyctl.server.body import ONE_REPLY, Body, Names, items, json_object, others, refuse
 from pyctl.server.http import encode
 from pyctl.server.images import ImagePart
 
@@ -45,10 +45,10 @@ class _MessagesBody(Body, frozen=True):
     system: Any = None
     messages: Any = None
     tools: list[Any] | None = None
-    tool_choice: Annotated[_ToolChoice, Nested(_ToolChoice)] = _ToolChoice()
+    tool_choice: _ToolChoice = _ToolChoice()
     stop_sequences: Any = None
     max_tokens: Any = _N_PREDICT
-    thinking: Annotated[_Thinking, Nested(_Thinking)] = _Thinking()
+    thinking: _Thinking = _Thinking()
     effort: Annotated[str, Names("output_config.effort")] = ""
     format: Annotated[dict[str, Any] | None, Names("output_config.format", "output_format")] = None
     chat_template_kwargs: dict[str, Any] | None = None

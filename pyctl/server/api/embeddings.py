@@ -17,7 +17,7 @@ from starlette.responses import Response
 from pyctl.errors import NotSupportedError, RequestError
 from pyctl.limit import limit
 from pyctl.prompt import Tokens, as_tokens
-from pyctl.server.body import Body, ByteAccount, Integer, at_most, check_letters, parse_object
+from pyctl.server.body import Body, Integer, at_most, check_letters, parse_object
 from pyctl.server.http import JsonResponse
 from pyctl.server.prepare import mixed
 from pyctl.server.service import Service
@@ -108,13 +108,16 @@ async def _vectors(
     service: Service, request: Request, items: list[Any], read: Callable[[Service, Any], Tokens]
 ) -> tuple[list[NDArray[np.float32]], int]:
     """What the model makes of the tokens that ``read`` makes of each item, and the number of tokens."""
-    vectors, n_tokens, account = [], 0, ByteAccount(_MOST_VECTOR_BYTES)
+    vectors: list[NDArray[np.float32]] = []
+    n_tokens = n_bytes = 0
     for item in items:
         # One at a time, when its turn has come: nothing is read for a client that has left.
         tokens = await service.shared.pool.reading.run(request, read, service, item)
         n_tokens += int(tokens.size)
         vectors.append(await asyncio.wrap_future(service.admin.embed(tokens)))
-        account.charge(vectors[-1].nbytes)
+        n_bytes += vectors[-1].nbytes
+        if n_bytes > _MOST_VECTOR_BYTES:
+            raise RequestError(f"the vectors have more than {_MOST_VECTOR_BYTES} bytes")
     return vectors, n_tokens
 
 

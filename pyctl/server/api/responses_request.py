@@ -23,7 +23,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Annotated, Any
+from typing import Any
 
 from msgspec import field
 
@@ -31,7 +31,7 @@ from pyctl.chat.rendering import unreadable
 from pyctl.errors import RequestError
 from pyctl.limit import limit
 from pyctl.server.api.custom_tool import arguments_of, function_of
-from pyctl.server.body import ONE_REPLY, Body, ByteAccount, Nested, others, refuse
+from pyctl.server.body import ONE_REPLY, Body, others, refuse
 from pyctl.server.images import ImagePart
 
 __all__ = ["ResponseRequest", "ResponsesBody", "seal", "spaced_name"]
@@ -52,7 +52,7 @@ class ResponsesBody(Body, frozen=True):
     tool_choice: Any = None
     max_output_tokens: Any = None
     reasoning: dict[str, Any] = field(default_factory=dict)
-    text: Annotated[_Text, Nested(_Text)] = _Text()
+    text: _Text = _Text()
     previous_response_id: str | None = None
     conversation: Any = None
     include: tuple[str, ...] = ()
@@ -80,6 +80,8 @@ _IGNORED = frozenset({"model", "background", "prompt", "truncation", "service_ti
 """Fields that mean nothing to us, and of chat completions what this API does not have."""
 
 _MAX_ITEMS = limit(20_000, "`input`, items of a response", "400", "request")
+
+_MAX_UNPACKED = limit(32 * 2**20, "sealed reasoning of a request, together", "400", "request", "characters")
 
 _SEAL = "pyctl-reasoning-"
 
@@ -121,10 +123,12 @@ def seal(reasoning: str) -> str:
     return _SEAL + base64.b64encode(zlib.compress(reasoning.encode())).decode()
 
 
-def _unseal(text: str, account: ByteAccount) -> str:
+def _unseal(text: str) -> str:
     """The text that `seal` was given; empty if ``text`` is from somewhere else."""
     try:
-        return account.inflate(base64.b64decode(text.removeprefix(_SEAL), validate=True)).decode()
+        unpacker = zlib.decompressobj()
+        data = unpacker.decompress(base64.b64decode(text.removeprefix(_SEAL), validate=True), _MAX_UNPACKED + 1)
+        return data.decode(errors="ignore")  # one that is too long may end within a character
     except (binascii.Error, zlib.error, ValueError):
         return ""
 
@@ -231,22 +235,25 @@ def _messages(value: Any) -> list[Any]:
         raise RequestError("'input' must be a string or a list of items")
     if len(value) > _MAX_ITEMS:
         raise RequestError(f"'input' has {len(value)} items; at most {_MAX_ITEMS} are allowed")
-    messages, account = [], ByteAccount()
+    messages, n_letters = [], 0
     for index, item in enumerate(value):
         if not isinstance(item, dict):
             raise RequestError(f"input[{index}] must be an object")
         if item.get("type") != "additional_tools":
-            messages.append(_message(item, f"input[{index}]", account))
+            messages.append(_message(item, f"input[{index}]"))
+            n_letters += len(messages[-1].get("reasoning_content", ""))
+            if n_letters > _MAX_UNPACKED:
+                raise RequestError(f"the reasoning in 'input' has more than {_MAX_UNPACKED} characters")
     return messages
 
 
-def _message(values: Mapping[str, Any], at: str, account: ByteAccount) -> dict[str, Any]:
+def _message(values: Mapping[str, Any], at: str) -> dict[str, Any]:
     item = _Item.of(values)
     kind, role = item.type, item.role
     if role is not None and kind in (None, "message"):
         return {"role": role, "content": _said(item, f"{at}.content")}
     if kind == "reasoning":
-        return {"role": "assistant", "reasoning_content": _reasoning(item, at, account)}
+        return {"role": "assistant", "reasoning_content": _reasoning(item, at)}
     if kind in ("function_call_output", "custom_tool_call_output"):
         return _result(item.call_id, _content(item.output, f"{at}.output"), at)
     if kind not in ("function_call", "custom_tool_call"):
@@ -307,11 +314,11 @@ def _part(part: Any, at: str) -> dict[str, Any]:
     raise RequestError(f"{at}.type must be input_text, input_image or output_text")
 
 
-def _reasoning(item: _Item, at: str, account: ByteAccount) -> str:
+def _reasoning(item: _Item, at: str) -> str:
     text = _texts(item.content, f"{at}.content")
     sealed = item.encrypted_content
     if not text and isinstance(sealed, str) and sealed.startswith(_SEAL):
-        text = _unseal(sealed, account)
+        text = _unseal(sealed)
     return text or _texts(item.summary, f"{at}.summary")
 
 

@@ -14,7 +14,6 @@ from pyctl.server.body import (
     InfillBody,
     Integer,
     Names,
-    Nested,
     others,
     parse_json,
 )
@@ -29,7 +28,7 @@ class Greeting(Body, frozen=True):
     times: Annotated[int, Integer(low=1), Names("times", "n")] = 1
     pitch: float | None = None
     words: tuple[str, ...] = ()
-    inner: Annotated[Inner, Nested(Inner)] = Inner()
+    inner: Inner = Inner()
     n_members: Annotated[int, Flattened(len)] = 0
 
 

@@ -174,7 +174,7 @@ def test_what_sealed_items_unpack_to_is_counted_for_all_of_them(path: str) -> No
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert answer.status_code == 400
-    assert "unpacks to more than" in answer.json()["error"]["message"]
+    assert "the reasoning in 'input' has more than" in answer.json()["error"]["message"]
     assert peak < 128 << 20
 
 
