@@ -36,14 +36,6 @@ OTHERS_RAM = 2 * GIB
 """Memory that the least budget leaves to other programs and to the page cache."""
 
 
-def _say(text: str) -> None:
-    """Tell the user ``text``: in the log, or where that is quiet, at the terminal."""
-    if log.isEnabledFor(logging.INFO):
-        log.info("%s", text)
-    elif sys.stderr.isatty():
-        print(text, file=sys.stderr)
-
-
 def cache_budget(settings: CacheSettings, plan: MemoryPlan | None) -> int | None:
     """Bytes of RAM for snapshots, None for no limit; without --cache-ram from the memory that ``plan`` leaves free.
 
@@ -94,11 +86,15 @@ def with_directory(settings: CommandSettings) -> CommandSettings:
 
 
 def tell_directory(disk: DiskSettings) -> None:
-    """Tell the user where the cache is, if it is on disk."""
+    """Tell the user where the cache is, if it is on disk: in the log, or where that is quiet, at the terminal."""
     if disk.cache_dir:
         size = f"at most {disk.disk_mib:,} MiB" if disk.disk_mib else "of any size"
-        text = f"disk cache: {Path(disk.cache_dir).expanduser()}, {size}; its files contain text of prompts"
-        _say(f"{text}; --no-kv-cache turns it off")
+        where = f"disk cache: {Path(disk.cache_dir).expanduser()}, {size}"
+        text = f"{where}; its files contain text of prompts; --no-kv-cache turns it off"
+        if log.isEnabledFor(logging.INFO):
+            log.info("%s", text)
+        elif sys.stderr.isatty():
+            print(text, file=sys.stderr)
 
 
 def _disk_mib(disk: DiskSettings, free: int) -> int:

@@ -37,7 +37,7 @@ from pyctl.server.api import (
     tools,
 )
 from pyctl.server.api import models as model_list
-from pyctl.server.body import Body, at_most, parse_json
+from pyctl.server.body import at_most, parse_json, parse_object
 from pyctl.server.held import HeldResponse
 from pyctl.server.http import (
     ErrorForm,
@@ -65,15 +65,9 @@ from pyctl.server.service import Service
 __all__ = ["create_app", "create_loading_app"]
 
 
-class _TextsBody(Body, frozen=True):
-    """POST /page/markdown"""
-
-    texts: Any = None
-
-
 async def _render(models: Models, request: Request) -> Response:
     """POST /page/markdown {"texts": [...]}: the HTML of each, harmless whatever the texts say."""
-    texts = _TextsBody.parse(await request.body()).texts
+    texts = parse_object(await request.body()).get("texts")
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise RequestError("'texts' must be a list of strings")
     at_most(MOST_TEXTS, len(texts), "texts", "texts")

@@ -77,9 +77,7 @@ def _is_alive(path: str) -> bool:
         client.setblocking(False)
         try:
             client.connect(path)
-        except BlockingIOError:  # it has a queue, and that is full
-            return True
-        except PermissionError:
+        except (BlockingIOError, PermissionError):  # it has a queue, and that is full, or it is another user's
             return True
         except OSError:
             return False

@@ -7,7 +7,6 @@ import asyncio
 import hmac
 import ipaddress
 import logging
-import threading
 from collections.abc import Collection
 from contextlib import suppress
 from urllib.parse import urlsplit
@@ -51,9 +50,9 @@ class LoadingApp:
 
     def __init__(self, loading: ASGIApp, seconds: float = HELD_SECONDS) -> None:
         self._app, self._seconds = loading, seconds
-        self._lock = threading.Lock()  # guards what follows
-        self._is_waiting = True
-        self._held: set[asyncio.Future[None]] = set()
+        self._is_waiting, self._opened = True, asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.n_held = 0
 
     def open(self, app: ASGIApp) -> None:
         """Let requests through to ``app``."""
@@ -62,24 +61,25 @@ class LoadingApp:
 
     def close(self) -> None:
         """Hold no request any more."""
-        with self._lock:
-            self._is_waiting, held = False, tuple(self._held)
-        for waiting in held:
+        self._is_waiting = False
+        if self._loop is not None:
             with suppress(RuntimeError):  # the loop is gone
-                waiting.get_loop().call_soon_threadsafe(_release, waiting)
+                self._loop.call_soon_threadsafe(self._opened.set)
 
     async def _hold(self) -> None:
         """Wait until requests are held no more, or for so long."""
-        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        with self._lock:
-            if not self._is_waiting or len(self._held) >= MOST_HELD:
-                return
-            self._held.add(waiting)
+        if self.n_held >= MOST_HELD:
+            return
+        self._loop = asyncio.get_running_loop()  # first: `close`, on another thread, looks for it last
+        if not self._is_waiting:
+            return
+        self.n_held += 1
         try:
-            await asyncio.wait((waiting,), timeout=self._seconds)
+            await asyncio.wait_for(self._opened.wait(), self._seconds)
+        except asyncio.TimeoutError:
+            pass
         finally:
-            with self._lock:
-                self._held.discard(waiting)
+            self.n_held -= 1
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -88,11 +88,6 @@ class LoadingApp:
             await self._app(scope, receive, send)
         except asyncio.CancelledError:  # only at the very end: requests are not cancelled before
             log.warning("%s: abandoned, the server is shutting down", scope.get("path", ""))
-
-
-def _release(waiting: asyncio.Future[None]) -> None:
-    if not waiting.done():
-        waiting.set_result(None)
 
 
 _PUBLIC = ("/health", "/v1/health", "/", "/index.html")

@@ -78,10 +78,6 @@ class Service:
         """The name under which clients know the model."""
         return self.info.model_alias or self.info.model_name
 
-    def is_named(self, name: str) -> bool:
-        """Whether ``name`` is one of the model's names; Ollama's clients add a tag."""
-        return name.removesuffix(":latest") in (self.model, *self.info.model_aliases, self.info.model_name)
-
     @cached_property
     def disk_policy(self) -> DiskPolicy:
         """The disk policy of requests that do not say."""

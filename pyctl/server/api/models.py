@@ -55,11 +55,12 @@ async def show(models: Models, request: Request) -> Response:
 
 
 async def retrieve(models: Models, request: Request) -> Response:
-    """GET /v1/models/{id}"""
+    """GET /v1/models/{id}; Ollama's clients add a tag."""
     name = str(request.path_params["id"])
     if models.only is not None:
-        if not models.only.is_named(name):
-            raise NotFoundError(f"the model {name[:200]!r} does not exist; this server has {models.only.model!r}")
+        service = models.only
+        if name.removesuffix(":latest") not in (service.model, *service.info.model_aliases, service.info.model_name):
+            raise NotFoundError(f"the model {name[:200]!r} does not exist; this server has {service.model!r}")
         return JsonResponse({**_described(models.only), "id": name})
     if (model := models.find(name)) is None:
         raise NotFoundError(f"the model {name[:200]!r} does not exist")

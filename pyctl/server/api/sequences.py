@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from pyctl.engine.engine_stats import SequenceView
 from pyctl.errors import NotSupportedError, RequestError, UnavailableError
-from pyctl.server.body import Body, ReplyOptions
+from pyctl.server.body import ReplyOptions, parse_object
 from pyctl.server.http import JsonResponse
 from pyctl.server.reply import settings_json, without_long
 from pyctl.server.service import Service
@@ -21,12 +21,6 @@ __all__ = ["act", "sequence_json", "show"]
 
 _FORBIDDEN = frozenset('/\\:*?"<>|\uff0e\u2215\u2216\ufffd\ufeff')
 """Characters that some system takes for a separator, a wildcard or a full stop, or strips."""
-
-
-class _SequenceFileBody(Body, frozen=True):
-    """POST /slots/{id}?action=save and restore"""
-
-    filename: Any = None
 
 
 async def show(service: Service, request: Request) -> Response:
@@ -50,7 +44,7 @@ async def act(service: Service, request: Request) -> Response:
         return JsonResponse({"id_slot": seq, "n_erased": await asyncio.wrap_future(admin.erase(seq))})
     if action not in ("save", "restore"):
         raise RequestError("Invalid action")
-    name = _filename(_SequenceFileBody.parse(await request.body()).filename)
+    name = _filename(parse_object(await request.body()).get("filename"))
     if action == "save":
         saved = await asyncio.wrap_future(admin.save(seq, directory / name))
         counts = {"n_saved": saved.n_tokens, "n_written": saved.n_bytes, "timings": {"save_ms": saved.ms}}

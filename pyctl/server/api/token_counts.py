@@ -27,12 +27,6 @@ class _TokenizeBody(Body, frozen=True):
     with_pieces: bool = False
 
 
-class _DetokenizeBody(Body, frozen=True):
-    """POST /detokenize"""
-
-    tokens: Any = None
-
-
 async def tokenize(service: Service, request: Request) -> Response:
     """POST /tokenize"""
     body, lane = await request.body(), service.shared.pool.reading
@@ -41,10 +35,8 @@ async def tokenize(service: Service, request: Request) -> Response:
 
 async def detokenize(service: Service, request: Request) -> Response:
     """POST /detokenize"""
-    body = await request.body()
-    return JsonResponse(
-        await service.shared.pool.reading.run(request, lambda: _detokenize(service, _DetokenizeBody.parse(body)))
-    )
+    body, lane = await request.body(), service.shared.pool.reading
+    return JsonResponse(await lane.run(request, lambda: _detokenize(service, parse_object(body))))
 
 
 async def apply_template(service: Service, request: Request) -> Response:
@@ -72,8 +64,8 @@ def _tokenize(service: Service, body: _TokenizeBody) -> dict[str, Any]:
     return {"tokens": [pieces[token] for token in tokens]}
 
 
-def _detokenize(service: Service, body: _DetokenizeBody) -> dict[str, Any]:
-    tokens = mixed(body.tokens or [], "tokens", service.info.n_vocab)
+def _detokenize(service: Service, values: Mapping[str, Any]) -> dict[str, Any]:
+    tokens = mixed(values.get("tokens") or [], "tokens", service.info.n_vocab)
     ids = [token for token in tokens if isinstance(token, int)]
     if len(ids) != len(tokens):
         raise RequestError("'tokens' must be a list of token ids")

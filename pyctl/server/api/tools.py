@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from pyctl.errors import BusyError, NotFoundError, RequestError
 from pyctl.limit import limit
-from pyctl.server.body import Body
+from pyctl.server.body import parse_object
 from pyctl.server.http import JsonResponse
 from pyctl.server.models import Models
 from pyctl.server.request_pool import until_left
@@ -46,28 +46,21 @@ def _shown(tool: McpTool) -> dict[str, Any]:
     }
 
 
-class _CallBody(Body, frozen=True):
-    """POST /tools"""
-
-    tool: Any = None
-    params: Any = None
-    stream: Any = False
-
-
 async def call(models: Models, request: Request) -> Response:
     """POST /tools {"tool": ..., "params": {...}}: the result. The call ends if the client leaves."""
     shared = models.shared
     if not shared.tools:
         return await disabled(models, request)
-    body = _CallBody.parse(await request.body())
-    if not isinstance(body.tool, str) or not isinstance(body.params or {}, dict):
+    body = parse_object(await request.body())
+    name, params = body.get("tool"), body.get("params") or {}
+    if not isinstance(name, str) or not isinstance(params, dict):
         raise RequestError("'tool' must be a string, 'params' an object")
-    tool = shared.tools.named(body.tool)
-    if body.stream is True:
+    tool = shared.tools.named(name)
+    if body.get("stream") is True:
         raise NotFoundError(f"tool {tool.name!r} does not stream")
     if len(shared.calls) >= _CALLS:
         raise BusyError(len(shared.calls))
-    running = asyncio.wrap_future(tool.call(body.params or {}))
+    running = asyncio.wrap_future(tool.call(params))
     shared.calls.add(running)
     try:
         if not await until_left(request.receive, running):

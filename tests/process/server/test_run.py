@@ -172,7 +172,7 @@ def test_a_request_is_held_while_the_model_is_loaded(monkeypatch: pytest.MonkeyP
     bench, gate = Bench(play("x")), LoadingApp(create_loading_app(ServerSettings()), seconds=60.0)
     with ThreadPoolExecutor(1) as pool:
         held = pool.submit(Client(gate).post, "/completion", json={"prompt": "a"})
-        until(lambda: len(gate._held) == 1)
+        until(lambda: gate.n_held == 1)
         assert Client(gate).post("/completion", json={"prompt": "a"}).status_code == 503
         assert Client(gate).get("/health").status_code == 503
         gate.open(bench.app) if is_loaded else gate.close()
