@@ -35,11 +35,7 @@ __all__ = [
     "View",
     "shorten_history",
     "stats_line",
-    "unquoted",
 ]
-
-QUOTES = '"""'
-"""Around a message of several lines."""
 
 _POLL_SECONDS = 0.2
 
@@ -106,7 +102,7 @@ class PipeReader:
 
 
 class TerminalReader:
-    """Enter sends; Alt-Enter begins a new line, as Enter does between `QUOTES`.
+    """Enter sends; Alt-Enter begins a new line.
 
     History is kept in ``history``. Tab completes the ``commands``, which are described by their values, and the paths
     after those in ``with_path``.
@@ -154,19 +150,6 @@ class CommandCompleter(Completer):
             yield from self._paths.get_completions(Document(path.lstrip()), event)
 
 
-def unquoted(text: str) -> str | None:
-    """The text between `QUOTES` at both ends; None without them."""
-    text = text.strip()
-    if len(text) < 2 * len(QUOTES) or not (text.startswith(QUOTES) and text.endswith(QUOTES)):
-        return None
-    return text[len(QUOTES) : -len(QUOTES)].strip("\n")
-
-
-def is_open(text: str) -> bool:
-    """Whether ``text`` begins with `QUOTES` and has no second ones."""
-    return text.lstrip().startswith(QUOTES) and text.count(QUOTES) < 2
-
-
 def _history(path: Path | None) -> History:
     if path is None:
         return InMemoryHistory()
@@ -196,11 +179,7 @@ def _keys() -> KeyBindings:
 
     @keys.add("enter")
     def _(event: KeyPressEvent) -> None:
-        buffer = event.current_buffer
-        if is_open(buffer.text):
-            buffer.insert_text("\n")
-        else:
-            buffer.validate_and_handle()
+        event.current_buffer.validate_and_handle()
 
     @keys.add("escape", "enter")
     def _(event: KeyPressEvent) -> None:

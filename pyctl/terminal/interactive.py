@@ -31,7 +31,6 @@ from pyctl.terminal.console import (
     RichView,
     TerminalReader,
     View,
-    unquoted,
 )
 from pyctl.terminal.conversation import Call, ChatBackend, Conversation, ReplyStats
 from pyctl.terminal.rendering import THEME
@@ -100,10 +99,7 @@ class Chat:
         """One message or command. Raises PyctlError, which leaves the conversation as it was."""
         if not text.strip():
             return
-        if (quoted := unquoted(text)) is not None:
-            if quoted.strip():
-                self.ask(quoted)
-        elif not text.startswith("/"):
+        if not text.startswith("/"):
             self.ask(text)
         elif text.startswith("//"):
             self.ask(text[1:])
@@ -190,7 +186,7 @@ class Chat:
         if (name := ALIASES.get(name, name)) in COMMANDS:
             return self._view.info(f"{name} {COMMANDS[name][1]}")
         lines = [f"{name:<8} {text}" for name, (_, text) in COMMANDS.items()]
-        lines += ["//...    a message that begins with a slash", '"""      begins and ends a message of several lines']
+        lines.append("//...    a message that begins with a slash")
         self._view.info("\n".join(lines))
 
     def _regen(self, _: str) -> None:

@@ -257,13 +257,6 @@ def test_models_are_listed_and_switched(script: Any) -> None:
     assert backend.model == "second-best"
 
 
-def test_quotes_hold_a_message_of_several_lines(script: Any) -> None:
-    backend = script.backend(script.say("A"))
-    talk(backend, '"""\n/help\n\ntwo\n"""', '""""""')
-    assert backend.seen[0][0]["content"] == "/help\n\ntwo"
-    assert len(backend.seen) == 1
-
-
 def test_each_reply_is_kept_for_the_next_time(script: Any, tmp_path: Path) -> None:
     path = tmp_path / "state" / "last.json"
     backend = script.backend(script.say("A"), script.say("B"))
