@@ -127,6 +127,7 @@ def _typed(kind: type[T], words: str) -> Callable[[Any, str], T]:
     """A reader of values of ``kind``."""
 
     def read(value: Any, name: str) -> T:
+        """``value``, which is the field ``name``. RequestError if it is of another type."""
         if not isinstance(value, kind):
             raise RequestError(f"'{name}' must be {words}")
         return value

@@ -101,7 +101,7 @@ def _fetch_one(url: str, end: float) -> bytes | str:
     except httpcore.TimeoutException:
         raise RequestError(f"the image did not arrive within {_MOST_SECONDS:.0f} seconds") from None
     except (httpcore.NetworkError, httpcore.ProtocolError, OSError, ValueError) as error:
-        raise RequestError(f"cannot fetch the image: {_line(error)}") from None
+        raise RequestError(f"cannot fetch the image: {reason_of(error)[:200]}") from None
 
 
 def _host(url: str) -> str:
@@ -120,10 +120,6 @@ def _host(url: str) -> str:
 
 def _header(response: httpcore.Response, name: bytes) -> bytes:
     return next((value for key, value in response.headers if key.lower() == name), b"")
-
-
-def _line(error: Exception) -> str:
-    return reason_of(error)[:200]
 
 
 @cache

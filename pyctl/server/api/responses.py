@@ -40,8 +40,6 @@ from pyctl.text import random_id
 
 __all__ = ["create", "input_tokens"]
 
-_SEALED = "reasoning.encrypted_content"
-
 
 class ResponseReply(EventReply):
     """A response: items of reasoning, message and calls, in the order in which the model writes them."""
@@ -49,7 +47,7 @@ class ResponseReply(EventReply):
     def __init__(self, service: Service, prepared: PreparedReply, asked: ResponseRequest) -> None:
         super().__init__(service, prepared)
         self._asked = asked
-        self._seals = _SEALED in asked.body.include
+        self._seals = "reasoning.encrypted_content" in asked.body.include
         self._settings = _settings(asked.body, prepared.request.sampling, service)
         self._items: list[dict[str, Any]] = []
         self._texts: list[str] = []  # texts sent for the last item

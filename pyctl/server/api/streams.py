@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -12,7 +10,7 @@ from pyctl.errors import LoadingError, RequestError
 from pyctl.limit import limit
 from pyctl.server.body import at_most, parse_object
 from pyctl.server.http import JsonResponse
-from pyctl.server.kept_streams import KeptStream, key_of, send_stream
+from pyctl.server.kept_streams import key_of, send_stream
 from pyctl.server.models import Models
 from pyctl.server.request_pool import until_left
 
@@ -51,14 +49,15 @@ async def find(models: Models, request: Request) -> Response:
     names = [name for name in given if isinstance(name, str) and name] if isinstance(given, list) else []
     at_most(_MOST_IDS, len(names), "conversation_ids", "ids")
     found = [each for name in names for each in models.shared.streams.named(key_of(request, name))]
-    return JsonResponse([_shown(name, stream) for name, stream in found])
-
-
-def _shown(name: str, stream: KeptStream) -> dict[str, Any]:
-    return {
-        "conversation_id": name,
-        "is_done": bool(stream.ended),
-        "total_bytes": stream.n_bytes,
-        "started_at": int(stream.started),
-        "completed_at": int(stream.ended),
-    }
+    return JsonResponse(
+        [
+            {
+                "conversation_id": name,
+                "is_done": bool(stream.ended),
+                "total_bytes": stream.n_bytes,
+                "started_at": int(stream.started),
+                "completed_at": int(stream.ended),
+            }
+            for name, stream in found
+        ]
+    )
