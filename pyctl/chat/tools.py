@@ -24,6 +24,8 @@ _DEPTH = 64
 
 _MAX_TOOLS = limit(512, "`tools`", "400", "request")
 
+_MAX_GRAMMAR = limit(4_096, "a grammar of a custom tool", "400", "request", "characters")
+
 ALL_TYPES = frozenset({"string", "number", "integer", "boolean", "null", "object", "array"})
 
 
@@ -78,7 +80,10 @@ class Tools:
             parameters = function.get("parameters")
             parameters = parameters if isinstance(parameters, Mapping) else {}
             strict, grammar = function.get("strict") is True, function.get("grammar")
-            found.append(Tool(function["name"], parameters, strict, grammar if isinstance(grammar, str) else ""))
+            grammar = grammar if isinstance(grammar, str) else ""
+            if len(grammar) > _MAX_GRAMMAR:
+                raise RequestError(f"the grammar of a tool has more than {_MAX_GRAMMAR} characters")
+            found.append(Tool(function["name"], parameters, strict, grammar))
         return cls(tuple(found), parallel, forced)
 
     def types(self, name: str, argument: str) -> frozenset[str]:

@@ -8,14 +8,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from pyctl.errors import RequestError
-from pyctl.limit import limit
 
 __all__ = ["arguments_of", "function_of", "input_of"]
 
 _ARGUMENT = "input"
 _LONE = re.compile("[\ud800-\udfff]")
 
-_MAX_DEFINITION = limit(4_096, "a grammar of a custom tool", "400", "request", "characters")
 _LARK = re.compile(
     r"""(?P<kept>"(?:[^"\\\n]|\\.)*"i?|/(?:[^/\\\n]|\\.)+/[a-z]*|//[^\n]*|%[^\n]*)"""
     r"|->[ \t]*\w+|[!?]?(?P<name>[A-Za-z_]\w*)(?:\.[0-9]+(?=\s*:))?"
@@ -33,8 +31,6 @@ def function_of(name: str, tool: Mapping[str, Any], at: str) -> dict[str, Any]:
         syntax, definition = form.get("syntax"), form.get("definition")
         if syntax not in ("lark", "regex") or not isinstance(definition, str):
             raise RequestError(f"{at}.format must have a syntax, lark or regex, and a definition")
-        if len(definition) > _MAX_DEFINITION:
-            raise RequestError(f"{at}.format.definition has more than {_MAX_DEFINITION} characters")
         grammar = _terminals(definition) if syntax == "lark" else f"START: /{_escaped(definition)}/"
         description = f"{description}\n\nThe input matches this grammar ({syntax}):\n{definition}".lstrip()
     elif kind != "text":

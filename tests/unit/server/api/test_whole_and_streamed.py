@@ -73,7 +73,7 @@ def said(bench: Bench, path: str, stream: bool, **options: Any) -> tuple[str, in
     return text, n_probs
 
 
-@pytest.mark.parametrize("path", ["/completion", "/v1/completions", CHAT, OLLAMA])
+@pytest.mark.parametrize("path", ["/completion", "/v1/completions", CHAT])
 def test_log_probabilities_are_those_of_the_text(path: str) -> None:
     """Each token of this model is one letter; those of a stop string have none."""
     bench = Bench()
