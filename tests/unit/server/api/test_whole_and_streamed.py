@@ -59,11 +59,10 @@ def test_reasoning_that_the_header_opens_is_reasoning(template: str, path: str, 
 
 def said(bench: Bench, path: str, stream: bool, **options: Any) -> tuple[str, int]:
     """The text, and how many tokens have log-probabilities."""
-    options |= {"num_predict" if path == OLLAMA else "max_tokens": 30, "temperature": 0}
-    fields = {"options": options} if path == OLLAMA else options
-    asked = {"messages": HI} if path in (CHAT, OLLAMA) else {"prompt": "Hi"}
-    body = bench.post(path, {**asked, **fields, "logprobs": True, "n_probs": 1, "stream": stream}).content
-    chunks = [msgspec.json.decode(body)] if not stream else lines_of(body) if path == OLLAMA else events(body)
+    options |= {"max_tokens": 30, "temperature": 0}
+    asked = {"messages": HI} if path == CHAT else {"prompt": "Hi"}
+    body = bench.post(path, {**asked, **options, "logprobs": True, "n_probs": 1, "stream": stream}).content
+    chunks = events(body) if stream else [msgspec.json.decode(body)]
     text, n_probs = "", 0
     for choice in (choice for chunk in chunks if chunk != "[DONE]" for choice in chunk.get("choices", [chunk])):
         message = choice.get("message") or choice.get("delta") or choice
