@@ -197,11 +197,11 @@ def test_the_terminals_chat_likewise(serve: Callable[..., Served]) -> None:
         messages = [{"role": "system", "content": SYSTEM}]
         for question in QUESTIONS:
             messages.append({"role": "user", "content": question})
-            deltas = list(backend.stream(messages))
+            *deltas, stats = backend.stream(messages)
             messages.append({"role": "assistant", "content": "".join(delta.content for delta in deltas)})
             if warms:
                 server.settle(len(messages) // 2)
-        evaluated[warms] = deltas[-1].stats.n_evaluated if deltas[-1].stats else None
+        evaluated[warms] = stats.n_evaluated
     assert evaluated[True] <= len(QUESTIONS[1]) + 40
     assert evaluated[False] >= evaluated[True] + 90
 
