@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.functions import function
+
 __all__ = [
     "CALLING",
     "CHAT",
@@ -24,14 +26,7 @@ __all__ = [
     "TOOL_TURN",
 ]
 
-TOOL: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "weather",
-        "description": "The weather of a day",
-        "parameters": {"type": "object", "properties": {"tomorrow": {"type": "boolean"}}, "required": ["tomorrow"]},
-    },
-}
+TOOL = function("weather", description="The weather of a day", required=["tomorrow"], tomorrow={"type": "boolean"})
 CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"tomorrow": true}'}}
 HI = [{"role": "user", "content": "Hello"}]
 TOOL_TURN = [

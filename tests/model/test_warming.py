@@ -28,6 +28,7 @@ from pyctl.server.app import create_app
 from pyctl.server.models import Models
 from pyctl.server.service import Service, Shared
 from pyctl.terminal.local import LocalBackend
+from tests.functions import function
 from tests.unit.server.fake import Client
 from tests.waiting import until
 
@@ -58,17 +59,8 @@ STRIPS = """\
 
 SYSTEM = "You are an assistant. " * 6
 QUESTIONS = ["Name three colours, and say which one you like the most.", "And which one is the warmest of all these?"]
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "look_up",
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"type": "string", "enum": ["Paris, the capital of France, on the river Seine"]}},
-            "required": ["city"],
-        },
-    },
-}
+PARIS = "Paris, the capital of France, on the river Seine"
+TOOL = function("look_up", required=["city"], city={"type": "string", "enum": [PARIS]})
 
 
 class Served:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.functions import function
 from tests.page.browser import Tab, saying
 from tests.unit.test_pdf_file import pdf, says
 
@@ -172,18 +173,8 @@ def test_reasoning_is_folded_with_its_time(tab: Tab) -> None:
 
 
 def test_tool_calls_can_be_read(tab: Tab) -> None:
-    tool = {
-        "type": "function",
-        "function": {
-            "name": "weather",
-            "description": "Weather of a town",
-            "parameters": {
-                "type": "object",
-                "properties": {"town": {"type": "string", "enum": ["Kiel <b>"]}},
-                "required": ["town"],
-            },
-        },
-    }
+    town = {"type": "string", "enum": ["Kiel <b>"]}
+    tool = function("weather", description="Weather of a town", required=["town"], town=town)
     tab.say("How is the weather in Kiel?", {"tools": [tool], "tool_choice": "required", "max_tokens": 200})
     call = tab.replies.last.locator(".call")
     assert call.locator("summary").inner_text() == "Calls weather"

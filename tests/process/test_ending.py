@@ -259,15 +259,6 @@ def test_a_gpu_without_memory_at_the_start_is_told(model_path: Callable[[str], P
     assert "CUDA error: out of memory" in done.stderr
 
 
-def test_running_out_of_memory_is_the_end_of_one_reply_only(start: Start) -> None:
-    server = start("tiny-hybrid", before=FAULTY.format(fault="raise MemoryError"))
-    assert '"error"' in stream(server)
-    assert httpx.get(f"{server.url}/health").status_code == 200
-    body = {"prompt": "Once upon a time", "n_predict": 1}
-    assert httpx.post(f"{server.url}/completion", json=body, timeout=60).status_code == 200
-    assert server.stop() == 0
-
-
 def test_what_cannot_be_written_is_told_by_the_exit_code(start: Start, tmp_path: Path) -> None:
     server = start("tiny-hybrid", "--kv-cache-dir", str(tmp_path / "cache"), "--disk-prefix-cache", "auto")
     asked(server, "What is in chapter one?")

@@ -10,23 +10,13 @@ import openai
 import pytest
 from pydantic import BaseModel
 
+from tests.functions import function
 from tests.process.conftest import Server
 
 SYSTEM = "You answer at length. " * 12
 MESSAGES: list[Any] = [{"role": "user", "content": "What is the weather?"}]
-TOOL: Any = {
-    "type": "function",
-    "function": {
-        "name": "weather",
-        "parameters": {
-            "type": "object",
-            "properties": {"tomorrow": {"type": "boolean"}},
-            "required": ["tomorrow"],
-            "additionalProperties": False,
-        },
-        "strict": True,
-    },
-}
+TOOL = function("weather", required=["tomorrow"], tomorrow={"type": "boolean"})
+TOOL["function"] |= {"strict": True, "parameters": {**TOOL["function"]["parameters"], "additionalProperties": False}}
 
 
 class Colour(BaseModel):

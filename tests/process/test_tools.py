@@ -10,22 +10,15 @@ from typing import Any
 import openai
 import pytest
 
+from tests.functions import function
 from tests.process.conftest import Server
 from tests.unit.chat.conftest import unpacked
 
-TOOL: Any = {
-    "type": "function",
-    "function": {
-        "name": "forecast",
-        "description": "The weather of some days.",
-        "parameters": {
-            "type": "object",
-            "properties": {"days": {"type": "integer"}, "city": {"type": "string", "enum": ["Paris", "Rome", "Lima"]}},
-            "required": ["days", "city"],
-        },
-    },
-}
-OTHER: Any = {"type": "function", "function": {"name": "stop", "parameters": {"type": "object", "properties": {}}}}
+CITIES = ["Paris", "Rome", "Lima"]
+TOOL = function(
+    "forecast", required=["days", "city"], days={"type": "integer"}, city={"type": "string", "enum": CITIES}
+)
+OTHER = function("stop")
 ASKED: Any = [{"role": "system", "content": "You tell the weather. " * 20}, {"role": "user", "content": "Rain?"}]
 PLAIN: Any = {"chat_template_kwargs": {"enable_thinking": False}}
 
@@ -172,7 +165,7 @@ def test_a_call_that_nobody_forced_follows_the_schema(client: openai.OpenAI, thi
         days = json.loads(arguments)
         assert set(days) == {"days", "city"}
         assert isinstance(days["days"], int)
-        assert days["city"] in ("Paris", "Rome", "Lima")
+        assert days["city"] in CITIES
 
 
 def test_a_tool_with_a_schema_that_no_grammar_is_made_of_is_served(client: openai.OpenAI) -> None:

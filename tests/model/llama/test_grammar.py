@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -173,17 +174,23 @@ def test_a_lazy_grammar_sleeps_on_where_it_does_not_allow_what_was_found(model: 
     assert not woken.allows(tokens["x"])
 
 
-def test_a_grammar_reads_what_the_prompt_holds_of_the_reply(model: Loaded) -> None:
-    grammar = 'root ::= "abc" [0-9] "!"'
-    reply = said(model, grammar=grammar, grammar_prefill="abc")
-    assert reply.text[0].isdigit()
-    assert reply.text[1:] == "!"
-    assert isinstance(said(model, grammar=grammar, grammar_prefill="x").error, RequestError)
+def begun(text: str, prefill: str) -> tuple[dict[str, Any], ...]:
+    """A grammar and a schema of ``text`` and a digit, of which the prompt holds ``prefill``."""
+    constraint = reply_constraint({"enum": [f"{text}1", f"{text}2"]}, THINK, "content", f'"{prefill}')
+    return {"grammar": f'root ::= "{text}" [0-9] "!"', "grammar_prefill": prefill}, bound(constraint)
 
 
-def test_a_grammar_that_allows_nothing_more_ends_the_reply(model: Loaded) -> None:
-    reply = said(model, grammar='root ::= "ab"', ignore_eos=True)
-    assert (reply.text, reply.done.stop_type) == ("ab", "eos")
+def test_a_constraint_reads_what_the_prompt_holds_of_the_reply(model: Loaded) -> None:
+    for fields in begun("abc", "abc"):
+        assert re.fullmatch('[0-9]!|[12]"', said(model, **fields).text)
+    for fields in begun("abc", "x"):
+        assert isinstance(said(model, **fields).error, RequestError)
+
+
+def test_a_constraint_that_allows_nothing_more_ends_the_reply(model: Loaded) -> None:
+    for fields, text in (({"grammar": 'root ::= "ab"'}, "ab"), (bound(json_constraint({"const": "ab"})), '"ab"')):
+        reply = said(model, **fields, ignore_eos=True)
+        assert (reply.text, reply.done.stop_type) == (text, "eos")
 
 
 def test_any_text_until_a_word(model: Loaded) -> None:
@@ -214,18 +221,6 @@ def test_a_schema_changes_nothing_that_it_allows(model: Loaded) -> None:
     once = said(model, 20, **bound(text))
     assert said(model, 20, **bound(text)).tokens == once.tokens
     assert said(model, 20, seed=2, **bound(text)).tokens != once.tokens
-
-
-def test_a_schema_that_is_fulfilled_ends_the_reply(model: Loaded) -> None:
-    reply = said(model, **bound(json_constraint({"const": "ab"})), ignore_eos=True)
-    assert (reply.text, reply.done.stop_type) == ('"ab"', "eos")
-
-
-def test_a_schema_reads_what_the_prompt_holds_of_the_reply(model: Loaded) -> None:
-    constraint = reply_constraint({"enum": ["abc1", "abc2"]}, THINK, "content", '"abc')
-    assert said(model, **bound(constraint)).text in ('1"', '2"')
-    wrong = reply_constraint({"enum": ["abc1"]}, THINK, "content", '"x')
-    assert isinstance(said(model, **bound(wrong)).error, RequestError)
 
 
 def test_a_lazy_constraint_binds_from_its_trigger_on(model: Loaded) -> None:

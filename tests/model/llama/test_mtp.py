@@ -219,18 +219,6 @@ def ready(backend: LlamaBackend, batches: Sequence[tuple[int, ...]], n_sure: int
     return tokens
 
 
-@pytest.mark.parametrize("n_back", [1, 2, 3])
-def test_drafts_are_taken_back(opened: Callable[..., LlamaBackend], n_back: int) -> None:
-    backend = opened()
-    tokens = ready(backend, [(11, 12, 13, 14)])
-    kept = tokens[: 104 - n_back]
-    assert backend.memory.rollback(0, len(kept)) == len(kept)
-    backend.decode([SequenceTokens(0, (50,), len(kept))])
-    found = backend.logits(0)
-    assert near(found, logits_after(backend, kept, 50))
-    assert not near(found, logits_after(backend, tokens, 50))
-
-
 @pytest.mark.parametrize(
     ("batches", "n_sure", "n"),
     [

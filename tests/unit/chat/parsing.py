@@ -7,6 +7,7 @@ from typing import Any
 from pyctl.chat.call_formats.call_format import CallFormat
 from pyctl.chat.reply import ParsedReply, ReplyPart, ReplySplitter
 from pyctl.chat.tools import Tools
+from tests.functions import function
 
 PROPERTIES: dict[str, Any] = {
     "text": {"type": "string"},
@@ -22,22 +23,9 @@ CALL_ID = "Ab3dEf7hI"
 """Of calls that bring their own."""
 
 STOP_TOOL = {"name": "stop", "description": "", "parameters": {"type": "object", "properties": {}}}
-TOOLS = Tools.of(
-    [
-        {
-            "type": "function",
-            "function": {
-                "name": "look_up",
-                "parameters": {
-                    "type": "object",
-                    "properties": PROPERTIES,
-                    "$defs": {"place": {"type": "object"}},
-                },
-            },
-        },
-        {"type": "function", "function": STOP_TOOL},
-    ]
-)
+LOOK_UP = function("look_up", **PROPERTIES)
+LOOK_UP["function"]["parameters"]["$defs"] = {"place": {"type": "object"}}
+TOOLS = Tools.of([LOOK_UP, {"type": "function", "function": STOP_TOOL}])
 
 Parsed = tuple[str, str, list[tuple[str, str]]]
 

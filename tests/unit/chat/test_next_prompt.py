@@ -11,18 +11,12 @@ from pyctl.chat.chat_format import ChatFormat, ChatRequest
 from pyctl.chat.replay import Replay
 from pyctl.chat.template import Template
 from pyctl.prompt import common_prefix
+from tests.functions import function
 from tests.unit.chat import toy
 from tests.unit.chat.conftest import unpacked
 from tests.unit.chat.toy import prepare
 
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "look_up",
-        "description": "Looks it up.",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
-    },
-}
+TOOL = function("look_up", description="Looks it up.", city={"type": "string"})
 SPECIALS = (
     *toy.CHATML_SPECIALS,
     *("<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[AVAILABLE_TOOLS]"),

@@ -17,20 +17,14 @@ from pyctl.chat.reply import ParsedReply
 from pyctl.chat.template import Template
 from pyctl.prompt import as_tokens
 from tests.effort import examples
+from tests.functions import function
 from tests.unit.chat import toy
 from tests.unit.chat.conftest import unpacked
 from tests.unit.chat.toy import prepare
 
 Message = dict[str, Any]
 
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "look_up",
-        "description": "",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},
-    },
-}
+TOOL = function("look_up", description="", city={"type": "string"}, days={"type": "integer"})
 AT = b"a place"
 HI: Message = {"role": "user", "content": "Hi"}
 RESULT: Message = {"role": "tool", "tool_call_id": "x", "content": "rain"}

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from pyctl.engine.request import Piece, Request
 from pyctl.errors import EngineError
 from tests.unit.server.fake import HI, Bench, Gate, Pause, Script, events, fail, play
-from tests.unit.server.parts import Caller, in_loop
+from tests.unit.server.parts import Caller, in_loop, named_events, sent_in_silence
 
 NEVER = Pause(None)
 
@@ -112,6 +113,18 @@ async def test_a_silent_stream_sends_comments() -> None:
     assert caller.sent[0]["status"] == 200
     assert caller.bodies[0] == b":\n\n"
     assert [event["content"] for event in events(b"".join(caller.bodies[1:]))] == ["a", ""]
+
+
+@pytest.mark.parametrize(
+    ("path", "sign", "kinds"),
+    [
+        ("/v1/messages", b"ping", "message_start( ping)+ content_block_start "),
+        ("/v1/responses", b"response.in_progress", r"response\.created( response\.in_progress){2,} "),
+    ],
+)
+def test_a_silent_stream_of_named_events_has_one_for_that(path: str, sign: bytes, kinds: str) -> None:
+    sent = sent_in_silence(path, {"messages": HI, "input": "x"}, lambda sent: sent.count(b"event: " + sign) > 1)
+    assert re.match(kinds, " ".join(event["type"] for event in named_events(sent)))
 
 
 @in_loop

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ from pyctl.errors import EngineError
 from pyctl.server import ServerSettings
 from tests.unit.chat.toy import THINKING
 from tests.unit.server.fake import HI, Bench, Script, fail, play
-from tests.unit.server.parts import named_events, sent_in_silence, split_by_lines
+from tests.unit.server.parts import named_events, split_by_lines
 
 CALLS = ("r:h", "m\n", "c:I \n", "c:look\n", "k:0:t1:look\n", 'a:0:{"at":\n', "a:0:1}\n", "k:1:t2:wait\n")
 
@@ -181,12 +180,6 @@ def test_a_failure_after_the_first_byte_is_an_event() -> None:
     assert events[0]["type"] == "message_start"
     error = {"code": 500, "message": "broken", "type": "api_error"}
     assert events[-1] == {"type": "error", "error": error}
-
-
-def test_a_silent_stream_sends_ping_events() -> None:
-    sent = sent_in_silence("/v1/messages", {"messages": HI}, lambda sent: b"event: ping" in sent)
-    kinds = [event["type"] for event in named_events(sent)]
-    assert [kind for kind, _ in itertools.groupby(kinds)][:3] == ["message_start", "ping", "content_block_start"]
 
 
 def test_keys_come_in_either_header() -> None:

@@ -13,7 +13,7 @@ from pyctl.engine.request import Request
 from pyctl.errors import EngineError
 from pyctl.server.api import responses, responses_request
 from tests.unit.server.fake import HI, Bench, Script, fail, play
-from tests.unit.server.parts import named_events, sent_in_silence, split_by_lines
+from tests.unit.server.parts import named_events, split_by_lines
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 CALLS = ("r:h", "m\n", "c:I \n", "c:look\n", "k:0:t1:look\n", 'a:0:{"at":\n', "a:0:1}\n", "k:1:t2:wait\n", "a:1:{}\n")
@@ -232,10 +232,3 @@ def test_a_failure_after_the_first_byte_is_two_events() -> None:
     assert failed["response"]["status"] == "failed"
     assert failed["response"]["error"] == {"code": "server_error", "message": "broken"}
     assert (error["type"], error["message"], error["error"]["code"]) == ("error", "broken", 500)
-
-
-def test_a_silent_stream_repeats_that_it_goes_on() -> None:
-    still = b"event: response.in_progress"
-    sent = sent_in_silence("/v1/responses", {"input": "x"}, lambda sent: sent.count(still) > 1)
-    kinds = [event["type"] for event in named_events(sent)]
-    assert kinds[:3] == ["response.created", "response.in_progress", "response.in_progress"]

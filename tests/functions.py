@@ -1,0 +1,15 @@
+"""Tools as clients send them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+__all__ = ["function"]
+
+
+def function(name: str, *, required: Sequence[str] = (), description: str | None = None, **properties: Any) -> Any:
+    """A tool of one function, whose arguments have the schemas ``properties``."""
+    schema = {"type": "object", "properties": properties, **({"required": list(required)} if required else {})}
+    described = {} if description is None else {"description": description}
+    return {"type": "function", "function": {"name": name, **described, "parameters": schema}}
