@@ -82,26 +82,3 @@ def test_filling_a_gap(server: Server) -> None:
     body = post(server, "/infill", input_prefix="def f(", input_suffix="):", n_predict=4, ignore_eos=True)
     assert body["tokens_predicted"] == 4
     assert body["prompt"].endswith("<|fim_prefix|>def f(<|fim_suffix|>):<|fim_middle|>")
-
-
-def test_the_reasoning_of_a_running_reply_can_be_ended(start: Callable[..., Server]) -> None:
-    server = start("tiny-hybrid", "-c", "65536", "--chat-template", TEMPLATE)
-    body = {"messages": [{"role": "user", "content": "Hi"}], "stream": True, "ignore_eos": True, "max_tokens": 60_000}
-    with httpx.stream("POST", f"{server.url}/v1/chat/completions", json={**body, "reasoning_control": True}) as reply:
-        thoughts, content = 0, 0
-        for line in reply.iter_lines():
-            if not line.startswith("data: {"):
-                continue
-            chunk = json.loads(line[6:])
-            delta = chunk["choices"][0]["delta"]
-            thoughts += bool(delta.get("reasoning_content"))
-            content += bool(delta.get("content"))
-            if thoughts == 5:
-                thoughts += 1
-                order = {"id": chunk["id"], "action": "reasoning_end"}
-                answer = httpx.post(f"{server.url}/v1/chat/completions/control", json=order, timeout=60)
-                assert answer.json() == {"success": True}
-            if content > 5:
-                break
-    assert 0 < thoughts < 59_000
-    assert content > 5

@@ -352,44 +352,30 @@ def test_warnings_about_the_host() -> None:
     assert short.startswith("the host has 100 MiB of memory too little")
 
 
-def test_the_table_adds_up() -> None:
-    gpu = Place("CUDA0", True, Usage(15_000 * MIB, 3_400 * MIB, 300 * MIB, 500 * MIB), 24_000 * MIB)
-    host = Place("host", False, Usage(680 * MIB, 0, 0, 30 * MIB), None)
-    lines = list(MemoryPlan(102_400, 1, 34_816.0, 150 * MIB, (gpu, host)).lines(8192 * MIB))
-    assert [line.split()[-2:] for line in lines] == [
-        ["CUDA0", "host"],
-        ["15,000", "680"],
-        ["3,400", "-"],
-        ["300", "-"],
-        ["500", "30"],
-        ["-", "8,192"],
-        ["19,200", "8,902"],
-        ["24,000", "?"],
-    ]
+USAGE = Usage(15_000 * MIB, 3_400 * MIB, 300 * MIB, 500 * MIB)
+DRAFTING = replace(USAGE, states=600 * MIB, planes=1_800 * MIB, drafts=700 * MIB)
+HOST = Usage(680 * MIB, 0, 0, 30 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("usage", "n_planes", "gpu", "host"),
+    [
+        (USAGE, 0, "15,000 3,400 300 500 - 19,200 24,000", "680 - - 30 8,192 8,902 ?"),
+        (DRAFTING, 3, "15,000 3,400 600 1,800 700 500 - 22,000 24,000", "680 - - - - 30 8,192 8,902 ?"),
+    ],
+)
+def test_the_table_adds_up_with_and_without_drafts(usage: Usage, n_planes: int, gpu: str, host: str) -> None:
+    places = Place("CUDA0", True, usage, 24_000 * MIB), Place("host", False, HOST, None)
+    plan = MemoryPlan(102_400, 1, 34_816.0, 150 * MIB, places, (), n_planes)
+    lines = list(plan.lines(8192 * MIB))
+    assert [line.split()[-2] for line in lines] == ["CUDA0", *gpu.split()]
+    assert [line.split()[-1] for line in lines] == ["host", *host.split()]
     assert len({len(line) for line in lines}) == 1
-
-
-def test_the_table_shows_what_drafting_takes() -> None:
-    gpu = Place(
-        "CUDA0", True, Usage(15_000 * MIB, 3_400 * MIB, 600 * MIB, 500 * MIB, 1_800 * MIB, 700 * MIB), 21_000 * MIB
-    )
-    host = Place("host", False, Usage(), 64_000 * MIB)
-    plan = MemoryPlan(102_400, 4, 34_816.0, 150 * MIB, (gpu, host), (), 3)
-    lines = list(plan.lines(0))
-    assert [line.split()[-2] for line in lines] == [
-        "CUDA0",
-        "15,000",
-        "3,400",
-        "600",
-        "1,800",
-        "700",
-        "500",
-        "22,000",
-        "21,000",
-    ]
-    assert lines[4].startswith("3 earlier states of each")
-    (short,) = plan.warnings(0)
-    assert short.startswith("CUDA0 has 1,000 MiB too little; what would help: --spec-type none, ")
+    assert any(line.startswith("3 earlier states of each") for line in lines) == bool(n_planes)
+    short = replace(plan, places=(replace(places[0], free=usage.total - 1_000 * MIB), places[1]))
+    helps = "--spec-type none, " if n_planes else ""
+    (warning,) = short.warnings(0)
+    assert warning.startswith(f"CUDA0 has 1,000 MiB too little; what would help: {helps}")
 
 
 MTP = DraftSettings(draft_types=("draft-mtp",))

@@ -258,16 +258,17 @@ def test_drafts_are_accepted_by_chance(
     assert least <= reply.n_accepted / reply.n_drafted <= most
 
 
-def test_steps_without_a_draft_are_no_bad_luck() -> None:
-    paused = speed("pyctl", 90.0, wanted=3.0, drafts=25, drafted=75, accepted=50)
-    assert at_wanted(paused) == pytest.approx(90.0), "every second step has a draft, and two tokens of each are right"
-
-
-def test_shorter_drafts_yield_less_than_was_asked_for() -> None:
-    all_right = speed("pyctl", 90.0, wanted=4.0, drafted=50, accepted=50)
-    assert at_wanted(all_right) == pytest.approx(90.0), "of one token each, all of them right"
-    short = speed("pyctl", 90.0, wanted=2.0, drafted=100, accepted=50)
-    assert at_wanted(short) < 90.0, "of two tokens each, which are right less than once on average"
+@pytest.mark.parametrize(
+    ("fields", "is_luck"),
+    [
+        ({"wanted": 3.0, "drafts": 25, "drafted": 75}, False),  # every second step has a draft, two tokens are right
+        ({"wanted": 4.0, "drafted": 50}, False),  # of one token each, all of them right
+        ({"wanted": 2.0, "drafted": 100}, True),  # of two tokens each, which are right less than once on average
+    ],
+)
+def test_only_what_chance_gave_beyond_the_drafts_made_is_luck(fields: dict[str, Any], is_luck: bool) -> None:
+    rate = at_wanted(speed("pyctl", 90.0, **fields))
+    assert rate < 90.0 if is_luck else rate == pytest.approx(90.0)
 
 
 def test_prompts_and_replies_have_rows_of_their_own() -> None:

@@ -21,7 +21,7 @@ from pyctl.errors import UnavailableError
 from pyctl.prompt import Prompt, as_tokens
 from tests.fake import FakeBackend
 from tests.unit.cache.checks import check_invariants
-from tests.unit.engine.drive import ManualClock, ask, collect, engine_of, request
+from tests.unit.engine.drive import ManualClock, ask, collect, engine_of, request, run_all
 from tests.unit.engine.drive import cold as run_cold
 from tests.unit.engine.test_disk import engine_on
 from tests.unit.server.fake import INFO
@@ -80,14 +80,6 @@ class Talk:
         return handle
 
 
-def settle(engine: Engine) -> int:
-    """Step until nothing is left to be done now; returns how often."""
-    for steps in range(1000):
-        if not engine.step():
-            return steps
-    raise AssertionError("no end")
-
-
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AT_ONCE_SECONDS", "QUIET_SECONDS", "QUIET_BATCHES"):
@@ -117,9 +109,8 @@ def test_the_next_turn_evaluates_only_the_new_message_and_is_exact(kind: str, st
 
 
 def collect_done(handle: RequestHandle, engine: Engine) -> Done:
-    settle(engine)
-    done = collect(handle).done
-    return done
+    run_all(engine)
+    return collect(handle).done
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -142,7 +133,7 @@ def test_a_request_stops_it_within_one_batch_and_finds_its_own_live_end(
     talk.engine.step()
     assert handle.request in [active.handle.request for active in talk.engine.running], "it begins at once"
     assert backend.n_evaluated - before <= 64
-    settle(talk.engine)
+    run_all(talk.engine)
     stats = collect(handle).done.stats
     if strips or after_steps < 3:
         assert stats.n_evaluated <= 41, "the end of what was live, and no less"
@@ -157,7 +148,7 @@ def test_who_stops_it_with_another_conversation_lets_it_go_on_later_and_nothing_
     for _ in range(2):
         talk.engine.step()
     assert ask(talk.engine, Prompt.of(said(77, 90), [80]), 3).error is None
-    settle(talk.engine)
+    run_all(talk.engine)
     stats = collect(handle).done.stats
     totals = talk.engine.prefix_cache.totals
     assert totals.n_warmed == stats.n_evaluated == len(handle.request.prompt) - 1 - len(asked.prompt) + len(HEADER)
@@ -177,7 +168,7 @@ def test_it_is_given_up_when_its_conversation_goes_on() -> None:
             handle = RequestHandle(Request(obsolete, max_tokens=0, background=True, after=asked))
             talk.engine.submit(handle)
         before = talk.engine.prefix_cache.totals.n_warmed
-        assert settle(talk.engine) <= 1
+        assert run_all(talk.engine) <= 1
         assert talk.engine.prefix_cache.totals.n_warmed == before
         assert collect(handle).done is None
 
@@ -189,7 +180,7 @@ def test_another_reply_to_the_same_prompt_makes_the_first_one_obsolete() -> None
     again = request(asked.prompt, 3)
     other = RequestHandle(again)
     talk.engine.submit(other)
-    settle(talk.engine)
+    run_all(talk.engine)
     assert collect(other).done is not None
     assert collect(handle).done is None
 
@@ -221,7 +212,7 @@ def test_nothing_is_made_ready_without_need(talk: dict[str, Any], options: dict[
     talking = Talk(engine_of(FakeBackend(), **options), **talk)
     asked, _ = talking.turn(1)
     talking.next_turn(asked)
-    settle(talking.engine)
+    run_all(talking.engine)
     assert talking.engine.prefix_cache.totals.n_warmed == n_warmed
 
 
@@ -234,7 +225,7 @@ def test_what_is_forgotten_is_not_made_ready() -> None:
         for _ in range(n_steps):
             talk.engine.step()
         talk.engine.warm_ups.forget()
-        settle(talk.engine)
+        run_all(talk.engine)
         assert collect(handle).done is None
 
 
@@ -243,10 +234,10 @@ def test_what_is_there_is_not_evaluated_again() -> None:
     talk = Talk(engine_of(backend))
     asked, _ = talk.turn(1)
     talk.next_turn(asked)
-    settle(talk.engine)
+    run_all(talk.engine)
     before, live = backend.n_evaluated, talk.engine.sequences[0].tokens.tolist()
     handle = talk.next_turn(asked)
-    settle(talk.engine)
+    run_all(talk.engine)
     assert collect(handle).done.stats.n_evaluated == 0
     assert backend.n_evaluated == before
     assert talk.engine.sequences[0].tokens.tolist() == live
@@ -257,7 +248,7 @@ def test_a_live_end_that_is_all_in_the_prompt_is_not_kept_twice() -> None:
         talk = Talk(engine_of(FakeBackend()), strips=strips)
         asked, _ = talk.turn(1)
         talk.next_turn(asked)
-        settle(talk.engine)
+        run_all(talk.engine)
         kept = talk.engine.prefix_cache.cache.snapshots()
         assert sum(not snapshot.exact for snapshot in kept) == n_inexact
 
@@ -281,7 +272,7 @@ def test_what_was_made_ready_survives_a_restart_unless_its_request_wants_nothing
         talk = Talk(engine_on(directory, "hybrid"))
         asked, _ = talk.turn(1, disk_policy=DiskPolicy.parse(policy))
         talk.next_turn(asked)
-        settle(talk.engine)
+        run_all(talk.engine)
         assert talk.engine.prefix_cache.close()
         talk.engine = engine_on(directory, "hybrid")
         _, reply = talk.turn(2)
@@ -304,7 +295,7 @@ def test_with_several_sequences_it_waits_until_all_are_served() -> None:
     while not all(handle.is_over for handle in handles):
         engine.step()
         assert engine.prefix_cache.totals.n_warmed == 0
-    settle(engine)
+    run_all(engine)
     assert all(collect(handle).done is not None for handle in warm)
     for i, talk in enumerate(talks):
         asked_next, reply = talk.turn(90 + i)
@@ -316,9 +307,7 @@ def test_with_several_sequences_it_waits_until_all_are_served() -> None:
 def test_the_line_is_bounded() -> None:
     engine = engine_of(FakeBackend())
     handles = [RequestHandle(Request(Prompt.of(said(i, 100), [90]), background=True)) for i in range(20)]
-    for handle in handles:
-        engine.submit(handle)
-    settle(engine)
+    run_all(engine, *handles)
     ends = [collect(handle) for handle in handles]
     assert [end.error is not None for end in ends] == [True] * 4 + [False] * 16
 
@@ -329,7 +318,7 @@ def test_a_failure_in_it_is_nobody_elses() -> None:
     asked, _ = talk.turn(1)
     handle = talk.next_turn(asked)
     original, backend.evaluate = backend.evaluate, None  # type: ignore[method-assign, assignment]
-    settle(talk.engine)
+    run_all(talk.engine)
     assert collect(handle).error is not None
     backend.evaluate = original  # type: ignore[method-assign]
     assert (
@@ -359,14 +348,14 @@ def test_it_is_quiet_when_nobody_asks_whoever_asked_last(monkeypatch: pytest.Mon
     stripped.next_turn(asked)
     assert engine.warm_ups.seconds == pytest.approx(0.05), "a client may ask again at once"
     totals = engine.prefix_cache.totals
-    settle(engine)
+    run_all(engine)
     assert totals.n_warm_ups == 0
     clock.advance(0.6)
-    settle(engine)
+    run_all(engine)
     assert totals.n_warm_ups == 1
     assert engine.warm_ups.seconds == pytest.approx(0.4), "since the other one was asked, too"
     clock.advance(0.4)
-    settle(engine)
+    run_all(engine)
     assert totals.n_warm_ups == 2
 
 

@@ -14,6 +14,7 @@ from pyctl.errors import RequestError
 from pyctl.terminal.conversation import Call, Conversation
 from pyctl.terminal.interactive import Chat
 from pyctl.terminal.tool_calls import CHOICES, MOST_ROUNDS, REFUSED, STOPPED, UNREADABLE, OfferedTool, ToolCalls
+from tests.unit.terminal.test_loop import Lines, Recorder
 
 DEFINITION = {"type": "function", "function": {"name": "look"}}
 
@@ -35,18 +36,6 @@ class Source:
         return self._result()
 
 
-class View:
-    def __init__(self) -> None:
-        self.infos: list[str] = []
-
-    def delta(self, delta: ReplyDelta) -> None: ...
-
-    def end(self, stats: object) -> None: ...
-
-    def info(self, text: str) -> None:
-        self.infos.append(text)
-
-
 def calls(script: Any, *names: str, reasoning: str = "hm") -> list[Any]:
     """A reply that calls tools."""
     made = [
@@ -57,17 +46,14 @@ def calls(script: Any, *names: str, reasoning: str = "hm") -> list[Any]:
 
 def talk(script: Any, *replies: Any, source: Source, answers: Sequence[str] = (), kept: Path | None = None) -> Any:
     """The backend, the view and the questions after one message."""
-    backend, view, asked, left = script.backend(*replies), View(), list[str](), list(answers)
+    backend, view, asked, left = script.backend(*replies), Recorder(), list[str](), list(answers)
 
     def ask(question: str) -> str:
         asked.append(question)
         return left.pop(0) if left else ""
 
-    reader: Any = None
-    shown: Any = view
-    tools = ToolCalls(source, ask, kept)
-    chat = Chat(backend, reader, shown, Conversation(), interactive=True)
-    chat.tools = tools
+    chat = Chat(backend, Lines([]), view, Conversation(), interactive=True)
+    chat.tools = ToolCalls(source, ask, kept)
     chat.ask("Look!")
     return backend, view, asked, chat
 
