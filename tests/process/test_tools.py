@@ -130,17 +130,6 @@ def test_the_prompt_after_a_restart_goes_on_where_the_last_one_ended(
     assert after.choices[0].message.content == before.choices[0].message.content
 
 
-def test_what_was_remembered_does_not_change_what_is_said(client: openai.OpenAI, forgetful: openai.OpenAI) -> None:
-    messages = [*ASKED, {"role": "assistant", "content": "No."}, {"role": "user", "content": "Sure?"}]
-    texts = {
-        asked.chat.completions.create(model="any", messages=messages, max_tokens=8, temperature=0, extra_body=PLAIN)
-        .choices[0]
-        .message.content
-        for asked in (client, forgetful)
-    }
-    assert len(texts) == 1
-
-
 CALLING: Any = {"logit_bias": [["<tool_call>", 100], ["\n", -50]], "temperature": 0.5, "ignore_eos": False}
 
 

@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
-import numpy as np
 import pytest
 
-from pyctl.cache.plan import batch_ends, last_end
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import PromptMatch
 from pyctl.engine.engine import Engine
@@ -108,17 +106,3 @@ def test_a_history_that_became_shorter_than_its_snapshot(backend: LlamaBackend, 
     assert check(engine, short) == (663 if asked else 660)
     assert check(engine, shorter) == 360
     assert check(engine, long) == 903, "what was asked before, to its very end"
-
-
-def test_no_system_message_and_no_boundaries(backend: LlamaBackend) -> None:
-    first = chat((1, 200))
-    plain = Prompt.of(np.random.default_rng(5).integers(0, 250, 300))
-    longer = Prompt.of([*plain.tokens, *np.random.default_rng(6).integers(0, 250, 200)])
-    expect(backend, first, plain, longer)
-    backend.memory.clear(0)
-    engine = engine_of(backend, 8)
-    check(engine, first)
-    assert check(engine, first) >= 192
-    check(engine, plain)
-    shared = last_end(batch_ends(longer, backend.facts.n_ubatch), len(plain))
-    assert check(engine, longer) == shared > len(plain) - 64, "text without messages resumes at the last batch end"

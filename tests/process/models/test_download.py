@@ -85,24 +85,11 @@ def test_a_whole_file_and_nothing_else_is_kept(serve: Callable[..., httpx.URL], 
     assert "range" not in Handler.seen[0]
 
 
-def login_page(handler: Handler, _: int) -> None:
-    handler.send(200, PAGE, Content_Type="text/html")
+GZIP = gzip.compress(MODEL)
 
 
-def compressed(handler: Handler, _: int) -> None:
-    handler.send(200, gzip.compress(MODEL), Content_Encoding="gzip")
-
-
-def compressed_without_a_word(handler: Handler, _: int) -> None:
-    handler.send(200, gzip.compress(MODEL))
-
-
-def round_and_round(handler: Handler, _: int) -> None:
-    handler.send(302, b"", Location="/x/m.gguf")
-
-
-def elsewhere(handler: Handler, _: int) -> None:
-    handler.send(302, b"", Location="file:///etc/passwd")
+def sends(status: int, body: bytes = PAGE, **headers: str) -> Answer:
+    return lambda handler, _: handler.send(status, body, **headers)
 
 
 def endless(handler: Handler, _: int) -> None:
@@ -113,25 +100,21 @@ def endless(handler: Handler, _: int) -> None:
     handler.close_connection = True
 
 
-def of_status(status: int) -> Answer:
-    return lambda handler, _: handler.send(status, PAGE)
-
-
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (login_page, "is not a GGUF file: it starts with b'<!DO'"),
-        (compressed, r"is not a GGUF file: it starts with b'\x1f\x8b"),
-        (compressed_without_a_word, r"is not a GGUF file: it starts with b'\x1f\x8b"),
-        (round_and_round, "redirects"),
-        (elsewhere, "cannot fetch"),
+        (sends(200, PAGE, Content_Type="text/html"), "is not a GGUF file: it starts with b'<!DO'"),
+        (sends(200, GZIP, Content_Encoding="gzip"), r"is not a GGUF file: it starts with b'\x1f\x8b"),
+        (sends(200, GZIP), r"is not a GGUF file: it starts with b'\x1f\x8b"),
+        (sends(302, Location="/x/m.gguf"), "redirects"),
+        (sends(302, Location="file:///etc/passwd"), "cannot fetch"),
         (endless, "sends no length of the file"),
-        (of_status(404), "answers with status 404"),
-        (of_status(401), "answers with status 401"),
-        (of_status(503), "answers with status 503"),
-        (lambda handler, _: handler.send(200, b""), "is not a GGUF file: it starts with b''"),
-        (lambda handler, _: handler.send(200, b"GG"), "is not a GGUF file: it starts with b'GG'"),
-        (lambda handler, _: handler.send(206, MODEL, Content_Range=f"bytes 0-9/{len(MODEL)}"), "goes on at another"),
+        (sends(404), "answers with status 404"),
+        (sends(401), "answers with status 401"),
+        (sends(503), "answers with status 503"),
+        (sends(200, b""), "is not a GGUF file: it starts with b''"),
+        (sends(200, b"GG"), "is not a GGUF file: it starts with b'GG'"),
+        (sends(206, MODEL, Content_Range=f"bytes 0-9/{len(MODEL)}"), "goes on at another"),
         (whole(stop=1000, tag=""), "cannot fetch"),
     ],
 )
@@ -152,7 +135,7 @@ def test_without_a_terminal_nothing_is_shown(
 
 
 def test_what_broke_off_is_gone_on_with(serve: Callable[..., httpx.URL], tmp_path: Path) -> None:
-    fetch(serve(whole(stop=30_000), of_status(503), whole(stop=70_000), whole()), tmp_path / "m.gguf")
+    fetch(serve(whole(stop=30_000), sends(503), whole(stop=70_000), whole()), tmp_path / "m.gguf")
     assert (tmp_path / "m.gguf").read_bytes() == MODEL
     starts = [int(seen.get("range", "bytes=0-")[6:-1]) for seen in Handler.seen]
     assert starts[0] == 0 < starts[1] == starts[2] < starts[3], starts
@@ -187,7 +170,7 @@ def with_other_tag(handler: Handler, _: int) -> None:
     handler.send(206, OTHER[50_000:], ETag='"2"', Content_Range=f"bytes 50000-{len(OTHER) - 1}/{len(OTHER)}")
 
 
-@pytest.mark.parametrize("between", [None, with_other_range, with_other_tag, of_status(416)])
+@pytest.mark.parametrize("between", [None, with_other_range, with_other_tag, sends(416)])
 def test_a_file_that_changed_is_fetched_anew(
     serve: Callable[..., httpx.URL], tmp_path: Path, between: Answer | None
 ) -> None:
@@ -332,7 +315,7 @@ def test_a_refusal_keeps_secrets_of_the_address_to_itself(
     serve: Callable[..., httpx.URL], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    address = str(serve(of_status(404))).replace("http://", "http://me:hunter2@") + "?token=hunter3"
+    address = str(serve(sends(404))).replace("http://", "http://me:hunter2@") + "?token=hunter3"
     with pytest.raises(ConfigError) as caught:
         fetch_url(address, offline=False)
     assert "hunter" not in str(caught.value)

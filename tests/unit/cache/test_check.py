@@ -23,38 +23,18 @@ def filled() -> RamCache:
     return cache
 
 
-def other_tokens(cache: RamCache) -> None:
-    cache.snapshots()[0].segment.tokens = as_tokens(range(1, 11))
-
-
-def leaked_reference(cache: RamCache) -> None:
-    cache.snapshots()[0].segment.references += 1
-
-
-def grown_rows(cache: RamCache) -> None:
-    cache.snapshots()[1].segment.rows = np.zeros(30, np.uint8)
-
-
-def unknown_pin(cache: RamCache) -> None:
-    cache.pinned.add(filled().snapshots()[0])
-
-
-def no_budget(cache: RamCache) -> None:
-    cache.budget = 10
-
-
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("part", "name", "value", "told"),
     [
-        (other_tokens, "holds other tokens than its name says"),
-        (leaked_reference, "the segment at [0, 10) counts 3 references, 2 are there"),
-        (grown_rows, "counts 116 bytes, 136 are there"),
-        (unknown_pin, "a pinned snapshot is gone"),
-        (no_budget, "bytes, at most 10 are allowed"),
+        (lambda cache: cache.snapshots()[0].segment, "tokens", as_tokens(range(1, 11)), "holds other tokens than its"),
+        (lambda cache: cache.snapshots()[0].segment, "references", 3, "[0, 10) counts 3 references, 2 are there"),
+        (lambda cache: cache.snapshots()[1].segment, "rows", np.zeros(30, np.uint8), "counts 116 bytes, 136 are there"),
+        (lambda cache: cache, "pinned", set(filled().snapshots()[:1]), "a pinned snapshot is gone"),
+        (lambda cache: cache, "budget", 10, "bytes, at most 10 are allowed"),
     ],
 )
-def test_damage_is_told(damage: Callable[[RamCache], None], told: str) -> None:
+def test_damage_is_told(part: Callable[[RamCache], object], name: str, value: object, told: str) -> None:
     cache = filled()
     assert faults(cache) == []
-    damage(cache)
+    setattr(part(cache), name, value)
     assert told in "\n".join(faults(cache))

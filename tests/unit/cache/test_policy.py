@@ -61,21 +61,11 @@ def test_auto_aligns_the_longest_common_prefix_of_the_window() -> None:
     assert auto(2, marked, recent, min_tokens=5) == 0
 
 
-@pytest.mark.parametrize(("window", "selected"), [(1, 0), (2, 4), (3, 4), (0, 0)])
-def test_auto_looks_at_the_newest_of_its_window_only(window: int, selected: int) -> None:
-    assert auto(window, Prompt.of([1, 2, 3, 4, 5]), prompts("9", "1 2 3 4 0", "1 2 3 4 9")) == selected
-
-
 def test_auto_aligns_as_reported() -> None:
     prompt = of_length(5000, 1200, 3801, 4400)
     other = np.concatenate([np.arange(3804), np.zeros(100)])
     chosen = DiskPolicy("auto").select(matches(prompt, [Recent(Prompt.of(other))]), min_tokens=512, cold_max=0)
     assert (chosen.safe, chosen.selected) == (3801, 3801)
-
-
-def test_auto_has_nothing_for_the_first_prompt() -> None:
-    chosen = DiskPolicy("auto").select(matches(of_length(5000, 1000)), min_tokens=512, cold_max=10240)
-    assert chosen == Selection()
 
 
 @pytest.mark.parametrize(("n", "min_tokens", "selected"), [(2000, 512, 1000), (500, 0, 0), (2000, 1001, 0)])

@@ -158,34 +158,19 @@ def test_a_cancelled_request_does_not_wait(second: Engine, client: Faulty) -> No
     assert not second.n_waiting
 
 
-Change = Callable[[Engine], dict[str, Any]]
+CHANGES: dict[str, tuple[Callable[[Engine], object], dict[str, Any]]] = {
+    "slow": (lambda engine: engine.prefix_cache.disk.behind._costs.note_read(2**40, 2.0**50), {}),
+    "quick": (lambda engine: measured(engine, 1e-9), {}),
+    "uncached": (lambda engine: None, {"cache_prompt": False}),
+    "off": (lambda engine: None, {"disk_policy": DiskPolicy.parse("off")}),
+    "restored": (lambda engine: ask(engine, STORED, cache_prompt=True), {}),
+}
 
 
-def slow(engine: Engine) -> dict[str, Any]:
-    engine.prefix_cache.disk.behind._costs.note_read(2**40, 2.0**50)
-    return {}
-
-
-def quick(engine: Engine) -> dict[str, Any]:
-    measured(engine, 1e-9)
-    return {}
-
-
-def uncached(engine: Engine) -> dict[str, Any]:
-    return {"cache_prompt": False}
-
-
-def off(engine: Engine) -> dict[str, Any]:
-    return {"disk_policy": DiskPolicy.parse("off")}
-
-
-def restored(engine: Engine) -> dict[str, Any]:
-    ask(engine, STORED, cache_prompt=True)
-    return {}
-
-
-@pytest.mark.parametrize("change", [slow, quick, uncached, off, restored], ids=lambda each: str(each.__name__))
-def test_nothing_is_fetched_that_would_not_pay(change: Change, second: Engine, client: Faulty) -> None:
-    fields = change(second)
+@pytest.mark.parametrize(("change", "fields"), CHANGES.values(), ids=CHANGES)
+def test_nothing_is_fetched_that_would_not_pay(
+    change: Callable[[Engine], object], fields: dict[str, Any], second: Engine, client: Faulty
+) -> None:
+    change(second)
     client.gate.clear()
     finish(second, begin(second, **fields))

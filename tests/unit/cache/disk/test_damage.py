@@ -486,15 +486,6 @@ def test_lost_index_is_rebuilt(
     check_directory(store)
 
 
-def test_write_rebuilds_a_lost_index(store: DiskStore, made: list[Snapshot]) -> None:
-    (store.directory.path / INDEX).unlink()
-    following = conversation(3, turns=4)
-    assert store.write(following[-1]) > 0
-    for each in following:
-        check_read(store, each)
-    check_directory(store)
-
-
 def test_stale_index(store: DiskStore, made: list[Snapshot], open_store: Opener) -> None:
     store.close()
     home = store.directory.path / "model"
@@ -510,12 +501,14 @@ def test_stale_index(store: DiskStore, made: list[Snapshot], open_store: Opener)
     check_read(store, made[-1])
 
 
-def test_a_write_replaces_rows_that_vanished(store: DiskStore, made: list[Snapshot]) -> None:
-    (path,) = (store.directory.path / "model").glob("20-40-*")
+@pytest.mark.parametrize("lost", [INDEX, "model/20-40-*"])
+def test_a_write_replaces_what_vanished(store: DiskStore, lost: str) -> None:
+    (path,) = store.directory.path.glob(lost)
     path.unlink()
-    following = conversation(3, turns=4)[-1]
-    assert store.write(following) > 0
-    check_read(store, following)
+    following = conversation(3, turns=4)
+    assert store.write(following[-1]) > 0
+    for each in following if lost == INDEX else following[-1:]:
+        check_read(store, each)
     check_directory(store)
 
 

@@ -195,6 +195,7 @@ EXPLICIT: Any = {"continue_final_message": True, "add_generation_prompt": False}
     ("last", "reply", "fields", "reasoning", "content", "begun"),
     [
         ({"role": "assistant", "content": "Well, "}, "hello", {}, None, "Well, hello", True),
+        ({"role": "assistant", "content": "Well, "}, "", {}, None, "Well, ", True),
         ({"role": "assistant", "content": "Well, "}, "hello", EXPLICIT, None, "Well, hello", False),
         ({"role": "assistant", "content": "Well, "}, "hello", {**EXPLICIT, "echo": True}, None, "Well, hello", True),
         (THOUGHT, " so.</think>Yes", {}, "I think so.", "Yes", True),
@@ -220,12 +221,6 @@ def test_a_reply_comes_with_its_beginning_unless_a_stream_was_asked_to_continue(
     else:
         rest = {"reasoning_content": " so." if last is THOUGHT else "", "content": "Yes" if last is THOUGHT else reply}
         assert streamed == rest
-
-
-def test_a_reply_of_no_tokens_is_its_beginning() -> None:
-    messages = [*HI, {"role": "assistant", "content": "Well, "}]
-    deltas = [event["choices"][0]["delta"] for event in Bench(play()).chat_stream(messages=messages)[:-1]]
-    assert [delta["content"] for delta in deltas if delta.get("content")] == ["Well, "]
 
 
 def test_the_last_reply_is_not_continued_where_the_server_is_told_so() -> None:
