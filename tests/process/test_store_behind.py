@@ -124,16 +124,12 @@ def middle_flipped(answer: Answer) -> Answer:
     return replace(answer, body=answer.body[:at] + bytes([answer.body[at] ^ 1]) + answer.body[at + 1 :])
 
 
-def connection_cut(answer: Answer) -> Answer:
-    return replace(answer, body=answer.body[: len(answer.body) // 2], promised=len(answer.body))
-
-
-def refused(answer: Answer) -> Answer:
-    return replace(answer, status=403, body=b"<Error><Code>AccessDenied</Code></Error>")
-
-
-def another_page(answer: Answer) -> Answer:
-    return Answer(answer.method, answer.path, 200, b"<html>a page of another server</html>")
+FAULTS: list[Callable[[Answer], Answer]] = [
+    middle_flipped,
+    lambda answer: replace(answer, body=answer.body[: len(answer.body) // 2], promised=len(answer.body)),
+    lambda answer: replace(answer, status=403, body=b"<Error><Code>AccessDenied</Code></Error>"),
+    lambda answer: Answer(answer.method, answer.path, 200, b"<html>a page of another server</html>"),
+]
 
 
 def test_what_one_server_evaluated_another_restores_and_damage_is_a_miss(
@@ -143,8 +139,7 @@ def test_what_one_server_evaluated_another_restores_and_damage_is_a_miss(
     assert ask(server, TEXTS[0]) == (filled.replies[0], "disk")
     assert store_of(server)["fetched"]["n"] == 1
     assert ask(server, TEXTS[0], cache_prompt=False)[0] == filled.replies[0]
-    faults = [middle_flipped, connection_cut, refused, another_page]
-    for fault, text, reply in zip(faults, TEXTS[1:], filled.replies[1:], strict=False):
+    for fault, text, reply in zip(FAULTS, TEXTS[1:], filled.replies[1:], strict=False):
         n_asked = len(proxy.asked)
         proxy.fault = lambda answer: fault(answer) if answer.path.endswith(".state") else answer  # noqa: B023
         assert ask(server, text)[0] == reply

@@ -92,8 +92,13 @@ def ask_source(engine: Engine, prompt: Prompt, expected: list[int]) -> str:
     return reply.done.stats.source
 
 
-def test_without_the_word_nothing_is_spilled(tmp_path: Path) -> None:
-    engine = engine_on(tmp_path, policy="auto")
+@pytest.mark.parametrize(("policy", "read_seconds"), [("auto", 0.0), ("spill", 1e12)])
+def test_without_the_word_or_where_reading_takes_longer_than_it_saves_nothing_is_spilled(
+    tmp_path: Path, policy: str, read_seconds: float
+) -> None:
+    costs = Steady()
+    costs.read = lambda n_bytes: read_seconds  # type: ignore[method-assign]
+    engine = engine_on(tmp_path, policy=policy, costs=costs)
     for prompt in CONVERSATIONS:
         ask(engine, prompt)
     assert engine.prefix_cache.cache.n_evicted > 0
@@ -123,17 +128,6 @@ def test_what_another_request_wants_on_disk_goes_there(tmp_path: Path) -> None:
     engine = engine_on(tmp_path)
     assert ask(engine, CONVERSATIONS[1]).done.stats.source == "none"
     assert ask(engine, CONVERSATIONS[0]).done.stats.source == "disk"
-    engine.prefix_cache.close()
-
-
-def test_what_takes_longer_to_read_than_it_saves_is_not_written(tmp_path: Path) -> None:
-    costs = Steady()
-    costs.read = lambda n_bytes: 1e12  # type: ignore[method-assign]
-    engine = engine_on(tmp_path, costs=costs)
-    for prompt in CONVERSATIONS:
-        ask(engine, prompt)
-    assert engine.prefix_cache.cache.n_evicted > 0
-    assert flushed(engine).view().spilled.n == 0
     engine.prefix_cache.close()
 
 

@@ -110,29 +110,8 @@ def test_flipped_bytes(store: DiskStore, made: list[Snapshot], suffix: str, mask
     check_directory(store)
 
 
-def zero_tail(path: Path) -> None:
-    data = path.read_bytes()
-    path.write_bytes(data[: len(data) // 2] + bytes(len(data) - len(data) // 2))
-
-
-def make_directory(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
-
-
-def make_pipe(path: Path) -> None:
-    path.unlink(missing_ok=True)
-    os.mkfifo(path)
-
-
-def dangle(path: Path) -> None:
-    path.unlink()
-    path.symlink_to("nowhere")
-
-
-def lead_away(path: Path) -> None:
-    path.rename(path.parents[2] / path.name)
-    path.symlink_to(path.parents[2] / path.name)
+def replaced(by: Callable[[Path], object]) -> Callable[[Path], object]:
+    return lambda path: (path.rename(path.parents[2] / path.name), by(path))
 
 
 HARM: dict[str, Callable[[Path], object]] = {
@@ -141,12 +120,12 @@ HARM: dict[str, Callable[[Path], object]] = {
     "cut the header": lambda path: os.truncate(path, 60),
     "grow": lambda path: path.write_bytes(path.read_bytes() + b"\0"),
     "fill with zeros": lambda path: path.write_bytes(bytes(path.stat().st_size)),
-    "zero the tail": zero_tail,
-    "make a directory": make_directory,
-    "make a pipe": make_pipe,
+    "zero the tail": lambda path: (os.truncate(path, (n := path.stat().st_size) // 2), os.truncate(path, n)),
+    "make a directory": replaced(Path.mkdir),
+    "make a pipe": replaced(os.mkfifo),
     "remove": lambda path: path.unlink(),
-    "dangle": dangle,
-    "lead away": lead_away,
+    "dangle": replaced(lambda path: path.symlink_to("nowhere")),
+    "lead away": replaced(lambda path: path.symlink_to(path.parents[2] / path.name)),
 }
 
 
@@ -175,10 +154,6 @@ def rows_out_of_nothing(file: RawFile) -> None:
     file.parts[2].pieces = [zstandard.compress(b"x")] * (2**36 // file.parts[2].chunk + 1)
 
 
-def made_at_no_time(file: RawFile) -> None:
-    file.created = float("nan")
-
-
 LIES: dict[str, Callable[[RawFile], None]] = {
     "odd ends": lambda rows: change(rows, 1, b"\1\0\0\0\2"),
     "falling ends": lambda rows: change(rows, 1, struct.pack("<2I", 60, 50)),
@@ -188,7 +163,7 @@ LIES: dict[str, Callable[[RawFile], None]] = {
     "fewer rows": lambda rows: change(rows, 2, rows.parts[2].pieces[0][:-48]),
     "rows out of nothing": rows_out_of_nothing,
     "large chunks": lambda rows: change(rows, 2, rows.parts[2].pieces[0], chunk=2**31),
-    "made at no time": made_at_no_time,
+    "made at no time": lambda rows: setattr(rows, "created", float("nan")),
     "a larger state": lambda state: change(state, 0, state.parts[0].pieces[0] + b"x"),
 }
 
@@ -355,7 +330,8 @@ def test_no_pipe_is_waited_for(name: str, store: DiskStore, open_store: Opener, 
     special = {"prompt": store.home / PROMPTS / str(prompt), "journal": store.directory.path / f"{INDEX}-journal"}
     path = special.get(name, store.home / name)
     make_private(path.parent)
-    make_pipe(path)
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
     if name == "journal":
         with pytest.raises(OSError, match="not a regular file"):
             open_store()
