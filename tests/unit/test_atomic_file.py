@@ -11,6 +11,7 @@ import stat
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -30,12 +31,9 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.Mon
     path = tmp_path / "file"
     write_atomic(path, b"old")
 
-    def refuse(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
     for call in ("fsync", "replace"):
         with monkeypatch.context() as patch:
-            patch.setattr(os, call, refuse)
+            patch.setattr(os, call, Mock(side_effect=OSError(28, "No space left on device")))
             with pytest.raises(OSError, match="No space"):
                 write_atomic(path, b"new")
     with pytest.raises(TypeError):
@@ -163,10 +161,7 @@ def test_others_files_are_not_abandoned(tmp_path: Path) -> None:
 
 
 def test_without_locks_the_age_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(descriptor: int, operation: int) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(errno.ENOLCK, "No locks available")))
     write_atomic(tmp_path / "file", b"x")
     (young := tmp_path / temp_name()).touch()
     (old := tmp_path / temp_name()).touch()

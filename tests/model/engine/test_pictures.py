@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -174,12 +175,9 @@ def test_a_failing_encoder_leaves_the_cache_as_it_was(opened: Open, monkeypatch:
     ask(engine, text)
     before = {snapshot.prefix for snapshot in engine.prefix_cache.cache.snapshots()}
 
-    def fail(*_: object) -> None:
-        raise EngineError("the encoder fails")
-
     prompt = prompt_of(loaded, HEAD + USER, B, f"What is it?{END}{REPLY}")
     with monkeypatch.context() as patch:
-        patch.setattr(encoder_of(loaded), "_encode", fail)
+        patch.setattr(encoder_of(loaded), "_encode", Mock(side_effect=EngineError("the encoder fails")))
         reply = ask(engine, prompt)
     assert isinstance(reply.error, EngineError)
     assert before <= {snapshot.prefix for snapshot in engine.prefix_cache.cache.snapshots()}

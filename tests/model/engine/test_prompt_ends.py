@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -251,10 +252,7 @@ def test_an_end_that_cannot_be_kept_leaves_nothing_on_the_device(monkeypatch: py
     cache = RamCache(0, None)
     engine = Engine(backend, cache, EngineSettings())
 
-    def no_memory() -> None:
-        raise MemoryError
-
-    monkeypatch.setattr(backend, "output", no_memory)
+    monkeypatch.setattr(backend, "output", Mock(side_effect=MemoryError))
     assert ask(engine, prompt_of(20, 300), 4).done is not None
     assert not len(cache.ends)
     ask(engine, prompt_of(21, 50), 4)

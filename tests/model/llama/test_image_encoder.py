@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -106,10 +107,7 @@ def test_a_file_is_decoded_once(loaded: Loaded, monkeypatch: pytest.MonkeyPatch)
     picture = images.picture(file_of(105))
     images.encode(picture)
 
-    def fail(_: Picture) -> None:
-        raise AssertionError("decoded again")
-
-    monkeypatch.setattr(images, "_decoded", fail)
+    monkeypatch.setattr(images, "_decoded", Mock(side_effect=AssertionError("decoded again")))
     assert images.picture(file_of(105)).key == picture.key
     assert not images.encode(picture)
     with pytest.raises(AssertionError, match="decoded again"):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -40,13 +41,10 @@ def test_agents_share_a_head_and_no_more() -> None:
 
 
 def test_an_agent_asks_again_and_is_lost_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise OSError("no room")
-
     monkeypatch.setattr("bench.gpu.agents.PAUSE", 0.0)
     agent = Agent(CASES[0], 0, options())
     for _ in range(2):
-        agent.turn(SimpleNamespace(name="pyctl", ask=refuse))  # type: ignore[arg-type]
+        agent.turn(SimpleNamespace(name="pyctl", ask=Mock(side_effect=OSError("no room"))))  # type: ignore[arg-type]
     assert agent.is_lost
     assert agent.n_refused == TRIES
     assert agent.asked == []

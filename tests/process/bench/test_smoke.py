@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -61,11 +61,8 @@ def test_one_that_fails_makes_all_fail() -> None:
 
 
 def test_a_failed_request_ends_a_measurement() -> None:
-    class Broken(FakeBackend):
-        def evaluate(self, *args: Any, **kwargs: Any) -> None:
-            raise EngineError("broken")
-
-    engine = Engine(Broken(), RamCache(4, None), EngineSettings())
+    engine = Engine(backend := FakeBackend(), RamCache(4, None), EngineSettings())
+    backend.evaluate = Mock(side_effect=EngineError("broken"))
     with pytest.raises(EngineError, match="broken"):
         answered(engine, Request(Prompt.of([1, 2, 3]), max_tokens=1))
     with pytest.raises(RuntimeError, match="did not end"):

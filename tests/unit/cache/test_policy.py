@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -441,11 +442,8 @@ def test_a_list_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path, mon
     log, files = RecentPrompts(), RecentFiles(tmp_path)
     log.add(chat(30, 10))
 
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", full)
+        patch.setattr(os, "replace", Mock(side_effect=OSError(28, "No space left on device")))
         with pytest.raises(OSError, match="No space"):
             files.save(log.newest_first())
     assert files_in(tmp_path) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -179,10 +180,7 @@ def test_a_bad_grammar_is_refused_before_anything_is_evaluated_or_lost() -> None
     ask(engine, conversation)
     sampler, before = backend.sampler, backend.n_evaluated
 
-    def refuse(*args: object) -> None:
-        raise RequestError("failed to parse grammar")
-
-    backend.sampler = refuse
+    backend.sampler = Mock(side_effect=RequestError("failed to parse grammar"))
     handle = submit(engine, prompt_of(2, 300), return_progress=True)
     run_all(engine)
     (event,) = handle.drain()

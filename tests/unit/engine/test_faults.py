@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -159,10 +160,7 @@ def test_a_thread_that_ends_fails_everything_now_and_later(faulty: Any) -> None:
 def test_steps_that_fail_again_and_again_end_the_thread(faulty: Any) -> None:
     _, worker, engine = faulty()
 
-    def step() -> bool:
-        raise RuntimeError("broken for good")
-
-    engine.step = step
+    engine.step = Mock(side_effect=RuntimeError("broken for good"))
     error_of(worker.submit(request(PROMPT)))
     with pytest.raises(EngineError, match="broken for good"):
         worker.watch()

@@ -11,13 +11,14 @@ import weakref
 from contextlib import nullcontext as does_not_raise
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from pyctl.cache import device_tier
 from pyctl.cache.disk.index import Index
-from pyctl.cache.snapshot import Block, BlockBytes, Held, State
+from pyctl.cache.snapshot import Block, BlockBytes, State
 from pyctl.engine.engine import Engine
 from pyctl.engine.pool import PoolPlan
 from pyctl.engine.worker import Worker
@@ -184,25 +185,19 @@ def test_if_there_is_no_time_the_end_says_so_and_leaves_nothing(tmp_path: Path) 
     assert not list(tmp_path.rglob("*.rows"))
 
 
-def test_the_next_turn_writes_only_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_turn_writes_only_what_is_new(tmp_path: Path) -> None:
     engine = engine_of(tmp_path)
     ask(engine, LONG)
     idle(engine)
     assert tier_of(engine).flush(60)
-    before, fetched = tier_of(engine).view().written.n_bytes, []
-    fetch = engine.backend.fetch
-
-    def count(held: Held, first: int, last: int) -> Block:
-        fetched.append(last - first)
-        return fetch(held, first, last)
-
-    monkeypatch.setattr(engine.backend, "fetch", count)
+    before = tier_of(engine).view().written.n_bytes
+    engine.backend.fetch = fetched = Mock(wraps=engine.backend.fetch)
     longer = chat(*((seed, 300) for seed in range(10)), (77, 60))
     assert ask(engine, longer).done.stats.n_cached >= LONG.end
     idle(engine)
     assert tier_of(engine).flush(60)
     assert 0 < tier_of(engine).view().written.n_bytes - before < 4_000
-    assert sum(fetched) < 400
+    assert sum(last - first for _, first, last in (each.args for each in fetched.call_args_list)) < 400
     engine.prefix_cache.close()
 
 

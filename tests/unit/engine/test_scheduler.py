@@ -7,6 +7,7 @@ import threading
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -155,15 +156,9 @@ def test_no_room_is_no_bad_snapshot() -> None:
     ask(engine, first)
     ask(engine, second)
     kept = engine.prefix_cache.cache.snapshots()
-    restore, refused = backend.restore, []
-
-    def full(*args: object) -> None:
-        refused.append(args)
-        raise OutOfCellsError
-
-    backend.restore = full
+    restore, backend.restore = backend.restore, Mock(side_effect=OutOfCellsError)
     reply = ask(engine, first)
-    assert refused
+    assert backend.restore.called
     assert reply.tokens == alone(first, 8).tokens
     assert set(kept) <= set(engine.prefix_cache.cache.snapshots())
     assert engine.prefix_cache.totals.failed_restores == 0

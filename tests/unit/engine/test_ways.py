@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -96,38 +95,27 @@ def test_rows_that_a_restore_needs_leave_the_device_after_others_of_which_ram_ha
     assert len(left) == 2 * N // 10
 
 
-def test_of_many_conversations_only_those_that_begin_alike_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    cache, compared, real = RamCache(0, None), [0], PromptMatch.shared
+def test_of_many_conversations_only_those_that_begin_alike_are_compared() -> None:
+    cache = RamCache(0, None)
     for seed in range(30):
         tokens = as_tokens(np.random.default_rng(seed).integers(0, 250, N + 5))
         _, ends = filled(tokens, cache)
     assert len(cache.snapshots()) == 900
-
-    def counted(match: PromptMatch, snapshot: Snapshot) -> int:
-        compared[0] += 1
-        return real(match, snapshot)
-
-    monkeypatch.setattr(PromptMatch, "shared", counted)
-    assert [each.n for each in cache.lookup(PromptMatch(tokens), N)] == ends[::-1]
-    assert compared[0] < 30 + len(ends)
+    with patch.object(PromptMatch, "shared", autospec=True, side_effect=PromptMatch.shared) as compared:
+        assert [each.n for each in cache.lookup(PromptMatch(tokens), N)] == ends[::-1]
+    assert 0 < compared.call_count < 30 + len(ends)
 
 
-def test_many_rows_that_leave_the_device_are_ranked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend, ranked, real = FakeBackend(n_ctx=4096), [0], RamCache.leaving_device
-    engine = Engine(backend, RamCache(0, None), EngineSettings())
+def test_many_rows_that_leave_the_device_are_ranked_once() -> None:
+    engine = Engine(FakeBackend(n_ctx=4096), RamCache(0, None), EngineSettings())
     ask(engine, chat(*((seed, 100) for seed in range(30))), 1)
     ask(engine, chat((99, 40)), 1)
     n_segments = sum(each.held is not None for each in engine.prefix_cache.cache.segments())
     assert n_segments >= 8
-
-    def counted(*arguments: Any) -> Iterator[Segment]:
-        ranked[0] += 1
-        return real(*arguments)
-
-    monkeypatch.setattr(RamCache, "leaving_device", counted)
-    assert engine.prefix_cache.device.shrink(0)
+    with patch.object(RamCache, "leaving_device", autospec=True, side_effect=RamCache.leaving_device) as ranked:
+        assert engine.prefix_cache.device.shrink(0)
     assert engine.prefix_cache.device.counts.to_ram > 2500
-    assert ranked[0] == 1
+    assert ranked.call_count == 1
 
 
 class TenHeldRows:

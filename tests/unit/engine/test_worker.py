@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -150,10 +151,7 @@ def test_it_sleeps_on_when_it_cannot_be_woken(make: Any) -> None:
     bench.fall_asleep()
     works = bench.backend.load
 
-    def fails() -> None:
-        raise ModelError("no memory")
-
-    bench.backend.load = fails
+    bench.backend.load = Mock(side_effect=ModelError("no memory"))
     (event,) = list(bench.worker.submit(request(PROMPT)))
     assert isinstance(event, Failed)
     assert isinstance(event.error, UnavailableError)
@@ -277,20 +275,14 @@ def test_an_idle_moment_copies_what_only_the_device_has(make: Any) -> None:
     assert after.cache.n_bytes <= cache.budget
 
 
-def test_going_ahead_does_not_keep_rows_from_being_copied(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_going_ahead_does_not_keep_rows_from_being_copied(make: Any) -> None:
     """As long as one prompt after the other is made ready, there is no moment without work."""
     bench = make()
-    cache, copied = bench.engine.prefix_cache, threading.Event()
-    copy_next = cache.copy_next
-
-    def note() -> bool:
-        copied.set()
-        return copy_next()
-
-    monkeypatch.setattr(cache, "copy_next", note)
+    cache = bench.engine.prefix_cache
+    cache.copy_next = copied = Mock(wraps=cache.copy_next)
     bench.ask(PROMPT)
     n_ready = 0
-    while not copied.is_set():
+    while not copied.called:
         tokens = as_tokens([1 + (i + n_ready) % 59 for i in range(100)])
         made = bench.worker.submit(Request(Prompt.of(tokens, [40]), max_tokens=0, background=True))
         n_ready += sum(isinstance(event, Done) for event in made)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -98,23 +99,22 @@ def test_what_is_allowed_for_this_chat_or_always_is_not_asked_again(script: Any,
     assert len(asked) == 1
 
 
-def test_any_error_of_a_tool_is_a_result_and_ctrl_c_ends_the_round(script: Any) -> None:
-    def fail() -> str:
-        raise RequestError("no such\nplace")
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (RequestError("no such\nplace"), '{"error": "no such place"}'),
+        (UnicodeEncodeError("utf-8", "\ud83d", 0, 1, "surrogates"), "surrogates"),
+    ],
+)
+def test_any_error_of_a_tool_is_a_result(script: Any, error: Exception, said: str) -> None:
+    source = Source(Mock(side_effect=error))
+    backend, _, _, _ = talk(script, calls(script, "look"), script.say("."), source=source, answers=["o"])
+    assert said in backend.seen[1][-1]["content"]
 
-    backend, _, _, _ = talk(script, calls(script, "look"), script.say("."), source=Source(fail), answers=["o"])
-    assert backend.seen[1][-1]["content"] == '{"error": "no such place"}'
 
-    def odd() -> str:
-        raise UnicodeEncodeError("utf-8", "\ud83d", 0, 1, "surrogates")
-
-    backend, _, _, _ = talk(script, calls(script, "look"), script.say("."), source=Source(odd), answers=["o"])
-    assert "surrogates" in backend.seen[1][-1]["content"]
-
-    def interrupt() -> str:
-        raise KeyboardInterrupt
-
-    backend, _, _, chat = talk(script, calls(script, "look", "act"), source=Source(interrupt), answers=["o"])
+def test_ctrl_c_in_a_tool_ends_the_round(script: Any) -> None:
+    source = Source(Mock(side_effect=KeyboardInterrupt))
+    backend, _, _, chat = talk(script, calls(script, "look", "act"), source=source, answers=["o"])
     assert len(backend.seen) == 1
     assert [message.content for message in chat.conversation.messages[2:]] == [STOPPED, STOPPED]
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import zstandard
@@ -191,11 +192,8 @@ AWAY = [OSError(number, "away") for number in (errno.EACCES, errno.ESTALE, errno
 def test_a_read_that_fails_is_a_miss_and_loses_the_file_unless_the_drive_is_away(
     store: DiskStore, made: list[Snapshot], error: Exception, call: str
 ) -> None:
-    def fail(*args: object) -> int:
-        raise error
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, call, fail)
+        patch.setattr(os, call, Mock(side_effect=error))
         assert store.read(made[-1].prefix, made[-1].last_tokens(made[-1].n)) is None
     assert store.damaged == (error not in AWAY)
     assert store.contains(made[-1].prefix) == (error in AWAY)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import random
-import sqlite3
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -280,30 +280,24 @@ def test_a_state_with_a_part_that_no_file_has_room_for_stays_in_ram(open_store: 
 
 def test_writes_that_evict_do_not_read_the_whole_index(open_store: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
     store, other = open_store(), open_store()
-    reads: list[str] = []
+    reads = Mock(wraps=Index)
     for name in ("records", "states"):
-        real = getattr(Index, name)
-
-        def counted(connection: sqlite3.Connection, name: str = name, real: Callable[..., object] = real) -> object:
-            reads.append(name)
-            return real(connection)
-
-        monkeypatch.setattr(Index, name, staticmethod(counted))
+        monkeypatch.setattr(Index, name, getattr(reads, name))
     store.write(conversation(0)[0])
     store.directory.budget = store.directory.n_bytes * 4
-    reads.clear()
+    reads.reset_mock()
     for seed in range(1, 30):
         made = conversation(seed, turns=1)[0]
         assert store.write(made) > 0
         assert store.contains(made.prefix)
         store.touch(made.prefix)
         store.directory.refresh()
-    assert reads == []
+    assert reads.method_calls == []
     assert len(store.lengths()) == 1
     other.write(conversation(50, turns=1)[0])
-    reads.clear()
+    reads.reset_mock()
     store.write(conversation(51, turns=1)[0])
-    assert sorted(set(reads)) == ["records", "states"], "what another process wrote is looked at"
+    assert {name for name, *_ in reads.method_calls} == {"records", "states"}, "what another process wrote is looked at"
     assert store.contains(conversation(50, turns=1)[0].prefix)
     check_directory(store)
 

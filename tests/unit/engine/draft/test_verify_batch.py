@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -148,11 +149,8 @@ def test_behind_a_mark_nobody_goes_back_there(n_planes: int) -> None:
 
 
 def test_one_source_that_fails_costs_drafts_only(caplog: pytest.LogCaptureFixture) -> None:
-    class Failing(FakeBackend):
-        def draft(self, items: Sequence[SequenceTokens], n: int) -> list[tuple[int, ...]]:
-            raise EngineError("the draft model failed")
-
-    backend = Failing(n_ctx=1024, n_seqs=2, draft_type="draft-mtp")
+    backend = FakeBackend(n_ctx=1024, n_seqs=2, draft_type="draft-mtp")
+    backend.draft = Mock(side_effect=EngineError("the draft model failed"))
     engine = drafting(backend, model=ModelDrafts(backend, 3))
     handles = [submit(engine, prompt_of(seed, 150), 20, sampling=ENDLESS) for seed in (1, 2)]
     run_all(engine)
