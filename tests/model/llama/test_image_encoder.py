@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ from pyctl.llama import Loaded, load
 from pyctl.llama.devices import devices
 from pyctl.llama.dry_runs import dry_run
 from pyctl.llama.fit import fit_settings
-from pyctl.llama.image_encoder import ImageEncoder, ImageRows, _Graphs, _Ready
+from pyctl.llama.image_encoder import ImageEncoder, ImageRows, _Graphs
 from pyctl.llama.make_encoder import make_encoder
 from pyctl.prompt import Picture
 from tests.effort import examples
@@ -269,22 +269,15 @@ def test_the_largest_image_is_encoded_at_the_start(
     model: ModelSettings, tiny_mmproj: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """On a device of its own, so that a full one shows at the start and not in the middle of a prompt."""
-    vision, patch = VisionSettings(str(tiny_mmproj), image_max_tokens=64), "pyctl.llama"
-    monkeypatch.setattr(f"{patch}.make_encoder._device_of", lambda *_: devices()[-1])
-    encoded: list[tuple[int, int]] = []
-    encode = ImageEncoder._encode
-
-    def watched(self: ImageEncoder, ready: _Ready, columns: int, lines: int) -> NDArray[np.float32]:
-        encoded.append((columns, lines))
-        return encode(self, ready, columns, lines)
-
-    monkeypatch.setattr(ImageEncoder, "_encode", watched)
-    load(model, vision=vision).backend.unload()
-    assert encoded == [(8, 8)]
+    vision = VisionSettings(str(tiny_mmproj), image_max_tokens=64)
+    monkeypatch.setattr("pyctl.llama.make_encoder._device_of", lambda *_: devices()[-1])
+    with patch.object(ImageEncoder, "_encode", autospec=True, side_effect=ImageEncoder._encode) as encoded:
+        load(model, vision=vision).backend.unload()
+    assert [each.args[2:] for each in encoded.call_args_list] == [(8, 8)]
     assert not caplog.records
     make_encoder(replace(model, flash_attn="off"), VisionSettings(str(tiny_mmproj), image_max_tokens=1024))
     assert "-fa off: images of up to 1024 tokens take 128 MiB more of CPU" in caplog.text
-    monkeypatch.setattr(f"{patch}.image_encoder.mtmd.mtmd_encode_chunk", lambda *_: 1)
+    monkeypatch.setattr("pyctl.llama.image_encoder.mtmd.mtmd_encode_chunk", lambda *_: 1)
     with pytest.raises(ModelError, match=r"an image of 64 tokens does not fit beside the model.*--image-max-tokens"):
         load(model, vision=vision)
 

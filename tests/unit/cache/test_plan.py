@@ -42,25 +42,6 @@ def test_batch_ends(given_prompt: Prompt, ends: list[int]) -> None:
     assert batch_ends(given_prompt, 64, 32) == ends
 
 
-@given(
-    data=st.data(),
-    n_ubatch=st.integers(1, 80),
-    min_batch=st.integers(1, 80),
-    boundaries=st.sets(st.integers(1, 600), max_size=12),
-    n=st.integers(1, 600),
-    more=st.integers(1, 200),
-)
-def test_a_longer_prompt_stops_where_the_shorter_one_did(
-    data: st.DataObject, n_ubatch: int, min_batch: int, boundaries: set[int], n: int, more: int
-) -> None:
-    min_batch = min(min_batch, n_ubatch)
-    short = batch_ends(prompt(n, *boundaries), n_ubatch, min_batch)
-    longer = batch_ends(prompt(n + more, *boundaries), n_ubatch, min_batch)
-    assert short[-1] == n
-    assert [end for end in longer if end < n] == short[:-1]
-    assert all(0 < b - a <= n_ubatch for a, b in zip([0, *longer], longer, strict=False))
-
-
 def test_cuts_are_head_last_message_generation_header_and_a_ladder() -> None:
     given_prompt = prompt(1000, 240, 440, 680, 936)
     ends = batch_ends(given_prompt, 64, 32)
@@ -223,21 +204,20 @@ def test_raw_text_ends_batches_at_line_ends() -> None:
     assert batch_ends(raw(120, 10, 115), 160) == [40, 80, 115, 120]
 
 
-@given(
-    st.integers(0, 700),
-    st.integers(1, 3000),
-    st.integers(1, 600),
-    st.integers(32, 512),
-    st.sampled_from([0, 480]),
+TEXTS = st.builds(raw, st.integers(2, 3600), st.integers(0, 700)) | st.builds(
+    lambda n, ends: prompt(n, *ends), st.integers(2, 800), st.sets(st.integers(1, 600), max_size=12)
 )
-def test_longer_raw_text_stops_where_the_shorter_one_did(
-    line: int, n: int, more: int, n_ubatch: int, cost: int
+
+
+@given(TEXTS, st.floats(0, 1), st.integers(1, 512), st.integers(1, 80), st.sampled_from([0, 480]))
+def test_a_longer_prompt_stops_where_the_shorter_one_did(
+    whole: Prompt, share: float, n_ubatch: int, min_batch: int, cost: int
 ) -> None:
-    whole = raw(n + more, line)
-    short, longer = (batch_ends(prompt, n_ubatch, 32, cost) for prompt in (whole.first(n), whole))
+    n, min_batch = 1 + int(share * (whole.tokens.size - 2)), min(min_batch, n_ubatch)
+    short, longer = (batch_ends(prompt, n_ubatch, min_batch, cost) for prompt in (whole.first(n), whole))
     assert short[-1] == n
     assert [end for end in longer if end < n] == short[:-1]
-    assert all(0 < b - a <= n_ubatch for a, b in zip([0, *longer], longer, strict=False))
+    assert all(0 < b - a <= n_ubatch for a, b in itertools.pairwise([0, *longer]))
 
 
 @given(st.integers(1, 700), st.integers(1, 100_000), st.sampled_from([0, 480]))

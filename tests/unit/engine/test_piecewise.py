@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import itertools
 import os
 import random
 import sys
@@ -78,14 +79,8 @@ def idle(engine: Engine, n: int = 10_000) -> int:
 
 def refuse_the_fourth_part(engine: Engine) -> None:
     """The disk is full when the fourth part is to be written, and not after that."""
-    calls: list[int] = []
-
-    def refuse(rows: Block) -> None:
-        calls.append(rows.size)
-        if len(calls) == 4:
-            raise OSError(errno.ENOSPC, "full")
-
-    watch(engine, refuse)
+    full = OSError(errno.ENOSPC, "full")
+    watch(engine, Mock(side_effect=itertools.chain([None] * 3, [full], itertools.repeat(None))))
 
 
 class Space:

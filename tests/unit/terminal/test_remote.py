@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -280,25 +281,30 @@ def test_a_server_of_several_models(server: ScriptedServer, backend: RemoteBacke
     assert backend.name() == "large"
 
 
+@contextmanager
+def answering(listener: socket.socket, answer: bytes) -> Iterator[None]:
+    """One request for the models gets this answer, then its connection ends."""
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            assert connection.recv(65536).startswith(b"GET /v1/models ")
+            connection.sendall(answer)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    yield
+    thread.join()
+
+
 def test_a_server_at_a_socket_of_this_machine(tmp_path: Path) -> None:
-    path = tmp_path / "p.sock"
+    path, body = tmp_path / "p.sock", b'{"data": [{"id": "near"}]}'
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen()
-
-        def answer() -> None:
-            connection, _ = listener.accept()
-            with connection:
-                assert connection.recv(65536).startswith(b"GET /v1/models ")
-                body = b'{"data": [{"id": "near"}]}'
-                connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        backend = RemoteBackend(f"unix://{path}")
-        assert backend.name() == "near"
-        backend.close()
-        thread.join()
+        answer = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+        with answering(listener, answer), closing(RemoteBackend(f"unix://{path}")) as backend:
+            assert backend.name() == "near"
 
 
 def test_nobody_there_is_one_clear_line() -> None:
@@ -310,9 +316,6 @@ def test_nobody_there_is_one_clear_line() -> None:
             with pytest.raises(UnavailableError, match=f"cannot reach {url}: .*refused"):
                 call()
         backend.close()
-
-
-def test_an_address_that_is_none() -> None:
     backend = RemoteBackend("http://local host:x")
     with pytest.raises(UnavailableError, match="cannot reach"):
         backend.name()
@@ -322,16 +325,6 @@ def test_an_address_that_is_none() -> None:
 def test_a_connection_that_breaks() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-
-        def hang_up() -> None:
-            connection, _ = listener.accept()
-            connection.recv(65536)
-            connection.close()
-
-        thread = threading.Thread(target=hang_up)
-        thread.start()
-        backend = RemoteBackend(url)
-        with pytest.raises(UnavailableError, match=f"the connection to {url} broke"):
+        broke = pytest.raises(UnavailableError, match=f"the connection to {url} broke")
+        with answering(listener, b""), closing(RemoteBackend(url)) as backend, broke:
             backend.name()
-        backend.close()
-        thread.join()

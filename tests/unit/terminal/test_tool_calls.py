@@ -119,32 +119,20 @@ def test_ctrl_c_in_a_tool_ends_the_round(script: Any) -> None:
     assert [message.content for message in chat.conversation.messages[2:]] == [STOPPED, STOPPED]
 
 
-def answering(asked: list[str], answer: str) -> Callable[[str], str]:
-    """Answers each question in the same way, and keeps it."""
-
-    def ask(question: str) -> str:
-        asked.append(question)
-        return answer
-
-    return ask
-
-
 @pytest.mark.parametrize("arguments", ['{"path": "a', "[1]", "[" * 100_000])
 def test_a_call_that_was_cut_off_is_not_asked_about(arguments: str) -> None:
-    source, asked = Source(), list[str]()
-    tools = ToolCalls(source, answering(asked, "a"))
+    tools = ToolCalls(source := Source(), asked := Mock())
     assert tools.result(Call("id", "look", arguments)) == UNREADABLE
-    assert (asked, source.ran) == ([], [])
+    assert (asked.called, source.ran) == (False, [])
 
 
 def test_the_question_fits_into_a_line_and_yes_is_once() -> None:
-    source, asked = Source(), list[str]()
-    tools = ToolCalls(source, answering(asked, "y"))
+    tools = ToolCalls(Source(), asked := Mock(return_value="y"))
     for _ in range(2):
         assert tools.result(Call("id", "act", "")) == "seen\nall"
-    assert len(asked) == 2
-    assert len(asked[0].replace("act", "files_directory_tree")) < 80
-    assert asked[0].endswith(f"{CHOICES}: ")
+    assert asked.call_count == 2
+    assert len(asked.call_args[0][0].replace("act", "files_directory_tree")) < 80
+    assert asked.call_args[0][0].endswith(f"{CHOICES}: ")
 
 
 def test_calls_of_unknown_tools_are_left_to_the_user_and_rounds_end(script: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from pyctl.cache.disk.file_format import BlockSizes, PartKind
 from pyctl.cache.disk.segment_files import read_header
 from pyctl.cache.disk.store import DiskStore
-from pyctl.cache.snapshot import NOTHING, Block, Segment, Snapshot
+from pyctl.cache.snapshot import NOTHING, Segment, Snapshot
 from tests.unit.cache.disk.lies import RawFile
 from tests.unit.cache.disk.making import (
     DRAFT_BASE,
@@ -87,19 +88,14 @@ def test_who_has_no_use_for_them_takes_the_rest_and_reads_nothing_of_them(
     open_store: Opener, plain: list[Snapshot], made: list[Snapshot], sizes: BlockSizes
 ) -> None:
     write(open_store(sizes=DRAFTS), made)
-    taken: list[int] = []
-
-    def space(size: int) -> Block:
-        taken.append(size)
-        return np.empty(size, np.uint8)
-
+    space = Mock(side_effect=lambda size: np.empty(size, np.uint8))
     store = open_store(sizes=sizes, space=space)
     assert store.directory.verify().sound
     harm_drafts(store)
     for each in plain:
         check_read(store, each)
     assert store.damaged == 0
-    assert sorted(set(taken)) == [500, 20 * ROW], "no memory either"
+    assert {each.args for each in space.call_args_list} == {(500,), (20 * ROW,)}, "no memory either"
     assert not store.directory.verify().sound, "who looks at every byte sees it"
 
 

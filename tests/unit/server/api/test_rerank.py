@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from starlette.requests import ClientDisconnect
@@ -91,18 +92,11 @@ def test_texts_are_read_one_at_a_time_and_no_more_once_the_client_has_left(path:
         return embed(tokens)
 
     bench.service.admin.embed = leaving  # type: ignore[method-assign]
-    tokenized: list[str] = []
-    tokenize = bench.tokenizer.tokenize
-
-    def noting(text: str, **flags: Any) -> Any:
-        tokenized.append(text)
-        return tokenize(text, **flags)
-
-    bench.tokenizer.tokenize = noting
+    bench.tokenizer.tokenize = tokenized = Mock(wraps=bench.tokenizer.tokenize)
     with suppress(ClientDisconnect):
         asyncio.run(caller.call())
     assert 3 <= len(embedded) < 8
-    assert {text.lstrip("q") for text in tokenized} <= {"", *(f"{n}" for n in range(8))}
+    assert {each.args[0].lstrip("q") for each in tokenized.call_args_list} <= {"", *(f"{n}" for n in range(8))}
     assert not any(message.get("body") for message in caller.sent)
 
 

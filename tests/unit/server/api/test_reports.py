@@ -1,4 +1,4 @@
-"""Reports about drafts: timings, counters, properties, the log."""
+"""Reports about drafts and about a pool: timings, counters, properties, slots, the log."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pyctl.cache.cache_stats import RequestStats
+from pyctl.engine.pool import PoolPlan
 from pyctl.engine.request import MOST_POSITIONS, Done, DraftCounts, Event, Piece, Request, Timings
 from pyctl.server import ServerSettings
 from tests.unit.server.fake import HI, Bench
@@ -84,6 +85,27 @@ def test_properties_name_what_drafts() -> None:
     bare = Bench(settings=ServerSettings(show_slots=True))
     assert [each["speculative"] for each in bare.client.get("/slots").json()] == [False]
     assert bare.client.get("/props").json()["default_generation_settings"]["params"]["speculative.types"] == "none"
+
+
+MIB = 2**20
+POOL = PoolPlan.of(11, 4096, 16, 16 * MIB)
+
+
+def test_properties_and_slots_tell_of_the_pool() -> None:
+    settings = ServerSettings(show_slots=True)
+    bench, plain = Bench(settings=settings, pool=POOL), Bench(settings=settings)
+    assert bench.client.get("/props").json()["kv_pool"] == {
+        "rows": 4096,
+        "resident_layers": 9,
+        "streamed_layers": 7,
+        "gpu_bytes": 11 * 16 * MIB,
+        "stage_bytes": 2 * 16 * MIB,
+        "host_bytes": 7 * 16 * MIB,
+    }
+    (slot,) = bench.client.get("/slots").json()
+    assert slot["kv_pool"] == {"n_rows": 0, "bytes_per_pass": 0}
+    assert "kv_pool" not in plain.client.get("/props").json()
+    assert "kv_pool" not in plain.client.get("/slots").json()[0]
 
 
 def test_the_log_has_the_share(caplog: pytest.LogCaptureFixture) -> None:
