@@ -92,7 +92,7 @@ class FakeCells:
         return cells
 
     def leave(self, cells: Sequence[int]) -> None:
-        """A sequence does not have ``cells`` any more."""
+        """A sequence gives up ``cells``."""
         self._taken[list(cells)] = False
         self._forget(cells)
 

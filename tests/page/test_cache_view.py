@@ -62,7 +62,7 @@ KEEP_LIT = """() => {
 
 
 def until_settled(tab: Tab) -> dict[str, dict[str, Any]]:
-    """Wait until nothing is evaluated any more and the page shows what the server has: that."""
+    """Wait until evaluation has ended and the page shows the same as the server: its GET /cache."""
     body: dict[str, Any] = {}
 
     def same() -> bool:

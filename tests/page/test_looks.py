@@ -380,7 +380,7 @@ def test_the_first_answer_is_enough_to_see_the_page(open_tab: OpenTab, server: S
     assert named >= 8
     tab.until(lambda: len(held) >= named)
     assert all("/page/" in route.request.url for route in held)
-    holding[0] = False  # what these ask for is not held any more
+    holding[0] = False  # requests of these scripts pass
     for route in held:
         route.continue_()
     tab.until_ready()

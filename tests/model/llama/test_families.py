@@ -282,7 +282,7 @@ def test_room_is_planned_for_the_rows_that_a_state_copies(name: str, open_family
     assert copied <= planned <= copied + len(ends) * (memory.state_size(0) - states[-1].own_bytes) // 20
     memory.synchronize()
     del states, new
-    assert memory.state_size(0, (200,)) == memory.state_size(0), "no state has these rows any more"
+    assert memory.state_size(0, (200,)) == memory.state_size(0), "no state has these rows now"
     memory.clear(0)
 
 

@@ -231,7 +231,7 @@ def test_what_a_full_disk_refused_without_its_rows_waits_for_the_end(writer: Slo
     assert len(writer.written) == 1
 
 
-def test_errands_are_run_in_order_and_do_not_pile_up(writer: SlowWriter, behind: WriteQueue) -> None:
+def test_calls_are_run_in_order_and_do_not_pile_up(writer: SlowWriter, behind: WriteQueue) -> None:
     behind.write(snapshot(1))
     assert writer.begun.wait(60)
     done: list[object] = []

@@ -209,7 +209,7 @@ TEXTS = st.builds(raw, st.integers(2, 3600), st.integers(0, 700)) | st.builds(
 )
 
 
-@given(TEXTS, st.floats(0, 1), st.integers(1, 512), st.integers(1, 80), st.sampled_from([0, 480]))
+@given(TEXTS, st.floats(0, 1), st.integers(1, 1024), st.integers(1, 80), st.sampled_from([0, 480]))
 def test_a_longer_prompt_stops_where_the_shorter_one_did(
     whole: Prompt, share: float, n_ubatch: int, min_batch: int, cost: int
 ) -> None:

@@ -139,7 +139,7 @@ def test_all_together_stay_within_the_budget(steps: list[tuple[int, int, str]]) 
         elif kind == "rest":
             lender.rests = not lender.rests
         else:
-            errands, lender.later = lender.later, []
-            for give_up in errands:
+            calls, lender.later = lender.later, []
+            for give_up in calls:
                 give_up()
         assert sum(cache.n_bytes for cache, _ in made) <= budget

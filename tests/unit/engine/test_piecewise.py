@@ -63,7 +63,7 @@ def ask(engine: Engine, prompt: Prompt, max_tokens: int = 8, **options: Any) -> 
 
 
 def idle(engine: Engine, n: int = 10_000) -> int:
-    """Let it be idle for ``n`` looks, or until it does nothing any more; how many there were. Each is as late as what
+    """Let it be idle for ``n`` looks, or until it does nothing; how many there were. Each is as late as what
     the one before had written."""
     cache, tier = engine.prefix_cache, tier_of(engine)
     for looked in range(n):
@@ -79,8 +79,13 @@ def idle(engine: Engine, n: int = 10_000) -> int:
 
 def refuse_the_fourth_part(engine: Engine) -> None:
     """The disk is full when the fourth part is to be written, and not after that."""
-    full = OSError(errno.ENOSPC, "full")
-    watch(engine, Mock(side_effect=itertools.chain([None] * 3, [full], itertools.repeat(None))))
+    calls = itertools.count(1)
+
+    def refuse(_: Block) -> None:
+        if next(calls) == 4:
+            raise OSError(errno.ENOSPC, "full")
+
+    watch(engine, refuse)
 
 
 class Space:

@@ -97,7 +97,7 @@ def test_rows_in_memory_are_not_read(open_store: Opener, tmp_path: Path) -> None
 
 
 def test_rows_of_another_way_to_the_same_tokens_stay_apart(open_store: Opener) -> None:
-    """A reply's rows were evaluated token by token: a state hangs on them and not on those of a prompt."""
+    """A reply's rows were evaluated token by token: a state depends on them and not on those of a prompt."""
     first = segment(range(20))
     reply = segment(range(100, 120), first)
     reply.ends = ()
