@@ -150,7 +150,7 @@ def compile_extension(build: Build, release: Release, lock: int) -> dict[str, st
     missing = {}
     for name in MODULES:
         if not any(place.glob(f"{name}.*so")):
-            found = re.search(rf"^FAILED: .*\b{name}\.dir.*?\b(error: [^\n]+)", text, re.MULTILINE | re.DOTALL)
+            found = re.search(rf"^FAILED: [^\n]*\b{name}\.dir.*?\b(error: [^\n]+)", text, re.MULTILINE | re.DOTALL)
             found = found or re.search(r"^CMake (Error[^\n]*\n[^\n]*)", text, re.MULTILINE)
             reason = f"it needs {MODULES[0]}" if MODULES[0] in missing else "it does not compile"
             missing[name] = " ".join(found[1].split()) if found is not None else reason

@@ -23,7 +23,10 @@ VERSIONS = "".join(f"set(LLAMA_VERSION_{part} {n})\n" for part, n in (("MAJOR", 
 NINJA = """#!/bin/sh
 case $5 in -k) cd $2; touch _core.cpython.so; echo 'FAILED: [code=1] CMakeFiles/_pool.dir/csrc/pool/a.cpp.o
 a.cpp:1: note: here
-a.cpp:7:3: error: no such name'; exit 1;; esac
+a.cpp:7:3: error: no such name
+[2/3] Building CXX object CMakeFiles/_pool.dir/csrc/pool/b.cpp.o
+FAILED: [code=1] CMakeFiles/_core.dir/csrc/core/c.cpp.o
+c.cpp:1:1: error: of another module'; exit 1;; esac
 """
 
 
