@@ -135,6 +135,14 @@ def test_nobody_waits_for_a_file_that_another_thread_decodes(loaded: Loaded, mon
     thread.join()
 
 
+def test_a_release_that_cannot_keep_files_from_ffmpeg_opens_none(
+    model: ModelSettings, tiny_mmproj: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(mtmd_cpp, "mtmd_helper_init_opt_default")
+    with pytest.raises(ModelError, match="images need llama-cpp-python"):
+        load(model, vision=VisionSettings(str(tiny_mmproj)))
+
+
 def test_while_the_model_is_freed_sizes_are_known(model: ModelSettings, tiny_mmproj: Path) -> None:
     found = load(model, vision=VisionSettings(str(tiny_mmproj)))
     images = images_of(found)
