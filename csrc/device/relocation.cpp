@@ -103,6 +103,10 @@ std::vector<cell_move> relocation::into(const std::vector<cell_run> & from_runs,
     std::reverse(to.begin(), to.end());
     if (to.size() < from.size()) {
         // Others go to cells that are left when all before them have gone, so that no row waits for itself.
+        std::vector<int64_t> few;
+        if (to.size() < static_cast<size_t>(rows_in_stage)) {
+            few.swap(to);  // so few would take too many turns: rows change places instead, as far as they can
+        }
         std::vector<int64_t> filled_from(cache.size(), -1);
         for (const cell_move & move : moves) {
             filled_from[move.to] = move.from;
@@ -116,6 +120,7 @@ std::vector<cell_move> relocation::into(const std::vector<cell_run> & from_runs,
                 to.push_back(last);
             }
         }
+        to.insert(to.end(), few.begin(), few.begin() + std::min(few.size(), from.size() - to.size()));
     }
     if (to.size() < from.size()) {
         throw out_of_cells("there are too few cells for what is held");
