@@ -31,7 +31,8 @@ LAYERS = {
     "cache": {"prompt", "errors", "atomic_file"},
     "chat": {"prompt", "reasoning", "text", "errors", "atomic_file"},
     "engine": {"cache", "models", "prompt", "reasoning", "text", "errors", "atomic_file"},
-    "llama": {"engine", "cache", "models", "setup", "prompt", "text", "errors", "atomic_file"},
+    "llama": {"engine", "cache", "models", "setup", "prompt", "text", "errors", "atomic_file", "user_directory"}
+    | {"module_command", "module_process"},
     "doctor": {"setup", "text", "errors"},
     "measure": {"module_command", "module_process"},
     "page": {"module_process"},
@@ -145,8 +146,7 @@ def test_sources_include_the_standard_headers_that_they_use() -> None:
     def included(path: Path) -> set[str]:
         text = path.read_text(encoding="utf-8")
         own = {csrc / name for name in re.findall(r'#include "([\w/]+\.h)"', text)}
-        found = set(re.findall(r"#include <(\w+)>", text))
-        return found.union(*(included(header) for header in own if header.is_file()))
+        return set(re.findall(r"#include <(\w+)>", text)).union(*(included(each) for each in own if each.is_file()))
 
     for path in sorted(csrc.rglob("*.*")):
         text, found = path.read_text(encoding="utf-8"), included(path)
