@@ -45,9 +45,7 @@ def backend_of(open_model: Callable[..., Loaded]) -> Callable[..., LlamaBackend]
 def engine_on(backend: LlamaBackend, directory: Path | None = None, *, exact: bool = True) -> Engine:
     backend.memory.release_all()
     empty(backend)
-    tier = None
-    if directory is not None:
-        tier = tier_on(directory, backend.memory.identity, min_tokens=32)
+    tier = tier_on(directory, backend.memory.identity, min_tokens=32) if directory is not None else None
     return Engine(backend, RamCache(0, None), EngineSettings(exact=exact), tier)
 
 

@@ -219,8 +219,7 @@ def test_another_release_of_llama_cpp_is_found_out(
     model_path: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One bit of one logit is enough."""
-    trial = llama_backend.trial
-    n_trials = 0
+    trial, n_trials = llama_backend.pool_trial, 0
 
     def changed(*given: object, **named: object) -> list[np.ndarray]:
         nonlocal n_trials
@@ -230,7 +229,7 @@ def test_another_release_of_llama_cpp_is_found_out(
             found[-1].view(np.uint32)[0] ^= 1
         return found
 
-    monkeypatch.setattr(llama_backend, "trial", changed)
+    monkeypatch.setattr(llama_backend, "pool_trial", changed)
     model = ModelSettings(path=str(model_path("tiny-hybrid")), n_ctx=N_CTX, n_threads=1)
     with pytest.raises(ModelError, match=r"llama.cpp .* gives other results with --kv-pool than without"):
         load(model, pool=PoolSettings(N_CTX))
