@@ -353,8 +353,9 @@ def run_chat(backend: ChatBackend, settings: TerminalSettings, tools: ToolSource
         conversation = transcript.load(last) if settings.resumes else Conversation()
         if settings.system_prompt:
             conversation = conversation.instructed(settings.system_prompt)
+        name = backend.name()  # nothing is read for a server that is not there
         if typing:
-            view.info(f"{backend.name()}  (/help for commands, Ctrl-D to leave)")
+            view.info(f"{name}  (/help for commands, Ctrl-D to leave)")
             if settings.resumes:
                 view.info(f"goes on after {len(conversation.messages)} messages")
         commands = {name: text for name, (_, text) in COMMANDS.items()}

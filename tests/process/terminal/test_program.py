@@ -296,6 +296,7 @@ def test_keys_typed_while_the_model_loads_stand_at_the_first_prompt(tmp_path: Pa
         terminal.code()
 
 
-def test_terminal_without_a_backend(tmp_path: Path) -> None:
+def test_without_a_backend(tmp_path: Path) -> None:
+    assert pipe(tmp_path, "", "--dead").stderr.decode() == "error: cannot reach anybody\nexit 1\n"
     with Terminal(tmp_path, "--dead") as terminal:
         terminal.expect("error: cannot reach anybody\nexit 1")
