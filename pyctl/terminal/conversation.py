@@ -241,10 +241,10 @@ def read_text(path: Path) -> str:
         if is_pdf(data):
             data = pdf_text(data).encode("utf-8", "replace")
         if len(data) > MOST_TEXT_BYTES:
-            raise RequestError(f"{path} has more than {MOST_TEXT_BYTES:,} bytes")
+            raise RequestError(f"{path} has more than {MOST_TEXT_BYTES:,} bytes of text")
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise RequestError(f"{path} is not UTF-8 text") from error
+        raise RequestError(f"{path} is not UTF-8 text; /image shows images") from error
     except (OSError, ValueError) as error:
         raise _failed("read", path, error) from error
     if "\0" in text:
@@ -328,6 +328,9 @@ class ChatBackend(Protocol):
 
     def use(self, model: str) -> None:
         """Let ``model``, one of `models`, reply from now on."""
+
+    def sees_images(self) -> bool:
+        """Whether the model in use has an image encoder; True where the server does not say."""
 
     def stream(
         self, messages: Sequence[Mapping[str, Any]], fields: Mapping[str, Any] | None = None

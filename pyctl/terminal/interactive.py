@@ -113,7 +113,13 @@ class Chat:
     def ask(self, text: str) -> None:
         """One message, whatever it begins with."""
         before = self.conversation
-        self._reply(before.asked(text, self._images, "".join(self._files)))
+        try:
+            self._reply(before.asked(text, self._images, "".join(self._files)))
+        except PyctlError as error:
+            if not self._images or "image" not in str(error):
+                raise
+            self._images = ()
+            raise RequestError(f"{error}; the next message shows no image") from error
         if self.conversation is not before:
             self._images, self._files = (), ()
 
@@ -216,6 +222,8 @@ class Chat:
         if argument == "-":
             self._images = ()
             return self._view.info("the next message shows no image")
+        if not self._backend.sees_images():
+            raise RequestError(f"{self._backend.name()} cannot see images: it has no image encoder (--mmproj)")
         url, image = transcript.read_image(_path(argument))
         self._images = (*self._images, url)
         self._view.info(f"{image.kind.upper()}, {image.width} x {image.height} pixels: shown with the next message")

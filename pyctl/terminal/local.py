@@ -33,6 +33,10 @@ class LocalBackend:
     def use(self, model: str) -> None:
         """Nothing, for the one model."""
 
+    def sees_images(self) -> bool:
+        """Whether the model has an image encoder."""
+        return self._service.info.vision
+
     def stream(
         self, messages: Sequence[Mapping[str, Any]], fields: Mapping[str, Any] | None = None
     ) -> Generator[ReplyDelta | ReplyStats, None, None]:

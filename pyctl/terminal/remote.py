@@ -7,6 +7,7 @@ import json
 import re
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -65,6 +66,7 @@ class RemoteBackend:
             self._url = "http://localhost"
         self._fields = dict(fields or {})
         self._model: str | None = None
+        self._listed: Mapping[str, _Listed] = {}
         # A prefill may take minutes without a byte: only connecting has a time limit.
         self._client = httpx.Client(
             headers={"Accept-Encoding": "identity", **({"Authorization": f"Bearer {api_key}"} if api_key else {})},
@@ -84,11 +86,17 @@ class RemoteBackend:
         if response.status_code == 404:
             return []
         _check(response)
-        return _model_names(response)
+        self._listed = _listed(response)
+        return list(self._listed)
 
     def use(self, model: str) -> None:
         """Name ``model`` in requests from now on."""
         self._model = model
+
+    def sees_images(self) -> bool:
+        """Whether the server says that the model has an image encoder, or says nothing."""
+        name = self.name()
+        return self._listed.get(name, _Listed()).sees_images
 
     def stream(
         self, messages: Sequence[Mapping[str, Any]], fields: Mapping[str, Any] | None = None
@@ -265,8 +273,23 @@ def _offered(response: httpx.Response) -> Sequence[OfferedTool]:
         return ()
 
 
-def _model_names(response: httpx.Response) -> list[str]:
+@dataclass(frozen=True)
+class _Listed:
+    """A model in a server's list."""
+
+    sees_images: bool = True
+
+
+def _listed(response: httpx.Response) -> dict[str, _Listed]:
+    """The models by name. A router says of each what it takes; llama-server says it in a second list, of one model."""
     try:
-        return [str(model["id"]) for model in response.json()["data"][:_MOST_MODELS]]
-    except (ValueError, TypeError, LookupError):
-        return []
+        body = response.json()
+        first: dict[str, Any] = next(iter(body.get("models") or ()), {})
+        found = {}
+        for model in body["data"][:_MOST_MODELS]:
+            kinds = model.get("architecture", {}).get("input_modalities")
+            sees = "image" in kinds if kinds else "multimodal" in first.get("capabilities", ["multimodal"])
+            found[str(model["id"])] = _Listed(sees)
+        return found
+    except (ValueError, TypeError, LookupError, AttributeError):
+        return {}

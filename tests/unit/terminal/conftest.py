@@ -17,6 +17,7 @@ class ScriptedBackend:
         self.seen: list[list[Mapping[str, Any]]] = []
         self.fields: list[Mapping[str, Any]] = []
         self.model = "scripted"
+        self.sees = True
         self.closed = 0
 
     def name(self) -> str:
@@ -27,6 +28,9 @@ class ScriptedBackend:
 
     def use(self, model: str) -> None:
         self.model = model
+
+    def sees_images(self) -> bool:
+        return self.sees
 
     def stream(
         self, messages: Sequence[Mapping[str, Any]], fields: Mapping[str, Any] | None = None

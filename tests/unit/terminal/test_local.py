@@ -136,4 +136,6 @@ def test_a_prompt_that_does_not_fit() -> None:
 
 def test_name() -> None:
     bench = bench_of()
-    assert LocalBackend(bench.service).name() == bench.service.model == "toy-1"
+    backend = LocalBackend(bench.service)
+    assert backend.name() == bench.service.model == "toy-1"
+    assert not backend.sees_images()

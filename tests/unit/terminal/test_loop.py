@@ -105,14 +105,27 @@ def test_an_image_goes_with_the_next_message_and_stays_in_the_history(script: An
     assert other.seen[0][:2] == [shown(data, "jpeg", "who?"), {"role": "assistant", "content": "C"}]
 
 
-def test_an_image_waits_until_somebody_has_seen_it(script: Any, tmp_path: Path) -> None:
+def test_an_image_waits_until_somebody_has_seen_or_refused_it(script: Any, tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     path.write_bytes(data := image_bytes(40, 30))
-    backend = script.backend([EngineError("full")], script.say("A"), script.say("B"))
-    _, view, _ = talk(backend, f"/image {path}", "what?", "what?", f"/image {path}", "/image -", "and?")
-    assert view.errors == ["full"]
+    refused = EngineError("image input is not supported")
+    backend = script.backend([EngineError("full")], script.say("A"), script.say("B"), [refused], script.say("C"))
+    lines = ("what?", "what?", f"/image {path}", "/image -", "and?", f"/image {path}", "who?", "who?")
+    _, view, _ = talk(backend, f"/image {path}", *lines)
+    assert view.errors == ["full", "image input is not supported; the next message shows no image"]
     assert backend.seen[0] == backend.seen[1] == [shown(data, "png", "what?")]
     assert backend.seen[2][-1] == {"role": "user", "content": "and?"}
+    assert backend.seen[4][-1] == {"role": "user", "content": "who?"}
+
+
+def test_a_model_without_an_encoder_gets_no_image(script: Any, tmp_path: Path) -> None:
+    (path := tmp_path / "a.png").write_bytes(image_bytes(40, 30))
+    backend = script.backend(script.say("A"))
+    backend.sees = False
+    _, view, _ = talk(backend, f"/image {path}", f"/file {path}", "what?")
+    refused = "scripted cannot see images: it has no image encoder (--mmproj)"
+    assert view.errors == [refused, f"{path} is not UTF-8 text; /image shows images"]
+    assert backend.seen == [[{"role": "user", "content": "what?"}]]
 
 
 def test_what_is_no_image_says_so(script: Any, tmp_path: Path) -> None:

@@ -281,6 +281,26 @@ def test_a_server_of_several_models(server: ScriptedServer, backend: RemoteBacke
     assert backend.name() == "large"
 
 
+CAPABLE = {"models": [{"capabilities": ["completion"]}]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "more", "sees"),
+    [
+        ({}, {}, True),
+        ({}, CAPABLE, False),
+        ({"architecture": {"input_modalities": ["text", "image"]}}, CAPABLE, True),
+        ({"architecture": {"input_modalities": ["text"]}}, {}, False),
+        ({"architecture": 3}, {}, True),
+    ],
+)
+def test_what_a_list_says_about_images(
+    server: ScriptedServer, backend: RemoteBackend, fields: dict[str, Any], more: dict[str, Any], sees: bool
+) -> None:
+    server.models = {"data": [{"id": "tiny", **fields}], **more}
+    assert backend.sees_images() is sees
+
+
 @contextmanager
 def answering(listener: socket.socket, answer: bytes) -> Iterator[None]:
     """One request for the models gets this answer, then its connection ends."""
