@@ -23,6 +23,8 @@ __all__ = [
     "ChatBackend",
     "Conversation",
     "Message",
+    "PromptProgress",
+    "ReplyEvent",
     "ReplyStats",
     "load",
     "save",
@@ -317,6 +319,18 @@ class ReplyStats:
     n_accepted: int | None = None
 
 
+@dataclass(frozen=True)
+class PromptProgress:
+    """Before a reply: ``n_read`` of ``n_prompt`` tokens are restored or evaluated; ``seconds_left`` is 0 if unknown."""
+
+    n_prompt: int
+    n_read: int
+    seconds_left: float = 0.0
+
+
+ReplyEvent: TypeAlias = PromptProgress | ReplyDelta | ReplyStats
+
+
 class ChatBackend(Protocol):
     """Anything that continues a conversation. Used from one thread. What cannot be done raises PyctlError."""
 
@@ -334,6 +348,6 @@ class ChatBackend(Protocol):
 
     def stream(
         self, messages: Sequence[Mapping[str, Any]], fields: Mapping[str, Any] | None = None
-    ) -> Generator[ReplyDelta | ReplyStats, None, None]:
-        """The reply to ``messages`` (OpenAI's form) with more ``fields`` of a request, and its figures in the end.
-        Closing it stops the work."""
+    ) -> Generator[ReplyEvent, None, None]:
+        """The reply to ``messages`` (OpenAI's form) with more ``fields`` of a request, and its figures in the end;
+        before it, how far the prompt is read. Closing it stops the work."""

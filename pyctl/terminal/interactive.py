@@ -18,7 +18,7 @@ from typing import Any, TextIO
 from rich.console import Console
 
 from pyctl.atomic_file import make_private
-from pyctl.chat.reply import CallDelta, ReplyDelta
+from pyctl.chat.reply import CallDelta
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import PyctlError, RequestError
 from pyctl.server.body import ChatBody
@@ -32,7 +32,8 @@ from pyctl.terminal.console import (
     TerminalReader,
     View,
 )
-from pyctl.terminal.conversation import Call, ChatBackend, Conversation, ReplyStats
+from pyctl.terminal.conversation import Call, ChatBackend, Conversation, PromptProgress, ReplyEvent, ReplyStats
+from pyctl.terminal.prompt_line import PromptLine
 from pyctl.terminal.rendering import THEME
 from pyctl.terminal.tool_calls import MOST_ROUNDS, STOPPED, ToolCalls, ToolSource
 from pyctl.text import reason_of
@@ -73,6 +74,7 @@ class Chat:
         self._interactive = interactive
         self._keep_in = last
         self.tools = ToolCalls(None, lambda question: "")
+        self.prompt_line = PromptLine(None)
         self._running = True
         self._images: tuple[str, ...] = ()  # what the next message shows
         self._files: tuple[str, ...] = ()
@@ -157,8 +159,13 @@ class Chat:
         fields = {**self.tools.fields(), **self._fields}
         with _Interrupts() as interrupts:
             try:
-                with contextlib.closing(self._backend.stream(asked.for_model(), fields)) as deltas:
+                stream = self._backend.stream(asked.for_model(), fields)
+                with self.prompt_line as line, contextlib.closing(stream) as deltas:
                     while (delta := interrupts.next(deltas)) is not None:
+                        if isinstance(delta, PromptProgress):
+                            line.show(delta)
+                            continue
+                        line.close()
                         if isinstance(delta, ReplyStats):
                             stats = delta
                             continue
@@ -330,7 +337,7 @@ class _Interrupts:
         if self._before is not None:
             signal.signal(signal.SIGINT, self._before)
 
-    def next(self, deltas: Iterator[ReplyDelta | ReplyStats]) -> ReplyDelta | ReplyStats | None:
+    def next(self, deltas: Iterator[ReplyEvent]) -> ReplyEvent | None:
         """The next piece, None after the last. Raises KeyboardInterrupt, once."""
         self._waiting = True
         try:
@@ -371,6 +378,7 @@ def run_chat(backend: ChatBackend, settings: TerminalSettings, tools: ToolSource
         kept = last if typing or settings.resumes else None
         chat = Chat(backend, reader, view, conversation, interactive=typing, last=kept)
         chat.tools = ToolCalls(tools, reader.ask, last.with_name("allowed-tools.json"))
+        chat.prompt_line = PromptLine(sys.stderr)
         if typing or (settings.lines and settings.prompt is None):
             return chat.run()
         reads = settings.prompt is None or not sys.stdin.isatty()

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
-from pyctl.chat.reply import ReplyDelta
-from pyctl.engine.request import Done, Failed, Piece
+from pyctl.engine.request import Done, Failed, Piece, Progress
 from pyctl.errors import EngineError, PyctlError
 from pyctl.server.body import ChatBody
 from pyctl.server.prepare import prepare
 from pyctl.server.service import Service
-from pyctl.terminal.conversation import ReplyStats
+from pyctl.terminal.conversation import PromptProgress, ReplyEvent, ReplyStats
 
 __all__ = ["LocalBackend"]
 
@@ -39,9 +38,10 @@ class LocalBackend:
 
     def stream(
         self, messages: Sequence[Mapping[str, Any]], fields: Mapping[str, Any] | None = None
-    ) -> Generator[ReplyDelta | ReplyStats, None, None]:
+    ) -> Generator[ReplyEvent, None, None]:
         """The model's reply; closing the generator, or Ctrl-C within, stops the work at the next batch end or token."""
-        (prepared,) = prepare(self._service, ChatBody.of({"messages": list(messages), **(fields or {})}))
+        body = {"messages": list(messages), "stream": True, **(fields or {})}
+        (prepared,) = prepare(self._service, ChatBody.of(body))
         splitter = prepared.splitter
         handle = self._service.worker.submit(prepared.request)
         try:
@@ -50,6 +50,8 @@ class LocalBackend:
             for event in handle:
                 if isinstance(event, Piece):
                     yield splitter.feed(event.text, event.tokens)
+                elif isinstance(event, Progress):
+                    yield PromptProgress(event.n_prompt, event.n_processed, event.seconds_left)
                 elif isinstance(event, Done):
                     yield splitter.finish()
                     yield _stats(event)

@@ -22,7 +22,7 @@ from pyctl.errors import (
     UnavailableError,
 )
 from pyctl.limit import limit
-from pyctl.terminal.conversation import ReplyStats
+from pyctl.terminal.conversation import PromptProgress, ReplyEvent, ReplyStats
 from pyctl.terminal.tool_calls import OfferedTool, text_of
 
 __all__ = ["RemoteBackend"]
@@ -95,16 +95,20 @@ class RemoteBackend:
 
     def sees_images(self) -> bool:
         """Whether the server says that the model has an image encoder, or says nothing."""
+        return self._entry().sees_images
+
+    def _entry(self) -> _Listed:
         name = self.name()
-        return self._listed.get(name, _Listed()).sees_images
+        return self._listed.get(name, _Listed())
 
     def stream(
         self, messages: Sequence[Mapping[str, Any]], fields: Mapping[str, Any] | None = None
-    ) -> Generator[ReplyDelta | ReplyStats, None, None]:
+    ) -> Generator[ReplyEvent, None, None]:
         """The server's reply to ``messages``; the time to the first token is measured here."""
         body = {"messages": list(messages), "stream": True, "stream_options": {"include_usage": True}}
+        if self._entry().tells_progress:  # others refuse fields that they do not know
+            body |= {"return_progress": True, "return_cache": True}
         body |= {**self._fields, **(fields or {})}
-        self.name()
         if self._model:
             body["model"] = self._model
         started = time.perf_counter()
@@ -119,7 +123,7 @@ class RemoteBackend:
             reply = _Reply(found[1] if found else "")
             for event in _events(response.iter_bytes()):
                 delta = reply.take(event, time.perf_counter() - started)
-                if any(delta):
+                if delta is not None:
                     yield delta
         if not reply.finished:
             raise UnavailableError(f"{self._name} closed the connection within a reply")
@@ -180,10 +184,10 @@ class _Reply:
         self._usage: Mapping[str, Any] = {}
         self._timings: Mapping[str, Any] = {}
 
-    def take(self, event: str, seconds: float) -> ReplyDelta:
+    def take(self, event: str, seconds: float) -> ReplyDelta | PromptProgress | None:
         if event == "[DONE]":
             self.finished = True
-            return ReplyDelta()
+            return None
         try:
             chunk = json.loads(event)
             if "error" in chunk:
@@ -195,11 +199,13 @@ class _Reply:
             said = choice.get("delta") or {}
             calls = tuple(_call(call) for call in said.get("tool_calls") or ())
             delta = ReplyDelta(str(said.get("reasoning_content") or ""), str(said.get("content") or ""), calls)
-        except (ValueError, TypeError, AttributeError, LookupError) as error:
+            progress = _progress(chunk["prompt_progress"]) if chunk.get("prompt_progress") else None
+        except (ValueError, TypeError, AttributeError, LookupError, OverflowError) as error:
             raise EngineError(f"the server sent no chat completion: {event[:80]!r}") from error
         self.finished = self.finished or bool(self._finish_reason)
-        if self._first is None and any(delta):
-            self._first = seconds
+        if not any(delta):
+            return progress
+        self._first = seconds if self._first is None else self._first
         return delta
 
     def stats(self) -> ReplyStats:
@@ -212,6 +218,9 @@ class _Reply:
         return ReplyStats(first_token_ms=first_ms, source=self._source, truncated=cut, **counts)
 
 
+_MOST_PROGRESS = 2**31
+"""Larger counts of a server are taken for this."""
+
 _TIMINGS = {
     "n_cached": "cache_n",
     "n_evaluated": "prompt_n",
@@ -220,6 +229,17 @@ _TIMINGS = {
     "n_drafted": "draft_n",
     "n_accepted": "draft_n_accepted",
 }
+
+
+def _progress(told: Mapping[str, Any]) -> PromptProgress:
+    """llama-server's ``prompt_progress``; it says nothing of the time that is left, as pyctl does in ``left_ms``."""
+    n_prompt, n_read, n_cached, ms, left_ms = (
+        min(max(int(told.get(name) or 0), 0), _MOST_PROGRESS)
+        for name in ("total", "processed", "cache", "time_ms", "left_ms")
+    )
+    if not left_ms and n_read > n_cached:
+        left_ms = ms * (n_prompt - n_read) // (n_read - n_cached)
+    return PromptProgress(n_prompt, n_read, left_ms / 1000.0)
 
 
 def _call(call: Mapping[str, Any]) -> CallDelta:
@@ -278,6 +298,7 @@ class _Listed:
     """A model in a server's list."""
 
     sees_images: bool = True
+    tells_progress: bool = False
 
 
 def _listed(response: httpx.Response) -> dict[str, _Listed]:
@@ -289,7 +310,7 @@ def _listed(response: httpx.Response) -> dict[str, _Listed]:
         for model in body["data"][:_MOST_MODELS]:
             kinds = model.get("architecture", {}).get("input_modalities")
             sees = "image" in kinds if kinds else "multimodal" in first.get("capabilities", ["multimodal"])
-            found[str(model["id"])] = _Listed(sees)
+            found[str(model["id"])] = _Listed(sees, model.get("owned_by") == "llamacpp")
         return found
     except (ValueError, TypeError, LookupError, AttributeError):
         return {}

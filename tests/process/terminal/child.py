@@ -1,8 +1,8 @@
 """A chat with a scripted backend in a process of its own: ``python child.py [--tty] [--dead] [flags of a chat]``.
 
-The reply repeats the question or the result of a tool; "slow" is answered without end, "fail" with an error, and
-"call NAME" with a call of that tool; with --dead there is no backend at all. With --loads the whole command runs, whose
-model is loaded when the file "go" is in the state directory.
+The reply repeats the question or the result of a tool; "slow" is answered without end, "fail" with an error,
+"call NAME" with a call of that tool, and "long" when the file "go" is in the state directory. With --dead there is no
+backend at all. With --loads the whole command runs, whose model is loaded when that file is there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pyctl.chat.reply import CallDelta, ReplyDelta
 from pyctl.cli import chat_command
 from pyctl.cli.arguments import CommandSettings, parse_chat
 from pyctl.errors import EngineError, UnavailableError
-from pyctl.terminal.conversation import ReplyStats
+from pyctl.terminal.conversation import PromptProgress, ReplyEvent, ReplyStats
 from pyctl.terminal.interactive import run_chat
 from pyctl.terminal.tool_calls import OfferedTool
 from tests.waiting import until
@@ -47,8 +47,11 @@ class Echo:
 
     def stream(
         self, messages: Sequence[Mapping[str, Any]], fields: Mapping[str, Any] | None = None
-    ) -> Generator[ReplyDelta | ReplyStats, None, None]:
+    ) -> Generator[ReplyEvent, None, None]:
         text = messages[-1]["content"]
+        if text == "long":
+            yield PromptProgress(1000, 250, 600.0)
+            until(lambda: (Path(os.environ["XDG_STATE_HOME"]) / "go").exists())
         yield ReplyDelta(reasoning="thinking")
         if text.startswith("call "):
             yield ReplyDelta(calls=(CallDelta(0, "id", text[5:], '{"where": "here"}'),))

@@ -61,7 +61,7 @@ class Terminal:
             start_new_session=True,
         )
         os.close(child_end)
-        self.shown = ""
+        self.shown = self.raw = ""
         self._decoder = codecs.getincrementaldecoder("utf-8")()
 
     def type(self, keys: str) -> None:
@@ -73,7 +73,8 @@ class Terminal:
         while text not in (plain := CONTROL.sub("", self.shown.replace(BRACKETED_PASTE_ON, PROMPT))):
             ready, _, _ = select.select([self._end], [], [], max(0.0, end - time.monotonic()))
             assert ready, f"{text!r} did not appear in {plain!r}"
-            self.shown += self._decoder.decode(os.read(self._end, 65536))
+            more = self._decoder.decode(os.read(self._end, 65536))
+            self.shown, self.raw = self.shown + more, self.raw + more
         before, _, self.shown = plain.partition(text)
         return before
 
@@ -245,6 +246,24 @@ def test_without_colours_a_terminal_gets_plain_text(tmp_path: Path) -> None:
     with Terminal(tmp_path, "-p", "**bold**") as terminal:
         terminal.expect("turn 1: 'bold'")
         terminal.expect("exit 0")
+
+
+READ = "prompt: 250 of 1,000 tokens (25%), 10 min to go"
+
+
+def test_terminal_shows_how_far_a_prompt_is_read(terminal: Terminal, tmp_path: Path) -> None:
+    terminal.type("long\r")
+    terminal.expect(READ)
+    terminal.say("\x03", "stopped", "nothing had been said yet")
+    terminal.type("long\r")
+    with Terminal(tmp_path, "-p", "long", extra={"NO_COLOR": "1"}) as plain:
+        for child in (terminal, plain):
+            child.expect(READ)
+        (tmp_path / "go").touch()
+        for child in (terminal, plain):
+            child.expect("turn 1")
+            assert child.raw.rpartition("to go")[2].startswith("\r\x1b[2K")
+    assert pipe(tmp_path, "long", "--no-stats").stderr == b"thinking\nexit 0\n"
 
 
 def call(terminal: Terminal, name: str, answer: str | None, result: str) -> None:

@@ -11,7 +11,7 @@ from pyctl.engine.request import Done, DraftCounts, Event, Failed, Piece, Progre
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import ContextSizeError, EngineError, UnavailableError
 from pyctl.server import ReplySettings
-from pyctl.terminal.conversation import ReplyStats
+from pyctl.terminal.conversation import PromptProgress, ReplyStats
 from pyctl.terminal.local import LocalBackend
 from tests.unit.server.fake import HI, N_CTX, Bench, Pause, close_workers
 
@@ -59,6 +59,9 @@ def test_reasoning_is_told_apart_from_content() -> None:
     events = [
         *(Progress(46, 12, 46, 1.0, "live"), piece("I th"), piece("ink</thi"), piece("nk>\n\nYes"), piece("."), DONE)
     ]
+    bench = bench_of(*events)
+    assert PromptProgress(46, 46) in LocalBackend(bench.service).stream(HI)
+    assert bench.worker.requests[0].return_progress
     deltas = said(bench_of(*events))
     assert "".join(delta.reasoning for delta in deltas) == "I think"
     assert "".join(delta.content for delta in deltas) == "Yes."

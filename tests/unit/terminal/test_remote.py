@@ -21,7 +21,7 @@ from starlette.routing import Route
 
 from pyctl.chat.reply import CallDelta, ReplyDelta
 from pyctl.errors import AuthenticationError, EngineError, NotFoundError, PyctlError, RequestError, UnavailableError
-from pyctl.terminal.conversation import Call, ReplyStats
+from pyctl.terminal.conversation import Call, PromptProgress, ReplyStats
 from pyctl.terminal.remote import RemoteBackend
 from pyctl.terminal.tool_calls import OfferedTool, ToolCalls
 
@@ -57,6 +57,13 @@ SCRIPTS: dict[str, list[str]] = {
     "broken": [*REPLY],
     "odd error": ['data: {"error": "plain"}\n\n'],
     "error": [*REPLY, 'data: {"error": {"code": 503, "message": "shutting down"}}\n\n'],
+    "progress": [
+        last(prompt_progress={"total": 9000, "cache": 1000, "processed": 3000, "time_ms": 4000}),
+        last(prompt_progress={"total": 9000, "cache": 1000, "processed": 5000, "time_ms": 8000, "left_ms": 7000}),
+        *REPLY,
+        DONE,
+    ],
+    "huge progress": [last(prompt_progress={"total": 1e400, "processed": 0})],
     "nonsense": ["data: {]\n\n"],
     "odd": ["data: [1]\n\n"],
 }
@@ -231,6 +238,7 @@ def test_name(server: ScriptedServer, backend: RemoteBackend) -> None:
         ("broken", UnavailableError, "closed the connection within a reply"),
         ("error", UnavailableError, "shutting down"),
         ("odd error", EngineError, "plain"),
+        ("huge progress", EngineError, "the server sent no chat completion"),
         ("nonsense", EngineError, "the server sent no chat completion"),
         ("odd", EngineError, "the server sent no chat completion"),
     ],
@@ -279,6 +287,14 @@ def test_a_server_of_several_models(server: ScriptedServer, backend: RemoteBacke
     list(backend.stream([{"role": "user", "content": "bare"}], {"top_k": 3}))
     assert (server.bodies[-1]["model"], server.bodies[-1]["top_k"]) == ("large", 3)
     assert backend.name() == "large"
+
+
+@pytest.mark.parametrize("owner", ["llamacpp", "somebody"])
+def test_progress_is_asked_for_where_it_is_known(server: ScriptedServer, backend: RemoteBackend, owner: str) -> None:
+    server.models = {"data": [{"id": "tiny", "owned_by": owner}]}
+    first, second, *_ = backend.stream([{"role": "user", "content": "progress"}])
+    assert (first, second) == (PromptProgress(9000, 3000, 12.0), PromptProgress(9000, 5000, 7.0))
+    assert ("return_progress" in server.bodies[0]) is (owner == "llamacpp")
 
 
 CAPABLE = {"models": [{"capabilities": ["completion"]}]}
