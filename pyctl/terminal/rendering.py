@@ -17,9 +17,9 @@ from typing import ClassVar
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-from rich.live import Live
+from rich.control import Control
 from rich.markdown import CodeBlock, Heading, Markdown
-from rich.segment import Segment
+from rich.segment import ControlType, Segment
 from rich.syntax import Syntax
 from rich.text import Text
 from rich.theme import Theme
@@ -275,15 +275,8 @@ class GrowingText:
         self._clock = clock
         self._next_draw = clock()
         self._is_empty = True
-        self._live = Live(
-            console=console,
-            auto_refresh=False,
-            transient=True,
-            redirect_stdout=False,
-            redirect_stderr=False,
-            vertical_overflow="visible",
-        )
-        self._live.start()
+        self._region: list[list[Segment]] = []  # rows that are drawn again
+        console.show_cursor(False)
 
     def feed(self, text: str) -> None:
         """Show more."""
@@ -298,8 +291,8 @@ class GrowingText:
         """Show the rest, and end the region."""
         for block in self._blocks.finish():
             self._complete(block)
-        self._live.update(Text(""))
-        self._live.stop()
+        self._replace([], [])
+        self._console.show_cursor(True)
 
     def _draw(self, source: str) -> None:
         """Draw the last rows of the open block again."""
@@ -307,21 +300,29 @@ class GrowingText:
         n_most = max(self._console.height // 2, 1)
         n_above = max(self._n_printed, len(rows) - n_most) if self._blocks.is_final else self._n_printed
         shown = rows[n_above:][-n_most:]
-        with self._console:  # one write
-            self._live.update(_Rows(shown) if shown else Text(""), refresh=True)
-            if n_above > self._n_printed:
-                self._console.print(_Rows(rows[self._n_printed : n_above]), end="")
+        self._replace(rows[self._n_printed : n_above], shown)
         self._n_printed = n_above
 
     def _complete(self, block: Block) -> None:
-        with self._console:
-            self._live.update(Text(""), refresh=True)
-            self._console.print(_Rows(self._rows(block.text, block.gap)[self._n_printed :]), end="")
+        self._replace(self._rows(block.text, block.gap)[self._n_printed :], [])
         self._n_printed = 0
         self._is_empty = False
-        self._options = self._console.options  # rows of one block have one width
+
+    def _replace(self, rows: list[list[Segment]], region: list[list[Segment]]) -> None:
+        """Erase the region, print ``rows`` and draw another ``region``.
+
+        A terminal that became narrower has wrapped rows of the width before, and wraps those that still come.
+        """
+        width = self._console.width
+        n_rows = sum(max(-(-Segment.get_line_length(row) // width), 1) for row in self._region)
+        self._region = region
+        with self._console:  # one write
+            self._console.control(Control(*[(ControlType.CURSOR_UP, 1), (ControlType.ERASE_IN_LINE, 2)] * n_rows))
+            self._console.print(_Rows([*rows, *region]), end="", crop=False)
 
     def _rows(self, source: str, gap: int) -> list[list[Segment]]:
+        if not self._n_printed:  # rows of one block have one width
+            self._options = self._console.options
         rows = self._console.render_lines(self._render(source), self._options, pad=False)
         rows = [_trimmed(row) for row in rows]
         if source.strip():  # rich puts empty rows around lists and tables

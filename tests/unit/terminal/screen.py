@@ -9,7 +9,10 @@ _CODE = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])|\x1b|[\r\n]|[^\x1b\r\n]+")
 
 
 class Screen(io.StringIO):
-    """Follows line ends, cursor movements up, erased lines and styles; ``n_erased`` counts rows with text that went."""
+    """Follows line ends, cursor movements up, erased lines and styles; ``n_erased`` counts rows with text that went.
+
+    It has no width until `resize`.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -19,6 +22,7 @@ class Screen(io.StringIO):
         self._row = 0
         self._column = 0
         self._style = ""
+        self._width = 0
 
     def isatty(self) -> bool:
         return True
@@ -32,6 +36,14 @@ class Screen(io.StringIO):
         """The rows above the cursor, without blanks at their ends."""
         assert not self._rows[self._row]
         return [row.rstrip() for row in self._rows[: self._row]]
+
+    def resize(self, width: int) -> None:
+        """Wrap rows that are longer, now and from now on; the cursor stays below what it was below."""
+        self._width = width
+        pieces = [[row[at : at + width] for at in range(0, len(row) or 1, width)] for row in self._rows]
+        self._row = sum(map(len, pieces[: self._row]))
+        self._styles = [style for style, row in zip(self._styles, pieces, strict=True) for _ in row]
+        self._rows = [piece for row in pieces for piece in row]
 
     def style(self, row: int) -> str:
         """The style in which ``row`` begins."""
@@ -62,3 +74,8 @@ class Screen(io.StringIO):
                 self._styles[self._row] = self._style
             self._rows[self._row] += text
             self._column += len(text)
+            if 0 < self._width < self._column:
+                rest = self._rows[self._row][self._width :]
+                self._rows[self._row] = self._rows[self._row][: self._width]
+                self._obey("\n", "", "")
+                self._obey(rest, "", "")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 from rich.console import Console
@@ -140,6 +141,23 @@ a link (http://x.org/a), code, gone,
 def test_markdown_looks_the_same_however_it_comes(size: int) -> None:
     assert shown(MIXED, size=size).rows() == ROWS.split("\n")
     assert shown(MIXED, size=size, draws=False).rows() == ROWS.split("\n")
+
+
+@pytest.mark.parametrize("height", [6, 40])
+@pytest.mark.parametrize("text", ["word " * 120, "- an item of a list that is longer than a row\n" * 12])
+def test_a_terminal_that_becomes_narrower_doubles_and_loses_nothing(text: str, height: int) -> None:
+    whole = shown(text, width=100, height=height)
+    screen = Screen()
+    console = Console(file=screen, force_terminal=True, force_interactive=True, width=100, height=height, theme=THEME)
+    growing = GrowingText(console, clock=Clock(True))
+    for at in range(0, len(text), 10):
+        if at in (60, 200, 300):
+            console.width -= 23
+            screen.resize(console.width)
+        growing.feed(text[at : at + 10])
+    growing.finish()
+    letters = [re.sub(r"[\s─]", "", "".join(each.rows())) for each in (whole, screen)]
+    assert letters[0] == letters[1]
 
 
 def test_what_is_printed_is_not_drawn_again() -> None:
