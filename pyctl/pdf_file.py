@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
 import sys
 
-from pyctl.errors import NotSupportedError, RequestError
+from pyctl.errors import RequestError
 from pyctl.limit import limit
 from pyctl.module_process import answer_of_module
 
@@ -27,9 +26,7 @@ def is_pdf(data: bytes) -> bool:
 
 
 def pdf_text(data: bytes) -> str:
-    """The text of all pages of a PDF file. Raises RequestError, and NotSupportedError without pypdf."""
-    if importlib.util.find_spec("pypdf") is None:
-        raise NotSupportedError("PDF files need pypdf: pip install 'pyctl[pdf]'")
+    """The text of all pages of a PDF file. Raises RequestError."""
     if not is_pdf(data):
         raise RequestError("this is not a PDF file")
     if len(data) > MOST_PDF_BYTES:

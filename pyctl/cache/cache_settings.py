@@ -144,7 +144,7 @@ class DiskSettings:
         "",
         "--kv-store",
         "object store behind that directory, which servers may share: s3://, gs://, az://, file:// or memory://; "
-        "keys come from the environment; needs pyctl[store]",
+        "keys come from the environment; needs obstore",
         store_url,
         "PYCTL_KV_STORE",
         "URL",

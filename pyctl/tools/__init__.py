@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -10,6 +9,7 @@ from typing import Any
 
 from pyctl.convert import file_text, json_object
 from pyctl.errors import ConfigError
+from pyctl.install_command import install_command
 from pyctl.limit import limit
 from pyctl.setting import TOOLS
 
@@ -100,7 +100,7 @@ class ToolSettings:
 
     def __post_init__(self) -> None:
         if self.mcp_servers and find_spec("mcp") is None:
-            raise ConfigError(f"MCP servers need the package mcp: {sys.executable} -m pip install 'mcp>=2,<3'")
+            raise ConfigError(f"MCP servers need the package mcp: {install_command('mcp>=2,<3')}")
 
     @property
     def mcp_servers(self) -> tuple[McpServer, ...]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from pyctl.install_command import install_command
 from pyctl.measure.server_process import clean_environment
 from tests.process.conftest import Server, n_on_disk, pyctl, source_of
 from tests.waiting import until
@@ -103,4 +104,5 @@ def test_a_store_without_its_package_ends_the_start(command: str, tmp_path: Path
         text=True,
         check=False,
     )
-    assert (done.returncode, done.stderr) == (2, "pyctl: error: --kv-store needs obstore: pip install 'pyctl[store]'\n")
+    hint = install_command("obstore>=0.9")
+    assert (done.returncode, done.stderr) == (2, f"pyctl: error: --kv-store needs obstore: {hint}\n")

@@ -21,6 +21,7 @@ LAYERS = {
     "pdf_file": {"errors", "limit", "module_process"},
     "child_environment": set(),
     "module_command": set(),
+    "install_command": set(),
     "module_process": {"child_environment", "module_command"},
     "text": set(),
     "reasoning": set(),
@@ -28,7 +29,7 @@ LAYERS = {
     "user_directory": set(),
     "models": {"errors", "text", "atomic_file"},
     "setup": {"errors", "text", "atomic_file", "module_command", "module_process"},
-    "cache": {"prompt", "errors", "atomic_file"},
+    "cache": {"prompt", "errors", "atomic_file", "install_command"},
     "chat": {"prompt", "reasoning", "text", "errors", "atomic_file"},
     "engine": {"cache", "models", "prompt", "reasoning", "text", "errors", "atomic_file"},
     "llama": {"engine", "cache", "models", "setup", "prompt", "text", "errors", "atomic_file", "user_directory"}
@@ -36,7 +37,7 @@ LAYERS = {
     "doctor": {"setup", "text", "errors"},
     "measure": {"module_command", "module_process"},
     "page": {"module_process"},
-    "tools": {"text", "errors", "child_environment"},
+    "tools": {"text", "errors", "child_environment", "install_command"},
     "server": {"chat", "engine", "cache", "page", "tools", "prompt", "reasoning", "text", "errors"},
     "terminal": {"chat", "engine", "tools", "prompt", "text", "errors", "atomic_file"},
 }

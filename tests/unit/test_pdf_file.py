@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import zlib
 from pathlib import Path
 
 import pytest
 
 from pyctl import pdf_file
-from pyctl.errors import NotSupportedError, RequestError
+from pyctl.errors import RequestError
 from pyctl.pdf_file import pdf_text
 from pyctl.terminal.conversation import read_text
 
@@ -63,13 +62,10 @@ def test_what_cannot_be_read_is_said(data: bytes, words: str) -> None:
         pdf_text(data)
 
 
-def test_time_is_bounded_and_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_and_size_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pdf_file, "_SECONDS", 0.0)
     with pytest.raises(RequestError, match="more than 0 seconds"):
         pdf_text(pdf(says("x")))
     monkeypatch.setattr(pdf_file, "MOST_PDF_BYTES", 9)
     with pytest.raises(RequestError, match="may have 9 bytes"):
-        pdf_text(pdf(says("x")))
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(NotSupportedError, match=r"pip install 'pyctl\[pdf\]'"):
         pdf_text(pdf(says("x")))

@@ -32,6 +32,7 @@ from pyctl.cache.disk.writer import StoreWriter
 from pyctl.cache.ports import StoreView, Written
 from pyctl.cache.snapshot import Prefix, PromptMatch
 from pyctl.errors import ConfigError, NotWrittenError
+from pyctl.install_command import install_command
 from pyctl.limit import limit
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def connect(url: str) -> ObjectStore:
     try:
         from obstore.store import from_url
     except ImportError:
-        raise ConfigError("--kv-store needs obstore: pip install 'pyctl[store]'") from None
+        raise ConfigError(f"--kv-store needs obstore: {install_command('obstore>=0.9')}") from None
     try:
         if url.startswith("file:"):
             make_private(Path(url.removeprefix("file://")))

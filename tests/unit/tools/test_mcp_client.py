@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from pyctl.errors import ConfigError
+from pyctl.install_command import install_command
 from pyctl.terminal.conversation import Call
 from pyctl.terminal.tool_calls import OwnTools, ToolCalls
 from pyctl.tools import McpServer, ToolSettings, mcp_servers
@@ -259,5 +260,5 @@ def test_what_is_wrong_with_a_configuration_is_said(text: str, why: str) -> None
 
 def test_without_the_package_the_flag_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pyctl.tools.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=f"{re.escape(sys.executable)} -m pip install 'mcp"):
+    with pytest.raises(ConfigError, match=re.escape(install_command("mcp>=2,<3"))):
         ToolSettings(mcp_config=mcp_servers(json.dumps({"mcpServers": {"a": {"command": "b"}}})))

@@ -1,0 +1,36 @@
+"""What a person types to add a package to the environment that runs pyctl, whoever made it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from pyctl.install_command import install_command
+
+PIP = [sys.executable, "-m", "pip", "install"] if find_spec("pip") else ["uv", "pip", "install", "--python"]
+
+
+@pytest.mark.parametrize(
+    ("file", "command"),
+    [
+        ("pipx_metadata.json", ["pipx", "inject", "env", "mcp>=2,<3"]),
+        ("uv-receipt.toml", ["uv", "tool", "install", "--with", "mcp>=2,<3", "/home/a b/pyctl"]),
+        ("pyvenv.cfg", [*PIP, *([] if find_spec("pip") else [sys.executable]), "mcp>=2,<3"]),
+    ],
+)
+def test_it_is_that_of_the_tool_that_made_the_environment(
+    file: str, command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted = tmp_path / "pyctl-9.dist-info"
+    noted.mkdir()
+    (noted / "METADATA").write_text("Metadata-Version: 2.1\nName: pyctl\nVersion: 9\n")
+    (noted / "direct_url.json").write_text(json.dumps({"url": "file:///home/a%20b/pyctl"}))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (prefix := tmp_path / "env").mkdir()
+    (prefix / file).touch()
+    assert shlex.split(install_command("mcp>=2,<3", prefix)) == command
