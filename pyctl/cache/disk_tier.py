@@ -161,13 +161,13 @@ class DiskTier:
             found |= self.behind.remove(name)
         return self.store.directory.remove(f"{self.store.fingerprint}/{name}") or found
 
-    def wants(self, snapshot: Snapshot) -> bool:
+    def wants(self, snapshot: Snapshot, *, is_last: bool = False) -> bool:
         """Whether the disk may have it and has not got it."""
-        return snapshot.facts.for_disk and self.store.wants(snapshot)
+        return snapshot.facts.for_disk and self.store.wants(snapshot, is_last=is_last)
 
-    def write(self, snapshot: Snapshot) -> None:
-        """Queue ``snapshot``, if it is wanted, as `WriteQueue.write` says."""
-        if self.wants(snapshot):
+    def write(self, snapshot: Snapshot, *, is_last: bool = False) -> None:
+        """Queue ``snapshot``, if it is wanted, as `WriteQueue.write` says; the last one however short it is."""
+        if self.wants(snapshot, is_last=is_last):
             self.queue.write(snapshot)
 
     def evict(self, snapshot: Snapshot, worth: float, rows_of: RowsOf) -> None:

@@ -333,8 +333,8 @@ class Store(Protocol):
     def wants(self, snapshot: Snapshot) -> bool:
         """Whether the store may have it and does not."""
 
-    def write(self, snapshot: Snapshot) -> None:
-        """Queue a ``snapshot`` of the cache if it is wanted; its bytes in RAM are there."""
+    def write(self, snapshot: Snapshot, *, is_last: bool = False) -> None:
+        """Queue a ``snapshot`` of the cache if it is wanted, the last one however short; its bytes in RAM are there."""
 
     def evict(self, snapshot: Snapshot, worth: float, rows_of: RowsOf) -> None:
         """The cache is about to drop ``snapshot``, which saves ``worth`` seconds: keep what is to be written of it."""

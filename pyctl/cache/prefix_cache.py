@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import itemgetter
@@ -290,12 +290,12 @@ class PrefixCache:
             self._write([end for end in self.cache.conversation_ends()[::-1] if self.device.is_large(end)])
         return False
 
-    def _write(self, snapshots: Collection[Snapshot]) -> None:
+    def _write(self, snapshots: Sequence[Snapshot], *, has_last: bool = False) -> None:
         """Give ``snapshots`` to the disk; `hand_over` copies what only the device has."""
         if (disk := self.disk) is not None and snapshots:
             self.memory.synchronize()
             for each in snapshots:
-                disk.write(each)
+                disk.write(each, is_last=has_last and each is snapshots[-1])
         self.hand_over()
 
     def park(self, seq: LiveSequence) -> None:
@@ -342,11 +342,12 @@ class PrefixCache:
         return faults(self.cache)
 
     def close(self) -> bool:
-        """Send the ends of all conversations to disk; False if they are not all there within the tier's limit."""
+        """Send the ends of all conversations to disk, the last used however short; False if they are not all there
+        within the tier's limit."""
         if self.disk is None:
             return True
         if self.disk.policy.kind != "off":
-            self._write(self.cache.conversation_ends()[::-1])
+            self._write(self.cache.conversation_ends()[::-1], has_last=True)
         return self.disk.close(self.hand_over)
 
     def give_back(self) -> None:

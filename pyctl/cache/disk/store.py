@@ -99,7 +99,7 @@ class DiskStore:
         self.note_read: Callable[[int, float], None] = lambda n_bytes, seconds: None
         self._space = space
         self._handed: WeakValueDictionary[SegmentName, Segment] = WeakValueDictionary()
-        self.files = StoreWriter(self.directory, fingerprint, min_tokens=min_tokens, daily_bytes=daily_bytes)
+        self.files = StoreWriter(self.directory, fingerprint, daily_bytes=daily_bytes)
         self._hangs = False
         self.sizes = sizes
         with suppress(OSError):  # then its files are taken for older ones, which only says who goes first
@@ -129,10 +129,10 @@ class DiskStore:
         lengths = sorted(n for n in self.lengths() if 0 < n <= most)
         return prompt.among(self.directory.contents.of(self.fingerprint), lengths)[::-1]
 
-    def wants(self, snapshot: Snapshot) -> bool:
-        """Whether ``snapshot`` is long enough and not stored yet, or only one that is not exact."""
+    def wants(self, snapshot: Snapshot, *, is_last: bool = False) -> bool:
+        """Whether ``snapshot`` is long enough, or the last one, and not stored yet, or only one that is not exact."""
         is_exact = self.directory.contents.of(self.fingerprint).get(StateName.of(snapshot.prefix))
-        return snapshot.n >= self.min_tokens and (is_exact is None or (snapshot.exact and not is_exact))
+        return (is_last or snapshot.n >= self.min_tokens) and (is_exact is None or (snapshot.exact and not is_exact))
 
     def open(
         self, prefix: Prefix, tokens: Tokens, base: Snapshot | None = None, most_bytes: int | None = None

@@ -52,12 +52,10 @@ class OpenWrite:
 class StoreWriter:
     """Writes snapshots of one ``fingerprint`` into ``directory``; ``daily_bytes`` as `DiskStore` has it."""
 
-    def __init__(
-        self, directory: CacheDirectory, fingerprint: str, *, min_tokens: int, daily_bytes: int | None
-    ) -> None:
+    def __init__(self, directory: CacheDirectory, fingerprint: str, *, daily_bytes: int | None) -> None:
         self.directory, self.fingerprint = directory, fingerprint
         self.home = directory.path / fingerprint
-        self.min_tokens, self.daily_bytes = min_tokens, daily_bytes
+        self.daily_bytes = daily_bytes
         self._spilled = [0, 0]  # a day, and how many bytes that left RAM were written in it
         self._told = 0  # the day on which the log reported that the daily budget is used up
 
@@ -66,7 +64,7 @@ class StoreWriter:
         store.
 
         ``label`` says to people what it holds. What is ``spilled`` may take part of the bytes of a day only, and does
-        not come in the place of what is worth more. 0 when it is too short, here already, or does not fit the bytes of
+        not come in the place of what is worth more. 0 when it is too long, here already, or does not fit the bytes of
         the day. NotWrittenError when its rows were given up, or the directory has no room for it. OSError when the disk
         does not take it; nothing stays behind then, and nothing can be found before all is there.
         """
@@ -86,7 +84,7 @@ class StoreWriter:
 
     def _open(self, snapshot: Snapshot, label: str, spilled: bool) -> OpenWrite | None:
         """The files of ``snapshot`` to write; None if `write` writes nothing."""
-        if snapshot.n < self.min_tokens or snapshot.segment.end > MAX_TOKENS:
+        if snapshot.segment.end > MAX_TOKENS:
             return None
         self.directory.restore_index()
         self.directory.look_ahead()
