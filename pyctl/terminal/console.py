@@ -7,7 +7,7 @@ import os
 import select
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Protocol, TextIO
+from typing import TextIO, TypeAlias
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter, WordCompleter
@@ -44,16 +44,6 @@ _MOST_HISTORY_BYTES = limit(
 )
 
 
-class Reader(Protocol):
-    """A source of messages and commands."""
-
-    def read(self, default: str = "") -> str:
-        """The next one; ``default`` is there to be edited. Raises EOFError at the end, KeyboardInterrupt on Ctrl-C."""
-
-    def ask(self, question: str) -> str:
-        """The answer to a question in one line; "" where it cannot be asked."""
-
-
 class PipeReader:
     """Text of ``file``, read from its descriptor. Text that is not in its encoding raises RequestError."""
 
@@ -63,7 +53,7 @@ class PipeReader:
         self._is_open = True
 
     def read(self, default: str = "") -> str:
-        """The next line, unchanged."""
+        """The next line, unchanged. Raises EOFError at the end."""
         if default:
             raise RequestError("no terminal to edit in; give the new text after /edit")
         while b"\n" not in self._read and self._is_open:
@@ -121,6 +111,7 @@ class TerminalReader:
         )
 
     def read(self, default: str = "") -> str:
+        """The next message; ``default`` is there to be edited. EOFError at the end, KeyboardInterrupt on Ctrl-C."""
         return self._session.prompt([("bold", "> ")], default=default)
 
     def ask(self, question: str) -> str:
@@ -130,6 +121,10 @@ class TerminalReader:
             return session.prompt([("ansiyellow", question)])
         except (EOFError, KeyboardInterrupt):
             return ""
+
+
+Reader: TypeAlias = PipeReader | TerminalReader
+"""A source of messages and commands."""
 
 
 class CommandCompleter(Completer):
@@ -191,25 +186,6 @@ def _keys() -> KeyBindings:
 STYLES = {"reasoning": "dim", "call": "yellow"}
 
 
-class View(Protocol):
-    """A place for replies and remarks."""
-
-    def delta(self, delta: ReplyDelta) -> None:
-        """The next bit of the reply, at once."""
-
-    def end(self, stats: ReplyStats | None) -> None:
-        """The reply is over; ``stats`` is None when it was cut short."""
-
-    def info(self, text: str) -> None:
-        """An answer to a command."""
-
-    def error(self, text: str) -> None:
-        """One line that says what went wrong."""
-
-    def close(self) -> None:
-        """Leave the terminal as it was."""
-
-
 def call_text(call: CallDelta) -> str:
     """More of a tool call: its name first, then its arguments as they come."""
     return f"call {call.name} {call.arguments}" if call.name else call.arguments
@@ -253,15 +229,17 @@ class PlainView:
         self._last = ""
 
     def delta(self, delta: ReplyDelta) -> None:
+        """The next bit of the reply, at once."""
         self._write(self._err, delta.reasoning)
         self._write(self._out, delta.content)
         for call in delta.calls:
             if call.name:
-                self._break()
+                self.close()
             self._write(self._err, call_text(call))
 
     def end(self, stats: ReplyStats | None) -> None:
-        self._break()
+        """The reply is over; ``stats`` is None when it was cut short."""
+        self.close()
         if stats is not None and self._stats:
             self.info(stats_line(stats))
 
@@ -269,23 +247,21 @@ class PlainView:
         print(clean(text), file=self._err, flush=True)
 
     def error(self, text: str) -> None:
-        self._break()
+        self.close()
         print(clean(f"error: {text}"), file=self._err, flush=True)
-
-    def close(self) -> None:
-        self._break()
 
     def _write(self, file: TextIO, text: str) -> None:
         if not text:
             return
         if self._open is not file:
-            self._break()
+            self.close()
             self._open = file
         file.write(clean(text) if file.isatty() else text)
         file.flush()
         self._last = text[-1]
 
-    def _break(self) -> None:
+    def close(self) -> None:
+        """End the row that something was shown on."""
         if self._open is not None and self._last != "\n":
             self._open.write("\n")
             self._open.flush()
@@ -307,11 +283,11 @@ class RichView:
         self._show("content", delta.content)
         for call in delta.calls:
             if call.name and self._kind == "call":
-                self._break()
+                self.close()
             self._show("call", call_text(call))
 
     def end(self, stats: ReplyStats | None) -> None:
-        self._break()
+        self.close()
         if stats is None:
             self._line("\nstopped\n", "dim")
         elif self._stats:
@@ -322,18 +298,15 @@ class RichView:
         self._line(text, "cyan")
 
     def error(self, text: str) -> None:
-        self._break()
+        self.close()
         self._kind = ""
         self._line(f"error: {text}", "red")
-
-    def close(self) -> None:
-        self._break()
 
     def _show(self, kind: str, text: str) -> None:
         if not text:
             return
         if self._kind != kind:
-            self._break()
+            self.close()
             if self._kind:
                 self._console.line()
             self._kind = kind
@@ -344,7 +317,7 @@ class RichView:
             self._console.out(clean(text), style=STYLES[kind], end="", highlight=False)
             self._is_within = not text.endswith("\n")
 
-    def _break(self) -> None:
+    def close(self) -> None:
         """End the row that something was shown on."""
         if self._growing is not None:
             self._growing.finish()
@@ -355,3 +328,7 @@ class RichView:
 
     def _line(self, text: str, style: str) -> None:
         self._console.print(Text(clean(text), style=style))
+
+
+View: TypeAlias = PlainView | RichView
+"""A place for replies and remarks."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from types import FrameType
-from typing import Any, TextIO
+from typing import Any
 
 from rich.console import Console
 
@@ -74,7 +74,6 @@ class Chat:
         self._interactive = interactive
         self._keep_in = last
         self.tools = ToolCalls(None, lambda question: "")
-        self.prompt_line = PromptLine(None)
         self._running = True
         self._images: tuple[str, ...] = ()  # what the next message shows
         self._files: tuple[str, ...] = ()
@@ -160,7 +159,7 @@ class Chat:
         with _Interrupts() as interrupts:
             try:
                 stream = self._backend.stream(asked.for_model(), fields)
-                with self.prompt_line as line, contextlib.closing(stream) as deltas:
+                with contextlib.closing(PromptLine(sys.stderr)) as line, contextlib.closing(stream) as deltas:
                     while (delta := interrupts.next(deltas)) is not None:
                         if isinstance(delta, PromptProgress):
                             line.show(delta)
@@ -360,8 +359,9 @@ def run_chat(backend: ChatBackend, settings: TerminalSettings, tools: ToolSource
     message; with ``lines`` each line of the pipe is a message or command. Returns the exit code: 0, 1 after an error in
     plain mode or a backend that does not answer, 130 after Ctrl-C in plain mode.
     """
-    _on_error(sys.stdout, "replace")
-    _on_error(sys.stderr, "replace")
+    for file in (sys.stdout, sys.stderr):
+        if isinstance(file, io.TextIOWrapper):
+            file.reconfigure(errors="replace")
     typing = sys.stdin.isatty() and sys.stdout.isatty() and settings.prompt is None
     view, last = _view(settings.stats), user_directory("state", os.environ) / LAST_CHAT
     try:
@@ -378,7 +378,6 @@ def run_chat(backend: ChatBackend, settings: TerminalSettings, tools: ToolSource
         kept = last if typing or settings.resumes else None
         chat = Chat(backend, reader, view, conversation, interactive=typing, last=kept)
         chat.tools = ToolCalls(tools, reader.ask, last.with_name("allowed-tools.json"))
-        chat.prompt_line = PromptLine(sys.stderr)
         if typing or (settings.lines and settings.prompt is None):
             return chat.run()
         reads = settings.prompt is None or not sys.stdin.isatty()
@@ -411,9 +410,3 @@ def _one_prompt(prompt: str | None, piped: str) -> str:
     if not text:
         raise RequestError("standard input is empty")
     return text
-
-
-def _on_error(file: TextIO, handler: str) -> None:
-    """The error handler for characters that ``file`` cannot hold."""
-    if isinstance(file, io.TextIOWrapper):
-        file.reconfigure(errors=handler)

@@ -19,7 +19,7 @@ from markdown_it.token import Token
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.control import Control
 from rich.markdown import CodeBlock, Heading, Markdown
-from rich.segment import ControlType, Segment
+from rich.segment import ControlType, Segment, Segments
 from rich.syntax import Syntax
 from rich.text import Text
 from rich.theme import Theme
@@ -246,18 +246,6 @@ def formatted(text: str) -> RenderableType:
     return Text(text) if is_deep else _Formatted(text, tokens)
 
 
-class _Rows:
-    """Rendered rows."""
-
-    def __init__(self, rows: list[list[Segment]]) -> None:
-        self._rows = rows
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        for row in self._rows:
-            yield from row
-            yield Segment.line()
-
-
 class GrowingText:
     """Markdown that grows at the end of ``console``, a terminal; ``render`` makes rows of each of its blocks."""
 
@@ -316,9 +304,10 @@ class GrowingText:
         width = self._console.width
         n_rows = sum(max(-(-Segment.get_line_length(row) // width), 1) for row in self._region)
         self._region = region
+        segments = [segment for row in (*rows, *region) for segment in (*row, Segment.line())]
         with self._console:  # one write
             self._console.control(Control(*[(ControlType.CURSOR_UP, 1), (ControlType.ERASE_IN_LINE, 2)] * n_rows))
-            self._console.print(_Rows([*rows, *region]), end="", crop=False)
+            self._console.print(Segments(segments), end="", crop=False)
 
     def _rows(self, source: str, gap: int) -> list[list[Segment]]:
         if not self._n_printed:  # rows of one block have one width

@@ -23,8 +23,8 @@ def test_its_words(n_read: int, left: float, ago: float, end: str) -> None:
 
 def test_a_prompt_that_is_soon_read_shows_nothing() -> None:
     screen = Screen()
-    with PromptLine(screen, pause=3600.0) as line:
-        line.show(PromptProgress(7474, 0))
-        line.close()
-        line.show(PromptProgress(7474, 7474))  # from a server that says so within its reply
+    line = PromptLine(screen, pause=3600.0)
+    line.show(PromptProgress(7474, 0))
+    line.close()
+    line.show(PromptProgress(7474, 7474))  # from a server that says so within its reply
     assert (screen.rows(), screen.n_erased) == ([], 0)
