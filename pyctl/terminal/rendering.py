@@ -7,7 +7,7 @@ the size of a block is bounded.
 
 from __future__ import annotations
 
-import re
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,10 +41,6 @@ _MOST_NESTED = 12
 _TABLE_HEAD = 2
 """Lines before the rows of a table."""
 
-_LIST = re.compile(r" {0,3}(?:[-*+]|[0-9]{1,9}[.)])(?:\s|$)")
-_HEADING = re.compile(r" {0,3}#{1,6}(?:\s|$)")
-_FENCE = re.compile(r"\s*(`{3,}|~{3,})")
-
 THEME = Theme(
     {
         "markdown.code": "cyan",
@@ -75,134 +71,74 @@ class Block:
 
 
 class MarkdownBlocks:
-    """Markdown, cut where its meaning does not reach across: between paragraphs, lists, tables and fences.
+    """Markdown, cut where the parser begins another block at the outermost level.
 
-    ``gap`` are the empty rows above the open block.
+    ``gap`` are the empty rows above the open block; it ``is_final`` if more text changes only its last rows.
     """
 
     def __init__(self) -> None:
-        self.gap = 1
+        self.gap, self.is_final = 1, True
         self._lines: list[str] = []
-        self._size = 0
         self._rest = ""
-        self._fence = ""
-        self._follows_blank = False
-        self._is_list = False
-        self._n_head = 0  # lines that each part of the block begins with
-
-    @property
-    def is_final(self) -> bool:
-        """Whether more text changes only the last rows of the open block."""
-        return self._n_head != _TABLE_HEAD  # the columns of a table depend on all of its rows
+        self._n_head = 0  # lines that each part of the open block begins with
+        self._n_repeated = 0  # of them stand in a part before
 
     def feed(self, text: str) -> list[Block]:
         """Add ``text``; return the blocks that it completes."""
         *lines, self._rest = (self._rest + text).split("\n")
         made: list[Block] = []
-        for line in lines:
-            self._take(line, made)
-        if self._size + len(self._rest) >= _MOST_BLOCK:
-            if len(self._rest) >= _MOST_BLOCK // 2:  # no line end is near
-                self._add(self._rest)
-                self._rest = ""
-            if len(self._lines) > self._n_head:
-                self._cut(made)
+        if lines:
+            self._lines += lines
+            self._split(made)
+        if len(self.open()) >= _MOST_BLOCK:
+            self._cut(made)
         return made
 
     def finish(self) -> list[Block]:
         """End the text; return the rest."""
-        made: list[Block] = []
-        if self._rest:
-            self._take(self._rest, made)
-            self._rest = ""
-        self._complete(made)
+        made = self.feed("\n")
+        self._make(self._lines, made)
         return made
 
     def open(self) -> str:
         """The source of the block that is not complete."""
         return "\n".join([*self._lines, self._rest])
 
-    def _take(self, line: str, made: list[Block]) -> None:
-        """One line without its end."""
-        if self._fence:
-            self._take_code(line, made)
+    def _split(self, made: list[Block]) -> None:
+        tokens = [token for token in _parser(inline=False).parse("\n".join(self._lines)) if token.map]
+        outermost = [(token, token.map[0]) for token in tokens if token.map and token.level == 0]
+        if not outermost:
+            self._lines = []
             return
-        if not line.strip():
-            self._follows_blank = bool(self._lines)
-            if self._lines:
-                self._add(line)
-            return
-        inside = self._is_list and line[0] in " \t"
-        is_item = self._is_list and not inside and bool(_LIST.match(line))
-        if self._follows_blank and not (inside or is_item):
-            self._complete(made)
-        self._follows_blank = False
-        if found := _FENCE.match(line):
-            if not inside:
-                self._complete(made)
-                self._n_head = 1
-            self._fence = found[1]
-            self._add(line)
-        elif _HEADING.match(line) and not inside:
-            self._complete(made)
-            self._add(line)
-            self._complete(made)
-        else:
-            self._is_list = self._is_list if self._lines else bool(_LIST.match(line))
-            self._add(line)
-            if _is_ruling(line) and len(self._lines) > 1 and "|" in self._lines[-2] and self._n_head == 0:
-                self._begin_table(made)
-
-    def _take_code(self, line: str, made: list[Block]) -> None:
-        self._add(line)
-        if len(line.strip()) >= len(self._fence) and not line.strip().strip(self._fence[0]):
-            self._fence = ""
-            if self._n_head:
-                self._complete(made)
-
-    def _begin_table(self, made: list[Block]) -> None:
-        """The last two lines are the head of a table."""
-        head = self._lines[-_TABLE_HEAD:]
-        self._lines = self._lines[:-_TABLE_HEAD]
-        self._complete(made)
-        for line in head:
-            self._add(line)
-        self._n_head = _TABLE_HEAD
-
-    def _add(self, line: str) -> None:
-        self._lines.append(line)
-        self._size += len(line) + 1
+        for (_, start), (_, end) in itertools.pairwise(outermost):
+            self._make(self._lines[start:end], made)
+        last, start = outermost[-1]
+        self._lines = self._lines[start:]
+        self.is_final = last.type != "table_open"  # whose columns depend on all of its rows
+        closing = self._lines[-1].strip() if len(self._lines) > 1 else ""
+        is_open = len(closing) < len(last.markup) or bool(closing.strip(last.markup[:1]))
+        self._n_head = _TABLE_HEAD if not self.is_final else int(last.type == "fence" and is_open)
 
     def _cut(self, made: list[Block]) -> None:
         """End a part of the open block; the next part has the same head."""
-        head, is_list = self._lines[: self._n_head], self._is_list
-        n_empty = self._end(made)
-        self.gap = n_empty if head else 0
-        self._is_list = is_list
-        for line in head:
-            self._add(line)
-        self._n_head = len(head)
+        if len(self._rest) >= _MOST_BLOCK // 2:  # no line end is near
+            self._lines.append(self._rest)
+            self._rest = ""
+        if len(self._lines) > self._n_head:
+            head = self._lines[: self._n_head]
+            n_empty = self._make(self._lines, made)
+            self._lines, self._n_repeated = head, len(head)
+            self.gap = n_empty if head else 0
 
-    def _complete(self, made: list[Block]) -> None:
-        self._end(made)
-        self.gap = 1
-
-    def _end(self, made: list[Block]) -> int:
-        """End the open block; return how many empty lines were at its end."""
-        n = len(self._lines)
-        while self._lines and not self._lines[-1].strip():
-            self._lines.pop()
-        n_empty, is_part = n - len(self._lines), len(self._lines) > self._n_head
-        if is_part or (self._lines and self.gap == 1):
-            made.append(Block("\n".join(self._lines), self.gap))
-        self._lines, self._size, self._n_head = [], 0, 0
-        self._follows_blank = self._is_list = False
-        return n_empty
-
-
-def _is_ruling(line: str) -> bool:
-    """Whether ``line`` separates the head of a table from its rows."""
-    return "|" in line and "-" in line and not line.strip("|-: \t")
+    def _make(self, lines: list[str], made: list[Block]) -> int:
+        """End the block of ``lines``, none if they are but a repeated head; how many empty ones were at its end."""
+        n = len(lines)
+        while lines and not lines[-1].strip():
+            lines.pop()
+        if len(lines) > self._n_repeated:
+            made.append(Block("\n".join(lines), self.gap))
+        self.gap, self._n_repeated = 1, 0
+        return n - len(lines)
 
 
 class _LeftHeading(Heading):
@@ -234,9 +170,9 @@ class _Formatted(Markdown):
 
 
 @cache
-def _parser() -> MarkdownIt:
+def _parser(*, inline: bool = True) -> MarkdownIt:
     parser = MarkdownIt("commonmark", {"html": False, "maxNesting": _MOST_NESTED})
-    return parser.enable(["strikethrough", "table"]).disable(["reference", "image"])
+    return parser.enable(["strikethrough", "table"]).disable(["reference", "image", *(() if inline else ("inline",))])
 
 
 def formatted(text: str) -> RenderableType:
@@ -258,6 +194,7 @@ class GrowingText:
         self._console = console
         self._blocks = MarkdownBlocks()
         self._render = render
+        self._pending = ""  # since the last drawing
         self._options = console.options
         self._n_printed = 0  # rows of the open block
         self._clock = clock
@@ -268,19 +205,25 @@ class GrowingText:
 
     def feed(self, text: str) -> None:
         """Show more."""
-        for block in self._blocks.feed(text):
-            self._complete(block)
-        if (begun := self._clock()) >= self._next_draw:
+        self._pending += text
+        if (begun := self._clock()) >= self._next_draw or len(self._pending) >= _MOST_BLOCK:
+            self._take()
             self._draw(self._blocks.open())
             ended = self._clock()
             self._next_draw = ended + _PAUSE * (ended - begun)
 
     def finish(self) -> None:
         """Show the rest, and end the region."""
+        self._take()
         for block in self._blocks.finish():
             self._complete(block)
         self._replace([], [])
         self._console.show_cursor(True)
+
+    def _take(self) -> None:
+        pending, self._pending = self._pending, ""
+        for block in self._blocks.feed(pending):
+            self._complete(block)
 
     def _draw(self, source: str) -> None:
         """Draw the last rows of the open block again."""
