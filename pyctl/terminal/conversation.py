@@ -127,8 +127,9 @@ class Conversation:
         """Only the system text."""
         return replace(self, messages=())
 
-    def for_model(self) -> list[dict[str, Any]]:
-        """The messages in OpenAI's form, the system text first."""
+    def for_model(self, *, marked: bool = False) -> list[dict[str, Any]]:
+        """The messages in OpenAI's form, the system text first; ``marked`` with stopped replies and attached files, for
+        a file that `from_file` reads back."""
         made: list[dict[str, Any]] = [{"role": "system", "content": self.system}] if self.system else []
         for message in self.messages:
             turn: dict[str, Any] = {"role": str(message.role), "content": message.content}
@@ -141,17 +142,11 @@ class Conversation:
                 turn["tool_call_id"] = message.call_id
             if message.calls:
                 turn["tool_calls"] = [call.for_model() for call in message.calls]
-            made.append(turn)
-        return made
-
-    def for_file(self) -> list[dict[str, Any]]:
-        """The same, with the marks of stopped replies and of attached files; ``from_file`` reads it back."""
-        made: list[dict[str, Any]] = [{**turn} for turn in self.for_model()]
-        for turn, message in zip(made[len(made) - len(self.messages) :], self.messages, strict=True):
-            if message.stopped:
+            if marked and message.stopped:
                 turn["stopped"] = True
-            if message.n_attached:
+            if marked and message.n_attached:
                 turn["attached"] = message.n_attached
+            made.append(turn)
         return made
 
     @classmethod
@@ -264,7 +259,7 @@ VERSION = 1
 
 def save(path: Path, conversation: Conversation) -> None:
     """Write ``conversation`` to ``path``; a failure leaves what was there and raises RequestError."""
-    document = {"format": FORMAT, "version": VERSION, "messages": conversation.for_file()}
+    document = {"format": FORMAT, "version": VERSION, "messages": conversation.for_model(marked=True)}
     data = (json.dumps(document, ensure_ascii=False, indent=1) + "\n").encode("utf-8")
     if len(data) > _MOST_CHAT_BYTES:
         raise RequestError(f"cannot save {path}: the chat has more than {_MOST_CHAT_BYTES:,} bytes")

@@ -7,7 +7,6 @@ import json
 import re
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -66,7 +65,7 @@ class RemoteBackend:
             self._url = "http://localhost"
         self._fields = dict(fields or {})
         self._model: str | None = None
-        self._listed: Mapping[str, _Listed] = {}
+        self._listed: Mapping[str, tuple[bool, bool]] = {}  # whether it sees images, and tells how far a prompt is read
         # A prefill may take minutes without a byte: only connecting has a time limit.
         self._client = httpx.Client(
             headers={"Accept-Encoding": "identity", **({"Authorization": f"Bearer {api_key}"} if api_key else {})},
@@ -95,18 +94,18 @@ class RemoteBackend:
 
     def sees_images(self) -> bool:
         """Whether the server says that the model has an image encoder, or says nothing."""
-        return self._entry().sees_images
+        return self._facts()[0]
 
-    def _entry(self) -> _Listed:
+    def _facts(self) -> tuple[bool, bool]:
         name = self.name()
-        return self._listed.get(name, _Listed())
+        return self._listed.get(name, (True, False))
 
     def stream(
         self, messages: Sequence[Mapping[str, Any]], fields: Mapping[str, Any] | None = None
     ) -> Generator[ReplyEvent, None, None]:
         """The server's reply to ``messages``; the time to the first token is measured here."""
         body = {"messages": list(messages), "stream": True, "stream_options": {"include_usage": True}}
-        if self._entry().tells_progress:  # others refuse fields that they do not know
+        if self._facts()[1]:  # others refuse fields that they do not know
             body |= {"return_progress": True, "return_cache": True}
         body |= {**self._fields, **(fields or {})}
         if self._model:
@@ -293,15 +292,7 @@ def _offered(response: httpx.Response) -> Sequence[OfferedTool]:
         return ()
 
 
-@dataclass(frozen=True)
-class _Listed:
-    """A model in a server's list."""
-
-    sees_images: bool = True
-    tells_progress: bool = False
-
-
-def _listed(response: httpx.Response) -> dict[str, _Listed]:
+def _listed(response: httpx.Response) -> dict[str, tuple[bool, bool]]:
     """The models by name. A router says of each what it takes; llama-server says it in a second list, of one model."""
     try:
         body = response.json()
@@ -310,7 +301,7 @@ def _listed(response: httpx.Response) -> dict[str, _Listed]:
         for model in body["data"][:_MOST_MODELS]:
             kinds = model.get("architecture", {}).get("input_modalities")
             sees = "image" in kinds if kinds else "multimodal" in first.get("capabilities", ["multimodal"])
-            found[str(model["id"])] = _Listed(sees, model.get("owned_by") == "llamacpp")
+            found[str(model["id"])] = sees, model.get("owned_by") == "llamacpp"
         return found
     except (ValueError, TypeError, LookupError, AttributeError):
         return {}

@@ -105,14 +105,11 @@ class MarkdownBlocks:
         return "\n".join([*self._lines, self._rest])
 
     def _split(self, made: list[Block]) -> None:
-        tokens = [token for token in _parser(inline=False).parse("\n".join(self._lines)) if token.map]
-        outermost = [(token, token.map[0]) for token in tokens if token.map and token.level == 0]
-        if not outermost:
-            self._lines = []
-            return
-        for (_, start), (_, end) in itertools.pairwise(outermost):
+        tokens = _parser(inline=False).parse("\n".join(self._lines))
+        outermost = [(token.map[0], token) for token in tokens if token.map and token.level == 0]
+        for (start, _), (end, _) in itertools.pairwise(outermost):
             self._make(self._lines[start:end], made)
-        last, start = outermost[-1]
+        start, last = outermost[-1] if outermost else (len(self._lines) - 1, Token("", "", 0))
         self._lines = self._lines[start:]
         self.is_final = last.type != "table_open"  # whose columns depend on all of its rows
         closing = self._lines[-1].strip() if len(self._lines) > 1 else ""

@@ -117,10 +117,6 @@ def test_piped_lines_are_messages_and_commands(tmp_path: Path) -> None:
     assert ended.stderr.decode() == f"{said}0 messages left\nsystem: Be brief.\n{said}{said}exit 0\n"
 
 
-def test_piped_without_stats(tmp_path: Path) -> None:
-    assert pipe(tmp_path, "a\n", "--no-stats").stderr.decode() == "thinking\nexit 0\n"
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -219,14 +215,6 @@ def test_terminal_ctrl_c_stops_the_reply_and_not_the_program(terminal: Terminal,
     terminal.say("\x03\x03\x03", "stopped")
     terminal.say("half a thought\x03", "Ctrl-D or /exit leaves")
     terminal.say("after\r", "turn 5: 'after'")
-    terminal.leave()
-
-
-def test_terminal_edit_begins_with_the_last_message(terminal: Terminal) -> None:
-    terminal.say("hello\r", "turn 1: 'hello'")
-    terminal.type("/edit\r")
-    terminal.expect("> hello")
-    terminal.say(" there\r", "turn 1: 'hello there'")
     terminal.leave()
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from pyctl.chat.reply import CallDelta
 from pyctl.errors import RequestError
-from pyctl.terminal.conversation import Call, Conversation, Message
+from pyctl.terminal.conversation import Call, Conversation
 
 TWO_TURNS = Conversation().asked("a").answered("A").asked("b").answered("B", "because")
 
@@ -25,14 +25,7 @@ def test_changes_leave_the_original_alone() -> None:
     ],
 )
 def test_file_form_round_trips(conversation: Conversation) -> None:
-    assert Conversation.from_file(conversation.for_file()) == conversation
-
-
-def test_a_stopped_reply_is_marked_in_files_and_not_for_the_model() -> None:
-    conversation = Conversation("s").asked("a").answered("A", stopped=True)
-    assert conversation.for_file()[-1]["stopped"] is True
-    assert "stopped" not in conversation.for_model()[-1]
-    assert conversation.messages[-1] == Message("assistant", "A", stopped=True)
+    assert Conversation.from_file(conversation.for_model(marked=True)) == conversation
 
 
 @pytest.mark.parametrize(

@@ -91,14 +91,6 @@ def test_what_is_set_for_the_server_holds_for_a_chat_in_this_process(name: str) 
         assert getattr(asked, member) == getattr(reference, member), member
 
 
-def test_a_reasoning_budget_reaches_the_engine() -> None:
-    bench = bench_of(DONE, reasoning_budget=0)
-    said(bench)
-    limit = bench.worker.requests[0].reasoning
-    assert limit is not None
-    assert limit.n_tokens == 0
-
-
 def test_the_figures_come_last() -> None:
     *_, stats = LocalBackend(bench_of(piece("a"), DONE).service).stream(HI)
     assert isinstance(stats, ReplyStats)

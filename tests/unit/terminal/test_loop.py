@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import os
 import signal
 from collections.abc import Sequence
@@ -168,14 +167,6 @@ def test_system_and_clear(script: Any) -> None:
     assert view.infos == ["system: Be  brief.", "system: Be  brief.", "no system message"]
 
 
-def test_save_and_load(script: Any, tmp_path: Path) -> None:
-    path = tmp_path / "my chat.json"
-    chat, view, _ = talk(script.backend(script.say("A")), "a", f"/save {path}", "/clear", f"/load {path}")
-    assert chat.conversation == Conversation().asked("a").answered("A")
-    assert view.infos == ["saved 2 messages", "loaded 2 messages"]
-    assert json.loads(path.read_text())["messages"][1]["content"] == "A"
-
-
 def test_file_commands_without_a_usable_file(script: Any) -> None:
     _, view, _ = talk(script.backend(), "/save", "/load", "/load /no/such/file", "/save ~no-such-user/x")
     assert view.errors[:2] == ["missing file name", "missing file name"]
@@ -316,13 +307,6 @@ def test_ctrl_c_keeps_what_was_said_marked(script: Any) -> None:
     assert len(backend.seen[1]) == 3
 
 
-def test_ctrl_c_before_the_first_word_changes_nothing(script: Any) -> None:
-    backend = script.backend(script.say("A"), [KeyboardInterrupt()])
-    chat, view, _ = talk(backend, "a", "/regen")
-    assert chat.conversation == Conversation().asked("a").answered("A")
-    assert view.infos == ["nothing had been said yet, so the conversation is as it was before"]
-
-
 def test_a_failed_reply_changes_nothing(script: Any) -> None:
     backend = script.backend(
         script.say("A"), [ReplyDelta(content="par"), EngineError("out of\n memory")], script.say("B")
@@ -330,20 +314,6 @@ def test_a_failed_reply_changes_nothing(script: Any) -> None:
     _, view, _ = talk(backend, "a", "/regen", "b")
     assert view.errors == ["out of memory"]
     assert len(backend.seen[2]) == 3
-
-
-def test_without_a_terminal_an_error_ends_the_chat(script: Any) -> None:
-    for items in (["/load"], ["/nonsense"], ["a"]):
-        chat, view, _ = start(script.backend([EngineError("no")]), *items, "never", interactive=False)
-        assert chat.run() == 1
-        assert len(view.errors) == 1
-
-
-def test_without_a_terminal_ctrl_c_ends_the_chat(script: Any) -> None:
-    chat, view, _ = start(script.backend([ReplyDelta(content="par"), KeyboardInterrupt()]), "a", interactive=False)
-    with pytest.raises(KeyboardInterrupt):
-        chat.run()
-    assert view.ends == [None]
 
 
 def test_only_the_first_of_several_interrupts_counts() -> None:
@@ -367,20 +337,6 @@ def test_only_the_first_of_several_interrupts_counts() -> None:
     assert view.text == "par"
     assert chat.conversation.messages[1].stopped
     assert signal.getsignal(signal.SIGINT) is before
-
-
-def test_pipe_reader() -> None:
-    output, source = os.pipe()
-    os.write(source, b"one\r\ntwo \\\n\n\xff\nlast")
-    os.close(source)
-    with open(output, encoding="utf-8") as file:
-        reader = PipeReader(file)
-        assert [reader.read() for _ in range(3)] == ["one", "two \\", ""]
-        with pytest.raises(RequestError, match="the input is not utf-8 text"):
-            reader.read()
-        assert reader.read() == "last"
-        with pytest.raises(EOFError):
-            reader.read()
 
 
 def test_all_of_a_pipe() -> None:

@@ -193,11 +193,6 @@ def test_a_server_without_timings(backend: RemoteBackend) -> None:
     assert stats.truncated
 
 
-def test_a_server_without_any_numbers(backend: RemoteBackend) -> None:
-    stats = ask(backend, "bare")[2]
-    assert (stats.n_cached, stats.n_evaluated, stats.n_predicted, stats.tokens_per_second) == (None, None, None, None)
-
-
 def test_lines_end_where_sse_says_and_not_where_unicode_says(backend: RemoteBackend) -> None:
     assert ask(backend, "separators")[1] == "a\u2028b\x85c"
 

@@ -77,7 +77,7 @@ def test_calls_run_when_the_user_says_so_and_the_model_goes_on(script: Any) -> N
     ]
     assert view.infos == ["result of look, 8 characters: seen", "result of act, 27 characters: " + REFUSED]
     assert chat.conversation.messages[-1].content == "Done"
-    assert Conversation.from_file(chat.conversation.for_file()) == chat.conversation
+    assert Conversation.from_file(chat.conversation.for_model(marked=True)) == chat.conversation
     chat.take("/undo")
     assert chat.conversation.messages == ()
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -9,12 +8,6 @@ from pyctl.errors import RequestError
 from pyctl.terminal.conversation import Conversation, load, save
 
 CHAT = Conversation("Sei kurz.").asked("Grüß\nGott").answered("Hallo 👋", "hm", stopped=True)
-
-
-def test_round_trip(tmp_path: Path) -> None:
-    save(tmp_path / "chat.json", CHAT)
-    assert load(tmp_path / "chat.json") == CHAT
-    assert json.loads((tmp_path / "chat.json").read_text(encoding="utf-8"))["format"] == "pyctl-chat"
 
 
 def test_bare_lists_of_messages_load(tmp_path: Path) -> None:
