@@ -106,11 +106,7 @@ class DiskSettings:
         ),
     )
     min_tokens: int = DISK.flag(
-        512,
-        "--kv-cache-min-tokens",
-        "do not write shorter prefixes, the last chat's at the end aside",
-        integer(0),
-        "PYCTL_KV_CACHE_MIN_TOKENS",
+        512, "--kv-cache-min-tokens", "write no shorter prefix but the last", integer(0), "PYCTL_KV_CACHE_MIN_TOKENS"
     )
     cold_max: int = DISK.flag(
         10240,

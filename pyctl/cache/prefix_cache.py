@@ -342,8 +342,7 @@ class PrefixCache:
         return faults(self.cache)
 
     def close(self) -> bool:
-        """Send the ends of all conversations to disk, the last used however short; False if they are not all there
-        within the tier's limit."""
+        """Send the ends of conversations to disk, the last however short; False if they are not there within a limit."""
         if self.disk is None:
             return True
         if self.disk.policy.kind != "off":

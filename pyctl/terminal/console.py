@@ -244,9 +244,11 @@ class PlainView:
             self.info(stats_line(stats))
 
     def info(self, text: str) -> None:
+        """An answer to a command."""
         print(clean(text), file=self._err, flush=True)
 
     def error(self, text: str) -> None:
+        """One line that says what went wrong."""
         self.close()
         print(clean(f"error: {text}"), file=self._err, flush=True)
 
@@ -279,6 +281,7 @@ class RichView:
         self._is_within = False  # a row of text that is not rendered
 
     def delta(self, delta: ReplyDelta) -> None:
+        """The next bit of the reply, at once."""
         self._show("reasoning", delta.reasoning)
         self._show("content", delta.content)
         for call in delta.calls:
@@ -295,9 +298,11 @@ class RichView:
         self._kind = ""
 
     def info(self, text: str) -> None:
+        """An answer to a command."""
         self._line(text, "cyan")
 
     def error(self, text: str) -> None:
+        """One line that says what went wrong."""
         self.close()
         self._kind = ""
         self._line(f"error: {text}", "red")

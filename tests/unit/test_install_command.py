@@ -1,4 +1,4 @@
-"""What a person types to add a package to the environment that runs pyctl, whoever made it."""
+"""The command that adds a package to an environment of pip, pipx or uv."""
 
 from __future__ import annotations
 

@@ -284,7 +284,7 @@ def test_a_server_of_several_models(server: ScriptedServer, backend: RemoteBacke
     assert backend.name() == "large"
 
 
-@pytest.mark.parametrize("owner", ["llamacpp", "somebody"])
+@pytest.mark.parametrize("owner", ["llamacpp", "another"])
 def test_progress_is_asked_for_where_it_is_known(server: ScriptedServer, backend: RemoteBackend, owner: str) -> None:
     server.models = {"data": [{"id": "tiny", "owned_by": owner}]}
     first, second, *_ = backend.stream([{"role": "user", "content": "progress"}])
