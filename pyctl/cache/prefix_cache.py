@@ -342,7 +342,7 @@ class PrefixCache:
         return faults(self.cache)
 
     def close(self) -> bool:
-        """Send the ends of conversations to disk, the last however short; False if they are not there within a limit."""
+        """Send the ends of conversations to disk, the last however short; False if they are not there in time."""
         if self.disk is None:
             return True
         if self.disk.policy.kind != "off":

@@ -7,7 +7,7 @@ import os
 import select
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import TextIO, TypeAlias
+from typing import TextIO
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter, WordCompleter
@@ -29,7 +29,6 @@ __all__ = [
     "CommandCompleter",
     "PipeReader",
     "PlainView",
-    "Reader",
     "RichView",
     "TerminalReader",
     "View",
@@ -123,10 +122,6 @@ class TerminalReader:
             return ""
 
 
-Reader: TypeAlias = PipeReader | TerminalReader
-"""A source of messages and commands."""
-
-
 class CommandCompleter(Completer):
     """Completes the commands at the start of a message, and the paths after those in ``with_path``."""
 
@@ -215,7 +210,34 @@ def stats_line(stats: ReplyStats, width: int | None = None) -> str:
     return " | ".join(parts)[:width]
 
 
-class PlainView:
+class View:
+    """A place for replies and remarks."""
+
+    def delta(self, delta: ReplyDelta) -> None:
+        """The next bit of the reply, at once."""
+        self._show("reasoning", delta.reasoning)
+        self._show("content", delta.content)
+        for call in delta.calls:
+            if call.name:
+                self.close()
+            self._show("call", call_text(call))
+
+    def end(self, stats: ReplyStats | None) -> None:
+        """The reply is over; ``stats`` is None when it was cut short."""
+
+    def info(self, text: str) -> None:
+        """An answer to a command."""
+
+    def error(self, text: str) -> None:
+        """One line that says what went wrong."""
+
+    def close(self) -> None:
+        """End the row that something was shown on."""
+
+    def _show(self, kind: str, text: str) -> None: ...
+
+
+class PlainView(View):
     """Replies to ``out``; thoughts, tool calls, numbers, remarks and errors to ``err``.
 
     Nothing but text is written: only a reply that goes into a file or a pipe is left as it came.
@@ -228,33 +250,22 @@ class PlainView:
         self._open: TextIO | None = None
         self._last = ""
 
-    def delta(self, delta: ReplyDelta) -> None:
-        """The next bit of the reply, at once."""
-        self._write(self._err, delta.reasoning)
-        self._write(self._out, delta.content)
-        for call in delta.calls:
-            if call.name:
-                self.close()
-            self._write(self._err, call_text(call))
-
     def end(self, stats: ReplyStats | None) -> None:
-        """The reply is over; ``stats`` is None when it was cut short."""
         self.close()
         if stats is not None and self._stats:
             self.info(stats_line(stats))
 
     def info(self, text: str) -> None:
-        """An answer to a command."""
         print(clean(text), file=self._err, flush=True)
 
     def error(self, text: str) -> None:
-        """One line that says what went wrong."""
         self.close()
         print(clean(f"error: {text}"), file=self._err, flush=True)
 
-    def _write(self, file: TextIO, text: str) -> None:
+    def _show(self, kind: str, text: str) -> None:
         if not text:
             return
+        file = self._out if kind == "content" else self._err
         if self._open is not file:
             self.close()
             self._open = file
@@ -263,14 +274,13 @@ class PlainView:
         self._last = text[-1]
 
     def close(self) -> None:
-        """End the row that something was shown on."""
         if self._open is not None and self._last != "\n":
             self._open.write("\n")
             self._open.flush()
         self._open = None
 
 
-class RichView:
+class RichView(View):
     """Everything to one terminal: replies as Markdown, thoughts and numbers dim, tool calls yellow, errors red."""
 
     def __init__(self, console: Console, *, stats: bool = True) -> None:
@@ -279,15 +289,6 @@ class RichView:
         self._kind = ""
         self._growing: GrowingText | None = None
         self._is_within = False  # a row of text that is not rendered
-
-    def delta(self, delta: ReplyDelta) -> None:
-        """The next bit of the reply, at once."""
-        self._show("reasoning", delta.reasoning)
-        self._show("content", delta.content)
-        for call in delta.calls:
-            if call.name and self._kind == "call":
-                self.close()
-            self._show("call", call_text(call))
 
     def end(self, stats: ReplyStats | None) -> None:
         self.close()
@@ -298,11 +299,9 @@ class RichView:
         self._kind = ""
 
     def info(self, text: str) -> None:
-        """An answer to a command."""
         self._line(text, "cyan")
 
     def error(self, text: str) -> None:
-        """One line that says what went wrong."""
         self.close()
         self._kind = ""
         self._line(f"error: {text}", "red")
@@ -323,7 +322,6 @@ class RichView:
             self._is_within = not text.endswith("\n")
 
     def close(self) -> None:
-        """End the row that something was shown on."""
         if self._growing is not None:
             self._growing.finish()
             self._growing = None
@@ -333,7 +331,3 @@ class RichView:
 
     def _line(self, text: str, style: str) -> None:
         self._console.print(Text(clean(text), style=style))
-
-
-View: TypeAlias = PlainView | RichView
-"""A place for replies and remarks."""

@@ -24,14 +24,7 @@ from pyctl.errors import PyctlError, RequestError
 from pyctl.server.body import ChatBody
 from pyctl.terminal import TerminalSettings
 from pyctl.terminal import conversation as transcript
-from pyctl.terminal.console import (
-    PipeReader,
-    PlainView,
-    Reader,
-    RichView,
-    TerminalReader,
-    View,
-)
+from pyctl.terminal.console import PipeReader, PlainView, RichView, TerminalReader, View
 from pyctl.terminal.conversation import Call, ChatBackend, Conversation, PromptProgress, ReplyEvent, ReplyStats
 from pyctl.terminal.prompt_line import PromptLine
 from pyctl.terminal.rendering import THEME
@@ -60,7 +53,7 @@ class Chat:
     def __init__(
         self,
         backend: ChatBackend,
-        reader: Reader,
+        reader: PipeReader | TerminalReader,
         view: View,
         conversation: Conversation,
         *,

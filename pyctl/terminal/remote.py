@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import httpx
 
 from pyctl.chat.reply import CallDelta, ReplyDelta
+from pyctl.convert import INT32_MAX
 from pyctl.errors import (
     AuthenticationError,
     EngineError,
@@ -42,10 +42,6 @@ ERRORS: Mapping[int, type[PyctlError]] = {
     404: NotFoundError,
     503: UnavailableError,
 }
-
-
-SOURCE = re.compile(r"source=(\w{1,20});")
-"""Where a server of pyctl's took the prompt from, in the header of a reply."""
 
 
 class RemoteBackend:
@@ -118,8 +114,7 @@ class RemoteBackend:
             if not response.is_success:
                 response.read()
                 _check(response)
-            found = SOURCE.match(response.headers.get("X-Pyctl-Cache", ""))
-            reply = _Reply(found[1] if found else "")
+            reply = _Reply()
             for event in _events(response.iter_bytes()):
                 delta = reply.take(event, time.perf_counter() - started)
                 if delta is not None:
@@ -175,9 +170,8 @@ class RemoteBackend:
 class _Reply:
     """The chunks of one reply so far; times are seconds since the request."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self) -> None:
         self.finished = False
-        self._source = source
         self._finish_reason = ""
         self._first: float | None = None
         self._usage: Mapping[str, Any] = {}
@@ -213,12 +207,11 @@ class _Reply:
         counts: dict[str, Any] = {
             name: n for name, key in _TIMINGS.items() if isinstance(n := timings.get(key), int | float)
         }
+        cache = timings.get("cache")  # pyctl's
+        source = str(cache.get("source") or "") if isinstance(cache, Mapping) else ""
         first_ms, cut = None if self._first is None else 1000.0 * self._first, self._finish_reason == "length"
-        return ReplyStats(first_token_ms=first_ms, source=self._source, truncated=cut, **counts)
+        return ReplyStats(first_token_ms=first_ms, source=source, truncated=cut, **counts)
 
-
-_MOST_PROGRESS = 2**31
-"""Larger counts of a server are taken for this."""
 
 _TIMINGS = {
     "n_cached": "cache_n",
@@ -233,7 +226,7 @@ _TIMINGS = {
 def _progress(told: Mapping[str, Any]) -> PromptProgress:
     """llama-server's ``prompt_progress``; it says nothing of the time that is left, as pyctl does in ``left_ms``."""
     n_prompt, n_read, n_cached, ms, left_ms = (
-        min(max(int(told.get(name) or 0), 0), _MOST_PROGRESS)
+        min(max(int(told.get(name) or 0), 0), INT32_MAX)
         for name in ("total", "processed", "cache", "time_ms", "left_ms")
     )
     if not left_ms and n_read > n_cached:

@@ -38,9 +38,6 @@ _PAUSE = 9.0
 _MOST_NESTED = 12
 """Levels of quotes, lists and their items within each other; a block with more is not rendered."""
 
-_TABLE_HEAD = 2
-"""Lines before the rows of a table."""
-
 THEME = Theme(
     {
         "markdown.code": "cyan",
@@ -114,7 +111,7 @@ class MarkdownBlocks:
         self.is_final = last.type != "table_open"  # whose columns depend on all of its rows
         closing = self._lines[-1].strip() if len(self._lines) > 1 else ""
         is_open = len(closing) < len(last.markup) or bool(closing.strip(last.markup[:1]))
-        self._n_head = _TABLE_HEAD if not self.is_final else int(last.type == "fence" and is_open)
+        self._n_head = int(last.type == "fence" and is_open) if self.is_final else 2
 
     def _cut(self, made: list[Block]) -> None:
         """End a part of the open block; the next part has the same head."""
@@ -205,7 +202,7 @@ class GrowingText:
         self._pending += text
         if (begun := self._clock()) >= self._next_draw or len(self._pending) >= _MOST_BLOCK:
             self._take()
-            self._draw(self._blocks.open())
+            self._draw()
             ended = self._clock()
             self._next_draw = ended + _PAUSE * (ended - begun)
 
@@ -222,8 +219,9 @@ class GrowingText:
         for block in self._blocks.feed(pending):
             self._complete(block)
 
-    def _draw(self, source: str) -> None:
+    def _draw(self) -> None:
         """Draw the last rows of the open block again."""
+        source = self._blocks.open()
         rows = self._rows(source, self._blocks.gap) if source.strip() else []
         n_most = max(self._console.height // 2, 1)
         n_above = max(self._n_printed, len(rows) - n_most) if self._blocks.is_final else self._n_printed

@@ -25,8 +25,8 @@ from pyctl.terminal.conversation import Call, PromptProgress, ReplyStats
 from pyctl.terminal.remote import RemoteBackend
 from pyctl.terminal.tool_calls import OfferedTool, ToolCalls
 
-TIMINGS = {"cache_n": 90, "prompt_n": 10, "predicted_n": 5, "predicted_per_second": 12.5, "draft_n": 6}
-TIMINGS["draft_n_accepted"] = 4
+TIMINGS: dict[str, Any] = {"cache_n": 90, "prompt_n": 10, "predicted_n": 5, "predicted_per_second": 12.5, "draft_n": 6}
+TIMINGS |= {"draft_n_accepted": 4, "cache": {"source": "disk"}}
 USAGE = {"prompt_tokens": 100, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 80}}
 MESSAGES = [{"role": "user", "content": "Hi"}]
 
@@ -67,9 +67,6 @@ SCRIPTS: dict[str, list[str]] = {
     "nonsense": ["data: {]\n\n"],
     "odd": ["data: [1]\n\n"],
 }
-
-
-SENT = {"x-pyctl-cache": "source=disk; cached=90; evaluated=10"}
 
 
 class ScriptedServer:
@@ -116,7 +113,7 @@ class ScriptedServer:
             return Response(status_code=307, headers={"location": "/"})
         if question == "html":
             return Response("<html>", status_code=502)
-        return StreamingResponse(self._stream(question), media_type="text/event-stream", headers=SENT)
+        return StreamingResponse(self._stream(question), media_type="text/event-stream")
 
     async def _stream(self, question: str) -> AsyncIterator[bytes]:
         import anyio
