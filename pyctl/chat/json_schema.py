@@ -121,10 +121,6 @@ class _Reader:
                 kinds = _kinds(schema) if "type" in schema else []
                 ready: dict[str, Any] = {"type": kinds} if kinds else {}
                 return {**ready, "anyOf": [self._read(part, scope, depth + 1) for part in _parts(schema, word)]}
-        if "const" in schema:
-            return {"const": self._literal(schema["const"])}
-        if "enum" in schema:
-            return {"enum": self._enum(schema)}
         return self._typed(schema, scope, depth)
 
     def _count(self, n: int = 1) -> None:

@@ -122,30 +122,24 @@ def _template_tool(tool: Mapping[str, Any], at: str) -> dict[str, Any]:
 
 
 def read_tools(
-    tools: object, choice: object, *, parallel: bool = True, parse: bool = True, has_grammar: bool = False
+    tools: Any, choice: object, *, parallel: bool = True, parse: bool = True, has_grammar: bool = False
 ) -> tuple[list[dict[str, Any]] | None, Tools | None]:
     """The tools for the template, and those that the reply may call, by ``choice`` (``tool_choice``); None for none.
 
     Without ``parse`` the reply is not searched for calls. RequestError for an impossible choice, or with a grammar."""
     known = template_tools(tools)
-    return known, _callable_tools(tools, choice or "auto", parallel, parse, has_grammar)
-
-
-def _callable_tools(tools: Any, choice: object, parallel: bool, parse: bool, has_grammar: bool) -> Tools | None:
-    mode, names = _chosen(choice)
-    if not tools:
-        return None
-    if names is not None:
+    mode, names = _chosen(choice or "auto")
+    if known and names is not None:
         if unknown := names - {tool["function"]["name"] for tool in tools}:
             raise RequestError(f"'tool_choice' names {min(unknown)!r}, which is none of the tools")
         tools = [tool for tool in tools if tool["function"]["name"] in names]
-    if mode == "required" and not tools:
+    if known and mode == "required" and not tools:
         raise RequestError("'tool_choice' requires a call and allows no tool")
     if mode == "none" or not tools:
-        return None
+        return known, None
     if has_grammar:
         raise RequestError("Cannot use custom grammar constraints with tools.")
-    return Tools.of(tools, parallel, forced=mode == "required") if parse else None
+    return known, Tools.of(tools, parallel, forced=mode == "required") if parse else None
 
 
 _MODES = {"auto": "auto", "none": "none", "required": "required", "any": "required"}
