@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
@@ -68,6 +69,7 @@ class ChatFormat:
 
     ``kwargs`` are variables of the template that a request may override; ``replay`` remembers replies and puts them
     into later conversations; ``starts`` are the token ids that begin a message. Without ``images`` there can be none.
+    Tools that differ from those of an earlier reply in the order of keys alone take that order, unless ``keeps_order``.
     Thread-safe. Whatever is wrong with a request raises RequestError.
     """
 
@@ -78,6 +80,8 @@ class ChatFormat:
         kwargs: Mapping[str, Any] | None = None,
         replay: Replay | None = None,
         images: ImageReader | None = None,
+        *,
+        keeps_order: bool = False,
     ) -> None:
         self.template = template
         self.tokenizer = tokenizer
@@ -96,7 +100,9 @@ class ChatFormat:
         self._memo = CachedTokenizer(tokenizer, specials)
         starts = [text for text, token in specials.items() if token in self.starts]
         around = self.call_format.around_content
-        remembered = ReplayMarks(replay or Replay("off"), starts, tags, around, self._starts.call_end)
+        replay = replay or Replay("off")
+        self.orders = Replay("off") if keeps_order else replay
+        remembered = ReplayMarks(replay, starts, tags, around, self._starts.call_end)
         self._renderer = Renderer(template, self.tags, starts, kwargs or {}, remembered, strip_bos=tokenizer.add_bos)
         self.marks = self._renderer.marks
 
@@ -111,6 +117,7 @@ class ChatFormat:
 
     def prepare(self, request: ChatRequest) -> PreparedChat:
         """Check and render ``request``. What else is wrong with it shows when that part of the answer is asked for."""
+        request = replace(request, tools=self.orders.in_order(request.tools))
         tools, callables = read_tools(
             request.tools,
             request.tool_choice,
@@ -139,7 +146,7 @@ class ChatFormat:
         last = messages[-1] if messages and isinstance(messages[-1], dict) else {}
         if last.get("role") not in (None, "system", "developer", "assistant"):
             return self.prepare(request).prompt
-        tools = template_tools(request.tools)
+        tools = template_tools(self.orders.in_order(request.tools))
         one, other = (
             self.prompt_of(
                 self._renderer.render([*messages, *_next(last, text)], tools=tools, variables=request.template_kwargs)
@@ -313,6 +320,8 @@ class PreparedChat:
             marks = self._chat.marks
             if header := marks.header(rendered.text, rendered.prefill):
                 marks.replay.remember(message, rendered.place, header, text, self._tokens_of(text, tokens))
+            with suppress(RecursionError):  # the stack is another one than when they were read
+                self._chat.orders.remember_order(self._request.tools)
             if on_reply is not None:
                 on_reply(message)
 

@@ -8,14 +8,17 @@ import json
 import logging
 import os
 import threading
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from sys import getsizeof
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 from weakref import WeakSet
+
+import msgspec
 
 from pyctl.atomic_file import inode, open_regular
 from pyctl.chat.call_formats.scan import parse_json
@@ -73,8 +76,8 @@ class ReplayLog:
                     self._note(os.fstat(file.fileno()).st_ino)
                     for line in file:
                         try:
-                            key, reply = _unpacked(json.loads(line))
-                        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+                            key, reply = _unpacked(line)
+                        except (msgspec.ValidationError, ValueError, OverflowError, RecursionError):
                             continue
                         self._fresh.add(reply)
                         yield key, reply
@@ -145,57 +148,50 @@ def _size(path: Path) -> int:
         return 0
 
 
-_FORM = 2
-"""Of a line: 1 had keys without the conversation before the reply, and a place instead."""
+class _Line(msgspec.Struct):
+    """A reply in the file. ``of`` is the form of the line: in the first, keys left out the conversation before it."""
+
+    key: str
+    head: str
+    text: str
+    tokens: list[int] | None
+    of: Literal[2]
+    ids: list[str]
+    reasoning: str
 
 
 def _packed(key: bytes, reply: SampledReply) -> bytes:
-    fields = {
-        "key": key.hex(),
-        "head": reply.header,
-        "text": reply.text,
-        "tokens": reply.tokens.tolist() if reply.tokens is not None else None,
-        "of": _FORM,
-        "ids": reply.ids,
-        "reasoning": reply.reasoning.hex(),
-    }
-    return json.dumps(fields, separators=(",", ":")).encode() + b"\n"
+    tokens = reply.tokens.tolist() if reply.tokens is not None else None
+    line = _Line(key.hex(), reply.header, reply.text, tokens, 2, list(reply.ids), reply.reasoning.hex())
+    return json.dumps(msgspec.to_builtins(line), separators=(",", ":")).encode() + b"\n"
 
 
-def _unpacked(fields: dict[str, object]) -> tuple[bytes, SampledReply]:
-    header, text, tokens, form, ids = (fields[name] for name in ("head", "text", "tokens", "of", "ids"))
-    if not isinstance(header, str) or not isinstance(text, str) or form != _FORM:
-        raise TypeError("another kind of value")
-    if not isinstance(ids, list) or not all(isinstance(each, str) for each in ids):
-        raise TypeError("another kind of id")
-    if tokens is not None and not isinstance(tokens, list):
-        raise TypeError("another kind of tokens")
-    reply = SampledReply(
-        header,
-        text,
-        as_tokens(tokens) if tokens is not None else None,
-        tuple(ids),
-        bytes.fromhex(str(fields["reasoning"])),
-    )
-    return bytes.fromhex(str(fields["key"])), reply
+def _unpacked(text: bytes) -> tuple[bytes, SampledReply]:
+    line = msgspec.convert(json.loads(text), _Line)
+    tokens = as_tokens(line.tokens) if line.tokens is not None else None
+    reply = SampledReply(line.head, line.text, tokens, tuple(line.ids), bytes.fromhex(line.reasoning))
+    return bytes.fromhex(line.key), reply
 
 
 DEFAULT_REPLAY_BYTES = limit(64 << 20, "replies remembered as sampled", "the oldest are forgotten", "memory", "bytes")
-
 """Some 7 million tokens: weeks of an agent's work."""
 
 _MOST_ALIKE = 8
 """Replies that mean the same at the same place, such as those that differ in their reasoning only."""
 
-_MOST_UNWRITTEN = limit(256, "remembered replies that wait for the disk", "the oldest are dropped", "memory")
+_MOST_UNWRITTEN = limit(256, "remembered replies that wait for the disk", "others are not written", "memory")
+
+_MAX_TOOLS = limit(1 << 20, "tools whose order of keys is remembered", "rendered as sent", "memory", "characters")
+
+_TOOLS = b"tools"  # their place, which is that of no reply
 
 _ENTRY_BYTES = 600
-
 """Size of the containers around one reply, roughly."""
 
 
 class Replay:
-    """Remembers replies, the last used of together ``max_bytes``; ``mode`` is off, equal or full. Thread-safe.
+    """Remembers replies, and the order of keys in tools, the last used of together ``max_bytes``; ``mode`` is off,
+    equal or full. Thread-safe.
 
     With a ``path`` they are also in that file and the older one next to it, together at most ``max_file_bytes``, by
     default ``max_bytes``; those in them are remembered from the beginning. ``run_soon`` has a thread write them in
@@ -217,8 +213,7 @@ class Replay:
         self._replies: OrderedDict[bytes, list[SampledReply]] = OrderedDict()
         self._n_bytes = 0
         self._run_soon = run_soon
-        self._unwritten: deque[tuple[bytes, SampledReply]] = deque(maxlen=_MOST_UNWRITTEN)
-        self._is_writing = False
+        self._unwritten: set[SampledReply] = set()
         most = max_bytes if max_file_bytes is None else max_file_bytes
         self._log = ReplayLog(path, most, spend) if path is not None and mode != "off" else None
         if self._log is not None:
@@ -239,9 +234,7 @@ class Replay:
         key = _digest(place + _meaning(message))
         with self._lock:
             self._keep(key, reply)
-            starts = self._queue(key, reply)
-        if starts:
-            self._run_soon(self._write)
+        self._write_soon(key, reply)
 
     def find(self, message: dict[str, Any], place: bytes) -> SampledReply | None:
         """The reply that ``message`` means in the conversation that leads to ``place``, and in no other."""
@@ -257,30 +250,39 @@ class Replay:
             if not found:
                 return None
             self._replies.move_to_end(key)
-            best = max(enumerate(found), key=lambda item: (item[1].ids == ids, item[0]))[1]
-            starts = self._queue(key, best)  # it is in use: the file of older replies will go
-        if starts:
-            self._run_soon(self._write)
+        best = max(enumerate(found), key=lambda item: (item[1].ids == ids, item[0]))[1]
+        self._write_soon(key, best)  # it is in use: the file of older replies will go
         return best
 
-    def _queue(self, key: bytes, reply: SampledReply) -> bool:
-        """Queue it to be written; True if the writer has to be started."""
-        if self._log is None or self._log.has(reply) or any(reply is other for _, other in self._unwritten):
-            return False
-        self._unwritten.append((key, reply))
-        starts, self._is_writing = not self._is_writing, True
-        return starts
+    def in_order(self, tools: Any) -> Any:
+        """``tools`` with the keys of all objects in the order that was remembered; themselves where none was."""
+        found = self.find({"content": json.dumps(tools, sort_keys=True)}, _TOOLS) if tools else None
+        try:
+            known = tools if found is None else json.loads(found.text)
+        except ValueError:  # of a damaged file
+            return tools
+        return known if known == tools else tools
 
-    def _write(self) -> None:
-        """Write what waits, on a thread that may wait for the disk."""
-        assert self._log is not None
-        while True:
-            with self._lock:
-                if not self._unwritten:
-                    self._is_writing = False
-                    return
-                key, reply = self._unwritten.popleft()
-            self._log.append(key, reply)
+    def remember_order(self, tools: Any) -> None:
+        """Keep the order of keys in ``tools``, unless one is kept already."""
+        text = json.dumps(tools)
+        if tools and len(text) <= _MAX_TOOLS and self.in_order(tools) is tools:
+            self.remember({"content": json.dumps(tools, sort_keys=True)}, _TOOLS, "", text, None)
+
+    def _write_soon(self, key: bytes, reply: SampledReply) -> None:
+        """Have a thread that may wait for the disk write it, unless it is written, or waits for that, or many do."""
+        if self._log is None or self._log.has(reply):
+            return
+        with self._lock:
+            if reply in self._unwritten or len(self._unwritten) >= _MOST_UNWRITTEN:
+                return
+            self._unwritten.add(reply)
+        self._run_soon(partial(self._write, self._log, key, reply))
+
+    def _write(self, log: ReplayLog, key: bytes, reply: SampledReply) -> None:
+        log.append(key, reply)
+        with self._lock:
+            self._unwritten.remove(reply)
 
     def _keep(self, key: bytes, reply: SampledReply) -> None:
         others = self._replies.pop(key, [])
@@ -361,7 +363,6 @@ def _value(arguments: Any) -> Any:
 
 
 Part: TypeAlias = str | SampledReply
-
 """Text as it was rendered, or a reply as it was sampled."""
 
 _MARK = "pyctl-said-before-4c9e-"

@@ -221,7 +221,7 @@ def _with_model(settings: CommandSettings) -> CommandSettings:
 
 def _chat_format(settings: CommandSettings, loaded: Loaded) -> tuple[ChatFormat, DiskTier | None]:
     """The model's chat format, and the disk tier whose directory keeps its replies."""
-    chat, info = settings.format, loaded.info
+    chat, info, exact = settings.format, loaded.info, settings.engine.exact
     template = Template(chat.chat_template or info.chat_template, info.bos_token, info.eos_token)
     tier = _disk_tier(settings.disk, loaded)
     # With the snapshots: the prompts of both must be the same after a restart.
@@ -235,7 +235,7 @@ def _chat_format(settings: CommandSettings, loaded: Loaded) -> tuple[ChatFormat,
             run_soon=tier.queue.run_soon,
             spend=tier.store.files.spend,
         )
-    return ChatFormat(template, loaded.tokenizer, chat.template_kwargs, replay, loaded.images), tier
+    return ChatFormat(template, loaded.tokenizer, chat.template_kwargs, replay, loaded.images, keeps_order=exact), tier
 
 
 def _load(settings: CommandSettings, report: Progress, host: Host) -> tuple[Loaded, int | None]:

@@ -17,7 +17,7 @@ from pyctl.chat.reply import ParsedReply
 from pyctl.chat.template import Template
 from pyctl.prompt import as_tokens
 from tests.effort import examples
-from tests.functions import function
+from tests.functions import function, turned
 from tests.unit.chat import toy
 from tests.unit.chat.conftest import unpacked
 from tests.unit.chat.toy import prepare
@@ -335,6 +335,31 @@ def test_what_clients_write_anew_each_turn_is_still_the_same_conversation() -> N
     assert "fine" in prepare(dialogue.chat, [*again, last, HI], tools=[TOOL]).text
 
 
+def test_tools_that_differ_in_the_order_of_keys_alone_are_those_of_the_earlier_reply() -> None:
+    sent = function("look_up", required=["a", "b"], a={"type": "string"}, b={"default": 1})
+    dialogue = Dialogue(qwen())
+    dialogue.turn(HI, reply="hm\n</think>\n\nHello.")
+    dialogue.replay.remember_order([sent])
+    before, after = (prepare(dialogue.chat, [HI], tools=tools) for tools in ([TOOL], [turned(TOOL)]))
+    assert (after.text, after.constraint) == (before.text, before.constraint)
+    for old, new in (('["a", "b"]', '["b", "a"]'), ('": 1', '": 1.0'), ('": 1', '": true'), ("up", "down")):
+        other = [turned(json.loads(json.dumps(sent).replace(old, new)))]
+        assert dialogue.replay.in_order(other) is other
+    assert json.dumps(dialogue.replay.in_order([turned(sent)])) == json.dumps([sent])
+
+
+@pytest.mark.parametrize("damage", [(b"look_up", b"look_at"), (b"[{", b"[[")])
+def test_tools_of_a_damaged_file_are_as_they_are_sent(tmp_path: Path, damage: tuple[bytes, bytes]) -> None:
+    path, sent = tmp_path / "replies", [turned(TOOL)]
+    Replay(path=path).remember_order([TOOL])
+    assert Replay(path=path).in_order(sent) is not sent
+    path.write_bytes(path.read_bytes().replace(*damage))
+    damaged = Replay(path=path)
+    assert damaged.in_order(sent) is sent
+    damaged.remember_order(sent)
+    assert json.dumps(damaged.in_order([TOOL])) == json.dumps(sent)
+
+
 def test_lines_of_an_older_form_are_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "replies"
     Replay(path=path).remember(replied(1), AT, "head", "raw", None)
@@ -363,14 +388,16 @@ def test_a_slow_disk_holds_up_nobody_who_remembers_or_looks_up(tmp_path: Path) -
         replay.remember(message, place, "head\n", "text", None)
         assert replay.find(message, place) is not None
     assert not path.exists(), "nothing was written by who asked"
-    assert len(waiting) == 1
-    waiting.pop()()
+    for write in waiting:
+        write()
     again = Replay("equal", path=path)
     found = [again.find(message, place) is not None for message in messages]
-    assert found == [False] * 144 + [True] * 256, "the oldest of those that waited were given up"
-    assert not waiting
-    replay.find(messages[-1], place)
+    assert found == [True] * 256 + [False] * 144, "no more can wait"
+    waiting.clear()
+    replay.find(messages[0], place)
     assert not waiting, "what is in the file is not written again"
+    replay.find(messages[-1], place)
+    assert len(waiting) == 1, "what is in use is"
 
 
 def test_replies_beyond_the_day_s_bytes_are_not_written(tmp_path: Path) -> None:
