@@ -1,7 +1,7 @@
 # make demo    from a fresh checkout to a conversation that resumes from the cache
 # make check   lint, types, unit tests, and two smoke tests on real models: 90 seconds on 2 cores
 # make test    everything that is tested
-# make clients the programs of pyctl launch, for their tests: npm, 2 minutes, 2 GB
+# make clients the programs of pyctl launch, for their tests: npm, 3 minutes, 3 GB
 # make contract LLAMA_SERVER=/path/to/llama-server    the same 1,400 requests to both (docs/contract.md)
 # make real    real models, 850 MB: tests of all three, 15 minutes; LLAMA_SERVER=... compares them with that server
 # make matrix  every Python from 3.10 to 3.13 that is installed, each in an environment under build/matrix: tests and a
@@ -33,7 +33,11 @@ export PYTHONDONTWRITEBYTECODE :=
 # Programs that pyctl launch starts, for tests/process/test_launched_clients.py. aider brings the versions of all it needs.
 CLIENTS := .venv/clients
 NPM_CLIENTS := @anthropic-ai/claude-code@2.1.197 @openai/codex@0.169.0 opencode-ai@1.18.33 @qwen-code/qwen-code@0.15.10
-AIDER := aider-chat==0.86.2; python_version < '3.13'
+NPM_CLIENTS += @github/copilot@1.0.102 @kilocode/cli@7.7.7
+PIP_CLIENTS := aider gptme vibe
+aider := aider-chat==0.86.2; python_version < '3.13'
+gptme := gptme==0.35.1
+vibe := mistral-vibe==3.0.2; python_version >= '3.12'
 
 PYTEST = $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
@@ -69,8 +73,8 @@ clients: $(CLIENTS)/installed
 
 $(CLIENTS)/installed: Makefile
 	npm install --no-save --no-audit --no-fund --prefix $(CLIENTS) $(NPM_CLIENTS)
-	$(PYTHON) -m venv $(CLIENTS)/aider
-	$(CLIENTS)/aider/bin/pip install --quiet --disable-pip-version-check "$(AIDER)"
+	$(foreach name,$(PIP_CLIENTS),$(PYTHON) -m venv $(CLIENTS)/$(name) && \
+		$(CLIENTS)/$(name)/bin/pip install --quiet --disable-pip-version-check "$($(name))" &&) true
 	@touch $@
 
 test: install

@@ -41,7 +41,8 @@ def run_launch(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
 
     Words after "--" are its arguments. Raises ConfigError if the program or the server cannot be started.
     """
-    ours, theirs = _divided(argv)
+    end = argv.index("--") if "--" in argv else len(argv)
+    ours, theirs = argv[:end], argv[end + 1 :]
     if not ours or ours[0] in ("-h", "--help"):
         print(_usage(), end="")
         return 0 if ours else 2
@@ -62,13 +63,6 @@ def run_launch(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
         return _run(invocation)
 
 
-def _divided(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The words before the first "--", and those after it."""
-    words = list(argv)
-    at = words.index("--") if "--" in words else len(words)
-    return words[:at], words[at + 1 :]
-
-
 def _usage() -> str:
     lines = ["usage: pyctl launch PROGRAM [flags of pyctl serve] [-- arguments of the program]", "", "programs:"]
     lines += [f"  {name:<12}{program.install}" for name, program in PROGRAMS.items()]
@@ -78,15 +72,19 @@ def _usage() -> str:
 def _endpoint(settings: CommandSettings, own: LaunchSettings, flags: Sequence[str], stack: ExitStack) -> Endpoint:
     """The server that was named, or runs, or is started and ends with ``stack``."""
     # Only now: --help and mistakes need no HTTP client.
-    from pyctl.cli.launched_server import address_of, find_server, started_server
+    from pyctl.cli.launched_server import address_of, find_server, started_server, waiting
 
     key = settings.server.api_keys[0] if settings.server.api_keys else ""
     url = own.url.removesuffix("/v1") or address_of(settings)
-    found = find_server(url, key)
+    with waiting(f"{url} loads its model"):
+        found = find_server(url, key)
     if found is None and own.url:
         raise ConfigError(f"neither pyctl nor llama-server answers at {url}")
     if found is not None:
-        _check_model(found.model_path, settings, url)
+        wanted, served = settings.model.path, found.model_path
+        if wanted and served and os.path.realpath(wanted) != os.path.realpath(served):
+            message = "leave -m out to use it, stop it, or choose another --port"
+            raise ConfigError(f"{url} serves {one_line(served)}; {message}")
         if idle := [flag for flag in own.server_flags if own.url or flag != "--port"]:  # which chose this server
             print(f"pyctl: {url} runs already; without effect: {', '.join(idle)}", file=sys.stderr)
     elif own.dry_run:
@@ -97,13 +95,6 @@ def _endpoint(settings: CommandSettings, own: LaunchSettings, flags: Sequence[st
             print("# the size of the context, 0 below, is known when the server is ready")
         return Endpoint(url, key or NO_KEY, model, settings.model.n_ctx)
     return found or stack.enter_context(started_server(settings, own, flags, key))
-
-
-def _check_model(path: str, settings: CommandSettings, url: str) -> None:
-    """ConfigError if ``-m`` names another file than the one that a running server has."""
-    wanted = settings.model.path
-    if wanted and path and os.path.realpath(wanted) != os.path.realpath(path):
-        raise ConfigError(f"{url} serves {one_line(path)}; leave -m out to use it, stop it, or choose another --port")
 
 
 def invocation_of(

@@ -29,7 +29,7 @@ from pyctl.server.listen import bind
 from pyctl.text import one_line
 from pyctl.user_directory import user_directory
 
-__all__ = ["address_of", "find_server", "started_server"]
+__all__ = ["address_of", "find_server", "started_server", "waiting"]
 
 STOP_SECONDS = 70.0
 """A server ends within a minute of SIGTERM, all cache writes included."""
@@ -58,9 +58,8 @@ def find_server(url: str, key: str) -> Endpoint | None:
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     with httpx.Client(timeout=ANSWER_SECONDS, headers=headers, trust_env=False) as client:
         try:
-            with _waiting(f"{url} loads its model"):
-                while (health := client.get(f"{url}/health")).status_code == 503 and "Loading" in health.text:
-                    time.sleep(POLL_SECONDS)
+            while (health := client.get(f"{url}/health")).status_code == 503 and "Loading" in health.text:
+                time.sleep(POLL_SECONDS)
             if health.status_code == 503:
                 raise ConfigError(f"the server at {url} has failed; restart it")
             reply = client.get(f"{url}/props")
@@ -80,24 +79,18 @@ def started_server(
 ) -> Iterator[Endpoint]:
     """`pyctl serve` with ``flags`` for the time of the block. Raises ConfigError if it does not start."""
     port = _port_for(settings, is_typed="--port" in own.server_flags)
-    log = _log_path(port)
+    log = user_directory("state", os.environ) / f"launch-{port}.log"
     url = address_of(settings, port)
     print(f"pyctl: starting the server, log: {log}", file=sys.stderr)
     began = time.monotonic()
     with _child([*pyctl_command(), "serve", *flags, "--port", str(port)], log) as process:
-        with _waiting("loading the model"), httpx.Client(timeout=ANSWER_SECONDS, trust_env=False) as client:
-            while not _is_ready(client, url):
+        with waiting("loading the model"):
+            while (found := find_server(url, key)) is None:
                 if process.poll() is not None:
                     raise ConfigError(f"the server ended with exit code {process.returncode}: {_end_of(log)}")
                 time.sleep(POLL_SECONDS)
-        found = find_server(url, key)
-        if found is None:
-            raise ConfigError(f"the server at {url} does not answer; log: {log}")
-        seconds = time.monotonic() - began
-        print(
-            f"pyctl: {one_line(found.model)} at {url}, {found.n_ctx:,} tokens of context, after {seconds:.0f} s",
-            file=sys.stderr,
-        )
+        shown = f"{one_line(found.model)} at {url}, {found.n_ctx:,} tokens of context"
+        print(f"pyctl: {shown}, after {time.monotonic() - began:.0f} s", file=sys.stderr)
         try:
             yield found
         finally:
@@ -105,22 +98,23 @@ def started_server(
                 print(f"pyctl: the server ended with exit code {process.returncode}, log: {log}", file=sys.stderr)
 
 
-def _waiting(text: str) -> Status:
+def waiting(text: str) -> Status:
     """Shows ``text`` in a terminal for the time of a block."""
     return Console(stderr=True, highlight=False).status(Text(f"pyctl: {text}"))
 
 
-def _is_ready(client: httpx.Client, url: str) -> bool:
-    try:
-        return client.get(f"{url}/health").status_code == 200
-    except httpx.HTTPError:
-        return False
-
-
 @contextmanager
 def _child(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """``command`` in a session of its own: Ctrl-C and Ctrl-Z at the terminal are for the program alone."""
-    with os.fdopen(open_private(log, os.O_WRONLY | os.O_TRUNC), "wb") as out:
+    """``command`` in a session of its own: Ctrl-C and Ctrl-Z at the terminal are for the program alone.
+
+    What the last one wrote to ``log`` is replaced. In the end it has time for its cache writes.
+    """
+    try:
+        make_private(log.parent)
+        descriptor = open_private(log, os.O_WRONLY | os.O_TRUNC)
+    except OSError as error:
+        raise ConfigError(f"cannot write the server's log {log}: {error.strerror}") from error
+    with os.fdopen(descriptor, "wb") as out:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
             preexec_fn=partial(end_with_parent, signal.SIGTERM),
@@ -129,19 +123,13 @@ def _child(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes
         try:
             yield process
         finally:
-            _stop(process)
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End the server and wait for its cache writes."""
-    # The writes take seconds; a signal meanwhile must not leave the server behind.
-    with handled(dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), signal.SIG_IGN)):
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(STOP_SECONDS)
-        if process.poll() is None:
-            process.kill()
-            process.wait()
+            # The writes take seconds; a signal meanwhile must not leave the server behind.
+            with handled(dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), signal.SIG_IGN)):
+                process.terminate()
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(STOP_SECONDS)
+                process.kill()
+                process.wait()
 
 
 def _port_for(settings: CommandSettings, *, is_typed: bool) -> int:
@@ -153,17 +141,6 @@ def _port_for(settings: CommandSettings, *, is_typed: bool) -> int:
         if is_typed:
             break
     return port
-
-
-def _log_path(port: int) -> Path:
-    """The log of the server at ``port``, which the next one there replaces."""
-    path = user_directory("state", os.environ) / f"launch-{port}.log"
-    try:
-        make_private(path.parent)
-        os.close(open_private(path, os.O_WRONLY))
-    except OSError as error:
-        raise ConfigError(f"cannot write the server's log {path}: {error.strerror}") from error
-    return path
 
 
 def _end_of(log: Path) -> str:

@@ -39,16 +39,6 @@ class Endpoint:
         return min(MOST_REPLY_TOKENS, self.n_ctx // 8)
 
 
-def _no_settings(to: Endpoint) -> Mapping[str, str]:
-    """None."""
-    return {}
-
-
-def _no_arguments(to: Endpoint) -> Sequence[str]:
-    """None."""
-    return ()
-
-
 @dataclass(frozen=True)
 class ClientProgram:
     """A program and its settings for an `Endpoint`.
@@ -59,9 +49,9 @@ class ClientProgram:
 
     executable: str
     install: str
-    arguments: Callable[[Endpoint], Sequence[str]] = _no_arguments
-    environment: Callable[[Endpoint], Mapping[str, str]] = _no_settings
-    files: Callable[[Endpoint], Mapping[str, str]] = _no_settings
+    arguments: Callable[[Endpoint], Sequence[str]] = lambda to: ()
+    environment: Callable[[Endpoint], Mapping[str, str]] = lambda to: {}
+    files: Callable[[Endpoint], Mapping[str, str]] = lambda to: {}
     unset: tuple[str, ...] = ()
 
 
@@ -91,8 +81,8 @@ def _codex(to: Endpoint) -> Sequence[str]:
     return [word for name, value in settings.items() for word in ("-c", f"{name}={json.dumps(value)}")]
 
 
-def _opencode(to: Endpoint) -> Mapping[str, Any]:
-    return {
+def _opencode(to: Endpoint) -> str:
+    settings = {
         "model": f"pyctl/{to.model}",
         "small_model": f"pyctl/{to.model}",
         "provider": {
@@ -102,6 +92,32 @@ def _opencode(to: Endpoint) -> Mapping[str, Any]:
                 "models": {to.model: {"limit": {"context": to.n_ctx, "output": to.n_reply}}},
             }
         },
+    }
+    return json.dumps(settings)
+
+
+def _copilot(to: Endpoint) -> Mapping[str, str]:
+    return {
+        "COPILOT_OFFLINE": "true",
+        "COPILOT_MODEL": to.model,
+        "COPILOT_PROVIDER_BASE_URL": to.v1,
+        "COPILOT_PROVIDER_API_KEY": to.key,
+        "COPILOT_PROVIDER_MAX_PROMPT_TOKENS": str(to.n_ctx - to.n_reply),
+        "COPILOT_PROVIDER_MAX_OUTPUT_TOKENS": str(to.n_reply),
+    }
+
+
+_COPILOT_OTHERS = ("API_KEY_COMMAND", "BEARER_TOKEN", "MODEL_ID", "TRANSPORT", "TYPE", "WIRE_API", "WIRE_MODEL")
+
+
+def _vibe(to: Endpoint) -> Mapping[str, str]:
+    provider = {"name": "pyctl", "api_base": to.v1, "api_key_env_var": "PYCTL_LAUNCH_KEY", "backend": "generic"}
+    sizes = {"max_context_length": to.n_ctx, "auto_compact_threshold": to.n_ctx - to.n_reply}
+    return {
+        "PYCTL_LAUNCH_KEY": to.key,
+        "VIBE_ACTIVE_MODEL": to.model,
+        "VIBE_PROVIDERS": json.dumps([provider]),
+        "VIBE_MODELS": json.dumps([{"name": to.model, "alias": to.model, "provider": "pyctl", **sizes}]),
     }
 
 
@@ -134,9 +150,27 @@ PROGRAMS: Mapping[str, ClientProgram] = {
         environment=lambda to: {"PYCTL_LAUNCH_KEY": to.key},
     ),
     "opencode": ClientProgram(
-        "opencode",
-        "npm install -g opencode-ai",
-        environment=lambda to: {"OPENCODE_CONFIG_CONTENT": json.dumps(_opencode(to))},
+        "opencode", "npm install -g opencode-ai", environment=lambda to: {"OPENCODE_CONFIG_CONTENT": _opencode(to)}
+    ),
+    "kilo": ClientProgram(
+        "kilo", "npm install -g @kilocode/cli", environment=lambda to: {"KILO_CONFIG_CONTENT": _opencode(to)}
+    ),
+    "copilot": ClientProgram(
+        "copilot",
+        "npm install -g @github/copilot",
+        environment=_copilot,
+        unset=tuple(f"COPILOT_PROVIDER_{name}" for name in _COPILOT_OTHERS),
+    ),
+    "vibe": ClientProgram("vibe", "pipx install mistral-vibe", environment=_vibe),
+    "gptme": ClientProgram(
+        "gptme",
+        "pipx install gptme",
+        arguments=lambda to: ["--model", f"local/{to.model}"],
+        environment=lambda to: {
+            "OPENAI_API_BASE": to.v1,  # which it reads before OPENAI_BASE_URL
+            "OPENAI_API_KEY": to.key,
+            "GPTME_CONTEXT_BUDGET": str(to.n_ctx - to.n_reply),
+        },
     ),
     "qwen": ClientProgram(
         "qwen",

@@ -23,6 +23,8 @@ from tools.generator import TINY_HYBRID, read_vocab, write_model
 
 CLIENTS = Path(__file__).resolve().parents[2] / ".venv" / "clients"
 
+PLACES = "node_modules/.bin", "aider/bin", "gptme/bin", "vibe/bin"
+
 SERVER = ("-c", "65536", "-np", "2", "-n", "64", "--port", "0", "--grammar", 'root ::= "Noted."')
 
 SECONDS = 270
@@ -64,7 +66,7 @@ def words_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
     """A user's first day: no settings of any program."""
-    places = os.pathsep.join(str(CLIENTS / place) for place in ("node_modules/.bin", "aider/bin"))
+    places = os.pathsep.join(str(CLIENTS / place) for place in PLACES)
     home = {"HOME": str(tmp_path), "PATH": f"{places}{os.pathsep}{os.environ['PATH']}"}
     kept = {name: value for name, value in clean_environment().items() if not name.startswith("XDG_")}
     return kept | home | QUIET
@@ -115,6 +117,10 @@ TURNS = {
     "claude": ("-p", "-p -c"),
     "codex": ("exec --skip-git-repo-check", "exec --skip-git-repo-check resume --last"),
     "opencode": ("run", "run --continue"),
+    "kilo": ("run", "run --continue"),
+    "copilot": ("--allow-all-tools -p", "--continue --allow-all-tools -p"),
+    "vibe": ("--trust -p", "--trust --continue -p"),
+    "gptme": ("--non-interactive", "--non-interactive --resume"),
     "qwen": ("-p", "--continue -p"),
     "aider": (AIDER, f"--restore-chat-history {AIDER}"),
 }
