@@ -105,10 +105,7 @@ def waiting(text: str) -> Status:
 
 @contextmanager
 def _child(command: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """``command`` in a session of its own: Ctrl-C and Ctrl-Z at the terminal are for the program alone.
-
-    What the last one wrote to ``log`` is replaced. In the end it has time for its cache writes.
-    """
+    """``command`` in a session of its own: Ctrl-C and Ctrl-Z at the terminal are for the program alone."""
     try:
         make_private(log.parent)
         descriptor = open_private(log, os.O_WRONLY | os.O_TRUNC)

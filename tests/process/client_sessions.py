@@ -224,33 +224,6 @@ def opencode() -> Session:
     yield from chat_agent(9550, 10, 3000, keeps_reasoning=True, max_tokens=4000)
 
 
-def aider() -> Session:
-    """No tools; files and reminders come after the history, so what is new goes into the middle."""
-    examples = [{"role": "user" if i % 2 == 0 else "assistant", "content": text(150, i)} for i in range(6)]
-    head = [{"role": "system", "content": text(1191)}, *examples]
-    files = [{"role": "user", "content": text(269)}, {"role": "assistant", "content": text(49)}]
-    history: list[Json] = []
-    for n in range(3):
-        asked = {"role": "user", "content": text(860, n)}
-        body = {"model": "any", "stream": True, "temperature": 0, "messages": [*head, *history, *files, asked]}
-        reply = yield Asked(CHAT, {**body, "grammar": 'root ::= "Done."'}, 0.3)
-        history += [{"role": "user", "content": text(40, n)}, {"role": "assistant", "content": reply.content}]
-
-
-def llm() -> Session:
-    """One question, one more, an answer by a schema, and a call with null content."""
-    messages: list[Json] = [{"role": "user", "content": text(300)}]
-    fields: Json = {"model": "any", "stream": True, "stream_options": {"include_usage": True}}
-    reply = yield Asked(CHAT, {**fields, "messages": messages, **said()})
-    messages += [{"role": "assistant", "content": reply.content}, {"role": "user", "content": text(40)}]
-    yield Asked(CHAT, {**fields, "messages": messages, **said()})
-    schema = {"type": "object", "properties": {"age": {"enum": [3]}}, "required": ["age"]}
-    style = {"type": "json_schema", "json_schema": {"name": "output", "schema": schema}}
-    body = {**fields, "messages": messages[:1], "response_format": style, "thinking_budget_tokens": 8}
-    yield Asked(CHAT, body, 0.5)
-    yield from chat_agent(100, 2, 300, keeps_reasoning=False, empty=None, thread="calls")
-
-
 def sillytavern() -> Session:
     """Raw prompts without marks: a reply, a swipe, the next turn and a reply that goes on."""
     samplers = [
@@ -305,8 +278,6 @@ SESSIONS: dict[str, Callable[[], Session]] = {
     "qwen code": lambda: chat_agent(38946, 15, 1500, keeps_reasoning=True, parts=True, max_tokens=4000),
     "cline": lambda: chat_agent(4271, 25, 700, keeps_reasoning=True, empty=None),
     "continue": lambda: chat_agent(1271, 11, 500, keeps_reasoning=False),
-    "aider": aider,
-    "llm": llm,
     "sillytavern": sillytavern,
     "open webui": open_webui,
 }
