@@ -112,8 +112,8 @@ class ChatFormat:
 
     @property
     def n_bytes(self) -> Mapping[str, int]:
-        """Bytes that are remembered between requests: of tokens by their text, and of replies."""
-        return {"tokenizer": self._memo.n_bytes, "replies": self.marks.replay.n_bytes}
+        """Bytes that are remembered between requests: of tokens by their text, and of replies, with tools."""
+        return {"tokenizer": self._memo.n_bytes, "replies": max(self.marks.replay.n_bytes, self.orders.n_bytes)}
 
     def prepare(self, request: ChatRequest) -> PreparedChat:
         """Check and render ``request``. What else is wrong with it shows when that part of the answer is asked for."""

@@ -112,7 +112,7 @@ def invocation_of(
     host = urlsplit(to.url).hostname or ""
     if host in ("127.0.0.1", "localhost", "::1"):  # no proxy reaches this machine's own addresses
         added |= {name: ",".join(filter(None, (environ.get(name), host))) for name in ("NO_PROXY", "no_proxy")}
-    removed = tuple(name for name in program.unset if name in environ)
+    removed = tuple(name for name in environ if name.startswith(program.unset))
     kept = {name: value for name, value in environ.items() if name not in removed}
     return Invocation((*command, *arguments), {**kept, **added}, added, removed)
 

@@ -39,19 +39,24 @@ class Endpoint:
         return min(MOST_REPLY_TOKENS, self.n_ctx // 8)
 
 
+def _nothing(to: Endpoint) -> Any:
+    """No settings and no arguments."""
+    return {}
+
+
 @dataclass(frozen=True)
 class ClientProgram:
     """A program and its settings for an `Endpoint`.
 
     ``arguments`` come before the user's. ``files`` are texts of temporary files: the name is the flag, or else the
-    variable, that gets the path. ``unset`` are variables that would lead the program to another server.
+    variable, that gets the path. ``unset`` begins variables that would lead the program to another server.
     """
 
     executable: str
     install: str
-    arguments: Callable[[Endpoint], Sequence[str]] = lambda to: ()
-    environment: Callable[[Endpoint], Mapping[str, str]] = lambda to: {}
-    files: Callable[[Endpoint], Mapping[str, str]] = lambda to: {}
+    arguments: Callable[[Endpoint], Sequence[str]] = _nothing
+    environment: Callable[[Endpoint], Mapping[str, str]] = _nothing
+    files: Callable[[Endpoint], Mapping[str, str]] = _nothing
     unset: tuple[str, ...] = ()
 
 
@@ -107,9 +112,6 @@ def _copilot(to: Endpoint) -> Mapping[str, str]:
     }
 
 
-_COPILOT_OTHERS = ("API_KEY_COMMAND", "BEARER_TOKEN", "MODEL_ID", "TRANSPORT", "TYPE", "WIRE_API", "WIRE_MODEL")
-
-
 def _vibe(to: Endpoint) -> Mapping[str, str]:
     provider = {"name": "pyctl", "api_base": to.v1, "api_key_env_var": "PYCTL_LAUNCH_KEY", "backend": "generic"}
     sizes = {"max_context_length": to.n_ctx, "auto_compact_threshold": to.n_ctx - to.n_reply}
@@ -156,10 +158,7 @@ PROGRAMS: Mapping[str, ClientProgram] = {
         "kilo", "npm install -g @kilocode/cli", environment=lambda to: {"KILO_CONFIG_CONTENT": _opencode(to)}
     ),
     "copilot": ClientProgram(
-        "copilot",
-        "npm install -g @github/copilot",
-        environment=_copilot,
-        unset=tuple(f"COPILOT_PROVIDER_{name}" for name in _COPILOT_OTHERS),
+        "copilot", "npm install -g @github/copilot", environment=_copilot, unset=("COPILOT_PROVIDER_",)
     ),
     "vibe": ClientProgram("vibe", "pipx install mistral-vibe", environment=_vibe),
     "gptme": ClientProgram(
