@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from pyctl.cache.plan import ends_within, last_end
+from pyctl.cache.plan import ends_within, last_end, stands_within
 from pyctl.cache.ports import MOST_BEHIND_BYTES, SequenceMemory
 from pyctl.cache.ram import RamCache
 from pyctl.cache.sequence import Coverage, LiveSequence
@@ -98,10 +98,11 @@ class DeviceTier:
 
     def _segment(self, seq: LiveSequence, first: int, last: int, parent: Segment | None) -> Segment:
         tokens, ends = as_tokens(seq.tokens[first:last]), ends_within(seq.ends, first, last)
+        stands = stands_within(seq.stands, first, last)
         rows = self._memory.save_rows(seq.id, first, last, hold=self._memory.shape.can_hold)
         if rows.held is not None:
             self.counts.kept += rows.held.n_cells
-        return Segment(first, tokens, rows.block, parent, ends, draft_rows=rows.draft, held=rows.held)
+        return Segment(first, tokens, rows.block, parent, ends, stands, draft_rows=rows.draft, held=rows.held)
 
     def _pieces(self, seq: LiveSequence, first: int) -> Iterator[tuple[int, int]]:
         """The rows of ``seq`` from ``first`` on in parts of PIECE_BYTES at most, which end at batch ends if they can.

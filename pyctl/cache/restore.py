@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from pyctl.cache.device_tier import DeviceTier
 from pyctl.cache.disk.file_format import BlockSizes
 from pyctl.cache.disk.readers import Reading
-from pyctl.cache.plan import ends_within, last_common_end, last_end
+from pyctl.cache.plan import MIN_BATCH, ends_within, last_common_end, last_end, stands_within
 from pyctl.cache.ports import CacheRequest, MemoryShape, SequenceMemory, Store
 from pyctl.cache.ram import RamCache
 from pyctl.cache.recent import RecentMatches
@@ -106,8 +106,9 @@ class CachePlan:
 class Ways:
     """How ``prompt``, whose batches end at ``ends``, can resume in ``live``, before that changes.
 
-    With ``exact`` only positions and rows count that a cold run would have produced. Else raw text also resumes at the
-    end of an earlier prompt, or where it changed if rows are all that it needs.
+    With ``exact`` only positions and rows count that a cold run would have produced. Else a prompt also resumes at the
+    end of an earlier one and, if rows are all that it needs, within a reply, where that could have ended; raw text even
+    wherever it changed. A chat gives up the bits of a cold run only for MIN_BATCH tokens, or if it is all there.
     """
 
     def __init__(
@@ -130,14 +131,14 @@ class Ways:
         if 0 < live.n == shared <= limit and (not self._exact or self._same == live.n):
             found.append(Candidate("live", live.n, live.n))
         elif self._shape.cut_anywhere:
-            is_there = anywhere and shared <= limit
-            n = shared if is_there else last_common_end(self._ends, live.ends, min(shared, limit))
+            n = shared if anywhere and shared <= limit else self._last_stand(live, shared)
             found.append(Candidate("live", n, n))
         found += [self.at("ram", snapshot) for snapshot in cache.lookup(self._prompt, limit)]
         if self._shape.cut_anywhere and self._shape.has_rows:
             found.append(self._inside(*cache.overlap(self._prompt)))
+        least = max((way.n for way in found if way is not None), default=0) + MIN_BATCH
         for end in cache.ends if may_end else ():
-            if end.n == limit + 1 or (anywhere and end.n <= limit):
+            if end.n == limit + 1 or (end.n <= limit and (anywhere or (end.n >= least and not self._exact))):
                 found.append(self._at_end(end))
         ways = [way for way in found if way is not None and way.n > 0]
         # Among equal ways, the live sequence comes first, then one that brings a state.
@@ -172,11 +173,19 @@ class Ways:
         return n > 0 and self._ends[n - 1] == snapshot.n
 
     def _inside(self, snapshot: Snapshot | None, reach: int) -> Candidate | None:
-        """That at the last common batch end inside the snapshot that shares most, where rows alone suffice."""
+        """That inside the snapshot that shares most, where rows alone suffice."""
         if snapshot is None:
             return None
-        n = last_common_end(self._ends, snapshot.ends, min(reach, self._limit))
-        return Candidate("ram", n, min(self._same, n), snapshot)
+        n = self._last_stand(snapshot, reach)
+        return Candidate("ram", n, last_end(self._ends, min(self._same, n)), snapshot)
+
+    def _last_stand(self, rows: LiveSequence | Snapshot, shared: int) -> int:
+        """The last common batch end of ``rows`` that share so much, or where a reply in them could have ended."""
+        most = min(shared, self._limit)
+        n = last_common_end(self._ends, rows.ends, most)
+        least = n if shared > most else n + MIN_BATCH
+        stands = stands_within(rows.stands, least, most) if not self._exact else ()
+        return stands[-1][1] if stands else n
 
     def _at_end(self, end: Snapshot) -> Candidate | None:
         """That at ``end``, the end of this prompt or of one before it; None if it were not exact."""
@@ -313,11 +322,13 @@ def restore(
         memory.clear(live.id)
         live.reset(tokens[:0])
         raise
+    stands = stands_within(live.stands, 0, keep)
     if snapshot is None:
         n_exact, covered = last_common_end(ends, live.ends, n), live.covered.within(n)
     else:
         n_exact, covered = last_common_end(ends, snapshot.ends, n), Coverage(snapshot.segment, n)
-    live.reset(tokens[:n], ends=ends_within(ends, 0, n_exact), covered=covered)
+        stands += stands_within(snapshot.stands, keep, n)
+    live.reset(tokens[:n], ends=ends_within(ends, 0, n_exact), stands=stands, covered=covered)
     return True
 
 

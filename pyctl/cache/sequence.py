@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pyctl.cache.plan import ends_within
+from pyctl.cache.plan import Stands, ends_within, stands_within
 from pyctl.cache.snapshot import PromptFacts, Segment
 from pyctl.prompt import Tokens, common_prefix
 
@@ -42,8 +42,8 @@ NOT_SAVED = Coverage()
 class LiveSequence:
     """Tokens [0, n) of sequence ``id`` are evaluated; the state stands at n.
 
-    ``ends`` are the batch ends of the exact part: batches that a cold run would evaluate. ``n_prompt`` is how many
-    arrived as a prompt, with these ``facts``; the rest was generated. Of the rows ``covered`` are saved; up to
+    ``ends`` are the batch ends of the exact part: batches that a cold run would evaluate. It stood at each of
+    ``stands`` while it generated, so that a reply could have ended there. ``facts`` are of its prompt. Of the rows ``covered`` are saved; up to
     ``n_overlap`` some other snapshot may have them. A restore that is under way takes up to ``n_expected`` tokens.
     ``in_picture`` says that it ends inside an image, where it can go on but where nothing else can resume. ``shares``
     says that other sequences take cells, too, where that counts (`Scheduler.note_shared`): no batch is one of a cold
@@ -54,7 +54,7 @@ class LiveSequence:
     capacity: int
     n: int = 0
     ends: list[int] = field(default_factory=list)
-    n_prompt: int = 0
+    stands: Stands = ()
     facts: PromptFacts = UNASKED
     covered: Coverage = NOT_SAVED
     n_overlap: int = 0
@@ -71,6 +71,12 @@ class LiveSequence:
         return self.ends[-1] if self.ends else 0
 
     @property
+    def n_prompt(self) -> int:
+        """How many tokens arrived as a prompt; the rest was generated."""
+        first, last = self.stands[-1] if self.stands else (0, 0)
+        return first if last == self.n else self.n
+
+    @property
     def tokens(self) -> Tokens:
         """The evaluated tokens, shape (n,); a view that the next change overwrites."""
         return self._buffer[: self.n]
@@ -85,11 +91,12 @@ class LiveSequence:
             self.ends.append(self.n + int(tokens.size))
         self._buffer[self.n : self.n + tokens.size] = tokens
         self.n += int(tokens.size)
-        self.n_prompt = self.n
 
     def append_one(self, token: int) -> None:
         """Record one generated token."""
         self._buffer[self.n] = token
+        before = self.stands[:-1] if self.stands and self.stands[-1][1] == self.n else self.stands
+        self.stands = (*before, (self.n_prompt, self.n + 1))
         self.n += 1
 
     def truncate(self, n: int) -> None:
@@ -97,14 +104,16 @@ class LiveSequence:
         self.ends = list(ends_within(self.ends, 0, n))
         self.in_picture = self.in_picture and n == self.n
         self.n = n
-        self.n_prompt = min(self.n_prompt, n)
+        self.stands = stands_within(self.stands, 0, n)
         self.covered = self.covered.within(n)
 
-    def reset(self, tokens: Tokens, *, ends: Sequence[int] = (), covered: Coverage = NOT_SAVED) -> None:
+    def reset(
+        self, tokens: Tokens, *, ends: Sequence[int] = (), stands: Stands = (), covered: Coverage = NOT_SAVED
+    ) -> None:
         """Record that exactly ``tokens`` are evaluated now, up to ``ends[-1]`` in exact batches."""
         self._buffer[: tokens.size] = tokens
         self.in_picture = False
         self.n = int(tokens.size)
         self.ends = [] if self.shares else list(ends)
-        self.n_prompt = self.n
+        self.stands = stands
         self.covered = covered

@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from pyctl.cache.plan import Stands, stands_within
 from pyctl.prompt import Tokens, common_prefix
 
 __all__ = [
@@ -129,11 +130,12 @@ class Segment:
     """The rows of tokens [start, start + len(tokens)), immutable, and the segment that covers what comes before.
 
     The parent may reach past ``start``; its rows from there on belong to another branch. ``ends`` are the batch ends in
-    (start, end] that a cold run would have, too. ``references`` counts snapshots and children; only the cache that
-    counts the bytes changes it, and sets ``dropped`` when it gives the rows up. They lie in RAM (``rows``), on the
-    device (``held``), or both; a model without rows of its own (whole-sequence states) has neither, and its segments
-    still hold the tokens. ``draft_rows`` are those of the draft model, NOTHING if there was none: only what it drafts
-    depends on them, so a segment is whole without. ``file`` is for the disk tier.
+    (start, end] that a cold run would have, too, and ``stands`` where their sequence stood between two generated tokens
+    (not in files). ``references`` counts snapshots and children; only the cache that counts the bytes changes it, and
+    sets ``dropped`` when it gives the rows up. They lie in RAM (``rows``), on the device (``held``), or both; a model
+    without rows of its own (whole-sequence states) has neither, and its segments still hold the tokens. ``draft_rows``
+    are those of the draft model, NOTHING if there was none: only what it drafts depends on them, so a segment is whole
+    without. ``file`` is for the disk tier.
     """
 
     start: int
@@ -141,6 +143,7 @@ class Segment:
     rows: Block
     parent: Segment | None
     ends: tuple[int, ...] = ()
+    stands: Stands = ()
     references: int = 0
     dropped: bool = False
     draft_rows: Block = field(default_factory=lambda: NOTHING)
@@ -334,6 +337,12 @@ class Snapshot:
         """The exact batch ends of the whole chain, ascending."""
         stems = reversed(list(self.chain.items()))
         return [end for segment, last in stems for end in segment.ends if end <= last]
+
+    @property
+    def stands(self) -> Stands:
+        """Where the sequence of its rows stood between two generated tokens, ascending."""
+        stems = reversed(list(self.chain.items()))
+        return tuple(stand for segment, last in stems for stand in stands_within(segment.stands, 0, last))
 
     def head(self, n: int) -> tuple[int, ...]:
         """The first ``n`` tokens, or fewer."""
