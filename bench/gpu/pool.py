@@ -182,7 +182,7 @@ class Bench:
                     asked(engine, other)
                     engine.prefix_cache.device.leave_all()  # else only what that overwrote comes from RAM
                 done = asked(engine, prompt)
-                stats, n_bytes = done.stats, done.stats.n_loaded * self._row_bytes()
+                stats, n_bytes = done.stats, done.stats.n_cached * self._row_bytes()
                 print(
                     f"- {self.shape} {self.mode} {self.options.type}, {n:,} tokens, {way} (from {stats.source}): "
                     f"{stats.n_cached:,} restored in {stats.restore_ms:,.0f} ms ({n_bytes / 2**20:,.0f} MiB), "

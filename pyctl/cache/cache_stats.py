@@ -56,8 +56,7 @@ class RequestStats:
 
     ``n_prompt == n_cached + n_evaluated`` once the prefill has ended; ``n_saved`` counts snapshots taken. ``save_ms``
     includes the wait for the batch that the device was still computing. Of what was cached, ``n_warmed`` tokens had
-    been evaluated for this request before it came, and the rows of ``n_loaded`` had to be loaded: the sequence had the
-    others. ``restored`` is the id of the snapshot that was resumed from, empty
+    been evaluated for this request before it came. ``restored`` is the id of the snapshot that was resumed from, empty
     without one, ``saved`` are those of the snapshots taken.
     """
 
@@ -71,16 +70,8 @@ class RequestStats:
     save_ms: float = 0.0
     miss: Divergence | None = field(default=None)
     n_warmed: int = 0
-    n_loaded: int = 0
     restored: str = ""
     saved: list[str] = field(default_factory=list)
-
-    def note_restored(self, source: Source, n: int, n_kept: int, name: str) -> None:
-        """The first ``n`` tokens came from the snapshot ``name``, or from the live sequence alone.
-
-        The rows of ``n_kept`` of them were there.
-        """
-        self.source, self.n_cached, self.restored, self.n_loaded = source, n, name, n - n_kept
 
     def count_saved(self, name: str) -> None:
         """A snapshot was taken, under this id."""

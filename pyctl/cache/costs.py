@@ -45,11 +45,6 @@ class Costs:
         self._line = _TOKEN_SECONDS, 0.0
         self._read = _Rate(_READ_RATE)
 
-    @property
-    def is_measured(self) -> bool:
-        """Whether something was evaluated."""
-        return self._sums[0] > _PRIOR_TOKENS
-
     def evaluate(self, first: int, last: int) -> float:
         """To evaluate tokens [first, last)."""
         base, slope = self._line

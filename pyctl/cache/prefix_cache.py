@@ -119,16 +119,9 @@ class PrefixCache:
         stats.restore_ms += (time.perf_counter() - began) * 1e3
         return used
 
-    def match(
-        self, prompt: Prompt, ends: Sequence[int], sequences: Sequence[LiveSequence]
-    ) -> list[tuple[str, int, float | None]]:
-        """Where ``prompt`` could resume, deepest first: place, tokens, and seconds until all of it would be evaluated
-        (None before anything was measured). Changes nothing."""
-        match = PromptMatch(prompt.tokens, is_raw=prompt.is_raw)
-        found = self._near(match, ends, sequences)
-        found |= {("store", prefix.n): seconds for prefix, seconds in self._far(match)}
-        ways = sorted(found.items(), key=lambda item: (-item[0][1], item[1]))
-        return [(where, n, seconds if self.cache.costs.is_measured else None) for (where, n), seconds in ways]
+    def n_ready(self, prompt: Prompt, ends: Sequence[int], seq: LiveSequence) -> int:
+        """How many tokens of ``prompt`` could be restored into ``seq``, without a fetch. Changes nothing."""
+        return max(self._near(PromptMatch(prompt.tokens, is_raw=prompt.is_raw), ends, [seq]), default=0)
 
     def fetch(self, request: CacheRequest, ends_of: EndsOf, sequences: Sequence[LiveSequence]) -> Reads | None:
         """Begin to fetch the best prefix that only a store behind the disk has, if that is quicker than the ways here;
@@ -145,17 +138,14 @@ class PrefixCache:
 
     def _near(
         self, match: PromptMatch, ends: Sequence[int], sequences: Sequence[LiveSequence]
-    ) -> dict[tuple[str, int], float]:
-        """The ways to resume without a fetch: place, tokens, and seconds until the prompt would be evaluated."""
+    ) -> dict[int, float]:
+        """The ways to resume without a fetch: tokens, and seconds until the prompt would be evaluated."""
         n_prompt, costs = int(match.tokens.size), self.cache.costs
-        found: dict[tuple[str, int], float] = {}
+        stored = self.disk.find(match, n_prompt - 1) if self.disk is not None else ()
+        found = {each.n: self._read_seconds(each) + costs.evaluate(each.n, n_prompt) for each in stored}
         for seq in sequences:
             for way in Ways(match, ends, seq, self.memory.shape, exact=self.settings.exact).find(self.cache):
-                chain = way.snapshot.chain if way.snapshot is not None else ()
-                is_held = way.source == "ram" and any(each.only_held_bytes for each in chain)
-                found["device" if is_held else way.source, way.n] = costs.evaluate(way.n, n_prompt)
-        for prefix in self.disk.find(match, n_prompt - 1) if self.disk is not None else ():
-            found["disk", prefix.n] = self._read_seconds(prefix) + costs.evaluate(prefix.n, n_prompt)
+                found[way.n] = costs.evaluate(way.n, n_prompt)
         return found
 
     def _far(self, match: PromptMatch) -> list[tuple[Prefix, float]]:
@@ -435,7 +425,8 @@ class PrefixCache:
             elif self.disk is not None and not arrival.is_lost and not any(each.dropped for each in snapshot.chain):
                 self.disk.refuse(snapshot)
             return None
-        stats.note_restored(candidate.source, candidate.n, candidate.keep, snapshot.prefix.name if snapshot else "")
+        stats.source, stats.n_cached = candidate.source, candidate.n
+        stats.restored = snapshot.prefix.name if snapshot else ""
         if snapshot is None:
             return ()
         if (

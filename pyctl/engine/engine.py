@@ -24,7 +24,6 @@ from pyctl.engine.request import Done, Request, Timings
 from pyctl.engine.schedule.admission import ActiveRequest, Steps
 from pyctl.engine.schedule.scheduler import Scheduler
 from pyctl.errors import OutOfCellsError, PyctlError
-from pyctl.prompt import Prompt
 
 __all__ = ["Engine", "EngineSettings"]
 
@@ -73,14 +72,9 @@ class Engine:
         if not handle.request.background:
             self.backend.control.preempt(False)  # the request that preempted has arrived
 
-    def match(self, prompt: Prompt) -> list[tuple[str, int, float | None]]:
-        """Where ``prompt`` could resume, as `PrefixCache.match` says."""
-        return self.prefix_cache.match(prompt, self._prefill.ends(prompt), self.sequences)
-
     def _n_ready(self, request: Request, seq: LiveSequence) -> int:
-        ends = self._prefill.ends(request.prompt) if request.cache_prompt else ()
-        found = self.prefix_cache.match(request.prompt, ends, [seq]) if ends else []
-        return next((n for where, n, _ in found if where != "store"), 0)
+        prompt = request.prompt
+        return self.prefix_cache.n_ready(prompt, self._prefill.ends(prompt), seq) if request.cache_prompt else 0
 
     def when_idle(self, job: Job[Any]) -> None:
         """Run ``job`` once its sequence is free, before the next request gets it."""

@@ -71,7 +71,7 @@ class FakeMemory:
         self.n_seqs, self.draft_type = n_seqs, draft_type
         self.can_hold, self.is_pool = can_hold and kind != "opaque", is_pool
         self.places = ANYWHERE
-        self.fail_loads = 0
+        self.fail_loads = self.n_loaded = 0
         self._used = 0
         self._on_the_way: list[tuple[Block, bytes]] = []
         self._empty(n_cells)
@@ -176,6 +176,7 @@ class FakeMemory:
 
     def restore(self, seq: int, first: int, spans: Sequence[Span], state: State | None = None) -> None:
         self.synchronize()
+        self.n_loaded += spans[-1][2] - first if spans else 0
         if spans and self.kind != "opaque":
             self._load_rows(seq, first, spans)
         if spans:
