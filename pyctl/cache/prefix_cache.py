@@ -95,7 +95,8 @@ class PrefixCache:
         be lost of it."""
         began, ways = time.perf_counter(), lookup.ways
         shared, least = seq.shared(lookup.match.tokens) if lookup.facts.cached else 0, PARK_MIN
-        if lookup.request.background and (not ways or ways[0].keep < seq.n):
+        is_kept = bool(ways) and ways[0].keep >= seq.n and self.memory.shape.cut_anywhere
+        if lookup.request.background and not is_kept:
             shared, least = 0, 1
         with self.cache.locked(*lookup.snapshots):
             self._park(seq, shared, stats, least)
@@ -136,9 +137,7 @@ class PrefixCache:
         evaluated = self.cache.costs.evaluate(0, int(match.tokens.size))
         return self.disk.fetch(prefix) if seconds + SAME_SECONDS < min([evaluated, *near]) else None
 
-    def _near(
-        self, match: PromptMatch, ends: Sequence[int], sequences: Sequence[LiveSequence]
-    ) -> dict[int, float]:
+    def _near(self, match: PromptMatch, ends: Sequence[int], sequences: Sequence[LiveSequence]) -> dict[int, float]:
         """The ways to resume without a fetch: tokens, and seconds until the prompt would be evaluated."""
         n_prompt, costs = int(match.tokens.size), self.cache.costs
         stored = self.disk.find(match, n_prompt - 1) if self.disk is not None else ()
@@ -445,7 +444,9 @@ class PrefixCache:
         return (snapshot,)
 
     def _ways(self, request: CacheRequest, match: PromptMatch, ends: Sequence[int], seq: LiveSequence) -> Ways:
-        return Ways(match, ends, seq, self.memory.shape, exact=self.settings.exact or request.background)
+        # What a client sends ahead is evaluated in the batches of a cold run; a next turn would not be.
+        exact = self.settings.exact or (request.background and request.after is None)
+        return Ways(match, ends, seq, self.memory.shape, exact=exact)
 
     # -- saving ------------------------------------------------------------------------------------------------------
 

@@ -280,8 +280,10 @@ class Engine:
         stats.n_evaluated, stats.n_cached = active.n_warmed, max(goal - active.n_warmed, 0)
         if active.n_warmed:
             cache.totals.n_warm_ups += 1
-            ms = (time.perf_counter() - active.started) * 1e3
-            log.info("prewarm      %7s tokens  %7s new  %.0f ms", f"{goal:,}", f"{active.n_warmed:,}", ms)
+            seconds, why = time.perf_counter() - active.started, "as a client asked"
+            if request.after is not None:
+                why = "for the next turn" + ", to its bits" * self.settings.exact
+            log.info("prewarm      %7s tokens  %7s new  %.2f s  %s", f"{goal:,}", f"{active.n_warmed:,}", seconds, why)
         timings = reply.timings(stats, active.submitted, active.started)
         handle.put(Done(reply.stop_type, reply.stopping_word, timings, stats, seq.id))
 

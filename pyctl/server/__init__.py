@@ -249,11 +249,11 @@ class ReplySettings:
     )
     warm_next: bool = CACHE.flag(
         True,
-        "--warm-next",
-        "prewarm: evaluate the reply in the form of the next prompt while the engine is idle",
+        "--prewarm --warm-next",
+        "evaluate what the next prompt has of a reply, in its form, while the engine is idle",
         None,
         "PYCTL_WARM_NEXT",
-        off="--no-warm-next",
+        off="--no-prewarm --no-warm-next",
     )
     reasoning_format: str = FORMAT.flag(
         "auto",

@@ -222,23 +222,6 @@ def test_a_tools_result_follows_a_call(serve: Callable[..., Served]) -> None:
     assert results[0] == results[1], "to the bit"
 
 
-@pytest.mark.parametrize("name", ["tiny-hybrid", "tiny-dense"])
-def test_the_default_is_as_exact_as_exact_then(name: str, serve: Callable[..., Served]) -> None:
-    """Where nothing is stripped the reply would go on from generated text, which rounds in another way."""
-    outputs = {}
-    plain = {"chat_template_kwargs": {"enable_thinking": False}, "logprobs": True, "top_logprobs": 5}
-    for way in ("exact", "warm", "cold"):
-        server = serve(name, exact=way == "exact", warm_next=way == "warm")
-        said = chat(server, QUESTIONS[0], **plain)["choices"][0]["message"]
-        if way == "warm":
-            server.settle(1)
-        outputs[way] = chat(server, QUESTIONS[0], said, QUESTIONS[1], **plain)["choices"][0]["logprobs"]
-        if way == "warm":
-            assert server.evaluated <= len(QUESTIONS[1]) + 40
-    assert outputs["warm"] == outputs["exact"]
-    assert outputs["cold"] != outputs["exact"], "or this test shows nothing"
-
-
 def test_a_conversation_that_keeps_its_reasoning_is_known_by_it(serve: Callable[..., Served]) -> None:
     server = serve()
     turns: list[Any] = []
@@ -246,10 +229,11 @@ def test_a_conversation_that_keeps_its_reasoning_is_known_by_it(serve: Callable[
         turns.append(question)
         turns.append(chat(server, *turns)["choices"][0]["message"])
         server.settle(len(turns) // 2)
-    # The first reply might have come back without its reasoning; of the second it is known that it will not.
+    # The first reply might have come back without its reasoning; of the second it is known that it will not, so that
+    # nothing of it is evaluated again.
     body = chat(server, *turns, "Thank you.")
     assert server.evaluated <= len("Thank you.") + 40
-    assert body["timings"]["warmed_n"] >= 190
+    assert 0 < body["timings"]["warmed_n"] < 10
 
 
 def test_nothing_for_raw_prompts_nor_without_the_cache_nor_for_several_choices(serve: Callable[..., Served]) -> None:

@@ -51,8 +51,9 @@ class WarmUps:
 
     These are prompts that clients sent ahead, and the certain beginnings of next turns after replies. Client requests
     interrupt them between two batches, or within one if the device supports it; the evaluated part stays, and the rest
-    follows later unless the conversation has continued. Batches are those of a cold run, up to the last batch end
-    within the prompt. Without --exact a warm-up also evaluates the tokens from there to the next message's boundary.
+    follows later unless the conversation has continued. Batches end where those of a cold run do. With --exact a
+    warm-up evaluates nothing behind the last of these; else it goes on to the next message's boundary, and leaves
+    generated tokens as they are: what the next turn would not evaluate is not worth the seconds now.
     """
 
     def __init__(self, prefix_cache: PrefixCache, n_ubatch: int, clock: Clock) -> None:
@@ -83,21 +84,13 @@ class WarmUps:
                 return
             tokens, exact = request.prompt.tokens, self._prefix_cache.settings.exact
             active.quiet = AT_ONCE_SECONDS
-            # The next turn can resume near the end already, though not in the batches of a cold run.
-            is_near = not exact and (
-                any(0 < seq.n == seq.shared(tokens) for seq in sequences) or self._is_kept(request)
-            )
+            is_near = not exact and any(0 < seq.n == seq.shared(tokens) for seq in sequences)
             if is_near or self._n_unused >= MOST_UNUSED:
                 batch = self._prefix_cache.cache.costs.evaluate(max(len(tokens) - self._n_ubatch, 0), len(tokens))
                 active.quiet = max(QUIET_SECONDS, QUIET_BATCHES * batch)
         self._queue.append(active)
         if len(self._queue) > MOST_WARM_UPS:
             self._queue.pop(0).handle.put(Failed(BusyError(MOST_WARM_UPS)))
-
-    def _is_kept(self, request: Request) -> bool:
-        """Whether a snapshot, exact or not, covers the prompt up to MIN_BATCH tokens."""
-        match, least = PromptMatch(request.prompt.tokens), len(request.prompt) - MIN_BATCH
-        return any(each.n >= least for each in self._prefix_cache.cache.lookup(match, len(request.prompt)))
 
     def arrived(self, request: Request) -> None:
         """Cancel the warm-ups that the client's ``request`` makes redundant."""
@@ -152,18 +145,21 @@ class WarmUps:
         return list(ends_within(ends, 0, last)), max(last, self._rest(request, last))  # including ends inside images
 
     def is_worth_it(self, lookup: CacheLookup, seq: LiveSequence, goal: int) -> bool:
-        """Whether the warm-up gains a snapshot, and does not merely refill a cache that is too small."""
+        """Whether the warm-up gains a snapshot behind all that the next turn finds, and does not merely refill a cache
+        that is too small."""
         request, nearest, last = lookup.request, lookup.ways[0].n if lookup.ways else 0, max(lookup.ends, default=0)
         if nearest >= last and (goal == last or self._prefix_cache.cache.get(lookup.match.prefix(goal))):
             return False
         if request.after is None:
             return True
-        # Without --exact the live end is as good.
-        is_live = last <= seq.n == seq.shared(request.prompt.tokens) and not self._prefix_cache.settings.exact
-        return not is_live and nearest >= _shared(request.after, request) - MOST_AGAIN
+        # From a live end it is a batch. What is elsewhere has to be loaded, so that it takes more than one to pay.
+        is_live = 0 < seq.n == seq.shared(request.prompt.tokens)
+        if not self._prefix_cache.settings.exact and (seq.n >= last if is_live else goal - nearest < MIN_BATCH):
+            return False
+        return nearest >= _shared(request.after, request) - MOST_AGAIN
 
     def replaced_end(self, lookup: CacheLookup, seq: LiveSequence) -> Prefix | None:
-        """Return the live end of ``seq`` if the warm-up evaluates its tokens again, in the batches of a cold run."""
+        """Return the live end of ``seq`` if the warm-up goes beyond it."""
         n = seq.shared(lookup.match.tokens)
         return lookup.match.prefix(seq.n) if 0 < seq.n == n < max(lookup.ends, default=0) else None
 
