@@ -250,9 +250,9 @@ SHORT_DIGITS = 10
 
 @dataclass(frozen=True)
 class Entry:
-    """A snapshot in the store. ``n_bytes`` is its state and the segment it ends in; times are epoch seconds.
+    """A snapshot in the store. ``n_bytes`` are its state and the rows that no shallower one has.
 
-    ``name`` is that of the Prefix, ``parent`` the name of the deepest shallower snapshot on its chain, "" for none.
+    Times are epoch seconds. ``name`` is that of the Prefix, ``parent`` the name of the deepest shallower snapshot on its chain, "" for none.
     ``label`` says to people how it begins and ends. ``is_older``: made under older rules of batch ends, of use to none.
     """
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import glob
 import json
 import os
 import shutil
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -39,7 +41,7 @@ def run_cache(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     parser = _parser(environ)
     arguments, rest = parser.parse_known_args(argv)
     if rest:
-        raise ConfigError(f"unexpected argument {rest[0]!r}; a directory is named by {DIRECTORY.names}")
+        raise ConfigError(f"unexpected {' '.join(rest)!r}; a directory is named by {DIRECTORY.names}")
     try:
         path = Path(arguments.kv_cache_dir).expanduser() if arguments.kv_cache_dir else default_directory(environ)
     except RuntimeError as error:
@@ -81,7 +83,8 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     verify = command("verify", _verify, "read every byte and compare the files with the index")
     verify.add_argument("--fix", action="store_true", help="remove what is damaged or useless, adopt what is whole")
     prune = command("prune", _prune, "remove what is worth least until the directory has a size")
-    prune.add_argument("--kv-cache-budget", type=int, metavar="MiB", required=True, help="the size in MiB")
+    prune.add_argument("--kv-cache-budget", type=int, default=-1, metavar="MiB", help="the size in MiB, required")
+    prune.add_argument("--dry-run", action="store_true", help="only say what would be freed")
     for name, function, text in (
         ("pin", lambda directory, name: directory.pin(name, True), "keep snapshots from eviction"),
         ("unpin", lambda directory, name: directory.pin(name, False), "let snapshots be evicted again"),
@@ -106,10 +109,13 @@ def _list(directory: CacheDirectory, arguments: argparse.Namespace) -> int:
     for entry in entries:
         by_model.setdefault(entry.fingerprint, []).append(entry)
     for fingerprint, found in by_model.items():
-        print(f"{one_line(names[fingerprint])}: {_count(len(found), 'snapshot')}")
+        size = f"{sum(entry.n_bytes for entry in found) / MIB:.1f} MiB"
+        print(f"{one_line(names[fingerprint])}: {_count(len(found), 'snapshot')}, {size}")
         _print_lines([_line(entry, time.time()) for entry in found])
         print()
-    print(f"{_count(len(entries), 'snapshot')} of {_count(len(by_model), 'model')}, {directory.n_bytes / MIB:.1f} MiB")
+    beside = f"{directory.bytes_beside() / MIB:.1f} of prompts and replies"
+    count = f"{_count(len(entries), 'snapshot')} of {_count(len(by_model), 'model')}"
+    print(f"{count}, {directory.n_bytes / MIB:.1f} MiB, {beside}")
     return 0
 
 
@@ -167,10 +173,26 @@ def _verify(directory: CacheDirectory, arguments: argparse.Namespace) -> int:
 
 def _prune(directory: CacheDirectory, arguments: argparse.Namespace) -> int:
     if arguments.kv_cache_budget < 0:
-        raise ConfigError("--kv-cache-budget must be at least 0")
-    freed = directory.prune(arguments.kv_cache_budget * MIB)
-    print(f"{freed / MIB:.1f} MiB freed, {directory.n_bytes / MIB:.1f} MiB left")
+        raise ConfigError("prune needs --kv-cache-budget MiB, at least 0")
+    if users := _users(directory.path):
+        print(f"in use by process {', '.join(users)}: its next prompts evaluate what goes", file=sys.stderr)
+    before = directory.n_bytes
+    freed = directory.prune(arguments.kv_cache_budget * MIB, dry_run=arguments.dry_run)
+    would = "would be " * arguments.dry_run
+    print(f"{freed / MIB:.1f} MiB {would}freed, {(before - freed) / MIB:.1f} MiB {would}left")
     return 0
+
+
+def _users(path: Path) -> list[str]:
+    """The ids of other processes of this user that have the directory open, where the system tells (/proc)."""
+    from pyctl.cache import INDEX
+
+    found = set[str]()
+    for each in glob.glob("/proc/[0-9]*/fd/*"):
+        with suppress(OSError):  # one that was closed meanwhile
+            if (path / INDEX).samefile(each):
+                found.add(each.split("/")[2])
+    return sorted(found - {str(os.getpid())})
 
 
 def _each(

@@ -165,12 +165,17 @@ class CacheDirectory:
         self.restore_index()
         with self.reading() as connection:
             graph, labels = self._graph_from(connection), Index.labels(connection)
-        states = sorted((r for r in graph.records.values() if r.is_state), key=lambda record: -record.used)
-        return [_entry(record, graph, labels.get(record.key, "")) for record in states]
+        sizes = sorted(graph.added().items(), key=lambda size: -graph.records[size[0]].used)
+        return [_entry(graph.records[key], graph, labels.get(key, ""), n_bytes) for key, n_bytes in sizes]
 
-    def prune(self, budget: int) -> int:
-        """Remove what is worth least until ``budget`` bytes or only pinned snapshots are left; returns bytes freed."""
+    def prune(self, budget: int, *, dry_run: bool = False) -> int:
+        """Remove what is worth least until ``budget`` bytes or only pinned snapshots are left; returns bytes freed, or
+        with ``dry_run`` how many that would be."""
         self.restore_index()
+        if dry_run:
+            with self.reading() as connection:
+                going = self._graph_from(connection).shrink(budget - self.bytes_beside())
+            return sum(record.n_bytes for record in going)
         with self.changing() as connection:
             return self.shrink(connection, budget)
 
@@ -343,9 +348,8 @@ def is_older(home: Path) -> bool:
         return True
 
 
-def _entry(record: Record, graph: FileGraph, label: str) -> Entry:
+def _entry(record: Record, graph: FileGraph, label: str, n_bytes: int) -> Entry:
     r, ancestor = record, graph.ancestor(record)
-    n_bytes = r.n_bytes + (graph.records[r.parent_key].n_bytes if r.parent_key is not None else 0)
     parent = _short(ancestor) if ancestor is not None else ""
     facts = r.created, r.used, r.hits, r.pinned, r.exact, parent, label, r.fingerprint in graph.older
     return Entry(r.fingerprint, _short(r), r.n, n_bytes, *facts)

@@ -106,9 +106,8 @@ class FileGraph:
             self._children.get(record.parent_key, set()).discard(record.key)
 
     def shrink(self, budget: int, protected: Collection[Key] = ()) -> list[Record]:
-        """Take out older files and then what costs least, until there are ``budget`` bytes or nothing else may go.
-
-        A segment in ``protected`` keeps no state from going.
+        """Take out older files and then what costs least, until there are ``budget`` bytes or nothing else may go; what
+        fits beside the rest after all stays. A segment in ``protected`` keeps no state from going.
         """
 
         def may_go(key: Key) -> bool:
@@ -118,9 +117,35 @@ class FileGraph:
         for older in [key for key, record in self.records.items() if key[0] in self.older and record.is_state]:
             if self.n_bytes > budget and older in self.records and may_go(older):
                 going += self.remove(older)
+        gone: dict[Key, Record] = {}
         while self.n_bytes > budget and (key := self._policy.victim(may_go)) is not None:
-            going += self.remove(key)
-        return going
+            gone |= {record.key: record for record in self.remove(key)}
+        self._put_back(gone, budget)
+        return [*going, *gone.values()]
+
+    def _put_back(self, gone: dict[Key, Record], budget: int) -> None:
+        """Put in again the states that fit with all that they need, the last that had ``gone`` first."""
+        states, n_before = [key for key, record in reversed(gone.items()) if record.is_state], 0
+        while n_before != len(gone):  # what came back may be all that another one lacked
+            n_before = len(gone)
+            for key in states:
+                missing, at = list[Record](), gone.get(key)
+                while at is not None:
+                    missing.append(at)
+                    at = gone.get(at.parent_key) if at.parent_key is not None else None
+                if missing and self.n_bytes + sum(record.n_bytes for record in missing) <= budget:
+                    for record in reversed(missing):
+                        self.add(gone.pop(record.key))
+
+    def added(self) -> dict[Key, int]:
+        """Bytes of each state with the segments of its chain that no shallower or older one has; they add up."""
+        found: dict[Key, int] = {}
+        known: set[Key] = set()
+        for state in sorted((r for r in self.records.values() if r.is_state), key=lambda r: (r.n, r.created)):
+            own = {key for key in (state.key, *self.chain(state.key)) if key in self.records} - known
+            found[state.key] = sum(self.records[key].n_bytes for key in own)
+            known |= own
+        return found
 
     def ancestor(self, record: Record) -> Record | None:
         """The deepest shallower state on the chain of the state ``record``, None if there is none."""

@@ -426,3 +426,10 @@ def test_the_disk_keeps_what_is_pinned_or_protected_and_gets_within_its_budget(
         left = [record.key for record in graph.records.values() if record.is_state]
         assert graph.n_bytes <= budget or all(key in pinned | protected for key in left)
         assert graph.shrink(budget, protected) == [], "no more than it had to"
+        assert sum(graph.added().values()) == graph.n_bytes
+        gone = {record.key: record for record in going}
+        for at in (record for record in going if record.is_state and graph.n_bytes <= budget):
+            n_bytes = graph.n_bytes
+            while at is not None:
+                n_bytes, at = n_bytes + at.n_bytes, gone.get(at.parent_key)
+            assert n_bytes > budget, "what would fit after all stays"

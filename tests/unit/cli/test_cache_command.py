@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from pyctl.cache.disk.directory import note_model
-from pyctl.cache.disk.file_format import RULES
+from pyctl.cache.disk.file_format import INDEX, RULES
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cli.cache_command import run_cache
+from pyctl.errors import ConfigError
 from tests.unit.cache.disk.making import conversation
 
 LABEL = "<|im_start|>system\nYou are terse.<|im_end|>\n<|im_start|>user\n" + "What is a cache? " * 20
@@ -43,7 +45,7 @@ def run(directory: Path, capsys: pytest.CaptureFixture[str]) -> Run:
 def test_a_pipe_gets_whole_lines(run: Run) -> None:
     code, out, _ = run("ls")
     title, head, *lines, empty, last = out.splitlines()
-    assert (code, title, empty) == (0, "Coder: 3 snapshots", "")
+    assert (code, title, empty) == (0, "Coder: 3 snapshots, 0.0 MiB", "")
     assert head.split() == ["id", "tokens", "MiB", "age", "used", "hits", "marks", "text"]
     assert sorted(int(line.split()[1]) for line in lines) == [20, 40, 60]
     assert all(8 <= len(line.split()[0]) <= 12 for line in lines)
@@ -79,13 +81,32 @@ def test_each_model_has_a_table_and_one_can_be_asked_for(run: Run, directory: Pa
         store.write(conversation(9, turns=1)[0], LABEL)
         store.close()
     lines = run("ls")[1].splitlines()
-    titles = [line for line in lines if line.endswith((": 1 snapshot", ": 3 snapshots"))]
+    titles = [line.rpartition(",")[0] for line in lines if ": " in line and line.endswith(" MiB")]
     assert sorted(titles) == ["Coder: 3 snapshots", "Evil\\x1b[2J\\nname: 1 snapshot", "third: 1 snapshot"]
     assert lines[-1].startswith("5 snapshots of 3 models, ")
     assert {entry["fingerprint"] for entry in json.loads(run("ls", "--json", "--model", "Coder")[1])} == {"model"}
     assert {entry["fingerprint"] for entry in json.loads(run("ls", "--json", "--model", "third")[1])} == {"third"}
     assert run("ls", "--model", "none")[1].startswith("0 snapshots of 0 models")
     assert run("verify")[0] == 0
+
+
+def test_sizes_add_up_and_prune_says_what_it_would_do_and_who_else_is_there(run: Run, directory: Path) -> None:
+    store = DiskStore(directory, "model", None, min_tokens=1)
+    for snapshot in conversation(7, turns=4, step=30):
+        store.write(snapshot, LABEL)
+    entries, total = store.directory.entries(), store.directory.n_bytes
+    assert sum(entry.n_bytes for entry in entries) == total - store.directory.bytes_beside()
+    store.close()
+    with (directory / INDEX).open() as index, subprocess.Popen(["sleep", "60"], stdin=index) as other:
+        code, out, err = run("prune", "--kv-cache-budget", "0", "--dry-run")
+        other.kill()
+    assert (code, out) == (0, "0.0 MiB would be freed, 0.0 MiB would be left\n")
+    assert err.startswith(f"in use by process {other.pid}: ")
+    assert len(json.loads(run("ls", "--json")[1])) == len(entries)
+    assert run("prune", "--kv-cache-budget", "0")[1:] == ("0.0 MiB freed, 0.0 MiB left\n", "")
+    assert json.loads(run("ls", "--json")[1]) == []
+    with pytest.raises(ConfigError, match="unexpected 'kv --to 1MB'"):
+        run("prune", "kv", "--to", "1MB")
 
 
 def test_the_beginning_of_an_id_is_enough(run: Run) -> None:
