@@ -252,8 +252,9 @@ SHORT_DIGITS = 10
 class Entry:
     """A snapshot in the store. ``n_bytes`` are its state and the rows that no shallower one has.
 
-    Times are epoch seconds. ``name`` is that of the Prefix, ``parent`` the name of the deepest shallower snapshot on its chain, "" for none.
-    ``label`` says to people how it begins and ends. ``is_older``: made under older rules of batch ends, of use to none.
+    Times are epoch seconds. ``name`` is that of the Prefix, ``parent`` the name of the deepest shallower snapshot on
+    its chain, "" for none. ``label`` says to people how it begins and ends. ``is_older``: made under older rules of
+    batch ends, of use to none.
     """
 
     fingerprint: str

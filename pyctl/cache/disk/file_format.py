@@ -13,12 +13,12 @@ from itertools import accumulate
 from typing import NamedTuple, TypeAlias
 
 from pyctl.cache import plan
-from pyctl.cache.disk.codec import CHUNK, Codec, Coding
 from pyctl.cache.snapshot import Prefix
 from pyctl.errors import StateError
 from pyctl.limit import limit
 
 __all__ = [
+    "CHUNK",
     "INDEX",
     "MAX_TOKENS",
     "MODEL",
@@ -192,6 +192,9 @@ _PART = struct.Struct("<BBBIQ")
 
 _CHUNK = struct.Struct("<II")
 
+CHUNK = 34 * 4 * 30_840
+"""Bytes with a checksum of their own, just under 4 MiB, so that threads share the reading."""
+
 _DIGEST_BYTES = 8
 
 
@@ -226,23 +229,17 @@ PARTS_OF_STATE = [PartKind.STATE]
 
 @dataclass
 class Part:
-    """``size`` raw bytes in chunks of ``chunk`` bytes; ``stored`` and ``crcs`` have one number per chunk."""
+    """``size`` bytes in chunks of ``chunk`` bytes, each with one of ``crcs``."""
 
     what: PartKind
-    coding: Coding
     size: int
-    stored: list[int]
     crcs: list[int]
     chunk: int = CHUNK
 
     @property
-    def n_chunks(self) -> int:
-        """In how many chunks the part is stored."""
-        return -(-self.size // self.chunk)
-
-
-MOST_UNKNOWN, MOST_RATIO = 2**26, 1000
-"""A state of no certain size has at most so many bytes, or so many times those of its file."""
+    def chunks(self) -> list[tuple[int, int]]:
+        """The ranges [first, last) of its chunks."""
+        return [(first, min(first + self.chunk, self.size)) for first in range(0, self.size, self.chunk)]
 
 
 @dataclass(frozen=True)
@@ -287,12 +284,8 @@ class BlockSizes:
         for part in header.parts:
             if part.what == PartKind.ROWS and isinstance(name, SegmentName):
                 is_right = part.size == self.base + (name.end - name.start) * self.row
-            elif part.what != PartKind.STATE:
-                continue
-            elif self.state >= 0:
-                is_right = part.size == self.state
             else:
-                is_right = part.size <= max(MOST_UNKNOWN, MOST_RATIO * sum(part.stored))
+                is_right = part.what != PartKind.STATE or self.state in (part.size, -1)
             if not is_right:
                 raise CorruptFileError(str(name), f"{part.size} bytes of {part.what.name.lower()}")
 
@@ -317,14 +310,14 @@ class Header:
     @property
     def offsets(self) -> list[int]:
         """Where each chunk of each part begins in the file, and then where the file ends."""
-        sizes = [size for part in self.parts for size in part.stored]
+        sizes = [last - first for part in self.parts for first, last in part.chunks]
         return list(accumulate(sizes, initial=header_size(self)))
 
 
 def header_size(header: Header) -> int:
     """Bytes of the packed header; known before anything is encoded."""
     size = _PRELUDE.size + _FIELDS.size + len(header.fingerprint.encode()) + len(parent_text(header.parent))
-    return size + sum(_PART.size + part.n_chunks * _CHUNK.size for part in header.parts) + _DIGEST_BYTES
+    return size + sum(_PART.size + len(part.chunks) * _CHUNK.size for part in header.parts) + _DIGEST_BYTES
 
 
 def pack(header: Header) -> bytes:
@@ -339,8 +332,8 @@ def pack(header: Header) -> bytes:
     counts = len(fingerprint), len(parent), len(header.parts)
     pieces += [_FIELDS.pack(start, end, header.created, name.digest, tag, *counts), fingerprint, parent]
     for part in header.parts:
-        pieces.append(_PART.pack(part.what, part.coding.codec, part.coding.phase, part.chunk, part.size))
-        pieces += [_CHUNK.pack(*entry) for entry in zip(part.stored, part.crcs, strict=True)]
+        pieces.append(_PART.pack(part.what, 0, 0, part.chunk, part.size))
+        pieces += [_CHUNK.pack(end - at, crc) for (at, end), crc in zip(part.chunks, part.crcs, strict=True)]
     data = b"".join(pieces)
     return data + _digest(data)
 
@@ -380,11 +373,14 @@ def _unpack_fields(data: bytes, kind: int, exact: bool) -> Header:
     parts = []
     for _ in range(n_parts):
         what, codec, phase, chunk, size = _PART.unpack_from(data, at)
-        part = Part(PartKind(what), Coding(Codec(codec), phase), size, [], [], chunk)
+        if codec or phase:
+            raise ValueError("compressed by an earlier version")
+        part = Part(PartKind(what), size, [], chunk)
         at += _PART.size
-        for _ in range(part.n_chunks):
+        for first in range(0, size, chunk):  # a list of them might be larger than the file
             stored, crc = _CHUNK.unpack_from(data, at)
-            part.stored.append(stored)
+            if stored != min(chunk, size - first):
+                raise ValueError("a chunk of another size")
             part.crcs.append(crc)
             at += _CHUNK.size
         parts.append(part)
@@ -411,8 +407,6 @@ def _is_possible(header: Header) -> bool:
     if not 0 <= header.created < MOST_YEARS or any(not 0 < part.chunk <= CHUNK for part in header.parts):
         return False
     for part in header.parts:
-        if part.coding.codec == Codec.RAW and sum(part.stored) != part.size:
-            return False
         if part.what == PartKind.ENDS and isinstance(name, SegmentName):
             n_ends, rest = divmod(part.size, 4)
             if rest or n_ends > name.end - name.start:

@@ -13,7 +13,6 @@ import numpy as np
 from isal.isal_zlib import crc32
 
 from pyctl.atomic_file import open_regular
-from pyctl.cache.disk.codec import RAW, Codec, Data, chunks, decode
 from pyctl.cache.disk.file_format import BlockSizes, CorruptFileError, Header, Part, PartKind, header_size, pack, unpack
 from pyctl.cache.snapshot import Block
 
@@ -30,20 +29,19 @@ FIRST_READ = 4096
 
 
 def parts_of(blocks: dict[PartKind, Block]) -> list[Part]:
-    """A raw part per block; the chunks are not known yet."""
-    return [Part(what, RAW, int(block.size), [], []) for what, block in blocks.items()]
+    """A part per block; the checksums are not known yet."""
+    return [Part(what, int(block.size), []) for what, block in blocks.items()]
 
 
 def write_file(path: Path, header: Header, blocks: dict[PartKind, Block]) -> None:
-    """Fill and fsync the empty file at ``path``; ``header`` learns sizes and checksums. OSError if the disk refuses."""
+    """Fill and fsync the empty file at ``path``; ``header`` learns the checksums. OSError if the disk refuses."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         at = header_size(header)
         for part in header.parts:
-            for first, last in chunks(part.size, part.chunk):
+            for first, last in part.chunks:
                 data = blocks[part.what][first:last].data
                 _write(descriptor, data, at)
-                part.stored.append(len(data))
                 part.crcs.append(crc32(data))
                 at += len(data)
         _write(descriptor, pack(header), 0)
@@ -74,27 +72,25 @@ def read_header(path: Path, sizes: BlockSizes | None = None, file: str = "") -> 
 
 
 def read_jobs(path: Path, header: Header, outs: dict[PartKind, Block]) -> Iterator[Callable[[], None]]:
-    """One job per chunk of the parts in ``outs``, to be run on any thread: each reads, verifies, decodes into place.
+    """One job per chunk of the parts in ``outs``, to be run on any thread: each reads into place and verifies.
 
     Reads and no mappings: on a mapping, a bad sector would be a signal and not an error. Jobs raise FileNotFoundError
     or Damage.
     """
     offsets = iter(header.offsets)
     for part in header.parts:
-        places = list(zip(chunks(part.size, part.chunk), offsets, part.stored, part.crcs, strict=False))
+        places = list(zip(part.chunks, offsets, part.crcs, strict=False))
         if part.what in outs:
-            for (first, last), offset, stored, crc in places:
-                yield partial(_read_chunk, path, part, outs[part.what][first:last], offset, stored, crc)
+            for (first, last), offset, crc in places:
+                yield partial(_read_chunk, path, part, outs[part.what][first:last], offset, crc)
 
 
 def check_jobs(path: Path, header: Header) -> Iterator[Callable[[], None]]:
     """The same for all parts, only to see that they can be read; each job takes memory for one chunk."""
     offsets = iter(header.offsets)
     for part in header.parts:
-        for (first, last), offset, stored, crc in zip(
-            chunks(part.size, part.chunk), offsets, part.stored, part.crcs, strict=False
-        ):
-            yield partial(_check_chunk, path, part, last - first, offset, stored, crc)
+        for (first, last), offset, crc in zip(part.chunks, offsets, part.crcs, strict=False):
+            yield partial(_check_chunk, path, part, last - first, offset, crc)
 
 
 def remove_file(path: Path) -> None:
@@ -108,7 +104,7 @@ def remove_file(path: Path) -> None:
             path.rmdir()
 
 
-def _write(descriptor: int, data: Data, at: int) -> None:
+def _write(descriptor: int, data: bytes | memoryview[int], at: int) -> None:
     view = memoryview(data)
     while view:
         written = os.pwrite(descriptor, view, at)
@@ -130,27 +126,21 @@ def _opened(path: Path) -> Iterator[int]:
         raise CorruptFileError(path.name, str(error)) from None
 
 
-def _check_chunk(path: Path, part: Part, size: int, offset: int, stored: int, crc: int) -> None:
-    _read_chunk(path, part, np.empty(size, np.uint8), offset, stored, crc)
+def _check_chunk(path: Path, part: Part, size: int, offset: int, crc: int) -> None:
+    _read_chunk(path, part, np.empty(size, np.uint8), offset, crc)
 
 
-def _read_chunk(path: Path, part: Part, out: Block, offset: int, stored: int, crc: int) -> None:
-    raw = part.coding.codec == Codec.RAW and stored == out.size
-    data = out.data if raw else np.empty(stored, np.uint8).data
+def _read_chunk(path: Path, part: Part, out: Block, offset: int, crc: int) -> None:
+    data = out.data
     with _opened(path) as descriptor:
         # The whole chunk at once: read-ahead alone asks a cold drive for less than it can give. Reading past the page
         # cache is no faster, and asking what is cached (RWF_NOWAIT) makes it slower.
-        os.posix_fadvise(descriptor, offset, stored, os.POSIX_FADV_WILLNEED)
+        os.posix_fadvise(descriptor, offset, len(data), os.POSIX_FADV_WILLNEED)
         done = 0
-        while done < stored:
+        while done < len(data):
             n = os.preadv(descriptor, [data[done:]], offset + done)
             if n == 0:
                 raise CorruptFileError(path.name, "ends too early")
             done += n
     if crc32(data) != crc:
         raise CorruptFileError(path.name, f"wrong checksum in the {part.what.name.lower()}")
-    if not raw:
-        try:
-            decode(part.coding, data, out)
-        except ValueError as error:
-            raise CorruptFileError(path.name, str(error)) from None

@@ -57,8 +57,8 @@ def write(store: DiskStore, snapshots: list[Snapshot]) -> None:
 def chunks_of(path: Path, what: PartKind) -> tuple[int, int]:
     """Where the bytes of a part lie in a file."""
     header = read_header(path)
-    n_before = sum(part.n_chunks for part in header.parts if part.what < what)
-    n_with = sum(part.n_chunks for part in header.parts if part.what <= what)
+    n_before = sum(len(part.chunks) for part in header.parts if part.what < what)
+    n_with = sum(len(part.chunks) for part in header.parts if part.what <= what)
     return header.offsets[n_before], header.offsets[n_with]
 
 

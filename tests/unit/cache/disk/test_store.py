@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyctl.cache.disk.codec import CHUNK
+from pyctl.cache.disk.file_format import CHUNK
 from pyctl.cache.disk.graph import FileGraph
 from pyctl.cache.disk.index import Index
 from pyctl.cache.disk.store import DiskStore
