@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import glob
 import json
 import os
 import shutil
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -67,9 +65,8 @@ def run_cache(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
 def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     parser = CommandParser(prog="pyctl cache", description="Look through a cache directory and keep it tidy.")
     shared = CommandParser(add_help=False)
-    default = environ.get(DIRECTORY.env, "")
     where = f"the directory of the servers (default: {DIRECTORY.default.partition(',')[0]})"
-    shared.add_argument(DIRECTORY.names, metavar="DIR", default=default, help=where)
+    shared.add_argument(DIRECTORY.names, metavar="DIR", default=environ.get(DIRECTORY.env, ""), help=where)
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=CommandParser)
 
     def command(name: str, function: object, text: str) -> argparse.ArgumentParser:
@@ -100,22 +97,19 @@ def _list(directory: CacheDirectory, arguments: argparse.Namespace) -> int:
 
     entries = directory.entries()
     names = {entry.fingerprint: model_in(directory.path, entry.fingerprint) for entry in entries}
-    if arguments.model:
-        entries = [entry for entry in entries if arguments.model in (names[entry.fingerprint], entry.fingerprint)]
+    models = {home: name for home, name in names.items() if arguments.model in ("", home, name)}
+    entries = [entry for entry in entries if entry.fingerprint in models]
     if arguments.json:
         print(json.dumps([{"model": names[entry.fingerprint], **asdict(entry)} for entry in entries], indent=1))
         return 0
-    by_model: dict[str, list[Entry]] = {}
-    for entry in entries:
-        by_model.setdefault(entry.fingerprint, []).append(entry)
-    for fingerprint, found in by_model.items():
-        size = f"{sum(entry.n_bytes for entry in found) / MIB:.1f} MiB"
-        print(f"{one_line(names[fingerprint])}: {_count(len(found), 'snapshot')}, {size}")
+    for home, name in models.items():
+        found = [entry for entry in entries if entry.fingerprint == home]
+        n_bytes = sum(entry.n_bytes for entry in found)
+        print(f"{one_line(name)}: {_count(len(found), 'snapshot')}, {n_bytes / MIB:.1f} MiB")
         _print_lines([_line(entry, time.time()) for entry in found])
         print()
-    beside = f"{directory.bytes_beside() / MIB:.1f} of prompts and replies"
-    count = f"{_count(len(entries), 'snapshot')} of {_count(len(by_model), 'model')}"
-    print(f"{count}, {directory.n_bytes / MIB:.1f} MiB, {beside}")
+    size = f"{directory.n_bytes / MIB:.1f} MiB, {directory.bytes_beside() / MIB:.1f} of them prompts and replies"
+    print(f"{_count(len(entries), 'snapshot')} of {_count(len(models), 'model')}, {size}")
     return 0
 
 
@@ -162,9 +156,6 @@ def _verify(directory: CacheDirectory, arguments: argparse.Namespace) -> int:
     with Console(stderr=True).status("reading every file"):
         report = directory.verify(fix=arguments.fix)
     print(f"{report.files} whole files, {report.n_bytes / MIB:.1f} MiB")
-    if older := sorted({entry.fingerprint for entry in directory.entries() if entry.is_older}):
-        models = _count(len(older), "model")
-        print(f"older rules: {models} whose files this version never reads; prune takes them first")
     for kind in ("broken", "missing", "unknown", "useless", "temps", "foreign"):
         for name in getattr(report, kind):
             print(f"{kind}: {one_line(name)}")
@@ -174,25 +165,13 @@ def _verify(directory: CacheDirectory, arguments: argparse.Namespace) -> int:
 def _prune(directory: CacheDirectory, arguments: argparse.Namespace) -> int:
     if arguments.kv_cache_budget < 0:
         raise ConfigError("prune needs --kv-cache-budget MiB, at least 0")
-    if users := _users(directory.path):
+    if users := directory.users():
         print(f"in use by process {', '.join(users)}: its next prompts evaluate what goes", file=sys.stderr)
     before = directory.n_bytes
     freed = directory.prune(arguments.kv_cache_budget * MIB, dry_run=arguments.dry_run)
-    would = "would be " * arguments.dry_run
+    would = "would be " if arguments.dry_run else ""
     print(f"{freed / MIB:.1f} MiB {would}freed, {(before - freed) / MIB:.1f} MiB {would}left")
     return 0
-
-
-def _users(path: Path) -> list[str]:
-    """The ids of other processes of this user that have the directory open, where the system tells (/proc)."""
-    from pyctl.cache import INDEX
-
-    found = set[str]()
-    for each in glob.glob("/proc/[0-9]*/fd/*"):
-        with suppress(OSError):  # one that was closed meanwhile
-            if (path / INDEX).samefile(each):
-                found.add(each.split("/")[2])
-    return sorted(found - {str(os.getpid())})
 
 
 def _each(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
+import glob
 import os
 import sqlite3
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -178,6 +179,15 @@ class CacheDirectory:
             return sum(record.n_bytes for record in going)
         with self.changing() as connection:
             return self.shrink(connection, budget)
+
+    def users(self) -> list[str]:
+        """The ids of other processes of this user that have the directory open, where the system tells (/proc)."""
+        found = set[str]()
+        for each in glob.glob("/proc/[0-9]*/fd/*"):
+            with suppress(OSError):  # one that was closed meanwhile
+                if (self.path / INDEX).samefile(each):
+                    found.add(each.split("/")[2])
+        return sorted(found - {str(os.getpid())})
 
     def recover(self) -> VerifyReport:
         """Make index and files agree after a crash or a lost index, by names and headers only, within the budget.

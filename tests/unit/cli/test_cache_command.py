@@ -144,7 +144,6 @@ def test_what_was_made_under_older_rules_is_named_and_goes_first(run: Run, direc
     (directory / "before" / "notes").write_text("mine")
     assert run("ls")[1].count("  older\n") == 1
     _, out, _ = run("verify")
-    assert "older rules: 1 model whose files" in out
     assert "foreign: before/notes" in out
     entries = json.loads(run("ls", "--json")[1])
     assert entries[0]["is_older"], "the last used, and still the first to go"
