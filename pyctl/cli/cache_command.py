@@ -104,8 +104,7 @@ def _list(directory: CacheDirectory, arguments: argparse.Namespace) -> int:
         return 0
     for home, name in models.items():
         found = [entry for entry in entries if entry.fingerprint == home]
-        n_bytes = sum(entry.n_bytes for entry in found)
-        print(f"{one_line(name)}: {_count(len(found), 'snapshot')}, {n_bytes / MIB:.1f} MiB")
+        print(f"{one_line(name)}: {_count(len(found), 'snapshot')}, {sum(e.n_bytes for e in found) / MIB:.1f} MiB")
         _print_lines([_line(entry, time.time()) for entry in found])
         print()
     size = f"{directory.n_bytes / MIB:.1f} MiB, {directory.bytes_beside() / MIB:.1f} of them prompts and replies"

@@ -6,8 +6,8 @@ import logging
 from functools import partial
 
 from pyctl.cache import Divergence
-from pyctl.engine.request import Done
-from pyctl.errors import PyctlError
+from pyctl.engine.request import Done, Progress
+from pyctl.errors import NotFoundError, PyctlError
 from pyctl.server.service import Service
 
 __all__ = ["log_disconnect", "log_done", "log_error"]
@@ -17,17 +17,16 @@ log = logging.getLogger("pyctl.server")
 
 def log_done(path: str, done: Done, service: Service) -> None:
     """Log a served request in one line, and a miss in a second one."""
-    report, timings = done.stats, done.timings
+    report, timings, drafts = done.stats, done.timings, done.timings.drafts
     source = "RAM" if report.source == "ram" else report.source
     cached = f"{report.n_cached:,} from {source}" if report.n_cached else "0 cached"
-    drafts = timings.drafts
     fields = [
         f"{_endpoint(path)} {report.n_prompt:7,} tokens",
         f"{cached:>19}",
         f"{report.n_evaluated:7,} new",
         f"{f'first {timings.first_token_ms / 1e3:.2f} s':>14}",
         f"{timings.n_predicted:6,}{_speed(timings.n_predicted - 1, timings.predicted_ms)}",
-        *([f"drafts {drafts.n_accepted:,}/{drafts.n_drafted:,}"] if drafts.n_drafts else ()),
+        *([f"{drafts.n_accepted:,} of {drafts.n_drafted:,} drafts right"] if drafts.n_drafts else ()),
     ]
     log.info("%s", "  ".join(fields).rstrip(), extra={"strong": cached.strip() if report.n_cached else ""})
     if report.miss is not None:
@@ -50,15 +49,17 @@ def _endpoint(path: str) -> str:
 
 def log_error(path: str, error: Exception) -> None:
     """Log a request that ended with an error, with a traceback if it is unexpected."""
-    if isinstance(error, PyctlError):
-        log.warning("%s: %s", _endpoint(path).rstrip(), error)
+    if isinstance(error, PyctlError):  # a page that was reloaded asks for streams that may be over
+        level = logging.INFO if isinstance(error, NotFoundError) else logging.WARNING
+        log.log(level, "%s: %s", _endpoint(path).rstrip(), error)
     else:
         log.error("%s: unexpected error", _endpoint(path).rstrip(), exc_info=error)
 
 
-def log_disconnect(path: str, n_predicted: int) -> None:
-    """Log a request whose client closed the connection."""
-    log.info("%s cancelled: the client disconnected  %s generated", _endpoint(path), f"{n_predicted:,}")
+def log_disconnect(path: str, progress: Progress | None, n_predicted: int) -> None:
+    """Log a request whose client closed the connection; ``progress`` is what is known of its prompt."""
+    cached = f"{progress.n_cached:,} of {progress.n_prompt:,} tokens cached  " if progress is not None else ""
+    log.info("%s cancelled: the client disconnected  %s%s generated", _endpoint(path), cached, f"{n_predicted:,}")
 
 
 def _speed(n: int, ms: float) -> str:

@@ -82,11 +82,8 @@ class ReplyResponse:
         self._service, self._replies, self._handles = service, replies, handles
         self._combine = combine
         self._running = service.shared.running
-        options = replies[0].options
-        self._streams = options.stream
-        self._ping_seconds = (
-            service.shared.settings.ping_seconds if options.ping_seconds is None else options.ping_seconds
-        )
+        ping, default = replies[0].options.ping_seconds, service.shared.settings.ping_seconds
+        self._ping_seconds = default if ping is None else ping
         self._sending = asyncio.Lock()
         self._begun = False
         self._last_sent = 0.0
@@ -96,10 +93,11 @@ class ReplyResponse:
         reply = self._replies[0]
         if reply.id:
             self._running[reply.id] = tuple(self._handles) if reply.options.reasoning_control else ()
-        make = self._stream if self._streams else self._whole
+        make = self._stream if reply.options.stream else self._whole
         try:
             if not await until_left(receive, make(path, scope, receive, send)):
-                log_disconnect(path, sum(max(each.n_predicted, len(each.tokens)) for each in self._replies))
+                n_predicted = sum(max(each.n_predicted, len(each.tokens)) for each in self._replies)
+                log_disconnect(path, reply.progress, n_predicted)
         finally:
             self._running.pop(reply.id, None)
             for handle in self._handles:

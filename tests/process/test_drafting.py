@@ -47,4 +47,4 @@ def test_counts_of_replies_add_up_to_the_counters(server: Server) -> None:
     places = [grown[f'accepted_tokens_per_pos_total{{position="{i}"}}'] for i in range(3)]
     assert sum(places) == accepted
     assert places == sorted(places, reverse=True)
-    assert f"drafts {found[0]['draft_n_accepted']}/{found[0]['draft_n']}" in server.log()
+    assert f"{found[0]['draft_n_accepted']} of {found[0]['draft_n']} drafts right" in server.log()

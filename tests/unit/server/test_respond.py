@@ -44,6 +44,7 @@ async def test_a_client_who_leaves_stops_the_work(
     await asyncio.wait_for(call, 30)  # there is no end of these replies
     assert bench.worker.handles[0].cancelled
     assert "the client disconnected" in caplog.text
+    assert (" tokens cached  " in caplog.text) == (stream and script is not silent)
 
 
 @in_loop
