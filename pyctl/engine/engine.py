@@ -150,16 +150,19 @@ class Engine:
         self.warm_ups.clear()
         while self.scheduler.has_work:  # what is cancelled ends at the next step
             self.step()
+        self._park_all()
+        self.prefix_cache.device.leave_all()
+        self.prefix_cache.hand_over()
+        self.backend.unload()
+        self.asleep = True
+
+    def _park_all(self) -> None:
         for seq in self.sequences:
             try:
                 self.prefix_cache.park(seq)
             except Exception:
                 log.exception("cannot save the end of a conversation")
                 self.prefix_cache.forget(seq)
-        self.prefix_cache.device.leave_all()
-        self.prefix_cache.hand_over()
-        self.backend.unload()
-        self.asleep = True
 
     def wake(self) -> None:
         """Reload the model if it is unloaded. Raises ModelError on failure."""
@@ -181,6 +184,8 @@ class Engine:
         self.scheduler.end_all(reason)
         for job in self.scheduler.idle_jobs:
             job.fail(reason)
+        if not self.asleep:
+            self._park_all()
         return self.prefix_cache.close()
 
     def _resume(self, active: ActiveRequest, verify: Verify | None = None) -> None:

@@ -21,7 +21,7 @@ from pyctl.errors import UnavailableError
 from pyctl.prompt import Prompt, as_tokens
 from tests.fake import FakeBackend
 from tests.unit.cache.checks import check_invariants
-from tests.unit.engine.drive import ManualClock, ask, collect, engine_of, request, run_all
+from tests.unit.engine.drive import ManualClock, ask, collect, engine_of, request, run_all, tier_on
 from tests.unit.engine.drive import cold as run_cold
 from tests.unit.engine.test_disk import engine_on
 from tests.unit.server.fake import INFO
@@ -283,6 +283,20 @@ def test_what_was_made_ready_survives_a_restart_unless_its_request_wants_nothing
         else:
             assert (reply.done.stats.n_evaluated, reply.done.stats.source) == (MESSAGE + len(HEADER), "disk")
         talk.engine.prefix_cache.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_reply_survives_a_stop_though_nothing_was_made_ready(tmp_path: Path, kind: str) -> None:
+    def engine() -> Engine:
+        return Engine(FakeBackend(kind), RamCache(32, None), EngineSettings(), tier_on(tmp_path))
+
+    talk = Talk(engine(), strips=False)
+    talk.turn(1)
+    assert talk.engine.close(UnavailableError("the server is shutting down"))
+    talk.engine = engine()
+    stats = talk.turn(2)[1].done.stats
+    assert (stats.source, stats.n_evaluated) == ("disk", MESSAGE + len(HEADER) + 2)
+    talk.engine.prefix_cache.close()
 
 
 def test_with_several_sequences_it_waits_until_all_are_served() -> None:
