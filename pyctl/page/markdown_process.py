@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
-import struct
 import subprocess
 import sys
 import threading
@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from html import escape
-from typing import IO
 
 from pyctl.limit import limit
 from pyctl.module_process import start_module
@@ -29,8 +28,7 @@ _ALL_SECONDS = limit(
 )
 _MEMORY = limit(1 << 30, "memory of the process that renders Markdown", "shown as plain text", "process", "bytes")
 _START_SECONDS = 20.0
-_IDLE_SECONDS = 300.0
-_SIZE = struct.Struct("<I")
+_IDLE_SECONDS = 300
 
 
 def plain_html(text: str) -> str:
@@ -66,7 +64,7 @@ class MarkdownProcess:
         if len(body) > MOST_TEXT_BYTES or seconds <= 0:
             return plain_html(text)
         try:
-            return self._ask(self._running(), body, seconds)
+            return self._ask(self._running(), body.decode(), seconds)
         except (OSError, TimeoutError):
             self._end()
             return plain_html(text)
@@ -76,42 +74,29 @@ class MarkdownProcess:
             self._end()
         if self._process is None:
             self._process = start_module(__name__)
-            self._ask(self._process, b"", _START_SECONDS)
+            self._ask(self._process, "", _START_SECONDS)
         return self._process
 
-    def _ask(self, process: subprocess.Popen[bytes], body: bytes, seconds: float) -> str:
+    def _ask(self, process: subprocess.Popen[bytes], text: str, seconds: float) -> str:
+        """A line of JSON each way. TimeoutError if no answer begins in time, OSError if it never ends."""
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(_SIZE.pack(len(body)) + body)
+        process.stdin.write(json.dumps(text).encode() + b"\n")
         process.stdin.flush()
-        end = time.monotonic() + seconds
-        (size,) = _SIZE.unpack(_read(process.stdout, _SIZE.size, end))
-        return _read(process.stdout, size, end).decode()
+        poll = select.poll()
+        poll.register(process.stdout, select.POLLIN)
+        if not poll.poll(seconds * 1e3):
+            raise TimeoutError
+        line = process.stdout.readline()
+        if not line.endswith(b"\n"):
+            raise BrokenPipeError("the process has ended")
+        return str(json.loads(line))
 
     def _end(self) -> None:
         process, self._process = self._process, None
         if process is not None:
             process.kill()
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                with suppress(OSError):
-                    assert pipe is not None
-                    pipe.close()
-
-
-def _read(pipe: IO[bytes], size: int, end: float) -> bytes:
-    """``size`` bytes; TimeoutError if they are not there at ``end``, OSError if they never come."""
-    found = bytearray()
-    poll = select.poll()
-    poll.register(pipe, select.POLLIN)
-    while len(found) < size:
-        if not poll.poll(max(end - time.monotonic(), 0.0) * 1e3):
-            raise TimeoutError
-        part = os.read(pipe.fileno(), size - len(found))
-        if not part:
-            raise BrokenPipeError("the process has ended")
-        found += part
-    return bytes(found)
+            process.communicate()  # closes the pipes
 
 
 def _main() -> None:
@@ -123,23 +108,16 @@ def _main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal; the server ends by itself
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     os.nice(5)
-    source, sink = sys.stdin.buffer, sys.stdout.buffer
-    poll = select.poll()
-    poll.register(source, select.POLLIN)
     html_of("```python\nx\n```")  # the first takes longest
-    while poll.poll(_IDLE_SECONDS * 1e3):
-        head = source.read(_SIZE.size)
-        if len(head) < _SIZE.size:
-            return
-        text = source.read(_SIZE.unpack(head)[0]).decode()
+    signal.alarm(_IDLE_SECONDS)
+    for line in sys.stdin.buffer:
         signal.alarm(int(_SECONDS) + 2)  # in case the server is gone
-        try:
-            body = html_of(text).encode("utf-8", "replace")
-        except Exception:
-            body = plain_html(text).encode("utf-8", "replace")
-        signal.alarm(0)
-        sink.write(_SIZE.pack(len(body)) + body)
-        sink.flush()
+        html = plain_html(json.loads(line))
+        with suppress(Exception):
+            html = html_of(json.loads(line))
+        sys.stdout.write(json.dumps(html) + "\n")
+        sys.stdout.flush()
+        signal.alarm(_IDLE_SECONDS)
 
 
 if __name__ == "__main__":
