@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-__all__ = ["POLICY", "Asset", "asset", "index", "names"]
+__all__ = ["POLICY", "Asset", "asset", "names"]
 
 _DIRECTORY = Path(__file__).parent / "static"
-_TYPES = {".css": "text/css", ".html": "text/html", ".js": "text/javascript"}
 
 
 @dataclass(frozen=True)
@@ -27,26 +26,20 @@ class Asset:
 
 
 @cache
-def asset(name: str) -> Asset | None:
-    """The file ``name`` of the page, None if there is none."""
-    return _made(_slim((_DIRECTORY / name).read_text("utf-8")).encode(), ".js") if name in names() else None
+def asset(name: str = "index.html") -> Asset | None:
+    """The file ``name``, None if there is none. The page itself holds its style: one answer is enough to see it."""
+    if name not in names():
+        return None
+    kind = "text/javascript" if name.endswith(".js") else "text/html"
+    body = _slim((_DIRECTORY / name).read_text("utf-8")).replace("/*css*/", _style()).encode()
+    tag = hashlib.blake2b(body, digest_size=12).hexdigest()
+    return Asset(f"{kind}; charset=utf-8", body, gzip.compress(body, 9, mtime=0), f'"{tag}"')
 
 
 @cache
 def names() -> frozenset[str]:
     """The names that `asset` knows."""
-    return frozenset(path.name for path in _DIRECTORY.iterdir() if path.suffix == ".js")
-
-
-@cache
-def index() -> Asset:
-    """The page itself, with its style, so that one answer is enough to see it."""
-    return _made((_DIRECTORY / "index.html").read_text("utf-8").replace("/*css*/", _style()).encode(), ".html")
-
-
-def _made(body: bytes, suffix: str) -> Asset:
-    tag = hashlib.blake2b(body, digest_size=12).hexdigest()
-    return Asset(f"{_TYPES[suffix]}; charset=utf-8", body, gzip.compress(body, 9, mtime=0), f'"{tag}"')
+    return frozenset(path.name for path in _DIRECTORY.iterdir() if path.suffix != ".css")
 
 
 def _style() -> str:
@@ -54,8 +47,8 @@ def _style() -> str:
 
 
 def _slim(text: str) -> str:
-    """``text`` without indentation and lines of comment alone; no string of these files goes over several lines."""
-    return re.sub(r"(?m)^[ ]+|^[ ]*(//.*|/\*[^*]*\*/)\n", "", text)
+    """``text`` without indentation and comments; no string of these files goes over several lines, or holds " // "."""
+    return re.sub(r"\s*\n\s*", "\n", re.sub(r"(?m)(?<!\S)(//.*|/\*[^*]*\*/)$", "", text))
 
 
 POLICY = (

@@ -18,7 +18,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from pyctl.errors import LoadingError, NotFoundError, RequestError
-from pyctl.page import POLICY, asset, index, names
+from pyctl.page import POLICY, asset, names
 from pyctl.page.markdown_process import MOST_TEXTS
 from pyctl.pdf_file import pdf_text
 from pyctl.server import ServerSettings
@@ -309,7 +309,7 @@ def page_routes(settings: ServerSettings) -> list[Route]:
 
 
 async def _page_file(request: Request) -> Response:
-    found = asset(request.path_params["name"]) if request.path_params else index()
+    found = asset(**request.path_params)
     if found is None:
         return error_response(NotFoundError("File Not Found"))
     headers = {
