@@ -10,6 +10,7 @@ import re
 from contextlib import suppress
 from functools import cache
 from html import escape
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -26,10 +27,16 @@ from pygments.util import ClassNotFound
 
 __all__ = ["html_of"]
 
-_MOST_NESTED = 32
-"""Quotes and lists within each other; what is deeper is text."""
-
 _DELIMITERS = (("$$", "$$"), ("\\[", "\\]"), ("\\(", "\\)"), ("$", "$"))
+
+_BARE = re.compile(r"\\begin\{((?:align|aligned|alignat|cases|equation|eqnarray|gather|multline|[bpvBV]?matrix)\*?)\}")
+"""Where a formula begins that has no delimiters."""
+
+_URL = re.compile('https?://\\w[^][{}\\s<>"`|]*', re.IGNORECASE)
+
+_BOX = re.compile(r"\[([ xX])\] ")
+
+_TAG = re.compile("<br ?/?>|</?su[bp]>")  # other tags are text
 
 _MATHML = re.compile(
     "math|mrow|mi|mn|mo|ms|mtext|mspace|msup|msub|msubsup|mfrac|msqrt|mroot|mover|munder|munderover|mtable|mtr|mtd"
@@ -49,31 +56,40 @@ def html_of(text: str) -> str:
 
 @cache
 def _parser() -> MarkdownIt:
-    options = {"html": False, "linkify": False, "breaks": True, "maxNesting": _MOST_NESTED}
-    parser = MarkdownIt("js-default", options)
+    options = {"html": True, "linkify": True, "breaks": True, "maxNesting": 32}
+    parser = MarkdownIt("js-default", options).disable("html_block")
+    parser.core.ruler.disable("linkify")  # which looks for names of hosts, too
+    parser.linkify = SimpleNamespace(match_at_start=_url_at_start)
     parser.inline.ruler.before("escape", "formula", _inline_formula)
     parser.block.ruler.before("fence", "formulas", _block_formula, {"alt": ["paragraph", "list", "blockquote"]})
-    for name, rule in (("fence", _fence), ("code_block", _fence), ("image", _image), ("link_open", _link)):
+    rules = {"fence": _fence, "code_block": _fence, "image": _image, "link_open": _link, "formula": _formula}
+    rules |= {"th_open": _cell, "td_open": _cell, "list_item_open": _item, "html_inline": _tag}
+    rules["table_open"] = lambda *_: '<div class="table" tabindex="0"><table>\n'
+    rules["table_close"] = lambda *_: "</table></div>\n"
+    for name, rule in rules.items():
         parser.add_render_rule(name, rule)
-    parser.add_render_rule("formula", _formula)
-    parser.add_render_rule("th_open", _cell)
-    parser.add_render_rule("td_open", _cell)
-    parser.add_render_rule("table_open", lambda *_: '<div class="table"><table>\n')
-    parser.add_render_rule("table_close", lambda *_: "</table></div>\n")
     return parser
+
+
+def _url_at_start(text: str) -> SimpleNamespace | None:
+    """The address that ``text`` begins with, as the rule for bare links wants it; a sentence around it is not part."""
+    found, after = _URL.match(text), ".,;:!?'*_~"
+    if found is None:
+        return None
+    url = found[0].rstrip(after)
+    return SimpleNamespace(url=url.removesuffix(")" * (url.count(")") - url.count("("))).rstrip(after))
 
 
 def _fence(self: RendererHTML, tokens: list[Token], index: int, options: Any, env: Any) -> str:
     """A block of code with its language and a button that a page makes copy it."""
     token = tokens[index]
     language = token.info.strip().split(maxsplit=1)[0] if token.info.strip() else ""
-    code = token.content
     body = ""
     if language:
         with suppress(ClassNotFound):
-            body = highlight(code, get_lexer_by_name(language, stripnl=False), HtmlFormatter(nowrap=True))
+            body = highlight(token.content, get_lexer_by_name(language, stripnl=False), HtmlFormatter(nowrap=True))
     head = f'<span>{escape(language[:32] or "text")}</span><button type="button" class="copy">Copy</button>'
-    lines = f'<pre tabindex="0"><code>{body or escape(code)}</code></pre>'
+    lines = f'<pre tabindex="0"><code>{body or escape(token.content)}</code></pre>'
     return f'<div class="code"><div class="code-head">{head}</div>{lines}</div>\n'
 
 
@@ -102,6 +118,21 @@ def _cell(self: RendererHTML, tokens: list[Token], index: int, options: Any, env
     return self.renderToken(tokens, index, options, env)
 
 
+def _item(self: RendererHTML, tokens: list[Token], index: int, options: Any, env: Any) -> str:
+    """An item of a list; the box of a task becomes its class."""
+    inner = tokens[index + 2] if tokens[index + 1].type == "paragraph_open" else tokens[index]
+    box = _BOX.match(inner.content)
+    if box and inner.children and inner.children[0].content.startswith(box[0]):
+        inner.children[0].content = inner.children[0].content[len(box[0]) :]
+        tokens[index].attrs = {"class": "todo" if box[1] == " " else "done"}
+    return self.renderToken(tokens, index, options, env)
+
+
+def _tag(self: RendererHTML, tokens: list[Token], index: int, options: Any, env: Any) -> str:
+    tag = tokens[index].content
+    return tag if _TAG.fullmatch(tag) else escape(tag)
+
+
 # -- formulas --------------------------------------------------------------------------------------------------------
 
 
@@ -114,8 +145,11 @@ def _inline_formula(state: StateInline, silent: bool) -> bool:
     last = text.find(closing, first, state.posMax)
     if last <= first:
         return False
-    if opening == "$" and not _is_formula(text, first, last):
-        return False
+    if opening == "$":  # an amount of money does not touch both, or a digit follows
+        if text[first].isspace() or text[last - 1].isspace() or "\n\n" in text[first:last]:
+            return False
+        if text[last + 1 : last + 2].isdigit():
+            return False
     if not silent:
         token = state.push("formula", "math", 0)
         token.content = text[first:last]
@@ -124,29 +158,22 @@ def _inline_formula(state: StateInline, silent: bool) -> bool:
     return True
 
 
-def _is_formula(text: str, first: int, last: int) -> bool:
-    """Whether what is between two dollars is no amount of money: it touches both, and no digit follows."""
-    after = text[last + 1 : last + 2]
-    return not (text[first].isspace() or text[last - 1].isspace() or after.isdigit() or "\n\n" in text[first:last])
-
-
 def _block_formula(state: StateBlock, first: int, last: int, silent: bool) -> bool:
     start, end = state.bMarks[first] + state.tShift[first], state.eMarks[first]
-    if state.is_code_block(first):
+    head, bare = state.src[start:end].strip(), _BARE.match(state.src, start, end)
+    closing = f"\\end{{{bare[1]}}}" if bare else dict(_DELIMITERS[:2]).get(head)
+    if closing is None or state.is_code_block(first):
         return False
-    opening, closing = next((each for each in _DELIMITERS[:2] if state.src.startswith(each[0], start)), ("", ""))
-    if not opening or state.src[start:end].strip() != opening:
-        return False
-    for line in range(first + 1, last):
-        text = state.src[state.bMarks[line] : state.eMarks[line]].strip()
-        if text == closing:
+    for line in range(first if bare else first + 1, last):
+        if state.src[state.bMarks[line] : state.eMarks[line]].rstrip().endswith(closing):
             break
     else:
         return False
     if not silent:
         token = state.push("formula", "math", 0)
         token.block, token.meta = True, {"block": True}
-        token.content = state.getLines(first + 1, line, 0, False)
+        content = state.getLines(first, line + 1, 0, False).strip()
+        token.content = content if bare else content.removeprefix(head).removesuffix(closing)
         token.map = [first, line + 1]
         state.line = line + 1
     return True
@@ -155,9 +182,11 @@ def _block_formula(state: StateBlock, first: int, last: int, silent: bool) -> bo
 def _formula(self: RendererHTML, tokens: list[Token], index: int, options: Any, env: Any) -> str:
     token = tokens[index]
     display = "block" if token.meta["block"] else "inline"
+    # Environments that the converter does not know, or numbers, by others that look the same.
+    content = re.sub(r"\\(begin|end)\{(aligned|align|eqnarray)\*?\}", r"\\\1{align*}", token.content.strip())
+    content = re.sub(r"\\(begin|end)\{(gathered|gather|multline)\*?\}", r"\\\1{matrix}", content)
     try:
-        tree = ElementTree.fromstring(latex2mathml.converter.convert(token.content.strip(), display=display))
-        return _mathml(tree)
+        return _mathml(ElementTree.fromstring(latex2mathml.converter.convert(content, display=display)))
     except Exception:  # whatever a converter makes of what is no formula
         return f"<code>{escape(token.content)}</code>"
 
@@ -168,6 +197,6 @@ def _mathml(element: ElementTree.Element) -> str:
     inner = escape(element.text or "") + "".join(_mathml(child) + escape(child.tail or "") for child in element)
     if not _MATHML.fullmatch(name):
         return inner
-    known = {key: value for key, value in element.attrib.items() if _MATHML_ATTRIBUTES.fullmatch(key)}
-    attributes = "".join(f' {key}="{escape(value)}"' for key, value in known.items())
+    known = [each for each in element.attrib.items() if _MATHML_ATTRIBUTES.fullmatch(each[0])]
+    attributes = "".join(f' {key}="{escape(value)}"' for key, value in known)
     return f"<{name}{attributes}>{inner}</{name}>"

@@ -19,19 +19,8 @@ def two_models(model_path: Callable[[str], Path], tmp_path_factory: pytest.TempP
     (place / "models").mkdir()
     for name in ("tiny-hybrid", "tiny-dense"):
         (place / "models" / f"{name}.gguf").symlink_to(model_path(name))
-    flags = (
-        "--models-dir",
-        str(place / "models"),
-        "--models-max",
-        "1",
-        "--models-patience",
-        "0",
-        "-c",
-        "4096",
-        "-t",
-        "1",
-    )
-    with ServerProcess((*PYCTL_SERVE, *flags), place / "log") as server:
+    flags = ("--models-dir", str(place / "models"), "--models-max", "1", "--models-patience", "0", "-c", "4096")
+    with ServerProcess((*PYCTL_SERVE, *flags, "-t", "1"), place / "log") as server:
         yield server
 
 

@@ -26,7 +26,7 @@ from tests.unit.test_pdf_file import pdf, says
 TAGS = re.compile(
     "p|h[1-6]|ul|ol|li|blockquote|pre|code|span|em|strong|s|a|br|hr|table|thead|tbody|tr|th|td|div|button|img"
     "|math|mrow|mi|mn|mo|mtext|msup|msub|msubsup|mfrac|msqrt|mroot|mover|munder|munderover|mtable|mtr|mtd|mspace|mstyle"
-    "|mpadded|mphantom|menclose"
+    "|mpadded|mphantom|menclose|sub|sup"
 )
 """All that HTML of Markdown is made of."""
 
@@ -55,7 +55,11 @@ HOSTILE = (
     "<style>@import 'http://tracker.example'</style>",
     "<iframe src=http://tracker.example></iframe><svg onload=alert(1)>",
     "<!-- --><base href=http://tracker.example>",
-    "|a|\n|-|\n|<script>|",
+    "|a|\n|-|\n|<script><br onload=alert(1)>|",
+    "<sub onclick=alert(1)>x</sub><sup></sub><br/onload=alert(1)>",
+    'https://a.example/"onmouseover=alert(1) javascript://x vbscript://x data://x',
+    "- [x] <script>\n- [ ] [x](javascript:alert(1))",
+    "\\begin{align}\n\\href{javascript:alert(1)}{x} <script>\n\\end{align}",
 )
 
 
@@ -128,6 +132,27 @@ def test_formulas_become_mathml_and_money_does_not() -> None:
     assert ('display="block"' in block, "<ul>" in block, "<p>after</p>" in block) == (True, False, True)
     assert html_of("it costs $5 and $6 today") == "<p>it costs $5 and $6 today</p>\n"
     assert "<code>\\frac{</code>" in html_of("$\\frac{$")
+    for text in ("$$\\begin{aligned}A\\end{aligned}$$", "> \\begin{align}\n> A\n> \\end{align}\n\nafter"):
+        html = html_of(text.replace("A", "a &= b \\\\ c &= d"))
+        assert (html.count("<mtr>"), html.count("<mtd"), "begin" in html) == (2, 4, False), "no numbers of equations"
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        (
+            "See https://a.org/b_(c). (https://d.org/)",
+            ['href="https://a.org/b_(c)"', "</a>. (", 'href="https://d.org/"'],
+        ),
+        ("ftp://a.org a.org `https://a.org` https://)", ["<p>ftp://a.org a.org <code>", "</code> https://)</p>"]),
+        ("- [ ] one\n- [x] **two**\n- [y] no", ['"todo">one<', '"done"><strong>two<', "<li>[y] no<"]),
+        ("|a|\n|-|\n|x<br>y <b>|", ["<td>x<br>y &lt;b&gt;</td>"]),
+        ("H<sub>2</sub>O `<br>`", ["H<sub>2</sub>O <code>&lt;br&gt;</code>"]),
+    ],
+)
+def test_links_boxes_and_the_tags_that_models_write(text: str, parts: list[str]) -> None:
+    html = html_of(text)
+    assert [part for part in parts if part not in html] == [], html
 
 
 @pytest.fixture
