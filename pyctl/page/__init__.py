@@ -47,8 +47,9 @@ def _style() -> str:
 
 
 def _slim(text: str) -> str:
-    """``text`` without indentation and comments; no string of these files goes over several lines, or holds " // "."""
-    return re.sub(r"\s*\n\s*", "\n", re.sub(r"(?m)(?<!\S)(//.*|/\*[^*]*\*/)$", "", text))
+    """``text`` without comments and needless white space; no string of these files spans lines, or holds " // "."""
+    bare = re.sub(r"(?m)(?<!\S)(//.*|/\*[^*]*\*/)$", "", text)
+    return re.sub(r"(?<=[{},;(])\s*\n\s*|\s*(\n)\s*", r"\1", bare)
 
 
 POLICY = (

@@ -139,8 +139,6 @@ def _tag(self: RendererHTML, tokens: list[Token], index: int, options: Any, env:
 def _inline_formula(state: StateInline, silent: bool) -> bool:
     text, start = state.src, state.pos
     opening, closing = next((each for each in _DELIMITERS if text.startswith(each[0], start)), ("", ""))
-    if not opening:
-        return False
     first = start + len(opening)
     last = text.find(closing, first, state.posMax)
     if last <= first:

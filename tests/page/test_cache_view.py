@@ -155,15 +155,6 @@ def test_the_time_without_a_cache_is_at_the_speed_of_the_last_prompt(tab: Tab) -
     ]
 
 
-def test_a_legend_explains_the_view(tab: Tab) -> None:
-    legend = tab.page.locator("#cache .key")
-    assert not legend.locator("li").first.is_visible()
-    legend.get_by_text("How to read this").click()
-    assert legend.locator("li").count() == 5
-    told = legend.inner_text()
-    assert all(word in told for word in ("RAM", "disk", "thick line", "live", "in use", "hits", "pin", "Prewarm"))
-
-
 def test_a_prefix_that_adds_a_line_end_is_shown_by_the_words_before_it(tab: Tab) -> None:
     def blank(route: Route) -> None:
         answer = route.fetch()
@@ -184,6 +175,8 @@ def test_a_prefix_that_adds_a_line_end_is_shown_by_the_words_before_it(tab: Tab)
 
 def test_pin_survives_and_drop_removes(empty_server: ServerProcess, open_tab: OpenTab) -> None:
     tab = open_tab(empty_server.url)
+    tab.page.get_by_text("The cache is empty.").wait_for()
+    assert not tab.page.locator("#cache .headline").count(), "no sums of nothing"
     tab.say(manual("pins", 12))
     found = until_settled(tab)
     key, node = max(found.items(), key=lambda each: each[1]["n"])

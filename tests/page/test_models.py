@@ -33,6 +33,7 @@ def test_each_conversation_keeps_its_model(two_models: ServerProcess, open_tab: 
     menu, short = tab.page.get_by_label("Model", exact=True), {"max_tokens": 3}
     assert menu.locator("option").all_inner_texts() == ["tiny-dense (not loaded)", "tiny-hybrid (not loaded)"]
     assert set(statuses(tab).values()) == {"unloaded"}, "looking at the page loads nothing"
+    assert "is loaded" in tab.page.evaluate("getComputedStyle(document.querySelector('#cache'), '::before').content")
 
     menu.select_option("tiny-hybrid")
     tab.say("The first conversation" + ", about many things" * 50, short)  # long enough to be kept

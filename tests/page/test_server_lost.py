@@ -105,7 +105,7 @@ def test_the_page_under_a_prefix(open_tab: OpenTab, tmp_path: Path) -> None:
 
 def test_other_tabs_and_clients_show_up(tab: Tab) -> None:
     """The tree follows what others do to the server."""
-    tab.until(lambda: tab.page.locator("#cache .headline").count())
+    tab.until(lambda: tab.page.locator("#cache .gauge").count())
     before = set(shown(tab))
     body = {"messages": [{"role": "user", "content": "Another client says this. " * 30}], "max_tokens": 1}
     tab.context.request.post(tab.url + "v1/chat/completions", data=body)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from tests.functions import function
 from tests.page.browser import Tab, saying
 from tests.unit.test_pdf_file import pdf, says
 
@@ -19,11 +18,6 @@ def manual(of: str, n_rules: int = 80) -> str:
     return f"You are the keeper of the manual of {of}. " + " ".join(
         f"Rule {i}: valve {i * 7 % 97} of {of} opens at noon." for i in range(1, n_rules)
     )
-
-
-def numbers(text: str) -> list[int]:
-    """The whole numbers in front of the words of a legend."""
-    return [int(part.replace(",", "")) for part in text.split() if part.replace(",", "").isdigit()]
 
 
 def test_from_the_first_message_to_the_last_token(tab: Tab) -> None:
@@ -61,11 +55,11 @@ def test_from_the_first_message_to_the_last_token(tab: Tab) -> None:
     assert tab.page.locator("#text").input_value() == ""
 
 
-def test_stop_keeps_what_was_said_and_frees_the_server(tab: Tab) -> None:
+@pytest.mark.parametrize("key", ["Enter", "Escape"])
+def test_stop_keeps_what_was_said_and_frees_the_server(tab: Tab, key: str) -> None:
     tab.begin("Say it often.", {"grammar": 'root ::= ("again and " ){1500}', "max_tokens": -1})
     tab.until(lambda: "again and " * 6 in tab.texts()[-1])
-    stop = tab.page.get_by_role("button", name="Stop")
-    stop.click()
+    tab.page.get_by_role("button", name="Stop").press(key)
     tab.until_idle()
     said = tab.texts()[-1]
     assert said.startswith("again and again")
@@ -74,16 +68,6 @@ def test_stop_keeps_what_was_said_and_frees_the_server(tab: Tab) -> None:
     assert not tab.page.locator(".message .error").count()
     tab.reload()
     assert tab.texts() == ["Say it often.", said]
-
-
-def test_escape_stops_too(tab: Tab) -> None:
-    tab.begin("Say it often!", {"grammar": 'root ::= ("and again " ){1500}', "max_tokens": -1})
-    tab.until(lambda: "and again " * 3 in tab.texts()[-1])  # the first piece may be a letter
-    tab.page.keyboard.press("Escape")
-    tab.until_idle()
-    assert tab.texts()[-1].startswith("and again and")
-    assert tab.replies.last.get_by_text("Stopped.").is_visible()
-    assert not tab.page.locator(".message .error").count()
 
 
 def test_an_edited_message_is_a_branch_that_resumes_from_what_both_share(tab: Tab) -> None:
@@ -102,8 +86,7 @@ def test_an_edited_message_is_a_branch_that_resumes_from_what_both_share(tab: Ta
     edited = tab.timings(asked.value)
     assert edited["cache_n"] > 1000
     assert edited["prompt_n"] < 40
-    restored = numbers(tab.legend())[0]
-    assert restored == edited["cache_n"]
+    assert f"{edited['cache_n']:,} restored" in tab.legend()
     assert "4711" in tab.texts()[-1]
     branch = tab.page.locator(".message.user").nth(1)
     assert "2/2" in branch.locator(".branch").inner_text()
@@ -170,17 +153,6 @@ def test_reasoning_is_folded_with_its_time(tab: Tab) -> None:
     tab.until(lambda: details.locator(".thought").inner_text().strip() == "The clock says twelve.")
     tab.reload()
     assert tab.replies.last.locator(".think summary").inner_text().startswith("Thought for ")
-
-
-def test_tool_calls_can_be_read(tab: Tab) -> None:
-    town = {"type": "string", "enum": ["Kiel <b>"]}
-    tool = function("weather", description="Weather of a town", required=["town"], town=town)
-    tab.say("How is the weather in Kiel?", {"tools": [tool], "tool_choice": "required", "max_tokens": 200})
-    call = tab.replies.last.locator(".call")
-    assert call.locator("summary").inner_text() == "Calls weather"
-    assert call.locator("dl").inner_text().split("\n") == ["town", "Kiel <b>"]
-    tab.reload()
-    assert tab.replies.last.locator(".call dl").inner_text().split("\n") == ["town", "Kiel <b>"]
 
 
 def test_where_a_prompt_differed_is_said_in_words(tab: Tab) -> None:

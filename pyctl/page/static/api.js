@@ -18,9 +18,10 @@ export function setKey(value) {
 }
 
 export class Refusal extends Error {
-  constructor(message, status) {
+  constructor(message, status, more = {}) {
     super(message);
     this.status = status; // 0 without an answer
+    this.more = more; // all that the server says of it
   }
 }
 
@@ -44,8 +45,8 @@ async function call(path, { body, raw, quiet = false, bare = false, named, ...op
       throw new Refusal("No answer from the server.", 0);
     }
     if (answer.ok) return answer;
-    const said = await answer.json().catch(() => ({}));
-    const refusal = new Refusal(said.error?.message || answer.statusText || `HTTP ${answer.status}`, answer.status);
+    const { error } = await answer.json().catch(() => ({}));
+    const refusal = new Refusal(error?.message || answer.statusText || `HTTP ${answer.status}`, answer.status, error);
     if (answer.status !== 401) throw refusal;
     if (sent !== key) continue;
     if (quiet || !askForKey) throw refusal;
@@ -94,7 +95,7 @@ async function* events(answer) {
       for (const event of found) {
         if (event === "data: [DONE]") ended = true;
         const data = !ended && event.startsWith("data: ") ? JSON.parse(event.slice(6)) : {};
-        if (data.error) throw new Refusal(data.error.message, data.error.code);
+        if (data.error) throw new Refusal(data.error.message, data.error.code, data.error);
         yield { data, bytes: encoder.encode(event).length + 2 };
       }
     }
@@ -117,16 +118,19 @@ export function html(text) {
   if (!known.has(text)) {
     if (known.size > MOST_KNOWN) known.clear();
     known.set(text, new Promise((resolve, reject) => waiting.push({ text, resolve, reject })));
-    if (waiting.length === 1) queueMicrotask(render);
+    if (waiting.length === 1) queueMicrotask(renderAll);
   }
   return known.get(text);
 }
 
-async function render() {
+const rendered = async (texts) => (await post("page/markdown", { texts }, { quiet: true })).html;
+export const render = async (text) => (await rendered([text]))[0];
+
+async function renderAll() {
   while (waiting.length) {
     const batch = waiting.splice(0, MOST_AT_ONCE);
     try {
-      const { html } = await post("page/markdown", { texts: batch.map((each) => each.text) }, { quiet: true });
+      const html = await rendered(batch.map((each) => each.text));
       batch.forEach((each, i) => each.resolve(html[i]));
     } catch (error) {
       for (const each of batch) {

@@ -22,13 +22,21 @@ const body = document.body.classList;
 const isFound = (text) => text.toLowerCase().includes($("search").value.trim().toLowerCase());
 const says = ({ content }) => isFound(content);
 
+// What is searched for, with some words before and after it.
+function around(text) {
+  const word = $("search").value.trim(), at = text.toLowerCase().indexOf(word.toLowerCase());
+  return ["…" + text.slice(Math.max(0, at - 12), at), el("b", {}, text.slice(at, at + word.length)),
+    text.slice(at + word.length, at + 80)];
+}
+
 function drawList() {
   const fits = (each) => isFound(store.titleOf(each)) || Object.values(each.messages).some(says);
   conversations.sort((a, b) => b.updated - a.updated);
   keyed($("list"), conversations.filter(fits), (each) => each.id, entry, (made, each) => {
     const [name, age] = made.children, isOpen = each === chat.current();
-    name.textContent = store.titleOf(each);
-    name.title = `${name.textContent}\n${new Date(each.updated).toLocaleString()}`;
+    const title = store.titleOf(each), found = !isFound(title) && Object.values(each.messages).find(says);
+    put(name, title, found && el("small", {}, around(found.content)));
+    name.title = `${title}\n${new Date(each.updated).toLocaleString()}`;
     const seconds = (Date.now() - each.updated) / 1000;
     age.textContent = seconds < 60 ? "" : ago(seconds);
     made.classList.toggle("current", isOpen);
@@ -42,10 +50,11 @@ function entry({ id }) {
   const find = () => conversations.find((each) => each.id === id);
   const name = { class: "name", type: "button", onclick: () => openFound(find()), ondblclick: () => change(find()) };
   return el("li", {}, el("button", name), el("span", { class: "age" }),
-    icon("✎", "Rename", () => change(find())), icon("✕", "Delete conversation", () => erase(find())));
+    icon("⋯", "Conversation options", () => change(find())), icon("✕", "Delete conversation", () => erase(find())));
 }
 
 function open(conversation) {
+  settings.usePreset(conversation.preset);
   chat.open(conversation);
   if (conversation.model !== api.modelName() && named(conversation.model)) use(conversation.model);
   sessionStorage.setItem("open", conversation.id);
@@ -76,7 +85,7 @@ async function change(conversation) {
   system.value = conversation.system ?? settings.systemPrompt();
   const fields = el("div", { class: "settings" }, el("label", {}, el("span", {}, "Title"), title),
     el("label", {}, el("span", {}, "System prompt (the next reply evaluates everything after it again)"), system));
-  const buttons = [["Rename", "save", "primary"], ["Cancel", ""], ["Export as Markdown", "md"], ["As JSON", "json"]];
+  const buttons = [["Save", "save", "primary"], ["Cancel", ""], ["Export as Markdown", "md"], ["As JSON", "json"]];
   const answer = await ask("Conversation", fields, ...buttons);
   const name = store.titleOf(conversation).replace(/[^\p{L}\p{N}]+/gu, "-").slice(0, 60) || "conversation";
   if (answer === "md") return download(store.markdown(conversation), "text/markdown", name + ".md");
@@ -146,6 +155,9 @@ async function load(file) {
 
 // -- what is typed ---------------------------------------------------------------------------------------------------
 
+// Whether keys are real: there is a mouse, or no keyboard takes its part of the screen.
+const hasKeys = () => !matchMedia("(pointer: coarse)").matches || visualViewport.height > 0.65 * screen.height;
+
 function composer() {
   const field = $("text");
   const fit = () => {
@@ -155,7 +167,7 @@ function composer() {
   field.addEventListener("input", fit);
   field.addEventListener("keydown", (event) => {
     const isEnter = event.key === "Enter" && !event.shiftKey && !event.isComposing;
-    if (isEnter && (event.ctrlKey || event.metaKey || matchMedia("(hover: hover)").matches)) {
+    if (isEnter && (event.ctrlKey || event.metaKey || hasKeys())) {
       event.preventDefault();
       if (!chat.runOf(chat.current())) $("ask").requestSubmit();
     } else if (event.key === "ArrowUp" && !field.value) {
@@ -302,7 +314,7 @@ async function meet(quiet) {
       $("model").setAttribute("aria-label", `About the model ${$("model").textContent}`);
       nContext = props.default_generation_settings?.n_ctx ?? 0;
       notice("");
-      drawContext();
+      chat.draw(); // with what could not be rendered
       return;
     } catch (error) {
       document.body.dataset.ready = "1";
@@ -348,7 +360,9 @@ async function describe() {
 function drawContext() {
   const stats = store.path(chat.current()).findLast((each) => each.stats)?.stats;
   const n = stats ? stats.cache_n + stats.prompt_n + stats.predicted_n : 0;
-  $("context").textContent = n && nContext ? `${count(n)} of ${count(nContext)} tokens` : "";
+  const share = nContext ? n / nContext : 0, box = $("context"), more = share > 0.9 ? ": nearly full" : "";
+  box.textContent = share ? `${count(n)} of ${count(nContext)} tokens${more}` : "";
+  box.classList.toggle("full", share > 0.9);
 }
 
 async function main() {
@@ -359,6 +373,7 @@ async function main() {
   chat.connect({
     changed: drawList,
     lost: ({ id }) => reread(id),
+    again: () => connect(true),
     replied: async (found) => {
       if (offered.length) await connect(true); // another model may have left for this one
       if (about.model_path) await cache.replied(found);

@@ -311,13 +311,13 @@ function draw() {
     (totals.requests === 1 ? "1 request" : count(totals.requests) + " requests");
   const { waited, instead } = hooks.waits(), isShorter = instead - waited >= 1000;
   const words = isShorter ? `waited for prompts today, instead of about ${time(instead)}` : "waited for prompts today";
-  put(view.totals,
+  put(view.totals, !totals.requests && !waited ? null :
     el("div", { class: "headline" }, el("strong", {}, waited ? time(waited) : "0 s"),
       el("span", {}, words, el("br"), el("span", { class: "dim" }, sums))),
     bytes.device ? gauge("device", "Device", bytes.device, -1) : null,
     gauge("ram", "RAM", bytes.resident, bytes.budget),
     disk ? gauge("disk", "Disk", disk.n_bytes, disk.budget) : null,
-    el("p", { class: "dim" }, `Memory of the model: ${latest.model_memory}`));
+    totals.requests ? el("p", { class: "dim" }, `Memory of the model: ${latest.model_memory}`) : null);
   const roots = treeOf(latest);
   view.drawn.hidden = view.tree.hidden = !roots.length;
   if (!roots.length && !failed) view.note.textContent = "The cache is empty.";

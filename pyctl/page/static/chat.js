@@ -1,6 +1,6 @@
 // The open conversation, and what is being said in any: sending, branching, stopping.
 
-import { $, el, keyed, put, say, sure, tell } from "./dom.js";
+import { $, count, el, keyed, put, say, sure, tell } from "./dom.js";
 import * as api from "./api.js";
 import * as drawn from "./message.js";
 import * as settings from "./settings.js";
@@ -21,7 +21,7 @@ export const elementOf = (message) => $("messages").querySelector(`[data-key="${
 
 export function connect(given) {
   hooks = given;
-  drawn.connect({ answer, decide: useTools, edit, erase, go, proceed, regenerate, retry });
+  drawn.connect({ again: hooks.again, answer, decide: useTools, edit, erase, go, proceed, regenerate, retry });
   let before = 0;
   scroll().addEventListener("scroll", () => {
     const { scrollTop: top, scrollHeight, clientHeight } = scroll();
@@ -109,6 +109,7 @@ const busy = () => runOf(conversation) !== null;
 export function send(text, files = []) {
   if (busy() || (!text.trim() && !files.length)) return false;
   conversation.system ??= settings.systemPrompt();
+  conversation.preset = settings.presetName();
   store.add(conversation, conversation.leaf, { role: "user", content: text, ...(files.length ? { files } : {}) });
   reply(store.add(conversation, conversation.leaf, { role: "assistant" }));
   return true;
@@ -178,6 +179,7 @@ async function erase(message) {
 function edit(message) {
   if (busy()) return;
   const ours = message.role === "assistant";
+  follows = false;
   drawn.edit(elementOf(message), ours ? "Save in a new branch" : "Send in a new branch", (content) => {
     const { parent, role, files, reasoning } = message;
     store.add(conversation, parent, { role, content, files, reasoning, finish: ours ? "edited" : undefined });
@@ -263,7 +265,8 @@ async function reply(message, continues = false, own = conversation) {
   if (message.stream) api.forget(message.stream.id);
   message.stream = { id: api.streamId(), at: 0 };
   own.model = api.modelName() || undefined;
-  const body = { ...tools.fields(), ...settings.requestOf(), messages, return_progress: true, return_cache: true };
+  const wanted = settings.requestOf(own.preset);
+  const body = { ...tools.fields(), ...wanted, messages, return_progress: true, return_cache: true };
   if (continues) Object.assign(body, { continue_final_message: true, add_generation_prompt: false });
   await follow(own, message, body);
 }
@@ -317,10 +320,23 @@ async function follow(own, message, body = null) {
     if (leaves) return;
     run.keeps = [0, 401].includes(error.status); // the server may still have it
     if (error.name === "AbortError") message.finish = "stopped";
-    else message.error = run.resumed && error.status === 404 ? "The server no longer has this reply." : error.message;
+    else if (run.resumed && error.status === 404) message.error = "The server no longer has this reply.";
+    else message.error = error.more?.n_ctx ? tooLong(own, error.more) : error.message;
   }
   if (times.thinking) message.thought ??= performance.now() - times.thinking;
   await end(own, run);
+}
+
+// Why a context is full, and what would help.
+function tooLong(own, { n_prompt_tokens: n, n_ctx: most }) {
+  const texts = store.path(own).flatMap(({ content, files = [] }) => [[`“${content.slice(0, 30)}…”`, content],
+    ...files.filter(({ text }) => text).map(({ name, text }) => [name, text])]);
+  const parts = [...texts, ["the system prompt", own.system ?? ""]].sort((a, b) => b[1].length - a[1].length);
+  const all = parts.reduce((sum, [, text]) => sum + text.length, 0), [name, text] = parts[0];
+  let wanted = 4096;
+  while (wanted < 1.1 * n) wanted *= 2;
+  return `This prompt has ${count(n)} tokens, but the context holds ${count(most)}. The largest part is ${name}, ` +
+    `${Math.round((100 * text.length) / all)} % of the text. Leave it out, or start the server with -c ${wanted}.`;
 }
 
 async function end(own, run) {
@@ -333,7 +349,10 @@ async function end(own, run) {
   if (made) run.streamed.draw(made, run);
   // At once: what stops the reply stops its calls.
   if (message.calls && message.finish === "tool_calls" && !message.error) useTools(message, -1, "", own);
-  if (made) await drawn.fill(made, true);
+  if (made) {
+    await drawn.fill(made, true);
+    run.streamed.drawRest(true);
+  }
   if (own === conversation) {
     draw();
     const ended = message.finish === "tool_calls" ? "Tool called" : "Reply complete";

@@ -70,8 +70,8 @@ export function size(bytes) {
 export function time(ms) {
   if (ms < 1000) return ms.toFixed(ms < 10 ? 1 : 0) + " ms";
   if (ms < 59500) return (ms / 1000).toFixed(1) + " s";
-  const seconds = Math.round(ms / 1000);
-  return Math.floor(seconds / 60) + " min " + (seconds % 60) + " s";
+  const s = Math.round(ms / 1000), min = Math.floor(s / 60);
+  return min < 60 ? `${min} min ${s % 60} s` : `${Math.floor(min / 60)} h ${min % 60} min`;
 }
 
 export function ago(seconds) {

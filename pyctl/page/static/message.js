@@ -44,19 +44,25 @@ export function update(made, message, { run, siblings, isLeaf }) {
   drawCalls(made.box("calls"), message, isLeaf && run === null, run !== null && !run.streamed);
 }
 
+let again = 0;
+
 // The text as HTML; until that is here, as it is.
-export async function fill(made, again = false) {
+export async function fill(made, anew = false) {
   const { message } = made, body = made.box("body"), stamp = message.content + "\0" + (message.reasoning ?? "");
-  if ((made.filled === stamp && !again) || body.querySelector(".edit")) return;
+  if ((made.filled === stamp && !anew) || body.querySelector(".edit")) return;
   made.filled = stamp;
   drawThought(made.box("think"), message);
   if (message.role === "tool") return put(body, tools.folded(message));
   if (message.role !== "assistant") {
     return put(body, el("div", { class: "plain" }, message.content), (message.files ?? []).map(attached));
   }
-  if (!body.childNodes.length) body.textContent = message.content;
+  if (!body.childNodes.length) put(body, el("div", { class: "plain" }, message.content));
   const html = message.content ? await api.html(message.content).catch(() => null) : "";
-  if (html !== null && made.filled === stamp) body.innerHTML = html; // harmless by the server's promise and our policy
+  if (made.filled !== stamp) return;
+  if (html !== null) return void (body.innerHTML = html); // harmless by the server's promise and our policy
+  made.filled = null;
+  clearTimeout(again);
+  again = setTimeout(acts.again, FAILED_MS);
 }
 
 const attached = (file) =>
@@ -140,7 +146,7 @@ function costs(stats) {
   // At the speed of this very prompt; of a few tokens nothing can be said.
   const saved = read >= 32 ? (restored * stats.prompt_ms) / read : 0;
   const line = [restored ? `${count(restored)} ${FROM[source]}` : null, `${count(read)} evaluated`,
-    cache.miss ? "differs at token " + count(cache.miss.position) : null,
+    cache.miss && !isPart(cache.miss) ? "differs at token " + count(cache.miss.position) : null,
     stats.prompt_ms >= 1000 ? "first token after " + time(stats.prompt_ms) : null,
     stats.predicted_per_second ? rate(stats.predicted_per_second) : null];
   return el("details", { class: "costs" },
@@ -161,16 +167,19 @@ function costs(stats) {
     cache.miss ? el("p", { class: "miss" }, missed(cache.miss)) : null);
 }
 
+// Whether a prompt ends within a recent one, as that of Continue does where a title was asked for.
+const isPart = ({ was, is }) => was?.startsWith(is);
+
 // Where the prompt left a recent one, in words.
 function missed({ position, nearest, was, is }) {
   const from = nearest ? `evaluated again from token ${count(nearest)} on` : "evaluated again from the start";
   const at = `At token ${count(position)} this differs from a recent prompt; ${from}.`;
   if (was === undefined) return at;
+  if (isPart({ was, is })) return `This ends at token ${count(position)}, within a recent prompt; ${from}.`;
   let n = 0;
   while (n < was.length && n < is.length && was[n] === is[n]) n++;
   const start = was.lastIndexOf(" ", n - 1) + 1, first = Math.max(start, n - 24);
   const cut = (text) => "…" + plain(text.slice(first, n + 40)).slice(0, 60);
-  if (n === is.length) return `${at} The recent prompt is longer.`;
   return [at + " It was ", el("del", {}, cut(was)), ", it is ", el("ins", {}, cut(is)), "."];
 }
 
@@ -214,6 +223,7 @@ export function edit(made, verb, done) {
   const rows = Math.min(message.content.split("\n").length + 1, 14);
   const field = el("textarea", { class: "edit", "aria-label": "Edited message", rows });
   field.value = message.content;
+  made.filled = null; // what is being rendered does not replace the field
   const close = () => {
     body.replaceChildren();
     fill(made, true);
@@ -231,15 +241,26 @@ export function edit(made, verb, done) {
     el("button", { type: "button", class: "primary", onclick: finish }, verb),
     el("button", { type: "button", onclick: close }, "Cancel")));
   field.focus();
+  body.scrollIntoView({ block: "nearest" });
 }
 
-// -- a reply as it comes: finished blocks are rendered once, the last one is plain text ------------------------------
+// -- a reply as it comes: finished blocks are rendered once, the last one again and again -----------------------------
+
+const LEAST_MS = 150, LATE_MS = 1000, FAILED_MS = 2000;
+const SHARE = 10; // the server renders for this page a tenth of the time at most
 
 export class Streamed {
   constructor(message) {
     this.message = message;
-    this.done = 0;
-    this.tail = el("div", { class: "tail plain" });
+    this.rest = el("span", { class: "plain" }); // what is not rendered yet, if that takes long
+    this.begin(0);
+  }
+
+  // The last block begins at a place of the text, which is rendered up to `shown`.
+  begin(at) {
+    this.tail = el("div", { class: "tail", "data-end": "" });
+    this.done = this.shown = this.asked = at;
+    this.since = performance.now();
   }
 
   draw(made, run) {
@@ -249,22 +270,94 @@ export class Streamed {
     drawCalls(made.box("calls"), message);
     drawStats(made.box("stats"), message, run);
     if (this.tail.parentNode !== body) {
-      this.done = 0;
+      this.begin(0);
+      this.tail.append(...body.childNodes); // of a reply that goes on
       put(body, this.tail);
     }
     const end = finished(message.content, this.done);
-    if (end > this.done) {
-      const text = message.content.slice(this.done, end), block = el("div", { class: "block plain" }, text.trim());
-      this.tail.before(block);
-      this.done = end;
-      const show = (html) => {
-        block.classList.remove("plain");
-        block.innerHTML = html;
-      };
-      api.html(text).then(show, () => {});
-    }
-    this.tail.textContent = message.content.slice(this.done).replace(/^\n+/, "");
+    if (end > this.done) this.finish(message.content.slice(this.done, end), end);
+    this.drawRest();
+    this.render();
   }
+
+  finish(text, end) {
+    const block = this.tail, asIs = () => put(block, el("div", { class: "plain" }, text.trim()));
+    block.className = "block";
+    if (!block.firstChild) asIs();
+    this.begin(end);
+    block.after(this.tail);
+    api.render(text).then((html) => renew(block, html), asIs);
+  }
+
+  async render() {
+    if (this.isAsking) return;
+    this.isAsking = true;
+    let wait = 0, before = 0;
+    while (wait !== FAILED_MS && this.asked < this.message.content.length && this.tail.isConnected) {
+      const { tail, done, message } = this, began = performance.now();
+      const [text, marks] = closed(message.content.slice(done));
+      this.asked = message.content.length;
+      setTimeout(() => this.drawRest(), LATE_MS);
+      try {
+        const html = await api.render(text + marks);
+        const took = performance.now() - began;
+        wait = Math.max(LEAST_MS, SHARE * Math.min(took, before)); // the first may start the process that renders
+        before = took;
+        if (tail === this.tail) {
+          this.rest.remove();
+          renew(tail, html);
+          this.shown = done + text.length;
+          this.since = performance.now();
+        }
+      } catch {
+        this.since = -LATE_MS;
+        wait = FAILED_MS;
+      }
+      this.drawRest();
+      await new Promise((go) => setTimeout(go, wait));
+    }
+    this.isAsking = false;
+  }
+
+  drawRest(all = performance.now() - this.since >= LATE_MS) {
+    const text = this.message.content.slice(this.shown), end = this.tail.querySelector("[data-end]") ?? this.tail;
+    this.rest.textContent = this.shown > this.done ? text : text.trimStart();
+    if (all) end.append(this.rest);
+    else this.rest.remove();
+  }
+}
+
+// A text that ends anywhere, without a mark that is half written, and the mark that closes what stands in marks.
+function closed(text) {
+  if (text.match(/^ *(\x60{3}|~~~)/gm)?.length % 2) return [text.trimEnd(), ""];
+  const cut = text.slice(0, -40) + text.slice(-40).replace(/\n[-=#+>|\d. ]*$|[*_\x60 ]+$/, "");
+  const line = cut.slice(cut.lastIndexOf("\n") + 1);
+  return [cut, ["\x60", "**"].find((mark) => line.split(mark).length % 2 === 0) ?? ""];
+}
+
+const BLOCKS = "p,ul,ol,li,blockquote,.code,pre,pre>code,.table,.table :not(td *,th *),h1,h2,h3,h4";
+
+// Make the children of `old` those of `made`: what is the same stays, selected and scrolled as it is.
+function alike(old, made) {
+  const kids = [...made.childNodes];
+  kids.forEach((kid, i) => {
+    const known = old.childNodes[i];
+    if (!known) old.append(kid);
+    else if (known.isEqualNode(kid)) return;
+    else if (known.cloneNode().isEqualNode(kid.cloneNode())) alike(known, kid);
+    else known.replaceWith(kid);
+  });
+  while (old.childNodes.length > kids.length) old.lastChild.remove();
+}
+
+function renew(old, html) {
+  const made = el("div");
+  made.innerHTML = html.replaceAll("\n</code></pre>", "</code></pre>");
+  (old.querySelector("[data-end]") ?? old).removeAttribute("data-end");
+  alike(old, made);
+  let end = old;
+  while (end.lastElementChild?.matches(BLOCKS)) end = end.lastElementChild;
+  end.dataset.end = ""; // where the text goes on
 }
 
 // Where the last finished block of a text ends: before a line that begins a new one, and in no fence and no formula.

@@ -35,13 +35,14 @@ export function setDefaults(props) {
   defaults = { ...params, max_tokens: params.n_predict, seed: "random" };
 }
 
-const preset = () => state.presets.find((each) => each.name === state.preset);
+const preset = (wanted = state.preset) => state.presets.find(({ name }) => name === wanted);
+export const presetName = () => state.preset;
 export const systemPrompt = () => (preset() ?? state.values).system ?? "";
 
 export const givesTitles = () => state.titles;
 
-export function requestOf() {
-  const values = preset()?.values ?? state.values, body = {};
+export function requestOf(name = state.preset) {
+  const values = preset(name)?.values ?? state.values, body = {};
   for (const [name] of FIELDS) if (values[name]) body[name] = +values[name];
   if (values.thinking) body.chat_template_kwargs = { enable_thinking: values.thinking === "on" };
   if (values.reasoning_budget) body.reasoning_budget_tokens = +values.reasoning_budget;
@@ -52,6 +53,12 @@ export function applyTheme() {
   if (state.theme === "system") delete document.documentElement.dataset.theme;
   else document.documentElement.dataset.theme = state.theme;
   document.documentElement.classList.toggle("no-stats", !state.stats);
+}
+
+// A conversation keeps its preset; a new one has that of the last.
+export function usePreset(name = state.preset) {
+  state.preset = name;
+  drawPresets();
 }
 
 export function drawPresets() {
@@ -79,8 +86,8 @@ function choice(name, text, options, value) {
   return labelled(text, el("select", { name }, made));
 }
 
-function area(name, text, value, rows, placeholder) {
-  const field = el("textarea", { name, rows, spellcheck: "false", placeholder });
+function area(name, text, value, rows, placeholder, autofocus) {
+  const field = el("textarea", { name, rows, spellcheck: "false", placeholder, autofocus });
   field.value = value ?? "";
   return labelled(text, field);
 }
@@ -105,7 +112,7 @@ function form(active) {
   const key = el("input", { name: "key", type: "password", autocomplete: "off", placeholder });
   const themes = [["system", "as the system"], ["light", "light"], ["dark", "dark"]];
   return el("div", { class: "settings" },
-    area("system", "System prompt of new chats", (active ?? values).system, 4),
+    area("system", "System prompt of new chats", (active ?? values).system, 4, "", matchMedia("(hover:hover)").matches),
     el("div", { class: "grid" }, rows,
       choice("thinking", "Reasoning", thinking, values.thinking ?? ""),
       labelled("Limit of reasoning tokens", number("reasoning_budget", { min: 0, placeholder: "no limit" }),

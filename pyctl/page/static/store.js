@@ -199,7 +199,7 @@ export function parse(text, known) {
     if (isText(given?.id) && !known.has(given.id)) made.id = given.id;
     if (isText(given?.model)) made.model = given.model;
     if (isText(given.title)) made.title = given.title;
-    if (isText(given.system)) made.system = given.system;
+    for (const name of ["system", "preset"]) if (isText(given[name])) made[name] = given[name];
     for (const name of ["created", "updated"]) made[name] = +given[name] || made[name];
     for (const [id, message] of Object.entries(messages)) made.messages[id] = messageOf(id, message, messages);
     const sound = new Set();

@@ -1,0 +1,155 @@
+"""Replies are rendered as they stream, at a bounded rate, and nothing is lost while nobody renders them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pyctl.measure.server_process import ServerProcess
+from tests.page.browser import Tab
+from tests.page.conftest import OpenTab
+from tests.page.test_keeping import IN_VIEW
+from tests.page.test_looks import PHONE
+
+STREAM = """() => {
+  const real = window.fetch, encoder = new TextEncoder();
+  window.fetch = async (path, options) => {
+    if (!path.endsWith("v1/chat/completions")) return real(path, options);
+    let stream;
+    const body = new ReadableStream({ start: (given) => (stream = given) });
+    const event = (data) => stream.enqueue(encoder.encode(`data: ${data}\\n\\n`));
+    window.push = (content) => event(JSON.stringify({ choices: [{ delta: { content } }] }));
+    const ending = ['{"choices": [{"delta": {}, "finish_reason": "stop"}]}', "[DONE]"];
+    window.finish = () => ending.forEach(event) ?? stream.close();
+    return new Response(body);
+  };
+}"""
+
+SAME = "(e, html) => { const made = e.cloneNode(); made.innerHTML = html; return made.isEqualNode(e); }"
+
+
+def begin(tab: Tab, text: str) -> Any:
+    """A reply that has said ``text`` so far: its body."""
+    tab.page.evaluate(STREAM)
+    tab.begin("Go on.")
+    tab.until(lambda: tab.page.evaluate("window.push !== undefined"))
+    tab.page.evaluate("text => push(text)", text)
+    return tab.replies.last.locator(".body")
+
+
+def finish(tab: Tab) -> None:
+    tab.page.evaluate("finish()")
+    tab.until_idle()
+
+
+@pytest.mark.parametrize(
+    ("begun", "rest", "found", "n"),
+    [
+        ("Tips:\n\n1. **Beans**: rice.\n2. **Pl", "an**: write.\n\nDone.", "ol li strong", 2),
+        ("So:\n\n```python\ndef f(x):\n    return", " x\n```\n", ".code pre .k", 2),
+        ("| Name | Age |\n|---|---:|\n| Ann | 4", "1 |\n", "td", 2),
+        ("A `b", "` c\n-", "p code", 1),
+    ],
+)
+def test_a_reply_is_rendered_as_it_streams(tab: Tab, begun: str, rest: str, found: str, n: int) -> None:
+    body = begin(tab, begun)
+    tab.until(lambda: body.locator(found).count() == n)
+    assert not {"**", "`"} & set(body.inner_text())
+    tab.page.evaluate("text => push(text)", rest)
+    finish(tab)
+    answer = tab.context.request.post(f"{tab.url}page/markdown", data={"texts": [begun + rest]})
+    assert body.evaluate(SAME, answer.json()["html"][0]), "the end is what the whole text gives"
+
+
+def test_one_text_at_a_time_is_rendered_and_what_waits_is_shown(tab: Tab) -> None:
+    held: list[Any] = []
+    tab.page.route("**/page/markdown", lambda route: held.append(route))
+    body = begin(tab, "One,\n two")
+    for _ in range(9):
+        tab.page.evaluate("push(' and on')")
+        tab.settle()
+    tab.until(lambda: "One,\n two and on" in body.inner_text())
+    assert len(held) == 1
+    tab.page.unroute("**/page/markdown")  # the one that waits goes on
+    tab.until(lambda: body.inner_text().strip() == "One,\ntwo" + " and on" * 9)
+    finish(tab)
+
+
+def test_an_outage_loses_no_line_and_is_made_good(tab: Tab) -> None:
+    tab.expected.append("net::ERR_")
+    text = "Here:\n\n```python\nx = 1\ny = 2\n```\n\n1. one\n2. two"
+    begin(tab, text)
+    finish(tab)
+    tab.page.route("**/page/markdown", lambda route: route.abort())
+    tab.reload()
+    body = tab.replies.last.locator(".body")
+    assert body.inner_text().strip() == text
+    tab.page.unroute("**/page/markdown")
+    tab.until(lambda: body.locator(".code .n, ol li").count() == 4)
+
+
+def test_the_last_message_is_edited_in_view(tab: Tab) -> None:
+    begin(tab, "\n\n".join(["A paragraph."] * 60))
+    finish(tab)
+    tab.page.keyboard.press("ArrowUp")
+    tab.settle()
+    assert tab.page.locator("textarea.edit:focus").evaluate(IN_VIEW)
+    assert tab.page.get_by_role("button", name="Send in a new branch").evaluate(IN_VIEW)
+
+
+def test_words_in_a_table_stay_whole_on_a_phone(open_tab: OpenTab, server: ServerProcess) -> None:
+    tab = open_tab(server.url, {**PHONE, "screen": PHONE["viewport"]})
+    words = ["Anniversary", "Responsibilities", "Kartoffelpuffer", "Rechtschreibung"]
+    row = f"| {' | '.join(words)} |\n"
+    body = begin(tab, f"{row}{'|---' * 4}|\n{row}")
+    finish(tab)
+    lines = "e => { const r = new Range(); r.selectNodeContents(e); return r.getClientRects().length; }"
+    assert [cell.evaluate(lines) for cell in body.locator("th, td").all()] == [1] * 8
+    assert body.locator(".table").evaluate("e => e.scrollWidth > e.clientWidth")
+
+
+@pytest.mark.parametrize(("height", "sends"), [(740, True), (400, False)])
+def test_enter_sends_unless_a_keyboard_lies_on_the_screen(
+    open_tab: OpenTab, server: ServerProcess, height: int, sends: bool
+) -> None:
+    screen = {"width": 360, "height": 740}
+    tab = open_tab(server.url, {**PHONE, "screen": screen, "viewport": {"width": 360, "height": height}})
+    tab.page.evaluate(STREAM)
+    tab.page.fill("#text", "Hello")
+    tab.page.press("#text", "Enter")
+    assert tab.page.input_value("#text") == ("" if sends else "Hello\n")
+
+
+def put(tab: Tab, stats: dict[str, Any]) -> None:
+    """Open a conversation of one reply that cost this."""
+    message = {"id": "m", "parent": None, "role": "assistant", "content": "Yes.", "created": 1, "stats": stats}
+    tree = {"id": "c", "title": "T", "updated": 1, "messages": {"m": message}, "leaf": "m", "pick": {}, "system": ""}
+    save = "async (t) => { sessionStorage.open = 'c'; await (await import('./page/store.js')).save(t); }"
+    tab.page.evaluate(save, tree)
+    tab.reload()
+
+
+def test_a_context_that_is_nearly_full_says_so_and_a_prompt_within_a_recent_one_differs_nowhere(tab: Tab) -> None:
+    miss = {"position": 81, "nearest": 41, "was": "so it is. Write a title", "is": "so it is."}
+    cache = {"source": "live", "restored": "", "saved": [], "miss": miss}
+    times = {"prompt_n": 700, "prompt_ms": 10, "predicted_n": 9, "predicted_ms": 47_637_000}
+    put(tab, {"cache_n": 14_000, **times, "cache": cache})
+    assert tab.page.locator("#context").inner_text() == "14,709 of 16,384 tokens"
+    assert "differs" not in tab.replies.last.locator(".costs .line").inner_text()
+    assert "9 generated in 13 h 13 min" in tab.legend()
+    assert "ends at token 81, within a recent prompt" in tab.replies.last.locator(".miss").inner_text()
+    put(tab, {"cache_n": 14_800, **times})
+    assert tab.page.locator("#context").inner_text() == "15,509 of 16,384 tokens: nearly full"
+
+
+def test_a_full_context_names_what_fills_it_and_the_flag(tab: Tab) -> None:
+    tab.expected.append("status of 400")
+    with tab.page.expect_file_chooser() as choosing:
+        tab.page.get_by_role("button", name="Attach").click()
+    choosing.value.set_files([{"name": "long.txt", "mimeType": "text/plain", "buffer": b"lamp door " * 11_000}])
+    tab.page.get_by_role("button", name="Remove long.txt").wait_for()
+    tab.begin("Sum it up.")
+    said = tab.messages.last.get_by_role("alert").inner_text()
+    parts = ("the context holds 16,384", "The largest part is long.txt, 100 % of the text", "with -c 32768.")
+    assert [part for part in parts if part not in said] == [], said
