@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeAlias, get_type_hints
 from pyctl.cache import DEFAULT_DAILY_MIB, FREE_PART, CacheSettings, DiskSettings, default_directory
 from pyctl.chat import FormatSettings, keep_reasoning
 from pyctl.cli.help import help_text
+from pyctl.cli.launch_settings import LaunchSettings
 from pyctl.cli.logs import VERBOSE, LogSettings
 from pyctl.cli.other_forms import (
     FURTHER,
@@ -26,7 +27,6 @@ from pyctl.cli.other_forms import (
     REJECTED,
     TOOLS_INSTEAD,
     BoundBySchema,
-    LaunchSettings,
     OtherForms,
     Questions,
 )

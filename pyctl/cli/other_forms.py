@@ -1,4 +1,4 @@
-"""Other spellings of flags, by llama-server's names, names without effect here, and flags of `pyctl launch`."""
+"""Other spellings of flags, llama-server's names of them, and names without effect here."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pyctl.convert import file_text, number, on_off_auto, web_address
+from pyctl.convert import file_text, number, on_off_auto
 from pyctl.engine.sampling import GrammarKind
 from pyctl.errors import RequestError
-from pyctl.setting import CONTEXT, FORMAT, GENERAL, LAUNCH, MODEL, SAMPLING, SERVER, Flag, Section
+from pyctl.setting import CONTEXT, FORMAT, GENERAL, MODEL, SAMPLING, SERVER, Flag, Section
 
 __all__ = [
     "FURTHER",
@@ -20,7 +20,6 @@ __all__ = [
     "REJECTED",
     "TOOLS_INSTEAD",
     "BoundBySchema",
-    "LaunchSettings",
     "OtherForms",
     "Questions",
 ]
@@ -124,22 +123,6 @@ class OtherForms:
     rerank: bool = SERVER.flag(
         False, "--rerank --reranking", "serve reranking: --embeddings with --pooling rank", None, "LLAMA_ARG_RERANKING"
     )
-
-
-@dataclass(frozen=True)
-class LaunchSettings:
-    """Those of `pyctl launch` alone; ``server_flags`` were typed and are for a server that is started here."""
-
-    url: str = LAUNCH.flag(
-        "",
-        "--url",
-        "use this server; by default the one that answers at --host and --port, else a new one",
-        web_address,
-        "PYCTL_URL",
-        "URL",
-    )
-    dry_run: bool = LAUNCH.flag(False, "--dry-run", "print the environment and the command, and start nothing")
-    server_flags: tuple[str, ...] = ()
 
 
 FURTHER: tuple[tuple[Section, Flag], ...] = (
