@@ -42,14 +42,14 @@ from pyctl.engine.sampling import Sampling
 from pyctl.engine.worker import Worker
 from pyctl.errors import ConfigError, ModelError, PyctlError
 from pyctl.llama import Loaded, MemoryPlan, allocate, load, reserve_pinned
-from pyctl.llama.devices import check_gguf, model_files
+from pyctl.llama.devices import check_gguf, file_head, model_files
 from pyctl.llama.image_encoder import MOST_ROWS_BYTES
 from pyctl.llama.room import has_room, wanted_memory
 from pyctl.models import HubSettings, builtin_model
 from pyctl.server.models import Progress
 from pyctl.server.service import Service, Shared
 
-__all__ = ["Host", "ModelLoader", "assemble", "found"]
+__all__ = ["Host", "ModelLoader", "assemble", "check_files", "found"]
 
 log = logging.getLogger("pyctl")
 
@@ -89,6 +89,20 @@ def found(settings: CommandSettings) -> CommandSettings:
     return replace(settings, model=model, drafts=drafts, vision=vision)
 
 
+FLAG_OF = {"model": "-m", "draft model": "-md", "vision encoder": "--mmproj", "adapter": "--lora"}
+
+
+def check_files(settings: CommandSettings) -> None:
+    """Raise ModelError for a file that is missing, is not a GGUF file, or is one for another flag; loads nothing."""
+    vision = "" if settings.vision.is_optional else settings.vision.mmproj_path
+    adapters = (("adapter", path) for path, _ in settings.model.lora)
+    named = ("model", settings.model.path), ("draft model", settings.drafts.draft_path), ("vision encoder", vision)
+    for what, path in (pair for pair in (*named, *adapters) if pair[1]):
+        check_gguf(Path(path), what)
+        if (kind := file_head(Path(path)).kind) != what.removeprefix("draft "):
+            raise ModelError(f"{path} is for {FLAG_OF[kind]} ({kind}), not for {FLAG_OF[what]} ({what})")
+
+
 @dataclass
 class Host:
     """Objects that the models of a process share. With ``ram`` there are several models within that budget."""
@@ -115,6 +129,7 @@ def assemble(settings: CommandSettings, report: Progress = lambda fraction: True
     """
     host = host or Host(Shared(settings.server))
     settings = _with_model(settings)
+    check_files(settings)
     loaded, budget = _load(settings, report, host)
     try:
         chat_format, tier = _chat_format(settings, loaded)
@@ -176,7 +191,7 @@ class ModelLoader:
         Raises ConfigError if it cannot be loaded.
         """
         settings = self._find()
-        check_gguf(Path(settings.model.path))
+        check_files(settings)
         if not self.is_current():
             self._plan, self._is_loaded = None, False
         if settings.pool.n_pooled and self._plan is None:

@@ -121,6 +121,7 @@ def _wishes(settings: CommandSettings) -> Wishes:
         cache_bytes=disk.disk_mib * MIB if disk.cache_dir and not disk.free_part else None,
         ram_bytes=ram_mib * MIB if ram_mib is not None and ram_mib >= 0 else None,
         locks_memory="mlock" in model.load_mode,
+        chats=not (settings.format.chat_template or model.embeddings),
     )
 
 
@@ -132,9 +133,15 @@ def _llama_facts(settings: CommandSettings) -> LlamaFacts:
     from pyctl.setup.libraries import unused_card
 
     try:
-        from pyctl.llama.devices import file_tensors
+        from pyctl.llama.devices import file_head
     except Exception as error:  # whatever a broken library raises at its import
         return LlamaFacts(error=" ".join(str(error).split()))
+
+    def file(path: Path) -> tuple[int, bool]:
+        head = file_head(path)
+        end = max((each.first + each.n_bytes for each in head.tensors), default=0)
+        return end, head.has_template or head.kind != "model"
+
     return LlamaFacts(
         gpus=_gpus,
         losses=_losses,
@@ -142,7 +149,7 @@ def _llama_facts(settings: CommandSettings) -> LlamaFacts:
         cuda=_cuda_version,
         pin_error=cuda_can_pin,
         plan=lambda: _plan(settings),
-        tensors=lambda path: [(tensor.name, tensor.first, tensor.n_bytes) for tensor in file_tensors(path)],
+        file=file,
     )
 
 
@@ -183,9 +190,11 @@ class _PlannedError(Exception):
 
 def _plan(settings: CommandSettings) -> list[str]:
     """The warnings of a load with these settings that ends before memory is allocated. Raises ModelError."""
+    from pyctl.cli.assemble import check_files
     from pyctl.cli.defaults import cache_budget
     from pyctl.llama import load
 
+    check_files(settings)
     heard = _Warnings()
 
     def announce(plan: MemoryPlan) -> None:

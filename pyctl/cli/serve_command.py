@@ -10,19 +10,18 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from pyctl.cache import DiskSettings, RamBudget
 from pyctl.cache.disk.store_behind import connect
 from pyctl.cli.arguments import CommandSettings
-from pyctl.cli.assemble import Host, ModelLoader, assemble, found
+from pyctl.cli.assemble import Host, ModelLoader, assemble, check_files, found
 from pyctl.cli.defaults import cache_budget, tell_directory, with_directory, with_shared_budget
 from pyctl.cli.doctor_command import log_findings
 from pyctl.cli.logs import start_log
 from pyctl.cli.presets import SHARED_DISK, Preset, find_models
 from pyctl.cli.ready import Addresses, cache_text, ready_text
 from pyctl.errors import ConfigError, EngineError
-from pyctl.llama import check_gguf, connect_workers, devices, gpus
+from pyctl.llama import connect_workers, devices, gpus
 from pyctl.llama.extension import build_line, losses
 from pyctl.server.app import create_app, create_loading_app
 from pyctl.server.listen import bind
@@ -77,8 +76,7 @@ def run_serve(settings: CommandSettings, argv: Sequence[str], environ: Mapping[s
             settings = with_shared_budget(settings)
         tools = ToolBox(settings.tools)
         one = found(settings)
-        if one.model.path:
-            check_gguf(Path(one.model.path))
+        check_files(one)
         tell_directory(settings.disk)
         names = [sock.getsockname() for sock in sockets]
         addresses = Addresses.of(names, "https" if listen.ssl_cert_file else "http", settings.server.api_prefix)

@@ -33,6 +33,7 @@ CHECKS = (
     Check("driver", card_checks.driver),
     Check("build", card_checks.build),
     Check("model", storage_checks.model_files),
+    Check("chat template", storage_checks.chat_template),
     Check("memory plan", storage_checks.memory_plan),
     Check("overcommit", system_checks.overcommit, is_quick=True),
     Check("container", system_checks.container_memory, is_quick=True),

@@ -16,9 +16,6 @@ from pyctl.setup.machine import NVIDIA, Driver, find_driver, find_pci_cards
 
 __all__ = ["Facts", "LlamaFacts", "Mount", "Wishes", "cuda_can_pin", "existing"]
 
-Extent = tuple[str, int, int]
-"""Name, first byte and number of bytes of a tensor in a file."""
-
 
 def _not_loaded(*_: object) -> NoReturn:
     raise UnknownError("llama.cpp's libraries are not loaded")
@@ -32,8 +29,8 @@ class LlamaFacts:
     is not in use. ``gpus`` are the names of GPUs they can use; ``idle_card`` says why they use none, and after the last
     semicolon what helps. ``cuda`` is the CUDA version that they were built with, 0 without CUDA.
     ``pin_error`` is empty if memory can be pinned. ``plan`` are the warnings of a dry run with the given flags, it
-    raises ModelError if the model cannot be served so; ``tensors`` reads a model's file, ModelError for one that is
-    damaged. ``error`` says why the libraries cannot be loaded, empty if they can.
+    raises ModelError if the model cannot be served so; ``file`` are the bytes that a model's file must have, and whether
+    a chat template is in it, ModelError for one that is damaged. ``error`` says why the libraries cannot be loaded, empty if they can.
     """
 
     error: str = ""
@@ -43,7 +40,7 @@ class LlamaFacts:
     cuda: Callable[[], int] = field(default_factory=lambda: _not_loaded)
     pin_error: Callable[[], str] = field(default_factory=lambda: _not_loaded)
     plan: Callable[[], Sequence[str]] = field(default_factory=lambda: _not_loaded)
-    tensors: Callable[[Path], Sequence[Extent]] = field(default_factory=lambda: _not_loaded)
+    file: Callable[[Path], tuple[int, bool]] = field(default_factory=lambda: _not_loaded)
 
 
 @dataclass(frozen=True)
@@ -52,6 +49,7 @@ class Wishes:
 
     ``model_files`` are all files of the model. ``cache_dir`` is the directory of the disk cache, which need not exist,
     None without a disk cache. ``cache_bytes`` is None if the free space decides, ``ram_bytes`` if the free memory does.
+    A model that ``chats`` needs a template of its own.
     """
 
     model_files: tuple[Path, ...] = ()
@@ -59,6 +57,7 @@ class Wishes:
     cache_bytes: int | None = None
     ram_bytes: int | None = None
     locks_memory: bool = False
+    chats: bool = False
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from pyctl.doctor.facts import Facts, existing
 from pyctl.doctor.finding import Finding, slow, wrong
 from pyctl.errors import ModelError
 
-__all__ = ["cache_place", "cache_space", "memory_plan", "model_files", "model_place"]
+__all__ = ["cache_place", "cache_space", "chat_template", "memory_plan", "model_files", "model_place"]
 
 GIB = 2**30
 
@@ -35,15 +35,23 @@ def model_files(facts: Facts) -> list[Finding] | None:
             found.append(wrong(f"no file {path}", "give the model's path (-m), or load all of its parts"))
             continue
         try:
-            end = max((first + size for _, first, size in facts.llama.tensors(path)), default=0)
+            end, size = facts.llama.file(path)[0], path.stat().st_size
+            text = f"{path.name} is cut off: {size:,} bytes of {end:,}" if end > size else ""
         except ModelError as error:
-            found.append(wrong(str(error), "load the file again"))
-            continue
-        size = path.stat().st_size
-        if end > size:
-            text = f"{path.name} is cut off: {size:,} bytes of {end:,}"
-            found.append(wrong(text, "load the file again; pyctl serve -hf resumes a download"))
+            text = str(error)
+        if text:
+            found.append(wrong(text, "give -m a GGUF file; download this one again (-hf) if it should be one"))
     return found
+
+
+def chat_template(facts: Facts) -> list[Finding] | None:
+    """The model's file says how a chat is written."""
+    if not facts.wishes.chats or not facts.wishes.model_files or model_files(facts):
+        return None
+    if facts.llama.file(facts.wishes.model_files[0])[1]:
+        return []
+    text = "the model has no chat template, so chats are written as ChatML, which it may not know"
+    return [wrong(text, "the version of it for chats (-it, -Instruct), or --chat-template-file FILE")]
 
 
 def model_place(facts: Facts) -> list[Finding] | None:
@@ -89,7 +97,7 @@ def memory_plan(facts: Facts) -> list[Finding] | None:
     try:
         warnings = facts.llama.plan()
     except ModelError as error:
-        return [wrong(str(error), "a smaller model or -c, or -ctk q8_0 -ctv q8_0")]
+        return [wrong(str(error), "another model or a smaller one, a smaller -c, or -ctk q8_0 -ctv q8_0")]
     parts = (warning.partition(HELP) for warning in warnings)
     return [slow(text, mend or "set the flag yourself, or take a smaller model") for text, _, mend in parts]
 

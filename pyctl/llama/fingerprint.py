@@ -12,7 +12,7 @@ from llama_cpp import llama_cpp as api
 from pyctl.cache import RULES
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.errors import ModelError
-from pyctl.llama.devices import FileTensor, file_tensors, model_files
+from pyctl.llama.devices import FileTensor, file_head, model_files
 from pyctl.llama.library import build_version
 from pyctl.llama.llama_backend import LlamaBackend
 from pyctl.llama.params import batch_cost, gpus, metadata_text
@@ -40,7 +40,7 @@ def fingerprint(backend: LlamaBackend, settings: ModelSettings, layers: Sequence
     affect bytes. ModelError if a file cannot be read.
     """
     digest = hashlib.blake2b(digest_size=16)
-    files = {file: file_tensors(file) for file in model_files(Path(settings.path))}
+    files = {file: file_head(file).tensors for file in model_files(Path(settings.path))}
     has_factors = any("rope_factors_long" in tensor.name for tensors in files.values() for tensor in tensors)
     try:
         for fact in _facts(backend, settings, layers, _rope_factors(backend, settings) if has_factors else ""):
@@ -58,7 +58,7 @@ def file_digest(path: Path) -> str:
     digest = hashlib.blake2b(digest_size=16)
     try:
         for file in model_files(path):
-            for piece in _content(file, file_tensors(file)):
+            for piece in _content(file, file_head(file).tensors):
                 digest.update(piece)
     except OSError as error:
         raise ModelError(f"cannot read {error.filename or path}: {error.strerror}") from error

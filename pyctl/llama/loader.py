@@ -224,7 +224,6 @@ def _open_draft_file(
 ) -> DraftModel | None:
     """Open the draft model or head in the file of ``drafts``; log and return None if its vocabulary differs."""
     path, of_file = Path(drafts.draft_path), drafts.of_file(settings)
-    check_gguf(path)
     layers = check_target(path, trunk) if drafts.has(*FEATURE_TYPES) else ()
     model, ctx = _load_model(path, ModelParams(of_file, with_head=drafts.has("draft-mtp"))), None
     try:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.vision_settings import VisionSettings
-from pyctl.llama.devices import check_gguf, devices, host_available
+from pyctl.llama.devices import devices, host_available
 from pyctl.llama.draft.draft_file import with_inferred_type
 from pyctl.llama.dry_runs import dry_run
 from pyctl.llama.fit import plan_whole, shortage
@@ -27,7 +26,6 @@ def wanted_memory(settings: ModelSettings, drafts: DraftSettings, vision: Vision
     could hold.
     """
     redirect_log()
-    check_gguf(Path(settings.path))
     settings = without_amx(with_ubatch(settings))
     encoder = make_encoder(settings, vision) if vision.mmproj_path and not vision.is_optional else None
     with dry_run(settings, with_inferred_type(drafts), encoder.usage if encoder is not None else None) as run:

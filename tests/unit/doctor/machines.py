@@ -32,7 +32,7 @@ AT_REST = CardState(
 
 LIBRARIES = {
     "gpus": lambda: ["CUDA0"], "idle_card": lambda: "", "cuda": lambda: 13, "pin_error": lambda: "", "plan": list,
-    "tensors": lambda path: [("output", 100, path.stat().st_size - 100)],
+    "file": lambda path: (path.stat().st_size, True),
 }  # fmt: skip
 
 
@@ -47,7 +47,7 @@ def desktop(root: Path, files: dict[str, str | None] | None = None, **changes: A
             (root / name).write_text(text)
     model = root / "model.gguf"
     model.write_bytes(bytes(1000))
-    wishes = {"model_files": (model,), "cache_dir": root, "cache_bytes": 1000}
+    wishes = {"model_files": (model,), "cache_dir": root, "cache_bytes": 1000, "chats": True}
     facts = {
         "find_driver": lambda: Driver((13, 0), "580.95.05", (RTX_3090,)),
         "card_states": lambda: (AT_REST,),

@@ -33,10 +33,6 @@ def idle_card() -> str:
     return unused_card({"XDG_DATA_HOME": "/nowhere"}, lambda: Driver((13, 0), "580", (RTX_3090,)), lambda: ())
 
 
-def tensors_beyond(path: Path) -> list[tuple[str, int, int]]:
-    return [("output", 100, 1001)]
-
-
 FOUND = {
     "no driver": ("driver", {}, {"find_driver": lambda: None}, "no driver", "apt install nvidia-driver-580"),
     "no driver in a container": (
@@ -67,8 +63,9 @@ FOUND = {
     "locked memory": (
         "locked memory", {}, {"locks_memory": True, "limit_of": lambda number: (64, 64)}, "--mlock needs", "ulimit -l",
     ),
-    "cut off": ("model", {}, {"tensors": tensors_beyond}, "cut off: 1,000 bytes of 1,101", "again"),
-    "no GGUF": ("model", {}, {"tensors": refuse}, "cannot make", "again"),
+    "cut off": ("model", {}, {"file": lambda path: (1101, True)}, "cut off: 1,000 bytes of 1,101", "again"),
+    "no GGUF": ("model", {}, {"file": refuse}, "cannot make", "again"),
+    "no template": ("chat template", {}, {"file": lambda path: (1000, False)}, "ChatML", "--chat-template-file"),
     "no such file": ("model", {}, {"model_files": (Path("/nowhere/model.gguf"),)}, "no file /nowhere", "-m"),
     "model far away": (
         "model's disk", {"proc/self/mountinfo": MOUNTS.format("nfs4", "nas:/models")}, {}, "nfs4", "local SSD",
