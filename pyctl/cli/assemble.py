@@ -5,6 +5,9 @@ from __future__ import annotations
 import gc
 import hashlib
 import logging
+import os
+import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -115,7 +118,8 @@ class Host:
     is_pinned: bool = False
     """Whether memory for snapshots is being pinned already, which happens once for all."""
     plan: MemoryPlan | None = None
-    """The memory of the model that was loaded last."""
+    threads: tuple[int, int] = (0, 0)
+    """Memory, and threads for prompts and replies, of the model that was loaded last."""
 
     def image_bytes(self, budget: int) -> int:
         """Bytes of --cache-ram that the rows of images may take of one model that has a part."""
@@ -131,6 +135,7 @@ def assemble(settings: CommandSettings, report: Progress = lambda fraction: True
     settings = _with_model(settings)
     check_files(settings)
     loaded, budget = _load(settings, report, host)
+    host.threads = loaded.backend.threads
     try:
         chat_format, tier = _chat_format(settings, loaded)
     except BaseException:
@@ -158,7 +163,7 @@ def assemble(settings: CommandSettings, report: Progress = lambda fraction: True
         host.ram.join(cache, EngineLender(worker, engine))
     service = Service(worker, chat_format, EngineAdmin(worker, engine), settings.replies, host.shared)
     if chat_format.capabilities.tools:
-        service.afterwards.add(lambda: _prepare_vocabulary(worker))
+        service.afterwards.add(partial(at_rest, partial(_prepare_vocabulary, worker)))
     return service
 
 
@@ -316,6 +321,21 @@ def _speculation(settings: CommandSettings, loaded: Loaded, remembered: CacheDra
         return Speculation()
     lengths = None if exact else DraftLengthController(backend.facts.n_rollback, GRAPH_MS if on_device else 0.0)
     return Speculation(texts, model, lengths=lengths, width=width)
+
+
+LOWEST_PRIORITY = 19
+
+
+def at_rest(function: Callable[[], None]) -> None:
+    """Run ``function`` on a thread that leaves the processors to all others, and wait for it."""
+
+    def run() -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)  # a thread never gets back
+        function()
+
+    thread = threading.Thread(target=run, name="pyctl-rest", daemon=True)
+    thread.start()
+    thread.join()
 
 
 def _prepare_vocabulary(worker: Worker) -> None:

@@ -142,7 +142,6 @@ def _shown(value: object) -> object:
 
 
 LINE_SECONDS = 5.0
-
 """Between two lines of the log; a model that is loaded sooner gets none."""
 
 

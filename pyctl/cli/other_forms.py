@@ -161,7 +161,6 @@ NO_OP: Mapping[str, int] = _names(
 --log-colors --threads-http
 """,
 )
-
 """Flags for the way pyctl works anyway, or without a visible difference: taken without a warning."""
 
 IGNORED: Mapping[str, int] = _names(
@@ -193,7 +192,6 @@ IGNORED: Mapping[str, int] = _names(
 --control-vector-layer-range
 """,
 )
-
 """Flags that are taken with a warning."""
 
 REJECTED: Mapping[str, int] = _names(
@@ -205,7 +203,6 @@ REJECTED: Mapping[str, int] = _names(
 --draft --draft-n --draft-max --draft-min --draft-n-min --spec-ngram-size-n --spec-ngram-size-m --spec-ngram-min-hits
 """,
 )
-
 """Flags that ask for an answer or for tools that pyctl does not have, or for a model from where it cannot fetch; and
 those that llama-server refuses, too."""
 

@@ -11,7 +11,7 @@ from typing import Any
 from pyctl.cache import Entry
 from pyctl.engine.backend import EngineInfo
 
-__all__ = ["Addresses", "cache_text", "lan_address", "ready_text"]
+__all__ = ["Addresses", "cache_text", "device_text", "lan_address", "ready_text"]
 
 MIB, GIB = 2**20, 2**30
 
@@ -74,7 +74,13 @@ def _url(scheme: str, host: str, port: int, prefix: str) -> str:
 
 
 def ready_text(
-    seconds: float, addresses: Addresses, *, has_page: bool, info: EngineInfo | str, devices: Sequence[str], cache: str
+    seconds: float,
+    addresses: Addresses,
+    *,
+    has_page: bool,
+    info: EngineInfo | str,
+    device: str,
+    cache: str,
 ) -> str:
     """Return the block; its first line is "ready in ...". ``info`` is a text where there are several models."""
     local, network = addresses.local, addresses.network
@@ -90,10 +96,17 @@ def ready_text(
             *([f"network    {network}/"] if network not in ("", local) else ()),
             *(f"socket     {each}" for each in addresses.sockets),
             models,
-            f"device     {', '.join(devices) or 'CPU'}",
+            f"device     {device}",
             f"cache      {cache}",
         ]
     )
+
+
+def device_text(gpus: Sequence[str], threads: tuple[int, int]) -> str:
+    """Return ``gpus``, or the CPU with its ``threads`` for prompts and for single tokens, where they are known."""
+    shown = ("1 thread" if n == 1 else f"{n} threads" for n in threads)
+    by_use = " for prompts, ".join(shown) + " for replies" if any(threads) else ""
+    return ", ".join(gpus) or ", ".join(filter(None, ("CPU", by_use)))
 
 
 def cache_text(budget: int, directory: str, entries: Sequence[Entry]) -> str:

@@ -19,7 +19,7 @@ from pyctl.cli.defaults import cache_budget, tell_directory, with_directory, wit
 from pyctl.cli.doctor_command import log_findings
 from pyctl.cli.logs import start_log
 from pyctl.cli.presets import SHARED_DISK, Preset, find_models
-from pyctl.cli.ready import Addresses, cache_text, ready_text
+from pyctl.cli.ready import Addresses, cache_text, device_text, ready_text
 from pyctl.errors import ConfigError, EngineError
 from pyctl.llama import connect_workers, devices, gpus
 from pyctl.llama.extension import build_line, losses
@@ -155,7 +155,7 @@ class _Serving:
         self._settings, self._tools, self._addresses = settings, tools, addresses
         self._shared = models.shared if models is not None else Shared(settings.server, build_line(), tools=tools)
         self._closing = threading.Event()
-        self._models = models
+        self._models, self._host = models, Host(self._shared)
         self._began = time.monotonic()
         self.gate = LoadingApp(create_loading_app(settings.server))
 
@@ -185,7 +185,7 @@ class _Serving:
 
     def _load_one(self) -> Models | None:
         """The one model, loaded; None if `close` was called meanwhile."""
-        service = assemble(self._settings, lambda fraction: not self._closing.is_set(), Host(self._shared))
+        service = assemble(self._settings, lambda fraction: not self._closing.is_set(), self._host)
         models = self._models = Models.of(service)
         if self._closing.is_set():
             models.close()
@@ -201,7 +201,9 @@ class _Serving:
             self._addresses,
             has_page=self._settings.server.has_page,
             info=only.info if only is not None else ", ".join(model.name for model in models),
-            devices=[f"{gpu.description} ({gpu.name})" for gpu in gpus(self._settings.model)],
+            device=device_text(
+                [f"{gpu.description} ({gpu.name})" for gpu in gpus(self._settings.model)], self._host.threads
+            ),
             cache=cache_text(budget, disk.cache_dir, only.admin.stored() if only is not None else ()),
         )
         # Not as an argument: those stay in one line. Names in it are the user's own.

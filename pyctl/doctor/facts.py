@@ -29,8 +29,8 @@ class LlamaFacts:
     is not in use. ``gpus`` are the names of GPUs they can use; ``idle_card`` says why they use none, and after the last
     semicolon what helps. ``cuda`` is the CUDA version that they were built with, 0 without CUDA.
     ``pin_error`` is empty if memory can be pinned. ``plan`` are the warnings of a dry run with the given flags, it
-    raises ModelError if the model cannot be served so; ``file`` are the bytes that a model's file must have, and whether
-    a chat template is in it, ModelError for one that is damaged. ``error`` says why the libraries cannot be loaded, empty if they can.
+    raises ModelError if the model cannot be served so; ``file`` are the bytes that a model's file must have, and if it
+    has a chat template, ModelError for a damaged one. ``error`` says why the libraries do not load, empty if they do.
     """
 
     error: str = ""

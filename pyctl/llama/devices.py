@@ -34,7 +34,6 @@ __all__ = [
 ]
 
 CPU, GPU, IGPU = 0, 1, 2
-
 """ggml_backend_dev_type; higher values are accelerators, which hold no weights."""
 
 
@@ -301,7 +300,9 @@ def _read_head(file: str, _status: tuple[int, ...]) -> FileHead:
             )
             for index in range(ggml.gguf_get_n_tensors(head))
         )
-        tokens, template = (ggml.gguf_find_key(head, f"tokenizer.{key}".encode()) for key in ("ggml.tokens", "chat_template"))
+        tokens, template = (
+            ggml.gguf_find_key(head, f"tokenizer.{key}".encode()) for key in ("ggml.tokens", "chat_template")
+        )
         arch, kind = (_text(ggml, head, f"general.{key}") for key in ("architecture", "type"))
         kind = "vision encoder" if arch == "clip" else kind if kind == "adapter" else "model"
         numbers = {key: found for key in NUMBERS if (found := _numbers(ggml, head, f"{arch}.{key}"))}

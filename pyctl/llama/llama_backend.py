@@ -67,6 +67,11 @@ class LlamaBackend:
         self._kept: LlamaTokenizer | None = None
         self.load()
 
+    @property
+    def threads(self) -> tuple[int, int]:
+        """Threads of the CPU for prompts, and for single tokens."""
+        return int(api.llama_n_threads_batch(self.ctx)), int(api.llama_n_threads(self.ctx))
+
     def load(self) -> None:
         self.model, self.ctx, kept = self._make()
         try:

@@ -189,7 +189,6 @@ class _Source:
         self.needs_texts = False
 
     def __call__(self) -> tuple[Any, Any, LlamaTokenizer]:
-        check_gguf(self._path)
         params = ModelParams(self._settings, with_head=uses_own_head(self._drafts), with_vocabulary=self.needs_texts)
         model = _load_model(self._path, params, self._progress)
         try:

@@ -173,7 +173,6 @@ BYTES_PER_THREAD = 2**20
 Prompts use every core.
 """
 
-
 CPU_UBATCH, GPU_UBATCH = 512, 1024
 """Default tokens of one evaluation: llama.cpp's own, and a larger one for GPUs."""
 

@@ -11,7 +11,6 @@ from pyctl.llama.devices import devices, host_available
 from pyctl.llama.draft.draft_file import with_inferred_type
 from pyctl.llama.dry_runs import dry_run
 from pyctl.llama.fit import plan_whole, shortage
-from pyctl.llama.library import redirect_log
 from pyctl.llama.make_encoder import make_encoder
 from pyctl.llama.memory import MemoryPlan
 from pyctl.llama.params import with_ubatch, without_amx
@@ -25,7 +24,6 @@ def wanted_memory(settings: ModelSettings, drafts: DraftSettings, vision: Vision
     Loads nothing. Raises ModelError for a file that cannot be loaded, and for a context that no memory of the machine
     could hold.
     """
-    redirect_log()
     settings = without_amx(with_ubatch(settings))
     encoder = make_encoder(settings, vision) if vision.mmproj_path and not vision.is_optional else None
     with dry_run(settings, with_inferred_type(drafts), encoder.usage if encoder is not None else None) as run:

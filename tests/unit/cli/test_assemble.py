@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +13,7 @@ import pytest
 
 from pyctl.cli import serve_command
 from pyctl.cli.arguments import CommandSettings, parse_serve
-from pyctl.cli.assemble import assemble, found
+from pyctl.cli.assemble import LOWEST_PRIORITY, assemble, at_rest, check_files, found
 from pyctl.errors import ConfigError, ModelError
 from pyctl.models import HubSettings, hub
 
@@ -102,3 +104,33 @@ def test_a_start_on_the_cpu_says_which_card_is_idle(
     with pytest.raises(ConfigError):  # there is no such model
         serve_command.run_serve(parse_serve(["-m", "m.gguf", "--port", "0"], {}), ())
     assert ("RTX 3090 is idle" in caplog.text) is not is_gpu
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (("-m", "JUNK"), "JUNK is not a GGUF file"),
+        (("-m", "MODEL", "-md", "/none"), "cannot read the draft model /none: No such file or directory"),
+        (("-m", "MODEL", "-md", "EYES"), "EYES is for --mmproj (vision encoder), not for -md (draft model)"),
+        (("-m", "MODEL", "--mmproj", "MODEL"), "MODEL is for -m (model), not for --mmproj (vision encoder)"),
+        (("-m", "MODEL", "--lora", "JUNK"), "JUNK is not a GGUF file"),
+        (("-m", "MODEL", "--lora", "MODEL"), "MODEL is for -m (model), not for --lora (adapter)"),
+    ],
+)
+def test_files_are_looked_at_before_a_load(
+    flags: Sequence[str], told: str, model_path: Callable[[str], Path], tiny_mmproj: Path, tmp_path: Path
+) -> None:
+    (junk := tmp_path / "junk").write_bytes(b"<!DOCTYPE html>")
+    paths = {"MODEL": str(model_path("tiny-hybrid")), "EYES": str(tiny_mmproj), "JUNK": str(junk)}
+    with pytest.raises(ModelError) as caught:
+        check_files(parse_serve([paths.get(word, word) for word in flags], {}))
+    assert str(caught.value) == " ".join(paths.get(word, word) for word in told.split())
+
+
+def test_work_at_rest_has_the_lowest_priority_and_is_waited_for() -> None:
+    def priority() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    before, seen = priority(), list[int]()
+    at_rest(lambda: seen.append(priority()))
+    assert (seen, priority()) == ([LOWEST_PRIORITY], before)

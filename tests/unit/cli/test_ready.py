@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pyctl.cache import Entry
-from pyctl.cli.ready import Addresses, cache_text, ready_text
+from pyctl.cli.ready import Addresses, cache_text, device_text, ready_text
 from tests.unit.server.fake import INFO
 
 ALL, ALL_V6, LOCAL, LOCAL_V6, OTHER = (
@@ -79,13 +79,19 @@ def test_what_the_cache_holds(ram: int, directory: str, sizes: list[int], text: 
 
 def test_the_block_has_a_line_for_each_address() -> None:
     both = addresses(ALL, SOCKET)
-    text = ready_text(2.64, both, has_page=True, info=INFO, devices=["GPU (CUDA0)"], cache="off")
+    text = ready_text(2.64, both, has_page=True, info=INFO, device="GPU (CUDA0)", cache="off")
     lines = text.splitlines()
     assert lines[0] == "ready in 2.6 s"
     names = ["page", "OpenAI", "Anthropic", "Ollama", "network", "socket", "model", "device", "cache"]
     assert [line.split()[0] for line in lines[1:]] == names
     assert lines[2].split()[1] == "http://127.0.0.1:1/v1"
     assert f"{INFO.n_ctx:,} tokens of context" in lines[7]
-    without = ready_text(1.0, addresses(SOCKET), has_page=True, info=INFO, devices=[], cache="off")
+    without = ready_text(1.0, addresses(SOCKET), has_page=True, info=INFO, device="CPU", cache="off")
     assert [line.split()[0] for line in without.splitlines()[1:]] == ["socket", "model", "device", "cache"]
     assert "\ndevice     CPU\n" in without
+
+
+def test_the_device_of_a_cpu_has_its_threads() -> None:
+    assert device_text([], (2, 1)) == "CPU, 2 threads for prompts, 1 thread for replies"
+    assert device_text([], (0, 0)) == "CPU"  # of several models, none is loaded
+    assert device_text(["RTX (CUDA0)"], (8, 8)) == "RTX (CUDA0)"
