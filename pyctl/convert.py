@@ -25,6 +25,7 @@ __all__ = [
     "on_off_auto",
     "printable",
     "server_address",
+    "tokens",
     "web_address",
     "words",
 ]
@@ -48,6 +49,12 @@ def integer(low: int | None = None, high: int = INT32_MAX, **named: int) -> Conv
         return int(_bounded(int(text), low, high))
 
     return convert
+
+
+def tokens(low: int | None = None, **named: int) -> Convert:
+    """Numbers of tokens, as `integer` takes them, or as contexts are called: "16k" is 16384, "1m" 1048576."""
+    whole, sized = integer(low, **named), re.compile(r"\A([0-9]{1,9})([kKmM])\Z")
+    return lambda text: whole(sized.sub(lambda found: str(int(found[1]) << (10 if found[2] in "kK" else 20)), text))
 
 
 def number(low: float | None = None, high: float | None = None) -> Convert:
@@ -100,10 +107,8 @@ def words(text: str) -> tuple[str, ...]:
 
 def on_off(text: str) -> bool:
     """``on`` or ``off``; accepts llama-server's synonyms."""
-    if text in TRUE_WORDS:
-        return True
-    if text in FALSE_WORDS:
-        return False
+    if text in TRUE_WORDS | FALSE_WORDS:
+        return text in TRUE_WORDS
     raise ValueError(f"{text!r} is none of on, off")
 
 

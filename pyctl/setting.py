@@ -24,7 +24,6 @@ __all__ = [
     "FORMAT",
     "GENERAL",
     "HUB",
-    "LAUNCH",
     "LOG",
     "MODEL",
     "SAMPLING",
@@ -123,7 +122,6 @@ LOG = Section("log")
 SERVER = Section("server")
 TOOLS = Section("tools")
 CHAT = Section("chat")
-LAUNCH = Section("launch")
 
 
 def flags_of(owner: type[Any]) -> list[tuple[Section, Flag]]:

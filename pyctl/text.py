@@ -12,7 +12,6 @@ __all__ = ["clean", "n_common", "one_line", "overlap", "plain", "random_id", "re
 
 _LETTERS = string.digits + string.ascii_letters
 
-
 _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters, bidirectional overrides, line separators and lone surrogates."""
 

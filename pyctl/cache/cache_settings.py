@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pyctl.convert import directory, integer
+from pyctl.convert import directory, integer, tokens
 from pyctl.errors import ConfigError, RequestError
 from pyctl.limit import SetLimit
 from pyctl.setting import CACHE, DISK
@@ -106,7 +106,7 @@ class DiskSettings:
         ),
     )
     min_tokens: int = DISK.flag(
-        512, "--kv-cache-min-tokens", "write no shorter prefix but the last", integer(0), "PYCTL_KV_CACHE_MIN_TOKENS"
+        512, "--kv-cache-min-tokens", "write no shorter prefix but the last", tokens(0), "PYCTL_KV_CACHE_MIN_TOKENS"
     )
     cold_max: int = DISK.flag(
         10240,

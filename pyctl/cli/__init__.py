@@ -55,13 +55,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         print_version()
         return 0
+    from pyctl.cli.near import did_you_mean
     from pyctl.errors import ConfigError
     from pyctl.text import clean
 
     try:
         if argv[0] not in COMMANDS:
             what = "flags come after a command, not before it" if argv[0].startswith("-") else "unknown command"
-            raise ConfigError(f"{what}: {argv[0]!r}; the commands are {', '.join(COMMANDS)}")
+            hint = did_you_mean(argv[0], COMMANDS) or f"; the commands are {', '.join(COMMANDS)}"
+            raise ConfigError(f"{what}: {argv[0]!r}{hint}")
         return _run(argv[0], argv[1:])
     except ConfigError as error:
         # Hubs, model files and templates have their say in these.

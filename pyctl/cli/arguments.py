@@ -17,8 +17,9 @@ from typing import Any, Literal, TypeAlias, get_type_hints
 from pyctl.cache import DEFAULT_DAILY_MIB, FREE_PART, CacheSettings, DiskSettings, default_directory
 from pyctl.chat import FormatSettings, keep_reasoning
 from pyctl.cli.help import help_text
-from pyctl.cli.launch_settings import LaunchSettings
+from pyctl.cli.launch_settings import LAUNCH, LaunchSettings
 from pyctl.cli.logs import VERBOSE, LogSettings
+from pyctl.cli.near import did_you_mean
 from pyctl.cli.other_forms import (
     FURTHER,
     IGNORED,
@@ -49,7 +50,6 @@ from pyctl.setting import (
     FORMAT,
     GENERAL,
     HUB,
-    LAUNCH,
     LOG,
     MODEL,
     SAMPLING,
@@ -111,11 +111,7 @@ def read_flags(
             hint = f"; did you mean -m {word}?" if word.endswith(".gguf") else ""
             raise ConfigError(f"unexpected argument {word!r}{hint}")
         else:
-            from difflib import get_close_matches
-
-            begun = [each for each in sorted(known, key=len) if name.startswith("--") and each.startswith(f"{name}-")]
-            near = begun or get_close_matches(name, [*known, *unused], n=1, cutoff=0.7)
-            raise ConfigError(f"unknown flag {name}" + (f"; did you mean {near[0]}?" if near else ""))
+            raise ConfigError(f"unknown flag {name}{did_you_mean(name, (*known, *unused))}")
     for flag in flags:
         if flag.env and flag.dest not in typed:
             _read_env(flag, environ, values)

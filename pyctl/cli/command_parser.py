@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import NoReturn
 
+from pyctl.cli.near import did_you_mean
 from pyctl.errors import ConfigError
 
 __all__ = ["CommandParser"]
@@ -22,3 +23,8 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}; see {self.prog} --help")
+
+    def _check_value(self, action: argparse.Action, value: str) -> None:
+        if action.choices is not None and value not in action.choices:
+            hint = did_you_mean(value, action.choices) or f"; it is none of {', '.join(action.choices)}"
+            raise ConfigError(f"{self.prog} {value}: no such command{hint}")

@@ -18,7 +18,6 @@ from pyctl.cli.arguments import CommandSettings, parse_serve
 from pyctl.cli.command_parser import CommandParser
 from pyctl.errors import ConfigError
 from pyctl.models import split_names
-from pyctl.text import one_line
 
 if TYPE_CHECKING:
     from pyctl.doctor.facts import LlamaFacts, Wishes
@@ -30,9 +29,6 @@ log = logging.getLogger("pyctl")
 
 MIB = 2**20
 
-CHECK_SECONDS = 60.0
-"""For an answer about the cache, which comes between two evaluations."""
-
 N_LOGGED = 2
 """Findings that `pyctl serve` logs at its start."""
 
@@ -40,8 +36,6 @@ N_LOGGED = 2
 def run_doctor(argv: Sequence[str]) -> int:
     """Print the findings; returns the exit code: 1 if anything is wrong or slow. Raises ConfigError for bad flags."""
     options, rest = _parser().parse_known_args(argv)
-    if options.cache:
-        return _check_cache(parse_serve(rest))
     settings = _with_fetched(parse_serve(rest))
     # Only now: --help needs none of it.
     from pyctl.doctor.examine import examine, screen
@@ -71,30 +65,12 @@ def log_findings(settings: CommandSettings, root: Path = Path("/")) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = CommandParser.beside_serve(
         "pyctl doctor",
-        "pyctl doctor [-m FILE] [--json | --cache] [flags of pyctl serve]",
+        "pyctl doctor [-m FILE] [--json] [flags of pyctl serve]",
         "Say what is wrong or slow on this machine, and what mends it. With -m and flags of pyctl serve, "
         "the model's file and the memory that it takes are checked, too.",
     )
     parser.add_argument("--json", action="store_true", help="print every finding as JSON")
-    parser.add_argument("--cache", action="store_true", help="check the cache of the server at --host and --port")
     return parser
-
-
-def _check_cache(settings: CommandSettings) -> int:
-    """Print the contradictions of a server's cache; returns 1 if there are any. Raises ConfigError."""
-    import httpx
-
-    from pyctl.cli.launched_server import address_of
-
-    url, keys = f"{address_of(settings)}/cache/check", settings.server.api_keys
-    headers = {"Authorization": f"Bearer {keys[0]}"} if keys else {}
-    try:
-        reply = httpx.get(url, headers=headers, timeout=CHECK_SECONDS, trust_env=False)
-        faults = reply.raise_for_status().json()["faults"]
-    except (httpx.HTTPError, ValueError, KeyError) as error:
-        raise ConfigError(f"{url}: {one_line(str(error))}") from error
-    print("\n".join(faults) or "the cache in RAM agrees with itself")
-    return 1 if faults else 0
 
 
 def _with_fetched(settings: CommandSettings) -> CommandSettings:

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from pyctl.cli.arguments import CommandSettings, parse_launch
 from pyctl.cli.launch_settings import LaunchSettings
+from pyctl.cli.near import did_you_mean
 from pyctl.cli.programs import NO_KEY, PROGRAMS, ClientProgram, Endpoint
 from pyctl.cli.signals import handled
 from pyctl.errors import ConfigError
@@ -49,7 +50,8 @@ def run_launch(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
     name, flags = ours[0], ours[1:]
     program = PROGRAMS.get(name)
     if program is None:
-        raise ConfigError(f"unknown program: {name!r}; the programs are {', '.join(PROGRAMS)}")
+        hint = did_you_mean(name, PROGRAMS) or f"; the programs are {', '.join(PROGRAMS)}"
+        raise ConfigError(f"unknown program: {name!r}{hint}")
     settings, own = parse_launch(name, flags, environ)
     if shutil.which(program.executable, path=environ.get("PATH")) is None and not own.dry_run:
         raise ConfigError(f"{program.executable} is not installed: {program.install}")

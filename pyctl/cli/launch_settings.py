@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pyctl.convert import web_address
-from pyctl.setting import LAUNCH
+from pyctl.setting import Section
 
-__all__ = ["LaunchSettings"]
+__all__ = ["LAUNCH", "LaunchSettings"]
+
+LAUNCH = Section("launch")
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
@@ -15,6 +17,7 @@ from pyctl.cache import DiskSettings, RamBudget
 from pyctl.cache.disk.store_behind import connect
 from pyctl.cli.arguments import CommandSettings
 from pyctl.cli.assemble import Host, ModelLoader, assemble, check_files, found
+from pyctl.cli.busy_port import tenant_text
 from pyctl.cli.defaults import cache_budget, tell_directory, with_directory, with_shared_budget
 from pyctl.cli.doctor_command import log_findings
 from pyctl.cli.logs import start_log
@@ -69,7 +72,12 @@ def run_serve(settings: CommandSettings, argv: Sequence[str], environ: Mapping[s
     if not any(device.is_gpu for device in devices()) and (line := unused_card()):
         log.warning("%s", line)
     listen, code = settings.listen, 0
-    with bind(listen.hosts, listen.port) as sockets:
+    with ExitStack() as bound:
+        try:
+            sockets = bound.enter_context(bind(listen.hosts, listen.port))
+        except ConfigError as error:
+            is_busy = getattr(error.__cause__, "errno", 0) == errno.EADDRINUSE
+            raise ConfigError(f"{error}{tenant_text(settings) if is_busy else ''}") from error
         # Before requests are taken: Ctrl-C must end a download.
         settings = with_directory(settings)
         if _chooses(settings):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
-
 from pyctl import __version__
 from pyctl.errors import PyctlError
 
@@ -13,14 +11,13 @@ __all__ = ["print_version"]
 def print_version() -> None:
     """Print the releases of pyctl and llama.cpp's bindings, a line for each native module that is missing, and why a
     chosen release is not in use."""
-    from pyctl.setup.libraries import libraries_in_use, unused_choice
+    from pyctl.setup.libraries import unused_choice
 
     try:
-        from pyctl.llama.extension import losses
+        from pyctl.llama.extension import library_versions, losses
 
+        release = library_versions()["llama-cpp-python"]
         lines = [*losses(), *filter(None, [unused_choice()])]
     except (ImportError, PyctlError) as error:
-        lines = [f"llama.cpp's libraries cannot be loaded: {error}"]
-    built = libraries_in_use()
-    release = version("llama_cpp_python") if built is None else built.release
+        release, lines = "none", [f"llama.cpp's libraries cannot be loaded: {error}"]
     print("\n".join([f"pyctl {__version__} (llama-cpp-python {release})", *lines]))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from pyctl.cache import DEFAULT_STEP, MIN_BATCH
-from pyctl.convert import integer
+from pyctl.convert import integer, tokens
 from pyctl.limit import SetLimit, limit
 from pyctl.setting import CACHE, SERVER
 
@@ -40,7 +40,7 @@ class EngineSettings:
         DEFAULT_STEP,
         "-cms --checkpoint-min-step",
         "tokens between snapshots within one long message, 0 = none within messages",
-        integer(0),
+        tokens(0),
         "LLAMA_ARG_CHECKPOINT_MIN_SPACING_NT",
     )
     exact: bool = CACHE.flag(

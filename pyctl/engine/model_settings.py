@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from pyctl.convert import choice, integer, integers, number, on_off, on_off_auto, words
+from pyctl.convert import choice, integer, integers, number, on_off, on_off_auto, tokens, words
 from pyctl.engine.placements import CPU_EXPERTS, as_placements, cpu_experts, cpu_ffn
 from pyctl.errors import ConfigError
 from pyctl.limit import SetLimit, limit
@@ -225,7 +225,7 @@ class ModelSettings:
         (1024,), "-fitt --fit-target", "MiB to leave free on each GPU", integers, "LLAMA_ARG_FIT_TARGET", "MiB,..."
     )
     fit_ctx: int = MODEL.flag(
-        4096, "-fitc --fit-ctx", "smallest context that --fit chooses", integer(1), "LLAMA_ARG_FIT_CTX"
+        4096, "-fitc --fit-ctx", "smallest context that --fit chooses", tokens(1), "LLAMA_ARG_FIT_CTX"
     )
     metadata: tuple[tuple[str, int | float | bool | str], ...] = MODEL.flag(
         (),
@@ -264,7 +264,7 @@ class ModelSettings:
         0,
         "-c --ctx-size",
         "tokens of context that all requests share, 0 = the model's",
-        integer(0),
+        tokens(0),
         "LLAMA_ARG_CTX_SIZE",
     )
     n_seqs: int = CONTEXT.flag(
@@ -288,14 +288,14 @@ class ModelSettings:
         0,
         "--kv-unified-per-slot",
         "largest context of one request; without -c, the context of each",
-        integer(1),
+        tokens(1),
         "LLAMA_ARG_KV_UNIFIED_PER_SLOT",
     )
     n_batch: int = CONTEXT.flag(
-        2048, "-b --batch-size", "tokens in one call of llama.cpp", integer(1), "LLAMA_ARG_BATCH"
+        2048, "-b --batch-size", "tokens in one call of llama.cpp", tokens(1), "LLAMA_ARG_BATCH"
     )
     n_ubatch: int = CONTEXT.flag(
-        0, "-ub --ubatch-size", "tokens in one evaluation", integer(1), "LLAMA_ARG_UBATCH", shown="512, 1024 on a GPU"
+        0, "-ub --ubatch-size", "tokens in one evaluation", tokens(1), "LLAMA_ARG_UBATCH", shown="512, 1024 on a GPU"
     )
     n_threads: int = CONTEXT.flag(
         -1, "-t --threads", "CPU threads for generation, -1 = automatic", integer(), "LLAMA_ARG_THREADS"
@@ -354,9 +354,7 @@ class ModelSettings:
     rope_freq_scale: float = CONTEXT.flag(
         0.0, "--rope-freq-scale", "scale the context by 1/N", number(0.0), "LLAMA_ARG_ROPE_FREQ_SCALE"
     )
-    yarn_orig_ctx: int = CONTEXT.flag(
-        0, "--yarn-orig-ctx", "context before YaRN", integer(0), "LLAMA_ARG_YARN_ORIG_CTX"
-    )
+    yarn_orig_ctx: int = CONTEXT.flag(0, "--yarn-orig-ctx", "context before YaRN", tokens(0), "LLAMA_ARG_YARN_ORIG_CTX")
     yarn_ext_factor: float = CONTEXT.flag(
         -1.0, "--yarn-ext-factor", "extrapolation mix", number(), "LLAMA_ARG_YARN_EXT_FACTOR"
     )

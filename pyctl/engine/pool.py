@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pyctl.convert import integer
+from pyctl.convert import tokens
 from pyctl.setting import CONTEXT
 
 __all__ = ["PoolPlan", "PoolSettings"]
@@ -20,7 +20,7 @@ class PoolSettings:
         "--kv-pool",
         "tokens of K and V on the device, off = the whole context, auto = as many as fit; attention "
         "reads the others from RAM; replies do not change",
-        integer(1, auto=-1, off=0),
+        tokens(1, auto=-1, off=0),
         "PYCTL_KV_POOL",
         "off|auto|TOKENS",
         shown="off",

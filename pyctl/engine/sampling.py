@@ -7,7 +7,7 @@ import re
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from pyctl.convert import INT32_MAX, integer, number
+from pyctl.convert import INT32_MAX, integer, number, tokens
 from pyctl.errors import RequestError
 from pyctl.setting import SAMPLING, Flag
 
@@ -158,7 +158,7 @@ class Sampling:
     xtc_probability: float = SAMPLING.flag(0.0, "--xtc-probability", "0 = off", number(), range=cut(0.0, 1.0))
     xtc_threshold: float = SAMPLING.flag(0.1, "--xtc-threshold", "1 = off", number(), range=cut(0.0, 1.0))
     repeat_last_n: int = SAMPLING.flag(
-        64, "--repeat-last-n", "tokens that penalties scan, 0 = off", integer(0), range=refuse(-1)
+        64, "--repeat-last-n", "tokens that penalties scan, 0 = off", tokens(0), range=refuse(-1)
     )
     repeat_penalty: float = SAMPLING.flag(
         1.0, "--repeat-penalty", "1 = off", number(), "LLAMA_ARG_REPEAT_PENALTY", range=cut()
@@ -175,7 +175,7 @@ class Sampling:
         2, "--dry-allowed-length", "longest repetition without a DRY penalty", integer(0), range=refuse(0)
     )
     dry_penalty_last_n: int = SAMPLING.flag(
-        64, "--dry-penalty-last-n", "tokens that DRY scans, 0 = off", integer(0), range=refuse(-1)
+        64, "--dry-penalty-last-n", "tokens that DRY scans, 0 = off", tokens(0), range=refuse(-1)
     )
     dry_sequence_breakers: tuple[str, ...] = SAMPLING.flag(
         ("\n", ":", '"', "*"),

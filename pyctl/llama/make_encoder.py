@@ -8,7 +8,7 @@ from pathlib import Path
 from pyctl.engine.model_settings import FLASH_MODES, ModelSettings
 from pyctl.engine.vision_settings import VisionSettings
 from pyctl.errors import ModelError
-from pyctl.llama.devices import Device, devices
+from pyctl.llama.devices import Device, check_gguf, devices
 from pyctl.llama.fingerprint import file_digest
 from pyctl.llama.image_encoder import ImageEncoder
 from pyctl.llama.image_grid import ImageGrid
@@ -25,6 +25,7 @@ def make_encoder(settings: ModelSettings, vision: VisionSettings) -> ImageEncode
     ModelError if the file or the device does not exist, or the file has no encoder.
     """
     path = Path(vision.mmproj_path)
+    check_gguf(path, "vision encoder")
     grid = ImageGrid.read(path, vision.image_min_tokens, vision.image_max_tokens)
     n_threads, flash_attn = context_params(settings, 256).n_threads_batch, FLASH_MODES[settings.flash_attn]
     device = _device_of(settings, vision)

@@ -168,18 +168,19 @@ class BenchRun:
     def _measure(self, server: AskedServer, *, is_first: bool) -> None:
         """Cold prompts, next turns, and returns after another conversation."""
         self._prepare(server, is_first=is_first)
-        done = []
+        done, n_servers = [], 1 + (is_first and bool(self.options.peer))  # a row of one compares nothing
         for depth in self._depths():
             messages = self._chat(f"{depth}", depth)
-            if not self._fits(depth, f"{depth:,} tokens on {server.name}"):
+            if not self._fits(n_servers * depth, f"{depth:,} tokens on {server.name}"):
                 break
             reply = self._ask(server, COLD, depth, messages, N_SHORT)
             self._note("prefill", server=server.name, depth=depth, rate=reply.evaluated / reply.first_ms * 1e3)
             self._decode(server, depth, turn(messages, reply.text, FOLLOW_UPS[0]))
             self.replies[f"{server.name} {depth}"] = reply.text
             done.append(depth)
-        if done:
-            server.ask(self._chat("other", done[0]), N_SHORT)
+        if not done:
+            return  # memory before a prompt compares with none after it
+        server.ask(self._chat("other", done[0]), N_SHORT)
         for depth in done:
             self._ask(server, AGAIN, depth, self._follow(server, depth, 1), N_SHORT)
         vram = self.options.vram()
@@ -189,9 +190,9 @@ class BenchRun:
     def _prepare(self, server: AskedServer, *, is_first: bool) -> None:
         """Have kernels loaded; at the first start, learn speed and context."""
         if is_first:
-            n_tokens = len(server.post("/tokenize", {"content": source_text()[:SAMPLE_CHARS]})["tokens"])
+            n_tokens = len(server.fetch("/tokenize", {"content": source_text()[:SAMPLE_CHARS]})["tokens"])
             self.chars_per_token = SAMPLE_CHARS / max(n_tokens, 1)
-            self._n_ctx = int(server.get("/props")["default_generation_settings"]["n_ctx"])
+            self._n_ctx = int(server.fetch("/props")["default_generation_settings"]["n_ctx"])
         warm = min(WARM_TOKENS, max(self.options.depths))
         server.ask(self._chat("warm", warm), N_SHORT)
         reply = server.ask(self._chat("warmer", warm), N_SHORT, ignore_eos=True)

@@ -66,14 +66,9 @@ class AskedServer(ServerProcess):
         super().__init__(command, log, timeout=TIMEOUT, environment={"LLAMA_LOG_COLORS": "off"})
         self.name = name
 
-    def get(self, path: str) -> Any:
-        """The JSON at ``path``. Raises OSError if the server refuses."""
-        with self._response("GET", path, None) as response:
-            return json.loads(response.read())
-
-    def post(self, path: str, body: Any) -> Any:
-        """The JSON that answers ``body``. Raises OSError if the server refuses."""
-        with self._response("POST", path, body) as response:
+    def fetch(self, path: str, body: Any = None) -> Any:
+        """The JSON at ``path``, or that answers ``body``. Raises OSError if the server refuses."""
+        with self._response("GET" if body is None else "POST", path, body) as response:
             return json.loads(response.read())
 
     def ask(self, messages: Messages, n_predict: int, **fields: Any) -> TimedReply:

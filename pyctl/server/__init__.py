@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from pyctl.cache import DiskSettings
-from pyctl.convert import choice, directory, file_text, integer, number, words
+from pyctl.convert import choice, directory, file_text, integer, number, tokens, words
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import ConfigError
@@ -242,7 +242,7 @@ class ReplySettings:
 
     sampling: Sampling = field(default_factory=Sampling)
     n_predict: int = SAMPLING.flag(
-        -1, "-n --predict --n-predict", "most tokens of a reply, -1 = no limit", integer(-1), "LLAMA_ARG_N_PREDICT"
+        -1, "-n --predict --n-predict", "most tokens of a reply, -1 = no limit", tokens(-1), "LLAMA_ARG_N_PREDICT"
     )
     cache_prompt: bool = CACHE.flag(
         True, "--cache-prompt", "resume prompts at snapshots", None, "LLAMA_ARG_CACHE_PROMPT", off="--no-cache-prompt"
@@ -267,7 +267,7 @@ class ReplySettings:
         -1,
         "--reasoning-budget",
         "most tokens of reasoning, -1 = no limit, 0 = none",
-        integer(-1),
+        tokens(-1),
         "LLAMA_ARG_THINK_BUDGET",
     )
     reasoning_budget_message: str = FORMAT.flag(

@@ -7,15 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-
-import httpx
 
 from pyctl.doctor.examine import CHECKS
 from pyctl.measure.server_process import clean_environment
 from pyctl.models import builtin_model
-from tests.process.conftest import Server
 from tests.waiting import until
 
 SMALL = ("--depths", "300", "600", "--quick", "-t", "1", "-c", "4096", "-np", "1", "--spec-type", "ngram-simple")
@@ -43,21 +39,10 @@ def test_doctor_makes_every_check_and_sees_a_model_that_is_cut_off(tmp_path: Pat
     (model,) = (finding for finding in found["findings"] if finding["check"] == "model")
     assert model["level"] == "wrong"
     assert model["text"] == "cut.gguf is cut off: 5,000,000 bytes of 8,922,624"
-
-
-def test_doctor_checks_the_cache_of_a_server(start: Callable[..., Server], tmp_path: Path) -> None:
-    server = start("tiny-hybrid", "--api-key", "sesame")
-    port, key = server.url.rpartition(":")[2], ("--api-key", "sesame")
-    body = {"prompt": "Once upon a time", "n_predict": 4}
-    httpx.post(f"{server.url}/completion", json=body, headers={"Authorization": "Bearer sesame"}).raise_for_status()
-    for flags, code, told in (
-        (key, 0, "the cache in RAM agrees with itself\n"),
-        ((), 2, "401"),
-        ((*key, "--port", "1"), 2, "Connection refused"),
-    ):
-        arguments = command("doctor", "--cache", "--port", port, *flags)
-        done = subprocess.run(arguments, capture_output=True, text=True, env=environment(tmp_path), timeout=60)
-        assert (done.returncode, told in done.stdout + done.stderr) == (code, True), done.stderr
+    cut.write_bytes(b"<!DOCTYPE html>" * 100)
+    done = subprocess.run(arguments, capture_output=True, text=True, env=environment(tmp_path), timeout=60)
+    (model,) = (finding for finding in json.loads(done.stdout)["findings"])
+    assert (model["text"], done.stderr) == (f"{cut} is not a GGUF file", "")
 
 
 def test_bench_measures_and_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -76,6 +61,13 @@ def test_bench_measures_and_leaves_nothing_behind(tmp_path: Path) -> None:
     assert all(record["cached"] > 0 and record["difference"] == 0 for record in exact)
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert {path.name for path in tmp_path.iterdir()} == {"out.json"}
+
+
+def test_memory_before_a_prompt_is_no_figure(tmp_path: Path) -> None:
+    arguments = command("bench", *SMALL, "--budget", "0.001", "--json", str(tmp_path / "out.json"))
+    done = subprocess.run(arguments, capture_output=True, text=True, env=environment(tmp_path / "home"), timeout=240)
+    kinds = {record["kind"] for record in json.loads((tmp_path / "out.json").read_text())["records"]}
+    assert (done.returncode, "skipped" in kinds, "memory" in kinds) == (0, True, False)
 
 
 def test_a_bench_whose_server_does_not_start_says_why(tmp_path: Path) -> None:

@@ -203,7 +203,7 @@ def test_flash_attention_words_and_the_older_bare_flag() -> None:
         (["--"], "unexpected argument '--'"),
         (["-c"], "-c needs a value"),
         (["-c", "-5"], "-c: -5 is too small, the least is 0"),
-        (["-c", "4k"], "-c: '4k' is not a whole number"),
+        (["-c", "4g"], "-c: '4g' is not a whole number"),
         (["-c", "99999999999"], "-c: 99999999999 is too large, the most is 2147483647"),
         (["--metrics=1"], "--metrics takes no value"),
         (["-b", "0"], "-b: 0 is too small, the least is 1"),
@@ -350,6 +350,19 @@ def test_help_on_a_topic(capsys: pytest.CaptureFixture[str], topic: str, there: 
     text = capsys.readouterr().out
     assert [each for each in there if each not in text] == []
     assert [each for each in missing if each in text] == []
+
+
+@pytest.mark.parametrize(("typed", "n"), [("16k", 16384), ("32K", 32768), ("1m", 2**20), ("16384", 16384)])
+def test_tokens_are_counted_as_contexts_are_called(typed: str, n: int) -> None:
+    settings = serve("-c", typed, "-b", typed, "-n", typed, "--kv-cache-min-tokens", typed)
+    found = (
+        settings.model.n_ctx,
+        settings.model.n_batch,
+        settings.disk.min_tokens,
+        settings.request_fields["max_tokens"],
+    )
+    assert found == (n,) * 4
+    assert serve(LLAMA_ARG_CTX_SIZE=typed).model.n_ctx == n
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

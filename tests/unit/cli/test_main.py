@@ -25,14 +25,29 @@ print(code, *sorted(heavy), file=sys.stderr)
         *(["doctor", "--help"], ["bench", "--help"]),
         *(["launch", "--help"], ["launch", "claude", "--help"], ["service", "--help"], ["launch", "dance"]),
         *(["serve", "--no-such-flag"], ["cache", "dance"]),
+        *(["srve"], ["cache", "list"], ["launch", "cluade"]),
     ],
     ids=" ".join,
 )
 def test_help_and_mistakes_import_nothing_that_takes_long(arguments: list[str]) -> None:
     command = [sys.executable, "-c", CHILD, *arguments]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    code = "2" if arguments[-1] in ("--no-such-flag", "dance") else "0"
-    assert result.stderr.splitlines()[-1] == code
+    said, code = ["", *result.stderr.splitlines()][-2:]
+    assert code == ("0" if arguments[-1] == "--help" else "2")
+    meant = {"srve": "serve", "list": "ls", "cluade": "claude"}.get(arguments[-1], "")
+    assert said.endswith(f"; did you mean {meant}?") is bool(meant)
+
+
+def test_the_version_needs_no_metadata_of_the_bindings() -> None:
+    code = """
+import importlib.metadata as metadata
+found = metadata.distribution
+metadata.distribution = lambda name: found("none-such" if name == "llama_cpp_python" else name)
+from pyctl.cli import main
+main(["--version"])
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert result.stdout.startswith("pyctl ")
 
 
 @pytest.mark.parametrize(
