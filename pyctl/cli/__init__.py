@@ -19,8 +19,10 @@ commands:
   service  install a systemd service of the user
   setup    build llama.cpp for this machine's NVIDIA card
   worker   lend this machine's devices to a server on another one (--rpc)
+  models   list the models that are here, and whether they fit this machine
   cache    look through a cache directory: ls, verify, prune, pin, unpin, rm
   doctor   say what is wrong or slow on this machine, and what mends it
+  completion  let bash or zsh complete commands, flags, values and files
   bench    measure this machine with a model: first tokens, replies, exactness
 
 pyctl COMMAND --help lists the flags; pyctl --version prints the version.
@@ -30,10 +32,12 @@ OWN_FLAGS = {
     "launch": "launch_command:run_launch",
     "service": "service_command:run_service",
     "setup": "setup_command:run_setup",
+    "models": "models_command:run_models",
     "cache": "cache_command:run_cache",
     "doctor": "doctor_command:run_doctor",
     "bench": "bench_command:run_bench",
     "worker": "worker_command:run_worker",
+    "completion": "completion_command:run_completion",
 }
 """Module and function of each command that parses its own flags."""
 

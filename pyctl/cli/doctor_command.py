@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyctl.doctor.facts import LlamaFacts, Wishes
     from pyctl.llama import MemoryPlan
 
-__all__ = ["cuda_version", "log_findings", "run_doctor"]
+__all__ = ["cuda_version", "log_findings", "planned", "run_doctor"]
 
 log = logging.getLogger("pyctl")
 
@@ -124,7 +124,7 @@ def _llama_facts(settings: CommandSettings) -> LlamaFacts:
         idle_card=unused_card,
         cuda=_cuda_version,
         pin_error=cuda_can_pin,
-        plan=lambda: _plan(settings),
+        plan=lambda: planned(settings)[1],
         file=file,
     )
 
@@ -164,8 +164,8 @@ class _PlannedError(Exception):
         self.plan = plan
 
 
-def _plan(settings: CommandSettings) -> list[str]:
-    """The warnings of a load with these settings that ends before memory is allocated. Raises ModelError."""
+def planned(settings: CommandSettings) -> tuple[MemoryPlan | None, list[str]]:
+    """The plan and the warnings of a load with these settings that ends before memory is allocated; or ModelError."""
     from pyctl.cli.assemble import check_files
     from pyctl.cli.defaults import cache_budget
     from pyctl.llama import load
@@ -179,11 +179,12 @@ def _plan(settings: CommandSettings) -> list[str]:
     logging.getLogger().addHandler(heard)
     try:
         load(settings.model, None, announce, settings.drafts, settings.vision, pool=settings.pool)
-    except _PlannedError as planned:
-        return [*heard.texts, *planned.plan.warnings(cache_budget(settings.cache, planned.plan))]
+    except _PlannedError as ended:
+        plan = ended.plan
+        return plan, [*heard.texts, *plan.warnings(cache_budget(settings.cache, plan))]
     finally:
         logging.getLogger().removeHandler(heard)
-    return []
+    return None, []
 
 
 class _Warnings(logging.Handler):

@@ -190,9 +190,9 @@ class BenchRun:
     def _prepare(self, server: AskedServer, *, is_first: bool) -> None:
         """Have kernels loaded; at the first start, learn speed and context."""
         if is_first:
-            n_tokens = len(server.fetch("/tokenize", {"content": source_text()[:SAMPLE_CHARS]})["tokens"])
+            n_tokens = len(server.post("/tokenize", {"content": source_text()[:SAMPLE_CHARS]})["tokens"])
             self.chars_per_token = SAMPLE_CHARS / max(n_tokens, 1)
-            self._n_ctx = int(server.fetch("/props")["default_generation_settings"]["n_ctx"])
+            self._n_ctx = int(server.get("/props")["default_generation_settings"]["n_ctx"])
         warm = min(WARM_TOKENS, max(self.options.depths))
         server.ask(self._chat("warm", warm), N_SHORT)
         reply = server.ask(self._chat("warmer", warm), N_SHORT, ignore_eos=True)

@@ -66,10 +66,12 @@ class AskedServer(ServerProcess):
         super().__init__(command, log, timeout=TIMEOUT, environment={"LLAMA_LOG_COLORS": "off"})
         self.name = name
 
-    def fetch(self, path: str, body: Any = None) -> Any:
+    def get(self, path: str, body: Any = None) -> Any:
         """The JSON at ``path``, or that answers ``body``. Raises OSError if the server refuses."""
         with self._response("GET" if body is None else "POST", path, body) as response:
             return json.loads(response.read())
+
+    post = get
 
     def ask(self, messages: Messages, n_predict: int, **fields: Any) -> TimedReply:
         """Send a conversation and read the stream. Raises OSError if the server refuses."""

@@ -22,7 +22,7 @@ print(code, *sorted(heavy), file=sys.stderr)
     "arguments",
     [
         *(["--help"], ["serve", "--help"], ["chat", "--help"], ["cache", "--help"]),
-        *(["doctor", "--help"], ["bench", "--help"]),
+        *(["doctor", "--help"], ["bench", "--help"], ["models", "--help"], ["completion", "--help"]),
         *(["launch", "--help"], ["launch", "claude", "--help"], ["service", "--help"], ["launch", "dance"]),
         *(["serve", "--no-such-flag"], ["cache", "dance"]),
         *(["srve"], ["cache", "list"], ["launch", "cluade"]),

@@ -1,0 +1,105 @@
+"""`pyctl completion`: the words that a shell completes, asked of the commands' parsers at each Tab."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Iterable, Sequence
+from importlib import import_module
+
+from pyctl.setting import Flag
+
+__all__ = ["candidates", "run_completion"]
+
+SCRIPTS = {
+    "bash": """\
+_pyctl() {
+    local IFS=$'\\n'
+    COMPREPLY=($(pyctl completion words "${COMP_WORDS[@]:1:COMP_CWORD}" 2> /dev/null)) || compopt -o default
+}
+complete -F _pyctl pyctl
+""",
+    "zsh": """\
+_pyctl() {
+    local found
+    found=$(pyctl completion words "${(@)words[2,CURRENT]}" 2> /dev/null) && compadd -- ${(f)found} || _files
+}
+compdef _pyctl pyctl
+""",
+}
+"""Where pyctl fails, which says that a file may stand there, the shell completes files."""
+
+USAGE = """usage: pyctl completion bash|zsh
+
+Print the lines that let a shell complete commands, flags, values and files:
+eval "$(pyctl completion bash)"
+"""
+
+WITH_SERVE = ("serve", "chat", "launch", "service", "doctor", "bench", "models")
+"""Commands that take flags of serve."""
+
+
+def run_completion(argv: Sequence[str]) -> int:
+    """Print a shell's lines, or words that may end the ones given; returns the exit code: 1 where files may."""
+    if argv[:1] == ["words"]:
+        found = candidates(argv[1:] or [""])
+        print("\n".join(found or ()))
+        return 0 if found is not None else 1
+    print(SCRIPTS.get(" ".join(argv), USAGE), end="")
+    return 0 if argv[:1] in (["-h"], ["--help"], *([shell] for shell in SCRIPTS)) else 2
+
+
+def candidates(words: Sequence[str]) -> list[str] | None:
+    """The words that the last of ``words``, which follow "pyctl", may become; None where it may be a file."""
+    from pyctl.cli import COMMANDS
+    from pyctl.cli.programs import PROGRAMS
+
+    *before, last = words
+    if not before:
+        return _begun(last, COMMANDS)
+    flags, first = _flags(before), {"launch": [*PROGRAMS], "service": ["install"], "completion": [*SCRIPTS]}
+    if before[-1] in flags and (values := _values(flags[before[-1]])) is not None:
+        return _begun(last, values) if values else None
+    if last.startswith("-"):
+        return _begun(last, (name for name in flags if name.startswith("-")))
+    words_here = first.get(before[0]) or [name for name in flags if not name.startswith("-")]
+    return _begun(last, words_here) if len(before) == 1 and words_here else None
+
+
+def _begun(last: str, words: Iterable[str]) -> list[str]:
+    return sorted(word for word in words if word.startswith(last))
+
+
+def _flags(before: Sequence[str]) -> dict[str, Flag | argparse.Action]:
+    """The flags that the command in ``before`` takes, and its own commands, by their names."""
+    from pyctl.cli import OWN_FLAGS
+    from pyctl.cli.arguments import FLAGS
+
+    command, found = before[0], dict[str, Flag | argparse.Action]()
+    if command in WITH_SERVE:
+        found |= {name: flag for flags in FLAGS.values() for flag in flags for name in flag.spellings()}
+    module = import_module(f"pyctl.cli.{OWN_FLAGS[command].split(':')[0]}") if command in OWN_FLAGS else None
+    if (make := getattr(module, "_parser", None)) is None:
+        return found
+    actions = list((make(os.environ) if command == "cache" else make())._actions)
+    for action in actions:
+        if isinstance(action.choices, dict):  # commands of the command
+            found |= dict.fromkeys(action.choices, action)
+            actions += [own for name in before[1:2] if name in action.choices for own in action.choices[name]._actions]
+        found |= dict.fromkeys(action.option_strings, action)
+    return found
+
+
+def _values(flag: Flag | argparse.Action) -> list[str] | None:
+    """Values of ``flag``, as far as they are known; None if it takes none."""
+    if isinstance(flag, argparse.Action):
+        return None if flag.nargs == 0 or not flag.option_strings else [*(flag.choices or ())]
+    if flag.convert is None:
+        return None
+    try:
+        flag.convert("?")
+    except ValueError as error:  # a choice names its options
+        if (named := re.search(r"is none of (.+)", str(error))) is not None:
+            return named[1].split(", ")
+    return []

@@ -1,0 +1,97 @@
+"""`pyctl models`: the models that are here, their sizes, and whether they fit this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from pyctl.cli.arguments import CommandSettings, parse_serve
+from pyctl.cli.command_parser import CommandParser
+from pyctl.errors import ConfigError
+from pyctl.models import builtin_model
+from pyctl.models.hub_cache import cached_files, downloaded_files
+from pyctl.text import one_line
+
+__all__ = ["run_models"]
+
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A model; ``n_ctx`` are the tokens of context that fit this machine's free memory, 0 if the model does not."""
+
+    name: str
+    origin: str
+    path: str
+    n_bytes: int = 0
+    n_ctx: int = 0
+    n_ctx_train: int = 0
+    note: str = ""
+
+
+def run_models(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
+    """List the models of the caches, and of --models-dir and --models-preset; returns 0. Raises ConfigError."""
+    options, rest = _parser().parse_known_args(argv)
+    rows = [_row(*each) for each in _known(rest, environ)]
+    if options.json:
+        print(json.dumps([asdict(row) for row in rows], indent=1))
+        return 0
+    width = max(len(row.name) for row in rows)
+    print(f"{'name':{width}}  {'from':10}  {'MiB':>8}  context that fits")
+    for row in rows:
+        tokens = (
+            f"{row.n_ctx:,} of {row.n_ctx_train:,} tokens" if row.n_ctx != row.n_ctx_train else f"{row.n_ctx:,} tokens"
+        )
+        fits = "; ".join(filter(None, (tokens if row.n_ctx else "none", row.note)))
+        print(f"{row.name:{width}}  {row.origin:10}  {row.n_bytes // MIB:>8,}  {one_line(fits)}")
+    return 0
+
+
+def _parser() -> CommandParser:
+    parser = CommandParser.beside_serve(
+        "pyctl models",
+        "pyctl models [--json] [--models-dir DIR] [--models-preset FILE] [flags of pyctl serve]",
+        "List the models that were fetched or downloaded, and those of a directory and of presets: their sizes, and "
+        "the context that fits the memory that is free now, from the heads of the files.",
+    )
+    parser.add_argument("--json", action="store_true", help="everything that is known, as JSON")
+    return parser
+
+
+def _known(argv: Sequence[str], environ: Mapping[str, str]) -> Iterator[tuple[str, str, CommandSettings]]:
+    """Name, origin and settings of each model; ``argv`` are flags of serve."""
+    from pyctl.cli.presets import find_models  # only now: --help needs none of it
+
+    router = parse_serve(argv, environ).router
+    if cached_files(environ) or router.is_wanted:
+        for preset in find_models(router, argv, environ):
+            yield preset.card.name, preset.card.origin, preset.settings
+    for path in downloaded_files(environ):
+        yield path.stem, "download", parse_serve(["-m", str(path), *argv], environ)
+    yield "(without -m)", "built-in", parse_serve(["-m", str(builtin_model()), *argv], environ)
+
+
+def _row(name: str, origin: str, settings: CommandSettings) -> _Row:
+    from pyctl.cli.assemble import check_files, found
+    from pyctl.cli.doctor_command import planned
+    from pyctl.llama.devices import model_files
+    from pyctl.llama.room import has_room, wanted_memory
+
+    row = _Row(one_line(name), origin, settings.model.path)
+    try:
+        settings = found(replace(settings, hub=replace(settings.hub, offline=True)))
+        row = replace(row, path=(path := settings.model.path))
+        row = replace(row, n_bytes=sum(file.stat().st_size for file in model_files(Path(path))))
+        check_files(settings)
+        plan = wanted_memory(settings.model, settings.drafts, settings.vision)
+        row = replace(row, n_ctx=plan.n_ctx, n_ctx_train=max(plan.n_ctx_train, plan.n_ctx))
+        if has_room(settings.model, plan, is_known=False):
+            return row
+        fitted, notes = planned(settings)
+        return replace(row, n_ctx=fitted.n_ctx if fitted is not None else 0, note="; ".join(notes[:1]))
+    except (ConfigError, OSError) as error:
+        return replace(row, n_ctx=0, note=str(error))
