@@ -59,12 +59,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         print_version()
         return 0
-    from pyctl.cli.near import did_you_mean
     from pyctl.errors import ConfigError
     from pyctl.text import clean
 
     try:
         if argv[0] not in COMMANDS:
+            from pyctl.cli.command_parser import did_you_mean
+
             what = "flags come after a command, not before it" if argv[0].startswith("-") else "unknown command"
             hint = did_you_mean(argv[0], COMMANDS) or f"; the commands are {', '.join(COMMANDS)}"
             raise ConfigError(f"{what}: {argv[0]!r}{hint}")

@@ -19,7 +19,6 @@ from pyctl.chat import FormatSettings, keep_reasoning
 from pyctl.cli.help import help_text
 from pyctl.cli.launch_settings import LAUNCH, LaunchSettings
 from pyctl.cli.logs import VERBOSE, LogSettings
-from pyctl.cli.near import did_you_mean
 from pyctl.cli.other_forms import (
     FURTHER,
     IGNORED,
@@ -111,6 +110,8 @@ def read_flags(
             hint = f"; did you mean -m {word}?" if word.endswith(".gguf") else ""
             raise ConfigError(f"unexpected argument {word!r}{hint}")
         else:
+            from pyctl.cli.command_parser import did_you_mean
+
             raise ConfigError(f"unknown flag {name}{did_you_mean(name, (*known, *unused))}")
     for flag in flags:
         if flag.env and flag.dest not in typed:

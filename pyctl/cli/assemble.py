@@ -7,7 +7,6 @@ import hashlib
 import logging
 import os
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -52,7 +51,7 @@ from pyctl.models import HubSettings, builtin_model
 from pyctl.server.models import Progress
 from pyctl.server.service import Service, Shared
 
-__all__ = ["Host", "ModelLoader", "assemble", "check_files", "found"]
+__all__ = ["Host", "ModelLoader", "assemble", "check_files", "found", "prepare_vocabulary"]
 
 log = logging.getLogger("pyctl")
 
@@ -163,7 +162,7 @@ def assemble(settings: CommandSettings, report: Progress = lambda fraction: True
         host.ram.join(cache, EngineLender(worker, engine))
     service = Service(worker, chat_format, EngineAdmin(worker, engine), settings.replies, host.shared)
     if chat_format.capabilities.tools:
-        service.afterwards.add(partial(at_rest, partial(_prepare_vocabulary, worker)))
+        service.afterwards.add(partial(prepare_vocabulary, worker))
     return service
 
 
@@ -326,23 +325,19 @@ def _speculation(settings: CommandSettings, loaded: Loaded, remembered: CacheDra
 LOWEST_PRIORITY = 19
 
 
-def at_rest(function: Callable[[], None]) -> None:
-    """Run ``function`` on a thread that leaves the processors to all others, and wait for it."""
+def prepare_vocabulary(worker: Worker) -> None:
+    """Make ready what grammars of calls are compiled on: a second of work that no request without one need wait for,
+    on a thread that leaves the processors to all others."""
 
-    def run() -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)  # a thread never gets back
-        function()
+    def prepare() -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
+        constraint = json_constraint({"type": "object"})
+        with suppress(PyctlError):
+            worker.check(Sampling(grammar=constraint.grammar, grammar_kind=constraint.kind))
 
-    thread = threading.Thread(target=run, name="pyctl-rest", daemon=True)
+    thread = threading.Thread(target=prepare, name="pyctl-rest", daemon=True)
     thread.start()
     thread.join()
-
-
-def _prepare_vocabulary(worker: Worker) -> None:
-    """Make ready what grammars of calls are compiled on: a second of work that no request without one need wait for."""
-    constraint = json_constraint({"type": "object"})
-    with suppress(PyctlError):
-        worker.check(Sampling(grammar=constraint.grammar, grammar_kind=constraint.kind))
 
 
 def _announce(plan: MemoryPlan, budget: int | None) -> None:

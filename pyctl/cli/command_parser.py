@@ -1,14 +1,27 @@
-"""The parser of commands that have flags of their own; `pyctl serve` and `pyctl chat` read theirs from settings."""
+"""The parser of commands that have flags of their own, beside settings; and the hint that mistakes get."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from typing import NoReturn
 
-from pyctl.cli.near import did_you_mean
 from pyctl.errors import ConfigError
 
-__all__ = ["CommandParser"]
+__all__ = ["CommandParser", "did_you_mean"]
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return "; did you mean ...?" with the closest of ``known``, "" if none is close.
+
+    A flag that is the beginning of others means the shortest of them.
+    """
+    from difflib import get_close_matches  # only now: mistakes are rare
+
+    names = sorted(known, key=len)
+    begun = [name for name in names if word.startswith("--") and name.startswith(f"{word}-")]
+    near = begun or get_close_matches(word, names, n=1, cutoff=0.65)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 class CommandParser(argparse.ArgumentParser):

@@ -164,7 +164,7 @@ class _PlannedError(Exception):
         self.plan = plan
 
 
-def planned(settings: CommandSettings) -> tuple[MemoryPlan | None, list[str]]:
+def planned(settings: CommandSettings) -> tuple[MemoryPlan, list[str]]:
     """The plan and the warnings of a load with these settings that ends before memory is allocated; or ModelError."""
     from pyctl.cli.assemble import check_files
     from pyctl.cli.defaults import cache_budget
@@ -184,7 +184,7 @@ def planned(settings: CommandSettings) -> tuple[MemoryPlan | None, list[str]]:
         return plan, [*heard.texts, *plan.warnings(cache_budget(settings.cache, plan))]
     finally:
         logging.getLogger().removeHandler(heard)
-    return None, []
+    raise AssertionError("a load announces its plan")
 
 
 class _Warnings(logging.Handler):

@@ -17,8 +17,8 @@ from types import FrameType
 from urllib.parse import urlsplit
 
 from pyctl.cli.arguments import CommandSettings, parse_launch
+from pyctl.cli.command_parser import did_you_mean
 from pyctl.cli.launch_settings import LaunchSettings
-from pyctl.cli.near import did_you_mean
 from pyctl.cli.programs import NO_KEY, PROGRAMS, ClientProgram, Endpoint
 from pyctl.cli.signals import handled
 from pyctl.errors import ConfigError

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from pyctl.cli.arguments import CommandSettings, parse_serve
 from pyctl.cli.command_parser import CommandParser
@@ -20,34 +21,19 @@ __all__ = ["run_models"]
 MIB = 2**20
 
 
-@dataclass(frozen=True)
-class _Row:
-    """A model; ``n_ctx`` are the tokens of context that fit this machine's free memory, 0 if the model does not."""
-
-    name: str
-    origin: str
-    path: str
-    n_bytes: int = 0
-    n_ctx: int = 0
-    n_ctx_train: int = 0
-    note: str = ""
-
-
 def run_models(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
     """List the models of the caches, and of --models-dir and --models-preset; returns 0. Raises ConfigError."""
     options, rest = _parser().parse_known_args(argv)
     rows = [_row(*each) for each in _known(rest, environ)]
     if options.json:
-        print(json.dumps([asdict(row) for row in rows], indent=1))
+        print(json.dumps(rows, indent=1))
         return 0
-    width = max(len(row.name) for row in rows)
+    width = max(len(row["name"]) for row in rows)
     print(f"{'name':{width}}  {'from':10}  {'MiB':>8}  context that fits")
     for row in rows:
-        tokens = (
-            f"{row.n_ctx:,} of {row.n_ctx_train:,} tokens" if row.n_ctx != row.n_ctx_train else f"{row.n_ctx:,} tokens"
-        )
-        fits = "; ".join(filter(None, (tokens if row.n_ctx else "none", row.note)))
-        print(f"{row.name:{width}}  {row.origin:10}  {row.n_bytes // MIB:>8,}  {one_line(fits)}")
+        tokens = f"{row['n_ctx']:,} of {row['n_ctx_train']:,} tokens" if row["n_ctx"] else "none"
+        fits = "; ".join(filter(None, (tokens, row["note"])))
+        print(f"{row['name']:{width}}  {row['origin']:10}  {row['n_bytes'] // MIB:>8,}  {one_line(fits)}")
     return 0
 
 
@@ -75,23 +61,25 @@ def _known(argv: Sequence[str], environ: Mapping[str, str]) -> Iterator[tuple[st
     yield "(without -m)", "built-in", parse_serve(["-m", str(builtin_model()), *argv], environ)
 
 
-def _row(name: str, origin: str, settings: CommandSettings) -> _Row:
+def _row(name: str, origin: str, settings: CommandSettings) -> dict[str, Any]:
+    """Facts of a model; ``n_ctx`` is the context that fits, in tokens, 0 if none does or the file cannot be read."""
     from pyctl.cli.assemble import check_files, found
     from pyctl.cli.doctor_command import planned
     from pyctl.llama.devices import model_files
     from pyctl.llama.room import has_room, wanted_memory
 
-    row = _Row(one_line(name), origin, settings.model.path)
+    row = {"name": one_line(name), "origin": origin, "path": "", "n_bytes": 0, "n_ctx": 0, "n_ctx_train": 0, "note": ""}
     try:
         settings = found(replace(settings, hub=replace(settings.hub, offline=True)))
-        row = replace(row, path=(path := settings.model.path))
-        row = replace(row, n_bytes=sum(file.stat().st_size for file in model_files(Path(path))))
+        row["path"] = path = settings.model.path
+        row["n_bytes"] = sum(file.stat().st_size for file in model_files(Path(path)))
         check_files(settings)
         plan = wanted_memory(settings.model, settings.drafts, settings.vision)
-        row = replace(row, n_ctx=plan.n_ctx, n_ctx_train=max(plan.n_ctx_train, plan.n_ctx))
-        if has_room(settings.model, plan, is_known=False):
-            return row
-        fitted, notes = planned(settings)
-        return replace(row, n_ctx=fitted.n_ctx if fitted is not None else 0, note="; ".join(notes[:1]))
+        row["n_ctx_train"] = max(plan.n_ctx_train, plan.n_ctx)
+        if not has_room(settings.model, plan, is_known=False):
+            plan, notes = planned(settings)
+            row["note"] = "; ".join(notes[:1])
+        row["n_ctx"] = 0 if any(place.shortage() for place in plan.places) else plan.n_ctx
     except (ConfigError, OSError) as error:
-        return replace(row, n_ctx=0, note=str(error))
+        row["note"] = str(error)
+    return row

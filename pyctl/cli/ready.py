@@ -74,13 +74,7 @@ def _url(scheme: str, host: str, port: int, prefix: str) -> str:
 
 
 def ready_text(
-    seconds: float,
-    addresses: Addresses,
-    *,
-    has_page: bool,
-    info: EngineInfo | str,
-    device: str,
-    cache: str,
+    seconds: float, addresses: Addresses, *, has_page: bool, info: EngineInfo | str, device: str, cache: str
 ) -> str:
     """Return the block; its first line is "ready in ...". ``info`` is a text where there are several models."""
     local, network = addresses.local, addresses.network

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -17,7 +17,6 @@ from pyctl.cache import DiskSettings, RamBudget
 from pyctl.cache.disk.store_behind import connect
 from pyctl.cli.arguments import CommandSettings
 from pyctl.cli.assemble import Host, ModelLoader, assemble, check_files, found
-from pyctl.cli.busy_port import tenant_text
 from pyctl.cli.defaults import cache_budget, tell_directory, with_directory, with_shared_budget
 from pyctl.cli.doctor_command import log_findings
 from pyctl.cli.logs import start_log
@@ -37,6 +36,7 @@ from pyctl.server.run import leave, serve
 from pyctl.server.service import Shared
 from pyctl.server.supervisor import Supervisor
 from pyctl.setup.libraries import unused_card, unused_choice
+from pyctl.text import one_line
 from pyctl.tools.toolbox import ToolBox
 
 __all__ = ["open_in_browser", "run_serve", "several"]
@@ -77,7 +77,7 @@ def run_serve(settings: CommandSettings, argv: Sequence[str], environ: Mapping[s
             sockets = bound.enter_context(bind(listen.hosts, listen.port))
         except ConfigError as error:
             is_busy = getattr(error.__cause__, "errno", 0) == errno.EADDRINUSE
-            raise ConfigError(f"{error}{tenant_text(settings) if is_busy else ''}") from error
+            raise ConfigError(f"{error}{_tenant(settings) if is_busy else ''}") from error
         # Before requests are taken: Ctrl-C must end a download.
         settings = with_directory(settings)
         if _chooses(settings):
@@ -98,6 +98,22 @@ def run_serve(settings: CommandSettings, argv: Sequence[str], environ: Mapping[s
             complete = serving.close()
     log.info("stopped%s", serving.saved_text)
     return leave(code if complete else 1)
+
+
+def _tenant(settings: CommandSettings) -> str:
+    """The end of an error: the server that answers at a port that is taken, and a way out."""
+    import httpx  # only now: most ports are free
+
+    from pyctl.cli.launched_server import address_of
+
+    keys, who = settings.server.api_keys, ""
+    headers = {"Authorization": f"Bearer {keys[0]}"} if keys else {}
+    with suppress(httpx.HTTPError, ConfigError, ValueError, LookupError, TypeError):  # of any other program
+        reply = httpx.get(f"{address_of(settings)}/props", headers=headers, timeout=2.0, trust_env=False)
+        props = reply.raise_for_status().json()
+        name = "pyctl" if "model_memory" in props else "llama-server"
+        who = f"; {name} answers there, with {one_line(str(props['model_alias'] or 'several models'))}"
+    return f"{who}; --port 0 takes a free port"
 
 
 def _chooses(settings: CommandSettings) -> bool:

@@ -8,12 +8,14 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from pyctl.cli import serve_command
 from pyctl.cli.arguments import CommandSettings, parse_serve
-from pyctl.cli.assemble import LOWEST_PRIORITY, assemble, at_rest, check_files, found
+from pyctl.cli.assemble import LOWEST_PRIORITY, assemble, check_files, found, prepare_vocabulary
+from pyctl.engine.worker import Worker
 from pyctl.errors import ConfigError, ModelError
 from pyctl.models import HubSettings, hub
 
@@ -127,10 +129,12 @@ def test_files_are_looked_at_before_a_load(
     assert str(caught.value) == " ".join(paths.get(word, word) for word in told.split())
 
 
-def test_work_at_rest_has_the_lowest_priority_and_is_waited_for() -> None:
-    def priority() -> int:
-        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+def test_grammars_are_prepared_at_the_lowest_priority() -> None:
+    def priority(*_: object) -> None:
+        seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
 
-    before, seen = priority(), list[int]()
-    at_rest(lambda: seen.append(priority()))
-    assert (seen, priority()) == ([LOWEST_PRIORITY], before)
+    seen: list[int] = []
+    priority()
+    prepare_vocabulary(cast(Worker, SimpleNamespace(check=priority)))
+    priority()
+    assert seen == [seen[0], LOWEST_PRIORITY, seen[0]]
