@@ -91,7 +91,7 @@ std::vector<cell_run> attention_rows::runs_of(llama_seq_id seq, int64_t p0, int6
 }
 
 void attention_rows::copy_out(const std::vector<cell_run> & runs, int64_t p0, int64_t p1, uint8_t * out) {
-    each_region(planes, runs, p0, p1, p0, p1, [&](const copy_region & from, size_t at) { copies.save(from, out + at); });
+    each_region(planes, runs, p0, p1, p0, p1, [&](const copy_region & from) { copies.save(from, out); });
 }
 
 int64_t attention_rows::position_after(llama_seq_id seq, int64_t p0, const std::vector<row_span> & spans) const {
@@ -236,7 +236,7 @@ void attention_rows::append(const std::vector<cell_run> & runs, const std::vecto
         const block_header header = read_header(span.data, span.size, rows_block, hash);
         const uint8_t * rows = span.data + sizeof(block_header) + (header.p1 - header.p0) * layout.ext_bytes();
         each_region(planes, runs, header.p0, header.p1, span.first, span.last,
-                    [&](const copy_region & to, size_t at) { copies.load(to, rows + at); });
+                    [&](const copy_region & to) { copies.load(to, rows); });
     }
 }
 

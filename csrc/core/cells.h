@@ -10,23 +10,19 @@
 // Those of `rows`, which lie in `n_cells`, in the order of a block's bytes.
 std::vector<plane> planes_of(const row_layout & rows, size_t n_cells);
 
-// Calls `move(region, offset)` for rows [first, last), which lie in `runs`, of each plane. The offset is that in bytes which
-// hold rows [p0, p1), plane after plane.
+// Calls `move(region)` for rows [first, last), which lie in `runs`, of each plane, and their place in bytes which hold rows
+// [p0, p1), plane after plane.
 template <typename F>
 void each_region(std::vector<plane> & planes, const std::vector<cell_run> & runs, int64_t p0, int64_t p1, int64_t first,
                  int64_t last, const F & move) {
-    const auto n  = static_cast<size_t>(p1 - p0);
-    size_t     at = 0;
     for (plane & plane : planes) {
         for (const cell_run & r : runs) {
             const int64_t from = std::max(r.row, first);
             const int64_t to   = std::min(r.row + r.count, last);
             if (from < to) {
-                const copy_region region = plane.cells(r.cell + (from - r.row), static_cast<size_t>(to - from), n * plane.row);
-                move(region, at + (from - p0) * plane.row);
+                move(plane.rows(r.cell + (from - r.row), to - from, from - p0, p1 - p0));
             }
         }
-        at += plane.count * n * plane.row;
     }
 }
 

@@ -8,7 +8,7 @@ kv_state::kv_state(llama_context * context, llama_seq_id seq, size_t lag, bool h
     marks.assign(llama_n_seq_max(ctx), -1);
     parts  = library::parts_of(ctx);
     layout = layout_of(ctx, parts, seq);
-    copies = std::make_unique<transfer>(ctx, layout.tensors(), regions_of(layout.recurrent), host_arena::instance(), lag);
+    copies = std::make_unique<transfer>(ctx, layout.tensors(), regions_of(layout.recurrent, layout.parts), host_arena::instance(), lag);
     if (!parts.sets.empty()) {
         rows = std::make_unique<attention_rows>(llama_get_memory(ctx), parts.sets, layout.rows, layout.hash, *copies, defers);
     }
@@ -248,5 +248,5 @@ void kv_state::wipe(llama_seq_id seq) {
         return;
     }
     library::begin_anew(parts.recurrent, seq);
-    copies->wipe(regions_of(library::written(parts.recurrent, seq)));
+    copies->wipe(regions_of(library::written(parts.recurrent, seq), layout.parts));
 }

@@ -22,7 +22,7 @@ template <typename T> T value_of(const io_step & step) {
     return value;
 }
 
-row_layout rows_of(const row_set & set, llama_seq_id seq) {
+row_layout rows_of(llama_context * ctx, const row_set & set, llama_seq_id seq) {
     const auto steps = library::written(set.cache.memory(), seq);
     row_layout layout;
     layout.has_ext = set.cache.has_extra();
@@ -41,6 +41,7 @@ row_layout rows_of(const row_set & set, llama_seq_id seq) {
             part.row = value_of<uint64_t>(steps.at(at++));
         }
         part.tensor = steps.at(at).tensor;
+        part.parts  = library::parts_of_rows(ctx, part.tensor);
         size_t sum  = 0;
         while (at < steps.size() && steps[at].tensor != nullptr) {
             sum += steps[at++].size;
@@ -77,20 +78,31 @@ std::string text_of(const row_layout & rows) {
 
 std::string text_of(const std::vector<io_step> & recurrent) {
     std::string text = " state=";
-    for (const copy_region & region : regions_of(recurrent)) {
-        text += std::to_string(region.size) + ",";
+    for (const io_step & step : recurrent) {
+        text += step.tensor != nullptr ? std::to_string(step.size) + "," : "";
     }
     return text;
 }
 
 }  // namespace
 
-std::vector<copy_region> regions_of(const std::vector<io_step> & steps) {
+std::vector<copy_region> regions_of(const std::vector<io_step> & steps, const tensor_parts & parts) {
     std::vector<copy_region> regions;
+    size_t                   place = 0;
     for (const io_step & step : steps) {
-        if (step.tensor != nullptr) {
-            regions.push_back({ step.tensor, step.offset, step.size });
+        if (step.tensor == nullptr) {
+            continue;
         }
+        const auto found = parts.find(step.tensor);
+        if (found == parts.end()) {
+            regions.push_back({ step.tensor, step.offset, step.size, 1, 0, 0, place });
+        } else {
+            for (const row_part & part : found->second) {
+                const size_t offset = step.offset / step.size * part.tensor->nb[1] + part.offset;
+                regions.push_back({ part.tensor, offset, part.size, part.count, part.size, part.pitch, place + part.place, part.is_copy });
+            }
+        }
+        place += step.size;
     }
     return regions;
 }
@@ -115,11 +127,16 @@ size_t row_layout::row_bytes() const {
 std::vector<ggml_tensor *> memory_layout::tensors() const {
     std::vector<ggml_tensor *> found;
     for (const auto * tensors : { &rows.k, &rows.v, &window.k, &window.v }) {
-        for (const row_tensor & part : *tensors) {
-            found.push_back(part.tensor);
+        for (const row_tensor & each : *tensors) {
+            for (const row_part & part : each.parts) {
+                found.push_back(part.tensor);
+            }
+            if (each.parts.empty()) {
+                found.push_back(each.tensor);
+            }
         }
     }
-    for (const copy_region & region : regions_of(recurrent)) {
+    for (const copy_region & region : regions_of(recurrent, parts)) {
         found.push_back(region.tensor);
     }
     return found;
@@ -134,19 +151,24 @@ memory_layout layout_of(llama_context * ctx, const memory_parts & parts, llama_s
         if (llama_memory_seq_pos_max(set.cache.memory(), seq) < 0) {
             throw std::invalid_argument("sequence " + std::to_string(seq) + " is empty: evaluate one token first");
         }
-        const row_layout rows = rows_of(set, seq);
+        const row_layout rows = rows_of(ctx, set, seq);
         layout.text += text_of(rows);
         layout.rows.add(rows);
     }
     const auto rope   = llama_model_rope_type(llama_get_model(ctx));
     layout.rows.is_2d = layout.rows.has_ext && (rope == LLAMA_ROPE_TYPE_MROPE || rope == LLAMA_ROPE_TYPE_IMROPE);
     if (parts.kind == memory_kind::hybrid && parts.window) {
-        layout.window = rows_of({ parts.window }, seq);
+        layout.window = rows_of(ctx, { parts.window }, seq);
         layout.text += " window=" + std::to_string(parts.n_seen) + "/" + std::to_string(parts.window.size()) +
                        text_of(layout.window);
     }
     if (parts.kind == memory_kind::hybrid && parts.recurrent != nullptr) {
         layout.recurrent = recurrent_of(parts.recurrent, seq);
+    }
+    for (const io_step & step : layout.recurrent) {
+        if (auto found = step.tensor != nullptr ? library::parts_of_rows(ctx, step.tensor) : std::vector<row_part>(); !found.empty()) {
+            layout.parts[step.tensor] = std::move(found);
+        }
     }
     layout.text += text_of(layout.recurrent);
     layout.hash = fnv1a(layout.text);

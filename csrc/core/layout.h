@@ -4,7 +4,9 @@
 
 #include "device/transfer.h"
 #include "library/memory.h"
+#include "library/split.h"
 
+#include <map>
 #include <stdexcept>
 
 // One attention tensor: rows of `row` bytes, or, transposed, `n_embd` runs of `row`-byte elements.
@@ -13,6 +15,8 @@ struct row_tensor {
     int32_t       type;
     size_t        row;
     size_t        n_embd;  // 1 unless transposed
+
+    std::vector<row_part> parts = {};  // none of a whole one
 
     size_t per_token() const { return row * n_embd; }
 };
@@ -29,14 +33,18 @@ struct row_layout {
     size_t row_bytes() const;  // of one token over all tensors, `ext_bytes` included
 };
 
-// Where the tensor data among `steps` lies.
-std::vector<copy_region> regions_of(const std::vector<io_step> & steps);
+// The parts of tensors; none of those that are whole.
+using tensor_parts = std::map<const ggml_tensor *, std::vector<row_part>>;
+
+// Where the tensor data among `steps` lies, one row of each tensor.
+std::vector<copy_region> regions_of(const std::vector<io_step> & steps, const tensor_parts & parts);
 
 // Everything that decides what saved bytes mean: equal texts may exchange blocks. `recurrent` is what the library writes for
-// the one recurrent cell of a sequence, `hash` is FNV-1a of the text.
+// the one recurrent cell of a sequence, `parts` those of its tensors, `hash` is FNV-1a of the text.
 struct memory_layout {
     row_layout           rows, window;
     std::vector<io_step> recurrent;
+    tensor_parts         parts;
     std::string          text;
     uint64_t             hash = 0;
 

@@ -11,17 +11,17 @@ namespace {
 
 class recurrent_state : public sequence_state {
 public:
-    recurrent_state(llama_memory_t memory, const std::vector<io_step> & steps, transfer & copies, size_t n_marks)
-        : memory(memory), steps(steps), pieces(regions_of(steps)), copies(copies) {
+    recurrent_state(llama_memory_t memory, const memory_layout & layout, transfer & copies, size_t n_marks)
+        : memory(memory), steps(layout.recurrent), parts(layout.parts), pieces(regions_of(steps, parts)), copies(copies) {
         for (size_t i = 0; i < pieces.size() && n_marks > 0; ++i) {
-            kept.push_back(allocate_zeros(ggml_backend_buffer_get_type(buffer_of(pieces[i].tensor)), pieces[i].size * n_marks));
+            kept.push_back(allocate_zeros(ggml_backend_buffer_get_type(buffer_of(pieces[i].tensor)), pieces[i].total() * n_marks));
         }
     }
 
     int64_t position(llama_seq_id seq) const override { return llama_memory_seq_pos_max(memory, seq) + 1; }
 
     size_t size(llama_seq_id) const override {
-        return std::accumulate(pieces.begin(), pieces.end(), size_t(0), [](size_t n, const copy_region & r) { return n + r.size; });
+        return std::accumulate(pieces.begin(), pieces.end(), size_t(0), [](size_t n, const copy_region & r) { return std::max(n, r.end()); });
     }
 
     void save(llama_seq_id seq, uint8_t * out, size_t) override {
@@ -32,7 +32,6 @@ public:
         copies.load_begin();
         for (const copy_region & to : read(seq, n)) {
             copies.load(to, data);
-            data += to.size;
         }
     }
 
@@ -59,7 +58,7 @@ public:
 private:
     // Where a state lies that is written or read in `these` steps, in pieces like those of any other.
     std::vector<copy_region> known(const std::vector<io_step> & these) const {
-        std::vector<copy_region> regions = regions_of(these);
+        std::vector<copy_region> regions = regions_of(these, parts);
         const auto               is_same = [](const copy_region & a, const copy_region & b) { return a.size == b.size; };
         if (!std::equal(regions.begin(), regions.end(), pieces.begin(), pieces.end(), is_same)) {
             throw std::runtime_error("llama.cpp wrote a recurrent state in another way than before");
@@ -69,7 +68,8 @@ private:
 
     // Where piece i of the marked state of `seq` lies.
     copy_region kept_at(llama_seq_id seq, size_t i) {
-        return { &kept[i].bytes, static_cast<size_t>(seq) * pieces[i].size, pieces[i].size };
+        const copy_region & piece = pieces[i];
+        return { &kept[i].bytes, static_cast<size_t>(seq) * piece.total(), piece.size, piece.count, piece.size };
     }
 
     // Lets the library give `seq` a cell that stands at n. Returns where its state goes.
@@ -86,6 +86,7 @@ private:
 
     llama_memory_t           memory;
     std::vector<io_step>     steps;
+    tensor_parts             parts;
     std::vector<copy_region> pieces;
     transfer &               copies;
 
@@ -133,7 +134,7 @@ std::unique_ptr<sequence_state> state_of(llama_context * ctx, const memory_parts
     if (parts.recurrent == nullptr) {
         return nullptr;
     }
-    return std::make_unique<recurrent_state>(parts.recurrent, layout.recurrent, copies, parts.window ? 0 : n_marks);
+    return std::make_unique<recurrent_state>(parts.recurrent, layout, copies, parts.window ? 0 : n_marks);
 }
 
 window_rows::window_rows(llama_context * ctx, library::cache cache, const row_layout & rows, transfer & copies)
@@ -155,7 +156,7 @@ void window_rows::save(llama_seq_id seq, int64_t p0, int64_t p1, uint8_t * out, 
                                     ", or these do not have " + std::to_string(size) + " bytes");
     }
     copies.save_begin();
-    each_region(planes, runs, p0, p1, p0, p1, [&](const copy_region & from, size_t at) { copies.save(from, out + at); });
+    each_region(planes, runs, p0, p1, p0, p1, [&](const copy_region & from) { copies.save(from, out); });
     copies.load_end();  // what is evaluated next may take these cells
 }
 
@@ -182,7 +183,7 @@ void window_rows::load(llama_seq_id seq, int64_t n, const std::vector<row_span> 
     copies.load_begin();
     for (const row_span & span : spans) {
         each_region(planes, runs, span.last - n_rows(span), span.last, span.first, span.last,
-                    [&](const copy_region & to, size_t at) { copies.load(to, span.data + at); });
+                    [&](const copy_region & to) { copies.load(to, span.data); });
     }
 }
 

@@ -1,6 +1,7 @@
 #include "device/transfer.h"
 
 #include "library/context.h"
+#include "library/split.h"
 
 #include <algorithm>
 #include <cstring>
@@ -20,9 +21,8 @@ ggml_backend_dev_t device_of(const ggml_tensor * tensor) {
 }
 
 // The backend with which a context computes on `device`; null for none.
-ggml_backend_t compute_backend(ggml_backend_sched_t scheduler, ggml_backend_dev_t device) {
-    for (int i = 0; i < ggml_backend_sched_get_n_backends(scheduler); ++i) {
-        ggml_backend_t backend = ggml_backend_sched_get_backend(scheduler, i);
+ggml_backend_t compute_backend(llama_context * ctx, ggml_backend_dev_t device) {
+    for (ggml_backend_t backend : library::backends(ctx)) {
         if (ggml_backend_get_device(backend) == device) {
             return backend;
         }
@@ -34,10 +34,8 @@ ggml_backend_t compute_backend(ggml_backend_sched_t scheduler, ggml_backend_dev_
 void set_pieces(ggml_backend_t stream, const copy_region & to, const uint8_t * src) {
     if (stream != nullptr) {
         ggml_backend_tensor_set_2d_async(stream, to.tensor, src, to.offset, to.size, to.count, to.stride, to.pitch);
-        return;
-    }
-    for (size_t i = 0; i < to.count; ++i) {
-        ggml_backend_tensor_set(to.tensor, src + i * to.pitch, to.offset + i * to.stride, to.size);
+    } else {
+        ggml_backend_tensor_set_2d(to.tensor, src, to.offset, to.size, to.count, to.stride, to.pitch);
     }
 }
 
@@ -74,7 +72,7 @@ bool transfer::open_lanes(const std::vector<ggml_tensor *> & tensors) {
         }
         ggml_backend_dev_props props{};
         ggml_backend_dev_get_props(device, &props);
-        ggml_backend_t compute = compute_backend(library::scheduler(ctx), device);
+        ggml_backend_t compute = compute_backend(ctx, device);
         if (compute == nullptr || !props.caps.async || !props.caps.events) {
             return false;
         }
@@ -95,8 +93,8 @@ void transfer::open_stages(const std::vector<copy_region> & staged) {
         size_t largest = 0;
         for (const copy_region & region : staged) {
             if (&lane_of(region.tensor) == &lane) {
-                lane.n_staged += region.size;
-                largest = std::max(largest, region.size);
+                lane.n_staged += region.total();
+                largest = std::max(largest, region.total());
             }
         }
         if (largest > 0) {
@@ -145,19 +143,21 @@ void transfer::save_begin() {
 }
 
 void transfer::save(const copy_region & from, uint8_t * dst) {
+    if (from.is_copy) {
+        return;
+    }
     save_by(lanes.empty() ? nullptr : lane_of(from.tensor).copies.get(), from, dst);
 }
 
 void transfer::save_by(ggml_backend_t stream, const copy_region & from, uint8_t * dst) {
+    dst += from.place;
     each_contiguous(from, dst, [&](size_t i, size_t count, size_t skip, size_t size) {
         const size_t offset = from.offset + i * from.stride + skip;
         uint8_t *    out    = dst + i * from.pitch + skip;
         if (stream != nullptr) {
             ggml_backend_tensor_get_2d_async(stream, from.tensor, out, offset, size, count, from.stride, from.pitch);
-            return;
-        }
-        for (size_t j = 0; j < count; ++j) {
-            ggml_backend_tensor_get(from.tensor, out + j * from.pitch, offset + j * from.stride, size);
+        } else {
+            ggml_backend_tensor_get_2d(from.tensor, out, offset, size, count, from.stride, from.pitch);
         }
     });
 }
@@ -167,49 +167,46 @@ void transfer::save_staged(const std::vector<copy_region> & from, uint8_t * dst)
         save_begin();
         for (const copy_region & region : from) {
             save(region, dst);
-            dst += region.size;
         }
         load_end();
         return;
     }
-    // A part of the stage of one device that leaves in one piece.
-    struct part {
-        lane * place;
-        size_t offset, size;
-    };
-    std::vector<part>   parts;
-    std::vector<size_t> used(lanes.size());
+    std::vector<std::pair<lane *, copy_region>> parts;  // of the stages, each of which leaves in one piece
+    std::vector<size_t>                         used(lanes.size());
+    size_t                                      end = 0;
     for (lane & lane : lanes) {
         ggml_backend_event_wait(lane.compute, lane.left.get());
     }
     for (const copy_region & region : from) {
+        if (region.is_copy) {
+            continue;
+        }
         lane &            place  = lane_of(region.tensor);
         size_t &          at     = used[static_cast<size_t>(&place - lanes.data())];
-        const ggml_tensor source = bytes_of(region.tensor, region.offset, region.size);
-        ggml_tensor       target = bytes_of(&place.stage.bytes, at, region.size);
+        const ggml_tensor source = bytes_of(region.tensor, region.offset, region.total());
+        ggml_tensor       target = bytes_of(&place.stage.bytes, at, region.total());
         ggml_backend_tensor_copy_async(place.compute, place.compute, &source, &target);
-        if (!parts.empty() && parts.back().place == &place) {
-            parts.back().size += region.size;
+        if (!parts.empty() && parts.back().first == &place && parts.back().second.count * region.count == 1 &&
+            parts.back().second.end() == region.place) {
+            parts.back().second.size += region.size;
         } else {
-            parts.push_back({ &place, at, region.size });
+            parts.push_back({ &place, { &place.stage.bytes, at, region.size, region.count, region.size, region.pitch, region.place } });
         }
-        at += region.size;
+        at += region.total();
+        end = std::max(end, region.end());
     }
     for (lane & lane : lanes) {
         ggml_backend_event_record(lane.computed.get(), lane.compute);
         ggml_backend_event_wait(lane.leaves.get(), lane.computed.get());
     }
-    const uint8_t * first = dst;
-    for (const part & part : parts) {
-        ggml_tensor stage = bytes_of(&part.place->stage.bytes, part.offset, part.size);
-        save_by(part.place->leaves.get(), { &stage, 0, part.size }, dst);
-        dst += part.size;
+    for (const auto & [place, part] : parts) {
+        save_by(place->leaves.get(), part, dst);
     }
     for (lane & lane : lanes) {
         ggml_backend_event_record(lane.left.get(), lane.leaves.get());
     }
     forget_left();
-    leaving.push_back({ first, dst, done.take() });
+    leaving.push_back({ dst, dst + end, done.take() });
 }
 
 void transfer::forget_left() {
@@ -225,15 +222,15 @@ void transfer::wipe(const std::vector<copy_region> & regions) {
         llama_synchronize(ctx);
         for (const copy_region & region : regions) {
             if (library::can_be_set(buffer_of(region.tensor))) {
-                ggml_backend_tensor_memset(region.tensor, 0, region.offset, region.size);
+                ggml_backend_tensor_memset(region.tensor, 0, region.offset, region.total());
             }
         }
         return;
     }
     for (const copy_region & region : regions) {
         const lane & lane = lane_of(region.tensor);
-        for (size_t done = 0, n; done < region.size; done += n) {
-            n                        = std::min(lane.stage.size() - lane.n_staged, region.size - done);
+        for (size_t done = 0, n; done < region.total(); done += n) {
+            n                        = std::min(lane.stage.size() - lane.n_staged, region.total() - done);
             const ggml_tensor zeros  = bytes_of(&lane.stage.bytes, lane.n_staged, n);
             ggml_tensor       target = bytes_of(region.tensor, region.offset + done, n);
             ggml_backend_tensor_copy_async(lane.compute, lane.compute, &zeros, &target);
@@ -243,7 +240,8 @@ void transfer::wipe(const std::vector<copy_region> & regions) {
 
 void transfer::load(const copy_region & to, const uint8_t * src) {
     ggml_backend_t  copies = lanes.empty() ? nullptr : lane_of(to.tensor).copies.get();
-    const uint8_t * end    = src + (to.count - 1) * to.pitch + to.size;
+    const uint8_t * end    = src + to.end();
+    src += to.place;
     forget_left();
     if (std::any_of(leaving.begin(), leaving.end(), [&](const range & each) { return each.first < end && src < each.last; })) {
         for (const lane & each : lanes) {
@@ -275,9 +273,11 @@ void transfer::move_begin() {
 
 void transfer::move(const copy_region & from, const copy_region & to) {
     ggml_backend_t compute = lanes.empty() ? nullptr : lane_of(from.tensor).compute;
-    for (size_t i = 0; i < from.count; ++i) {
-        const ggml_tensor source = bytes_of(from.tensor, from.offset + i * from.stride, from.size);
-        ggml_tensor       target = bytes_of(to.tensor, to.offset + i * to.stride, to.size);
+    const bool     is_one  = from.stride == from.size && to.stride == to.size;
+    const size_t   size    = is_one ? from.total() : from.size;
+    for (size_t i = 0; i < (is_one ? 1 : from.count); ++i) {
+        const ggml_tensor source = bytes_of(from.tensor, from.offset + i * from.stride, size);
+        ggml_tensor       target = bytes_of(to.tensor, to.offset + i * to.stride, size);
         if (compute != nullptr) {
             ggml_backend_tensor_copy_async(compute, compute, &source, &target);
         } else {

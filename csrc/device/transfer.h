@@ -26,7 +26,8 @@
 
 #include "llama.h"
 
-// `count` pieces of `size` bytes: in the tensor from `offset` on, `stride` apart; in host memory `pitch` apart.
+// `count` pieces of `size` bytes: in the tensor from `offset` on, `stride` apart; in host memory from `place` on, `pitch`
+// apart. A `copy`, which is also on another device, is not saved.
 struct copy_region {
     ggml_tensor * tensor;
     size_t        offset;
@@ -34,19 +35,40 @@ struct copy_region {
     size_t        count  = 1;
     size_t        stride = 0;
     size_t        pitch  = 0;
+    size_t        place  = 0;
+    bool          is_copy = false;
+
+    size_t total() const { return size * count; }
+    size_t end() const { return place + (count - 1) * pitch + size; }  // in host memory
 };
 
 // `count` pieces of one token's `row` bytes each, a `stride` apart on the device: tensors of the same kind that lie at
-// equal distances, such as K of all layers, are one of these, and rows of all move in one copy.
+// equal distances, such as K of all layers, are one of these, and rows of all move in one copy. In a block of n rows they
+// follow n times `before` bytes, a `whole` row, of which this may be a part, after the other.
 struct plane {
     ggml_tensor tensor;  // from the first piece to the end of the last
     size_t      row;
     size_t      count;
     size_t      stride;
+    size_t      before = 0, place = 0;
+    size_t      whole  = 0;
+    bool        is_copy = false;
 
     // The rows of n cells from `cell` on.
-    copy_region cells(int64_t cell, size_t n, size_t pitch = 0) {
-        return { &tensor, static_cast<size_t>(cell) * row, n * row, count, stride, pitch };
+    copy_region cells(int64_t cell, size_t n) { return { &tensor, static_cast<size_t>(cell) * row, n * row, count, stride }; }
+
+    // The same with their place in a block of `n_rows`, of which they are those from `first` on.
+    copy_region rows(int64_t cell, size_t n, size_t first, size_t n_rows) {
+        copy_region region = cells(cell, n);
+        region.place       = n_rows * before + first * whole + place;
+        region.pitch       = n_rows * row;
+        region.is_copy     = is_copy;
+        if (row != whole) {
+            region.size  = region.stride = row;
+            region.count = n;
+            region.pitch = whole;
+        }
+        return region;
     }
 };
 

@@ -98,11 +98,10 @@ memory_parts parts_of(llama_context * ctx) {
     parts.type.erase(0, parts.type.find_first_not_of("0123456789"));
     parts.n_seen = model.hparams.swa_type != LLAMA_SWA_TYPE_NONE ? model.hparams.n_swa : 0;
     // Only a cache beside others may slide, with one position a cell except in drafts, which have text alone. With a stream
-    // per sequence rows cannot be handed on; with --split-mode tensor only the library puts the parts of rows together.
+    // per sequence rows cannot be handed on.
     const bool is_unified = parts.sets.empty() ? parts.recurrent != nullptr : parts.sets[0].cache.memory()->get_n_stream() == 1;
     if (!is_unified || (parts.n_seen > 0) != bool(parts.window) ||
-        (parts.window && parts.window.has_extra() && model.arch != LLM_ARCH_DFLASH) ||
-        model.split_mode() == LLAMA_SPLIT_MODE_TENSOR) {
+        (parts.window && parts.window.has_extra() && model.arch != LLM_ARCH_DFLASH)) {
         parts.sets.clear();
         return parts;
     }
