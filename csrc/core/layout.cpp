@@ -90,7 +90,7 @@ std::vector<copy_region> regions_of(const std::vector<io_step> & steps, const te
     std::vector<copy_region> regions;
     size_t                   place = 0;
     for (const io_step & step : steps) {
-        if (step.tensor == nullptr) {
+        if (step.tensor == nullptr || step.size == 0) {
             continue;
         }
         const auto found = parts.find(step.tensor);
