@@ -14,7 +14,7 @@ from pyctl.engine.draft.draft_settings import FEATURE_TYPES, DraftSettings
 from pyctl.engine.model_settings import LOAD_MODES, ModelSettings
 from pyctl.errors import ModelError
 from pyctl.llama import breakdown
-from pyctl.llama.breakdown import ALL_GPUS, layer_of, parts_of
+from pyctl.llama.breakdown import ALL_GPUS, Parts, layer_of, parts_of
 from pyctl.llama.devices import devices, host_available, tensor_bytes
 from pyctl.llama.draft.draft_file import check_target
 from pyctl.llama.library import captured_log, forget_log_errors, last_log_error
@@ -112,12 +112,12 @@ class DryRun:
         planes = {place: size * n_earlier for place, size in states.items()}
         state_bytes = sum(states.values()) // n_seqs
         remote = {device.name for device in self._gpus if device.is_remote}
-        if not {HOST, ALL_GPUS, *remote} & {*kv, *states}:
+        if breakdown.core is not None and not {HOST, *remote} & {*kv, *states}:
             # The extension copies a state within each GPU before it copies it to the host.
             states = {place: size + size // n_seqs for place, size in states.items()}
         free = {device.name: device.free for device in self._gpus}
         places = []
-        parts = [self._spread(part) for part in (weights, kv, states, compute, planes, drafts, self._vision)]
+        parts = (weights, kv, states, compute, planes, drafts, self._vision)
         for name in (*free, HOST):
             usage = Usage(*(part.get(name, 0) for part in parts))
             if usage.total or name == HOST:
@@ -149,9 +149,11 @@ class DryRun:
         parts: list[dict[str, int]] = [{}, {}, {}, {}]
         for name, sizes in parts_of(ctx, self._settings, self.tensors).items():
             place = self._place_of(name)
-            for part, size in zip(parts, sizes, strict=True):
-                if size:
-                    part[place] = part.get(place, 0) + size
+            spread = self._spread(sizes) if place == ALL_GPUS else {place: sizes}
+            for place, own in spread.items():
+                for part, size in zip(parts, own, strict=True):
+                    if size:
+                        part[place] = part.get(place, 0) + size
         return parts
 
     def _draft_model(self, trunk: Any, n_ctx: int) -> dict[str, int]:
@@ -176,17 +178,20 @@ class DryRun:
             return ALL_GPUS
         return next((gpu.name for gpu in self._gpus if name in (gpu.name, gpu.buffer_name)), HOST)
 
-    def _spread(self, sizes: Mapping[str, int]) -> dict[str, int]:
-        """Return bytes by place; distribute those common to all GPUs by --tensor-split, or evenly."""
-        shared = sizes.get(ALL_GPUS, 0)
-        found = {place: size for place, size in sizes.items() if place != ALL_GPUS}
+    def _spread(self, sizes: Parts) -> dict[str, Parts]:
+        """Return by GPU what all have together, by --tensor-split, or evenly.
+
+        Counted states are those of the GPU that has the most, counted buffers those of each.
+        """
         gpus = [gpu.name for gpu in self._gpus if not self._settings.devices or gpu.name in self._settings.devices]
         split = (*self._settings.tensor_split, *(0.0,) * len(gpus))[: len(gpus)]
         if not any(split):
             split = (1.0,) * len(gpus)
-        for name, share in zip(gpus, split, strict=True):
-            found[name] = found.get(name, 0) + int(shared * share / sum(split))
-        return found
+        wholes = (sum(split),) * 4 if breakdown.core is None else (sum(split), sum(split), max(split), 0.0)
+        return {
+            name: [int(size * share / whole) if whole else size for size, whole in zip(sizes, wholes, strict=True)]
+            for name, share in zip(gpus, split, strict=True)
+        }
 
 
 NO_DRAFTS: DraftSettings = DraftSettings()
