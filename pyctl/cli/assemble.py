@@ -296,7 +296,7 @@ def _checked(settings: CommandSettings, loaded: Loaded) -> Loaded:
         backend.check_restoring()
         info = replace(loaded.info, n_ctx=backend.facts.n_ctx, memory=backend.memory_text)
         # Other servers write what they evaluated together with other sequences, too.
-        mixed = hashlib.blake2b(f"{info.fingerprint} exact".encode(), digest_size=16).hexdigest()
+        mixed = hashlib.blake2b(f"{info.fingerprint} exact{loaded.split}".encode(), digest_size=16).hexdigest()
         loaded = replace(loaded, info=replace(info, fingerprint=mixed))
     level = logging.DEBUG if backend.memory.shape.places == ANYWHERE else logging.WARNING
     log.log(level, "memory of the model: %s", loaded.info.memory)

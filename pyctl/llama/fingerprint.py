@@ -18,7 +18,7 @@ from pyctl.llama.llama_backend import LlamaBackend
 from pyctl.llama.params import batch_cost, gpus, metadata_text
 from pyctl.setup.libraries import libraries_in_use
 
-__all__ = ["file_digest", "fingerprint"]
+__all__ = ["file_digest", "fingerprint", "shared_split"]
 
 SAMPLE_BYTES = 4096
 
@@ -51,6 +51,18 @@ def fingerprint(backend: LlamaBackend, settings: ModelSettings, layers: Sequence
     except OSError as error:
         raise ModelError(f"cannot read {error.filename or settings.path}: {error.strerror}") from error
     return digest.hexdigest()
+
+
+def shared_split(settings: ModelSettings, layers: Sequence[str]) -> str:
+    """Return how equal GPUs share all layers, empty if others do: their rows and states serve any such split.
+
+    The split still changes sums, so with --exact nothing is shared between two.
+    """
+    found = gpus(settings)
+    alike = len(found) > 1 and len({gpu.description for gpu in found}) == 1 and not any(gpu.is_remote for gpu in found)
+    if not alike or "CPU" in layers or settings.split_mode not in ("layer", "tensor"):
+        return ""
+    return f" {settings.split_mode} {layers} {settings.tensor_split}"
 
 
 def file_digest(path: Path) -> str:
@@ -88,8 +100,9 @@ def _facts(
     if found := gpus(settings):
         # Of a worker's device, only the address and the size are known.
         names = [f"{gpu.name} {gpu.description}{f' {gpu.total}' if gpu.is_remote else ''}" for gpu in found]
-        yield names, layers, settings.split_mode, settings.offload_kqv, settings.op_offload, settings.no_host
-        if settings.split_mode != "layer":
+        split = (layers, settings.split_mode) if not shared_split(settings, layers) else ()
+        yield names, *split, settings.offload_kqv, settings.op_offload, settings.no_host
+        if split and settings.split_mode != "layer":
             yield settings.tensor_split, settings.main_gpu
 
 

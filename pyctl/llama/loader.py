@@ -28,7 +28,7 @@ from pyctl.llama.draft.draft_model import DraftModel, MakeDraftModel
 from pyctl.llama.draft.mtp import Eagle3, MtpHead
 from pyctl.llama.draft.separate_model import SeparateModel
 from pyctl.llama.dry_runs import NO_DRAFTS
-from pyctl.llama.fingerprint import file_digest, fingerprint
+from pyctl.llama.fingerprint import file_digest, fingerprint, shared_split
 from pyctl.llama.fit import fit_drafts, fit_settings
 from pyctl.llama.image_encoder import ImageEncoder
 from pyctl.llama.library import forget_log_errors, last_log_error, lose, redirect_log, when_aborted
@@ -54,6 +54,7 @@ from pyctl.llama.params import (
     without_amx,
 )
 from pyctl.llama.pool_fit import fit_pool
+from pyctl.llama.split import with_split
 
 __all__ = ["Loaded", "load"]
 
@@ -62,13 +63,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Loaded:
-    """A loaded model; ``drafts`` are the settings of its draft sources."""
+    """A loaded model; ``drafts`` are the settings of its draft sources, ``split`` says how GPUs share it."""
 
     backend: LlamaBackend
     tokenizer: LlamaTokenizer
     info: EngineInfo
     images: ImageEncoder | None = None  # `picture` is thread-safe
     drafts: DraftSettings = NO_DRAFTS
+    split: str = ""
 
 
 def load(
@@ -97,6 +99,7 @@ def load(
     vocabulary = _read_vocabulary(path, settings)
     drafts, vision, pool = with_inferred_type(drafts or DraftSettings()), _possible_vision(vision), _possible_pool(pool)
     repacks, settings = settings.repack, without_amx(with_ubatch(_alone(path, settings)))
+    settings = with_split(settings, drafts, pooled=pool is not None)
     encoder = make_encoder(settings, vision) if vision is not None else None
     pooled = fit_pool(settings, drafts, pool) if pool is not None else None
     if pooled is not None and encoder is not None:
@@ -128,7 +131,8 @@ def load(
         _note_blocking_copies(plan)
     if not drafts.draft_types and api.llama_model_n_layer_nextn(backend.model) > 0:
         log.info("the model has a draft head: --spec-type draft-mtp enables it")
-    return Loaded(backend, backend.tokenizer, _describe(path, backend, settings, plan.pool), encoder, drafts)
+    info = _describe(path, backend, settings, plan.pool)
+    return Loaded(backend, backend.tokenizer, info, encoder, drafts, shared_split(settings, plan.layers))
 
 
 def _possible_vision(vision: VisionSettings | None) -> VisionSettings | None:

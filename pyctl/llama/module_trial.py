@@ -24,7 +24,7 @@ from pyctl.module_process import end_with_parent
 from pyctl.setup.libraries import MODULES, TRIAL
 from pyctl.user_directory import user_directory
 
-__all__ = ["STAMP", "run_trial", "try_modules"]
+__all__ = ["STAMP", "read_results", "run_trial", "try_modules", "write_results"]
 
 STAMP = "trials.json"
 """The file with results: by the digest of libraries and modules, the reason against each module, empty if it fits."""
@@ -109,14 +109,14 @@ def try_modules(
     try:
         digest = _digest([*loaded_libraries(), *files.values()])
         for place in places:
-            if digest in (known := _read(place)):
+            if digest in (known := read_results(place)):
                 return known[digest]
         for name, file in files.items():
             if not found.get(MODULES[0]):  # the others need it
                 found[name] = attempt(file)
     except OSError as error:
         return {**dict.fromkeys(files, f"it cannot be tried: {error}"), **found}
-    _write(places, digest, found)
+    write_results(places, digest, found)
     return found
 
 
@@ -137,7 +137,7 @@ def _digest(files: list[Path]) -> str:
     return digest.hexdigest()
 
 
-def _read(place: Path) -> dict[str, dict[str, str]]:
+def read_results(place: Path) -> dict[str, dict[str, str]]:
     """The results in a file; none if it is missing or damaged."""
     try:
         known = json.loads(read_regular(place, MOST_BYTES))
@@ -147,12 +147,12 @@ def _read(place: Path) -> dict[str, dict[str, str]]:
     return known if is_whole else {}
 
 
-def _write(places: list[Path], digest: str, found: dict[str, str]) -> None:
+def write_results(places: list[Path], digest: str, found: dict[str, str]) -> None:
     """Add a result to the first file that can be written, for all users, as the modules are."""
     for place in places:
         with suppress(OSError):
             make_private(place.parent)
-            known = list({**_read(place), digest: found}.items())[-MOST_RESULTS:]
+            known = list({**read_results(place), digest: found}.items())[-MOST_RESULTS:]
             write_atomic(place, json.dumps(dict(known), indent=1).encode() + b"\n")
             place.chmod(0o644)
             return
