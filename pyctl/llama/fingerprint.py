@@ -29,7 +29,10 @@ model. Changes between the samples are not detected."""
 ROPE_FIELDS = ("rope_scaling", "rope_freq_base", "rope_freq_scale")
 YARN_FIELDS = ("yarn_orig_ctx", "yarn_ext_factor", "yarn_attn_factor", "yarn_beta_slow", "yarn_beta_fast")
 
-HARMLESS = ("DEBUG", "BACKTRACE", "PINNED", "REGISTER_HOST")
+SUMS = "GGML_CUDA_ALLREDUCE"
+"""The variable that says how GPUs with parts of tensors sum."""
+
+HARMLESS = ("DEBUG", "BACKTRACE", "PINNED", "REGISTER_HOST", "P2P", SUMS)
 """Parts of the names of ggml's environment variables that do not affect results."""
 
 
@@ -62,7 +65,7 @@ def shared_split(settings: ModelSettings, layers: Sequence[str]) -> str:
     alike = len(found) > 1 and len({gpu.description for gpu in found}) == 1 and not any(gpu.is_remote for gpu in found)
     if not alike or "CPU" in layers or settings.split_mode not in ("layer", "tensor"):
         return ""
-    return f" {settings.split_mode} {layers} {settings.tensor_split}"
+    return f" {settings.split_mode} {layers} {settings.tensor_split} {os.environ.get(SUMS)}"
 
 
 def file_digest(path: Path) -> str:
