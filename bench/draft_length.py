@@ -187,7 +187,7 @@ TEXTS = (
 LIMITS = {HEAD: 3, COPY: LONGEST}
 LEAST = 4
 """Tokens that match where a source begins to propose."""
-NONE, EMPTY = as_tokens([]), LiveSequence(0, 1)
+NONE = as_tokens([])
 
 
 class Source:
@@ -251,6 +251,7 @@ class Simulation:
         keys = range(reply * text.n_seqs, (reply + 1) * text.n_seqs)
         self.known = {key: list(text.predicted(self._written, text.n_tokens + 1)) for key in keys}
         self.at = dict.fromkeys(keys, 0)
+        self.seqs = {key: LiveSequence(key, text.n_tokens + 1) for key in keys}
         width, place = 0, 0  # the prompt was of another
         with ExitStack() as opened:
             learn = {key: opened.enter_context(self._speculation.following(key, NONE)) for key in keys}
@@ -266,7 +267,9 @@ class Simulation:
                 for key, draft in drafts.items():
                     if draft.n_drafted:
                         learn[key](draft.n_drafted, accepted[key])
-                    self.at[key] += 1 + accepted[key]
+                    for _ in range(1 + accepted[key]):
+                        self.seqs[key].append_one(1)
+                    self.at[key] = self.seqs[key].n
                 self._speculation.record(n_tokens, ms)
         self._n_said += sum(self.at.values())
         return all_ms
@@ -286,7 +289,7 @@ class Simulation:
         """What each request drafts."""
         if self.fixed is not None:
             most = min(most, self.fixed)
-        jobs = [DraftJob(key, EMPTY, (1,), most) for key in keys]
+        jobs = [DraftJob(key, self.seqs[key], (1,), most) for key in keys]
         return dict(zip(keys, self._speculation.propose(jobs), strict=True))
 
 

@@ -3,21 +3,22 @@
 The unit of cost is a plain step, in which each decoding request gets one token without drafts. With p the moving share
 of accepted drafts, the gain of n drafts is (1 + p + ... + p^n) / cost. The cost sums the proposal of n tokens, the
 measured step of that width, the repeated evaluation of accepted drafts after a rollback, and a new CUDA graph. While
-the best gain is below `MIN_GAIN`, the source pauses; a short probe ends each pause. A budget limits the time lost. What
-continues a draft of another source has to gain as much beyond that draft.
+the best gain is below `MIN_GAIN`, a model pauses; a short probe ends each pause. What texts propose is compared with the
+reply whether it was evaluated or not, so they need no probes. A budget limits the time lost. What continues a draft of
+another source has to gain as much beyond that draft.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["GRAPH_MS", "LENGTHS", "DraftLengthController", "DraftResult", "Origin"]
+__all__ = ["GRAPH_MS", "LENGTHS", "DraftLengthController", "Origin"]
 
 LENGTHS = (1, 2, 3, 4, 8, 16, 32, 64, 128)  # compared, in addition to the longest allowed
 MIN_GAIN = 1.02  # speedup by drafts below which a source pauses
@@ -52,19 +53,6 @@ class Origin(NamedTuple):
     def counted(self, n: int) -> int:
         """Return how many of ``n`` drafts are evidence: behind as many right ones, more tokens would have matched."""
         return min(n, self.matched) if self.matched else n
-
-
-class DraftResult(NamedTuple):
-    """One request in a step: ``origin`` drafted ``n_drafted`` tokens, of which the first ``n_accepted`` matched.
-
-    Of a draft that several sources composed, ``parts`` says it of each part whose tokens were compared.
-    """
-
-    key: int
-    origin: Origin = Origin("")
-    n_drafted: int = 0
-    n_accepted: int = 0
-    parts: tuple[DraftResult, ...] = ()
 
 
 class Curve:
@@ -130,7 +118,6 @@ class Drafts:
     def __init__(self, decay: float = REQUEST_DECAY) -> None:
         self._keep, self._n_tried, self._n_right = 1 - decay, 0.0, 0.0
         self.pause, self.is_probing = 0, False  # tokens left of a pause, which a probe ends
-        self.is_behind = False  # continues other drafts: a probe is one draft, since going on is wide and seldom pays
         self.asked, self.length = (0, 0, 0, 0, (0, 0)), 0  # inputs for which `length` was chosen
 
     def add(self, n_drafted: int, n_accepted: int) -> None:
@@ -138,7 +125,7 @@ class Drafts:
         self._n_tried = self._n_tried * self._keep + min(n_accepted + 1, n_drafted)
         self._n_right = self._n_right * self._keep + n_accepted
         right = 0 < n_drafted <= 2 * n_accepted
-        self.length, self.is_probing = 0, self.is_probing and right and not self.is_behind
+        self.length, self.is_probing = 0, self.is_probing and right
 
     def rest(self, n_tokens: int) -> None:
         """Pause for ``n_tokens`` and reduce the evidence to the prior's weight, so that the next drafts decide."""
@@ -175,7 +162,7 @@ class DraftLengthController:
     def __init__(self, n_free: int = 1024, graph_ms: float = 0.0) -> None:
         self.n_free, self._graph_ms, self._budget = n_free, graph_ms, BUDGET
         self._costs: dict[int, StepCosts] = {}
-        self.proposing: defaultdict[tuple[str, int], Curve] = defaultdict(Curve)  # ms by source and requests
+        self.proposing: defaultdict[int, Curve] = defaultdict(Curve)  # ms of a model by requests
         self._origins: defaultdict[Origin, Drafts] = defaultdict(lambda: Drafts(SOURCE_DECAY))
         self._next_pause: defaultdict[Origin, int] = defaultdict(lambda: MIN_PAUSE)
         self._requests: defaultdict[int, defaultdict[Origin, Drafts]] = defaultdict(lambda: defaultdict(Drafts))
@@ -194,19 +181,19 @@ class DraftLengthController:
         costs, drafts = self.costs(n_seqs), self._requests[key][origin]
         if limit <= 0 or costs.needs_plain() or drafts.pause:
             return 0
-        drafts.is_behind = behind > 0
         asked = limit, behind, n_seqs, costs.n_steps // 16, self._width
         if drafts.asked != asked or not drafts.length:
             gain, cost, n = self._best(key, origin, costs, limit, behind)
             drafts.asked, drafts.length = asked, 0
             if gain > MIN_GAIN:
                 drafts.is_probing, self._next_pause[origin] = False, MIN_PAUSE
+            elif origin.matched:
+                return 0
             elif drafts.is_probing:
                 n = min(PROBE, limit)
             else:
                 pause = self._next_pause[origin]
-                most = 4 * MAX_PAUSE if behind else MAX_PAUSE  # going on is wide, and stays without gain for long
-                drafts.rest(round(min(pause * (1 + GRAPH_STEPS * costs.graph), most)))
+                drafts.rest(round(min(pause * (1 + GRAPH_STEPS * costs.graph), MAX_PAUSE)))
                 self._next_pause[origin] = min(2 * pause, 16 * MIN_PAUSE)
                 return 0
             drafts.length = n if cost <= self._budget else 0
@@ -227,7 +214,9 @@ class DraftLengthController:
         All of them are right with the probability ``all_right``; the step yields ``expected`` tokens.
         """
         n_seqs = costs.n_seqs
-        cost = costs.of(n_seqs * (1 + n)) - 1 + self.proposing[origin.source, n_seqs](n) / costs.plain_ms
+        cost = costs.of(n_seqs * (1 + n)) - 1
+        if not origin.matched:
+            cost += self.proposing[n_seqs](n) / costs.plain_ms
         if n > self.n_free:
             cost += (1 - all_right) * (costs.of(n_seqs * (1 + round(expected))) - 1)
         return cost
@@ -254,31 +243,32 @@ class DraftLengthController:
             total += costs.graph * ((1 + again) * (1 - again) if origin.matched else 1 / GRAPH_STEPS)
         return _Promise(expected / yielded * (1 + known) / total, cost - known, n)
 
+    def learn(self, key: int, origin: Origin, n: int, n_right: int) -> None:
+        """Count a proposal of ``n`` tokens that was compared with the reply: the first ``n_right`` are its next ones."""
+        for drafts in (self._origins[origin], self._requests[key][origin]):
+            drafts.add(origin.counted(n), origin.counted(n_right))
+
     def record(
-        self, drafts: Sequence[DraftResult], n_tokens: int, ms: float | None, proposing_ms: Mapping[str, float]
+        self, accepted: Mapping[int, int], n_tokens: int, ms: float | None, proposing: tuple[int, float] | None = None
     ) -> None:
-        """Record a step of ``n_tokens``: ``ms`` is None if it did other work, ``proposing_ms`` is by source."""
-        n_seqs, width, costs = len(drafts), (len(drafts), n_tokens), self.costs(len(drafts))
+        """Record a step of ``n_tokens`` with so many drafts ``accepted`` by request; ``ms`` is None if it did other work.
+
+        ``proposing`` is what a model drafted for each, and the milliseconds."""
+        n_seqs, width, costs = len(accepted), (len(accepted), n_tokens), self.costs(len(accepted))
         self._place = 0 if width != self._width else self._place + 1
         new_graph = (0.25, 1.0, 0.0)[min(self._place, 2)]
         lost = costs.of(n_tokens) - 1 + (new_graph * costs.graph if self._width[0] == n_seqs else 0.0)
         if ms is not None:
             if not new_graph or not costs.graph_ms:
                 costs.add(n_tokens, ms)
-            for source, each_ms in proposing_ms.items():
-                parts = [part for draft in drafts for part in draft.parts or (draft,)]
-                n = max((part.n_drafted for part in parts if part.origin.source == source), default=1)
-                self.proposing[source, n_seqs].add(n, each_ms)
-                lost += each_ms / costs.plain_ms if costs.plain_ms else 0.0
+            if proposing is not None:
+                self.proposing[n_seqs].add(*proposing)
+                lost += proposing[1] / costs.plain_ms if costs.plain_ms else 0.0
         self._width = width
-        for draft in drafts:
-            for state in self._requests[draft.key].values():
-                state.pause = max(state.pause - 1 - draft.n_accepted, 0)
-            for part in draft.parts or ((draft,) if draft.n_drafted else ()):
-                counted = part.origin.counted(part.n_drafted), part.origin.counted(part.n_accepted)
-                self._origins[part.origin].add(*counted)
-                self._requests[draft.key][part.origin].add(*counted)
-            lost -= draft.n_accepted / n_seqs
+        for key, n_accepted in accepted.items():
+            for state in self._requests[key].values():
+                state.pause = max(state.pause - 1 - n_accepted, 0)
+            lost -= n_accepted / n_seqs
         self._budget = min(self._budget + LOSS - lost, 2 * BUDGET)
 
     def end(self, key: int) -> None:

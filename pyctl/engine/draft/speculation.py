@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from itertools import takewhile
 from typing import NamedTuple
 
 from pyctl.engine.backend import Evaluator, SequenceTokens
-from pyctl.engine.draft.draft_length import DraftLengthController, DraftResult, Origin
+from pyctl.engine.draft.draft_length import DraftLengthController, Origin
 from pyctl.engine.draft.source import DraftJob, DraftSource, RememberingSource
 from pyctl.errors import EngineError
 from pyctl.prompt import Tokens
@@ -19,6 +19,9 @@ from pyctl.prompt import Tokens
 __all__ = ["NO_DRAFT", "Draft", "ModelDrafts", "Speculation"]
 
 log = logging.getLogger(__name__)
+
+SHADOW = 8
+"""Tokens of a proposal that are kept to learn from, if fewer are drafted."""
 
 
 class Draft(NamedTuple):
@@ -35,6 +38,15 @@ class _Part(NamedTuple):
     source: DraftSource | ModelDrafts
     origin: Origin
     n: int
+
+
+class _Proposal(NamedTuple):
+    """Tokens behind the first ``place`` of a request: those of another source, and what ``origin`` has go on."""
+
+    place: int
+    before: tuple[int, ...]
+    tokens: tuple[int, ...]
+    origin: Origin
 
 
 class ModelDrafts:
@@ -71,11 +83,13 @@ class Speculation:
     ) -> None:
         self._sources, self._model = tuple(sources), model
         self._lengths, self._width = lengths, width
-        # The current step: its jobs, the parts of their drafts, and the results.
+        # By request, those that its reply has not reached yet.
+        self._proposals: defaultdict[int, list[_Proposal]] = defaultdict(list)
+        # The current step: its jobs, the parts of their drafts, how many were accepted, and the time of the model.
         self._jobs: Sequence[DraftJob] = ()
         self._parts: dict[int, list[_Part]] = {}
-        self._results: dict[int, DraftResult] = {}
-        self._proposing_ms: dict[str, float] = {}
+        self._accepted: dict[int, int] = {}
+        self._proposing: tuple[int, float] | None = None
 
     def __bool__(self) -> bool:
         """Whether there are any sources."""
@@ -109,9 +123,9 @@ class Speculation:
         try:
             for source in self._sources:
                 source.begin(key, prompt)
-            yield partial(self._learn, key)
+            yield lambda n_drafted, n_accepted: self._accepted.update({key: n_accepted})
         finally:
-            self._parts.pop(key, None)
+            self._proposals.pop(key, None)
             if self._lengths is not None:
                 self._lengths.end(key)
             for source in self._sources:
@@ -121,8 +135,10 @@ class Speculation:
         """Return drafts for each of ``jobs`` of one step, within their limits."""
         self._jobs = jobs
         self._parts.clear()
-        self._results.clear()
-        self._proposing_ms.clear()
+        self._accepted.clear()
+        self._proposing = None
+        for job in jobs:
+            self._compare(job)
         found: list[tuple[int, ...]] = [()] * len(jobs)
         for source in self._sources:
             self._copy(source, found, [i for i, draft in enumerate(found) if not draft])
@@ -135,8 +151,8 @@ class Speculation:
     def record(self, n_tokens: int, decode_ms: float | None) -> None:
         """Record that the step evaluated ``n_tokens`` in ``decode_ms``, None if the step also did other work."""
         if self._lengths is not None and self._jobs:
-            drafts = [self._results.get(job.key) or DraftResult(job.key) for job in self._jobs]
-            self._lengths.record(drafts, n_tokens, decode_ms, self._proposing_ms)
+            accepted = {job.key: self._accepted.get(job.key, 0) for job in self._jobs}
+            self._lengths.record(accepted, n_tokens, decode_ms, self._proposing)
 
     def _most(self, job: DraftJob, origin: Origin, limit: int, behind: int = 0) -> int:
         """Return how many drafts follow ``behind`` others, within ``limit`` for all."""
@@ -164,10 +180,11 @@ class Speculation:
             except EngineError as error:  # decoding continues without drafts
                 log.warning("draft source %s failed: %s", model.name, error)
                 return
-            self._proposing_ms[model.name] = (self.seconds() - began) * 1e3
+            self._proposing = n, (self.seconds() - began) * 1e3
             for (i, job), proposed in zip(wanted, drafts, strict=True):
                 if draft := tuple(takewhile(_is_text, proposed[:n])):
                     found[i], self._parts[job.key] = draft, [_Part(model, own, len(draft))]
+                    self._propose(job, (), draft, own)
 
     def _leads(self, own: Origin, n: int, key: int) -> bool:
         """Whether ``n`` drafts of the model promise more than what another source has drafted for request ``key``."""
@@ -179,45 +196,49 @@ class Speculation:
         return self._lengths.gain(key, own, n, n_seqs) > self._lengths.gain(key, origin, n_found, n_seqs)
 
     def _copy(self, source: DraftSource, found: list[tuple[int, ...]], wanted: Sequence[int]) -> None:
-        """Let ``source`` begin or continue the drafts of the ``wanted`` jobs."""
-        began, has_copied = self.seconds(), False
+        """Let ``source`` begin or continue the drafts of the ``wanted`` jobs, and keep what it proposes to learn."""
         for i in wanted:
             job, draft = self._jobs[i], found[i]
             parts = self._parts.get(job.key, [])
             if any(part.source is source for part in parts) or not (match := source.match(job, draft)).n:
                 continue
             origin = Origin.of("+".join((*(part.source.name for part in parts), source.name)), match.n)
-            if n := self._most(job, origin, job.most, len(draft)):
-                has_copied = True
-                if more := tuple(takewhile(_is_text, match.read(n))):
-                    found[i], self._parts[job.key] = draft + more, [*parts, _Part(source, origin, len(more))]
-        if has_copied:
-            ms = (self.seconds() - began) * 1e3
-            self._proposing_ms[source.name] = self._proposing_ms.get(source.name, 0.0) + ms
+            n = self._most(job, origin, job.most, len(draft))
+            more = tuple(takewhile(_is_text, match.read(max(n, origin.counted(SHADOW)))))
+            self._propose(job, draft, more, origin)
+            if n and more:
+                found[i], self._parts[job.key] = draft + more[:n], [*parts, _Part(source, origin, len(more[:n]))]
+
+    def _propose(self, job: DraftJob, before: tuple[int, ...], tokens: tuple[int, ...], origin: Origin) -> None:
+        if self._lengths is not None and tokens:
+            self._proposals[job.key].append(_Proposal(job.seq.n + len(job.sure), before, tokens, origin))
+
+    def _compare(self, job: DraftJob) -> None:
+        """Learn from what was proposed where the reply of ``job`` has got to by now, evaluated or not."""
+        left: list[_Proposal] = []
+        for proposal in self._proposals.get(job.key, ()):
+            place, before, more, origin = proposal
+            said = (*job.seq.tokens[place:].tolist(), *job.sure[max(place - job.seq.n, 0) :])
+            tokens = before + more
+            pairs = zip(said, tokens, strict=False)
+            n_right = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(said), len(tokens)))
+            if n_right == len(said) < len(tokens):
+                left.append(proposal)
+                continue
+            assert self._lengths is not None
+            if before:
+                first = origin._replace(is_before=True)
+                self._lengths.learn(job.key, first, len(before), min(n_right, len(before)))
+            if n_right >= len(before):
+                self._lengths.learn(job.key, origin, len(more), n_right - len(before))
+        if job.key in self._proposals:
+            self._proposals[job.key] = left
 
     def _draft(self, job: DraftJob, tokens: tuple[int, ...]) -> Draft:
         n, width = len(tokens), min(self._width, job.most)
         if n == 0 and width == 0:
             return NO_DRAFT
         return Draft((*tokens, *job.sure[-1:] * (width - n)), n)
-
-    def _learn(self, key: int, n_drafted: int, n_accepted: int) -> None:
-        parts, results, n_before = self._parts[key], list[DraftResult](), 0
-        for _, origin, n in parts:
-            drafted, accepted = (min(max(each - n_before, 0), n) for each in (n_drafted, n_accepted))
-            if not drafted or n_accepted < n_before:  # tokens behind a wrong one say nothing
-                break
-            results.append(DraftResult(key, origin, drafted, accepted))
-            n_before += n
-        composed = DraftResult(key, parts[-1].origin, n_drafted, n_accepted)
-        if len(parts) > 1:
-            n_first = sum(part.n for part in parts[:-1])
-            first = composed.origin._replace(is_before=True)
-            results.append(DraftResult(key, first, min(n_drafted, n_first), min(n_accepted, n_first)))
-            if len(results) <= len(parts):  # not compared
-                results.append(composed._replace(n_drafted=0, n_accepted=0))
-            composed = composed._replace(parts=tuple(results))
-        self._results[key] = composed
 
 
 def _is_text(token: int) -> bool:
