@@ -1,6 +1,7 @@
 /* Loaded before llama-server (LD_PRELOAD), makes it reply with given tokens: the likeliest token behind position p is
-   that of the file GIVEN_TOKENS (32-bit numbers) at p + 1. A head drafts the given token with the chance GIVEN_SHARE,
-   drawn by position. Whatever else a server does for a token, it does. One sequence at a time. */
+   that of a text at p + 1. The file GIVEN_TOKENS holds texts of 32-bit numbers, each behind its length; no two have a
+   number in common, so the token at p says which one it is of. A head drafts the given token with the chance
+   GIVEN_SHARE, drawn by position. Whatever else a server does for a token, it does. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdbool.h>
@@ -9,12 +10,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { BATCHES = 8, TOKENS = 65536, CANDIDATES = 1024 };
+enum { BATCHES = 8, TOKENS = 65536, CANDIDATES = 1024, GIVEN = 1 << 20 };
 
-static struct { void *batch, *context; int32_t at[TOKENS]; } batches[BATCHES];
+static struct { void *batch, *context; int32_t at[TOKENS], id[TOKENS]; } batches[BATCHES];
 static int n_batches;
 static void *target; /* the context that evaluates first; all others belong to heads */
-static int32_t given[1 << 20], n_given;
+static int32_t given[GIVEN], n_given;
+static int32_t text_of[GIVEN]; /* by token: where its text begins in `given`, behind its length; 0 for none */
 static double share;
 
 #define NEXT(name) ((__typeof__(&name))next(#name))
@@ -31,6 +33,8 @@ __attribute__((constructor)) static void begin(void) {
     if (!file) return;
     n_given = (int32_t)fread(given, sizeof *given, sizeof given / sizeof *given, file);
     fclose(file);
+    for (int32_t first = 1; first < n_given; first += given[first - 1] + 1)
+        for (int32_t i = 0; i < given[first - 1]; ++i) text_of[given[first + i]] = first;
     share = chance ? atof(chance) : 0.0;
 }
 
@@ -40,6 +44,12 @@ static int slot_of(const void *batch) {
     if (n_batches == BATCHES) { fprintf(stderr, "given_reply: more than %d batches\n", BATCHES); abort(); }
     batches[n_batches].batch = (void *)batch;
     return n_batches++;
+}
+
+int32_t llama_batch_ext_add_token(void *batch, int32_t sequence, int32_t id) {
+    const int32_t index = NEXT(llama_batch_ext_add_token)(batch, sequence, id);
+    if (index >= 0 && index < TOKENS) batches[slot_of(batch)].id[index] = id;
+    return index;
 }
 
 bool llama_batch_ext_set_pos(void *batch, int32_t index, const int32_t *pos) {
@@ -59,10 +69,11 @@ int32_t llama_process(void *context, int type, void *batch) {
 static int32_t given_at(const void *context, int32_t index) {
     for (int i = 0; i < n_batches; ++i) {
         if (batches[i].context != context || index < 0 || index >= TOKENS) continue;
-        const int32_t p = batches[i].at[index] + 1;
-        if (p >= n_given) return -1;
+        const int32_t p = batches[i].at[index] + 1, id = batches[i].id[index];
+        const int32_t first = id >= 0 && id < GIVEN ? text_of[id] : 0;
+        if (!first || p >= given[first - 1]) return -1;
         const uint32_t drawn = (uint32_t)p * 2654435761u;
-        return context == target || (drawn ^ drawn >> 15) % 10007u < share * 10007 ? given[p] : -1;
+        return context == target || (drawn ^ drawn >> 15) % 10007u < share * 10007 ? given[first + p] : -1;
     }
     return -1;
 }

@@ -2,10 +2,10 @@
 
     python -m bench.gpu.given_reply TOKENS SHARE -m FILE --spec-type draft-mtp,cache ...
 
-``TOKENS`` is a file of 32-bit numbers: prompt and reply of the one conversation that is asked. All is computed as ever;
-behind position p the token at p + 1 is taken, whatever the logits say. The head, whose weights are random, drafts the
-given token with the chance ``SHARE``, drawn by position. No reply ends by itself. For llama-server given_reply.c does
-the same.
+``TOKENS`` is a file of 32-bit numbers (`write`): prompts with replies that have no token in common. All is computed as
+ever; behind position p the token at p + 1 of the same text is taken, whatever the logits say. The head, whose weights
+are random, drafts the given token with the chance ``SHARE``, drawn by position. No reply ends by itself. For
+llama-server given_reply.c does the same.
 """
 
 from __future__ import annotations
@@ -24,7 +24,24 @@ from pyctl.llama.llama_backend import LlamaBackend
 from pyctl.llama.sampler import LlamaVocabulary
 from pyctl.setup.machine import find_compiler
 
-__all__ = ["give", "is_known", "preloaded"]
+__all__ = ["give", "is_known", "preloaded", "read", "write"]
+
+Texts = Sequence[Sequence[int]]
+
+
+def write(file: Path, texts: Texts) -> None:
+    """Write ``texts``, each behind its length."""
+    np.asarray([number for text in texts for number in (len(text), *text)], np.int32).tofile(file)
+
+
+def read(file: Path) -> Texts:
+    """Read what `write` has written."""
+    numbers, texts = np.fromfile(file, np.int32).tolist(), []
+    while numbers:
+        n = 1 + numbers[0]
+        texts.append(numbers[1:n])
+        numbers = numbers[n:]
+    return texts
 
 
 def is_known(position: int, share: float) -> bool:
@@ -51,30 +68,32 @@ def preloaded(directory: Path, tokens: Path, share: float) -> list[str]:
 class _Given:
     """Which token is given behind each output of the last evaluation."""
 
-    def __init__(self, tokens: Sequence[int], share: float) -> None:
-        self.tokens, self.share = tokens, share
-        self._outputs: list[int] = []
+    def __init__(self, texts: Texts, share: float) -> None:
+        self.texts, self.share = {token: text for text in texts for token in text}, share
+        self._outputs: list[tuple[int, int]] = []
 
     def decoded(self, items: Sequence[SequenceTokens]) -> None:
         self._outputs = [
-            item.position + item.n_sure + i for item in items for i in range(1 + len(item.tokens) - item.n_sure)
+            (item.tokens[i], item.position + i + 1) for item in items for i in range(item.n_sure - 1, len(item.tokens))
         ]
 
-    def begun(self, n_prompt: int) -> None:
-        self._outputs = [n_prompt]
+    def begun(self, prompt: Sequence[int]) -> None:
+        self._outputs = [(prompt[-1], len(prompt))]
 
     def token(self, index: int, sampled: int) -> int:
-        place = self._outputs[index]
-        return self.tokens[place] if place < len(self.tokens) else sampled
+        last, place = self._outputs[index]
+        return self._at(last, place, sampled)
 
     def draft(self, item: SequenceTokens, drafted: Sequence[int]) -> tuple[int, ...]:
         """``drafted``, with the tokens that the head knows."""
-        first, end = item.position + len(item.tokens), len(self.tokens)
-        places = range(first, first + len(drafted))
-        known = (place < end and is_known(place, self.share) for place in places)
+        places = enumerate(drafted, item.position + len(item.tokens))
         return tuple(
-            self.tokens[place] if right else token for place, token, right in zip(places, drafted, known, strict=True)
+            self._at(item.tokens[-1], place, token) if is_known(place, self.share) else token for place, token in places
         )
+
+    def _at(self, last: int, place: int, otherwise: int) -> int:
+        text = self.texts.get(last, ())
+        return text[place] if place < len(text) else otherwise
 
 
 class _GivenSampler:
@@ -90,9 +109,9 @@ class _GivenSampler:
         return getattr(self._sampler, name)
 
 
-def give(backend: type[LlamaBackend], tokens: Sequence[int], share: float) -> None:
-    """Have all backends of this class reply with ``tokens`` from now on, and end no reply."""
-    given = _Given(tokens, share)
+def give(backend: type[LlamaBackend], texts: Texts, share: float) -> None:
+    """Have all backends of this class reply with ``texts`` from now on, and end no reply."""
+    given = _Given(texts, share)
     decode, draft, sampler = backend.decode, backend.draft, backend.sampler
 
     def decoded(self: LlamaBackend, items: Sequence[SequenceTokens]) -> None:
@@ -104,7 +123,7 @@ def give(backend: type[LlamaBackend], tokens: Sequence[int], share: float) -> No
         return [given.draft(item, each) for item, each in zip(items, found, strict=True)]
 
     def wrapped(self: LlamaBackend, sampling: Any, prompt: Any) -> Any:
-        given.begun(len(prompt))
+        given.begun(prompt.tolist())
         return _GivenSampler(sampler(self, sampling, prompt), given)
 
     patched: Any = backend
@@ -114,5 +133,5 @@ def give(backend: type[LlamaBackend], tokens: Sequence[int], share: float) -> No
 
 
 if __name__ == "__main__":
-    give(LlamaBackend, np.fromfile(sys.argv[1], np.int32).tolist(), float(sys.argv[2]))
+    give(LlamaBackend, read(Path(sys.argv[1])), float(sys.argv[2]))
     sys.exit(pyctl_main(["serve", *sys.argv[3:]]))

@@ -1,23 +1,36 @@
-"""The part ``rewriting`` of `bench.gpu.speculative`: a reply that writes a file again with a dozen edits.
+"""The part ``rewriting`` of `bench.gpu.speculative`: texts of their own, and files that are changed, by default flags.
 
-Files of bench/recorded follow each other in the prompt, with every change but a dozen left out of the reply. Models
-have random weights, so both servers are given the reply (`bench.gpu.given_reply`): n-grams and the cache propose what
-they find in the text, and are right where it is so. The tokens are those of Qwen3.5 (vendor/llama.cpp/models, once a
-build has unpacked it), of the built-in model for tiny shapes, numbered anew so that none is special.
+Prompts are documents of this project, and files of bench/recorded; replies are other documents, and the changed files
+in the ways of `bench.agent_edits`. Models have random weights, so both servers are given the replies
+(`bench.gpu.given_reply`): n-grams and the cache propose what they find in the text, and are right where it is so. No
+conversation is asked twice, since the cache knows a reply that it was given before. The tokens are those of Qwen3.5
+(vendor/llama.cpp/models, once a build has unpacked it), of the built-in model for tiny shapes, numbered anew so that
+none is special, and those of each conversation are its own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-
-from bench.agent_edits import N_EDITS, N_FILE, VOCABULARY, conversation
-from bench.gpu.given_reply import preloaded
+from bench.agent_edits import (
+    VOCABULARY,
+    Conversation,
+    json_edits,
+    recorded,
+    search_and_replace,
+    whole_file,
+)
+from bench.common import tokenizer_of
+from bench.gpu.given_reply import preloaded, write
+from bench.gpu.machine import vram_mib
 from bench.gpu.report import OURS, PEER
-from bench.gpu.servers import Completion, Server, llama_server, pyctl
+from bench.gpu.servers import Server, llama_server, pyctl
+from pyctl.measure.observed import resident_mib
 from pyctl.models import builtin_model
 from pyctl.module_command import module_command
 from tools.generator import SHAPES
@@ -25,18 +38,34 @@ from tools.generator import SHAPES
 __all__ = ["rewriting"]
 
 HEAD = "draft-mtp"
-TYPES = {OURS: (HEAD, f"{HEAD},cache"), PEER: (HEAD, f"ngram-mod,{HEAD}", f"ngram-map-k,{HEAD}")}
+BY_DEFAULT = "default flags"
+TYPES = {OURS: (BY_DEFAULT, HEAD), PEER: (f"ngram-map-k,{HEAD}",)}
 """Ways of drafting, by server; llama-server asks n-grams before the head."""
 
-N_HEAD = 512
-"""Tokens of the reply with the head alone, whose speed is the same all along."""
+PLAIN = "plain text"
+AT_ONCE = (1, 4)
+"""Replies: so many conversations are asked at once, after `N_ALONE` of them in turn."""
 
-N_WARM = 24
+N_ALONE = 2
+N_KIND = N_ALONE + AT_ONCE[-1]
+MOST = {PLAIN: 400}
+LONGEST = 1200
+"""Tokens of a reply."""
+
+N_WARM = 2
+"""Tokens behind each prompt before anything counts: the cache is not to know a reply."""
+
+CONTEXT = 65_536
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 _PROGRAM = module_command("bench.gpu.given_reply")
 
 _FIRST, _PRINTED = 1000, 94
 """Tokens of a generated vocabulary: from so many on they are words, and the first ones are printed characters."""
+
+Text = tuple[list[int], list[int]]
+"""Tokens of a prompt and of the reply."""
 
 
 class Run(Protocol):
@@ -56,43 +85,74 @@ class Run(Protocol):
     def has_time(self) -> bool: ...
 
 
-def numbered_anew(tokens: list[int], n_vocab: int) -> list[int]:
-    """The same text in a generated vocabulary; different tokens may become one where it is small."""
-    first, n = (_FIRST, n_vocab - _FIRST) if n_vocab > 2 * _FIRST else (0, _PRINTED)
-    numbers = {token: first + i % n for i, token in enumerate(dict.fromkeys(tokens))}
-    return [numbers[token] for token in tokens]
+def plain() -> Iterator[Conversation]:
+    """Documents, each of which is the reply to the one before."""
+    texts = [file.read_text(encoding="utf-8") for file in sorted(DOCS.glob("*.md"))]
+    yield from pairwise(text for text in texts if len(text) > 4 * LONGEST)
+
+
+def edits(form: Callable[..., Conversation]) -> Iterator[Conversation]:
+    """Recorded edits, each made in this way."""
+    return map(form, recorded())
+
+
+KINDS: dict[str, Callable[[], Iterator[Conversation]]] = {
+    PLAIN: plain,
+    "a file": lambda: edits(whole_file),
+    "search and replace": lambda: edits(search_and_replace),
+    "JSON calls": lambda: edits(json_edits),
+}
+
+
+def texts_of(n_vocab: int, file: Path, longest: int) -> dict[str, list[Text]]:
+    """Conversations of each kind in a generated vocabulary; one only, whose tokens may become the same, if that is
+    small. Replies have up to ``longest`` tokens."""
+    tokenize = tokenizer_of(file).tokenize
+    is_small = n_vocab < 2 * _FIRST
+    first, n_numbers, n_kind = (0, _PRINTED, 1) if is_small else (_FIRST, n_vocab - _FIRST, N_KIND)
+    found: dict[str, list[Text]] = {}
+    for kind, conversations in KINDS.items():
+        for before, after in islice(conversations() if kind == "a file" or not is_small else (), n_kind):
+            prompt, reply = tokenize(before), tokenize(after)[: min(MOST.get(kind, LONGEST), longest)]
+            numbers = {token: first + i % n_numbers for i, token in enumerate(dict.fromkeys([*prompt, *reply]))}
+            first += 0 if is_small else len(numbers)
+            found.setdefault(kind, []).append(([numbers[t] for t in prompt], [numbers[t] for t in reply]))
+    return found
 
 
 def rewriting(run: Run) -> None:
     """All ways of drafting of both servers, one after the other."""
-    options = run.options
     n_vocab = SHAPES[run.shape].vocab_size
     file = VOCABULARY if n_vocab > 2 * _FIRST else builtin_model()
     if not file.is_file():  # a build unpacks it; the text has four times as many tokens of the built-in model
         run.findings.add(part="rewriting", kind="skipped", case=f"rewriting: no {file}", server=OURS)
         return
-    prompt, reply = conversation(file, min(N_FILE, max(options.prompt)), N_EDITS)
-    tokens = numbered_anew([*prompt, *reply], n_vocab)
+    texts = texts_of(n_vocab, file, max(run.options.prompt))
     given = run.work / f"{run.shape}-given.bin"
-    np.asarray(tokens, np.int32).tofile(given)
+    write(given, [[*prompt, *reply] for each in texts.values() for prompt, reply in each])
     for name in run.names:
         for types in TYPES[name]:
             if not run.has_time:
                 run.findings.add(part="rewriting", kind="skipped", case=f"rewriting, {types}", server=name)
                 continue
-            n = min(len(reply), N_HEAD) if types == HEAD else len(reply)
+            kinds = (
+                texts if types != HEAD else {kind: texts[kind] for kind in texts if kind == PLAIN or len(texts) == 1}
+            )
             try:
-                written = _written(_server(run, name, types, given, len(tokens)), tokens[: len(prompt)], n)
-                run.findings.add(part="rewriting", kind="rewriting", server=name, types=types, **_found(written))
+                _measure(run, name, types, _server(run, name, types, given), kinds)
             except (OSError, HTTPException, ValueError) as error:
                 why = str(error)[-600:]
                 run.findings.add(part="rewriting", kind="failed", case=f"rewriting, {types}", server=name, why=why)
 
 
-def _server(run: Run, name: str, types: str, file: Path, n_tokens: int) -> Server:
-    flags = ["-m", str(run.model), "-c", str(n_tokens + 1024), "-ub", "512", "--parallel", "1", "-ngl", "99"]
-    flags += ["-fa", "on", "--spec-type", types, "--spec-draft-n-max", "3", *run.options.flags]
+def _server(run: Run, name: str, types: str, file: Path) -> Server:
+    """A server with a context of a coding agent; ours has no other flag by default."""
+    flags = ["-m", str(run.model), "-c", str(CONTEXT)]
+    if types != BY_DEFAULT:
+        flags += ["--parallel", str(AT_ONCE[-1]), "-ngl", "99", "-fa", "on", "--spec-type", types]
+        flags += ["--spec-draft-n-max", "2" if name == OURS else "3"]
     log, share = run.work / f"{run.shape}-rewriting-{name}-{types}.log", run.options.head_share
+    flags += run.options.flags
     if name == OURS:
         program = (*_PROGRAM, str(file), f"{share:g}")
         return pyctl(flags, None, log, program)
@@ -102,18 +162,39 @@ def _server(run: Run, name: str, types: str, file: Path, n_tokens: int) -> Serve
     return server
 
 
-def _written(server: Server, prompt: list[int], n: int) -> Completion:
-    """The measured reply; what comes before loads kernels and evaluates the prompt."""
+def _measure(run: Run, name: str, types: str, server: Server, kinds: dict[str, list[Text]]) -> None:
+    """Ask for replies in turn and at once, each behind a prompt that was evaluated before."""
+    found: list[dict[str, Any]] = []
     with server:
-        server.complete(prompt[: len(prompt) // 4], N_WARM)
-        server.complete(prompt, N_WARM)
-        return server.complete(prompt, n)
+        for kind, texts in kinds.items():
+            for prompt, reply in texts:
+                server.complete(prompt, min(N_WARM, len(reply)))
+            for n in AT_ONCE:
+                asked = texts[:N_ALONE] if n == 1 else texts[N_ALONE : N_ALONE + n]
+                if asked:
+                    found.append({"text": kind, "n_seqs": n, **_asked(server, asked, n)})
+        resident, before = resident_mib(server.pid), vram_mib()
+    after = vram_mib()
+    vram = None if before is None or after is None else before - after
+    for each in found:
+        run.findings.add(
+            part="rewriting", kind="rewriting", server=name, types=types, **each, vram_mib=vram, resident_mib=resident
+        )
 
 
-def _found(written: Completion) -> dict[str, Any]:
-    (began, first), (ended, _) = written.arrivals[0], written.arrivals[-1]
-    steps = max(written.n_predicted - written.n_accepted, 1)
+def _asked(server: Server, texts: Sequence[Text], n_seqs: int) -> dict[str, Any]:
+    """The replies to all ``texts``, ``n_seqs`` at a time; the time begins with the first token of each, or of all."""
+    with ThreadPoolExecutor(n_seqs) as pool:
+        replies = list(pool.map(lambda text: server.complete(text[0], len(text[1])), texts))
+    spans = [(reply.arrivals[0], reply.arrivals[-1]) for reply in replies]
+    if n_seqs == 1:
+        seconds = sum(last[0] - first[0] for first, last in spans)
+    else:
+        seconds = max(last[0] for _, last in spans) - min(first[0] for first, _ in spans)
+    n = sum(reply.n_predicted for reply in replies)
+    n_accepted = sum(reply.n_accepted for reply in replies)
+    n_first = sum(first[1] for first, _ in spans)
     return {
-        "n": written.n_predicted, "rate": (written.n_predicted - first) / max(ended - began, 1e-9),
-        "steps": steps, "drafted": written.n_drafted, "accepted": written.n_accepted,
+        "n": n, "rate": (n - n_first) / max(seconds, 1e-9), "steps": max(n - n_accepted, 1),
+        "drafted": sum(reply.n_drafted for reply in replies), "accepted": n_accepted,
     }  # fmt: skip

@@ -121,20 +121,14 @@ def restart_rows(records: Sequence[Record]) -> list[list[str]]:
 
 
 def rewriting_rows(records: Sequence[Record]) -> list[list[str]]:
-    """By server and way of drafting: speed, and of that of its head alone."""
+    """By text, replies at once, server and way of drafting: speed, of that of llama-server, tokens a step, memory."""
     found = [record for record in records if record["kind"] == "rewriting"]
     rows = []
-    for r in found:
-        alone = median_of(found, "rate", server=r["server"], types="draft-mtp")
-        cells = [
-            r["server"],
-            r["types"],
-            f"{r['n']:,}",
-            f"{r['rate']:.1f}",
-            f"{r['rate'] / alone:.2f}" if alone else "",
-        ]
+    for r in sorted(found, key=lambda r: r["n_seqs"]):
+        of = ratio(r["rate"], median_of(found, "rate", server=PEER, text=r["text"], n_seqs=r["n_seqs"]))
+        cells = [r["text"], str(r["n_seqs"]), r["server"], r["types"], f"{r['rate']:.1f}", f"{of:.2f}" if of else ""]
         cells += [f"{r['n'] / r['steps']:.2f}", f"{r['drafted']:,}", f"{r['accepted'] / max(r['drafted'], 1):.0%}"]
-        rows.append(cells)
+        rows.append(cells + ["" if r[each] is None else f"{r[each]:,.0f}" for each in ("vram_mib", "resident_mib")])
     return rows
 
 
@@ -198,8 +192,9 @@ def document(data: dict[str, Any]) -> str:
             memory_rows(records),
         ),
         (
-            "A file written again with a dozen edits",
-            ["server", "drafts", "tokens", "tokens/s", "of the head alone", "tokens a step", "drafted", "accepted"],
+            "Texts of their own, and changed files",
+            ["text", "replies", "server", "drafts", "tokens/s", f"of {PEER}'s", "tokens a step", "drafted", "accepted",
+             "VRAM", "resident"],
             rewriting_rows(records),
         ),
         (

@@ -3,9 +3,9 @@
 The unit of cost is a plain step, in which each decoding request gets one token without drafts. With p the moving share
 of accepted drafts, the gain of n drafts is (1 + p + ... + p^n) / cost. The cost sums the proposal of n tokens, the
 measured step of that width, the repeated evaluation of accepted drafts after a rollback, and a new CUDA graph. While
-the best gain is below `MIN_GAIN`, a model pauses; a short probe ends each pause. What texts propose is compared with the
-reply whether it was evaluated or not, so they need no probes. A budget limits the time lost. What continues a draft of
-another source has to gain as much beyond that draft.
+the best gain is below `MIN_GAIN`, a model pauses; a short probe ends each pause. Texts need none: what they propose is
+compared with the reply, evaluated or not. A budget limits the time lost. What continues a draft of another source has
+to gain as much beyond that draft.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ MIN_GAIN = 1.02  # speedup by drafts below which a source pauses
 MIN_PAUSE, MAX_PAUSE, PROBE = 6, 512, 2  # tokens; pauses double, up to 16 times, while drafts do not pay
 LOSS, BUDGET = 0.02, 24.0  # drafts may lose this share of time and this many plain steps; credit is capped at twice
 PRIOR, PRIOR_WEIGHT = 0.8, 3.0  # prior of the accepted share, and its weight in drafts
+DOUBT = 0.6  # standard deviations
 MATCHED = (1, 4, 16, 64)  # matching tokens from which on shares differ
 REQUEST_DECAY, SOURCE_DECAY = 0.06, 0.02  # decay of evidence per draft, in a request and in a source
 REMEASURE, GRAPH_STEPS = 256, 16  # steps between measurements of plain ones; steps per CUDA graph of a draft model
@@ -133,11 +134,11 @@ class Drafts:
         self._n_tried, self._n_right = self._n_tried * least, self._n_right * least
         self.pause, self.is_probing = n_tokens, True
 
-    def share(self, prior: float) -> float:
-        """Return an upper estimate of the accepted share, capped by ``prior``: sources with few drafts get a try."""
+    def share(self, prior: float, doubt: float = 0.0) -> float:
+        """Return the estimated share of right tokens, ``doubt`` deviations higher where that is at most ``prior``."""
         n = self._n_tried + PRIOR_WEIGHT
         seen = (self._n_right + PRIOR_WEIGHT * prior) / n
-        return min(max(seen, min(seen + 0.6 * math.sqrt(seen * (1 - seen) / n), prior)), 0.999)
+        return min(max(seen, min(seen + doubt * math.sqrt(seen * (1 - seen) / n), prior)), 0.999)
 
 
 class _Promise(NamedTuple):
@@ -205,8 +206,9 @@ class DraftLengthController:
         return self._promise(origin, costs, self._share(key, origin, n_seqs), n).gain if costs.plain_ms else 1.0
 
     def _share(self, key: int, origin: Origin, n_seqs: int) -> float:
-        known = self._origins[origin].share(origin.prior)
-        return known if not origin.matched and n_seqs > 1 else self._requests[key][origin].share(known)
+        doubt = 0.0 if origin.matched else DOUBT  # a model that was wrong is to be tried again
+        known = self._origins[origin].share(origin.prior, doubt)
+        return known if doubt and n_seqs > 1 else self._requests[key][origin].share(known, doubt)
 
     def _cost(self, costs: StepCosts, origin: Origin, n: int, all_right: float, expected: float) -> float:
         """Return what ``n`` drafts for each request cost beyond a plain step, in plain steps.
@@ -240,27 +242,27 @@ class DraftLengthController:
         if self._width != (n_seqs, n_seqs * (1 + behind + n)):  # assumes equal drafts for all requests
             # Second steps of a width capture a graph: here if a copy is all right and goes on, and on the way back.
             again = all_right**n_seqs
-            total += costs.graph * ((1 + again) * (1 - again) if origin.matched else 1 / GRAPH_STEPS)
+            total += costs.graph * ((1.5 + again) * (1 - again) if origin.matched else 1 / GRAPH_STEPS)
         return _Promise(expected / yielded * (1 + known) / total, cost - known, n)
 
     def learn(self, key: int, origin: Origin, n: int, n_right: int) -> None:
-        """Count a proposal of ``n`` tokens that was compared with the reply: the first ``n_right`` are its next ones."""
+        """Count a proposal of ``n`` tokens, of which the first ``n_right`` are those of the reply."""
         for drafts in (self._origins[origin], self._requests[key][origin]):
             drafts.add(origin.counted(n), origin.counted(n_right))
 
     def record(
         self, accepted: Mapping[int, int], n_tokens: int, ms: float | None, proposing: tuple[int, float] | None = None
     ) -> None:
-        """Record a step of ``n_tokens`` with so many drafts ``accepted`` by request; ``ms`` is None if it did other work.
+        """Record a step of ``n_tokens`` with so many drafts ``accepted`` by request.
 
-        ``proposing`` is what a model drafted for each, and the milliseconds."""
+        ``ms`` is None if it did other work. ``proposing`` is how many tokens a model drafted for each, and its time."""
         n_seqs, width, costs = len(accepted), (len(accepted), n_tokens), self.costs(len(accepted))
         self._place = 0 if width != self._width else self._place + 1
         new_graph = (0.25, 1.0, 0.0)[min(self._place, 2)]
         lost = costs.of(n_tokens) - 1 + (new_graph * costs.graph if self._width[0] == n_seqs else 0.0)
         if ms is not None:
-            if not new_graph or not costs.graph_ms:
-                costs.add(n_tokens, ms)
+            if new_graph < 1 or not costs.graph_ms:
+                costs.add(n_tokens, ms - new_graph * costs.graph_ms)
             if proposing is not None:
                 self.proposing[n_seqs].add(*proposing)
                 lost += proposing[1] / costs.plain_ms if costs.plain_ms else 0.0

@@ -204,6 +204,8 @@ class Speculation:
                 continue
             origin = Origin.of("+".join((*(part.source.name for part in parts), source.name)), match.n)
             n = self._most(job, origin, job.most, len(draft))
+            if not n and self._lengths is None:
+                continue
             more = tuple(takewhile(_is_text, match.read(max(n, origin.counted(SHADOW)))))
             self._propose(job, draft, more, origin)
             if n and more:

@@ -10,36 +10,23 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from bench.gpu.given_reply import is_known, preloaded
-from bench.gpu.rewriting import TYPES, conversation, numbered_anew
+from bench.gpu.given_reply import is_known, preloaded, read, write
+from bench.gpu.rewriting import TYPES, texts_of
 from bench.gpu.speculative_report import document
 from pyctl.models import builtin_model
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_a_reply_is_the_file_with_some_of_its_changes() -> None:
-    prompt, _ = conversation(builtin_model(), 1500, 0)
-    held = {tuple(prompt[i : i + 8]) for i in range(len(prompt) - 7)}
-    new = []
-    for n_edits in (0, 3, 6, 1000):
-        again, reply = conversation(builtin_model(), 1500, n_edits)
-        assert again == prompt, "changes are in the reply alone"
-        new.append(sum(tuple(reply[i : i + 8]) not in held for i in range(len(reply) - 7)))
-    assert 1500 < len(prompt) < 2000
-    assert new[0] < 50, "what is said before and after the file"
-    assert new[0] < min(new[1:])
-    assert max(new) < 400, "most of it is a copy"
-
-
-def test_tokens_are_numbered_anew_and_none_is_special() -> None:
-    text = [5, 151_643, 5, 7]
-    assert numbered_anew(text, 248_320) == [1000, 1001, 1000, 1002]
-    assert numbered_anew(text, 300) == [0, 1, 0, 2]
-    assert max(numbered_anew(list(range(500)), 300)) < 94
+def test_conversations_have_no_token_in_common_and_none_that_is_special() -> None:
+    texts = [{*prompt, *reply} for each in texts_of(248_320, builtin_model(), 300).values() for prompt, reply in each]
+    assert len(texts) == 24
+    assert min(map(min, texts)) == 1000
+    assert sum(map(len, texts)) == len(set().union(*texts))
+    ((prompt, reply),) = texts_of(300, builtin_model(), 300)["a file"]
+    assert (len(reply), max(prompt)) == (300, 93)
 
 
 def test_a_head_knows_its_share() -> None:
@@ -51,7 +38,8 @@ def test_a_head_knows_its_share() -> None:
 
 
 def test_the_library_for_llama_server_is_compiled_and_loads(tmp_path: Path) -> None:
-    np.arange(9, dtype=np.int32).tofile(tmp_path / "tokens")
+    write(tmp_path / "tokens", [range(9), range(20, 30)])
+    assert read(tmp_path / "tokens") == [[*range(9)], [*range(20, 30)]]
     command = preloaded(tmp_path, tmp_path / "tokens", 0.8)
     assert command[:2] == ["env", f"LD_PRELOAD={tmp_path / 'given_reply.so'}"]
     library = ctypes.CDLL(str(tmp_path / "given_reply.so"))
@@ -71,13 +59,13 @@ def test_a_file_is_written_again(share: str, model_path: Callable[[str], Path], 
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     records = json.loads((tmp_path / f"gpu-speculative-{shape}.json").read_text(encoding="utf-8"))["records"]
-    alone, both = records
+    none, head = records
     assert [record["types"] for record in records] == [*TYPES["pyctl"]]
-    assert both["n"] > alone["n"] > 0
+    assert none["n"] == head["n"] == 500
+    assert (none["drafted"], head["drafted"] > 0) == (0, True)
     if share == "1":
-        assert alone["accepted"] == alone["drafted"], "the reply is the given one"
+        assert head["accepted"] >= head["drafted"] - 2, "the reply is the given one"
     else:
-        assert alone["accepted"] < alone["drafted"] / 20
-        assert both["accepted"] > both["n"] / 4, "from the text"
-    assert f"| pyctl | {both['types']} |" in done.stdout
-    assert f"| pyctl | {both['types']} |" in document({"shape": shape, "machine": {}, "records": records})
+        assert head["accepted"] < head["drafted"] / 20
+    assert "| a file | 1 | pyctl | draft-mtp |" in done.stdout
+    assert "| a file | 1 | pyctl | draft-mtp |" in document({"shape": shape, "machine": {}, "records": records})

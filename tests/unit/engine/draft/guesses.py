@@ -47,7 +47,6 @@ class Guesses:
         n_prompt, reply = self.followed[job.key]
         at = job.seq.n + len(job.sure) - n_prompt
         assert [*job.seq.tokens[n_prompt:].tolist(), *job.sure][: len(reply)] == reply[:at], "it goes on as it came"
-        assert job.most > 0
         if self._random.random() < self.silent:
             return ()
         n = int(self._random.integers(self.shortest, self.longest + 1))

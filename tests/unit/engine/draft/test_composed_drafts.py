@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pyctl.cache.sequence import LiveSequence
-from pyctl.engine.draft.draft_length import DraftLengthController, DraftResult, Origin
+from pyctl.engine.draft.draft_length import DraftLengthController, Origin
 from pyctl.engine.draft.source import DraftJob, Match
 from pyctl.engine.draft.speculation import Speculation
 from pyctl.prompt import as_tokens
@@ -57,50 +57,57 @@ def measured(slope: float, *, n_seqs: int = 1, n_free: int = 1024, longest: int 
 
 def step(speculation: Speculation, learn: Learn, slope: float, reply: Sequence[int]) -> tuple[int, ...]:
     """One step of a request whose reply goes on with ``reply``; returns the draft."""
-    (draft,) = speculation.propose([DraftJob(0, EMPTY, (5,), 64)])
+    seq = LiveSequence(0, 4096)
+    (draft,) = speculation.propose([DraftJob(0, seq, (5,), 64)])
     n = next((i for i, (a, b) in enumerate(zip(draft.tokens, reply, strict=False)) if a != b), len(draft.tokens))
     if draft.n_drafted:
         learn(draft.n_drafted, n)
     width = 1 + len(draft.tokens)
     speculation.record(width, 10 * (1 + slope * (width - 1)))
+    seq.reset(as_tokens([5, *reply]))
+    speculation.propose([DraftJob(0, seq, (), 0)])  # the next step sees the reply
     return draft.tokens
 
 
 class Recording(DraftLengthController):
-    """All that is allowed, and what was recorded."""
+    """All that is allowed, and what was learnt."""
 
-    def length(self, key: int, origin: Origin, limit: int, *args: object, **fields: object) -> int:
-        return limit
+    def __init__(self, *, continues: bool) -> None:
+        super().__init__()
+        self.continues, self.learnt = continues, dict[Origin, tuple[int, int]]()
 
-    def record(self, drafts: Sequence[DraftResult], *args: object) -> None:
-        (self.recorded,) = drafts
+    def length(self, key: int, origin: Origin, limit: int, n_seqs: int = 1, *, behind: int = 0) -> int:
+        return limit if self.continues or not behind else 0
+
+    def learn(self, key: int, origin: Origin, n: int, n_right: int) -> None:
+        self.learnt[origin] = n, n_right
 
 
+@pytest.mark.parametrize("continues", [True, False])
 @pytest.mark.parametrize(
-    ("n_drafted", "n_accepted", "of_each"),
+    ("reply", "of_each"),
     [
-        (5, 0, {"head": (2, 0)}),
-        (5, 1, {"head": (2, 1)}),
-        (5, 2, {"head": (2, 2), "head+cache": (3, 0)}),
-        (5, 4, {"head": (2, 2), "head+cache": (3, 2)}),
-        (5, 5, {"head": (2, 2), "head+cache": (3, 3)}),
-        (3, 3, {"head": (2, 2), "head+cache": (1, 1)}),  # a reply that ends in a draft says nothing of the rest
-        (1, 1, {"head": (1, 1)}),
+        ((9,), {"head": (2, 0)}),
+        ((1, 9), {"head": (2, 1)}),
+        ((1, 2, 9), {"head": (2, 2), "head+cache": (3, 0)}),
+        ((1, 2, 3, 4, 9), {"head": (2, 2), "head+cache": (3, 2)}),
+        ((1, 2, 3, 4, 5), {"head": (2, 2), "head+cache": (3, 3)}),
+        ((1, 2, 3), {"head": (2, 2)}),  # the reply may go on as proposed
+        ((1,), {}),
     ],
 )
-def test_each_source_is_known_by_its_own_tokens(
-    n_drafted: int, n_accepted: int, of_each: dict[str, tuple[int, int]]
+def test_each_source_is_known_by_its_own_tokens_evaluated_or_not(
+    reply: tuple[int, ...], of_each: dict[str, tuple[int, int]], *, continues: bool
 ) -> None:
     head: Any = Told("head", (1, 2), n_max=2)
-    cache, lengths = Cache((3, 4, 5), ()), Recording()
-    speculation = Speculation([cache], head, lengths=lengths)
-    with speculation.following(0, as_tokens([1])) as learn:
-        assert proposed(speculation) == [(1, 2, 3, 4, 5)]
-        assert cache.asked == [((1, 2), 14)]
-        learn(n_drafted, n_accepted)
-        speculation.record(6, None)
-    parts = [part for part in lengths.recorded.parts if part.n_drafted and not part.origin.is_before]
-    assert {part.origin.source: (part.n_drafted, part.n_accepted) for part in parts} == of_each
+    lengths, seq = Recording(continues=continues), LiveSequence(0, 4096)
+    speculation = Speculation([Cache((3, 4, 5), ())], head, lengths=lengths)
+    with speculation.following(0, as_tokens([1])):
+        for said in ((5,), (5, *reply)):
+            lengths.learnt.clear()
+            (draft,) = speculation.propose([DraftJob(0, seq, said, 16)])
+            assert said != (5,) or draft.tokens == ((1, 2, 3, 4, 5) if continues else (1, 2))
+    assert {origin.source: found for origin, found in lengths.learnt.items() if not origin.is_before} == of_each
 
 
 def test_what_the_cache_knows_comes_first_and_is_not_asked_twice() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyctl.engine.draft import draft_length
-from pyctl.engine.draft.draft_length import BUDGET, LOSS, DraftLengthController, DraftResult, Origin
+from pyctl.engine.draft.draft_length import BUDGET, LOSS, DraftLengthController, Origin
 from tests.effort import examples
 
 SOME, TEXT = Origin("some"), Origin("some", 4)
@@ -46,7 +46,7 @@ def measured(
         for _ in range(2):
             controller.costs(n_seqs).add(n_seqs * (1 + n), 10 * cost(n_seqs * (1 + n)))
             if n:
-                controller.proposing["some", n_seqs].add(n, n * draft_ms)
+                controller.proposing[n_seqs].add(n, n * draft_ms)
     return controller
 
 
@@ -70,13 +70,25 @@ def simulate(
         asked = [max(asked)] * n_seqs if origin is SOME else asked
         right = [next((i for i in range(n) if rng.random() >= share), n) for n in asked]
         width = n_seqs + sum(asked)
-        ms, proposing_ms = 10 * cost(width), draft_ms * (max(asked) if origin is SOME else sum(asked))
+        ms, proposing_ms = 10 * cost(width), draft_ms * max(asked) if origin is SOME else 0.0
         run.time += (ms + proposing_ms) / plain_ms
         run.plain += 1 + sum(right) / n_seqs
         run.lengths.append(max(asked))
-        results = [DraftResult(key, origin, n, a) for key, n, a in zip(range(n_seqs), asked, right, strict=True)]
-        controller.record(results, width, ms, {"some": proposing_ms} if any(asked) else {})
+        proposing = (max(asked), proposing_ms) if any(asked) and origin is SOME else None
+        controller.record(dict(enumerate(right)), width, ms, proposing)
+        for key, n in enumerate(asked):
+            if origin is TEXT:  # what was not evaluated is compared all the same
+                n = n or min(limit, 4)
+                controller.learn(key, origin, n, next((i for i in range(n) if rng.random() >= share), n))
+            elif n:
+                controller.learn(key, origin, n, right[key])
     return run
+
+
+def took(controller: DraftLengthController, origin: Origin, n: int, n_right: int, ms: float | None) -> None:
+    """A step of one request with ``n`` drafts."""
+    controller.learn(0, origin, n, n_right)
+    controller.record({0: n_right}, 1 + n, ms)
 
 
 @settings(max_examples=examples(60))
@@ -102,9 +114,14 @@ def test_no_more_is_lost_than_the_budget(
 @pytest.mark.parametrize("slope", [0.05, 0.3, 1.0])
 @pytest.mark.parametrize("limit", [3, 64])
 def test_what_is_never_right_pauses(slope: float, limit: int) -> None:
-    run = simulate(measured(line(slope), limit=limit), line(slope), [0.0], 3000, limit)
+    run = simulate(measured(line(slope), limit=limit), line(slope), [0.0], 3000, limit, origin=SOME)
     assert run.slowdown < 1.03
     assert 0 < sum(n > 0 for n in run.lengths) < 300
+
+
+def test_a_text_that_is_never_right_costs_nothing_once_that_is_known() -> None:
+    run = simulate(measured(line(0.05)), line(0.05), [0.0], 1000, 64)
+    assert not any(run.lengths[20:])
 
 
 @pytest.mark.parametrize("shares", [(0.0, 1.0), (1.0, 0.0)])
@@ -145,8 +162,8 @@ def test_a_longer_match_gets_a_longer_draft_from_the_first_one_on() -> None:
 def test_what_is_wrong_behind_few_matching_tokens_says_nothing_of_many() -> None:
     controller, short, long = measured(line(0.02), n_free=3), Origin.of("some", 4), Origin.of("some", 64)
     for _ in range(40):
-        controller.record([DraftResult(0, short, 3, 0)], 4, 10.6, {})
-        controller.record([DraftResult(0, long, 64, 64)], 65, 22.8, {})
+        took(controller, short, 3, 0, 10.6)
+        took(controller, long, 64, 64, 22.8)
     assert controller.length(0, long, 64) == 64
     assert controller.length(0, short, 64) in (0, draft_length.PROBE)
 
@@ -157,7 +174,7 @@ def test_a_draft_is_evidence_up_to_as_many_tokens_as_matched() -> None:
     for right in (4, 64):
         controller = measured(line(0.1))
         for _ in range(20):
-            controller.record([DraftResult(0, TEXT, 64, right)], 65, 74.0, {})
+            took(controller, TEXT, 64, right, 74.0)
         runs.append(controller.gain(0, TEXT, 8))
     assert runs[0] == runs[1]
 
@@ -169,7 +186,7 @@ def test_a_copy_that_goes_on_shares_the_cost_of_a_new_graph(n_right: int, kept: 
         controller = measured(line(0.01))
         controller.costs(1).graph_ms = 10 * graph
         for _ in range(60):
-            controller.record([DraftResult(0, long, 16, n_right)], 17, 11.6, {})
+            took(controller, long, 16, n_right, 11.6)
         gains.append(controller.gain(0, long, 32))
     least, most = kept
     assert least < gains[1] / gains[0] < most
@@ -178,19 +195,19 @@ def test_a_copy_that_goes_on_shares_the_cost_of_a_new_graph(n_right: int, kept: 
 def test_a_draft_is_as_long_as_the_budget_allows() -> None:
     controller, long = measured(line(0.3)), Origin.of("some", 64)
     for _ in range(12):
-        controller.record([DraftResult(0, long, 4, 4)], 5, 22.0, {})
+        took(controller, long, 4, 4, 22.0)
     controller._budget = 4.0
     assert 0 < controller.length(0, long, 64) * 0.3 <= 4.0
 
 
 def test_the_time_to_draft_counts() -> None:
-    run = simulate(measured(line(0.05), draft_ms=20.0), line(0.05), [1.0], 2000, draft_ms=20.0)
+    run = simulate(measured(line(0.05), draft_ms=20.0), line(0.05), [1.0], 2000, draft_ms=20.0, origin=SOME)
     assert sum(n > 0 for n in run.lengths) < 60
 
 
 def test_drafts_that_are_evaluated_again_are_kept_short() -> None:
-    free = simulate(measured(line(0.1)), line(0.1), [0.85], 1500, 16)
-    dear = simulate(measured(line(0.1), n_free=3), line(0.1), [0.85], 1500, 16)
+    free = simulate(measured(line(0.1)), line(0.1), [0.75], 1500, 16)
+    dear = simulate(measured(line(0.1), n_free=3), line(0.1), [0.75], 1500, 16)
     assert sorted(free.lengths[-500:])[250] > 3
     assert sorted(dear.lengths[-500:])[250] == 3
 
@@ -199,7 +216,7 @@ def test_a_request_begins_with_plain_steps_that_are_measured() -> None:
     controller = DraftLengthController()
     for ms in (None, 10.0, 10.0):
         assert controller.length(0, SOME, 3) == 0
-        controller.record([DraftResult(0)], 1, ms, {})
+        controller.record({0: 0}, 1, ms)
     assert controller.length(0, SOME, 3) == 3
 
 
@@ -210,7 +227,7 @@ def test_plain_steps_are_measured_anew() -> None:
         n = controller.length(0, SOME, 3)
         n_plain += n == 0
         ms = 10 + step / 200
-        controller.record([DraftResult(0, SOME, n, n)], 1 + n, ms * (1 + 0.1 * n), {})
+        took(controller, SOME, n, n, ms * (1 + 0.1 * n))
     assert 10 < n_plain < 40
     assert controller.costs(1).plain_ms == pytest.approx(ms, rel=0.15)
 
@@ -219,14 +236,15 @@ def test_a_step_with_a_prompt_measures_nothing() -> None:
     controller = measured(line(0.1), draft_ms=0.5)
     for key in range(20):
         assert controller.length(key, SOME, 3) == 3
-        controller.record([DraftResult(key, SOME, 3, 3)], 4, None, {"some": 400.0})
+        controller.learn(key, SOME, 3, 3)
+        controller.record({key: 3}, 4, None, (3, 400.0))
     assert controller.length(20, SOME, 3) == 3
 
 
 @pytest.mark.parametrize(("share", "n_drafting"), [(1.0, range(80, 101)), (0.0, range(20))])
 def test_what_was_disturbed_at_the_start_is_measured_by_probes(share: float, n_drafting: range) -> None:
     controller = measured(lambda width: 1 + 3 * (width > 1), draft_ms=2.0)
-    run = simulate(controller, line(0.1), [share], 400, draft_ms=0.5)
+    run = simulate(controller, line(0.1), [share], 400, draft_ms=0.5, origin=SOME)
     assert sum(n > 0 for n in run.lengths[-100:]) in n_drafting
 
 
@@ -235,9 +253,9 @@ def test_slow_steps_after_a_new_width_are_no_measurement() -> None:
     controller.costs(1).graph_ms = 16.0
     for _ in range(12):
         for ms in (15.0, 23.0, 10.0, 10.0):
-            controller.record([DraftResult(0)], 1, ms, {})
+            controller.record({0: 0}, 1, ms)
         for ms in (16.0, 24.0, 11.0):
-            controller.record([DraftResult(0, SOME, 1, 1)], 2, ms, {})
+            took(controller, SOME, 1, 1, ms)
     assert controller.costs(1).plain_ms == 10.0
     assert controller.costs(1).of(2) == pytest.approx(1.1)
 
