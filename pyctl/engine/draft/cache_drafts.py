@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeAlias
 
 from pyctl.engine.draft.draft_settings import LONGEST
 from pyctl.engine.draft.source import NO_MATCH, DraftJob, Match
-from pyctl.engine.draft.token_index import CONTEXT, MAX_TOKENS, TokenIndex
+from pyctl.engine.draft.token_index import AHEAD, CONTEXT, MAX_TOKENS, TokenIndex
 from pyctl.prompt import Tokens, as_tokens
 
 __all__ = ["CacheDrafts"]
@@ -31,7 +31,7 @@ BLOCK = 512
 OVERLAP = 32
 """Tokens before a new block that are added again, so that matches can span its start."""
 
-HAND_OVER = 16
+HAND_OVER = 64
 """Generated tokens passed to the index's thread at a time."""
 
 LONGEST_CHANGE, MOST_CHANGES = 8, 4
@@ -310,7 +310,8 @@ class CacheDrafts:
 
     def _anchor(self, course: _Course, text: list[int]) -> None:
         """Find a source place for the end of ``text``: near the divergence, else anywhere."""
-        place, length = self.index.near(course.parted, course.since) if course.parted else (0, 0)
+        is_near = course.parted and len(course.since) <= AHEAD
+        place, length = self.index.near(course.parted, course.since) if is_near else (0, 0)
         if place:
             self._compare(course, place - length, course.since[:-length])
         else:

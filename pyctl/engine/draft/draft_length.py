@@ -63,6 +63,7 @@ class Curve:
     def __init__(self, start: int = 0, cost: float = 0.0, slope: float = 0.0, steepest: float = math.inf) -> None:
         self._steepest = steepest
         self._samples: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=8))
+        self._known: dict[int, float] = {}
         self._tokens, self._costs = [start, start + 4096], [cost, cost + 4096 * slope]
 
     def add(self, n: int, cost: float) -> None:
@@ -74,9 +75,12 @@ class Curve:
             tokens, costs = list(found), [*accumulate([*found.values()][::-1], min)][::-1]
             slope = min((costs[-1] - costs[-2]) / (tokens[-1] - tokens[-2]), self._steepest)
             self._tokens, self._costs = [*tokens, tokens[-1] + 4096], [*costs, costs[-1] + 4096 * slope]
+            self._known.clear()
 
     def __call__(self, n: int) -> float:
-        return float(np.interp(n, self._tokens, self._costs))
+        if n not in self._known:
+            self._known[n] = float(np.interp(n, self._tokens, self._costs))
+        return self._known[n]
 
 
 def _quartile(samples: deque[float]) -> float:
@@ -171,7 +175,9 @@ class DraftLengthController:
 
     def costs(self, n_seqs: int) -> StepCosts:
         """Return the costs of steps for ``n_seqs`` requests."""
-        return self._costs.setdefault(n_seqs, StepCosts(n_seqs, self._graph_ms))
+        if n_seqs not in self._costs:
+            self._costs[n_seqs] = StepCosts(n_seqs, self._graph_ms)
+        return self._costs[n_seqs]
 
     def length(self, key: int, origin: Origin, limit: int, n_seqs: int = 1, *, behind: int = 0) -> int:
         """Return the draft length, at most ``limit``, of ``origin`` for ``key`` in a step of ``n_seqs`` requests.

@@ -6,13 +6,15 @@ worst hides a match.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
 from pyctl.limit import limit
 from pyctl.prompt import Tokens, as_tokens, common_prefix
 
-__all__ = ["CONTEXT", "GAP", "MAX_TOKENS", "TokenIndex"]
+__all__ = ["AHEAD", "CONTEXT", "GAP", "MAX_TOKENS", "TokenIndex"]
 
 MAX_TOKENS = limit(2**21, "tokens that drafts of `cache` are copied from", "the oldest are forgotten", "memory")
 
@@ -20,7 +22,7 @@ GAP = -1
 """Separator of texts in the ring, not a valid token id."""
 
 GRAMS = (4, 8, 16, 32)
-"""Indexed n-gram lengths, each twice the one before; lookups start with the longest."""
+"""Indexed n-gram lengths, each twice the one before; lookups start with the shortest."""
 
 CONTEXT = 64
 """Longest match measured; longer ones count the same."""
@@ -137,10 +139,10 @@ class TokenIndex:
         """
         if len(text) < GRAMS[0]:
             return 0, 0
-        end, ring = np.array(text[-CONTEXT:], np.int32), self._ring_of
+        end, ring = text[: -CONTEXT - 1 : -1], self._ring_of
         found, longest = 0, GRAMS[0] - 1
         seen: set[int] = set()
-        for level, bucket in self._buckets(text):
+        for level, bucket in self._buckets(end):
             place, before = self._newest_of[level][bucket], self._before_of[level]
             for _ in range(MOST_LOOKS):
                 if not place:
@@ -151,22 +153,25 @@ class TokenIndex:
                     if length > longest or (length == longest and 0 <= place - near < NEAR and near):
                         found, longest = place + 1, length
                 place = before[place]
-            if found and longest >= GRAMS[level]:
+            if longest < GRAMS[level]:
                 break
         return (found, longest) if found else (0, 0)
 
     def near(self, place: int, tokens: list[int]) -> tuple[int, int]:
         """Find the last of ``tokens``, 1 to 4, in a window around ``place``, the nearest; returns as `find`."""
         first = max(place - BACK, 0)
-        window = self.ring[first : place + AHEAD]
-        for length in range(min(len(tokens), 4), 0, -1):
-            same = window[: window.size - length] == tokens[-length]
-            for i in range(1, length):
-                same &= window[i : window.size - length + i] == tokens[i - length]
-            hits = np.flatnonzero(same)
-            if hits.size:
-                ends = hits + first + length
-                end = int(ends[min(int(np.searchsorted(ends, place + (length == 1))), ends.size - 1)])
+        window, wanted = self.ring[first : place + AHEAD].tolist(), tokens[:-5:-1]
+        if not wanted or wanted[0] not in window:
+            return 0, 0
+        found: list[tuple[int, int]] = []
+        for i, token in enumerate(window):
+            if token == wanted[0]:
+                pairs = enumerate(zip(wanted, window[i::-1], strict=False))
+                n = next((n for n, (a, b) in pairs if a != b), min(len(wanted), i + 1))
+                found.append((first + i + 1, n))
+        for length in range(len(wanted), 0, -1):
+            if ends := [end for end, n in found if n >= length]:
+                end = next((end for end in ends if end >= place + (length == 1)), ends[-1])
                 if length > 1 or place < end <= place + NEXT:
                     return end, length
         return 0, 0
@@ -180,21 +185,21 @@ class TokenIndex:
         tokens: list[int] = self.ring[place : place + n].tolist()
         return tokens[: tokens.index(GAP)] if GAP in tokens else tokens
 
-    def _buckets(self, text: list[int]) -> list[tuple[int, int]]:
-        """Return (level, bucket) for each n-gram length at the end of ``text``, longest first."""
-        found, value, n = [], 0, 0
+    def _buckets(self, backwards: list[int]) -> Iterator[tuple[int, int]]:
+        """Yield (level, bucket) for each n-gram length, shortest first: most texts occur nowhere."""
+        value, n = 0, 0
         for level, gram in enumerate(GRAMS):
-            if gram > len(text):
-                break
-            while n < gram:
-                value += (text[-1 - n] + 1) * self._powers[n]
-                n += 1
-            found.append((level, (((value & _MASK) * _SPREAD) & _MASK) >> self._shift))
-        return found[::-1]
+            for token, power in zip(backwards[n:gram], self._powers[n:gram], strict=False):
+                value += (token + 1) * power
+            n = gram
+            if gram <= len(backwards):
+                yield level, (((value & _MASK) * _SPREAD) & _MASK) >> self._shift
 
-    def _match(self, place: int, end: Tokens) -> int:
-        """Return how many tokens up to and including ``place`` match the end of ``end``."""
-        n = min(end.size, place + 1)
-        different = (self.ring[place + 1 - n : place + 1] != end[end.size - n :])[::-1]
-        first = int(different.argmax())
-        return first if different[first] else n
+    def _match(self, place: int, backwards: list[int]) -> int:
+        """Return how many tokens from ``place`` back match ``backwards``; a loop, since most differ at once."""
+        ring, n = self._ring_of, 0
+        for token in backwards:
+            if ring[place - n] != token:
+                break
+            n += 1
+        return n
