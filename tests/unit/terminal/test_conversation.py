@@ -1,18 +1,14 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from pyctl.chat.reply import CallDelta
 from pyctl.errors import RequestError
-from pyctl.terminal.conversation import Call, Conversation
+from pyctl.terminal.conversation import Call, Conversation, load, save
 
 TWO_TURNS = Conversation().asked("a").answered("A").asked("b").answered("B", "because")
-
-
-def test_changes_leave_the_original_alone() -> None:
-    before = TWO_TURNS.messages
-    TWO_TURNS.asked("c"), TWO_TURNS.undone(), TWO_TURNS.edited("d")
-    assert TWO_TURNS.messages == before
 
 
 @pytest.mark.parametrize(
@@ -67,3 +63,38 @@ def test_calls_are_joined_and_given_back_to_the_model() -> None:
             {"id": "b", "type": "function", "function": {"name": "g", "arguments": "{}"}},
         ],
     }
+
+
+def test_bare_lists_of_messages_load(tmp_path: Path) -> None:
+    (tmp_path / "chat.json").write_text('[{"role": "user", "content": "a"}]')
+    assert load(tmp_path / "chat.json") == Conversation().asked("a")
+
+
+def test_places_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"cannot save .*: No such file or directory"):
+        save(tmp_path / "no" / "chat.json", TWO_TURNS)
+    with pytest.raises(RequestError, match=r"cannot save .*: Is a directory"):
+        save(tmp_path, TWO_TURNS)
+    with pytest.raises(RequestError, match="cannot save"):
+        save(tmp_path / "a\0b", TWO_TURNS)
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b"", "not JSON in UTF-8"),
+        (b"{", "not JSON in UTF-8"),
+        (b"\xff", "not JSON in UTF-8"),
+        (b"[" * 100_000, "not JSON in UTF-8"),
+        (b"{}", "no list of messages"),
+        (b"3", "no list of messages"),
+        (b'{"messages": 3}', "no list of messages"),
+        (b'{"messages": [], "version": 2}', "unknown version 2"),
+        (b"[1]", "message 1 has no text"),
+    ],
+)
+def test_bad_files_are_one_clear_line(tmp_path: Path, content: bytes, text: str) -> None:
+    (tmp_path / "chat.json").write_bytes(content)
+    with pytest.raises(RequestError, match=text) as caught:
+        load(tmp_path / "chat.json")
+    assert str(caught.value).startswith(f"cannot load {tmp_path / 'chat.json'}: ")

@@ -9,11 +9,11 @@ from pyctl.cache.cache_stats import RequestStats
 from pyctl.chat.reply import ReplyDelta
 from pyctl.engine.request import Done, DraftCounts, Event, Failed, Piece, Progress, Timings
 from pyctl.engine.sampling import Sampling
-from pyctl.errors import ContextSizeError, EngineError, UnavailableError
+from pyctl.errors import EngineError, UnavailableError
 from pyctl.server import ReplySettings
 from pyctl.terminal.conversation import PromptProgress, ReplyStats
 from pyctl.terminal.local import LocalBackend
-from tests.unit.server.fake import HI, N_CTX, Bench, Pause, close_workers
+from tests.unit.server.fake import HI, Bench, Pause, close_workers
 
 TEMPLATE = """\
 {%- for message in messages %}
@@ -42,17 +42,6 @@ def said(bench: Bench) -> list[ReplyDelta]:
 
 def piece(text: str) -> Piece:
     return Piece(text, (1,))
-
-
-def test_the_request_holds_the_rendered_messages() -> None:
-    bench = bench_of(DONE, sampling=Sampling(seed=1), n_predict=100, cache_prompt=False)
-    said(bench)
-    request = bench.worker.requests[0]
-    text = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n"
-    assert bench.tokenizer.detokenize(request.prompt.tokens.tolist()).decode() == text
-    start = bench.tokenizer.special_tokens()["<|im_start|>"]
-    assert [int(request.prompt.tokens[at]) for at in request.prompt.boundaries] == [start]
-    assert (request.sampling.seed, request.max_tokens, request.cache_prompt) == (1, 100, False)
 
 
 def test_reasoning_is_told_apart_from_content() -> None:
@@ -121,12 +110,6 @@ def test_failures_are_our_own_errors(error: Exception, kind: type[Exception], te
     with pytest.raises(kind, match=text):
         said(bench)
     assert bench.worker.handles[0].cancelled
-
-
-def test_a_prompt_that_does_not_fit() -> None:
-    backend = LocalBackend(bench_of().service)
-    with pytest.raises(ContextSizeError):
-        list(backend.stream([{"role": "user", "content": "x" * N_CTX}]))
 
 
 def test_name() -> None:

@@ -11,11 +11,11 @@ import pytest
 from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
 
-from pyctl.chat.reply import CallDelta, ReplyDelta
+from pyctl.chat.reply import ReplyDelta
 from pyctl.errors import EngineError, RequestError
 from pyctl.terminal import conversation
 from pyctl.terminal.console import CommandCompleter, PipeReader
-from pyctl.terminal.conversation import Call, Conversation, Message, ReplyStats, load
+from pyctl.terminal.conversation import Conversation, Message, ReplyStats, load
 from pyctl.terminal.interactive import COMMANDS, WITH_PATH, Chat
 from tests.pictures import image_bytes
 
@@ -137,14 +137,6 @@ def test_what_is_no_image_says_so(script: Any, tmp_path: Path) -> None:
     assert all(words in error for words, error in zip(said, view.errors, strict=True))
 
 
-def test_tool_calls_are_part_of_the_history(script: Any) -> None:
-    called = [ReplyDelta(calls=(CallDelta(0, "a", "f", '{"x":'),)), ReplyDelta(calls=(CallDelta(0, arguments=" 1}"),))]
-    backend = script.backend([*called, script.stats], script.say("B"))
-    chat, _, _ = talk(backend, "a", "b")
-    assert chat.conversation.messages[1].calls == (Call("a", "f", '{"x": 1}'),)
-    assert backend.seen[1][1]["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"x": 1}'}
-
-
 def test_regen_and_edit_and_undo(script: Any) -> None:
     backend = script.backend(script.say("A"), script.say("A2"), script.say("B"), script.say("C"))
     chat, _, reader = talk(backend, "a", "/regen", "/edit b\nb", "/edit", "c", "/undo", "/undo")
@@ -152,11 +144,6 @@ def test_regen_and_edit_and_undo(script: Any) -> None:
     assert all(len(seen) == 1 for seen in backend.seen)
     assert "b\nb" in reader.defaults
     assert chat.conversation == Conversation()
-
-
-def test_undo_without_a_question_is_an_error_that_ends_nothing(script: Any) -> None:
-    _, view, _ = talk(script.backend(), "/undo", "/regen", "/edit")
-    assert view.errors == ["no message has been sent yet"] * 3
 
 
 def test_system_and_clear(script: Any) -> None:

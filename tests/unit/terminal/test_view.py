@@ -83,15 +83,6 @@ def test_rich_dims_thoughts_and_numbers() -> None:
     assert [screen.style(row) for row in (0, 2, 4)] == ["2", "", "2"]
 
 
-def test_rich_says_when_a_reply_was_stopped_and_can_leave_out_numbers() -> None:
-    view, screen = rich_view(stats=False)
-    view.delta(ReplyDelta(content="one"))
-    view.end(None)
-    view.delta(ReplyDelta(content="two"))
-    view.end(ReplyStats(1, 2))
-    assert screen.rows() == ["one", "", "stopped", "", "two"]
-
-
 def test_rich_obeys_neither_its_markup_nor_escapes() -> None:
     view, screen = rich_view()
     view.delta(ReplyDelta("[red]why", "[bold]x[/bold] :smile: \x1b[31m\x07\x9b1m"))
