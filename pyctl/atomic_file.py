@@ -11,14 +11,12 @@ import os
 import re
 import secrets
 import stat
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 __all__ = [
-    "ABANDONED_SECONDS",
     "PRIVATE",
     "files_in",
     "has_locks",
@@ -35,9 +33,6 @@ __all__ = [
     "temp_pid",
     "write_atomic",
 ]
-
-ABANDONED_SECONDS = 600.0
-"""A temp file that has not been written for this long is abandoned; used only on file systems without locks."""
 
 PRIVATE = 0o600
 """Mode of files that may hold prompts: text, tokens, rows and states."""
@@ -213,11 +208,8 @@ def is_abandoned(path: Path, *, remove: bool = False) -> bool:
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except OSError:  # of its writer, or the file system has no locks, where no cache is
             return False
-        except OSError:  # the file system has no locks
-            if time.time() - os.fstat(descriptor).st_mtime <= ABANDONED_SECONDS:
-                return False
         if remove:
             with suppress(OSError):
                 path.unlink()

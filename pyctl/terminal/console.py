@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 from pyctl.atomic_file import make_private, open_private, write_atomic
-from pyctl.chat.reply import CallDelta, ReplyDelta
+from pyctl.chat.reply import ReplyDelta
 from pyctl.errors import RequestError
 from pyctl.limit import limit
 from pyctl.terminal.conversation import MOST_TEXT_BYTES, ReplyStats
@@ -181,11 +181,6 @@ def _keys() -> KeyBindings:
 STYLES = {"reasoning": "dim", "call": "yellow"}
 
 
-def call_text(call: CallDelta) -> str:
-    """More of a tool call: its name first, then its arguments as they come."""
-    return f"call {call.name} {call.arguments}" if call.name else call.arguments
-
-
 def stats_line(stats: ReplyStats, width: int | None = None) -> str:
     """The known numbers of a reply in one line; those at the end that pass ``width`` are left out."""
     parts = []
@@ -220,7 +215,7 @@ class View:
         for call in delta.calls:
             if call.name:
                 self.close()
-            self._show("call", call_text(call))
+            self._show("call", f"call {call.name} {call.arguments}" if call.name else call.arguments)
 
     def end(self, stats: ReplyStats | None) -> None:
         """The reply is over; ``stats`` is None when it was cut short."""
