@@ -19,7 +19,7 @@ PIP = [sys.executable, "-m", "pip", "install"] if find_spec("pip") else ["uv", "
     ("file", "command"),
     [
         ("pipx_metadata.json", ["pipx", "inject", "env", "mcp>=2,<3"]),
-        ("uv-receipt.toml", ["uv", "tool", "install", "--with", "mcp>=2,<3", "/home/a b/pyctl"]),
+        ("uv-receipt.toml", ["uv", "tool", "install", "--with", "mcp>=2,<3", "pyctl @ file:///home/a%20b/pyctl"]),
         ("pyvenv.cfg", [*PIP, *([] if find_spec("pip") else [sys.executable]), "mcp>=2,<3"]),
     ],
 )
