@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
@@ -98,6 +97,7 @@ class ChatFormat:
         self.control_texts = {self.controls[mark]: mark.encode() for mark in marks if mark in self.controls}
         self.bound_calls = BoundCalls(self.call_format, self.tags, self.controls)
         self._memo = CachedTokenizer(tokenizer, specials)
+        self._bos = as_tokens([tokenizer.bos] if tokenizer.add_bos else [])
         starts = [text for text, token in specials.items() if token in self.starts]
         around = self.call_format.around_content
         replay = replay or Replay("off")
@@ -106,10 +106,6 @@ class ChatFormat:
         self._renderer = Renderer(template, self.tags, starts, kwargs or {}, remembered, strip_bos=tokenizer.add_bos)
         self.marks = self._renderer.marks
 
-    @cached_property
-    def _bos(self) -> Tokens:
-        return as_tokens([self.tokenizer.bos] if self.tokenizer.add_bos else [])
-
     @property
     def n_bytes(self) -> Mapping[str, int]:
         """Bytes that are remembered between requests: of tokens by their text, and of replies, with tools."""
@@ -117,7 +113,8 @@ class ChatFormat:
 
     def prepare(self, request: ChatRequest) -> PreparedChat:
         """Check and render ``request``. What else is wrong with it shows when that part of the answer is asked for."""
-        request = replace(request, tools=self.orders.in_order(request.tools))
+        ordered, remember = self.orders.in_order(request.tools)
+        request = replace(request, tools=ordered)
         tools, callables = read_tools(
             request.tools,
             request.tool_choice,
@@ -133,7 +130,7 @@ class ChatFormat:
             continues=request.continue_final_message,
             prefill=request.prefill_assistant,
         )
-        return PreparedChat(self, request, rendered, callables)
+        return PreparedChat(self, request, rendered, callables, remember)
 
     def beginning(self, request: ChatRequest) -> Prompt:
         """The beginning of the next prompt of a conversation that is certain, for any next role and text.
@@ -146,7 +143,7 @@ class ChatFormat:
         last = messages[-1] if messages and isinstance(messages[-1], dict) else {}
         if last.get("role") not in (None, "system", "developer", "assistant"):
             return self.prepare(request).prompt
-        tools = template_tools(self.orders.in_order(request.tools))
+        tools = template_tools(self.orders.in_order(request.tools)[0])
         one, other = (
             self.prompt_of(
                 self._renderer.render([*messages, *_next(last, text)], tools=tools, variables=request.template_kwargs)
@@ -212,8 +209,16 @@ class PreparedChat:
     are the control tokens that the splitter has to see, and their texts.
     """
 
-    def __init__(self, chat: ChatFormat, request: ChatRequest, rendered: RenderedChat, tools: Tools | None) -> None:
+    def __init__(
+        self,
+        chat: ChatFormat,
+        request: ChatRequest,
+        rendered: RenderedChat,
+        tools: Tools | None,
+        remember_tools: Callable[[], None],
+    ) -> None:
         self._chat = chat
+        self._remember_tools = remember_tools
         self._request = request
         self.rendered = rendered
         self._tools = tools
@@ -309,7 +314,8 @@ class PreparedChat:
         parser = self._chat.call_format.parser(self._tools, tags, rendered.reply_part)
         if rendered.reply_part == "reasoning" and rendered.prefill.strip():
             parser.feed(rendered.prefill)
-        if self._tools is not None and self._may_forget_tags(echo):
+        forgets_tags = self._chat.call_format.forgets_tags and self._request.schema is None  # which asks for JSON
+        if self._tools is not None and forgets_tags and not echo.content.strip():
             parser = BareCallParser(parser, self._tools)
 
         def ended(text: str, tokens: list[int], reply: ParsedReply) -> None:
@@ -320,16 +326,11 @@ class PreparedChat:
             marks = self._chat.marks
             if header := marks.header(rendered.text, rendered.prefill):
                 marks.replay.remember(message, rendered.place, header, text, self._tokens_of(text, tokens))
-            with suppress(RecursionError):  # the stack is another one than when they were read
-                self._chat.orders.remember_order(self._request.tools)
+            self._remember_tools()
             if on_reply is not None:
                 on_reply(message)
 
         return ReplySplitter(parser, echo, opening, ended)
-
-    def _may_forget_tags(self, echo: ReplyDelta) -> bool:
-        """Whether a call may come without its tags: not where JSON is asked for, or the content has begun."""
-        return self._chat.call_format.forgets_tags and self._request.schema is None and not echo.content.strip()
 
     def _begins(self) -> ReplyPart:
         """Where the reply begins: ``start`` only if the template leaves it a reasoning block to open."""

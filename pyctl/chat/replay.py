@@ -254,20 +254,20 @@ class Replay:
         self._write_soon(key, best)  # it is in use: the file of older replies will go
         return best
 
-    def in_order(self, tools: Any) -> Any:
-        """``tools`` with the keys of all objects in the order that was remembered; themselves where none was."""
-        found = self.find({"content": json.dumps(tools, sort_keys=True)}, _TOOLS) if tools else None
+    def in_order(self, tools: Any) -> tuple[Any, Callable[[], None]]:
+        """``tools`` with the keys of all objects in the order that is remembered, and what remembers this."""
+        if not tools or self.mode == "off":
+            return tools, lambda: None
+        said = {"content": json.dumps(tools, sort_keys=True)}
+        found = self.find(said, _TOOLS)
         try:
-            known = tools if found is None else json.loads(found.text)
+            known = found and json.loads(found.text)
         except ValueError:  # of a damaged file
-            return tools
-        return known if known == tools else tools
-
-    def remember_order(self, tools: Any) -> None:
-        """Keep the order of keys in ``tools``, unless one is kept already."""
+            known = None
+        if known == tools:
+            return known, lambda: None
         text = json.dumps(tools)
-        if tools and len(text) <= _MAX_TOOLS and self.in_order(tools) is tools:
-            self.remember({"content": json.dumps(tools, sort_keys=True)}, _TOOLS, "", text, None)
+        return tools, partial(self.remember, said, _TOOLS, "", text, None) if len(text) <= _MAX_TOOLS else lambda: None
 
     def _write_soon(self, key: bytes, reply: SampledReply) -> None:
         """Have a thread that may wait for the disk write it, unless it is written, or waits for that, or many do."""

@@ -48,7 +48,6 @@ class ReplyDelta(NamedTuple):
 
 
 ReplyPart: TypeAlias = Literal["start", "reasoning", "content"]
-
 """Where a reply begins: at its very start, inside a reasoning block that the prompt has opened, or after one."""
 
 

@@ -339,25 +339,26 @@ def test_tools_that_differ_in_the_order_of_keys_alone_are_those_of_the_earlier_r
     sent = function("look_up", required=["a", "b"], a={"type": "string"}, b={"default": 1})
     dialogue = Dialogue(qwen())
     dialogue.turn(HI, reply="hm\n</think>\n\nHello.")
-    dialogue.replay.remember_order([sent])
+    dialogue.replay.in_order([sent])[1]()
     before, after = (prepare(dialogue.chat, [HI], tools=tools) for tools in ([TOOL], [turned(TOOL)]))
     assert (after.text, after.constraint) == (before.text, before.constraint)
     for old, new in (('["a", "b"]', '["b", "a"]'), ('": 1', '": 1.0'), ('": 1', '": true'), ("up", "down")):
         other = [turned(json.loads(json.dumps(sent).replace(old, new)))]
-        assert dialogue.replay.in_order(other) is other
-    assert json.dumps(dialogue.replay.in_order([turned(sent)])) == json.dumps([sent])
+        assert dialogue.replay.in_order(other)[0] is other
+    assert json.dumps(dialogue.replay.in_order([turned(sent)])[0]) == json.dumps([sent])
 
 
 @pytest.mark.parametrize("damage", [(b"look_up", b"look_at"), (b"[{", b"[["), (b'"of":2', b'"of":1')])
 def test_tools_of_a_damaged_or_older_file_are_as_they_are_sent(tmp_path: Path, damage: tuple[bytes, bytes]) -> None:
     path, sent = tmp_path / "replies", [turned(TOOL)]
-    Replay(path=path).remember_order([TOOL])
-    assert Replay(path=path).in_order(sent) is not sent
+    Replay(path=path).in_order([TOOL])[1]()
+    assert Replay(path=path).in_order(sent)[0] is not sent
     path.write_bytes(path.read_bytes().replace(*damage))
     damaged = Replay(path=path)
-    assert damaged.in_order(sent) is sent
-    damaged.remember_order(sent)
-    assert json.dumps(damaged.in_order([TOOL])) == json.dumps(sent)
+    found, remember = damaged.in_order(sent)
+    assert found is sent
+    remember()
+    assert json.dumps(damaged.in_order([TOOL])[0]) == json.dumps(sent)
 
 
 def test_replies_that_mean_the_same_are_bounded() -> None:
