@@ -10,8 +10,6 @@ from typing import Any
 
 __all__ = ["clean", "n_common", "one_line", "overlap", "plain", "random_id", "reason_of"]
 
-_LETTERS = string.digits + string.ascii_letters
-
 _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters, bidirectional overrides, line separators and lone surrogates."""
 
@@ -61,4 +59,4 @@ def overlap(text: str, word: str) -> int:
 
 def random_id() -> str:
     """32 random letters and digits, as llama-server's ids of replies and calls have."""
-    return "".join(secrets.choice(_LETTERS) for _ in range(32))
+    return "".join(secrets.choice(string.digits + string.ascii_letters) for _ in range(32))

@@ -169,47 +169,33 @@ class CommandSettings:
     ``request_fields`` are the values that the user set, not the defaults, as fields of a llama-server request.
     """
 
-    model: ModelSettings
-    pool: PoolSettings
-    vision: VisionSettings
-    drafts: DraftSettings
-    ngrams: NgramSettings
-    hub: HubSettings
-    cache: CacheSettings
-    disk: DiskSettings
-    engine: EngineSettings
-    format: FormatSettings
-    server: ServerSettings
-    replies: ReplySettings
     listen: ListenSettings
     router: RouterSettings
-    terminal: TerminalSettings
-    tools: ToolSettings
+    format: FormatSettings
+    hub: HubSettings
+    cache: CacheSettings
+    replies: ReplySettings
+    server: ServerSettings
+    engine: EngineSettings
+    disk: DiskSettings
     log: LogSettings
+    terminal: TerminalSettings
+    model: ModelSettings
+    vision: VisionSettings
+    pool: PoolSettings
+    drafts: DraftSettings
+    ngrams: NgramSettings
+    tools: ToolSettings
     request_fields: Mapping[str, Any]
     warnings: tuple[str, ...] = ()
     action: Action = "run"
 
 
-OWNERS: tuple[type[Any], ...] = (
-    *(
-        Questions,
-        ListenSettings,
-        RouterSettings,
-        FormatSettings,
-        HubSettings,
-        CacheSettings,
-        ReplySettings,
-        ServerSettings,
-        EngineSettings,
-    ),
-    *(DiskSettings, Sampling, Cors, LogSettings, TerminalSettings, ModelSettings, VisionSettings, PoolSettings),
-    *(DraftSettings, NgramSettings, OtherForms, ToolSettings),
-)
-"""Every class with settings that flags set, in the order of --help within a section."""
-
-_PARTS = {name: hint for name, hint in get_type_hints(CommandSettings).items() if hint in OWNERS}
+_PARTS = {name: hint for name, hint in get_type_hints(CommandSettings).items() if hasattr(hint, "__dataclass_fields__")}
 """The classes of `CommandSettings` by their fields."""
+
+OWNERS: tuple[type[Any], ...] = (Questions, *_PARTS.values(), Sampling, Cors, OtherForms)
+"""Every class with settings that flags set, in the order of --help within a section."""
 
 _ALL = (*(pair for owner in OWNERS for pair in flags_of(owner)), *FURTHER)
 
@@ -287,6 +273,7 @@ def _read(
     refused += [name for name in OF_TOOLS if (environ.get(name) or "off").lower() not in FALSE_WORDS]
     if refused:
         why = TOOLS_INSTEAD if refused[0] in OF_TOOLS else "pyctl has no equivalent of this flag of llama-server"
+        why = "pyctl completion bash prints it" if refused[0] == "--completion-bash" else why
         raise ConfigError(f"{refused[0]} is not supported: {why}")
     known = {flag.env for flag in (*flags, *FLAGS[SERVER])}
     variables = (

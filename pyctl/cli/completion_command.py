@@ -7,28 +7,13 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from importlib import import_module
+from pathlib import Path
 
 from pyctl.setting import Flag
 
 __all__ = ["candidates", "run_completion"]
 
-SCRIPTS = {
-    "bash": """\
-_pyctl() {
-    local IFS=$'\\n'
-    COMPREPLY=($(pyctl completion words "${COMP_WORDS[@]:1:COMP_CWORD}" 2> /dev/null)) || compopt -o default
-}
-complete -F _pyctl pyctl
-""",
-    "zsh": """\
-_pyctl() {
-    local found
-    found=$(pyctl completion words "${(@)words[2,CURRENT]}" 2> /dev/null) && compadd -- ${(f)found} || _files
-}
-compdef _pyctl pyctl
-""",
-}
-"""Where pyctl fails, which says that a file may stand there, the shell completes files."""
+SHELLS = ("bash", "zsh")
 
 USAGE = """usage: pyctl completion bash|zsh
 
@@ -46,8 +31,9 @@ def run_completion(argv: Sequence[str]) -> int:
         found = candidates(argv[1:] or [""])
         print("\n".join(found or ()))
         return 0 if found is not None else 1
-    print(SCRIPTS.get(" ".join(argv), USAGE), end="")
-    return 0 if argv[:1] in (["-h"], ["--help"], *([shell] for shell in SCRIPTS)) else 2
+    shell = " ".join(argv)
+    print(Path(__file__).with_name(f"completion.{shell}").read_text("utf-8") if shell in SHELLS else USAGE, end="")
+    return 0 if shell in (*SHELLS, "-h", "--help") else 2
 
 
 def candidates(words: Sequence[str]) -> list[str] | None:
@@ -58,7 +44,7 @@ def candidates(words: Sequence[str]) -> list[str] | None:
     *before, last = words
     if not before:
         return _begun(last, COMMANDS)
-    flags, first = _flags(before), {"launch": [*PROGRAMS], "service": ["install"], "completion": [*SCRIPTS]}
+    flags, first = _flags(before), {"launch": [*PROGRAMS], "service": ["install"], "completion": [*SHELLS]}
     if before[-1] in flags and (values := _values(flags[before[-1]])) is not None:
         return _begun(last, values) if values else None
     if last.startswith("-"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import logging
 import mmap
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from pyctl.doctor.facts import LlamaFacts, Wishes
     from pyctl.llama import MemoryPlan
 
-__all__ = ["cuda_version", "log_findings", "planned", "run_doctor"]
+__all__ = ["cuda_can_pin", "cuda_version", "log_findings", "planned", "run_doctor"]
 
 log = logging.getLogger("pyctl")
 
@@ -105,7 +106,7 @@ def _wishes(settings: CommandSettings) -> Wishes:
 
 
 def _llama_facts(settings: CommandSettings) -> LlamaFacts:
-    from pyctl.doctor.facts import LlamaFacts, cuda_can_pin
+    from pyctl.doctor.facts import LlamaFacts
     from pyctl.setup.libraries import unused_card
 
     try:
@@ -155,6 +156,20 @@ def cuda_version(library: Path) -> int:
     with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         found = re.search(rb"libcudart\.so\.(\d+)", data)
         return int(found[1]) if found is not None else 0  # while the file is mapped
+
+
+def cuda_can_pin(n_bytes: int = 2**26) -> str:
+    """Pin and release ``n_bytes`` through the CUDA or HIP runtime of this process; empty, or what is in the way."""
+    process = ctypes.CDLL(None)
+    for vendor in ("cuda", "hip"):
+        register = getattr(process, f"{vendor}HostRegister", None)
+        if register is not None:
+            block = ctypes.create_string_buffer(n_bytes)
+            code = register(ctypes.byref(block), ctypes.c_size_t(n_bytes), 1)
+            if code == 0:
+                getattr(process, f"{vendor}HostUnregister")(ctypes.byref(block))
+            return f"{vendor}HostRegister fails with code {code}" if code else ""
+    return "no loaded library has cudaHostRegister"
 
 
 class _PlannedError(Exception):

@@ -12,9 +12,10 @@ from typing import Any
 from pyctl.cli.arguments import CommandSettings, parse_serve
 from pyctl.cli.command_parser import CommandParser
 from pyctl.errors import ConfigError
-from pyctl.models import builtin_model
-from pyctl.models.hub_cache import cached_files, downloaded_files
+from pyctl.models import builtin_model, is_model_file
+from pyctl.models.hub_cache import cached_files
 from pyctl.text import one_line
+from pyctl.user_directory import user_directory
 
 __all__ = ["run_models"]
 
@@ -56,7 +57,8 @@ def _known(argv: Sequence[str], environ: Mapping[str, str]) -> Iterator[tuple[st
     if cached_files(environ) or router.is_wanted:
         for preset in find_models(router, argv, environ):
             yield preset.card.name, preset.card.origin, preset.settings
-    for path in downloaded_files(environ):
+    downloaded = (user_directory("cache", environ) / "models").glob("*/*.gguf")
+    for path in sorted(path for path in downloaded if is_model_file(path.name)):
         yield path.stem, "download", parse_serve(["-m", str(path), *argv], environ)
     yield "(without -m)", "built-in", parse_serve(["-m", str(builtin_model()), *argv], environ)
 

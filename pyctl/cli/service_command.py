@@ -80,32 +80,8 @@ def _install(path: Path, flags: list[str], environ: Mapping[str, str]) -> int:
 def unit_text(command: Sequence[str], directory: Path) -> str:
     """The unit that runs ``command`` in ``directory``, to which relative paths in it refer. Raises ConfigError."""
     # The slash keeps a backslash at its end from joining the next line, and a blank from being dropped.
-    return f"""\
-[Unit]
-Description=pyctl, a server of GGUF models
-After=network.target
-
-[Service]
-Type=exec
-ExecStart={" ".join(map(_quoted, command))}
-WorkingDirectory={_printable(str(directory)).replace("%", "%%")}/
-Restart=on-failure
-RestartSec=5
-RestartPreventExitStatus=2
-TimeoutStopSec=70
-CacheDirectory=pyctl
-CacheDirectoryMode=0700
-UMask=0077
-NoNewPrivileges=yes
-LockPersonality=yes
-RestrictNamespaces=yes
-RestrictSUIDSGID=yes
-RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK
-SystemCallArchitectures=native
-
-[Install]
-WantedBy=default.target
-"""
+    unit = Path(__file__).with_name(UNIT).read_text("utf-8")
+    return unit.format(command=" ".join(map(_quoted, command)), directory=_printable(str(directory)).replace("%", "%%"))
 
 
 def _quoted(word: str) -> str:

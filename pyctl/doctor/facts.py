@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import resource
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from pyctl.doctor.finding import UnknownError
 from pyctl.doctor.nvidia_smi import CardState, card_states
 from pyctl.setup.machine import NVIDIA, Driver, find_driver, find_pci_cards
 
-__all__ = ["Facts", "LlamaFacts", "Mount", "Wishes", "cuda_can_pin", "existing"]
+__all__ = ["Facts", "LlamaFacts", "Mount", "Wishes", "existing"]
 
 
 def _not_loaded(*_: object) -> NoReturn:
@@ -159,17 +158,3 @@ def existing(path: Path) -> Path:
     while not path.exists() and path != path.parent:
         path = path.parent
     return path.resolve()
-
-
-def cuda_can_pin(n_bytes: int = 2**26) -> str:
-    """Pin and release ``n_bytes`` through the CUDA or HIP runtime of this process; empty, or what is in the way."""
-    process = ctypes.CDLL(None)
-    for vendor in ("cuda", "hip"):
-        register = getattr(process, f"{vendor}HostRegister", None)
-        if register is not None:
-            block = ctypes.create_string_buffer(n_bytes)
-            code = register(ctypes.byref(block), ctypes.c_size_t(n_bytes), 1)
-            if code == 0:
-                getattr(process, f"{vendor}HostUnregister")(ctypes.byref(block))
-            return f"{vendor}HostRegister fails with code {code}" if code else ""
-    return "no loaded library has cudaHostRegister"

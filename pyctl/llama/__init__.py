@@ -24,10 +24,9 @@ with contextlib.suppress(OSError):
     ctypes.CDLL("libstdc++.so.6", mode=ctypes.RTLD_GLOBAL)
 
 from pyctl.llama import extension  # before others import the bindings
-from pyctl.llama.devices import Device, check_gguf, devices, host_available
-from pyctl.llama.library import allocate, build_version, reserve_pinned
+from pyctl.llama.devices import Device, devices, host_available
+from pyctl.llama.library import allocate, reserve_pinned
 from pyctl.llama.llama_backend import LlamaBackend
-from pyctl.llama.llama_tokenizer import LlamaTokenizer
 from pyctl.llama.loader import Loaded, load
 from pyctl.llama.memory import MemoryPlan
 from pyctl.llama.params import gpus
@@ -36,12 +35,9 @@ from pyctl.llama.rpc import connect_workers, serve_devices
 __all__ = [
     "Device",
     "LlamaBackend",
-    "LlamaTokenizer",
     "Loaded",
     "MemoryPlan",
     "allocate",
-    "build_version",
-    "check_gguf",
     "connect_workers",
     "devices",
     "extension",

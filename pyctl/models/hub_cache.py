@@ -10,9 +10,8 @@ from pathlib import Path
 
 from pyctl.errors import ConfigError
 from pyctl.models import SPLIT_NAME, is_model_file
-from pyctl.user_directory import user_directory
 
-__all__ = ["Revision", "cached_files", "choose", "companion_of", "downloaded_files", "newest", "revisions"]
+__all__ = ["Revision", "cached_files", "choose", "companion_of", "newest", "revisions"]
 
 PREFERRED = ("Q4_K_M", "Q8_0")
 """Quants that are taken where none is asked for, as in llama-server."""
@@ -59,12 +58,6 @@ def cached_files(environ: Mapping[str, str] = os.environ) -> dict[str, Path]:
             quant = _quant(name).upper()
             found[f"{revision.repo}:{quant}" if quant else revision.repo] = revision.path / name
     return dict(sorted(found.items()))
-
-
-def downloaded_files(environ: Mapping[str, str] = os.environ) -> list[Path]:
-    """The models that -mu has downloaded, the first file of each."""
-    found = (user_directory("cache", environ) / "models").glob("*/*.gguf")
-    return sorted(path for path in found if is_model_file(path.name))
 
 
 def choose(names: Sequence[str], quant: str, file: str, where: str) -> str:

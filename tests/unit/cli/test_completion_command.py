@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pyctl.cli import COMMANDS, main
+from pyctl.cli import COMMANDS
 from pyctl.cli.arguments import FLAGS
 from pyctl.cli.completion_command import candidates
 from pyctl.setting import CHAT
@@ -71,9 +71,3 @@ def test_a_shell_completes(shell: str, script: str, tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
     assert {"off", "on"} <= set(done.stdout.split()), done.stderr
     assert "_pyctl pyctl" in done.stdout
-
-
-@pytest.mark.parametrize(("words", "code"), [(["bash"], 0), (["zsh"], 0), (["--help"], 0), (["fish"], 2), ([], 2)])
-def test_the_lines_of_a_shell(words: list[str], code: int, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["completion", *words]) == code
-    assert ("complete -F _pyctl" in capsys.readouterr().out) is (words == ["bash"])

@@ -363,9 +363,3 @@ def test_tokens_are_counted_as_contexts_are_called(typed: str, n: int) -> None:
     )
     assert found == (n,) * 4
     assert serve(LLAMA_ARG_CTX_SIZE=typed).model.n_ctx == n
-
-
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        parse_chat(["--version"], {})
-    assert capsys.readouterr().out.startswith("pyctl 0.")
