@@ -1,15 +1,15 @@
-"""The log: its target and level; and the loading bar, which shares the terminal with it."""
+"""The log: its target and level; and the progress of a load, which shares the terminal with it."""
 
 from __future__ import annotations
 
 import logging
 import os
+import shutil
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pyctl.atomic_file import open_private
 from pyctl.convert import integer
@@ -146,18 +146,18 @@ LINE_SECONDS = 5.0
 
 
 class LoadProgress:
-    """Shows fractions from 0 to 1 of loading ``path``: the bar within a ``with`` block, after it lines only."""
+    """Shows fractions from 0 to 1 of loading ``path``: in place on a terminal within a ``with`` block, else lines."""
 
     def __init__(self, path: str) -> None:
         self._name = os.path.basename(path)
-        self._bar = _bar(self._name) if sys.stderr.isatty() else None
+        self._in_place = sys.stderr.isatty()
         self._next_line = time.monotonic() + LINE_SECONDS
 
     def show(self, fraction: float) -> None:
         """The loading has come to ``fraction``."""
-        if self._bar is not None:
-            self._bar.start()  # only now: what is said before has the terminal for itself
-            self._bar.update(self._bar.task_ids[0], completed=fraction)
+        if self._in_place:
+            text = one_line(f"loading {self._name}: {fraction:.0%}")[: shutil.get_terminal_size().columns - 1]
+            print(f"{text}\x1b[K\r", end="", file=sys.stderr, flush=True)
         elif time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + LINE_SECONDS
             log.info("loading %s: %.0f %%", self._name, fraction * 100)
@@ -166,17 +166,6 @@ class LoadProgress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
-
-
-def _bar(name: str) -> Any:
-    # Only now: the import takes a while, and most servers have no terminal.
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("loading {task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    bar = Progress(*columns, console=Console(stderr=True), transient=True)
-    bar.add_task(name, total=1.0)
-    return bar
+        if self._in_place:
+            print("\x1b[K", end="", file=sys.stderr, flush=True)
+            self._in_place = False
