@@ -5,30 +5,26 @@ std::vector<plane> planes_of(const row_layout & rows, size_t n_cells) {
     size_t             before = 0;
     for (const auto * tensors : { &rows.k, &rows.v }) {
         for (size_t i = 0, n; i < tensors->size(); i += n) {
-            const row_tensor & first  = (*tensors)[i];
-            for (const row_part & part : first.parts) {
-                planes.push_back({ bytes_of(part.tensor, 0, ggml_nbytes(part.tensor)), part.size, 1, 0, before, part.place, first.row, part.is_copy });
-            }
-            if (!first.parts.empty()) {
-                before += first.row;
-                n = 1;
-                continue;
-            }
-            const auto         at     = [&](size_t j) { return static_cast<const uint8_t *>((*tensors)[j].tensor->data); };
-            const auto         stride = i + 1 < tensors->size() ? at(i + 1) - at(i) : 0;
-            for (n = 1; first.n_embd == 1 && stride > 0 && i + n < tensors->size() && (*tensors)[i + n].row == first.row &&
-                        buffer_of((*tensors)[i + n].tensor) == buffer_of(first.tensor) && at(i + n) - at(i + n - 1) == stride;) {
+            const row_tensor & first    = (*tensors)[i];
+            const auto         part     = [&](size_t j) { return (*tensors)[j].parts[0].tensor; };
+            const auto         at       = [&](size_t j) { return static_cast<const uint8_t *>(part(j)->data); };
+            const auto         is_whole = [&](size_t j) { return j < tensors->size() && (*tensors)[j].parts.size() == 1; };
+            const auto         stride   = is_whole(i + 1) ? at(i + 1) - at(i) : 0;
+            for (n = 1; is_whole(i) && first.n_embd == 1 && stride > 0 && is_whole(i + n) && (*tensors)[i + n].row == first.row &&
+                        buffer_of(part(i + n)) == buffer_of(part(i)) && at(i + n) - at(i + n - 1) == stride;) {
                 ++n;
             }
-            // Copies are checked against the size of the tensor, so this one has to reach to the end of the last.
-            const size_t size = at(i + n - 1) - at(i) + ggml_nbytes((*tensors)[i + n - 1].tensor);
-            plane        joined{ bytes_of(first.tensor, 0, size), first.row, n, n > 1 ? static_cast<size_t>(stride) : 0, before, 0, first.row };
-            if (first.n_embd > 1) {
-                joined.count  = first.n_embd;
-                joined.stride = n_cells * first.row;
+            for (const row_part & own : first.parts) {
+                // Copies are checked against the size of the tensor, so this one has to reach to the end of the last.
+                const size_t size = at(i + n - 1) - at(i) + ggml_nbytes(n > 1 ? part(i + n - 1) : own.tensor);
+                planes.push_back({ bytes_of(own.tensor, 0, size), own.size, n, n > 1 ? static_cast<size_t>(stride) : 0, before, own.place, first.row });
             }
-            planes.push_back(joined);
-            before += joined.count * first.row;
+            if (first.n_embd > 1) {
+                planes.back().row    = first.row;
+                planes.back().count  = first.n_embd;
+                planes.back().stride = n_cells * first.row;
+            }
+            before += n * first.per_token();
         }
     }
     return planes;

@@ -93,14 +93,9 @@ std::vector<copy_region> regions_of(const std::vector<io_step> & steps, const te
         if (step.tensor == nullptr || step.size == 0) {
             continue;
         }
-        const auto found = parts.find(step.tensor);
-        if (found == parts.end()) {
-            regions.push_back({ step.tensor, step.offset, step.size, 1, 0, 0, place });
-        } else {
-            for (const row_part & part : found->second) {
-                const size_t offset = step.offset / step.size * part.tensor->nb[1] + part.offset;
-                regions.push_back({ part.tensor, offset, part.size, part.count, part.size, part.pitch, place + part.place, part.is_copy });
-            }
+        for (const row_part & part : parts.at(step.tensor)) {
+            const size_t offset = step.offset / step.size * part.tensor->nb[1] + part.offset;
+            regions.push_back({ part.tensor, offset, part.size, part.count, part.size, part.pitch, place + part.place });
         }
         place += step.size;
     }
@@ -130,9 +125,6 @@ std::vector<ggml_tensor *> memory_layout::tensors() const {
         for (const row_tensor & each : *tensors) {
             for (const row_part & part : each.parts) {
                 found.push_back(part.tensor);
-            }
-            if (each.parts.empty()) {
-                found.push_back(each.tensor);
             }
         }
     }
@@ -166,8 +158,8 @@ memory_layout layout_of(llama_context * ctx, const memory_parts & parts, llama_s
         layout.recurrent = recurrent_of(parts.recurrent, seq);
     }
     for (const io_step & step : layout.recurrent) {
-        if (auto found = step.tensor != nullptr ? library::parts_of_rows(ctx, step.tensor) : std::vector<row_part>(); !found.empty()) {
-            layout.parts[step.tensor] = std::move(found);
+        if (step.tensor != nullptr) {
+            layout.parts[step.tensor] = library::parts_of_rows(ctx, step.tensor);
         }
     }
     layout.text += text_of(layout.recurrent);

@@ -16,7 +16,7 @@ struct row_tensor {
     size_t        row;
     size_t        n_embd;  // 1 unless transposed
 
-    std::vector<row_part> parts = {};  // none of a whole one
+    std::vector<row_part> parts = {};
 
     size_t per_token() const { return row * n_embd; }
 };
@@ -33,7 +33,6 @@ struct row_layout {
     size_t row_bytes() const;  // of one token over all tensors, `ext_bytes` included
 };
 
-// The parts of tensors; none of those that are whole.
 using tensor_parts = std::map<const ggml_tensor *, std::vector<row_part>>;
 
 // Where the tensor data among `steps` lies, one row of each tensor.

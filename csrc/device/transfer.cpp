@@ -143,9 +143,6 @@ void transfer::save_begin() {
 }
 
 void transfer::save(const copy_region & from, uint8_t * dst) {
-    if (from.is_copy) {
-        return;
-    }
     save_by(lanes.empty() ? nullptr : lane_of(from.tensor).copies.get(), from, dst);
 }
 
@@ -178,9 +175,6 @@ void transfer::save_staged(const std::vector<copy_region> & from, uint8_t * dst)
         ggml_backend_event_wait(lane.compute, lane.left.get());
     }
     for (const copy_region & region : from) {
-        if (region.is_copy) {
-            continue;
-        }
         lane &            place  = lane_of(region.tensor);
         size_t &          at     = used[static_cast<size_t>(&place - lanes.data())];
         const ggml_tensor source = bytes_of(region.tensor, region.offset, region.total());

@@ -27,7 +27,7 @@
 #include "llama.h"
 
 // `count` pieces of `size` bytes: in the tensor from `offset` on, `stride` apart; in host memory from `place` on, `pitch`
-// apart. A `copy`, which is also on another device, is not saved.
+// apart.
 struct copy_region {
     ggml_tensor * tensor;
     size_t        offset;
@@ -36,7 +36,6 @@ struct copy_region {
     size_t        stride = 0;
     size_t        pitch  = 0;
     size_t        place  = 0;
-    bool          is_copy = false;
 
     size_t total() const { return size * count; }
     size_t end() const { return place + (count - 1) * pitch + size; }  // in host memory
@@ -52,7 +51,6 @@ struct plane {
     size_t      stride;
     size_t      before = 0, place = 0;
     size_t      whole  = 0;
-    bool        is_copy = false;
 
     // The rows of n cells from `cell` on.
     copy_region cells(int64_t cell, size_t n) { return { &tensor, static_cast<size_t>(cell) * row, n * row, count, stride }; }
@@ -62,7 +60,6 @@ struct plane {
         copy_region region = cells(cell, n);
         region.place       = n_rows * before + first * whole + place;
         region.pitch       = n_rows * row;
-        region.is_copy     = is_copy;
         if (row != whole) {
             region.size  = region.stride = row;
             region.count = n;

@@ -21,16 +21,16 @@ struct books {
 
 std::vector<row_part> parts_of_rows(llama_context * ctx, const ggml_tensor * tensor) {
     tensor = tensor->view_src != nullptr ? tensor->view_src : tensor;
-    std::vector<row_part> parts;
     if (!ggml_backend_buffer_is_meta(tensor->buffer)) {
-        return parts;
+        return { { const_cast<ggml_tensor *>(tensor), 0, tensor->nb[1], 1, 0, 0 } };
     }
     auto         data    = ctx->get_model().get_split_state_ud;
     const auto   split   = llama_meta_device_get_split_state(tensor, &data);
     const auto & devices = static_cast<const books *>(tensor->buffer->context)->tensors.at(tensor);
+    std::vector<row_part> parts;
     if (split.axis == GGML_BACKEND_SPLIT_AXIS_MIRRORED) {
         for (ggml_tensor * each : devices) {
-            parts.push_back({ each, 0, tensor->nb[1], 1, 0, 0, each != devices[0] });
+            parts.push_back({ each, 0, tensor->nb[1], 1, 0, 0 });
         }
         return parts;
     }
@@ -45,7 +45,7 @@ std::vector<row_part> parts_of_rows(llama_context * ctx, const ggml_tensor * ten
         }
         for (size_t i = 0, at = place; i < devices.size(); at += size(i++)) {
             if (size(i) > 0) {
-                parts.push_back({ devices[i], used[i], size(i), count, pitch, at, false });
+                parts.push_back({ devices[i], used[i], size(i), count, pitch, at });
             }
             used[i] += count * size(i);
         }

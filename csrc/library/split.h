@@ -6,17 +6,17 @@
 #include <vector>
 
 // A part of each row of a tensor: `count` pieces of `size` bytes. They lie one after the other in the row of `tensor`, which
-// is on one device, from `offset` on; in the whole row from `place` on, `pitch` apart. A `copy` is also on another device.
+// is on one device, from `offset` on; in the whole row from `place` on, `pitch` apart. What is
+// the same on several devices has a part for each.
 struct row_part {
     ggml_tensor * tensor;
     size_t        offset, size, count, pitch, place;
-    bool          is_copy;
 };
 
 namespace library {
 
-// All parts of the rows of a tensor of the memory of `ctx`; none of one that is whole. std::runtime_error if they are not
-// parts of rows.
+// All parts of the rows of a tensor of the memory of `ctx`, one of a whole tensor. std::runtime_error if it is divided in
+// another way.
 std::vector<row_part> parts_of_rows(llama_context * ctx, const ggml_tensor * tensor);
 
 // The backends with which `ctx` computes, each for one device.

@@ -41,7 +41,7 @@ MOST_WORKERS = limit(16, "workers of --rpc", "the program ends, exit code 2", "p
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 """Types of the KV cache: ggml's names in lower case."""
 
-SPLIT_MODES = {"auto": 1, "none": 0, "layer": 1, "row": 2, "tensor": 3}
+SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
 LOAD_MODES = {"auto": -1, "none": 0, "mmap": 1, "mlock": 2, "mmap+mlock": 3, "dio": 4}
 LAZY_MODES = {"on": 2, "off": 0, "auto": 1}
 FLASH_MODES = {"on": 1, "off": 0, "auto": -1}
@@ -140,9 +140,9 @@ class ModelSettings:
         "LLAMA_ARG_N_GPU_LAYERS",
     )
     split_mode: str = MODEL.flag(
-        "auto",
+        "layer",
         "-sm --split-mode",
-        "how GPUs share the model: auto, none, layer, row or tensor",
+        "how GPUs share the model: none, layer, row or tensor",
         choice(*SPLIT_MODES),
         "LLAMA_ARG_SPLIT_MODE",
         "MODE",

@@ -133,7 +133,7 @@ def split_of(layers: Sequence[str], settings: ModelSettings) -> tuple[float, ...
     # llama.cpp's default split depends on the free memory, and would change the fingerprint at each start.
     names = settings.devices or tuple(device.name for device in devices() if device.is_gpu)
     counts = tuple(float(sum(layer == name for layer in layers)) for name in names)
-    return counts if settings.split_mode in ("auto", "layer") and len(counts) > 1 and all(counts) else ()
+    return counts if settings.split_mode == "layer" and len(counts) > 1 and all(counts) else ()
 
 
 def _fit_context(run: DryRun, settings: ModelSettings) -> MemoryPlan:

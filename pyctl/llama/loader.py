@@ -43,6 +43,7 @@ from pyctl.llama.params import (
     context_params,
     draft_cells,
     finds,
+    gpus,
     head_params,
     layer_bytes,
     metadata_text,
@@ -99,7 +100,7 @@ def load(
     vocabulary = _read_vocabulary(path, settings)
     drafts, vision, pool = with_inferred_type(drafts or DraftSettings()), _possible_vision(vision), _possible_pool(pool)
     repacks, settings = settings.repack, without_amx(with_ubatch(_alone(path, settings)))
-    settings = with_split(settings, drafts, pooled=pool is not None)
+    settings = with_split(settings, drafts, gpus(settings))
     encoder = make_encoder(settings, vision) if vision is not None else None
     pooled = fit_pool(settings, drafts, pool) if pool is not None else None
     if pooled is not None and encoder is not None:

@@ -188,28 +188,6 @@ def test_each_part_counts_where_llama_cpp_puts_it(
     assert plan.gpus[0].free == 24_000 * MIB
 
 
-@pytest.mark.parametrize(("split", "shares"), [((), (0.5, 0.5)), ((3.0, 1.0), (0.75, 0.25))])
-def test_what_all_gpus_share_is_no_memory_of_the_host(
-    model_path: Callable[[str], Path],
-    monkeypatch: pytest.MonkeyPatch,
-    split: tuple[float, ...],
-    shares: tuple[float, ...],
-) -> None:
-    settings, n_ctx = ModelSettings(path=str(model_path("tiny-hybrid"))), 16_384
-    with dry_run(settings) as run:
-        before = run.plan(n_ctx).host.usage
-    on_gpus(monkeypatch, TWO_GPUS, "Meta(CUDA0,CUDA1)")
-    # llama.cpp itself finds no GPU here.
-    with dry_run(settings) as run:
-        run._settings = replace(settings, split_mode="tensor", tensor_split=split)
-        plan = run.plan(n_ctx)
-    assert plan.host.usage == Usage()
-    for place, share in zip(plan.gpus, shares, strict=True):
-        assert place.usage.kv == pytest.approx(before.kv * share, rel=0.01)
-        assert place.usage.states == pytest.approx(before.states * share, rel=0.01), "no second copy of them"
-        assert place.usage.weights > 0
-
-
 @pytest.mark.parametrize("name", ["tiny-dense", "tiny-hybrid-nextn", "tiny-moe", *FAMILIES])
 @pytest.mark.parametrize("flash_attn", ["auto", "off"])
 def test_an_estimate_is_rather_too_large(

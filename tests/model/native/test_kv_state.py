@@ -6,7 +6,6 @@ import ctypes
 import re
 import struct
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,11 +14,9 @@ from hypothesis import strategies as st
 from llama_cpp import llama_cpp as api
 
 from pyctl.cache.snapshot import Rows, State
-from pyctl.engine.model_settings import SPLIT_MODES
 from pyctl.errors import OutOfCellsError, StateError
 from pyctl.llama import LlamaBackend, Loaded
-from pyctl.llama.devices import devices
-from pyctl.llama.library import KVState, captured_log, checked
+from pyctl.llama.library import checked
 from pyctl.llama.shared_windows import WindowForm, WindowPiece, WindowRows
 from pyctl.prompt import Tokens, as_tokens
 from tests.effort import examples
@@ -434,29 +431,6 @@ def test_different_prompts_give_different_logits(open_model: Callable[..., Loade
             seen.append(run(backend, tokens_of(seed, 200), [64, 128, 192, 200])[200])
         assert all(np.isfinite(logits).all() and logits.std() > 1e-3 for logits in seen)
         assert all(np.abs(a - b).max() > 1e-3 for i, a in enumerate(seen) for b in seen[:i])
-
-
-@pytest.mark.parametrize("name", ["tiny-hybrid", "tiny-dense"])
-def test_what_lies_in_parts_on_several_devices_is_left_to_the_library(
-    name: str, model_path: Callable[[str], Path]
-) -> None:
-    """With --split-mode tensor; here the only device is the CPU, on which nothing could be evaluated that way."""
-    (cpu,) = (device.handle for device in devices() if not device.is_gpu)
-    handles = (ctypes.c_void_p * 2)(cpu, None)
-    params, context = api.llama_model_default_params(), api.llama_context_default_params()
-    params.devices, params.split_mode = ctypes.addressof(handles), SPLIT_MODES["tensor"]
-    context.n_ctx, context.n_ubatch, context.flash_attn_type = 512, 64, 1
-    with captured_log():
-        model = api.llama_model_load_from_file(str(model_path(name)).encode(), params)
-        ctx = api.llama_init_from_model(model, context)
-    try:
-        state = KVState(ctypes.cast(ctx, ctypes.c_void_p).value or 0, 0, marks=False, defers=True)
-        assert (state.kind, state.can_hold, state.is_async) == ("opaque", False, False)
-        state.clear(0)
-        del state
-    finally:
-        api.llama_free(ctx)
-        api.llama_model_free(model)
 
 
 @pytest.mark.parametrize("name", ["tiny-gemma3", "tiny-gpt-oss", "tiny-lfm2-window"])

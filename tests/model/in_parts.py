@@ -1,0 +1,124 @@
+"""python -m tests.model.in_parts LIBRARY MODEL TYPE: rows and states in parts on the two devices of LIBRARY.
+
+A process of its own, since devices stay for as long as it lives. ``TYPE`` is that of K and V.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from dataclasses import replace
+
+import numpy as np
+from llama_cpp import llama_cpp as api
+
+from pyctl.cache.snapshot import Rows, State
+from pyctl.engine.backend import SequenceTokens
+from pyctl.engine.draft.draft_settings import DraftSettings
+from pyctl.engine.model_settings import ModelSettings
+from pyctl.llama import LlamaBackend, load
+from pyctl.llama.dry_runs import dry_run
+from pyctl.prompt import as_tokens
+
+N, UBATCH = 200, 64
+CUTS = (UBATCH, 2 * UBATCH)
+TOKENS = as_tokens(np.random.default_rng(1).integers(5, 250, N))
+
+
+def read(backend: LlamaBackend, start: int = 0, end: int = N) -> np.ndarray:
+    """The logits at ``end`` of the text from ``start`` on."""
+    for first in range(start, end, UBATCH):
+        backend.evaluate(0, TOKENS[first : min(first + UBATCH, end)], first)
+    return backend.logits(0).copy()
+
+
+def saved(backend: LlamaBackend, n: int) -> tuple[Rows, State]:
+    found = backend.memory.save_rows(0, 0, n), backend.memory.save_state(0, n)
+    backend.memory.synchronize()
+    return found
+
+
+def bytes_of(snapshot: tuple[Rows, State]) -> list[bytes]:
+    rows, state = snapshot
+    return [rows.block.tobytes(), rows.draft.tobytes(), state.recurrent.tobytes()]
+
+
+def put(backend: LlamaBackend, n: int, rows: Rows, state: State) -> None:
+    backend.memory.clear(0)
+    backend.memory.restore(0, 0, [(rows, 0, n)], state)
+
+
+def check_returns(backend: LlamaBackend) -> None:
+    """From every cut, however its rows were kept, all goes on as in a cold run."""
+    kept = {}
+    for n in CUTS:
+        read(backend, n - UBATCH, n)
+        rows, state = saved(backend, n)
+        kept[n] = [(rows, state)]
+        if backend.memory.shape.can_hold:
+            kept[n].append((backend.memory.save_rows(0, 0, n, hold=True), state))
+    cold = read(backend, CUTS[-1])
+    for n, ways in kept.items():
+        for rows, state in ways:
+            backend.memory.clear(0)
+            backend.evaluate(0, TOKENS[N - 50 :], 0)  # takes the cells of what is held
+            put(backend, n, rows, state)
+            assert np.array_equal(read(backend, n), cold)
+    if backend.memory.kv.has_marks:
+        put(backend, n, *kept[n][0])
+        backend.memory.kv.mark(0, n)
+        backend.evaluate(0, TOKENS[:3], n)
+        assert backend.memory.kv.reset(0) == n
+        assert np.array_equal(read(backend, n), cold)
+
+
+def check_bytes(backend: LlamaBackend, whole: LlamaBackend) -> None:
+    """Blocks are those of ``whole``, where the library put together what it wrote itself."""
+    n = CUTS[-1]
+    put(backend, n, *saved_at(backend, n))
+    backend.memory.kv.reserve(0)
+    data = np.empty(api.llama_state_seq_get_size(backend.ctx, 0), np.uint8)
+    pointer = data.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+    assert api.llama_state_seq_get_data(backend.ctx, pointer, data.size, 0) == data.size
+    whole.memory.kv.reserve(0)
+    assert api.llama_state_seq_set_data(whole.ctx, pointer, data.size, 0) == data.size
+    rows, _, state = bytes_of(saved(backend, n))
+    assert [rows, b"", state] == bytes_of(saved(whole, n))
+
+
+def saved_at(backend: LlamaBackend, n: int) -> tuple[Rows, State]:
+    backend.memory.clear(0)
+    read(backend, 0, n)
+    return saved(backend, n)
+
+
+def main(library: str, path: str, kind: str) -> None:
+    api.llama_backend_init()
+    ctypes.CDLL(library).add_devices()
+    drafts = DraftSettings(draft_types=("draft-mtp",) if "nextn" in path else ("ngram-mod",))
+    chosen = ModelSettings(path=path, type_k=kind, type_v=kind, flash_attn="on", n_ctx=1024, n_ubatch=UBATCH, n_seqs=1)
+    tensor, layer = (replace(chosen, split_mode=mode) for mode in ("tensor", "layer"))
+    plans = []
+    for settings in (tensor, layer):
+        with dry_run(settings) as run:
+            plans.append(run.plan(1024))
+    assert (plans[0].row_bytes, len(plans[0].gpus)) == (plans[1].row_bytes, 2)
+    assert plans[1].state_bytes <= plans[0].state_bytes <= 2 * plans[1].state_bytes
+
+    parts, layers = load(tensor, drafts=drafts), load(layer, drafts=drafts)
+    whole = load(replace(chosen, n_gpu_layers=0, devices=("none",))).backend
+    assert parts.backend.memory.kv.is_async
+    assert parts.info.fingerprint == layers.info.fingerprint
+    assert parts.split != layers.split
+    check_returns(parts.backend)
+    check_bytes(parts.backend, whole)
+    for one, other in ((parts.backend, layers.backend), (layers.backend, parts.backend)):
+        snapshot = saved_at(one, CUTS[-1])
+        put(other, CUTS[-1], *snapshot)
+        assert bytes_of(saved(other, CUTS[-1])) == bytes_of(snapshot)
+        if drafts.has("draft-mtp"):
+            assert other.draft([SequenceTokens(0, (7,), CUTS[-1])], 2)[0]
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
