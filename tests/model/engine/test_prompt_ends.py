@@ -188,15 +188,6 @@ def test_a_look_at_what_matches_changes_no_order_and_a_use_does() -> None:
     assert list(cache.ends) == [*before[1:], before[0]]
 
 
-def test_as_many_snapshots_as_slots() -> None:
-    backend = FakeBackend(n_ctx=4096)
-    cache = RamCache(3, None)
-    engine = Engine(backend, cache, EngineSettings(min_step=0))
-    for seed in range(14, 24):
-        ask(engine, prompt_of(seed, 300, (100, 290)))
-        assert len(cache.snapshots()) + len(cache.ends) <= 3
-
-
 def test_rows_that_leave_the_device_take_the_ends_with_them() -> None:
     """No budget for copies: what needs the cells of a conversation loses it, and all that builds on its rows."""
     backend = FakeBackend(n_ctx=700, can_hold=True)

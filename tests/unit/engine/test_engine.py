@@ -26,23 +26,6 @@ def chat(*messages: tuple[int, int]) -> Prompt:
     return Prompt.of(np.concatenate(parts), np.cumsum([part.size for part in parts])[:-1])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_growing_conversation_evaluates_only_what_is_new(kind: str) -> None:
-    engine = engine_of(FakeBackend(kind), exact=True)
-    messages = [(1, 300)]
-    boundary = 0
-    for turn in range(6):
-        messages += [(100 + turn, 100), (200 + turn, 40)]
-        prompt = chat(*messages)
-        reply = ask(engine, prompt)
-        assert reply.tokens == cold(FakeBackend(kind), prompt).tokens
-        stats = reply.done.stats
-        assert stats.n_cached == boundary, f"turn {turn} must resume at the last generation header"
-        assert stats.n_cached + stats.n_evaluated == stats.n_prompt == len(prompt)
-        boundary = len(prompt) - 4
-        check_invariants(engine.prefix_cache.cache)
-
-
 def test_generated_text_is_reused_unless_exact() -> None:
     for exact in (False, True):
         engine = engine_of(FakeBackend(), exact=exact)

@@ -52,19 +52,6 @@ def engine_of(kind: str = "hybrid", n_seqs: int = 4, n_ctx: int = 16384, **optio
     return Engine(backend, RamCache(0, None), EngineSettings(**{"clear_idle": False, **options}))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_without_an_empty_one_it_takes_that_of_the_title_before(kind: str) -> None:
-    engine = engine_of(kind, n_seqs=2)
-    clients = Clients(engine)
-    clients.turn(1, 2000)
-    for seed in range(6):
-        clients.title(seed, 80)
-        assert clients.live(1)
-    n_loaded, stats = engine.backend.n_loaded, clients.turn(1, 50).done.stats
-    assert stats.n_cached >= 2000
-    assert engine.backend.n_loaded - n_loaded == (0 if kind != "opaque" else stats.n_cached)
-
-
 def test_agents_with_one_head_take_a_sequence_each() -> None:
     """The head is held for all of them: it is evaluated once, and no agent's sequence is emptied for it."""
     engine = engine_of()
@@ -79,12 +66,15 @@ def test_agents_with_one_head_take_a_sequence_each() -> None:
 
 def test_a_request_that_fits_elsewhere_does_not_empty_the_sequence_that_a_client_calls_by_number() -> None:
     """Also where a request that is served alone has all others parked."""
-    engine = engine_of(clear_idle=True)
+    engine = engine_of(n_ctx=2048, clear_idle=True)
     clients = Clients(engine)
     clients.turn(1, 1000, seq=0)
     for seed in range(3):
         clients.title(seed)
+    ask(engine, chat((9, 30)), 1, seq=1)
     assert clients.live(1)
+    ask(engine, chat((9, 1500)), 1, seq=1)
+    assert engine.sequences[0].n == 0, "there is no room for both"
 
 
 def test_beside_a_long_reply_titles_leave_conversations_where_they_are() -> None:

@@ -247,15 +247,6 @@ def test_who_is_served_alone_has_the_context_to_itself() -> None:
     assert set(seen) == {0}
 
 
-def test_sequences_that_clients_call_by_number_stay_as_long_as_there_is_room() -> None:
-    engine = engine_of(FakeBackend(n_ctx=1024, n_seqs=2))
-    ask(engine, prompt_of(1, 30), seq=1)
-    ask(engine, prompt_of(2, 30), seq=0)
-    assert [seq.n > 30 for seq in engine.sequences] == [True, True]
-    ask(engine, prompt_of(3, 1000), seq=0)
-    assert engine.sequences[1].n == 0
-
-
 def test_a_share_for_each_lets_all_run_side_by_side() -> None:
     backend = FakeBackend(n_ctx=256, n_cells=1024, n_seqs=4)
     engine = engine_of(backend)
