@@ -10,7 +10,7 @@ from pyctl.measure.server_process import ServerProcess
 from tests.page.browser import Tab
 from tests.page.conftest import OpenTab
 from tests.page.test_keeping import IN_VIEW
-from tests.page.test_looks import PHONE
+from tests.page.test_looks import PHONE, findings, load_axe
 
 STREAM = """() => {
   const real = window.fetch, encoder = new TextEncoder();
@@ -55,7 +55,9 @@ def finish(tab: Tab) -> None:
 def test_a_reply_is_rendered_as_it_streams(tab: Tab, begun: str, rest: str, found: str, n: int) -> None:
     body = begin(tab, begun)
     tab.until(lambda: body.locator(found).count() == n)
-    assert not {"**", "`"} & set(body.inner_text())
+    assert not any(mark in body.inner_text() for mark in ("**", "`"))
+    load_axe(tab)
+    assert not findings(tab, found)
     tab.page.evaluate("text => push(text)", rest)
     finish(tab)
     answer = tab.context.request.post(f"{tab.url}page/markdown", data={"texts": [begun + rest]})
@@ -144,8 +146,10 @@ def test_a_context_that_is_nearly_full_says_so_and_a_prompt_within_a_recent_one_
     assert "differs" not in tab.replies.last.locator(".costs .line").inner_text()
     assert "9 generated in 13 h 13 min" in tab.legend()
     assert "ends at token 81, within a recent prompt" in tab.replies.last.locator(".miss").inner_text()
+    tab.page.set_viewport_size(PHONE["viewport"])
     put(tab, {"cache_n": 14_800, **times})
     assert tab.page.locator("#context").inner_text() == "15,509 of 16,384 tokens: nearly full"
+    assert tab.page.locator("#context").evaluate("e => e.scrollWidth <= e.clientWidth")
 
 
 def test_a_full_context_names_what_fills_it_and_the_flag(tab: Tab) -> None:
