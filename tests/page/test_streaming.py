@@ -1,4 +1,4 @@
-"""Replies are rendered as they stream, at a bounded rate, and nothing is lost while nobody renders them."""
+"""Replies are rendered as they stream, at a bounded rate; without a renderer they keep their lines."""
 
 from __future__ import annotations
 
