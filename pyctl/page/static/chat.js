@@ -351,7 +351,7 @@ async function end(own, run) {
   if (message.calls && message.finish === "tool_calls" && !message.error) useTools(message, -1, "", own);
   if (made) {
     await drawn.fill(made, true);
-    run.streamed.drawRest(true);
+    run.streamed.showAll();
   }
   if (own === conversation) {
     draw();

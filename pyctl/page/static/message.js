@@ -310,7 +310,7 @@ export class Streamed {
           this.since = performance.now();
         }
       } catch {
-        this.since = -LATE_MS;
+        this.showAll();
         wait = FAILED_MS;
       }
       this.drawRest();
@@ -319,10 +319,16 @@ export class Streamed {
     this.isAsking = false;
   }
 
-  drawRest(all = performance.now() - this.since >= LATE_MS) {
+  // Nobody renders the end: show it as it is.
+  showAll() {
+    this.since = -LATE_MS;
+    this.drawRest();
+  }
+
+  drawRest() {
     const text = this.message.content.slice(this.shown), end = this.tail.querySelector("[data-end]") ?? this.tail;
     this.rest.textContent = this.shown > this.done ? text : text.trimStart();
-    if (all) end.append(this.rest);
+    if (performance.now() - this.since >= LATE_MS) end.append(this.rest);
     else this.rest.remove();
   }
 }
