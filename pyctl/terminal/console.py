@@ -97,15 +97,13 @@ class TerminalReader:
     after those in ``with_path``.
     """
 
-    def __init__(
-        self, history: Path | None = None, commands: Mapping[str, str] | None = None, with_path: Collection[str] = ()
-    ) -> None:
+    def __init__(self, history: Path, commands: Mapping[str, str], with_path: Collection[str]) -> None:
         self._session: PromptSession[str] = PromptSession(
             history=_history(history),
             key_bindings=_keys(),
             multiline=True,
             prompt_continuation=". ",
-            completer=CommandCompleter(commands or {}, with_path),
+            completer=CommandCompleter(commands, with_path),
             complete_while_typing=False,
         )
 
@@ -140,9 +138,7 @@ class CommandCompleter(Completer):
             yield from self._paths.get_completions(Document(path.lstrip()), event)
 
 
-def _history(path: Path | None) -> History:
-    if path is None:
-        return InMemoryHistory()
+def _history(path: Path) -> History:
     try:
         make_private(path.parent)
         os.close(open_private(path, os.O_RDWR))

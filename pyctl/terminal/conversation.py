@@ -123,13 +123,8 @@ class Conversation:
         """With another system text; empty takes it away."""
         return replace(self, system=_encodable(system))
 
-    def cleared(self) -> Conversation:
-        """Only the system text."""
-        return replace(self, messages=())
-
     def for_model(self, *, marked: bool = False) -> list[dict[str, Any]]:
-        """The messages in OpenAI's form, the system text first; ``marked`` with stopped replies and attached files, for
-        a file that `from_file` reads back."""
+        """The messages in OpenAI's form, the system text first; ``marked`` with all that `from_file` reads back."""
         made: list[dict[str, Any]] = [{"role": "system", "content": self.system}] if self.system else []
         for message in self.messages:
             turn: dict[str, Any] = {"role": str(message.role), "content": message.content}

@@ -275,7 +275,7 @@ class Chat:
         self._view.info(self.tools.last or "no tool has run yet")
 
     def _clear(self, _: str) -> None:
-        self.conversation, self._images, self._files = self.conversation.cleared(), (), ()
+        self.conversation, self._images, self._files = Conversation(self.conversation.system), (), ()
 
     def _quit(self, _: str) -> None:
         self._running = False

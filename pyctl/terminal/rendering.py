@@ -201,23 +201,19 @@ class GrowingText:
         """Show more."""
         self._pending += text
         if (begun := self._clock()) >= self._next_draw or len(self._pending) >= _MOST_BLOCK:
-            self._take()
+            for block in self._blocks.feed(self._pending):
+                self._complete(block)
+            self._pending = ""
             self._draw()
             ended = self._clock()
             self._next_draw = ended + _PAUSE * (ended - begun)
 
     def finish(self) -> None:
         """Show the rest, and end the region."""
-        self._take()
-        for block in self._blocks.finish():
+        for block in (*self._blocks.feed(self._pending), *self._blocks.finish()):
             self._complete(block)
         self._replace([], [])
         self._console.show_cursor(True)
-
-    def _take(self) -> None:
-        pending, self._pending = self._pending, ""
-        for block in self._blocks.feed(pending):
-            self._complete(block)
 
     def _draw(self) -> None:
         """Draw the last rows of the open block again."""
