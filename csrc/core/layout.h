@@ -4,7 +4,6 @@
 
 #include "device/transfer.h"
 #include "library/memory.h"
-#include "library/split.h"
 
 #include <map>
 #include <stdexcept>

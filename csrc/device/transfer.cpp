@@ -1,7 +1,6 @@
 #include "device/transfer.h"
 
 #include "library/context.h"
-#include "library/split.h"
 
 #include <algorithm>
 #include <cstring>
@@ -18,16 +17,6 @@ ggml_backend_dev_t device_of(const ggml_tensor * tensor) {
                         type == ggml_backend_dev_buffer_type(owner) &&
                         std::strcmp(ggml_backend_reg_name(ggml_backend_dev_backend_reg(owner)), "RPC") != 0;
     return is_own ? owner : nullptr;
-}
-
-// The backend with which a context computes on `device`; null for none.
-ggml_backend_t compute_backend(llama_context * ctx, ggml_backend_dev_t device) {
-    for (ggml_backend_t backend : library::backends(ctx)) {
-        if (ggml_backend_get_device(backend) == device) {
-            return backend;
-        }
-    }
-    return nullptr;
 }
 
 // On `stream`, or at once without one.
@@ -72,7 +61,7 @@ bool transfer::open_lanes(const std::vector<ggml_tensor *> & tensors) {
         }
         ggml_backend_dev_props props{};
         ggml_backend_dev_get_props(device, &props);
-        ggml_backend_t compute = compute_backend(ctx, device);
+        ggml_backend_t compute = library::backend_of(ctx, device);
         if (compute == nullptr || !props.caps.async || !props.caps.events) {
             return false;
         }

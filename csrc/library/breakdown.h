@@ -3,7 +3,6 @@
 
 #include "library/memory.h"
 
-#include "ggml-backend-impl.h"
 #include "llama-ext.h"
 #include "llama-model.h"
 
@@ -38,18 +37,14 @@ inline std::map<std::string, std::array<size_t, 4>> breakdown(llama_context * ct
     return found;
 }
 
-// Places of the layers with K and V, in order; none unless one cache has all of them, each whole.
+// Places of the layers with K and V, in order; none unless one cache has all of them.
 inline std::vector<std::string> row_places(llama_context * ctx) {
     std::vector<std::string> found;
     const auto               parts = parts_of(ctx);
     if (parts.sets.size() == 1 && !parts.window) {
         const llama_kv_cache * cache = parts.sets[0].cache.memory();
         for (const uint32_t layer : cache->get_layer_ids()) {
-            ggml_backend_buffer_type_t type = ggml_backend_buffer_get_type(cache->get_k_storage(layer)->buffer);
-            if (ggml_backend_buft_is_meta(type)) {
-                return {};
-            }
-            found.push_back(place_of(type));
+            found.push_back(place_of(ggml_backend_buffer_get_type(cache->get_k_storage(layer)->buffer)));
         }
     }
     return found;

@@ -13,6 +13,21 @@ inline ggml_backend_sched_t scheduler(llama_context * ctx) {
     return ctx->get_sched();
 }
 
+// The backend with which `ctx` computes on `device`, perhaps on others beside it; null for none.
+inline ggml_backend_t backend_of(llama_context * ctx, ggml_backend_dev_t device) {
+    for (int i = 0; i < ggml_backend_sched_get_n_backends(scheduler(ctx)); ++i) {
+        ggml_backend_t backend = ggml_backend_sched_get_backend(scheduler(ctx), i);
+        const bool     is_meta = ggml_backend_is_meta(backend);
+        for (size_t j = 0; j < (is_meta ? ggml_backend_meta_n_backends(backend) : 1); ++j) {
+            ggml_backend_t each = is_meta ? ggml_backend_meta_simple_backend(backend, j) : backend;
+            if (ggml_backend_get_device(each) == device) {
+                return each;
+            }
+        }
+    }
+    return nullptr;
+}
+
 // Calls `callback`, null for none, for the nodes of all evaluations of `ctx` from now on. If it does not `last`, only for
 // those of the next one, and only where that uses the last graph again.
 inline void on_node(llama_context * ctx, ggml_backend_sched_eval_callback callback, void * data, bool lasts = true) {

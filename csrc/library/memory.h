@@ -35,6 +35,14 @@ struct io_step {
     std::vector<uint8_t> bytes;
 };
 
+// A part of each row of a tensor: `count` pieces of `size` bytes. They lie one after the other in the row of `tensor`, which
+// is on one device, from `offset` on; in the whole row from `place` on, `pitch` apart. What is the same on several devices
+// has a part for each.
+struct row_part {
+    ggml_tensor * tensor;
+    size_t        offset, size, count, pitch, place;
+};
+
 namespace library {
 
 memory_parts parts_of(llama_context * ctx);
@@ -50,5 +58,8 @@ std::vector<io_step> written(llama_memory_t part, llama_seq_id seq);
 
 // A part reads `plain` bytes for `seq`. Returns the tensor data that it reads, for the caller to fill.
 std::vector<io_step> read(llama_memory_t part, llama_seq_id seq, std::vector<uint8_t> plain);
+
+// All parts of the rows of a tensor of the memory of `ctx`, one of a whole tensor; several with --split-mode tensor.
+std::vector<row_part> parts_of_rows(llama_context * ctx, const ggml_tensor * tensor);
 
 }  // namespace library

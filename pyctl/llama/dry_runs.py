@@ -85,7 +85,7 @@ class DryRun:
             api.llama_free(ctx)
         if not places:
             raise ModelError("this model has no single cache of K and V")
-        if len(set(places)) > 1:
+        if len(set(places)) > 1 or ALL_GPUS in places:
             raise ModelError(f"K and V are on several devices: {', '.join(sorted(set(places)))}")
         return places, sum(rows.values()) / n_cells
 
