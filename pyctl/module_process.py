@@ -6,7 +6,6 @@ import ctypes
 import os
 import signal
 import subprocess
-from collections.abc import Mapping
 
 from pyctl.child_environment import child_environment
 from pyctl.module_command import module_command
@@ -16,7 +15,7 @@ __all__ = ["answer_of_module", "end_with_parent", "start_module"]
 _PR_SET_PDEATHSIG = 1
 
 
-def start_module(name: str, environment: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+def start_module(name: str, environment: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
     """The module ``name`` in a session of its own, with pipes for its input and its output."""
     return subprocess.Popen(
         module_command(name),
@@ -28,7 +27,7 @@ def start_module(name: str, environment: Mapping[str, str] | None = None) -> sub
     )
 
 
-def answer_of_module(name: str, data: bytes, seconds: float, environment: Mapping[str, str] | None = None) -> bytes:
+def answer_of_module(name: str, data: bytes, seconds: float, environment: dict[str, str] | None = None) -> bytes:
     """The output of the module for ``data``. TimeoutExpired after ``seconds``, when it is killed with its children."""
     with start_module(name, environment) as process:
         try:

@@ -18,6 +18,7 @@ from pyctl.module_process import end_with_parent
 
 
 def main() -> None:
+    """End the process with what the parent reads."""
     end_with_parent(signal.SIGKILL)
     os.dup2(sys.stdout.fileno(), sys.stderr.fileno())
     settings, drafts = pickle.load(sys.stdin.buffer)
