@@ -28,6 +28,7 @@ PRIOR, PRIOR_WEIGHT = 0.8, 3.0  # prior of the accepted share, and its weight in
 DOUBT = 0.6  # standard deviations
 MATCHED = (1, 4, 16, 64)  # matching tokens from which on shares differ
 REQUEST_DECAY, SOURCE_DECAY = 0.06, 0.02  # decay of evidence per draft, in a request and in a source
+TOO_LITTLE = 0.8  # of the gain of a shorter draft: longer ones promise less still
 REMEASURE, GRAPH_STEPS = 256, 16  # steps between measurements of plain ones; steps per CUDA graph of a draft model
 SLOPE, GRAPH_MS = 0.1, 12.0  # assumed: plain steps for each further token; milliseconds of a new CUDA graph
 
@@ -96,6 +97,7 @@ class StepCosts:
         self.of = Curve(n_seqs, 1.0, slope, slope if graph_ms else math.inf)
         self.n_seqs, self.plain_ms, self.graph_ms = n_seqs, 0.0, graph_ms
         self.n_steps, self._measured = 0, 0
+        self.budget = BUDGET  # plain steps that drafts may lose
         self.plain: deque[float] = deque(maxlen=4)  # milliseconds, at the current context length
 
     @property
@@ -165,7 +167,7 @@ class DraftLengthController:
     new CUDA graph takes, 0 without a GPU."""
 
     def __init__(self, n_free: int = 1024, graph_ms: float = 0.0) -> None:
-        self.n_free, self._graph_ms, self._budget = n_free, graph_ms, BUDGET
+        self.n_free, self._graph_ms = n_free, graph_ms
         self._costs: dict[int, StepCosts] = {}
         self.proposing: defaultdict[int, Curve] = defaultdict(Curve)  # ms of a model by requests
         self._origins: defaultdict[Origin, Drafts] = defaultdict(lambda: Drafts(SOURCE_DECAY))
@@ -203,7 +205,7 @@ class DraftLengthController:
                 drafts.rest(round(min(pause * (1 + GRAPH_STEPS * costs.graph), MAX_PAUSE)))
                 self._next_pause[origin] = min(2 * pause, 16 * MIN_PAUSE)
                 return 0
-            drafts.length = n if cost <= self._budget else 0
+            drafts.length = n if cost <= costs.budget else 0
         return drafts.length
 
     def gain(self, key: int, origin: Origin, n: int, n_seqs: int = 1) -> float:
@@ -216,40 +218,39 @@ class DraftLengthController:
         known = self._origins[origin].share(origin.prior, doubt)
         return known if doubt and n_seqs > 1 else self._requests[key][origin].share(known, doubt)
 
-    def _cost(self, costs: StepCosts, origin: Origin, n: int, all_right: float, expected: float) -> float:
-        """Return what ``n`` drafts for each request cost beyond a plain step, in plain steps.
-
-        All of them are right with the probability ``all_right``; the step yields ``expected`` tokens.
-        """
-        n_seqs = costs.n_seqs
-        cost = costs.of(n_seqs * (1 + n)) - 1
-        if not origin.matched:
-            cost += self.proposing[n_seqs](n) / costs.plain_ms
-        if n > self.n_free:
-            cost += (1 - all_right) * (costs.of(n_seqs * (1 + round(expected))) - 1)
-        return cost
-
     def _best(self, key: int, origin: Origin, costs: StepCosts, limit: int, behind: int) -> _Promise:
         share = self._share(key, origin._replace(is_before=True), costs.n_seqs) if behind else 0.0
-        first = behind, share, self._cost(costs, origin, behind, share**behind, _sum(share, behind))
-        p = self._share(key, origin, costs.n_seqs)
-        promises = [self._promise(origin, costs, p, n, first) for n in [*(n for n in LENGTHS if n < limit), limit]]
-        return max(promises[:1] + [each for each in promises[1:] if each.cost <= self._budget])
+        p, best = self._share(key, origin, costs.n_seqs), _Promise(0.0, 0.0, 0)
+        for n in [*(n for n in LENGTHS if n < limit), limit]:
+            promise = self._promise(origin, costs, p, n, (behind, share))
+            if best.n and (promise.cost > costs.budget or promise.gain < TOO_LITTLE * best.gain):
+                break
+            best = max(best, promise)
+        return best
 
     def _promise(
-        self, origin: Origin, costs: StepCosts, p: float, n: int, first: tuple[int, float, float] = (0, 0.0, 0.0)
+        self, origin: Origin, costs: StepCosts, p: float, n: int, first: tuple[int, float] = (0, 0.0)
     ) -> _Promise:
-        """Return what ``n`` drafts, right with ``p``, promise beyond the ``first``: how many, their p, their cost."""
-        n_seqs, (behind, share, known) = costs.n_seqs, first
+        """Return what ``n`` drafts, right with ``p``, promise beyond the ``first``: how many those are, and their p.
+
+        A model drafts equally many for all requests, a text for one: the others go on as they are.
+        """
+        (behind, share), n_seqs = first, costs.n_seqs
+        n_own = 1 if origin.matched else n_seqs  # requests that draft
         yielded, reached = _sum(share, behind), share**behind
-        all_right, expected = reached * p**n, yielded + reached * (_sum(p, n) - 1)
-        cost = self._cost(costs, origin, behind + n, all_right, expected)
-        total = 1 + cost
-        if self._width != (n_seqs, n_seqs * (1 + behind + n)):  # assumes equal drafts for all requests
+        all_right, more = reached * p**n, reached * (_sum(p, n) - 1)
+        before = n_seqs * (1 + behind)
+        width, known = before + n_own * n, costs.of(before)
+        cost = costs.of(width) - known
+        if not origin.matched:
+            cost += self.proposing[n_seqs](n) / costs.plain_ms
+        if behind + n > self.n_free:  # what is right of them is evaluated again
+            cost += (1 - all_right) * (costs.of(n_seqs + n_own * round(yielded - 1 + more)) - 1)
+        total = known + cost
+        if self._width != (n_seqs, width):
             # Second steps of a width capture a graph: here if a copy is all right and goes on, and on the way back.
-            again = all_right**n_seqs
-            total += costs.graph * ((1.5 + again) * (1 - again) if origin.matched else 1 / GRAPH_STEPS)
-        return _Promise(expected / yielded * (1 + known) / total, cost - known, n)
+            total += costs.graph * ((1.5 + all_right) * (1 - all_right) if origin.matched else 1 / GRAPH_STEPS)
+        return _Promise((1 + n_own * more / (n_seqs * yielded)) * known / total, cost, n)
 
     def learn(self, key: int, origin: Origin, n: int, n_right: int) -> None:
         """Count a proposal of ``n`` tokens, of which the first ``n_right`` are those of the reply."""
@@ -277,7 +278,7 @@ class DraftLengthController:
             for state in self._requests[key].values():
                 state.pause = max(state.pause - 1 - n_accepted, 0)
             lost -= n_accepted / n_seqs
-        self._budget = min(self._budget + LOSS - lost, 2 * BUDGET)
+        costs.budget = max(min(costs.budget + LOSS - lost, 2 * BUDGET), 0.0)
 
     def end(self, key: int) -> None:
         """Drop the state of an ended request."""

@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 SHADOW = 8
 """Tokens of a proposal that are kept to learn from, if fewer are drafted."""
 
+PATIENCE, STRIDE = 16, 4
+"""Behind so many steps without a draft of a text, texts are asked in one of so many: a look takes 50 microseconds."""
+
 
 class Draft(NamedTuple):
     """Tokens evaluated after a request's sure ones: the first ``n_drafted`` come from a source, the rest is padding."""
@@ -85,6 +88,7 @@ class Speculation:
         self._lengths, self._width = lengths, width
         # By request, those that its reply has not reached yet.
         self._proposals: defaultdict[int, list[_Proposal]] = defaultdict(list)
+        self._idle: defaultdict[int, int] = defaultdict(int)  # steps without a draft of a text
         # The current step: its jobs, the parts of their drafts, how many were accepted, and the time of the model.
         self._jobs: Sequence[DraftJob] = ()
         self._parts: dict[int, list[_Part]] = {}
@@ -126,6 +130,7 @@ class Speculation:
             yield lambda n_drafted, n_accepted: self._accepted.update({key: n_accepted})
         finally:
             self._proposals.pop(key, None)
+            self._idle.pop(key, None)
             if self._lengths is not None:
                 self._lengths.end(key)
             for source in self._sources:
@@ -140,12 +145,16 @@ class Speculation:
         for job in jobs:
             self._compare(job)
         found: list[tuple[int, ...]] = [()] * len(jobs)
+        asked = [i for i, job in enumerate(jobs) if self._is_asked(job)]
         for source in self._sources:
-            self._copy(source, found, [i for i, draft in enumerate(found) if not draft])
+            self._copy(source, found, [i for i in asked if not found[i]])
         if self._model is not None:
             self._ask_model(self._model, found)
         for source in self._sources:
-            self._copy(source, found, [i for i, draft in enumerate(found) if draft])
+            self._copy(source, found, [i for i in asked if found[i]])
+        for job in jobs:
+            copies = any(part.source is not self._model for part in self._parts.get(job.key, ()))
+            self._idle[job.key] = 0 if copies else self._idle[job.key] + 1
         return [self._draft(job, tokens) for job, tokens in zip(jobs, found, strict=True)]
 
     def record(self, n_tokens: int, decode_ms: float | None) -> None:
@@ -153,6 +162,11 @@ class Speculation:
         if self._lengths is not None and self._jobs:
             accepted = {job.key: self._accepted.get(job.key, 0) for job in self._jobs}
             self._lengths.record(accepted, n_tokens, decode_ms, self._proposing)
+
+    def _is_asked(self, job: DraftJob) -> bool:
+        """Whether texts are asked what follows in ``job``."""
+        idle = self._idle[job.key]
+        return self._lengths is None or idle < PATIENCE or idle % STRIDE == 0
 
     def _most(self, job: DraftJob, origin: Origin, limit: int, behind: int = 0) -> int:
         """Return how many drafts follow ``behind`` others, within ``limit`` for all."""

@@ -196,7 +196,7 @@ def test_a_draft_is_as_long_as_the_budget_allows() -> None:
     controller, long = measured(line(0.3)), Origin.of("some", 64)
     for _ in range(12):
         took(controller, long, 4, 4, 22.0)
-    controller._budget = 4.0
+    controller.costs(1).budget = 4.0
     assert 0 < controller.length(0, long, 64) * 0.3 <= 4.0
 
 
