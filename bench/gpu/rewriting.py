@@ -48,8 +48,8 @@ AT_ONCE = (1, 4)
 
 N_ALONE = 2
 N_KIND = N_ALONE + AT_ONCE[-1]
-MOST = {PLAIN: 400}
-LONGEST = 1200
+MOST = {PLAIN: 300}
+LONGEST = 600
 """Tokens of a reply."""
 
 N_WARM = 2
@@ -135,11 +135,10 @@ def rewriting(run: Run) -> None:
             if not run.has_time:
                 run.findings.add(part="rewriting", kind="skipped", case=f"rewriting, {types}", server=name)
                 continue
-            kinds = (
                 texts if types != HEAD else {kind: texts[kind] for kind in texts if kind == PLAIN or len(texts) == 1}
             )
             try:
-                _measure(run, name, types, _server(run, name, types, given), kinds)
+                _measure(run, name, types, _server(run, name, types, given), texts)
             except (OSError, HTTPException, ValueError) as error:
                 why = str(error)[-600:]
                 run.findings.add(part="rewriting", kind="failed", case=f"rewriting, {types}", server=name, why=why)
