@@ -135,8 +135,6 @@ def rewriting(run: Run) -> None:
             if not run.has_time:
                 run.findings.add(part="rewriting", kind="skipped", case=f"rewriting, {types}", server=name)
                 continue
-                texts if types != HEAD else {kind: texts[kind] for kind in texts if kind == PLAIN or len(texts) == 1}
-            )
             try:
                 _measure(run, name, types, _server(run, name, types, given), texts)
             except (OSError, HTTPException, ValueError) as error:
