@@ -136,19 +136,6 @@ def test_an_end_far_behind_the_last_batch_takes_room_that_others_have() -> None:
     assert n_evaluated(ask(engine, raw)) == 0
 
 
-def test_what_a_client_wants_forgotten_is() -> None:
-    backend = FakeBackend()
-    cache = RamCache(0, None)
-    engine = Engine(backend, cache, EngineSettings())
-    prompt = prompt_of(13, 300)
-    ask(engine, prompt, cache_prompt=False)
-    assert not len(cache.ends)
-    ask(engine, prompt)
-    assert len(cache.ends) == 1
-    cache.clear()
-    assert (len(cache.ends), cache.n_bytes) == (0, 0)
-
-
 def test_a_snapshot_that_is_dropped_takes_the_ends_behind_it_along() -> None:
     engine = Engine(FakeBackend(), RamCache(0, None), EngineSettings(min_step=0))
     admin = EngineAdmin(AtOnce(), engine)  # type: ignore[arg-type]

@@ -147,12 +147,18 @@ def test_limits_and_ends() -> None:
     assert word not in stopped.text
 
 
-def test_cache_prompt_false_reads_and_writes_nothing() -> None:
+def test_what_a_client_wants_forgotten_is_neither_read_nor_kept() -> None:
     engine = engine_of(FakeBackend())
     prompt = chat((1, 300))
     for _ in range(2):
         stats = ask(engine, prompt, cache_prompt=False).done.stats
         assert (stats.n_cached, stats.source, stats.n_saved) == (0, "none", 0)
+    cache = engine.prefix_cache.cache
+    assert not cache.ends
+    ask(engine, prompt)
+    assert len(cache.ends) == 1
+    cache.clear()
+    assert (len(cache.ends), cache.n_bytes) == (0, 0)
 
 
 def test_a_miss_names_the_first_differing_token() -> None:
