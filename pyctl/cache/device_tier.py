@@ -9,11 +9,11 @@ import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from pyctl.cache.plan import ends_within, last_end, stands_within
+from pyctl.cache.plan import ends_within, last_end
 from pyctl.cache.ports import MOST_BEHIND_BYTES, SequenceMemory
 from pyctl.cache.ram import RamCache
 from pyctl.cache.sequence import Coverage, LiveSequence
-from pyctl.cache.snapshot import NOTHING, Block, Segment, Snapshot, needed_by
+from pyctl.cache.snapshot import NOTHING, Block, Segment, Snapshot, needed_by, stands_within
 from pyctl.errors import StateError
 from pyctl.limit import limit
 from pyctl.prompt import as_tokens

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pyctl.prompt import Prompt
@@ -13,7 +13,6 @@ __all__ = [
     "DEFAULT_STEP",
     "MIN_BATCH",
     "RULES",
-    "Stands",
     "batch_ends",
     "choose_cuts",
     "ends_within",
@@ -21,11 +20,7 @@ __all__ = [
     "last_common_end",
     "last_end",
     "next_turn",
-    "stands_within",
 ]
-
-Stands: TypeAlias = tuple[tuple[int, int], ...]
-"""The token counts at which a sequence stood while it generated: first and last of each reply, ascending."""
 
 LADDER = 256
 """The first rung: how far from a prompt's end its history is expected to be changed."""
@@ -110,12 +105,6 @@ def last_common_end(a: Sequence[int], b: Sequence[int], limit: int) -> int:
 def ends_within(ends: Sequence[int], first: int, last: int | None = None) -> tuple[int, ...]:
     """The batch ends in (first, last]."""
     return tuple(ends[bisect.bisect_right(ends, first) : None if last is None else bisect.bisect_right(ends, last)])
-
-
-def stands_within(stands: Stands, first: int, last: int) -> Stands:
-    """Those of ``stands`` in [first, last]."""
-    clipped = ((max(low, first), min(high, last)) for low, high in stands)
-    return tuple((low, high) for low, high in clipped if low <= high)
 
 
 def choose_cuts(prompt: Prompt, ends: Sequence[int], start: int, min_step: int, also: Sequence[int] = ()) -> list[int]:

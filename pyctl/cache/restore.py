@@ -11,12 +11,21 @@ from typing import TYPE_CHECKING, TypeAlias
 from pyctl.cache.device_tier import DeviceTier
 from pyctl.cache.disk.file_format import BlockSizes
 from pyctl.cache.disk.readers import Reading
-from pyctl.cache.plan import MIN_BATCH, ends_within, last_common_end, last_end, stands_within
+from pyctl.cache.plan import MIN_BATCH, ends_within, last_common_end, last_end
 from pyctl.cache.ports import CacheRequest, MemoryShape, SequenceMemory, Store
 from pyctl.cache.ram import RamCache
 from pyctl.cache.recent import RecentMatches
 from pyctl.cache.sequence import Coverage, LiveSequence
-from pyctl.cache.snapshot import Prefix, PromptFacts, PromptMatch, Segment, Snapshot, Source, State
+from pyctl.cache.snapshot import (
+    Prefix,
+    PromptFacts,
+    PromptMatch,
+    Segment,
+    Snapshot,
+    Source,
+    State,
+    stands_within,
+)
 from pyctl.errors import StateError
 from pyctl.prompt import Tokens
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pyctl.cache.plan import Stands, ends_within, stands_within
-from pyctl.cache.snapshot import PromptFacts, Segment
+from pyctl.cache.plan import ends_within
+from pyctl.cache.snapshot import PromptFacts, Segment, Stands, stands_within
 from pyctl.prompt import Tokens, common_prefix
 
 __all__ = ["Coverage", "LiveSequence"]

@@ -14,7 +14,6 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from pyctl.cache.plan import Stands, stands_within
 from pyctl.prompt import Tokens, common_prefix
 
 __all__ = [
@@ -35,9 +34,11 @@ __all__ = [
     "Snapshot",
     "Source",
     "Span",
+    "Stands",
     "State",
     "Window",
     "needed_by",
+    "stands_within",
 ]
 
 DIGEST_BYTES = 16
@@ -113,6 +114,16 @@ class Rows(NamedTuple):
 Span: TypeAlias = tuple[Rows, int, int]
 
 """Positions [first, last) out of saved rows."""
+
+
+Stands: TypeAlias = tuple[tuple[int, int], ...]
+"""The token counts at which a sequence stood while it generated: first and last of each reply, ascending."""
+
+
+def stands_within(stands: Stands, first: int, last: int) -> Stands:
+    """Those of ``stands`` in [first, last]."""
+    clipped = ((max(low, first), min(high, last)) for low, high in stands)
+    return tuple((low, high) for low, high in clipped if low <= high)
 
 
 @dataclass(eq=False)

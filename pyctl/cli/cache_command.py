@@ -164,12 +164,12 @@ def _verify(directory: CacheDirectory, arguments: argparse.Namespace) -> int:
 def _prune(directory: CacheDirectory, arguments: argparse.Namespace) -> int:
     if arguments.kv_cache_budget < 0:
         raise ConfigError("prune needs --kv-cache-budget MiB, at least 0")
-    if users := directory.users():
+    from pyctl.cache.disk.directory import users_of
+
+    if users := users_of(directory.path):
         print(f"in use by process {', '.join(users)}: its next prompts evaluate what goes", file=sys.stderr)
-    before = directory.n_bytes
-    freed = directory.prune(arguments.kv_cache_budget * MIB, dry_run=arguments.dry_run)
-    would = "would be " if arguments.dry_run else ""
-    print(f"{freed / MIB:.1f} MiB {would}freed, {(before - freed) / MIB:.1f} MiB {would}left")
+    before, freed = directory.n_bytes, directory.prune(arguments.kv_cache_budget * MIB, dry_run=arguments.dry_run)
+    print(f"{freed / MIB:.1f} of {before / MIB:.1f} MiB {'would be freed' if arguments.dry_run else 'freed'}")
     return 0
 
 

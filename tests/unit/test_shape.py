@@ -29,7 +29,6 @@ OVER = {
     "RamCache public": 24,
     "ReplyOptions fields": 17,
     "Request fields": 15,
-    "RequestStats fields": 13,
     "Section.flag parameters": 12,
     "SnapshotView fields": 14,
     "TemplateCapabilities fields": 14,

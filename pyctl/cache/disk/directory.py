@@ -180,15 +180,6 @@ class CacheDirectory:
         with self.changing() as connection:
             return self.shrink(connection, budget)
 
-    def users(self) -> list[str]:
-        """The ids of other processes of this user that have the directory open, where the system tells (/proc)."""
-        found = set[str]()
-        for each in glob.glob("/proc/[0-9]*/fd/*"):
-            with suppress(OSError):  # one that was closed meanwhile
-                if (self.path / INDEX).samefile(each):
-                    found.add(each.split("/")[2])
-        return sorted(found - {str(os.getpid())})
-
     def recover(self) -> VerifyReport:
         """Make index and files agree after a crash or a lost index, by names and headers only, within the budget.
 
@@ -348,6 +339,16 @@ def model_in(directory: Path, fingerprint: str) -> str:
         return read_regular(directory / fingerprint / MODEL, MOST_NAME_BYTES).decode(errors="replace") or fingerprint
     except OSError:
         return fingerprint
+
+
+def users_of(directory: Path) -> list[str]:
+    """The ids of other processes of this user that have ``directory`` open, where the system tells (/proc)."""
+    found = set[str]()
+    for each in glob.glob("/proc/[0-9]*/fd/*"):
+        with suppress(OSError):  # one that was closed meanwhile
+            if (directory / INDEX).samefile(each):
+                found.add(each.split("/")[2])
+    return sorted(found - {str(os.getpid())})
 
 
 def is_older(home: Path) -> bool:

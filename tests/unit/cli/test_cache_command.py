@@ -100,10 +100,10 @@ def test_sizes_add_up_and_prune_says_what_it_would_do_and_who_else_is_there(run:
     with (directory / INDEX).open() as index, subprocess.Popen(["sleep", "60"], stdin=index) as other:
         code, out, err = run("prune", "--kv-cache-budget", "0", "--dry-run")
         other.kill()
-    assert (code, out) == (0, "0.0 MiB would be freed, 0.0 MiB would be left\n")
+    assert (code, out) == (0, "0.0 of 0.0 MiB would be freed\n")
     assert err.startswith(f"in use by process {other.pid}: ")
     assert len(json.loads(run("ls", "--json")[1])) == len(entries)
-    assert run("prune", "--kv-cache-budget", "0")[1:] == ("0.0 MiB freed, 0.0 MiB left\n", "")
+    assert run("prune", "--kv-cache-budget", "0")[1:] == ("0.0 of 0.0 MiB freed\n", "")
     assert json.loads(run("ls", "--json")[1]) == []
     with pytest.raises(ConfigError, match="unexpected 'kv --to 1MB'"):
         run("prune", "kv", "--to", "1MB")

@@ -82,9 +82,9 @@ def test_a_next_turn_does_not_wait_for_all_of_a_long_prompt(
         for seed in range(3):
             ask(engine, prompt_of(10 + seed, 300))
     looks: list[Prompt] = []
-    match = engine.prefix_cache.match
+    n_ready = engine.prefix_cache.n_ready
     monkeypatch.setattr(
-        engine.prefix_cache, "match", lambda prompt, *args: (looks.append(prompt), match(prompt, *args))[1]
+        engine.prefix_cache, "n_ready", lambda prompt, *args: (looks.append(prompt), n_ready(prompt, *args))[1]
     )
     long = submit(engine, prompt_of(2, 64 * 50), 4)
     engine.step()
