@@ -17,7 +17,7 @@ from pyctl.cache.cache_stats import CacheStats, Divergence, RequestStats
 from pyctl.cache.check import faults
 from pyctl.cache.device_tier import DeviceTier
 from pyctl.cache.disk.readers import Reading, Reads
-from pyctl.cache.plan import LEAST_SHARED, choose_cuts, inner_ends, last_end, next_turn
+from pyctl.cache.plan import choose_cuts, inner_ends, last_end, next_turn
 from pyctl.cache.ports import CacheOptions, CacheRequest, SequenceMemory, Store
 from pyctl.cache.ram import RamCache
 from pyctl.cache.recent import RecentPrompts
@@ -182,7 +182,7 @@ class PrefixCache:
         branch = last_end(ends, common)
         # Between here and the branch point the rows may be in the cache, only without a state to resume from.
         seq.n_overlap = common if branch > seq.n else 0
-        if nearest is not None and not nearest.is_continued and common - stats.n_cached >= LEAST_SHARED:
+        if nearest is not None and not nearest.is_continued and branch > stats.n_cached:
             stats.miss = Divergence.at(common, stats.n_cached, nearest.recent.prompt.tokens, prompt.tokens)
         wanted = self.disk.select(recent, seq.n, lookup.request.disk_policy) if self.disk is not None else ()
         places = self.places(prompt, ends)

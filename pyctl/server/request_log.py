@@ -29,7 +29,7 @@ def log_done(path: str, done: Done, service: Service) -> None:
         *([f"{drafts.n_accepted:,} of {drafts.n_drafted:,} drafts right"] if drafts.n_drafts else ()),
     ]
     log.info("%s", "  ".join(fields).rstrip(), extra={"strong": cached.strip() if report.n_cached else ""})
-    if report.miss is not None:
+    if report.miss is not None and not report.miss.is_by_chance:
         service.afterwards.add(partial(_log_miss, path, report.miss, service))
 
 

@@ -168,9 +168,9 @@ def test_a_miss_names_the_first_differing_token() -> None:
     edited: Tokens = prompt.tokens.copy()
     edited[440] = 59 - edited[440]
     stats = ask(engine, Prompt.of(edited, prompt.boundaries)).done.stats
-    assert (stats.miss.position, stats.miss.nearest) == (440, 300)
+    assert (stats.miss.position, stats.miss.nearest, stats.miss.is_by_chance) == (440, 300, False)
     edited[400] = 59 - edited[400]
-    assert ask(engine, Prompt.of(edited, prompt.boundaries)).done.stats.miss is None, "as a title begins like a chat"
+    assert ask(engine, Prompt.of(edited, prompt.boundaries)).done.stats.miss.is_by_chance
 
 
 def test_behind_a_reply_batches_end_at_every_message_whatever_they_cost() -> None:
