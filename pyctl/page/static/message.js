@@ -319,7 +319,7 @@ export class Streamed {
     this.isAsking = false;
   }
 
-  // Nobody renders the end: show it as it is.
+  // No renderer answers: what is left shows as it is.
   showAll() {
     this.since = -LATE_MS;
     this.drawRest();
