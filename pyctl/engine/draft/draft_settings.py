@@ -18,7 +18,6 @@ __all__ = [
     "FEATURE_TYPES",
     "LONGEST",
     "MODEL_TYPES",
-    "PRIVATE",
     "DraftSettings",
     "NgramSettings",
 ]
@@ -40,9 +39,6 @@ LONGEST = limit(128, "tokens of a draft from `cache`", "cut", "request")
 
 AUTOMATIC = ("auto",)
 """The types of a model for which no flag names a source; loading replaces them."""
-
-PRIVATE = ("auto", "private")
-"""The same where clients have keys of their own: without `cache`, which drafts from the texts of all."""
 
 AUTOMATIC_LENGTH = 2
 """Most tokens of a draft if no flag names a source: a third token gains next to nothing for a single reply, and takes a
@@ -79,7 +75,7 @@ class DraftSettings:
         as_draft_types,
         "LLAMA_ARG_SPEC_TYPE",
         "TYPES",
-        shown="on a GPU draft-mtp, if the model has a head, and cache, as memory allows",
+        shown="on a GPU draft-mtp, if the model has a head and memory allows",
         many=True,
         also=(Flag("--spec-default", "the same as --spec-type ngram-mod", const=("ngram-mod",), many=True),),
     )
@@ -180,8 +176,8 @@ class DraftSettings:
 
     @property
     def is_automatic(self) -> bool:
-        """Whether no flag names a source: the head in the model's own file and `cache` draft if memory allows."""
-        return self.draft_types in (AUTOMATIC, PRIVATE)
+        """Whether no flag names a source, so that the head in the model's own file drafts if memory allows."""
+        return self.draft_types == AUTOMATIC
 
     @property
     def ordered_types(self) -> tuple[str, ...]:
