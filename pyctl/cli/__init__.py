@@ -16,7 +16,7 @@ commands:
   serve    answer llama-server's HTTP API
   chat     talk in the terminal, to a model here or with --url to a server
   launch   run Claude Code, Codex, OpenCode or another program on a server
-  service  install a systemd service of the user
+  service  print a systemd unit
   setup    build llama.cpp for this machine's NVIDIA card
   worker   lend this machine's devices to a server on another one (--rpc)
   models   list the models that are here, and whether they fit this machine

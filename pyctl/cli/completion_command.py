@@ -44,7 +44,7 @@ def candidates(words: Sequence[str]) -> list[str] | None:
     *before, last = words
     if not before:
         return _begun(last, COMMANDS)
-    flags, first = _flags(before), {"launch": [*PROGRAMS], "service": ["install"], "completion": [*SHELLS]}
+    flags, first = _flags(before), {"launch": [*PROGRAMS], "completion": [*SHELLS]}
     if before[-1] in flags and (values := _values(flags[before[-1]])) is not None:
         return _begun(last, values) if values else None
     if last.startswith("-"):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pyctl.cli.arguments import FLAGS, CommandSettings, parse_chat, parse_launch, parse_serve
+from pyctl.cli.arguments import FLAGS, parse_chat, parse_launch, parse_serve
 from pyctl.cli.other_forms import IGNORED, NO_OP, REJECTED
 from pyctl.setup.machine import look_at_machine
 from pyctl.setup.plan import missing_packages
@@ -46,7 +46,7 @@ OTHERS = {
         "--pinned",
         "--libs",
     ),  # of pyctl setup
-    *("--print", "--settings", "--model-metadata-file", "--message"),  # of pyctl service, claude, aider
+    *("--user", "--now", "--settings", "--model-metadata-file", "--message"),  # of systemctl, claude, aider
     *("--build-arg", "--detach", "--read-only", "--shm-size", "--stop-timeout", "--tmpfs"),  # of docker
     *("--gpus", "--no-deps", "--no-binary"),  # of pyctl setup, docker and podman, pip
     *("--no-cache-dir", "--url", "--only", "--gib", "--models", "--restore-chat-history"),  # of pip, bench, aider
@@ -70,22 +70,17 @@ def commands_of(page: Path) -> list[list[str]]:
     """The commands of pyctl that take the flags of a server, in blocks of shell code."""
     found = []
     for block in re.findall(r"```(?:sh|ini)\n(.*?)```", text_of(page), re.DOTALL):
-        for line in re.split(r"\n| && ", block.replace("\\\n", " ")):
+        for line in re.split(r"\n| && | \| ", block.replace("\\\n", " ")):
             words = shlex.split(line.removeprefix("ExecStart="), comments=True)
             if len(words) > 1 and words[0].endswith("pyctl") and words[1] in READERS:
                 found.append(words[1:])
     return found
 
 
-def service_settings(words: list[str]) -> CommandSettings:
-    return parse_serve([word for word in words[1:] if word != "--print"], {})
-
-
 READERS = {
-    "serve": lambda flags: parse_serve(flags, {}),
+    **dict.fromkeys(("serve", "service"), lambda flags: parse_serve(flags, {})),
     "chat": lambda flags: parse_chat(flags, {}),
     "launch": lambda words: parse_launch(words[0], words[1 : [*words, "--"].index("--")], {})[0],
-    "service": service_settings,
 }
 
 

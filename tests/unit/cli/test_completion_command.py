@@ -25,7 +25,7 @@ from pyctl.setting import CHAT
         (["serve", "--mmproj", ""], None),
         (["serve", "--metrics", ""], None),
         (["doctor", "--js"], ["--json", "--json-schema", "--json-schema-file"]),
-        (["launch", "co"], ["codex"]),
+        (["launch", "co"], ["codex", "copilot"]),
         (["cache", "p"], ["pin", "prune"]),
         (["cache", "verify", "--f"], ["--fix"]),
         (["setup", "--dir", ""], None),
