@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -53,8 +53,6 @@ class _Places:
 def run_setup(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
     """Look, say what was found, build, check; returns the exit code. Raises ConfigError if it cannot be done."""
     arguments = _parser().parse_args(argv)
-    if arguments.libs and not arguments.llama_cpp:
-        raise ConfigError("--libs needs --llama-cpp, which names the source of these libraries")
     architectures = parse_architectures(arguments.arch) if arguments.arch else ()
     if arguments.cpu and architectures:
         raise ConfigError("--cpu excludes --arch")
@@ -104,7 +102,6 @@ def _parser() -> argparse.ArgumentParser:
         "parts of the extension that fit it",
     )
     release.add_argument("--pinned", action="store_true", help="go back to the release for which pyctl was made")
-    parser.add_argument("--libs", metavar="DIR", help="libraries of that release that are compiled already")
     parser.add_argument("--dry-run", action="store_true", help="say what was found and would be done")
     parser.add_argument("--yes", "-y", action="store_true", help="do not ask")
     return parser
@@ -155,30 +152,17 @@ def _build(
     print("fetching what the build needs", flush=True)
     release = open_release(pip, arguments.llama_cpp or "", work)
     tools, toolkit = install_tools(pip, work), None
-    libraries = _given(Path(arguments.libs).expanduser().resolve()) if arguments.libs else None
-    if libraries is not None:
-        uses_cuda = (libraries / "libggml-cuda.so").exists()
-        plan = replace(plan, architectures=plan.architectures if uses_cuda else ())
-    elif plan.kind == "pypi":
+    if plan.kind == "pypi":
         toolkit = install_toolkit(pip, work, compiler)
     elif plan.kind == "system":
         toolkit = _probed(machine, plan, compiler, work)
     n_jobs = jobs_for(machine, arguments.jobs or 0)
     own = release if arguments.llama_cpp else None
     build = Build(work, compiler, tools, n_jobs, toolkit, plan.architectures, own, say=partial(print, flush=True))
-    if libraries is None:
-        compile_libraries(build, release.tree, lock)
+    compile_libraries(build, release.tree, lock)
     driver = machine.driver.release if machine.driver is not None else ""
     missing = compile_extension(build, own, lock) if own is not None else {}
-    return stage_libraries(build, places.home, driver, time.time(), libraries, missing)
-
-
-def _given(directory: Path) -> Path:
-    """The directory of libllama.so at or below ``directory``, such as an installed llama-cpp-python."""
-    for place in (directory, directory / "lib", directory / "llama_cpp" / "lib"):
-        if (place / "libllama.so").exists():
-            return place
-    raise ConfigError(f"--libs: there is no libllama.so in {directory}")
+    return stage_libraries(build, places.home, driver, time.time(), missing)
 
 
 def _probed(machine: Machine, plan: BuildPlan, compiler: Compiler, work: Path) -> Toolkit:

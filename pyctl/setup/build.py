@@ -263,19 +263,17 @@ def stage_libraries(
     home: Path,
     driver: str,
     built: float,
-    libraries: Path | None = None,
     missing: Mapping[str, str] = MappingProxyType({}),
 ) -> BuiltLibraries:
     """Collect what was built in a hidden directory below ``home``, to be checked; links stay links.
 
-    ``driver`` is the driver's release, ``built`` the time in seconds since 1970. ``libraries`` is where they lie if
-    they were compiled elsewhere. Another release than the pinned one has its bindings beside them, and its modules but
-    those that are ``missing`` for a reason.
+    ``driver`` is the driver's release, ``built`` the time in seconds since 1970. Another release than the pinned one
+    has its bindings beside them, and its modules but those that are ``missing`` for a reason.
     """
     directory, release, toolkit = home / "llama" / f".{build.name}", build.release, build.toolkit
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
-    for path in sorted((libraries or build.directory / "bin").glob(LIBRARY_NAMES)):
+    for path in sorted((build.directory / "bin").glob(LIBRARY_NAMES)):
         shutil.copy2(path, directory / path.name, follow_symlinks=False)
     for path in toolkit.libraries if toolkit is not None else ():
         shutil.copy2(path, directory / path.name)

@@ -44,7 +44,6 @@ OTHERS = {
         "--dir",
         "--llama-cpp",
         "--pinned",
-        "--libs",
     ),  # of pyctl setup
     *("--user", "--now", "--settings", "--model-metadata-file", "--message"),  # of systemctl, claude, aider
     *("--build-arg", "--detach", "--read-only", "--shm-size", "--stop-timeout", "--tmpfs"),  # of docker

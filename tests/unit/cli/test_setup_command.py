@@ -87,7 +87,6 @@ def test_pinned_goes_back(run: Run, environ: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("machine", "arguments", "words"),
     [
-        (BARE, ["--libs", "/opt/llama"], "--libs needs --llama-cpp"),
         (BARE, ["--pinned", "--llama-cpp", "0.9.1"], "not allowed with"),
         (WITH_CARD, ["--cpu", "--arch", "86"], "--cpu excludes --arch"),
         (WITH_CARD, ["--arch", "native"], "no compute capability"),

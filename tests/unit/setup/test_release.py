@@ -61,9 +61,9 @@ def build(tmp_path: Path, release: Release) -> Build:
 def chosen(build: Build, home: Path) -> Path:
     """The directory of a finished build of `release` that is chosen, with `_core` alone."""
     write(build.directory / "extension", {"_core.cpython.so": "module", "_pool.cpython.so": "older"})
-    libraries = write(home.parent / "compiled", {"libllama.so": "library"})
+    write(build.directory / "bin", {"libllama.so": "library"})
     missing = {"_drafts": "too new", "_pool": "other names"}
-    target = place_libraries(stage_libraries(build, home, "", 7.0, libraries, missing))
+    target = place_libraries(stage_libraries(build, home, "", 7.0, missing))
     choose(home, target.name)
     return target
 
