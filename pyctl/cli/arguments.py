@@ -10,7 +10,7 @@ negation, and the last of several wins.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeAlias, get_type_hints
 
@@ -63,16 +63,20 @@ from pyctl.setting import (
 from pyctl.terminal import TerminalSettings
 from pyctl.tools import ToolSettings
 
-__all__ = ["FLAGS", "OWNERS", "CommandSettings", "parse_chat", "parse_launch", "parse_serve"]
+__all__ = ["FLAGS", "OWNERS", "CommandSettings", "kept_flags", "parse_chat", "parse_launch", "parse_serve"]
 
 
 @dataclass(frozen=True)
 class Given:
-    """The given flags: values by destination, the name typed for each, and names that were taken without effect."""
+    """The given flags: values by destination, the name typed for each, and names that were taken without effect.
+
+    ``words`` are those of the command line, split by flag, each with its destination.
+    """
 
     values: Mapping[str, Any]
     typed: Mapping[str, str]
     unused: tuple[str, ...]
+    words: tuple[tuple[str, list[str]], ...] = ()
 
 
 def read_flags(
@@ -88,8 +92,10 @@ def read_flags(
     values: dict[str, Any] = {}
     typed: dict[str, str] = {}
     ignored: dict[str, None] = {}
+    words: list[tuple[str, list[str]]] = []
     rest = list(argv)
     while rest:
+        before, dest = list(rest), ""
         word = rest.pop(0)
         name, equals, attached = word.partition("=") if word.startswith("--") else (word, "", "")
         if name.startswith("--"):
@@ -101,6 +107,7 @@ def read_flags(
             joined = flag.many and flag.dest in typed
             values[flag.dest] = values[flag.dest] + value if joined else value
             typed[flag.dest] = name
+            dest = flag.dest
         elif name in unused:
             if len(rest) < unused[name]:
                 raise ConfigError(f"{name} needs a value")
@@ -113,10 +120,11 @@ def read_flags(
             from pyctl.cli.command_parser import did_you_mean
 
             raise ConfigError(f"unknown flag {name}{did_you_mean(name, (*known, *unused))}")
+        words.append((dest, before[: len(before) - len(rest)]))
     for flag in flags:
         if flag.env and flag.dest not in typed:
             _read_env(flag, environ, values)
-    return Given(values, typed, tuple(ignored))
+    return Given(values, typed, tuple(ignored), tuple(words))
 
 
 def _typed_value(name: str, flag: Flag, rest: list[str], attached: bool) -> Any:
@@ -206,6 +214,8 @@ FLAGS: Mapping[Section, tuple[Flag, ...]] = {
 }
 """Every flag that does something, by its section of --help."""
 
+_UNUSED = {**NO_OP, **IGNORED, **REJECTED}
+
 _OF_SERVE = {section: flags for section, flags in FLAGS.items() if section is not CHAT}
 
 
@@ -215,6 +225,12 @@ def parse_serve(argv: Sequence[str], environ: Mapping[str, str] = os.environ) ->
     --help and --version print and raise SystemExit(0); anything that cannot be served raises ConfigError.
     """
     return _settings(_read("serve", "[-m FILE | -hf REPO] [flags]", argv, environ, _OF_SERVE), environ, SERVED_SEQS)
+
+
+def kept_flags(argv: Sequence[str], dropped: Collection[str]) -> list[str]:
+    """Flags of ``pyctl serve`` without those whose destinations are ``dropped``, and without their values."""
+    given = read_flags(argv, {}, [flag for flags in _OF_SERVE.values() for flag in flags], _UNUSED)
+    return [word for dest, words in given.words if dest not in dropped for word in words]
 
 
 def parse_launch(
@@ -260,7 +276,7 @@ def _read(
 ) -> Given:
     server_only = {name: int(flag.convert is not None) for flag in FLAGS[SERVER] for name in flag.spellings()}
     flags = [flag for group in sections.values() for flag in group]
-    given = read_flags(argv, environ, flags, {**NO_OP, **IGNORED, **REJECTED, **server_only})
+    given = read_flags(argv, environ, flags, {**_UNUSED, **server_only})
     if "help" in given.values:
         print(help_text(command, f"pyctl {command} {usage}", sections, given.values["help"]), end="")
         raise SystemExit(0)

@@ -12,13 +12,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pyctl import __version__
 from pyctl.cache import default_directory
-from pyctl.cli.arguments import FLAGS, CommandSettings, parse_serve
+from pyctl.cli.arguments import FLAGS, CommandSettings, kept_flags, parse_serve
 from pyctl.cli.command_parser import CommandParser
 from pyctl.cli.signals import ending_by_signal
 from pyctl.doctor.nvidia_smi import used_bytes
@@ -26,10 +26,10 @@ from pyctl.errors import ConfigError, ModelError
 from pyctl.measure.bench_report import is_wrong, table_lines
 from pyctl.measure.bench_run import BenchOptions, BenchRun
 from pyctl.models import builtin_model, split_names
-from pyctl.setting import CHAT, DISK, GENERAL, LOG, SERVER, Flag
+from pyctl.setting import DISK, GENERAL, LOG, SERVER
 from pyctl.text import one_line
 
-__all__ = ["kept_flags", "run_bench"]
+__all__ = ["run_bench"]
 
 MIB = 2**20
 
@@ -64,8 +64,6 @@ def run_bench(argv: Sequence[str]) -> int:
     options, rest = _parser().parse_known_args(argv)
     settings = parse_serve(rest, {})
     depths = _depths(options.depths or (QUICK_DEPTHS if options.quick else DEPTHS))
-    if options.json and not Path(options.json).expanduser().absolute().parent.is_dir():
-        raise ConfigError(f"cannot write {options.json}: its directory does not exist")
     flags = _server_flags(settings, rest)
     if head_flags := _head_flags(settings, flags):
         flags = (*flags, "--spec-type", "none")  # what drafts gain is a row of its own
@@ -82,10 +80,11 @@ def run_bench(argv: Sequence[str]) -> int:
         began = time.strftime("%Y-%m-%d %H:%M")
         run.run()
         header = _header(flags)
-        print("\n".join(table_lines(run.records, header)))
         if options.json:
             found = {"pyctl": __version__, "began": began, "seconds": run.seconds, "about": header}
-            _write(options.json, json.dumps({**found, "flags": flags, "records": run.records}, indent=1) + "\n")
+            print(json.dumps({**found, "flags": flags, "records": run.records}, indent=1))
+        else:
+            print("\n".join(table_lines(run.records, header)))
         return int(is_wrong(run.records))
 
 
@@ -100,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--llama-server", metavar="PATH", help="send the same requests to this server, too")
     parser.add_argument("--depths", type=int, nargs="+", metavar="N", help="prompt tokens (default: 2048 8192 32768)")
     parser.add_argument("--budget", type=float, metavar="S", help="skip what would take longer (default: 900)")
-    parser.add_argument("--json", metavar="FILE", help="write every figure to this file")
+    parser.add_argument("--json", action="store_true", help="print every figure as JSON")
     return parser
 
 
@@ -126,25 +125,6 @@ def _server_flags(settings: CommandSettings, rest: Sequence[str]) -> tuple[str, 
     if not path.is_file():
         raise ConfigError(f"no model at {path}")
     return "-m", str(path), *kept
-
-
-def kept_flags(argv: Sequence[str], dropped: Collection[str]) -> list[str]:
-    """``argv`` without the flags whose destinations are ``dropped``, and without their values."""
-    of_serve = (flag for section, flags in FLAGS.items() if section is not CHAT for flag in flags)
-    known: dict[str, Flag] = {name: flag for flag in of_serve for name in flag.spellings()}
-    kept: list[str] = []
-    words = list(argv)
-    while words:
-        word = words.pop(0)
-        name, equals, _ = word.partition("=") if word.startswith("--") else (word, "", "")
-        flag = known.get(name.replace("_", "-") if name.startswith("--") else name)
-        taken = [word]
-        has_value = flag is not None and flag.convert is not None and not equals and words
-        if has_value and flag is not None and (flag.bare is None or not words[0].startswith("-")):
-            taken.append(words.pop(0))
-        if flag is None or flag.dest not in dropped:
-            kept += taken
-    return kept
 
 
 def _peer(path: str, flags: Sequence[str]) -> tuple[str, ...]:
@@ -204,13 +184,6 @@ def _cache_mib(work: Path) -> int:
     if free < LEAST_CACHE_MIB:
         raise ConfigError(f"{work.parent} has {2 * free} MiB free; the run needs {2 * LEAST_CACHE_MIB} MiB")
     return min(free, MOST_CACHE_MIB)
-
-
-def _write(name: str, text: str) -> None:
-    try:
-        Path(name).expanduser().write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot write {name}: {error.strerror}") from error
 
 
 def _header(flags: Sequence[str]) -> list[str]:

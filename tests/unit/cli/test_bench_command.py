@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pyctl.cli.bench_command import DROPPED, kept_flags, run_bench
+from pyctl.cli.arguments import kept_flags
+from pyctl.cli.bench_command import DROPPED, run_bench
 from pyctl.errors import ConfigError
 
 
@@ -29,7 +30,6 @@ def test_addresses_keys_and_the_users_cache_stay_behind(given: list[str], kept: 
     [
         (["--depths", "1", "2", "3", "4", "5"], "1 to 4 numbers"),
         (["--depths", "many"], "invalid int value"),
-        (["--json", "/nowhere/at/all.json"], "its directory does not exist"),
         (["-m", "/nowhere.gguf"], "no model at /nowhere.gguf"),
         (["--llama-server", "/nowhere/llama-server"], "cannot run --llama-server"),
         (["--quik"], "unknown flag --quik"),
