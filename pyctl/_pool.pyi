@@ -32,10 +32,3 @@ class RowStore:
     @property
     def wait_ms(self) -> float:
         """Milliseconds that evaluations waited for that, ever."""
-
-    @property
-    def repeated(self) -> int:
-        """Evaluations, ever, that took llama.cpp's graph as the one before had left it: single tokens, all layers resident."""
-
-    def copy_rate(self) -> float:
-        """Bytes per second from host memory to a stage, measured now; 0 without stages."""

@@ -28,14 +28,11 @@ inline ggml_backend_t backend_of(llama_context * ctx, ggml_backend_dev_t device)
     return nullptr;
 }
 
-// Calls `callback`, null for none, for the nodes of all evaluations of `ctx` from now on. If it does not `last`, only for
-// those of the next one, and only where that uses the last graph again.
-inline void on_node(llama_context * ctx, ggml_backend_sched_eval_callback callback, void * data, bool lasts = true) {
-    if (lasts) {  // the context hands the callback in its parameters to the scheduler with each new graph
-        auto & params            = const_cast<llama_cparams &>(ctx->get_cparams());
-        params.cb_eval           = callback;
-        params.cb_eval_user_data = data;
-    }
+// Calls `callback`, null for none, for the nodes of all evaluations of `ctx` from now on.
+inline void on_node(llama_context * ctx, ggml_backend_sched_eval_callback callback, void * data) {
+    auto & params            = const_cast<llama_cparams &>(ctx->get_cparams());  // the scheduler gets them with each new graph
+    params.cb_eval           = callback;
+    params.cb_eval_user_data = data;
     ggml_backend_sched_set_eval_callback(scheduler(ctx), callback, data);
 }
 

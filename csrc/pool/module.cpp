@@ -29,8 +29,6 @@ PYBIND11_MODULE(_pool, m) {
              py::keep_alive<1, 2>())
         .def("decode", [](row_store & store, uintptr_t batch) { return store.decode(*reinterpret_cast<llama_batch *>(batch)); },
              py::arg("batch"), py::call_guard<py::gil_scoped_release>())
-        .def("copy_rate", &row_store::copy_rate, py::call_guard<py::gil_scoped_release>())
         .def_property_readonly("streamed_bytes", &row_store::streamed_bytes)
-        .def_property_readonly("repeated", &row_store::repeated)
         .def_property_readonly("wait_ms", &row_store::waited_ms);
 }

@@ -28,7 +28,6 @@ redirect::redirect(llama_context * ctx, const row_layout & rows, transfer & copi
     : ctx(ctx), copies(copies), n_rows(n_rows), n_tokens(n_tokens), after(std::move(after)),
       positions(static_cast<size_t>(n_tokens)), mask_at(static_cast<size_t>(n_tokens), 0) {
     for (size_t i = 0; i < places.size(); ++i) {
-        stops = stops || places[i].stops;
         layers.push_back({ places[i].stops });
         part_of[root_of(rows.k[i].tensor)] = { i, places[i].rows[0] };
         part_of[root_of(rows.v[i].tensor)] = { i, places[i].rows[1] };
@@ -45,9 +44,6 @@ redirect::redirect(llama_context * ctx, const row_layout & rows, transfer & copi
 
 redirect::~redirect() {
     library::on_node(ctx, nullptr, nullptr);
-    for (auto item = left.begin(); is_left && item != left.end(); ++item) {
-        undo(item->first, item->second);
-    }
 }
 
 // A device that converts quantised rows puts them behind the output of attention, which the library has made as large
@@ -128,10 +124,9 @@ void redirect::move_mask(int64_t to, int64_t n) {
 // -- one evaluation --------------------------------------------------------------------------------------------------
 
 void redirect::begin(int64_t from, int64_t to) {
-    first     = from;
-    last      = to;
-    was_asked = false;
-    moved     = nullptr;
+    first = from;
+    last  = to;
+    moved = nullptr;
     failure.clear();
     for (layer & layer : layers) {
         layer.n_written = layer.n_read = 0;
@@ -142,54 +137,23 @@ void redirect::begin(int64_t from, int64_t to) {
     }
     copies.put({ &index_buffer.bytes, 0, static_cast<size_t>(n) * sizeof(int64_t) },
                reinterpret_cast<const uint8_t *>(positions.data()));
-    const std::array<int64_t, 2> before{ mask.ne[0], mask.ne[1] };
     move_mask(first, n);
-    repeating = is_left && before == std::array<int64_t, 2>{ mask.ne[0], mask.ne[1] };
-    if (repeating) {
-        // The library sets it again with a graph of another kind, or of other memory, whose nodes are its own.
-        n_reused = llama_perf_context(ctx).n_reused;
-        library::on_node(ctx, nullptr, nullptr, false);
-    }
 }
 
 std::string redirect::end() {
     last = first;
-    if (repeating) {
-        library::on_node(ctx, called, this, false);
-    }
-    if (std::exchange(repeating, false) && !was_asked) {
-        is_left = llama_perf_context(ctx).n_reused == n_reused + 1;
-        if (!is_left) {
-            fail("a graph was used again without being the same");
-        }
-        n_repeated += is_left;
-        return failure;
-    }
     for (size_t i = 0; i < layers.size() && failure.empty(); ++i) {
         if (layers[i].n_written != 2 || layers[i].n_read != 1) {
             fail("the attention of layer " + std::to_string(i) + " was not found");
         }
     }
-    if (failure.empty()) {
-        left.clear();  // all nodes were asked about, and have their own sources or are in `changed`
-    }
-    is_left = failure.empty() && !stops;
     for (const auto & [node, entry] : changed) {
-        if (is_left) {
-            left.emplace(node, entry);
-        } else {
-            undo(node, entry);
+        if (node->data == entry.data && node->src[1] == entry.source) {  // else another graph is in the same memory
+            *node = entry.before;
         }
     }
     changed.clear();
     return failure;
-}
-
-// Gives `node` its own sources back. If the library has made another graph in the same memory, it has them.
-void redirect::undo(ggml_tensor * node, const changed_node & entry) {
-    if (node->data == entry.data && node->src[1] == entry.source) {
-        *node = entry.before;
-    }
 }
 
 bool redirect::fail(const std::string & what) {
@@ -201,14 +165,6 @@ bool redirect::fail(const std::string & what) {
 
 bool redirect::called(ggml_tensor * node, bool ask, void * self) {
     auto & redirect = *static_cast<class redirect *>(self);
-    if (ask) {
-        redirect.was_asked = true;
-        redirect.is_left   = false;
-        if (const auto found = redirect.left.find(node); found != redirect.left.end()) {
-            undo(node, found->second);
-            redirect.left.erase(found);
-        }
-    }
     if (redirect.last == redirect.first || !redirect.failure.empty()) {
         return !ask;
     }

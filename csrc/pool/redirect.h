@@ -3,8 +3,7 @@
 // The library calls its evaluation callback for each node before it computes the node. Nodes that write new rows into
 // the cache get the place of our rows and their positions; nodes that read the cache get our rows and a causal mask.
 // Nodes are found by the cache tensors that they view. They get their own sources back after the evaluation, since the
-// library reuses graphs. If the next evaluation needs no change, the nodes keep our sources and the callback is not
-// called, so that a device sees the same graph. The owner of the rows determines the place of each layer's rows.
+// library reuses graphs. The owner of the rows determines the place of each layer's rows.
 #pragma once
 
 #include "core/layout.h"
@@ -43,9 +42,6 @@ public:
     // Ends the evaluation. Returns the error; empty if each layer has read and written its rows once.
     std::string end();
 
-    // The number of evaluations without callbacks so far.
-    uint64_t repeated() const { return n_repeated; }
-
 private:
     // What a node had before it was changed, and has now.
     struct changed_node {
@@ -70,8 +66,6 @@ private:
 
     static bool called(ggml_tensor * node, bool ask, void * self);
 
-    static void undo(ggml_tensor * node, const changed_node & entry);
-
     bool before(ggml_tensor * node);
     void write(ggml_tensor * node);
     bool read(ggml_tensor * node);
@@ -89,7 +83,6 @@ private:
     int64_t                                       n_rows, n_tokens;
     std::function<void(size_t)>                   after;
     std::vector<layer>                            layers;
-    bool                                          stops = false;  // some of them do
     std::unordered_map<const ggml_tensor *, part> part_of;          // by the library's own tensor
     const ggml_tensor *                           moved = nullptr;  // the last attention whose output is ours
     tensor_buffer                                 mask_buffer, index_buffer, pattern_buffer, output_buffer;
@@ -97,15 +90,8 @@ private:
     std::vector<int64_t>                          positions;        // of the tokens of the batch
     std::vector<int64_t>                          mask_at;          // of each row of the mask: see move_mask
 
-    // Nodes that this evaluation has changed, and those that an earlier one has and that may still be so. While `is_left`,
-    // the latter are all that it takes to evaluate as many tokens with as many rows to read: the last evaluation was asked
-    // about, and no layer stops.
-    std::unordered_map<ggml_tensor *, changed_node> changed, left;
-    bool        is_left    = false, was_asked = false;
-    bool        repeating  = false;  // the one that runs is not to be asked about
-    int32_t     n_reused   = 0;      // graphs that the library had used again before
-    uint64_t    n_repeated = 0;
-    int64_t     first = 0, last = 0;  // positions of the one that runs, none if that is none
+    std::unordered_map<ggml_tensor *, changed_node> changed;  // nodes, by the evaluation that runs
+    int64_t     first = 0, last = 0;  // positions of that, none if that is none
     size_t      stopped = 0;          // the layer behind whose attention it stopped last
     std::string failure;
 };

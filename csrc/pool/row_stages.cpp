@@ -3,17 +3,9 @@
 #include <algorithm>
 #include <chrono>
 
-namespace {
-
-double ms_since(std::chrono::steady_clock::time_point start) {
-    return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
-}
-
-}  // namespace
-
 row_stages::row_stages(transfer & copies, const std::vector<stored_layer> & all, int64_t n_rows, size_t n_stages,
                        ggml_backend_buffer_type_t device)
-    : copies(copies), n_rows(n_rows) {
+    : copies(copies) {
     std::array<size_t, 2> largest{};
     for (const stored_layer & layer : all) {
         for (size_t part = 0; part < 2 && !layer.resident; ++part) {
@@ -54,7 +46,7 @@ void row_stages::fill(stage & stage, size_t i, int64_t n) {
 void row_stages::wait(stage & stage) {
     const auto start = std::chrono::steady_clock::now();
     copies.progress().wait(stage.loaded);
-    waited += ms_since(start);
+    waited += std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
 }
 
 void row_stages::prepare(int64_t n) {
@@ -90,20 +82,4 @@ void row_stages::truncate(int64_t n) {
     for (stage & stage : stages) {
         stage.n = std::min(stage.n, n);
     }
-}
-
-double row_stages::copy_rate() {
-    const uint64_t before = n_streamed;
-    double         best   = 0.0;
-    for (int i = 0; i < 3 && !stages.empty(); ++i) {
-        truncate(0);
-        copies.finish();
-        const auto start = std::chrono::steady_clock::now();
-        fill(stages[0], 0, n_rows);
-        copies.finish();
-        best       = std::max(best, static_cast<double>(n_streamed - before) / std::max(ms_since(start) / 1e3, 1e-9));
-        n_streamed = before;
-    }
-    truncate(0);
-    return best;
 }

@@ -47,9 +47,6 @@ public:
     uint64_t streamed_bytes() const { return n_streamed; }  // copied into stages so far
     double   waited_ms() const { return waited; }           // by evaluations, for these copies
 
-    // Bytes per second from the host to a stage, measured now; 0 without one. The stages are filled anew afterwards.
-    double copy_rate();
-
 private:
     // The first `n` rows of layer `holds`, in the order of those that have stages, are there when `loaded` is complete.
     struct stage {
@@ -64,7 +61,6 @@ private:
     void    wait(stage & stage);
 
     transfer &                        copies;
-    int64_t                           n_rows;
     std::vector<const stored_layer *> streamed;  // in order
     std::vector<stage>                stages;
     copy_progress::ticket             home       = 0;

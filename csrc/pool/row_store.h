@@ -38,14 +38,9 @@ public:
     held_rows::handle hold(llama_seq_id seq, int64_t p0, int64_t p1) override;
     int64_t           n_held() const override { return n_only_held; }
 
-
-    // Evaluations, so far, that took a graph as the one before had left it.
-    uint64_t repeated() const { return attention->repeated(); }
-
     // See row_stages.h.
     uint64_t streamed_bytes() const { return stages->streamed_bytes(); }
     double   waited_ms() const { return stages->waited_ms(); }
-    double   copy_rate() { return stages->copy_rate(); }
 
 private:
     struct host_copy;

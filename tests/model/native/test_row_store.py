@@ -117,41 +117,6 @@ def test_more_rows_than_cells_one_token_at_a_time(
     wanted = cold(full("tiny-dense", "f16"), tokens, ends)
     assert_same(made.run(tokens, ends=ends), wanted)
     assert made.store.streamed_bytes == 0
-    assert made.store.copy_rate() > 0
-    made.rows.rewind(0, 500)  # what was measured with is filled anew
-    assert_same(made.run(tokens, 500, ends), wanted)
-    assert made.store.streamed_bytes == 500 * 2 * 128
-
-
-@pytest.mark.parametrize("name", ["tiny-hybrid", "tiny-moe", "tiny-dense"])
-def test_a_graph_is_taken_as_it_was_left(
-    full: Callable[[str, str], LlamaBackend], store: Callable[..., Store], name: str
-) -> None:
-    """Of single tokens, with all layers resident: through a multiple of 256, other lengths, a rewind, a restore."""
-    tokens, n = tokens_of(9, 540), n_layers(name)
-    ranges = range(97, 160), range(257, 290), range(331, 340), range(501, 541)
-    ends = sorted({96, 210, 256, 292, 294, 296, 330, 420, 500}.union(*ranges))
-    reference, made = full(name, "f16"), store(name, resident=[*range(n)])
-    wanted = cold(reference, tokens, ends)
-    assert_same(made.run(tokens, ends=ends), wanted)
-    repeated = made.store.repeated
-    assert repeated > 100, "the library makes a new graph for these now and then, not often"
-    block, state = made.backend.memory.save_rows(0, 0, 330).block, None
-    made.rows.rewind(0, 300 if name == "tiny-dense" else 0)
-    if made.backend.memory.kind == "hybrid":
-        made.rows.clear(0)
-        assert_same(made.run(tokens, ends=[end for end in ends if end <= 330]), wanted)
-        state = made.backend.memory.save_state(0, 330)
-        made.rows.clear(0)
-        made.evaluate(tokens[:1], 0)
-        made.rows.clear(0)
-    made.resume(330, [(block, 0, 330)], state.recurrent if state is not None else np.empty(0, np.uint8))
-    assert_same(made.run(tokens, 330, ends), wanted)
-    assert made.store.repeated > repeated + 30
-
-    streamed = store(name, resident=[*range(n - 1)], stages=1)
-    assert_same(streamed.run(tokens, ends=ends[:80]), wanted)
-    assert streamed.store.repeated == 0, "a layer that stops is asked about each time"
 
 
 def test_the_library_has_its_own_graph_back(
@@ -164,7 +129,6 @@ def test_the_library_has_its_own_graph_back(
     made = store("tiny-dense", resident=[0, 1, 2, 3])
     backend, memory = made.backend, api.llama_get_memory(made.backend.ctx)
     assert_same(made.run(tokens, ends=ends), wanted)
-    assert made.store.repeated > 20
 
     def own(part: Tokens, start: int) -> np.ndarray:
         batch = backend.batch
@@ -323,19 +287,6 @@ def test_a_stopped_evaluation_leaves_the_rows_before_it(store: Callable[..., Sto
     made.rows.rewind(0, 96)
     stop_within(made, tokens, 96, 192)
     assert_same(made.run(tokens, 96, [192, 200]), wanted)
-
-
-def test_a_graph_that_was_left_is_right_after_a_stop(store: Callable[..., Store]) -> None:
-    made, tokens = store("tiny-hybrid", resident=[0, 1]), tokens_of(11, 120)
-    ends = [90, *range(91, 121)]
-    wanted = made.run(tokens, ends=ends)
-    made.rows.clear(0)
-    made.run(tokens[:100], ends=ends)
-    state, repeated = made.backend.memory.save_state(0, 100), made.store.repeated
-    stop_within(made, tokens, 100, 101)
-    checked(made.rows.load, 0, 100, [], state.recurrent)
-    assert_same(made.run(tokens, 100, ends), wanted)
-    assert made.store.repeated > repeated + 10
 
 
 @pytest.mark.parametrize(
