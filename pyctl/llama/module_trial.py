@@ -1,20 +1,19 @@
-"""Whether native modules fit the libraries of this process: each is tried once, in a process of its own.
-
-The results are kept in a file beside the modules, else in the user's cache directory.
-"""
+"""Trials in processes of their own, of which a file keeps the results: whether native modules fit the libraries."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import pickle
 import re
 import resource
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from pyctl.atomic_file import make_private, read_regular, write_atomic
@@ -24,7 +23,7 @@ from pyctl.module_process import end_with_parent
 from pyctl.setup.libraries import MODULES, TRIAL
 from pyctl.user_directory import user_directory
 
-__all__ = ["STAMP", "read_results", "run_trial", "try_modules", "write_results"]
+__all__ = ["STAMP", "reason_of_trial", "remembered", "run_trial", "try_modules"]
 
 STAMP = "trials.json"
 """The file with results: by the digest of libraries and modules, the reason against each module, empty if it fits."""
@@ -42,34 +41,34 @@ HEAD_BYTES = 4096
 FROM_OUTSIDE = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)
 """Signals that say nothing about a module."""
 
-ENVIRONMENT = {
-    **dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"), "-1"),
-    "OPENBLAS_NUM_THREADS": "1",
-    "GGML_NO_BACKTRACE": "1",
-}
-"""Without cards, which another program may have filled, without a thread of numpy for each core, and without a
-backtrace behind the reason of an abort."""
+WITHOUT_CARDS = {"CUDA_VISIBLE_DEVICES": "-1", "HIP_VISIBLE_DEVICES": "-1", "OPENBLAS_NUM_THREADS": "1"}
+"""Without cards, which another program may have filled, and without a thread of numpy for each core."""
 
 
 def run_trial(file: Path, seconds: float = TRIAL_SECONDS) -> str:
-    """Return the reason against a module, empty if it fits: its trial fails, crashes, or takes too long.
+    """Return the reason against a module as `reason_of_trial`."""
+    with tempfile.TemporaryDirectory(prefix="pyctl-") as place:
+        return reason_of_trial((Path(place),), {**WITHOUT_CARDS, TRIAL: str(file)}, seconds, TRIAL_BYTES)
 
-    Raises OSError if the trial could not take place.
+
+def reason_of_trial(
+    given: tuple[object, ...], environment: Mapping[str, str], seconds: float, most: int = resource.RLIM_INFINITY
+) -> str:
+    """Run `pyctl.llama.trial` with ``given`` and ``most`` bytes of memory, and return the reason why it fails.
+
+    Empty if it does not; it may also crash or take too long. Raises OSError if the trial could not take place.
     """
-    with (
-        tempfile.TemporaryDirectory(prefix="pyctl-") as place,
-        subprocess.Popen(
-            [*module_command("pyctl.llama.trial"), place],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            env={**os.environ, **ENVIRONMENT, TRIAL: str(file)},
-            start_new_session=True,
-            preexec_fn=_restrict,
-        ) as process,
-    ):
+    with subprocess.Popen(
+        module_command("pyctl.llama.trial"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "GGML_NO_BACKTRACE": "1", **environment},  # a backtrace would come behind the reason
+        start_new_session=True,
+        preexec_fn=partial(_restrict, most),
+    ) as process:
         try:
-            _, said = process.communicate(timeout=seconds)
+            _, said = process.communicate(pickle.dumps(given), seconds)
         except subprocess.TimeoutExpired:
             return f"its trial takes longer than {seconds:g} seconds"
         finally:
@@ -85,11 +84,11 @@ def run_trial(file: Path, seconds: float = TRIAL_SECONDS) -> str:
     return f"its trial ends with {name}"
 
 
-def _restrict() -> None:
+def _restrict(most: int) -> None:
     """Between fork and exec: bound the memory, leave no core dump, and end with the parent."""
-    for kind, most in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_DATA, TRIAL_BYTES)):
+    for kind, bound in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_DATA, most)):
         with suppress(OSError, ValueError):  # a lower limit is there already
-            resource.setrlimit(kind, (most, most))
+            resource.setrlimit(kind, (bound, bound))
     end_with_parent(signal.SIGKILL)
 
 
@@ -103,21 +102,19 @@ def try_modules(
     """
     beside = {name: core.with_name(core.name.replace(MODULES[0], name)) for name in MODULES}  # of the same Python
     files = {name: file for name, file in beside.items() if file.exists()}
-    places, found = [core.with_name(STAMP)], dict[str, str]()
-    with suppress(RuntimeError):  # a user without a home directory
-        places.append(user_directory("cache", environ) / STAMP)
-    try:
-        digest = _digest([*loaded_libraries(), *files.values()])
-        for place in places:
-            if digest in (known := read_results(place)):
-                return known[digest]
+    found: dict[str, str] = {}
+
+    def attempt_all() -> dict[str, str]:
         for name, file in files.items():
             if not found.get(MODULES[0]):  # the others need it
                 found[name] = attempt(file)
+        return found
+
+    try:
+        digest = _digest([*loaded_libraries(), *files.values()])
+        return remembered(STAMP, digest, attempt_all, [core.parent], environ)
     except OSError as error:
         return {**dict.fromkeys(files, f"it cannot be tried: {error}"), **found}
-    write_results(places, digest, found)
-    return found
 
 
 def loaded_libraries(maps: Path = Path("/proc/self/maps")) -> list[Path]:
@@ -137,7 +134,35 @@ def _digest(files: list[Path]) -> str:
     return digest.hexdigest()
 
 
-def read_results(place: Path) -> dict[str, dict[str, str]]:
+def remembered(
+    name: str,
+    key: str,
+    attempt: Callable[[], dict[str, str]],
+    directories: Sequence[Path] = (),
+    environ: Mapping[str, str] = os.environ,
+) -> dict[str, str]:
+    """Return the results for ``key`` in the file ``name`` of ``directories`` or the user's cache directory.
+
+    Else those of ``attempt``, kept in the first of these files that can be written, for all users.
+    """
+    places = [directory / name for directory in directories]
+    with suppress(RuntimeError):  # a user without a home directory
+        places.append(user_directory("cache", environ) / name)
+    for place in places:
+        if key in (known := _results_in(place)):
+            return known[key]
+    found = attempt()
+    for place in places:
+        with suppress(OSError):
+            make_private(place.parent)
+            kept = list({**_results_in(place), key: found}.items())[-MOST_RESULTS:]
+            write_atomic(place, json.dumps(dict(kept), indent=1).encode() + b"\n")
+            place.chmod(0o644)
+            break
+    return found
+
+
+def _results_in(place: Path) -> dict[str, dict[str, str]]:
     """The results in a file; none if it is missing or damaged."""
     try:
         known = json.loads(read_regular(place, MOST_BYTES))
@@ -145,14 +170,3 @@ def read_results(place: Path) -> dict[str, dict[str, str]]:
     except (OSError, ValueError, AttributeError, RecursionError):
         return {}
     return known if is_whole else {}
-
-
-def write_results(places: list[Path], digest: str, found: dict[str, str]) -> None:
-    """Add a result to the first file that can be written, for all users, as the modules are."""
-    for place in places:
-        with suppress(OSError):
-            make_private(place.parent)
-            known = list({**read_results(place), digest: found}.items())[-MOST_RESULTS:]
-            write_atomic(place, json.dumps(dict(known), indent=1).encode() + b"\n")
-            place.chmod(0o644)
-            return

@@ -5,29 +5,25 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from subprocess import TimeoutExpired
 
 from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.limit import limit
 from pyctl.llama.devices import Device
 from pyctl.llama.extension import build_version
-from pyctl.llama.module_trial import read_results, write_results
-from pyctl.module_process import answer_of_module
-from pyctl.user_directory import user_directory
+from pyctl.llama.module_trial import reason_of_trial, remembered
 
-__all__ = ["FITS", "IN_TRIAL", "tried", "with_split"]
+__all__ = ["IN_TRIAL", "tried", "with_split"]
 
 log = logging.getLogger(__name__)
 
 SPLIT_SECONDS = limit(600.0, "trial of --split-mode tensor", "the GPUs share the model by layers", "process", "s")
 
-IN_TRIAL, FITS = "PYCTL_SPLIT_TRIAL", "it fits"
-"""The variable and the last line of a trial."""
+IN_TRIAL = "PYCTL_SPLIT_TRIAL"
+"""The variable of a process that tries settings."""
 
 
 def with_split(
@@ -56,23 +52,16 @@ def _refusal(
     attempt: Callable[[ModelSettings, DraftSettings], str],
 ) -> str:
     """Return why llama.cpp cannot evaluate with these settings, empty if it can; known from an earlier start."""
-    place, status = user_directory("cache", os.environ) / "splits.json", Path(settings.path).stat()
+    status = Path(settings.path).stat()
     facts = status.st_size, status.st_mtime_ns, build_version(), [gpu.description for gpu in found]
     key = hashlib.blake2b(repr((settings, drafts, facts)).encode(), digest_size=16).hexdigest()
-    known = read_results(place)
-    if key not in known:
-        log.info("trying --split-mode tensor once with this model")
-        known[key] = {"tensor": attempt(settings, drafts)}
-        write_results([place], key, known[key])
-    return known[key]["tensor"]
+    try:
+        return remembered("splits.json", key, lambda: {"tensor": attempt(settings, drafts)})["tensor"]
+    except OSError as error:
+        return f"it cannot be tried: {error}"
 
 
 def tried(settings: ModelSettings, drafts: DraftSettings) -> str:
     """Return the reason against these settings from a process of its own, which llama.cpp may end."""
-    environment = {**os.environ, IN_TRIAL: "1", "GGML_NO_BACKTRACE": "1"}
-    try:
-        said = answer_of_module("pyctl.llama.split_trial", pickle.dumps((settings, drafts)), SPLIT_SECONDS, environment)
-    except (OSError, TimeoutExpired) as error:
-        return f"its trial fails: {error}"
-    last = next((line for line in reversed(said.decode("utf-8", "replace").split("\n")) if line.strip()), "")
-    return "" if last == FITS else last.rpartition("/")[2] or "llama.cpp ends the process"
+    log.info("trying --split-mode tensor once with this model")
+    return reason_of_trial((settings, drafts), {IN_TRIAL: "1"}, SPLIT_SECONDS).rpartition("/")[2]

@@ -1,13 +1,14 @@
-"""python -m pyctl.llama.trial DIRECTORY: use the native module that PYCTL_TRIAL names, on tiny models written there.
+"""python -m pyctl.llama.trial: use what its input says in a process of its own, to which the libraries may do anything.
 
-It is a process of its own, since a module that does not fit the library may do anything. The last line says why it
-fails.
+That is the native module that PYCTL_TRIAL names, on tiny models written to a directory, or settings of a model. The
+last line says why it fails.
 """
 
 from __future__ import annotations
 
 import lzma
 import os
+import pickle
 import sys
 from dataclasses import replace
 from itertools import pairwise
@@ -35,7 +36,7 @@ SETTINGS = ModelSettings(n_ctx=1024, n_ubatch=64, n_gpu_layers=0, n_threads=2, d
 N_DRAFTED = 100
 
 
-def main(directory: Path) -> None:
+def try_module(directory: Path) -> None:
     """Raise SystemExit with the reason if bits differ."""
     module = Path(os.environ[TRIAL]).name.partition(".")[0]
     for path in sorted(MODELS.glob("*.xz" if module == "_core" else "drafts.*")):
@@ -67,8 +68,16 @@ def _drafts_again(backend: LlamaBackend) -> bool:
     return bool(drafted[0]) and drafted == backend.draft(asked, 2)
 
 
+def try_settings(settings: ModelSettings, drafts: DraftSettings) -> None:
+    """Load the model of ``settings`` and evaluate some tokens."""
+    backend = load(replace(settings, n_ctx=1024), drafts=drafts).backend
+    backend.evaluate(0, made_up_text(64, backend.tokenizer.n_vocab), 0)
+    backend.logits(0)
+    os._exit(0)
+
+
 if __name__ == "__main__":
     try:
-        main(Path(sys.argv[1]))
+        (try_module if TRIAL in os.environ else try_settings)(*pickle.load(sys.stdin.buffer))
     except Exception as error:
         raise SystemExit(f"its trial fails: {str(error) or type(error).__name__}") from None
