@@ -6,14 +6,12 @@
     DIR/python -m bench.gpu.speculative DIR --models 27b-nextn --parts lengths --draft FILE.gguf --type draft-dflash \
         --n-max 15 --lengths 4 --prompt 2048 10240 51200 --n-predict 128 1000
 
-Parts, the most telling first: lengths (drafts accepted by chance with a given mean length, and no drafts), rewriting
-(`bench.gpu.rewriting`: a file written again with a dozen edits, drafted by the head and from the text), defaults (no
-flag but the model and the type, no cache directory), restart (accepted share of one reply before and after, real
-drafts). Chance makes lengths differ: speeds are for what chance yields on average from drafts as long as each server
-makes them, which may be shorter than --n-max, or none, where that is faster. Servers are loaded and warmed several at a
-time, as the device's memory allows, and measured one after the other while the others are idle: each evaluates every
-prompt once, and continues it by every number of tokens. Findings go to gpu-speculative-<shape>.json and .md once a
-server has ended, with a draft model to gpu-speculative-<shape>-<file>.
+Parts: lengths (drafts accepted by chance with a given mean length, and no drafts), rewriting (`bench.gpu.rewriting`:
+given replies, by default flags too). Chance makes lengths differ: speeds are for what chance yields on average from
+drafts as long as each server makes them, which may be shorter than --n-max, or none, where that is faster. Servers are
+loaded and warmed several at a time, as the device's memory allows, and measured one after the other while the others
+are idle: each evaluates every prompt once, and continues it by every number of tokens. Findings go to
+gpu-speculative-<shape>.json and .md once a server has ended, with a draft model to gpu-speculative-<shape>-<file>.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from http.client import HTTPException
-from itertools import repeat
+from itertools import product, repeat
 from pathlib import Path
 from typing import Any
 
@@ -37,15 +35,12 @@ from bench.gpu.report import OURS, PEER
 from bench.gpu.rewriting import HEAD, rewriting
 from bench.gpu.servers import Completion, Server, llama_server, models_of, options_of, pyctl
 from bench.gpu.speculative_report import WITHOUT, document
-from bench.gpu.workloads import Conversation
 from pyctl.measure.observed import resident_mib
 from pyctl.measure.server_process import PYCTL_SERVE
 from pyctl.module_command import module_command
 from tools.generator import SHAPES
 
-PARTS = ("lengths", "rewriting", "defaults", "restart")
-SHORT = 2048
-"""Tokens of a prompt where its length is not the point."""
+PARTS = ("lengths", "rewriting")
 
 N_WARM, N_QUIET = 16, 64
 """Tokens generated before anything counts: once loaded, and behind each prompt, so that costs are known."""
@@ -62,10 +57,8 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Case:
-    """One server to be measured. ``length`` is the mean number of tokens that a step yields, by chance; 0 for real
-    drafts."""
+    """One server to be measured. ``length`` is the mean number of tokens that a step yields, by chance."""
 
-    part: str
     n_max: int = 0
     length: float = 0.0
 
@@ -73,27 +66,14 @@ class Case:
     def name(self) -> str:
         if not self.n_max:
             return WITHOUT
-        if self.part == "defaults":
-            return "default flags"
         wanted = f"length {self.length:g}" if self.length < self.n_max + 1 else "all accepted"
         return f"n_max {self.n_max}, {wanted}"
 
-    @property
-    def drafting(self) -> list[str]:
-        """Flags, without the source of drafts."""
-        return [] if self.part == "defaults" or not self.n_max else ["--spec-draft-n-max", str(self.n_max)]
-
 
 def planned(options: argparse.Namespace) -> list[Case]:
-    """What is to be measured of one model, the most telling first."""
-    cases = []
-    if "lengths" in options.parts:
-        # All accepted, in the middle of what chance yields, and nothing.
-        lengths = sorted(options.lengths, key=lambda length: (length == 1, length))
-        cases += [Case("lengths"), *(Case("lengths", options.n_max, length) for length in lengths)]
-    if "defaults" in options.parts:
-        cases += [Case("defaults", options.n_max)]
-    return cases
+    """The cases of one model, the most telling first: nothing accepted comes last."""
+    lengths = sorted(options.lengths, key=lambda length: (length == 1, length))
+    return [Case(), *(Case(options.n_max, length) for length in lengths)]
 
 
 class Findings:
@@ -135,17 +115,17 @@ class Run:
 
     def flags(self, case: Case) -> list[str]:
         """What both servers get."""
-        types = ["--spec-type", self.options.type if case.n_max else "none"]
-        file = ["-md", self.options.draft] if case.n_max and self.options.draft else []
-        own = ["-m", str(self.model), "--metrics", *types, *file, *case.drafting, *self.options.flags]
-        if case.part == "defaults":
-            return own
+        drafting = ["--spec-type", "none"]
+        if case.n_max:
+            drafting = ["--spec-type", self.options.type, "--spec-draft-n-max", str(case.n_max)]
+            drafting += ["-md", self.options.draft] if self.options.draft else []
+        own = ["-m", str(self.model), "--metrics", *drafting, *self.options.flags]
         sizes = ["-c", str(self.n_ctx), "-ub", "512", "--parallel", "1"]
         return [*own, "-ngl", "99", "-fa", "on", *sizes, "-ctk", "f16", "-ctv", "f16"]
 
     @property
     def n_ctx(self) -> int:
-        """Tokens of the context, without the part ``defaults``."""
+        """Tokens of the context."""
         return int(max(self.options.prompt) + max(self.options.n_predict) + 1024)
 
     @property
@@ -161,12 +141,9 @@ class Run:
     def server(self, case: Case, name: str, number: int) -> Server:
         flags, log = self.flags(case), self.work / f"{self.shape}-{number}-{name}.log"
         if name == PEER:
-            slots = ["--slot-save-path", str(self.work)] if case.part == "restart" else []
             chance = ["--spec-synth-len", f"{case.length:g}"] if case.length else []
-            return llama_server(str(self.llama_server), [*flags, *chance, *slots], log)
-        if case.part == "restart":
-            flags = [*flags, "--exact"]  # drafts in every step, whether they pay or not
-        directory = None if case.part == "defaults" else Path(tempfile.mkdtemp(prefix="cache-", dir=self.work))
+            return llama_server(str(self.llama_server), [*flags, *chance], log)
+        directory = Path(tempfile.mkdtemp(prefix="cache-", dir=self.work))
         program = (*CHANCE_DRAFTS, f"{case.length:g}", str(case.n_max)) if case.length else PYCTL_SERVE
         return pyctl(flags, directory, log, program)
 
@@ -254,7 +231,7 @@ class Subject:
         return found
 
     def _note(self, kind: str, **fields: Any) -> None:
-        self.run.findings.add(part=self.case.part, kind=kind, case=self.case.name, server=self.name, **fields)
+        self.run.findings.add(part="lengths", kind=kind, case=self.case.name, server=self.name, **fields)
 
 
 def window_rate(replies: Sequence[Completion]) -> float:
@@ -285,72 +262,20 @@ def groups(run: Run, subjects: Sequence[Subject]) -> Iterator[Sequence[Subject]]
 
 
 def side_by_side(run: Run) -> None:
-    """All cases but the restart."""
-    cases = planned(run.options)
-    # What default flags take depends on what is free, so these are alone.
-    plain = [case for case in cases if case.part == "defaults"]
-    number = 0
-    subjects = []
-    for case in (case for case in cases if case not in plain):
-        for name in run.names:
-            subjects.append(Subject(run, case, name, number := number + 1))
-    alone = [[Subject(run, case, name, number := number + 1)] for case in plain for name in run.names]
+    """The part ``lengths``."""
+    pairs = product(planned(run.options), run.names)
+    subjects = [Subject(run, case, name, number) for number, (case, name) in enumerate(pairs)]
     # Servers end with the thread that starts them.
     with ThreadPoolExecutor(16) as pool:
-        for group in [*groups(run, subjects), *alone]:
+        for group in groups(run, subjects):
             if not run.has_time:
                 for each in group:
-                    run.findings.add(part=each.case.part, kind="skipped", case=each.case.name, server=each.name)
+                    run.findings.add(part="lengths", kind="skipped", case=each.case.name, server=each.name)
                 continue
             together = threading.Barrier(len(group))
             list(pool.map(lambda each, barrier: each.prepare(barrier), group, repeat(together)))
             for each in group:
                 each.measure()
-
-
-def restart(run: Run) -> None:
-    """One reply, asked for before and after a restart: how many of the head's drafts are right, and how soon it comes.
-
-    llama-server keeps nothing over a restart unless a slot is saved and restored, which is its other row.
-    """
-    case = Case("restart", run.options.n_max)
-    size = min(SHORT, *run.options.prompt)
-    for name in run.names:
-        if not run.has_time:
-            run.findings.add(part="restart", kind="skipped", case="restart", server=name)
-            continue
-        server = run.server(case, name, 99)
-        try:
-            server.start()
-            server.complete(words("warm", 600), N_WARM)
-            messages = Conversation(f"{run.shape} restart", size).messages
-            opened = server.ask(messages, 32, ignore_eos=True)
-            if name == PEER:
-                slot = max(server.get("/slots"), key=lambda slot: int(slot.get("n_prompt_tokens") or 0))["id"]
-                server.post(f"/slots/{slot}?action=save", {"filename": "slot.bin"})
-            messages = [*messages, {"role": "assistant", "content": opened.text}]
-            messages += [{"role": "user", "content": words("question", 60)}]
-            _told(run, name, "before", server, messages)
-            for way in ("after a restart", "after a restart, slot restored") if name == PEER else ("after a restart",):
-                server.stop()
-                server.start()
-                server.complete(words("warm", 600), N_WARM)
-                if way.endswith("slot restored"):
-                    server.post("/slots/0?action=restore", {"filename": "slot.bin"})
-                _told(run, name, way, server, messages)
-        except (OSError, HTTPException, ValueError) as error:
-            run.findings.add(part="restart", kind="failed", case="restart", server=name, why=str(error)[-600:])
-        finally:
-            server.kill()
-
-
-def _told(run: Run, name: str, way: str, server: Server, messages: list[dict[str, str]]) -> None:
-    reply = server.ask(messages, min(run.options.n_predict), ignore_eos=True)
-    drafted, accepted = reply.timings.get("draft_n", 0), reply.timings.get("draft_n_accepted", 0)
-    run.findings.add(
-        part="restart", kind="restart", server=name, way=way, drafted=drafted, accepted=accepted,
-        first_ms=reply.first_ms, evaluated=reply.evaluated, text=reply.text[:60],
-    )  # fmt: skip
 
 
 # -- all of it ---------------------------------------------------------------------------------------------------------
@@ -368,7 +293,7 @@ def main() -> None:
     parser.add_argument("--n-predict", type=int, nargs="+", default=[128], help="tokens")
     parser.add_argument("--head-share", type=float, default=0.8, help="of rewriting: drafts of the head that are right")
     parser.add_argument("--together", type=int, default=0, metavar="N", help="servers loaded at a time; 0: that fit")
-    parser.add_argument("--type", default=HEAD, help="what drafts, in all parts but rewriting")
+    parser.add_argument("--type", default=HEAD, help="what drafts, of lengths")
     parser.add_argument("--draft", metavar="FILE", help="of a draft model, for --type")
     options = parser.parse_args()
     header = describe()
@@ -380,12 +305,10 @@ def main() -> None:
             findings = Findings(options.results, name, header, options.parts)
             runs.append(Run(shape, model, peer, options, findings, BEGAN + options.budget, Path(work)))
         for run in runs:
-            side_by_side(run)
+            if "lengths" in options.parts:
+                side_by_side(run)
             if "rewriting" in options.parts:
                 rewriting(run)
-        for run in runs:
-            if "restart" in options.parts:
-                restart(run)
     for run in runs:
         print(document({"shape": run.shape, "machine": {}, "records": run.findings.records}))
     print(f"{time.monotonic() - BEGAN:.0f} s; tables in {options.results}")

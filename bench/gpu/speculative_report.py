@@ -109,17 +109,6 @@ def memory_rows(records: Sequence[Record]) -> list[list[str]]:
     return rows
 
 
-def restart_rows(records: Sequence[Record]) -> list[list[str]]:
-    return [
-        [
-            *(r["server"], r["way"], f"{r['accepted']} of {r['drafted']}"),
-            *(f"{r['accepted'] / max(r['drafted'], 1):.1%}", f"{r['evaluated']:,}", f"{r['first_ms']:,.0f}"),
-        ]
-        for r in records
-        if r["kind"] == "restart"
-    ]
-
-
 def rewriting_rows(records: Sequence[Record]) -> list[list[str]]:
     """By text, replies at once, server and way of drafting: speed, of that of llama-server, tokens a step, memory."""
     found = [record for record in records if record["kind"] == "rewriting"]
@@ -146,7 +135,7 @@ def aims(records: Sequence[Record]) -> list[tuple[str, str, str, bool]]:
             what = f"{case}, {reply:,} tokens behind {prompt:,}: against llama-server"
             found.append((what, f">= {FASTER}x", f"{faster:.2f}x", faster >= FASTER))
         known = ours["vram_mib"] is not None and peer["vram_mib"] is not None
-        if known and ours["part"] != "defaults" and case not in with_memory:
+        if known and case not in with_memory:
             with_memory.add(case)
             beyond = ours["vram_mib"] - peer["vram_mib"]
             limit = f"<= {VRAM_MIB:.0f} MiB"
@@ -157,14 +146,6 @@ def aims(records: Sequence[Record]) -> list[tuple[str, str, str, bool]]:
             of = record["prefill"] / bare[prompt]["prefill"]
             what = f"{case}, {prompt:,} tokens: prefill, of that without"
             found.append((what, f">= {PREFILL}", f"{of:.3f}", of >= PREFILL))
-    shares = {
-        r["way"]: r["accepted"] / max(r["drafted"], 1)
-        for r in records
-        if r["kind"] == "restart" and r["server"] == OURS
-    }
-    if len(shares) == 2 and any(shares.values()):
-        before, after = shares["before"], shares["after a restart"]
-        found.append(("accepted after a restart", f"{before:.1%}, as before", f"{after:.1%}", after >= before - 0.005))
     return found
 
 
@@ -196,11 +177,6 @@ def document(data: dict[str, Any]) -> str:
             ["text", "replies", "server", "drafts", "tokens/s", f"of {PEER}'s", "tokens a step", "drafted", "accepted",
              "VRAM", "resident"],
             rewriting_rows(records),
-        ),
-        (
-            "The same reply before and after a restart",
-            ["server", "when", "drafts accepted", "share", "evaluated", "first token ms"],
-            restart_rows(records),
         ),
         (
             "Not measured",

@@ -21,7 +21,7 @@ from bench.gpu.pool import HEAD, arguments, one
 from bench.gpu.prepare import environment_of
 from bench.gpu.run import Clock, Results, Visit
 from bench.gpu.servers import Completion, pyctl
-from bench.gpu.speculative import CHANCE_DRAFTS, PARTS, Findings, counts, planned, window_rate
+from bench.gpu.speculative import CHANCE_DRAFTS, Findings, counts, planned, window_rate
 from bench.gpu.speculative_report import WITHOUT, acceptance_rates, at_wanted
 from bench.gpu.workloads import EDITED, Conversation, cut, edited, grow
 from pyctl.llama.image_encoder import ImageEncoder
@@ -284,27 +284,22 @@ def test_prompts_and_replies_have_rows_of_their_own() -> None:
     assert len(names) == len(set(names)) == 4 + 2 + 2, "speeds, VRAM of each case, each prompt"
 
 
-def test_aims_of_memory_prompts_and_restarts() -> None:
+def test_aims_of_memory_and_prompts() -> None:
     bare = {"case": WITHOUT, "n_max": 0, "wanted": 0.0, "drafts": 0, "drafted": 0, "accepted": 0}
-    restarts = [{"part": "restart", "kind": "restart", "server": "pyctl", "drafted": 100} for _ in range(2)]
-    restarts[0] |= {"way": "before", "accepted": 40}
-    restarts[1] |= {"way": "after a restart", "accepted": 39}
     records = [
         *(speed("pyctl", 90.0, prefill=1000.0, **bare), speed("llama-server", 90.0, prefill=1000.0, **bare)),
         *(speed("pyctl", 90.0, prefill=960.0, vram_mib=20_201.0), speed("llama-server", 60.0, prefill=800.0)),
-        *restarts,
     ]
     table = reached(speculative_report.aims(records))
     assert table["length 2, 2,048 tokens: prefill, of that without"] == ("0.960", False)
     assert table["length 2: VRAM beyond llama-server's"] == ("201 MiB", False)
-    assert table["accepted after a restart"] == ("39.0%", False)
     assert not any(what.startswith(WITHOUT) and what.endswith("against llama-server") for what in table)
 
 
 def test_a_part_that_is_measured_again_replaces_what_it_found(tmp_path: Path) -> None:
-    first = Findings(tmp_path, "tiny", {}, ["lengths", "defaults"])
+    first = Findings(tmp_path, "tiny", {}, ["lengths", "rewriting"])
     first.add(**speed("pyctl", 90.0))
-    first.add(**speed("pyctl", 95.0, part="defaults", case="default flags"))
+    first.add(**speed("pyctl", 95.0, part="rewriting"))
     first.add(**speed("pyctl", 96.0, part="company", case="of an older program"))
     again = Findings(tmp_path, "tiny", {}, ["lengths"])
     again.add(**speed("pyctl", 100.0))
@@ -313,15 +308,9 @@ def test_a_part_that_is_measured_again_replaces_what_it_found(tmp_path: Path) ->
 
 
 def test_each_length_is_a_case_and_nothing_accepted_comes_last() -> None:
-    cases = planned(argparse.Namespace(parts=PARTS, lengths=[1.0, 16.0, 2.0], n_max=15))
-    assert [(case.part, case.n_max, case.length) for case in cases] == [
-        ("lengths", 0, 0.0),
-        ("lengths", 15, 2.0),
-        ("lengths", 15, 16.0),
-        ("lengths", 15, 1.0),
-        ("defaults", 15, 0.0),
-    ]
-    assert [case.name for case in cases[2:]] == ["n_max 15, all accepted", "n_max 15, length 1", "default flags"]
+    cases = planned(argparse.Namespace(lengths=[1.0, 16.0, 2.0], n_max=15))
+    assert [(case.n_max, case.length) for case in cases] == [(0, 0.0), (15, 2.0), (15, 16.0), (15, 1.0)]
+    assert [case.name for case in cases[2:]] == ["n_max 15, all accepted", "n_max 15, length 1"]
 
 
 def test_a_pool_is_measured_at_depth_and_restored_from_ram_and_disk(
