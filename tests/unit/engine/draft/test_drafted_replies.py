@@ -141,7 +141,9 @@ def test_a_reply_is_the_one_without_drafts(
     if drafting.most_drafts <= drafting.n_planes or kind == "attention":
         assert backend.digest(0) == plain.digest(0), "nothing but the last token is missing"
     counts = handle.drafts
-    assert counts.n_accepted <= counts.n_drafted
+    assert sum(counts.by_position) == counts.n_accepted <= min(counts.n_drafted, reply.done.timings.n_predicted - 1)
+    assert list(counts.by_position) == sorted(counts.by_position, reverse=True)
+    assert engine.counters.drafts == reply.done.timings.drafts == counts
 
     follow = Prompt.of([*PROMPTS[number].tokens, *reply.tokens, 7, 8, 9][: N_CTX - 20], [100])
     engine.speculation = Speculation()
