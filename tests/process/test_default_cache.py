@@ -84,13 +84,6 @@ def test_a_given_directory_that_cannot_be_used_ends_the_start(command: str, tmp_
     assert (done.returncode, done.stderr) == (2, f"pyctl: error: cannot use --kv-cache-dir {path}: File exists\n")
 
 
-def test_a_model_that_is_missing_is_the_only_line(tmp_path: Path) -> None:
-    flags = ["-m", f"{tmp_path}/missing.gguf", "--kv-cache-dir", f"{tmp_path}/kv", "--port", "0"]
-    done = pyctl("serve", *flags)
-    line = f"pyctl: error: cannot read the model {tmp_path}/missing.gguf: No such file or directory\n"
-    assert (done.returncode, done.stderr) == (2, line)
-
-
 @pytest.mark.parametrize("command", ["serve", "chat"])
 def test_a_store_without_its_package_ends_the_start(command: str, tmp_path: Path) -> None:
     """Before the model is looked for, too."""

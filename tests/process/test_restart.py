@@ -151,23 +151,6 @@ def test_kill_at_random_moments(start: Callable[..., Server], tmp_path: Path) ->
     check_directory(tmp_path)
 
 
-def test_a_damaged_directory_is_no_reason_to_fail(start: Callable[..., Server], tmp_path: Path) -> None:
-    flags = ["--exact", "--kv-cache-dir", str(tmp_path), "--disk-prefix-cache", "full"]
-    server = start("tiny-hybrid", *flags)
-    expected = text_of(ask(server, [SYSTEM, user(1)]))
-    assert server.stop() == 0
-    for path in tmp_path.rglob("*"):
-        if path.is_file():
-            data = bytearray(path.read_bytes())
-            for at in range(0, len(data), 97):
-                data[at] ^= 0xFF
-            path.write_bytes(data)
-    server = start("tiny-hybrid", *flags)
-    reply = ask(server, [SYSTEM, user(1)])
-    assert text_of(reply) == expected
-    assert reply["timings"]["cache_n"] == 0
-
-
 def test_a_request_may_choose_its_own_policy(start: Callable[..., Server], tmp_path: Path) -> None:
     server = start("tiny-hybrid", "--kv-cache-dir", str(tmp_path))
     for value, status in (
