@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pyctl.cache.snapshot import NOTHING, Rows, Span, State
 from pyctl.engine.backend import Backend
 from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.handle import RequestHandle
 from pyctl.llama import Loaded
-from pyctl.llama.llama_backend import LlamaBackend
 from pyctl.prompt import Prompt
 from tests.unit.cache.checks import check_invariants
 from tests.unit.engine.draft_server import ENDLESS, WAYS, DraftServer, Turn
@@ -110,18 +108,6 @@ def at_tokens(turn: Turn) -> Iterator[tuple[int, tuple[int, ...]]]:
         yield position - first, draft
 
 
-def put_away(backend: Backend, directory: Path) -> tuple[list[Turn], tuple[bytes, bytes]]:
-    """A conversation that is put away after each turn, and what the head has in the end."""
-    server = DraftServer(backend, directory, OTHER)
-    found = []
-    for prompt in conversation():
-        server.leave()
-        found.append(server.ask(prompt, 40))
-    at_end = kept(server)
-    server.close()
-    return found, at_end
-
-
 @pytest.mark.parametrize(
     ("name", "draft"),
     [("tiny-hybrid", "tiny-draft"), ("tiny-hybrid", "tiny-hybrid-draft"), ("tiny-dense", "tiny-draft")],
@@ -157,32 +143,6 @@ def test_where_a_model_is_cut_anywhere_some_drafts_are_not_those_of_the_cold_run
         same = [found.drafts.get(at) == draft for at, draft in turn.drafts.items()]
         assert sum(same) > len(same) // 2
     server.close()
-
-
-@pytest.mark.parametrize("what", ["rows", "state"])
-def test_what_is_not_restored_shows_in_the_drafts(
-    open_drafting: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
-    backend = open_drafting("tiny-hybrid-nextn")
-    expected, rows = put_away(backend, tmp_path / "whole")
-    assert put_away(backend, tmp_path / "again") == (expected, rows)
-    assert isinstance(backend, LlamaBackend)
-    restore = backend.memory.restore
-
-    def less(seq: int, first: int, spans: Sequence[Span], state: State | None = None) -> None:
-        if what == "rows":
-            spans = [(Rows(rows.own, NOTHING), at, last) for rows, at, last in spans]
-        elif state is not None:
-            state = State.of(state.recurrent)
-        restore(seq, first, spans, state)
-
-    monkeypatch.setattr(backend.memory, "restore", less)
-    found, other_rows = put_away(backend, tmp_path / "less")
-    assert [turn.tokens for turn in found] == [turn.tokens for turn in expected], "drafts choose nothing"
-    assert found[0] == expected[0]
-    assert other_rows[0] != rows[0]
-    # Without the state one row of each turn is wrong, which need not change what is most likely.
-    assert found != expected or what == "state"
 
 
 @pytest.mark.parametrize("name", MODELS)
