@@ -193,18 +193,6 @@ def test_drafts_change_no_bit_of_a_logit(
     assert backend.facts.n_rollback == 3
 
 
-def logits_after(backend: LlamaBackend, tokens: list[int], probe: int, seq: int = 1) -> NDArray[np.float32]:
-    """The logits after ``tokens`` and ``probe`` without any rollback."""
-    backend.memory.clear(seq)
-    prefill(backend, tokens[:100], seq)
-    for position, token in enumerate(tokens[100:], 100):
-        backend.decode([SequenceTokens(seq, (token,), position)])
-    backend.decode([SequenceTokens(seq, (probe,), len(tokens))])
-    found = backend.logits(0)
-    backend.memory.clear(seq)
-    return found
-
-
 def near(one: NDArray[np.float32], other: NDArray[np.float32]) -> bool:
     return bool(np.abs(one - other).max() < 0.05)
 
@@ -347,23 +335,6 @@ def test_too_many_outputs_are_refused(opened: Callable[..., LlamaBackend]) -> No
     prefill(backend, prompt(20))
     with pytest.raises(EngineError, match="outputs"):
         backend.decode([SequenceTokens(0, tuple(range(backend.facts.n_outputs + 1)), 20)])
-
-
-@pytest.mark.parametrize(
-    ("batches", "n"),
-    [([(11, 12)], 100), ([(11,), (12,)], 100), ([(11, 12, 13, 14), (15,)], 103)],
-    ids=["all of a batch", "two batches", "beyond the last batch"],
-)
-def test_llama_cpp_would_go_on_from_a_wrong_state(
-    opened: Callable[..., LlamaBackend], batches: Sequence[tuple[int, ...]], n: int
-) -> None:
-    """Without the bound, llama.cpp continues silently from a wrong state. If this fails, llama.cpp now refuses."""
-    backend = opened()
-    tokens = ready(backend, batches)
-    backend.memory._least[0] = (n, -1)
-    assert backend.memory.rollback(0, n) == n
-    backend.decode([SequenceTokens(0, (50,), n)])
-    assert not near(backend.logits(0), logits_after(backend, tokens[:n], 50))
 
 
 def test_a_sequence_that_went_back_is_emptied_like_any(opened: Callable[..., LlamaBackend]) -> None:
