@@ -51,7 +51,7 @@ class ImageFile:
         kind, read = found
         try:
             width, height, cost = read(data)
-        except (struct.error, IndexError):
+        except (struct.error, IndexError, ValueError):
             raise RequestError(f"the {kind.upper()} image is cut off") from None
         if not (0 < width <= _MOST_SIDE and 0 < height <= _MOST_SIDE):
             raise RequestError(f"the image has {width} x {height} pixels, each side must have 1 to {_MOST_SIDE}")
@@ -77,7 +77,7 @@ class ImageFile:
         inflater = zlib.decompressobj(-zlib.MAX_WBITS)
         skip = 2  # the header of the zlib stream; its checksum is not verified
         try:
-            for part in _png_pixels(self.data):
+            for part in (content for kind, content in _png_chunks(self.data) if kind == b"IDAT"):
                 part, skip = part[skip:], max(skip - len(part), 0)
                 while part and not inflater.eof and n_bytes <= most:
                     n_bytes += len(inflater.decompress(part, _STEP_BYTES))
@@ -130,10 +130,6 @@ def _png_chunks(data: bytes) -> Iterator[tuple[bytes, memoryview]]:
     raise RequestError(f"the PNG image has more than {_MOST_SEGMENTS} parts")
 
 
-def _png_pixels(data: bytes) -> Iterator[memoryview]:
-    return (content for kind, content in _png_chunks(data) if kind == b"IDAT")
-
-
 _PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
 """Adam7 (PNG specification, section 8): for each pass the first column and line, and the steps in x and y."""
 
@@ -150,7 +146,7 @@ def _png_bytes(data: bytes) -> int:
 def _jpeg(data: bytes) -> tuple[int, int, int]:
     at = 2
     for _ in range(_MOST_SEGMENTS):
-        at = _next_mark(data, at)
+        at = data.index(b"\xff", at)  # bytes before a marker are padding
         while data[at] == 0xFF:
             at += 1
         mark = data[at]
@@ -166,14 +162,6 @@ def _jpeg(data: bytes) -> tuple[int, int, int]:
             raise RequestError("the JPEG image is broken: it has no size")
         at += 1 + max(struct.unpack_from(">H", data, at + 1)[0], 2)
     raise RequestError(f"the JPEG image has more than {_MOST_SEGMENTS} parts before its pixels")
-
-
-def _next_mark(data: bytes, at: int) -> int:
-    """Offset of the next marker; bytes before it are padding."""
-    found = data.find(b"\xff", at)
-    if found < 0:
-        raise IndexError
-    return found
 
 
 def _gif(data: bytes) -> tuple[int, int, int]:

@@ -41,8 +41,7 @@ def pdf_text(data: bytes) -> str:
         raise RequestError("reading this PDF file takes too much time or memory") from error
     if "error" in found:
         raise RequestError(f"cannot read this PDF file: {found['error']}")
-    text: str = found["text"]
-    return text
+    return str(found["text"])
 
 
 def _read(data: bytes) -> str:
