@@ -107,8 +107,8 @@ def words(text: str) -> tuple[str, ...]:
 
 def on_off(text: str) -> bool:
     """``on`` or ``off``; accepts llama-server's synonyms."""
-    if text in TRUE_WORDS | FALSE_WORDS:
-        return text in TRUE_WORDS
+    if text.lower() in TRUE_WORDS | FALSE_WORDS:
+        return text.lower() in TRUE_WORDS
     raise ValueError(f"{text!r} is none of on, off")
 
 

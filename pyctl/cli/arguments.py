@@ -17,7 +17,6 @@ from typing import Any, Literal, TypeAlias, get_type_hints
 from pyctl.cache import DEFAULT_DAILY_MIB, FREE_PART, CacheSettings, DiskSettings, default_directory
 from pyctl.chat import FormatSettings, keep_reasoning
 from pyctl.cli.help import help_text
-from pyctl.cli.launch_settings import LAUNCH, LaunchSettings
 from pyctl.cli.logs import VERBOSE, LogSettings
 from pyctl.cli.other_forms import (
     FURTHER,
@@ -30,6 +29,7 @@ from pyctl.cli.other_forms import (
     OtherForms,
     Questions,
 )
+from pyctl.cli.programs import LAUNCH, LaunchSettings
 from pyctl.cli.version import print_version
 from pyctl.convert import FALSE_WORDS, TRUE_WORDS, Convert
 from pyctl.engine.draft.draft_settings import AUTOMATIC, AUTOMATIC_LENGTH, DraftSettings, NgramSettings
@@ -63,7 +63,7 @@ from pyctl.setting import (
 from pyctl.terminal import TerminalSettings
 from pyctl.tools import ToolSettings
 
-__all__ = ["FLAGS", "OWNERS", "CommandSettings", "kept_flags", "parse_chat", "parse_launch", "parse_serve"]
+__all__ = ["FLAGS", "OWNERS", "CommandSettings", "converted", "kept_flags", "parse_chat", "parse_launch", "parse_serve"]
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def _typed_value(name: str, flag: Flag, rest: list[str], attached: bool) -> Any:
         return flag.convert(flag.bare)
     if not rest:
         raise ConfigError(f"{name} needs a value")
-    return _converted(name, flag.convert, rest.pop(0))
+    return converted(name, flag.convert, rest.pop(0))
 
 
 def _read_env(flag: Flag, environ: Mapping[str, str], values: dict[str, Any]) -> None:
@@ -147,7 +147,7 @@ def _read_env(flag: Flag, environ: Mapping[str, str], values: dict[str, Any]) ->
     if not text:
         return
     if flag.convert is not None:
-        value = _converted(flag.env, flag.convert, text)
+        value = converted(flag.env, flag.convert, text)
         values[flag.dest] = values.get(flag.dest, ()) + value if flag.many else value
     elif text in TRUE_WORDS and flag.many:
         values[flag.dest] = values.get(flag.dest, ()) + flag.const
@@ -159,7 +159,8 @@ def _read_env(flag: Flag, environ: Mapping[str, str], values: dict[str, Any]) ->
         values[flag.dest] = False
 
 
-def _converted(name: str, convert: Convert, text: str) -> Any:
+def converted(name: str, convert: Convert, text: str) -> Any:
+    """The value of the flag, variable or key ``name``. Raises ConfigError."""
     try:
         return convert(text)
     except ValueError as error:
@@ -371,8 +372,6 @@ def _resolve(given: Given, environ: Mapping[str, str]) -> tuple[dict[str, Any], 
     if values.get("path") and (download := [given.typed[x] for x in ("hf_repo", "model_url") if x in given.typed]):
         # As in llama-server, the file is where that model was to be kept; here it is the model.
         warnings.append(f"{download[0]} has no effect with {given.typed.get('path', 'LLAMA_ARG_MODEL')}")
-    if not values.get("jinja", True):
-        warnings.append("--no-jinja has no effect here")
     if any(values.get(dest) for dest in ("mcp_config", "mcp_json")) and "origins" not in values:
         values["origins"] = "localhost"  # as in llama-server
     if values.get("rerank"):

@@ -117,9 +117,6 @@ class OtherForms:
         "LLAMA_ARG_REASONING_PRESERVE",
         off="--no-reasoning-preserve",
     )
-    jinja: bool = FORMAT.flag(
-        True, "--jinja", "no effect: templates are always Jinja", None, "LLAMA_ARG_JINJA", off="--no-jinja"
-    )
     rerank: bool = SERVER.flag(
         False, "--rerank --reranking", "serve reranking: --embeddings with --pooling rank", None, "LLAMA_ARG_RERANKING"
     )
@@ -152,7 +149,7 @@ def _names(bare: str, with_value: str = "", with_two: str = "") -> dict[str, int
 
 NO_OP: Mapping[str, int] = _names(
     """
---no-perf -e --escape --no-escape -cb --cont-batching --no-context-shift
+--jinja --no-perf -e --escape --no-escape -cb --cont-batching --no-context-shift
 --warmup --no-warmup --log-prefix --no-log-prefix
 --no-log-jsonl -no-ag --no-agent --no-ui-mcp-proxy --no-webui-mcp-proxy --no-skip-chat-parsing
 --spec-draft-backend-sampling --no-spec-draft-backend-sampling
@@ -168,7 +165,7 @@ IGNORED: Mapping[str, int] = _names(
 --embd-gemma-default --fim-qwen-1.5b-default --fim-qwen-3b-default --fim-qwen-7b-default --fim-qwen-30b-default
 --gpt-oss-20b-default --gpt-oss-120b-default --vision-gemma-4b-default --vision-gemma-12b-default --perf --log-jsonl
 -bs --backend-sampling --context-shift -sp --special
--nocb --no-cont-batching --reuse-port --ui-mcp-proxy --webui-mcp-proxy
+--no-jinja -nocb --no-cont-batching --reuse-port --ui-mcp-proxy --webui-mcp-proxy
 --skip-chat-parsing --fim-qwen-7b-spec --fim-qwen-14b-spec
 """,
     """

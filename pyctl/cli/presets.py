@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 
-from pyctl.cli.arguments import FLAGS, OWNERS, CommandSettings, parse_serve
+from pyctl.cli.arguments import FLAGS, OWNERS, CommandSettings, converted, parse_serve
 from pyctl.cli.logs import LogSettings
 from pyctl.cli.other_forms import IGNORED, NO_OP, REJECTED, Questions
-from pyctl.convert import FALSE_WORDS, INT32_MAX, TRUE_WORDS, number
+from pyctl.convert import INT32_MAX, TRUE_WORDS, Convert, number, on_off
 from pyctl.errors import ConfigError
 from pyctl.limit import limit
 from pyctl.models import SPLIT_NAME, is_model_file
@@ -41,15 +41,9 @@ TOP = ""
 SHARED_DISK = ("cache_dir", "kv_cache", "disk_mib")
 """Fields of `DiskSettings` that all models of a process share."""
 
-_OF_PROCESS = {
-    *(
-        item.name
-        for owner in (Questions, ListenSettings, RouterSettings, ServerSettings, Cors)
-        for item in fields(owner)
-    ),
-    *(item.name for owner in (LogSettings, TerminalSettings, ToolSettings) for item in fields(owner)),
-    *SHARED_DISK,
-}
+_OF_ALL = Questions, ListenSettings, RouterSettings, ServerSettings, Cors, LogSettings, TerminalSettings, ToolSettings
+
+_OF_PROCESS = {*SHARED_DISK, *(item.name for owner in _OF_ALL for item in fields(owner))}
 """Destinations of flags that all models share. In a section they are refused: the server would run without them."""
 
 _SHARED = {"ram_mib"}
@@ -208,11 +202,9 @@ def _preset(
         if settings.model.workers:
             # When one model frees memory of a worker, the worker drops the graphs of the others, which ends the client.
             raise ConfigError("--rpc serves one model: use -m")
-        stop_seconds = number(high=INT32_MAX)(section.get("stop-timeout", "10"))
+        facts = {key: converted(key, convert, section[key]) for key, convert in _OWN_KEYS.items() if key in section}
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
-    except ValueError as error:
-        raise ConfigError(f"{where}: stop-timeout: {error}") from error
     card = ModelCard(
         name,
         tuple(alias for alias in aliases if alias != name),
@@ -226,10 +218,10 @@ def _preset(
     return Preset(
         card,
         replace(settings, model=replace(settings.model, alias=(name,))),
-        on_start=_truth(where, "load-on-startup", section),
-        keeps=_truth(where, "keep", section),
-        hides=_truth(where, "dedup-cache-models", section) and known.origin == "preset",
-        stop_seconds=max(stop_seconds, 0.0),
+        on_start=facts.get("load-on-startup", False),
+        keeps=facts.get("keep", False),
+        hides=facts.get("dedup-cache-models", False) and known.origin == "preset",
+        stop_seconds=max(facts.get("stop-timeout", 10.0), 0.0),
         warnings=(*settings.warnings, *(f"{key} has no effect: all models share --cache-ram" for key in shared)),
     )
 
@@ -245,15 +237,11 @@ def _log_warnings(router: RouterSettings, presets: Iterable[Preset], usual: Sequ
             log.warning("%s: [%s]%s: %s", router.preset_path, first, f" and {len(more)} more" if more else "", text)
 
 
-_OWN_KEYS = ("load-on-startup", "stop-timeout", "dedup-cache-models", "keep")
+_OWN_KEYS: Mapping[str, Convert] = {
+    "stop-timeout": number(high=INT32_MAX),
+    **dict.fromkeys(("load-on-startup", "dedup-cache-models", "keep"), on_off),
+}
 """Keys that are no flags."""
-
-
-def _truth(where: str, key: str, section: Mapping[str, str]) -> bool:
-    value = section.get(key, "off").lower()
-    if value not in TRUE_WORDS | FALSE_WORDS:
-        raise ConfigError(f"{where}: {key}: {value!r} is none of on, off, true, false, 1, 0")
-    return value in TRUE_WORDS
 
 
 def _argv(section: Mapping[str, str]) -> list[str]:
@@ -273,9 +261,7 @@ def _words(key: str, value: str) -> list[str]:
         return [f"{takes.names.split()[-1]}={value}"]
     if takes.convert is not None:
         return [name, value]
-    if value.lower() not in TRUE_WORDS | FALSE_WORDS:
-        raise ConfigError(f"{key}: {value!r} is none of on, off, true, false, 1, 0")
-    is_on = value.lower() in TRUE_WORDS
+    is_on = converted(key, on_off, value)
     positive, negative = takes.names.split(), takes.off.split()
     if name in negative:
         return [name if is_on else positive[0]]

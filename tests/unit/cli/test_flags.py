@@ -40,7 +40,6 @@ CONVERTED: dict[str, tuple[str, str, Any]] = {
     "reasoning": ("off", "format.template_kwargs", {**PRESERVED, "enable_thinking": False}),
     "reasoning_effort": ("high", "format.template_kwargs", {**PRESERVED, "reasoning_effort": "high"}),
     "reasoning_preserve": ("", "format.template_kwargs", PRESERVED),
-    "jinja": ("", "warnings", ()),
     "mcp_json": ('{"mcpServers": {"a": {"command": "b"}}}', "tools.mcp_json", (McpServer("a", "b"),)),
     "hosts": ("0.0.0.0,::1", "listen.hosts", ("0.0.0.0", "::1")),
     "preset_path": ("m.ini", "router.preset_path", "m.ini"),
@@ -127,7 +126,6 @@ def test_every_variable_sets_its_value_and_a_flag_wins_over_it(flag: Flag) -> No
 def test_every_negation_by_flag_and_by_variable(flag: Flag) -> None:
     path, value = {
         "mmap": ("model.load_mode", "none"),
-        "jinja": ("warnings", ("--no-jinja has no effect here",)),
         "reasoning_preserve": ("format.template_kwargs", keep_reasoning(False)),
     }.get(flag.dest, ("", False))
 

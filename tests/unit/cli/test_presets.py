@@ -129,8 +129,8 @@ def test_fetched_models_that_a_section_names_are_hidden_and_stay_there(tmp_path:
     [
         ("[a]\nmodel = x\nn-gpu-layer = 1\n", "[a]: unknown flag --n-gpu-layer; did you mean --n-gpu-layers?"),
         ("[a]\nmodel = x\nc = many\n", "[a]: -c: 'many' is not a whole number"),
-        ("[a]\nmodel = x\njinja = maybe\n", "[a]: jinja: 'maybe' is none of on, off, true, false, 1, 0"),
-        ("[a]\nmodel = x\nkeep = maybe\n", "[a]: keep: 'maybe' is none of on, off, true, false, 1, 0"),
+        ("[a]\nmodel = x\nmlock = maybe\n", "[a]: mlock: 'maybe' is none of on, off"),
+        ("[a]\nmodel = x\nkeep = maybe\n", "[a]: keep: 'maybe' is none of on, off"),
         ("[a]\nmodel = x\nstop-timeout = soon\n", "[a]: stop-timeout: 'soon' is not a number"),
         ("[a]\nmodel = x\nstop-timeout = nan\n", "[a]: stop-timeout: 'nan' is not a finite number"),
         ("[a]\nmodel = x\nstop-timeout = inf\n", "[a]: stop-timeout: 'inf' is not a finite number"),
@@ -219,7 +219,7 @@ def test_warnings_are_shown_once_with_a_section_and_those_of_the_command_line_ar
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     text = "[*]\nprio = 2\n[a]\nmodel = x\n[b]\nmodel = y\nub = 4096\n[c]\nmodel = z\n"
-    read(tmp_path, text, "--no-jinja")
+    read(tmp_path, text, "--no-kv-cache", "--kv-cache-min-tokens", "64")
     shown = sorted(record.getMessage().partition("models.ini: ")[2] for record in caplog.records)
     assert shown == [
         "[a] and 2 more: without effect here: --prio",
