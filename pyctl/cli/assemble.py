@@ -266,7 +266,10 @@ def _load(settings: CommandSettings, report: Progress, host: Host) -> tuple[Load
         nonlocal budget
         host.plan = plan
         budget = cache_budget(settings.cache, plan) if host.ram is None else budget
-        _announce(plan, budget)
+        table = "\n  ".join(plan.lines(budget))
+        log.info(f"memory:\n  {table}")
+        for warning in plan.warnings(budget):
+            log.warning("%s", warning)
         if settings.model.n_gpu_layers != 0 and not host.is_pinned:
             # While the model loads; what a restart will bring back goes into memory that is ready for it.
             reserve_pinned(budget, stored_bytes(disk), most_behind(budget) if disk.cache_dir else 0)
@@ -338,14 +341,6 @@ def prepare_vocabulary(worker: Worker) -> None:
     thread = threading.Thread(target=prepare, name="pyctl-rest", daemon=True)
     thread.start()
     thread.join()
-
-
-def _announce(plan: MemoryPlan, budget: int | None) -> None:
-    """Log what will be used."""
-    table = "\n  ".join(plan.lines(budget))
-    log.info(f"memory:\n  {table}")
-    for warning in plan.warnings(budget):
-        log.warning("%s", warning)
 
 
 def _disk_tier(settings: DiskSettings, loaded: Loaded) -> DiskTier | None:

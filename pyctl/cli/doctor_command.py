@@ -107,10 +107,13 @@ def _wishes(settings: CommandSettings) -> Wishes:
 
 def _llama_facts(settings: CommandSettings) -> LlamaFacts:
     from pyctl.doctor.facts import LlamaFacts
-    from pyctl.setup.libraries import unused_card
+    from pyctl.setup.libraries import unused_card, unused_choice
 
     try:
+        from pyctl.llama import devices
         from pyctl.llama.devices import file_head
+        from pyctl.llama.extension import losses
+        from pyctl.llama.library import library_file
     except Exception as error:  # whatever a broken library raises at its import
         return LlamaFacts(error=" ".join(str(error).split()))
 
@@ -120,33 +123,14 @@ def _llama_facts(settings: CommandSettings) -> LlamaFacts:
         return end, head.has_template or head.kind != "model"
 
     return LlamaFacts(
-        gpus=_gpus,
-        losses=_losses,
+        gpus=lambda: [device.name for device in devices() if device.is_gpu],
+        losses=lambda: [*filter(None, [unused_choice()]), *losses()],
         idle_card=unused_card,
-        cuda=_cuda_version,
+        cuda=lambda: cuda_version(library_file("libggml-cuda.so")),
         pin_error=cuda_can_pin,
         plan=lambda: planned(settings)[1],
         file=file,
     )
-
-
-def _losses() -> list[str]:
-    from pyctl.llama.extension import losses
-    from pyctl.setup.libraries import unused_choice
-
-    return [*filter(None, [unused_choice()]), *losses()]
-
-
-def _gpus() -> list[str]:
-    from pyctl.llama import devices
-
-    return [device.name for device in devices() if device.is_gpu]
-
-
-def _cuda_version() -> int:
-    from pyctl.llama.library import library_file
-
-    return cuda_version(library_file("libggml-cuda.so"))
 
 
 def cuda_version(library: Path) -> int:

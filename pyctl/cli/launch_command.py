@@ -18,8 +18,7 @@ from urllib.parse import urlsplit
 
 from pyctl.cli.arguments import CommandSettings, parse_launch
 from pyctl.cli.command_parser import did_you_mean
-from pyctl.cli.launch_settings import LaunchSettings
-from pyctl.cli.programs import NO_KEY, PROGRAMS, ClientProgram, Endpoint
+from pyctl.cli.programs import NO_KEY, PROGRAMS, ClientProgram, Endpoint, LaunchSettings
 from pyctl.cli.signals import handled
 from pyctl.errors import ConfigError
 from pyctl.text import one_line

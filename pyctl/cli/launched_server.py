@@ -19,8 +19,7 @@ from rich.text import Text
 
 from pyctl.atomic_file import make_private, open_private
 from pyctl.cli.arguments import CommandSettings
-from pyctl.cli.launch_settings import LaunchSettings
-from pyctl.cli.programs import NO_KEY, Endpoint
+from pyctl.cli.programs import NO_KEY, Endpoint, LaunchSettings
 from pyctl.cli.service_command import pyctl_command
 from pyctl.cli.signals import ending_by_signal, handled
 from pyctl.errors import ConfigError

@@ -1,4 +1,4 @@
-"""The programs that `pyctl launch` starts: the address and the context of the server for one invocation of each."""
+"""The programs that `pyctl launch` starts, each with a server's address and context; and the settings of it alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,29 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["NO_KEY", "PROGRAMS", "ClientProgram", "Endpoint"]
+from pyctl.convert import web_address
+from pyctl.setting import Section
+
+__all__ = ["LAUNCH", "NO_KEY", "PROGRAMS", "ClientProgram", "Endpoint", "LaunchSettings"]
+
+LAUNCH = Section("launch")
+
+
+@dataclass(frozen=True)
+class LaunchSettings:
+    """``server_flags`` were typed and are for a server that is started here."""
+
+    url: str = LAUNCH.flag(
+        "",
+        "--url",
+        "use this server; by default the one that answers at --host and --port, else a new one",
+        web_address,
+        "PYCTL_URL",
+        "URL",
+    )
+    dry_run: bool = LAUNCH.flag(False, "--dry-run", "print the environment and the command, and start nothing")
+    server_flags: tuple[str, ...] = ()
+
 
 MOST_REPLY_TOKENS = 32_000
 
