@@ -47,17 +47,16 @@ def run_launch(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
         print(_usage(), end="")
         return 0 if ours else 2
     name, flags = ours[0], ours[1:]
-    program = PROGRAMS.get(name)
-    if program is None:
+    if (program := PROGRAMS.get(name)) is None:
         hint = did_you_mean(name, PROGRAMS) or f"; the programs are {', '.join(PROGRAMS)}"
         raise ConfigError(f"unknown program: {name!r}{hint}")
     settings, own = parse_launch(name, flags, environ)
-    if shutil.which(program.executable, path=environ.get("PATH")) is None and not own.dry_run:
-        raise ConfigError(f"{program.executable} is not installed: {program.install}")
+    if shutil.which(name, path=environ.get("PATH")) is None and not own.dry_run:
+        raise ConfigError(f"{name} is not installed: {program.install}")
     with ExitStack() as stack:
         endpoint = _endpoint(settings, own, flags, stack)
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pyctl-launch-")))
-        invocation = invocation_of(program, endpoint, theirs, environ, directory)
+        invocation = invocation_of(name, endpoint, theirs, environ, directory)
         if own.dry_run:
             _show(invocation, program, endpoint, directory)
             return 0
@@ -99,22 +98,23 @@ def _endpoint(settings: CommandSettings, own: LaunchSettings, flags: Sequence[st
 
 
 def invocation_of(
-    program: ClientProgram, to: Endpoint, arguments: Sequence[str], environ: Mapping[str, str], directory: Path
+    name: str, to: Endpoint, arguments: Sequence[str], environ: Mapping[str, str], directory: Path
 ) -> Invocation:
-    """The command and environment of ``program``; its files are written to ``directory``."""
-    command, added = [program.executable, *program.arguments(to)], dict(program.environment(to))
-    for number, (name, text) in enumerate(program.files(to).items()):
+    """The command and environment of the program ``name``; its files are written to ``directory``."""
+    program = PROGRAMS[name]
+    command, added = [name, *program.arguments(to)], dict(program.environment(to))
+    for number, (place, text) in enumerate(program.files(to).items()):
         path = directory / f"{number}.json"
         path.write_text(text, encoding="utf-8")
-        if name.startswith("--"):
-            command += [name, str(path)]
+        if place.startswith("--"):
+            command += [place, str(path)]
         else:
-            added[name] = str(path)
+            added[place] = str(path)
     host = urlsplit(to.url).hostname or ""
     if host in ("127.0.0.1", "localhost", "::1"):  # no proxy reaches this machine's own addresses
-        added |= {name: ",".join(filter(None, (environ.get(name), host))) for name in ("NO_PROXY", "no_proxy")}
-    removed = tuple(name for name in environ if name.startswith(program.unset))
-    kept = {name: value for name, value in environ.items() if name not in removed}
+        added |= {each: ",".join(filter(None, (environ.get(each), host))) for each in ("NO_PROXY", "no_proxy")}
+    removed = tuple(each for each in environ if each.startswith(program.unset))
+    kept = {each: value for each, value in environ.items() if each not in removed}
     return Invocation((*command, *arguments), {**kept, **added}, added, removed)
 
 

@@ -74,7 +74,6 @@ class ClientProgram:
     variable, that gets the path. ``unset`` begins variables that would lead the program to another server.
     """
 
-    executable: str
     install: str
     arguments: Callable[[Endpoint], Sequence[str]] = _nothing
     environment: Callable[[Endpoint], Mapping[str, str]] = _nothing
@@ -160,7 +159,6 @@ def _aider(to: Endpoint) -> Mapping[str, Any]:
 
 PROGRAMS: Mapping[str, ClientProgram] = {
     "claude": ClientProgram(
-        "claude",
         "npm install -g @anthropic-ai/claude-code",
         environment=_claude,
         # The `env` of the user's own settings counts more than the environment, and less than this file.
@@ -168,23 +166,19 @@ PROGRAMS: Mapping[str, ClientProgram] = {
         unset=("ANTHROPIC_API_KEY", *(f"CLAUDE_CODE_USE_{name}" for name in ("BEDROCK", "VERTEX", "FOUNDRY"))),
     ),
     "codex": ClientProgram(
-        "codex",
         "npm install -g @openai/codex",
         arguments=_codex,
         environment=lambda to: {"PYCTL_LAUNCH_KEY": to.key},
     ),
     "opencode": ClientProgram(
-        "opencode", "npm install -g opencode-ai", environment=lambda to: {"OPENCODE_CONFIG_CONTENT": _opencode(to)}
+        "npm install -g opencode-ai", environment=lambda to: {"OPENCODE_CONFIG_CONTENT": _opencode(to)}
     ),
     "kilo": ClientProgram(
-        "kilo", "npm install -g @kilocode/cli", environment=lambda to: {"KILO_CONFIG_CONTENT": _opencode(to)}
+        "npm install -g @kilocode/cli", environment=lambda to: {"KILO_CONFIG_CONTENT": _opencode(to)}
     ),
-    "copilot": ClientProgram(
-        "copilot", "npm install -g @github/copilot", environment=_copilot, unset=("COPILOT_PROVIDER_",)
-    ),
-    "vibe": ClientProgram("vibe", "pipx install mistral-vibe", environment=_vibe),
+    "copilot": ClientProgram("npm install -g @github/copilot", environment=_copilot, unset=("COPILOT_PROVIDER_",)),
+    "vibe": ClientProgram("pipx install mistral-vibe", environment=_vibe),
     "gptme": ClientProgram(
-        "gptme",
         "pipx install gptme",
         arguments=lambda to: ["--model", f"local/{to.model}"],
         environment=lambda to: {
@@ -194,14 +188,12 @@ PROGRAMS: Mapping[str, ClientProgram] = {
         },
     ),
     "qwen": ClientProgram(
-        "qwen",
         "npm install -g @qwen-code/qwen-code",
         arguments=lambda to: ["--auth-type", "openai", "--openai-base-url", to.v1, "--model", to.model],
         environment=lambda to: {"OPENAI_BASE_URL": to.v1, "OPENAI_API_KEY": to.key, "OPENAI_MODEL": to.model},
         files=lambda to: {"QWEN_CODE_SYSTEM_SETTINGS_PATH": json.dumps(_qwen(to))},
     ),
     "aider": ClientProgram(
-        "aider",
         "pipx install aider-chat",
         # Flags count more than a .env file of the project.
         arguments=lambda to: ["--model", f"openai/{to.model}", "--openai-api-base", to.v1],
@@ -209,4 +201,4 @@ PROGRAMS: Mapping[str, ClientProgram] = {
         files=lambda to: {"--model-metadata-file": json.dumps(_aider(to))},
     ),
 }
-"""Every program by its name on the command line."""
+"""Every program by the name of its executable."""

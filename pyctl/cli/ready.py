@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from pyctl.cache import Entry
@@ -41,25 +41,19 @@ class Addresses:
     @classmethod
     def of(cls, bound: Iterable[Any], scheme: str, prefix: str, lan: Callable[[], str] = lan_address) -> Addresses:
         """From names of ``bound`` sockets, as `getsockname` has them; ``lan`` is asked if all interfaces are bound."""
-        found = cls()
+        sockets, local, network = [], [], []
         for name in bound:
             if isinstance(name, str):
-                found = replace(found, sockets=(*found.sockets, f"unix://{name}"))
+                sockets.append(f"unix://{name}")
                 continue
-            host = ipaddress.ip_address(name[0])
-            here, there = "", name[0]
+            host, port = ipaddress.ip_address(name[0]), name[1]
             if host.is_unspecified:
-                here, there = "127.0.0.1" if host.version == 4 else "::1", "" if found.network else lan()
-            elif host.is_loopback:
-                here, there = name[0], ""
-            local, network = (_url(scheme, each, name[1], prefix) for each in (here, there))
-            found = replace(
-                found,
-                local=found.local or local,
-                network=found.network or network,
-                is_open=found.is_open or not host.is_loopback,
-            )
-        return replace(found, local=found.local or found.network)
+                local.append(_url(scheme, "127.0.0.1" if host.version == 4 else "::1", port, prefix))
+                network.append(_url(scheme, lan(), port, prefix))
+            else:
+                (local if host.is_loopback else network).append(_url(scheme, name[0], port, prefix))
+        outside = next(filter(None, network), "")
+        return cls(next(iter(local), outside), outside, tuple(sockets), bool(network))
 
     @property
     def open_text(self) -> str:
