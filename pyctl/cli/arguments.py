@@ -31,7 +31,7 @@ from pyctl.cli.other_forms import (
 )
 from pyctl.cli.programs import LAUNCH, LaunchSettings
 from pyctl.cli.version import print_version
-from pyctl.convert import FALSE_WORDS, TRUE_WORDS, Convert
+from pyctl.convert import FALSE_WORDS, Convert, on_off
 from pyctl.engine.draft.draft_settings import AUTOMATIC, AUTOMATIC_LENGTH, DraftSettings, NgramSettings
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.model_settings import SERVED_SEQS, ModelSettings
@@ -146,17 +146,12 @@ def _read_env(flag: Flag, environ: Mapping[str, str], values: dict[str, Any]) ->
     text = environ.get(flag.env, "")
     if not text:
         return
-    if flag.convert is not None:
-        value = converted(flag.env, flag.convert, text)
-        values[flag.dest] = values.get(flag.dest, ()) + value if flag.many else value
-    elif text in TRUE_WORDS and flag.many:
-        values[flag.dest] = values.get(flag.dest, ()) + flag.const
-    elif text in TRUE_WORDS:
-        values[flag.dest] = flag.const
-    elif text not in FALSE_WORDS:
-        raise ConfigError(f"{flag.env}: {text!r} is none of on, off, true, false, 1, 0")
-    elif flag.off:
-        values[flag.dest] = False
+    value = converted(flag.env, flag.convert or on_off, text)
+    if flag.convert is None and not value and not flag.off:
+        return
+    if flag.convert is None and value:
+        value = flag.const
+    values[flag.dest] = values.get(flag.dest, ()) + value if flag.many else value
 
 
 def converted(name: str, convert: Convert, text: str) -> Any:

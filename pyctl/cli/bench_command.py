@@ -63,7 +63,9 @@ def run_bench(argv: Sequence[str]) -> int:
     """
     options, rest = _parser().parse_known_args(argv)
     settings = parse_serve(rest, {})
-    depths = _depths(options.depths or (QUICK_DEPTHS if options.quick else DEPTHS))
+    depths = tuple(sorted(set(options.depths or (QUICK_DEPTHS if options.quick else DEPTHS))))
+    if len(depths) > MOST_DEPTHS or depths[0] < 1:
+        raise ConfigError(f"--depths takes 1 to {MOST_DEPTHS} numbers of tokens")
     flags = _server_flags(settings, rest)
     if head_flags := _head_flags(settings, flags):
         flags = (*flags, "--spec-type", "none")  # what drafts gain is a row of its own
@@ -101,12 +103,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--budget", type=float, metavar="S", help="skip what would take longer (default: 900)")
     parser.add_argument("--json", action="store_true", help="print every figure as JSON")
     return parser
-
-
-def _depths(numbers: Sequence[int]) -> tuple[int, ...]:
-    if len(numbers) > MOST_DEPTHS or min(numbers) < 1:
-        raise ConfigError(f"--depths takes 1 to {MOST_DEPTHS} numbers of tokens")
-    return tuple(sorted(set(numbers)))
 
 
 # -- flags of the servers ----------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,9 @@ __all__ = ["cuda_can_pin", "cuda_version", "log_findings", "planned", "run_docto
 log = logging.getLogger("pyctl")
 
 MIB = 2**20
+
+N_HEARD = 1000
+"""Warnings of a load that are kept."""
 
 N_LOGGED = 2
 """Findings that `pyctl serve` logs at its start."""
@@ -159,9 +163,6 @@ def cuda_can_pin(n_bytes: int = 2**26) -> str:
 class _PlannedError(Exception):
     """Ends a load after its plan, before anything is allocated."""
 
-    def __init__(self, plan: MemoryPlan) -> None:
-        self.plan = plan
-
 
 def planned(settings: CommandSettings) -> tuple[MemoryPlan, list[str]]:
     """The plan and the warnings of a load with these settings that ends before memory is allocated; or ModelError."""
@@ -170,7 +171,8 @@ def planned(settings: CommandSettings) -> tuple[MemoryPlan, list[str]]:
     from pyctl.llama import load
 
     check_files(settings)
-    heard = _Warnings()
+    heard = BufferingHandler(N_HEARD)
+    heard.setLevel(logging.WARNING)
 
     def announce(plan: MemoryPlan) -> None:
         raise _PlannedError(plan)
@@ -179,21 +181,11 @@ def planned(settings: CommandSettings) -> tuple[MemoryPlan, list[str]]:
     try:
         load(settings.model, None, announce, settings.drafts, settings.vision, pool=settings.pool)
     except _PlannedError as ended:
-        plan = ended.plan
-        return plan, [*heard.texts, *plan.warnings(cache_budget(settings.cache, plan))]
+        plan: MemoryPlan = ended.args[0]
+        texts = [record.getMessage() for record in heard.buffer if record.name.startswith("pyctl")]
+        # A context that was reduced because none was asked for is no fault.
+        faults = [text for text in texts if not text.startswith("context reduced")]
+        return plan, [*faults, *plan.warnings(cache_budget(settings.cache, plan))]
     finally:
         logging.getLogger().removeHandler(heard)
     raise AssertionError("a load announces its plan")
-
-
-class _Warnings(logging.Handler):
-    """Collects what fitting warns of. A context that was reduced because none was asked for is no fault."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.texts: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        text = record.getMessage()
-        if record.name.startswith("pyctl") and not text.startswith("context reduced"):
-            self.texts.append(text)

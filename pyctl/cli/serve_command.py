@@ -51,7 +51,7 @@ def open_in_browser(address: str, pool: RequestPool) -> None:
     """
     has_screen = sys.platform == "darwin" or any(map(os.environ.get, ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY")))
     if not address or not has_screen:
-        log.warning("--open: no browser found, the page is at %s", address or "no address for a browser")
+        log.warning("--open: no browser found, the page is at %s", address or "no address")
         return
     import webbrowser
 
@@ -189,10 +189,8 @@ class _Serving:
         EngineError if the engine ends before.
         """
         server, addresses = self._settings.server, self._addresses
-        if self._settings.listen.open_page and server.has_page:
-            open_in_browser(addresses.local and f"{addresses.local}/", self._shared.pool)
-        elif self._settings.listen.open_page:
-            log.warning("--open ignored: --no-ui or --path removes the page")
+        if self._settings.listen.open_page:
+            open_in_browser(f"{addresses.local}/" if addresses.local and server.has_page else "", self._shared.pool)
         self._tools.start()
         models = self._models or self._load_one()
         if models is None:
