@@ -39,7 +39,7 @@ def run_cache(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
     parser = _parser(environ)
     arguments, rest = parser.parse_known_args(argv)
     if rest:
-        raise ConfigError(f"unexpected {' '.join(rest)!r}; a directory is named by {DIRECTORY.names}")
+        raise ConfigError(f"unexpected argument {' '.join(rest)!r}; a directory is named by {DIRECTORY.names}")
     try:
         path = Path(arguments.kv_cache_dir).expanduser() if arguments.kv_cache_dir else default_directory(environ)
     except RuntimeError as error:

@@ -105,7 +105,7 @@ def test_sizes_add_up_and_prune_says_what_it_would_do_and_who_else_is_there(run:
     assert len(json.loads(run("ls", "--json")[1])) == len(entries)
     assert run("prune", "--kv-cache-budget", "0")[1:] == ("0.0 of 0.0 MiB freed\n", "")
     assert json.loads(run("ls", "--json")[1]) == []
-    with pytest.raises(ConfigError, match="unexpected 'kv --to 1MB'"):
+    with pytest.raises(ConfigError, match="unexpected argument 'kv --to 1MB'"):
         run("prune", "kv", "--to", "1MB")
 
 
