@@ -33,15 +33,14 @@ row_layout rows_of(llama_context * ctx, const row_set & set, llama_seq_id seq) {
     const auto n_layers = value_of<uint32_t>(steps.at(at++));
     while (at < steps.size()) {
         const bool is_k = layout.k.size() < n_layers;
-        row_tensor part{ nullptr, value_of<int32_t>(steps.at(at++)), 0, 1 };
+        row_tensor part{ value_of<int32_t>(steps.at(at++)), 0, 1 };
         if (!is_k && layout.v_transposed) {
             part.row    = value_of<uint32_t>(steps.at(at++));
             part.n_embd = value_of<uint32_t>(steps.at(at++));
         } else {
             part.row = value_of<uint64_t>(steps.at(at++));
         }
-        part.tensor = steps.at(at).tensor;
-        part.parts  = library::parts_of_rows(ctx, part.tensor);
+        part.parts  = library::parts_of_rows(ctx, steps.at(at).tensor);
         size_t sum  = 0;
         while (at < steps.size() && steps[at].tensor != nullptr) {
             sum += steps[at++].size;

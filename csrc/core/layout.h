@@ -10,11 +10,9 @@
 
 // One attention tensor: rows of `row` bytes, or, transposed, `n_embd` runs of `row`-byte elements.
 struct row_tensor {
-    ggml_tensor * tensor;
-    int32_t       type;
-    size_t        row;
-    size_t        n_embd;  // 1 unless transposed
-
+    int32_t               type;
+    size_t                row;
+    size_t                n_embd;  // 1 unless transposed
     std::vector<row_part> parts = {};
 
     size_t per_token() const { return row * n_embd; }

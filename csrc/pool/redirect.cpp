@@ -17,10 +17,6 @@ constexpr uint16_t hidden         = 0xfc00;  // minus infinity; what is visible 
 constexpr size_t   pattern_bytes  = size_t(1) << 20;
 constexpr int64_t  pattern_column = 1024;  // columns that are filled at a time
 
-const ggml_tensor * root_of(const ggml_tensor * tensor) {
-    return tensor->view_src != nullptr ? tensor->view_src : tensor;
-}
-
 }  // namespace
 
 redirect::redirect(llama_context * ctx, const row_layout & rows, transfer & copies, int64_t n_rows, int64_t n_tokens,
@@ -29,10 +25,10 @@ redirect::redirect(llama_context * ctx, const row_layout & rows, transfer & copi
       positions(static_cast<size_t>(n_tokens)), mask_at(static_cast<size_t>(n_tokens), 0) {
     for (size_t i = 0; i < places.size(); ++i) {
         layers.push_back({ places[i].stops });
-        part_of[root_of(rows.k[i].tensor)] = { i, places[i].rows[0] };
-        part_of[root_of(rows.v[i].tensor)] = { i, places[i].rows[1] };
+        part_of[rows.k[i].parts[0].tensor] = { i, places[i].rows[0] };
+        part_of[rows.v[i].parts[0].tensor] = { i, places[i].rows[1] };
     }
-    ggml_backend_buffer_type_t type = ggml_backend_buffer_get_type(buffer_of(rows.k[0].tensor));
+    ggml_backend_buffer_type_t type = ggml_backend_buffer_get_type(buffer_of(rows.k[0].parts[0].tensor));
     const auto                 n    = static_cast<size_t>(n_tokens);
     mask_buffer    = allocate_zeros(type, static_cast<size_t>(n_rows) * GGML_PAD(n, mask_tile) * mask_element);
     index_buffer   = allocate_zeros(type, n * sizeof(int64_t));

@@ -85,8 +85,8 @@ void row_store::check_context() const {
             if (part.type == GGML_TYPE_F32) {
                 refuse("keys or values have type f32");
             }
-            if (ggml_backend_buffer_get_type(buffer_of(part.tensor)) !=
-                ggml_backend_buffer_get_type(buffer_of(layout.k[0].tensor))) {
+            if (ggml_backend_buffer_get_type(buffer_of(part.parts[0].tensor)) !=
+                ggml_backend_buffer_get_type(buffer_of(layout.k[0].parts[0].tensor)) || part.parts.size() > 1) {
                 refuse("its layers lie on several devices");
             }
         }
@@ -95,7 +95,7 @@ void row_store::check_context() const {
 
 void row_store::open(const store_settings & settings) {
     const int64_t              n_padded = GGML_PAD(n_ctx, redirect::padding);
-    ggml_backend_buffer_type_t device   = ggml_backend_buffer_get_type(buffer_of(layout.k[0].tensor));
+    ggml_backend_buffer_type_t device   = ggml_backend_buffer_get_type(buffer_of(layout.k[0].parts[0].tensor));
     size_t                     n_streamed = 0;
     for (size_t i = 0; i < layout.k.size(); ++i) {
         const bool   resident = std::count(settings.resident.begin(), settings.resident.end(), i) > 0;
