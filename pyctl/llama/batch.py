@@ -39,30 +39,33 @@ class Batch:
         ):
             setattr(self.struct, name, ctypes.cast(array.ctypes.data, type(getattr(self.struct, name))))
 
+    def put(self, n: int, seq: int, tokens: Sequence[int] | Tokens, start: int, *, n_outputs: int = 1) -> int:
+        """Put ``tokens`` of ``seq`` behind the first ``n``, from position ``start`` on, with outputs of the last ones.
+
+        Returns the new number of tokens."""
+        end = n + len(tokens)
+        self.tokens[n:end] = tokens
+        self.positions[n:end] = np.arange(start, start + len(tokens))
+        self.seqs[n:end] = seq
+        self.outputs[n:end] = 0
+        self.outputs[end - n_outputs : end] = 1
+        self.struct.n_tokens = end
+        return end
+
     def fill_all(self, items: Sequence[SequenceTokens]) -> tuple[int, list[int]]:
         """Fill in the tokens of ``items``, with outputs from the last sure token of each on.
 
         Returns the number of tokens, and the indices of those with outputs."""
-        n, outputs = 0, []
+        n, outputs = 0, list[int]()
         for seq, tokens, position, n_sure in items:
             first_output = n + n_sure - 1
-            for token in tokens:
-                wanted = n >= first_output
-                self.tokens[n], self.positions[n], self.seqs[n], self.outputs[n] = token, position, seq, wanted
-                if wanted:
-                    outputs.append(n)
-                n, position = n + 1, position + 1
+            n = self.put(n, seq, tokens, position, n_outputs=len(tokens) - n_sure + 1)
+            outputs += range(first_output, n)
         return n, outputs
 
     def fill(self, seq: int, tokens: Tokens, start: int, *, every: bool = False, last: bool = True) -> None:
         """Fill in ``tokens`` of ``seq`` from position ``start`` on, with output of ``every`` or the ``last`` one."""
-        n = int(tokens.size)
-        self.tokens[:n] = tokens
-        self.positions[:n] = np.arange(start, start + n)
-        self.seqs[:n] = seq
-        self.outputs[:n] = every
-        self.outputs[n - 1] = every or last
-        self.struct.n_tokens = n
+        self.put(0, seq, tokens, start, n_outputs=len(tokens) if every else int(last))
 
 
 class RowBatch:

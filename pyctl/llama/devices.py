@@ -6,7 +6,6 @@ import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ __all__ = [
     "FileTensor",
     "backend_function",
     "check_gguf",
-    "cpu_features",
     "devices",
     "file_head",
     "ggml_library",
@@ -166,20 +164,6 @@ def backend_function(backend: bytes, name: bytes, result: Any, *arguments: Any) 
     ggml = ggml_library()
     address = ggml.ggml_backend_reg_get_proc_address(ggml.ggml_backend_reg_by_name(backend), name)
     return ctypes.CFUNCTYPE(result, *arguments)(address) if address else None
-
-
-class _Feature(ctypes.Structure):
-    """ggml_backend_feature; one without a name ends a list."""
-
-    _fields_ = (("name", ctypes.c_char_p), ("value", ctypes.c_char_p))
-
-
-def cpu_features() -> list[str]:
-    """Return ggml's names of the instruction sets and kernels that its CPU backend uses."""
-    api.llama_backend_init()
-    read = backend_function(b"CPU", b"ggml_backend_get_features", ctypes.POINTER(_Feature), ctypes.c_void_p)
-    features = read(ggml_library().ggml_backend_reg_by_name(b"CPU")) if read is not None else ()
-    return [each.name.decode() for each in takewhile(lambda each: each.name, features)]
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,7 @@ def fit_drafts(
         except ModelError as error:  # such as no memory for the states, which even a dry run allocates
             lacking = str(error)
             continue
-        if _on_host(plan):
+        if plan.host.usage.kv or plan.host.usage.states:
             return none, None
         if plan.n_ctx >= least and not (gpu_shortage(settings, plan) or shortage(settings, plan.host)):
             log.info("the model's head drafts up to %d tokens a step; --spec-type none turns it off", n_draft)
@@ -105,11 +105,6 @@ def fit_drafts(
         lacking = f"{least:,} tokens of context do not fit beside them; -np 1 or -ctk q8_0 -ctv q8_0 makes room"
     log.info("no drafts by default: %s", lacking)
     return none, None
-
-
-def _on_host(plan: MemoryPlan) -> bool:
-    """Whether layers with K, V or states are on the host."""
-    return bool(plan.host.usage.kv or plan.host.usage.states)
 
 
 def split_of(layers: Sequence[str], settings: ModelSettings) -> tuple[float, ...]:

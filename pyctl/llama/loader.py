@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from llama_cpp import llama_cpp as api
 
@@ -61,6 +61,8 @@ __all__ = ["Loaded", "load"]
 
 log = logging.getLogger(__name__)
 
+W = TypeVar("W")
+
 
 @dataclass(frozen=True)
 class Loaded:
@@ -98,8 +100,10 @@ def load(
         api.llama_numa_init(NUMA[settings.numa])
     check_gguf(path)
     vocabulary = _read_vocabulary(path, settings)
-    drafts, vision, pool = with_inferred_type(drafts or DraftSettings()), _possible_vision(vision), _possible_pool(pool)
-    repacks, settings = settings.repack, without_amx(with_ubatch(_alone(path, settings)))
+    drafts = with_inferred_type(drafts or DraftSettings())
+    vision = _possible(vision if vision and vision.mmproj_path else None, "--mmproj", extension.core)
+    pool = _possible(pool if pool and pool.n_pooled else None, "--kv-pool", extension.pool)
+    settings = without_amx(with_ubatch(_alone(path, settings)))
     settings = with_split(settings, drafts, gpus(settings))
     encoder = make_encoder(settings, vision) if vision is not None else None
     pooled = fit_pool(settings, drafts, pool) if pool is not None else None
@@ -126,8 +130,6 @@ def load(
         batch_cost=batch_cost(settings),
         encoder=encoder,
     )
-    if repacks and not settings.repack:
-        log.debug("--repack disabled: the AMX kernels of this llama.cpp give wrong results")
     if not backend.facts.is_async:
         _note_blocking_copies(plan)
     if not drafts.draft_types and api.llama_model_n_layer_nextn(backend.model) > 0:
@@ -136,23 +138,11 @@ def load(
     return Loaded(backend, backend.tokenizer, info, encoder, drafts, shared_split(settings, plan.layers))
 
 
-def _possible_vision(vision: VisionSettings | None) -> VisionSettings | None:
-    """Return ``vision`` if it names an encoder, whose images the memory can hold."""
-    if vision is None or not vision.mmproj_path:
-        return None
-    if extension.core is None:
-        log.error("--mmproj disabled: images require the extension")
-        return None
-    return vision
-
-
-def _possible_pool(pool: PoolSettings | None) -> PoolSettings | None:
-    """Return ``pool`` if it is wanted and possible."""
-    if pool is None or not pool.n_pooled:
-        return None
-    if extension.pool is None:
-        log.error("--kv-pool disabled: it requires the extension")
-    return pool if extension.pool is not None else None
+def _possible(wanted: W | None, flag: str, module: object) -> W | None:
+    """Return ``wanted`` if the extension has the ``module`` for it."""
+    if wanted is not None and module is None:
+        log.error("%s disabled: it requires the extension", flag)
+    return wanted if module is not None else None
 
 
 def _alone(path: Path, settings: ModelSettings) -> ModelSettings:
@@ -295,16 +285,12 @@ def _read_vocabulary(path: Path, settings: ModelSettings) -> Future[LlamaTokeniz
 MOST_EMBEDDED = limit(8192, "tokens of a text that is ranked, or embedded by its end", "400", "request", "tokens")
 
 
-def _own_pooling(model: Any) -> int:
-    value = metadata_text(model, f"{metadata_text(model, 'general.architecture')}.pooling_type")
-    return int(value) if value.isdecimal() else -1
-
-
 def _make_embedder(model: Any, settings: ModelSettings) -> Embedder:
     """Create a context for one text at a time. With pooling by the last token, texts may exceed a batch."""
     n_ctx = max(min(settings.n_ctx or MOST_EMBEDDED, MOST_EMBEDDED), settings.n_ubatch)
-    kind = POOLING.get(settings.pooling, _own_pooling(model))
-    if kind not in (POOLING["last"], POOLING["rank"]):
+    own = metadata_text(model, f"{metadata_text(model, 'general.architecture')}.pooling_type")
+    kind = str(POOLING.get(settings.pooling, own))
+    if kind not in (str(POOLING["last"]), str(POOLING["rank"])):
         n_ctx = settings.n_ubatch
     params = context_params(replace(settings, n_seqs=1, n_batch=settings.n_ubatch), n_ctx)
     params.n_outputs_max = params.n_outputs_max_per_seq = settings.n_ubatch  # without pooling every token has an output

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 from pyctl.engine.model_settings import FLASH_MODES, ModelSettings
@@ -16,8 +15,6 @@ from pyctl.llama.params import context_params, gpus
 
 __all__ = ["make_encoder"]
 
-log = logging.getLogger(__name__)
-
 
 def make_encoder(settings: ModelSettings, vision: VisionSettings) -> ImageEncoder:
     """Return the encoder of ``vision`` for the model of ``settings``; it opens with the model.
@@ -29,12 +26,6 @@ def make_encoder(settings: ModelSettings, vision: VisionSettings) -> ImageEncode
     grid = ImageGrid.read(path, vision.image_min_tokens, vision.image_max_tokens)
     n_threads, flash_attn = context_params(settings, 256).n_threads_batch, FLASH_MODES[settings.flash_attn]
     device = _device_of(settings, vision)
-    if device is not None and settings.flash_attn == "off":
-        extra = grid.compute_bytes(flash_attn=False) - grid.compute_bytes(flash_attn=True)
-        log.warning(
-            "-fa off: images of up to %d tokens take %d MiB more of %s (limit them with --image-max-tokens)",
-            *(grid.limits[1], extra >> 20, device.name),
-        )
     return ImageEncoder(path, grid, file_digest(path), device, n_threads=n_threads, flash_attn=flash_attn)
 
 

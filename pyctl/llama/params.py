@@ -22,7 +22,7 @@ from pyctl.engine.model_settings import (
 )
 from pyctl.errors import ModelError
 from pyctl.limit import limit
-from pyctl.llama.devices import Device, cpu_features, devices, file_head, ggml_library, model_files
+from pyctl.llama.devices import Device, devices, file_head, ggml_library, model_files
 from pyctl.llama.library import forget_log_errors, last_log_error
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "most_outputs",
     "most_tokens",
     "n_planes",
+    "padded",
     "pool_cells",
     "with_ubatch",
     "without_amx",
@@ -194,7 +195,7 @@ def without_amx(settings: ModelSettings) -> ModelSettings:
     """``settings`` without repacked weights where llama.cpp would multiply them with AMX."""
     # In the pinned release, ggml_backend_amx_mul_mat adds byte offsets to float pointers: with several sequences in one
     # batch of a hybrid model, all but the first get wrong results. Small quantised weights crash it.
-    if not settings.repack or "AMX_INT8" not in cpu_features():
+    if not settings.repack or b"AMX_INT8 = 1" not in (api.llama_print_system_info() or b""):
         return settings
     return replace(settings, repack=False)
 
@@ -257,7 +258,7 @@ def context_params(
     ``n_layer_bytes``: see `layer_bytes`; None uses all cores. ``drafts`` sets the room for outputs and earlier states.
     """
     params = api.llama_context_default_params()
-    params.n_ctx = n_ctx if settings.kv_unified else _padded(n_ctx // settings.n_seqs) * settings.n_seqs
+    params.n_ctx = n_ctx if settings.kv_unified else padded(n_ctx // settings.n_seqs) * settings.n_seqs
     params.n_batch = settings.n_batch
     params.n_ubatch = with_ubatch(settings).n_ubatch
     params.n_seq_max = settings.n_seqs
@@ -305,7 +306,7 @@ def head_params(
 
 def pool_cells(settings: ModelSettings) -> int:
     """Return the cells of a context with a pool: for a batch, the row before it, and the trial at startup."""
-    return max(_padded(with_ubatch(settings).n_ubatch + 256), 1024)
+    return max(padded(with_ubatch(settings).n_ubatch + 256), 1024)
 
 
 def draft_cells(settings: ModelSettings, drafts: DraftSettings, n_cells: int) -> int:
@@ -319,7 +320,8 @@ def most_tokens(settings: ModelSettings, n_cells: int) -> int:
     return min(share, settings.n_ctx_per_seq) if settings.n_ctx_per_seq else share
 
 
-def _padded(n: int) -> int:
+def padded(n: int) -> int:
+    """Return the cells that llama.cpp makes of ``n``."""
     return max(-(-n // 256), 1) * 256
 
 

@@ -13,7 +13,7 @@ from pyctl.errors import ModelError
 from pyctl.llama.dry_runs import DryRun, dry_run
 from pyctl.llama.fit import CTX_STEP, gpu_shortage, refusal, shortage
 from pyctl.llama.memory import MemoryPlan, Place, Usage
-from pyctl.llama.params import element_bytes, pool_cells, with_ubatch
+from pyctl.llama.params import element_bytes, padded, pool_cells, with_ubatch
 
 __all__ = ["fit_pool"]
 
@@ -37,13 +37,13 @@ def fit_pool(
         except ModelError as error:
             log.warning("--kv-pool disabled: %s", error)
             return None
-        most = _padded(settings.n_ctx or run.n_ctx_train)
+        most = padded(settings.n_ctx or run.n_ctx_train)
         if n_tokens < 0 and rows.need_no_pool(most):
             log.info("--kv-pool disabled: %s", "all of K and V fit" if rows.is_on_gpu else "no GPU")
             return None
         plan = rows.plan(most, n_tokens)
         if shortage(settings, plan.host) and not settings.n_ctx and settings.fit:
-            least, first = _padded(settings.fit_ctx), most
+            least, first = padded(settings.fit_ctx), most
             while most - least > CTX_STEP:
                 middle = (least + most) // 2 // CTX_STEP * CTX_STEP
                 fits = not shortage(settings, rows.plan(middle, n_tokens).host)
@@ -133,7 +133,3 @@ class _PooledRows:
 
 def _with(place: Place, **more: int) -> Place:
     return replace(place, usage=place.usage + Usage(**more))
-
-
-def _padded(n: int) -> int:
-    return -(-n // CTX_STEP) * CTX_STEP

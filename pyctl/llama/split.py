@@ -34,31 +34,24 @@ def with_split(
 ) -> ModelSettings:
     """Return ``settings``, by layers if llama.cpp would end the process with a part of each tensor on each GPU.
 
-    ``found`` are the GPUs in use. ``attempt`` returns the reason against settings, empty if they can be used.
+    That is known from an earlier start, or tried. ``found`` are the GPUs in use. ``attempt`` returns the reason
+    against settings, empty if they can be used.
     """
     if len(found) < 2 or settings.split_mode not in ("layer", "tensor") or IN_TRIAL in os.environ:
         return settings
-    if settings.split_mode == "tensor" and (reason := _refusal(settings, drafts, found, attempt or tried)):
-        log.warning("--split-mode layer instead of tensor: %s", reason)
-        settings = replace(settings, split_mode="layer")
+    if settings.split_mode == "tensor":
+        status = Path(settings.path).stat()
+        facts = status.st_size, status.st_mtime_ns, build_version(), [gpu.description for gpu in found]
+        key = hashlib.blake2b(repr((settings, drafts, facts)).encode(), digest_size=16).hexdigest()
+        try:
+            reason = remembered("splits.json", key, lambda: {"tensor": (attempt or tried)(settings, drafts)})["tensor"]
+        except OSError as error:
+            reason = f"it cannot be tried: {error}"
+        if reason:
+            log.warning("--split-mode layer instead of tensor: %s", reason)
+            settings = replace(settings, split_mode="layer")
     log.info("%d GPUs share the model: --split-mode %s", len(found), settings.split_mode)
     return settings
-
-
-def _refusal(
-    settings: ModelSettings,
-    drafts: DraftSettings,
-    found: Sequence[Device],
-    attempt: Callable[[ModelSettings, DraftSettings], str],
-) -> str:
-    """Return why llama.cpp cannot evaluate with these settings, empty if it can; known from an earlier start."""
-    status = Path(settings.path).stat()
-    facts = status.st_size, status.st_mtime_ns, build_version(), [gpu.description for gpu in found]
-    key = hashlib.blake2b(repr((settings, drafts, facts)).encode(), digest_size=16).hexdigest()
-    try:
-        return remembered("splits.json", key, lambda: {"tensor": attempt(settings, drafts)})["tensor"]
-    except OSError as error:
-        return f"it cannot be tried: {error}"
 
 
 def tried(settings: ModelSettings, drafts: DraftSettings) -> str:

@@ -87,14 +87,7 @@ class BlockModel(HeadRows):
         self._batch.fill_text(seq, hidden[1:], start)
         return int(api.llama_decode(self._ctx, self._batch.struct))
 
-    def draft(self, items: Sequence[SequenceTokens], n: int) -> list[tuple[int, ...]]:
-        drafts: list[tuple[int, ...]] = []
-        n_together = max(self._n_batch // self._n_block, 1)
-        for first in range(0, len(items), n_together):
-            drafts += self._draft(items[first : first + n_together])
-        return [draft[:n] for draft in drafts]
-
-    def _draft(self, items: Sequence[SequenceTokens]) -> list[tuple[int, ...]]:
+    def _draft(self, items: Sequence[SequenceTokens], n: int) -> list[tuple[int, ...]]:
         """Return drafts after those of ``items`` that have one token, since rows of the tokens before the last are
         needed."""
         self._settle()
@@ -106,7 +99,8 @@ class BlockModel(HeadRows):
             if len(item.tokens) == 1:
                 places[item.seq] = n_tokens
                 block = [item.tokens[0], *[self._mask] * (self._n_block - 1)]
-                n_tokens = self._greedy.put(n_tokens, item.seq, block, item.position, every=not self._shape.top_k)
+                n_outputs = 1 if self._shape.top_k else len(block)
+                n_tokens = self._greedy.put(n_tokens, item.seq, block, item.position, n_outputs=n_outputs)
         self._finish_cuts()
         code = self._greedy.decode(n_tokens) if n_tokens else 0
         self._note(code)
@@ -116,7 +110,7 @@ class BlockModel(HeadRows):
         drafts = []
         for item in items:
             place = places.get(item.seq)
-            drafts.append(self._read(place, states) if place is not None and code == 0 else ())
+            drafts.append(self._read(place, states)[:n] if place is not None and code == 0 else ())
             api.llama_memory_seq_rm(self._cells, item.seq, item.position, -1)
         return drafts
 

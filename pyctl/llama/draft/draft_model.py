@@ -187,28 +187,24 @@ class Follower:
         return self.model
 
     def save_rows(self, seq: int, first: int, last: int) -> Block:
-        """Save the model's rows. While the device is busy, the block is filled later, at the next use of the model;
-        if that fails, it stays unsigned."""
-        if self.model is None or not self._may_wait:
-            model = self.settled()
-            return model.save_rows(seq, first, last) if model is not None else NOTHING
-        block = _unsigned(self.model.rows_size(first, last))
-        self._unsaved.append((seq, lambda model: model.save_rows(seq, first, last, block)))
-        return block
+        """Save the model's rows."""
+        return self._save(seq, lambda m: m.rows_size(first, last), lambda m, out: m.save_rows(seq, first, last, out))
 
     def save_state(self, seq: int, n: int) -> Block:
-        """Save the model's state, as `save_rows`."""
-        if self.model is None or not self._may_wait:
-            model = self.settled()
-            return model.save_state(seq, n) if model is not None else NOTHING
-        block = _unsigned(self.model.state_size(seq))
-        self._unsaved.append((seq, lambda model: model.save_state(seq, n, block)))
-        return block
+        """Save the model's state."""
+        return self._save(seq, lambda m: m.state_size(seq), lambda m, out: m.save_state(seq, n, out))
 
-    @property
-    def _may_wait(self) -> bool:
-        """Whether using the model now would stall the device."""
-        return bool(self._owed) and self._is_copied and self._hidden is not None
+    def _save(
+        self, seq: int, size: Callable[[DraftModel], int], save: Callable[[DraftModel, Block | None], Block]
+    ) -> Block:
+        """Save by the model. If that would stall the device, at its next use: the block is unsigned until then."""
+        if self.model is None or not (self._owed and self._is_copied and self._hidden is not None):
+            model = self.settled()
+            return save(model, None) if model is not None else NOTHING
+        block = allocate(size(self.model))
+        block[:SIGNATURE_BYTES] = 0
+        self._unsaved.append((seq, lambda model: save(model, block)))
+        return block
 
     def close(self) -> None:
         """Free the model and the hidden rows."""
@@ -233,12 +229,6 @@ class Follower:
             self.model.follow(item.seq, item.tokens, item.position, rows)
         for _, save in unsaved:
             save(self.model)
-
-
-def _unsigned(size: int) -> Block:
-    block = allocate(size)
-    block[:SIGNATURE_BYTES] = 0
-    return block
 
 
 def signature(*names: str) -> bytes:

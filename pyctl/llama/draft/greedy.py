@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,8 @@ class Greedy:
         self._ctx, self._n_vocab, self._p_min = ctx, n_vocab, p_min
         self._n_logits = int(api.llama_vocab_n_tokens(api.llama_model_get_vocab(api.llama_get_model(ctx))))
         self._n_seqs = int(api.llama_n_seq_max(ctx))
-        self._batch = Batch(max(int(api.llama_n_ubatch(ctx)), self._n_seqs))
+        batch = self._batch = Batch(max(int(api.llama_n_ubatch(ctx)), self._n_seqs))
+        self.put = batch.put
         self._samplers: list[Any] = []
 
     def sample_on_device(self) -> None:
@@ -37,20 +37,6 @@ class Greedy:
             api.llama_sampler_chain_add(sampler, api.llama_sampler_init_greedy())
             self._samplers.append(sampler)
             api.llama_set_sampler(self._ctx, seq, sampler)
-
-    def put(
-        self, n: int, seq: int, tokens: Sequence[int], start: int, *, output: bool = True, every: bool = False
-    ) -> int:
-        """Put ``tokens`` into the batch after the first ``n``, with ``output`` of the last or of ``every`` one.
-
-        Returns the new number of tokens."""
-        batch, end = self._batch, n + len(tokens)
-        batch.tokens[n:end] = tokens
-        batch.positions[n:end] = np.arange(start, start + len(tokens))
-        batch.seqs[n:end] = seq
-        batch.outputs[n:end] = every
-        batch.outputs[end - 1] = output
-        return end
 
     def decode(self, n: int) -> int:
         """Evaluate the first ``n`` tokens of the batch; return llama_decode's result."""

@@ -13,6 +13,7 @@ from llama_cpp import llama_cpp as api
 from numpy.typing import NDArray
 
 from pyctl.cache import NOTHING, Block
+from pyctl.engine.backend import SequenceTokens
 from pyctl.errors import ModelError
 from pyctl.limit import limit
 from pyctl.llama.draft.draft_model import SIGNATURE_BYTES, BlockSpan, DraftModel, is_signed, signature
@@ -143,6 +144,17 @@ class HeadRows(DraftModel):
         """
         raise NotImplementedError
 
+    def draft(self, items: Sequence[SequenceTokens], n: int) -> list[tuple[int, ...]]:
+        drafts: list[tuple[int, ...]] = []
+        n_together = max(self._n_batch // self._window, 1)
+        for first in range(0, len(items), n_together):
+            drafts += self._draft(items[first : first + n_together], n)
+        return drafts
+
+    def _draft(self, items: Sequence[SequenceTokens], n: int) -> list[tuple[int, ...]]:
+        """As `draft`, for items that fit into one batch."""
+        raise NotImplementedError
+
     # -- following ---------------------------------------------------------------------------------------------------
 
     def follow(self, seq: int, tokens: Sequence[int], start: int, hidden: NDArray[np.float32] | None) -> None:
@@ -158,8 +170,7 @@ class HeadRows(DraftModel):
             self._cut(seq, at.end)
         at.append(new, hidden[n_past:])
         if at.n_owed >= self._most_owed:
-            self._pay(seq)
-            at = self._seqs[seq]
+            at = self._pay(seq)
         # After a prompt's batch keep only the rows of a snapshot; later, also those needed after rejected drafts.
         n_before = self._n_rows - 1 + self._window if self._n_rows > 1 and len(new) <= self._window else 0
         at.forget_all_but(max(at.n_owed, n_before))
@@ -196,8 +207,8 @@ class HeadRows(DraftModel):
         at.last = max(n, self.origin)
         at.first = min(at.first, at.last)
 
-    def _pay(self, seq: int) -> None:
-        """Evaluate the pending rows; on failure drop all rows."""
+    def _pay(self, seq: int) -> Followed:
+        """Evaluate the pending rows, or on failure drop all rows; return what ``seq`` has then."""
         at = self._seqs[seq]
         while at.n_owed > 0:
             n_owed, n = at.n_owed, min(at.n_owed, self._n_batch)
@@ -206,16 +217,14 @@ class HeadRows(DraftModel):
             if code != 0:
                 self._lose(seq, at.end)
                 self._note(code)
-                return
+                break
             at.last += n
+        return self._seqs[seq]
 
     # -- rows and hidden state ---------------------------------------------------------------------------------------
 
     def save_rows(self, seq: int, first: int, last: int, out: Block | None = None) -> Block:
-        at = self._seqs[seq]
-        if at.n_owed > 0:
-            self._pay(seq)
-            at = self._seqs[seq]
+        at = self._pay(seq)
         if not (at.first <= max(first, self.origin) and first < last <= at.last):
             return NOTHING
         block, first = allocate(self.rows_size(first, last)) if out is None else out, max(first, self.origin)
@@ -231,10 +240,7 @@ class HeadRows(DraftModel):
         return self._signed(block)
 
     def load_rows(self, seq: int, first: int, spans: Sequence[BlockSpan]) -> None:
-        at = self._seqs[seq]
-        if at.n_owed > 0:
-            self._pay(seq)
-            at = self._seqs[seq]
+        at = self._pay(seq)
         if at.last > first:
             self._cut(seq, first)
         n_own = sum(1 for _ in takewhile(lambda span: is_signed(span[0], self._signature), reversed(spans)))
@@ -282,13 +288,9 @@ class HeadRows(DraftModel):
         return self._signed(block)
 
     def load_state(self, seq: int, n: int, block: Block) -> None:
-        at = self._stand(seq, n)
-        if block.size != self.state_size(seq) or not is_signed(block, self._signature):
-            return
-        if at.n_owed > 0:
-            self._pay(seq)
-            at = self._seqs[seq]
-        at.stand_at(np.array(block[SIGNATURE_BYTES:]).view(np.float32), is_known=True)
+        self._stand(seq, n)
+        if block.size == self.state_size(seq) and is_signed(block, self._signature):
+            self._pay(seq).stand_at(np.array(block[SIGNATURE_BYTES:]).view(np.float32), is_known=True)
 
     def synchronize(self) -> None:
         super().synchronize()

@@ -51,21 +51,13 @@ class MtpHead(HeadRows):
     def _evaluate(self, seq: int, start: int, tokens: Sequence[int], hidden: NDArray[np.float32]) -> int:
         return int(self._head.evaluate(seq, start, tokens, hidden[:-1]))
 
-    def draft(self, items: Sequence[SequenceTokens], n: int) -> list[tuple[int, ...]]:
-        drafts: list[tuple[int, ...]] = []
-        n_together = max(self._n_batch // self._window, 1)
-        for first in range(0, len(items), n_together):
-            drafts += self._draft(items[first : first + n_together], n)
-        return drafts
-
     def _draft(self, items: Sequence[SequenceTokens], n: int) -> list[tuple[int, ...]]:
         self._settle()
         jobs = []
         for item in items:
             at = self._stand(item.seq, item.position)
             if at.n_owed >= self._window:
-                self._pay(item.seq)
-                at = self._seqs[item.seq]
+                at = self._pay(item.seq)
             n_before = max(min(len(at.tokens), self._n_rows - 1, at.end - self.origin), at.n_owed)
             tokens = [*at.tokens[len(at.tokens) - n_before :], *item.tokens]
             jobs.append((item.seq, at.end - n_before, tokens, at.hidden(n_before)))

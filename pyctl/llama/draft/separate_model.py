@@ -168,7 +168,7 @@ class SeparateModel(DraftModel):
         parts = [tokens[first : first + n] for tokens in at.owed for first in range(0, len(tokens), n)]
         at.owed = []
         for part in parts:
-            code = self._greedy.decode(self._greedy.put(0, seq, part, at.held, output=False))
+            code = self._greedy.decode(self._greedy.put(0, seq, part, at.held, n_outputs=0))
             if code != 0:
                 self._lose(seq, end)
                 return self._note(code)
