@@ -17,14 +17,13 @@ from pyctl.engine.openmp import end_threads
 from pyctl.engine.pool import PoolPlan
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import EngineError, ModelError, NotSupportedError
-from pyctl.llama.batch import Batch, Embedder, RowBatch
+from pyctl.llama.batch import Batch, Embedder, Outputs, RowBatch
 from pyctl.llama.context_memory import ContextMemory
 from pyctl.llama.draft.draft_model import Follower, MakeDraftModel
 from pyctl.llama.image_encoder import ImageEncoder
 from pyctl.llama.library import PulseControl, build_version, checked
 from pyctl.llama.llama_tokenizer import LlamaTokenizer
 from pyctl.llama.memory_check import TRIAL_TOKENS, describe, is_tested, pool_trial, restores, same_bits
-from pyctl.llama.outputs import Outputs
 from pyctl.llama.sampler import LlamaSampler, LlamaVocabulary, top_logprobs
 from pyctl.prompt import Picture, Tokens, as_tokens
 

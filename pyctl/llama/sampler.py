@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from pyctl.engine.backend import TopTokens
 from pyctl.engine.sampling import RANDOM_SEED, Sampling
 from pyctl.errors import RequestError
+from pyctl.llama.batch import Outputs
 from pyctl.llama.grammar import Candidates, Grammar, GrammarCompiler
 from pyctl.llama.llama_tokenizer import LlamaTokenizer
-from pyctl.llama.outputs import Outputs
 from pyctl.prompt import Tokens, as_tokens
 
 __all__ = ["DrySamplers", "LlamaSampler", "LlamaVocabulary", "top_logprobs"]
