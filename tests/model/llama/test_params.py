@@ -65,9 +65,7 @@ def test_a_setting_of_drafts_changes_that_of_their_model(field: str, value: Any,
     assert changes(drafts.of_file(BASE), replace(drafts, **{field: value}).of_file(BASE)) == members
 
 
-@pytest.mark.parametrize(
-    ("features", "repack"), [(b"REPACK = 1", True), (b"AVX2 = 1 | AMX_INT8 = 1", False)]
-)
+@pytest.mark.parametrize(("features", "repack"), [(b"REPACK = 1", True), (b"AVX2 = 1 | AMX_INT8 = 1", False)])
 def test_weights_are_not_rearranged_where_amx_would_multiply_them(
     monkeypatch: pytest.MonkeyPatch, features: bytes, repack: bool
 ) -> None:
