@@ -214,7 +214,7 @@ class Beside:
         lengths, head = machine.controller(), self.head
         sources: list[DraftSource] = [cache] if cache is not None else []
         self._speculation = Speculation(sources, cast(Any, head), lengths=lengths)
-        self._speculation.seconds = lambda: head.ms / 1e3  # type: ignore[method-assign]
+        self._speculation.seconds = lambda: head.ms / 1e3
         self._width = self._place = 0
 
     @property
@@ -227,7 +227,7 @@ class Beside:
         seq, tokens, n = LiveSequence(0, prompt.size + reply.size), tuple(reply.tolist()), 1
         seq.reset(prompt)
         self.head.text, n_free, sure = [*prompt.tolist(), *tokens], self.machine.n_free, tokens[:1]
-        with self._speculation.following(key, prompt) as learn:
+        with self._speculation.following(key, prompt):
             while n < len(tokens):
                 if self.cache is not None:
                     self.cache.flush()
@@ -236,21 +236,19 @@ class Beside:
                 (draft,) = self._speculation.propose([DraftJob(key, seq, sure, most)])
                 pairs = zip(draft.tokens, tokens[n:], strict=False)
                 right = next((i for i, (a, b) in enumerate(pairs) if a != b), len(draft.tokens))
-                if draft.n_drafted:
-                    learn(draft.n_drafted, right)
-                self._step(len(sure) + len(draft.tokens), right)
+                self._step(key, len(sure) + len(draft.tokens), right)
                 said, n = (*sure, *tokens[n : n + right + 1]), n + right + 1
                 n_held = len(said) - 1 if right == len(draft.tokens) or len(draft.tokens) <= n_free else 0
                 for token in said[:n_held]:
                     seq.append_one(token)
                 sure = said[n_held:]
 
-    def _step(self, width: int, n_right: int) -> None:
+    def _step(self, key: int, width: int, n_right: int) -> None:
         machine = self.machine
         self._place = self._place + 1 if width == self._width else 0
         self._width = width
         ms = machine.ms(width) + (machine.graph_ms[self._place] if self._place < 2 else 0.0)
-        self._speculation.record(width, ms)
+        self._speculation.record({key: n_right}, width, ms)
         self.ms += ms + self.head.ms
         self.count.n_tokens += 1 + n_right
         self.count.n_steps += 1

@@ -239,7 +239,7 @@ class Simulation:
         head: Any = Source(self, HEAD) if HEAD in named else None
         lengths = machine.controller() if fixed is None else None
         self._speculation = Speculation(copying, head, lengths=lengths)
-        self._speculation.seconds = lambda: self.head_ms / 1e3  # type: ignore[method-assign]
+        self._speculation.seconds = lambda: self.head_ms / 1e3
 
     def ms(self) -> float:
         """What a token of all replies takes."""
@@ -254,7 +254,8 @@ class Simulation:
         self.seqs = {key: LiveSequence(key, text.n_tokens + 1) for key in keys}
         width, place = 0, 0  # the prompt was of another
         with ExitStack() as opened:
-            learn = {key: opened.enter_context(self._speculation.following(key, NONE)) for key in keys}
+            for key in keys:
+                opened.enter_context(self._speculation.following(key, NONE))
             while (least := text.n_tokens - max(self.at.values())) > 0:
                 self.head_ms = 0.0
                 drafts = self._drafted(keys, least - 1)
@@ -264,13 +265,11 @@ class Simulation:
                 width = n_tokens
                 ms = self._step_ms(n_tokens, place, drafts, accepted)
                 all_ms += ms + self.head_ms
-                for key, draft in drafts.items():
-                    if draft.n_drafted:
-                        learn[key](draft.n_drafted, accepted[key])
+                for key in keys:
                     for _ in range(1 + accepted[key]):
                         self.seqs[key].append_one(1)
                     self.at[key] = self.seqs[key].n
-                self._speculation.record(n_tokens, ms)
+                self._speculation.record(accepted, n_tokens, ms)
         self._n_said += sum(self.at.values())
         return all_ms
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from types import TracebackType
 
 from pyctl.cache import LiveSequence, RequestStats
@@ -85,42 +85,34 @@ class Generation:
         if not self._ended:
             self._token = self._next(0)
 
-    def rest(self, learn: Callable[[int, int], None]) -> Generator[tuple[int, ...], Verify, None]:
-        """Evaluate and sample until the reply ends; the sequence then holds at most all tokens but the last.
-
-        After each step with drafts, calls ``learn`` with the numbers of drafts verified and accepted.
-        """
+    def rest(self) -> Generator[tuple[int, ...], Verify, None]:
+        """Evaluate and sample until the reply ends; the sequence then holds at most all tokens but the last."""
         seq = self._seq
         sure: tuple[int, ...] = (self._token,)
         while not self._ended:
             verify = yield sure
             for token in sure:
                 seq.append_one(token)
-            sure = self._match(verify, learn) if verify.drafts else (self._next(verify.output),)
+            sure = self._match(verify) if verify.drafts else (self._next(verify.output),)
         is_cut = self._text.stopping_word or (self._lines is not None and self._lines.ended)
         rest = self._text.flush() if not is_cut else ""
         if rest or self._unsent or (self._probs and not is_cut):
             self._send(rest, n_probs=0 if is_cut else len(self._probs))
 
-    def _match(self, verify: Verify, learn: Callable[[int, int], None]) -> tuple[int, ...]:
+    def _match(self, verify: Verify) -> tuple[int, ...]:
         """Sample while tokens match the drafts, roll the other drafts back, and return the tokens to evaluate next."""
         output, drafts, n_drafted = verify
-        seq, n_right, is_right = self._seq, 0, True
+        seq, n_right = self._seq, 0
         while True:
             token = self._next(output + n_right)
-            if n_right == len(drafts):
-                break
-            is_right = token == drafts[n_right]
-            if not is_right:
+            if n_right == len(drafts) or token != drafts[n_right]:
                 break
             n_right += 1
             if self._ended:
                 break
             seq.append_one(token)
         if n_drafted:
-            n_accepted = min(n_right, n_drafted)
-            self._handle.drafts += DraftCounts.of(n_drafted, n_accepted)
-            learn(n_accepted if is_right else n_drafted, n_accepted)
+            self._handle.drafts += DraftCounts.of(n_drafted, min(n_right, n_drafted))
         if n_right == len(drafts) and not self._ended:
             return (token,)
         held = self._evaluator.memory.rollback(seq.id, seq.n)

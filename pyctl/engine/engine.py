@@ -6,7 +6,6 @@ import logging
 import time
 from collections import deque
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from pyctl.engine.draft.verify_batch import BatchItem, verify_batches
 from pyctl.engine.engine_settings import Clock, EngineSettings
 from pyctl.engine.engine_stats import MOST_REPLIES, EngineCounters
 from pyctl.engine.handle import RequestHandle
-from pyctl.engine.jobs import Job, StateReads
+from pyctl.engine.jobs import StateReads
 from pyctl.engine.prefill import Prefill
 from pyctl.engine.request import Done, Request, Timings
 from pyctl.engine.schedule.admission import ActiveRequest, Steps
@@ -75,10 +74,6 @@ class Engine:
     def _n_ready(self, request: Request, seq: LiveSequence) -> int:
         prompt = request.prompt
         return self.prefix_cache.n_ready(prompt, self._prefill.ends(prompt), seq) if request.cache_prompt else 0
-
-    def when_idle(self, job: Job[Any]) -> None:
-        """Run ``job`` once its sequence is free, before the next request gets it."""
-        self.scheduler.idle_jobs.append(job)
 
     @property
     def n_waiting(self) -> int:
@@ -204,11 +199,13 @@ class Engine:
     def _decode(self, requests: list[ActiveRequest], *, is_timed: bool) -> None:
         requests, n_free = self.scheduler.with_room(requests)
         batches = verify_batches(requests, self.backend.facts, self.speculation, n_free, self.cells.make_room)
-        began = time.perf_counter()
+        began, before = time.perf_counter(), [active.handle.drafts.n_accepted for active in requests]
         # The next step retries batches that found no cells.
         if all(map(self._evaluate, batches)) and self.speculation and batches:
             n_tokens = sum(len(item.tokens) for batch in batches for _, item, _ in batch)
-            self.speculation.record(n_tokens, (time.perf_counter() - began) * 1e3 if is_timed else None)
+            pairs = zip(requests, before, strict=True)
+            accepted = {active.id: active.handle.drafts.n_accepted - n for active, n in pairs}
+            self.speculation.record(accepted, n_tokens, (time.perf_counter() - began) * 1e3 if is_timed else None)
 
     def _evaluate(self, batch: list[BatchItem]) -> bool:
         """Evaluate one batch and resume its requests; False if it was not evaluated for lack of cells."""
@@ -253,8 +250,8 @@ class Engine:
             n_alike = self.waiting.n_alike(active, self.running)
             cache.save_end(seq, lookup, stats, self.backend.output, n_alike)
             cache.persist(plan)
-            with self.speculation.following(active.id, request.prompt.tokens) as learn:
-                yield from reply.rest(learn)
+            with self.speculation.following(active.id, request.prompt.tokens):
+                yield from reply.rest()
         timings = reply.timings(stats, active.submitted, active.started)
         cache.totals.add(stats, reply.n_predicted)
         self.counters.count_reply(timings)

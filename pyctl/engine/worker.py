@@ -135,7 +135,7 @@ class Worker:
 
     def __init__(self, engine: Engine, info: EngineInfo, sleep_seconds: float = -1, stall_seconds: float = 0) -> None:
         self._engine = engine
-        self._info = info
+        self.info = info
         self._stall_seconds = stall_seconds
         self._idle = IdleJobs(engine, sleep_seconds)
         self._inbox: queue.SimpleQueue[RequestHandle | Job[Any] | None] = queue.SimpleQueue()
@@ -147,7 +147,7 @@ class Worker:
         self._ended = False
         self._deadline = 0.0
         self._complete = False
-        self._trouble: PyctlError | None = None
+        self.trouble: PyctlError | None = None
         self._stalled = self._is_lost = self._is_saving = False
         self._working = False
         self._n_steps = 0
@@ -164,19 +164,9 @@ class Worker:
         self._thread.start()
 
     @property
-    def info(self) -> EngineInfo:
-        """Facts about the model and the context."""
-        return self._info
-
-    @property
     def is_sleeping(self) -> bool:
         """Whether the model is unloaded; the next request reloads it."""
         return self._engine.asleep
-
-    @property
-    def trouble(self) -> PyctlError | None:
-        """The error that ended the service, None while it runs."""
-        return self._trouble
 
     def submit(self, request: Request) -> RequestHandle:
         """Queue ``request``; iterate over the handle for its events.
@@ -184,7 +174,7 @@ class Worker:
         An empty prompt gets an empty reply. Raises ContextSizeError if the prompt can never fit, RequestError for
         invalid token ids, BusyError if the queue is full, and UnavailableError after `close` or in `trouble`.
         """
-        n_ctx = self._info.n_ctx
+        n_ctx = self.info.n_ctx
         if len(request.prompt) >= n_ctx:
             raise ContextSizeError(len(request.prompt), n_ctx)
         handle, tokens = RequestHandle(request), request.prompt.tokens
@@ -192,11 +182,11 @@ class Worker:
             handle.put(Done("limit", "", Timings(0, 0, 0.0, 0, 0.0, 0.0), RequestStats(0), max(request.seq, 0)))
             return handle
         n_of_images = sum(picture.n_tokens for picture in request.prompt.pictures)
-        if int((tokens < 0).sum()) != n_of_images or int(tokens.max()) >= self._info.n_vocab:
-            raise RequestError(f"token ids must be in [0, {self._info.n_vocab})")
+        if int((tokens < 0).sum()) != n_of_images or int(tokens.max()) >= self.info.n_vocab:
+            raise RequestError(f"token ids must be in [0, {self.info.n_vocab})")
         with self._lock:
-            if self._trouble is not None:
-                raise UnavailableError(str(self._trouble))
+            if self.trouble is not None:
+                raise UnavailableError(str(self.trouble))
             if self._closing:
                 raise UnavailableError("the server is shutting down")
             if (n_waiting := self._engine.n_waiting + self._inbox.qsize()) >= self._engine.most_waiting:
@@ -211,7 +201,7 @@ class Worker:
     def warm(self, request: Request) -> None:
         """Queue a background request without a consumer. Does not wake a sleeping engine."""
         handle = RequestHandle(request)
-        if len(request.prompt) < self._info.n_ctx:
+        if len(request.prompt) < self.info.n_ctx:
             self.call(lambda: None if self._engine.asleep else self._engine.submit(handle))
 
     def before_close(self, function: Callable[[], None]) -> None:
@@ -239,7 +229,7 @@ class Worker:
         if needs_model:
             self._engine.backend.control.preempt()
         if refused:
-            job.fail(self._trouble)
+            job.fail(self.trouble)
         elif is_read:
             reads.run()
         return job.future
@@ -293,10 +283,10 @@ class Worker:
     def look(self) -> None:
         """Note progress; one thread calls this every WATCH_SECONDS. Raises `trouble` if the engine's thread fails or
         makes no progress, and after the loss of a device, when the cache in RAM is on disk."""
-        if self._trouble is None and not self._over.is_set():
+        if self.trouble is None and not self._over.is_set():
             self._note_progress()
-        if self._trouble is not None:
-            raise self._trouble
+        if self.trouble is not None:
+            raise self.trouble
 
     def _note_progress(self) -> None:
         # Counts at most two intervals: a stopped process or machine is not a stall.
@@ -435,7 +425,7 @@ class Worker:
 
     def _do(self, item: Job[Any]) -> None:
         if item.seq >= 0:
-            return self._engine.when_idle(item)
+            return self._engine.scheduler.idle_jobs.append(item)
         self._working, self._current = True, item
         self._engine.tell()  # deliver before a call that may take long
         item.run()
@@ -446,7 +436,7 @@ class Worker:
     def _give_up(self, reason: PyctlError) -> None:
         """Fail all requests and calls with ``reason``, now and later."""
         with self._lock:
-            self._trouble, self._ended = reason, True
+            self.trouble, self._ended = reason, True
         self._fail_open(reason)
         self._fail_inbox(reason)
         if (current := self._current) is not None:

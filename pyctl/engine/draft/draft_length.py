@@ -275,7 +275,7 @@ class DraftLengthController:
                 lost += proposing[1] / costs.plain_ms if costs.plain_ms else 0.0
         self._width = width
         for key, n_accepted in accepted.items():
-            for state in self._requests[key].values():
+            for state in self._requests.get(key, {}).values():  # none behind its end
                 state.pause = max(state.pause - 1 - n_accepted, 0)
             lost -= n_accepted / n_seqs
         costs.budget = max(min(costs.budget + LOSS - lost, 2 * BUDGET), 0.0)

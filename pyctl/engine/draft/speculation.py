@@ -6,7 +6,7 @@ import contextlib
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -35,12 +35,6 @@ class Draft(NamedTuple):
 
 
 NO_DRAFT = Draft()
-
-
-class _Part(NamedTuple):
-    source: DraftSource | ModelDrafts
-    origin: Origin
-    n: int
 
 
 class _Proposal(NamedTuple):
@@ -74,6 +68,7 @@ class Speculation:
 
     Without ``lengths`` a draft of ``sources`` comes before one of the model, and all have the largest allowed length.
     With ``width`` each is cut or padded to that many tokens, so that the computation does not depend on the drafts.
+    ``names`` are those of the sources, as in ``--spec-type``; ``seconds`` is the clock that the model is measured by.
     """
 
     def __init__(
@@ -86,23 +81,19 @@ class Speculation:
     ) -> None:
         self._sources, self._model = tuple(sources), model
         self._lengths, self._width = lengths, width
+        self.names = tuple(source.name for source in (*sources, model) if source is not None)
+        self.seconds = time.perf_counter
         # By request, those that its reply has not reached yet.
         self._proposals: defaultdict[int, list[_Proposal]] = defaultdict(list)
         self._idle: defaultdict[int, int] = defaultdict(int)  # steps without a draft of a text
-        # The current step: its jobs, the parts of their drafts, how many were accepted, and the time of the model.
+        # The current step: its jobs, where the last tokens of their drafts come from, and the time of the model.
         self._jobs: Sequence[DraftJob] = ()
-        self._parts: dict[int, list[_Part]] = {}
-        self._accepted: dict[int, int] = {}
+        self._origins: dict[int, Origin] = {}
         self._proposing: tuple[int, float] | None = None
 
     def __bool__(self) -> bool:
         """Whether there are any sources."""
         return bool(self._sources) or self._model is not None
-
-    @staticmethod
-    def seconds() -> float:
-        """Return the time by which sources are measured."""
-        return time.perf_counter()
 
     @property
     def n_bytes(self) -> int:
@@ -115,19 +106,13 @@ class Speculation:
             if isinstance(source, RememberingSource):
                 source.forget()
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the sources, as in ``--spec-type``, in the order of their use."""
-        names = [source.name for source in self._sources]
-        return (*names, self._model.name) if self._model is not None else tuple(names)
-
     @contextlib.contextmanager
-    def following(self, key: int, prompt: Tokens) -> Iterator[Callable[[int, int], None]]:
-        """Register request ``key`` with the sources; yields a callback for (n_drafted, n_accepted)."""
+    def following(self, key: int, prompt: Tokens) -> Iterator[None]:
+        """Register request ``key`` with the sources."""
         try:
             for source in self._sources:
                 source.begin(key, prompt)
-            yield lambda n_drafted, n_accepted: self._accepted.update({key: n_accepted})
+            yield
         finally:
             self._proposals.pop(key, None)
             self._idle.pop(key, None)
@@ -139,8 +124,7 @@ class Speculation:
     def propose(self, jobs: Sequence[DraftJob]) -> list[Draft]:
         """Return drafts for each of ``jobs`` of one step, within their limits."""
         self._jobs = jobs
-        self._parts.clear()
-        self._accepted.clear()
+        self._origins.clear()
         self._proposing = None
         for job in jobs:
             self._compare(job)
@@ -153,14 +137,15 @@ class Speculation:
         for source in self._sources:
             self._copy(source, found, [i for i in asked if found[i]])
         for job in jobs:
-            copies = any(part.source is not self._model for part in self._parts.get(job.key, ()))
+            origin = self._origins.get(job.key)
+            copies = origin is not None and origin.matched > 0
             self._idle[job.key] = 0 if copies else self._idle[job.key] + 1
         return [self._draft(job, tokens) for job, tokens in zip(jobs, found, strict=True)]
 
-    def record(self, n_tokens: int, decode_ms: float | None) -> None:
-        """Record that the step evaluated ``n_tokens`` in ``decode_ms``, None if the step also did other work."""
-        if self._lengths is not None and self._jobs:
-            accepted = {job.key: self._accepted.get(job.key, 0) for job in self._jobs}
+    def record(self, accepted: Mapping[int, int], n_tokens: int, decode_ms: float | None) -> None:
+        """Record that the step evaluated ``n_tokens`` in ``decode_ms``, None if the step also did other work, and how
+        many drafts of each request were accepted."""
+        if self._lengths is not None:
             self._lengths.record(accepted, n_tokens, decode_ms, self._proposing)
 
     def _is_asked(self, job: DraftJob) -> bool:
@@ -186,7 +171,7 @@ class Speculation:
         own, began = Origin(model.name), self.seconds()
         able = [(i, job) for i, job in enumerate(self._jobs) if job.most > 0 and len(job.sure) <= 1 + model.n_max]
         lengths = [self._most(job, own, min(job.most, model.n_max)) for _, job in able]
-        leading = [(i, job, n) for (i, job), n in zip(able, lengths, strict=True) if self._leads(own, n, job.key)]
+        leading = [(i, job, n) for (i, job), n in zip(able, lengths, strict=True) if self._leads(own, n, job, found[i])]
         if n := max((n for _, _, n in leading), default=0):
             wanted = [(i, job) for i, job, _ in leading if job.most >= n]
             try:
@@ -197,33 +182,33 @@ class Speculation:
             self._proposing = n, (self.seconds() - began) * 1e3
             for (i, job), proposed in zip(wanted, drafts, strict=True):
                 if draft := tuple(takewhile(_is_text, proposed[:n])):
-                    found[i], self._parts[job.key] = draft, [_Part(model, own, len(draft))]
+                    found[i], self._origins[job.key] = draft, own
                     self._propose(job, (), draft, own)
 
-    def _leads(self, own: Origin, n: int, key: int) -> bool:
-        """Whether ``n`` drafts of the model promise more than what another source has drafted for request ``key``."""
-        if key not in self._parts:
+    def _leads(self, own: Origin, n: int, job: DraftJob, found: tuple[int, ...]) -> bool:
+        """Whether ``n`` drafts of the model promise more than those that another source has ``found`` for ``job``."""
+        if not found:
             return True
-        ((_, origin, n_found),), n_seqs = self._parts[key], len(self._jobs)
+        origin, n_seqs = self._origins[job.key], len(self._jobs)
         if not n or self._lengths is None:
             return n > 0 and own.prior >= origin.prior
-        return self._lengths.gain(key, own, n, n_seqs) > self._lengths.gain(key, origin, n_found, n_seqs)
+        return self._lengths.gain(job.key, own, n, n_seqs) > self._lengths.gain(job.key, origin, len(found), n_seqs)
 
     def _copy(self, source: DraftSource, found: list[tuple[int, ...]], wanted: Sequence[int]) -> None:
         """Let ``source`` begin or continue the drafts of the ``wanted`` jobs, and keep what it proposes to learn."""
         for i in wanted:
             job, draft = self._jobs[i], found[i]
-            parts = self._parts.get(job.key, [])
-            if any(part.source is source for part in parts) or not (match := source.match(job, draft)).n:
+            names = self._origins[job.key].source.split("+") if draft else []
+            if source.name in names or not (match := source.match(job, draft)).n:
                 continue
-            origin = Origin.of("+".join((*(part.source.name for part in parts), source.name)), match.n)
+            origin = Origin.of("+".join((*names, source.name)), match.n)
             n = self._most(job, origin, job.most, len(draft))
             if not n and self._lengths is None:
                 continue
             more = tuple(takewhile(_is_text, match.read(max(n, origin.counted(SHADOW)))))
             self._propose(job, draft, more, origin)
             if n and more:
-                found[i], self._parts[job.key] = draft + more[:n], [*parts, _Part(source, origin, len(more[:n]))]
+                found[i], self._origins[job.key] = draft + more[:n], origin
 
     def _propose(self, job: DraftJob, before: tuple[int, ...], tokens: tuple[int, ...], origin: Origin) -> None:
         if self._lengths is not None and tokens:

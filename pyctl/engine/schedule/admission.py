@@ -72,17 +72,6 @@ class ActiveRequest:
         """Pending disk reads, before the start also what comes from a store behind the disk; None for none."""
         return self.step if isinstance(self.step, Reads) else None
 
-    @property
-    def n_pending(self) -> int:
-        """The number of tokens of the reply that wait for evaluation."""
-        return len(self.pending or ())
-
-    @property
-    def n_missing(self) -> int:
-        """Tokens of the prompt not yet evaluated; all before the start."""
-        n_prompt = len(self.handle.request.prompt)
-        return n_prompt if self.seq is None or self.stats is None else n_prompt - self.seq.n
-
     def unbegin(self) -> None:
         """Return to the state before the start."""
         if self.steps is not None:

@@ -111,11 +111,10 @@ class Scheduler:
 
     def _n_missing(self, active: ActiveRequest) -> int:
         """Tokens of the prompt to be evaluated; before the start, without those that can be restored."""
-        if active.stats is not None or active.seq is None:
-            return active.n_missing
-        if active not in self._found:
+        assert active.seq is not None
+        if active.stats is None and active not in self._found:
             self._found[active] = self._n_ready(active.handle.request, active.seq)
-        return active.n_missing - self._found[active]
+        return len(active.handle.request.prompt) - (self._found[active] if active.stats is None else active.seq.n)
 
     def _run_idle_jobs(self) -> None:
         free = {seq.id for seq in self.occupancy.sequences if self.occupancy.owner(seq) is None}
@@ -193,7 +192,7 @@ class Scheduler:
         """
         staying = list(decoding)
         while True:
-            n_new = sum(active.n_pending for active in staying)
+            n_new = sum(len(active.pending or ()) for active in staying)
             n_free = self.cells.n_cells - n_new - sum(each.n_needed for each in self.running)
             if n_free >= 0 or len(self.running) == 1:
                 self.cells.make_room(n_new)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -15,7 +15,6 @@ from pyctl.prompt import as_tokens
 from tests.unit.engine.draft.guesses import Told
 
 EMPTY = LiveSequence(0, 4096)
-Learn = Callable[[int, int], None]
 
 
 class Cache(Told):
@@ -55,15 +54,13 @@ def measured(slope: float, *, n_seqs: int = 1, n_free: int = 1024, longest: int 
     return controller
 
 
-def step(speculation: Speculation, learn: Learn, slope: float, reply: Sequence[int]) -> tuple[int, ...]:
+def step(speculation: Speculation, slope: float, reply: Sequence[int]) -> tuple[int, ...]:
     """One step of a request whose reply goes on with ``reply``; returns the draft."""
     seq = LiveSequence(0, 4096)
     (draft,) = speculation.propose([DraftJob(0, seq, (5,), 64)])
     n = next((i for i, (a, b) in enumerate(zip(draft.tokens, reply, strict=False)) if a != b), len(draft.tokens))
-    if draft.n_drafted:
-        learn(draft.n_drafted, n)
     width = 1 + len(draft.tokens)
-    speculation.record(width, 10 * (1 + slope * (width - 1)))
+    speculation.record({0: n}, width, 10 * (1 + slope * (width - 1)))
     seq.reset(as_tokens([5, *reply]))
     speculation.propose([DraftJob(0, seq, (), 0)])  # the next step sees the reply
     return draft.tokens
@@ -141,8 +138,8 @@ def test_a_continuation_that_is_right_grows_and_one_that_is_wrong_ends(n_free: i
     for more, is_right in ((reply[3:], True), ((99,) * 60, False)):
         head: Any = Told("head", reply[:3])
         speculation = Speculation([Cache(more, ())], head, lengths=measured(0.05, n_free=n_free))
-        with speculation.following(0, as_tokens([1])) as learn:
-            drafts = [len(step(speculation, learn, 0.05, reply)) for _ in range(200)]
+        with speculation.following(0, as_tokens([1])):
+            drafts = [len(step(speculation, 0.05, reply)) for _ in range(200)]
         longer = [n for n in drafts[20:] if n > 3]
         assert max(drafts) > 3, "it is tried"
         if is_right:
@@ -157,8 +154,8 @@ def test_dear_steps_are_not_filled() -> None:
     reply = tuple(range(1, 80))
     head: Any = Told("head", reply[:1], n_max=1)
     speculation = Speculation([Cache(reply[1:], ())], head, lengths=measured(1.2))
-    with speculation.following(0, as_tokens([1])) as learn:
-        drafts = [len(step(speculation, learn, 1.2, reply)) for _ in range(100)]
+    with speculation.following(0, as_tokens([1])):
+        drafts = [len(step(speculation, 1.2, reply)) for _ in range(100)]
     assert max(drafts) <= 3
 
 
@@ -178,7 +175,7 @@ def test_the_source_that_promises_more_comes_first() -> None:
         head: Any = Told("head", reply[:3] if head_share else wrong[:3])
         cache: Any = Told("cache", reply[:6] if cache_share else wrong[:6])
         speculation = Speculation([cache], head, lengths=measured(0.1))
-        with speculation.following(0, as_tokens([1])) as learn:
-            drafts = [step(speculation, learn, 0.1, reply) for _ in range(60)]
+        with speculation.following(0, as_tokens([1])):
+            drafts = [step(speculation, 0.1, reply) for _ in range(60)]
         right = reply[:3] if head_share else reply[:6]
         assert sum(draft == right for draft in drafts[10:]) > 40
