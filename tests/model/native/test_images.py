@@ -23,6 +23,7 @@ from pyctl.errors import StateError
 from pyctl.llama import LlamaBackend, Loaded, load
 from pyctl.prompt import as_tokens
 from tests.effort import examples
+from tests.model.native.stores import assert_same
 from tests.model.native.test_kv_state import library_state, put_state
 
 WIDTH, STEP, N_CELLS, HEADER, EXT = 64, 48, 1024, 64, 12
@@ -101,13 +102,6 @@ class MixedText:
                 found[end] = backend.logits(0)
             start = end
         return found
-
-
-def assert_same(warm: dict[int, NDArray[np.float32]], cold: dict[int, NDArray[np.float32]]) -> None:
-    assert warm, "nothing was compared"
-    for end, logits in warm.items():
-        assert np.isfinite(logits).all()
-        assert np.abs(logits - cold[end]).max() == 0.0, f"logits at {end} differ"
 
 
 def talk_of(seed: int) -> MixedText:

@@ -20,6 +20,7 @@ from pyctl.llama.library import checked
 from pyctl.llama.shared_windows import WindowForm, WindowPiece, WindowRows
 from pyctl.prompt import Tokens, as_tokens
 from tests.effort import examples
+from tests.model.native.stores import assert_same
 
 LAYOUTS = [
     pytest.param((name, {"type_k": kv, "type_v": kv, "flash_attn": flash}), id=f"{name}-{kv}-flash-{flash}")
@@ -79,13 +80,6 @@ def run(backend: LlamaBackend, tokens: Tokens, ends: list[int], start: int = 0) 
             found[end] = backend.logits(0)
             start = end
     return found
-
-
-def assert_same(warm: dict[int, np.ndarray], cold: dict[int, np.ndarray]) -> None:
-    assert warm, "nothing was compared"
-    for end, logits in warm.items():
-        assert np.isfinite(logits).all()
-        assert np.abs(logits - cold[end]).max() == 0.0, f"logits at {end} differ"
 
 
 def library_state(backend: LlamaBackend) -> np.ndarray:
