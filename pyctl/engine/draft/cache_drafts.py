@@ -31,7 +31,7 @@ BLOCK = 512
 OVERLAP = 32
 """Tokens before a new block that are added again, so that matches can span its start."""
 
-HAND_OVER = 128
+HAND_OVER = 32
 """Generated tokens passed to the index's thread at a time."""
 
 LONGEST_CHANGE, MOST_CHANGES = 8, 4
