@@ -150,10 +150,8 @@ def _count(n: int, noun: str) -> str:
 
 
 def _verify(directory: CacheDirectory, arguments: argparse.Namespace) -> int:
-    from rich.console import Console
-
-    with Console(stderr=True).status("reading every file"):
-        report = directory.verify(fix=arguments.fix)
+    print("reading every file", file=sys.stderr)
+    report = directory.verify(fix=arguments.fix)
     print(f"{report.files} whole files, {report.n_bytes / MIB:.1f} MiB")
     for kind in ("broken", "missing", "unknown", "useless", "temps", "foreign"):
         for name in getattr(report, kind):

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import sys
-import termios
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import cast
@@ -27,7 +24,7 @@ def chat(settings: CommandSettings) -> int:
     """Chat until the input ends; returns the exit code. SIGTERM and SIGHUP end it with what the cache has to write."""
     start_log(settings.log, settings.warnings)
     box = ToolBox(settings.tools)
-    with ending_by_signal(), _without_echo(), closing(box), chat_backend(settings) as backend:
+    with ending_by_signal(), closing(box), chat_backend(settings) as backend:
         box.start()
         box.wait()
         tools: ToolSource | None = OwnTools(box) if box else None
@@ -64,23 +61,3 @@ def chat_backend(settings: CommandSettings) -> Iterator[ChatBackend]:
         yield LocalBackend(service)
     finally:
         service.worker.close()
-
-
-@contextmanager
-def _without_echo() -> Iterator[None]:
-    """Keep keys that are typed while the model loads or replies out of what is shown; the next prompt has them."""
-    try:
-        is_ours = os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()  # not as a job in the background
-    except OSError:
-        is_ours = False
-    if not is_ours:
-        yield
-        return
-    before = termios.tcgetattr(sys.stdin)
-    silent = [*before]
-    silent[3] &= ~termios.ECHO
-    termios.tcsetattr(sys.stdin, termios.TCSADRAIN, silent)
-    try:
-        yield
-    finally:
-        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)

@@ -68,8 +68,7 @@ def _flags(before: Sequence[str]) -> dict[str, Flag | argparse.Action]:
     module = import_module(f"pyctl.cli.{OWN_FLAGS[command].split(':')[0]}") if command in OWN_FLAGS else None
     if (make := getattr(module, "_parser", None)) is None:
         return found
-    actions = list((make(os.environ) if command == "cache" else make())._actions)
-    for action in actions:
+    for action in (actions := list((make(os.environ) if command == "cache" else make())._actions)):
         if isinstance(action.choices, dict):  # commands of the command
             found |= dict.fromkeys(action.choices, action)
             actions += [own for name in before[1:2] if name in action.choices for own in action.choices[name]._actions]

@@ -31,9 +31,6 @@ log = logging.getLogger("pyctl")
 
 MIB = 2**20
 
-N_HEARD = 1000
-"""Warnings of a load that are kept."""
-
 N_LOGGED = 2
 """Findings that `pyctl serve` logs at its start."""
 
@@ -171,7 +168,7 @@ def planned(settings: CommandSettings) -> tuple[MemoryPlan, list[str]]:
     from pyctl.llama import load
 
     check_files(settings)
-    heard = BufferingHandler(N_HEARD)
+    heard = BufferingHandler(capacity=1000)
     heard.setLevel(logging.WARNING)
 
     def announce(plan: MemoryPlan) -> None:

@@ -44,7 +44,9 @@ def run_launch(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
     end = argv.index("--") if "--" in argv else len(argv)
     ours, theirs = argv[:end], argv[end + 1 :]
     if not ours or ours[0] in ("-h", "--help"):
-        print(_usage(), end="")
+        print("usage: pyctl launch PROGRAM [flags of pyctl serve] [-- arguments of the program]\n\nprograms:")
+        print("".join(f"  {name:<12}{program.install}\n" for name, program in PROGRAMS.items()))
+        print("pyctl launch PROGRAM --help lists the flags.")
         return 0 if ours else 2
     name, flags = ours[0], ours[1:]
     if (program := PROGRAMS.get(name)) is None:
@@ -63,21 +65,14 @@ def run_launch(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
         return _run(invocation)
 
 
-def _usage() -> str:
-    lines = ["usage: pyctl launch PROGRAM [flags of pyctl serve] [-- arguments of the program]", "", "programs:"]
-    lines += [f"  {name:<12}{program.install}" for name, program in PROGRAMS.items()]
-    return "\n".join([*lines, "", "pyctl launch PROGRAM --help lists the flags."]) + "\n"
-
-
 def _endpoint(settings: CommandSettings, own: LaunchSettings, flags: Sequence[str], stack: ExitStack) -> Endpoint:
     """The server that was named, or runs, or is started and ends with ``stack``."""
     # Only now: --help and mistakes need no HTTP client.
-    from pyctl.cli.launched_server import address_of, find_server, started_server, waiting
+    from pyctl.cli.launched_server import address_of, find_server, started_server
 
     key = settings.server.api_keys[0] if settings.server.api_keys else ""
     url = own.url.removesuffix("/v1") or address_of(settings)
-    with waiting(f"{url} loads its model"):
-        found = find_server(url, key)
+    found = find_server(url, key)
     if found is None and own.url:
         raise ConfigError(f"neither pyctl nor llama-server answers at {url}")
     if found is not None:

@@ -13,9 +13,6 @@ from functools import partial
 from pathlib import Path
 
 import httpx
-from rich.console import Console
-from rich.status import Status
-from rich.text import Text
 
 from pyctl.atomic_file import make_private, open_private
 from pyctl.cli.arguments import CommandSettings
@@ -28,14 +25,13 @@ from pyctl.server.listen import bind
 from pyctl.text import one_line
 from pyctl.user_directory import user_directory
 
-__all__ = ["address_of", "find_server", "started_server", "waiting"]
+__all__ = ["address_of", "find_server", "started_server"]
 
 STOP_SECONDS = 70.0
 """A server ends within a minute of SIGTERM, all cache writes included."""
 
 ANSWER_SECONDS = 10.0
 POLL_SECONDS = 0.1
-LAST_LINES = 5
 
 
 def address_of(settings: CommandSettings, port: int | None = None) -> str:
@@ -83,11 +79,10 @@ def started_server(
     print(f"pyctl: starting the server, log: {log}", file=sys.stderr)
     began = time.monotonic()
     with _child([*pyctl_command(), "serve", *flags, "--port", str(port)], log) as process:
-        with waiting("loading the model"):
-            while (found := find_server(url, key)) is None:
-                if process.poll() is not None:
-                    raise ConfigError(f"the server ended with exit code {process.returncode}: {_end_of(log)}")
-                time.sleep(POLL_SECONDS)
+        while (found := find_server(url, key)) is None:
+            if process.poll() is not None:
+                raise ConfigError(f"the server ended with exit code {process.returncode}: {_end_of(log)}")
+            time.sleep(POLL_SECONDS)
         shown = f"{one_line(found.model)} at {url}, {found.n_ctx:,} tokens of context"
         print(f"pyctl: {shown}, after {time.monotonic() - began:.0f} s", file=sys.stderr)
         try:
@@ -95,11 +90,6 @@ def started_server(
         finally:
             if process.poll() is not None:
                 print(f"pyctl: the server ended with exit code {process.returncode}, log: {log}", file=sys.stderr)
-
-
-def waiting(text: str) -> Status:
-    """Shows ``text`` in a terminal for the time of a block."""
-    return Console(stderr=True, highlight=False).status(Text(f"pyctl: {text}"))
 
 
 @contextmanager
@@ -143,5 +133,5 @@ def _end_of(log: Path) -> str:
     """The error that the log ends with, or its last lines, and where it lies."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     errors = [line for line in lines if line.startswith("pyctl: error: ")]
-    text = errors[-1].removeprefix("pyctl: error: ") if errors else " | ".join(lines[-LAST_LINES:])
+    text = errors[-1].removeprefix("pyctl: error: ") if errors else " | ".join(lines[-5:])
     return f"{one_line(text)} (log: {log})"

@@ -124,21 +124,8 @@ class LineFormatter(logging.Formatter):
 _RED, _GREEN, _YELLOW, _DIM = 31, 32, 33, 2
 
 
-class _Escaped:
-    """Something from elsewhere, as a message shows it."""
-
-    def __init__(self, value: object) -> None:
-        self._value = value
-
-    def __str__(self) -> str:
-        return one_line(str(self._value))
-
-    def __repr__(self) -> str:
-        return one_line(repr(self._value))
-
-
 def _shown(value: object) -> object:
-    return value if value is None or isinstance(value, int | float) else _Escaped(value)
+    return value if value is None or isinstance(value, int | float) else one_line(str(value))
 
 
 LINE_SECONDS = 5.0

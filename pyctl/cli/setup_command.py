@@ -124,8 +124,11 @@ def _set_up(machine: Machine, plan: BuildPlan, places: _Places, arguments: argpa
     if arguments.dry_run:
         print(f"dry run: nothing was changed; libraries would go to {places.home / 'llama'}")
         return 0
-    if not arguments.yes and not _agrees("build now?"):
-        return 1
+    if not arguments.yes:
+        if not sys.stdin.isatty():
+            raise ConfigError("this needs an answer, and there is no terminal to give it; pass --yes")
+        if input("build now? [Y/n] ").strip().lower() not in ("", "y", "yes"):
+            return 1
     began = time.monotonic()
     with build_lock(places.work) as lock:
         built = _build(machine, plan, places, compiler, lock, arguments)
@@ -198,12 +201,6 @@ def _tidy(work: Path) -> None:
     for path in work.iterdir():
         if path.name != "lock":
             shutil.rmtree(path, ignore_errors=True)
-
-
-def _agrees(question: str) -> bool:
-    if not sys.stdin.isatty():
-        raise ConfigError("this needs an answer, and there is no terminal to give it; pass --yes")
-    return input(f"{question} [Y/n] ").strip().lower() in ("", "y", "yes")
 
 
 def _size(directory: Path) -> int:

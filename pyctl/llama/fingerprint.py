@@ -88,7 +88,8 @@ def _facts(
         yield chosen.digests["archive"] or str(chosen.built)
     # Instruction sets and device libraries: their kernels round differently.
     yield (api.llama_print_system_info() or b"").decode("utf-8", "replace")
-    yield sorted(item for item in os.environ.items() if _matters(item[0]))
+    variables = sorted(item for item in os.environ.items() if item[0].startswith(("GGML_", "LLAMA_ATTN_")))
+    yield [(name, value) for name, value in variables if not any(word in name for word in HARMLESS)]
     yield backend.memory.layout
     if backend.memory.kind == "opaque":
         # The layout does not describe llama.cpp's own state format.
@@ -107,10 +108,6 @@ def _facts(
         yield names, *split, settings.offload_kqv, settings.op_offload, settings.no_host
         if split and settings.split_mode != "layer":
             yield settings.tensor_split, settings.main_gpu
-
-
-def _matters(variable: str) -> bool:
-    return variable.startswith(("GGML_", "LLAMA_ATTN_")) and not any(word in variable for word in HARMLESS)
 
 
 def _rope_factors(backend: LlamaBackend, settings: ModelSettings) -> str:

@@ -60,7 +60,11 @@ class KVState:
             ring = -(-needed // RING_PAD) * RING_PAD
         self.window = window, ring
         self.can_cut = bool(self._memory) and not (has_state or window)
-        self._fresh = self._data(0, api.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY) if has_state else None
+        self._fresh: Block | None = None
+        if has_state:
+            flags = api.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+            self._fresh = np.empty(int(api.llama_state_seq_get_size_ext(ctx, 0, flags)), np.uint8)
+            api.llama_state_seq_get_data_ext(ctx, *_memory_of(self._fresh), 0, flags)
         self._sizes = self._measure() if self._memory else (0, 0)
 
     def n_tokens(self, seq: int) -> int:
@@ -124,11 +128,6 @@ class KVState:
                 self._ctx, *_memory_of(self._fresh), seq, api.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
             )
         api.llama_memory_seq_rm(self._memory, seq, ALL, ALL)
-
-    def _data(self, seq: int, flags: int) -> Block:
-        data = np.empty(int(api.llama_state_seq_get_size_ext(self._ctx, seq, flags)), np.uint8)
-        api.llama_state_seq_get_data_ext(self._ctx, *_memory_of(data), seq, flags)
-        return data
 
     def _measure(self) -> tuple[int, int]:
         """Return the bytes of sequence 0 with its one token, and of each further token."""

@@ -36,10 +36,6 @@ _NEVER = "never"
 """A rule that no text matches."""
 
 
-def _times(low: int, high: int | None) -> str:
-    return f"{{{low},{'' if high is None else high}}}"
-
-
 def _class(characters: Characters) -> str:
     if not (characters.ranges or characters.other):  # matches nothing
         characters = Characters(((0, MAX_CODE_POINT),), other=True)
@@ -101,8 +97,8 @@ class _Writer:
     def _items(self, items: Alternative) -> Iterator[str]:
         for item in items:
             if isinstance(item, Repeat):
-                many = "*" if (item.low, item.high) == (0, None) else _times(item.low, item.high)
-                yield self._single(item.item) + many
+                bounds = f"{item.low},{'' if item.high is None else item.high}"
+                yield self._single(item.item) + ("*" if bounds == "0," else f"{{{bounds}}}")
             else:
                 yield self._single(item)
 

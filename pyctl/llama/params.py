@@ -86,7 +86,10 @@ class ModelParams:
         params.use_extra_bufts = settings.repack
         params.no_host = settings.no_host
         if settings.tensor_split:
-            params.tensor_split = self._tensor_split(settings)
+            n_devices = api.llama_max_devices()
+            if len(settings.tensor_split) > n_devices:
+                raise ModelError(f"--tensor-split has {len(settings.tensor_split)} shares for {n_devices} devices")
+            params.tensor_split = (ctypes.c_float * n_devices)(*settings.tensor_split)
         if settings.devices:
             params.devices = self._devices(settings.devices)
         if settings.placements:
@@ -113,12 +116,6 @@ class ModelParams:
         callback = api.llama_progress_callback(tell)
         self._kept.append(callback)
         self.struct.progress_callback = callback
-
-    def _tensor_split(self, settings: ModelSettings) -> Any:
-        n_devices = api.llama_max_devices()
-        if len(settings.tensor_split) > n_devices:
-            raise ModelError(f"--tensor-split has {len(settings.tensor_split)} shares for {n_devices} devices")
-        return (ctypes.c_float * n_devices)(*settings.tensor_split)
 
     def _devices(self, names: tuple[str, ...]) -> Any:
         if names == ("none",):

@@ -106,7 +106,8 @@ class _PooledRows:
         quantised rows one layer in f16 and attention's output."""
         n_ubatch = -(-with_ubatch(self._settings).n_ubatch // 64) * 64
         n_bytes = 2 * n_ubatch * n_rows
-        converted = sum(2 * self._n_elements for width in self._widths if width < 2)
+        of_token = self._layer_row / sum(self._widths)  # elements of K, or of V, in a layer
+        converted = sum(2 * of_token for width in self._widths if width < 2)
         if is_gpu and converted:
             n_heads, width = self._heads
             n_bytes += int(converted) * n_rows + 4 * n_heads * width * with_ubatch(self._settings).n_ubatch
@@ -124,11 +125,6 @@ class _PooledRows:
     def _widths(self) -> tuple[float, float]:
         """Bytes per element of K and of V."""
         return element_bytes(self._settings.type_k), element_bytes(self._settings.type_v)
-
-    @property
-    def _n_elements(self) -> float:
-        """Elements of K, or of V, of one token in a layer."""
-        return self._layer_row / sum(self._widths)
 
 
 def _with(place: Place, **more: int) -> Place:

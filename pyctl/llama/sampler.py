@@ -152,7 +152,7 @@ class LlamaSampler:
             if grammar is not None:
                 grammar.accept(sampled)
             return sampled
-        token = self._likeliest(index) if self._n_best == 1 else self._chosen(index)
+        token = self._chosen(index)
         if is_bound:
             assert grammar is not None
             if token is None or not grammar.allows(token):
@@ -164,13 +164,11 @@ class LlamaSampler:
         self._accept(token)
         return token
 
-    def _likeliest(self, index: int) -> int | None:
-        token = int(self._outputs.row(index).argmax())
-        return self._filled(index).choose(self._chain) if token in self._lowered else token
-
     def _chosen(self, index: int) -> int | None:
         """Return what the chain chooses."""
-        if not self._n_groups:
+        if self._n_best == 1 and (token := int(self._outputs.row(index).argmax())) not in self._lowered:
+            return token
+        if self._n_best == 1 or not self._n_groups:
             return self._filled(index).choose(self._chain)
         candidates = self._candidates = self._candidates or Candidates(self._n_vocab)
         candidates.fill_best(self._outputs.row(index), self._n_groups, self._n_best, self._biased)

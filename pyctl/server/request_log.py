@@ -37,7 +37,7 @@ def _log_miss(path: str, miss: Divergence, service: Service) -> None:
     """Log where a prompt differs from a recent one."""
     was, given = service.text_of(miss.recent), service.text_of(miss.given)
     log.info(
-        "%s token %s differs from a recent prompt  nearest snapshot %s  was %r  is %r",
+        "%s token %s differs from a recent prompt  nearest snapshot %s  was '%s'  is '%s'",
         *(_endpoint(path), f"{miss.position:,}", f"{miss.nearest:,}", was, given),
     )
 

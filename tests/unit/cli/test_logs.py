@@ -50,7 +50,7 @@ def test_what_a_message_is_about_stays_in_its_line_and_its_tracebacks_are_indent
     handler.setFormatter(logs.LineFormatter(with_time=False))
     logger = logging.Logger("odd")
     logger.addHandler(handler)
-    logger.info("%s: %r, %d of %.1f", "/a\x1b]0;x\x07\nforged", "b\n", 3, 2.5)
+    logger.info("%s: '%s', %d of %.1f", "/a\x1b]0;x\x07\nforged", "b\n", 3, 2.5)
     logger.info("%(what)s", {"what": "c\u202e\n"})
     logger.info("a table:\nforged\x1b\nrows")
     try:

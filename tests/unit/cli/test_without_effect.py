@@ -81,6 +81,7 @@ def test_every_other_flag_of_pyctl_is_its_own() -> None:
         "--no-kv-cache",
         *("--kv-cache-min-tokens", "--kv-cache-cold-max", "--disk-prefix-cache", "--kv-cache-daily-writes"),
         *("--kv-store", "--kv-pool", "--open", "--warm-next", "--no-warm-next", "--prompt-replay"),
+        *("--prewarm", "--no-prewarm"),
         *("--queue", "--show-prompts", "--max-connections", "--models-patience", "--stall-timeout"),
         *("--extension", "--no-extension"),
         *("--mmap", "--no-mmap", "--mlock"),  # older names, which llama-server still takes
