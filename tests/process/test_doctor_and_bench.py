@@ -53,7 +53,7 @@ def test_bench_measures_and_leaves_nothing_behind(tmp_path: Path) -> None:
     records = json.loads(done.stdout)["records"]
     sources = {record["way"]: record["source"] for record in records if record["kind"] == "first token"}
     assert sources["cold"] == "none"
-    assert sources["from RAM"] == "ram"
+    assert sources["from RAM"] in ("ram", "live")  # live where a pause was long enough to make the next turn ready
     assert sources["from disk, restarted"] == "disk"
     exact = [record for record in records if record["kind"] == "exact"]
     assert len(exact) == 3
