@@ -1,4 +1,4 @@
-"""The part ``rewriting`` of `bench.gpu.speculative`: texts of their own, and files that are changed, by default flags.
+"""The part ``rewriting`` of `bench.gpu.speculative`: own texts and changed files, with and without `cache`.
 
 Prompts are documents of this project, and files of bench/recorded; replies are other documents, and the changed files
 in the ways of `bench.agent_edits`. Models have random weights, so both servers are given the replies
@@ -38,8 +38,7 @@ from tools.generator import SHAPES
 __all__ = ["rewriting"]
 
 HEAD = "draft-mtp"
-BY_DEFAULT = "default flags"
-TYPES = {OURS: (BY_DEFAULT, HEAD), PEER: (f"ngram-map-k,{HEAD}",)}
+TYPES = {OURS: (f"{HEAD},cache", HEAD), PEER: (f"ngram-map-k,{HEAD}",)}
 """Ways of drafting, by server; llama-server asks n-grams before the head."""
 
 PLAIN = "plain text"
@@ -143,11 +142,9 @@ def rewriting(run: Run) -> None:
 
 
 def _server(run: Run, name: str, types: str, file: Path) -> Server:
-    """A server with a context of a coding agent; ours has no other flag by default."""
-    flags = ["-m", str(run.model), "-c", str(CONTEXT)]
-    if types != BY_DEFAULT:
-        flags += ["--parallel", str(AT_ONCE[-1]), "-ngl", "99", "-fa", "on", "--spec-type", types]
-        flags += ["--spec-draft-n-max", "2" if name == OURS else "3"]
+    """A server with a context of a coding agent."""
+    flags = ["-m", str(run.model), "-c", str(CONTEXT), "--parallel", str(AT_ONCE[-1]), "-ngl", "99", "-fa", "on"]
+    flags += ["--spec-type", types, "--spec-draft-n-max", "2" if name == OURS else "3"]
     log, share = run.work / f"{run.shape}-rewriting-{name}-{types}.log", run.options.head_share
     flags += run.options.flags
     if name == OURS:

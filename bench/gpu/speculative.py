@@ -7,7 +7,7 @@
         --n-max 15 --lengths 4 --prompt 2048 10240 51200 --n-predict 128 1000
 
 Parts: lengths (drafts accepted by chance with a given mean length, and no drafts), rewriting (`bench.gpu.rewriting`:
-given replies, by default flags too). Chance makes lengths differ: speeds are for what chance yields on average from
+given replies, with and without the cache). Chance makes lengths differ: speeds are for its yield on average from
 drafts as long as each server makes them, which may be shorter than --n-max, or none, where that is faster. Servers are
 loaded and warmed several at a time, as the device's memory allows, and measured one after the other while the others
 are idle: each evaluates every prompt once, and continues it by every number of tokens. Findings go to
