@@ -156,7 +156,8 @@ memory_layout layout_of(llama_context * ctx, const memory_parts & parts, llama_s
     if (parts.kind == memory_kind::hybrid && parts.recurrent != nullptr) {
         layout.recurrent = recurrent_of(parts.recurrent, seq);
     }
-    for (const io_step & step : layout.recurrent) {
+    // Also those of a memory that is saved whole: its states are wiped.
+    for (const io_step & step : parts.recurrent != nullptr ? library::written(parts.recurrent, seq) : layout.recurrent) {
         if (step.tensor != nullptr) {
             layout.parts[step.tensor] = library::parts_of_rows(ctx, step.tensor);
         }
