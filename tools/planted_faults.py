@@ -42,8 +42,8 @@ FAULTS = (
     Fault(
         "other-mark",  # sequences go back to the mark of the first one
         "csrc/core/sequence_state.cpp",
-        "{ &kept[i].bytes, static_cast<size_t>(seq) * pieces[i].size, pieces[i].size }",
-        "{ &kept[i].bytes, 0 * static_cast<size_t>(seq), pieces[i].size }",
+        "{ &kept[i].bytes, static_cast<size_t>(seq) * piece.total(), piece.size,",
+        "{ &kept[i].bytes, 0 * static_cast<size_t>(seq), piece.size,",
         ("tests/model/native/test_marks.py::test_each_sequence_has_its_own_mark",),
     ),
     Fault(
@@ -126,8 +126,8 @@ FAULTS = (
     Fault(
         "free-draft",  # the first draft stays, whatever was sampled
         "pyctl/engine/decode.py",
-        "            if not is_right:\n",
-        "            if not is_right and n_right:\n",
+        "            if n_right == len(drafts) or token != drafts[n_right]:\n",
+        "            if n_right == len(drafts) or (token != drafts[n_right] and n_right):\n",
         ("tests/unit/engine/draft/test_verify_batch.py::test_behind_a_mark_nobody_goes_back_there",),
     ),
     Fault(

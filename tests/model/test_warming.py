@@ -27,6 +27,7 @@ from pyctl.server import ReplySettings, ServerSettings
 from pyctl.server.app import create_app
 from pyctl.server.models import Models
 from pyctl.server.service import Service, Shared
+from pyctl.terminal.conversation import ReplyDelta
 from pyctl.terminal.local import LocalBackend
 from tests.functions import function
 from tests.unit.server.fake import Client
@@ -190,7 +191,12 @@ def test_the_terminals_chat_likewise(serve: Callable[..., Served]) -> None:
         for question in QUESTIONS:
             messages.append({"role": "user", "content": question})
             *deltas, stats = backend.stream(messages)
-            messages.append({"role": "assistant", "content": "".join(delta.content for delta in deltas)})
+            messages.append(
+                {
+                    "role": "assistant",
+                    "content": "".join(each.content for each in deltas if isinstance(each, ReplyDelta)),
+                }
+            )
             if warms:
                 server.settle(len(messages) // 2)
         evaluated[warms] = stats.n_evaluated

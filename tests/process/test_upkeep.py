@@ -42,7 +42,7 @@ def test_prune_to_a_size_spares_what_is_pinned(filled: Path) -> None:
 
 
 def test_verify_finds_and_fixes_damage(filled: Path) -> None:
-    assert re.fullmatch(r"tiny-hybrid.*\.gguf: 3 snapshots", cache(filled, "ls")[1].splitlines()[0])
+    assert re.fullmatch(r"tiny-hybrid.*\.gguf: 3 snapshots, [0-9.]+ MiB", cache(filled, "ls")[1].splitlines()[0])
     assert cache(filled, "verify")[0] == 0
     victim = min(filled.rglob("*.state"))
     data = bytearray(victim.read_bytes())
@@ -62,8 +62,7 @@ def test_verify_finds_and_fixes_damage(filled: Path) -> None:
     [
         (["cache", "ls", "--kv-cache-dir", "/nowhere/at/all"], "is not a directory"),
         (["cache", "ls", "--kv-cache-dir", "/"], "no prefix cache in /"),
-        (["cache", "dance"], "invalid choice"),
-        (["cache", "prune", "--kv-cache-dir", "."], "--kv-cache-budget"),
+        (["cache", "dance"], "no such command"),
     ],
 )
 def test_what_cannot_be_done(arguments: list[str], message: str) -> None:

@@ -7,12 +7,18 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.process.conftest import Server
-from tests.process.test_models import stored
 from tests.real.conftest import CODE, NAMES, Reply, ask
 from tests.waiting import until
+
+
+def stored(server: Server, name: str) -> int:
+    """Bytes that the model ``name`` has on disk."""
+    return int(httpx.get(f"{server.url}/cache?model={name}").json()["disk"]["in_use"])
+
 
 ROUNDS = ("What does the class do?", "Which method changes nothing?", "What is a limit?")
 

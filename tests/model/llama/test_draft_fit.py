@@ -141,7 +141,14 @@ def test_a_head_that_is_chosen_drafts(
     model_path: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(fit, "gpus", lambda _: ["the CPU"])
-    monkeypatch.setattr(fit, "_on_host", lambda _: False)
+    fitted = fit._fit_context
+
+    def without_host(*given: Any) -> MemoryPlan:
+        plan = fitted(*given)
+        places = [replace(place, usage=Usage()) if not place.is_gpu else place for place in plan.places]
+        return replace(plan, places=tuple(places))
+
+    monkeypatch.setattr(fit, "_fit_context", without_host)
     settings = ModelSettings(path=str(model_path("tiny-hybrid-nextn")), n_ctx=1024, n_threads=1)
     runs, dry_run = list[DraftSettings](), fit.dry_run
     monkeypatch.setattr(fit, "dry_run", lambda *given: runs.append(given[1]) or dry_run(*given))

@@ -283,8 +283,6 @@ def test_the_largest_image_is_encoded_at_the_start(
         load(model, vision=vision).backend.unload()
     assert [each.args[2:] for each in encoded.call_args_list] == [(8, 8)]
     assert not caplog.records
-    make_encoder(replace(model, flash_attn="off"), VisionSettings(str(tiny_mmproj), image_max_tokens=1024))
-    assert "-fa off: images of up to 1024 tokens take 128 MiB more of CPU" in caplog.text
     monkeypatch.setattr("pyctl.llama.image_encoder.mtmd.mtmd_encode_chunk", lambda *_: 1)
     with pytest.raises(ModelError, match=r"an image of 64 tokens does not fit beside the model.*--image-max-tokens"):
         load(model, vision=vision)

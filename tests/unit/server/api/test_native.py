@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from pyctl.server import ReplySettings
+from tests.unit.chat.toy import chatml_tokenizer
 from tests.unit.server.fake import INFO, N_CTX, Bench, play
 
 
@@ -173,9 +174,9 @@ def test_what_the_server_was_started_with_is_the_default() -> None:
 
 
 def test_bos_is_part_of_the_prompt_that_is_shown() -> None:
-    bench = Bench(play("x"))
-    bench.tokenizer.add_bos = True
-    bench.tokenizer.bos = 256
+    tokenizer: Any = chatml_tokenizer()
+    tokenizer.add_bos, tokenizer.bos = True, 256
+    bench = Bench(play("x"), tokenizer=tokenizer)
     assert native(bench)["prompt"] == INFO.bos_token + "Once"
     assert bench.worker.requests[0].prompt.tokens[0] == 256
     assert native(bench, prompt=[97])["prompt"] == "a"
