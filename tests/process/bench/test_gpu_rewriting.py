@@ -59,10 +59,10 @@ def test_a_file_is_written_again(share: str, model_path: Callable[[str], Path], 
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     records = json.loads((tmp_path / f"gpu-speculative-{shape}.json").read_text(encoding="utf-8"))["records"]
-    none, head = records
+    both, head = records
     assert [record["types"] for record in records] == [*TYPES["pyctl"]]
-    assert none["n"] == head["n"] == 500
-    assert (none["drafted"], head["drafted"] > 0) == (0, True)
+    assert both["n"] == head["n"] == 500
+    assert both["drafted"] > 0 < head["drafted"]
     if share == "1":
         assert head["accepted"] >= head["drafted"] - 2, "the reply is the given one"
     else:

