@@ -15,21 +15,21 @@ __all__ = ["answer_of_module", "end_with_parent", "start_module"]
 _PR_SET_PDEATHSIG = 1
 
 
-def start_module(name: str, environment: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+def start_module(name: str) -> subprocess.Popen[bytes]:
     """The module ``name`` in a session of its own, with pipes for its input and its output."""
     return subprocess.Popen(
         module_command(name),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env=child_environment() if environment is None else environment,
+        env=child_environment(),
         start_new_session=True,
     )
 
 
-def answer_of_module(name: str, data: bytes, seconds: float, environment: dict[str, str] | None = None) -> bytes:
+def answer_of_module(name: str, data: bytes, seconds: float) -> bytes:
     """The output of the module for ``data``. TimeoutExpired after ``seconds``, when it is killed with its children."""
-    with start_module(name, environment) as process:
+    with start_module(name) as process:
         try:
             said, _ = process.communicate(data, seconds)
         finally:
