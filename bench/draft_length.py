@@ -185,7 +185,7 @@ TEXTS = (
     Text("head 70%, copies of 40, own text of 40, 4 replies", beside(0.7, copies(40, 40), 4), BOTH, n_seqs=4),
 )
 LIMITS = {HEAD: 3, COPY: LONGEST}
-LEAST = 4
+MIN_MATCH = 4
 """Tokens that match where a source begins to propose."""
 NONE = as_tokens([])
 
@@ -205,12 +205,12 @@ class Source:
         return [self._known(job, 0, n or self.n_max) for job in jobs]
 
     def match(self, job: DraftJob, draft: tuple[int, ...] = ()) -> Match:
-        """As many tokens as the text was copied for, and `LEAST` before."""
+        """As many tokens as the text was copied for, and `MIN_MATCH` before."""
         known, end = self._simulation.known[job.key], self._simulation.at[job.key] + len(draft)
         first = end
         while first and known[first - 1][self._place][0]:
             first -= 1
-        return Match(LEAST + end - first, lambda n: self._known(job, len(draft), min(n, self.n_max)))
+        return Match(MIN_MATCH + end - first, lambda n: self._known(job, len(draft), min(n, self.n_max)))
 
     def end(self, key: int) -> None:
         pass

@@ -50,7 +50,7 @@ N_CTX, N_UBATCH = 4096, 128
 N_REPLY, N_BEST = 6, 5
 START, ASSISTANT = 257, (97, 115)
 """Tokens of the byte vocabulary: the one that begins a message, and the name that opens a reply."""
-MOST_SECONDS = 600
+MAX_SECONDS = 600
 """For one model; one that needs more is stuck."""
 
 # -- what is asked -----------------------------------------------------------------------------------------------------
@@ -364,9 +364,9 @@ def in_own_process(name: str) -> Record:
     """What a process of its own measures; a failure names the assertion or the last line."""
     command = [*module_command("bench.families"), "--json", "--only", name]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=MOST_SECONDS)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=MAX_SECONDS)
     except subprocess.TimeoutExpired:
-        return Record(name, failure=f"no end within {MOST_SECONDS} s")
+        return Record(name, failure=f"no end within {MAX_SECONDS} s")
     if done.returncode == 0:
         return msgspec.convert(json.loads(done.stdout.splitlines()[-1])["records"][0], Record)
     lines = done.stderr.splitlines()

@@ -16,14 +16,14 @@ from typing import Literal, TypeAlias
 from pyctl.errors import RequestError
 from pyctl.limit import limit
 
-__all__ = ["MOST_PIXELS", "ImageFile", "ImageKind"]
+__all__ = ["MAX_PIXELS", "ImageFile", "ImageKind"]
 
 ImageKind: TypeAlias = Literal["png", "jpeg", "gif", "bmp", "webp"]
 
-MOST_PIXELS = limit(64_000_000, "pixels of an image; half as many of WebP or with 16 bits a channel", "400", "request")
-_MOST_SIDE = limit(32_768, "width and height of an image", "400", "request", "pixels")
-_MOST_SEGMENTS = limit(65_536, "chunks of an image file before its pixels", "400", "request")
-_MOST_SCANNED = limit(1_000_000_000, "pixels of a JPEG, times its scans", "400", "request")
+MAX_PIXELS = limit(64_000_000, "pixels of an image; half as many of WebP or with 16 bits a channel", "400", "request")
+_MAX_SIDE = limit(32_768, "width and height of an image", "400", "request", "pixels")
+_MAX_SEGMENTS = limit(65_536, "chunks of an image file before its pixels", "400", "request")
+_MAX_SCANNED = limit(1_000_000_000, "pixels of a JPEG, times its scans", "400", "request")
 
 _SLACK_BYTES = 1 << 20
 """Bytes that a PNG may hold after its pixels; some files do."""
@@ -53,10 +53,10 @@ class ImageFile:
             width, height, cost = read(data)
         except (struct.error, IndexError, ValueError):
             raise RequestError(f"the {kind.upper()} image is cut off") from None
-        if not (0 < width <= _MOST_SIDE and 0 < height <= _MOST_SIDE):
-            raise RequestError(f"the image has {width} x {height} pixels, each side must have 1 to {_MOST_SIDE}")
-        if width * height * cost > MOST_PIXELS:
-            raise RequestError(f"the image has {width} x {height} pixels, at most {MOST_PIXELS // cost} are allowed")
+        if not (0 < width <= _MAX_SIDE and 0 < height <= _MAX_SIDE):
+            raise RequestError(f"the image has {width} x {height} pixels, each side must have 1 to {_MAX_SIDE}")
+        if width * height * cost > MAX_PIXELS:
+            raise RequestError(f"the image has {width} x {height} pixels, at most {MAX_PIXELS // cost} are allowed")
         return cls(data, kind, width, height)
 
     @cached_property
@@ -117,7 +117,7 @@ _PNG_CHANNELS = {
 def _png_chunks(data: bytes) -> Iterator[tuple[bytes, memoryview]]:
     """Type and content of each chunk. Raises IndexError if the file ends within a chunk."""
     view, at = memoryview(data), 8
-    for _ in range(_MOST_SEGMENTS):
+    for _ in range(_MAX_SEGMENTS):
         if at == len(data):
             return
         size, kind = struct.unpack_from(">I4s", data, at)
@@ -127,7 +127,7 @@ def _png_chunks(data: bytes) -> Iterator[tuple[bytes, memoryview]]:
         if kind == b"IEND":
             return
         at += 12 + size
-    raise RequestError(f"the PNG image has more than {_MOST_SEGMENTS} parts")
+    raise RequestError(f"the PNG image has more than {_MAX_SEGMENTS} parts")
 
 
 _PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
@@ -145,7 +145,7 @@ def _png_bytes(data: bytes) -> int:
 
 def _jpeg(data: bytes) -> tuple[int, int, int]:
     at = 2
-    for _ in range(_MOST_SEGMENTS):
+    for _ in range(_MAX_SEGMENTS):
         at = data.index(b"\xff", at)  # bytes before a marker are padding
         while data[at] == 0xFF:
             at += 1
@@ -153,7 +153,7 @@ def _jpeg(data: bytes) -> tuple[int, int, int]:
         if mark in (0xC0, 0xC1, 0xC2):
             height, width = struct.unpack_from(">HH", data, at + 4)
             n_scans = data.count(b"\xff\xda", at)
-            if width * height * n_scans > _MOST_SCANNED:
+            if width * height * n_scans > _MAX_SCANNED:
                 raise RequestError(f"the JPEG image has {n_scans} scans, which are too many for its size")
             if not n_scans or data.rfind(b"\xff\xd9", at) < 0:
                 raise IndexError
@@ -161,7 +161,7 @@ def _jpeg(data: bytes) -> tuple[int, int, int]:
         if mark in (0xD9, 0xDA):
             raise RequestError("the JPEG image is broken: it has no size")
         at += 1 + max(struct.unpack_from(">H", data, at + 1)[0], 2)
-    raise RequestError(f"the JPEG image has more than {_MOST_SEGMENTS} parts before its pixels")
+    raise RequestError(f"the JPEG image has more than {_MAX_SEGMENTS} parts before its pixels")
 
 
 def _gif(data: bytes) -> tuple[int, int, int]:

@@ -11,11 +11,11 @@ from pyctl.errors import RequestError
 from pyctl.limit import limit
 from pyctl.module_process import answer_of_module
 
-__all__ = ["MOST_PDF_BYTES", "is_pdf", "pdf_text"]
+__all__ = ["MAX_PDF_BYTES", "is_pdf", "pdf_text"]
 
-MOST_PDF_BYTES = limit(32 << 20, "a PDF file", "400", "request", "bytes")
-_MOST_PAGES = limit(2000, "pages of a PDF file", "400", "request")
-_MOST_CHARS = limit(4 << 20, "text of a PDF file", "400", "request", "characters")
+MAX_PDF_BYTES = limit(32 << 20, "a PDF file", "400", "request", "bytes")
+_MAX_PAGES = limit(2000, "pages of a PDF file", "400", "request")
+_MAX_CHARS = limit(4 << 20, "text of a PDF file", "400", "request", "characters")
 _SECONDS = limit(20.0, "time to read a PDF file", "400", "request", "seconds")
 _MEMORY = limit(1 << 30, "memory of the process that reads a PDF file", "400", "process", "bytes")
 
@@ -29,8 +29,8 @@ def pdf_text(data: bytes) -> str:
     """The text of all pages of a PDF file. Raises RequestError."""
     if not is_pdf(data):
         raise RequestError("this is not a PDF file")
-    if len(data) > MOST_PDF_BYTES:
-        raise RequestError(f"a PDF file may have {MOST_PDF_BYTES:,} bytes, not {len(data):,}")
+    if len(data) > MAX_PDF_BYTES:
+        raise RequestError(f"a PDF file may have {MAX_PDF_BYTES:,} bytes, not {len(data):,}")
     try:
         said = answer_of_module(__name__, data, _SECONDS)
     except subprocess.TimeoutExpired as error:
@@ -53,15 +53,15 @@ def _read(data: bytes) -> str:
     reader = PdfReader(io.BytesIO(data))
     if reader.is_encrypted and not reader.decrypt(""):
         raise ValueError("it is encrypted")
-    if len(reader.pages) > _MOST_PAGES:
-        raise ValueError(f"it has more than {_MOST_PAGES:,} pages")
+    if len(reader.pages) > _MAX_PAGES:
+        raise ValueError(f"it has more than {_MAX_PAGES:,} pages")
     texts: list[str] = []
     n_chars = 0
     for page in reader.pages:
         texts.append(page.extract_text().replace("\0", "").strip())
         n_chars += len(texts[-1])
-        if n_chars > _MOST_CHARS:
-            raise ValueError(f"it has more than {_MOST_CHARS:,} characters")
+        if n_chars > _MAX_CHARS:
+            raise ValueError(f"it has more than {_MAX_CHARS:,} characters")
     if not n_chars:
         raise ValueError("it contains no text; its pages may be scanned images")
     return "\n\n".join(texts)
@@ -75,7 +75,7 @@ def _main() -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (int(_SECONDS) + 1, int(_SECONDS) + 2))
     os.nice(5)
     try:
-        answer = {"text": _read(sys.stdin.buffer.read(MOST_PDF_BYTES + 1))}
+        answer = {"text": _read(sys.stdin.buffer.read(MAX_PDF_BYTES + 1))}
     except MemoryError:
         return
     except Exception as error:

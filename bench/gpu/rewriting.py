@@ -47,7 +47,7 @@ AT_ONCE = (1, 4)
 
 N_ALONE = 2
 N_KIND = N_ALONE + AT_ONCE[-1]
-MOST = {PLAIN: 300}
+MAX = {PLAIN: 300}
 LONGEST = 600
 """Tokens of a reply."""
 
@@ -112,7 +112,7 @@ def texts_of(n_vocab: int, file: Path, longest: int) -> dict[str, list[Text]]:
     found: dict[str, list[Text]] = {}
     for kind, conversations in KINDS.items():
         for before, after in islice(conversations() if kind == "a file" or not is_small else (), n_kind):
-            prompt, reply = tokenize(before), tokenize(after)[: min(MOST.get(kind, LONGEST), longest)]
+            prompt, reply = tokenize(before), tokenize(after)[: min(MAX.get(kind, LONGEST), longest)]
             numbers = {token: first + i % n_numbers for i, token in enumerate(dict.fromkeys([*prompt, *reply]))}
             first += 0 if is_small else len(numbers)
             found.setdefault(kind, []).append(([numbers[t] for t in prompt], [numbers[t] for t in reply]))

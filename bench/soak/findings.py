@@ -10,7 +10,7 @@ from collections import Counter
 class Findings:
     """Counts and violations from many threads."""
 
-    MOST = 40
+    MAX = 40
     """Violations that are kept in words; all are counted."""
 
     def __init__(self) -> None:
@@ -36,6 +36,6 @@ class Findings:
         """Record a violation: the server did something that it must never do."""
         with self._lock:
             self.n_violations += 1
-            if len(self.violations) < self.MOST:
+            if len(self.violations) < self.MAX:
                 self.violations.append(f"{time.monotonic() - self._began:.0f} s: {text}")
                 print(f"  {self.violations[-1]}", flush=True)

@@ -46,7 +46,7 @@ LONG = 0.3
 SHORT_SECONDS = (5.0, 40.0)
 """Of the lives in between."""
 
-RESTS_AT_MOST = 0.4
+MAX_REST = 0.4
 """The part of a life that rests may take; a shorter life has none."""
 
 
@@ -175,7 +175,7 @@ class Target:
         rests: list[Sample] = []
         arena = 0.0
         end = time.monotonic() + seconds
-        left_at = [seconds / 2, REST_SECONDS + BUSY_SECONDS] if RESTS_AT_MOST * seconds >= 2 * REST_SECONDS else []
+        left_at = [seconds / 2, REST_SECONDS + BUSY_SECONDS] if MAX_REST * seconds >= 2 * REST_SECONDS else []
         while (left := end - time.monotonic()) > 0 and self._process.is_running:
             into = samples
             if left_at and left <= left_at[0]:

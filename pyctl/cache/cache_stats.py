@@ -8,7 +8,7 @@ from operator import itemgetter
 from typing import Literal, TypeAlias
 from weakref import WeakKeyDictionary
 
-from pyctl.cache.plan import LEAST_SHARED
+from pyctl.cache.plan import MIN_SHARED
 from pyctl.cache.ports import DiskView, Store
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import Segment, Snapshot, Source
@@ -47,7 +47,7 @@ class Divergence:
     @property
     def is_by_chance(self) -> bool:
         """Whether no more was lost than prompts share that have nothing to do with each other, such as a title's."""
-        return self.position - self.nearest < LEAST_SHARED
+        return self.position - self.nearest < MIN_SHARED
 
     @classmethod
     def at(cls, position: int, nearest: int, recent: Tokens, given: Tokens) -> Divergence:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pyctl.cache.plan import ends_within, last_end
-from pyctl.cache.ports import MOST_BEHIND_BYTES, SequenceMemory
+from pyctl.cache.ports import MAX_BEHIND_BYTES, SequenceMemory
 from pyctl.cache.ram import RamCache
 from pyctl.cache.sequence import Coverage, LiveSequence
 from pyctl.cache.snapshot import NOTHING, Block, Segment, Snapshot, needed_by, stands_within
@@ -36,7 +36,7 @@ PIECE_BYTES = limit(2**28, "rows copied from the device in one segment", "longer
 
 def most_behind(budget: int | None) -> int:
     """Bytes beside a cache of ``budget`` that may wait for the disk."""
-    return max(MOST_BEHIND_BYTES, (budget or 0) // BEHIND_PART)
+    return max(MAX_BEHIND_BYTES, (budget or 0) // BEHIND_PART)
 
 
 @dataclass

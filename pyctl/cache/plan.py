@@ -25,7 +25,7 @@ __all__ = [
 LADDER = 256
 """The first rung: how far from a prompt's end its history is expected to be changed."""
 
-LEAST_SHARED = 128
+MIN_SHARED = 128
 """Tokens that prompts share by more than chance."""
 
 RAW_STEP = 512
@@ -134,7 +134,7 @@ def choose_cuts(prompt: Prompt, ends: Sequence[int], start: int, min_step: int, 
 def next_turn(prompt: Prompt, n_common: int) -> int:
     """The token count at which a rewritten and continued version of ``prompt`` resumes; 0 if unknown."""
     # A single message that shares ``n_common`` tokens with another prompt contains a conversation that grows inside.
-    is_task = len(prompt.boundaries) == 1 and n_common >= LEAST_SHARED
+    is_task = len(prompt.boundaries) == 1 and n_common >= MIN_SHARED
     return prompt.boundaries[0] - 1 if is_task else prompt.turn
 
 

@@ -18,7 +18,7 @@ from pyctl.cache.segment_pool import SegmentPool
 from pyctl.cache.snapshot import Block, Prefix, PromptMatch, Segment, Snapshot, needed_by
 from pyctl.limit import limit
 
-__all__ = ["MOST_ENDS", "RamCache"]
+__all__ = ["MAX_ENDS", "RamCache"]
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ HALF_TURNS = 8.0
 """After so many requests without one, a conversation is half as likely to go on with the next."""
 
 
-MOST_ENDS = limit(8, "prompt ends", "the least recently used are evicted", "memory")
+MAX_ENDS = limit(8, "prompt ends", "the least recently used are evicted", "memory")
 
 
 class RamCache:
@@ -419,7 +419,7 @@ class PromptEnds:
 
     @property
     def _n_places(self) -> float:
-        return min(self._cache._n_places, MOST_ENDS)
+        return min(self._cache._n_places, MAX_ENDS)
 
     @property
     def n_bytes(self) -> int:

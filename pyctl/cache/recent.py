@@ -91,7 +91,7 @@ _BOUNDARY_BYTES = 36
 _ENTRY_BYTES = 1500
 """Approximate bytes of the containers around a prompt, and of its part in the table of shared tokens."""
 
-_MOST_TOKENS = limit(2**22, "tokens of recent prompts", "the oldest are forgotten", "memory")
+_MAX_TOKENS = limit(2**22, "tokens of recent prompts", "the oldest are forgotten", "memory")
 
 
 class RecentPrompts:
@@ -102,7 +102,7 @@ class RecentPrompts:
     tokens of each added prompt.
     """
 
-    def __init__(self, capacity: int = 256, max_tokens: int = _MOST_TOKENS) -> None:
+    def __init__(self, capacity: int = 256, max_tokens: int = _MAX_TOKENS) -> None:
         self._capacity = capacity
         self._max_tokens = max_tokens
         self.listener: Callable[[Tokens], None] | None = None

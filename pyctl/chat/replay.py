@@ -176,10 +176,10 @@ def _unpacked(text: bytes) -> tuple[bytes, SampledReply]:
 DEFAULT_REPLAY_BYTES = limit(64 << 20, "replies remembered as sampled", "the oldest are forgotten", "memory", "bytes")
 """Some 7 million tokens: weeks of an agent's work."""
 
-_MOST_ALIKE = 8
+_MAX_ALIKE = 8
 """Replies that mean the same at the same place, such as those that differ in their reasoning only."""
 
-_MOST_UNWRITTEN = limit(256, "remembered replies that wait for the disk", "others are not written", "memory")
+_MAX_UNWRITTEN = limit(256, "remembered replies that wait for the disk", "others are not written", "memory")
 
 _MAX_TOOLS = limit(1 << 20, "tools whose order of keys is remembered", "rendered as sent", "memory", "characters")
 
@@ -274,7 +274,7 @@ class Replay:
         if self._log is None or self._log.has(reply):
             return
         with self._lock:
-            if reply in self._unwritten or len(self._unwritten) >= _MOST_UNWRITTEN:
+            if reply in self._unwritten or len(self._unwritten) >= _MAX_UNWRITTEN:
                 return
             self._unwritten.add(reply)
         self._run_soon(partial(self._write, self._log, key, reply))
@@ -287,7 +287,7 @@ class Replay:
     def _keep(self, key: bytes, reply: SampledReply) -> None:
         others = self._replies.pop(key, [])
         kept = [each for each in others if (each.ids, each.reasoning) != (reply.ids, reply.reasoning)]
-        kept = [*kept[-_MOST_ALIKE + 1 :], reply]
+        kept = [*kept[-_MAX_ALIKE + 1 :], reply]
         self._n_bytes += _charge(kept) - _charge(others)
         self._replies[key] = kept
         while self._n_bytes > self._max_bytes:
@@ -369,7 +369,7 @@ _MARK = "pyctl-said-before-4c9e-"
 _IN_CALL = "-call"
 """Follows a mark that stands in the arguments of a call."""
 
-_MOST_TAGS = 4
+_MAX_TAGS = 4
 """Tags of reasoning between the beginning of a message and what was sampled."""
 
 
@@ -473,7 +473,7 @@ class ReplayMarks:
 
     def _last_start(self, text: str, low: int, high: int) -> int:
         """Where the last message in this part begins, -1 for none: a tag that begins with the same token is none."""
-        for _ in range(_MOST_TAGS):
+        for _ in range(_MAX_TAGS):
             at = max((text.rfind(start, low, high) for start in self._starts), default=-1)
             if at < 0 or self._role(text[at:high]):
                 return at

@@ -45,7 +45,7 @@ from pyctl.engine.worker import Worker
 from pyctl.errors import ConfigError, ModelError, PyctlError
 from pyctl.llama import Loaded, MemoryPlan, allocate, load, reserve_pinned
 from pyctl.llama.devices import check_gguf, file_head, model_files
-from pyctl.llama.image_encoder import MOST_ROWS_BYTES
+from pyctl.llama.image_encoder import MAX_ROWS_BYTES
 from pyctl.llama.room import has_room, wanted_memory
 from pyctl.models import HubSettings, builtin_model
 from pyctl.server.models import Progress
@@ -122,7 +122,7 @@ class Host:
 
     def image_bytes(self, budget: int) -> int:
         """Bytes of --cache-ram that the rows of images may take of one model that has a part."""
-        return min(MOST_ROWS_BYTES, budget // ROWS_PART // max(self.n_encoders, 1))
+        return min(MAX_ROWS_BYTES, budget // ROWS_PART // max(self.n_encoders, 1))
 
 
 def assemble(settings: CommandSettings, report: Progress = lambda fraction: True, host: Host | None = None) -> Service:

@@ -37,12 +37,12 @@ DEPTHS, QUICK_DEPTHS = (2048, 8192, 32768), (2048, 8192)
 
 BUDGET, QUICK_BUDGET = 900.0, 120.0
 
-MOST_DEPTHS = 4
+MAX_DEPTHS = 4
 """Columns of the table."""
 
 BUILTIN_CONTEXT = "65536"
 
-LEAST_CACHE_MIB, MOST_CACHE_MIB = 256, 16384
+MIN_CACHE_MIB, MAX_CACHE_MIB = 256, 16384
 
 OWN_DISK_FLAGS = frozenset({"cache_dir", "disk_mib", "kv_cache"})
 """What `pyctl bench` sets itself; other flags of the disk cache are the user's."""
@@ -64,8 +64,8 @@ def run_bench(argv: Sequence[str]) -> int:
     options, rest = _parser().parse_known_args(argv)
     settings = parse_serve(rest, {})
     depths = tuple(sorted(set(options.depths or (QUICK_DEPTHS if options.quick else DEPTHS))))
-    if len(depths) > MOST_DEPTHS or depths[0] < 1:
-        raise ConfigError(f"--depths takes 1 to {MOST_DEPTHS} numbers of tokens")
+    if len(depths) > MAX_DEPTHS or depths[0] < 1:
+        raise ConfigError(f"--depths takes 1 to {MAX_DEPTHS} numbers of tokens")
     flags = _server_flags(settings, rest)
     if head_flags := _head_flags(settings, flags):
         flags = (*flags, "--spec-type", "none")  # what drafts gain is a row of its own
@@ -177,9 +177,9 @@ def _work_directory(settings: CommandSettings) -> Iterator[Path]:
 def _cache_mib(work: Path) -> int:
     """MiB for the cache's files: half of what is free, at most what `pyctl serve` takes."""
     free = shutil.disk_usage(work).free // MIB // 2
-    if free < LEAST_CACHE_MIB:
-        raise ConfigError(f"{work.parent} has {2 * free} MiB free; the run needs {2 * LEAST_CACHE_MIB} MiB")
-    return min(free, MOST_CACHE_MIB)
+    if free < MIN_CACHE_MIB:
+        raise ConfigError(f"{work.parent} has {2 * free} MiB free; the run needs {2 * MIN_CACHE_MIB} MiB")
+    return min(free, MAX_CACHE_MIB)
 
 
 def _header(flags: Sequence[str]) -> list[str]:

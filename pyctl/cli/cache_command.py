@@ -113,7 +113,7 @@ def _list(directory: CacheDirectory, arguments: argparse.Namespace) -> int:
 
 
 HEAD = ("id", "tokens", "MiB", "age", "used", "hits", "marks", "text")
-LEAST_TEXT = 12
+MIN_TEXT = 12
 
 
 def _line(entry: Entry, now: float) -> tuple[str, ...]:
@@ -140,8 +140,8 @@ def _print_lines(lines: list[tuple[str, ...]]) -> None:
             for head, cell, width in zip(HEAD[:-1], line, widths, strict=False)
         ]
         text = line[-1]
-        if sys.stdout.isatty() and len(text) > max(room, LEAST_TEXT):
-            text = text[: max(room, LEAST_TEXT) - 1] + "…"
+        if sys.stdout.isatty() and len(text) > max(room, MIN_TEXT):
+            text = text[: max(room, MIN_TEXT) - 1] + "…"
         print("  ".join([*cells, text]).rstrip())
 
 

@@ -29,7 +29,7 @@ MIB, GIB = 2**20, 2**30
 USUAL_RAM = 8 * GIB
 """llama-server's default of --cache-ram."""
 
-LEAST_RAM, LEAST_DISK = GIB // 2, GIB
+MIN_RAM, MIN_DISK = GIB // 2, GIB
 """Smaller caches hold too few snapshots of a large model to be of use."""
 
 OTHERS_RAM = 2 * GIB
@@ -51,7 +51,7 @@ def cache_budget(settings: CacheSettings, plan: MemoryPlan | None) -> int | None
 
 def _part_of(left: int) -> int:
     least = min((left - OTHERS_RAM) * 2 // 3, USUAL_RAM)
-    return max(left // 2, least, LEAST_RAM) // MIB * MIB
+    return max(left // 2, least, MIN_RAM) // MIB * MIB
 
 
 def with_shared_budget(settings: CommandSettings) -> CommandSettings:
@@ -101,8 +101,8 @@ def _disk_mib(disk: DiskSettings, free: int) -> int:
     """The budget of a directory with ``free`` bytes, its own files included. Raises OSError if that is too little."""
     if not disk.free_part:
         return disk.disk_mib
-    if free // disk.free_part < LEAST_DISK:
-        raise OSError(f"{free // MIB:,} MiB of disk space are free, less than {disk.free_part * LEAST_DISK // MIB:,}")
+    if free // disk.free_part < MIN_DISK:
+        raise OSError(f"{free // MIB:,} MiB of disk space are free, less than {disk.free_part * MIN_DISK // MIB:,}")
     return min(disk.disk_mib, free // disk.free_part // MIB)
 
 

@@ -28,9 +28,9 @@ __all__ = ["SHARED_DISK", "Preset", "find_models", "models_in", "read_presets"]
 
 log = logging.getLogger("pyctl")
 
-MOST_MODELS = limit(256, "models of --models-dir, --models-preset and the hub's cache", "the program ends", "process")
+MAX_MODELS = limit(256, "models of --models-dir, --models-preset and the hub's cache", "the program ends", "process")
 
-MOST_PRESET_BYTES = limit(2**20, "the file of --models-preset", "the program ends", "process", "bytes")
+MAX_PRESET_BYTES = limit(2**20, "the file of --models-preset", "the program ends", "process", "bytes")
 
 EVERY = "*"
 """The section whose keys all models have, unless their own section says otherwise."""
@@ -105,8 +105,8 @@ def find_models(router: RouterSettings, argv: Sequence[str], environ: Mapping[st
             raise ConfigError(f"{router.preset_path}: [{name}] needs the key model or hf-repo: no such model is here")
     if not found:
         raise ConfigError("no models: --models-dir has no GGUF file, and no section of --models-preset names one")
-    if len(found) > MOST_MODELS:
-        raise ConfigError(f"{len(found)} models are more than {MOST_MODELS}")
+    if len(found) > MAX_MODELS:
+        raise ConfigError(f"{len(found)} models are more than {MAX_MODELS}")
     presets = [_preset(router, name, known, general, argv, environ) for name, known in sorted(found.items())]
     _log_warnings(router, presets, parse_serve(argv, environ).warnings)
     used = {path for each in presets if each.hides for path in _fetched_by(each.settings, environ)}
@@ -126,8 +126,8 @@ def read_presets(path: Path) -> dict[str, dict[str, str]]:
     """The sections of a preset file, and `TOP`, read as llama-server does: the last of equal keys wins, and
     ``version`` says nothing. Raises ConfigError."""
     try:
-        if path.stat().st_size > MOST_PRESET_BYTES:
-            raise ConfigError(f"{path} is larger than {MOST_PRESET_BYTES} bytes")
+        if path.stat().st_size > MAX_PRESET_BYTES:
+            raise ConfigError(f"{path} is larger than {MAX_PRESET_BYTES} bytes")
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read --models-preset {path}: {getattr(error, 'strerror', None) or error}") from error

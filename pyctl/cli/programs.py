@@ -31,7 +31,7 @@ class LaunchSettings:
     server_flags: tuple[str, ...] = ()
 
 
-MOST_REPLY_TOKENS = 32_000
+MAX_REPLY_TOKENS = 32_000
 
 NO_KEY = "none"
 """The key for a server without keys: most programs refuse to start without one."""
@@ -58,7 +58,7 @@ class Endpoint:
     @property
     def n_reply(self) -> int:
         """Tokens of the context that a program keeps free for a reply, where it asks for a number."""
-        return min(MOST_REPLY_TOKENS, self.n_ctx // 8)
+        return min(MAX_REPLY_TOKENS, self.n_ctx // 8)
 
 
 def _nothing(to: Endpoint) -> Any:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pyctl.doctor.facts import Facts
 from pyctl.doctor.finding import Finding, slow, wrong
-from pyctl.setup.plan import DRIVER_ERRORS, LEAST_DRIVER
+from pyctl.setup.plan import DRIVER_ERRORS, MIN_DRIVER
 from pyctl.setup.source import read_pin
 
 __all__ = ["build", "driver", "libraries", "link", "pinned"]
 
-DRIVER_OF = {11: "450", 12: "525", 13: LEAST_DRIVER}
+DRIVER_OF = {11: "450", 12: "525", 13: MIN_DRIVER}
 """The oldest driver that speaks a CUDA version."""
 
 SETUP = "pyctl setup"
@@ -39,7 +39,7 @@ def driver(facts: Facts) -> list[Finding] | None:
     """The NVIDIA driver is there, works, and speaks the CUDA version of the build."""
     if not facts.has_nvidia:
         return None
-    mend = NO_GPUS if facts.is_container else f"sudo apt install nvidia-driver-{LEAST_DRIVER}, then reboot"
+    mend = NO_GPUS if facts.is_container else f"sudo apt install nvidia-driver-{MIN_DRIVER}, then reboot"
     found = facts.driver
     if found is None:
         return [wrong("an NVIDIA card is here, but no driver (libcuda.so.1)", mend)]

@@ -15,7 +15,7 @@ from pyctl.engine.decode import Generation
 from pyctl.engine.draft.speculation import Speculation
 from pyctl.engine.draft.verify_batch import BatchItem, verify_batches
 from pyctl.engine.engine_settings import Clock, EngineSettings
-from pyctl.engine.engine_stats import MOST_REPLIES, EngineCounters
+from pyctl.engine.engine_stats import MAX_REPLIES, EngineCounters
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.jobs import StateReads
 from pyctl.engine.prefill import Prefill
@@ -53,7 +53,7 @@ class Engine:
         self.settings = settings
         self.prefix_cache = PrefixCache(backend.memory, cache, settings, disk)
         self.counters = EngineCounters()
-        self.replies: deque[tuple[float, Timings]] = deque(maxlen=MOST_REPLIES)  # when the latest ended
+        self.replies: deque[tuple[float, Timings]] = deque(maxlen=MAX_REPLIES)  # when the latest ended
         self.scheduler = Scheduler(backend, settings, self.prefix_cache, self.counters, clock, self._n_ready)
         self.sequences = self.scheduler.occupancy.sequences
         self.cells = self.scheduler.cells

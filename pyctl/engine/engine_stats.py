@@ -12,7 +12,7 @@ from pyctl.engine.request import DraftCounts, Request, Timings
 from pyctl.limit import limit
 
 __all__ = [
-    "MOST_REPLIES",
+    "MAX_REPLIES",
     "EngineCounters",
     "EngineMemory",
     "EngineStats",
@@ -65,7 +65,7 @@ class EngineCounters:
         self.drafts += timings.drafts
 
 
-MOST_REPLIES = limit(128, "replies with speeds in GET /cache", "the oldest are forgotten", "memory")
+MAX_REPLIES = limit(128, "replies with speeds in GET /cache", "the oldest are forgotten", "memory")
 
 
 @dataclass(frozen=True)

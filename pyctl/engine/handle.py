@@ -16,7 +16,7 @@ from pyctl.limit import limit
 
 __all__ = ["RequestHandle"]
 
-MOST_UNREAD = limit(
+MAX_UNREAD = limit(
     2**16,
     "tokens, with `n_probs`, that wait for a client that does not read",
     "the reply ends with an error",
@@ -36,7 +36,7 @@ class RequestHandle:
 
     The engine's thread calls `hold`, `release` and `put` and counts ``drafts``. Any thread may read ``drafts`` and
     ``has_new_line``, which is whether the reply has one, call `cancel` and `end_reasoning`, and put an end. With
-    ``is_over`` an end was put; later events are dropped. If more than MOST_UNREAD tokens are unread, the request is
+    ``is_over`` an end was put; later events are dropped. If more than MAX_UNREAD tokens are unread, the request is
     cancelled and the consumer gets an error after them.
     """
 
@@ -72,7 +72,7 @@ class RequestHandle:
             return
         self.has_new_line = self.has_new_line or "\n" in piece.text
         self._n_put += _size(piece)
-        if self._n_put - self._n_taken > MOST_UNREAD:
+        if self._n_put - self._n_taken > MAX_UNREAD:
             self.cancel()
             self.put(Failed(EngineError("the client reads too slowly: its unread reply exceeds the limit")))
         else:

@@ -32,10 +32,10 @@ SERVED_SEQS = 4
 EXTENSION = "PYCTL_EXTENSION"
 """Variable that says whether this process uses the extension; read when llama.cpp's libraries are loaded."""
 
-MOST_SEQS = 255
+MAX_SEQS = 255
 """llama.cpp's 256 less the one used to restore rows."""
 
-MOST_WORKERS = limit(16, "workers of --rpc", "the program ends, exit code 2", "process")
+MAX_WORKERS = limit(16, "workers of --rpc", "the program ends, exit code 2", "process")
 """llama.cpp's GGML_RPC_MAX_SERVERS."""
 
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
@@ -97,14 +97,14 @@ def scaled(text: str) -> tuple[tuple[str, float], ...]:
 
 
 def as_workers(text: str) -> tuple[str, ...]:
-    """Parse ``HOST:PORT,...``, up to MOST_WORKERS, each once; a host is a name or an IPv4 address, as in llama.cpp."""
+    """Parse ``HOST:PORT,...``, up to MAX_WORKERS, each once; a host is a name or an IPv4 address, as in llama.cpp."""
     found = tuple(dict.fromkeys(words(text)))
     for each in found:
         match = re.fullmatch(r"[A-Za-z0-9_.-]{1,253}:([0-9]{1,5})", each)
         if match is None or not 0 < int(match[1]) < 2**16:
             raise ValueError(f"{each!r} is not of the form HOST:PORT with a name or an IPv4 address")
-    if not 0 < len(found) <= MOST_WORKERS:
-        raise ValueError(f"1 to {MOST_WORKERS} workers can be named")
+    if not 0 < len(found) <= MAX_WORKERS:
+        raise ValueError(f"1 to {MAX_WORKERS} workers can be named")
     return found
 
 
@@ -271,10 +271,10 @@ class ModelSettings:
         1,
         "-np --parallel",
         f"requests that run at the same time, -1 = {SERVED_SEQS} for serve, 1 for chat",
-        integer(1, MOST_SEQS, **{"-1": -1}),
+        integer(1, MAX_SEQS, **{"-1": -1}),
         "LLAMA_ARG_N_PARALLEL",
         shown="-1",
-        limit=SetLimit(f"requests that run at the same time, at most {MOST_SEQS}", "requests wait", "request"),
+        limit=SetLimit(f"requests that run at the same time, at most {MAX_SEQS}", "requests wait", "request"),
     )
     kv_unified: bool = CONTEXT.flag(
         True,

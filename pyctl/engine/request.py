@@ -62,7 +62,7 @@ class Request:
     after: Request | None = field(default=None, repr=False, compare=False)
 
 
-MOST_POSITIONS = 64
+MAX_POSITIONS = 64
 """Draft positions with a count of their own."""
 
 
@@ -82,7 +82,7 @@ class DraftCounts:
     def of(n_drafted: int, n_accepted: int) -> DraftCounts:
         """Return the counts of one nonempty draft."""
         places = (1,) * n_accepted + (0,) * (n_drafted - n_accepted)
-        return DraftCounts(1, n_drafted, n_accepted, places[:MOST_POSITIONS])
+        return DraftCounts(1, n_drafted, n_accepted, places[:MAX_POSITIONS])
 
     def __add__(self, other: DraftCounts) -> DraftCounts:
         places = tuple(a + b for a, b in zip_longest(self.by_position, other.by_position, fillvalue=0))

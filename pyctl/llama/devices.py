@@ -180,14 +180,14 @@ def model_files(path: Path) -> list[Path]:
     return [path.with_name(name) for name in split_names(path.name)]
 
 
-MOST_NAMED = 5
+MAX_NAMED = 5
 
 
 def _files_in(path: Path) -> str:
     """The GGUF files of a directory that was named in place of one, for an error."""
     names = sorted(each.name for each in path.glob("*.gguf")) if path.is_dir() else []
-    more = ", ..." if len(names) > MOST_NAMED else ""
-    return f"; it holds {', '.join(names[:MOST_NAMED])}{more}" if names else ""
+    more = ", ..." if len(names) > MAX_NAMED else ""
+    return f"; it holds {', '.join(names[:MAX_NAMED])}{more}" if names else ""
 
 
 def check_gguf(path: Path, what: str = "model") -> None:

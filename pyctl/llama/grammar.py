@@ -136,7 +136,7 @@ class GrammarCompiler:
                 found = error
             with self._remembering:
                 self._known[grammar, kind] = found
-                while len(self._known) > _MOST_KNOWN:
+                while len(self._known) > _MAX_KNOWN:
                     self._known.popitem(last=False)
         if isinstance(found, RequestError):
             raise RequestError(str(found))
@@ -165,7 +165,7 @@ class GrammarCompiler:
         return _tried(llguidance.LLMatcher(vocabulary, text, log_level=0, limits=_LIMITS[kind]))
 
 
-_MOST_KNOWN = 16
+_MAX_KNOWN = 16
 
 _HEADER = '%llguidance {"no_forcing": true}\n'
 

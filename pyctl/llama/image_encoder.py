@@ -23,9 +23,9 @@ from pyctl.llama.image_grid import ImageGrid
 from pyctl.llama.library import build_version, forget_log_errors, last_log_error, log_callback
 from pyctl.prompt import Picture, Tokens, as_tokens
 
-__all__ = ["MOST_ROWS_BYTES", "ImageEncoder", "ImageRows"]
+__all__ = ["MAX_ROWS_BYTES", "ImageEncoder", "ImageRows"]
 
-MOST_ROWS_BYTES = limit(
+MAX_ROWS_BYTES = limit(
     256 * 2**20,
     "encoded images, within --cache-ram",
     "the oldest are encoded again",
@@ -37,7 +37,7 @@ MOST_ROWS_BYTES = limit(
 class ImageRows:
     """An LRU cache of image rows with at most ``limit`` bytes; the latest entry always stays."""
 
-    def __init__(self, limit: int = MOST_ROWS_BYTES) -> None:
+    def __init__(self, limit: int = MAX_ROWS_BYTES) -> None:
         self.limit = limit
         self.n_bytes = 0
         self._rows: OrderedDict[bytes, NDArray[np.float32]] = OrderedDict()
@@ -67,7 +67,7 @@ class ImageRows:
         self.n_bytes = 0
 
 
-MOST_READY_BYTES = limit(
+MAX_READY_BYTES = limit(
     256 * 2**20,
     "decoded images that wait for the encoder",
     "the oldest are decoded again",
@@ -75,7 +75,7 @@ MOST_READY_BYTES = limit(
     "bytes",
 )
 
-MOST_KNOWN = limit(4096, "image files known to be valid", "the oldest are decoded again", "memory", "files")
+MAX_KNOWN = limit(4096, "image files known to be valid", "the oldest are decoded again", "memory", "files")
 
 CUBLAS_BYTES = 32 * 2**20
 """Largest cuBLAS workspace of llama.cpp."""
@@ -272,9 +272,9 @@ class ImageEncoder:
 
     def _keep(self, key: bytes, ready: _Ready) -> None:
         self._known[key], self._ready[key] = None, ready
-        while len(self._known) > MOST_KNOWN:
+        while len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)
-        while len(self._ready) > 1 and sum(each.n_bytes for each in self._ready.values()) > MOST_READY_BYTES:
+        while len(self._ready) > 1 and sum(each.n_bytes for each in self._ready.values()) > MAX_READY_BYTES:
             self._ready.popitem(last=False)
 
     def _decoded(self, picture: Picture) -> _Ready:

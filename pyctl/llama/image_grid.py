@@ -12,7 +12,7 @@ from pyctl.llama.devices import file_head
 
 __all__ = ["ImageGrid"]
 
-LEAST_TOKENS, MOST_TOKENS = 8, 4096
+MIN_TOKENS, MAX_TOKENS = 8, 4096
 """Default limits of Qwen's encoders."""
 
 
@@ -51,7 +51,7 @@ class ImageGrid:
     def limits(self) -> tuple[int, int]:
         """The least and most tokens of an image."""
         least, most = self.given_limits
-        return least if least > 0 else LEAST_TOKENS, most if most > 0 else MOST_TOKENS
+        return least if least > 0 else MIN_TOKENS, most if most > 0 else MAX_TOKENS
 
     @property
     def token_bytes(self) -> int:

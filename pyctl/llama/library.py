@@ -201,7 +201,7 @@ def lose(message: bytes) -> None:
 ABORTED = 2
 """llama_decode's result when `Pulse` stops it."""
 
-LEAST_LOOKS = 32
+MIN_LOOKS = 32
 """Least checks per evaluation for preemption: with fewer, a GPU runs almost all of it without one."""
 
 
@@ -240,7 +240,7 @@ class PulseControl:
 
     @property
     def can_preempt(self) -> bool:
-        return self._n_looks >= LEAST_LOOKS or self.pulse.is_watching
+        return self._n_looks >= MIN_LOOKS or self.pulse.is_watching
 
     def allow(self, is_so: bool) -> None:
         self._is_allowed = is_so

@@ -282,12 +282,12 @@ def _read_vocabulary(path: Path, settings: ModelSettings) -> Future[LlamaTokeniz
         thread.shutdown(wait=False)
 
 
-MOST_EMBEDDED = limit(8192, "tokens of a text that is ranked, or embedded by its end", "400", "request", "tokens")
+MAX_EMBEDDED = limit(8192, "tokens of a text that is ranked, or embedded by its end", "400", "request", "tokens")
 
 
 def _make_embedder(model: Any, settings: ModelSettings) -> Embedder:
     """Create a context for one text at a time. With pooling by the last token, texts may exceed a batch."""
-    n_ctx = max(min(settings.n_ctx or MOST_EMBEDDED, MOST_EMBEDDED), settings.n_ubatch)
+    n_ctx = max(min(settings.n_ctx or MAX_EMBEDDED, MAX_EMBEDDED), settings.n_ubatch)
     own = metadata_text(model, f"{metadata_text(model, 'general.architecture')}.pooling_type")
     kind = str(POOLING.get(settings.pooling, own))
     if kind not in (str(POOLING["last"]), str(POOLING["rank"])):

@@ -32,7 +32,7 @@ TRIAL_SECONDS = limit(120.0, "trial of a native module", "the module is not used
 TRIAL_BYTES = limit(2**32, "memory of such a trial", "the module is not used", "process", "bytes")
 """A trial takes about a second and 150 MB, but sizes that a misfit reads can be anything."""
 
-MOST_RESULTS, MOST_REASON, MOST_BYTES = 16, 300, 2**16
+MAX_RESULTS, MAX_REASON, MAX_BYTES = 16, 300, 2**16
 """Sets of files with results, characters of a reason, and bytes of the file."""
 
 HEAD_BYTES = 4096
@@ -77,7 +77,7 @@ def reason_of_trial(
     if process.returncode >= 0:
         lines = said.decode("utf-8", "replace").split("\n")
         reason = next((line for line in reversed(lines) if line.strip()), f"exit code {process.returncode}")
-        return " ".join(reason.split())[:MOST_REASON] if process.returncode else ""
+        return " ".join(reason.split())[:MAX_REASON] if process.returncode else ""
     name = signal.Signals(-process.returncode).name
     if -process.returncode in FROM_OUTSIDE:
         raise InterruptedError(f"{name} ended its trial")
@@ -155,7 +155,7 @@ def remembered(
     for place in places:
         with suppress(OSError):
             make_private(place.parent)
-            kept = list({**_results_in(place), key: found}.items())[-MOST_RESULTS:]
+            kept = list({**_results_in(place), key: found}.items())[-MAX_RESULTS:]
             write_atomic(place, json.dumps(dict(kept), indent=1).encode() + b"\n")
             place.chmod(0o644)
             break
@@ -165,7 +165,7 @@ def remembered(
 def _results_in(place: Path) -> dict[str, dict[str, str]]:
     """The results in a file; none if it is missing or damaged."""
     try:
-        known = json.loads(read_regular(place, MOST_BYTES))
+        known = json.loads(read_regular(place, MAX_BYTES))
         is_whole = all(isinstance(text, str) for found in known.values() for text in (*found.keys(), *found.values()))
     except (OSError, ValueError, AttributeError, RecursionError):
         return {}

@@ -52,7 +52,7 @@ class DrySamplers:
                 words = [word.encode("utf-8", "replace") for word in s.dry_sequence_breakers]
                 breakers = (ctypes.c_char_p * len(words))(*words)
                 self._known[key] = api.llama_sampler_init_dry(self._vocab, *key[:4], breakers, len(words))
-                while len(self._known) > _MOST_KNOWN:
+                while len(self._known) > _MAX_KNOWN:
                     api.llama_sampler_free(self._known.popitem(last=False)[1])
             self._known.move_to_end(key)
             return api.llama_sampler_clone(self._known[key])
@@ -93,7 +93,7 @@ class LlamaVocabulary:
         self.dry.close()
 
 
-_MOST_KNOWN = 8
+_MAX_KNOWN = 8
 
 
 def _last(n: int, n_ctx: int) -> int:

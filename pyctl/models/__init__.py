@@ -19,7 +19,7 @@ SPLIT_NAME = re.compile(r"^(.+)-([0-9]{5})-of-([0-9]{5})\.gguf$", re.IGNORECASE)
 COMPANIONS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
 """Parts of file names that belong to no model of their own."""
 
-MOST_PARTS = limit(512, "files of a split model", "the program ends", "process")
+MAX_PARTS = limit(512, "files of a split model", "the program ends", "process")
 
 
 def is_model_file(name: str) -> bool:
@@ -110,6 +110,6 @@ def split_names(name: str) -> list[str]:
     """
     if (part := SPLIT_NAME.match(name)) is None:
         return [name]
-    if int(part[3]) > MOST_PARTS:
-        raise ConfigError(f"{name} has too many parts: at most {MOST_PARTS} are allowed")
+    if int(part[3]) > MAX_PARTS:
+        raise ConfigError(f"{name} has too many parts: at most {MAX_PARTS} are allowed")
     return [f"{part[1]}-{index:05d}-of-{part[3]}.gguf" for index in range(1, int(part[3]) + 1)]

@@ -35,7 +35,7 @@ MAGIC = b"GGUF"
 
 CONNECT_SECONDS = 10.0
 READ_SECONDS = limit(60, "silence of a server during a download", "the download is resumed", "connection", "s")
-MOST_TRIES = limit(5, "attempts of a download that each bring less than 1 MiB", "the program ends", "connection")
+MAX_TRIES = limit(5, "attempts of a download that each bring less than 1 MiB", "the program ends", "connection")
 SPARE_BYTES = limit(256 * 2**20, "disk space that a download leaves free", "the program ends", "disk", "bytes")
 PAUSE_SECONDS = 1.0
 """Before the second try; doubled before each further one."""
@@ -114,7 +114,7 @@ def download(
                 raise _refusal(url, error) from error
             failures = 1 if part.n_bytes >= furthest + _STEP else failures + 1
             furthest = max(furthest, part.n_bytes)
-            if failures >= MOST_TRIES:
+            if failures >= MAX_TRIES:
                 raise _refusal(url, reason) from reason
             log.warning("%s interrupted after %d bytes (%s); resuming", _shown(url), part.n_bytes, reason_of(reason))
             time.sleep(pause_seconds * 2 ** (failures - 1))

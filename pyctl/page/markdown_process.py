@@ -17,10 +17,10 @@ from html import escape
 from pyctl.limit import limit
 from pyctl.module_process import start_module
 
-__all__ = ["MOST_TEXTS", "MOST_TEXT_BYTES", "MarkdownProcess"]
+__all__ = ["MAX_TEXTS", "MAX_TEXT_BYTES", "MarkdownProcess"]
 
-MOST_TEXTS = limit(64, "texts of POST /page/markdown", "400", "request")
-MOST_TEXT_BYTES = limit(256 << 10, "one text of POST /page/markdown", "shown as plain text", "request", "bytes")
+MAX_TEXTS = limit(64, "texts of POST /page/markdown", "400", "request")
+MAX_TEXT_BYTES = limit(256 << 10, "one text of POST /page/markdown", "shown as plain text", "request", "bytes")
 
 _SECONDS = limit(2.0, "time to render one of these texts", "shown as plain text", "request", "seconds")
 _ALL_SECONDS = limit(
@@ -61,7 +61,7 @@ class MarkdownProcess:
     def _render(self, text: str, end: float) -> str:
         body = text.encode("utf-8", "replace")
         seconds = min(self._seconds, end - time.monotonic())
-        if len(body) > MOST_TEXT_BYTES or seconds <= 0:
+        if len(body) > MAX_TEXT_BYTES or seconds <= 0:
             return plain_html(text)
         try:
             return self._ask(self._running(), body.decode(), seconds)

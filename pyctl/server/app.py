@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 
 from pyctl.errors import LoadingError, NotFoundError, RequestError
 from pyctl.page import POLICY, asset, names
-from pyctl.page.markdown_process import MOST_TEXTS
+from pyctl.page.markdown_process import MAX_TEXTS
 from pyctl.pdf_file import pdf_text
 from pyctl.server import ServerSettings
 from pyctl.server.api import (
@@ -70,7 +70,7 @@ async def _render(models: Models, request: Request) -> Response:
     texts = parse_object(await request.body()).get("texts")
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise RequestError("'texts' must be a list of strings")
-    at_most(MOST_TEXTS, len(texts), "texts", "texts")
+    at_most(MAX_TEXTS, len(texts), "texts", "texts")
     shared = models.shared
     return JsonResponse({"html": await shared.pool.rendering.run(request, shared.markdown.render, texts)})
 

@@ -22,8 +22,8 @@ from pyctl.limit import limit
 
 __all__ = [
     "LETTERS_PER_TOKEN",
-    "MOST_BIASES",
-    "MOST_REPLIES",
+    "MAX_BIASES",
+    "MAX_REPLIES",
     "ONE_REPLY",
     "AnyBody",
     "Body",
@@ -51,7 +51,7 @@ __all__ = [
 LETTERS_PER_TOKEN = 8
 """Texts of more letters than this times the context hardly ever fit."""
 
-MOST_LETTERS = limit(
+MAX_LETTERS = limit(
     2**20,
     "a text to tokenise; or 8 characters for each token of the context",
     "400",
@@ -62,7 +62,7 @@ MOST_LETTERS = limit(
 
 def check_letters(text: str, n_ctx: int) -> None:
     """RequestError for a text that would take much memory to tokenise, though no reply to it is possible or asked."""
-    most = max(MOST_LETTERS, LETTERS_PER_TOKEN * n_ctx)
+    most = max(MAX_LETTERS, LETTERS_PER_TOKEN * n_ctx)
     if len(text) > most:
         raise RequestError(f"a text of {len(text)} characters is too long: at most {most} are allowed")
 
@@ -295,10 +295,10 @@ ONE_REPLY = dict.fromkeys(("n", "n_cmpl"), ("this API has one reply to a request
 
 # -- requests that generate -----------------------------------------------------------------------------------------
 
-MOST_CHOICES = limit(128, "`n`, choices of a request", "400", "request")
+MAX_CHOICES = limit(128, "`n`, choices of a request", "400", "request")
 """Replies to one prompt (``n``), as many as OpenAI allows. llama-server needs a slot for each; here they may queue."""
 
-MOST_REPLIES = limit(512, "replies of a request, prompts times `n`", "400", "request")
+MAX_REPLIES = limit(512, "replies of a request, prompts times `n`", "400", "request")
 _MAX_PROBS = limit(100, "`n_probs`, `logprobs` and `top_logprobs`", "400", "request")
 """OpenAI allows 20; users of llama-server ask for 10 to 50."""
 _MAX_STOPS = limit(128, "`stop`, stop strings of a request", "400", "request")
@@ -306,7 +306,7 @@ _MAX_STOP_LETTERS = limit(4_096, "all stop strings of a request together", "400"
 _MAX_BREAKERS = limit(32, "`dry_sequence_breakers`", "400", "request")
 _MAX_BREAKER = limit(256, "one of the `dry_sequence_breakers`", "400", "request", "characters")
 _MAX_SAMPLERS = limit(32, "`samplers`", "400", "request")
-MOST_BIASES = limit(8_192, "`logit_bias`", "400", "request", "tokens")
+MAX_BIASES = limit(8_192, "`logit_bias`", "400", "request", "tokens")
 _MAX_END_TAGS = limit(16, "`reasoning_budget_end_tags`", "400", "request")
 _MAX_TAG = limit(256, "one of the reasoning tags that a raw prompt names", "400", "request", "characters")
 _MAX_BUDGET_MESSAGE = limit(4_096, "`reasoning_budget_message`", "400", "request", "characters")
@@ -440,7 +440,7 @@ def sampling_values(values: Mapping[str, Any]) -> dict[str, Any]:
             found[name] = _samplers(value)
         elif name == "logit_bias":
             if isinstance(value, list | dict):
-                at_most(MOST_BIASES, len(value), name)
+                at_most(MAX_BIASES, len(value), name)
             found[name] = value
     return found
 
@@ -477,7 +477,7 @@ class GenerationBody(Body, frozen=True):
 
     options: Annotated[ReplyOptions, Flattened(ReplyOptions.of)] = ReplyOptions()
     sampling: Annotated[dict[str, Any], Flattened(sampling_values)] = msgspec.field(default_factory=dict)
-    n: Annotated[int, Integer(1, MOST_CHOICES), Names("n_cmpl", "n")] = 1
+    n: Annotated[int, Integer(1, MAX_CHOICES), Names("n_cmpl", "n")] = 1
     n_probs: Annotated[int, _probs] = 0
     max_tokens: Annotated[
         int | None, Integer(low=-1, is_limit=True), Names("n_predict", "max_completion_tokens", "max_tokens")

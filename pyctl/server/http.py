@@ -159,7 +159,7 @@ def error_response(error: BaseException, form: ErrorForm = error_body) -> Respon
     return JsonResponse(form(error), status_code=_kind(error)[0], headers=headers)
 
 
-_MOST_SHOWN = 200
+_MAX_SHOWN = 200
 """Letters of a path in an error."""
 
 
@@ -170,7 +170,7 @@ def http_exceptions(prefix: str) -> Callable[[Request, Exception], Awaitable[Res
         path = request.url.path
         if isinstance(error, HTTPException) and error.status_code in (404, 405):
             method = f"{request.method} " if error.status_code == 405 else ""
-            error = NotFoundError(f"no such endpoint: {method}{path[:_MOST_SHOWN]}")
+            error = NotFoundError(f"no such endpoint: {method}{path[:_MAX_SHOWN]}")
         return error_response(error, form_of(path.removeprefix(prefix)))
 
     return respond

@@ -39,10 +39,10 @@ __all__ = [
 
 # -- images at addresses of the public network -----------------------------------------------------------------------
 
-_MOST_FETCHED_BYTES = limit(10 * 2**20, "an image fetched from an address", "400", "request", "bytes")
-_MOST_SECONDS = limit(10.0, "time to fetch an image", "400", "request", "s")
-_MOST_REDIRECTS = limit(3, "redirects on the way to an image", "400", "request")
-_MOST_LETTERS = limit(8_192, "an address of an image", "400", "request", "characters")
+_MAX_FETCHED_BYTES = limit(10 * 2**20, "an image fetched from an address", "400", "request", "bytes")
+_MAX_SECONDS = limit(10.0, "time to fetch an image", "400", "request", "s")
+_MAX_REDIRECTS = limit(3, "redirects on the way to an image", "400", "request")
+_MAX_LETTERS = limit(8_192, "an address of an image", "400", "request", "characters")
 
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
 _EMBEDDED = tuple(map(ipaddress.IPv6Network, ("64:ff9b::/96", "64:ff9b:1::/48", "::/96")))
@@ -56,13 +56,13 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 def fetch_image(url: str) -> bytes:
     """The bytes at ``url``, http or https, as far as they may be an image. Raises RequestError."""
-    end = time.monotonic() + _MOST_SECONDS
-    for _ in range(_MOST_REDIRECTS + 1):
+    end = time.monotonic() + _MAX_SECONDS
+    for _ in range(_MAX_REDIRECTS + 1):
         found = _fetch_one(url, end)
         if isinstance(found, bytes):
             return found
         url = urljoin(url, found)
-    raise RequestError(f"the address of the image redirects more than {_MOST_REDIRECTS} times")
+    raise RequestError(f"the address of the image redirects more than {_MAX_REDIRECTS} times")
 
 
 def is_public(address: Address) -> bool:
@@ -95,11 +95,11 @@ def _fetch_one(url: str, end: float) -> bytes | str:
             data = bytearray()
             for chunk in response.iter_stream():
                 data += chunk
-                if len(data) > _MOST_FETCHED_BYTES:
-                    raise RequestError(f"the image has more than {_MOST_FETCHED_BYTES} bytes")
+                if len(data) > _MAX_FETCHED_BYTES:
+                    raise RequestError(f"the image has more than {_MAX_FETCHED_BYTES} bytes")
             return bytes(data)
     except httpcore.TimeoutException:
-        raise RequestError(f"the image did not arrive within {_MOST_SECONDS:.0f} seconds") from None
+        raise RequestError(f"the image did not arrive within {_MAX_SECONDS:.0f} seconds") from None
     except (httpcore.NetworkError, httpcore.ProtocolError, OSError, ValueError) as error:
         raise RequestError(f"cannot fetch the image: {reason_of(error)[:200]}") from None
 
@@ -109,7 +109,7 @@ def _host(url: str) -> str:
     try:
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port
-        is_good = url.isascii() and url.isprintable() and " " not in url and len(url) <= _MOST_LETTERS
+        is_good = url.isascii() and url.isprintable() and " " not in url and len(url) <= _MAX_LETTERS
     except ValueError:
         is_good = False
     if not is_good or not host or parts.scheme not in ("http", "https") or "@" in parts.netloc:
@@ -183,11 +183,11 @@ def _left(end: float, timeout: type[Exception]) -> float:
 
 # -- images of a request ---------------------------------------------------------------------------------------------
 
-_MOST_IMAGES = limit(512, "images of a request", "400", "request")
-_MOST_ADDRESSES = limit(16, "addresses of images in a request", "400", "request")
-_MOST_BYTES = limit(32 * 2**20, "an image in a request or in a file", "400", "request", "bytes")
+_MAX_IMAGES = limit(512, "images of a request", "400", "request")
+_MAX_ADDRESSES = limit(16, "addresses of images in a request", "400", "request")
+_MAX_BYTES = limit(32 * 2**20, "an image in a request or in a file", "400", "request", "bytes")
 
-_MOST_PIXELS = limit(1_000_000_000, "pixels of all images of a request", "400", "request")
+_MAX_PIXELS = limit(1_000_000_000, "pixels of all images of a request", "400", "request")
 
 _STEP_LETTERS = 1 << 20
 """Base64 that is decoded at a time: other threads get the interpreter in between."""
@@ -262,12 +262,12 @@ class _Sources:
         if not isinstance(url, str) or not url:
             raise RequestError(f"{at}: the url of an image must be a string")
         self._n_images += 1
-        at_most(_MOST_IMAGES, self._n_images, "messages", "images")
+        at_most(_MAX_IMAGES, self._n_images, "messages", "images")
         try:
             data = self._bytes(url)
             if data is None:
                 self._missing.setdefault(url, at)
-                at_most(_MOST_ADDRESSES, len(self._missing), "messages", "addresses of images")
+                at_most(_MAX_ADDRESSES, len(self._missing), "messages", "addresses of images")
                 return None
             image = ImageFile.of(data)
             self._found.append((image, at))
@@ -282,8 +282,8 @@ class _Sources:
         n_tokens = sum(self._reader.n_tokens(image) for image, _ in self._found)
         if n_tokens >= self._n_ctx:
             raise ContextSizeError(n_tokens, self._n_ctx)
-        if sum(image.width * image.height for image, _ in self._found) > _MOST_PIXELS:
-            raise RequestError(f"the images of a request must have at most {_MOST_PIXELS} pixels together")
+        if sum(image.width * image.height for image, _ in self._found) > _MAX_PIXELS:
+            raise RequestError(f"the images of a request must have at most {_MAX_PIXELS} pixels together")
         for image, at in self._found:
             try:
                 self._reader.picture(image)
@@ -298,19 +298,19 @@ class _Sources:
             return _file(url[7:], self._media_path)
         if not scheme.startswith("data:"):
             return _decoded(url)
-        at = url.find(",", 0, _MOST_HEAD)
+        at = url.find(",", 0, _MAX_HEAD)
         if at < 0 or not url[:at].lower().endswith(";base64"):
             raise RequestError("a data URL must be of the form data:image/...;base64,...")
         return _decoded(url[at + 1 :])
 
 
-_MOST_HEAD = 1000
+_MAX_HEAD = 1000
 
 
 def _decoded(text: str) -> bytes:
     """The bytes of ``text`` in base64."""
-    if len(text) // 4 * 3 > _MOST_BYTES + 2:
-        raise RequestError(f"the image has more than {_MOST_BYTES} bytes")
+    if len(text) // 4 * 3 > _MAX_BYTES + 2:
+        raise RequestError(f"the image has more than {_MAX_BYTES} bytes")
     if any(blank in text for blank in " \n\r\t"):
         text = "".join(text.split())
     text = text.rstrip("=")
@@ -339,9 +339,9 @@ def _file(name: str, media_path: str) -> bytes:
             facts = os.fstat(descriptor)
             if not stat.S_ISREG(facts.st_mode):
                 raise RequestError(f"{name[:200]} is not a file")
-            if facts.st_size > _MOST_BYTES:
-                raise RequestError(f"the image has more than {_MOST_BYTES} bytes")
-            return file.read(_MOST_BYTES)
+            if facts.st_size > _MAX_BYTES:
+                raise RequestError(f"the image has more than {_MAX_BYTES} bytes")
+            return file.read(_MAX_BYTES)
     except (OSError, ValueError, RuntimeError):
         raise RequestError(f"file does not exist or cannot be opened: {name[:200]}") from None
 

@@ -25,9 +25,11 @@ log = logging.getLogger(__name__)
 HEADER = "x-conversation-id"
 """Names the conversation whose stream is kept."""
 
-_MOST = limit(32, "streams that outlive their connections", "the oldest that has ended goes, else none more", "reply")
-_MOST_BYTES = limit(4 << 20, "kept bytes of such a stream", "the first bytes are dropped", "reply", "bytes")
-_MOST_ID_CHARS = limit(256, "`X-Conversation-Id`", "400", "request", "characters")
+_MAX_STREAMS = limit(
+    32, "streams that outlive their connections", "the oldest that has ended goes, else none more", "reply"
+)
+_MAX_BYTES = limit(4 << 20, "kept bytes of such a stream", "the first bytes are dropped", "reply", "bytes")
+_MAX_ID_CHARS = limit(256, "`X-Conversation-Id`", "400", "request", "characters")
 _ENDED_SECONDS = limit(300.0, "time that such a stream is kept after its end", "404", "reply", "seconds")
 _UNREAD_SECONDS = limit(600.0, "time that such a stream runs without a reader", "its reply ends", "reply", "seconds")
 
@@ -39,8 +41,8 @@ def key_of(request: Request, name: str) -> Key:
     """Under what the stream ``name`` of this client is kept. Raises RequestError."""
     if not name:
         raise RequestError("Missing conversation id in path")
-    if len(name) > _MOST_ID_CHARS:
-        raise RequestError(f"an id of a conversation has at most {_MOST_ID_CHARS} characters")
+    if len(name) > _MAX_ID_CHARS:
+        raise RequestError(f"an id of a conversation has at most {_MAX_ID_CHARS} characters")
     return given_key(request.headers), name
 
 
@@ -66,7 +68,7 @@ class KeptStream:
     def append(self, part: bytes) -> None:
         """More of the answer. A stream that had no reader for too long is cancelled."""
         self._data += part
-        if (surplus := len(self._data) - _MOST_BYTES) > 0:
+        if (surplus := len(self._data) - _MAX_BYTES) > 0:
             del self._data[:surplus]
             self.n_dropped += surplus
         if not self._n_readers and self._now() - self._last_read > _UNREAD_SECONDS:
@@ -126,7 +128,7 @@ class KeptStreams:
         """A new stream, which ends the one of the same key; None if too many run."""
         self.expire()
         self.drop(key)
-        if len(self._streams) >= _MOST:
+        if len(self._streams) >= _MAX_STREAMS:
             oldest = next((old for old, stream in self._streams.items() if stream.ended), None)
             if oldest is None:
                 return None

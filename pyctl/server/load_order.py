@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from pyctl.limit import limit
 
-__all__ = ["MOST_HELD_SECONDS", "LoadOrder", "Ticket"]
+__all__ = ["MAX_HELD_SECONDS", "LoadOrder", "Ticket"]
 
-MOST_HELD_SECONDS = limit(
+MAX_HELD_SECONDS = limit(
     20.0,
     "waiting for a model while requests keep the loaded ones busy",
     "new requests for one of these wait until it has left",
@@ -38,7 +38,7 @@ class LoadOrder:
 
     The model of the request that waits longest is loaded next. If it needs room, a loaded model leaves that serves no
     request, has served none for ``patience`` seconds, and was used least recently; none that is kept. So requests that
-    follow each other on one model pass those for others, but only for MOST_HELD_SECONDS: from then on patience does
+    follow each other on one model pass those for others, but only for MAX_HELD_SECONDS: from then on patience does
     not count, and one busy model takes no more requests until it has left. Knows no clock: callers pass the time.
     """
 
@@ -139,7 +139,7 @@ class LoadOrder:
         movable = {name: model for name, model in self._loaded.items() if not model.keeps}
         if not movable or (held := self._held(now)) is None:
             return None
-        is_late = held >= MOST_HELD_SECONDS
+        is_late = held >= MAX_HELD_SECONDS
         resting = [name for name, model in movable.items() if not model.n_running]
         rested = [name for name in resting if is_late or now - movable[name].rests_since >= self.patience]
         if rested:
@@ -154,7 +154,7 @@ class LoadOrder:
             return None
         resting = [model for model in self._loaded.values() if not (model.keeps or model.n_running)]
         due = [model.rests_since + self.patience - now for model in resting]
-        due += [MOST_HELD_SECONDS - held] if held < MOST_HELD_SECONDS else []
+        due += [MAX_HELD_SECONDS - held] if held < MAX_HELD_SECONDS else []
         return max(min(due), 0.0) if due else None
 
     def _held(self, now: float) -> float | None:

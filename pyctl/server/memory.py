@@ -14,7 +14,7 @@ from pyctl.limit import limit
 
 __all__ = ["collect_all", "give_back", "resident_bytes", "share_heaps"]
 
-_MOST_HEAPS = limit(2, "heaps of the C library (glibc)", "threads share them", "process")
+_MAX_HEAPS = limit(2, "heaps of the C library (glibc)", "threads share them", "process")
 _ARENA_MAX = -8
 """M_ARENA_MAX of malloc.h."""
 
@@ -23,7 +23,7 @@ def share_heaps(environ: Mapping[str, str] = os.environ) -> bool:
     """Let all threads share few heaps; call it before threads start. False if ``environ`` decides, or without glibc."""
     # A heap keeps the memory of its largest request, and glibc has up to eight heaps for each core.
     is_said = "MALLOC_ARENA_MAX" in environ or "glibc.malloc.arena_max" in environ.get("GLIBC_TUNABLES", "")
-    return not is_said and bool(_of_glibc("mallopt", _ARENA_MAX, _MOST_HEAPS))
+    return not is_said and bool(_of_glibc("mallopt", _ARENA_MAX, _MAX_HEAPS))
 
 
 def give_back() -> bool:

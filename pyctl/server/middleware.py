@@ -38,7 +38,7 @@ log = logging.getLogger("pyctl")
 
 HELD_SECONDS = limit(600.0, "a request that waits for the model to be loaded", "503 with Retry-After", "request", "s")
 
-MOST_HELD = limit(256, "requests that wait for the model to be loaded", "503 with Retry-After", "process")
+MAX_HELD = limit(256, "requests that wait for the model to be loaded", "503 with Retry-After", "process")
 
 
 class LoadingApp:
@@ -68,7 +68,7 @@ class LoadingApp:
 
     async def _hold(self) -> None:
         """Wait until requests are held no more, or for so long."""
-        if self.n_held >= MOST_HELD:
+        if self.n_held >= MAX_HELD:
             return
         self._loop = asyncio.get_running_loop()  # first: `close`, on another thread, looks for it last
         if not self._is_waiting:

@@ -23,9 +23,9 @@ RETRY_SECONDS = limit(
     10.0, "after a model failed to load", "requests for it get the same error, and nothing else leaves", "process", "s"
 )
 
-_MOST_LISTENERS = limit(64, "clients of /models/sse", "503 with Retry-After", "process")
+_MAX_LISTENERS = limit(64, "clients of /models/sse", "503 with Retry-After", "process")
 
-MOST_HELD = limit(1024, "requests that wait for a model to be loaded", "503 with Retry-After", "process")
+MAX_HELD = limit(1024, "requests that wait for a model to be loaded", "503 with Retry-After", "process")
 
 Status: TypeAlias = Literal["unloaded", "loading", "loaded", "sleeping"]
 
@@ -205,7 +205,7 @@ class Models:
                 future.set_exception(RequestError(f"model '{model.name}' not found"))  # a reload has removed it
                 return future
             model = known
-            if len(self._futures) >= MOST_HELD:
+            if len(self._futures) >= MAX_HELD:
                 future.set_exception(BusyError(len(self._futures)))
                 return future
             if model.error is not None and self.clock() - model.failed_at < RETRY_SECONDS:
@@ -262,7 +262,7 @@ class Models:
     def listen(self, listener: Listener) -> Callable[[], None]:
         """Call ``listener`` with each event, on any thread; returns what ends that. Raises BusyError."""
         with self.lock:
-            if len(self._listeners) >= _MOST_LISTENERS:
+            if len(self._listeners) >= _MAX_LISTENERS:
                 raise BusyError(len(self._listeners))
             self._listeners.append(listener)
 

@@ -26,8 +26,8 @@ from pyctl.reasoning import ReasoningLimit
 from pyctl.server import REASONING_FORMATS
 from pyctl.server.body import (
     LETTERS_PER_TOKEN,
-    MOST_BIASES,
-    MOST_REPLIES,
+    MAX_BIASES,
+    MAX_REPLIES,
     AnyBody,
     Body,
     ChatBody,
@@ -210,7 +210,7 @@ def _prompts(service: Service, body: AnyBody, fetched: Fetched) -> Iterator[_Ask
     for part in value if isinstance(value, list) else [value]:
         if isinstance(part, str):
             _refuse_long(service, part)
-    for prompt, text in prompts_of(value, service, MOST_REPLIES // body.n, fetched):
+    for prompt, text in prompts_of(value, service, MAX_REPLIES // body.n, fetched):
         text = bos + text if text is not None else service.text_of(prompt.tokens.tolist())
         yield _Asked(prompt, text, constraint, reasoning)
 
@@ -314,8 +314,8 @@ def sampling_of(body: GenerationBody, defaults: Sampling, tokenizer: Tokenizer, 
     changes = dict(body.sampling)
     if "logit_bias" in changes:
         found = _logit_bias(changes["logit_bias"], tokenizer, n_vocab)
-        biases = changes["logit_bias"] = tuple(islice(found, MOST_BIASES + 1))
-        at_most(MOST_BIASES, len(biases), "logit_bias", "tokens")
+        biases = changes["logit_bias"] = tuple(islice(found, MAX_BIASES + 1))
+        at_most(MAX_BIASES, len(biases), "logit_bias", "tokens")
     return replace(defaults, **changes)
 
 
@@ -336,7 +336,7 @@ def _logit_bias(value: Any, tokenizer: Tokenizer, n_vocab: int) -> Iterable[tupl
             continue
         bias = number(bias, "logit_bias")
         if isinstance(token, str):
-            at_most(LETTERS_PER_TOKEN * MOST_BIASES, len(token), "logit_bias", "letters in a text")
+            at_most(LETTERS_PER_TOKEN * MAX_BIASES, len(token), "logit_bias", "letters in a text")
             for part in tokenizer.tokenize(token, add_special=False, parse_special=False):
                 yield part, bias
         elif isinstance(token, int) and not isinstance(token, bool) and 0 <= token < n_vocab:

@@ -31,11 +31,11 @@ __all__ = [
 
 GIB = 2**30
 
-LEAST_DRIVER, LEAST_CUDA = "580", (13, 0)
-LEAST_CAPABILITY = (7, 5)
+MIN_DRIVER, MIN_CUDA = "580", (13, 0)
+MIN_CAPABILITY = (7, 5)
 """What CUDA 13 supports: drivers from 580 on, cards from Turing on."""
 
-MOST_GCC, MOST_CLANG = 16, 22
+MAX_GCC, MAX_CLANG = 16, 22
 """The newest host compilers that CUDA 13.5 accepts."""
 
 JOB_BYTES = int(1.2 * GIB)
@@ -116,7 +116,7 @@ def make_plan(machine: Machine, architectures: tuple[str, ...] = (), *, cpu: boo
     if machine.driver is None:
         raise ConfigError(
             "this machine has an NVIDIA card, but its driver is not found (libcuda.so.1); install the driver "
-            f"({LEAST_DRIVER} or newer; Ubuntu: sudo apt install nvidia-driver-{LEAST_DRIVER}), or start the container "
+            f"({MIN_DRIVER} or newer; Ubuntu: sudo apt install nvidia-driver-{MIN_DRIVER}), or start the container "
             "with --gpus all; to build for the CPU: pyctl setup --cpu"
         )
     if machine.driver.error:
@@ -151,13 +151,13 @@ def _with_toolkit(machine: Machine, architectures: tuple[str, ...], why: str) ->
 def _pypi_problem(machine: Machine, architectures: Sequence[str]) -> str:
     """Why CUDA 13 from PyPI does not do; empty if it does."""
     driver = machine.driver
-    old = [each for each in architectures if capability(each) < LEAST_CAPABILITY]
+    old = [each for each in architectures if capability(each) < MIN_CAPABILITY]
     if old:
         return f"CUDA 13 has no support for compute capability {', '.join(old)}; install a CUDA 12 toolkit"
-    if driver is not None and driver.cuda < LEAST_CUDA:
+    if driver is not None and driver.cuda < MIN_CUDA:
         return (
             f"the NVIDIA driver {driver.release or ''} supports CUDA {_dotted(driver.cuda)}, and CUDA 13 needs driver "
-            f"{LEAST_DRIVER} or newer; update the driver (Ubuntu: sudo apt install nvidia-driver-{LEAST_DRIVER}), or "
+            f"{MIN_DRIVER} or newer; update the driver (Ubuntu: sudo apt install nvidia-driver-{MIN_DRIVER}), or "
             "install a CUDA 12 toolkit"
         ).replace("  ", " ")
     if not machine.libc.startswith("glibc") or machine.processor not in ("x86_64", "aarch64"):
@@ -179,7 +179,7 @@ def check_compiler(machine: Machine, plan: BuildPlan) -> Compiler:
             f"{compiler.cxx} links the C++ library statically, and llama.cpp's libraries then fail beside Python's "
             "modules; name another compiler by CXX"
         )
-    most = MOST_CLANG if compiler.is_clang else MOST_GCC
+    most = MAX_CLANG if compiler.is_clang else MAX_GCC
     if plan.kind == "pypi" and compiler.version[:1] > (most,):
         name = "clang" if compiler.is_clang else "g++"
         raise ConfigError(

@@ -21,7 +21,7 @@ from pyctl.atomic_file import make_private, open_private, write_atomic
 from pyctl.chat.reply import ReplyDelta
 from pyctl.errors import RequestError
 from pyctl.limit import limit
-from pyctl.terminal.conversation import MOST_TEXT_BYTES, ReplyStats
+from pyctl.terminal.conversation import MAX_TEXT_BYTES, ReplyStats
 from pyctl.terminal.rendering import GrowingText
 from pyctl.text import clean
 
@@ -38,7 +38,7 @@ __all__ = [
 
 _POLL_SECONDS = 0.2
 
-_MOST_HISTORY_BYTES = limit(
+_MAX_HISTORY_BYTES = limit(
     1 << 20, "lines typed in `pyctl chat`", "the oldest are forgotten at a start", "disk", "bytes"
 )
 
@@ -72,8 +72,8 @@ class PipeReader:
         """Everything up to the end, without line ends at the end."""
         while self._is_open:
             self._fill()
-            if len(self._read) > MOST_TEXT_BYTES:
-                raise RequestError(f"standard input has more than {MOST_TEXT_BYTES:,} bytes")
+            if len(self._read) > MAX_TEXT_BYTES:
+                raise RequestError(f"standard input has more than {MAX_TEXT_BYTES:,} bytes")
         return self._decoded(bytes(self._read)).rstrip("\r\n")
 
     def _fill(self) -> None:
@@ -149,7 +149,7 @@ def _history(path: Path) -> History:
     return FileHistory(path)
 
 
-def shorten_history(path: Path, most: int = _MOST_HISTORY_BYTES) -> None:
+def shorten_history(path: Path, most: int = _MAX_HISTORY_BYTES) -> None:
     """Leave the newest entries of a history that has more than ``most`` bytes: at most half of that. Raises OSError."""
     with path.open("rb") as file:
         if (n_bytes := file.seek(0, os.SEEK_END)) <= most:

@@ -14,11 +14,11 @@ from pyctl.chat.reply import CallDelta, ReplyDelta
 from pyctl.errors import RequestError
 from pyctl.image_file import ImageFile
 from pyctl.limit import limit
-from pyctl.pdf_file import MOST_PDF_BYTES, is_pdf, pdf_text
+from pyctl.pdf_file import MAX_PDF_BYTES, is_pdf, pdf_text
 from pyctl.text import one_line
 
 __all__ = [
-    "MOST_TEXT_BYTES",
+    "MAX_TEXT_BYTES",
     "Call",
     "ChatBackend",
     "Conversation",
@@ -30,11 +30,11 @@ __all__ = [
     "save",
 ]
 
-MOST_TEXT_BYTES = limit(
+MAX_TEXT_BYTES = limit(
     4 * 2**20, "files and standard input in a message of a chat at a terminal", "refused", "memory", "bytes"
 )
-_MOST_IMAGE_BYTES = limit(32 * 2**20, "an image in a chat at a terminal", "refused", "memory", "bytes")
-_MOST_CHAT_BYTES = limit(64 * 2**20, "the file of a chat at a terminal", "refused", "disk", "bytes")
+_MAX_IMAGE_BYTES = limit(32 * 2**20, "an image in a chat at a terminal", "refused", "memory", "bytes")
+_MAX_CHAT_BYTES = limit(64 * 2**20, "the file of a chat at a terminal", "refused", "disk", "bytes")
 
 Role: TypeAlias = Literal["user", "assistant", "tool"]
 
@@ -213,8 +213,8 @@ def _encodable(text: str) -> str:
 def read_image(path: Path) -> tuple[str, ImageFile]:
     """The image at ``path`` as a data URL, and what it is. Raises RequestError."""
     try:
-        if path.stat().st_size > _MOST_IMAGE_BYTES:
-            raise RequestError(f"{path} has more than {_MOST_IMAGE_BYTES} bytes")
+        if path.stat().st_size > _MAX_IMAGE_BYTES:
+            raise RequestError(f"{path} has more than {_MAX_IMAGE_BYTES} bytes")
         image = ImageFile.of(path.read_bytes())
     except (OSError, ValueError) as error:
         raise _failed("read", path, error) from error
@@ -229,11 +229,11 @@ def read_text(path: Path) -> str:
         if not path.is_file() and path.exists():
             raise RequestError(f"cannot read {path}: not a file")
         with path.open("rb") as file:
-            data = file.read(MOST_PDF_BYTES + 1)
+            data = file.read(MAX_PDF_BYTES + 1)
         if is_pdf(data):
             data = pdf_text(data).encode("utf-8", "replace")
-        if len(data) > MOST_TEXT_BYTES:
-            raise RequestError(f"{path} has more than {MOST_TEXT_BYTES:,} bytes of text")
+        if len(data) > MAX_TEXT_BYTES:
+            raise RequestError(f"{path} has more than {MAX_TEXT_BYTES:,} bytes of text")
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise RequestError(f"{path} is not UTF-8 text; /image shows images") from error
@@ -256,8 +256,8 @@ def save(path: Path, conversation: Conversation) -> None:
     """Write ``conversation`` to ``path``; a failure leaves what was there and raises RequestError."""
     document = {"format": FORMAT, "version": VERSION, "messages": conversation.for_model(marked=True)}
     data = (json.dumps(document, ensure_ascii=False, indent=1) + "\n").encode("utf-8")
-    if len(data) > _MOST_CHAT_BYTES:
-        raise RequestError(f"cannot save {path}: the chat has more than {_MOST_CHAT_BYTES:,} bytes")
+    if len(data) > _MAX_CHAT_BYTES:
+        raise RequestError(f"cannot save {path}: the chat has more than {_MAX_CHAT_BYTES:,} bytes")
     try:
         with replacing(path) as file:
             file.write(data)
@@ -269,9 +269,9 @@ def load(path: Path) -> Conversation:
     """Read what `save` wrote, or a bare list of messages in OpenAI's form; raises RequestError."""
     try:
         with path.open("rb") as file:
-            data = file.read(_MOST_CHAT_BYTES + 1)
-        if len(data) > _MOST_CHAT_BYTES:
-            raise RequestError(f"more than {_MOST_CHAT_BYTES:,} bytes")
+            data = file.read(_MAX_CHAT_BYTES + 1)
+        if len(data) > _MAX_CHAT_BYTES:
+            raise RequestError(f"more than {_MAX_CHAT_BYTES:,} bytes")
         document = json.loads(data.decode("utf-8"))
         turns = document.get("messages") if isinstance(document, dict) else document
         if not isinstance(turns, list):

@@ -28,7 +28,7 @@ from pyctl.terminal.console import PipeReader, PlainView, RichView, TerminalRead
 from pyctl.terminal.conversation import Call, ChatBackend, Conversation, PromptProgress, ReplyEvent, ReplyStats
 from pyctl.terminal.prompt_line import PromptLine
 from pyctl.terminal.rendering import THEME
-from pyctl.terminal.tool_calls import MOST_ROUNDS, STOPPED, ToolCalls, ToolSource
+from pyctl.terminal.tool_calls import MAX_ROUNDS, STOPPED, ToolCalls, ToolSource
 from pyctl.text import reason_of
 from pyctl.user_directory import user_directory
 
@@ -119,14 +119,14 @@ class Chat:
 
     def _reply(self, asked: Conversation) -> None:
         """The model's reply, and those to the results of the tools that it calls."""
-        for _ in range(MOST_ROUNDS):
+        for _ in range(MAX_ROUNDS):
             before = self.conversation
             self._one_reply(asked)
             last = self.conversation.messages[-1] if self.conversation is not before else None
             if last is None or last.stopped or not self.tools.can_run(last.calls) or not self._run(last.calls):
                 return
             asked = self.conversation
-        self._view.info(f"{MOST_ROUNDS} replies with tool calls: the next message lets the model go on")
+        self._view.info(f"{MAX_ROUNDS} replies with tool calls: the next message lets the model go on")
 
     def _run(self, calls: Sequence[Call]) -> bool:
         """Run ``calls`` as the user allows; whether the model is to go on. Ctrl-C stops all that are left."""
@@ -212,8 +212,8 @@ class Chat:
             self._files = ()
             return self._view.info("the next message shows no file")
         text = transcript.read_text(_path(argument))
-        if sum(map(len, (*self._files, text))) > transcript.MOST_TEXT_BYTES:
-            raise RequestError(f"the files of a message have at most {transcript.MOST_TEXT_BYTES:,} bytes")
+        if sum(map(len, (*self._files, text))) > transcript.MAX_TEXT_BYTES:
+            raise RequestError(f"the files of a message have at most {transcript.MAX_TEXT_BYTES:,} bytes")
         self._files = (*self._files, text)
         self._view.info(f"{len(text):,} characters: shown with the next message")
 

@@ -30,7 +30,7 @@ CONNECT_SECONDS = 10.0
 UNIX = "unix://"
 """Begins the address of a server at a socket of this machine, before its path."""
 
-_MOST_MODELS = limit(1000, "models of a server in a chat at a terminal", "the rest is left out", "memory")
+_MAX_MODELS = limit(1000, "models of a server in a chat at a terminal", "the rest is left out", "memory")
 
 _ANSWER_BYTES = limit(
     16 << 20, "answer of a server in a chat at a terminal, replies aside", "an error", "memory", "bytes"
@@ -279,7 +279,7 @@ def _offered(response: httpx.Response) -> Sequence[OfferedTool]:
     try:
         return [
             OfferedTool(tool["tool"], tool["permissions"]["write"] is False, tool["definition"])
-            for tool in response.json()[:_MOST_MODELS]
+            for tool in response.json()[:_MAX_MODELS]
         ]
     except (ValueError, TypeError, LookupError):
         return ()
@@ -291,7 +291,7 @@ def _listed(response: httpx.Response) -> dict[str, tuple[bool, bool]]:
         body = response.json()
         first: dict[str, Any] = next(iter(body.get("models") or ()), {})
         found = {}
-        for model in body["data"][:_MOST_MODELS]:
+        for model in body["data"][:_MAX_MODELS]:
             kinds = model.get("architecture", {}).get("input_modalities")
             sees = "image" in kinds if kinds else "multimodal" in first.get("capabilities", ["multimodal"])
             found[str(model["id"])] = sees, model.get("owned_by") == "llamacpp"

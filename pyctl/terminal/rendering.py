@@ -28,14 +28,14 @@ from pyctl.limit import limit
 
 __all__ = ["THEME", "Block", "GrowingText", "MarkdownBlocks", "formatted"]
 
-_MOST_BLOCK = limit(
+_MAX_BLOCK = limit(
     4096, "a block of Markdown in a reply in a terminal", "rendered in several parts", "reply", "characters"
 )
 
 _PAUSE = 9.0
 """Between two drawings, in times of the first one's duration."""
 
-_MOST_NESTED = 12
+_MAX_NESTED = 12
 """Levels of quotes, lists and their items within each other; a block with more is not rendered."""
 
 THEME = Theme(
@@ -87,7 +87,7 @@ class MarkdownBlocks:
         if lines:
             self._lines += lines
             self._split(made)
-        if len(self.open()) >= _MOST_BLOCK:
+        if len(self.open()) >= _MAX_BLOCK:
             self._cut(made)
         return made
 
@@ -115,7 +115,7 @@ class MarkdownBlocks:
 
     def _cut(self, made: list[Block]) -> None:
         """End a part of the open block; the next part has the same head."""
-        if len(self._rest) >= _MOST_BLOCK // 2:  # no line end is near
+        if len(self._rest) >= _MAX_BLOCK // 2:  # no line end is near
             self._lines.append(self._rest)
             self._rest = ""
         if len(self._lines) > self._n_head:
@@ -165,14 +165,14 @@ class _Formatted(Markdown):
 
 @cache
 def _parser(*, inline: bool = True) -> MarkdownIt:
-    parser = MarkdownIt("commonmark", {"html": False, "maxNesting": _MOST_NESTED})
+    parser = MarkdownIt("commonmark", {"html": False, "maxNesting": _MAX_NESTED})
     return parser.enable(["strikethrough", "table"]).disable(["reference", "image", *(() if inline else ("inline",))])
 
 
 def formatted(text: str) -> RenderableType:
     """``text`` rendered as Markdown; as it is where it is nested too deeply."""
     tokens = _parser().parse(text)
-    is_deep = any(token.level >= _MOST_NESTED - 1 for token in tokens)  # the parser drops what is deeper
+    is_deep = any(token.level >= _MAX_NESTED - 1 for token in tokens)  # the parser drops what is deeper
     return Text(text) if is_deep else _Formatted(text, tokens)
 
 
@@ -200,7 +200,7 @@ class GrowingText:
     def feed(self, text: str) -> None:
         """Show more."""
         self._pending += text
-        if (begun := self._clock()) >= self._next_draw or len(self._pending) >= _MOST_BLOCK:
+        if (begun := self._clock()) >= self._next_draw or len(self._pending) >= _MAX_BLOCK:
             for block in self._blocks.feed(self._pending):
                 self._complete(block)
             self._pending = ""

@@ -15,9 +15,9 @@ from pyctl.text import reason_of
 from pyctl.tools import bounded
 from pyctl.tools.toolbox import ToolBox
 
-__all__ = ["MOST_ROUNDS", "OfferedTool", "OwnTools", "ToolCalls", "ToolSource", "text_of"]
+__all__ = ["MAX_ROUNDS", "OfferedTool", "OwnTools", "ToolCalls", "ToolSource", "text_of"]
 
-MOST_ROUNDS = limit(
+MAX_ROUNDS = limit(
     100, "replies with tool calls after one message of a chat at a terminal", "the user has to go on", "process"
 )
 

@@ -32,7 +32,7 @@ for _name in ("mcp", "client"):  # the package's own, with tracebacks for what a
     logging.getLogger(_name).setLevel(logging.CRITICAL)
 
 _LIST_SECONDS = limit(30.0, "an MCP server that lists its tools at the start", "without its tools", "process", "s")
-_MOST_TOOLS = limit(256, "tools of an MCP server", "the others are left out", "process")
+_MAX_TOOLS = limit(256, "tools of an MCP server", "the others are left out", "process")
 _MESSAGE_BYTES = limit(16 << 20, "message of an MCP server", "the server is ended", "process", "bytes")
 _KEEPER = Path(__file__).with_name("keeper.py")
 
@@ -91,11 +91,11 @@ class McpConnection:
                 found.clear()
                 log.warning("MCP server %s left out: %s%s", name, _reason(error), _tail(errors))
             await process.end()
-        return found[:_MOST_TOOLS]
+        return found[:_MAX_TOOLS]
 
     async def _list(self, session: ClientSession, found: list[McpTool]) -> None:
         cursor: str | None = None
-        while len(found) < _MOST_TOOLS:
+        while len(found) < _MAX_TOOLS:
             page = await session.list_tools(params=PaginatedRequestParams(cursor=cursor) if cursor else None)
             for tool in page.tools:
                 name, description = f"{self._server.name}_{tool.name}", tool.description or ""

@@ -35,7 +35,7 @@ SETTINGS = """
 import time
 from pyctl.cache.disk import store_behind
 from pyctl.llama.llama_backend import LlamaBackend
-store_behind.PATIENCE_SECONDS, store_behind.LOOK_SECONDS, store_behind.MOST_FAILURES = {patience}, 0.1, {failures}
+store_behind.PATIENCE_SECONDS, store_behind.LOOK_SECONDS, store_behind.MAX_FAILURES = {patience}, 0.1, {failures}
 evaluate = LlamaBackend.evaluate
 def slowly(*args, **options):
     time.sleep(0.1)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from pyctl.errors import RequestError
-from pyctl.image_file import MOST_PIXELS, ImageFile
+from pyctl.image_file import MAX_PIXELS, ImageFile
 from tests.effort import examples
 from tests.pictures import image_bytes
 
@@ -102,7 +102,7 @@ def test_a_file_that_is_cut_off(name: str) -> None:
 
 def test_sizes_are_bounded() -> None:
     side = 8001
-    assert side * side > MOST_PIXELS
+    assert side * side > MAX_PIXELS
     for data in (png(side, side, b""), png(6000, 6000, b"", depth=16)):
         with pytest.raises(RequestError, match=r"at most .* are allowed"):
             ImageFile.of(data)
@@ -174,7 +174,7 @@ def test_broken_files_are_refused_or_read_within_bounds(
         data[at : at + len(values)] = values
     with contextlib.suppress(RequestError):
         image = ImageFile.of(bytes(data[:length]))
-        assert 0 < image.width * image.height <= MOST_PIXELS
+        assert 0 < image.width * image.height <= MAX_PIXELS
         image.check_inflated()
 
 

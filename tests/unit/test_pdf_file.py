@@ -66,6 +66,6 @@ def test_time_and_size_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pdf_file, "_SECONDS", 0.0)
     with pytest.raises(RequestError, match="more than 0 seconds"):
         pdf_text(pdf(says("x")))
-    monkeypatch.setattr(pdf_file, "MOST_PDF_BYTES", 9)
+    monkeypatch.setattr(pdf_file, "MAX_PDF_BYTES", 9)
     with pytest.raises(RequestError, match="may have 9 bytes"):
         pdf_text(pdf(says("x")))

@@ -11,7 +11,7 @@ from tools.house import tree_of
 
 PACKAGE = Path(__file__).resolve().parents[2] / "pyctl"
 
-MOST_LINES, MOST_PARAMETERS, MOST_PUBLIC, MOST_FIELDS = 60, 6, 20, 12
+MAX_LINES, MAX_PARAMETERS, MAX_PUBLIC, MAX_FIELDS = 60, 6, 20, 12
 
 SETTINGS = {"CommandSettings", "ModelSettings", "ReplySettings", "Sampling", "ServerSettings"}
 """Classes whose fields are flags, one each."""
@@ -67,7 +67,7 @@ def found() -> dict[str, int]:
                 methods = (each for each in item.body if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef)))
                 note(f"{item.name} public", len({each.name for each in methods if not each.name.startswith("_")}))
                 note(f"{item.name} fields", sum(isinstance(each, ast.AnnAssign) for each in item.body))
-    most = {"lines": MOST_LINES, "parameters": MOST_PARAMETERS, "public": MOST_PUBLIC, "fields": MOST_FIELDS}
+    most = {"lines": MAX_LINES, "parameters": MAX_PARAMETERS, "public": MAX_PUBLIC, "fields": MAX_FIELDS}
     return {what: n for what, n in over.items() if n > most[what.split()[-1]]}
 
 

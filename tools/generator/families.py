@@ -352,7 +352,7 @@ million rows of n-grams, in 14 GB. A token evaluates as much, and its rows and s
 a kernel that selects experts only for powers of two.
 """
 
-_LEAST_QUANTISED = 2**18
+_MIN_QUANTISED = 2**18
 """Values of a matrix of a large model below which it stays f32: routers, convolutions, and what kernels want so."""
 
 _SCALE = re.compile(r"(?<!ffn_gate_inp)\.(input_)?scale$")
@@ -414,7 +414,7 @@ def _repeated(family: Family, found: Mapping[str, tuple[int, ...]]) -> dict[str,
 
 
 def _type(family: Family, name: str, dims: tuple[int, ...]) -> GGMLQuantizationType:
-    is_matrix = len(dims) > 1 and name.endswith(".weight") and math.prod(dims) >= _LEAST_QUANTISED
+    is_matrix = len(dims) > 1 and name.endswith(".weight") and math.prod(dims) >= _MIN_QUANTISED
     if not family.pattern or not is_matrix or "ffn_gate_inp" in name or dims[-1] % 32:
         return F32
     return Q8_0 if dims[-1] % 256 else Q4_K

@@ -17,8 +17,8 @@ from types import MappingProxyType
 from pyctl.atomic_file import files_in, has_locks, make_private, read_regular, write_atomic
 from pyctl.cache.disk.file_format import (
     INDEX,
+    MAX_NAME_BYTES,
     MODEL,
-    MOST_NAME_BYTES,
     OLDER,
     PROMPTS,
     REPLIES,
@@ -336,7 +336,7 @@ def note_model(directory: Path, fingerprint: str, name: str) -> None:
 def model_in(directory: Path, fingerprint: str) -> str:
     """The name of the model in the last server with ``fingerprint``; the fingerprint if unknown."""
     try:
-        return read_regular(directory / fingerprint / MODEL, MOST_NAME_BYTES).decode(errors="replace") or fingerprint
+        return read_regular(directory / fingerprint / MODEL, MAX_NAME_BYTES).decode(errors="replace") or fingerprint
     except OSError:
         return fingerprint
 
@@ -354,7 +354,7 @@ def users_of(directory: Path) -> list[str]:
 def is_older(home: Path) -> bool:
     """Whether the files in ``home`` were made under other rules of batch ends than those of this program."""
     try:
-        return read_regular(home / RULES, MOST_NAME_BYTES) != rules_id().encode()
+        return read_regular(home / RULES, MAX_NAME_BYTES) != rules_id().encode()
     except OSError:
         return True
 

@@ -20,9 +20,9 @@ from pyctl.limit import limit
 __all__ = [
     "CHUNK",
     "INDEX",
+    "MAX_NAME_BYTES",
     "MAX_TOKENS",
     "MODEL",
-    "MOST_NAME_BYTES",
     "OLDER",
     "PROMPTS",
     "REPLIES",
@@ -66,14 +66,14 @@ RULES = "rules"
 MODEL = "model"
 """The file with the name of a fingerprint's model, for people."""
 
-MOST_NAME_BYTES = 256
+MAX_NAME_BYTES = 256
 
 SIZES = "sizes"
 """How large the parts of a fingerprint's files have to be."""
 
 MAX_TOKENS = limit(2**24, "tokens of a prefix on disk", "neither written nor read", "disk")
 
-MOST_YEARS = 2.0**40
+MAX_YEARS = 2.0**40
 """Seconds since the epoch beyond which no file was made."""
 
 _PROMPT = re.compile(r"([0-9a-f]{16})-([0-9a-f]{8})\.prompt")
@@ -404,7 +404,7 @@ def _is_possible(header: Header) -> bool:
     name = header.name
     if name.prefix.n > MAX_TOKENS if isinstance(name, StateName) else name.end > MAX_TOKENS:
         return False
-    if not 0 <= header.created < MOST_YEARS or any(not 0 < part.chunk <= CHUNK for part in header.parts):
+    if not 0 <= header.created < MAX_YEARS or any(not 0 < part.chunk <= CHUNK for part in header.parts):
         return False
     for part in header.parts:
         if part.what == PartKind.ENDS and isinstance(name, SegmentName):

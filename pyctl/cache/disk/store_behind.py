@@ -44,11 +44,11 @@ log = logging.getLogger(__name__)
 
 PATIENCE_SECONDS = limit(1.0, "a request that waits for a store that sends nothing", "it is evaluated", "request", "s")
 CLOSE_SECONDS = limit(0.5, "the end of a server that waits for the store", "it is not waited for", "process", "s")
-MOST_FETCHES = limit(4, "snapshots fetched from the store at once", "the others are misses", "disk")
-MOST_IN_FLIGHT = limit(2**33, "snapshots on their way from the store", "the others are misses", "disk", "bytes")
-MOST_OBJECTS = limit(2**15, "objects of a model in the store", "others are not found, and none is sent", "disk")
-MOST_USELESS = limit(4096, "snapshots in the store that were of no use", "the oldest are tried again", "memory")
-MOST_FAILURES = limit(3, "failures of the store in a row", "it is left alone for half a minute", "process")
+MAX_FETCHES = limit(4, "snapshots fetched from the store at once", "the others are misses", "disk")
+MAX_IN_FLIGHT = limit(2**33, "snapshots on their way from the store", "the others are misses", "disk", "bytes")
+MAX_OBJECTS = limit(2**15, "objects of a model in the store", "others are not found, and none is sent", "disk")
+MAX_USELESS = limit(4096, "snapshots in the store that were of no use", "the oldest are tried again", "memory")
+MAX_FAILURES = limit(3, "failures of the store in a row", "it is left alone for half a minute", "process")
 
 LOOK_SECONDS, IDLE_SECONDS, PAUSE_SECONDS = 5.0, 60.0, 30.0
 """How often to list the store while there are requests, and without them, and how long it is left alone."""
@@ -101,13 +101,13 @@ class _Health:
 
     def failed(self, error: BaseException) -> None:
         self.n_failed += 1
-        if self.n_failed >= MOST_FAILURES:
+        if self.n_failed >= MAX_FAILURES:
             self.again_at = time.monotonic() + PAUSE_SECONDS
-        if self.n_failed == MOST_FAILURES:
+        if self.n_failed == MAX_FAILURES:
             log.warning("kv store: cannot be %s (%s), serving without until it can", self.what, _reason(error))
 
     def worked(self) -> None:
-        if self.n_failed >= MOST_FAILURES:
+        if self.n_failed >= MAX_FAILURES:
             log.warning("kv store: it can be %s again", self.what)
         self.n_failed = 0
 
@@ -160,14 +160,14 @@ class StoreBehind:
         self._lengths: list[int] = []  # of the states at the last listing, ascending
         self._costs = Costs()
         self._costs.note_read(2**28, 2.0)  # a link of 1 Gbit/s, until something else was measured
-        self._useless: deque[StateName] = deque(maxlen=MOST_USELESS)
+        self._useless: deque[StateName] = deque(maxlen=MAX_USELESS)
         self._fetches: dict[StateName, Fetch] = {}
         self._reading, self._writing = _Health("read"), _Health("written")
         self._fetched = self._sent = Written()
         self._looked, self._seen = -math.inf, object()
         self._asked = self._closing = False
         self.wake = threading.Event()  # set when the directory has something new
-        self._pool = Readers(MOST_FETCHES, "store-fetch")
+        self._pool = Readers(MAX_FETCHES, "store-fetch")
         self._thread = threading.Thread(target=self._run, name="pyctl-store", daemon=True)
         self._thread.start()
 
@@ -194,7 +194,7 @@ class StoreBehind:
         """Begin to bring ``prefix`` to the disk, which has it when this is ready and all went well; None if not now."""
         state = StateName.of(prefix)
         fetch = self._fetches.get(state)
-        if fetch is None and len(self._fetches) < MOST_FETCHES and not self._closing:
+        if fetch is None and len(self._fetches) < MAX_FETCHES and not self._closing:
             fetch = self._fetches[state] = Fetch(self._seconds(state, 0))
             (fetch.future,) = self._pool.start([partial(self._fetch, state, fetch)])
         return fetch if fetch is not None and not fetch.is_late else None
@@ -253,7 +253,7 @@ class StoreBehind:
     def _bring(self, state: StateName, fetch: Fetch) -> None:
         """Fetch the files of ``state`` that the disk lacks, check all bytes, and have the directory adopt them."""
         disk, home, name = self._files, self._files.home, cast("Name | None", state)
-        most = min(MOST_IN_FLIGHT, disk.directory.budget or MOST_IN_FLIGHT)
+        most = min(MAX_IN_FLIGHT, disk.directory.budget or MAX_IN_FLIGHT)
         paths, records = dict[Name, Path](), dict[Path, Record]()
         with ExitStack() as temps:
             while name is not None and not disk.has(name):  # each file says on which it hangs
@@ -316,7 +316,7 @@ class StoreBehind:
                 name = parse(str(meta["path"]).removeprefix(self._folder))
                 if name is not None and meta["size"] > 0:
                     listed[name] = meta["size"]
-            if self._closing or len(listed) >= MOST_OBJECTS:
+            if self._closing or len(listed) >= MAX_OBJECTS:
                 break
         lengths = {name.n for name in listed if isinstance(name, StateName)}
         self._listed, self._lengths = listed, sorted(lengths)
@@ -333,7 +333,7 @@ class StoreBehind:
         for state in sorted(states, key=lambda each: (-each.hits, -each.used)):
             keys = [*graph.chain(state.key)[::-1], state.key]
             missing = [graph.records[key] for key in keys if key[1] not in self._listed and key in graph.records]
-            if self._closing or len(self._listed) + len(missing) > MOST_OBJECTS:
+            if self._closing or len(self._listed) + len(missing) > MAX_OBJECTS:
                 break
             if state in missing and all(map(self._put, missing)):
                 self._sent = self._sent.plus(sum(each.n_bytes for each in missing))

@@ -12,8 +12,8 @@ from pathlib import Path
 from pyctl.atomic_file import files_in, is_abandoned, read_regular, temp_pid
 from pyctl.cache.disk.chain import Runner, open_chain
 from pyctl.cache.disk.file_format import (
+    MAX_NAME_BYTES,
     MODEL,
-    MOST_NAME_BYTES,
     OLDER,
     PROMPTS,
     REPLIES,
@@ -102,7 +102,7 @@ def is_home(path: Path) -> bool:
 def read_sizes(home: Path) -> BlockSizes | None:
     """The sizes of blocks in the files of ``home``; None if unknown."""
     try:
-        return BlockSizes.parse(read_regular(home / SIZES, MOST_NAME_BYTES).decode("ascii"))
+        return BlockSizes.parse(read_regular(home / SIZES, MAX_NAME_BYTES).decode("ascii"))
     except (OSError, ValueError):
         return None
 

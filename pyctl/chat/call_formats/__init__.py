@@ -34,8 +34,8 @@ __all__ = ["FALLBACK", "FORMATS", "BoundCalls", "find_call_format"]
 
 log = logging.getLogger(__name__)
 
-_MOST_KNOWN = 16
-_MOST_PROBES = limit(
+_MAX_KNOWN = 16
+_MAX_PROBES = limit(
     200, "arguments checked one by one if schemas of tools cannot be converted", "the others may be any JSON", "request"
 )
 _ANYTHING = {"type": "object", "additionalProperties": True}
@@ -67,12 +67,12 @@ class BoundCalls:
         if key:
             with self._lock:
                 self._known[key] = made
-                while len(self._known) > _MOST_KNOWN:
+                while len(self._known) > _MAX_KNOWN:
                     self._known.popitem(last=False)
         return made
 
     def _make(self, tools: Tools, part: ReplyPart, schema: Any, prefill: str) -> Constraint | None:
-        probes = iter(range(_MOST_PROBES))
+        probes = iter(range(_MAX_PROBES))
         error: RequestError | None = None
         for loosen in (_as_it_is, self._loosened, _loose):
             loosened = replace(tools, tools=tuple(t if t.strict else loosen(t, probes) for t in tools.tools))

@@ -49,7 +49,7 @@ _NAMES: tuple[tuple[type, tuple[str, ...]], ...] = (
     (dict, ("object",)),
 )
 _MAX_NAME = 256
-_MOST_BEFORE = 3
+_MAX_BEFORE = 3
 """Members before the arguments of a call."""
 _NO_NAME = re.compile(r"[\s<>]")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
@@ -285,7 +285,7 @@ def json_head(text: str, at: int, key: str = "arguments", name_key: str = "name"
     """
     members: dict[str, str] = {}
     mark = "{"
-    while len(members) < _MOST_BEFORE and starts_with(mark, text, at := skip_blanks(text, at)):
+    while len(members) < _MAX_BEFORE and starts_with(mark, text, at := skip_blanks(text, at)):
         member, at = string_at(text, skip_blanks(text, at + 1))
         if not member or not starts_with(":", text, at := skip_blanks(text, at)):
             break

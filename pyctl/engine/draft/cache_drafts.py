@@ -34,7 +34,7 @@ OVERLAP = 32
 HAND_OVER = 32
 """Generated tokens passed to the index's thread at a time."""
 
-LONGEST_CHANGE, MOST_CHANGES = 8, 4
+LONGEST_CHANGE, MAX_CHANGES = 8, 4
 """Most tokens of a change that is predicted again; most changes with the same first token."""
 
 
@@ -173,7 +173,7 @@ class _Course:
         else:
             change = _Change(old[0], old[-1], len(old), instead, n_right=1)
         changes.insert(0, change)
-        del changes[MOST_CHANGES:]
+        del changes[MAX_CHANGES:]
 
 
 def _rest(expected: list[_Expected], n: int) -> list[_Expected]:

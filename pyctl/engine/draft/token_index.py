@@ -27,7 +27,7 @@ GRAMS = (4, 8, 16, 32)
 CONTEXT = 64
 """Longest match measured; longer ones count the same."""
 
-MOST_LOOKS = 8
+MAX_LOOKS = 8
 """Most places compared per n-gram length, newest first."""
 
 NEAR = 4096
@@ -144,7 +144,7 @@ class TokenIndex:
         seen: set[int] = set()
         for level, bucket in self._buckets(end):
             place, before = self._newest_of[level][bucket], self._before_of[level]
-            for _ in range(MOST_LOOKS):
+            for _ in range(MAX_LOOKS):
                 if not place:
                     break
                 if place not in seen and ring[place + 1] != GAP:

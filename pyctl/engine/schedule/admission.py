@@ -19,9 +19,9 @@ from pyctl.limit import limit
 
 __all__ = ["ActiveRequest", "Admission", "Occupancy", "Step", "Steps"]
 
-MOST_PASSED = limit(8, "younger requests that may pass a request that waits for cells", "they wait for it", "request")
+MAX_PASSED = limit(8, "younger requests that may pass a request that waits for cells", "they wait for it", "request")
 
-MOST_RESERVE = 2048
+MAX_RESERVE = 2048
 """Tokens reserved for a reply when it begins, or an eighth of the context if that is less."""
 
 Step: TypeAlias = tuple[int, ...] | Reads | OutOfCellsError | None
@@ -114,7 +114,7 @@ class Admission:
     """Starts or resumes a request when its prompt and a reserve for its reply fit into the free cells.
 
     ``n_cells`` include the cells of running requests; a request that runs alone always fits. Order is by arrival, but
-    up to MOST_PASSED younger requests that fit may pass one that does not. ``queue`` and ``suspended`` are ordered by
+    up to MAX_PASSED younger requests that fit may pass one that does not. ``queue`` and ``suspended`` are ordered by
     arrival.
     """
 
@@ -122,7 +122,7 @@ class Admission:
         self.queue: deque[ActiveRequest] = deque()
         self.suspended: list[ActiveRequest] = []
         self._n_cells, self._n_ctx = n_cells, n_ctx
-        self._reserve = max(min(n_ctx // 8, MOST_RESERVE), 1)
+        self._reserve = max(min(n_ctx // 8, MAX_RESERVE), 1)
 
     def __bool__(self) -> bool:
         return bool(self.queue or self.suspended)
@@ -167,7 +167,7 @@ class Admission:
                 return active
             blocked.append(active)
             # Suspended requests take memory: start no more that may be suspended.
-            if active.passed >= MOST_PASSED or len(self.suspended) >= n_seqs:
+            if active.passed >= MAX_PASSED or len(self.suspended) >= n_seqs:
                 break
         return None
 

@@ -10,7 +10,7 @@ from pyctl.prompt import Prompt
 
 __all__ = ["CellPool", "SequenceWorth"]
 
-LEAST_FREE = 256
+MIN_FREE = 256
 """Cells kept free of held rows in addition to the needed ones, since llama.cpp may split batches."""
 
 
@@ -115,7 +115,7 @@ class CellPool:
             self._device.vacate(self.n_used, self.n_used + n)
             return self.n_used + n <= self.n_cells
         # llama.cpp may split a batch of several sequences, and allocates the cells of each part separately.
-        extra = min(n, LEAST_FREE) if len(self._occupancy.sequences) > 1 else 0
+        extra = min(n, MIN_FREE) if len(self._occupancy.sequences) > 1 else 0
         while True:
             idle, most = self._occupancy.to_park(), self.n_cells - self.n_used - n
             if most < 0:

@@ -18,7 +18,7 @@ from pyctl.cache import (
     ends_within,
     last_end,
 )
-from pyctl.engine.engine_settings import MOST_WARM_UPS, Clock
+from pyctl.engine.engine_settings import MAX_WARM_UPS, Clock
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Failed, Request
 from pyctl.engine.schedule.admission import ActiveRequest
@@ -36,13 +36,13 @@ QUIET_SECONDS = 1.0
 QUIET_BATCHES = 1
 """Such a warm-up also waits for the duration of this many batches, the longest that it can delay a request."""
 
-MOST_UNUSED = 4
+MAX_UNUSED = 4
 """After this many unused warm-ups in a row, each waits as if its gain were small."""
 
-MOST_READY = 256
+MAX_READY = 256
 """Finished warm-ups remembered to count whether requests use them."""
 
-MOST_AGAIN = 2048
+MAX_AGAIN = 2048
 """Tokens before a reply that a warm-up may evaluate again. If more are missing, the cache is too small for it."""
 
 
@@ -61,7 +61,7 @@ class WarmUps:
         self._prefix_cache, self._n_ubatch = prefix_cache, n_ubatch
         self._queue: list[ActiveRequest] = []
         # The latest client requests: tokens only, since image files are large.
-        self._lately: deque[tuple[ref[Request], Tokens]] = deque(maxlen=MOST_WARM_UPS)
+        self._lately: deque[tuple[ref[Request], Tokens]] = deque(maxlen=MAX_WARM_UPS)
         self._now: ActiveRequest | None = None
         self._quiet_since = -math.inf  # monotonic seconds
         self._ready: OrderedDict[Prefix, int] = (
@@ -85,12 +85,12 @@ class WarmUps:
             tokens, exact = request.prompt.tokens, self._prefix_cache.settings.exact
             active.quiet = AT_ONCE_SECONDS
             is_near = not exact and any(0 < seq.n == seq.shared(tokens) for seq in sequences)
-            if is_near or self._n_unused >= MOST_UNUSED:
+            if is_near or self._n_unused >= MAX_UNUSED:
                 batch = self._prefix_cache.cache.costs.evaluate(max(len(tokens) - self._n_ubatch, 0), len(tokens))
                 active.quiet = max(QUIET_SECONDS, QUIET_BATCHES * batch)
         self._queue.append(active)
-        if len(self._queue) > MOST_WARM_UPS:
-            self._queue.pop(0).handle.put(Failed(BusyError(MOST_WARM_UPS)))
+        if len(self._queue) > MAX_WARM_UPS:
+            self._queue.pop(0).handle.put(Failed(BusyError(MAX_WARM_UPS)))
 
     def arrived(self, request: Request) -> None:
         """Cancel the warm-ups that the client's ``request`` makes redundant."""
@@ -156,7 +156,7 @@ class WarmUps:
         is_live = 0 < seq.n == seq.shared(request.prompt.tokens)
         if not self._prefix_cache.settings.exact and (seq.n >= last if is_live else goal - nearest < MIN_BATCH):
             return False
-        return nearest >= _shared(request.after, request) - MOST_AGAIN
+        return nearest >= _shared(request.after, request) - MAX_AGAIN
 
     def replaced_end(self, lookup: CacheLookup, seq: LiveSequence) -> Prefix | None:
         """Return the live end of ``seq`` if the warm-up goes beyond it."""
@@ -169,7 +169,7 @@ class WarmUps:
             return
         before = self._ready.pop(match.prefix(first), 0) if first else 0
         self._ready[match.prefix(n)] = before + n - first
-        if len(self._ready) > MOST_READY:
+        if len(self._ready) > MAX_READY:
             self._ready.popitem(last=False)
         active.n_warmed += n - first
         self._prefix_cache.totals.n_warmed += n - first

@@ -131,7 +131,7 @@ def _without_model(drafts: DraftSettings) -> DraftSettings:
 N_UNCOMPARED = 5
 """First tokens, mostly control tokens, whose texts may differ, as in llama-server."""
 
-MOST_MORE_TOKENS = 128
+MAX_MORE_TOKENS = 128
 """Largest difference of the vocabulary sizes."""
 
 
@@ -145,7 +145,7 @@ def vocabulary_difference(model: Any, draft: Any) -> str:
         if adds(first) != adds(second) or (adds(first) and token(first) != token(second)):
             return f"it has another {name.upper()} token"
     sizes = [int(api.llama_vocab_n_tokens(vocab)) for vocab in (first, second)]
-    if max(sizes) - min(sizes) > MOST_MORE_TOKENS:
+    if max(sizes) - min(sizes) > MAX_MORE_TOKENS:
         return f"it has {sizes[1]} tokens, not {sizes[0]}"
     for token in range(N_UNCOMPARED, min(sizes)):
         texts = [api.llama_vocab_get_text(vocab, token) for vocab in (first, second)]

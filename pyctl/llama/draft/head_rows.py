@@ -24,7 +24,7 @@ __all__ = ["Followed", "HeadRows"]
 FIRST_AND_LAST = slice(SIGNATURE_BYTES + 16, SIGNATURE_BYTES + 32)
 """The range of rows in a block, two int64 (csrc/core/block.h)."""
 
-MOST_SPARE = limit(64, "spare hidden rows for a draft head", "the oldest are forgotten", "memory", "rows")
+MAX_SPARE = limit(64, "spare hidden rows for a draft head", "the oldest are forgotten", "memory", "rows")
 
 log = logging.getLogger(__name__)
 
@@ -81,9 +81,9 @@ class Followed:
         self.tokens, self.is_known = [], is_known
 
     def forget_all_but(self, n: int) -> None:
-        """Keep the latest ``n`` tokens and at most MOST_SPARE more."""
+        """Keep the latest ``n`` tokens and at most MAX_SPARE more."""
         n_more = len(self.tokens) - n
-        if n_more > (MOST_SPARE if n else 0):
+        if n_more > (MAX_SPARE if n else 0):
             self._rows, self._n_rows = np.array(self.hidden(n)), n + 1
             del self.tokens[:n_more]
 

@@ -110,13 +110,13 @@ async function* events(answer) {
 
 // -- Markdown to HTML by the server, each text once -------------------------------------------------------------------
 
-const MOST_KNOWN = 2000, MOST_AT_ONCE = 32;
+const MAX_KNOWN = 2000, MAX_AT_ONCE = 32;
 const known = new Map();
 let waiting = [];
 
 export function html(text) {
   if (!known.has(text)) {
-    if (known.size > MOST_KNOWN) known.clear();
+    if (known.size > MAX_KNOWN) known.clear();
     known.set(text, new Promise((resolve, reject) => waiting.push({ text, resolve, reject })));
     if (waiting.length === 1) queueMicrotask(renderAll);
   }
@@ -128,7 +128,7 @@ export const render = async (text) => (await rendered([text]))[0];
 
 async function renderAll() {
   while (waiting.length) {
-    const batch = waiting.splice(0, MOST_AT_ONCE);
+    const batch = waiting.splice(0, MAX_AT_ONCE);
     try {
       const html = await rendered(batch.map((each) => each.text));
       batch.forEach((each, i) => each.resolve(html[i]));

@@ -3,11 +3,11 @@
 import { $, count, el, icon, put, size, tell } from "./dom.js";
 import { pdfText } from "./api.js";
 
-const MOST_TEXT_BYTES = 4 << 20;
-const MOST_PDF_BYTES = 32 << 20;
-const MOST_IMAGE_BYTES = 8 << 20;
-const MOST_PIXELS = 2048; // on the longer side; models look at less
-const MOST_PASTED = 6000;
+const MAX_TEXT_BYTES = 4 << 20;
+const MAX_PDF_BYTES = 32 << 20;
+const MAX_IMAGE_BYTES = 8 << 20;
+const MAX_PIXELS = 2048; // on the longer side; models look at less
+const MAX_PASTED = 6000;
 const TEXTS = "text/*,.md,.py,.js,.ts,.json,.yaml,.toml,.c,.h,.cpp,.rs,.go,.java,.sh,.csv,.log,.pdf";
 
 let files = [];
@@ -60,18 +60,18 @@ async function read(given, before) {
 // What is long goes as a file.
 export function paste(event) {
   const { files: given } = event.clipboardData, words = event.clipboardData.getData("text/plain");
-  if (!given.length && words.length <= MOST_PASTED) return;
+  if (!given.length && words.length <= MAX_PASTED) return;
   event.preventDefault();
   attach(given.length ? [...given] : [new File([words], "pasted.txt", { type: "text/plain" })]);
 }
 
 async function pdf(file) {
-  if (file.size > MOST_PDF_BYTES) throw new Error(`larger than ${size(MOST_PDF_BYTES)}`);
+  if (file.size > MAX_PDF_BYTES) throw new Error(`larger than ${size(MAX_PDF_BYTES)}`);
   return { name: file.name, text: await pdfText(file) };
 }
 
 async function text(file) {
-  if (file.size > MOST_TEXT_BYTES) throw new Error(`larger than ${size(MOST_TEXT_BYTES)}`);
+  if (file.size > MAX_TEXT_BYTES) throw new Error(`larger than ${size(MAX_TEXT_BYTES)}`);
   const found = await file.text();
   if (found.includes("\0")) throw new Error("this is no text");
   return { name: file.name, text: found };
@@ -84,8 +84,8 @@ async function picture(file) {
   if (!bitmap) throw new Error("this is no picture that the browser knows");
   const most = Math.max(bitmap.width, bitmap.height);
   let blob = file;
-  if (!["image/png", "image/jpeg"].includes(file.type) || most > MOST_PIXELS || file.size > MOST_IMAGE_BYTES) {
-    const scale = Math.min(1, MOST_PIXELS / most);
+  if (!["image/png", "image/jpeg"].includes(file.type) || most > MAX_PIXELS || file.size > MAX_IMAGE_BYTES) {
+    const scale = Math.min(1, MAX_PIXELS / most);
     const canvas = new OffscreenCanvas(Math.max(1, bitmap.width * scale), Math.max(1, bitmap.height * scale));
     canvas.getContext("2d").drawImage(bitmap, 0, 0, canvas.width, canvas.height);
     blob = await canvas.convertToBlob(file.type === "image/jpeg" ? { type: file.type, quality: 0.92 } : {});

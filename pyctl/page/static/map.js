@@ -2,7 +2,7 @@
 
 import { count, keyed, short, size, svg } from "./dom.js";
 
-const PAD = 9, MOST_HEIGHT = 230, MOST_ROW = 24, BEND = 20;
+const PAD = 9, MAX_HEIGHT = 230, MAX_ROW = 24, BEND = 20;
 
 // Rows from above: the newest branch goes straight on, the others leave below.
 function place(item, row) {
@@ -44,8 +44,8 @@ export class TreeMap {
     const known = new Map(items.map(({ item }) => [item.id, item]));
     for (const seq of sequences) if (known.has(seq.at) && seq.n > known.get(seq.at).n) live.push(seq);
     const x = scale([...items.map(({ item }) => item.n), ...live.map((seq) => seq.n)], width);
-    const room = MOST_HEIGHT * (document.body.classList.contains("wide") ? 2 : 1);
-    const high = Math.min(MOST_ROW, room / Math.max(rows, 1)), edge = Math.max(high, 10) / 2;
+    const room = MAX_HEIGHT * (document.body.classList.contains("wide") ? 2 : 1);
+    const high = Math.min(MAX_ROW, room / Math.max(rows, 1)), edge = Math.max(high, 10) / 2;
     const y = (row) => edge + row * high, height = Math.ceil(y(rows - 1) + edge + 16);
     const line = (x0, y0, x1, y1) => {
       const bend = Math.min(BEND, (x1 - x0) * 0.7), middle = x0 + bend / 2;

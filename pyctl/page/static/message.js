@@ -246,7 +246,7 @@ export function edit(made, verb, done) {
 
 // -- a reply as it comes: finished blocks are rendered once, the last one again and again -----------------------------
 
-const LEAST_MS = 150, LATE_MS = 1000, FAILED_MS = 2000;
+const MIN_MS = 150, LATE_MS = 1000, FAILED_MS = 2000;
 const SHARE = 10; // the server renders for this page a tenth of the time at most
 
 export class Streamed {
@@ -301,7 +301,7 @@ export class Streamed {
       try {
         const html = await api.render(text + marks);
         const took = performance.now() - began;
-        wait = Math.max(LEAST_MS, SHARE * Math.min(took, before)); // the first may start the process that renders
+        wait = Math.max(MIN_MS, SHARE * Math.min(took, before)); // the first may start the process that renders
         before = took;
         if (tail === this.tail) {
           this.rest.remove();

@@ -4,7 +4,7 @@ import * as api from "./api.js";
 import * as settings from "./settings.js";
 
 const WISH = "Write a title for this conversation, of at most six words. Reply with the title alone.";
-const MOST_TOKENS = 24;
+const MAX_TOKENS = 24;
 let asking = null;
 
 // What is asked next does not wait for a title.
@@ -16,7 +16,7 @@ export async function titleFor(messages) {
   if (!settings.givesTitles()) return "";
   const controller = (asking = new AbortController());
   const body = {
-    ...settings.requestOf(), messages: [...messages, { role: "user", content: WISH }], max_tokens: MOST_TOKENS,
+    ...settings.requestOf(), messages: [...messages, { role: "user", content: WISH }], max_tokens: MAX_TOKENS,
     chat_template_kwargs: { enable_thinking: false },
   };
   try {

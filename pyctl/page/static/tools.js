@@ -3,7 +3,7 @@
 import { $, ask, count, el } from "./dom.js";
 import * as api from "./api.js";
 
-const MOST_ALONE = 100; // calls after one message; then each is asked about again
+const MAX_ALONE = 100; // calls after one message; then each is asked about again
 const REFUSED = "The user refused this call.";
 
 let tools = []; // as GET /tools lists them
@@ -38,7 +38,7 @@ export const mark = (name) => (find(name) ? effect(find(name)) : null);
 export function mayRun(conversation, name, path) {
   const since = path.length - 1 - path.findLastIndex(({ role }) => role === "user");
   const known = rules[name] === "always" || Boolean(conversation.allowed?.includes(name));
-  return Boolean(find(name)) && known && since < 2 * MOST_ALONE;
+  return Boolean(find(name)) && known && since < 2 * MAX_ALONE;
 }
 
 // What was chosen for one call holds for later ones, too: in this chat or always.

@@ -26,8 +26,8 @@ __all__ = ["native", "normalised", "openai", "rank", "vectors_of"]
 
 _INT16_RANGE = 32760.0
 
-_MOST_INPUTS = limit(2048, "texts to embed", "400", "request")
-_MOST_VECTOR_BYTES = limit(256 * 2**20, "vectors of one answer", "400", "reply", "bytes")
+_MAX_INPUTS = limit(2048, "texts to embed", "400", "request")
+_MAX_VECTOR_BYTES = limit(256 * 2**20, "vectors of one answer", "400", "reply", "bytes")
 
 
 class _EmbeddingsBody(Body, frozen=True):
@@ -100,7 +100,7 @@ async def vectors_of(
 ) -> tuple[list[NDArray[np.float32]], int]:
     """The unnormalised embedding of each text, shape (1, width), and the number of tokens; ``cut`` truncates texts."""
     _check(service, pooled=True)
-    at_most(_MOST_INPUTS, len(texts), "input", "texts")
+    at_most(_MAX_INPUTS, len(texts), "input", "texts")
     return await _vectors(service, request, texts, partial(_tokens, most=service.admin.n_embed if cut else None))
 
 
@@ -116,8 +116,8 @@ async def _vectors(
         n_tokens += int(tokens.size)
         vectors.append(await asyncio.wrap_future(service.admin.embed(tokens)))
         n_bytes += vectors[-1].nbytes
-        if n_bytes > _MOST_VECTOR_BYTES:
-            raise RequestError(f"the vectors have more than {_MOST_VECTOR_BYTES} bytes")
+        if n_bytes > _MAX_VECTOR_BYTES:
+            raise RequestError(f"the vectors have more than {_MAX_VECTOR_BYTES} bytes")
     return vectors, n_tokens
 
 
@@ -149,7 +149,7 @@ def _items(value: Any) -> list[Any]:
     items = value if many else [value]
     if not items:
         raise RequestError('"input" must not be empty')
-    at_most(_MOST_INPUTS, len(items), "input", "texts")
+    at_most(_MAX_INPUTS, len(items), "input", "texts")
     return items
 
 
@@ -189,7 +189,7 @@ def _content(item: dict[str, Any]) -> Any:
     return "".join(part["text"] for part in content)
 
 
-_MOST_DOCUMENTS = limit(1024, "documents to rank", "400", "request")
+_MAX_DOCUMENTS = limit(1024, "documents to rank", "400", "request")
 
 
 async def rank(service: Service, request: Request) -> Response:
@@ -205,7 +205,7 @@ async def rank(service: Service, request: Request) -> Response:
     documents = body.texts if body.documents is None else body.documents
     if not isinstance(documents, list) or not documents or not all(isinstance(text, str) for text in documents):
         raise RequestError('"documents" must be a non-empty string array')
-    at_most(_MOST_DOCUMENTS, len(documents), "documents", "documents")
+    at_most(_MAX_DOCUMENTS, len(documents), "documents", "documents")
     check_letters(body.query, service.info.n_ctx)
     label = "score" if is_tei else "relevance_score"
     ranked: list[dict[str, Any]] = []

@@ -21,7 +21,7 @@ from pyctl.server.service import Service
 
 __all__ = ["events", "health", "load", "retrieve", "show", "unload"]
 
-_MOST_EVENTS = limit(
+_MAX_EVENTS = limit(
     256, "events of models that a client of /models/sse has not taken yet", "it is closed", "connection"
 )
 
@@ -87,7 +87,7 @@ async def unload(models: Models, request: Request) -> Response:
 
 async def events(models: Models, request: Request) -> Response:
     """GET /models/sse: what happens to models, as it happens."""
-    loop, queue = asyncio.get_running_loop(), asyncio.Queue[Mapping[str, Any] | None](_MOST_EVENTS)
+    loop, queue = asyncio.get_running_loop(), asyncio.Queue[Mapping[str, Any] | None](_MAX_EVENTS)
 
     def put(event: Mapping[str, Any] | None) -> None:
         if not queue.full():

@@ -23,7 +23,7 @@ from pyctl.server.service import Service
 
 __all__ = ["check", "clear", "drop", "pin", "show", "warm"]
 
-_MOST_STORED = limit(256, "prefixes only on disk in GET /cache", "the others are not listed", "reply")
+_MAX_STORED = limit(256, "prefixes only on disk in GET /cache", "the others are not listed", "reply")
 
 
 class _PinBody(Body, frozen=True):
@@ -137,7 +137,7 @@ def _tree(service: Service, view: CacheView, entries: list[Entry], *, with_text:
         "prefixes": roots,
         "sequences": [_sequence(service, seq, with_text=with_text) for seq in view.live],
         "disk": msgspec.to_builtins(view.disk),
-        "stored": [_entry(entry, with_text=with_text) for entry in only_stored[:_MOST_STORED]],
+        "stored": [_entry(entry, with_text=with_text) for entry in only_stored[:_MAX_STORED]],
         "revision": view.revision,
     }
 

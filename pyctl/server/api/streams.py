@@ -16,15 +16,15 @@ from pyctl.server.request_pool import until_left
 
 __all__ = ["end", "find", "resume"]
 
-_MOST_IDS = limit(1024, "`conversation_ids` of /v1/streams/lookup", "400", "request")
-_MOST_DIGITS = 18
+_MAX_IDS = limit(1024, "`conversation_ids` of /v1/streams/lookup", "400", "request")
+_MAX_DIGITS = 18
 
 
 async def resume(models: Models, request: Request) -> ASGIApp:
     """GET /v1/stream?conv_id=ID&from=N: the bytes of a kept stream from N on, to its end; 503 before it has begun."""
     stream = models.shared.streams.get(key_of(request, request.query_params.get("conv_id", "")))
     given = request.query_params.get("from", "0") or "0"
-    if not (given.isascii() and given.isdecimal() and len(given) <= _MOST_DIGITS):
+    if not (given.isascii() and given.isdecimal() and len(given) <= _MAX_DIGITS):
         raise RequestError("Invalid 'from' offset")
     if int(given) < stream.n_dropped:
         raise RequestError("Stream offset lost, please restart")
@@ -47,7 +47,7 @@ async def find(models: Models, request: Request) -> Response:
     """POST /v1/streams/lookup {"conversation_ids": [...]}: those of these that are kept for this client."""
     given = parse_object(await request.body()).get("conversation_ids")
     names = [name for name in given if isinstance(name, str) and name] if isinstance(given, list) else []
-    at_most(_MOST_IDS, len(names), "conversation_ids", "ids")
+    at_most(_MAX_IDS, len(names), "conversation_ids", "ids")
     found = [each for name in names for each in models.shared.streams.named(key_of(request, name))]
     return JsonResponse(
         [

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from pyctl.cache.ram import MOST_ENDS, RamCache
+from pyctl.cache.ram import MAX_ENDS, RamCache
 from pyctl.cache.snapshot import PromptMatch
 from pyctl.engine.admin import EngineAdmin
 from pyctl.engine.engine import Engine
@@ -157,7 +157,7 @@ def test_no_more_than_the_ends_of_the_last_prompts_are_kept() -> None:
     engine = Engine(FakeBackend(), cache, EngineSettings())
     for seed in range(40, 52):
         ask(engine, prompt_of(seed, 150, (100, 140)))
-    assert len(cache.ends) == MOST_ENDS
+    assert len(cache.ends) == MAX_ENDS
     assert n_evaluated(ask(engine, prompt_of(51, 150, (100, 140)))) == 0
     assert n_evaluated(ask(engine, prompt_of(40, 150, (100, 140)))) > 0
 

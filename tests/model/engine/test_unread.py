@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyctl.cache.ram import RamCache
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
-from pyctl.engine.handle import MOST_UNREAD, RequestHandle
+from pyctl.engine.handle import MAX_UNREAD, RequestHandle
 from pyctl.engine.request import Failed, Piece
 from pyctl.engine.sampling import Sampling
 from pyctl.llama.library import LibraryLog
@@ -29,15 +29,15 @@ def test_a_reply_that_nobody_reads_ends() -> None:
     assert isinstance(events[-1], Failed)
     assert "unread" in str(events[-1].error)
     read = [event for event in events if isinstance(event, Piece)]
-    assert sum(1 + len(piece.tokens) + sum(map(len, piece.probs)) for piece in read) <= MOST_UNREAD
+    assert sum(1 + len(piece.tokens) + sum(map(len, piece.probs)) for piece in read) <= MAX_UNREAD
 
 
 def test_a_reply_that_is_read_may_be_as_long_as_it_likes() -> None:
     handle = RequestHandle(request(Prompt.of([1, 2])))
     for _ in range(20):
-        for _ in range(MOST_UNREAD // 50):
+        for _ in range(MAX_UNREAD // 50):
             handle.put(Piece("a", (1,), (PROBS,)))
-        assert len(handle.drain()) == MOST_UNREAD // 50
+        assert len(handle.drain()) == MAX_UNREAD // 50
     assert not handle.cancelled
 
 

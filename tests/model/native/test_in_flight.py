@@ -27,7 +27,7 @@ from tests.unit.cache.checks import check_invariants
 from tests.unit.engine.drive import ask
 
 LAG = 3
-MOST_CALLS = 16
+MAX_CALLS = 16
 """Calls that may be under way before one waits."""
 
 Opened = Callable[[int], LlamaBackend]
@@ -85,10 +85,10 @@ def test_a_device_that_never_catches_up_is_waited_for(open_lagging: Opened) -> N
     before = live_bytes()
     size = backend.memory.shape.sizes.rows(0, 10)
     backend.evaluate(0, as_tokens(range(50)), 0)
-    for _ in range(2 * MOST_CALLS):
+    for _ in range(2 * MAX_CALLS):
         backend.memory.save_rows(0, 0, 10)  # the block is dropped at once
-        assert live_bytes() - before == backend.memory.kv.in_flight_bytes <= MOST_CALLS * size
-    assert backend.memory.kv.in_flight_bytes == MOST_CALLS * size
+        assert live_bytes() - before == backend.memory.kv.in_flight_bytes <= MAX_CALLS * size
+    assert backend.memory.kv.in_flight_bytes == MAX_CALLS * size
 
 
 def test_nothing_is_held_after_a_wait(open_lagging: Opened) -> None:

@@ -168,7 +168,7 @@ def test_everything_waits_for_the_model() -> None:
 @pytest.mark.parametrize("is_loaded", [True, False])
 def test_a_request_is_held_while_the_model_is_loaded(monkeypatch: pytest.MonkeyPatch, is_loaded: bool) -> None:
     """One that is held gets its reply; one that is too many, or is there when loading ends in another way, 503."""
-    monkeypatch.setattr("pyctl.server.middleware.MOST_HELD", 1)
+    monkeypatch.setattr("pyctl.server.middleware.MAX_HELD", 1)
     bench, gate = Bench(play("x")), LoadingApp(create_loading_app(ServerSettings()), seconds=60.0)
     with ThreadPoolExecutor(1) as pool:
         held = pool.submit(Client(gate).post, "/completion", json={"prompt": "a"})

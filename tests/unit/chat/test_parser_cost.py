@@ -20,7 +20,7 @@ from tests.unit.chat.parsing import TOOLS
 from tests.unit.chat.test_call_formats import CASES, Family
 from tests.unit.chat.toy import chatml_tokenizer
 
-SIZE, MOST_WORK = 1 << 11 if IS_QUICK else 1 << 13, 300
+SIZE, MAX_WORK = 1 << 11 if IS_QUICK else 1 << 13, 300
 """Letters of a reply, and calls for each: more than 10 µs, and what looks at all that came before makes more."""
 
 SIGNS = ('"', '\\"', "'", "\\'", "\\", " ", "\n", "{", "[", "}", "a", '{"a":', "<", "x=", '"name"', "True", "_", "é")
@@ -57,7 +57,7 @@ def test_a_reply_is_read_in_linear_time(family: Family) -> None:
                     parser.feed(text[at : at + 8])
                 parser.finish()
 
-            if (done := work(read)) > MOST_WORK * SIZE:
+            if (done := work(read)) > MAX_WORK * SIZE:
                 slow.append((begun, sign, done / SIZE))
     assert not slow
 
@@ -109,6 +109,6 @@ def test_a_long_text_of_anything_is_read_in_linear_time(reader: Callable[[str], 
             with contextlib.suppress(RequestError):
                 reader(text)
 
-        if (done := work(read)) > MOST_WORK * LONG:
+        if (done := work(read)) > MAX_WORK * LONG:
             slow.append((piece, done / LONG))
     assert not slow

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pyctl.llama.module_trial import MOST_RESULTS, STAMP, loaded_libraries, try_modules
+from pyctl.llama.module_trial import MAX_RESULTS, STAMP, loaded_libraries, try_modules
 
 
 class Trials:
@@ -86,10 +86,10 @@ def test_where_modules_cannot_be_written_the_user_has_a_file(trials: Trials) -> 
 
 
 def test_the_file_stays_small(trials: Trials) -> None:
-    for _ in range(MOST_RESULTS + 3):
+    for _ in range(MAX_RESULTS + 3):
         change(trials.package / "_core.abi.so")
         trials.start()
-    assert len(json.loads((trials.package / STAMP).read_bytes())) == MOST_RESULTS
+    assert len(json.loads((trials.package / STAMP).read_bytes())) == MAX_RESULTS
     assert trials.start()[1] == []
 
 

@@ -150,7 +150,7 @@ def test_numbers_and_sizes_are_bounded(bench: Bench, monkeypatch: pytest.MonkeyP
         loaded(bench, *[part(BASE64)] * 513)
     with pytest.raises(RequestError, match="at most 16 addresses"):
         loaded(bench, *(part(f"http://host/{i}") for i in range(17)))
-    monkeypatch.setattr("pyctl.server.images._MOST_BYTES", len(PNG) - 9)
+    monkeypatch.setattr("pyctl.server.images._MAX_BYTES", len(PNG) - 9)
     for url in (URL, "file://good.png"):
         with pytest.raises(RequestError, match="more than"):
             loaded(bench, part(url))
@@ -173,7 +173,7 @@ def test_no_image_is_decoded_where_not_all_can_be_seen(bench: Bench, monkeypatch
         loaded(bench, good, large, large, large, large)
     with pytest.raises(FilesMissing):
         loaded(bench, good, part("http://a/"))
-    monkeypatch.setattr("pyctl.server.images._MOST_PIXELS", 1500)
+    monkeypatch.setattr("pyctl.server.images._MAX_PIXELS", 1500)
     with pytest.raises(RequestError, match="1500 pixels together"):
         loaded(bench, good, large)
     assert not decoded

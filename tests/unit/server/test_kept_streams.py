@@ -154,7 +154,7 @@ async def test_another_key_reads_and_ends_nothing() -> None:
 
 @in_loop
 async def test_streams_are_bounded_in_number_bytes_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_streams, "_MOST", 2)
+    monkeypatch.setattr(kept_streams, "_MAX_STREAMS", 2)
     talk = Talk(play("a", "b"))
     for name in ("1", "2", "3"):
         await talk.begin(name)
@@ -166,7 +166,7 @@ async def test_streams_are_bounded_in_number_bytes_and_time(monkeypatch: pytest.
     talk.clock.advance(2)
     assert (await talk.ask("GET", "/v1/stream?conv_id=3")).status_code == 404
 
-    monkeypatch.setattr(kept_streams, "_MOST_BYTES", 100)
+    monkeypatch.setattr(kept_streams, "_MAX_BYTES", 100)
     await talk.begin("long", n_sent=1)
     lost = await talk.ask("GET", "/v1/stream?conv_id=long&from=0")
     assert (lost.status_code, "lost" in lost.text) == (400, True)

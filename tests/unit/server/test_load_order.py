@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pyctl.server.load_order import MOST_HELD_SECONDS, LoadOrder, Ticket
+from pyctl.server.load_order import MAX_HELD_SECONDS, LoadOrder, Ticket
 
 
 class Clocked:
@@ -76,8 +76,8 @@ def test_requests_that_follow_each_other_go_first_but_not_for_ever() -> None:
         if other in clocked.running:
             break
         agent = clocked.ask("a")  # at once: within the patience
-        assert clocked.now <= MOST_HELD_SECONDS + 2.0
-    assert clocked.now >= MOST_HELD_SECONDS
+        assert clocked.now <= MAX_HELD_SECONDS + 2.0
+    assert clocked.now >= MAX_HELD_SECONDS
     late = clocked.ask("a")
     assert late not in clocked.running
     clocked.end(other)
@@ -89,7 +89,7 @@ def test_a_busy_model_is_shut_after_a_time_and_opened_when_nobody_waits() -> Non
     clocked = Clocked(1)
     long = clocked.ask("a")
     other = clocked.ask("b")
-    clocked.wait(MOST_HELD_SECONDS)
+    clocked.wait(MAX_HELD_SECONDS)
     held = clocked.ask("a")
     assert held not in clocked.running
     clocked.order.give_up(other)
@@ -101,7 +101,7 @@ def test_a_kept_model_never_leaves_and_says_when_it_stops_all_others() -> None:
     clocked = Clocked(1, keeps=("a",))
     clocked.end(clocked.ask("a"))
     waiting = clocked.ask("b")
-    clocked.wait(10 * MOST_HELD_SECONDS)
+    clocked.wait(10 * MAX_HELD_SECONDS)
     assert waiting not in clocked.running
     assert clocked.order.is_stuck
     assert clocked.order.refuse("b") == [waiting]

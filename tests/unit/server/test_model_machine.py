@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pyctl.errors import ModelError, PyctlError, RequestError
-from pyctl.server.load_order import MOST_HELD_SECONDS, LoadOrder
+from pyctl.server.load_order import MAX_HELD_SECONDS, LoadOrder
 from pyctl.server.models import RETRY_SECONDS, Lease, ModelCard, Models, ModelSource, Progress
 from pyctl.server.service import Service, Shared
 from pyctl.server.supervisor import Supervisor
@@ -203,7 +203,7 @@ class ModelMachine(RuleBasedStateMachine):
         # Replies end and time passes: then each request has run, or got an error, within one hold for each model.
         began = self.now
         while self.waiting or self.running or self.models._futures:
-            assert self.now - began <= 5 * (MOST_HELD_SECONDS + RETRY_SECONDS), "a request starves"
+            assert self.now - began <= 5 * (MAX_HELD_SECONDS + RETRY_SECONDS), "a request starves"
             for _, lease in self.running:
                 lease.close()
             self.running = []

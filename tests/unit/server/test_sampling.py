@@ -9,7 +9,7 @@ from pyctl.engine.request import Request
 from pyctl.engine.sampling import DEFAULT_SAMPLERS, RANDOM_SEED, Sampling, range_of
 from pyctl.errors import RequestError
 from pyctl.prompt import Prompt
-from pyctl.server.body import MOST_BIASES, GenerationBody, ReplyOptions
+from pyctl.server.body import MAX_BIASES, GenerationBody, ReplyOptions
 from pyctl.server.prepare import sampling_of
 from pyctl.server.reply import settings_json
 from tests.unit.chat.toy import chatml_tokenizer
@@ -139,10 +139,10 @@ def test_what_a_bias_names_is_bounded_before_it_is_read() -> None:
             sampling_of(GenerationBody.of({"logit_bias": biases}), Sampling(), tokenizer, tokenizer.n_vocab)
 
     refused({"97": 10**400}, "too large a number")
-    refused({"x" * (8 * MOST_BIASES + 1): 1}, "letters in a text")
+    refused({"x" * (8 * MAX_BIASES + 1): 1}, "letters in a text")
     assert not texts
     refused([["x" * 1000, 1]] * 100, "at most 8192 tokens")
-    assert len(texts) == MOST_BIASES // 1000 + 1, "no more than it takes to be too many"
+    assert len(texts) == MAX_BIASES // 1000 + 1, "no more than it takes to be too many"
 
 
 @pytest.mark.parametrize(

@@ -262,7 +262,7 @@ def test_each_reply_is_kept_for_the_next_time(script: Any, tmp_path: Path) -> No
 
 
 def test_a_saved_chat_is_bounded(script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conversation, "_MOST_CHAT_BYTES", 200)
+    monkeypatch.setattr(conversation, "_MAX_CHAT_BYTES", 200)
     path = tmp_path / "chat.json"
     chat, view, _ = start(script.backend(script.say("A")), "a" * 200, f"/save {path}", f"/load {path}")
     path.write_text("[" + " " * 300 + "]")

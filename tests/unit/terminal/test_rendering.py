@@ -49,7 +49,7 @@ def test_a_fence_and_a_table_begin_without_an_empty_line() -> None:
 
 
 def test_a_large_block_is_cut_and_its_parts_keep_their_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendering, "_MOST_BLOCK", 40)
+    monkeypatch.setattr(rendering, "_MAX_BLOCK", 40)
     code = "\n".join(f"line = {number}" for number in range(20))
     parts = blocks_of(f"```python\n{code}\n```")
     assert len(parts) > 3

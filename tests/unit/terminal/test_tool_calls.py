@@ -14,7 +14,7 @@ from pyctl.chat.reply import CallDelta, ReplyDelta
 from pyctl.errors import RequestError
 from pyctl.terminal.conversation import Call, Conversation
 from pyctl.terminal.interactive import Chat
-from pyctl.terminal.tool_calls import CHOICES, MOST_ROUNDS, REFUSED, STOPPED, UNREADABLE, OfferedTool, ToolCalls
+from pyctl.terminal.tool_calls import CHOICES, MAX_ROUNDS, REFUSED, STOPPED, UNREADABLE, OfferedTool, ToolCalls
 from tests.unit.terminal.test_loop import Lines, Recorder
 
 DEFINITION = {"type": "function", "function": {"name": "look"}}
@@ -138,7 +138,7 @@ def test_the_question_fits_into_a_line_and_yes_is_once() -> None:
 def test_calls_of_unknown_tools_are_left_to_the_user_and_rounds_end(script: Any) -> None:
     backend, _, asked, chat = talk(script, calls(script, "other"), source=Source())
     assert (len(backend.seen), asked, len(chat.conversation.messages)) == (1, [], 2)
-    endless = [calls(script, "look") for _ in range(MOST_ROUNDS + 5)]
+    endless = [calls(script, "look") for _ in range(MAX_ROUNDS + 5)]
     backend, view, _, _ = talk(script, *endless, source=Source(), answers=["c"])
-    assert len(backend.seen) == MOST_ROUNDS
+    assert len(backend.seen) == MAX_ROUNDS
     assert "the next message lets the model go on" in view.infos[-1]

@@ -188,23 +188,23 @@ def test_the_end_does_not_wait_for_a_store_that_hangs(
     assert not second.lengths()
 
 
-@pytest.mark.parametrize(("bound", "value"), [("MOST_FETCHES", 1), ("MOST_IN_FLIGHT", 500)])
+@pytest.mark.parametrize(("bound", "value"), [("MAX_FETCHES", 1), ("MAX_IN_FLIGHT", 500)])
 def test_what_is_on_its_way_is_bounded(
     bound: str, value: int, filled: list[Snapshot], store: StoreBehind, client: Faulty, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(store_behind, bound, value)
     client.gate.clear()
     fetches = [store.fetch(each.prefix) for each in filled[:2]]
-    assert [each is None for each in fetches] == [False, bound == "MOST_FETCHES"]
+    assert [each is None for each in fetches] == [False, bound == "MAX_FETCHES"]
     client.gate.set()
     until(lambda: all(each is None or each.ready() for each in fetches))
-    assert store.view().fetched.n == (bound == "MOST_FETCHES")
+    assert store.view().fetched.n == (bound == "MAX_FETCHES")
 
 
 def test_no_more_than_so_many_objects_are_sent(
     second: DiskStore, behind: Behind, client: Faulty, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_behind, "MOST_OBJECTS", 4)
+    monkeypatch.setattr(store_behind, "MAX_OBJECTS", 4)
     for each in conversation(1):
         second.write(each)
     store = behind(second)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyctl.engine.draft.token_index import CONTEXT, GAP, GRAMS, MOST_LOOKS, TokenIndex
+from pyctl.engine.draft.token_index import CONTEXT, GAP, GRAMS, MAX_LOOKS, TokenIndex
 from pyctl.prompt import Tokens, as_tokens
 from tests.effort import examples
 
@@ -59,7 +59,7 @@ def test_what_is_found_is_there(seed: int, n_kinds: int) -> None:
         assert index.ring[place - length : place].tolist() == end[-length:]
         assert index.ring[place] != GAP
         assert length <= max(every)
-        if sum(n >= GRAMS[0] for n in every) <= MOST_LOOKS:
+        if sum(n >= GRAMS[0] for n in every) <= MAX_LOOKS:
             assert length == max(every)
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from pyctl import page as assets
 from pyctl.page.markdown import html_of
-from pyctl.page.markdown_process import MOST_TEXT_BYTES, MarkdownProcess, plain_html
+from pyctl.page.markdown_process import MAX_TEXT_BYTES, MarkdownProcess, plain_html
 from pyctl.server import ServerSettings
 from tests.effort import examples
 from tests.unit.server.fake import Bench, play
@@ -164,7 +164,7 @@ def process() -> Iterator[MarkdownProcess]:
 
 def test_what_takes_too_long_is_plain_and_delays_nothing_else(process: MarkdownProcess) -> None:
     slow = "slow"
-    long = "x" * (MOST_TEXT_BYTES + 1)
+    long = "x" * (MAX_TEXT_BYTES + 1)
 
     def texts() -> Iterator[str]:
         for text in ("*a*", slow, "*b*", long, "\udcff*c*"):

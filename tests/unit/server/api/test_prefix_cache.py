@@ -17,7 +17,7 @@ from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.persist import DiskPolicy
 from pyctl.chat.cached_tokenizer import readable
-from pyctl.engine.engine_stats import MOST_REPLIES
+from pyctl.engine.engine_stats import MAX_REPLIES
 from pyctl.engine.request import Timings
 from pyctl.server import Cors, ReplySettings, ServerSettings
 from tests.unit.chat.toy import chatml_tokenizer
@@ -243,10 +243,10 @@ def test_replies_of_the_last_hour_tell_what_they_took(bench: Bench) -> None:
     assert replies[0]["age"] >= replies[1]["age"] >= 0
     assert all(reply["prompt_ms"] > 0 < reply["predicted_ms"] for reply in replies)
     now = bench.engine.clock()
-    for n in range(MOST_REPLIES):
+    for n in range(MAX_REPLIES):
         bench.engine.replies.append((now - 3600.0 if n < 3 else now, Timings(0, n, 1.0, 1, 1.0, 1.0)))
     replies = bench.client.get("/cache").json()["replies"]
-    assert [reply["prompt_n"] for reply in replies] == list(range(3, MOST_REPLIES))
+    assert [reply["prompt_n"] for reply in replies] == list(range(3, MAX_REPLIES))
 
 
 def test_nothing_is_sent_again_until_something_has_changed(bench: Bench) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from pyctl.cache.cache_stats import RequestStats
 from pyctl.engine.pool import PoolPlan
-from pyctl.engine.request import MOST_POSITIONS, Done, DraftCounts, Event, Piece, Request, Timings
+from pyctl.engine.request import MAX_POSITIONS, Done, DraftCounts, Event, Piece, Request, Timings
 from pyctl.server import ServerSettings
 from tests.unit.server.fake import HI, Bench
 
@@ -36,7 +36,7 @@ def test_counts_add_up() -> None:
     assert DraftCounts(3, 8, 3, (2, 1, 0)) == COUNTS
     assert DraftCounts() + COUNTS == COUNTS
     long = DraftCounts.of(1000, 900)
-    assert (long.n_drafted, long.n_accepted, long.by_position) == (1000, 900, (1,) * MOST_POSITIONS)
+    assert (long.n_drafted, long.n_accepted, long.by_position) == (1000, 900, (1,) * MAX_POSITIONS)
 
 
 @pytest.mark.parametrize(
