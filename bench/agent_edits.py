@@ -232,8 +232,8 @@ class Beside:
                 if self.cache is not None:
                     self.cache.flush()
                 self.head.ms = 0.0
-                most = min(len(tokens) - n, LONGEST if len(sure) == 1 else n_free)
-                (draft,) = self._speculation.propose([DraftJob(key, seq, sure, most)])
+                maximum = min(len(tokens) - n, LONGEST if len(sure) == 1 else n_free)
+                (draft,) = self._speculation.propose([DraftJob(key, seq, sure, maximum)])
                 pairs = zip(draft.tokens, tokens[n:], strict=False)
                 right = next((i for i, (a, b) in enumerate(pairs) if a != b), len(draft.tokens))
                 self._step(key, len(sure) + len(draft.tokens), right)

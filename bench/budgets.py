@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bench.common import parse, parser_of, show
 from bench.gpu_seconds import DEVICES
-from bench.oracle import least_evaluated
+from bench.oracle import min_evaluated
 from bench.sessions import AGENTS, BUDGETED, LONG, WORKLOADS
 from bench.simulated import Simulation, SizedBackend, Turn
 from pyctl.cache.eviction import Likelihoods
@@ -68,11 +68,11 @@ def simulated(
     return simulation
 
 
-def least(simulation: Simulation, gib: float, n_cells: int = N_CELLS, row_bytes: int = ROW_BYTES) -> float:
+def minimum(simulation: Simulation, gib: float, n_cells: int = N_CELLS, row_bytes: int = ROW_BYTES) -> float:
     """The fewest tokens that its requests need with ``gib`` of RAM, all cells, and one state on the device."""
     n_bytes = gib * 2**30 / SCALE + n_cells * row_bytes + STATE_BYTES
     prompts = [turn.n for turn in simulation.turns]
-    return least_evaluated(prompts, simulation.known.all, n_bytes, row_bytes, STATE_BYTES)
+    return min_evaluated(prompts, simulation.known.all, n_bytes, row_bytes, STATE_BYTES)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -92,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             simulation = simulated(name, gib, arguments.slots, **card)
             turns = simulation.turns
             evaluated, floor = sum(turn.n_evaluated for turn in turns), sum(turn.floor for turn in turns)
-            cells: list[object] = [f"{evaluated / floor:.2f}", f"{least(simulation, gib, **card) / floor:.2f}"]
+            cells: list[object] = [f"{evaluated / floor:.2f}", f"{minimum(simulation, gib, **card) / floor:.2f}"]
             cells.append(sum(map(is_late, turns)))
             for device in DEVICES:
                 seconds = [turn.seconds[device.name] for turn in turns]

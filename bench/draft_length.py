@@ -256,9 +256,9 @@ class Simulation:
         with ExitStack() as opened:
             for key in keys:
                 opened.enter_context(self._speculation.following(key, NONE))
-            while (least := text.n_tokens - max(self.at.values())) > 0:
+            while (n_left := text.n_tokens - max(self.at.values())) > 0:
                 self.head_ms = 0.0
-                drafts = self._drafted(keys, least - 1)
+                drafts = self._drafted(keys, n_left - 1)
                 accepted = {key: _n_right(draft.tokens) for key, draft in drafts.items()}
                 n_tokens = text.n_seqs + sum(len(draft.tokens) for draft in drafts.values())
                 place = place + 1 if n_tokens == width else 0
@@ -284,11 +284,11 @@ class Simulation:
                 ms += machine.ms(2 + accepted[key]) - machine.ms(1)
         return ms
 
-    def _drafted(self, keys: Sequence[int], most: int) -> dict[int, Draft]:
+    def _drafted(self, keys: Sequence[int], maximum: int) -> dict[int, Draft]:
         """What each request drafts."""
         if self.fixed is not None:
-            most = min(most, self.fixed)
-        jobs = [DraftJob(key, self.seqs[key], (1,), most) for key in keys]
+            maximum = min(maximum, self.fixed)
+        jobs = [DraftJob(key, self.seqs[key], (1,), maximum) for key in keys]
         return dict(zip(keys, self._speculation.propose(jobs), strict=True))
 
 
@@ -330,8 +330,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows = [[f"{value:.3f}" if isinstance(value, float) else value for value in each.values()] for each in records]
     columns = ["machine", "text", "best fixed length", "controller", "worst run"]
     show("Speed with drafts, of that without", columns, rows, keep="draft-length" if options.keep else "")
-    least = min(records, key=lambda each: float(each["worst"]))
-    print(f"worst of all: {least['worst']:.3f}, {least['text']}, {least['machine']}")
+    worst = min(records, key=lambda each: float(each["worst"]))
+    print(f"worst of all: {worst['worst']:.3f}, {worst['text']}, {worst['machine']}")
 
 
 if __name__ == "__main__":

@@ -151,8 +151,8 @@ class Answer:
             mine, its = dict(one), dict(two)
             found = max([found, *(abs(mine[token] - its[token]) for token in mine.keys() & its.keys())])
             for these, those in ((mine, its), (its, mine)):
-                least = min(those.values())
-                found = max([found, *(value - least for token, value in these.items() if token not in those)])
+                minimum = min(those.values())
+                found = max([found, *(value - minimum for token, value in these.items() if token not in those)])
             if one[0][0] != two[0][0]:
                 break
         return found
@@ -240,7 +240,7 @@ class Sizes:
     n_snapshots: int
     n_tokens: int
     per_token: float
-    least_per_token: float
+    min_per_token: float
     disk_per_token: float = 0.0
 
 
@@ -343,8 +343,8 @@ def sizes_of(engine: Engine) -> Sizes:
         memory.synchronize()
         saved.append(int(rows.block.nbytes) + state.n_bytes)
     row = (saved[1] - saved[0]) / (high - low)
-    least = (row + 4) * n_tokens + (saved[0] - row * low) * len(snapshots)
-    return Sizes(len(snapshots), n_tokens, n_bytes / n_tokens, least / n_tokens)
+    minimum = (row + 4) * n_tokens + (saved[0] - row * low) * len(snapshots)
+    return Sizes(len(snapshots), n_tokens, n_bytes / n_tokens, minimum / n_tokens)
 
 
 def distinct(texts: Iterable[np.ndarray]) -> int:
@@ -398,7 +398,7 @@ def row_of(record: Record) -> list[object]:
         return [record.name, record.failure, *[""] * (len(COLUMNS) - 2)]
     shares = " / ".join(f"{record.tallies[key].share:.0%}" for key in ("f16 default", "restart default"))
     sizes = record.sizes
-    ram = f"{sizes.per_token:,.0f}, {sizes.least_per_token:,.0f}" if sizes else ""
+    ram = f"{sizes.per_token:,.0f}, {sizes.min_per_token:,.0f}" if sizes else ""
     ram += f", {sizes.disk_per_token:,.0f}" if sizes and sizes.disk_per_token else ""
     cells = [cell(record, key) for key in CELLS.values()]
     return [record.name, record.memory, *cells, shares, ram, f"{record.early:.0e}" if record.early else "0"]

@@ -34,8 +34,8 @@ class Device:
 
     def batch(self, n: int, n_before: int) -> float:
         """Seconds for ``n`` tokens behind ``n_before``."""
-        most = self.sizes[-1]
-        alone = self.seconds[-1] * n / most if n > most else float(np.interp(n, self.sizes, self.seconds))
+        maximum = self.sizes[-1]
+        alone = self.seconds[-1] * n / maximum if n > maximum else float(np.interp(n, self.sizes, self.seconds))
         return alone + self.per_row * n * (n_before + n / 2)
 
     def prompt(self, first: int, last: int) -> float:

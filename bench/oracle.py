@@ -14,7 +14,7 @@ import numpy as np
 
 from pyctl.prompt import Tokens, common_prefix
 
-__all__ = ["least_evaluated"]
+__all__ = ["min_evaluated"]
 
 
 @dataclass(eq=False)
@@ -26,7 +26,7 @@ class _Node:
     times: list[int] = field(default_factory=list)
 
 
-def least_evaluated(prompts: Sequence[int], known: Sequence[Tokens], budget: float, row: float, state: float) -> float:
+def min_evaluated(prompts: Sequence[int], known: Sequence[Tokens], budget: float, row: float, state: float) -> float:
     """Tokens that have to be evaluated for requests of ``prompts`` tokens, which with their replies are ``known``.
 
     ``budget`` is in bytes, for rows of ``row`` bytes each and states of ``state``.

@@ -72,19 +72,19 @@ class ImageFile:
         if self.kind != "png":
             return
         expected = _png_bytes(self.data)
-        most = expected + _SLACK_BYTES
+        maximum = expected + _SLACK_BYTES
         n_bytes = 0
         inflater = zlib.decompressobj(-zlib.MAX_WBITS)
         skip = 2  # the header of the zlib stream; its checksum is not verified
         try:
             for part in (content for kind, content in _png_chunks(self.data) if kind == b"IDAT"):
                 part, skip = part[skip:], max(skip - len(part), 0)
-                while part and not inflater.eof and n_bytes <= most:
+                while part and not inflater.eof and n_bytes <= maximum:
                     n_bytes += len(inflater.decompress(part, _STEP_BYTES))
                     part = memoryview(inflater.unconsumed_tail)
         except zlib.error:
             raise RequestError("the PNG image is broken") from None
-        if n_bytes > most:
+        if n_bytes > maximum:
             raise RequestError("the PNG image has more pixels than its header says")
         if n_bytes < expected:
             raise RequestError("the PNG image is cut off")

@@ -209,7 +209,7 @@ def models() -> list[str]:
     """Contexts of docs/24gb.md: what the defaults choose, and the largest of the tables that leaves enough memory."""
     chosen = {name: context for name, context, *_ in rows("24gb.md", "A 24 GB card", DOCS)}
 
-    def most(heading: str, shape: str = "") -> str:
+    def maximum(heading: str, shape: str = "") -> str:
         head, *body = rows("24gb.md", heading, DOCS)
         left = next(cells for cells in body if cells[0].startswith("left of"))
         fitting = [name for name, rest in zip(head[1:], left[1:], strict=True) if number(rest) >= LEFT_FREE]
@@ -218,12 +218,12 @@ def models() -> list[str]:
 
     moe = "Qwen3.6-35B-A3B, Q4_K_M"
     whole = rows("24gb.md", moe, DOCS)[0][1].removesuffix(" tokens")
-    drafting = most("Drafts from the model's head", "27B")
+    drafting = maximum("Drafts from the model's head", "27B")
     body = [
-        ("Qwen3.6-27B, Qwen3.8-27B", f"{chosen['27B']} tokens; {most('Qwen3.6-27B, Q4_K_M')} of q8_0"),
+        ("Qwen3.6-27B, Qwen3.8-27B", f"{chosen['27B']} tokens; {maximum('Qwen3.6-27B, Q4_K_M')} of q8_0"),
         ("the same, with drafts", f"{chosen['27B with a head']} tokens; {drafting} of q8_0 with `-np 1`"),
         ("Qwen3.6-35B-A3B", f"{chosen['35B-A3B, with a head or without']} tokens; {whole} of q8_0"),
-        ("the same, experts of 4 layers in RAM", f"{most(moe)} tokens of q8_0"),
+        ("the same, experts of 4 layers in RAM", f"{maximum(moe)} tokens of q8_0"),
     ]
     return table(("model, Q4_K_M, on 24 GB", "context"), body)
 

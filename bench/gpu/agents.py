@@ -130,9 +130,9 @@ class Agent:
         self.messages.append({"role": "assistant", "content": reply.text})
 
 
-def _spread(least: int, most: int) -> list[int]:
-    """Sizes from ``least`` to ``most``, each the same multiple of the one before."""
-    return [round(least * (most / least) ** (i / (STEPS - 1))) for i in range(STEPS)]
+def _spread(minimum: int, maximum: int) -> list[int]:
+    """Sizes from ``minimum`` to ``maximum``, each the same multiple of the one before."""
+    return [round(minimum * (maximum / minimum) ** (i / (STEPS - 1))) for i in range(STEPS)]
 
 
 def floor_of(asked: Sequence[Asked], n_head: int) -> int:

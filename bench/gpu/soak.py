@@ -156,11 +156,11 @@ def talkers_of(
     target: Target, models: Sequence[Served], judges: Sequence[Judge], options: argparse.Namespace
 ) -> list[Talker]:
     """Clients, each of one of the models."""
-    most = min(3 * options.context // (2 * options.clients), options.context // 4)
+    maximum = min(3 * options.context // (2 * options.clients), options.context // 4)
     rng, found = random.Random(options.seed), []
     for number in range(options.clients):
         model, judge = models[number % len(models)], judges[number % len(models)]
-        talker = Talker(target, judge, target.findings, rng.randrange(2**32), most)
+        talker = Talker(target, judge, target.findings, rng.randrange(2**32), maximum)
         talker.named = {"model": model.name}
         if model.encoder:
             files = [base64.b64encode(bitmap(*size, seed)).decode() for seed, size in enumerate(PICTURES)]

@@ -56,8 +56,8 @@ def soak(options: argparse.Namespace, directory: Path) -> Target:
     alone = ["-np", "1", "-c", str(options.context), "--cache-ram", "0", "--no-cache-prompt"]
     with ServerProcess([*command_of(options), *alone], directory / "judge.log", timeout=300) as other:
         judge = Judge(other.url)
-        most = 3 * options.context // (2 * options.clients)
-        talkers = [Talker(target, judge, findings, rng.randrange(2**32), most) for _ in range(options.clients)]
+        maximum = 3 * options.context // (2 * options.clients)
+        talkers = [Talker(target, judge, findings, rng.randrange(2**32), maximum) for _ in range(options.clients)]
         attacker = Attacker(target, findings, talkers, rng.randrange(2**32), options.patience)
         operator = Operator(target, findings, rng.randrange(2**32), options.parallel)
         bodies = corpus(options.without)

@@ -56,7 +56,7 @@ class Talk:
     """One conversation, and its next messages."""
 
     seed: int
-    most_tokens: int
+    max_tokens: int
     tools: bool = False
     pictures: Sequence[str] = ()
     """Addresses of images that the user's messages may have."""
@@ -71,13 +71,13 @@ class Talk:
 
     def _head(self) -> int:
         """Characters of filler in the system message, so that some conversations are long from the beginning."""
-        return int(self.random.choice((0.0, 0.1, 0.4, 0.7)) * self.most_tokens * CHARS_PER_TOKEN)
+        return int(self.random.choice((0.0, 0.1, 0.4, 0.7)) * self.max_tokens * CHARS_PER_TOKEN)
 
     @property
     def full(self) -> bool:
         """Whether another turn could exceed the limit of its length."""
         n_chars = sum(len(json.dumps(message)) for message in self.messages if isinstance(message["content"], str))
-        return n_chars > self.most_tokens * CHARS_PER_TOKEN
+        return n_chars > self.max_tokens * CHARS_PER_TOKEN
 
     def ask(self) -> None:
         """Add the user's next message."""
@@ -116,10 +116,10 @@ class Talk:
 class Talker:
     """A client thread: holds several conversations in turn and checks the replies."""
 
-    def __init__(self, target: Target, judge: Judge, findings: Findings, seed: int, most_tokens: int) -> None:
+    def __init__(self, target: Target, judge: Judge, findings: Findings, seed: int, max_tokens: int) -> None:
         self.target, self.judge, self.findings = target, judge, findings
         self.random = random.Random(seed)
-        self.most_tokens = most_tokens
+        self.max_tokens = max_tokens
         self.talks: list[Talk] = []
         self.named: dict[str, str] = {}
         """The key "model" of requests where a server has several."""
@@ -143,7 +143,7 @@ class Talker:
         self.talks = [talk for talk in self.talks if not talk.full]
         if len(self.talks) < 2:
             seed, tools = self.random.randrange(2**32), self.random.random() < 0.3
-            self.talks.append(Talk(seed, self.most_tokens, tools, self.pictures))
+            self.talks.append(Talk(seed, self.max_tokens, tools, self.pictures))
         talk = self.random.choice(self.talks)
         if self.random.random() < 0.1:
             talk.back()

@@ -24,7 +24,7 @@ std::pair<uint8_t *, size_t> bytes_of(const py::buffer & buffer, bool writable, 
 
 // So many calls may be under way before the next one waits for the oldest. A host is ahead of its device by two or three;
 // one that cannot see how far the device is keeps the latest snapshot's.
-constexpr size_t most_in_flight = 16, most_unseen = 2;
+constexpr size_t max_in_flight = 16, max_unseen = 2;
 
 constexpr const char * kind_names[] = { "attention", "hybrid", "opaque" };
 
@@ -116,7 +116,7 @@ private:
             return;
         }
         in_flight.push_back({ progress().take(), std::move(infos) });
-        if (in_flight.size() > (progress().can_ask() ? most_in_flight : most_unseen)) {
+        if (in_flight.size() > (progress().can_ask() ? max_in_flight : max_unseen)) {
             {
                 const py::gil_scoped_release release;
                 progress().wait(in_flight.front().ticket);

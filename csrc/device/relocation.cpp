@@ -12,7 +12,7 @@ constexpr int64_t cells_ahead = 4096;
 constexpr int64_t rows_in_stage = 256;
 
 // So many turns of fewer rows than that are made.
-constexpr size_t most_small_turns = 4;
+constexpr size_t max_small_turns = 4;
 
 // Most are sorted already.
 template <typename T, typename... F> void sort(std::vector<T> & values, F... is_less) {
@@ -153,7 +153,7 @@ void relocation::run(const std::vector<cell_move> & moves) {
                 next.push_back(moves[i]);
             }
         }
-        const bool is_small = turns.size() >= most_small_turns && next.size() < static_cast<size_t>(rows_in_stage);
+        const bool is_small = turns.size() >= max_small_turns && next.size() < static_cast<size_t>(rows_in_stage);
         if (is_small && !next.empty()) {
             rest = std::move(next);
         } else {

@@ -31,7 +31,7 @@ void set_pieces(ggml_backend_t stream, const copy_region & to, const uint8_t * s
 }  // namespace
 
 // Devices copy pieces in one call only if they lie less than this apart (CUDA: its largest pitch).
-constexpr size_t most_apart = size_t(INT32_MAX);
+constexpr size_t max_apart = size_t(INT32_MAX);
 
 transfer::transfer(llama_context * context, const std::vector<ggml_tensor *> & tensors,
                    const std::vector<copy_region> & staged, const host_arena & pinned, size_t lag)
@@ -106,7 +106,7 @@ void transfer::each_contiguous(const copy_region & region, const uint8_t * host,
         const uint8_t * at   = host + i * region.pitch;
         const size_t    room = pinned.contiguous(at, (region.count - i - 1) * region.pitch + region.size);
         if (room >= region.size) {
-            const bool   joins = region.pitch > 0 && region.pitch <= most_apart && region.stride <= most_apart;
+            const bool   joins = region.pitch > 0 && region.pitch <= max_apart && region.stride <= max_apart;
             const size_t whole = joins ? std::min(region.count - i, (room - region.size) / region.pitch + 1) : 1;
             copy(i, whole, size_t(0), region.size);
             i += whole;

@@ -14,7 +14,7 @@ constexpr llama_seq_id only_seq = 0;
 
 constexpr size_t bytes_for_threads = size_t(16) << 20;
 constexpr size_t bytes_per_piece   = size_t(4) << 20;
-constexpr size_t most_threads      = 4;
+constexpr size_t max_threads      = 4;
 
 }  // namespace
 
@@ -41,7 +41,7 @@ void row_store::copy_on_host(const std::vector<host_copy> & parts) {
             std::memcpy(pieces[i].to, pieces[i].from, pieces[i].size);
         }
     };
-    const size_t n_threads = sum < bytes_for_threads ? 1 : std::min<size_t>(most_threads, std::thread::hardware_concurrency());
+    const size_t n_threads = sum < bytes_for_threads ? 1 : std::min<size_t>(max_threads, std::thread::hardware_concurrency());
     std::vector<std::thread> threads;
     for (size_t i = 1; i < n_threads; ++i) {
         threads.emplace_back(work);

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         view_of,
     )
     from pyctl.cache.costs import Costs
-    from pyctl.cache.device_tier import DeviceCounts, most_behind
+    from pyctl.cache.device_tier import DeviceCounts, max_behind
     from pyctl.cache.disk.file_format import INDEX, REPLIES, BlockSizes
     from pyctl.cache.disk.readers import Reading, Reads
     from pyctl.cache.persist import DiskPolicy
@@ -145,7 +145,7 @@ __all__ = [
     "default_directory",
     "ends_within",
     "last_end",
-    "most_behind",
+    "max_behind",
     "view_of",
 ]
 

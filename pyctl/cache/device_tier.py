@@ -18,7 +18,7 @@ from pyctl.errors import StateError
 from pyctl.limit import limit
 from pyctl.prompt import as_tokens
 
-__all__ = ["DeviceCounts", "DeviceTier", "most_behind"]
+__all__ = ["DeviceCounts", "DeviceTier", "max_behind"]
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ is ready a state takes a hundred milliseconds to be saved instead of six (bench/
 PIECE_BYTES = limit(2**28, "rows copied from the device in one segment", "longer segments are split", "memory", "bytes")
 
 
-def most_behind(budget: int | None) -> int:
+def max_behind(budget: int | None) -> int:
     """Bytes beside a cache of ``budget`` that may wait for the disk."""
     return max(MAX_BEHIND_BYTES, (budget or 0) // BEHIND_PART)
 
@@ -109,10 +109,10 @@ class DeviceTier:
 
         Rows that cannot be held are in RAM in any case."""
         n_bytes = self._memory.shape.sizes.rows(first, seq.n) if self._memory.shape.can_hold else 0
-        most = seq.n if n_bytes <= PIECE_BYTES else max((seq.n - first) * PIECE_BYTES // n_bytes, 1)
-        while seq.n - first > most:
-            end = last_end(seq.ends, first + most)
-            last = end if end > first else first + most
+        maximum = seq.n if n_bytes <= PIECE_BYTES else max((seq.n - first) * PIECE_BYTES // n_bytes, 1)
+        while seq.n - first > maximum:
+            end = last_end(seq.ends, first + maximum)
+            last = end if end > first else first + maximum
             yield first, last
             first = last
         yield first, seq.n
@@ -153,15 +153,15 @@ class DeviceTier:
 
     # -- giving up ---------------------------------------------------------------------------------------------------
 
-    def shrink(self, most: int) -> bool:
-        """Have these rows take ``most`` cells at most; what is worth least goes to RAM, or away.
+    def shrink(self, maximum: int) -> bool:
+        """Have these rows take ``maximum`` cells at most; what is worth least goes to RAM, or away.
 
         False if that would take rows that only the device has of what is locked.
         """
-        while (n_before := self.n_cells) > most:
+        while (n_before := self.n_cells) > maximum:
             for segment in self._cache.leaving_device(self._n_freed):
                 self._leave(segment)
-                if self.n_cells <= most:
+                if self.n_cells <= maximum:
                     return True
             if self.n_cells == n_before:
                 return False
@@ -182,9 +182,9 @@ class DeviceTier:
             if segment.held is not None:  # else it has gone with one before
                 self._leave(segment)
 
-    def can_shrink(self, most: int, likely: float) -> bool:
+    def can_shrink(self, maximum: int, likely: float) -> bool:
         """Whether `shrink` takes only what RAM has, too, or what fewer prompts than ``likely`` are expected to need."""
-        n_over = self.n_cells - most
+        n_over = self.n_cells - maximum
         if n_over <= 0:
             return True
         staying = needed_by(self._cache.locks)
@@ -215,18 +215,18 @@ class DeviceTier:
     @property
     def _spare(self) -> int:
         """Bytes beside the cache that rows leave to states."""
-        return min(SPARE_STATES * self._memory.state_size(0), most_behind(self._cache.budget) // SPARE_PART)
+        return min(SPARE_STATES * self._memory.state_size(0), max_behind(self._cache.budget) // SPARE_PART)
 
     @property
-    def most_read(self) -> int | None:
+    def max_read(self) -> int | None:
         """Bytes of a snapshot from disk that may be in RAM at a time before the device has them; None: no bound."""
         is_bounded = self._memory.shape.can_hold and self._cache.budget is not None
-        return most_behind(self._cache.budget) if is_bounded else None
+        return max_behind(self._cache.budget) if is_bounded else None
 
     def is_behind(self, n_more: int = 0) -> bool:
         """Whether more bytes than may wait for the disk are neither counted by the cache nor on their way."""
-        blocks, most = self._memory.block_bytes(), most_behind(self._cache.budget)
-        return blocks.used - blocks.in_flight - self._cache.n_bytes + n_more > most
+        blocks, maximum = self._memory.block_bytes(), max_behind(self._cache.budget)
+        return blocks.used - blocks.in_flight - self._cache.n_bytes + n_more > maximum
 
     def copy_one(self) -> bool:
         """Copy the likeliest rows that RAM has not got and has room to spare for; False if there are none."""
@@ -242,7 +242,7 @@ class DeviceTier:
     def is_large(self, snapshot: Snapshot) -> bool:
         """Whether RAM and the disk lack more rows of it than may wait for the disk beside what the cache counts."""
         n_bytes = sum(each.only_held_bytes for each in snapshot.chain if not each.file.is_there)
-        return n_bytes > most_behind(self._cache.budget) - self._spare
+        return n_bytes > max_behind(self._cache.budget) - self._spare
 
     def rows_of(self, segments: Sequence[Segment]) -> list[Block]:
         """Copies of their rows as bytes, there after `synchronize`; MemoryError if too much would wait for the disk."""

@@ -106,11 +106,11 @@ class DiskTier:
         return self.behind.fetch(prefix) if self.behind is not None else None
 
     def open(
-        self, prefix: Prefix, prompt: PromptMatch, base: Snapshot | None, most_bytes: int | None = None
+        self, prefix: Prefix, prompt: PromptMatch, base: Snapshot | None, max_bytes: int | None = None
     ) -> Reading[Arrival | None]:
         """The snapshot of ``prefix`` on its way here, None if there is none; what ``base`` has is not read, and of more
-        than ``most_bytes`` the rest comes when the first has left RAM."""
-        return (yield from self.store.open(prefix, prompt.tokens, base, most_bytes))
+        than ``max_bytes`` the rest comes when the first has left RAM."""
+        return (yield from self.store.open(prefix, prompt.tokens, base, max_bytes))
 
     @property
     def contents(self) -> Contents:

@@ -46,7 +46,7 @@ class Likelihoods:
     near: int = 64
     again: float = 0.5
     turn: float = 0.5
-    most_again: int = 8
+    max_again: int = 8
 
 
 class LeastWorth(Generic[K]):
@@ -142,7 +142,7 @@ class LeastWorth(Generic[K]):
             total += odds.turn * self._decay(node.newest)
         again = max(len(node.children), node.hits) - 1
         if again > 0:
-            total += odds.again * min(again, odds.most_again) * self._decay(node.used)
+            total += odds.again * min(again, odds.max_again) * self._decay(node.used)
         return total
 
     def _cut_back(self, end: int, first: int, last: int) -> float:

@@ -157,12 +157,12 @@ class DiskPolicy:
             wanted = _expected(prompt, nearest) if nearest and safe else set()
         else:
             return Selection()
-        least = max(min_tokens, 1)
-        positions = sorted(n for n in wanted if n >= least)
+        minimum = max(min_tokens, 1)
+        positions = sorted(n for n in wanted if n >= minimum)
         ahead = [n for n in positions if n > start]
         if len(ahead) > PAST_START:
             positions.remove(ahead[1])
-        return Selection(safe, safe if safe >= least else 0, tuple(positions))
+        return Selection(safe, safe if safe >= minimum else 0, tuple(positions))
 
 
 def _count(text: str) -> int:

@@ -316,9 +316,9 @@ class Store(Protocol):
         """The prefixes of ``prompt`` of ``limit`` tokens at most that are stored, the deepest first."""
 
     def open(
-        self, prefix: Prefix, prompt: PromptMatch, base: Snapshot | None, most_bytes: int | None = None
+        self, prefix: Prefix, prompt: PromptMatch, base: Snapshot | None, max_bytes: int | None = None
     ) -> Reading[Arrival | None]:
-        """Begin to read ``prefix`` without the rows of ``base``; None if it is gone. Of more than ``most_bytes`` the
+        """Begin to read ``prefix`` without the rows of ``base``; None if it is gone. Of more than ``max_bytes`` the
         rest comes when the first has left RAM."""
 
     def far(self, prompt: PromptMatch, limit: int) -> list[tuple[Prefix, float]]:

@@ -94,12 +94,12 @@ class PrefixCache:
         """Park the conversation of ``seq`` unless the new prompt continues it; for a background request, whatever would
         be lost of it."""
         began, ways = time.perf_counter(), lookup.ways
-        shared, least = seq.shared(lookup.match.tokens) if lookup.facts.cached else 0, PARK_MIN
+        shared, minimum = seq.shared(lookup.match.tokens) if lookup.facts.cached else 0, PARK_MIN
         is_kept = bool(ways) and ways[0].keep >= seq.n and self.memory.shape.cut_anywhere
         if lookup.request.background and not is_kept:
-            shared, least = 0, 1
+            shared, minimum = 0, 1
         with self.cache.locked(*lookup.snapshots):
-            self._park(seq, shared, stats, least)
+            self._park(seq, shared, stats, minimum)
         seq.facts = lookup.facts
         stats.restore_ms += (time.perf_counter() - began) * 1e3
 
@@ -364,7 +364,7 @@ class PrefixCache:
             sizes = self.memory.shape.sizes
             while (prefix := quickest(found, lookup.ways, match, base, self.disk, sizes)) is not None:
                 found.remove(prefix)
-                arrival = yield from self.disk.open(prefix, match, base, self.device.most_read)
+                arrival = yield from self.disk.open(prefix, match, base, self.device.max_read)
                 if arrival is None:
                     continue
                 try:
@@ -455,10 +455,10 @@ class PrefixCache:
         while self.disk is not None and self.device.is_behind() and self.disk.queue.give_up_least():
             continue
 
-    def _park(self, seq: LiveSequence, shared: int, stats: RequestStats, least: int = PARK_MIN) -> None:
-        """Save the end of ``seq`` if the next prompt shares less than its prompt, and ``least`` tokens are unsaved."""
+    def _park(self, seq: LiveSequence, shared: int, stats: RequestStats, minimum: int = PARK_MIN) -> None:
+        """Save the end of ``seq`` if the next prompt shares less than its own and ``minimum`` tokens are unsaved."""
         n_new = seq.n - seq.covered.alive().n
-        if seq.facts.cached and not seq.in_picture and shared < seq.n_prompt and n_new >= least:
+        if seq.facts.cached and not seq.in_picture and shared < seq.n_prompt and n_new >= minimum:
             self.save(seq, CachePlan(PromptMatch(seq.tokens)), stats)
 
     def _take(self, seq: LiveSequence, prefix: Prefix, covered: Coverage) -> Snapshot:

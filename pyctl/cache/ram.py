@@ -353,12 +353,12 @@ class RamCache:
     def give_up(self, n_bytes: int, worth: float) -> bool:
         """Evict snapshots of less ``worth`` per byte until ``n_bytes`` are free, for another cache of the same budget;
         whether any left. Ends of prompts go first."""
-        before, least = self.n_bytes, self.n_bytes - n_bytes
+        before, minimum = self.n_bytes, self.n_bytes - n_bytes
         self.turn = self.shared.turn
         for end in list(self.ends):
-            if self.n_bytes > least and end not in self.locks:
+            if self.n_bytes > minimum and end not in self.locks:
                 self.ends.drop(end)
-        while self.n_bytes > least:
+        while self.n_bytes > minimum:
             victim = self.policy.victim(self._may_go)
             if victim is None or self.policy.worth(victim, per_byte=True) >= worth:
                 break

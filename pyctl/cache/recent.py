@@ -128,16 +128,16 @@ class RecentPrompts:
     def compare(self, prompt: Prompt) -> RecentMatches:
         """``prompt`` against all; costs about one comparison, however many there are."""
         shared: list[int] = []
-        most, row = -1, [0]
+        maximum, row = -1, [0]
         for place, recent in zip(self._places, self._recent, strict=True):
-            # The best so far has ``most`` in common with the prompt. Prompts that leave it elsewhere are known already.
-            if most >= 0 and row[place] != most:
-                shared.append(min(row[place], most))
+            # The best so far has ``maximum`` in common with the prompt. Prompts that differ from it earlier are known.
+            if maximum >= 0 and row[place] != maximum:
+                shared.append(min(row[place], maximum))
                 continue
-            n = _common_from(max(most, 0), recent.prompt.tokens, prompt.tokens)
+            n = _common_from(max(maximum, 0), recent.prompt.tokens, prompt.tokens)
             shared.append(n)
-            if n > most:
-                most, row = n, self._shared[place].tolist()
+            if n > maximum:
+                maximum, row = n, self._shared[place].tolist()
         return RecentMatches(prompt, self._recent, shared)
 
     def add(self, prompt: Prompt, matches: RecentMatches | None = None, for_disk: bool = True) -> None:

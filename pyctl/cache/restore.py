@@ -145,9 +145,9 @@ class Ways:
         found += [self.at("ram", snapshot) for snapshot in cache.lookup(self._prompt, limit)]
         if self._shape.cut_anywhere and self._shape.has_rows:
             found.append(self._inside(*cache.overlap(self._prompt)))
-        least = max((way.n for way in found if way is not None), default=0) + MIN_BATCH
+        minimum = max((way.n for way in found if way is not None), default=0) + MIN_BATCH
         for end in cache.ends if may_end else ():
-            if end.n == limit + 1 or (end.n <= limit and (anywhere or (end.n >= least and not self._exact))):
+            if end.n == limit + 1 or (end.n <= limit and (anywhere or (end.n >= minimum and not self._exact))):
                 found.append(self._at_end(end))
         ways = [way for way in found if way is not None and way.n > 0]
         # Among equal ways, the live sequence comes first, then one that brings a state.
@@ -190,10 +190,10 @@ class Ways:
 
     def _last_stand(self, rows: LiveSequence | Snapshot, shared: int) -> int:
         """The last common batch end of ``rows`` that share so much, or where a reply in them could have ended."""
-        most = min(shared, self._limit)
-        n = last_common_end(self._ends, rows.ends, most)
-        least = n if shared > most else n + MIN_BATCH
-        stands = stands_within(rows.stands, least, most) if not self._exact else ()
+        maximum = min(shared, self._limit)
+        n = last_common_end(self._ends, rows.ends, maximum)
+        minimum = n if shared > maximum else n + MIN_BATCH
+        stands = stands_within(rows.stands, minimum, maximum) if not self._exact else ()
         return stands[-1][1] if stands else n
 
     def _at_end(self, end: Snapshot) -> Candidate | None:
@@ -265,8 +265,8 @@ def quickest(
     memory = {way.n: seconds(way.n, way.keep) for way in ways}
     times = {each: costs.read(sizes.n_bytes(each.n, covered)) + seconds(each.n, 0) for each in stored}
     limit = min([*memory.values(), *times.values(), costs.evaluate(0, n_prompt)]) + SAME_SECONDS
-    least = max((n for n, each in memory.items() if each <= limit), default=0)
-    return next((prefix for prefix in stored if prefix.n > least and times[prefix] <= limit), None)
+    minimum = max((n for n, each in memory.items() if each <= limit), default=0)
+    return next((prefix for prefix in stored if prefix.n > minimum and times[prefix] <= limit), None)
 
 
 def cut(live: LiveSequence, n: int, memory: SequenceMemory) -> None:

@@ -76,8 +76,8 @@ def split_marker(text: str, images: Sequence[ImageFile]) -> list[str | ImageFile
     """
     texts = text.split(MEDIA_MARKER)
     if len(texts) != len(images) + 1:
-        n, most = len(texts) - 1, len(images)
-        raise RequestError(f"the prompt has {n} times the media_marker of /props for {most} images")
+        n, maximum = len(texts) - 1, len(images)
+        raise RequestError(f"the prompt has {n} times the media_marker of /props for {maximum} images")
     pieces: list[str | ImageFile] = [texts[0]]
     for image, piece in zip(images, texts[1:], strict=True):
         pieces += [image, piece]

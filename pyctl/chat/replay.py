@@ -214,8 +214,8 @@ class Replay:
         self._n_bytes = 0
         self._run_soon = run_soon
         self._unwritten: set[SampledReply] = set()
-        most = max_bytes if max_file_bytes is None else max_file_bytes
-        self._log = ReplayLog(path, most, spend) if path is not None and mode != "off" else None
+        maximum = max_bytes if max_file_bytes is None else max_file_bytes
+        self._log = ReplayLog(path, maximum, spend) if path is not None and mode != "off" else None
         if self._log is not None:
             for key, reply in self._log.read():
                 self._keep(key, reply)

@@ -19,7 +19,7 @@ from pyctl.cache import (
     DiskSettings,
     RamBudget,
     RamCache,
-    most_behind,
+    max_behind,
 )
 from pyctl.cache.disk.directory import note_model
 from pyctl.cache.disk.store import DiskStore
@@ -272,7 +272,7 @@ def _load(settings: CommandSettings, report: Progress, host: Host) -> tuple[Load
             log.warning("%s", warning)
         if settings.model.n_gpu_layers != 0 and not host.is_pinned:
             # While the model loads; what a restart will bring back goes into memory that is ready for it.
-            reserve_pinned(budget, stored_bytes(disk), most_behind(budget) if disk.cache_dir else 0)
+            reserve_pinned(budget, stored_bytes(disk), max_behind(budget) if disk.cache_dir else 0)
             host.is_pinned = True
 
     with LoadProgress(settings.model.path) as progress:
@@ -312,10 +312,10 @@ def _speculation(settings: CommandSettings, loaded: Loaded, remembered: CacheDra
     texts: list[NgramSource | CacheDrafts] = [*ngram_sources(drafts.ordered_types, settings.ngrams)]
     texts += [remembered] if remembered is not None else []
     model = ModelDrafts(backend, drafts.n_draft, drafts.n_draft_min) if backend.facts.draft_type else None
-    is_wanted = any(source.most for source in texts) or (model is not None and model.n_max > 0)
+    is_wanted = any(source.maximum for source in texts) or (model is not None and model.n_max > 0)
     exact, on_device = settings.engine.exact, backend.facts.is_async
     width = min(drafts.n_draft, backend.facts.n_rollback) if exact else 0
-    why = "" if backend.facts.most_drafts else "this model's memory has no rollback"
+    why = "" if backend.facts.max_drafts else "this model's memory has no rollback"
     if exact and not width:  # a way back to a mark evaluates tokens again, in other batches than before
         why = why or "with --exact, this model takes drafts from a head or a draft model only"
     if is_wanted and why:

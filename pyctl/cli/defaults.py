@@ -50,8 +50,8 @@ def cache_budget(settings: CacheSettings, plan: MemoryPlan | None) -> int | None
 
 
 def _part_of(left: int) -> int:
-    least = min((left - OTHERS_RAM) * 2 // 3, USUAL_RAM)
-    return max(left // 2, least, MIN_RAM) // MIB * MIB
+    minimum = min((left - OTHERS_RAM) * 2 // 3, USUAL_RAM)
+    return max(left // 2, minimum, MIN_RAM) // MIB * MIB
 
 
 def with_shared_budget(settings: CommandSettings) -> CommandSettings:

@@ -143,10 +143,10 @@ def several(
         # All models share the directory, which has been checked.
         return [_source(preset, host, settings.disk) for preset in presets]
 
-    models = Models(shared, find, LoadOrder(router.most_loaded, router.patience), autoload=router.autoload)
+    models = Models(shared, find, LoadOrder(router.max_loaded, router.patience), autoload=router.autoload)
     sources = [model.source for model in models]
-    if 0 < router.most_loaded < (n_first := sum(source.on_start for source in sources)):
-        raise ConfigError(f"{n_first} models have load-on-startup, --models-max is {router.most_loaded}")
+    if 0 < router.max_loaded < (n_first := sum(source.on_start for source in sources)):
+        raise ConfigError(f"{n_first} models have load-on-startup, --models-max is {router.max_loaded}")
     host.n_encoders = sum(source.card.vision for source in sources)
     if ram.n_bytes and host.n_encoders:
         ram.n_bytes -= host.n_encoders * host.image_bytes(ram.n_bytes)

@@ -81,11 +81,11 @@ def link(facts: Facts) -> list[Finding] | None:
         return None
     found = []
     for card in facts.cards:
-        (lanes, most), (generation, newest) = card.lanes, card.generations
+        (lanes, maximum), (generation, newest) = card.lanes, card.generations
         # Lanes add up, and each generation doubles the last one's speed. What is unknown counts as the best.
-        slower = (most / lanes if lanes and most else 1.0) * 2.0 ** ((newest or 0) - (generation or newest or 0))
+        slower = (maximum / lanes if lanes and maximum else 1.0) * 2.0 ** ((newest or 0) - (generation or newest or 0))
         if slower > 1:
-            text = f"{card.name} has {lanes} of {most} PCIe lanes of generation {generation} of {newest}"
+            text = f"{card.name} has {lanes} of {maximum} PCIe lanes of generation {generation} of {newest}"
             effect = f"copies between RAM and card take {slower:.0f} times as long"
             found.append(slow(f"{text}: {effect}", "use the mainboard's slot for graphics cards, without a riser"))
     return found

@@ -35,8 +35,8 @@ def card_states(program: str = "nvidia-smi") -> tuple[CardState, ...] | None:
     states = []
     for line in (line for line in text.splitlines() if line.count(",") >= 5):
         name, *words = (word.strip() for word in line.rsplit(",", 5))
-        lanes, most, best, newest, used = (int(word) if word.isdecimal() else None for word in words)
-        states.append(CardState(name, (lanes, most), (best, newest), used if used is None else used << 20))
+        lanes, maximum, best, newest, used = (int(word) if word.isdecimal() else None for word in words)
+        states.append(CardState(name, (lanes, maximum), (best, newest), used if used is None else used << 20))
     return tuple(states)
 
 

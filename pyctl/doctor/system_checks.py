@@ -45,13 +45,13 @@ def container_memory(facts: Facts) -> list[Finding] | None:
     limits = [group.limit for group in memory_groups(facts.root)]
     if not limits:
         raise UnknownError("no control group of this process is found below /sys/fs/cgroup")
-    least = min(limits)
+    minimum = min(limits)
     if not (ram := total_ram(facts.root)):
         raise UnknownError("/proc/meminfo has no MemTotal")
-    if least >= ram or least >= wanted + OTHERS:
+    if minimum >= ram or minimum >= wanted + OTHERS:
         return []
-    text = f"this container may use {_gib(least)}, the cache in RAM alone {_gib(wanted)}"
-    return [wrong(text, f"--cache-ram {least // 2 // 2**20}, or give the container more memory")]
+    text = f"this container may use {_gib(minimum)}, the cache in RAM alone {_gib(wanted)}"
+    return [wrong(text, f"--cache-ram {minimum // 2 // 2**20}, or give the container more memory")]
 
 
 def _gib(n_bytes: int) -> str:

@@ -136,7 +136,7 @@ class BackendFacts:
     started.
 
     `SequenceMemory.rollback` removes up to ``n_rollback`` drafts of a sequence at no cost; with ``has_planes``, only if
-    all items of the `decode` had equally many tokens. With a mark it removes up to ``most_drafts``; 0: it cannot.
+    all items of the `decode` had equally many tokens. With a mark it removes up to ``max_drafts``; 0: it cannot.
     ``draft_type`` is the draft model of `Evaluator.draft`: "draft-mtp", "draft-simple", or empty for none.
     """
 
@@ -149,7 +149,7 @@ class BackendFacts:
     is_async: bool = False
     n_rollback: int = 0
     has_planes: bool = False
-    most_drafts: int = 0
+    max_drafts: int = 0
     draft_type: str = ""
     n_embed: int = 0
 

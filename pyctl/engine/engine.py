@@ -81,7 +81,7 @@ class Engine:
         return len(self.waiting.queue)
 
     @property
-    def most_waiting(self) -> int:
+    def max_waiting(self) -> int:
         """The limit of `n_waiting`, including requests for free sequences. Thread-safe."""
         return self.settings.n_queue + max(self.backend.facts.n_seqs - len(self.running), 0)
 

@@ -189,7 +189,7 @@ class Worker:
                 raise UnavailableError(str(self.trouble))
             if self._closing:
                 raise UnavailableError("the server is shutting down")
-            if (n_waiting := self._engine.n_waiting + self._inbox.qsize()) >= self._engine.most_waiting:
+            if (n_waiting := self._engine.n_waiting + self._inbox.qsize()) >= self._engine.max_waiting:
                 raise BusyError(n_waiting)
             self._open = {each for each in self._open if not each.is_over and not each.cancelled}
             self._open.add(handle)

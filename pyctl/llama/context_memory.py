@@ -63,8 +63,8 @@ class ContextMemory:
         self._pool, self._marks = pool, marks
         self._windows = SharedWindows(WindowForm(0, ()))
         self._handles: set[int] = set()  # of held rows
-        # By sequence, the least counts to which `rollback` may return: by cutting, and by its mark.
-        self._least: dict[int, tuple[int, int]] = {}
+        # By sequence, the minimum counts to which `rollback` may return: by cutting, and by its mark.
+        self._rollback_floors: dict[int, tuple[int, int]] = {}
 
     def open(self, ctx: Any, facts: BackendFacts) -> None:
         """Attach to ``ctx``, read its layout from the one token of sequence 0, and drop that token.
@@ -73,7 +73,7 @@ class ContextMemory:
         address = ctypes.cast(ctx, ctypes.c_void_p).value or 0
         self._facts = facts
         self._n_planes = int(api.llama_n_rs_seq(ctx))
-        self._handles, self._least = set(), {}
+        self._handles, self._rollback_floors = set(), {}
         self.kv = KVState(address, 0, marks=self._marks, defers=self._pool is None)
         self.store = None
         if (plan := self._pool) is not None:
@@ -131,9 +131,9 @@ class ContextMemory:
         size, draft = int(self.kv.state_size(seq)), self.shape.sizes.draft_state
         if not ends or not self._slides:
             return max(len(ends), 1) * (size + draft)
-        form, n_now, most = self._windows.form, self.n_tokens(seq), int(self.kv.window[0])
+        form, n_now, maximum = self._windows.form, self.n_tokens(seq), int(self.kv.window[0])
         n_seen = (size - form.head) // form.row_bytes
-        spans = [(n - n_seen if n == n_now else max(n - most, 0), n) for n in ends]
+        spans = [(n - n_seen if n == n_now else max(n - maximum, 0), n) for n in ends]
         return len(ends) * (form.head + draft) + self._windows.n_new(seq, spans) * form.row_bytes
 
     def synchronize(self) -> None:
@@ -229,18 +229,18 @@ class ContextMemory:
         return self._n_planes if self.shape.has_rows and not self._slides else 0
 
     @property
-    def most_drafts(self) -> int:
+    def max_drafts(self) -> int:
         """See `BackendFacts`."""
         return self._facts.n_ubatch - 1 if self.kv.has_marks else self.n_rollback
 
     def mark(self, items: Sequence[SequenceTokens]) -> dict[int, int]:
         """Mark the starts of ``items`` whose drafts require it, before their evaluation.
 
-        Returns by sequence the least count to which a rollback may use the mark, -1 for none.
+        Returns by sequence the minimum count to which a rollback may use the mark, -1 for none.
         """
         marks = {item.seq: -1 for item in items}
         for item in items:
-            if self.n_rollback < item.n_drafts <= self.most_drafts:
+            if self.n_rollback < item.n_drafts <= self.max_drafts:
                 checked(self.kv.mark, item.seq, item.position)
                 marks[item.seq] = item.position + item.n_sure
         return marks
@@ -248,10 +248,10 @@ class ContextMemory:
     def evaluated(self, items: Sequence[SequenceTokens] = (), marks: Mapping[int, int] = MappingProxyType({})) -> None:
         """Record an evaluation of ``items`` with drafts and ``marks``: `rollback` applies to these only."""
         bounds = self._bounds(items) if items else {}
-        self._least = {seq: (bounds.get(seq, -1), marked) for seq, marked in marks.items()}
+        self._rollback_floors = {seq: (bounds.get(seq, -1), marked) for seq, marked in marks.items()}
 
     def _bounds(self, items: Sequence[SequenceTokens]) -> dict[int, int]:
-        """Return by sequence the least count to which the last evaluation can be rolled back without a mark.
+        """Return by sequence the minimum count to which the last evaluation can be rolled back without a mark.
 
         llama.cpp reports success even if it cannot roll back. The planes of a recurrent cell hold the states after its
         last tokens of this evaluation. With unequal token counts llama.cpp splits the batch, and each part may move the
@@ -265,11 +265,11 @@ class ContextMemory:
         return {item.seq: max(item.position + item.n_sure, end - self._n_planes) for item, end in ends.items()}
 
     def rollback(self, seq: int, n: int) -> int:
-        end, (least, marked) = self.n_tokens(seq), self._least.pop(seq, (-1, -1))
+        end, (minimum, marked) = self.n_tokens(seq), self._rollback_floors.pop(seq, (-1, -1))
         if n == end:
             return n
         held = n
-        if not 0 < least <= n < end or not checked(self.kv.cut, seq, n):
+        if not 0 < minimum <= n < end or not checked(self.kv.cut, seq, n):
             if not 0 < marked <= n < end:
                 self.clear(seq)
                 raise StateError(f"cannot roll back from {end} to {n} tokens")
@@ -293,7 +293,7 @@ class ContextMemory:
 
     def _load_own(self, seq: int, first: int, n: int, spans: Sequence[Span], state: State | None) -> None:
         """Load the model's own rows [``first``, ``n``) and the state at ``n``, without the draft model's."""
-        self._least.pop(seq, None)
+        self._rollback_floors.pop(seq, None)
         self._windows.forget(seq)
         state = state if self.kind != "attention" else None
         window = state.window if state is not None and isinstance(state.window, WindowRows) else None
@@ -314,14 +314,14 @@ class ContextMemory:
         return int(self.kv.n_tokens(seq))
 
     def rewind(self, seq: int, n: int) -> None:
-        self._least.pop(seq, None)
+        self._rollback_floors.pop(seq, None)
         self._windows.forget(seq)
         checked(self.kv.rewind, seq, n)
         if drafts := self.drafts.settled():
             drafts.rewind(seq, n)
 
     def clear(self, seq: int) -> None:
-        self._least.pop(seq, None)
+        self._rollback_floors.pop(seq, None)
         self._windows.forget(seq)
         self.kv.clear(seq)
         self.drafts.forget(seq)

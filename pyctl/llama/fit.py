@@ -93,16 +93,16 @@ def fit_drafts(
         try:
             with dry_run(settings, tried, vision) as run:
                 plan = _fit_context(run, settings)
-                least = settings.n_ctx or min(DRAFT_CTX, run.n_ctx_train)
+                minimum = settings.n_ctx or min(DRAFT_CTX, run.n_ctx_train)
         except ModelError as error:  # such as no memory for the states, which even a dry run allocates
             lacking = str(error)
             continue
         if plan.host.usage.kv or plan.host.usage.states:
             return none, None
-        if plan.n_ctx >= least and not (gpu_shortage(settings, plan) or shortage(settings, plan.host)):
+        if plan.n_ctx >= minimum and not (gpu_shortage(settings, plan) or shortage(settings, plan.host)):
             log.info("the model's head drafts up to %d tokens a step; --spec-type none turns it off", n_draft)
             return tried, plan
-        lacking = f"{least:,} tokens of context do not fit beside them; -np 1 or -ctk q8_0 -ctv q8_0 makes room"
+        lacking = f"{minimum:,} tokens of context do not fit beside them; -np 1 or -ctk q8_0 -ctv q8_0 makes room"
     log.info("no drafts by default: %s", lacking)
     return none, None
 
@@ -117,20 +117,20 @@ def split_of(layers: Sequence[str], settings: ModelSettings) -> tuple[float, ...
 
 def _fit_context(run: DryRun, settings: ModelSettings) -> MemoryPlan:
     """Return the plan with the requested context, else with the largest that fits, up to the model's own."""
-    most = settings.n_ctx or run.n_ctx_train
+    maximum = settings.n_ctx or run.n_ctx_train
     plan = plan_whole(run, settings, [device.free for device in devices()])
-    least = min(settings.fit_ctx, most)
+    minimum = min(settings.fit_ctx, maximum)
     fits = not (gpu_shortage(settings, plan) or shortage(settings, plan.host))
-    if fits or settings.n_ctx or not settings.fit or least == most:
+    if fits or settings.n_ctx or not settings.fit or minimum == maximum:
         return plan
     # Every part grows linearly with the context.
-    low = run.plan(least)
-    n_ctx = most
+    low = run.plan(minimum)
+    n_ctx = maximum
     for index, (before, after) in enumerate(zip(low.places, plan.places, strict=True)):
-        per_token = (after.usage.total - before.usage.total) / (most - least)
+        per_token = (after.usage.total - before.usage.total) / (maximum - minimum)
         if excess := shortage(settings, after, index):
-            n_ctx = min(n_ctx, most - int(excess / per_token) - 1 if per_token > 0 else least)
-    return run.plan(max(n_ctx // CTX_STEP * CTX_STEP, least))
+            n_ctx = min(n_ctx, maximum - int(excess / per_token) - 1 if per_token > 0 else minimum)
+    return run.plan(max(n_ctx // CTX_STEP * CTX_STEP, minimum))
 
 
 def plan_whole(run: DryRun, settings: ModelSettings, memory: Sequence[int | None]) -> MemoryPlan:
@@ -138,13 +138,13 @@ def plan_whole(run: DryRun, settings: ModelSettings, memory: Sequence[int | None
 
     Raises ModelError if its rows are larger than all ``memory`` (bytes by device, None if unknown).
     """
-    most = settings.n_ctx or run.n_ctx_train
-    if most > run.n_ctx_train and None not in memory:
+    maximum = settings.n_ctx or run.n_ctx_train
+    if maximum > run.n_ctx_train and None not in memory:
         # Even a dry run allocates data per cell, so far too large contexts are refused first.
-        needed = run.plan(min(settings.fit_ctx, most)).row_bytes * most
-        if needed > (most_bytes := sum(filter(None, memory))):
-            raise ModelError(refusal(most, int(needed), most_bytes))
-    return run.plan(most)
+        needed = run.plan(min(settings.fit_ctx, maximum)).row_bytes * maximum
+        if needed > (max_bytes := sum(filter(None, memory))):
+            raise ModelError(refusal(maximum, int(needed), max_bytes))
+    return run.plan(maximum)
 
 
 def _move_to_cpu(

@@ -144,9 +144,9 @@ class KVState:
         """
         (window, ring), (one, each) = self.window, self._sizes
         if window and n > window:
-            least = int(api.llama_memory_seq_pos_min(self._memory, seq))
-            if least not in (n - ring, n - window):
-                raise ValueError(f"llama.cpp keeps {n - least} tokens of a window, where {ring} are expected")
+            minimum = int(api.llama_memory_seq_pos_min(self._memory, seq))
+            if minimum not in (n - ring, n - window):
+                raise ValueError(f"llama.cpp keeps {n - minimum} tokens of a window, where {ring} are expected")
         elif size != one + each * (n - 1):
             raise ValueError(f"llama.cpp does not keep all of {n} tokens")
 

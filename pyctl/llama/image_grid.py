@@ -32,7 +32,7 @@ class ImageGrid:
     n_heads: int = 0
 
     @classmethod
-    def read(cls, path: Path, least: int = -1, most: int = -1) -> ImageGrid:
+    def read(cls, path: Path, minimum: int = -1, maximum: int = -1) -> ImageGrid:
         """Read the grid of the encoder in a file. ModelError if it has none."""
         numbers = file_head(path).numbers
 
@@ -43,15 +43,15 @@ class ImageGrid:
         if patch <= 0 or merge <= 0:
             raise ModelError(f"{path} is not a vision encoder")
         # llama.cpp ignores limits that are not positive.
-        given = least if least > 0 else -1, most if most > 0 else -1
+        given = minimum if minimum > 0 else -1, maximum if maximum > 0 else -1
         sizes = (number(name) for name in ("embedding_length", "feed_forward_length", "attention.head_count"))
         return cls(patch * merge, given, merge, *sizes)
 
     @property
     def limits(self) -> tuple[int, int]:
         """The least and most tokens of an image."""
-        least, most = self.given_limits
-        return least if least > 0 else MIN_TOKENS, most if most > 0 else MAX_TOKENS
+        minimum, maximum = self.given_limits
+        return minimum if minimum > 0 else MIN_TOKENS, maximum if maximum > 0 else MAX_TOKENS
 
     @property
     def token_bytes(self) -> int:
@@ -76,12 +76,12 @@ class ImageGrid:
         """Return (columns, lines) of tokens for an image of ``width`` x ``height`` pixels."""
         # Single precision, as in libmtmd, for equal rounding.
         cell, single = self.cell, np.float32
-        least, most = (n * cell * cell for n in self.limits)
+        minimum, maximum = (n * cell * cell for n in self.limits)
         columns, lines = (max(int(np.floor(single(n) / single(cell) + single(0.5))), 1) for n in (width, height))
-        if columns * lines * cell * cell > most:
-            shrink = np.sqrt(single(height) * single(width) / single(most))
+        if columns * lines * cell * cell > maximum:
+            shrink = np.sqrt(single(height) * single(width) / single(maximum))
             columns, lines = (max(int(np.floor(single(n) / shrink / single(cell))), 1) for n in (width, height))
-        elif columns * lines * cell * cell < least:
-            grow = np.sqrt(single(least) / (single(height) * single(width)))
+        elif columns * lines * cell * cell < minimum:
+            grow = np.sqrt(single(minimum) / (single(height) * single(width)))
             columns, lines = (int(np.ceil(single(n) * grow / single(cell))) for n in (width, height))
         return columns, lines

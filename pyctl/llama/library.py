@@ -286,11 +286,11 @@ def reserve_pinned(budget: int | None, initial: int = 0, behind: int = 0) -> boo
     returns to the system to make room for blocks that fit no hole, and when the up to ``behind`` bytes for pending disk
     writes are idle. False if no loaded device library can pin memory; blocks are then pageable.
     """
-    most = keep = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    maximum = keep = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     if budget is not None:
-        keep = min(most, budget + SLACK)
-        most = min(most, keep + behind)
-    if budget == 0 or not HostBuffer.open(most, min(AHEAD, most // 4), keep, QUIET_SECONDS):
+        keep = min(maximum, budget + SLACK)
+        maximum = min(maximum, keep + behind)
+    if budget == 0 or not HostBuffer.open(maximum, min(AHEAD, maximum // 4), keep, QUIET_SECONDS):
         return False
     HostBuffer.reserve(min(initial, keep // 2))
     atexit.register(HostBuffer.stop)

@@ -36,7 +36,7 @@ class LlamaBackend:
     The third that ``make`` returns is a tokenizer that stays usable while the model is unloaded, the same each time, or
     None for one of the model itself. With it, the model need not know texts of tokens.
     ``identify`` returns the fingerprint of saved bytes, by default the memory's layout; it must be equal after a
-    reload. ``embedder`` creates the embedder. ``most_tokens`` maps the number of cells to the limit of one sequence, by
+    reload. ``embedder`` creates the embedder. ``max_tokens`` maps the number of cells to the limit of one sequence, by
     default all; ``n_outputs`` is the room for outputs, by default one per sequence. ``make_drafts`` creates the draft
     model from the model, its context, and a function that attaches `Pulse` to another context. ``marks`` lets hybrids
     roll back long drafts, for one more state per sequence. With a ``pool`` the context has cells for one batch of one
@@ -48,7 +48,7 @@ class LlamaBackend:
         make: Callable[[], tuple[Any, Any, LlamaTokenizer | None]],
         identify: Callable[[LlamaBackend], str] | None = None,
         embedder: Callable[[Any], Embedder] | None = None,
-        most_tokens: Callable[[int], int] = lambda n_cells: n_cells,
+        max_tokens: Callable[[int], int] = lambda n_cells: n_cells,
         n_outputs: int = 0,
         make_drafts: MakeDraftModel | None = None,
         marks: bool = False,
@@ -57,7 +57,7 @@ class LlamaBackend:
         encoder: ImageEncoder | None = None,
     ) -> None:
         self._make, self._identify, self._make_embedder = make, identify, embedder
-        self._most_tokens, self._n_outputs, self._make_drafts = most_tokens, n_outputs, make_drafts
+        self._max_tokens, self._n_outputs, self._make_drafts = max_tokens, n_outputs, make_drafts
         self._pool, self._batch_cost = pool, batch_cost
         self.memory = ContextMemory(pool, marks=marks)
         self.control = PulseControl()
@@ -153,7 +153,7 @@ class LlamaBackend:
 
     def _ask_memory(self) -> None:
         """Update the facts from the memory. Sequences that cannot be saved get equal parts of the cells."""
-        memory, n = self.memory, self._most_tokens(self.facts.n_cells)
+        memory, n = self.memory, self._max_tokens(self.facts.n_cells)
         memory.n_ctx = n if memory.shape.places != NOWHERE else min(n, self.facts.n_cells // self.facts.n_seqs)
         self.facts = replace(
             self.facts,
@@ -161,7 +161,7 @@ class LlamaBackend:
             is_async=bool(memory.kv.is_async),
             n_rollback=memory.n_rollback,
             has_planes=memory.kind == "hybrid",
-            most_drafts=memory.most_drafts,
+            max_drafts=memory.max_drafts,
         )
 
     @property

@@ -52,9 +52,9 @@ def run_trial(file: Path, seconds: float = TRIAL_SECONDS) -> str:
 
 
 def reason_of_trial(
-    given: tuple[object, ...], environment: Mapping[str, str], seconds: float, most: int = resource.RLIM_INFINITY
+    given: tuple[object, ...], environment: Mapping[str, str], seconds: float, maximum: int = resource.RLIM_INFINITY
 ) -> str:
-    """Run `pyctl.llama.trial` with ``given`` and ``most`` bytes of memory, and return the reason why it fails.
+    """Run `pyctl.llama.trial` with ``given`` and ``maximum`` bytes of memory, and return the reason why it fails.
 
     Empty if it does not; it may also crash or take too long. Raises OSError if the trial could not take place.
     """
@@ -65,7 +65,7 @@ def reason_of_trial(
         stderr=subprocess.PIPE,
         env={**os.environ, "GGML_NO_BACKTRACE": "1", **environment},  # a backtrace would come behind the reason
         start_new_session=True,
-        preexec_fn=partial(_restrict, most),
+        preexec_fn=partial(_restrict, maximum),
     ) as process:
         try:
             _, said = process.communicate(pickle.dumps(given), seconds)
@@ -84,9 +84,9 @@ def reason_of_trial(
     return f"its trial ends with {name}"
 
 
-def _restrict(most: int) -> None:
+def _restrict(maximum: int) -> None:
     """Between fork and exec: bound the memory, leave no core dump, and end with the parent."""
-    for kind, bound in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_DATA, most)):
+    for kind, bound in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_DATA, maximum)):
         with suppress(OSError, ValueError):  # a lower limit is there already
             resource.setrlimit(kind, (bound, bound))
     end_with_parent(signal.SIGKILL)

@@ -31,9 +31,9 @@ __all__ = [
     "context_params",
     "element_bytes",
     "gpus",
+    "max_outputs",
+    "max_tokens",
     "metadata_text",
-    "most_outputs",
-    "most_tokens",
     "n_planes",
     "padded",
     "pool_cells",
@@ -129,9 +129,9 @@ class ModelParams:
         buffers = {device.buffer_name: device.buffer_type for device in devices()}
         if unknown := [name for _, name in settings.placements if name not in buffers]:
             raise ModelError(f"--override-tensor: no buffer type {unknown[0]}; found {', '.join(buffers)}")
-        most = int(api.llama_max_tensor_buft_overrides())
-        if len(settings.placements) >= most:
-            raise ModelError(f"{len(settings.placements)} tensor placements; llama.cpp allows {most - 1}")
+        maximum = int(api.llama_max_tensor_buft_overrides())
+        if len(settings.placements) >= maximum:
+            raise ModelError(f"{len(settings.placements)} tensor placements; llama.cpp allows {maximum - 1}")
         rows = [_Placement(pattern.encode(), buffers[name]) for pattern, name in settings.placements]
         return self._pointer((_Placement * (len(rows) + 1))(*rows, _Placement(None, None)))
 
@@ -238,7 +238,7 @@ def check_head(model: Any, trunk: Any | None, path: str) -> None:
         raise ModelError(f"{path} has no head for this model: it is {own} wide, not {wanted}")
 
 
-def most_outputs(settings: ModelSettings, drafts: DraftSettings) -> int:
+def max_outputs(settings: ModelSettings, drafts: DraftSettings) -> int:
     """Return the most outputs of one evaluation. Those of a whole batch would take 0.5 GB with a large vocabulary."""
     longest = LONGEST if drafts.has("cache") else LONG_DRAFT if finds(drafts) else 0
     return max(settings.n_seqs * (1 + n_planes(settings, drafts)), 1 + longest)
@@ -261,7 +261,7 @@ def context_params(
     params.n_seq_max = settings.n_seqs
     params.n_outputs_max, params.n_outputs_max_per_seq = settings.n_seqs, 1
     if drafts is not None:
-        params.n_outputs_max = params.n_outputs_max_per_seq = most_outputs(settings, drafts)
+        params.n_outputs_max = params.n_outputs_max_per_seq = max_outputs(settings, drafts)
         params.n_rs_seq = n_planes(settings, drafts)
     cores = _physical_cores()
     worth = cores if n_layer_bytes is None else min(cores, max(n_layer_bytes // BYTES_PER_THREAD, 1))
@@ -278,7 +278,7 @@ def context_params(
     params.yarn_orig_ctx = settings.yarn_orig_ctx
     params.yarn_ext_factor, params.yarn_attn_factor = settings.yarn_ext_factor, settings.yarn_attn_factor
     params.yarn_beta_fast, params.yarn_beta_slow = settings.yarn_beta_fast, settings.yarn_beta_slow
-    # Rows can be shared between sequences only within one stream of cells; `most_tokens` limits each sequence.
+    # Rows can be shared between sequences only within one stream of cells; `max_tokens` limits each sequence.
     params.kv_unified = True
     params.no_perf = True
     return params
@@ -311,7 +311,7 @@ def draft_cells(settings: ModelSettings, drafts: DraftSettings, n_cells: int) ->
     return n_cells + settings.n_seqs * drafts.n_draft
 
 
-def most_tokens(settings: ModelSettings, n_cells: int) -> int:
+def max_tokens(settings: ModelSettings, n_cells: int) -> int:
     """Return the limit of one sequence in a context of ``n_cells``."""
     share = n_cells if settings.kv_unified else n_cells // settings.n_seqs
     return min(share, settings.n_ctx_per_seq) if settings.n_ctx_per_seq else share

@@ -37,18 +37,18 @@ def fit_pool(
         except ModelError as error:
             log.warning("--kv-pool disabled: %s", error)
             return None
-        most = padded(settings.n_ctx or run.n_ctx_train)
-        if n_tokens < 0 and rows.need_no_pool(most):
+        maximum = padded(settings.n_ctx or run.n_ctx_train)
+        if n_tokens < 0 and rows.need_no_pool(maximum):
             log.info("--kv-pool disabled: %s", "all of K and V fit" if rows.is_on_gpu else "no GPU")
             return None
-        plan = rows.plan(most, n_tokens)
+        plan = rows.plan(maximum, n_tokens)
         if shortage(settings, plan.host) and not settings.n_ctx and settings.fit:
-            least, first = padded(settings.fit_ctx), most
-            while most - least > CTX_STEP:
-                middle = (least + most) // 2 // CTX_STEP * CTX_STEP
+            minimum, first = padded(settings.fit_ctx), maximum
+            while maximum - minimum > CTX_STEP:
+                middle = (minimum + maximum) // 2 // CTX_STEP * CTX_STEP
                 fits = not shortage(settings, rows.plan(middle, n_tokens).host)
-                least, most = (middle, most) if fits else (least, middle)
-            plan = rows.plan(least, n_tokens)
+                minimum, maximum = (middle, maximum) if fits else (minimum, middle)
+            plan = rows.plan(minimum, n_tokens)
             log.warning("context reduced from %d to %d tokens to fit into memory (-c)", first, plan.n_ctx)
     if shortage(settings, plan.host):
         raise ModelError(refusal(plan.n_ctx, plan.host.usage.total, plan.host.free or 0))
@@ -83,9 +83,9 @@ class _PooledRows:
         """Return the memory for ``n_rows`` with ``n_tokens`` worth of layers on the device; -1 as many as fit."""
         settings, n_layers, layer_bytes = self._settings, self._n_layers, n_rows * self._layer_row
         if 0 <= n_tokens * n_layers < n_rows:
-            least = -(-n_rows // n_layers)
+            minimum = -(-n_rows // n_layers)
             raise ModelError(
-                f"--kv-pool {n_tokens} is too small for {n_rows} tokens of context: it must be at least {least}"
+                f"--kv-pool {n_tokens} is too small for {n_rows} tokens of context: it must be at least {minimum}"
             )
         base = self._run.plan(pool_cells(settings), n_rows)
         index, place = next((i, each) for i, each in enumerate(base.places) if each.name == self._place)

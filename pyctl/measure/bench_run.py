@@ -201,8 +201,8 @@ class BenchRun:
 
     def _depths(self) -> list[int]:
         """The depths that fit the context; at least a small one."""
-        most = max(self._n_ctx - RESERVE, self._n_ctx // 2)
-        return [depth for depth in self.options.depths if depth <= most] or [most]
+        maximum = max(self._n_ctx - RESERVE, self._n_ctx // 2)
+        return [depth for depth in self.options.depths if depth <= maximum] or [maximum]
 
     def _return(self, server: AskedServer) -> None:
         """Each conversation from disk, the deepest last, which leaves the shallower ones in RAM only."""
@@ -276,8 +276,8 @@ def difference(warm: Sequence[Probs], cold: Sequence[Probs]) -> float:
     largest = 0.0
     for one, other in zip(warm, cold, strict=False):
         for a, b in ((one, other), (other, one)):
-            least = min(b.values(), default=0.0)
-            largest = max([largest, *(abs(value - b.get(token, least)) for token, value in a.items())])
+            minimum = min(b.values(), default=0.0)
+            largest = max([largest, *(abs(value - b.get(token, minimum)) for token, value in a.items())])
         if _likeliest(one) != _likeliest(other):
             break
     return largest

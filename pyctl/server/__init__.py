@@ -119,7 +119,7 @@ class RouterSettings:
         "LLAMA_ARG_MODELS_PRESET",
         "FILE",
     )
-    most_loaded: int = SERVER.flag(
+    max_loaded: int = SERVER.flag(
         4,
         "--models-max",
         "most models that are loaded at the same time, 0 = as many as fit",

@@ -62,9 +62,9 @@ MAX_LETTERS = limit(
 
 def check_letters(text: str, n_ctx: int) -> None:
     """RequestError for a text that would take much memory to tokenise, though no reply to it is possible or asked."""
-    most = max(MAX_LETTERS, LETTERS_PER_TOKEN * n_ctx)
-    if len(text) > most:
-        raise RequestError(f"a text of {len(text)} characters is too long: at most {most} are allowed")
+    maximum = max(MAX_LETTERS, LETTERS_PER_TOKEN * n_ctx)
+    if len(text) > maximum:
+        raise RequestError(f"a text of {len(text)} characters is too long: at most {maximum} are allowed")
 
 
 _MAX_SIGNS = {
@@ -159,10 +159,10 @@ def strings(value: Any, name: str) -> tuple[str, ...]:
     return tuple(value)
 
 
-def at_most(most: int, n: int, name: str, of: str = "entries") -> None:
-    """Raise RequestError if the field has more than ``most``."""
-    if n > most:
-        raise RequestError(f"'{name}' must have at most {most} {of}, not {n}")
+def at_most(maximum: int, n: int, name: str, of: str = "entries") -> None:
+    """Raise RequestError if the field has more than ``maximum``."""
+    if n > maximum:
+        raise RequestError(f"'{name}' must have at most {maximum} {of}, not {n}")
 
 
 def _as_it_is(value: Any, name: str) -> Any:
@@ -254,9 +254,9 @@ _BOM = b"\xef\xbb\xbf"
 
 def parse_json(body: bytes) -> Any:
     """The value that ``body`` is the JSON text of, with a byte order mark or without. Raises RequestError."""
-    for signs, (most, name) in _MAX_SIGNS.items():
-        if sum(body.count(sign) for sign in signs) > most:
-            raise RequestError(f"the body has more than {most} {name}")
+    for signs, (maximum, name) in _MAX_SIGNS.items():
+        if sum(body.count(sign) for sign in signs) > maximum:
+            raise RequestError(f"the body has more than {maximum} {name}")
     if not body:
         raise RequestError("the body is empty, it must be JSON")
     try:
@@ -348,9 +348,9 @@ def _end_tags(value: Any, name: str) -> tuple[str, ...]:
     return tags
 
 
-def _short(value: Any, name: str, most: int) -> str:
+def _short(value: Any, name: str, maximum: int) -> str:
     text = string(value, name)
-    at_most(most, len(text), name, "characters")
+    at_most(maximum, len(text), name, "characters")
     return text
 
 
@@ -496,7 +496,7 @@ class GenerationBody(Body, frozen=True):
         Integer(low=-1, is_limit=True),
         Names("reasoning_budget_tokens", "thinking_budget_tokens", "thinking.budget_tokens", "reasoning.max_tokens"),
     ] = -1
-    reasoning_budget_message: Annotated[str | None, partial(_short, most=_MAX_BUDGET_MESSAGE)] = None
+    reasoning_budget_message: Annotated[str | None, partial(_short, maximum=_MAX_BUDGET_MESSAGE)] = None
 
     @classmethod
     def of(cls: type[B], values: Mapping[str, Any]) -> B:
@@ -517,7 +517,7 @@ class CompletionBody(GenerationBody, frozen=True):
     prompt: Any = None
     suffix: str = ""
     n_probs: Annotated[int, _count_or_switch, Names("n_probs", "logprobs")] = 0
-    reasoning_start: Annotated[str, partial(_short, most=_MAX_TAG), Names("reasoning_budget_start_tag")] = ""
+    reasoning_start: Annotated[str, partial(_short, maximum=_MAX_TAG), Names("reasoning_budget_start_tag")] = ""
     reasoning_ends: Annotated[
         tuple[str, ...], _end_tags, Names("reasoning_budget_end_tags", "reasoning_budget_end_tag")
     ] = ()

@@ -64,12 +64,12 @@ def raise_file_limit(max_connections: int) -> int:
 class ConnectionGuard:
     """Knows since when each connection has been sending its head or its body, and closes those that take too long.
 
-    Of ``most`` connections at once, one that has sent no request yet makes room for a new one, the oldest first; if
+    Of ``maximum`` connections at once, one that has sent no request yet makes room for a new one, the oldest first; if
     all have, the new one gets 503.
     """
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, maximum: int) -> None:
+        self.maximum = maximum
         self._heads: dict[GuardedProtocol, None] = {}  # those whose head is awaited, the oldest first
         self._last_look = time.monotonic()
         self._next_line = 0.0
@@ -77,12 +77,12 @@ class ConnectionGuard:
 
     def admit(self, connection: GuardedProtocol) -> bool:
         """Whether there is room for ``connection``, perhaps because another one was closed."""
-        if len(connection.connections) <= self.most:
+        if len(connection.connections) <= self.maximum:
             return True
         if not self._heads:
-            self.say("no more than %d connections (--max-connections): a client gets 503", self.most)
+            self.say("no more than %d connections (--max-connections): a client gets 503", self.maximum)
             return False
-        self.say("no more than %d connections (--max-connections): one that says nothing is closed", self.most)
+        self.say("no more than %d connections (--max-connections): one that says nothing is closed", self.maximum)
         connection_out = next(iter(self._heads))
         self.drop(connection_out)
         connection.connections.discard(connection_out)

@@ -34,7 +34,7 @@ class _Loaded:
 
 
 class LoadOrder:
-    """Requests for models, of which at most ``most`` are loaded at the same time (0: no limit).
+    """Requests for models, of which at most ``maximum`` are loaded at the same time (0: no limit).
 
     The model of the request that waits longest is loaded next. If it needs room, a loaded model leaves that serves no
     request, has served none for ``patience`` seconds, and was used least recently; none that is kept. So requests that
@@ -42,8 +42,8 @@ class LoadOrder:
     not count, and one busy model takes no more requests until it has left. Knows no clock: callers pass the time.
     """
 
-    def __init__(self, most: int, patience: float) -> None:
-        self.most, self.patience = most, patience
+    def __init__(self, maximum: int, patience: float) -> None:
+        self.maximum, self.patience = maximum, patience
         self._waiting: list[Ticket] = []  # by arrival
         self._loaded: dict[str, _Loaded] = {}
         self._shut: set[str] = set()
@@ -127,7 +127,7 @@ class LoadOrder:
     @property
     def is_full(self) -> bool:
         """Whether another model may be loaded only after one has left."""
-        return 0 < self.most <= len(self._loaded)
+        return 0 < self.maximum <= len(self._loaded)
 
     @property
     def is_stuck(self) -> bool:

@@ -52,5 +52,5 @@ def resident_bytes() -> int:
     try:
         return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
-        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return most if sys.platform == "darwin" else most * 1024
+        maximum = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return maximum if sys.platform == "darwin" else maximum * 1024

@@ -366,15 +366,15 @@ def keep_scales(info: EngineInfo, scales: Iterable[tuple[int, float]]) -> None:
 # -- the prompt field in its many forms, and prompts that fill a gap -----------------------------------------------
 
 
-def prompts_of(value: Any, service: Service, most: int, fetched: Fetched) -> list[tuple[Prompt, str | None]]:
+def prompts_of(value: Any, service: Service, maximum: int, fetched: Fetched) -> list[tuple[Prompt, str | None]]:
     """One prompt per text or sequence, with the text if it was one; a list that holds a token id is one sequence.
 
-    Raises RequestError, also for more than ``most``, and FilesMissing.
+    Raises RequestError, also for more than ``maximum``, and FilesMissing.
     """
     if value is None:
         raise RequestError("'prompt' is missing")
     if isinstance(value, list) and not any(_is_token(item) for item in value):
-        at_most(most, len(value), "prompt", "prompts with this 'n'")
+        at_most(maximum, len(value), "prompt", "prompts with this 'n'")
         prompts = [_prompt(item, service, fetched) for item in value]
     else:
         prompts = [_prompt(value, service, fetched)]

@@ -62,7 +62,7 @@ def serve(
     ``on_ready`` included. A second signal ends the process at once, and so does an end that takes too long, both with
     exit code 1. Raises ConfigError if the certificate of ``listen`` cannot be used.
     """
-    most = raise_file_limit(listen.max_connections)
+    maximum = raise_file_limit(listen.max_connections)
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -84,7 +84,7 @@ def serve(
         raise ConfigError(f"{files}: not a PEM certificate with its key") from error
     except OSError as error:
         raise ConfigError(f"cannot read {error.filename}: {error.strerror}") from error
-    server = _Server(config, ConnectionGuard(most), grace_seconds, on_ready, on_stop)
+    server = _Server(config, ConnectionGuard(maximum), grace_seconds, on_ready, on_stop)
     with server.signals():
         try:
             server.run(sockets)

@@ -179,11 +179,11 @@ def check_compiler(machine: Machine, plan: BuildPlan) -> Compiler:
             f"{compiler.cxx} links the C++ library statically, and llama.cpp's libraries then fail beside Python's "
             "modules; name another compiler by CXX"
         )
-    most = MAX_CLANG if compiler.is_clang else MAX_GCC
-    if plan.kind == "pypi" and compiler.version[:1] > (most,):
+    newest = MAX_CLANG if compiler.is_clang else MAX_GCC
+    if plan.kind == "pypi" and compiler.version[:1] > (newest,):
         name = "clang" if compiler.is_clang else "g++"
         raise ConfigError(
-            f"CUDA {TOOLKIT_RELEASE} accepts {name} up to {most}, and {compiler.cxx} is {_dotted(compiler.version)}; "
+            f"CUDA {TOOLKIT_RELEASE} accepts {name} up to {newest}, and {compiler.cxx} is {_dotted(compiler.version)}; "
             "install an older one and name it by CXX"
         )
     return compiler

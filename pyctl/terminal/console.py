@@ -149,12 +149,12 @@ def _history(path: Path) -> History:
     return FileHistory(path)
 
 
-def shorten_history(path: Path, most: int = _MAX_HISTORY_BYTES) -> None:
-    """Leave the newest entries of a history that has more than ``most`` bytes: at most half of that. Raises OSError."""
+def shorten_history(path: Path, maximum: int = _MAX_HISTORY_BYTES) -> None:
+    """Cut a history of more than ``maximum`` bytes to its newest entries, half of that. Raises OSError."""
     with path.open("rb") as file:
-        if (n_bytes := file.seek(0, os.SEEK_END)) <= most:
+        if (n_bytes := file.seek(0, os.SEEK_END)) <= maximum:
             return
-        file.seek(n_bytes - most // 2)
+        file.seek(n_bytes - maximum // 2)
         # Each entry begins with an empty line and a comment; the first of these bytes are the rest of one.
         entries = file.read().partition(b"\n\n# ")[2]
     write_atomic(path, b"\n# " + entries if entries else b"")

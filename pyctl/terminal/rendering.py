@@ -219,9 +219,9 @@ class GrowingText:
         """Draw the last rows of the open block again."""
         source = self._blocks.open()
         rows = self._rows(source, self._blocks.gap) if source.strip() else []
-        n_most = max(self._console.height // 2, 1)
-        n_above = max(self._n_printed, len(rows) - n_most) if self._blocks.is_final else self._n_printed
-        shown = rows[n_above:][-n_most:]
+        n_max = max(self._console.height // 2, 1)
+        n_above = max(self._n_printed, len(rows) - n_max) if self._blocks.is_final else self._n_printed
+        shown = rows[n_above:][-n_max:]
         self._replace(rows[self._n_printed : n_above], shown)
         self._n_printed = n_above
 

@@ -65,11 +65,11 @@ def _end_soon(number: int, frame: object) -> None:
     _end()
 
 
-def _pass_on(source: int, sink: int, most: int) -> None:
-    """Copy until ``source`` ends or one of its lines has more than ``most`` bytes; soon after, everything ends."""
+def _pass_on(source: int, sink: int, maximum: int) -> None:
+    """Copy until ``source`` ends or one of its lines has more than ``maximum`` bytes; soon after, everything ends."""
     size = 0
     with suppress(OSError):
-        while size <= most and (data := os.read(source, 1 << 16)):
+        while size <= maximum and (data := os.read(source, 1 << 16)):
             size = size + len(data) if b"\n" not in data else len(data) - data.rindex(b"\n")
             view = memoryview(data)
             while view:
@@ -80,7 +80,7 @@ def _pass_on(source: int, sink: int, most: int) -> None:
 
 
 def _main() -> None:
-    most, command = int(sys.argv[1]), sys.argv[2:]
+    maximum, command = int(sys.argv[1]), sys.argv[2:]
     system = ctypes.CDLL(None)
     system.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGTERM, _end)
@@ -97,7 +97,7 @@ def _main() -> None:
         sys.exit(f"cannot run {command[0]}: {error.strerror}")
     assert program.stdin is not None
     assert program.stdout is not None
-    pipes = ((0, program.stdin.fileno(), sys.maxsize), (program.stdout.fileno(), 1, most))
+    pipes = ((0, program.stdin.fileno(), sys.maxsize), (program.stdout.fileno(), 1, maximum))
     reading, writing = (threading.Thread(target=_pass_on, args=pipe, name="pyctl-pipe", daemon=True) for pipe in pipes)
     reading.start()
     writing.start()

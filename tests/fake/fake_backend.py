@@ -47,7 +47,7 @@ class FakeBackend(FakeMemory):
         n_cells: int = 0,
         n_outputs: int = 0,
         n_planes: int = 3,
-        most_drafts: int = 48,
+        max_drafts: int = 48,
         draft_type: str = "",
         can_hold: bool = True,
         pool: PoolPlan | None = None,
@@ -64,7 +64,7 @@ class FakeBackend(FakeMemory):
             batch_cost=batch_cost,
             n_rollback={"attention": n_ctx, "hybrid": n_planes, "opaque": 0}[kind],
             has_planes=kind == "hybrid",
-            most_drafts={"attention": n_ctx, "hybrid": max(most_drafts, n_planes), "opaque": 0}[kind],
+            max_drafts={"attention": n_ctx, "hybrid": max(max_drafts, n_planes), "opaque": 0}[kind],
             draft_type=draft_type,
             n_embed=n_ubatch,
         )
@@ -110,7 +110,7 @@ class FakeBackend(FakeMemory):
         widths = sorted({0, *(len(item.tokens) for item in items)})
         for item in items:
             held, position = self.seqs[item.seq], item.position
-            if item.n_sure < 1 or item.n_drafts > self.facts.most_drafts:
+            if item.n_sure < 1 or item.n_drafts > self.facts.max_drafts:
                 raise EngineError(f"{item.n_sure} sure tokens and {item.n_drafts} drafts")
             mark = (position, held.state) if item.n_drafts > self.facts.n_rollback else None
             states = []
@@ -120,7 +120,7 @@ class FakeBackend(FakeMemory):
                 states.append(held.state)
                 self.outputs += [after] if i >= item.n_sure - 1 else []
             end = position + len(item.tokens)
-            held.n_least = max(end - item.n_drafts, 0) if self.kind != "opaque" else end
+            held.n_min = max(end - item.n_drafts, 0) if self.kind != "opaque" else end
             # Llama.cpp evaluates as many tokens of each sequence at once: planes are those of the last such part.
             n_last = len(item.tokens) - widths[widths.index(len(item.tokens)) - 1]
             held.states, held.mark = states[-min(n_last, self.facts.n_rollback + 1) :], mark
@@ -134,11 +134,11 @@ class FakeBackend(FakeMemory):
     def rollback(self, seq: int, n: int) -> int:
         held = self.seqs[seq]
         end, mark = len(held.cells), held.mark
-        least, states = held.n_least, held.states
-        held.n_least, held.states, held.mark = -1, [], None
+        minimum, states = held.n_min, held.states
+        held.n_min, held.states, held.mark = -1, [], None
         if n == end:
             return n
-        if not 0 <= least <= n < end or (self.kind == "hybrid" and mark is None and end - n >= len(states)):
+        if not 0 <= minimum <= n < end or (self.kind == "hybrid" and mark is None and end - n >= len(states)):
             self.clear(seq)
             raise StateError(f"cannot roll back from {end} to {n} tokens")
         if self.kind == "hybrid":
@@ -185,7 +185,7 @@ class FakeBackend(FakeMemory):
             held.hidden = before
         held.cells += held.memory.take(rows[start:])
         held.state = hash_of(held.state, tokens.tobytes())
-        held.n_least, held.states, held.mark = -1, [], None
+        held.n_min, held.states, held.mark = -1, [], None
         held.at = start + int(tokens.size)
         self.n_evaluated += int(tokens.size)
         return self._digest(rows, held.state)

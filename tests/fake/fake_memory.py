@@ -33,7 +33,7 @@ class FakeSequence:
     cells: list[int] = field(default_factory=list)
     state: bytes = bytes(ROW)
     at: int = 0
-    n_least: int = -1  # what can be taken back of the last evaluation: everything from here on, once
+    n_min: int = -1  # what can be taken back of the last evaluation: everything from here on, once
     states: list[bytes] = field(default_factory=list)  # the planes: those of the last tokens, the end's last
     mark: tuple[int, bytes] | None = None
     draft_rows: list[bytes] = field(default_factory=list)  # as many as rows, or fewer; empty ones are missing
@@ -238,7 +238,7 @@ class FakeMemory:
         if self.kind == "opaque":
             self._check_cells(n - len(held.cells))
         held.state, held.at = data[:ROW], n
-        held.n_least, held.states, held.mark = -1, [], None
+        held.n_min, held.states, held.mark = -1, [], None
         if self.kind == "opaque":
             held.cut(0)
             held.cells = self._cells.take([data[i : i + ROW] for i in range(ROW, len(data), ROW)])
@@ -249,7 +249,7 @@ class FakeMemory:
         held = self.seqs[seq]
         held.cut_drafts(n, held.hidden if n == len(held.cells) else b"")
         held.cut(n)
-        held.n_least, held.states, held.mark = -1, [], None
+        held.n_min, held.states, held.mark = -1, [], None
         if n == 0:
             self.clear(seq)
 

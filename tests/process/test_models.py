@@ -78,8 +78,8 @@ def alone(start: Callable[..., Server]) -> dict[str, Server]:
 def test_requests_for_all_models_at_once_are_all_answered(
     start: Callable[..., Server], preset: Callable[..., Path]
 ) -> None:
-    for most in ("1", "2"):
-        flags = ["--models-preset", str(preset(embed=EMBED)), "--models-max", most, "--models-patience", "0.05"]
+    for maximum in ("1", "2"):
+        flags = ["--models-preset", str(preset(embed=EMBED)), "--models-max", maximum, "--models-patience", "0.05"]
         server = start("", *flags, "--cache-ram", "1")
 
         def one(number: int, server: Server = server) -> int:
@@ -90,7 +90,7 @@ def test_requests_for_all_models_at_once_are_all_answered(
 
         with ThreadPoolExecutor(20) as pool:
             assert list(pool.map(one, range(21))) == [200] * 21
-        assert sum(state == "loaded" for state in states(server).values()) <= int(most)
+        assert sum(state == "loaded" for state in states(server).values()) <= int(maximum)
         used = sum(
             httpx.get(f"{server.url}/cache?model={name}").json()["bytes"]["resident"] for name in ("hybrid", "dense")
         )
@@ -170,7 +170,7 @@ class Talks:
     """Conversations with the models of one server, each reply compared with that of a server of the model's own."""
 
     def __init__(self, alone: dict[str, Server], vector: Any) -> None:
-        self.alone, self.vector, self.most_bytes = alone, vector, 0.0
+        self.alone, self.vector, self.max_bytes = alone, vector, 0.0
         self.messages: dict[tuple[str, int], list[dict[str, str]]] = {}
 
     def go_on(self, server: Server, name: str, number: int) -> None:
@@ -186,7 +186,7 @@ class Talks:
             messages.append({"role": "assistant", "content": reply.json()["choices"][0]["message"]["content"]})
         held = settled_bytes(server)
         assert held <= 2**20, "one budget for all"
-        self.most_bytes = max(self.most_bytes, held)
+        self.max_bytes = max(self.max_bytes, held)
 
 
 def test_one_budget_holds_and_replies_are_exact_over_switches_restarts_and_kills(
@@ -209,7 +209,7 @@ def test_one_budget_holds_and_replies_are_exact_over_switches_restarts_and_kills
         elif number == 26:
             assert server.stop() == 0
             server = start("", *flags)
-    assert talks.most_bytes > 2**19, "the budget was in use"
+    assert talks.max_bytes > 2**19, "the budget was in use"
     text = httpx.get(f"{server.url}/metrics").text
     assert sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith("pyctl:cache_evict")) > 0
     assert server.stop() == 0

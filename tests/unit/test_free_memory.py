@@ -32,8 +32,8 @@ def name_group(root: Path, text: str) -> None:
     (root / "proc" / "self" / "cgroup").write_text(text)
 
 
-def limit(group: Path, most: str, used: int, files: int) -> None:
-    (group / "memory.max").write_text(f"{most}\n")
+def limit(group: Path, maximum: str, used: int, files: int) -> None:
+    (group / "memory.max").write_text(f"{maximum}\n")
     (group / "memory.current").write_text(f"{used}\n")
     (group / "memory.stat").write_text(f"anon 5\nactive_file {files // 2}\ninactive_file {files // 2}\nshmem 7\n")
 

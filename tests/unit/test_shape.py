@@ -67,8 +67,8 @@ def found() -> dict[str, int]:
                 methods = (each for each in item.body if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef)))
                 note(f"{item.name} public", len({each.name for each in methods if not each.name.startswith("_")}))
                 note(f"{item.name} fields", sum(isinstance(each, ast.AnnAssign) for each in item.body))
-    most = {"lines": MAX_LINES, "parameters": MAX_PARAMETERS, "public": MAX_PUBLIC, "fields": MAX_FIELDS}
-    return {what: n for what, n in over.items() if n > most[what.split()[-1]]}
+    maximum = {"lines": MAX_LINES, "parameters": MAX_PARAMETERS, "public": MAX_PUBLIC, "fields": MAX_FIELDS}
+    return {what: n for what, n in over.items() if n > maximum[what.split()[-1]]}
 
 
 def test_shapes_stay_within_the_rules() -> None:

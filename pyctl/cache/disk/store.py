@@ -125,8 +125,8 @@ class DiskStore:
 
     def find(self, prompt: PromptMatch, limit: int) -> list[Prefix]:
         """The stored prefixes of ``prompt`` of at most ``limit`` tokens, the deepest first."""
-        most = min(limit, int(prompt.tokens.size))
-        lengths = sorted(n for n in self.lengths() if 0 < n <= most)
+        maximum = min(limit, int(prompt.tokens.size))
+        lengths = sorted(n for n in self.lengths() if 0 < n <= maximum)
         return prompt.among(self.directory.contents.of(self.fingerprint), lengths)[::-1]
 
     def wants(self, snapshot: Snapshot, *, is_last: bool = False) -> bool:
@@ -135,12 +135,12 @@ class DiskStore:
         return (is_last or snapshot.n >= self.min_tokens) and (is_exact is None or (snapshot.exact and not is_exact))
 
     def open(
-        self, prefix: Prefix, tokens: Tokens, base: Snapshot | None = None, most_bytes: int | None = None
+        self, prefix: Prefix, tokens: Tokens, base: Snapshot | None = None, max_bytes: int | None = None
     ) -> Reading[Arrival | None]:
         """Begin to read the snapshot of ``prefix``, the first tokens of ``tokens``; None on a miss.
 
         Rows in ``base``, a snapshot of the same tokens that stays in memory meanwhile, are not read. Beyond
-        ``most_bytes``, later parts are read as `Arrival.leave` frees earlier ones.
+        ``max_bytes``, later parts are read as `Arrival.leave` frees earlier ones.
 
         Damage is a miss, at once or when it is found: the damaged file is removed with all files that need it, and
         `damaged` counts it. A disk that hangs is a miss, too, and gets no further read before it has answered. Segments
@@ -156,7 +156,7 @@ class DiskStore:
             top, chain, stored = looking[0].result()
             if common_prefix(stored, tokens) < prefix.n:
                 return None
-            return self._fetch(top, chain, deadline, base, most_bytes)
+            return self._fetch(top, chain, deadline, base, max_bytes)
         except Exception as error:
             self._failed(state, error)
             return None
@@ -187,7 +187,7 @@ class DiskStore:
         return open_chain(self.home, state, self.sizes, lambda jobs: list(map(_now, jobs)))
 
     def _fetch(
-        self, top: StoredFile, chain: list[StoredFile], deadline: float, base: Snapshot | None, most_bytes: int | None
+        self, top: StoredFile, chain: list[StoredFile], deadline: float, base: Snapshot | None, max_bytes: int | None
     ) -> Arrival:
         def read(jobs: list[Callable[[], None]]) -> DiskReads:
             return DiskReads(self.directory.readers.start(jobs), self.directory.readers, deadline)
@@ -195,7 +195,7 @@ class DiskStore:
         def read_rows(found: StoredFile, segment: Segment) -> DiskReads:
             return read(found.fill(segment, self._space, self.sizes))
 
-        left = math.inf if most_bytes is None else most_bytes
+        left = math.inf if max_bytes is None else max_bytes
         later: dict[Segment, Callable[[], DiskReads]] = {}
         segments: dict[SegmentName, Segment] = {}
         coming: dict[Segment, DiskReads] = {}

@@ -253,14 +253,14 @@ class StoreBehind:
     def _bring(self, state: StateName, fetch: Fetch) -> None:
         """Fetch the files of ``state`` that the disk lacks, check all bytes, and have the directory adopt them."""
         disk, home, name = self._files, self._files.home, cast("Name | None", state)
-        most = min(MAX_IN_FLIGHT, disk.directory.budget or MAX_IN_FLIGHT)
+        maximum = min(MAX_IN_FLIGHT, disk.directory.budget or MAX_IN_FLIGHT)
         paths, records = dict[Name, Path](), dict[Path, Record]()
         with ExitStack() as temps:
             while name is not None and not disk.has(name):  # each file says on which it hangs
                 if (size := self._listed.get(name)) is None:
                     raise FileNotFoundError(str(name))
                 fetch.n_wanted += size
-                if sum(each.n_wanted for each in self._fetches.copy().values()) > most:
+                if sum(each.n_wanted for each in self._fetches.copy().values()) > maximum:
                     raise NotWrittenError("more bytes than may be on their way")
                 path = paths[name] = temps.enter_context(temp_path(home))
                 self._download(name, size, path, fetch)

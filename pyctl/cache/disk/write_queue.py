@@ -96,15 +96,15 @@ class WriteQueue:
 
     A job whose snapshot is in the cache costs nothing. It asks for rows that only the device has with ``on_wait``,
     and others have their turns until `serve` brings them. Evicted snapshots that no policy chose are limited to
-    MAX_SPILLED and ``most_bytes``: those of the least worth per byte are lost, with a warning once a minute. OSError (a
+    MAX_SPILLED and ``max_bytes``: those of the least worth per byte are lost, with a warning once a minute. OSError (a
     full or read-only disk) is a warning once a minute; jobs stay queued for the next attempt, and the server goes on
     from RAM.
     """
 
-    def __init__(self, write: Callable[[Snapshot, bool], Writing], most_bytes: int = MAX_BEHIND_BYTES) -> None:
+    def __init__(self, write: Callable[[Snapshot, bool], Writing], max_bytes: int = MAX_BEHIND_BYTES) -> None:
         self.on_wait: HandOver = lambda: None
         self._write_one = write
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         self._jobs: dict[WriteJob, None] = {}
         self._calls: deque[Callable[[], object]] = deque(maxlen=MAX_CALLS)
         self._order = itertools.count(1)
@@ -270,7 +270,7 @@ class WriteQueue:
 
     def _make_room(self) -> None:
         """Lose evicted snapshots that no policy chose, the least worth first, until the others fit."""
-        n_left, room = MAX_SPILLED, self._most_bytes
+        n_left, room = MAX_SPILLED, self._max_bytes
         spilled = [job for job in self._jobs if not job.is_chosen and job.error is None]
         for job in sorted(spilled, key=lambda job: job.rank, reverse=True):
             if n_left and job.n_bytes <= room:

@@ -194,7 +194,7 @@ class CacheDrafts:
 
     def __init__(self, capacity: int = MAX_TOKENS, longest: int = LONGEST) -> None:
         self.index = TokenIndex(capacity)
-        self.most = longest
+        self.maximum = longest
         self._courses: dict[int, _Course] = {}
         self._keeper = _Keeper(self.index)
         self._queue: SimpleQueue[_Job | None] = SimpleQueue()
@@ -243,13 +243,13 @@ class CacheDrafts:
             return NO_MATCH
         index, (course, text) = self.index, self._followed(job)
         if course.place:
-            expected = (each.token for each in course.expect(index, len(draft) + self.most))
+            expected = (each.token for each in course.expect(index, len(draft) + self.maximum))
             if tuple(islice(expected, len(draft))) == draft:
-                return Match(course.length + len(draft), lambda n: tuple(islice(expected, min(n, self.most))))
+                return Match(course.length + len(draft), lambda n: tuple(islice(expected, min(n, self.maximum))))
         if not draft:
             return NO_MATCH
         place, length = index.find([*text, *draft][-CONTEXT:], course.place or course.parted)
-        return Match(length, lambda n: tuple(index.read(place, min(n, self.most))))
+        return Match(length, lambda n: tuple(index.read(place, min(n, self.maximum))))
 
     def _followed(self, job: DraftJob) -> tuple[_Course, list[int]]:
         """Return the state of the request up to its last sure token, and the last CONTEXT tokens."""
@@ -284,8 +284,8 @@ class CacheDrafts:
             return
         course.length += len(fresh)
         while True:
-            most = len(fresh) + LONGEST_CHANGE
-            expected = list(islice(course.expect(self.index, most), most))
+            maximum = len(fresh) + LONGEST_CHANGE
+            expected = list(islice(course.expect(self.index, maximum), maximum))
             n = 0
             while n < min(len(fresh), len(expected)) and expected[n].token == fresh[n]:
                 n += 1

@@ -136,8 +136,8 @@ class Drafts:
 
     def rest(self, n_tokens: int) -> None:
         """Pause for ``n_tokens`` and reduce the evidence to the prior's weight, so that the next drafts decide."""
-        least = PRIOR_WEIGHT / max(self._n_tried, PRIOR_WEIGHT)
-        self._n_tried, self._n_right = self._n_tried * least, self._n_right * least
+        scale = PRIOR_WEIGHT / max(self._n_tried, PRIOR_WEIGHT)
+        self._n_tried, self._n_right = self._n_tried * scale, self._n_right * scale
         self.pause, self.is_probing = n_tokens, True
 
     def share(self, prior: float, doubt: float = 0.0) -> float:

@@ -35,14 +35,14 @@ def ngram_sources(types: Sequence[str], settings: NgramSettings) -> list[NgramSo
 
 
 class NgramSource:
-    """The `DraftSource` ``name``: looks up the last ``n_match`` tokens and drafts up to ``most`` that followed.
+    """The `DraftSource` ``name``: looks up the last ``n_match`` tokens and drafts up to ``maximum`` that followed.
 
     A draft may extend past the end of the text, since lookups include drafted tokens: repetitions continue. Memory: up
     to 32 bytes per token and a few MiB per decoding request.
     """
 
-    def __init__(self, name: str, n_match: int, most: int) -> None:
-        self.name, self.most = name, most
+    def __init__(self, name: str, n_match: int, maximum: int) -> None:
+        self.name, self.maximum = name, maximum
         self._n_match = n_match
         self._drop = pow(_FACTOR, n_match - 1, 2**64)
         self._running: dict[int, tuple[_Text, _Places]] = {}
@@ -56,7 +56,7 @@ class NgramSource:
     def end(self, key: int) -> None:
         self._running.pop(key, None)
 
-    def _draft(self, job: DraftJob, most: int) -> tuple[int, ...]:
+    def _draft(self, job: DraftJob, maximum: int) -> tuple[int, ...]:
         text, places = self._running[job.key]
         n_held = job.seq.n
         if text.n < n_held:
@@ -69,7 +69,7 @@ class NgramSource:
         places.put(text, text.n - n)
         tokens = list(text.part(text.n - n, n))
         value = text.hash(text.n - n, n, places.top)
-        while len(tokens) < n + min(self.most, most) and (place := places.find(value)) >= 0:
+        while len(tokens) < n + min(self.maximum, maximum) and (place := places.find(value)) >= 0:
             tokens.append(text[place + n])
             value = ((value - tokens[-n - 1] * self._drop) * _FACTOR + tokens[-1]) & _MASK
         return tuple(tokens[n:])

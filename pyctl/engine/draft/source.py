@@ -14,13 +14,13 @@ __all__ = ["NO_MATCH", "DraftJob", "DraftSource", "Match", "RememberingSource"]
 class DraftJob(NamedTuple):
     """A reply that can use drafts: ``seq`` holds the evaluated tokens, then come one or more ``sure`` tokens.
 
-    Up to ``most`` drafts may follow them. ``key`` identifies the request.
+    Up to ``maximum`` drafts may follow them. ``key`` identifies the request.
     """
 
     key: int
     seq: LiveSequence
     sure: tuple[int, ...]
-    most: int
+    maximum: int
 
 
 class Match(NamedTuple):

@@ -58,8 +58,8 @@ class ModelDrafts:
         """Return up to ``n`` tokens, or ``n_max``, for each of ``jobs``."""
         items = [SequenceTokens(job.seq.id, job.sure, job.seq.n, len(job.sure)) for job in jobs]
         n = n or self.n_max
-        least = self._n_min if self._n_min > self.n_max else min(self._n_min, n)
-        return [draft if len(draft) >= least else () for draft in self._evaluator.draft(items, n)]
+        minimum = self._n_min if self._n_min > self.n_max else min(self._n_min, n)
+        return [draft if len(draft) >= minimum else () for draft in self._evaluator.draft(items, n)]
 
 
 class Speculation:
@@ -153,7 +153,7 @@ class Speculation:
         idle = self._idle[job.key]
         return self._lengths is None or idle < PATIENCE or idle % STRIDE == 0
 
-    def _most(self, job: DraftJob, origin: Origin, limit: int, behind: int = 0) -> int:
+    def _n_allowed(self, job: DraftJob, origin: Origin, limit: int, behind: int = 0) -> int:
         """Return how many drafts follow ``behind`` others, within ``limit`` for all."""
         limit = (min(limit, self._width) if self._width else limit) - behind
         if limit <= 0 or self._lengths is None:
@@ -169,11 +169,11 @@ class Speculation:
         tokens, which follow a rollback to a mark, a head would have to draft through each of these first.
         """
         own, began = Origin(model.name), self.seconds()
-        able = [(i, job) for i, job in enumerate(self._jobs) if job.most > 0 and len(job.sure) <= 1 + model.n_max]
-        lengths = [self._most(job, own, min(job.most, model.n_max)) for _, job in able]
+        able = [(i, job) for i, job in enumerate(self._jobs) if job.maximum > 0 and len(job.sure) <= 1 + model.n_max]
+        lengths = [self._n_allowed(job, own, min(job.maximum, model.n_max)) for _, job in able]
         leading = [(i, job, n) for (i, job), n in zip(able, lengths, strict=True) if self._leads(own, n, job, found[i])]
         if n := max((n for _, _, n in leading), default=0):
-            wanted = [(i, job) for i, job, _ in leading if job.most >= n]
+            wanted = [(i, job) for i, job, _ in leading if job.maximum >= n]
             try:
                 drafts = model.propose([job for _, job in wanted], n)
             except EngineError as error:  # decoding continues without drafts
@@ -202,7 +202,7 @@ class Speculation:
             if source.name in names or not (match := source.match(job, draft)).n:
                 continue
             origin = Origin.of("+".join((*names, source.name)), match.n)
-            n = self._most(job, origin, job.most, len(draft))
+            n = self._n_allowed(job, origin, job.maximum, len(draft))
             if not n and self._lengths is None:
                 continue
             more = tuple(takewhile(_is_text, match.read(max(n, origin.counted(SHADOW)))))
@@ -236,7 +236,7 @@ class Speculation:
             self._proposals[job.key] = left
 
     def _draft(self, job: DraftJob, tokens: tuple[int, ...]) -> Draft:
-        n, width = len(tokens), min(self._width, job.most)
+        n, width = len(tokens), min(self._width, job.maximum)
         if n == 0 and width == 0:
             return NO_DRAFT
         return Draft((*tokens, *job.sure[-1:] * (width - n)), n)

@@ -45,23 +45,23 @@ def verify_batches(
         # Rollback to a plane requires equal token counts in the batch; other items use marks or have no drafts.
         needs_planes = facts.has_planes and 0 < len(draft.tokens) <= facts.n_rollback
         groups.setdefault(len(item.tokens.tokens) if needs_planes else 0, []).append(item)
-    most = max(facts.n_ubatch, facts.n_seqs)
-    return [batch for group in groups.values() for batch in _filled(group, most)]
+    maximum = max(facts.n_ubatch, facts.n_seqs)
+    return [batch for group in groups.values() for batch in _filled(group, maximum)]
 
 
 def _jobs(requests: Sequence[ActiveRequest], facts: BackendFacts, n_free: int) -> list[DraftJob]:
     """Return a draft job for each request: all get the same share of outputs, tokens and cells."""
     n = len(requests)
-    share = min(facts.n_outputs // n - 1, n_free // n, facts.most_drafts)
+    share = min(facts.n_outputs // n - 1, n_free // n, facts.max_drafts)
     jobs = []
     for active in requests:
         assert active.seq is not None
         assert active.pending is not None
         sure = active.pending
-        most = min(share, facts.n_ctx - active.seq.n - len(sure), facts.n_ubatch // n - len(sure))
+        maximum = min(share, facts.n_ctx - active.seq.n - len(sure), facts.n_ubatch // n - len(sure))
         if len(sure) > 1:  # these follow a rollback to a mark: another mark there could repeat forever
-            most = min(most, facts.n_rollback)
-        jobs.append(DraftJob(active.id, active.seq, sure, max(most, 0)))
+            maximum = min(maximum, facts.n_rollback)
+        jobs.append(DraftJob(active.id, active.seq, sure, max(maximum, 0)))
     return jobs
 
 
@@ -73,7 +73,7 @@ def _widened(jobs: Sequence[DraftJob], drafts: Sequence[Draft], n_rollback: int)
     )
     return [
         draft._replace(tokens=draft.tokens + job.sure * (width - len(draft.tokens)))
-        if _is_short(job, draft, n_rollback) and job.most >= width
+        if _is_short(job, draft, n_rollback) and job.maximum >= width
         else draft
         for job, draft in zip(jobs, drafts, strict=True)
     ]
@@ -90,13 +90,13 @@ def _item(active: ActiveRequest, draft: Draft) -> BatchItem:
     return BatchItem(active, SequenceTokens(seq.id, sure + draft.tokens, seq.n, len(sure)), draft)
 
 
-def _filled(items: list[BatchItem], most: int) -> list[list[BatchItem]]:
-    """Split ``items`` into batches of at most ``most`` tokens."""
+def _filled(items: list[BatchItem], maximum: int) -> list[list[BatchItem]]:
+    """Split ``items`` into batches of at most ``maximum`` tokens."""
     batches: list[list[BatchItem]] = [[]]
     n = 0
     for item in items:
         n += len(item.tokens.tokens)
-        if n > most:
+        if n > maximum:
             batches.append([])
             n = len(item.tokens.tokens)
         batches[-1].append(item)

@@ -174,8 +174,8 @@ class Admission:
     def _claim(self, active: ActiveRequest) -> int:
         """Return the cells of a request and its reserve."""
         request = active.handle.request
-        most = self._n_ctx if request.max_tokens < 0 else min(len(request.prompt) + request.max_tokens, self._n_ctx)
-        return min(active.n_needed + self._reserve, most)
+        maximum = self._n_ctx if request.max_tokens < 0 else min(len(request.prompt) + request.max_tokens, self._n_ctx)
+        return min(active.n_needed + self._reserve, maximum)
 
     def _take(self, active: ActiveRequest) -> None:
         if active.kept is None:

@@ -117,18 +117,18 @@ class CellPool:
         # llama.cpp may split a batch of several sequences, and allocates the cells of each part separately.
         extra = min(n, MIN_FREE) if len(self._occupancy.sequences) > 1 else 0
         while True:
-            idle, most = self._occupancy.to_park(), self.n_cells - self.n_used - n
-            if most < 0:
+            idle, maximum = self._occupancy.to_park(), self.n_cells - self.n_used - n
+            if maximum < 0:
                 if not idle:
                     return False
-                self._park(self.worth.leaving(idle, -most))
+                self._park(self.worth.leaving(idle, -maximum))
                 continue
-            most = max(most + n_ready - extra, 0)
+            maximum = max(maximum + n_ready - extra, 0)
             free = (seq for seq in idle if self._occupancy.owner(seq) is None)
-            least = min(free, key=self.worth.likely, default=None)
-            if least is None or self._device.can_shrink(most, self.worth.likely(least)):
-                return self._device.shrink(most)
-            self._park(least)
+            coldest = min(free, key=self.worth.likely, default=None)
+            if coldest is None or self._device.can_shrink(maximum, self.worth.likely(coldest)):
+                return self._device.shrink(maximum)
+            self._park(coldest)
 
     def empty(self) -> bool:
         """Remove all unused rows from the context; return whether that freed cells."""

@@ -104,8 +104,8 @@ class Scheduler:
     def _next_prefill(self, ready: Sequence[ActiveRequest]) -> ActiveRequest | None:
         """Return the first of ``ready``, but every second time one that needs only a single batch, if any."""
         # So short requests (titles, next turns) do not wait for a long prompt, which gets every second batch.
-        others, most = () if self._has_passed else ready[1:], self._backend.facts.n_ubatch
-        short = next((each for each in others if self._n_missing(each) <= most), None)
+        others, maximum = () if self._has_passed else ready[1:], self._backend.facts.n_ubatch
+        short = next((each for each in others if self._n_missing(each) <= maximum), None)
         self._has_passed = short is not None
         return short or next(iter(ready), None)
 

@@ -36,13 +36,13 @@ def type_of(path: Path) -> str:
 
 @dataclass(frozen=True)
 class BlockShape:
-    """How a DFlash or DSpark file of ``type`` drafts: ``most`` tokens at a time, also at the place of the known one if
+    """How a DFlash or DSpark file of ``type`` drafts: ``maximum`` tokens at once, also at the place of the known one if
     ``is_anchored``; from the ``top_k`` candidates of each place if that is not 0; with what comes later if not
     ``is_causal``. ``is_sure`` where the file says how sure it is, or has no need to.
     """
 
     type: str
-    most: int
+    maximum: int
     is_anchored: bool
     top_k: int
     is_causal: bool
@@ -60,9 +60,9 @@ def block_shape(path: Path) -> BlockShape:
         return head.numbers.get(key, (default,))[0]
 
     is_anchored = is_spark and bool(number("sample_from_anchor", 1))
-    most = max(number("block_size", 16) - (not is_anchored), 0)
+    maximum = max(number("block_size", 16) - (not is_anchored), 0)
     is_sure, is_causal = not is_spark or head.has("conf_proj.weight"), bool(number("attention.causal", 0))
-    return BlockShape(type, most, is_anchored, number("selector_top_k", 0), is_causal, is_sure)
+    return BlockShape(type, maximum, is_anchored, number("selector_top_k", 0), is_causal, is_sure)
 
 
 def check_target(path: Path, target: Any) -> tuple[int, ...]:
@@ -115,9 +115,9 @@ def with_inferred_type(drafts: DraftSettings) -> DraftSettings:
         else:
             continue
         types = tuple(each for each in types if each != name)
-    if found in BLOCK_TYPES and found in types and drafts.n_draft > (most := block_shape(Path(path)).most):
-        log.warning("%s drafts at most %d tokens at a time, not %d (--spec-draft-n-max)", path, most, drafts.n_draft)
-        drafts = replace(drafts, n_draft=most, n_draft_min=min(drafts.n_draft_min, most))
+    if found in BLOCK_TYPES and found in types and drafts.n_draft > (maximum := block_shape(Path(path)).maximum):
+        log.warning("%s drafts at most %d tokens at a time, not %d (--spec-draft-n-max)", path, maximum, drafts.n_draft)
+        drafts = replace(drafts, n_draft=maximum, n_draft_min=min(drafts.n_draft_min, maximum))
     return replace(drafts, draft_types=types)
 
 

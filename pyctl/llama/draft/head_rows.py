@@ -118,7 +118,7 @@ class HeadRows(DraftModel):
         self._cells = api.llama_get_memory(ctx)
         self._n_batch = int(api.llama_n_ubatch(ctx))
         self._width = width
-        self._most_owed = max(self._n_batch // 2, self._window)
+        self._max_owed = max(self._n_batch // 2, self._window)
         self._none = np.zeros((2, self._width), np.float32)
         self._seqs = [Followed(self._width, 0, self.origin) for _ in range(int(api.llama_n_seq_max(ctx)))]
         self._n_rows = 1  # per call
@@ -169,7 +169,7 @@ class HeadRows(DraftModel):
         if at.last > at.end and at.ahead != new[0]:  # another token was expected
             self._cut(seq, at.end)
         at.append(new, hidden[n_past:])
-        if at.n_owed >= self._most_owed:
+        if at.n_owed >= self._max_owed:
             at = self._pay(seq)
         # After a prompt's batch keep only the rows of a snapshot; later, also those needed after rejected drafts.
         n_before = self._n_rows - 1 + self._window if self._n_rows > 1 and len(new) <= self._window else 0

@@ -101,7 +101,7 @@ async def vectors_of(
     """The unnormalised embedding of each text, shape (1, width), and the number of tokens; ``cut`` truncates texts."""
     _check(service, pooled=True)
     at_most(_MAX_INPUTS, len(texts), "input", "texts")
-    return await _vectors(service, request, texts, partial(_tokens, most=service.admin.n_embed if cut else None))
+    return await _vectors(service, request, texts, partial(_tokens, maximum=service.admin.n_embed if cut else None))
 
 
 async def _vectors(
@@ -153,8 +153,8 @@ def _items(value: Any) -> list[Any]:
     return items
 
 
-def _tokens(service: Service, item: Any, most: int | None = None) -> Tokens:
-    """The tokens of an input, at most ``most`` of them."""
+def _tokens(service: Service, item: Any, maximum: int | None = None) -> Tokens:
+    """The tokens of an input, at most ``maximum`` of them."""
     if isinstance(item, dict):
         item = _content(item)
     tokens: list[int] = []
@@ -166,10 +166,10 @@ def _tokens(service: Service, item: Any, most: int | None = None) -> Tokens:
             tokens.append(part)
     if not tokens:
         raise RequestError("Input content cannot be empty")
-    if most is not None and len(tokens) > most:
+    if maximum is not None and len(tokens) > maximum:
         frame = service.tokenizer.tokenize("", add_special=True, parse_special=False)
         end = frame[1:] if service.tokenizer.add_bos else frame  # the tokens after each text
-        tokens = [*tokens[: most - len(end)], *end]
+        tokens = [*tokens[: maximum - len(end)], *end]
     return as_tokens(tokens)
 
 

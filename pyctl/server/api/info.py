@@ -36,7 +36,7 @@ async def router_props(models: Models, request: Request) -> Response:
     return JsonResponse(
         {
             "role": "router",
-            "max_instances": models.order.most,
+            "max_instances": models.order.maximum,
             "models_autoload": models.autoload,
             "model_alias": "llama-server",
             "model_path": "none",

@@ -83,8 +83,8 @@ def change(file: RawFile, names: list[str], what: str, which: int, number: int, 
     elif what == "parent":
         file.parent = (b"", names[number % len(names)].encode(), data)[which]
     elif what == "part":
-        name, most = (("what", 256), ("codec", 256), ("phase", 256))[which]
-        setattr(part, name, number % most if number < 2**31 else number % 5)
+        name, maximum = (("what", 256), ("codec", 256), ("phase", 256))[which]
+        setattr(part, name, number % maximum if number < 2**31 else number % 5)
     elif what == "size":
         if which == 0:
             part.size = number

@@ -52,7 +52,7 @@ def test_a_draft_file_says_what_it_is_for(model_path: Callable[[str], Path], sha
 
 
 @pytest.mark.parametrize(
-    ("shape", "fields", "most"),
+    ("shape", "fields", "maximum"),
     [
         ("tiny-hybrid-eagle3", {}, 99),
         ("tiny-hybrid-dflash", {}, 7),
@@ -63,16 +63,18 @@ def test_a_draft_file_says_what_it_is_for(model_path: Callable[[str], Path], sha
     ],
 )
 def test_drafts_are_no_longer_than_the_block(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, shape: str, fields: dict[str, Any], most: int
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, shape: str, fields: dict[str, Any], maximum: int
 ) -> None:
     path = tmp_path / "draft.gguf"
     write_model(path, replace(SHAPES[shape], **fields))
-    for n, n_min in ((99, 50), (most, 0), (2, 1)):
+    for n, n_min in ((99, 50), (maximum, 0), (2, 1)):
         caplog.clear()
         found = with_inferred_type(DraftSettings(draft_path=str(path), n_draft=n, n_draft_min=n_min))
-        assert (found.n_draft, found.n_draft_min) == (min(n, most), min(n_min, most))
+        assert (found.n_draft, found.n_draft_min) == (min(n, maximum), min(n_min, maximum))
         told = [record.message for record in caplog.records if record.levelno == logging.WARNING]
-        assert told == [f"{path} drafts at most {most} tokens at a time, not {n} (--spec-draft-n-max)"] * (n > most)
+        assert told == [f"{path} drafts at most {maximum} tokens at a time, not {n} (--spec-draft-n-max)"] * (
+            n > maximum
+        )
 
 
 def test_a_separate_model_drafts_without_the_module_of_the_others(
@@ -164,7 +166,7 @@ def drafts_along(backend: LlamaBackend, n: int = 20) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize(
-    ("draft", "type", "n_most"),
+    ("draft", "type", "n_max"),
     [
         ("tiny-draft", "draft-simple", 3),
         ("tiny-hybrid-draft", "draft-simple", 3),
@@ -172,11 +174,11 @@ def drafts_along(backend: LlamaBackend, n: int = 20) -> list[tuple[int, ...]]:
         *((name, type, 3) for name, type in READERS.items()),
     ],
 )
-def test_a_file_of_its_own_drafts(opened: Open, draft: str, type: str, n_most: int) -> None:
+def test_a_file_of_its_own_drafts(opened: Open, draft: str, type: str, n_max: int) -> None:
     backend = opened("tiny-hybrid-nextn", draft)
     assert backend.facts.draft_type == type
     found = drafts_along(backend)
-    assert {len(each) for each in found} == {n_most}
+    assert {len(each) for each in found} == {n_max}
     assert len(set(found)) > 10
     backend.unload()
     backend.load()

@@ -123,7 +123,7 @@ def test_rows_alone_are_taken_back_for_nothing(opened: Opened) -> None:
 def test_planes_are_used_where_they_suffice(opened: Opened, n_wrong: int, held: int) -> None:
     backend = opened("planes")
     assert backend.facts.n_rollback == 3
-    assert backend.facts.most_drafts == 127
+    assert backend.facts.max_drafts == 127
     prefill(backend)
     backend.decode([SequenceTokens(0, tokens(3, 41), N)])
     assert backend.memory.rollback(0, N + 41 - n_wrong) == held
@@ -149,7 +149,7 @@ def test_beyond_what_was_drafted_there_is_no_way_back(opened: Opened, name: str)
 def test_without_marks_long_drafts_are_not_asked_for(model_path: Any, name: str) -> None:
     settings = ModelSettings(path=str(model_path(MODELS[name][0])), n_ctx=256, n_ubatch=64, n_threads=1)
     backend = load(settings).backend
-    assert backend.facts.most_drafts == backend.facts.n_rollback == 0
+    assert backend.facts.max_drafts == backend.facts.n_rollback == 0
     backend.unload()
 
 

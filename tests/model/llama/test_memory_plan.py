@@ -201,8 +201,8 @@ def test_an_estimate_is_rather_too_large(
         plan = run.plan(4096)
         with pytest.raises(ModelError, match="the extension"):
             run.pooled_layers()
-    most = 1.5 if name in SHAPES else 20.0  # as if there were no windows and nothing were compressed
-    assert counted.host.usage.total <= plan.host.usage.total <= most * counted.host.usage.total
+    maximum = 1.5 if name in SHAPES else 20.0  # as if there were no windows and nothing were compressed
+    assert counted.host.usage.total <= plan.host.usage.total <= maximum * counted.host.usage.total
     assert plan.host.usage.weights == pytest.approx(counted.host.usage.weights, rel=0.01)
     assert next(plan.warnings(0)).startswith("without the extension, this memory is an estimate")
     assert list(counted.warnings(0)) == []
@@ -436,11 +436,11 @@ def test_a_context_that_is_left_open_leaves_room_for_drafting(
     path = str(model_path("tiny-hybrid-nextn"))
     with dry_run(ModelSettings(path=path), MTP) as run:
         free = run.plan(run.n_ctx_train // 2).host.usage.total
-        most = run.n_ctx_train
+        maximum = run.n_ctx_train
     monkeypatch.setattr(dry_runs, "host_available", lambda: free)
     settings = ModelSettings(path=path, load_mode="none", fit_ctx=512)
     found = {n: fit_settings(replace(settings, n_seqs=n), MTP)[0].n_ctx for n in (1, 8)}
-    assert most // 2 - 512 <= found[1] <= most // 2
+    assert maximum // 2 - 512 <= found[1] <= maximum // 2
     assert found[8] < found[1], "planes for each sequence"
     assert fit_settings(settings)[0].n_ctx > found[1]
 

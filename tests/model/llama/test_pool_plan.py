@@ -126,10 +126,10 @@ def test_a_pool_takes_what_fitting_leaves(
     caplog.set_level(logging.INFO)
     path, margin = model_path("tiny-dense"), {"fit_target": (100,)}
     on_gpu(10_000 * MIB)
-    least = planned(path, N_CTX // 4, **margin)
-    assert least.pool is not None
-    total, layer = least.gpus[0].usage.total + 100 * MIB, least.pool.layer_bytes
-    assert (least.pool.n_layers, least.pool.n_stages) == (4, 1)
+    minimum = planned(path, N_CTX // 4, **margin)
+    assert minimum.pool is not None
+    total, layer = minimum.gpus[0].usage.total + 100 * MIB, minimum.pool.layer_bytes
+    assert (minimum.pool.n_layers, minimum.pool.n_stages) == (4, 1)
     for free, n_resident, n_stages in (
         (total, 0, 1),
         (total + 2 * layer - 1, 0, 2),
@@ -151,10 +151,10 @@ def test_the_context_is_cut_to_what_ram_has_room_for(
 ) -> None:
     path = model_path("tiny-dense")
     on_gpu(10_000 * MIB)
-    most = planned(path, 262_144 // 2, n_ctx=0)
-    assert most.pool is not None
-    assert most.n_ctx == 262_144
-    monkeypatch.setattr(dry_runs, "host_available", lambda: most.host.usage.total - 50 * MIB)
+    maximum = planned(path, 262_144 // 2, n_ctx=0)
+    assert maximum.pool is not None
+    assert maximum.n_ctx == 262_144
+    monkeypatch.setattr(dry_runs, "host_available", lambda: maximum.host.usage.total - 50 * MIB)
     less = planned(path, 262_144 // 2, n_ctx=0, load_mode="none")
     assert less.pool is not None
     assert 131_072 < less.n_ctx < 262_144

@@ -147,13 +147,13 @@ def test_drafts_are_taken_back_as_without(opened: Opened, types: tuple[str, ...]
         backend.evaluate(0, tokens[:64], 0)
         backend.evaluate(0, tokens[64:], 64)
         for n_drafts, n_right in ((3, 0), (3, 2), (20, 5), (20, 19), (3, 3)):
-            if n_drafts <= backend.facts.most_drafts:
+            if n_drafts <= backend.facts.max_drafts:
                 item = SequenceTokens(0, tuple(range(30, 31 + n_drafts)), n)
                 seen.append(backend.draft([item], 3))
                 backend.decode([item])
                 seen.append([backend.logits(i).tobytes() for i in range(n_drafts + 1)])
                 n = backend.memory.rollback(0, n + 1 + n_right)
-        found.append((seen, n, backend.facts.most_drafts, backend.facts.n_rollback))
+        found.append((seen, n, backend.facts.max_drafts, backend.facts.n_rollback))
     assert found[0] == found[1] == found[2]
     assert len(found[0][0]) >= 2 * 3
 

@@ -228,11 +228,11 @@ def test_a_block_that_does_not_fit_is_refused(refused: Callable[..., None]) -> N
 
 
 def test_a_block_is_drafted_up_to_its_end(opened: Callable[..., LlamaBackend]) -> None:
-    for kind, most in (("dflash", 7), ("dflash2", 7), ("dspark", 8)):
+    for kind, maximum in (("dflash", 7), ("dflash2", 7), ("dspark", 8)):
         backend = opened(kind, n_draft=99)
-        assert backend.facts.n_rollback == most
+        assert backend.facts.n_rollback == maximum
         prefill(backend, prompt(50))
-        assert len(backend.draft([SequenceTokens(0, (70,), 50)], 99)[0]) == most
+        assert len(backend.draft([SequenceTokens(0, (70,), 50)], 99)[0]) == maximum
 
 
 @pytest.mark.parametrize(

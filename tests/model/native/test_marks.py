@@ -183,9 +183,9 @@ def test_without_room_nothing_can_be_marked(
 def drafted(backend: LlamaBackend, seed: int, look: Callable[[], None]) -> list[np.ndarray]:
     """Steps of a reply after N tokens, each with drafts of which some are wrong, up to long ones; the logits of all."""
     rng, at, found, kinds = np.random.default_rng(seed), N, [], set()
-    most = min(backend.facts.most_drafts, 20)
+    maximum = min(backend.facts.max_drafts, 20)
     for step in range(12):
-        n_drafts = int(rng.integers(1, most + 1)) if step % 3 else min(1, most)
+        n_drafts = int(rng.integers(1, maximum + 1)) if step % 3 else min(1, maximum)
         item = SequenceTokens(0, tuple(tokens(1000 * seed + step, 1 + n_drafts).tolist()), at)
         backend.decode([item])
         found += [backend.logits(i) for i in range(1 + n_drafts)]

@@ -6,7 +6,7 @@ import pytest
 
 from bench.budgets import is_late, simulated
 from bench.gpu_seconds import DEVICES
-from bench.oracle import least_evaluated
+from bench.oracle import min_evaluated
 from bench.sessions import AGENTS, BUDGETED, WORKLOADS
 from pyctl.prompt import as_tokens
 from tools.generator import QWEN36_27B, TINY_FAT
@@ -31,15 +31,15 @@ def test_with_room_for_everything_hardly_more_than_the_floor_is_evaluated(name: 
 
 
 @pytest.mark.parametrize(
-    ("name", "gib", "most"),
+    ("name", "gib", "maximum"),
     [
         ("aider", 8, 1.01), ("claude_code", 8, 1.11), ("codex", 8, 1.02), ("dynamic_tail", 4, 1.32),
         ("open_webui", 4, 1.31), ("opencode", 4, 1.05), ("qwen_code", 4, 1.03), ("sillytavern", 8, 1.09),
         ("three_agents", 4, 1.45), ("three_agents", 16, 1.02),
     ],
 )  # fmt: skip
-def test_budgets_cost_what_they_did(name: str, gib: float, most: float) -> None:
-    assert ratio(name, gib) <= most
+def test_budgets_cost_what_they_did(name: str, gib: float, maximum: float) -> None:
+    assert ratio(name, gib) <= maximum
 
 
 def test_seconds_are_those_of_batches_and_copies() -> None:
@@ -58,10 +58,10 @@ def test_a_batch_takes_longer_the_more_lies_before_it() -> None:
 def test_the_bound_is_the_floor_with_room_for_all_and_everything_without_any() -> None:
     tokens = [as_tokens([*range(100), *range(1000 * i, 1000 * i + 50)]) for i in (1, 2, 1, 2)]
     prompts = [120] * 4
-    assert least_evaluated(prompts, tokens, 1e9, 1, 100) == pytest.approx(120 + 20 + 1 + 1)
-    assert least_evaluated(prompts, tokens, 0, 1, 100) == pytest.approx(4 * 120)
-    assert least_evaluated(prompts, tokens, 200, 1, 100) == pytest.approx(120 + 3 * 20), "one state on the stem"
-    assert least_evaluated(prompts, tokens, 340, 1, 100) == pytest.approx(120 + 20 + 1 + 1), "then both ends instead"
+    assert min_evaluated(prompts, tokens, 1e9, 1, 100) == pytest.approx(120 + 20 + 1 + 1)
+    assert min_evaluated(prompts, tokens, 0, 1, 100) == pytest.approx(4 * 120)
+    assert min_evaluated(prompts, tokens, 200, 1, 100) == pytest.approx(120 + 3 * 20), "one state on the stem"
+    assert min_evaluated(prompts, tokens, 340, 1, 100) == pytest.approx(120 + 20 + 1 + 1), "then both ends instead"
 
 
 def test_all_workloads_have_names_of_their_own() -> None:

@@ -247,15 +247,15 @@ def test_rates_have_the_mean_length_that_was_asked_for(length: float, n_max: int
     assert list(rates) == sorted(rates, reverse=True)
 
 
-@pytest.mark.parametrize(("length", "least", "most"), [(1.0, 0.0, 0.0), (2.5, 0.35, 0.65), (4.0, 0.999, 1.0)])
+@pytest.mark.parametrize(("length", "minimum", "maximum"), [(1.0, 0.0, 0.0), (2.5, 0.35, 0.65), (4.0, 0.999, 1.0)])
 def test_drafts_are_accepted_by_chance(
-    length: float, least: float, most: float, model_path: Callable[[str], Path], tmp_path: Path
+    length: float, minimum: float, maximum: float, model_path: Callable[[str], Path], tmp_path: Path
 ) -> None:
     flags = ["-m", str(model_path("tiny-hybrid-nextn")), "-c", "1024", "-t", "1", "--spec-type", "draft-mtp", "--exact"]
     with pyctl(flags, None, tmp_path / "log", (*CHANCE_DRAFTS, f"{length:g}", "3")) as server:
         reply = server.complete("one two three", 300)
     assert reply.n_predicted == 300, "no reply ends by itself"
-    assert least <= reply.n_accepted / reply.n_drafted <= most
+    assert minimum <= reply.n_accepted / reply.n_drafted <= maximum
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_1100_silent_connections_lock_nobody_out(hard: int) -> None:
 
 def test_more_connections_than_files_are_few_lines_of_log() -> None:
     # The limit of connections is never reached: the guard, too, has to do without files.
-    with server(files=(150, 150), constants=["OWN_FILES=-1000000"], most=1000) as process:
+    with server(files=(150, 150), constants=["OWN_FILES=-1000000"], maximum=1000) as process:
         address = line(process)
         with contextlib.ExitStack() as stack:
             for _ in range(300):
@@ -83,7 +83,7 @@ def test_more_connections_than_files_are_few_lines_of_log() -> None:
 
 def test_beyond_the_limit_silent_ones_make_room_and_busy_ones_do_not() -> None:
     head = b"POST /completion HTTP/1.1\r\nhost: a\r\nexpect: 100-continue\r\ncontent-length: 400\r\n\r\n"
-    with server(most=8) as process:
+    with server(maximum=8) as process:
         address = line(process)
         with silent(address, 20) as all_silent:
             assert is_healthy(address)

@@ -29,7 +29,7 @@ def server(
     port: int = 0,
     grace: float = 0.1,
     loading: str = "at once",
-    most: int = 512,
+    maximum: int = 512,
     constants: Sequence[str] = (),
     files: tuple[int, int] | None = None,
 ) -> Iterator[subprocess.Popen[str]]:
@@ -42,7 +42,7 @@ def server(
         str(port),
         str(grace),
         loading,
-        str(most),
+        str(maximum),
         *constants,
     ]
     if files is not None:

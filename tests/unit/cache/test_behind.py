@@ -58,7 +58,7 @@ def writer() -> SlowWriter:
 
 @pytest.fixture
 def behind(writer: SlowWriter) -> Iterator[WriteQueue]:
-    behind = WriteQueue(writer.write, most_bytes=300)
+    behind = WriteQueue(writer.write, max_bytes=300)
     yield behind
     writer.gate.set()
     behind.close(60)

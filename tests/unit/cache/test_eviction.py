@@ -139,7 +139,7 @@ def plain_worth(
         line.append(last)
     if one.is_turn and not any(each.is_turn for each in line):
         total += odds.turn * age(newest(one).seen)
-    total += odds.again * min(max(len(children), hits, 1) - 1, odds.most_again) * age(one.used)
+    total += odds.again * min(max(len(children), hits, 1) - 1, odds.max_again) * age(one.used)
     return total * (one.n - max((other.n for other in above), default=0))
 
 

@@ -124,26 +124,26 @@ recents = st.lists(
 )
 
 
-@given(ids=tokens, at=boundaries, recent=recents, window=st.integers(0, 7), least=st.integers(0, 9), data=st.data())
+@given(ids=tokens, at=boundaries, recent=recents, window=st.integers(0, 7), minimum=st.integers(0, 9), data=st.data())
 def test_what_auto_selects(
-    ids: list[int], at: set[int], recent: list[Recent], window: int, least: int, data: st.DataObject
+    ids: list[int], at: set[int], recent: list[Recent], window: int, minimum: int, data: st.DataObject
 ) -> None:
     prompt = Prompt.of(ids, at)
     start = data.draw(st.integers(0, len(prompt)))
     chosen, wider = (
-        DiskPolicy("auto", n).select(matches(prompt, recent), min_tokens=least, cold_max=5, start=start)
+        DiskPolicy("auto", n).select(matches(prompt, recent), min_tokens=minimum, cold_max=5, start=start)
         for n in (window, window + 1)
     )
     assert chosen.selected <= wider.selected
     longest = max((common_prefix(one.prompt.tokens, prompt.tokens) for one in recent[:window]), default=0)
     cuts = prompt.boundaries or range(longest + 1)
     assert chosen.safe == max((cut for cut in cuts if cut <= longest), default=0)
-    assert chosen.selected == (chosen.safe if chosen.safe >= least else 0)
+    assert chosen.selected == (chosen.safe if chosen.safe >= minimum else 0)
     assert list(chosen.positions) == sorted(set(chosen.positions))
     assert sum(n > start for n in chosen.positions) <= 2
     for n in (chosen.selected, *chosen.positions):
         assert 0 <= n <= len(prompt)
-        assert n >= least or n == 0
+        assert n >= minimum or n == 0
         assert n == 0 or not prompt.boundaries or n in prompt.boundaries
     assert 0 not in chosen.positions
     if not longest:

@@ -36,9 +36,9 @@ def engine_on(directory: Path, kind: str, policy: str = "full", n_slots: int = 3
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("policy", "least"), [("full", 100), ("auto", 100), ("auto:2", 100), ("auto", 10**6)])
+@pytest.mark.parametrize(("policy", "minimum"), [("full", 100), ("auto", 100), ("auto:2", 100), ("auto", 10**6)])
 def test_each_turn_after_a_restart_goes_on_where_the_last_ended(
-    tmp_path: Path, kind: str, policy: str, least: int
+    tmp_path: Path, kind: str, policy: str, minimum: int
 ) -> None:
     """Also where the only conversation is too short for a disk: the last one never is."""
     messages = [(1, 300)]
@@ -46,7 +46,7 @@ def test_each_turn_after_a_restart_goes_on_where_the_last_ended(
     for turn in range(5):
         messages += [(100 + turn, 100), (200 + turn, 40)]
         prompt = chat(*messages)
-        engine = engine_on(tmp_path, kind, policy, min_tokens=least)
+        engine = engine_on(tmp_path, kind, policy, min_tokens=minimum)
         reply = ask(engine, prompt)
         stats = reply.done.stats
         assert reply.tokens == cold(FakeBackend(kind), prompt).tokens
@@ -260,8 +260,8 @@ def test_all_that_was_chosen_is_on_disk_once_a_slow_one_has_caught_up(tmp_path: 
 def test_a_slow_disk_does_not_hold_the_memory_of_what_was_evicted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    most, budget = 8_000, 15_000
-    monkeypatch.setattr(device_tier, "MAX_BEHIND_BYTES", most)
+    maximum, budget = 8_000, 15_000
+    monkeypatch.setattr(device_tier, "MAX_BEHIND_BYTES", maximum)
     engine = engine_on(tmp_path, "hybrid")
     engine.prefix_cache.cache.budget = budget
     writing, go_on = threading.Event(), threading.Event()
@@ -280,7 +280,7 @@ def test_a_slow_disk_does_not_hold_the_memory_of_what_was_evicted(
         sizes = (s.n_bytes + backend.shape.sizes.rows(0, s.n) for s in engine.prefix_cache.cache.snapshots())
         largest = max(largest, *sizes)
         held = backend.block_bytes()
-        assert held.used - held.in_flight - engine.prefix_cache.cache.n_bytes <= most + largest
+        assert held.used - held.in_flight - engine.prefix_cache.cache.n_bytes <= maximum + largest
     assert engine.prefix_cache.disk.view().waiting > 0, "what there is room for waits on"
     go_on.set()
     engine.prefix_cache.close()

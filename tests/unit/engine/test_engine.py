@@ -113,14 +113,14 @@ def test_an_evaluation_that_fails_ends_the_request_and_nothing_else() -> None:
     check_invariants(engine.prefix_cache.cache)
 
 
-@pytest.mark.parametrize(("n_slots", "budget", "most"), [(0, 20_000, 124), (8, None, 2 * 124)])
-def test_side_requests_do_not_push_the_conversation_out(n_slots: int, budget: int | None, most: int) -> None:
+@pytest.mark.parametrize(("n_slots", "budget", "maximum"), [(0, 20_000, 124), (8, None, 2 * 124)])
+def test_side_requests_do_not_push_the_conversation_out(n_slots: int, budget: int | None, maximum: int) -> None:
     engine = engine_of(FakeBackend(n_ctx=16384), n_slots=n_slots, budget=budget, exact=True)
     messages = [(1, 620)]
     for turn in range(30):
         messages.append((100 + turn, 120))
         stats = ask(engine, chat(*messages)).done.stats
-        assert not turn or stats.n_evaluated <= most
+        assert not turn or stats.n_evaluated <= maximum
         ask(engine, chat((5000 + turn, 240)))  # a title request with a head of its own
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from pyctl.engine.draft.draft_settings import LONGEST, DraftSettings
 from pyctl.engine.model_settings import ModelSettings
-from pyctl.llama.params import LONG_DRAFT, most_outputs
+from pyctl.llama.params import LONG_DRAFT, max_outputs
 
 
 @pytest.mark.parametrize(
@@ -23,4 +23,4 @@ from pyctl.llama.params import LONG_DRAFT, most_outputs
 )
 def test_outputs_follow_the_longest_drafts(types: tuple[str, ...], n_seqs: int, expected: int) -> None:
     settings, drafts = ModelSettings(path="model.gguf", n_seqs=n_seqs), DraftSettings(draft_types=types)
-    assert most_outputs(settings, drafts) == expected
+    assert max_outputs(settings, drafts) == expected

@@ -50,9 +50,14 @@ def main() -> None:
     gate = LoadingApp(create_loading_app(ServerSettings()))
     try:
         with bind(host.split(","), port) as sockets:
-            most = int(sys.argv[5])
+            maximum = int(sys.argv[5])
             serve(
-                gate, sockets, ListenSettings(max_connections=most), grace_seconds=grace, on_ready=begin, on_stop=stop
+                gate,
+                sockets,
+                ListenSettings(max_connections=maximum),
+                grace_seconds=grace,
+                on_ready=begin,
+                on_stop=stop,
             )
     except ConfigError as error:
         print(error, flush=True)

@@ -8,8 +8,8 @@ from pyctl.server.load_order import MAX_HELD_SECONDS, LoadOrder, Ticket
 class Clocked:
     """A `LoadOrder` with a clock: loads and unloads at once what the order allows."""
 
-    def __init__(self, most: int, patience: float = 1.0, keeps: tuple[str, ...] = ()) -> None:
-        self.order, self.now, self.keeps = LoadOrder(most, patience), 0.0, keeps
+    def __init__(self, maximum: int, patience: float = 1.0, keeps: tuple[str, ...] = ()) -> None:
+        self.order, self.now, self.keeps = LoadOrder(maximum, patience), 0.0, keeps
         self.running: list[Ticket] = []
         self.switches: list[tuple[str | None, str]] = []
 

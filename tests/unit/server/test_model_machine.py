@@ -109,13 +109,13 @@ class FakeLoader:
 class ModelMachine(RuleBasedStateMachine):
     """Runs the steps of the thread that loads models itself, with a clock of its own."""
 
-    @initialize(most=st.integers(0, 3), patience=st.sampled_from((0.0, 0.5)), keeps=st.booleans())
-    def begin(self, most: int, patience: float, keeps: bool) -> None:
-        self.now, self.most, self.fleet = 0.0, most, Fleet(4)
-        self.version, self.keeps = 0, keeps and most != 1
+    @initialize(maximum=st.integers(0, 3), patience=st.sampled_from((0.0, 0.5)), keeps=st.booleans())
+    def begin(self, maximum: int, patience: float, keeps: bool) -> None:
+        self.now, self.maximum, self.fleet = 0.0, maximum, Fleet(4)
+        self.version, self.keeps = 0, keeps and maximum != 1
         self.patched = patch("pyctl.server.supervisor.collect_all")  # it takes a tenth of a second
         self.patched.start()
-        self.models = Models(Shared(), self.find, LoadOrder(most, patience), clock=lambda: self.now)
+        self.models = Models(Shared(), self.find, LoadOrder(maximum, patience), clock=lambda: self.now)
         self.models.changed = cast(Any, Stepped())
         self.supervisor = Supervisor(self.models)
         self.waiting: list[tuple[str, float, Future[Lease]]] = []
@@ -193,7 +193,7 @@ class ModelMachine(RuleBasedStateMachine):
             return
         loaded = {model.name for model in self.models if self.models.order.is_loaded(model.name)}
         assert loaded == self.fleet.loaded
-        assert not self.most or len(loaded) <= self.most
+        assert not self.maximum or len(loaded) <= self.maximum
         assert len(loaded) < 2 or self.fleet.free() >= 0, "more than there is room for"
         assert {name for name, _ in self.running} <= loaded, "one that serves has left"
 

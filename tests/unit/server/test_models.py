@@ -60,9 +60,9 @@ def run(found: list[ModelSource]) -> Iterator[Callable[..., Models]]:
     """run(1, a=Loader(), ...) -> models that are served, of which one is loaded at a time."""
     running: list[tuple[Models, threading.Thread]] = []
 
-    def start(most: int, **loaders: Loader) -> Models:
+    def start(maximum: int, **loaders: Loader) -> Models:
         found[:] = [ModelSource(ModelCard(name), loader) for name, loader in loaders.items()]
-        models = Models(Shared(ServerSettings(ping_seconds=1)), lambda: list(found), LoadOrder(most, 0.0))
+        models = Models(Shared(ServerSettings(ping_seconds=1)), lambda: list(found), LoadOrder(maximum, 0.0))
         thread = threading.Thread(target=lambda: trouble_of(models), daemon=True)
         thread.start()
         running.append((models, thread))

@@ -160,8 +160,8 @@ def test_a_day_has_room_for_some_only(open_store: Opener, daily: int | None) -> 
         made = conversation(seed, turns=1)[0]
         written += store.write(made, spilled=True)
         check_directory(store)
-    most = SPILLED_PER_DAY * budget if daily is None else daily // 2
-    assert most - 3000 < written <= most + 200, "raw and stored bytes differ a little"
+    maximum = SPILLED_PER_DAY * budget if daily is None else daily // 2
+    assert maximum - 3000 < written <= maximum + 200, "raw and stored bytes differ a little"
     assert store.write(conversation(999, turns=1)[0]) > 0, "what was chosen is still written"
 
 

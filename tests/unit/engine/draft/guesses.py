@@ -74,7 +74,7 @@ class Continuing(Guesses):
         n_prompt, reply = self.followed[job.key]
         at = job.seq.n + len(job.sure) - n_prompt
         is_right = reply[at : at + len(draft)] == list(draft)
-        more = self._guess(job._replace(sure=(*job.sure, *draft), most=n)) if is_right else (7, 8, 9)
+        more = self._guess(job._replace(sure=(*job.sure, *draft), maximum=n)) if is_right else (7, 8, 9)
         return more[:n]
 
 
@@ -83,19 +83,19 @@ class Told:
 
     def __init__(self, name: str, *drafts: tuple[int, ...], n_max: int = 3) -> None:
         self.name, self.drafts, self.n_max = name, dict(enumerate(drafts)), n_max
-        self.most: dict[int, int] = {}
+        self.maximum: dict[int, int] = {}
 
     def begin(self, key: int, prompt: object) -> None:
         pass
 
     def propose(self, jobs: Sequence[DraftJob], n: int = 0) -> list[tuple[int, ...]]:
-        return [self.drafts[job.key][: n or job.most] for job in jobs]
+        return [self.drafts[job.key][: n or job.maximum] for job in jobs]
 
     def match(self, job: DraftJob, draft: tuple[int, ...] = ()) -> Match:
         return NO_MATCH if draft else Match(16, lambda n: self._drafted(job)[:n])
 
     def _drafted(self, job: DraftJob) -> tuple[int, ...]:
-        self.most[job.key] = job.most
+        self.maximum[job.key] = job.maximum
         return self.drafts.get(job.key, ())
 
     def end(self, key: int) -> None:

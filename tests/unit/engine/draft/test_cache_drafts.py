@@ -38,11 +38,11 @@ class Talk:
                 self.seq.append_one(self.sure)
             self.sure = token
 
-    def job(self, most: int = 64) -> DraftJob:
-        return DraftJob(self.key, self.seq, (self.sure,), most)
+    def job(self, maximum: int = 64) -> DraftJob:
+        return DraftJob(self.key, self.seq, (self.sure,), maximum)
 
-    def draft(self, most: int = 64) -> list[int]:
-        return list(self.source.match(self.job(most)).read(most))
+    def draft(self, maximum: int = 64) -> list[int]:
+        return list(self.source.match(self.job(maximum)).read(maximum))
 
     def says(self, tokens: Sequence[int]) -> list[list[int]]:
         """Say them one by one; the drafts after each."""

@@ -32,8 +32,8 @@ class Cache(Told):
         return self.more[:n]
 
 
-def proposed(speculation: Speculation, most: int = 16, n_seqs: int = 1) -> list[tuple[int, ...]]:
-    jobs = [DraftJob(key, EMPTY, (5,), most) for key in range(n_seqs)]
+def proposed(speculation: Speculation, maximum: int = 16, n_seqs: int = 1) -> list[tuple[int, ...]]:
+    jobs = [DraftJob(key, EMPTY, (5,), maximum) for key in range(n_seqs)]
     return [draft.tokens for draft in speculation.propose(jobs)]
 
 
@@ -114,11 +114,11 @@ def test_what_the_cache_knows_comes_first_and_is_not_asked_twice() -> None:
     assert cache.asked == []
 
 
-@pytest.mark.parametrize(("width", "most", "expected"), [(4, 16, (1, 2, 3, 4)), (8, 16, (1, 2, 3, 4, 5, 5, 5, 5))])
-def test_with_a_width_drafts_are_cut_or_padded_to_it(width: int, most: int, expected: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("width", "maximum", "expected"), [(4, 16, (1, 2, 3, 4)), (8, 16, (1, 2, 3, 4, 5, 5, 5, 5))])
+def test_with_a_width_drafts_are_cut_or_padded_to_it(width: int, maximum: int, expected: tuple[int, ...]) -> None:
     head: Any = Told("head", (1, 2), n_max=2)
     cache = Cache((3, 4) if width == 8 else (3, 4, 5), ())
-    assert proposed(Speculation([cache], head, width=width), most)[0] == expected
+    assert proposed(Speculation([cache], head, width=width), maximum)[0] == expected
 
 
 def test_no_draft_is_longer_than_there_is_room() -> None:

@@ -188,8 +188,8 @@ def test_a_copy_that_goes_on_shares_the_cost_of_a_new_graph(n_right: int, kept: 
         for _ in range(60):
             took(controller, long, 16, n_right, 11.6)
         gains.append(controller.gain(0, long, 32))
-    least, most = kept
-    assert least < gains[1] / gains[0] < most
+    minimum, maximum = kept
+    assert minimum < gains[1] / gains[0] < maximum
 
 
 def test_a_draft_is_as_long_as_the_budget_allows() -> None:

@@ -53,7 +53,7 @@ class Drafting:
             n_cells=self.n_cells,
             n_seqs=n_seqs,
             n_planes=self.n_planes,
-            most_drafts=self.most_drafts,
+            max_drafts=self.max_drafts,
             n_outputs=self.n_outputs,
             draft_type="draft-mtp" if self.n_model else "",
             can_hold=self.can_hold,
@@ -74,7 +74,7 @@ class Drafting:
 DRAFTING = st.fixed_dictionaries(
     {
         "n_planes": st.sampled_from([0, 1, 3, 3, 5]),
-        "most_drafts": st.sampled_from([0, 8, 48]),
+        "max_drafts": st.sampled_from([0, 8, 48]),
         "n_outputs": st.sampled_from([0, 4, 16]),
         "n_model": st.sampled_from([0, 0, 1, 3, 4]),
         "n_cells": st.sampled_from([N_CTX, N_CTX, 2 * N_CTX]),
@@ -138,7 +138,7 @@ def test_a_reply_is_the_one_without_drafts(
     ask(Engine(plain, RamCache(0, 0), EngineSettings(exact=True)), PROMPTS[number], n, **fields)
     assert backend.seqs[0].rows == plain.seqs[0].rows[: seq.n]
     assert seq.tokens.tolist() == [*PROMPTS[number].tokens, *reply.tokens][: seq.n]
-    if drafting.most_drafts <= drafting.n_planes or kind == "attention":
+    if drafting.max_drafts <= drafting.n_planes or kind == "attention":
         assert backend.digest(0) == plain.digest(0), "nothing but the last token is missing"
     counts = handle.drafts
     assert sum(counts.by_position) == counts.n_accepted <= min(counts.n_drafted, reply.done.timings.n_predicted - 1)

@@ -33,10 +33,10 @@ class Request:
     def n_sampled(self) -> int:
         return self.seq.n - self.n_prompt + self.n_sure
 
-    def propose(self, most: int) -> tuple[int, ...]:
+    def propose(self, maximum: int) -> tuple[int, ...]:
         sure = tuple(self.reply[self.n_sampled - self.n_sure : self.n_sampled])
         for source in self.sources:
-            if draft := source.match(DraftJob(self.key, self.seq, sure, most)).read(most):
+            if draft := source.match(DraftJob(self.key, self.seq, sure, maximum)).read(maximum):
                 return draft
         return ()
 
@@ -84,14 +84,14 @@ def test_a_request_that_ended_leaves_nothing(name: str) -> None:
 def test_drafts_are_cut_to_what_may_follow() -> None:
     source = ngram_sources(["ngram-mod"], NgramSettings())[0]
     request = Request([source], list(range(3, 90)) * 3, list(range(3, 90)))
-    assert [len(request.propose(most)) for most in (64, 7, 0)] == [64, 7, 0]
+    assert [len(request.propose(maximum)) for maximum in (64, 7, 0)] == [64, 7, 0]
 
 
-def plain_draft(text: list[int], n: int, most: int) -> tuple[int, ...]:
+def plain_draft(text: list[int], n: int, maximum: int) -> tuple[int, ...]:
     """What followed the last place of the last ``n`` tokens, and so on with what was found."""
     latest = {tuple(text[i : i + n]): i for i in range(len(text) - n)}
     found = text[-n:]
-    while len(found) < n + most and (at := latest.get(tuple(found[-n:]))) is not None:
+    while len(found) < n + maximum and (at := latest.get(tuple(found[-n:]))) is not None:
         found.append(text[at + n])
     return tuple(found[n:])
 
@@ -119,7 +119,7 @@ def test_a_step_costs_the_same_after_a_long_text(name: str) -> None:
     """Counted in tokens that are hashed one by one or looked at, not in time."""
     settings = NgramSettings(simple_size_m=12, map_k_size_m=12, map_k4v_size_m=12, mod_max=12)
 
-    def most_put(n_prompt: int) -> int:
+    def max_put(n_prompt: int) -> int:
         source = ngram_sources([name], settings)[0]
         tokens = np.random.default_rng(2).integers(3, 9_000, n_prompt).tolist()
         request = Request([source], tokens, tokens[:200])
@@ -138,7 +138,7 @@ def test_a_step_costs_the_same_after_a_long_text(name: str) -> None:
                 request.accept(request.propose(12))
         return max(seen, default=0)
 
-    assert most_put(50_000) <= most_put(500) <= 64
+    assert max_put(50_000) <= max_put(500) <= 64
 
 
 def test_sources_come_in_the_order_of_llama_server() -> None:

@@ -75,26 +75,26 @@ def test_everybody_gets_the_same_share_of_what_there_is() -> None:
     speculation = Speculation([source])
     backend = FakeBackend("attention", n_seqs=4, n_ctx=200, n_cells=1000, n_ubatch=64, n_outputs=24)
     batches_of(backend, [waiting(0, 10)], speculation)
-    assert source.most == {0: 23}, "outputs: one is the next token's"
+    assert source.maximum == {0: 23}, "outputs: one is the next token's"
     batches_of(backend, [waiting(key, 10) for key in range(4)], speculation)
-    assert source.most == dict.fromkeys(range(4), 5)
+    assert source.maximum == dict.fromkeys(range(4), 5)
     batches_of(backend, [waiting(key, 10) for key in range(4)], speculation, n_free=9)
-    assert source.most == dict.fromkeys(range(4), 2), "cells"
+    assert source.maximum == dict.fromkeys(range(4), 2), "cells"
     backend.facts = replace(backend.facts, n_outputs=1000)
     batches_of(backend, [waiting(key, 10) for key in range(4)], speculation)
-    assert source.most == dict.fromkeys(range(4), 15), "tokens of one evaluation"
+    assert source.maximum == dict.fromkeys(range(4), 15), "tokens of one evaluation"
     batches_of(backend, [waiting(0, 196)], speculation)
-    assert source.most[0] == 3, "the context's end"
-    backend = FakeBackend("hybrid", most_drafts=8, n_ubatch=64)
+    assert source.maximum[0] == 3, "the context's end"
+    backend = FakeBackend("hybrid", max_drafts=8, n_ubatch=64)
     batches_of(backend, [waiting(0, 10)], speculation)
-    assert source.most[0] == 8, "what can be taken back"
+    assert source.maximum[0] == 8, "what can be taken back"
 
 
 @pytest.mark.parametrize("n_free", [-3, 0])
 def test_without_room_nobody_is_asked(n_free: int) -> None:
     source = Told("told", (1, 2, 3))
     (batch,) = batches_of(FakeBackend(), [waiting(0, 10)], Speculation([source]), n_free)
-    assert source.most == {}
+    assert source.maximum == {}
     assert batch[0].tokens == SequenceTokens(0, (5,), 10)
 
 
