@@ -74,9 +74,9 @@ def number(low: float | None = None, high: float | None = None) -> Convert:
 
 def _bounded(value: float, low: float | None, high: float | None) -> float:
     if low is not None and value < low:
-        raise ValueError(f"{value} is too small, the least is {low}")
+        raise ValueError(f"{value} is below the minimum of {low}")
     if high is not None and value > high:
-        raise ValueError(f"{value} is too large, the most is {high}")
+        raise ValueError(f"{value} is above the maximum of {high}")
     return value
 
 

@@ -15,7 +15,7 @@ from pyctl.user_directory import user_directory
 __all__ = ["DEFAULT_DAILY_MIB", "FREE_PART", "CacheSettings", "DiskSettings", "default_directory"]
 
 DEFAULT_DAILY_MIB, FREE_PART = 32_768, 10
-"""Bounds of the default directory: MiB written in one day, and the part of the free space that the files may take."""
+"""Bounds of the default directory: MiB written per day, and the part of the free space that the files may take."""
 
 
 def default_directory(environ: Mapping[str, str]) -> Path:
@@ -56,7 +56,7 @@ class CacheSettings:
     n_slots: int = CACHE.flag(
         0,
         "--prefix-cache-slots",
-        "most snapshots, 0 = as many as --cache-ram holds",
+        "maximum snapshots, 0 = as many as --cache-ram holds",
         integer(0),
         "PYCTL_PREFIX_CACHE_SLOTS",
         limit=SetLimit("snapshots in RAM, by number; 0 is no limit", "snapshots are evicted", "memory"),
@@ -130,7 +130,7 @@ class DiskSettings:
     daily_mib: int = DISK.flag(
         131_072,
         "--kv-cache-daily-writes",
-        f"most MiB written in one day, 0 = no limit; {DEFAULT_DAILY_MIB} in the default directory",
+        f"maximum MiB written per day, 0 = no limit; {DEFAULT_DAILY_MIB} in the default directory",
         integer(0),
         "PYCTL_KV_CACHE_DAILY_WRITES",
         limit=SetLimit(

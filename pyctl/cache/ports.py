@@ -66,7 +66,7 @@ class CacheOptions(Protocol):
 
     @property
     def min_batch(self) -> int:
-        """The least tokens of a batch that ends at a boundary."""
+        """The minimum number of tokens of a batch that ends at a boundary."""
 
     @property
     def min_step(self) -> int:

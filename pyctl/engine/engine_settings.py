@@ -62,7 +62,7 @@ class EngineSettings:
     n_queue: int = SERVER.flag(
         512,
         "--queue",
-        "most waiting replies; each choice and each prompt of a list counts",
+        "maximum waiting replies; each choice and each prompt of a list counts",
         integer(1),
         "PYCTL_QUEUE",
         limit=SetLimit("waiting replies", "503 with Retry-After", "request"),

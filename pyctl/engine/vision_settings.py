@@ -55,7 +55,7 @@ class VisionSettings:
     image_min_tokens: int = MODEL.flag(
         -1,
         "--image-min-tokens",
-        "fewest tokens of an image",
+        "minimum tokens per image",
         integer(-1),
         "LLAMA_ARG_IMAGE_MIN_TOKENS",
         shown="the encoder's own",
@@ -63,7 +63,7 @@ class VisionSettings:
     image_max_tokens: int = MODEL.flag(
         -1,
         "--image-max-tokens",
-        "most tokens of an image; fewer are faster and show less detail",
+        "maximum tokens per image; fewer are faster and show less detail",
         integer(-1),
         "LLAMA_ARG_IMAGE_MAX_TOKENS",
         shown="the encoder's own",

@@ -20,7 +20,7 @@ MIN_TOKENS, MAX_TOKENS = 8, 4096
 class ImageGrid:
     """Resizing of images to multiples of ``cell`` pixels within `limits`, as in libmtmd.
 
-    ``given_limits`` are the least and most tokens set by flags, -1 for none. The encoder's layers have ``width``,
+    ``given_limits`` are the minimum and maximum tokens set by flags, -1 for none. The encoder's layers have ``width``,
     ``feed_forward`` and ``n_heads`` attention heads.
     """
 
@@ -49,7 +49,7 @@ class ImageGrid:
 
     @property
     def limits(self) -> tuple[int, int]:
-        """The least and most tokens of an image."""
+        """The minimum and maximum tokens of an image."""
         minimum, maximum = self.given_limits
         return minimum if minimum > 0 else MIN_TOKENS, maximum if maximum > 0 else MAX_TOKENS
 
@@ -68,7 +68,7 @@ class ImageGrid:
 
     @property
     def largest(self) -> tuple[int, int]:
-        """Width and height in pixels of an image with about the most tokens."""
+        """Width and height in pixels of an image with about the maximum number of tokens."""
         side = max(int(np.sqrt(self.limits[1])), 1) * self.cell
         return side, side
 

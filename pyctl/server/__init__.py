@@ -122,7 +122,7 @@ class RouterSettings:
     max_loaded: int = SERVER.flag(
         4,
         "--models-max",
-        "most models that are loaded at the same time, 0 = as many as fit",
+        "maximum models loaded at the same time, 0 = as many as fit",
         integer(0),
         "LLAMA_ARG_MODELS_MAX",
         limit=SetLimit("models that are loaded at the same time; 0 is no limit", "one of them is unloaded", "memory"),
@@ -242,7 +242,7 @@ class ReplySettings:
 
     sampling: Sampling = field(default_factory=Sampling)
     n_predict: int = SAMPLING.flag(
-        -1, "-n --predict --n-predict", "most tokens of a reply, -1 = no limit", tokens(-1), "LLAMA_ARG_N_PREDICT"
+        -1, "-n --predict --n-predict", "maximum tokens per reply, -1 = no limit", tokens(-1), "LLAMA_ARG_N_PREDICT"
     )
     cache_prompt: bool = CACHE.flag(
         True, "--cache-prompt", "resume prompts at snapshots", None, "LLAMA_ARG_CACHE_PROMPT", off="--no-cache-prompt"
@@ -266,7 +266,7 @@ class ReplySettings:
     reasoning_budget: int = FORMAT.flag(
         -1,
         "--reasoning-budget",
-        "most tokens of reasoning, -1 = no limit, 0 = none",
+        "maximum tokens of reasoning, -1 = no limit, 0 = none",
         tokens(-1),
         "LLAMA_ARG_THINK_BUDGET",
     )

@@ -82,7 +82,7 @@ class DraftSettings:
     n_draft: int = SPECULATION.flag(
         3,
         "--spec-draft-n-max",
-        "most tokens of a draft",
+        "maximum tokens per draft",
         integer(0),
         "LLAMA_ARG_SPEC_DRAFT_N_MAX",
         shown=f"3; {AUTOMATIC_LENGTH} without --spec-type",
@@ -230,4 +230,4 @@ class NgramSettings:
     map_k4v_size_n: int = SPECULATION.flag(12, "--spec-ngram-map-k4v-size-n", "ngram-map-k4v: tokens looked up", _SIZE)
     map_k4v_size_m: int = SPECULATION.flag(48, "--spec-ngram-map-k4v-size-m", "ngram-map-k4v: tokens of a draft", _SIZE)
     mod_match: int = SPECULATION.flag(24, "--spec-ngram-mod-n-match", "ngram-mod: tokens looked up", _SIZE)
-    mod_max: int = SPECULATION.flag(64, "--spec-ngram-mod-n-max", "ngram-mod: most tokens of a draft", _LENGTH)
+    mod_max: int = SPECULATION.flag(64, "--spec-ngram-mod-n-max", "ngram-mod: maximum tokens per draft", _LENGTH)
