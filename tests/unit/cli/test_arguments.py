@@ -148,7 +148,7 @@ def test_a_pool_is_for_one_reply_at_a_time() -> None:
     assert refused("--kv-pool", "auto", "-np", "2") == "--kv-pool needs one reply at a time, not --parallel 2"
     assert refused("--kv-pool", "9", "-fa", "off").endswith("needs flash attention, which --flash-attn off forbids")
     assert refused("--kv-pool", "9", "-nkvo").endswith("needs the KV cache on the GPU, which --no-kv-offload forbids")
-    assert "0 is too small" in refused("--kv-pool", "0")
+    assert "0 is below the minimum" in refused("--kv-pool", "0")
 
 
 def test_an_empty_key_variable_starts_no_open_server() -> None:
