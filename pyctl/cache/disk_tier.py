@@ -20,8 +20,8 @@ from pyctl.cache.disk.directory import Contents
 from pyctl.cache.disk.file_format import PROMPTS, StateName
 from pyctl.cache.disk.readers import Reading, Reads
 from pyctl.cache.disk.recent_files import DEFAULT_FILE_BYTES, RecentFiles
+from pyctl.cache.disk.remote_store import RemoteStore
 from pyctl.cache.disk.store import DiskStore
-from pyctl.cache.disk.store_behind import StoreBehind
 from pyctl.cache.disk.write_queue import WriteQueue
 from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.ports import DiskView, Entry, HandOver, RowsOf, Writing
@@ -66,7 +66,7 @@ class DiskTier:
         cold_max: int,
         text_of: TextOf | None = None,
         close_seconds: float = FLUSH_SECONDS,
-        behind: StoreBehind | None = None,
+        behind: RemoteStore | None = None,
     ) -> None:
         self.store = store
         self.behind = behind

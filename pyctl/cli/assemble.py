@@ -22,8 +22,8 @@ from pyctl.cache import (
     max_behind,
 )
 from pyctl.cache.disk.directory import note_model
+from pyctl.cache.disk.remote_store import RemoteStore, connect
 from pyctl.cache.disk.store import DiskStore
-from pyctl.cache.disk.store_behind import StoreBehind, connect
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.chat.cached_tokenizer import readable
 from pyctl.chat.chat_format import ChatFormat
@@ -363,5 +363,5 @@ def _disk_tier(settings: DiskSettings, loaded: Loaded) -> DiskTier | None:
     policy, text_of = DiskPolicy.of_server(settings.disk_policy), partial(readable, loaded.tokenizer)
     url, behind = settings.store_url, None
     if url:
-        behind = StoreBehind(connect(url), url, store.files, store.sizes)
+        behind = RemoteStore(connect(url), url, store.files, store.sizes)
     return DiskTier(store, policy, cold_max=settings.cold_max, text_of=text_of, behind=behind)

@@ -15,7 +15,7 @@ from pathlib import Path
 from pyctl.atomic_file import temp_path
 from pyctl.cache import CacheSettings, DiskSettings
 from pyctl.cache.disk.directory import CacheDirectory
-from pyctl.cache.disk.store_behind import connect
+from pyctl.cache.disk.remote_store import connect
 from pyctl.cli.arguments import CommandSettings
 from pyctl.errors import ConfigError
 from pyctl.llama import MemoryPlan, host_available

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 
 from pyctl.cache import DiskSettings, RamBudget
-from pyctl.cache.disk.store_behind import connect
+from pyctl.cache.disk.remote_store import connect
 from pyctl.cli.arguments import CommandSettings
 from pyctl.cli.assemble import Host, ModelLoader, assemble, check_files, found
 from pyctl.cli.defaults import cache_budget, tell_directory, with_directory, with_shared_budget

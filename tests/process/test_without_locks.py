@@ -11,8 +11,8 @@ import pytest
 
 from tests.process.conftest import Server, pyctl
 from tests.process.test_default_cache import at_home
+from tests.process.test_remote_store import ask, flags, store_of
 from tests.process.test_restart import SYSTEM, user
-from tests.process.test_store_behind import ask, flags, store_of
 from tests.waiting import until
 
 Start = Callable[..., Server]

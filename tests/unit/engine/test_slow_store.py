@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from pyctl.cache.disk.remote_store import PATIENCE_SECONDS, Fetch, RemoteStore
 from pyctl.cache.disk.store import DiskStore
-from pyctl.cache.disk.store_behind import PATIENCE_SECONDS, Fetch, StoreBehind
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.ram import RamCache
@@ -19,7 +19,7 @@ from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
 from tests.fake import FakeBackend
 from tests.unit.cache.checks import check_invariants
-from tests.unit.cache.disk.test_store_behind import Faulty
+from tests.unit.cache.disk.test_remote_store import Faulty
 from tests.unit.engine.drive import ManualClock, Reply, ask, chat, cold, collect, request
 from tests.waiting import until
 
@@ -48,7 +48,7 @@ def second(client: Faulty, clock: ManualClock, tmp_path: Path, monkeypatch: pyte
 
     def get(name: str) -> Engine:
         files = DiskStore(tmp_path / name, "fake", None, min_tokens=100)
-        behind = StoreBehind(client, "memory://", files.files, files.sizes)  # type: ignore[arg-type]
+        behind = RemoteStore(client, "memory://", files.files, files.sizes)  # type: ignore[arg-type]
         tier = DiskTier(files, DiskPolicy.parse("full"), cold_max=10240, close_seconds=60, behind=behind)
         opened.append(Engine(FakeBackend(n_seqs=2), RamCache(16, None), EngineSettings(exact=True), tier))
         return opened[-1]

@@ -33,9 +33,9 @@ TEXTS = [[SYSTEM, user(name, 900)] for name in ("store", "gate", "river", "stone
 
 SETTINGS = """
 import time
-from pyctl.cache.disk import store_behind
+from pyctl.cache.disk import remote_store
 from pyctl.llama.llama_backend import LlamaBackend
-store_behind.PATIENCE_SECONDS, store_behind.LOOK_SECONDS, store_behind.MAX_FAILURES = {patience}, 0.1, {failures}
+remote_store.PATIENCE_SECONDS, remote_store.LOOK_SECONDS, remote_store.MAX_FAILURES = {patience}, 0.1, {failures}
 evaluate = LlamaBackend.evaluate
 def slowly(*args, **options):
     time.sleep(0.1)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from pyctl.cache.disk import store_behind
+from pyctl.cache.disk import remote_store
+from pyctl.cache.disk.remote_store import RemoteStore, connect
 from pyctl.cache.disk.store import DiskStore
-from pyctl.cache.disk.store_behind import StoreBehind, connect
 from pyctl.cache.snapshot import PromptMatch, Snapshot
 from pyctl.errors import ConfigError
 from tests.unit.cache.disk.making import check_directory, check_read, conversation
@@ -20,7 +20,7 @@ from tests.waiting import until
 pytest.importorskip("obstore")
 
 Opener = Callable[..., DiskStore]
-Behind = Callable[[DiskStore], StoreBehind]
+Behind = Callable[[DiskStore], RemoteStore]
 
 
 class Faulty:
@@ -49,16 +49,16 @@ class Faulty:
 
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> Faulty:
-    monkeypatch.setattr(store_behind, "PATIENCE_SECONDS", 60.0)
+    monkeypatch.setattr(remote_store, "PATIENCE_SECONDS", 60.0)
     return Faulty()
 
 
 @pytest.fixture
 def behind(client: Faulty) -> Iterator[Behind]:
-    opened: list[StoreBehind] = []
+    opened: list[RemoteStore] = []
 
-    def get(store: DiskStore) -> StoreBehind:
-        opened.append(StoreBehind(client, "memory://", store.files, store.sizes))  # type: ignore[arg-type]
+    def get(store: DiskStore) -> RemoteStore:
+        opened.append(RemoteStore(client, "memory://", store.files, store.sizes))  # type: ignore[arg-type]
         return opened[-1]
 
     yield get
@@ -67,11 +67,11 @@ def behind(client: Faulty) -> Iterator[Behind]:
         each.close(10)
 
 
-def found(behind: StoreBehind, made: Snapshot) -> list[int]:
+def found(behind: RemoteStore, made: Snapshot) -> list[int]:
     return [prefix.n for prefix, _ in behind.far(PromptMatch(made.last_tokens(made.n)), made.n)]
 
 
-def fetch(behind: StoreBehind, made: Snapshot) -> None:
+def fetch(behind: RemoteStore, made: Snapshot) -> None:
     until(lambda: made.n in found(behind, made))
     coming = behind.fetch(made.prefix)
     until(coming.ready)
@@ -98,14 +98,14 @@ def second(open_store: Opener, tmp_path: Path) -> DiskStore:
 
 
 @pytest.fixture
-def store(filled: list[Snapshot], second: DiskStore, behind: Behind) -> StoreBehind:
+def store(filled: list[Snapshot], second: DiskStore, behind: Behind) -> RemoteStore:
     """The store behind that directory, which has found the conversation there."""
     store = behind(second)
     until(lambda: found(store, filled[-1]) == [20, 40, 60])
     return store
 
 
-def test_what_one_directory_has_comes_to_another(filled: list[Snapshot], second: DiskStore, store: StoreBehind) -> None:
+def test_what_one_directory_has_comes_to_another(filled: list[Snapshot], second: DiskStore, store: RemoteStore) -> None:
     fetch(store, filled[-1])
     check_read(second, filled[-1])
     assert found(store, filled[-1]) == [20, 40]
@@ -118,7 +118,7 @@ def test_what_one_directory_has_comes_to_another(filled: list[Snapshot], second:
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "longer", "other", "empty", "gone"])
 def test_damage_is_a_miss_and_not_fetched_again(
-    damage: str, filled: list[Snapshot], second: DiskStore, store: StoreBehind, client: Faulty
+    damage: str, filled: list[Snapshot], second: DiskStore, store: RemoteStore, client: Faulty
 ) -> None:
     objects = client.objects
     (name,) = [name for name in objects if name.endswith(".rows") and "/40-" in name]
@@ -141,7 +141,7 @@ def test_damage_is_a_miss_and_not_fetched_again(
 
 
 def test_a_store_that_fails_thrice_is_left_alone_and_its_keys_stay_out_of_the_log(
-    filled: list[Snapshot], store: StoreBehind, client: Faulty, caplog: Any, monkeypatch: Any
+    filled: list[Snapshot], store: RemoteStore, client: Faulty, caplog: Any, monkeypatch: Any
 ) -> None:
     client.error = OSError("http://key:secret@host/bucket: 503 Service Unavailable, AWSAccessKeyId=key")
     for each in filled:
@@ -150,7 +150,7 @@ def test_a_store_that_fails_thrice_is_left_alone_and_its_keys_stay_out_of_the_lo
     assert store.view().is_away
     assert not found(store, filled[-1])
     client.error = None
-    monkeypatch.setattr(store_behind, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(remote_store, "PAUSE_SECONDS", 0.0)
     store._reading.again_at = 0.0
     fetch(store, filled[-1])
     assert store.view().fetched.n == 1
@@ -174,7 +174,7 @@ def test_a_store_that_cannot_be_written_is_read(
 
 
 def test_the_end_does_not_wait_for_a_store_that_hangs(
-    filled: list[Snapshot], second: DiskStore, store: StoreBehind, client: Faulty
+    filled: list[Snapshot], second: DiskStore, store: RemoteStore, client: Faulty
 ) -> None:
     client.gate.clear()
     fetches = [store.fetch(each.prefix) for each in filled]
@@ -190,9 +190,9 @@ def test_the_end_does_not_wait_for_a_store_that_hangs(
 
 @pytest.mark.parametrize(("bound", "value"), [("MAX_FETCHES", 1), ("MAX_IN_FLIGHT", 500)])
 def test_what_is_on_its_way_is_bounded(
-    bound: str, value: int, filled: list[Snapshot], store: StoreBehind, client: Faulty, monkeypatch: Any
+    bound: str, value: int, filled: list[Snapshot], store: RemoteStore, client: Faulty, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(store_behind, bound, value)
+    monkeypatch.setattr(remote_store, bound, value)
     client.gate.clear()
     fetches = [store.fetch(each.prefix) for each in filled[:2]]
     assert [each is None for each in fetches] == [False, bound == "MAX_FETCHES"]
@@ -204,7 +204,7 @@ def test_what_is_on_its_way_is_bounded(
 def test_no_more_than_so_many_objects_are_sent(
     second: DiskStore, behind: Behind, client: Faulty, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_behind, "MAX_OBJECTS", 4)
+    monkeypatch.setattr(remote_store, "MAX_OBJECTS", 4)
     for each in conversation(1):
         second.write(each)
     store = behind(second)
@@ -213,7 +213,7 @@ def test_no_more_than_so_many_objects_are_sent(
     assert len(client.objects) <= 4
 
 
-def test_removed_snapshots_leave_the_store_too(filled: list[Snapshot], store: StoreBehind, client: Faulty) -> None:
+def test_removed_snapshots_leave_the_store_too(filled: list[Snapshot], store: RemoteStore, client: Faulty) -> None:
     assert store.remove(filled[-1].prefix.name)
     assert not store.remove(filled[-1].prefix.name)
     assert not store.remove("60-none")

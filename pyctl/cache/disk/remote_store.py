@@ -38,7 +38,7 @@ from pyctl.limit import limit
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
-__all__ = ["PATIENCE_SECONDS", "StoreBehind", "connect"]
+__all__ = ["PATIENCE_SECONDS", "RemoteStore", "connect"]
 
 log = logging.getLogger(__name__)
 
@@ -145,7 +145,7 @@ class Fetch(Reads):
         wait([self.future], seconds)
 
 
-class StoreBehind:
+class RemoteStore:
     """The objects of one model in the store of ``client``, called ``label`` in views, and the disk of ``files``, whose
     blocks have ``sizes``.
 
