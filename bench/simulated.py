@@ -18,9 +18,9 @@ from bench.gpu_seconds import DEVICES, Device
 from bench.sessions import PLAIN, Message, Reply, text
 from pyctl.cache.cache_stats import RequestStats
 from pyctl.cache.disk.file_format import BlockSizes
-from pyctl.cache.places import ANYWHERE
 from pyctl.cache.ports import MemoryShape
 from pyctl.cache.ram import RamCache
+from pyctl.cache.resume_points import ANYWHERE
 from pyctl.cache.snapshot import Block, BlockBytes, Held, Rows, Span, State
 from pyctl.chat.boundaries import headers, last_turn
 from pyctl.chat.template import Template

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from pyctl.cache.disk.file_format import INDEX, REPLIES, BlockSizes
     from pyctl.cache.disk.readers import Reading, Reads
     from pyctl.cache.persist import DiskPolicy
-    from pyctl.cache.places import ANYWHERE, NOWHERE, ResumePlaces
     from pyctl.cache.plan import (
         DEFAULT_STEP,
         MIN_BATCH,
@@ -54,6 +53,7 @@ if TYPE_CHECKING:
     from pyctl.cache.ram_budget import RamBudget
     from pyctl.cache.recent import RecentPrompts
     from pyctl.cache.restore import CacheLookup, CachePlan
+    from pyctl.cache.resume_points import ANYWHERE, NOWHERE, ResumePoints
     from pyctl.cache.sequence import LiveSequence
     from pyctl.cache.snapshot import (
         NOTHING,
@@ -133,7 +133,7 @@ __all__ = [
     "Reads",
     "RecentPrompts",
     "RequestStats",
-    "ResumePlaces",
+    "ResumePoints",
     "Rows",
     "SequenceMemory",
     "Snapshot",

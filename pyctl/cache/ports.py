@@ -10,8 +10,8 @@ from pyctl.cache.costs import Costs
 from pyctl.cache.disk.file_format import BlockSizes
 from pyctl.cache.disk.readers import Reading, Reads
 from pyctl.cache.persist import DiskPolicy
-from pyctl.cache.places import ResumePlaces
 from pyctl.cache.recent import RecentMatches, RecentPrompts
+from pyctl.cache.resume_points import ResumePoints
 from pyctl.cache.snapshot import Block, BlockBytes, Held, Prefix, PromptMatch, Rows, Segment, Snapshot, Span, State
 from pyctl.limit import limit
 from pyctl.prompt import Prompt
@@ -88,7 +88,7 @@ class MemoryShape:
     place each.
     """
 
-    places: ResumePlaces
+    resume_points: ResumePoints
     sizes: BlockSizes
     cut_anywhere: bool = False
     has_rows: bool = True

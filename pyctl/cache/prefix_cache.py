@@ -189,18 +189,18 @@ class PrefixCache:
         cuts = choose_cuts(prompt, places, seq.n, self.settings.min_step, (common, *wanted))
         shape, is_exact = self.memory.shape, self.settings.exact or lookup.request.background
         if may_branch and prompt.is_raw and not (is_exact or shape.cut_anywhere) and seq.n < common < len(prompt):
-            cuts = sorted({*cuts, *shape.places.among([common])})
-        # What goes to disk has to be among the places where snapshots are taken.
+            cuts = sorted({*cuts, *shape.resume_points.among([common])})
+        # What goes to disk has to be among the counts at which snapshots are taken.
         *persist, turn = (last_end(places, n) for n in (*wanted, next_turn(prompt, common)))
         return CachePlan(lookup.match, tuple(cuts), tuple(persist), restored, turn)
 
     def places(self, prompt: Prompt, ends: Sequence[int]) -> list[int]:
         """The batch ends of ``prompt`` at which a snapshot is of use and comes back to the same bits."""
-        return self.memory.shape.places.among(inner_ends(prompt, ends))
+        return self.memory.shape.resume_points.among(inner_ends(prompt, ends))
 
     def save(self, seq: LiveSequence, plan: CachePlan, stats: RequestStats) -> None:
         """Take a snapshot at the end of ``seq``, a prefix of ``plan.match``: new rows and the state."""
-        if self.memory.shape.places.allow(seq.n) and (seq.n_exact == seq.n or not self.settings.exact):
+        if self.memory.shape.resume_points.allow(seq.n) and (seq.n_exact == seq.n or not self.settings.exact):
             with self.cache.locked(*plan.restored):
                 self._save(seq, plan, stats)
 
@@ -239,7 +239,7 @@ class PrefixCache:
         exact = seq.n_exact in (before, n) and not seq.shares
         if recent is None or not stats.n_evaluated or not self.cache.enabled or (self.settings.exact and not exact):
             return
-        if not self.memory.shape.places.allow(n):
+        if not self.memory.shape.resume_points.allow(n):
             return
         is_wanted = n_alike > 0 or n - before >= END_MIN or recent.has_whole
         n_bytes = self.memory.state_size(seq.id, (n,))

@@ -159,7 +159,7 @@ class Ways:
     def at(self, source: Source, snapshot: Snapshot, arrival: Arrival | None = None) -> Candidate | None:
         """That at the end of ``snapshot``, with which the prompt begins; None if it were not exact."""
         n = snapshot.n
-        if not self._shape.places.allow(n):
+        if not self._shape.resume_points.allow(n):
             return None  # of a server whose ring had another size
         if self._exact and not (snapshot.exact and self.passes(snapshot)):
             return None  # generated text, or batches of another prompt that end where this one's would not

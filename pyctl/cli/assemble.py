@@ -301,7 +301,7 @@ def _checked(settings: CommandSettings, loaded: Loaded) -> Loaded:
         # Other servers write what they evaluated together with other sequences, too.
         mixed = hashlib.blake2b(f"{info.fingerprint} exact{loaded.split}".encode(), digest_size=16).hexdigest()
         loaded = replace(loaded, info=replace(info, fingerprint=mixed))
-    level = logging.DEBUG if backend.memory.shape.places == ANYWHERE else logging.WARNING
+    level = logging.DEBUG if backend.memory.shape.resume_points == ANYWHERE else logging.WARNING
     log.log(level, "memory of the model: %s", loaded.info.memory)
     return loaded
 

@@ -40,7 +40,7 @@ class Prefill:
         """Return the batch ends of ``prompt``; with ``free``, as if batches had no overhead."""
         facts, min_batch = self._backend.facts, self._prefix_cache.settings.min_batch
         ends = batch_ends(prompt, facts.n_ubatch, min_batch, 0 if free else facts.batch_cost)
-        return self._backend.memory.shape.places.added_to(ends)
+        return self._backend.memory.shape.resume_points.added_to(ends)
 
     def after_reply(self, seq: LiveSequence, lookup: CacheLookup) -> CacheLookup:
         """Return ``lookup`` with batch ends for the tokens after those in ``seq``."""

@@ -53,9 +53,9 @@ def save_file(memory: SequenceMemory, seq: LiveSequence, ends: Sequence[int], pa
     """
     if seq.n and int(seq.tokens.min()) < 0:
         raise StateError("Unable to save slot: it holds an image")
-    if memory.shape.places == NOWHERE:
+    if memory.shape.resume_points == NOWHERE:
         raise StateError("Unable to save slot: this model's memory does not restore to the same bits")
-    digest, sizes, ends = _digest(), list[int](), ends if memory.shape.places.allow(seq.n) else ()
+    digest, sizes, ends = _digest(), list[int](), ends if memory.shape.resume_points.allow(seq.n) else ()
     try:
         make_private(path.parent)
         with replacing(path, sync=False) as file:  # the digest detects files truncated by a power failure

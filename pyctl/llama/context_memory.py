@@ -28,7 +28,7 @@ from pyctl.engine.pool import PoolPlan
 from pyctl.errors import OutOfCellsError, StateError
 from pyctl.llama.draft.draft_model import Follower
 from pyctl.llama.library import HostBuffer, KVState, RowStore, allocate, checked
-from pyctl.llama.memory_check import places_of
+from pyctl.llama.memory_check import resume_points_of
 from pyctl.llama.shared_windows import SharedWindows, WindowForm, WindowRows
 
 __all__ = ["ContextMemory", "HeldRows"]
@@ -81,11 +81,11 @@ class ContextMemory:
         self.kind = self.kv.kind
         self._windows = SharedWindows(WindowForm.of(self.layout))
         self.clear(0)
-        places = self.shape.places
+        points = self.shape.resume_points
         if not self.identity:  # otherwise known from the first `open`
-            places = places_of(self.kv, facts.n_cells)
+            points = resume_points_of(self.kv, facts.n_cells)
         self.shape = MemoryShape(
-            places=places,
+            resume_points=points,
             sizes=self.shape.sizes,
             cut_anywhere=self.kind == "attention" or getattr(self.kv, "can_cut", False),
             has_rows=bool(self.kv.can_hold),
@@ -109,7 +109,8 @@ class ContextMemory:
 
     def give_up(self) -> None:
         """Disable saving, since restored sequences do not reproduce the same bits."""
-        self.shape = replace(self.shape, places=NOWHERE, cut_anywhere=self.shape.cut_anywhere and self.shape.has_rows)
+        can_cut = self.shape.cut_anywhere and self.shape.has_rows
+        self.shape = replace(self.shape, resume_points=NOWHERE, cut_anywhere=can_cut)
 
     def close(self, *, is_lost: bool = False) -> None:
         """Detach from the context, before the owner frees it, and free device memory.

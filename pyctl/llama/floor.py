@@ -139,7 +139,7 @@ class KVState:
         """Raise ValueError unless ``seq`` of ``n`` tokens has them all, or a window those that `window` says.
 
         llama.cpp loads the rest of what a ring had into its first cells, so its bits come back at certain counts only
-        (`memory_check.places_of`). No public function tells its cells: a full one has as many tokens, one that was just
+        (`memory_check.resume_points_of`). No public function tells its cells: a full one has as many tokens, one just
         loaded has those of the window. Where a memory forgets and does not say so, its last tokens add fewer bytes.
         """
         (window, ring), (one, each) = self.window, self._sizes

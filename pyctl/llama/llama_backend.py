@@ -142,7 +142,7 @@ class LlamaBackend:
         kv, shape, n_vocab = self.memory.kv, self.memory.shape, self.tokenizer.n_vocab
         if not kv.type:
             return
-        lengths = [min(shape.places.window or TRIAL_TOKENS, TRIAL_TOKENS)]
+        lengths = [min(shape.resume_points.window or TRIAL_TOKENS, TRIAL_TOKENS)]
         if (in_depth or not is_tested(kv)) and kv.window[1] > 0 and sum(kv.window) < self.facts.n_ctx:
             lengths.append(sum(kv.window))
         holds = (False, True) if in_depth and shape.can_hold else (False,)
@@ -154,7 +154,7 @@ class LlamaBackend:
     def _ask_memory(self) -> None:
         """Update the facts from the memory. Sequences that cannot be saved get equal parts of the cells."""
         memory, n = self.memory, self._max_tokens(self.facts.n_cells)
-        memory.n_ctx = n if memory.shape.places != NOWHERE else min(n, self.facts.n_cells // self.facts.n_seqs)
+        memory.n_ctx = n if memory.shape.resume_points != NOWHERE else min(n, self.facts.n_cells // self.facts.n_seqs)
         self.facts = replace(
             self.facts,
             n_ctx=memory.n_ctx,
@@ -167,7 +167,7 @@ class LlamaBackend:
     @property
     def memory_text(self) -> str:
         """A one-line description of the memory and its resume places."""
-        return describe(self.memory.kv, self.memory.shape.places)
+        return describe(self.memory.kv, self.memory.shape.resume_points)
 
     # -- evaluation --------------------------------------------------------------------------------------------------
 

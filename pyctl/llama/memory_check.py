@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pyctl.cache import ANYWHERE, NOWHERE, Block, ResumePlaces
+from pyctl.cache import ANYWHERE, NOWHERE, Block, ResumePoints
 from pyctl.engine.backend import Backend
 from pyctl.errors import StateError
 from pyctl.llama.library import KVState
@@ -18,9 +18,9 @@ __all__ = [
     "describe",
     "is_tested",
     "made_up_text",
-    "places_of",
     "pool_trial",
     "restores",
+    "resume_points_of",
     "same_bits",
 ]
 
@@ -53,7 +53,7 @@ def is_tested(memory: KVState) -> bool:
     return not memory.type or memory.type in TESTED
 
 
-def places_of(memory: KVState, n_cells: int) -> ResumePlaces:
+def resume_points_of(memory: KVState, n_cells: int) -> ResumePoints:
     """Return the places where sequences of ``memory`` may be saved, if they are restored to the same bits at all.
 
     Sliding layers keep rows in a ring of cells, and attention sums in cell order. llama.cpp restores the window of an
@@ -63,14 +63,14 @@ def places_of(memory: KVState, n_cells: int) -> ResumePlaces:
     window, ring = memory.window
     if not window or memory.kind != "opaque":
         return ANYWHERE
-    return ResumePlaces(window, ring if 0 < ring < n_cells else 0)
+    return ResumePoints(window, ring if 0 < ring < n_cells else 0)
 
 
-def describe(memory: KVState, places: ResumePlaces) -> str:
+def describe(memory: KVState, points: ResumePoints) -> str:
     """Return a one-line description of the memory."""
     if not memory.type:
         return "none: each text is evaluated in one batch"
-    if places == NOWHERE:
+    if points == NOWHERE:
         return f"not cached: {memory.type} does not come back to the same bits"
     if memory.kind == "attention":
         return "attention: rows of tokens"
@@ -79,9 +79,9 @@ def describe(memory: KVState, places: ResumePlaces) -> str:
         line += " at each snapshot"
     else:
         line = f"whole sequences of {memory.type}"
-    if places != ANYWHERE:
-        behind = f", then every {places.step}" if places.step else ""
-        line += f" with a sliding window: resumed within {places.window} tokens{behind}"
+    if points != ANYWHERE:
+        behind = f", then every {points.step}" if points.step else ""
+        line += f" with a sliding window: resumed within {points.window} tokens{behind}"
     return line
 
 

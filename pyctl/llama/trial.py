@@ -48,7 +48,7 @@ def try_module(directory: Path) -> None:
             continue
         backend = load(settings, drafts=DraftSettings(("draft-mtp",) if module == "_drafts" else ())).backend
         backend.check_restoring(in_depth=True)
-        if backend.memory.shape.places == NOWHERE:
+        if backend.memory.shape.resume_points == NOWHERE:
             raise SystemExit(f"{model.stem}: a restored sequence has other bits")
         if module == "_drafts" and not _drafts_again(backend):
             raise SystemExit("a restored sequence has other drafts")

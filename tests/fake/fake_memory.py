@@ -11,8 +11,8 @@ from typing import Literal
 import numpy as np
 
 from pyctl.cache.disk.file_format import BlockSizes
-from pyctl.cache.places import ANYWHERE
 from pyctl.cache.ports import MemoryShape
+from pyctl.cache.resume_points import ANYWHERE
 from pyctl.cache.snapshot import NOTHING, Block, BlockBytes, Held, Rows, Span, State
 from pyctl.errors import OutOfCellsError, StateError
 from tests.fake.fake_cells import HEADER, ROW, FakeCells, FakeHeld
@@ -70,7 +70,7 @@ class FakeMemory:
         self.kind: Literal["attention", "hybrid", "opaque"] = kind
         self.n_seqs, self.draft_type = n_seqs, draft_type
         self.can_hold, self.is_pool = can_hold and kind != "opaque", is_pool
-        self.places = ANYWHERE
+        self.resume_points = ANYWHERE
         self.fail_loads = self.n_loaded = 0
         self._used = 0
         self._on_the_way: list[tuple[Block, bytes]] = []
@@ -106,7 +106,7 @@ class FakeMemory:
         rows = (HEADER.size, ROW) if has_rows else (0, 0)
         drafts = (HEADER.size + ROW, ROW, HEADER.size + 2 * ROW) if self.draft_type else (0, 0, 0)
         sizes = BlockSizes(*rows, state, *drafts)
-        return MemoryShape(self.places, sizes, self.kind == "attention", has_rows, self.can_hold, self.is_pool)
+        return MemoryShape(self.resume_points, sizes, self.kind == "attention", has_rows, self.can_hold, self.is_pool)
 
     def state_size(self, seq: int, ends: Sequence[int] = ()) -> int:
         rows = len(self.seqs[seq].cells) * ROW if self.kind == "opaque" else 0

@@ -187,7 +187,7 @@ class WarmUps:
         if request.after is None or self._prefix_cache.settings.exact:
             return 0
         is_behind = next_message > _shared(request.after, request) and next_message - last >= MIN_BATCH
-        return next_message if is_behind and self._prefix_cache.memory.shape.places.allow(next_message) else 0
+        return next_message if is_behind and self._prefix_cache.memory.shape.resume_points.allow(next_message) else 0
 
     def used(self, match: PromptMatch, n: int) -> int:
         """Return how many of a request's ``n`` restored tokens warm-ups evaluated. Each counts for one request only."""

@@ -12,7 +12,7 @@ import pytest
 
 from bench.families import Answer, answers, cold_answer, empty_engine
 from pyctl.cache.disk_tier import DiskTier
-from pyctl.cache.places import ANYWHERE, NOWHERE, ResumePlaces
+from pyctl.cache.resume_points import ANYWHERE, NOWHERE, ResumePoints
 from pyctl.cache.sequence import LiveSequence
 from pyctl.cache.snapshot import Rows, State
 from pyctl.engine.engine import Engine
@@ -29,7 +29,7 @@ from tools.generator.families import FAMILIES, WINDOW
 RING = 256
 """Cells of a ring for one window and one batch of 128 tokens, padded as llama.cpp does."""
 
-PLACES = {"tiny-deepseek4": ResumePlaces(WINDOW, RING)}
+PLACES = {"tiny-deepseek4": ResumePoints(WINDOW, RING)}
 """Of those that do not resume anywhere."""
 
 OPENING = (1, 90)
@@ -93,10 +93,10 @@ FLOOR = {
     "tiny-mamba2": ANYWHERE,
     "tiny-qwen4exp": ANYWHERE,
     "tiny-minimax-m3": ANYWHERE,
-    "tiny-gemma3": ResumePlaces(WINDOW, RING),
-    "tiny-gpt-oss": ResumePlaces(WINDOW, RING),
-    "tiny-dots3note": ResumePlaces(WINDOW, RING),
-    "tiny-lfm2-window": ResumePlaces(WINDOW, 0),
+    "tiny-gemma3": ResumePoints(WINDOW, RING),
+    "tiny-gpt-oss": ResumePoints(WINDOW, RING),
+    "tiny-dots3note": ResumePoints(WINDOW, RING),
+    "tiny-lfm2-window": ResumePoints(WINDOW, 0),
     "tiny-deepseek4": NOWHERE,
 }
 """Without the extension, where sequences of each kind of memory come back to the same bits. llama.cpp's API does not
@@ -106,7 +106,7 @@ tell of the windows of DeepSeek V4, and its states show that something is forgot
 @pytest.mark.parametrize("name", FLOOR)
 def test_whole_sequences_without_the_extension(name: str, open_family: Callable[..., Loaded], tmp_path: Path) -> None:
     backend = open_family(name, floor.KVState).backend
-    assert backend.memory.shape.places == FLOOR[name]
+    assert backend.memory.shape.resume_points == FLOOR[name]
     assert backend.memory.shape.cut_anywhere == (FAMILIES[name].memory in ("llama_kv_cache", "llama_kv_cache_msa"))
     check_replies(backend, tmp_path, FLOOR[name])
 
@@ -131,9 +131,9 @@ def test_a_window_of_another_size_than_expected_is_not_saved(kv: int, open_famil
             backend.memory.save_state(0, n)
 
 
-def check_replies(backend: LlamaBackend, directory: Path, places: ResumePlaces) -> None:
+def check_replies(backend: LlamaBackend, directory: Path, places: ResumePoints) -> None:
     """Each prompt is answered as by a cold run, whether it resumes in memory or after a restart."""
-    assert backend.memory.shape.places == places
+    assert backend.memory.shape.resume_points == places
     expected = {each: cold_answer(backend, prompt).best for each, prompt in PROMPTS.items()}
     assert len({str(reply) for reply in expected.values()}) == len(expected) - 2, "two prompts are asked twice"
     shares = []
@@ -319,7 +319,7 @@ def no_memory_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_memory_is_listed")
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-lfm2", "tiny-mamba2", "tiny-gemma3"])
 def test_a_memory_that_is_not_on_the_list_is_tried(name: str, open_family: Callable[..., Loaded]) -> None:
-    assert open_family(name).backend.memory.shape.places == PLACES.get(name, ANYWHERE)
+    assert open_family(name).backend.memory.shape.resume_points == PLACES.get(name, ANYWHERE)
 
 
 @pytest.mark.usefixtures("no_memory_is_listed")
@@ -333,7 +333,7 @@ def test_a_memory_that_does_not_come_back_is_not_cached(
     for part in ("save_rows", "save_state"):
         monkeypatch.setattr(ContextMemory, part, losing_a_bit(getattr(ContextMemory, part), above))
     backend = open_family(name, n_seqs=2).backend
-    assert backend.memory.shape.places == NOWHERE
+    assert backend.memory.shape.resume_points == NOWHERE
     assert backend.facts.n_ctx == 1024, "each of two sequences has its share, so that none has to make way"
     assert backend.memory_text.startswith("not cached: llama_")
     engine = empty_engine(backend, tmp_path, exact=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pyctl.cache.places import NOWHERE
+from pyctl.cache.resume_points import NOWHERE
 from pyctl.cache.sequence import LiveSequence
 from pyctl.engine.sequence_file import SPAN, load_file, save_file
 from pyctl.errors import RequestError, StateError
@@ -66,7 +66,7 @@ def test_what_a_file_cannot_hold_leaves_none(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="holds an image"):
         save_file(backend.memory, seq, (), tmp_path / "a", "me")
     seq.reset(as_tokens(range(40)))
-    backend.places = NOWHERE
+    backend.resume_points = NOWHERE
     with pytest.raises(StateError, match="same bits"):
         save_file(backend.memory, seq, (), tmp_path / "a", "me")
     assert not list(tmp_path.iterdir())

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from pyctl.cache import ANYWHERE, ResumePlaces
-from pyctl.llama.memory_check import describe, places_of
+from pyctl.cache import ANYWHERE, ResumePoints
+from pyctl.llama.memory_check import describe, resume_points_of
 
 N_CELLS = 4096
 
@@ -19,12 +19,12 @@ N_CELLS = 4096
         ("attention", (0, 0), ANYWHERE),
         ("hybrid", (0, 0), ANYWHERE),
         ("hybrid", (64, 256), ANYWHERE),
-        ("opaque", (64, 256), ResumePlaces(64, 256)),
-        ("opaque", (64, N_CELLS), ResumePlaces(64, 0)),
+        ("opaque", (64, 256), ResumePoints(64, 256)),
+        ("opaque", (64, N_CELLS), ResumePoints(64, 0)),
         ("opaque", (0, 0), ANYWHERE),
     ],
 )
-def test_only_windows_of_whole_sequences_have_places(kind: str, window: tuple[int, int], places: ResumePlaces) -> None:
+def test_only_windows_of_whole_sequences_have_places(kind: str, window: tuple[int, int], places: ResumePoints) -> None:
     memory: Any = SimpleNamespace(kind=kind, window=window, can_hold=kind != "opaque", type="llama_kv_cache_iswa")
-    assert places_of(memory, N_CELLS) == places
+    assert resume_points_of(memory, N_CELLS) == places
     assert ("resumed within 64 tokens" in describe(memory, places)) == (places != ANYWHERE)

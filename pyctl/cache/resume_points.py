@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["ANYWHERE", "NOWHERE", "ResumePlaces"]
+__all__ = ["ANYWHERE", "NOWHERE", "ResumePoints"]
 
 
 @dataclass(frozen=True)
-class ResumePlaces:
+class ResumePoints:
     """Token counts at which a saved sequence comes back to the same bits: up to ``window``, then each ``step`` tokens.
 
     A ``step`` of 0 adds none.
@@ -33,5 +33,5 @@ class ResumePlaces:
         return sorted({*ends, *range(self.window + self.step, ends[-1], self.step)})
 
 
-ANYWHERE = ResumePlaces()
-NOWHERE = ResumePlaces(0, 0)
+ANYWHERE = ResumePoints()
+NOWHERE = ResumePoints(0, 0)
