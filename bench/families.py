@@ -29,8 +29,8 @@ import numpy as np
 
 from bench.common import parse, parser_of, show, tell
 from pyctl.cache.disk.store import DiskStore
+from pyctl.cache.disk_policy import DiskPolicy
 from pyctl.cache.disk_tier import DiskTier
-from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import Snapshot
 from pyctl.engine.engine import Engine

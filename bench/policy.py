@@ -17,8 +17,8 @@ from dataclasses import fields, replace
 
 from bench.budgets import is_late, simulated
 from bench.common import parse, parser_of, show
+from pyctl.cache.disk_policy import DiskPolicy
 from pyctl.cache.eviction import Likelihoods
-from pyctl.cache.persist import DiskPolicy
 from tools.disk_simulation import WORKLOADS, Tally, Writer, prompt_of, simulate
 
 POLICIES = ("off", "full", "auto:2", "auto:8", "auto:30", "1024")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pyctl.cache.persist import DiskPolicy, Selection
+from pyctl.cache.disk_policy import DiskPolicy, Selection
 from pyctl.cache.recent import RecentPrompts
 from pyctl.prompt import Prompt, common_prefix
 

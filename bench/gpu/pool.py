@@ -31,8 +31,8 @@ from numpy.typing import NDArray
 from bench.common import answered
 from bench.gpu.machine import describe, vram_mib
 from pyctl.cache.disk.store import DiskStore
+from pyctl.cache.disk_policy import DiskPolicy
 from pyctl.cache.disk_tier import DiskTier
-from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import Rows, State
 from pyctl.engine.backend import SequenceTokens

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyctl.cache.device_tier import DeviceCounts, max_behind
     from pyctl.cache.disk.file_format import INDEX, REPLIES, BlockSizes
     from pyctl.cache.disk.readers import Reading, Reads
-    from pyctl.cache.persist import DiskPolicy
+    from pyctl.cache.disk_policy import DiskPolicy
     from pyctl.cache.plan import (
         DEFAULT_STEP,
         MIN_BATCH,

@@ -26,7 +26,7 @@ def default_directory(environ: Mapping[str, str]) -> Path:
 def policy(text: str) -> str:
     """In lower case, if it is a form that DiskPolicy.of_server takes."""
     # Only now: the policy compares tokens, with numpy, which --help does not need.
-    from pyctl.cache.persist import MAX_COUNT, DiskPolicy
+    from pyctl.cache.disk_policy import MAX_COUNT, DiskPolicy
 
     try:
         DiskPolicy.of_server(text)

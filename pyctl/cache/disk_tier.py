@@ -23,7 +23,7 @@ from pyctl.cache.disk.recent_files import DEFAULT_FILE_BYTES, RecentFiles
 from pyctl.cache.disk.remote_store import RemoteStore
 from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.disk.write_queue import WriteQueue
-from pyctl.cache.persist import DiskPolicy
+from pyctl.cache.disk_policy import DiskPolicy
 from pyctl.cache.ports import DiskView, Entry, HandOver, RowsOf, Writing
 from pyctl.cache.recent import RecentMatches, RecentPrompts
 from pyctl.cache.snapshot import Prefix, PromptMatch, Snapshot

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 from pyctl.cache.costs import Costs
 from pyctl.cache.disk.file_format import BlockSizes
 from pyctl.cache.disk.readers import Reading, Reads
-from pyctl.cache.persist import DiskPolicy
+from pyctl.cache.disk_policy import DiskPolicy
 from pyctl.cache.recent import RecentMatches, RecentPrompts
 from pyctl.cache.resume_points import ResumePoints
 from pyctl.cache.snapshot import Block, BlockBytes, Held, Prefix, PromptMatch, Rows, Segment, Snapshot, Span, State

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from pyctl.cache.disk.file_format import INDEX, parse
 from pyctl.cache.disk.store import DiskStore
+from pyctl.cache.disk_policy import DiskPolicy
 from pyctl.cache.disk_tier import DiskTier
-from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.ram import RamCache
 from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.draft.speculation import Speculation

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from pyctl.cache import device_tier
 from pyctl.cache.disk.store import DiskStore
+from pyctl.cache.disk_policy import DiskPolicy
 from pyctl.cache.disk_tier import DiskTier
-from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.ram import RamCache
 from pyctl.engine.backend import SequenceTokens
 from pyctl.engine.draft.draft_settings import FEATURE_TYPES, DraftSettings

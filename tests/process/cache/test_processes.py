@@ -20,8 +20,8 @@ import pytest
 from pyctl.cache.disk.file_format import PROMPTS, RULES
 from pyctl.cache.disk.recent_files import RecentFiles
 from pyctl.cache.disk.store import DiskStore
+from pyctl.cache.disk_policy import DiskPolicy
 from pyctl.cache.disk_tier import DiskTier
-from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.snapshot import PromptMatch, Snapshot
 from pyctl.prompt import Prompt
 from tests.unit.cache.disk.making import check_directory, check_read, conversation, on_disk

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyctl.cache.disk.recent_files import RecentFiles
-from pyctl.cache.persist import DiskPolicy, Selection
+from pyctl.cache.disk_policy import DiskPolicy, Selection
 from pyctl.cache.recent import Recent, RecentMatches, RecentPrompts
 from pyctl.errors import RequestError
 from pyctl.prompt import Prompt, common_prefix

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pyctl.cache.cache_settings import CacheSettings, DiskSettings
-from pyctl.cache.persist import DiskPolicy
+from pyctl.cache.disk_policy import DiskPolicy
 from pyctl.chat import FormatSettings, keep_reasoning
 from pyctl.chat.template import Template
 from pyctl.cli.arguments import FLAGS, OWNERS, parse_chat, parse_serve

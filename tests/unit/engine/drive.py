@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from pyctl.cache.disk.store import DiskStore
+from pyctl.cache.disk_policy import DiskPolicy
 from pyctl.cache.disk_tier import DiskTier
-from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.ports import Writing
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import Block, Snapshot

@@ -14,7 +14,7 @@ import pytest
 
 from pyctl.cache import device_tier
 from pyctl.cache.disk.index import Index
-from pyctl.cache.persist import DiskPolicy
+from pyctl.cache.disk_policy import DiskPolicy
 from pyctl.cache.ports import Writing
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import Snapshot

@@ -10,8 +10,8 @@ import pytest
 
 from pyctl.cache.disk.remote_store import PATIENCE_SECONDS, Fetch, RemoteStore
 from pyctl.cache.disk.store import DiskStore
+from pyctl.cache.disk_policy import DiskPolicy
 from pyctl.cache.disk_tier import DiskTier
-from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import PromptMatch
 from pyctl.engine.engine import Engine

@@ -14,8 +14,8 @@ import pytest
 from pyctl.cache import device_tier
 from pyctl.cache.costs import Costs
 from pyctl.cache.disk.store import DiskStore
+from pyctl.cache.disk_policy import DiskPolicy
 from pyctl.cache.disk_tier import DiskTier
-from pyctl.cache.persist import DiskPolicy
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import Block, Held
 from pyctl.engine.engine import Engine

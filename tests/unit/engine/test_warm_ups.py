@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pyctl.cache.persist import DiskPolicy
+from pyctl.cache.disk_policy import DiskPolicy
 from pyctl.cache.ram import RamCache
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings

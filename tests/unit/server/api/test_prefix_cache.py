@@ -14,8 +14,8 @@ import pytest
 
 from pyctl.cache.disk import writer
 from pyctl.cache.disk.store import DiskStore
+from pyctl.cache.disk_policy import DiskPolicy
 from pyctl.cache.disk_tier import DiskTier
-from pyctl.cache.persist import DiskPolicy
 from pyctl.chat.cached_tokenizer import readable
 from pyctl.engine.engine_stats import MAX_REPLIES
 from pyctl.engine.request import Timings
