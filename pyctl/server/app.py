@@ -38,7 +38,6 @@ from pyctl.server.api import (
 )
 from pyctl.server.api import models as model_list
 from pyctl.server.body import at_most, parse_json, parse_object
-from pyctl.server.held import HeldResponse
 from pyctl.server.http import (
     ErrorForm,
     JsonResponse,
@@ -49,6 +48,7 @@ from pyctl.server.http import (
     ollama_error,
 )
 from pyctl.server.kept_streams import HEADER, outlive
+from pyctl.server.loading_response import LoadingResponse
 from pyctl.server.middleware import (
     MAX_BODY_BYTES,
     MAX_IMAGES_BODY_BYTES,
@@ -280,7 +280,7 @@ async def _answer(models: Models, endpoint: Operation[Service], form: ErrorForm,
     autoload = request.query_params.get("autoload", "")
     if not (models.order.is_loaded(model.name) or (autoload in ("true", "1") if autoload else models.autoload)):
         raise RequestError("model is not loaded")
-    return HeldResponse(
+    return LoadingResponse(
         models,
         model,
         lambda service: handler(service, request),

@@ -13,10 +13,10 @@ from pyctl.server.models import Lease, Models, ServedModel, give_back_lease
 from pyctl.server.request_pool import client_left
 from pyctl.server.service import Service
 
-__all__ = ["HeldResponse"]
+__all__ = ["LoadingResponse"]
 
 
-class HeldResponse:
+class LoadingResponse:
     """Waits until ``model`` is loaded, then sends what ``answer`` makes of its service; the model stays loaded for it.
 
     There is no time-out. A client that asked for a stream gets a comment every ``ping_seconds`` (0 or less: none) while
