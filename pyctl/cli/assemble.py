@@ -46,7 +46,7 @@ from pyctl.errors import ConfigError, ModelError, PyctlError
 from pyctl.llama import Loaded, MemoryPlan, allocate, load, reserve_pinned
 from pyctl.llama.devices import check_gguf, file_head, model_files
 from pyctl.llama.image_encoder import MAX_ROWS_BYTES
-from pyctl.llama.room import has_room, wanted_memory
+from pyctl.llama.memory_fit import has_room, wanted_memory
 from pyctl.models import HubSettings, builtin_model
 from pyctl.server.models import Progress
 from pyctl.server.service import Service, Shared

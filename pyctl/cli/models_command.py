@@ -68,7 +68,7 @@ def _row(name: str, origin: str, settings: CommandSettings) -> dict[str, Any]:
     from pyctl.cli.assemble import check_files, found
     from pyctl.cli.doctor_command import planned
     from pyctl.llama.devices import model_files
-    from pyctl.llama.room import has_room, wanted_memory
+    from pyctl.llama.memory_fit import has_room, wanted_memory
 
     row = {"name": one_line(name), "origin": origin, "path": "", "n_bytes": 0, "n_ctx": 0, "n_ctx_train": 0, "note": ""}
     try:
