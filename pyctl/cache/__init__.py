@@ -73,8 +73,8 @@ if TYPE_CHECKING:
 _MODULES = (
     "cache_settings",
     "plan",
-    "persist",
-    "places",
+    "disk_policy",
+    "resume_points",
     "snapshot",
     "sequence",
     "cache_stats",

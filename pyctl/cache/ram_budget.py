@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from typing import Protocol
 
-__all__ = ["CacheLender", "RamBudget"]
+__all__ = ["EvictableCache", "RamBudget"]
 
 
-class CacheLender(Protocol):
+class EvictableCache(Protocol):
     """A cache as the others of its budget use it, from their threads."""
 
     @property
@@ -38,17 +38,17 @@ class RamBudget:
         self.n_bytes = n_bytes
         self.turn = 0
         self._lock = threading.Lock()
-        self._lenders: dict[object, CacheLender] = {}
+        self._caches: dict[object, EvictableCache] = {}
 
-    def join(self, cache: object, lender: CacheLender) -> None:
-        """Count ``cache``, which ``lender`` stands for."""
+    def join(self, cache: object, evictable: EvictableCache) -> None:
+        """Count ``cache``, which ``evictable`` evicts from."""
         with self._lock:
-            self._lenders[cache] = lender
+            self._caches[cache] = evictable
 
     def leave(self, cache: object) -> None:
         """Count ``cache`` no longer."""
         with self._lock:
-            self._lenders.pop(cache, None)
+            self._caches.pop(cache, None)
 
     def next_turn(self) -> int:
         """Another request of any model begins; returns the clock."""
@@ -58,17 +58,17 @@ class RamBudget:
 
     def used_by_others(self, cache: object) -> int:
         """Bytes of all caches but ``cache``."""
-        return sum(lender.n_bytes for lender in self._others(cache))
+        return sum(each.n_bytes for each in self._others(cache))
 
     def fixed_by_others(self, cache: object) -> int:
         """Bytes that the other caches cannot evict now."""
-        return sum(lender.n_fixed for lender in self._others(cache))
+        return sum(each.n_fixed for each in self._others(cache))
 
     def take(self, cache: object, n_bytes: int, worth: float) -> bool:
         """Evict ``n_bytes`` of less ``worth`` per byte from other caches, largest first; whether any was evicted."""
-        others = sorted(self._others(cache), key=lambda lender: -lender.n_bytes)
-        return any(lender.give_up(n_bytes, worth) for lender in others if lender.n_bytes)
+        others = sorted(self._others(cache), key=lambda each: -each.n_bytes)
+        return any(each.give_up(n_bytes, worth) for each in others if each.n_bytes)
 
-    def _others(self, cache: object) -> list[CacheLender]:
+    def _others(self, cache: object) -> list[EvictableCache]:
         with self._lock:
-            return [lender for each, lender in self._lenders.items() if each is not cache]
+            return [evictable for each, evictable in self._caches.items() if each is not cache]

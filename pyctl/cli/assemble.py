@@ -39,7 +39,7 @@ from pyctl.engine.draft.draft_length import GRAPH_MS, DraftLengthController
 from pyctl.engine.draft.ngram import NgramSource, ngram_sources
 from pyctl.engine.draft.speculation import ModelDrafts, Speculation
 from pyctl.engine.engine import Engine
-from pyctl.engine.lender import EngineLender
+from pyctl.engine.evictable_cache import EvictableEngineCache
 from pyctl.engine.sampling import Sampling
 from pyctl.engine.worker import Worker
 from pyctl.errors import ConfigError, ModelError, PyctlError
@@ -159,7 +159,7 @@ def assemble(settings: CommandSettings, report: Progress = lambda fraction: True
     sleep_seconds = settings.engine.sleep_seconds if host.ram is None else -1
     worker = Worker(engine, info, sleep_seconds, settings.engine.stall_seconds)
     if host.ram is not None:
-        host.ram.join(cache, EngineLender(worker, engine))
+        host.ram.join(cache, EvictableEngineCache(worker, engine))
     service = Service(worker, chat_format, EngineAdmin(worker, engine), settings.replies, host.shared)
     if chat_format.capabilities.tools:
         service.afterwards.add(partial(prepare_vocabulary, worker))

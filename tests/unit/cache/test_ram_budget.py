@@ -17,7 +17,7 @@ ONE = 1000 + 400 * 10 + 400 * 4
 """Bytes of a snapshot of 400 tokens: its state, its rows and its tokens."""
 
 
-class Lender:
+class FakeEvictableCache:
     """Stands for a cache whose engine rests, or is loaded and evicts later."""
 
     def __init__(self, cache: RamCache) -> None:
@@ -39,11 +39,11 @@ class Lender:
         return False
 
 
-def caches(budget: int, n: int = 2) -> list[tuple[RamCache, Lender]]:
-    shared, made = RamBudget(budget), list[tuple[RamCache, Lender]]()
+def caches(budget: int, n: int = 2) -> list[tuple[RamCache, FakeEvictableCache]]:
+    shared, made = RamBudget(budget), list[tuple[RamCache, FakeEvictableCache]]()
     for _ in range(n):
         cache = RamCache(0, budget, shared=shared)
-        made.append((cache, Lender(cache)))
+        made.append((cache, FakeEvictableCache(cache)))
         shared.join(*made[-1])
     return made
 
@@ -54,13 +54,13 @@ def ask(cache: RamCache, seed: int) -> bool:
 
 
 def test_the_cache_of_a_model_that_is_unloaded_gives_up_what_is_older() -> None:
-    (first, lender), (second, _) = caches(4 * ONE)
+    (first, fake), (second, _) = caches(4 * ONE)
     for seed in range(4):
         assert ask(first, seed)
     for seed in range(4, 8):
         assert ask(second, seed)
     assert (len(first.snapshots()), len(second.snapshots())) == (0, 4)
-    lender.rests = False
+    fake.rests = False
     assert ask(second, 8)
     assert len(second.snapshots()) == 4, "nothing is left to take"
 
@@ -79,14 +79,14 @@ def test_what_was_used_since_stays() -> None:
 
 
 def test_a_loaded_model_evicts_later_and_pins_stay() -> None:
-    (first, lender), (second, _) = caches(3 * ONE)
-    lender.rests = False
+    (first, fake), (second, _) = caches(3 * ONE)
+    fake.rests = False
     for seed in range(3):
         assert ask(first, seed)
     assert not ask(second, 3), "all the room is that of a model that may wait for this one"
-    assert all([give_up() for give_up in lender.later][:1])
+    assert all([give_up() for give_up in fake.later][:1])
     assert ask(second, 3)
-    lender.rests = True
+    fake.rests = True
     (kept, *_) = first.snapshots()
     assert first.pin(kept.prefix.name, True)
     for seed in range(4, 9):
@@ -108,8 +108,8 @@ def ask_while(cache: RamCache, seed: int, meanwhile: Callable[[], object]) -> bo
 
 
 def test_two_loaded_models_that_grow_at_once_stay_within_the_budget() -> None:
-    (first, lender), (second, other) = caches(4 * ONE)
-    lender.rests = other.rests = False
+    (first, fake), (second, other) = caches(4 * ONE)
+    fake.rests = other.rests = False
     for seed in range(3):
         assert ask(first, seed)
     grown = []
@@ -126,7 +126,7 @@ KINDS = ("ask", "ask", "race", "pin", "rest", "later", "clear")
 def test_all_together_stay_within_the_budget(steps: list[tuple[int, int, str]]) -> None:
     made, budget = caches(5 * ONE, 3), 5 * ONE
     for number, seed, kind in steps:
-        cache, lender = made[number]
+        cache, fake = made[number]
         if kind == "ask":
             ask(cache, seed)
         elif kind == "race":
@@ -137,9 +137,9 @@ def test_all_together_stay_within_the_budget(steps: list[tuple[int, int, str]]) 
         elif kind == "clear":
             cache.clear()
         elif kind == "rest":
-            lender.rests = not lender.rests
+            fake.rests = not fake.rests
         else:
-            calls, lender.later = lender.later, []
+            calls, fake.later = fake.later, []
             for give_up in calls:
                 give_up()
         assert sum(cache.n_bytes for cache, _ in made) <= budget

@@ -1,4 +1,4 @@
-"""One model's cache for the caches of other models: its bytes, and evictions on its own thread."""
+"""The cache of one model as the others see it: its bytes, and evictions on its own thread."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from pyctl.engine.engine import Engine
 from pyctl.engine.worker import Worker
 
-__all__ = ["EngineLender"]
+__all__ = ["EvictableEngineCache"]
 
 WAIT_SECONDS = 0.25
 """Longest wait for the engine of an unloaded model, which answers at once unless it is being loaded."""
 
 
-class EngineLender:
-    """Stands for the cache of ``engine``, which ``worker`` runs, in a `RamBudget`. Thread-safe."""
+class EvictableEngineCache:
+    """The cache of ``engine``, which ``worker`` runs, in a `RamBudget`. Thread-safe."""
 
     def __init__(self, worker: Worker, engine: Engine) -> None:
         self._worker, self._engine = worker, engine
