@@ -162,7 +162,7 @@ def assemble(settings: CommandSettings, report: Progress = lambda fraction: True
         host.ram.join(cache, EvictableEngineCache(worker, engine))
     service = Service(worker, chat_format, EngineAdmin(worker, engine), settings.replies, host.shared)
     if chat_format.capabilities.tools:
-        service.afterwards.add(partial(prepare_vocabulary, worker))
+        service.post_reply.add(partial(prepare_vocabulary, worker))
     return service
 
 

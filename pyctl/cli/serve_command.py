@@ -31,7 +31,7 @@ from pyctl.server.load_order import LoadOrder
 from pyctl.server.memory import share_heaps
 from pyctl.server.middleware import LoadingApp
 from pyctl.server.models import Models, ModelSource
-from pyctl.server.request_pool import Afterwards, RequestPool
+from pyctl.server.request_pool import PostReplyQueue, RequestPool
 from pyctl.server.run import leave, serve
 from pyctl.server.service import Shared
 from pyctl.server.supervisor import Supervisor
@@ -55,7 +55,7 @@ def open_in_browser(address: str, pool: RequestPool) -> None:
         return
     import webbrowser
 
-    Afterwards(pool).add(partial(webbrowser.open, address))
+    PostReplyQueue(pool).add(partial(webbrowser.open, address))
 
 
 def run_serve(settings: CommandSettings, argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:

@@ -116,7 +116,7 @@ def _splitter(service: Service, chat: PreparedChat | None, request: Request, *, 
         return ReplySplitter(ReasoningSplitter(None, "content"))
     if not (service.settings.warm_next and is_alone and request.cache_prompt and request.max_tokens != 0):
         return chat.splitter()
-    return chat.splitter(lambda message: service.afterwards.add(partial(_prewarm, service, chat, request, message)))
+    return chat.splitter(lambda message: service.post_reply.add(partial(_prewarm, service, chat, request, message)))
 
 
 def _prewarm(service: Service, chat: PreparedChat, request: Request, message: dict[str, Any]) -> None:

@@ -30,7 +30,7 @@ def log_done(path: str, done: Done, service: Service) -> None:
     ]
     log.info("%s", "  ".join(fields).rstrip(), extra={"strong": cached.strip() if report.n_cached else ""})
     if report.miss is not None and not report.miss.is_by_chance:
-        service.afterwards.add(partial(_log_miss, path, report.miss, service))
+        service.post_reply.add(partial(_log_miss, path, report.miss, service))
 
 
 def _log_miss(path: str, miss: Divergence, service: Service) -> None:

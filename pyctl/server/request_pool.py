@@ -18,7 +18,7 @@ from starlette.types import Receive
 from pyctl.errors import BusyError, RequestError, UnavailableError
 from pyctl.limit import limit
 
-__all__ = ["NOTHING", "Afterwards", "Fetched", "FilesMissing", "Lane", "RequestPool", "client_left", "until_left"]
+__all__ = ["NOTHING", "Fetched", "FilesMissing", "Lane", "PostReplyQueue", "RequestPool", "client_left", "until_left"]
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ R = TypeVar("R")
 _MAX_WAITING = limit(256, "requests that wait to be read", "503 with Retry-After", "process")
 _MAX_SECONDS = limit(30.0, "time to read a request", "503", "request", "seconds")
 _MAX_ABANDONED = limit(8, "requests beyond the time to read that still run", "503 with Retry-After", "process")
-_MAX_AFTERWARDS = limit(16, "replies that wait for prewarming", "the oldest are dropped", "process")
+_MAX_POST_REPLY = limit(16, "replies that wait for prewarming", "the oldest are dropped", "process")
 _IDLE_SECONDS = 10.0
 _CLOSE_SECONDS = 2.0
 
@@ -198,16 +198,16 @@ class Lane:
             return job
 
 
-class Afterwards:
+class PostReplyQueue:
     """A lane of functions without results, one after the other.
 
-    Of more than `_MAX_AFTERWARDS` that wait the oldest are left out. What they raise is logged.
+    Of more than `_MAX_POST_REPLY` that wait the oldest are left out. What they raise is logged.
     """
 
     def __init__(self, pool: RequestPool) -> None:
         self._pool = pool
         self._changed = threading.Condition()  # guards what follows
-        self._waiting: deque[Callable[[], object]] = deque(maxlen=_MAX_AFTERWARDS)
+        self._waiting: deque[Callable[[], object]] = deque(maxlen=_MAX_POST_REPLY)
         self._is_running = self._is_closed = False
 
     def add(self, function: Callable[[], object]) -> None:

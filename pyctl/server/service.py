@@ -20,7 +20,7 @@ from pyctl.page.markdown_process import MarkdownProcess
 from pyctl.server import ReplySettings, ServerSettings
 from pyctl.server.kept_streams import KeptStreams
 from pyctl.server.memory import give_back
-from pyctl.server.request_pool import Afterwards, RequestPool
+from pyctl.server.request_pool import PostReplyQueue, RequestPool
 from pyctl.tools.toolbox import ToolBox
 
 __all__ = ["Service", "Shared"]
@@ -56,12 +56,12 @@ class Service:
     shared: Shared = field(default_factory=Shared)
 
     def __post_init__(self) -> None:
-        self.worker.before_close(self.afterwards.close)
+        self.worker.before_close(self.post_reply.close)
 
     @cached_property
-    def afterwards(self) -> Afterwards:
+    def post_reply(self) -> PostReplyQueue:
         """Work after replies."""
-        return Afterwards(self.shared.pool)
+        return PostReplyQueue(self.shared.pool)
 
     @cached_property
     def info(self) -> EngineInfo:

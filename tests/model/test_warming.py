@@ -252,7 +252,7 @@ def test_nothing_for_raw_prompts_nor_without_the_cache_nor_for_several_choices(s
     chat(off, QUESTIONS[0])
     for each in (server, off):
         rendered = threading.Event()
-        each.service.afterwards.add(rendered.set)
+        each.service.post_reply.add(rendered.set)
         assert rendered.wait(60)
         time.sleep(0.05)
         assert each.totals()["warmed"] == 0

@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from pyctl.errors import BusyError, RequestError, UnavailableError
 from pyctl.server import request_pool
-from pyctl.server.request_pool import Afterwards, Lane, RequestPool
+from pyctl.server.request_pool import Lane, PostReplyQueue, RequestPool
 from tests.unit.server.fake import HI, Bench, play
 from tests.unit.server.parts import in_loop
 from tests.waiting import until
@@ -177,7 +177,7 @@ def test_what_comes_afterwards_is_done_in_order_and_ends_before_the_vocabulary_g
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pyctl.server.request_pool._CLOSE_SECONDS", 60.0)
-    afterwards, done = Afterwards(RequestPool()), list[int]()
+    queue, done = PostReplyQueue(RequestPool()), list[int]()
     begun, go_on = threading.Event(), threading.Event()
 
     def first() -> None:
@@ -186,10 +186,10 @@ def test_what_comes_afterwards_is_done_in_order_and_ends_before_the_vocabulary_g
         done.append(0)
         raise ValueError("broken")
 
-    afterwards.add(first)
+    queue.add(first)
     assert begun.wait(60)
     for number in range(1, 20):
-        afterwards.add(lambda number=number: done.append(number))  # type: ignore[misc]
+        queue.add(lambda number=number: done.append(number))  # type: ignore[misc]
     go_on.set()
     until(lambda: len(done) == 17)
     assert done == [0, *range(4, 20)], "the oldest that waited were left out"
@@ -197,18 +197,18 @@ def test_what_comes_afterwards_is_done_in_order_and_ends_before_the_vocabulary_g
 
     go_on.clear()
     begun.clear()
-    afterwards.add(first)
-    afterwards.add(lambda: done.append(99))
+    queue.add(first)
+    queue.add(lambda: done.append(99))
     assert begun.wait(60)
 
     def let_it_go_on() -> None:
-        while not afterwards._is_closed:  # else what waits behind it would still begin
+        while not queue._is_closed:  # else what waits behind it would still begin
             time.sleep(0.001)
         go_on.set()
 
     threading.Thread(target=let_it_go_on).start()
-    afterwards.close()
-    afterwards.add(lambda: done.append(99))
+    queue.close()
+    queue.add(lambda: done.append(99))
     assert done[17:] == [0], "what ran has ended, and nothing else begins"
 
 
@@ -239,7 +239,7 @@ async def test_one_kind_of_work_leaves_the_others_their_threads() -> None:
     together = threading.Barrier(3)
     await asyncio.gather(*(Lane(threads, 1).run(request(), together.wait, 50) for _ in range(3)))
     done = threading.Event()
-    Afterwards(threads).add(done.set)
+    PostReplyQueue(threads).add(done.set)
     assert done.wait(50)
     assert threads._n_alive <= 6
     end.set()
