@@ -16,9 +16,7 @@ from typing import Any, Literal, TypeAlias, get_type_hints
 
 from pyctl.cache import DEFAULT_DAILY_MIB, FREE_PART, CacheSettings, DiskSettings, default_directory
 from pyctl.chat import FormatSettings, keep_reasoning
-from pyctl.cli.help import help_text
-from pyctl.cli.logs import VERBOSE, LogSettings
-from pyctl.cli.other_forms import (
+from pyctl.cli.flag_aliases import (
     FURTHER,
     IGNORED,
     NO_OP,
@@ -26,9 +24,11 @@ from pyctl.cli.other_forms import (
     REJECTED,
     TOOLS_INSTEAD,
     BoundBySchema,
-    OtherForms,
-    Questions,
+    FlagAliases,
+    InfoFlags,
 )
+from pyctl.cli.help import help_text
+from pyctl.cli.logs import VERBOSE, LogSettings
 from pyctl.cli.programs import LAUNCH, LaunchSettings
 from pyctl.cli.version import print_version
 from pyctl.convert import FALSE_WORDS, Convert, on_off
@@ -198,7 +198,7 @@ class CommandSettings:
 _PARTS = {name: hint for name, hint in get_type_hints(CommandSettings).items() if hasattr(hint, "__dataclass_fields__")}
 """The classes of `CommandSettings` by their fields."""
 
-OWNERS: tuple[type[Any], ...] = (Questions, *_PARTS.values(), Sampling, Cors, OtherForms)
+OWNERS: tuple[type[Any], ...] = (InfoFlags, *_PARTS.values(), Sampling, Cors, FlagAliases)
 """Every class with settings that flags set, in the order of --help within a section."""
 
 _ALL = (*(pair for owner in OWNERS for pair in flags_of(owner)), *FURTHER)

@@ -11,8 +11,8 @@ from functools import cache
 from pathlib import Path
 
 from pyctl.cli.arguments import FLAGS, OWNERS, CommandSettings, converted, parse_serve
+from pyctl.cli.flag_aliases import IGNORED, NO_OP, REJECTED, InfoFlags
 from pyctl.cli.logs import LogSettings
-from pyctl.cli.other_forms import IGNORED, NO_OP, REJECTED, Questions
 from pyctl.convert import INT32_MAX, TRUE_WORDS, Convert, number, on_off
 from pyctl.errors import ConfigError
 from pyctl.limit import limit
@@ -41,7 +41,7 @@ TOP = ""
 SHARED_DISK = ("cache_dir", "kv_cache", "disk_mib")
 """Fields of `DiskSettings` that all models of a process share."""
 
-_OF_ALL = Questions, ListenSettings, RouterSettings, ServerSettings, Cors, LogSettings, TerminalSettings, ToolSettings
+_OF_ALL = InfoFlags, ListenSettings, RouterSettings, ServerSettings, Cors, LogSettings, TerminalSettings, ToolSettings
 
 _OF_PROCESS = {*SHARED_DISK, *(item.name for owner in _OF_ALL for item in fields(owner))}
 """Destinations of flags that all models share. In a section they are refused: the server would run without them."""

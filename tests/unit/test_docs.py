@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pyctl.cli.arguments import FLAGS, parse_chat, parse_launch, parse_serve
-from pyctl.cli.other_forms import IGNORED, NO_OP, REJECTED
+from pyctl.cli.flag_aliases import IGNORED, NO_OP, REJECTED
 from pyctl.setup.machine import look_at_machine
 from pyctl.setup.plan import missing_packages
 from tools import figures

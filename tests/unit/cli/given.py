@@ -8,7 +8,7 @@ import pytest
 
 from pyctl.chat import keep_reasoning
 from pyctl.cli.arguments import FLAGS, CommandSettings, parse_chat, parse_serve
-from pyctl.cli.other_forms import IGNORED, NO_OP, REJECTED
+from pyctl.cli.flag_aliases import IGNORED, NO_OP, REJECTED
 from pyctl.errors import ConfigError
 from pyctl.setting import CHAT, GENERAL
 

@@ -10,8 +10,8 @@ from pyctl.cache.disk_policy import DiskPolicy
 from pyctl.chat import FormatSettings, keep_reasoning
 from pyctl.chat.template import Template
 from pyctl.cli.arguments import FLAGS, OWNERS, parse_chat, parse_serve
+from pyctl.cli.flag_aliases import IGNORED, NO_OP, REJECTED
 from pyctl.cli.logs import LogSettings
-from pyctl.cli.other_forms import IGNORED, NO_OP, REJECTED
 from pyctl.engine.draft.draft_settings import AUTOMATIC, DraftSettings
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.model_settings import ModelSettings

@@ -17,7 +17,7 @@ from pyctl.cli.arguments import OWNERS
 from pyctl.setting import flags_of
 from tools.house import modules, tree_of
 
-SETTLED = {"Questions", "OtherForms", "key_file"}
+SETTLED = {"InfoFlags", "FlagAliases", "key_file"}
 """Classes and a field that `arguments` makes into others: their names stand there as texts."""
 
 PORTS = {"CacheOptions": "EngineSettings"}

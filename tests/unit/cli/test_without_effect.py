@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pyctl.cli.arguments import FLAGS, parse_serve
-from pyctl.cli.other_forms import NO_OP, REJECTED
+from pyctl.cli.flag_aliases import NO_OP, REJECTED
 from pyctl.setting import GENERAL
 from tests.unit.cli.given import SERVE_FLAGS, WITHOUT_USE, refused, serve
 

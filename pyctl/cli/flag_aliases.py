@@ -20,8 +20,8 @@ __all__ = [
     "REJECTED",
     "TOOLS_INSTEAD",
     "BoundBySchema",
-    "OtherForms",
-    "Questions",
+    "FlagAliases",
+    "InfoFlags",
 ]
 
 
@@ -55,8 +55,8 @@ def bound_by_schema_file(text: str) -> BoundBySchema:
 
 
 @dataclass(frozen=True)
-class Questions:
-    """Questions that are answered instead of running."""
+class InfoFlags:
+    """InfoFlags that are answered instead of running."""
 
     help: str = GENERAL.flag(
         "",
@@ -73,7 +73,7 @@ class Questions:
 
 
 @dataclass(frozen=True)
-class OtherForms:
+class FlagAliases:
     """Settled by `arguments`, which fills the settings with what these mean."""
 
     mmap: bool = MODEL.flag(
