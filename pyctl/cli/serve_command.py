@@ -21,7 +21,7 @@ from pyctl.cli.defaults import cache_budget, tell_directory, with_directory, wit
 from pyctl.cli.doctor_command import log_findings
 from pyctl.cli.logs import start_log
 from pyctl.cli.presets import SHARED_DISK, Preset, find_models
-from pyctl.cli.ready import Addresses, cache_text, device_text, ready_text
+from pyctl.cli.startup_banner import Addresses, cache_text, device_text, ready_text
 from pyctl.errors import ConfigError, EngineError
 from pyctl.llama import connect_workers, devices, gpus
 from pyctl.llama.extension import build_line, losses

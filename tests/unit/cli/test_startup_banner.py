@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pyctl.cache import Entry
-from pyctl.cli.ready import Addresses, cache_text, device_text, ready_text
+from pyctl.cli.startup_banner import Addresses, cache_text, device_text, ready_text
 from tests.unit.server.fake import INFO
 
 ALL, ALL_V6, LOCAL, LOCAL_V6, OTHER = (
