@@ -34,7 +34,7 @@ from bench.gpu.machine import describe, vram_mib
 from bench.gpu.report import OURS, PEER, table_lines
 from bench.gpu.servers import Messages, Server, llama_server, models_of, options_of, pyctl
 from bench.gpu.speculative import window_rate
-from pyctl.measure.observed import resident_mib
+from pyctl.measure.process_stats import resident_mib
 
 TASK = 500
 """Characters, and so tokens, of an agent's first message."""

@@ -31,7 +31,7 @@ from bench.gpu.servers import Server, llama_server, options_of, prepared_in, pyc
 from bench.gpu.speculative import CHANCE_DRAFTS
 from bench.gpu.workloads import Conversation, alternate, cut, edited, grow, once, restarted
 from pyctl.engine.draft.draft_settings import AUTOMATIC_LENGTH
-from pyctl.measure.observed import evict
+from pyctl.measure.process_stats import evict
 from pyctl.measure.server_process import PYCTL_SERVE
 from pyctl.module_command import module_command
 from tools.generator import SHAPES

@@ -36,7 +36,7 @@ from bench.gpu.report import OURS, PEER
 from bench.gpu.run import N_FIRST, Clock
 from bench.gpu.servers import Reply, Server, llama_server, pyctl
 from bench.gpu.workloads import Conversation
-from pyctl.measure.observed import evict, resident_mib
+from pyctl.measure.process_stats import evict, resident_mib
 
 Record = dict[str, Any]
 

@@ -46,7 +46,7 @@ from pyctl.engine.sampling import Sampling
 from pyctl.errors import EngineError, ModelError, PyctlError
 from pyctl.llama import LlamaBackend, load, reserve_pinned
 from pyctl.llama.library import api
-from pyctl.measure.observed import evict
+from pyctl.measure.process_stats import evict
 from pyctl.module_command import module_command
 from pyctl.prompt import Picture, Prompt, Tokens, as_tokens
 from tools.generator import SHAPES, cached_model

@@ -30,7 +30,7 @@ from bench.gpu.given_reply import preloaded, write
 from bench.gpu.machine import vram_mib
 from bench.gpu.report import OURS, PEER
 from bench.gpu.servers import Server, llama_server, pyctl
-from pyctl.measure.observed import resident_mib
+from pyctl.measure.process_stats import resident_mib
 from pyctl.models import builtin_model
 from pyctl.module_command import module_command
 from tools.generator import SHAPES

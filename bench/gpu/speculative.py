@@ -35,7 +35,7 @@ from bench.gpu.report import OURS, PEER
 from bench.gpu.rewriting import HEAD, rewriting
 from bench.gpu.servers import Completion, Server, llama_server, models_of, options_of, pyctl
 from bench.gpu.speculative_report import WITHOUT, document
-from pyctl.measure.observed import resident_mib
+from pyctl.measure.process_stats import resident_mib
 from pyctl.measure.server_process import PYCTL_SERVE
 from pyctl.module_command import module_command
 from tools.generator import SHAPES

@@ -17,7 +17,7 @@ from typing import Any
 
 from pyctl.measure.client import AskedServer, Messages, Probs, TimedReply
 from pyctl.measure.coding_chat import FOLLOW_UPS, coding_chat, source_text, turn
-from pyctl.measure.observed import evict, resident_mib
+from pyctl.measure.process_stats import evict, resident_mib
 from pyctl.measure.server_process import PYCTL_SERVE
 
 __all__ = [

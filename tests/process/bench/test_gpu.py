@@ -25,7 +25,7 @@ from bench.gpu.speculative import CHANCE_DRAFTS, Findings, counts, planned, wind
 from bench.gpu.speculative_report import WITHOUT, acceptance_rates, at_wanted
 from bench.gpu.workloads import EDITED, Conversation, cut, edited, grow
 from pyctl.llama.image_encoder import ImageEncoder
-from pyctl.measure.observed import evict
+from pyctl.measure.process_stats import evict
 
 Aims = list[tuple[str, str, str, bool]]
 
