@@ -21,7 +21,7 @@ commands:
   worker   lend this machine's devices to a server on another one (--rpc)
   models   list the models that are here, and whether they fit this machine
   cache    look through a cache directory: ls, verify, prune, pin, unpin, rm
-  doctor   say what is wrong or slow on this machine, and what mends it
+  doctor   say what is wrong or slow on this machine, and the fix
   completion  let bash or zsh complete commands, flags, values and files
   bench    measure this machine with a model: first tokens, replies, exactness
 

@@ -1,7 +1,7 @@
 """Settings from command lines and environment variables: reads the flags and resolves their combinations.
 
 Every error raises ConfigError with one line of text. Each setting is declared in the class that its consumer gets
-(`OWNERS`), with its flag; other spellings are in ``other_forms``.
+(`OWNERS`), with its flag; other spellings are in `flag_aliases`.
 
 Flags are read in llama-server's ways: several letters after one dash, underscores for dashes, LLAMA_ARG_NO_* for a
 negation, and the last of several wins.

@@ -61,14 +61,14 @@ def log_findings(settings: CommandSettings, root: Path = Path("/")) -> None:
 
     found = examine(Facts(root, wishes=_wishes(settings)), [check for check in CHECKS if check.is_quick])
     for finding in [each for each in found.findings if each.level != "unknown"][:N_LOGGED]:
-        log.warning("%s; what would help: %s", finding.text, finding.mend)
+        log.warning("%s; what would help: %s", finding.text, finding.fix)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = CommandParser.beside_serve(
         "pyctl doctor",
         "pyctl doctor [-m FILE] [--json] [flags of pyctl serve]",
-        "Say what is wrong or slow on this machine, and what mends it. With -m and flags of pyctl serve, "
+        "Say what is wrong or slow on this machine, and the fix. With -m and flags of pyctl serve, "
         "the model's file and the memory that it takes are checked, too.",
     )
     parser.add_argument("--json", action="store_true", help="print every finding as JSON")

@@ -28,24 +28,24 @@ CUINIT = {
 def libraries(facts: Facts) -> list[Finding]:
     """llama.cpp's libraries load, and all of the extension fits them."""
     error = facts.llama.error
-    mend = "pip install --force-reinstall --no-cache-dir . in pyctl's checkout"
+    fix = "pip install --force-reinstall --no-cache-dir . in pyctl's checkout"
     if error:
-        return [wrong(f"llama.cpp cannot be loaded: {error}", mend)]
-    mend = f"pyctl setup --pinned: llama-cpp-python {read_pin().release} and the whole extension; or {mend}"
-    return [slow(line, mend) for line in facts.llama.losses()]
+        return [wrong(f"llama.cpp cannot be loaded: {error}", fix)]
+    fix = f"pyctl setup --pinned: llama-cpp-python {read_pin().release} and the whole extension; or {fix}"
+    return [slow(line, fix) for line in facts.llama.losses()]
 
 
 def driver(facts: Facts) -> list[Finding] | None:
     """The NVIDIA driver is there, works, and speaks the CUDA version of the build."""
     if not facts.has_nvidia:
         return None
-    mend = NO_GPUS if facts.is_container else f"sudo apt install nvidia-driver-{MIN_DRIVER}, then reboot"
+    fix = NO_GPUS if facts.is_container else f"sudo apt install nvidia-driver-{MIN_DRIVER}, then reboot"
     found = facts.driver
     if found is None:
-        return [wrong("an NVIDIA card is here, but no driver (libcuda.so.1)", mend)]
+        return [wrong("an NVIDIA card is here, but no driver (libcuda.so.1)", fix)]
     if found.error:
-        text, _, mend = CUINIT.get(found.error, "the driver fails; look at nvidia-smi and dmesg").partition("; ")
-        return [wrong(f"{text} (cuInit {found.error})", mend)]
+        text, _, fix = CUINIT.get(found.error, "the driver fails; look at nvidia-smi and dmesg").partition("; ")
+        return [wrong(f"{text} (cuInit {found.error})", fix)]
     needed = facts.llama.cuda()
     if needed > found.cuda[0] > 0:
         speaks, version = ".".join(map(str, found.cuda)), DRIVER_OF.get(needed, "a newer one")
@@ -60,8 +60,8 @@ def build(facts: Facts) -> list[Finding] | None:
         return None
     if facts.llama.gpus() or facts.driver is None or facts.driver.error:
         return []  # an error of the driver has a check of its own
-    text, _, mend = facts.llama.idle_card().rpartition("; ")
-    return [wrong(text, mend.rpartition(": ")[2])] if text else []
+    text, _, fix = facts.llama.idle_card().rpartition("; ")
+    return [wrong(text, fix.rpartition(": ")[2])] if text else []
 
 
 def pinned(facts: Facts) -> list[Finding] | None:
@@ -71,8 +71,8 @@ def pinned(facts: Facts) -> list[Finding] | None:
     error = facts.llama.pin_error()
     if not error:
         return []
-    mend = "give Windows' WSL more memory (.wslconfig)" if facts.is_wsl else f"{SETUP}, or update the driver"
-    return [slow(f"memory for snapshots cannot be pinned: {error}", mend)]
+    fix = "give Windows' WSL more memory (.wslconfig)" if facts.is_wsl else f"{SETUP}, or update the driver"
+    return [slow(f"memory for snapshots cannot be pinned: {error}", fix)]
 
 
 def link(facts: Facts) -> list[Finding] | None:

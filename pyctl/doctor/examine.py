@@ -80,11 +80,11 @@ def examine(facts: Facts, checks: Sequence[Check] = CHECKS) -> Examination:
 
 
 def screen(found: Examination) -> Iterator[str]:
-    """Lines of 80 columns: each finding with its mend, then the checks that found nothing."""
+    """Lines of 80 columns: each finding with its fix, then the checks that found nothing."""
     for finding in found.findings:
         yield from _paragraph(f"{finding.level:{LEVEL}}{finding.check:{NAME}}", one_line(finding.text))
-        if finding.mend:
-            yield from _paragraph(" " * (LEVEL + NAME) + "-> ", one_line(finding.mend))
+        if finding.fix:
+            yield from _paragraph(" " * (LEVEL + NAME) + "-> ", one_line(finding.fix))
     for title, names in (("fine", found.fine), ("not here", found.absent)):
         if names:
             yield from _paragraph(f"{title:{LEVEL}}", ", ".join(names))

@@ -13,11 +13,11 @@ Level = Literal["wrong", "slow", "unknown"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One sentence about this machine, and ``mend``: a command or a sentence that changes it."""
+    """One sentence about this machine, and ``fix``: a command or a sentence that changes it."""
 
     level: Level
     text: str
-    mend: str = ""
+    fix: str = ""
     check: str = ""
 
 
@@ -25,11 +25,11 @@ class UnknownError(Exception):
     """A check cannot be made; the message says why."""
 
 
-def wrong(text: str, mend: str) -> Finding:
+def wrong(text: str, fix: str) -> Finding:
     """A finding of something that does not work."""
-    return Finding("wrong", text, mend)
+    return Finding("wrong", text, fix)
 
 
-def slow(text: str, mend: str) -> Finding:
+def slow(text: str, fix: str) -> Finding:
     """A finding of something that costs time."""
-    return Finding("slow", text, mend)
+    return Finding("slow", text, fix)

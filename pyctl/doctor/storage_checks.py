@@ -99,11 +99,11 @@ def memory_plan(facts: Facts) -> list[Finding] | None:
     except ModelError as error:
         return [wrong(str(error), "another model or a smaller one, a smaller -c, or -ctk q8_0 -ctv q8_0")]
     parts = (warning.partition(HELP) for warning in warnings)
-    return [slow(text, mend or "set the flag yourself, or take a smaller model") for text, _, mend in parts]
+    return [slow(text, fix or "set the flag yourself, or take a smaller model") for text, _, fix in parts]
 
 
-def _network(facts: Facts, path: Path, effect: str, mend: str) -> list[Finding]:
+def _network(facts: Facts, path: Path, effect: str, fix: str) -> list[Finding]:
     mount = facts.mount_of(path)
     if not mount.kind.startswith(NETWORK):
         return []
-    return [slow(f"{mount.point} is a file system of another machine ({mount.kind}): {effect}", mend)]
+    return [slow(f"{mount.point} is a file system of another machine ({mount.kind}): {effect}", fix)]

@@ -122,7 +122,7 @@ def download(
 
 
 def _receive(client: httpx.Client, url: httpx.URL, part: _Part, bar: Progress, task: TaskID) -> None:
-    """Let ``part`` grow to the end of the file. Raises ConfigError for what no further try can mend."""
+    """Let ``part`` grow to the end of the file. Raises ConfigError if no further try can help."""
     asked = {"Range": f"bytes={part.n_bytes}-", "If-Range": part.validator} if part.n_bytes and part.validator else {}
     with client.stream("GET", url, headers=asked) as response:
         status, headers = response.status_code, response.headers

@@ -78,7 +78,7 @@ FOUND = {
              "9 MiB too little", "-np 1"),
     "refused": ("memory plan", {}, {"plan": refuse}, "cannot make the context", "-c"),
 }  # fmt: skip
-"""Check, other files, other facts, and parts of the finding and of its mend."""
+"""Check, other files, other facts, and parts of the finding and of its fix."""
 
 
 def test_nothing_is_wrong_with_a_good_machine(tmp_path: Path) -> None:
@@ -90,12 +90,12 @@ def test_nothing_is_wrong_with_a_good_machine(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("case", FOUND)
 def test_a_check_finds_what_it_is_for(tmp_path: Path, case: str) -> None:
-    name, files, changes, text, mend = FOUND[case]
+    name, files, changes, text, fix = FOUND[case]
     found = examine(desktop(tmp_path, files, **changes), [check for check in CHECKS if check.name == name])
     (finding,) = found.findings
     assert finding.level in ("wrong", "slow")
     assert text in finding.text
-    assert mend in finding.mend
+    assert fix in finding.fix
     assert not found.is_sound
 
 
