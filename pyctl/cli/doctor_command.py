@@ -22,7 +22,7 @@ from pyctl.errors import ConfigError
 from pyctl.models import split_names
 
 if TYPE_CHECKING:
-    from pyctl.doctor.facts import LlamaFacts, Wishes
+    from pyctl.doctor.facts import LlamaFacts, RequestedSettings
     from pyctl.llama import MemoryPlan
 
 __all__ = ["cuda_can_pin", "cuda_version", "log_findings", "planned", "run_doctor"]
@@ -43,10 +43,10 @@ def run_doctor(argv: Sequence[str]) -> int:
     from pyctl.doctor.examine import examine, screen
     from pyctl.doctor.facts import Facts
 
-    wishes = _wishes(settings)
-    if wishes.cache_dir is None and settings.disk.kv_cache:  # the place where a model's cache would be
-        wishes = replace(wishes, cache_dir=default_directory(os.environ))
-    found = examine(Facts(wishes=wishes, llama=_llama_facts(settings)))
+    requested = _requested(settings)
+    if requested.cache_dir is None and settings.disk.kv_cache:  # the place where a model's cache would be
+        requested = replace(requested, cache_dir=default_directory(os.environ))
+    found = examine(Facts(requested=requested, llama=_llama_facts(settings)))
     if options.json:
         print(json.dumps({"sound": found.is_sound, **asdict(found)}, indent=1))
     else:
@@ -59,7 +59,7 @@ def log_findings(settings: CommandSettings, root: Path = Path("/")) -> None:
     from pyctl.doctor.examine import CHECKS, examine
     from pyctl.doctor.facts import Facts
 
-    found = examine(Facts(root, wishes=_wishes(settings)), [check for check in CHECKS if check.is_quick])
+    found = examine(Facts(root, requested=_requested(settings)), [check for check in CHECKS if check.is_quick])
     for finding in [each for each in found.findings if each.level != "unknown"][:N_LOGGED]:
         log.warning("%s; what would help: %s", finding.text, finding.fix)
 
@@ -87,13 +87,13 @@ def _with_fetched(settings: CommandSettings) -> CommandSettings:
         return settings
 
 
-def _wishes(settings: CommandSettings) -> Wishes:
-    from pyctl.doctor.facts import Wishes
+def _requested(settings: CommandSettings) -> RequestedSettings:
+    from pyctl.doctor.facts import RequestedSettings
 
     model = settings.model
     path = Path(model.path).expanduser() if model.path else None
     disk, ram_mib = settings.disk, settings.cache.ram_mib
-    return Wishes(
+    return RequestedSettings(
         model_files=tuple(path.with_name(name) for name in split_names(path.name)) if path is not None else (),
         cache_dir=Path(disk.cache_dir).expanduser() if disk.cache_dir else None,
         cache_bytes=disk.disk_mib * MIB if disk.cache_dir and not disk.free_part else None,

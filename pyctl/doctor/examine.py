@@ -11,7 +11,7 @@ from pyctl.doctor.facts import Facts
 from pyctl.doctor.finding import Finding, UnknownError
 from pyctl.text import one_line, reason_of
 
-__all__ = ["CHECKS", "Check", "Examination", "examine", "screen"]
+__all__ = ["CHECKS", "Check", "DoctorReport", "examine", "screen"]
 
 WIDTH, LEVEL, NAME = 80, 9, 17
 
@@ -48,7 +48,7 @@ CHECKS = (
 
 
 @dataclass(frozen=True)
-class Examination:
+class DoctorReport:
     """``findings`` with what is wrong first; names of the checks that found nothing, and of those that do not apply."""
 
     findings: tuple[Finding, ...]
@@ -61,7 +61,7 @@ class Examination:
         return all(finding.level == "unknown" for finding in self.findings)
 
 
-def examine(facts: Facts, checks: Sequence[Check] = CHECKS) -> Examination:
+def examine(facts: Facts, checks: Sequence[Check] = CHECKS) -> DoctorReport:
     """Make all ``checks``."""
     findings: list[Finding] = []
     fine, absent = [], []
@@ -76,10 +76,10 @@ def examine(facts: Facts, checks: Sequence[Check] = CHECKS) -> Examination:
             fine.append(check.name)
         findings += [replace(finding, check=check.name) for finding in found or ()]
     order = ("wrong", "slow", "unknown")
-    return Examination(tuple(sorted(findings, key=lambda each: order.index(each.level))), tuple(fine), tuple(absent))
+    return DoctorReport(tuple(sorted(findings, key=lambda each: order.index(each.level))), tuple(fine), tuple(absent))
 
 
-def screen(found: Examination) -> Iterator[str]:
+def screen(found: DoctorReport) -> Iterator[str]:
     """Lines of 80 columns: each finding with its fix, then the checks that found nothing."""
     for finding in found.findings:
         yield from _paragraph(f"{finding.level:{LEVEL}}{finding.check:{NAME}}", one_line(finding.text))

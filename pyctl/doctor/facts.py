@@ -13,7 +13,7 @@ from pyctl.doctor.finding import UnknownError
 from pyctl.doctor.nvidia_smi import CardState, card_states
 from pyctl.setup.machine import NVIDIA, Driver, find_driver, find_pci_cards
 
-__all__ = ["Facts", "LlamaFacts", "Mount", "Wishes", "existing"]
+__all__ = ["Facts", "LlamaFacts", "Mount", "RequestedSettings", "existing"]
 
 
 def _not_loaded(*_: object) -> NoReturn:
@@ -43,7 +43,7 @@ class LlamaFacts:
 
 
 @dataclass(frozen=True)
-class Wishes:
+class RequestedSettings:
     """The demands of serve's flags on the machine; sizes are bytes.
 
     ``model_files`` are all files of the model. ``cache_dir`` is the directory of the disk cache, which need not exist,
@@ -73,7 +73,7 @@ class Facts:
     """Facts of the machine below ``root``; everything that a test replaces is a field."""
 
     root: Path = Path("/")
-    wishes: Wishes = field(default_factory=Wishes)
+    requested: RequestedSettings = field(default_factory=RequestedSettings)
     llama: LlamaFacts = field(default_factory=LlamaFacts)
     find_driver: Callable[[], Driver | None] = find_driver
     card_states: Callable[[], tuple[CardState, ...] | None] = card_states

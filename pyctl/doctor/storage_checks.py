@@ -27,10 +27,10 @@ HELP = "; what would help: "
 
 def model_files(facts: Facts) -> list[Finding] | None:
     """The model's files are whole: each tensor lies within its file."""
-    if not facts.wishes.model_files:
+    if not facts.requested.model_files:
         return None
     found = []
-    for path in facts.wishes.model_files:
+    for path in facts.requested.model_files:
         if not path.is_file():
             found.append(wrong(f"no file {path}", "give the model's path (-m), or load all of its parts"))
             continue
@@ -46,9 +46,9 @@ def model_files(facts: Facts) -> list[Finding] | None:
 
 def chat_template(facts: Facts) -> list[Finding] | None:
     """The model's file says how a chat is written."""
-    if not facts.wishes.chats or not facts.wishes.model_files or model_files(facts):
+    if not facts.requested.chats or not facts.requested.model_files or model_files(facts):
         return None
-    if facts.llama.file(facts.wishes.model_files[0])[1]:
+    if facts.llama.file(facts.requested.model_files[0])[1]:
         return []
     text = "the model has no chat template, so chats are written as ChatML, which it may not know"
     return [wrong(text, "the version of it for chats (-it, -Instruct), or --chat-template-file FILE")]
@@ -56,7 +56,7 @@ def chat_template(facts: Facts) -> list[Finding] | None:
 
 def model_place(facts: Facts) -> list[Finding] | None:
     """The model lies on a disk of this machine."""
-    files = [path for path in facts.wishes.model_files if path.is_file()]
+    files = [path for path in facts.requested.model_files if path.is_file()]
     if not files:
         return None
     size = sum(path.stat().st_size for path in files)
@@ -65,7 +65,7 @@ def model_place(facts: Facts) -> list[Finding] | None:
 
 def cache_place(facts: Facts) -> list[Finding] | None:
     """The cache directory is on a disk of this machine, which keeps files over a restart."""
-    place = facts.wishes.cache_dir
+    place = facts.requested.cache_dir
     if place is None:
         return None
     mount = facts.mount_of(place)
@@ -77,11 +77,11 @@ def cache_place(facts: Facts) -> list[Finding] | None:
 
 def cache_space(facts: Facts) -> list[Finding] | None:
     """The disk has room for the cache."""
-    if facts.wishes.cache_dir is None:
+    if facts.requested.cache_dir is None:
         return None
-    place = existing(facts.wishes.cache_dir)
+    place = existing(facts.requested.cache_dir)
     free = shutil.disk_usage(place).free
-    wanted = facts.wishes.cache_bytes
+    wanted = facts.requested.cache_bytes
     if wanted is None and free < SMALL:
         return [slow(f"{place} has {free / GIB:.1f} GiB free: the disk cache is small or off", "remove files")]
     if wanted is None or free >= wanted:
@@ -92,7 +92,7 @@ def cache_space(facts: Facts) -> list[Finding] | None:
 
 def memory_plan(facts: Facts) -> list[Finding] | None:
     """The flags fit the memory of this machine's cards and RAM."""
-    if not facts.wishes.model_files or model_files(facts):
+    if not facts.requested.model_files or model_files(facts):
         return None
     try:
         warnings = facts.llama.plan()

@@ -27,9 +27,9 @@ def overcommit(facts: Facts) -> list[Finding]:
 
 def memory_lock(facts: Facts) -> list[Finding] | None:
     """With --mlock, the limit of locked memory is not below the model."""
-    if not facts.wishes.locks_memory:
+    if not facts.requested.locks_memory:
         return None
-    needed = sum(path.stat().st_size for path in facts.wishes.model_files if path.is_file())
+    needed = sum(path.stat().st_size for path in facts.requested.model_files if path.is_file())
     soft, _ = facts.limit_of(resource.RLIMIT_MEMLOCK)
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return []
@@ -39,7 +39,7 @@ def memory_lock(facts: Facts) -> list[Finding] | None:
 
 def container_memory(facts: Facts) -> list[Finding] | None:
     """The memory limit of the container or service is above --cache-ram; the default size keeps to the limit."""
-    wanted = facts.wishes.ram_bytes
+    wanted = facts.requested.ram_bytes
     if wanted is None:
         return None
     limits = [group.limit for group in memory_groups(facts.root)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pyctl.doctor.facts import Facts, LlamaFacts, Wishes
+from pyctl.doctor.facts import Facts, LlamaFacts, RequestedSettings
 from pyctl.doctor.nvidia_smi import CardState
 from pyctl.setup.machine import Card, Driver
 
@@ -39,7 +39,7 @@ LIBRARIES = {
 def desktop(root: Path, files: dict[str, str | None] | None = None, **changes: Any) -> Facts:
     """A desktop with a 3090, below ``root``; ``files`` are others, or gone if None.
 
-    ``changes`` are fields of Facts, of Wishes, or of LlamaFacts.
+    ``changes`` are fields of Facts, of RequestedSettings, or of LlamaFacts.
     """
     for name, text in {**QUIET, **(files or {})}.items():
         if text is not None:
@@ -47,7 +47,7 @@ def desktop(root: Path, files: dict[str, str | None] | None = None, **changes: A
             (root / name).write_text(text)
     model = root / "model.gguf"
     model.write_bytes(bytes(1000))
-    wishes = {"model_files": (model,), "cache_dir": root, "cache_bytes": 1000, "chats": True}
+    requested = {"model_files": (model,), "cache_dir": root, "cache_bytes": 1000, "chats": True}
     facts = {
         "find_driver": lambda: Driver((13, 0), "580.95.05", (RTX_3090,)),
         "card_states": lambda: (AT_REST,),
@@ -56,7 +56,7 @@ def desktop(root: Path, files: dict[str, str | None] | None = None, **changes: A
     pick = lambda known: {name: changes[name] for name in known if name in changes}  # noqa: E731
     return Facts(
         root,
-        wishes=Wishes(**{**wishes, **pick((*wishes, "ram_bytes", "locks_memory"))}),
+        requested=RequestedSettings(**{**requested, **pick((*requested, "ram_bytes", "locks_memory"))}),
         llama=LlamaFacts(**{**LIBRARIES, **pick((*LIBRARIES, "error"))}),
         **{**facts, **pick(facts)},
     )
