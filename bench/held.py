@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.common import add_model, parse, parser_of, show, tell
-from pyctl.cache.snapshot import Block, Held, Rows, State
+from pyctl.cache.snapshot import Block, HeldRows, Rows, State
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.llama import LlamaBackend, load, reserve_pinned
 from pyctl.prompt import Tokens, as_tokens
@@ -47,11 +47,11 @@ def returns(backend: LlamaBackend, n: int) -> Returns:
         backend.evaluate(0, tokens[start : min(start + backend.facts.n_ubatch, n)], start)
     rows = backend.memory.save_rows(0, 0, n).block
     state = backend.memory.save_state(0, n) if backend.memory.kind == "hybrid" else None
-    held: list[Held] = [backend.memory.hold(0, 0, n)]
+    held: list[HeldRows] = [backend.memory.hold(0, 0, n)]
     backend.memory.synchronize()
     message = tokens[n:]
 
-    def back(source: Block | Held) -> None:
+    def back(source: Block | HeldRows) -> None:
         if state is not None:
             backend.memory.save_state(0, n)
         backend.memory.clear(0)
@@ -80,7 +80,7 @@ def returns(backend: LlamaBackend, n: int) -> Returns:
     return Returns(n, append, on_device, ram, all(np.array_equal(each, answers[0]) for each in answers))
 
 
-def go_to(backend: LlamaBackend, n: int, state: State | None, source: Block | Held) -> None:
+def go_to(backend: LlamaBackend, n: int, state: State | None, source: Block | HeldRows) -> None:
     backend.memory.restore(0, 0, [(Rows(source), 0, n)], state)
 
 

@@ -21,7 +21,7 @@ from pyctl.cache.disk.file_format import BlockSizes
 from pyctl.cache.ports import MemoryShape
 from pyctl.cache.ram import RamCache
 from pyctl.cache.resume_points import ANYWHERE
-from pyctl.cache.snapshot import Block, BlockBytes, Held, Rows, Span, State
+from pyctl.cache.snapshot import Block, BlockBytes, HeldRows, Rows, Span, State
 from pyctl.chat.boundaries import headers, last_turn
 from pyctl.chat.template import Template
 from pyctl.engine.backend import Backend, BackendFacts, SequenceTokens
@@ -234,7 +234,7 @@ class SizedBackend:
         self._held.add(held)
         return held
 
-    def release(self, held: Held) -> None:
+    def release(self, held: HeldRows) -> None:
         if held in self._held:
             assert isinstance(held, _HeldRows)
             self._held.remove(held)
@@ -244,15 +244,15 @@ class SizedBackend:
         self._held.clear()
         self._n_held[:] = 0
 
-    def fetch(self, held: Held, first: int, last: int) -> Block:
+    def fetch(self, held: HeldRows, first: int, last: int) -> Block:
         self._within(held, first, last)
         return _block((last - first) * self.row_bytes)
 
-    def n_own(self, held: Held, first: int, last: int) -> int:
+    def n_own(self, held: HeldRows, first: int, last: int) -> int:
         cells = self._within(held, first, last)
         return int(np.count_nonzero(~self._taken[cells] & (self._n_held[cells] == 1)))
 
-    def _within(self, held: Held, first: int, last: int) -> Cells:
+    def _within(self, held: HeldRows, first: int, last: int) -> Cells:
         if not isinstance(held, _HeldRows) or held not in self._held:
             raise StateError("these rows are held no longer")
         return held.cells[first - held.first : last - held.first]

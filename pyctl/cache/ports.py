@@ -12,7 +12,7 @@ from pyctl.cache.disk.readers import Reading, Reads
 from pyctl.cache.disk_policy import DiskPolicy
 from pyctl.cache.recent import RecentMatches, RecentPrompts
 from pyctl.cache.resume_points import ResumePoints
-from pyctl.cache.snapshot import Block, BlockBytes, Held, Prefix, PromptMatch, Rows, Segment, Snapshot, Span, State
+from pyctl.cache.snapshot import Block, BlockBytes, HeldRows, Prefix, PromptMatch, Rows, Segment, Snapshot, Span, State
 from pyctl.limit import limit
 from pyctl.prompt import Prompt
 
@@ -146,19 +146,19 @@ class SequenceMemory(Protocol):
     def block_bytes(self) -> BlockBytes:
         """Bytes of all saved blocks."""
 
-    def hold(self, seq: int, first: int, last: int) -> Held:
+    def hold(self, seq: int, first: int, last: int) -> HeldRows:
         """Have rows [first, last) of ``seq``, which has them, stay on the device until `release`; else StateError."""
 
-    def release(self, held: Held) -> None:
+    def release(self, held: HeldRows) -> None:
         """Let held rows go; twice is harmless."""
 
     def release_all(self) -> None:
         """Let all held rows go: they belong to one cache, and another one begins."""
 
-    def fetch(self, held: Held, first: int, last: int) -> Block:
+    def fetch(self, held: HeldRows, first: int, last: int) -> Block:
         """A copy of held rows [first, last), there after `synchronize`; they may be released before that."""
 
-    def n_own(self, held: Held, first: int, last: int) -> int:
+    def n_own(self, held: HeldRows, first: int, last: int) -> int:
         """Cells of held rows [first, last) that neither a sequence nor other held rows have: what `release` frees."""
 
     @property

@@ -25,7 +25,7 @@ __all__ = [
     "Block",
     "BlockBytes",
     "FileMark",
-    "Held",
+    "HeldRows",
     "Prefix",
     "PromptFacts",
     "PromptMatch",
@@ -79,7 +79,7 @@ class BlockBytes(NamedTuple):
     in_flight: int
 
 
-class Held(Protocol):
+class HeldRows(Protocol):
     """Rows that lie on the device in cells that no sequence needs to hold; what made it knows where."""
 
     @property
@@ -97,11 +97,11 @@ class Rows(NamedTuple):
     ``own`` is empty for a model without rows of its own, ``draft`` where no draft model has followed.
     """
 
-    own: Block | Held
+    own: Block | HeldRows
     draft: Block = NOTHING
 
     @property
-    def held(self) -> Held | None:
+    def held(self) -> HeldRows | None:
         """The held rows on the device, None for a block."""
         return None if isinstance(self.own, np.ndarray) else self.own
 
@@ -158,7 +158,7 @@ class Segment:
     references: int = 0
     dropped: bool = False
     draft_rows: Block = field(default_factory=lambda: NOTHING)
-    held: Held | None = None
+    held: HeldRows | None = None
     file: FileMark = field(default_factory=FileMark, repr=False)
 
     @property

@@ -17,7 +17,7 @@ from pyctl.cache import (
     Block,
     BlockBytes,
     BlockSizes,
-    Held,
+    HeldRows,
     MemoryShape,
     Rows,
     Span,
@@ -31,11 +31,11 @@ from pyctl.llama.library import HostBuffer, KVState, RowStore, allocate, checked
 from pyctl.llama.memory_check import resume_points_of
 from pyctl.llama.shared_windows import SharedWindows, WindowForm, WindowRows
 
-__all__ = ["ContextMemory", "HeldRows"]
+__all__ = ["ContextMemory", "DeviceRows"]
 
 
 @dataclass(frozen=True, eq=False)
-class HeldRows:
+class DeviceRows:
     """Held rows of ``n_cells`` tokens, ``n_bytes`` as a block; ``handle`` identifies them in the extension."""
 
     handle: int
@@ -174,12 +174,12 @@ class ContextMemory:
 
     # -- held rows ---------------------------------------------------------------------------------------------------
 
-    def hold(self, seq: int, first: int, last: int) -> HeldRows:
-        held = HeldRows(checked(self.kv.hold, seq, first, last), last - first, self.shape.sizes.rows(first, last))
+    def hold(self, seq: int, first: int, last: int) -> DeviceRows:
+        held = DeviceRows(checked(self.kv.hold, seq, first, last), last - first, self.shape.sizes.rows(first, last))
         self._handles.add(held.handle)
         return held
 
-    def release(self, held: Held) -> None:
+    def release(self, held: HeldRows) -> None:
         if self.kv is not None and _handle(held) in self._handles:
             self._handles.remove(_handle(held))
             self.kv.release(_handle(held))
@@ -188,14 +188,14 @@ class ContextMemory:
         while self._handles:
             self.kv.release(self._handles.pop())
 
-    def fetch(self, held: Held, first: int, last: int) -> Block:
+    def fetch(self, held: HeldRows, first: int, last: int) -> Block:
         if self.kv is None:
             raise StateError("the device of these rows is lost")
         block = allocate(self.shape.sizes.rows(first, last))
         checked(self.kv.fetch, _handle(held), first, last, block)
         return block
 
-    def n_own(self, held: Held, first: int, last: int) -> int:
+    def n_own(self, held: HeldRows, first: int, last: int) -> int:
         return int(checked(self.kv.n_own, _handle(held), first, last))
 
     @property
@@ -330,7 +330,7 @@ class ContextMemory:
             self.drafts.model.clear(seq)
 
 
-def _handle(held: Held) -> int:
-    if not isinstance(held, HeldRows):
+def _handle(held: HeldRows) -> int:
+    if not isinstance(held, DeviceRows):
         raise StateError("these rows are already held")
     return held.handle

@@ -10,7 +10,7 @@ import numpy as np
 
 from pyctl.errors import OutOfCellsError, StateError
 
-__all__ = ["HEADER", "ROW", "FakeCells", "FakeHeld"]
+__all__ = ["HEADER", "ROW", "FakeCells", "FakeHeldRows"]
 
 ROW = 16
 """Bytes of a row."""
@@ -23,7 +23,7 @@ GONE = b"gone"
 
 
 @dataclass(eq=False)
-class FakeHeld:
+class FakeHeldRows:
     """Held rows from position ``first`` on, each in one of ``cells``."""
 
     first: int
@@ -55,7 +55,7 @@ class FakeCells:
         self.rows = [GONE] * n
         self._taken = np.zeros(n, bool)
         self._n_held = np.zeros(n, np.int32)
-        self._held: dict[FakeHeld, None] = {}
+        self._held: dict[FakeHeldRows, None] = {}
 
     def copy(self, n: int) -> FakeCells:
         """The same rows in ``n`` more cells, all of them taken but the new ones."""
@@ -96,14 +96,14 @@ class FakeCells:
         self._taken[list(cells)] = False
         self._forget(cells)
 
-    def hold(self, first: int, cells: Sequence[int]) -> FakeHeld:
+    def hold(self, first: int, cells: Sequence[int]) -> FakeHeldRows:
         """Keep what lies in ``cells``, rows from position ``first`` on."""
-        held = FakeHeld(first, list(cells))
+        held = FakeHeldRows(first, list(cells))
         self._held[held] = None
         self._n_held[held.cells] += 1
         return held
 
-    def release(self, held: FakeHeld) -> None:
+    def release(self, held: FakeHeldRows) -> None:
         """Keep it no longer."""
         if held in self._held:
             del self._held[held]
@@ -115,12 +115,12 @@ class FakeCells:
         for held in tuple(self._held):
             self.release(held)
 
-    def check(self, held: FakeHeld) -> None:
+    def check(self, held: FakeHeldRows) -> None:
         """StateError if these rows are not held."""
         if held not in self._held:
             raise StateError("these rows are held no longer")
 
-    def n_own(self, held: FakeHeld, first: int, last: int) -> int:
+    def n_own(self, held: FakeHeldRows, first: int, last: int) -> int:
         """Cells of held rows [first, last) that neither a sequence nor other held rows have."""
         cells = held.within(first, last) if held in self._held else []
         return int(np.count_nonzero(~self._taken[cells] & (self._n_held[cells] == 1)))

@@ -13,9 +13,9 @@ import numpy as np
 from pyctl.cache.disk.file_format import BlockSizes
 from pyctl.cache.ports import MemoryShape
 from pyctl.cache.resume_points import ANYWHERE
-from pyctl.cache.snapshot import NOTHING, Block, BlockBytes, Held, Rows, Span, State
+from pyctl.cache.snapshot import NOTHING, Block, BlockBytes, HeldRows, Rows, Span, State
 from pyctl.errors import OutOfCellsError, StateError
-from tests.fake.fake_cells import HEADER, ROW, FakeCells, FakeHeld
+from tests.fake.fake_cells import HEADER, ROW, FakeCells, FakeHeldRows
 
 __all__ = ["FakeMemory", "FakeSequence", "hash_of"]
 
@@ -133,24 +133,24 @@ class FakeMemory:
     def n_held(self) -> int:
         return self._cells.n_held
 
-    def hold(self, seq: int, first: int, last: int) -> FakeHeld:
+    def hold(self, seq: int, first: int, last: int) -> FakeHeldRows:
         cells = self.seqs[seq].cells[first:last]
         if not self.can_hold or len(cells) != last - first:
             raise StateError(f"rows [{first}, {last}) cannot be held")
         return self._cells.hold(first, cells)
 
-    def release(self, held: Held) -> None:
+    def release(self, held: HeldRows) -> None:
         self._cells.release(_own(held))
 
     def release_all(self) -> None:
         self._cells.release_all()
 
-    def fetch(self, held: Held, first: int, last: int) -> Block:
+    def fetch(self, held: HeldRows, first: int, last: int) -> Block:
         self._cells.check(_own(held))
         rows = [self._cells.rows[cell] for cell in _own(held).within(first, last)]
         return self._later(HEADER.pack(b"ROWS", first, last) + b"".join(rows))
 
-    def n_own(self, held: Held, first: int, last: int) -> int:
+    def n_own(self, held: HeldRows, first: int, last: int) -> int:
         return self._cells.n_own(_own(held), first, last)
 
     def save_state(self, seq: int, n: int) -> State:
@@ -286,6 +286,6 @@ def _rows_of(block: Block, start: int, stop: int) -> list[bytes]:
     return [data[(i - p0) * ROW : (i - p0 + 1) * ROW] for i in range(start, stop)]
 
 
-def _own(held: Held) -> FakeHeld:
-    assert isinstance(held, FakeHeld)
+def _own(held: HeldRows) -> FakeHeldRows:
+    assert isinstance(held, FakeHeldRows)
     return held

@@ -15,7 +15,7 @@ from pyctl.cache.snapshot import Block, Rows, State
 from pyctl.engine.backend import SequenceTokens
 from pyctl.errors import OutOfCellsError, StateError, UnavailableError
 from pyctl.llama import LlamaBackend, Loaded
-from pyctl.llama.context_memory import HeldRows
+from pyctl.llama.context_memory import DeviceRows
 from pyctl.prompt import Tokens, as_tokens
 from tests.effort import examples
 from tests.model.native.test_kv_state import library_state
@@ -53,7 +53,7 @@ def run(backend: LlamaBackend, tokens: Tokens, start: int = 0, seq: int = 0) -> 
     return found
 
 
-def held_block(backend: LlamaBackend, held: HeldRows, first: int, last: int) -> Block:
+def held_block(backend: LlamaBackend, held: DeviceRows, first: int, last: int) -> Block:
     block = backend.memory.fetch(held, first, last)
     backend.memory.synchronize()
     return block
@@ -239,7 +239,7 @@ class Model:
 
     rows: int = 0
     seqs: list[list[int]] = field(default_factory=lambda: [[] for _ in range(N_SEQS)])
-    held: dict[HeldRows, tuple[int, list[int]]] = field(default_factory=dict)
+    held: dict[DeviceRows, tuple[int, list[int]]] = field(default_factory=dict)
     bytes: dict[int, bytes] = field(default_factory=dict)
 
     def new(self, n: int) -> list[int]:
@@ -333,13 +333,13 @@ class Machine:
             held = self.backend.memory.hold(seq, first, last)
             self.model.held[held] = (first, self.model.seqs[seq][first:last])
 
-    def release(self, held: HeldRows) -> None:
+    def release(self, held: DeviceRows) -> None:
         first, rows = self.model.held.pop(held)
         others = self.model.kept | self.model.live
         assert self.backend.memory.n_own(held, first, first + len(rows)) == sum(row not in others for row in rows)
         self.backend.memory.release(held)
 
-    def load(self, seq: int, held: HeldRows, last: int, from_ram: bool) -> None:
+    def load(self, seq: int, held: DeviceRows, last: int, from_ram: bool) -> None:
         """Append what ``held`` has, up to ``last``, where ``seq`` ends within it or at its beginning."""
         first, rows = self.model.held[held]
         start = len(self.model.seqs[seq])
@@ -347,7 +347,7 @@ class Machine:
             return
         wanted = rows[start - first : last - first]
         if from_ram:
-            source: Block | HeldRows = held_block(self.backend, held, start, last)
+            source: Block | DeviceRows = held_block(self.backend, held, start, last)
             n_needed = len(wanted)
         else:
             source, n_needed = held, sum(row in self.model.live for row in wanted)

@@ -17,7 +17,7 @@ from pyctl.cache.disk.store import DiskStore
 from pyctl.cache.disk_policy import DiskPolicy
 from pyctl.cache.disk_tier import DiskTier
 from pyctl.cache.ram import RamCache
-from pyctl.cache.snapshot import Block, Held
+from pyctl.cache.snapshot import Block, HeldRows
 from pyctl.engine.engine import Engine
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.handle import RequestHandle
@@ -263,7 +263,7 @@ def test_no_step_copies_more_than_a_segment_for_the_disk(tmp_path: Path, monkeyp
     fetched: list[int] = []
     fetch, handle = engine.backend.fetch, RequestHandle(request(chat(*((seed, 300) for seed in range(10))), 40))
 
-    def count(held: Held, first: int, last: int) -> Block:
+    def count(held: HeldRows, first: int, last: int) -> Block:
         block = fetch(held, first, last)
         fetched.append(block.nbytes)
         return block

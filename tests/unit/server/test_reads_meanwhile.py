@@ -22,7 +22,7 @@ from tests.waiting import until
 HEAD = "x" * 200
 
 
-class Held:
+class HeldRows:
     """A server whose engine is within an evaluation until ``go_on``: of a prompt or, by name, of a reply's token."""
 
     def __init__(self, what: str) -> None:
@@ -47,21 +47,21 @@ class Held:
 
 
 @pytest.fixture(params=["evaluate", "decode"])
-def held(request: pytest.FixtureRequest) -> Iterator[Held]:
-    server = Held(request.param)
+def held(request: pytest.FixtureRequest) -> Iterator[HeldRows]:
+    server = HeldRows(request.param)
     yield server
     server.go_on.set()
     assert list(server.handle)[-1]
 
 
-def test_slots_show_the_request_that_is_evaluated(held: Held) -> None:
+def test_slots_show_the_request_that_is_evaluated(held: HeldRows) -> None:
     slots = held.bench.client.get("/slots").json()
     assert sorted(slot["is_processing"] for slot in slots) == [False, True]
     assert held.bench.client.get("/slots?fail_on_no_slot=1").status_code == 200
     assert not held.go_on.is_set()
 
 
-def test_the_cache_metrics_and_properties_are_shown(held: Held) -> None:
+def test_the_cache_metrics_and_properties_are_shown(held: HeldRows) -> None:
     cache = held.bench.client.get("/cache").json()
     assert [sequence["busy"] for sequence in cache["sequences"]].count(True) == 1
     assert held.bench.client.get(f"/cache?since={cache['revision']}").json() == {"revision": cache["revision"]}
@@ -126,7 +126,7 @@ def test_reads_answer_while_a_model_is_loaded_again() -> None:
     assert isinstance(list(handle)[-1], Done)
 
 
-def test_what_the_memory_tells_is_as_of_the_last_step_that_was_asked(held: Held) -> None:
+def test_what_the_memory_tells_is_as_of_the_last_step_that_was_asked(held: HeldRows) -> None:
     admin, backend = held.bench.service.admin, held.bench.engine.backend
     before = admin.memory().result(0)
     backend.block_bytes = lambda: BlockBytes(0, 12345, 0)
