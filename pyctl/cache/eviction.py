@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 from pyctl.cache.costs import Costs
 from pyctl.cache.prefix_tree import PrefixTree, TreeNode
 
-__all__ = ["LeastWorth", "Likelihoods"]
+__all__ = ["CostAwareEviction", "Likelihoods"]
 
 K = TypeVar("K", bound=Hashable)
 
@@ -49,7 +49,7 @@ class Likelihoods:
     max_again: int = 8
 
 
-class LeastWorth(Generic[K]):
+class CostAwareEviction(Generic[K]):
     """The policy of all tiers: what is worth least per byte goes first.
 
     A snapshot is worth the seconds that its prompts would lose without it (the tokens between it and its parent), times

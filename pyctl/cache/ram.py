@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
 from pyctl.cache.costs import Costs
-from pyctl.cache.eviction import LeastWorth
+from pyctl.cache.eviction import CostAwareEviction
 from pyctl.cache.prefix_tree import PrefixTree
 from pyctl.cache.ram_budget import RamBudget
 from pyctl.cache.segment_pool import SegmentPool
@@ -56,7 +56,7 @@ class RamCache:
         self.n_evicted = self.n_refused = self.n_lost = 0
         self.tree: PrefixTree[Snapshot] = PrefixTree()
         self.turn = 0
-        self.policy = LeastWorth(self.tree, self.pool.n_freed, lambda: self.turn, self.costs, half=HALF_TURNS)
+        self.policy = CostAwareEviction(self.tree, self.pool.n_freed, lambda: self.turn, self.costs, half=HALF_TURNS)
         self.pinned: set[Snapshot] = set()
         self.retained: list[Snapshot] = []
         self.locks: Counter[Snapshot] = Counter()

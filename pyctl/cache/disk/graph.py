@@ -9,7 +9,7 @@ from functools import cached_property
 
 from pyctl.cache.disk.file_format import SegmentName
 from pyctl.cache.disk.index import Key, Record
-from pyctl.cache.eviction import LeastWorth
+from pyctl.cache.eviction import CostAwareEviction
 from pyctl.cache.prefix_tree import PrefixTree
 
 __all__ = ["FileGraph"]
@@ -161,8 +161,8 @@ class FileGraph:
         return tree
 
     @cached_property
-    def _policy(self) -> LeastWorth[Key]:
-        return LeastWorth(self._tree, self._freed)
+    def _policy(self) -> CostAwareEviction[Key]:
+        return CostAwareEviction(self._tree, self._freed)
 
     def _reach(self, record: Record) -> dict[Key, int]:
         """The segments of a state, the deepest first, each with the position up to which it counts."""

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pyctl.cache.disk.file_format import SegmentName, StateName
 from pyctl.cache.disk.graph import FileGraph
 from pyctl.cache.disk.index import Key, Record
-from pyctl.cache.eviction import LeastWorth, Likelihoods
+from pyctl.cache.eviction import CostAwareEviction, Likelihoods
 from pyctl.cache.prefix_tree import PrefixTree
 from pyctl.cache.ram import RamCache
 from pyctl.cache.snapshot import NOTHING, PromptMatch, Segment, Snapshot, State
@@ -106,7 +106,7 @@ def plain_worth(
     hits: int,
     above: list[HeldRows],
 ) -> float:
-    """The rule of `LeastWorth` as it would be written without an index."""
+    """The rule of `CostAwareEviction` as it would be written without an index."""
 
     def age(used: float) -> float:
         return half / (max(now - used, 0.0) + half)
@@ -164,7 +164,7 @@ def test_the_policy_chooses_what_the_plain_rule_chooses(
         node.is_turn, node.opening = one.is_turn, one.opening
     freed = {key: data.draw(st.integers(0, 1000)) for key in held}
     now = 100.0
-    policy = LeastWorth(tree, freed.__getitem__, lambda: now)
+    policy = CostAwareEviction(tree, freed.__getitem__, lambda: now)
     while held:
         now += 1
         may_go = {key for key in held if data.draw(st.booleans())}
@@ -191,7 +191,7 @@ def test_the_policy_chooses_what_the_plain_rule_chooses(
 def test_late_in_an_opening_others_are_expected_to_leave_it(opening: int, ranked: list[int]) -> None:
     """Of snapshots at even distances in an opening the last is worth most; without one, the first of all."""
     tree: PrefixTree[int] = PrefixTree()
-    policy = LeastWorth(tree, lambda key: 1, lambda: 1.0)
+    policy = CostAwareEviction(tree, lambda key: 1, lambda: 1.0)
     segments: list[tuple[int, int]] = []
     for key in (10, 20, 30, 40, 50, 300):
         segments.insert(0, (key, 100 * key))
