@@ -190,7 +190,7 @@ _Steps: TypeAlias = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
-class OwnPart:
+class SnapshotDelta:
     """The part of a snapshot behind its parent's ``n_parent`` tokens: segments with their positions, ascending, and the
     tokens of its label."""
 
@@ -201,7 +201,7 @@ class OwnPart:
     tail: tuple[int, ...]
 
     @classmethod
-    def of(cls, snapshot: Snapshot, n_parent: int) -> OwnPart:
+    def of(cls, snapshot: Snapshot, n_parent: int) -> SnapshotDelta:
         """That of ``snapshot``; costs as much as is new in it."""
         spans = []
         for segment, last in snapshot.links():
@@ -228,7 +228,7 @@ class OwnPart:
                 device += share * segment.held.n_bytes
         return round(ram), round(device)
 
-    def shared(self, before: OwnPart) -> int:
+    def shared(self, before: SnapshotDelta) -> int:
         """How many tokens have the same rows as those of ``before``, which has the same parent."""
         n = self.n_parent
         for (one, last), (other, stop) in zip(self.steps, before.steps, strict=False):
@@ -240,7 +240,7 @@ class OwnPart:
         return n
 
 
-KnownParts: TypeAlias = WeakKeyDictionary[Snapshot, OwnPart]
+KnownParts: TypeAlias = WeakKeyDictionary[Snapshot, SnapshotDelta]
 """Results of earlier views, for as long as the snapshot exists; keeps no bytes alive."""
 
 
@@ -256,7 +256,7 @@ def view_of(cache: RamCache, totals: CacheStats, known: KnownParts, disk: Store 
         n_parent, parent = (above.n, above.key.prefix.name) if above is not None else (0, "")
         own = known.get(snapshot)
         if own is None or own.n_parent != n_parent:
-            own = known[snapshot] = OwnPart.of(snapshot, n_parent)
+            own = known[snapshot] = SnapshotDelta.of(snapshot, n_parent)
         held.append((n_parent, parent, own.steps, own, snapshot))
     held.sort(key=itemgetter(0, 1, 2))
     views = []

@@ -24,7 +24,6 @@ __all__ = [
     "RECURRENT",
     "Block",
     "BlockBytes",
-    "FileMark",
     "HeldRows",
     "Prefix",
     "PromptFacts",
@@ -36,6 +35,7 @@ __all__ = [
     "Span",
     "Stands",
     "State",
+    "StoredFileRef",
     "Window",
     "needed_by",
     "stands_within",
@@ -127,7 +127,7 @@ def stands_within(stands: Stands, first: int, last: int) -> Stands:
 
 
 @dataclass(eq=False)
-class FileMark:
+class StoredFileRef:
     """The file of a segment, shared by its copies: its name and its parent's name, opaque outside of the disk tier, and
     whether the file existed at the last look."""
 
@@ -159,7 +159,7 @@ class Segment:
     dropped: bool = False
     draft_rows: Block = field(default_factory=lambda: NOTHING)
     held: HeldRows | None = None
-    file: FileMark = field(default_factory=FileMark, repr=False)
+    file: StoredFileRef = field(default_factory=StoredFileRef, repr=False)
 
     @property
     def end(self) -> int:

@@ -67,7 +67,7 @@ __all__ = ["FLAGS", "OWNERS", "CommandSettings", "converted", "kept_flags", "par
 
 
 @dataclass(frozen=True)
-class Given:
+class ParsedFlags:
     """The given flags: values by destination, the name typed for each, and names that were taken without effect.
 
     ``words`` are those of the command line, split by flag, each with its destination.
@@ -81,7 +81,7 @@ class Given:
 
 def read_flags(
     argv: Sequence[str], environ: Mapping[str, str], flags: Iterable[Flag], unused: Mapping[str, int]
-) -> Given:
+) -> ParsedFlags:
     """Read ``argv``, then from ``environ`` what it left open.
 
     ``unused`` are names that are taken without effect, with the number of values after each. Raises ConfigError for
@@ -124,7 +124,7 @@ def read_flags(
     for flag in flags:
         if flag.env and flag.dest not in typed:
             _read_env(flag, environ, values)
-    return Given(values, typed, tuple(ignored), tuple(words))
+    return ParsedFlags(values, typed, tuple(ignored), tuple(words))
 
 
 def _typed_value(name: str, flag: Flag, rest: list[str], attached: bool) -> Any:
@@ -269,7 +269,7 @@ def _read(
     argv: Sequence[str],
     environ: Mapping[str, str],
     sections: Mapping[Section, tuple[Flag, ...]],
-) -> Given:
+) -> ParsedFlags:
     server_only = {name: int(flag.convert is not None) for flag in FLAGS[SERVER] for name in flag.spellings()}
     flags = [flag for group in sections.values() for flag in group]
     given = read_flags(argv, environ, flags, {**_UNUSED, **server_only})
@@ -294,10 +294,12 @@ def _read(
         if variable.startswith("LLAMA_ARG_") and not {variable, variable.replace("_NO_", "_", 1)} & known
     )
     unused = (*(name for name in given.unused if name not in NO_OP), *variables)
-    return Given(given.values, given.typed, unused)
+    return ParsedFlags(given.values, given.typed, unused)
 
 
-def _settings(given: Given, environ: Mapping[str, str], n_seqs: int, warnings: Sequence[str] = ()) -> CommandSettings:
+def _settings(
+    given: ParsedFlags, environ: Mapping[str, str], n_seqs: int, warnings: Sequence[str] = ()
+) -> CommandSettings:
     """``n_seqs`` are the sequences that there are when nothing is said."""
     if given.values.get("n_seqs", -1) == -1:
         given = replace(given, values={**given.values, "n_seqs": 1 if given.values.get("n_pooled") else n_seqs})
@@ -335,7 +337,7 @@ def _request_fields(values: Mapping[str, Any], sampling: Sampling) -> dict[str, 
     return made
 
 
-def _resolve(given: Given, environ: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _resolve(given: ParsedFlags, environ: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Settle what several flags say about one value."""
     values = dict(given.values)
     warnings = [f"without effect here: {', '.join(given.unused)}"] if given.unused else []
@@ -391,7 +393,7 @@ def _names_model(values: Mapping[str, Any]) -> bool:
     return any(values.get(dest) for dest in ("path", "hf_repo", "model_url"))
 
 
-def _choose_directory(given: Given, environ: Mapping[str, str], values: dict[str, Any]) -> list[str]:
+def _choose_directory(given: ParsedFlags, environ: Mapping[str, str], values: dict[str, Any]) -> list[str]:
     """Settle where the disk cache is: in the default directory if no flag says otherwise. Return warnings."""
     has_ram, lacking = values.get("ram_mib") != 0, "without --kv-cache-dir"
     if {"cache_dir", "kv_cache"} <= given.typed.keys() and not values["kv_cache"]:
@@ -431,7 +433,7 @@ def _check_pool(values: Mapping[str, Any]) -> None:
             raise ConfigError(f"--kv-pool needs {why}")
 
 
-def _chosen(given: Given, dest: str, others: Sequence[str]) -> bool:
+def _chosen(given: ParsedFlags, dest: str, others: Sequence[str]) -> bool:
     """Whether ``others``, which say the same in another way, count instead of ``dest``; both typed is an error."""
     typed = [given.typed[other] for other in others if other in given.typed]
     if typed and dest in given.typed:

@@ -51,7 +51,7 @@ class ModelCard:
     is_hidden: bool = False
 
 
-class LoadsModel(Protocol):
+class ModelLoader(Protocol):
     """Makes one model's service; the thread that loads models calls it."""
 
     def load(self, report: Progress) -> Service:
@@ -74,7 +74,7 @@ class ModelSource:
     """
 
     card: ModelCard
-    loader: LoadsModel = field(compare=False)
+    loader: ModelLoader = field(compare=False)
     on_start: bool = False
     keeps: bool = False
     stop_seconds: float = 10.0

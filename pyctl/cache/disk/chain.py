@@ -26,7 +26,7 @@ from pyctl.cache.disk.file_format import (
     parent_text,
 )
 from pyctl.cache.disk.segment_files import read_header, read_jobs
-from pyctl.cache.snapshot import DIGEST_BYTES, NOTHING, Block, FileMark, Segment, Snapshot, State
+from pyctl.cache.snapshot import DIGEST_BYTES, NOTHING, Block, Segment, Snapshot, State, StoredFileRef
 from pyctl.errors import NotWrittenError
 from pyctl.prompt import Tokens, as_tokens
 
@@ -147,7 +147,7 @@ class StoredFile:
         """The segment in RAM; its rows are what `make_space` took, if that was called."""
         draft_rows = self.outs.get(PartKind.DRAFT_ROWS, NOTHING)
         rows, tokens = self.outs.get(PartKind.ROWS, NOTHING), as_tokens(self.tokens)
-        mark = FileMark(self.name, self.header.parent, True)
+        mark = StoredFileRef(self.name, self.header.parent, True)
         return Segment(self.start, tokens, rows, parent, self.ends, draft_rows=draft_rows, file=mark)
 
     def fill(
