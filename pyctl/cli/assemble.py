@@ -49,9 +49,9 @@ from pyctl.llama.image_encoder import MAX_ROWS_BYTES
 from pyctl.llama.memory_fit import has_room, wanted_memory
 from pyctl.models import HubSettings, builtin_model
 from pyctl.server.models import Progress
-from pyctl.server.service import Service, Shared
+from pyctl.server.service import AppState, Service
 
-__all__ = ["Host", "ModelLoader", "assemble", "check_files", "found", "prepare_vocabulary"]
+__all__ = ["LoadContext", "ModelLoader", "assemble", "check_files", "found", "prepare_vocabulary"]
 
 log = logging.getLogger("pyctl")
 
@@ -106,10 +106,10 @@ def check_files(settings: CommandSettings) -> None:
 
 
 @dataclass
-class Host:
+class LoadContext:
     """Objects that the models of a process share. With ``ram`` there are several models within that budget."""
 
-    shared: Shared
+    shared: AppState
     ram: RamBudget | None = None
     n_encoders: int = 1
     """Encoders whose rows have a part of the budget; those that a reload of the models brings have none."""
@@ -125,16 +125,18 @@ class Host:
         return min(MAX_ROWS_BYTES, budget // ROWS_PART // max(self.n_encoders, 1))
 
 
-def assemble(settings: CommandSettings, report: Progress = lambda fraction: True, host: Host | None = None) -> Service:
+def assemble(
+    settings: CommandSettings, report: Progress = lambda fraction: True, context: LoadContext | None = None
+) -> Service:
     """Load the model and start the engine on it; UnavailableError when ``report`` said not to go on.
 
     ``report`` gets fractions from 0 to 1. The caller closes the worker of the service.
     """
-    host = host or Host(Shared(settings.server))
+    context = context or LoadContext(AppState(settings.server))
     settings = _with_model(settings)
     check_files(settings)
-    loaded, budget = _load(settings, report, host)
-    host.threads = loaded.backend.threads
+    loaded, budget = _load(settings, report, context)
+    context.threads = loaded.backend.threads
     try:
         chat_format, tier = _chat_format(settings, loaded)
     except BaseException:
@@ -144,10 +146,10 @@ def assemble(settings: CommandSettings, report: Progress = lambda fraction: True
     speculation = _speculation(settings, loaded, remembered)
     info = replace(loaded.info, draft_types=speculation.names)
     if loaded.images is not None and budget is not None:  # what it makes of images counts within --cache-ram
-        loaded.images.rows.limit = host.image_bytes(budget) if host.n_seeing < host.n_encoders else 0
-        host.n_seeing += 1
-        budget -= loaded.images.rows.limit if host.ram is None else 0
-    cache = RamCache(settings.cache.n_slots, budget, shared=host.ram)
+        loaded.images.rows.limit = context.image_bytes(budget) if context.n_seeing < context.n_encoders else 0
+        context.n_seeing += 1
+        budget -= loaded.images.rows.limit if context.ram is None else 0
+    cache = RamCache(settings.cache.n_slots, budget, shared=context.ram)
     engine = Engine(loaded.backend, cache, settings.engine, tier, speculation)
     if remembered is not None:
         remembered.remember_all(one.prompt.tokens for one in engine.prefix_cache.recent.newest_first())
@@ -156,11 +158,11 @@ def assemble(settings: CommandSettings, report: Progress = lambda fraction: True
     gc.collect()
     gc.freeze()
     # Of several models, the thread that loads them decides which sleeps.
-    sleep_seconds = settings.engine.sleep_seconds if host.ram is None else -1
+    sleep_seconds = settings.engine.sleep_seconds if context.ram is None else -1
     worker = Worker(engine, info, sleep_seconds, settings.engine.stall_seconds)
-    if host.ram is not None:
-        host.ram.join(cache, EvictableEngineCache(worker, engine))
-    service = Service(worker, chat_format, EngineAdmin(worker, engine), settings.replies, host.shared)
+    if context.ram is not None:
+        context.ram.join(cache, EvictableEngineCache(worker, engine))
+    service = Service(worker, chat_format, EngineAdmin(worker, engine), settings.replies, context.shared)
     if chat_format.capabilities.tools:
         service.post_reply.add(partial(prepare_vocabulary, worker))
     return service
@@ -169,8 +171,8 @@ def assemble(settings: CommandSettings, report: Progress = lambda fraction: True
 class ModelLoader:
     """Loads one of several models; ``settings`` are its own. The thread that loads models calls it."""
 
-    def __init__(self, settings: CommandSettings, host: Host) -> None:
-        self._settings, self._host = settings, host
+    def __init__(self, settings: CommandSettings, context: LoadContext) -> None:
+        self._settings, self._load_context = settings, context
         self._is_found = False
         self._plan: MemoryPlan | None = None
         self._is_loaded = False
@@ -180,8 +182,8 @@ class ModelLoader:
         """A new service of the model."""
         settings = self._find()
         self._loaded = _files(settings)
-        service = assemble(settings, report, self._host)
-        self._plan, self._is_loaded = self._host.plan, True
+        service = assemble(settings, report, self._load_context)
+        self._plan, self._is_loaded = self._load_context.plan, True
         return service
 
     def is_current(self) -> bool:
@@ -257,23 +259,23 @@ def _chat_format(settings: CommandSettings, loaded: Loaded) -> tuple[ChatFormat,
     return ChatFormat(template, loaded.tokenizer, chat.template_kwargs, replay, loaded.images, keeps_order=exact), tier
 
 
-def _load(settings: CommandSettings, report: Progress, host: Host) -> tuple[Loaded, int | None]:
+def _load(settings: CommandSettings, report: Progress, context: LoadContext) -> tuple[Loaded, int | None]:
     """The model and the bytes of RAM for snapshots, None for no limit, with memory made ready for them."""
     disk = settings.disk
-    budget = host.ram.n_bytes if host.ram is not None else cache_budget(settings.cache, None)
+    budget = context.ram.n_bytes if context.ram is not None else cache_budget(settings.cache, None)
 
     def announce(plan: MemoryPlan) -> None:
         nonlocal budget
-        host.plan = plan
-        budget = cache_budget(settings.cache, plan) if host.ram is None else budget
+        context.plan = plan
+        budget = cache_budget(settings.cache, plan) if context.ram is None else budget
         table = "\n  ".join(plan.lines(budget))
         log.info(f"memory:\n  {table}")
         for warning in plan.warnings(budget):
             log.warning("%s", warning)
-        if settings.model.n_gpu_layers != 0 and not host.is_pinned:
+        if settings.model.n_gpu_layers != 0 and not context.is_pinned:
             # While the model loads; what a restart will bring back goes into memory that is ready for it.
             reserve_pinned(budget, stored_bytes(disk), max_behind(budget) if disk.cache_dir else 0)
-            host.is_pinned = True
+            context.is_pinned = True
 
     with LoadProgress(settings.model.path) as progress:
 

@@ -16,7 +16,7 @@ from functools import partial
 from pyctl.cache import DiskSettings, RamBudget
 from pyctl.cache.disk.remote_store import connect
 from pyctl.cli.arguments import CommandSettings
-from pyctl.cli.assemble import Host, ModelLoader, assemble, check_files, found
+from pyctl.cli.assemble import LoadContext, ModelLoader, assemble, check_files, found
 from pyctl.cli.defaults import cache_budget, tell_directory, with_directory, with_shared_budget
 from pyctl.cli.doctor_command import log_findings
 from pyctl.cli.logs import start_log
@@ -33,7 +33,7 @@ from pyctl.server.middleware import LoadingApp
 from pyctl.server.models import Models, ModelSource
 from pyctl.server.request_pool import PostReplyQueue, RequestPool
 from pyctl.server.run import leave, serve
-from pyctl.server.service import Shared
+from pyctl.server.service import AppState
 from pyctl.server.supervisor import Supervisor
 from pyctl.setup.libraries import unused_card, unused_choice
 from pyctl.text import one_line
@@ -134,33 +134,33 @@ def several(
         if router.is_wanted:
             log.warning("--models-dir and --models-preset have no effect: a model is named")
         return None
-    shared = Shared(settings.server, build_line(), tools=tools or ToolBox())
+    shared = AppState(settings.server, build_line(), tools=tools or ToolBox())
     ram = RamBudget(cache_budget(settings.cache, None))
-    host = Host(shared, ram, 0)
+    context = LoadContext(shared, ram, 0)
 
     def find() -> list[ModelSource]:
         presets = find_models(router, argv, environ)
         # All models share the directory, which has been checked.
-        return [_source(preset, host, settings.disk) for preset in presets]
+        return [_source(preset, context, settings.disk) for preset in presets]
 
     models = Models(shared, find, LoadOrder(router.max_loaded, router.patience), autoload=router.autoload)
     sources = [model.source for model in models]
     if 0 < router.max_loaded < (n_first := sum(source.on_start for source in sources)):
         raise ConfigError(f"{n_first} models have load-on-startup, --models-max is {router.max_loaded}")
-    host.n_encoders = sum(source.card.vision for source in sources)
-    if ram.n_bytes and host.n_encoders:
-        ram.n_bytes -= host.n_encoders * host.image_bytes(ram.n_bytes)
+    context.n_encoders = sum(source.card.vision for source in sources)
+    if ram.n_bytes and context.n_encoders:
+        ram.n_bytes -= context.n_encoders * context.image_bytes(ram.n_bytes)
     return models
 
 
-def _source(preset: Preset, host: Host, shared: DiskSettings) -> ModelSource:
+def _source(preset: Preset, context: LoadContext, shared: DiskSettings) -> ModelSource:
     disk = replace(preset.settings.disk, **{name: getattr(shared, name) for name in SHARED_DISK})
     if disk.cache_dir and disk.store_url not in ("", shared.store_url):  # that of all has been tried
         connect(disk.store_url)
     settings = replace(preset.settings, disk=disk)
     return ModelSource(
         preset.card,
-        ModelLoader(settings, host),
+        ModelLoader(settings, context),
         preset.on_start,
         preset.keeps,
         preset.stop_seconds,
@@ -177,9 +177,9 @@ class _Serving:
 
     def __init__(self, settings: CommandSettings, models: Models | None, tools: ToolBox, addresses: Addresses) -> None:
         self._settings, self._tools, self._addresses = settings, tools, addresses
-        self._shared = models.shared if models is not None else Shared(settings.server, build_line(), tools=tools)
+        self._shared = models.shared if models is not None else AppState(settings.server, build_line(), tools=tools)
         self._closing = threading.Event()
-        self._models, self._host = models, Host(self._shared)
+        self._models, self._load_context = models, LoadContext(self._shared)
         self._began = time.monotonic()
         self.gate = LoadingApp(create_loading_app(settings.server))
 
@@ -207,7 +207,7 @@ class _Serving:
 
     def _load_one(self) -> Models | None:
         """The one model, loaded; None if `close` was called meanwhile."""
-        service = assemble(self._settings, lambda fraction: not self._closing.is_set(), self._host)
+        service = assemble(self._settings, lambda fraction: not self._closing.is_set(), self._load_context)
         models = self._models = Models.of(service)
         if self._closing.is_set():
             models.close()
@@ -224,7 +224,7 @@ class _Serving:
             has_page=self._settings.server.has_page,
             info=only.info if only is not None else ", ".join(model.name for model in models),
             device=device_text(
-                [f"{gpu.description} ({gpu.name})" for gpu in gpus(self._settings.model)], self._host.threads
+                [f"{gpu.description} ({gpu.name})" for gpu in gpus(self._settings.model)], self._load_context.threads
             ),
             cache=cache_text(budget, disk.cache_dir, only.admin.stored() if only is not None else ()),
         )

@@ -15,7 +15,7 @@ from pyctl.engine.engine_settings import Clock
 from pyctl.errors import BusyError, ConfigError, PyctlError, RequestError, UnavailableError
 from pyctl.limit import limit
 from pyctl.server.load_order import LoadOrder, Ticket
-from pyctl.server.service import Service, Shared
+from pyctl.server.service import AppState, Service
 
 __all__ = ["Lease", "ModelCard", "ModelSource", "Models", "Progress", "ServedModel", "Status", "give_back_lease"]
 
@@ -51,7 +51,7 @@ class ModelCard:
     is_hidden: bool = False
 
 
-class ModelLoader(Protocol):
+class ServiceLoader(Protocol):
     """Makes one model's service; the thread that loads models calls it."""
 
     def load(self, report: Progress) -> Service:
@@ -74,7 +74,7 @@ class ModelSource:
     """
 
     card: ModelCard
-    loader: ModelLoader = field(compare=False)
+    loader: ServiceLoader = field(compare=False)
     on_start: bool = False
     keeps: bool = False
     stop_seconds: float = 10.0
@@ -119,7 +119,7 @@ class Models:
 
     def __init__(
         self,
-        shared: Shared,
+        shared: AppState,
         find: Callable[[], Iterable[ModelSource]] = tuple,
         order: LoadOrder | None = None,
         *,

@@ -1,4 +1,4 @@
-"""The objects that endpoints use: a `Service` for each model, and `Shared` for all models of a process."""
+"""The objects that endpoints use: a `Service` for each model, and `AppState` for all models of a process."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from pyctl.server.memory import give_back
 from pyctl.server.request_pool import PostReplyQueue, RequestPool
 from pyctl.tools.toolbox import ToolBox
 
-__all__ = ["Service", "Shared"]
+__all__ = ["AppState", "Service"]
 
 
 @dataclass(frozen=True)
-class Shared:
+class AppState:
     """Shared by all models of a process: settings of the server, kept streams, threads.
 
     ``running`` are the handles of replies that are being sent, by their id, without those that may not be controlled;
@@ -53,7 +53,7 @@ class Service:
     chat: ChatFormat
     admin: EngineAdmin
     settings: ReplySettings = field(default_factory=ReplySettings)
-    shared: Shared = field(default_factory=Shared)
+    shared: AppState = field(default_factory=AppState)
 
     def __post_init__(self) -> None:
         self.worker.before_close(self.post_reply.close)

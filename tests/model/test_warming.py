@@ -26,7 +26,7 @@ from pyctl.llama import load
 from pyctl.server import ReplySettings, ServerSettings
 from pyctl.server.app import create_app
 from pyctl.server.models import Models
-from pyctl.server.service import Service, Shared
+from pyctl.server.service import AppState, Service
 from pyctl.terminal.conversation import ReplyDelta
 from pyctl.terminal.local import LocalBackend
 from tests.functions import function
@@ -73,7 +73,7 @@ class Served:
         engine = Engine(loaded.backend, RamCache(64, ram), EngineSettings(exact=exact))
         self.worker = Worker(engine, loaded.info)
         chat = ChatFormat(Template(STRIPS, eos_token="<|im_end|>"), loaded.tokenizer, replay=Replay())
-        shared = Shared(ServerSettings(show_metrics=True))
+        shared = AppState(ServerSettings(show_metrics=True))
         self.service = Service(self.worker, chat, EngineAdmin(self.worker, engine), ReplySettings(**settings), shared)
         self.client = Client(create_app(Models.of(self.service)))
 

@@ -16,7 +16,7 @@ from pyctl.engine.engine_stats import EngineStats
 from pyctl.errors import NotSupportedError
 from pyctl.server.memory import resident_bytes
 from pyctl.server.models import Models
-from pyctl.server.service import Service, Shared
+from pyctl.server.service import AppState, Service
 
 __all__ = ["prometheus_text", "show", "show_all"]
 
@@ -50,7 +50,7 @@ async def show_all(models: Models, request: Request) -> Response:
     return _response(found.values())
 
 
-def _check(shared: Shared) -> None:
+def _check(shared: AppState) -> None:
     if not shared.settings.show_metrics:
         raise NotSupportedError("This server does not support metrics endpoint. Start it with `--metrics`")
 

@@ -32,7 +32,7 @@ from pyctl.engine.worker import Worker
 from pyctl.server import ReplySettings, ServerSettings
 from pyctl.server.app import create_app
 from pyctl.server.models import Models
-from pyctl.server.service import Service, Shared
+from pyctl.server.service import AppState, Service
 from tests.fake import FakeBackend
 from tests.unit.chat.toy import CHATML, chatml_tokenizer
 
@@ -261,7 +261,7 @@ class Bench:
         replies = replies or ReplySettings()
         # A script has no answer to a background request.
         replies = replace(replies, warm_next=replies.warm_next and not played)
-        self.service = Service(self.worker, chat, admin, replies, Shared(settings or ServerSettings()))
+        self.service = Service(self.worker, chat, admin, replies, AppState(settings or ServerSettings()))
         self.app = create_app(Models.of(self.service))
         self.client = Client(self.app)
 

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pyctl.errors import ModelError, PyctlError, RequestError
 from pyctl.server.load_order import MAX_HELD_SECONDS, LoadOrder
 from pyctl.server.models import RETRY_SECONDS, Lease, ModelCard, Models, ModelSource, Progress
-from pyctl.server.service import Service, Shared
+from pyctl.server.service import AppState, Service
 from pyctl.server.supervisor import Supervisor
 from tests.effort import examples
 
@@ -115,7 +115,7 @@ class ModelMachine(RuleBasedStateMachine):
         self.version, self.keeps = 0, keeps and maximum != 1
         self.patched = patch("pyctl.server.supervisor.collect_all")  # it takes a tenth of a second
         self.patched.start()
-        self.models = Models(Shared(), self.find, LoadOrder(maximum, patience), clock=lambda: self.now)
+        self.models = Models(AppState(), self.find, LoadOrder(maximum, patience), clock=lambda: self.now)
         self.models.changed = cast(Any, Stepped())
         self.supervisor = Supervisor(self.models)
         self.waiting: list[tuple[str, float, Future[Lease]]] = []

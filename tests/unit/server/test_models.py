@@ -17,7 +17,7 @@ from pyctl.server import ServerSettings
 from pyctl.server.app import create_app
 from pyctl.server.load_order import LoadOrder
 from pyctl.server.models import Lease, ModelCard, Models, ModelSource, give_back_lease
-from pyctl.server.service import Service, Shared
+from pyctl.server.service import AppState, Service
 from pyctl.server.supervisor import Supervisor
 from tests.unit.server.fake import HI, Bench, Client
 from tests.unit.server.parts import Caller, in_loop
@@ -62,7 +62,7 @@ def run(found: list[ModelSource]) -> Iterator[Callable[..., Models]]:
 
     def start(maximum: int, **loaders: Loader) -> Models:
         found[:] = [ModelSource(ModelCard(name), loader) for name, loader in loaders.items()]
-        models = Models(Shared(ServerSettings(ping_seconds=1)), lambda: list(found), LoadOrder(maximum, 0.0))
+        models = Models(AppState(ServerSettings(ping_seconds=1)), lambda: list(found), LoadOrder(maximum, 0.0))
         thread = threading.Thread(target=lambda: trouble_of(models), daemon=True)
         thread.start()
         running.append((models, thread))
@@ -207,7 +207,7 @@ def test_own_pages_and_programs_alone_see_the_flags_of_models(
     headers: dict[str, str], api_keys: tuple[str, ...], is_shown: bool
 ) -> None:
     card = ModelCard("a", args=("serve", "-c", "1"), preset="c = 1\n")
-    models = Models(Shared(ServerSettings(api_keys=api_keys)), lambda: [ModelSource(card, Loader())])
+    models = Models(AppState(ServerSettings(api_keys=api_keys)), lambda: [ModelSource(card, Loader())])
     client = Client(create_app(models))
     (listed,) = client.get("/v1/models", headers=headers).json()["data"]
     for status in (listed["status"], client.get("/v1/models/a", headers=headers).json()["status"]):

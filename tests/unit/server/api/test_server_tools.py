@@ -17,7 +17,7 @@ from pyctl.errors import ConfigError
 from pyctl.server import Cors, ServerSettings
 from pyctl.server.app import create_app
 from pyctl.server.models import Models
-from pyctl.server.service import Shared
+from pyctl.server.service import AppState
 from pyctl.tools import McpServer, ToolSettings
 from pyctl.tools.mcp_client import McpTool
 from pyctl.tools.toolbox import ToolBox
@@ -50,7 +50,7 @@ def bench_with(
     for name in ("look", "wait"):
         tool = McpTool(f"own_{name}", f"To {name}.", {"type": "object"}, name == "look", partial(fake.call, name))
         box._tools[tool.name] = tool
-    bench.app = create_app(Models.of(replace(bench.service, shared=Shared(settings, tools=box))))
+    bench.app = create_app(Models.of(replace(bench.service, shared=AppState(settings, tools=box))))
     return bench
 
 
