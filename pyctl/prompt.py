@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from pyctl.image_file import ImageFile
 
-__all__ = ["Picture", "Prompt", "Tokens", "as_tokens", "common_prefix"]
+__all__ = ["ImageSpan", "Prompt", "Tokens", "as_tokens", "common_prefix"]
 
 Tokens: TypeAlias = NDArray[np.int32]
 """Token ids, shape (n,), read-only once they are part of a Prompt. Ids of image tokens are negative."""
@@ -53,7 +53,7 @@ def common_prefix(a: Tokens, b: Tokens) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class Picture:
+class ImageSpan:
     """An image in a prompt that begins at token ``start`` and takes ``columns`` times ``lines`` tokens, row-major.
 
     Images with the same ``key`` are equal to the model. ``source`` is the file.
@@ -98,7 +98,7 @@ class Prompt:
     boundaries: tuple[int, ...] = ()
     headers: tuple[int, ...] | None = None
     turn: int = 0
-    pictures: tuple[Picture, ...] = ()
+    pictures: tuple[ImageSpan, ...] = ()
     line_ends: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -149,7 +149,7 @@ class Prompt:
             tuple(end for end in self.line_ends if end <= n),
         )
 
-    def picture_at(self, n: int) -> Picture | None:
+    def image_at(self, n: int) -> ImageSpan | None:
         """The image that contains token ``n``, if any."""
         at = bisect.bisect_right(self.pictures, n, key=lambda picture: picture.start)
         picture = self.pictures[at - 1] if at else None
@@ -157,7 +157,7 @@ class Prompt:
 
     def is_inside(self, n: int) -> bool:
         """Whether tokens ``n`` - 1 and ``n`` belong to one image."""
-        picture = self.picture_at(n)
+        picture = self.image_at(n)
         return picture is not None and picture.start < n
 
     def __len__(self) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from pyctl.image_file import ImageFile
-from pyctl.prompt import Picture
+from pyctl.prompt import ImageSpan
 
 
 def image_bytes(width: int = 64, height: int = 48, kind: str = "png", *, seed: int = 0, **options: Any) -> bytes:
@@ -30,6 +30,6 @@ class GridReader:
     def n_tokens(self, image: ImageFile) -> int:
         return self.picture(image).n_tokens
 
-    def picture(self, image: ImageFile) -> Picture:
+    def picture(self, image: ImageFile) -> ImageSpan:
         columns, lines = -(-image.width // 32), -(-image.height // 32)
-        return Picture(image.data, columns, lines, image)
+        return ImageSpan(image.data, columns, lines, image)

@@ -30,7 +30,7 @@ from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.vision_settings import VisionSettings
 from pyctl.image_file import ImageFile
 from pyctl.llama import LlamaBackend, load
-from pyctl.prompt import Picture, Tokens, as_tokens
+from pyctl.prompt import ImageSpan, Tokens, as_tokens
 from tools.generator import VISION_SHAPES, write_encoder
 
 SIZES = ((640, 480), (1024, 768), (1920, 1080), (4000, 3000))
@@ -92,7 +92,7 @@ def encode(model: Path, encoder: Path) -> None:
 class Talk:
     """Text, an image, and text, on sequence 0."""
 
-    def __init__(self, backend: LlamaBackend, picture: Picture) -> None:
+    def __init__(self, backend: LlamaBackend, picture: ImageSpan) -> None:
         random = np.random.default_rng(1)
         self._backend = backend
         self._texts = [as_tokens(random.integers(0, 200, n)) for n in N_TEXT]

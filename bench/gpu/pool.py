@@ -48,7 +48,7 @@ from pyctl.llama import LlamaBackend, load, reserve_pinned
 from pyctl.llama.library import api
 from pyctl.measure.process_stats import evict
 from pyctl.module_command import module_command
-from pyctl.prompt import Picture, Prompt, Tokens, as_tokens
+from pyctl.prompt import ImageSpan, Prompt, Tokens, as_tokens
 from tools.generator import SHAPES, cached_model
 
 HEADER_BYTES, FIRST, LAST = 64, slice(16, 24), slice(24, 32)
@@ -151,7 +151,7 @@ class Bench:
         evaluate, n = backend.evaluate, 0
 
         def made_up(
-            seq: int, tokens: Tokens, start: int, *, output: bool = True, picture: Picture | None = None
+            seq: int, tokens: Tokens, start: int, *, output: bool = True, picture: ImageSpan | None = None
         ) -> None:
             if tokens.size == step and not output and start + 2 * step < n:
                 self._append(start, start + step)

@@ -458,7 +458,7 @@ class PrefixCache:
     def _park(self, seq: LiveSequence, shared: int, stats: RequestStats, minimum: int = PARK_MIN) -> None:
         """Save the end of ``seq`` if the next prompt shares less than its own and ``minimum`` tokens are unsaved."""
         n_new = seq.n - seq.covered.alive().n
-        if seq.facts.cached and not seq.in_picture and shared < seq.n_prompt and n_new >= minimum:
+        if seq.facts.cached and not seq.in_image and shared < seq.n_prompt and n_new >= minimum:
             self.save(seq, CachePlan(PromptMatch(seq.tokens)), stats)
 
     def _take(self, seq: LiveSequence, prefix: Prefix, covered: Coverage) -> Snapshot:

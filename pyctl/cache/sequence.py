@@ -45,7 +45,7 @@ class LiveSequence:
     ``ends`` are the batch ends of the exact part: batches that a cold run would evaluate. It stood at ``stands`` while
     it generated, so that a reply could have ended there. ``facts`` are those of its prompt. Of the rows ``covered`` are
     saved; up to ``n_overlap`` some other snapshot may have them. A restore that is under way takes up to ``n_expected``
-    tokens. ``in_picture`` says that it ends inside an image, where it can go on but where nothing else can resume.
+    tokens. ``in_image`` says that it ends inside an image, where it can go on but where nothing else can resume.
     ``shares`` says that other sequences take cells, too, where that counts (`Scheduler.note_shared`): no batch is one
     of a cold run then, and loaded rows lie elsewhere.
     """
@@ -59,7 +59,7 @@ class LiveSequence:
     covered: Coverage = NOT_SAVED
     n_overlap: int = 0
     n_expected: int = 0
-    in_picture: bool = False
+    in_image: bool = False
     shares: bool = False
 
     def __post_init__(self) -> None:
@@ -102,7 +102,7 @@ class LiveSequence:
     def truncate(self, n: int) -> None:
         """Record that nothing is evaluated from ``n`` on any more."""
         self.ends = list(ends_within(self.ends, 0, n))
-        self.in_picture = self.in_picture and n == self.n
+        self.in_image = self.in_image and n == self.n
         self.n = n
         self.stands = stands_within(self.stands, 0, n)
         self.covered = self.covered.within(n)
@@ -112,7 +112,7 @@ class LiveSequence:
     ) -> None:
         """Record that exactly ``tokens`` are evaluated now, up to ``ends[-1]`` in exact batches."""
         self._buffer[: tokens.size] = tokens
-        self.in_picture = False
+        self.in_image = False
         self.n = int(tokens.size)
         self.ends = [] if self.shares else list(ends)
         self.stands = stands

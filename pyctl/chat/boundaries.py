@@ -18,7 +18,7 @@ import numpy as np
 from pyctl.chat.cached_tokenizer import Tokenizer
 from pyctl.chat.template import SAMPLE_CALL_ID, SAMPLE_TOOL, Template, TemplateCapabilities, sample_call, sample_message
 from pyctl.errors import RequestError
-from pyctl.prompt import Picture, Prompt, Tokens
+from pyctl.prompt import ImageSpan, Prompt, Tokens
 from pyctl.text import n_common
 
 __all__ = ["MessageStarts", "boundaries", "headers", "last_turn", "message_starts"]
@@ -51,7 +51,7 @@ class MessageStarts:
         self._result = _result_start(template, tokenizer, self.ids)
         self.call_end = _call_end(template, tokenizer, self.ids, {token: text for text, token in specials.items()})
 
-    def prompt(self, tokens: Tokens, pictures: Sequence[Picture]) -> Prompt:
+    def prompt(self, tokens: Tokens, pictures: Sequence[ImageSpan]) -> Prompt:
         """The prompt of ``tokens``, with every place at which something begins or ends."""
         begins = boundaries(tokens, self.ids)
         replies = headers(tokens, begins, self._assistant)

@@ -24,7 +24,7 @@ from pyctl.chat.template import Template
 from pyctl.chat.tools import Tools, read_tools, template_tools
 from pyctl.errors import RequestError
 from pyctl.image_file import ImageFile
-from pyctl.prompt import Picture, Prompt, Tokens, as_tokens, common_prefix
+from pyctl.prompt import ImageSpan, Prompt, Tokens, as_tokens, common_prefix
 from pyctl.reasoning import ReasoningLimit
 
 __all__ = ["ChatFormat", "ChatRequest", "PreparedChat", "ReasoningFormat"]
@@ -167,7 +167,7 @@ class ChatFormat:
 
     def prompt_of(self, rendered: RenderedChat) -> Prompt:
         """The tokens of ``rendered``, those of replayed replies as they were sampled."""
-        parts: list[Tokens | Picture] = [self._bos]
+        parts: list[Tokens | ImageSpan] = [self._bos]
         for part in rendered.parts or (rendered.text,):
             text = part if isinstance(part, str) else part.text
             if not isinstance(part, str) and part.tokens is not None:
@@ -176,7 +176,7 @@ class ChatFormat:
                 parts += self._pieces(split_marked(text, rendered.images) if rendered.images else [text])
         return self._prompt(parts)
 
-    def _pieces(self, pieces: Sequence[str | ImageFile]) -> Iterator[Tokens | Picture]:
+    def _pieces(self, pieces: Sequence[str | ImageFile]) -> Iterator[Tokens | ImageSpan]:
         """Text as tokens, and each image with what stands around it."""
         for piece in pieces:
             if isinstance(piece, str):
@@ -189,14 +189,14 @@ class ChatFormat:
                 yield self.images.picture(piece)
                 yield after
 
-    def _prompt(self, parts: Sequence[Tokens | Picture]) -> Prompt:
-        pictures: list[Picture] = []
+    def _prompt(self, parts: Sequence[Tokens | ImageSpan]) -> Prompt:
+        pictures: list[ImageSpan] = []
         runs: list[Tokens] = []
         n = 0
         for part in parts:
-            if isinstance(part, Picture):
+            if isinstance(part, ImageSpan):
                 pictures.append(replace(part, start=n))
-            runs.append(part.tokens if isinstance(part, Picture) else part)
+            runs.append(part.tokens if isinstance(part, ImageSpan) else part)
             n += runs[-1].size
         return self._starts.prompt(as_tokens(np.concatenate(runs)) if runs else as_tokens([]), pictures)
 

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from pyctl.errors import RequestError
 from pyctl.image_file import ImageFile
-from pyctl.prompt import Picture, Tokens
+from pyctl.prompt import ImageSpan, Tokens
 
 __all__ = ["BEGIN", "MEDIA_MARKER", "ImageReader", "joined_parts", "mark_of", "shown", "split_marked", "split_marker"]
 
@@ -37,7 +37,7 @@ class ImageReader(Protocol):
         """How many tokens ``image`` takes; looks at nothing but its size."""
         ...
 
-    def picture(self, image: ImageFile) -> Picture:
+    def picture(self, image: ImageFile) -> ImageSpan:
         """How the model sees ``image``. One that is new is decoded; RequestError if that fails."""
         ...
 

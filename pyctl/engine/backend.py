@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pyctl.cache import Block, SequenceMemory
 from pyctl.engine.pool import PoolPlan
 from pyctl.engine.sampling import Sampling
-from pyctl.prompt import Picture, Tokens
+from pyctl.prompt import ImageSpan, Tokens
 
 __all__ = [
     "Backend",
@@ -224,13 +224,13 @@ class Evaluator(Protocol):
         """Bytes of all encoded images in memory."""
 
     def evaluate(
-        self, seq: int, tokens: Tokens, start: int, *, output: bool = True, picture: Picture | None = None
+        self, seq: int, tokens: Tokens, start: int, *, output: bool = True, picture: ImageSpan | None = None
     ) -> None:
         """Evaluate ``tokens`` as one batch from position ``start`` on. With ``output``, output 0 is the last token's.
 
         With ``picture`` all tokens are part of it; it is encoded first if necessary."""
 
-    def encode(self, picture: Picture) -> bool:
+    def encode(self, picture: ImageSpan) -> bool:
         """Encode ``picture`` for `evaluate`; False if it was encoded before. RequestError for an invalid file."""
 
     def decode(self, items: Sequence[SequenceTokens]) -> None:

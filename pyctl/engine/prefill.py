@@ -14,7 +14,7 @@ from pyctl.engine.request import Progress
 from pyctl.engine.schedule.admission import ActiveRequest, Steps
 from pyctl.engine.schedule.cells import CellPool
 from pyctl.errors import OutOfCellsError, PreemptedError, StateError
-from pyctl.prompt import Picture, Prompt
+from pyctl.prompt import ImageSpan, Prompt
 
 __all__ = ["Prefill"]
 
@@ -64,7 +64,7 @@ class Prefill:
         for previous, end in itertools.pairwise(sorted({0, *ends, *plan.cuts, stats.n_prompt})):
             if end <= seq.n:
                 continue
-            picture = prompt.picture_at(seq.n)
+            picture = prompt.image_at(seq.n)
             if picture is not None and self._encode(picture):
                 yield None  # encoding is slow: other requests decode a token first
             while (refused := self._evaluate(active, seq, end, plan)) is not None:
@@ -73,7 +73,7 @@ class Prefill:
             # The very end of a prompt is a batch end of longer prompts only if it fills its batch.
             is_cold = end in ends and (end < len(prompt) or end - previous == self._backend.facts.n_ubatch)
             seq.append(prompt.tokens[seq.n : end], exact=is_cold)
-            seq.in_picture = picture is not None and end < picture.end
+            seq.in_image = picture is not None and end < picture.end
             shown.reached(end)
             if end in plan.cuts:
                 self._prefix_cache.save(seq, plan, stats)
@@ -87,7 +87,7 @@ class Prefill:
             ms = (time.perf_counter() - began) * 1e3 - (stats.save_ms - save_before)
             self._prefix_cache.cache.costs.note_evaluated(first, last, ms / 1e3)
 
-    def _encode(self, picture: Picture) -> bool:
+    def _encode(self, picture: ImageSpan) -> bool:
         with self._state_reads.allowed():
             return self._backend.encode(picture)
 
@@ -97,7 +97,7 @@ class Prefill:
         """Evaluate up to ``end``. Returns the error if the caller must retry: another request preempted the evaluation,
         or no cells are free."""
         prompt = active.handle.request.prompt
-        picture = prompt.picture_at(seq.n)
+        picture = prompt.image_at(seq.n)
         with self._prefix_cache.cache.locked(*plan.restored):
             has_room = self._cells.make_room(end - seq.n)
         if not has_room:

@@ -21,7 +21,7 @@ from pyctl.limit import limit
 from pyctl.llama.devices import Device, tensor_bytes
 from pyctl.llama.image_grid import ImageGrid
 from pyctl.llama.library import build_version, forget_log_errors, last_log_error, log_callback
-from pyctl.prompt import Picture, Tokens, as_tokens
+from pyctl.prompt import ImageSpan, Tokens, as_tokens
 
 __all__ = ["MAX_ROWS_BYTES", "ImageEncoder", "ImageRows"]
 
@@ -251,14 +251,14 @@ class ImageEncoder:
         columns, lines = self.grid.of(file.width, file.height)
         return columns * lines
 
-    def picture(self, file: ImageFile) -> Picture:
+    def picture(self, file: ImageFile) -> ImageSpan:
         """Return the picture of ``file``, for position 0.
 
         Decodes a new file, and raises RequestError if that fails; skips this while the model is unloaded.
         """
         columns, lines = self.grid.of(file.width, file.height)
         key = hashlib.blake2b(self._prefix + b"\0" + file.digest, digest_size=32).digest()
-        picture = Picture(key, columns, lines, file)
+        picture = ImageSpan(key, columns, lines, file)
         with self._books:
             if key in self._known:
                 self._known.move_to_end(key)
@@ -277,7 +277,7 @@ class ImageEncoder:
         while len(self._ready) > 1 and sum(each.n_bytes for each in self._ready.values()) > MAX_READY_BYTES:
             self._ready.popitem(last=False)
 
-    def _decoded(self, picture: Picture) -> _Ready:
+    def _decoded(self, picture: ImageSpan) -> _Ready:
         """Decode and resize the file of ``picture``. RequestError if it is invalid."""
         file = picture.source
         file.check_inflated()
@@ -338,7 +338,7 @@ class ImageEncoder:
 
     # -- a picture becomes rows --------------------------------------------------------------------------------------
 
-    def encode(self, picture: Picture) -> bool:
+    def encode(self, picture: ImageSpan) -> bool:
         """Encode ``picture``; False if its rows are cached. Raises RequestError or EngineError."""
         if picture.key in self.rows:
             return False
@@ -350,7 +350,7 @@ class ImageEncoder:
         self.n_encoded += 1
         return True
 
-    def rows_of(self, picture: Picture, first: int, last: int) -> NDArray[np.float32]:
+    def rows_of(self, picture: ImageSpan, first: int, last: int) -> NDArray[np.float32]:
         """Return rows [first, last) of ``picture``, shape (last - first, n_embd)."""
         self.encode(picture)
         return self.rows.get(picture.key)[first:last]

@@ -25,7 +25,7 @@ from pyctl.llama.library import PulseControl, build_version, checked
 from pyctl.llama.llama_tokenizer import LlamaTokenizer
 from pyctl.llama.memory_check import TRIAL_TOKENS, describe, is_tested, pool_trial, restores, same_bits
 from pyctl.llama.sampler import LlamaSampler, LlamaVocabulary, top_logprobs
-from pyctl.prompt import Picture, Tokens, as_tokens
+from pyctl.prompt import ImageSpan, Tokens, as_tokens
 
 __all__ = ["LlamaBackend"]
 
@@ -172,7 +172,7 @@ class LlamaBackend:
     # -- evaluation --------------------------------------------------------------------------------------------------
 
     def evaluate(
-        self, seq: int, tokens: Tokens, start: int, *, output: bool = True, picture: Picture | None = None
+        self, seq: int, tokens: Tokens, start: int, *, output: bool = True, picture: ImageSpan | None = None
     ) -> None:
         n = int(tokens.size)
         if picture is not None:
@@ -185,7 +185,7 @@ class LlamaBackend:
         self.outputs.set((n - 1,) if output else ())
         return None
 
-    def encode(self, picture: Picture) -> bool:
+    def encode(self, picture: ImageSpan) -> bool:
         return self._images().encode(picture)
 
     @property

@@ -19,7 +19,7 @@ from pyctl.engine.backend import BackendFacts, SequenceTokens, TopTokens
 from pyctl.engine.pool import PoolPlan
 from pyctl.engine.sampling import Sampling
 from pyctl.errors import EngineError, PreemptedError, RequestError, StateError
-from pyctl.prompt import Picture, Tokens
+from pyctl.prompt import ImageSpan, Tokens
 from tests.fake.fake_memory import FakeMemory, FakeSequence, hash_of
 
 __all__ = ["FakeBackend"]
@@ -85,7 +85,7 @@ class FakeBackend(FakeMemory):
     # -- evaluation --------------------------------------------------------------------------------------------------
 
     def evaluate(
-        self, seq: int, tokens: Tokens, start: int, *, output: bool = True, picture: Picture | None = None
+        self, seq: int, tokens: Tokens, start: int, *, output: bool = True, picture: ImageSpan | None = None
     ) -> None:
         if not 0 < tokens.size <= self.facts.n_ubatch:
             raise EngineError(f"a batch of {tokens.size} tokens")
@@ -96,7 +96,7 @@ class FakeBackend(FakeMemory):
         after = self._advance(self.seqs[seq], tokens, start)
         self.outputs = [after] if output else []
 
-    def encode(self, picture: Picture) -> bool:
+    def encode(self, picture: ImageSpan) -> bool:
         return False
 
     def decode(self, items: Sequence[SequenceTokens]) -> None:

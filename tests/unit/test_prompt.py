@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 
 from pyctl.image_file import ImageFile
-from pyctl.prompt import Picture, Prompt
+from pyctl.prompt import ImageSpan, Prompt
 from tests.pictures import image_bytes
 
 SOURCE = ImageFile.of(image_bytes())
 
 
-def picture(key: bytes = b"key", columns: int = 4, lines: int = 3, start: int = 0) -> Picture:
-    return Picture(key, columns, lines, SOURCE, start)
+def picture(key: bytes = b"key", columns: int = 4, lines: int = 3, start: int = 0) -> ImageSpan:
+    return ImageSpan(key, columns, lines, SOURCE, start)
 
 
-def prompt(*pictures: Picture, size: int = 40) -> Prompt:
+def prompt(*pictures: ImageSpan, size: int = 40) -> Prompt:
     tokens = np.arange(size, dtype=np.int32)
     for each in pictures:
         tokens[each.start : each.end] = each.tokens

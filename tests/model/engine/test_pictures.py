@@ -23,7 +23,7 @@ from pyctl.errors import EngineError, RequestError
 from pyctl.image_file import ImageFile
 from pyctl.llama import Loaded
 from pyctl.llama.image_encoder import ImageEncoder
-from pyctl.prompt import Picture, Prompt, as_tokens
+from pyctl.prompt import ImageSpan, Prompt, as_tokens
 from tests.pictures import image_bytes
 from tests.unit.engine.drive import Reply, ask, cold, collect, empty, request, run_all, tier_on
 
@@ -63,7 +63,7 @@ A, B, C = picture_file(seed=1), picture_file(seed=2), picture_file(160, 96, seed
 def prompt_of(loaded: Loaded, *parts: str | ImageFile) -> Prompt:
     """Text with images in it, and the boundaries of messages."""
     images, ids = encoder_of(loaded), []
-    pictures: list[Picture] = []
+    pictures: list[ImageSpan] = []
     for part in parts:
         if isinstance(part, str):
             ids += loaded.tokenizer.tokenize(part)
@@ -71,7 +71,7 @@ def prompt_of(loaded: Loaded, *parts: str | ImageFile) -> Prompt:
         seen = images.picture(part)
         before, behind = images.around
         ids += before.tolist()
-        pictures.append(Picture(seen.key, seen.columns, seen.lines, part, len(ids)))
+        pictures.append(ImageSpan(seen.key, seen.columns, seen.lines, part, len(ids)))
         ids += [*seen.tokens.tolist(), *behind.tolist()]
     tokens = as_tokens(ids)
     starts = loaded.tokenizer.special_tokens()["<|im_start|>"]

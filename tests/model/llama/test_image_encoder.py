@@ -30,7 +30,7 @@ from pyctl.llama.dry_runs import dry_run
 from pyctl.llama.fit import fit_settings
 from pyctl.llama.image_encoder import ImageEncoder, ImageRows, _Graphs
 from pyctl.llama.make_encoder import make_encoder
-from pyctl.prompt import Picture
+from pyctl.prompt import ImageSpan
 from tests.effort import examples
 from tests.pictures import image_bytes
 from tools.generator import VISION_SHAPES, write_encoder
@@ -119,7 +119,7 @@ def test_nobody_waits_for_a_file_that_another_thread_decodes(loaded: Loaded, mon
     known, ready = images.picture(file_of(107)), images.picture(file_of(108))
     decoded, began, go_on = images._decoded, threading.Event(), threading.Event()
 
-    def slow(picture: Picture) -> object:
+    def slow(picture: ImageSpan) -> object:
         began.set()
         assert go_on.wait(30)
         return decoded(picture)
@@ -166,7 +166,7 @@ def test_what_does_not_decode_is_refused_whoever_asks(loaded: Loaded) -> None:
     with pytest.raises(RequestError, match="JPEG image is broken"):
         images.picture(broken)
     with pytest.raises(RequestError, match="JPEG image is broken"):
-        images.encode(Picture(b"k", 10, 6, broken))
+        images.encode(ImageSpan(b"k", 10, 6, broken))
     other = ImageFile.of(image_bytes(64, 64, "png"))
     lying = replace(other, width=640, height=640)
     with pytest.raises(RequestError):
@@ -247,7 +247,7 @@ def test_a_model_without_an_encoder_sees_nothing(model: ModelSettings) -> None:
     assert found.images is None
     assert not found.info.vision
     with pytest.raises(NotSupportedError, match="without a vision encoder"):
-        found.backend.encode(Picture(b"k", 1, 1, file_of(1)))
+        found.backend.encode(ImageSpan(b"k", 1, 1, file_of(1)))
     found.backend.unload()
 
 

@@ -17,7 +17,7 @@ from pyctl.cache.plan import (
 )
 from pyctl.chat.boundaries import boundaries, headers
 from pyctl.image_file import ImageFile
-from pyctl.prompt import Picture, Prompt, as_tokens
+from pyctl.prompt import ImageSpan, Prompt, as_tokens
 
 
 def prompt(n: int, *boundaries: int) -> Prompt:
@@ -254,11 +254,11 @@ def test_images_are_batches_of_their_own(
     """Both edges end a batch, inside it goes on in full ones from its beginning, and no cut lies there. Whatever comes
     behind an image changes nothing of that."""
     ids: list[int] = []
-    pictures: list[Picture] = []
+    pictures: list[ImageSpan] = []
     for i, (n_text, columns, lines) in enumerate(sizes):
         ids += [7] * (n_text + 1)
         key, source = bytes([i]), ImageFile(b"", "png", 1, 1)
-        pictures.append(Picture(key, columns, lines, source, len(ids)))
+        pictures.append(ImageSpan(key, columns, lines, source, len(ids)))
         ids += pictures[-1].tokens.tolist()
     ids += [7] * rest
 

@@ -24,7 +24,7 @@ from pyctl.engine.pool import PoolPlan
 from pyctl.engine.request import Request
 from pyctl.engine.schedule import warm_ups
 from pyctl.image_file import ImageFile
-from pyctl.prompt import Picture, Prompt, Tokens, as_tokens, common_prefix
+from pyctl.prompt import ImageSpan, Prompt, Tokens, as_tokens, common_prefix
 from tests.effort import examples
 from tests.fake import FakeBackend
 from tests.unit.engine.drive import ask, cold, collect, request
@@ -44,12 +44,12 @@ def render(conversation: list[Message]) -> Prompt:
     """Each message begins with token 63, so that boundaries are a function of the tokens, as with a real template; the
     assistant's begin with 63, 61. Every fourth has an image within, of more than a batch if it is long."""
     ids: list[int] = []
-    pictures: list[Picture] = []
+    pictures: list[ImageSpan] = []
     for i, (seed, n) in enumerate(conversation):
         text = np.random.default_rng(seed).integers(1, 60, n).tolist()
         ids += [63, 61 if i % 2 == 0 and i else 60, *text[: n // 2]]
         if seed % 4 == 1:
-            pictures.append(Picture(bytes([seed, n % 256]), n // 10 + 1, 9, NO_FILE, len(ids)))
+            pictures.append(ImageSpan(bytes([seed, n % 256]), n // 10 + 1, 9, NO_FILE, len(ids)))
             ids += pictures[-1].tokens.tolist()
         ids += text[n // 2 :]
     tokens = as_tokens([*ids, 63, 61, 62])
@@ -68,7 +68,7 @@ class SeeingBackend(FakeBackend):
     """It knows where there are images, and that none can be cut."""
 
     def evaluate(
-        self, seq: int, tokens: Tokens, start: int, *, output: bool = True, picture: Picture | None = None
+        self, seq: int, tokens: Tokens, start: int, *, output: bool = True, picture: ImageSpan | None = None
     ) -> None:
         assert tokens.min() >= 0 or len(set(np.sign(tokens))) == 1, "text and an image in one batch"
         if picture is not None:
