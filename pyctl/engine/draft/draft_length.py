@@ -57,7 +57,7 @@ class Origin(NamedTuple):
         return min(n, self.matched) if self.matched else n
 
 
-class Curve:
+class CostCurve:
     """A non-decreasing cost by number of tokens: linear between measurements, ``slope`` before any, and beyond all of
     them at most ``steepest``."""
 
@@ -94,7 +94,7 @@ class StepCosts:
     def __init__(self, n_seqs: int, graph_ms: float) -> None:
         slope = SLOPE / n_seqs
         # On a GPU the first few tokens beyond a plain step cost more each than those of wide steps.
-        self.of = Curve(n_seqs, 1.0, slope, slope if graph_ms else math.inf)
+        self.of = CostCurve(n_seqs, 1.0, slope, slope if graph_ms else math.inf)
         self.n_seqs, self.plain_ms, self.graph_ms = n_seqs, 0.0, graph_ms
         self.n_steps, self._measured = 0, 0
         self.budget = BUDGET  # plain steps that drafts may lose
@@ -119,7 +119,7 @@ class StepCosts:
             self.of.add(n_tokens, max(ms / self.plain_ms, 1.0))
 
 
-class Drafts:
+class DraftState:
     """The moving share of accepted drafts of a source, in one request or in all, and the last decision."""
 
     def __init__(self, decay: float = REQUEST_DECAY) -> None:
@@ -147,7 +147,7 @@ class Drafts:
         return min(max(seen, min(seen + doubt * math.sqrt(seen * (1 - seen) / n), prior)), 0.999)
 
 
-class _Promise(NamedTuple):
+class _ExpectedGain(NamedTuple):
     """``n`` drafts: the speed with them, as a multiple of that without, and what they cost in plain steps."""
 
     gain: float
@@ -169,10 +169,10 @@ class DraftLengthController:
     def __init__(self, n_free: int = 1024, graph_ms: float = 0.0) -> None:
         self.n_free, self._graph_ms = n_free, graph_ms
         self._costs: dict[int, StepCosts] = {}
-        self.proposing: defaultdict[int, Curve] = defaultdict(Curve)  # ms of a model by requests
-        self._origins: defaultdict[Origin, Drafts] = defaultdict(lambda: Drafts(SOURCE_DECAY))
+        self.proposing: defaultdict[int, CostCurve] = defaultdict(CostCurve)  # ms of a model by requests
+        self._origins: defaultdict[Origin, DraftState] = defaultdict(lambda: DraftState(SOURCE_DECAY))
         self._next_pause: defaultdict[Origin, int] = defaultdict(lambda: MIN_PAUSE)
-        self._requests: defaultdict[int, defaultdict[Origin, Drafts]] = defaultdict(lambda: defaultdict(Drafts))
+        self._requests: defaultdict[int, defaultdict[Origin, DraftState]] = defaultdict(lambda: defaultdict(DraftState))
         self._width, self._place = (0, 0), 0  # requests and tokens of the last step; equal steps before it
 
     def costs(self, n_seqs: int) -> StepCosts:
@@ -211,26 +211,26 @@ class DraftLengthController:
     def gain(self, key: int, origin: Origin, n: int, n_seqs: int = 1) -> float:
         """Return the expected speed with ``n`` drafts of ``origin`` as a multiple of that of a plain step."""
         costs = self.costs(n_seqs)
-        return self._promise(origin, costs, self._share(key, origin, n_seqs), n).gain if costs.plain_ms else 1.0
+        return self._expected_gain(origin, costs, self._share(key, origin, n_seqs), n).gain if costs.plain_ms else 1.0
 
     def _share(self, key: int, origin: Origin, n_seqs: int) -> float:
         doubt = 0.0 if origin.matched else DOUBT  # a model that was wrong is to be tried again
         known = self._origins[origin].share(origin.prior, doubt)
         return known if doubt and n_seqs > 1 else self._requests[key][origin].share(known, doubt)
 
-    def _best(self, key: int, origin: Origin, costs: StepCosts, limit: int, behind: int) -> _Promise:
+    def _best(self, key: int, origin: Origin, costs: StepCosts, limit: int, behind: int) -> _ExpectedGain:
         share = self._share(key, origin._replace(is_before=True), costs.n_seqs) if behind else 0.0
-        p, best = self._share(key, origin, costs.n_seqs), _Promise(0.0, 0.0, 0)
+        p, best = self._share(key, origin, costs.n_seqs), _ExpectedGain(0.0, 0.0, 0)
         for n in [*(n for n in LENGTHS if n < limit), limit]:
-            promise = self._promise(origin, costs, p, n, (behind, share))
-            if best.n and (promise.cost > costs.budget or promise.gain < TOO_LITTLE * best.gain):
+            expected = self._expected_gain(origin, costs, p, n, (behind, share))
+            if best.n and (expected.cost > costs.budget or expected.gain < TOO_LITTLE * best.gain):
                 break
-            best = max(best, promise)
+            best = max(best, expected)
         return best
 
-    def _promise(
+    def _expected_gain(
         self, origin: Origin, costs: StepCosts, p: float, n: int, first: tuple[int, float] = (0, 0.0)
-    ) -> _Promise:
+    ) -> _ExpectedGain:
         """Return what ``n`` drafts, right with ``p``, promise beyond the ``first``: how many those are, and their p.
 
         A model drafts equally many for all requests, a text for one: the others go on as they are.
@@ -250,7 +250,7 @@ class DraftLengthController:
         if self._width != (n_seqs, width):
             # Second steps of a width capture a graph: here if a copy is all right and goes on, and on the way back.
             total += costs.graph * ((1.5 + all_right) * (1 - all_right) if origin.matched else 1 / GRAPH_STEPS)
-        return _Promise((1 + n_own * more / (n_seqs * yielded)) * known / total, cost, n)
+        return _ExpectedGain((1 + n_own * more / (n_seqs * yielded)) * known / total, cost, n)
 
     def learn(self, key: int, origin: Origin, n: int, n_right: int) -> None:
         """Count a proposal of ``n`` tokens, of which the first ``n_right`` are those of the reply."""
