@@ -34,14 +34,14 @@ OVERLAP = 32
 HAND_OVER = 32
 """Generated tokens passed to the index's thread at a time."""
 
-LONGEST_CHANGE, MAX_CHANGES = 8, 4
+LONGEST_EDIT, MAX_EDITS = 8, 4
 """Most tokens of a change that is predicted again; most changes with the same first token."""
 
 
 _Job: TypeAlias = Callable[[], object]
 
 
-class _Keeper:
+class _IndexWriter:
     """Adds texts to ``index``; its methods are called on one thread."""
 
     def __init__(self, index: TokenIndex) -> None:
@@ -87,7 +87,7 @@ class _Keeper:
 
 
 @dataclass(eq=False)
-class _Change:
+class _Edit:
     """A replacement of the source text's ``span`` tokens from ``first`` to ``last`` by ``instead``."""
 
     first: int
@@ -99,16 +99,16 @@ class _Change:
 
 
 class _Expected(NamedTuple):
-    """A predicted token and the source place after it; with a ``change``, whether the token ``ends`` it."""
+    """A predicted token and the source place after it; with an ``edit``, whether the token ``ends`` it."""
 
     token: int
     place: int
-    change: _Change | None = None
+    edit: _Edit | None = None
     ends: bool = True
 
 
 @dataclass(eq=False)
-class _Course:
+class _Alignment:
     """The state of a request: ``n_known`` tokens compared with the source, -1 before; ``n_given`` passed to the index.
 
     The source continues at ``place``, after ``length`` matching tokens and the rest of a change that has ``begun``.
@@ -123,57 +123,57 @@ class _Course:
     begun: list[_Expected] = field(default_factory=list)
     parted: int = 0
     since: list[int] = field(default_factory=list)
-    changes: dict[int, list[_Change]] = field(default_factory=dict)  # by the first token, the newest first
+    edits: dict[int, list[_Edit]] = field(default_factory=dict)  # by the first token, the newest first
 
     def expect(self, index: TokenIndex, n: int) -> Iterator[_Expected]:
         """Predict the next tokens, ``n`` and more: the source text with the changes learnt so far."""
         yield from self.begun
         place = self.begun[-1].place if self.begun else self.place
-        text = index.read(place, 2 * (n + LONGEST_CHANGE))
+        text = index.read(place, 2 * (n + LONGEST_EDIT))
         i, left_out = 0, None
         while i < len(text):
-            change, span = self._change_at(text, i) if text[i] in self.changes else (None, 1)
-            if change is None:
+            edit, span = self._edit_at(text, i) if text[i] in self.edits else (None, 1)
+            if edit is None:
                 yield _Expected(text[i], place + i + 1, left_out)
                 left_out = None
-            elif change.instead:
-                yield from (_Expected(token, place + i, change, False) for token in change.instead[:-1])
-                yield _Expected(change.instead[-1], place + i + span, change)
+            elif edit.instead:
+                yield from (_Expected(token, place + i, edit, False) for token in edit.instead[:-1])
+                yield _Expected(edit.instead[-1], place + i + span, edit)
             else:
-                left_out = change
+                left_out = edit
             i += span
 
     def part(self, fresh: list[int]) -> None:
         """Leave the source: it has ended, or the text diverges with ``fresh``."""
         done: tuple[int, ...] = ()
-        if self.begun and (change := self.begun[0].change) is not None:
-            done = change.instead[: len(change.instead) - len(self.begun)]
+        if self.begun and (edit := self.begun[0].edit) is not None:
+            done = edit.instead[: len(edit.instead) - len(self.begun)]
         self.since = [*done, *fresh]
         self.parted, self.place, self.length, self.begun = self.place, 0, 0, []
 
-    def _change_at(self, text: list[int], i: int) -> tuple[_Change | None, int]:
-        for change in self.changes.get(text[i], ()):
-            if change.n_right <= 2 * change.n_wrong:
+    def _edit_at(self, text: list[int], i: int) -> tuple[_Edit | None, int]:
+        for edit in self.edits.get(text[i], ()):
+            if edit.n_right <= 2 * edit.n_wrong:
                 continue
-            if change.span == 1:
-                return change, 1
-            for span in range(2, change.span + 3):
-                if i + span <= len(text) and text[i + span - 1] == change.last:
-                    return change, span
+            if edit.span == 1:
+                return edit, 1
+            for span in range(2, edit.span + 3):
+                if i + span <= len(text) and text[i + span - 1] == edit.last:
+                    return edit, span
         return None, 1
 
     def learn(self, old: list[int], instead: tuple[int, ...]) -> None:
         """Record the replacement of ``old`` by ``instead``."""
-        changes = self.changes.setdefault(old[0], [])
-        for change in changes:
-            if change.last == old[-1] and change.instead == instead:
-                change.n_right += 1
-                changes.remove(change)
+        edits = self.edits.setdefault(old[0], [])
+        for edit in edits:
+            if edit.last == old[-1] and edit.instead == instead:
+                edit.n_right += 1
+                edits.remove(edit)
                 break
         else:
-            change = _Change(old[0], old[-1], len(old), instead, n_right=1)
-        changes.insert(0, change)
-        del changes[MAX_CHANGES:]
+            edit = _Edit(old[0], old[-1], len(old), instead, n_right=1)
+        edits.insert(0, edit)
+        del edits[MAX_EDITS:]
 
 
 def _rest(expected: list[_Expected], n: int) -> list[_Expected]:
@@ -195,10 +195,10 @@ class CacheDrafts:
     def __init__(self, capacity: int = MAX_TOKENS, longest: int = LONGEST) -> None:
         self.index = TokenIndex(capacity)
         self.maximum = longest
-        self._courses: dict[int, _Course] = {}
-        self._keeper = _Keeper(self.index)
+        self._alignments: dict[int, _Alignment] = {}
+        self._writer = _IndexWriter(self.index)
         self._queue: SimpleQueue[_Job | None] = SimpleQueue()
-        Thread(target=_Keeper.run, args=(self._queue,), name="pyctl-drafts", daemon=True).start()
+        Thread(target=_IndexWriter.run, args=(self._queue,), name="pyctl-drafts", daemon=True).start()
         weakref.finalize(self, self._queue.put, None)
 
     @property
@@ -218,11 +218,11 @@ class CacheDrafts:
 
     def remember(self, tokens: Tokens) -> None:
         """Add a prompt to the index."""
-        self._queue.put(partial(self._keeper.remember, tokens))
+        self._queue.put(partial(self._writer.remember, tokens))
 
     def forget(self) -> None:
         """Drop all texts."""
-        self._queue.put(self._keeper.forget)
+        self._queue.put(self._writer.forget)
 
     def flush(self) -> None:
         """Wait until all texts are added, for tests and measurements."""
@@ -233,95 +233,95 @@ class CacheDrafts:
     # -- as a source -------------------------------------------------------------------------------------------------
 
     def begin(self, key: int, prompt: Tokens) -> None:
-        self._courses[key] = _Course(prompt, prompt.size)
+        self._alignments[key] = _Alignment(prompt, prompt.size)
 
     def end(self, key: int) -> None:
-        self._courses.pop(key, None)
+        self._alignments.pop(key, None)
 
     def match(self, job: DraftJob, draft: tuple[int, ...] = ()) -> Match:
-        if job.key not in self._courses or not job.seq.facts.cached:
+        if job.key not in self._alignments or not job.seq.facts.cached:
             return NO_MATCH
-        index, (course, text) = self.index, self._followed(job)
-        if course.place:
-            expected = (each.token for each in course.expect(index, len(draft) + self.maximum))
+        index, (alignment, text) = self.index, self._followed(job)
+        if alignment.place:
+            expected = (each.token for each in alignment.expect(index, len(draft) + self.maximum))
             if tuple(islice(expected, len(draft))) == draft:
-                return Match(course.length + len(draft), lambda n: tuple(islice(expected, min(n, self.maximum))))
+                return Match(alignment.length + len(draft), lambda n: tuple(islice(expected, min(n, self.maximum))))
         if not draft:
             return NO_MATCH
-        place, length = index.find([*text, *draft][-CONTEXT:], course.place or course.parted)
+        place, length = index.find([*text, *draft][-CONTEXT:], alignment.place or alignment.parted)
         return Match(length, lambda n: tuple(index.read(place, min(n, self.maximum))))
 
-    def _followed(self, job: DraftJob) -> tuple[_Course, list[int]]:
+    def _followed(self, job: DraftJob) -> tuple[_Alignment, list[int]]:
         """Return the state of the request up to its last sure token, and the last CONTEXT tokens."""
-        course = self._courses[job.key]
+        alignment = self._alignments[job.key]
         n = job.seq.n + len(job.sure)
-        if course.n_known < 0:
-            course.n_known = n - 1
+        if alignment.n_known < 0:
+            alignment.n_known = n - 1
         text = [*job.seq.tokens[max(job.seq.n - CONTEXT, 0) :].tolist(), *job.sure]
-        if n == course.n_known:  # this step has asked before
-            return course, text
-        if n - course.n_known > len(text):  # not called for more than CONTEXT tokens
-            course.part([])
-            course.n_known, course.parted = n, 0
-        fresh = text[len(text) - (n - course.n_known) :]
-        course.n_known = n
-        self._hand_over(job, course)
-        self._keep_up(course, fresh)
-        if not course.place:
-            self._anchor(course, text)
-        return course, text
+        if n == alignment.n_known:  # this step has asked before
+            return alignment, text
+        if n - alignment.n_known > len(text):  # not called for more than CONTEXT tokens
+            alignment.part([])
+            alignment.n_known, alignment.parted = n, 0
+        fresh = text[len(text) - (n - alignment.n_known) :]
+        alignment.n_known = n
+        self._hand_over(job, alignment)
+        self._keep_up(alignment, fresh)
+        if not alignment.place:
+            self._anchor(alignment, text)
+        return alignment, text
 
-    def _hand_over(self, job: DraftJob, course: _Course) -> None:
+    def _hand_over(self, job: DraftJob, alignment: _Alignment) -> None:
         """Pass generated tokens to the index's thread, HAND_OVER or more at a time."""
-        if job.seq.n - course.n_given >= HAND_OVER:
-            tokens = as_tokens(job.seq.tokens[course.n_given :])
-            self._queue.put(partial(self._keeper.add, course.prompt, course.n_given, tokens))
-            course.n_given = job.seq.n
+        if job.seq.n - alignment.n_given >= HAND_OVER:
+            tokens = as_tokens(job.seq.tokens[alignment.n_given :])
+            self._queue.put(partial(self._writer.add, alignment.prompt, alignment.n_given, tokens))
+            alignment.n_given = job.seq.n
 
-    def _keep_up(self, course: _Course, fresh: list[int]) -> None:
-        if not course.place:
-            course.since += fresh
+    def _keep_up(self, alignment: _Alignment, fresh: list[int]) -> None:
+        if not alignment.place:
+            alignment.since += fresh
             return
-        course.length += len(fresh)
+        alignment.length += len(fresh)
         while True:
-            maximum = len(fresh) + LONGEST_CHANGE
-            expected = list(islice(course.expect(self.index, maximum), maximum))
+            maximum = len(fresh) + LONGEST_EDIT
+            expected = list(islice(alignment.expect(self.index, maximum), maximum))
             n = 0
             while n < min(len(fresh), len(expected)) and expected[n].token == fresh[n]:
                 n += 1
             for each in expected[:n]:
-                if each.change is not None and each.ends:
-                    each.change.n_right += 1
+                if each.edit is not None and each.ends:
+                    each.edit.n_right += 1
             if n:
-                course.place, course.begun = expected[n - 1].place, _rest(expected, n)
+                alignment.place, alignment.begun = expected[n - 1].place, _rest(expected, n)
                 fresh = fresh[n:]
             if not fresh:
                 return
-            wrong = expected[n].change if n < len(expected) else None
+            wrong = expected[n].edit if n < len(expected) else None
             if wrong is None:
                 break
             wrong.n_wrong += 1
-            n = 0 if course.begun else self.index.follow(course.place, fresh)
+            n = 0 if alignment.begun else self.index.follow(alignment.place, fresh)
             if not n:
                 break
-            course.place += n  # the text follows the source here, without the change
+            alignment.place += n  # the text follows the source here, without the change
             fresh = fresh[n:]
-        course.part(fresh)
+        alignment.part(fresh)
 
-    def _anchor(self, course: _Course, text: list[int]) -> None:
+    def _anchor(self, alignment: _Alignment, text: list[int]) -> None:
         """Find a source place for the end of ``text``: near the divergence, else anywhere."""
-        is_near = course.parted and len(course.since) <= AHEAD
-        place, length = self.index.near(course.parted, course.since) if is_near else (0, 0)
+        is_near = alignment.parted and len(alignment.since) <= AHEAD
+        place, length = self.index.near(alignment.parted, alignment.since) if is_near else (0, 0)
         if place:
-            self._compare(course, place - length, course.since[:-length])
+            self._compare(alignment, place - length, alignment.since[:-length])
         else:
-            place, length = self.index.find(text, course.parted)
-        course.place, course.length = place, length
+            place, length = self.index.find(text, alignment.parted)
+        alignment.place, alignment.length = place, length
 
-    def _compare(self, course: _Course, place: int, instead: list[int]) -> None:
+    def _compare(self, alignment: _Alignment, place: int, instead: list[int]) -> None:
         """Learn the change between the divergence and ``place``: the source's tokens there became ``instead``."""
-        n = place - course.parted
-        if 0 <= n <= LONGEST_CHANGE and len(instead) <= LONGEST_CHANGE:
-            old = self.index.read(course.parted, max(n, 1))
+        n = place - alignment.parted
+        if 0 <= n <= LONGEST_EDIT and len(instead) <= LONGEST_EDIT:
+            old = self.index.read(alignment.parted, max(n, 1))
             if len(old) == max(n, 1) and (n or instead):
-                course.learn(old, (*instead, *old[n:]))
+                alignment.learn(old, (*instead, *old[n:]))
