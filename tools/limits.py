@@ -1,4 +1,4 @@
-"""Writes docs/limits.md: every limit of the program, from where it is declared.
+"""Writes docs/limits.md: the limits that a flag sets or an HTTP status reports, from where they are declared.
 
 python -m tools.limits
 """
@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 import pyctl
-from pyctl.limit import LIMITS, LimitKind, SetLimit
+from pyctl.limit import LIMITS, SetLimit
 
 __all__ = ["main", "table"]
 
@@ -22,23 +23,13 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "limits.md"
 
 HEAD = """# Limits
 
-Everything that a client, a file or a long life could make grow has a bound.
-`python -m tools.limits` writes this page from the code.
-A flag changes a limit; limits without a flag are constants.
+Everything that a client, a file or time could make grow has a bound. This page has the bounds that
+a flag sets and those that a client sees as an HTTP status; the others are constants next to the
+code that enforces them. `python -m tools.limits` writes this page from the code.
 """
-
-TITLES = {
-    "request": "A request",
-    "reply": "A reply",
-    "connection": "Connections",
-    "memory": "What stays in memory",
-    "disk": "What lies on disk",
-    "process": "The process",
-}
 
 
 class _Row(NamedTuple):
-    kind: str
     what: str
     default: str
     flag: str
@@ -74,19 +65,23 @@ def _set_limits(module: ModuleType) -> Iterator[_Row]:
                 flag = item.metadata["flags"][0]
                 shown = _amount(item.default, bound.unit) if bound.unit else flag.default or str(item.default)
                 names = ", ".join(f"`{name}`" for name in flag.names.split())
-                yield _Row(bound.kind, bound.what, shown, names, bound.effect)
+                yield _Row(bound.what, shown, names, bound.effect)
+
+
+def _section(title: str, head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = ["| " + " | ".join(cells) + " |\n" for cells in (head, *sorted(rows))]
+    return "".join((f"\n## {title}\n\n", lines[0], "|---" * len(head), "|\n", *lines[1:]))
 
 
 def table() -> str:
     """The page."""
-    rows = [row for module in modules() for row in _set_limits(module)]
-    rows += [_Row(each.kind, each.what, _amount(each.value, each.unit), "", each.effect) for each in LIMITS]
-    parts = [HEAD]
-    for kind in get_args(LimitKind):
-        chosen = sorted({row for row in rows if row.kind == kind})
-        if chosen:
-            parts.append(f"\n## {TITLES[kind]}\n\n| limit | default | flag | beyond it |\n|---|---|---|---|\n")
-            parts += [f"| {row.what} | {row.default} | {row.flag} | {row.effect} |\n" for row in chosen]
+    by_flag = [row for module in modules() for row in _set_limits(module)]
+    parts = [HEAD, _section("Set by a flag", ("limit", "default", "flag", "beyond it"), by_flag)]
+    by_status: dict[str, list[tuple[str, ...]]] = {}
+    for each in LIMITS:
+        if status := re.search(r"\b[45]\d\d\b", each.effect):
+            by_status.setdefault(status[0], []).append((each.what, _amount(each.value, each.unit)))
+    parts += [_section(f"HTTP {status}", ("limit", "value"), by_status[status]) for status in sorted(by_status)]
     return "".join(parts)
 
 
