@@ -67,7 +67,7 @@ class CacheSettings:
         "MiB of RAM for snapshots, -1 = no limit, 0 = no snapshots",
         integer(-1),
         "LLAMA_ARG_CACHE_RAM",
-        shown="half of the free memory, 8192 if there is room",
+        shown="half of the RAM that the model leaves, 8192 if that is more and fits",
         limit=SetLimit("MiB of snapshots in RAM", "snapshots are evicted", "memory"),
     )
 
@@ -99,7 +99,7 @@ class DiskSettings:
         integer(0),
         "PYCTL_KV_CACHE_BUDGET",
         limit=SetLimit(
-            "files of the cache directory; by default a tenth of the free space, if that is less",
+            "files of the cache directory; in the default one at most a tenth of the free space",
             "files are evicted",
             "disk",
             "MiB",

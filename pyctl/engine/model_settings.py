@@ -274,7 +274,7 @@ class ModelSettings:
         integer(1, MAX_SEQS, **{"-1": -1}),
         "LLAMA_ARG_N_PARALLEL",
         shown="-1",
-        limit=SetLimit(f"requests that run at the same time, at most {MAX_SEQS}", "requests wait", "request"),
+        limit=SetLimit(f"running requests; -1 is {SERVED_SEQS}, at most {MAX_SEQS}", "requests wait", "request"),
     )
     kv_unified: bool = CONTEXT.flag(
         True,

@@ -56,7 +56,7 @@ MAX_LETTERS = limit(
     "a text to tokenise; or 8 characters for each token of the context",
     "400",
     "request",
-    "letters",
+    "characters",
 )
 
 

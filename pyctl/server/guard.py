@@ -30,9 +30,9 @@ KEPT_SECONDS = limit(75.0, "an idle connection after a reply", "closed", "connec
 """Longer than clients keep one (httpx 5 s, aiohttp 15, nginx 60): whose end closes first must not matter to a request
 that is on its way."""
 
-BODY_SECONDS = limit(60.0, "sending a body, in addition to the time for its bytes", "closed, 408", "connection", "s")
+BODY_SECONDS = limit(60.0, "sending a body, besides the time for its bytes", "closed, 408", "connection", "s")
 
-BODY_RATE = limit(4096, "slowest body after that time", "closed, 408", "connection", "bytes a second")
+BODY_RATE = limit(4096, "rate of a body that takes longer than that", "closed, 408", "connection", "bytes a second")
 
 WRITE_SECONDS = limit(300.0, "a client that does not read its reply", "closed", "connection", "s")
 

@@ -38,7 +38,7 @@ log = logging.getLogger("pyctl")
 
 HELD_SECONDS = limit(600.0, "a request that waits for the model to be loaded", "503 with Retry-After", "request", "s")
 
-MAX_HELD = limit(256, "requests that wait for the model to be loaded", "503 with Retry-After", "process")
+MAX_HELD = limit(256, "requests that wait for the only model to be loaded", "503 with Retry-After", "process")
 
 
 class LoadingApp:

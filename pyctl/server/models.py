@@ -25,7 +25,7 @@ RETRY_SECONDS = limit(
 
 _MAX_LISTENERS = limit(64, "clients of /models/sse", "503 with Retry-After", "process")
 
-MAX_HELD = limit(1024, "requests that wait for a model to be loaded", "503 with Retry-After", "process")
+MAX_HELD = limit(1024, "requests that wait for one of several models", "503 with Retry-After", "process")
 
 Status: TypeAlias = Literal["unloaded", "loading", "loaded", "sleeping"]
 
