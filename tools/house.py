@@ -117,7 +117,7 @@ def n_callables(*rooms: str) -> int:
 
 def n_glossary() -> int:
     """Rows of the first table of the glossary."""
-    text = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/internals/glossary.md").read_text(encoding="utf-8")
     rows = re.search(r"\| word \| meaning \|\n\|[-|]+\|\n((?:\|.*\n)+)", text)
     return rows[1].count("\n") if rows is not None else 0
 

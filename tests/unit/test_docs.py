@@ -27,10 +27,7 @@ WIDTH, README_LINES = 100, 130
 WIDE_TABLES = {"contract.md", "limits.md"}
 """Generated tables, whose cells hold whole sentences."""
 
-REFERENCE = {
-    *("architecture.md", "disk-format.md", "glossary.md", "limits.md"),
-    *("model.md", "native.md", "privacy.md", "requests.md"),
-}
+REFERENCE = {"architecture.md", "limits.md", "model.md", "privacy.md", "requests.md"}
 """Pages about how the program works, which has nothing to copy."""
 
 OTHERS = {

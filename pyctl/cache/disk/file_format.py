@@ -1,4 +1,4 @@
-"""The header of a cache file and the names of all files in a cache directory (docs/disk-format.md)."""
+"""The header of a cache file and the names of all files in a cache directory (docs/internals/disk-format.md)."""
 
 from __future__ import annotations
 

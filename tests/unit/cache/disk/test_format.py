@@ -1,4 +1,4 @@
-"""Files made by hand after docs/disk-format.md are read; the writer's files have the same bytes and names."""
+"""Files made by hand after docs/internals/disk-format.md are read; the writer's files have the same bytes and names."""
 
 from __future__ import annotations
 
