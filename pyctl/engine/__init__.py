@@ -11,7 +11,7 @@ samplers, except for reads while it waits. Other threads pass:
 
 The write queue of the disk receives immutable copies of snapshots and never accesses the RAM cache.
 
-docs/architecture.md lists all threads.
+docs/internals/architecture.md lists all threads.
 
 **Locks.** The engine's thread holds that of `StateReads` unless it waits, and never waits for one that is held during
 a disk write. Locks guard the write queue, the index connections, the tokeniser's and reply caches, the stored

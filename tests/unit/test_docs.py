@@ -27,7 +27,7 @@ WIDTH, README_LINES = 100, 130
 WIDE_TABLES = {"contract.md", "limits.md"}
 """Generated tables, whose cells hold whole sentences."""
 
-REFERENCE = {"architecture.md", "limits.md", "model.md", "privacy.md", "requests.md"}
+REFERENCE = {"limits.md", "model.md", "privacy.md"}
 """Pages about how the program works, which has nothing to copy."""
 
 OTHERS = {
@@ -158,7 +158,7 @@ def threads() -> Iterator[tuple[str, str]]:
 
 
 def test_the_table_of_threads_has_all() -> None:
-    rows = re.search(r"## Threads\n\n((?:\|.*\n)+)", text_of(ROOT / "docs" / "architecture.md"))
+    rows = re.search(r"## Threads\n\n((?:\|.*\n)+)", text_of(ROOT / "docs/internals/architecture.md"))
     assert rows is not None
     named = {name for row in rows[1].splitlines() for name in re.findall(r"`([^`]+)`", row.split("|")[1])}
     assert {name for _, name in threads()} == named - {"serve"}
