@@ -99,7 +99,7 @@ class HubSettings:
 
 
 def builtin_model() -> Path:
-    """The built-in model: `qwen35` with four million parameters, trained to recall what it is told (docs/model.md)."""
+    """The built-in model: `qwen35` with four million parameters, trained to recall what it is told (README.md here)."""
     return Path(__file__).with_name("builtin.gguf")
 
 

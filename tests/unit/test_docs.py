@@ -27,7 +27,7 @@ WIDTH, README_LINES = 100, 130
 WIDE_TABLES = {"contract.md", "limits.md"}
 """Generated tables, whose cells hold whole sentences."""
 
-REFERENCE = {"limits.md", "model.md", "privacy.md"}
+REFERENCE = {"limits.md", "privacy.md"}
 """Pages about how the program works, which has nothing to copy."""
 
 OTHERS = {
