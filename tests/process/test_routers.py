@@ -1,4 +1,4 @@
-"""The recipes of docs/several-servers.md: two servers behind a real HAProxy and a real sglang-router."""
+"""The recipes of docs/deployment.md: two servers behind a real HAProxy and a real sglang-router."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.process.conftest import Server, free_port
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs/several-servers.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/deployment.md").read_text(encoding="utf-8")
 PROGRAMS = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"], "/usr/sbin"])
 KEY = "secret"
 ADMIN = {"authorization": f"Bearer {KEY}"}
@@ -47,7 +47,7 @@ LlamaBackend.decode = gated
 
 
 def command_on_the_page(pattern: str) -> str:
-    """The only text of docs/several-servers.md that matches."""
+    """The only text of docs/deployment.md that matches."""
     (found,) = re.findall(pattern, PAGE)
     return str(found)
 
