@@ -2,7 +2,7 @@
 # make check   lint, types, unit tests, and two smoke tests on real models: 90 seconds on 2 cores
 # make test    everything that is tested
 # make clients the programs of pyctl launch, for their tests: npm, 3 minutes, 3 GB
-# make contract LLAMA_SERVER=/path/to/llama-server    the same 1,400 requests to both (docs/contract.md)
+# make contract LLAMA_SERVER=/path/to/llama-server    the same 1,400 requests to both (bench/results/contract.md)
 # make real    real models, 850 MB: tests of all three, 15 minutes; LLAMA_SERVER=... compares them with that server
 # make matrix  every Python from 3.10 to 3.13 that is installed, each in an environment under build/matrix: tests and a
 #              soak; PYTHONS="3.12 3.13" and STAGES="model smoke" choose

@@ -121,24 +121,40 @@ def judge(probe: Probe, theirs: Reduced, ours: Reduced) -> Verdict:
     return Verdict(probe, tuple(new), tuple(explained))
 
 
+KINDS = (
+    (r"^status: 2\d\d / ", "refused by pyctl only"),
+    (r"^status: \d+ / 2", "answered by pyctl only"),
+    (r"^status: ", "refused with another status"),
+    (r"(^|: )(missing|no event) ", "lack a member"),
+    (r"^(?!(event[^:]*: )?extra |header access-control-)", "show another value"),
+    ("", "add members"),
+)
+"""What the lines of a difference amount to, the gravest first."""
+
+
+def kind_of(verdict: Verdict) -> str:
+    """The gravest of `KINDS` in the differences, or "same"."""
+    lines = [*verdict.new, *(line for line, _ in verdict.explained)]
+    found = (kind for pattern, kind in KINDS if any(re.search(pattern, line) for line in lines))
+    return next(found, "same")
+
+
 def summary(verdicts: Sequence[Verdict]) -> str:
-    """How many requests are answered alike, and how many are not."""
-    same, new = sum(verdict.is_same for verdict in verdicts), sum(bool(verdict.new) for verdict in verdicts)
-    found = f"{new} differ without one" if new else "no new difference"
-    return f"{len(verdicts)} requests: {same} same, {len(verdicts) - same - new} differ for a reason; {found}"
+    """How many requests are answered alike, and how the answers to the others differ."""
+    counted = Counter(map(kind_of, verdicts))
+    kinds = (f"{counted[kind]} {kind}" for kind in ("same", *(kind for _, kind in reversed(KINDS))))
+    n_new = sum(bool(verdict.new) for verdict in verdicts)
+    return f"{len(verdicts):,} requests: {', '.join(kinds)}; {n_new} without a reason"
 
 
 INTRODUCTION = """\
-# What a client sees of llama-server and of pyctl
+# Answers of llama-server and of pyctl
 
-```sh
-make contract LLAMA_SERVER=/path/to/llama-server
-```
+    make contract LLAMA_SERVER=/path/to/llama-server
 
-Both servers get the same tiny model and the same requests: every endpoint and documented field,
-valid, at the edge and wrong (tests/contract/probes.py). The test compares status, content type,
-members with their types, the values that clients branch on, and the sequence of a stream's events.
-It fails on any difference that has no reason here. With `KEEP=1` it writes this file.
+Both servers get the same tiny model and the same requests (tests/contract/probes.py). Status,
+content type, members with their types, values that clients branch on, and the sequence of a
+stream's events are compared. With `KEEP=1` the test writes this file.
 """
 
 

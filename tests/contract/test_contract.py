@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,7 +26,8 @@ from tests.pictures import image_bytes
 from tools.generator import TINY_HYBRID, VISION_SHAPES, cached_model
 
 LLAMA_SERVER = os.environ.get("LLAMA_SERVER", "")
-KEPT = Path(__file__).resolve().parents[2] / "docs" / "contract.md"
+ROOT = Path(__file__).resolve().parents[2]
+KEPT = ROOT / "bench" / "results" / "contract.md"
 FLAGS = ("-c", "8192", "-t", "1", "-ub", "128")
 
 
@@ -117,5 +119,10 @@ def test_a_known_difference_is_told_by_its_reason() -> None:
     assert not verdict.new
     assert not verdict.is_same
     text = document([verdict], "llama.cpp")
-    assert "1 requests: 0 same, 1 differ for a reason; no new difference" in text
+    assert "1 requests: 0 same, 0 add members, 0 show another value, 0 lack a member, 1 refused with another" in text
     assert "| POST /tokenize | 1 | number | status: 500 / 400 |" in text
+
+
+def test_the_page_has_the_counts_that_were_kept() -> None:
+    (counts,) = re.findall(r"^[\d,]+ requests: .*$", KEPT.read_text(encoding="utf-8"), re.MULTILINE)
+    assert counts in " ".join((ROOT / "docs" / "migration.md").read_text(encoding="utf-8").split())

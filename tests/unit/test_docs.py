@@ -24,7 +24,7 @@ DOCS = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *DOCS]
 WIDTH, README_LINES = 100, 130
 
-WIDE_TABLES = {"contract.md", "limits.md"}
+WIDE_TABLES = {"limits.md"}
 """Generated tables, whose cells hold whole sentences."""
 
 REFERENCE = {
@@ -52,7 +52,7 @@ OTHERS = {
     *("--continue", "--resume", "--schema", "--functions", "--auth-type", "--model", "--config"),  # of clients
     *("--against", "--parts", "--servers", "--real"),  # of bench
     *("--quick", "--depths", "--llama-server", "--budget", "--cache"),  # of pyctl bench and doctor
-    *("--api-prefix", "--weights"),  # of tools
+    *("--weights", "--modelfile"),  # of tools, ollama
 }
 """Flags of other programs, and of other commands than serve and chat."""
 
