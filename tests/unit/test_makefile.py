@@ -32,7 +32,7 @@ def test_the_demo_installs_what_it_imports() -> None:
 
 
 def test_clients_are_of_the_versions_that_were_measured() -> None:
-    page = (ROOT / "docs" / "clients.md").read_text(encoding="utf-8")
+    page = (ROOT / "bench" / "results" / "clients.md").read_text(encoding="utf-8")
     pinned = re.findall(r"[\w/-]+(?:@|==)([\d.]+)", commands_for("clients"))
     assert len(pinned) == 9
     assert all(f" {version} |" in page for version in pinned)
