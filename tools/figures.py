@@ -180,14 +180,14 @@ def evaluated_tokens() -> list[str]:
 
 
 def drafts() -> list[str]:
-    cases = {"1": "length 1", "2": "length 2", "3": "length 3", "4": "all accepted"}
+    """Tokens per second of pyctl and of llama-server after 10,240 tokens, by the tokens that a step yields."""
+    lengths = {"2": "length 2", "3": "length 3", "4": "all accepted"}
+    cases = {"no drafts": "without drafts", **{name: f"n_max 3, {case}" for name, case in lengths.items()}}
     body = []
     for shape, name in SHAPES.items():
-        page = f"gpu-speculative-{name}-nextn.md"
-        heading = "Tokens per second, at the length that was asked for"
-        at = rows(page, heading)[0].index("ratio") - 1
-        body.append((shape, *(row(page, heading, f"n_max 3, {case}")[at] for case in cases.values())))
-    return table(("tokens a step", *cases), body)
+        page, heading = f"gpu-decode-{name}-nextn.md", "Tokens per second, at the length that was asked for"
+        body.append((shape, *(" / ".join(row(page, heading, case, "10,240", "1,000")[:2]) for case in cases.values())))
+    return table(("tokens per step", *cases), body)
 
 
 def images() -> list[str]:
