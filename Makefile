@@ -18,7 +18,7 @@ BUILT := $(VENV)/built
 SET_UP := $(VENV)/set-up
 INSTALLED := $(VENV)/installed-$(subst $(COMMA),-,$(EXTRAS))
 OF_EXTRAS := import importlib.metadata as m; \
-  print(*(r.partition(';')[0] for r in m.requires('pyctl') if r.partition('extra == ')[2][1:-1] in '$(EXTRAS)'.split(',')))
+  print(*(r.partition(';')[0] for r in m.requires('pyctl-llama') if r.partition('extra == ')[2][1:-1] in '$(EXTRAS)'.split(',')))
 
 SMOKE := tests/process/test_serve.py tests/model/llama/test_families.py
 

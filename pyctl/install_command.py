@@ -18,7 +18,7 @@ def install_command(requirement: str, prefix: Path = Path(sys.prefix)) -> str:
     if (prefix / "pipx_metadata.json").exists():
         return f"pipx inject {prefix.name} {wanted}"
     if (prefix / "uv-receipt.toml").exists():
-        noted = json.loads(distribution("pyctl").read_text("direct_url.json") or "{}")
-        source = f"pyctl @ {noted['url']}" if "url" in noted else "pyctl"  # which is another project on PyPI
+        noted = json.loads(distribution("pyctl-llama").read_text("direct_url.json") or "{}")
+        source = f"pyctl-llama @ {noted['url']}" if "url" in noted else "pyctl-llama"  # PyPI's pyctl is another project
         return f"uv tool install --with {wanted} {shlex.quote(source)}"
     return f"{python} -m pip install {wanted}" if find_spec("pip") else f"uv pip install --python {python} {wanted}"

@@ -19,16 +19,16 @@ PIP = [sys.executable, "-m", "pip", "install"] if find_spec("pip") else ["uv", "
     ("file", "command"),
     [
         ("pipx_metadata.json", ["pipx", "inject", "env", "mcp>=2,<3"]),
-        ("uv-receipt.toml", ["uv", "tool", "install", "--with", "mcp>=2,<3", "pyctl @ file:///home/a%20b/pyctl"]),
+        ("uv-receipt.toml", ["uv", "tool", "install", "--with", "mcp>=2,<3", "pyctl-llama @ file:///home/a%20b/pyctl"]),
         ("pyvenv.cfg", [*PIP, *([] if find_spec("pip") else [sys.executable]), "mcp>=2,<3"]),
     ],
 )
 def test_it_is_that_of_the_tool_that_made_the_environment(
     file: str, command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    noted = tmp_path / "pyctl-9.dist-info"
+    noted = tmp_path / "pyctl_llama-9.dist-info"
     noted.mkdir()
-    (noted / "METADATA").write_text("Metadata-Version: 2.1\nName: pyctl\nVersion: 9\n")
+    (noted / "METADATA").write_text("Metadata-Version: 2.1\nName: pyctl-llama\nVersion: 9\n")
     (noted / "direct_url.json").write_text(json.dumps({"url": "file:///home/a%20b/pyctl"}))
     monkeypatch.syspath_prepend(str(tmp_path))
     (prefix := tmp_path / "env").mkdir()

@@ -23,7 +23,7 @@ VENDORED = ROOT / "vendor/llama.cpp"
 def test_versions_are_stated_alike_everywhere() -> None:
     project = (ROOT / "pyproject.toml").read_text()
     assert f'\nversion = "{__version__}"\n' in project
-    assert version("pyctl") == __version__
+    assert version("pyctl-llama") == __version__
     pin = (ROOT / "vendor/llama.cpp/pin.txt").read_text()
     assert f"\nllama-cpp-python=={_core.BINDINGS_VERSION} --hash=sha256:" in pin
     assert f"llama-cpp-python=={_core.BINDINGS_VERSION}" in project
