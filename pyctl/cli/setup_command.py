@@ -6,7 +6,6 @@ import argparse
 import os
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,7 +34,7 @@ from pyctl.setup.plan import (
     parse_architectures,
 )
 from pyctl.setup.source import open_release, pip_command, read_pin
-from pyctl.setup.toolkit import Toolkit, install_toolkit, install_tools, probe_system_toolkit
+from pyctl.setup.toolkit import install_toolkit, install_tools
 
 __all__ = ["run_setup"]
 
@@ -109,9 +108,6 @@ def _parser() -> argparse.ArgumentParser:
 
 def _set_up(machine: Machine, plan: BuildPlan, places: _Places, arguments: argparse.Namespace) -> int:
     compiler = check_compiler(machine, plan)
-    if plan.kind == "system":
-        with tempfile.TemporaryDirectory() as name:
-            _probed(machine, plan, compiler, Path(name))
     is_here = bool(machine.cards) and plan.kind != "cpu"
     existing = _existing(machine, plan, places.home) if not arguments.llama_cpp else None
     if existing is not None:
@@ -157,8 +153,6 @@ def _build(
     tools, toolkit = install_tools(pip, work), None
     if plan.kind == "pypi":
         toolkit = install_toolkit(pip, work, compiler)
-    elif plan.kind == "system":
-        toolkit = _probed(machine, plan, compiler, work)
     n_jobs = jobs_for(machine, arguments.jobs or 0)
     own = release if arguments.llama_cpp else None
     build = Build(work, compiler, tools, n_jobs, toolkit, plan.architectures, own, say=partial(print, flush=True))
@@ -166,14 +160,6 @@ def _build(
     driver = machine.driver.release if machine.driver is not None else ""
     missing = compile_extension(build, own, lock) if own is not None else {}
     return stage_libraries(build, places.home, driver, time.time(), missing)
-
-
-def _probed(machine: Machine, plan: BuildPlan, compiler: Compiler, work: Path) -> Toolkit:
-    assert machine.nvcc is not None
-    try:
-        return probe_system_toolkit(machine.nvcc, compiler, work)
-    except ConfigError as error:
-        raise ConfigError(f"{error}; {plan.why}") from error
 
 
 def _checked(built: BuiltLibraries, is_here: bool) -> str:

@@ -64,6 +64,7 @@ SETTINGS = {
     "LLAMA_BUILD_MTMD": "ON",
     "LLAMA_OPENSSL": "OFF",
     "CMAKE_BUILD_WITH_INSTALL_RPATH": "ON",
+    "CMAKE_INSTALL_RPATH": "$ORIGIN",
 }
 
 
@@ -201,15 +202,12 @@ def _environment(build: Build) -> dict[str, str]:
 
 def defines(build: Build) -> dict[str, str]:
     """CMake's variables for ``build``."""
-    run_paths = ["$ORIGIN"]
     values = dict(SETTINGS, CMAKE_MAKE_PROGRAM=build.tools.ninja)
     if build.toolkit is not None:
         values |= build.toolkit.defines()
         values |= {"GGML_CUDA": "ON", "GGML_CUDA_NCCL": "OFF", "CMAKE_CUDA_HOST_COMPILER": build.compiler.cxx}
         # Machine code only: drivers older than the toolkit do not take its PTX.
         values["CMAKE_CUDA_ARCHITECTURES"] = ";".join(f"{each}-real" for each in build.architectures)
-        run_paths += build.toolkit.run_paths
-    values["CMAKE_INSTALL_RPATH"] = ";".join(run_paths)
     return values
 
 
@@ -284,7 +282,6 @@ def stage_libraries(
         for name in set(MODULES) - missing.keys():
             for file in (build.directory / EXTENSION).glob(f"{name}.*so"):
                 shutil.copy2(file, directory / EXTENSION)
-    outside = (toolkit.cudart, toolkit.cublas) if toolkit is not None and not toolkit.libraries else ()
     staged = BuiltLibraries(
         release=release.name if release is not None else read_pin().release,
         toolkit=toolkit.release if toolkit is not None else "",
@@ -295,7 +292,7 @@ def stage_libraries(
         files={
             str(path.relative_to(directory)): path.stat().st_size for path in directory.rglob("*") if path.is_file()
         },
-        outside=tuple(str(path.resolve()) for path in outside),
+        outside=(),
         built=built,
         directory=directory,
         digests={"archive": release.digest, "csrc": extension_digest()} if release is not None else {},

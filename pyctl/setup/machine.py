@@ -27,10 +27,8 @@ __all__ = [
     "Compiler",
     "Driver",
     "Machine",
-    "Program",
     "find_compiler",
     "find_driver",
-    "find_nvcc",
     "find_pci_cards",
     "free_bytes",
     "look_at_machine",
@@ -87,14 +85,6 @@ class Driver:
 
 
 @dataclass(frozen=True)
-class Program:
-    """A program in PATH and its version, empty if it does not say."""
-
-    path: str
-    version: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class Compiler:
     """A C++ compiler. ``is_shared`` says whether it links the C++ library as a shared one.
 
@@ -120,7 +110,6 @@ class Machine:
 
     driver: Driver | None
     pci_cards: tuple[str, ...]
-    nvcc: Program | None
     compiler: Compiler | None
     headers: Path | None
     n_cores: int
@@ -141,12 +130,11 @@ class Machine:
 
 
 def look_at_machine(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> Machine:
-    """Collect the facts; takes about a second. ``root`` is where /sys, /proc and /usr/local are looked for."""
+    """Collect the facts; takes about a second. ``root`` is where /sys and /proc are looked for."""
     include = Path(sysconfig.get_paths()["include"])
     return Machine(
         driver=find_driver(root=root),
         pci_cards=find_pci_cards(root),
-        nvcc=find_nvcc(environ, sorted((root / "usr/local").glob("cuda*/bin/nvcc"), reverse=True)),
         compiler=find_compiler(environ),
         headers=include if (include / "Python.h").is_file() else None,
         n_cores=_cores(root),
@@ -205,15 +193,6 @@ def find_pci_cards(root: Path = Path("/")) -> tuple[str, ...]:
 
 
 # -- programs ----------------------------------------------------------------------------------------------------------
-
-
-def find_nvcc(environ: Mapping[str, str] = os.environ, more: Sequence[Path] = ()) -> Program | None:
-    """CUDA's compiler in PATH, else the first of ``more`` that is executable."""
-    known = (shutil.which("nvcc", path=environ.get("PATH")), *map(str, more))
-    path = next((path for path in known if path is not None and os.access(path, os.X_OK)), None)
-    if path is None:
-        return None
-    return Program(path, _version(re.search(r"release ([\d.]+)", _output(path, "--version"))))
 
 
 def find_compiler(environ: Mapping[str, str] = os.environ) -> Compiler | None:

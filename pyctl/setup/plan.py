@@ -50,7 +50,6 @@ CUDA_BYTES, CPU_BYTES = int(2.6 * GIB), int(0.7 * GIB)
 SIZES = {
     "cpu": "0.1 GB to download, 20 MB afterwards",
     "pypi": "0.7 GB to download, 0.7 GB afterwards",
-    "system": "0.1 GB to download, 0.1 GB afterwards",
 }
 
 DRIVER_ERRORS = {
@@ -67,8 +66,8 @@ INSTALL = {
     "Python's headers": ("python3-dev", "python3-devel", "python"),
 }
 
-Kind = Literal["none", "cpu", "pypi", "system"]
-"""No build, one without a toolkit, or with the one of PyPI or of the system."""
+Kind = Literal["none", "cpu", "pypi"]
+"""No build, one without a toolkit, or with the one of PyPI."""
 
 
 @dataclass(frozen=True)
@@ -139,30 +138,20 @@ def _no_card(machine: Machine) -> str:
 
 
 def _with_toolkit(machine: Machine, architectures: tuple[str, ...], why: str) -> BuildPlan:
-    problem = _pypi_problem(machine, architectures)
-    if not problem:
-        return BuildPlan("pypi", f"{why}, with CUDA {TOOLKIT_RELEASE} from PyPI", architectures)
-    nvcc = machine.nvcc
-    if nvcc is not None and nvcc.version[:1] == (12,):
-        return BuildPlan("system", f"{why}, with the system's CUDA {_dotted(nvcc.version)}: {problem}", architectures)
-    raise ConfigError(f"{problem}; to build for the CPU: pyctl setup --cpu")
-
-
-def _pypi_problem(machine: Machine, architectures: Sequence[str]) -> str:
-    """Why CUDA 13 from PyPI does not do; empty if it does."""
-    driver = machine.driver
-    old = [each for each in architectures if capability(each) < MIN_CAPABILITY]
-    if old:
-        return f"CUDA 13 has no support for compute capability {', '.join(old)}; install a CUDA 12 toolkit"
-    if driver is not None and driver.cuda < MIN_CUDA:
-        return (
+    """The plan for ``architectures``. Raises ConfigError if CUDA 13 does not support them or this machine."""
+    driver, problem = machine.driver, ""
+    if old := [each for each in architectures if capability(each) < MIN_CAPABILITY]:
+        problem = f"CUDA 13 has no support for compute capability {', '.join(old)} (docs/install.md)"
+    elif driver is not None and driver.cuda < MIN_CUDA:
+        problem = (
             f"the NVIDIA driver {driver.release or ''} supports CUDA {_dotted(driver.cuda)}, and CUDA 13 needs driver "
-            f"{MIN_DRIVER} or newer; update the driver (Ubuntu: sudo apt install nvidia-driver-{MIN_DRIVER}), or "
-            "install a CUDA 12 toolkit"
+            f"{MIN_DRIVER} or newer; update the driver (Ubuntu: sudo apt install nvidia-driver-{MIN_DRIVER})"
         ).replace("  ", " ")
-    if not machine.libc.startswith("glibc") or machine.processor not in ("x86_64", "aarch64"):
-        return f"NVIDIA's packages on PyPI need glibc on x86_64 or aarch64, not {machine.libc} on {machine.processor}"
-    return ""
+    elif not machine.libc.startswith("glibc") or machine.processor not in ("x86_64", "aarch64"):
+        problem = f"NVIDIA's packages need glibc on x86_64 or aarch64, not {machine.libc} on {machine.processor}"
+    if problem:
+        raise ConfigError(f"{problem}; to build for the CPU: pyctl setup --cpu")
+    return BuildPlan("pypi", f"{why}, with CUDA {TOOLKIT_RELEASE} from PyPI", architectures)
 
 
 def _dotted(version: Sequence[int]) -> str:
@@ -240,7 +229,5 @@ def _driver(machine: Machine) -> str:
 def _builders(machine: Machine) -> str:
     compiler = machine.compiler
     found = [f"{compiler.cxx} {_dotted(compiler.version)}" if compiler is not None else "no C++ compiler"]
-    if machine.nvcc is not None:
-        found.append(f"nvcc {_dotted(machine.nvcc.version)}")
     found.append(f"{machine.n_cores} cores, {machine.n_ram / GIB:.0f} GiB of RAM")
     return ", ".join(found)

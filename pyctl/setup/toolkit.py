@@ -1,13 +1,11 @@
-"""The CUDA toolkit that compiles llama.cpp: NVIDIA's packages from PyPI, or the system's; also cmake and ninja.
+"""The CUDA toolkit that compiles llama.cpp, NVIDIA's packages from PyPI; also cmake and ninja.
 
-PyPI's toolkit needs no installation: its nvcc finds its own parts wherever the directory lies. CMake does not guess
+It needs no installation: its nvcc finds its own parts wherever the directory lies. CMake does not guess
 the names of the libraries in it, so they are passed one by one.
 """
 
 from __future__ import annotations
 
-import os
-import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -15,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyctl.errors import ConfigError
-from pyctl.setup.machine import Compiler, Program
+from pyctl.setup.machine import Compiler
 from pyctl.setup.source import new_directory, pip_environment
 
-__all__ = ["TOOLKIT_RELEASE", "BuildTools", "Toolkit", "install_toolkit", "install_tools", "probe_system_toolkit"]
+__all__ = ["TOOLKIT_RELEASE", "BuildTools", "Toolkit", "install_toolkit", "install_tools"]
 
 TOOLKIT_RELEASE = "13.5.0"
 
@@ -38,15 +36,10 @@ STUB = "void cuDeviceGet(void){} void cuMemCreate(void){}\n"
 """The driver for the linker. It names two symbols that libggml-cuda uses, because --as-needed drops an empty library;
 a shared library may leave the other symbols open."""
 
-PROBE = """#include <cublas_v2.h>
-#include <cuda_runtime.h>
-int main() { cublasHandle_t handle; return (int) cublasCreate(&handle) + (int) cudaFree(nullptr); }
-"""
-
 
 @dataclass(frozen=True)
 class Toolkit:
-    """A CUDA toolkit. ``libraries`` are copied beside llama.cpp's; without any, they load from ``run_paths``."""
+    """A CUDA toolkit. ``libraries`` are copied beside llama.cpp's."""
 
     release: str
     nvcc: Path
@@ -55,7 +48,6 @@ class Toolkit:
     cublas: Path
     stub: Path
     libraries: tuple[Path, ...]
-    run_paths: tuple[str, ...]
 
     def defines(self) -> dict[str, str]:
         """What CMake has to be told."""
@@ -91,7 +83,7 @@ def install_toolkit(pip: Sequence[str], work: Path, compiler: Compiler) -> Toolk
     if missing:
         raise ConfigError(f"NVIDIA's packages lack {', '.join(missing)}; remove {place} and run pyctl setup again")
     stub = make_stub(work, compiler)
-    return Toolkit(TOOLKIT_RELEASE, root / "bin" / "nvcc", root, cudart, cublas, stub, libraries, ())
+    return Toolkit(TOOLKIT_RELEASE, root / "bin" / "nvcc", root, cudart, cublas, stub, libraries)
 
 
 def install_tools(pip: Sequence[str], work: Path) -> BuildTools:
@@ -132,35 +124,3 @@ def make_stub(work: Path, compiler: Compiler) -> Path:
     if shown.returncode != 0:
         raise ConfigError(f"{compiler.cc} cannot link a shared library: {shown.stderr.strip()[-500:]}")
     return stub
-
-
-def probe_system_toolkit(nvcc: Program, compiler: Compiler, work: Path) -> Toolkit:
-    """The toolkit of ``nvcc``, if it compiles and links a program that uses cuBLAS. Raises ConfigError.
-
-    CPATH and LIBRARY_PATH help the compiler to find parts that lie elsewhere; the linker says which files it took.
-    """
-    place = work / "probe"
-    place.mkdir(parents=True, exist_ok=True)
-    source = place / "probe.cu"
-    source.write_text(PROBE, encoding="ascii")
-    command = [nvcc.path, "-ccbin", compiler.cxx, "-cudart", "shared", "-Xlinker", "-t", "-o", str(place / "probe")]
-    shown = subprocess.run([*command, str(source), "-lcublas"], capture_output=True, text=True, check=False)
-    text = shown.stdout + shown.stderr
-    cublas, cudart = (_linked(name, text) for name in ("libcublas.so", "libcudart.so"))
-    if shown.returncode != 0 or cublas is None or cudart is None:
-        lines = [line for line in text.splitlines() if "error" in line or "cannot find" in line] or text.splitlines()
-        raise ConfigError(f"{nvcc.path} cannot compile and link a program with cuBLAS: {' '.join(lines[:3])[:500]}")
-    listed = subprocess.run(
-        [nvcc.path, "--dryrun", "-c", str(source), "-o", os.devnull], capture_output=True, text=True, check=False
-    )
-    top = re.search(r"^#\$ TOP=(.+)$", listed.stderr, re.MULTILINE)
-    root = Path(top[1].strip()).resolve() if top is not None else Path(nvcc.path).resolve().parents[1]
-    run_paths = tuple(dict.fromkeys(str(path.resolve().parent) for path in (cublas, cudart)))
-    release = ".".join(map(str, nvcc.version)) or "unknown"
-    return Toolkit(release, Path(nvcc.path), root, cudart, cublas, make_stub(work, compiler), (), run_paths)
-
-
-def _linked(name: str, trace: str) -> Path | None:
-    """The file called ``name`` in the linker's list of files."""
-    found = re.search(rf"(/[^\s()]*/{re.escape(name)}[.\d]*)\)?\s*$", trace, re.MULTILINE)
-    return Path(os.path.normpath(found[1])) if found else None

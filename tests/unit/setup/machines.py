@@ -7,7 +7,7 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
-from pyctl.setup.machine import NVIDIA, Card, Compiler, Driver, Machine, Program
+from pyctl.setup.machine import NVIDIA, Card, Compiler, Driver, Machine
 
 GIB = 2**30
 
@@ -53,7 +53,6 @@ ON_BUS = NVIDIA
 BARE = Machine(
     driver=None,
     pci_cards=(),
-    nvcc=None,
     compiler=Compiler("/usr/bin/g++", "/usr/bin/gcc", (14, 2, 0), False, True),
     headers=Path("/usr/include/python3.13"),
     n_cores=16,
@@ -65,4 +64,3 @@ BARE = Machine(
 """A machine with a compiler and no card."""
 WITH_CARD = replace(BARE, driver=DRIVER, pci_cards=(ON_BUS,))
 OLD_DRIVER = replace(WITH_CARD, driver=replace(DRIVER, cuda=(12, 4), release="550.163.01"))
-NVCC = Program("/usr/local/cuda/bin/nvcc", (13, 0))

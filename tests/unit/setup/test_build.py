@@ -20,9 +20,9 @@ from pyctl.setup.build import (
     stage_libraries,
 )
 from pyctl.setup.libraries import libraries_at
-from pyctl.setup.machine import Compiler, Program
+from pyctl.setup.machine import Compiler
 from pyctl.setup.source import open_release, pip_command, read_pin
-from pyctl.setup.toolkit import BuildTools, install_toolkit, install_tools, probe_system_toolkit
+from pyctl.setup.toolkit import BuildTools, install_toolkit, install_tools
 
 PIP = """
 echo "$@" >> {calls}
@@ -138,20 +138,6 @@ def test_cmake_and_ninja_come_from_pypi_once(programs: Programs, work: Path) -> 
     assert "cmake>=" in call
 
 
-def test_a_toolkit_of_the_system_has_to_link_cublas(programs: Programs, work: Path, compiler: Compiler) -> None:
-    root = programs.directory / "cuda"
-    listed = f"echo '#$ TOP={root}' >&2; echo {root}/bin/../lib64/libcublas.so; "
-    listed += f"echo '-lcudart ({root}/lib64/libcudart.so)'"
-    toolkit = probe_system_toolkit(Program(programs.make("nvcc", listed), (13, 0)), compiler, work)
-    assert toolkit.cublas == root / "lib64" / "libcublas.so"
-    assert toolkit.cudart == root / "lib64" / "libcudart.so"
-    assert (toolkit.root, toolkit.release, toolkit.libraries) == (root, "13.0", ())
-    assert toolkit.run_paths == (str(root / "lib64"),)
-    refusing = programs.make("other", "echo 'probe.cu:1:10: fatal error: cublas_v2.h: No such file'; exit 1")
-    with pytest.raises(ConfigError, match=r"cannot compile and link a program with cuBLAS: .*cublas_v2\.h"):
-        probe_system_toolkit(Program(refusing, (13, 0)), compiler, work)
-
-
 def test_the_source_is_fetched_once_and_verified(programs: Programs, work: Path) -> None:
     pip = [programs.make("pip", PIP)]
     for _ in range(2):
@@ -213,8 +199,6 @@ def test_what_cmake_is_told(
     cuda = defines(replace(build, toolkit=toolkit, architectures=("86", "120a")))
     assert cuda["CMAKE_CUDA_ARCHITECTURES"] == "86-real;120a-real"
     assert cuda["CUDA_cudart_LIBRARY"].endswith("libcudart.so.13")  # the static one hides what pins memory
-    system = replace(toolkit, libraries=(), run_paths=("/opt/cuda/lib64",))
-    assert defines(replace(build, toolkit=system))["CMAKE_INSTALL_RPATH"] == "$ORIGIN;/opt/cuda/lib64"
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,8 @@ from pyctl.setup.machine import (
     NVIDIA,
     Card,
     Driver,
-    Program,
     find_compiler,
     find_driver,
-    find_nvcc,
     find_pci_cards,
     free_bytes,
     look_at_machine,
@@ -96,13 +94,6 @@ def test_a_card_counts_with_a_driver_or_without() -> None:
     assert not BARE.has_nvidia
     assert WITH_CARD.has_nvidia
     assert [card.architecture for card in OLD_DRIVER.cards] == ["86"]
-
-
-def test_the_compiler_of_cuda_tells_its_version(tmp_path: Path) -> None:
-    nvcc = program(tmp_path / "cuda", "nvcc", "echo 'Cuda compilation tools, release 13.0, V13.0.48'")
-    environ = {"PATH": str(tmp_path)}
-    assert find_nvcc(environ, [nvcc]) == Program(str(nvcc), (13, 0))
-    assert find_nvcc(environ) is None
 
 
 def test_a_compiler_has_to_compile_and_to_share_its_library(tmp_path: Path) -> None:

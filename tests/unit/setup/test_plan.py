@@ -20,9 +20,8 @@ from pyctl.setup.plan import (
     missing_packages,
     parse_architectures,
 )
-from tests.unit.setup.machines import BARE, CARD, DRIVER, GIB, NVCC, OLD_DRIVER, ON_BUS, WITH_CARD
+from tests.unit.setup.machines import BARE, CARD, DRIVER, GIB, OLD_DRIVER, ON_BUS, WITH_CARD
 
-NVCC_12 = replace(NVCC, version=(12, 4))
 TWO_CARDS = replace(WITH_CARD, driver=replace(DRIVER, cards=(CARD, replace(CARD, name="B", capability=(12, 0)), CARD)))
 PASCAL = replace(WITH_CARD, driver=replace(DRIVER, cards=(replace(CARD, capability=(6, 1)),)))
 MUSL = replace(WITH_CARD, libc="")
@@ -36,12 +35,8 @@ MUSL = replace(WITH_CARD, libc="")
         (BARE, {"cpu": True}, "cpu", ()),
         (WITH_CARD, {"cpu": True}, "cpu", ()),
         (WITH_CARD, {}, "pypi", ("86",)),
-        # The toolkit of PyPI is a known one, so it goes before the system's.
-        (replace(WITH_CARD, nvcc=NVCC), {}, "pypi", ("86",)),
         (TWO_CARDS, {}, "pypi", ("86", "120")),
         (BARE, {"architectures": ("86", "90")}, "pypi", ("86", "90")),
-        (replace(OLD_DRIVER, nvcc=NVCC_12), {}, "system", ("86",)),
-        (replace(PASCAL, nvcc=NVCC_12), {}, "system", ("61",)),
     ],
 )
 def test_a_machine_gets_a_build(
@@ -56,9 +51,7 @@ def test_a_machine_gets_a_build(
     [
         (replace(BARE, pci_cards=(ON_BUS,)), {}, "driver is not found .*nvidia-driver-580"),
         (OLD_DRIVER, {}, "550.163.01 supports CUDA 12.4, and CUDA 13 needs driver 580"),
-        # A toolkit of CUDA 13 makes nothing that this driver runs.
-        (replace(OLD_DRIVER, nvcc=NVCC), {}, "CUDA 13 needs driver 580"),
-        (PASCAL, {}, "no support for compute capability 61; install a CUDA 12 toolkit"),
+        (PASCAL, {}, "no support for compute capability 61"),
         (MUSL, {}, "need glibc"),
         (replace(WITH_CARD, driver=Driver((13, 0), "580", error=803)), {}, "error 803: .*restart"),
         (replace(WITH_CARD, driver=Driver((13, 0), "580", error=100)), {}, "--gpus all"),
