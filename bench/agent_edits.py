@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from bench.common import parse, parser_of, show, tokenizer_of
+from bench.common import SIMULATED, parse, parser_of, show, tokenizer_of
 from bench.draft_length import MACHINES, REWRITING, Machine
 from bench.gpu.given_reply import is_known
 from pyctl.cache.sequence import LiveSequence
@@ -298,13 +298,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     columns = ["way to edit", *(f"{m.name}: {what}" for m in MACHINES[:2] for what in ("head", "and cache", "speed"))]
     rows: list[list[object]] = [[title, *beside_head(form, edits, vocab)] for title, form in FORMS.items()]
     title = f"{len(edits)} edits beside a head that is right in {HEAD_SHARE:.0%} of all places: tokens a step, speed"
-    show(title, columns, rows, keep="agent-edits-head" if options.keep else "")
+    show(title, columns, rows, keep="agent-edits-head" if options.keep else "", weights=SIMULATED)
     n_file, n_edits = (N_FILE, N_EDITS) if options.edits is None else (512, options.edits)
     prompt, reply = map(as_tokens, conversation(file, n_file, n_edits))
     rows = [rewriting(machine, prompt, reply) for machine in REWRITING]
     columns = ["machine", "the head: tokens/s", "the head and the text", "tokens a step"]
     title = f"A file of {n_file} tokens written again with {n_edits} edits, simulated"
-    show(title, columns, rows, keep="agent-edits-file" if options.keep else "")
+    show(title, columns, rows, keep="agent-edits-file" if options.keep else "", weights=SIMULATED)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.common import parse, parser_of, show
+from bench.common import SIMULATED, parse, parser_of, show
 from bench.gpu_seconds import DEVICES
 from bench.oracle import min_evaluated
 from bench.sessions import AGENTS, BUDGETED, LONG, WORKLOADS
@@ -105,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     columns = ["workload", "turns", "floor", "GiB", "per new token", "bound", "late"]
     columns += [f"s, {device.name}" for device in DEVICES]
     title = "Prompt tokens evaluated per token that was new, and seconds on a GPU, by what snapshots may take"
-    show(title, columns, rows, keep="budgets" if arguments.keep else "")
+    show(title, columns, rows, keep="budgets" if arguments.keep else "", weights=SIMULATED)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import random
 import statistics
 import time
@@ -18,14 +16,18 @@ from rich.console import Console
 from rich.table import Table
 
 import pyctl
+from bench.gpu.machine import describe
 from pyctl.engine.engine import Engine
 from pyctl.engine.handle import RequestHandle
 from pyctl.engine.request import Done, Event, Failed, Request
-from pyctl.llama.library import api, build_version
+from pyctl.llama.library import api
 from pyctl.llama.llama_tokenizer import LlamaTokenizer
 from tools.generator import TINY_DENSE
 
 RESULTS = Path(__file__).parent / "results"
+
+SIMULATED = "none, simulated"
+"""Weights of scripts that evaluate no model."""
 
 WIDE_DENSE = replace(TINY_DENSE, name="wide-dense", num_heads=8, num_kv_heads=8, head_size=128, rope_size=128)
 """A tiny model with 16 KiB of rows per token."""
@@ -119,22 +121,16 @@ def words(seed: object, n: int) -> str:
 # -- results -----------------------------------------------------------------------------------------------------------
 
 
-def machine() -> str:
-    """The processor, how many cores this process may use, and the llama.cpp release."""
-    names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-    cpu = names[0].partition(": ")[2] if names else platform.processor()
-    return f"{cpu}, {len(os.sched_getaffinity(0))} cores; {build_version()}"
-
-
 def shown(number: float) -> str:
     """Three digits, or all before the point."""
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def show(
-    title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], *, keep: str = "", notes: Sequence[str] = ()
-) -> None:
-    """Print one table, and ``notes`` below it; with ``keep``, also write all to results/<keep>.md."""
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[object]],
+    *, keep: str = "", notes: Sequence[str] = (), weights: str = "random",
+) -> None:  # fmt: skip
+    """Print one table, and ``notes`` below it; with ``keep``, also write all to results/<keep>.md, below its head."""
     table = Table(title=title, title_justify="left")
     for name in columns:
         table.add_column(name, justify="right")
@@ -143,7 +139,8 @@ def show(
     Console(width=140).print(table)
     print(*notes, sep="\n", end="\n" * bool(notes))
     if keep:
-        lines = [f"# {title}", "", machine(), "", *(f"- {note}" for note in notes), *[""] * bool(notes)]
+        head = (f"- {name}: {value}" for name, value in describe(weights).items())
+        lines = [f"# {title}", "", *head, "", *(f"- {note}" for note in notes), *[""] * bool(notes)]
         lines += ["| " + " | ".join(columns) + " |", "|" + "---:|" * len(columns)]
         lines += ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
         RESULTS.mkdir(exist_ok=True)

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from bench.common import answered, parse, parser_of, show, tell, tokenizer_of
+from bench.common import SIMULATED, answered, parse, parser_of, show, tell, tokenizer_of
 from bench.compare import add_comparison, compare
 from pyctl.cache.ports import MemoryShape
 from pyctl.cache.ram import RamCache
@@ -149,7 +149,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         return tell(records)
     rows = [[value if isinstance(value, int) else f"{value:.2f}" for value in record.values()] for record in records]
     columns = ["tokens", "messages", *PARTS]
-    show("Controller time of a warm turn", columns, rows, keep="controller" if arguments.keep else "")
+    show(
+        "Controller time of a warm turn", columns, rows, keep="controller" if arguments.keep else "", weights=SIMULATED
+    )
     return None
 
 

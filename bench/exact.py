@@ -131,7 +131,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     title = "Largest difference of logits from a cold run"
     rows = [[*setting, *row] for setting, row in found]
-    show(title, ["KV", "flash", *COLUMNS], rows, keep="exact" if options.keep else "")
+    weights = f"real, {Path(options.model).stem}"
+    show(title, ["KV", "flash", *COLUMNS], rows, keep="exact" if options.keep else "", weights=weights)
     if any(row[:-1] != [0.0] * (len(COLUMNS) - 1) for _, row in found):
         raise SystemExit("a run that was resumed is not the cold one")
 

@@ -16,8 +16,7 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 
 from bench.budgets import is_late, simulated
-from bench.common import parse, parser_of, show
-from pyctl.cache.disk_policy import DiskPolicy
+from bench.common import SIMULATED, parse, parser_of, show
 from pyctl.cache.eviction import Likelihoods
 from tools.disk_simulation import WORKLOADS, Tally, Writer, prompt_of, simulate
 
@@ -59,7 +58,7 @@ def weights(only: Sequence[str], gibs: Sequence[float], *, keep: bool) -> None:
         rows.append(row)
     columns = ["likelihoods", *(column for gib in gibs for column in (f"{gib:g} GiB", "late"))]
     title = "Tokens evaluated per token that was new, by how snapshots are valued"
-    show(title, columns, rows, keep="policy-weights" if keep else "")
+    show(title, columns, rows, keep="policy-weights" if keep else "", weights=SIMULATED)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -79,7 +78,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             name = f"{workload.__name__.replace('_', ' ')} ({len(runs[0])})" if text == POLICIES[0] else ""
             rows.append([name, policy.name, *cells([simulate(run, policy) for run in runs])])
     columns = ["workload", "policy", "hits", "tokens/hit", "of cacheable", "MiB written"]
-    show("Disk policies, a restart before every request", columns, rows, keep="policy" if arguments.keep else "")
+    title = "Disk policies, a restart before every request"
+    show(title, columns, rows, keep="policy" if arguments.keep else "", weights=SIMULATED)
 
 
 if __name__ == "__main__":

@@ -143,6 +143,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         ["model", "threads", "work", "others", "server", *COLUMNS],
         rows,
         keep="real" if options.keep else "",
+        weights=f"real, {', '.join(Path(model).stem for model in options.models)}",
     )
 
 

@@ -122,7 +122,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         ("all the way, each call once", "hops", len(trace.hops), len({there for _, there, _ in trace.hops})),
     ]
     columns = ["part of the way", "counted", "number", "modules"]
-    show("A chat request", columns, rows, keep="request_path" if options.keep else "")
+    show("A chat request", columns, rows, keep="request_path" if options.keep else "", weights="real, built-in model")
 
 
 if __name__ == "__main__":

@@ -143,7 +143,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as name:
         rows = list(measure(["-m", options.model] if options.model else [], prompts, options.links, Path(name)))
     columns, title = ["way", "tokens", "s to the first token", "restored"], "Two servers and a store"
-    show(f"{title}, {options.model or 'built-in model'}", columns, rows, keep="store" * options.keep)
+    model = Path(options.model).stem if options.model else "built-in model"
+    show(f"{title}, {model}", columns, rows, keep="store" * options.keep, weights=f"real, {model}")
 
 
 if __name__ == "__main__":

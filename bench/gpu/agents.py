@@ -32,7 +32,7 @@ from typing import Any
 from bench.common import words
 from bench.gpu.machine import describe, vram_mib
 from bench.gpu.report import OURS, PEER, table_lines
-from bench.gpu.servers import Messages, Server, llama_server, models_of, options_of, pyctl
+from bench.gpu.servers import Messages, Server, llama_server, models_of, options_of, pyctl, weights_of
 from bench.gpu.speculative import window_rate
 from pyctl.measure.process_stats import resident_mib
 
@@ -245,7 +245,7 @@ class Run:
         print("    ", {key: value for key, value in shown.items() if key != "asked"}, flush=True)
         path = self.options.results / f"gpu-agents-{self.shape}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        data = {"shape": self.shape, "machine": describe(), "records": self.records}
+        data = {"shape": self.shape, "machine": describe(weights_of(self.shape)), "records": self.records}
         path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
         path.with_suffix(".md").write_text(document(data), encoding="utf-8")
 

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.gpu.machine import describe
-from bench.gpu.servers import Server, llama_server, pyctl
+from bench.gpu.servers import Server, llama_server, pyctl, weights_of
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.vision_settings import VisionSettings
 from pyctl.image_file import ImageFile
@@ -211,7 +211,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     encoder = options.encoder or options.model.parent / f"{options.shape}.gguf"
     if not encoder.exists():
         write_encoder(encoder, VISION_SHAPES[options.shape])
-    print(f"{options.model.name}, {encoder.name}; {describe()}\n")
+    print(*(f"- {name}: {value}" for name, value in describe(weights_of(options.model.stem)).items()), "", sep="\n")
     if "encode" in options.parts:
         encode(options.model, encoder)
     if "bits" in options.parts:

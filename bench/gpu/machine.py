@@ -10,8 +10,10 @@ import mmap
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -37,8 +39,11 @@ def _output(*command: str) -> str:
         return ""
 
 
-def describe() -> dict[str, str]:
-    """Devices, driver, versions and build, as the tables show them."""
+def describe(weights: str) -> dict[str, str]:
+    """The head of each page of results: commit, date (UTC), machine, command, and ``weights`` as given.
+
+    Absolute paths in the command are shown by their last part.
+    """
     from pyctl.llama.library import build_version
 
     gpus = _gpus("name,driver_version,memory.total,pcie.link.gen.max,pcie.link.width.max")
@@ -47,17 +52,25 @@ def describe() -> dict[str, str]:
     models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     cpu = models[0].partition(": ")[2] if models else platform.processor()
     memory = Path("/proc/meminfo").read_text().split()[1]
-    found = {
-        "GPU": f"{len(gpus)} x {gpu[0]}, {gpu[2]}, PCIe {gpu[3]} x{gpu[4]}" if len(gpu) == 5 else "none",
-        "driver": f"{gpu[1]}, {' '.join(cuda.split()[-3:])}" if len(gpu) == 5 else "none",
-        "CPU": f"{cpu}, {len(os.sched_getaffinity(0))} cores",
-        "RAM": f"{int(memory) / 2**20:.0f} GiB",
-        "system": f"Linux {platform.release()}, Python {platform.python_version()}",
-        "build": build_version(),
+    parts = [f"{cpu}, {len(os.sched_getaffinity(0))} cores, {int(memory) / 2**20:.0f} GiB"]
+    if len(gpu) == 5:
+        shown = f"{len(gpus)} x {gpu[0]}, {gpu[2]}, PCIe {gpu[3]} x{gpu[4]}"
+        parts.insert(0, f"{shown}, driver {gpu[1]}, {' '.join(cuda.split()[-3:])}")
+    parts += [f"Linux {platform.release()}, Python {platform.python_version()}", build_version()]
+    return {
         "commit": _output("git", "rev-parse", "--short", "HEAD") or _head(),
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+        "machine": "; ".join(parts),
+        "command": f"`{_command()}`",
+        "weights": weights,
     }
-    return {name: value for name, value in found.items() if value}
+
+
+def _command() -> str:
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    name = spec.name.removesuffix(".__main__") if spec is not None else Path(sys.argv[0]).stem
+    given = [Path(word).name if word.startswith("/") else word for word in sys.argv[1:]]
+    return shlex.join(["python", "-m", name, *given])
 
 
 def _head() -> str:

@@ -27,7 +27,7 @@ from bench.compare import MeasurementError, measured
 from bench.gpu.machine import available_mib, cached_share, describe, direct_rate, settle, storage_reads, vram_mib
 from bench.gpu.report import BARE, BY_DEFAULT, COLD, ONE_MESSAGE, OURS, PEER, RESTART, SPARE_MIB, WARM_RESTART, aims
 from bench.gpu.run import N_DECODE, N_FIRST, QUESTION, Clock, Results, Run, Visit
-from bench.gpu.servers import Server, llama_server, options_of, prepared_in, pyctl
+from bench.gpu.servers import Server, llama_server, options_of, prepared_in, pyctl, weights_of
 from bench.gpu.speculative import CHANCE_DRAFTS
 from bench.gpu.workloads import Conversation, alternate, cut, edited, grow, once, restarted
 from pyctl.engine.draft.draft_settings import AUTOMATIC_LENGTH
@@ -376,11 +376,11 @@ def main() -> None:
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir()
 
-    began, header = time.monotonic(), describe()
+    began = time.monotonic()
     runs = []
     for shape in options.models or prepared["models"]:
         clock = Clock(began + options.budget, PREFILL.get(shape, 4000.0))
-        results = Results(options.results, shape, header)
+        results = Results(options.results, shape, describe(weights_of(shape)))
         runs.append(
             Run(shape, Path(prepared["models"][shape]), prepared["llama_server"], options, results, clock, work)
         )

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench.gpu.machine import describe
+from bench.gpu.servers import weights_of
 from pyctl.engine.draft.draft_settings import DraftSettings
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.placements import experts_on_cpu
@@ -52,7 +53,8 @@ def main() -> None:
     parser.add_argument("models", type=Path, nargs="+", metavar="MODEL")
     parser.add_argument("--encoder", type=Path, help="of images, for all models")
     options = parser.parse_args()
-    print("\n".join(f"{name}: {value}" for name, value in describe().items()))
+    head = describe(", ".join(weights_of(model.stem) for model in options.models))
+    print("\n".join(f"- {name}: {value}" for name, value in head.items()))
     print("\n| model | device | planned | counted | held | |\n|---|---|---|---|---|---|")
     right = True
     for model in options.models:

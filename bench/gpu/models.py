@@ -227,7 +227,9 @@ def keep(path: Path, found: list[Record], *, others: bool) -> None:
     known = json.loads(path.read_text(encoding="utf-8"))["found"] if others and path.exists() else []
     kept = [record for record in known if key(record) not in mine]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"machine": describe(), "found": [*kept, *found]}, indent=1) + "\n", encoding="utf-8")
+    path.write_text(
+        json.dumps({"machine": describe("random"), "found": [*kept, *found]}, indent=1) + "\n", encoding="utf-8"
+    )
 
 
 def main() -> None:

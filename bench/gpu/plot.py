@@ -66,11 +66,8 @@ def first_token_figure(data: dict[str, Any]) -> Figure | None:
 
 
 def caption(data: dict[str, Any]) -> str:
-    machine = data.get("machine", {})
-    device = machine.get("GPU", "none")
-    return (
-        f"{data['shape']} shape, random weights; {machine.get('CPU', '') if device == 'none' else device.split(',')[0]}"
-    )
+    head = data["machine"]
+    return f"{data['shape']} shape, {head['weights']} weights; {head['machine'].partition(',')[0]}; {head['commit']}"
 
 
 def main() -> None:

@@ -336,7 +336,7 @@ def main() -> None:
     if options.one:
         return one(options)
     end = time.monotonic() + options.budget
-    print(*(f"- {name}: {value}" for name, value in describe().items()), sep="\n")
+    print(*(f"- {name}: {value}" for name, value in describe("random").items()), sep="\n")
     print(f"\n{HEAD}\n|{'---|' * HEAD.count(' | ')}---|", flush=True)
     holder = [*module_command("bench.cuda"), str(options.card)]
     held = subprocess.Popen(holder, stdin=subprocess.PIPE, stdout=subprocess.PIPE) if options.card else nullcontext()

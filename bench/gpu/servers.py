@@ -16,9 +16,11 @@ from bench.gpu.report import OURS, PEER
 from pyctl.measure.client import AskedServer, Messages
 from pyctl.measure.client import TimedReply as Reply
 from pyctl.measure.server_process import PYCTL_SERVE
+from tools.generator import SHAPES
 
 __all__ = [
     "Completion", "Messages", "Reply", "Server", "llama_server", "models_of", "options_of", "prepared_in", "pyctl",
+    "weights_of",
 ]  # fmt: skip
 
 BUDGET_MIB = "1048576"
@@ -100,6 +102,11 @@ def prepared_in(directory: Path) -> dict[str, Any]:
     if any(os.environ.get(name) != value for name, value in found["environment"].items()):
         raise SystemExit(f"run this with {directory}/python")
     return found
+
+
+def weights_of(shape: str) -> str:
+    """The weights of a model: those of the generated shapes are random."""
+    return "random" if shape in SHAPES else f"real, {shape}"
 
 
 def models_of(options: argparse.Namespace) -> tuple[dict[str, Path], str | None]:

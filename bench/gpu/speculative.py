@@ -33,7 +33,7 @@ from bench.common import words
 from bench.gpu.machine import describe, free_vram_mib, vram_mib
 from bench.gpu.report import OURS, PEER
 from bench.gpu.rewriting import HEAD, rewriting
-from bench.gpu.servers import Completion, Server, llama_server, models_of, options_of, pyctl
+from bench.gpu.servers import Completion, Server, llama_server, models_of, options_of, pyctl, weights_of
 from bench.gpu.speculative_report import WITHOUT, document
 from pyctl.measure.process_stats import resident_mib
 from pyctl.measure.server_process import PYCTL_SERVE
@@ -296,13 +296,12 @@ def main() -> None:
     parser.add_argument("--type", default=HEAD, help="what drafts, of lengths")
     parser.add_argument("--draft", metavar="FILE", help="of a draft model, for --type")
     options = parser.parse_args()
-    header = describe()
     runs = []
     with tempfile.TemporaryDirectory(prefix="speculative-") as work:
         models, peer = models_of(options)
         for shape, model in models.items():
             name = f"{shape}-{Path(options.draft).stem}" if options.draft else shape
-            findings = Findings(options.results, name, header, options.parts)
+            findings = Findings(options.results, name, describe(weights_of(shape)), options.parts)
             runs.append(Run(shape, model, peer, options, findings, BEGAN + options.budget, Path(work)))
         for run in runs:
             if "lengths" in options.parts:
