@@ -4,8 +4,8 @@
     DIR/python -m bench.gpu.measure DIR --only base kv --budget 500 --results OUT
     DIR/python -m bench.gpu.measure DIR --models tiny-hybrid --sizes 3000 1000 --long 6000 --ctx 16384 --only base
 
-Sections, the most telling first: base (first token, decode, prefill, memory and restarts at --sizes), defaults (first
-token and replies side by side with as few flags as possible), held (returns on the device), kv (copies in GB/s), memory
+Sections, the most telling first: defaults (first token and replies side by side with as few flags as possible), base
+(first token, decode, prefill, memory, restarts at --sizes), held (returns on the device), kv (copies in GB/s), memory
 (resident beside counted bytes over many prompts, without a cache directory), long (as base, at --long), exact (logits),
 card (defaults and an expert's flags within 24 GB), soak (bench.soak on the model, only if it is named). Each finding is
 written to gpu-side-by-side-<shape>.json and .md at once. The tables name the sections that --budget left out.
@@ -332,8 +332,8 @@ def long(run: Run) -> None:
 
 
 WORK: dict[str, Callable[[Run], None]] = {
-    "base": base,
     "defaults": defaults,
+    "base": base,
     "held": held,
     "kv": copies,
     "memory": memory,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.common import words
-from bench.gpu.machine import available_mib, vram_mib
+from bench.gpu.machine import available_mib, continued, vram_mib
 from bench.gpu.report import COLD, FIRST_TOKEN, OURS, PEER, RESTART, document
 from bench.gpu.servers import Reply, Server
 from bench.gpu.workloads import RETURN, Conversation, Step
@@ -54,7 +54,8 @@ class Clock:
 class Results:
     """Everything about one model, in ``<directory>/gpu-side-by-side-<shape>.json`` and .md.
 
-    A section measured again replaces what it had found before; others stay, and so does one that finds nothing.
+    A section measured again replaces what it had found before; others stay, and so does one that finds nothing. But
+    findings of another commit or machine go.
     """
 
     def __init__(self, directory: Path, shape: str, header: dict[str, str]) -> None:
@@ -62,7 +63,9 @@ class Results:
         self._path = directory / f"gpu-side-by-side-{shape}.json"
         self.data: dict[str, Any] = {"shape": shape, "records": []}
         if self._path.exists():
-            self.data = json.loads(self._path.read_text(encoding="utf-8"))
+            old = json.loads(self._path.read_text(encoding="utf-8"))
+            if (both := continued(old["machine"], header)) is not None:
+                self.data, header = old, both
         self.data["machine"] = header
         self._old: dict[str, list[Record]] = {}
 

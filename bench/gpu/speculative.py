@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.common import words
-from bench.gpu.machine import describe, free_vram_mib, vram_mib
+from bench.gpu.machine import continued, describe, free_vram_mib, vram_mib
 from bench.gpu.report import OURS, PEER
 from bench.gpu.rewriting import HEAD, rewriting
 from bench.gpu.servers import Completion, Server, llama_server, models_of, options_of, pyctl, weights_of
@@ -78,15 +78,17 @@ def planned(options: argparse.Namespace) -> list[Case]:
 
 class Findings:
     """Everything about one model, in ``<directory>/gpu-speculative-<shape>.json`` and .md; a part measured again
-    replaces what it had found before."""
+    replaces what it had found before, and findings of another commit or machine go."""
 
     def __init__(self, directory: Path, shape: str, header: dict[str, str], parts: Sequence[str]) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._path = directory / f"gpu-speculative-{shape}.json"
         self.records: list[Record] = []
         if self._path.exists():
-            old = json.loads(self._path.read_text(encoding="utf-8"))["records"]
-            self.records = [record for record in old if record["part"] in PARTS and record["part"] not in parts]
+            old = json.loads(self._path.read_text(encoding="utf-8"))
+            if (both := continued(old["machine"], header)) is not None:
+                self.records = [record for record in old["records"] if record["part"] not in parts]
+                header = both
         self._head = {"shape": shape, "machine": header}
 
     def add(self, **fields: Any) -> None:

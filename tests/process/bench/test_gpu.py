@@ -29,7 +29,7 @@ from pyctl.measure.process_stats import evict
 
 Aims = list[tuple[str, str, str, bool]]
 
-MACHINE = {"GPU": "none", "build": "llama.cpp"}
+HEAD_OF_PAGE = {"commit": "abcdef01", "date": "2026-01-01", "machine": "a CPU", "command": "`a`", "weights": "random"}
 
 
 def reached(aims: Aims) -> dict[str, tuple[str, bool]]:
@@ -132,7 +132,7 @@ def test_logits_that_are_no_numbers_are_not_exact() -> None:
 
 
 def test_results_are_on_disk_after_each_finding_and_sections_are_replaced(tmp_path: Path) -> None:
-    results = Results(tmp_path, "tiny", MACHINE)
+    results = Results(tmp_path, "tiny", HEAD_OF_PAGE)
     results.begin("base")
     for record in found():
         results.add(record.pop("section"), record.pop("kind"), **record)
@@ -140,14 +140,16 @@ def test_results_are_on_disk_after_each_finding_and_sections_are_replaced(tmp_pa
     text = (tmp_path / "gpu-side-by-side-tiny.md").read_text()
     assert "| 32,768 | return after another | 10 | 20 | 10 | 80 | 4.00x |" in text
     assert "- long: cold, 5000 (no time left)" in text
-    again = Results(tmp_path, "tiny", MACHINE)
+    again = Results(tmp_path, "tiny", {**HEAD_OF_PAGE, "command": "`b`"})
     again.begin("base")
     again.skip("base", "all", "no time left")
     assert len(again.records) == len(found()) + 2
+    assert "\n- command: `a`, `b`\n" in (tmp_path / "gpu-side-by-side-tiny.md").read_text()
     again.add("base", "decode", server="pyctl", size=1, tokens_per_second=2.0)
     kept = json.loads((tmp_path / "gpu-side-by-side-tiny.json").read_text())["records"]
     kinds = [(record["section"], record["kind"]) for record in kept]
     assert kinds == [("long", "skipped"), ("base", "skipped"), ("base", "decode")]
+    assert Results(tmp_path, "tiny", {**HEAD_OF_PAGE, "commit": "abcdef02"}).records == []
 
 
 def test_the_clock_learns_and_refuses_what_does_not_fit() -> None:
@@ -158,7 +160,7 @@ def test_the_clock_learns_and_refuses_what_does_not_fit() -> None:
 
 
 def test_a_step_that_does_not_fit_is_skipped_and_told(tmp_path: Path) -> None:
-    results = Results(tmp_path, "tiny-hybrid", MACHINE)
+    results = Results(tmp_path, "tiny-hybrid", HEAD_OF_PAGE)
     run = SimpleNamespace(shape="tiny-hybrid", results=results, clock=Clock(time.monotonic() + 1, 10.0))
     server = SimpleNamespace(name="pyctl", ask=lambda *_: pytest.fail("asked all the same"))
     assert not Visit(run, "base", server).follow(grow(Conversation("a", 1000)))
@@ -297,11 +299,10 @@ def test_aims_of_memory_and_prompts() -> None:
 
 
 def test_a_part_that_is_measured_again_replaces_what_it_found(tmp_path: Path) -> None:
-    first = Findings(tmp_path, "tiny", {}, ["lengths", "rewriting"])
+    first = Findings(tmp_path, "tiny", HEAD_OF_PAGE, ["lengths", "rewriting"])
     first.add(**speed("pyctl", 90.0))
     first.add(**speed("pyctl", 95.0, part="rewriting"))
-    first.add(**speed("pyctl", 96.0, part="company", case="of an older program"))
-    again = Findings(tmp_path, "tiny", {}, ["lengths"])
+    again = Findings(tmp_path, "tiny", HEAD_OF_PAGE, ["lengths"])
     again.add(**speed("pyctl", 100.0))
     assert [record["rate"] for record in again.records] == [95.0, 100.0]
     assert "100.0" in (tmp_path / "gpu-speculative-tiny.md").read_text()
