@@ -32,7 +32,7 @@ from pyctl.cli.logs import VERBOSE, LogSettings
 from pyctl.cli.programs import LAUNCH, LaunchSettings
 from pyctl.cli.version import print_version
 from pyctl.convert import FALSE_WORDS, Convert, on_off
-from pyctl.engine.draft.draft_settings import AUTOMATIC, AUTOMATIC_LENGTH, DraftSettings, NgramSettings
+from pyctl.engine.draft.draft_settings import AUTOMATIC, AUTOMATIC_LENGTH, PRIVATE, DraftSettings, NgramSettings
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.model_settings import SERVED_SEQS, ModelSettings
 from pyctl.engine.pool import PoolSettings
@@ -376,15 +376,15 @@ def _resolve(given: ParsedFlags, environ: Mapping[str, str]) -> tuple[dict[str, 
     warnings += _choose_directory(given, environ, values)
     if values.get("n_pooled"):
         _check_pool(values)
+    values["api_keys"] = (*values.get("api_keys", ()), *values.get("key_file", ()))
     others = ("draft_types", "draft_path", "draft_repo", "exact", "embeddings", "n_pooled")
     if _names_model(values) and values.get("fit", True) and not any(values.get(dest) for dest in others):
-        values["draft_types"] = AUTOMATIC
+        values["draft_types"] = PRIVATE if len(values["api_keys"]) > 1 else AUTOMATIC
         values.setdefault("n_draft", AUTOMATIC_LENGTH)
     if values.get("lora_unapplied"):
         values["lora"] = tuple((path, 0.0) for path, _ in values.get("lora", ()))
     if "n_ctx_per_seq" in values and not values.get("n_ctx"):
         values["n_ctx"] = values["n_ctx_per_seq"] * values["n_seqs"]
-    values["api_keys"] = (*values.get("api_keys", ()), *values.get("key_file", ()))
     return values, tuple(warnings)
 
 

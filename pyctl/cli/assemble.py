@@ -321,7 +321,7 @@ def _speculation(settings: CommandSettings, loaded: Loaded, remembered: CacheDra
     if exact and not width:  # a way back to a mark evaluates tokens again, in other batches than before
         why = why or "with --exact, this model takes drafts from a head or a draft model only"
     if is_wanted and why:
-        log.warning("drafts disabled: %s", why)
+        log.log(logging.DEBUG if settings.drafts.is_automatic else logging.WARNING, "drafts disabled: %s", why)
         return Speculation()
     lengths = None if exact else DraftLengthController(backend.facts.n_rollback, GRAPH_MS if on_device else 0.0)
     return Speculation(texts, model, lengths=lengths, width=width)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from pyctl.engine.draft.draft_settings import DraftSettings
+from pyctl.engine.draft.draft_settings import PRIVATE, DraftSettings
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.placements import CPU_EXPERTS, experts_on_cpu
 from pyctl.errors import ModelError
@@ -76,20 +76,16 @@ def fit_settings(
 def fit_drafts(
     settings: ModelSettings, drafts: DraftSettings, vision: tuple[str, int] | None = None
 ) -> tuple[DraftSettings, MemoryPlan | None]:
-    """Return automatic ``drafts`` as those of the head in the model's file, with the plan of both, or none; others
-    unchanged.
+    """Return automatic ``drafts`` as those of the head in the model's file and of `cache`, with the plan of all, or
+    none; others unchanged.
 
-    They need memory, all layers on GPUs, and beside them room for the given context, without -c for `DRAFT_CTX` tokens.
-    Each drafted token takes a state of each sequence; a draft of one is tried if longer ones take
-    too much.
+    They need memory, all layers on GPUs, and beside what each sequence takes for them room for the given context,
+    without -c for `DRAFT_CTX` tokens.
     """
     if not drafts.is_automatic:
         return drafts, None
-    none = replace(drafts, draft_types=())
-    if not (drafts.n_draft and gpus(settings) and count_heads(Path(settings.path)) == 1):
-        return none, None
-    for n_draft in sorted({drafts.n_draft, 1}, reverse=True):
-        tried = replace(drafts, draft_types=("draft-mtp",), n_draft=n_draft)
+    none, lacking = replace(drafts, draft_types=()), ""
+    for tried in _possible_drafts(settings, drafts) if gpus(settings) else ():
         try:
             with dry_run(settings, tried, vision) as run:
                 plan = _fit_context(run, settings)
@@ -99,12 +95,32 @@ def fit_drafts(
             continue
         if plan.host.usage.kv or plan.host.usage.states:
             return none, None
-        if plan.n_ctx >= minimum and not (gpu_shortage(settings, plan) or shortage(settings, plan.host)):
-            log.info("the model's head drafts up to %d tokens a step; --spec-type none turns it off", n_draft)
+        is_small = tried.draft_types == ("cache",) and not plan.n_planes  # outputs alone
+        enough = plan.n_ctx >= least or (is_small and not settings.n_ctx)
+        if enough and not (gpu_shortage(settings, plan) or shortage(settings, plan.host)):
+            names = ",".join(tried.draft_types)
+            length = f"; the model's head drafts up to {tried.n_draft} tokens a step" * tried.has("draft-mtp")
+            log.info("drafts by default: --spec-type %s, none turns them off%s", names, length)
             return tried, plan
-        lacking = f"{minimum:,} tokens of context do not fit beside them; -np 1 or -ctk q8_0 -ctv q8_0 makes room"
-    log.info("no drafts by default: %s", lacking)
+        lacking = f"{least:,} tokens of context do not fit beside them; -np 1 or -ctk q8_0 -ctv q8_0 makes room"
+    if lacking:
+        log.info("no drafts by default: %s", lacking)
     return none, None
+
+
+def _possible_drafts(settings: ModelSettings, drafts: DraftSettings) -> Iterator[DraftSettings]:
+    """Return what may draft by default, the best first.
+
+    Each drafted token of a head takes a state of each sequence, and so does the mark of longer drafts."""
+    texts = () if drafts.draft_types == PRIVATE else ("cache",)
+    if not drafts.n_draft:
+        return
+    if count_heads(Path(settings.path)) == 1:
+        for n_draft in sorted({drafts.n_draft, 1}, reverse=True):
+            for also in dict.fromkeys((texts, ())):
+                yield replace(drafts, draft_types=("draft-mtp", *also), n_draft=n_draft)
+    if texts:
+        yield replace(drafts, draft_types=texts)
 
 
 def split_of(layers: Sequence[str], settings: ModelSettings) -> tuple[float, ...]:

@@ -18,6 +18,7 @@ __all__ = [
     "FEATURE_TYPES",
     "LONGEST",
     "MODEL_TYPES",
+    "PRIVATE",
     "DraftSettings",
     "NgramSettings",
 ]
@@ -39,6 +40,9 @@ LONGEST = limit(128, "tokens of a draft from `cache`", "cut", "request")
 
 AUTOMATIC = ("auto",)
 """The types of a model for which no flag names a source; loading replaces them."""
+
+PRIVATE = ("auto", "private")
+"""The same where clients have keys of their own: without `cache`, which drafts from the texts of all."""
 
 AUTOMATIC_LENGTH = 2
 """Most tokens of a draft if no flag names a source: a third token gains next to nothing for a single reply, and takes a
@@ -75,7 +79,7 @@ class DraftSettings:
         as_draft_types,
         "LLAMA_ARG_SPEC_TYPE",
         "TYPES",
-        shown="on a GPU draft-mtp, if the model has a head and memory allows",
+        shown="on a GPU draft-mtp, if the model has a head, and cache, as memory allows",
         many=True,
         also=(Flag("--spec-default", "the same as --spec-type ngram-mod", const=("ngram-mod",), many=True),),
     )
@@ -176,8 +180,8 @@ class DraftSettings:
 
     @property
     def is_automatic(self) -> bool:
-        """Whether no flag names a source, so that the head in the model's own file drafts if memory allows."""
-        return self.draft_types == AUTOMATIC
+        """Whether no flag names a source: the head in the model's own file and `cache` draft if memory allows."""
+        return self.draft_types in (AUTOMATIC, PRIVATE)
 
     @property
     def ordered_types(self) -> tuple[str, ...]:

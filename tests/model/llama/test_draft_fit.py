@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pyctl.engine.draft.draft_settings import AUTOMATIC, DraftSettings
+from pyctl.engine.draft.draft_settings import AUTOMATIC, PRIVATE, DraftSettings
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.errors import ModelError
 from pyctl.llama import fit, load
@@ -28,13 +28,17 @@ class Run:
 
     n_ctx_train, n_layers = 262_144, 64
 
-    def __init__(self, settings: ModelSettings, drafts: DraftSettings, free: int, states_on_host: int) -> None:
+    def __init__(
+        self, settings: ModelSettings, drafts: DraftSettings, free: int, states_on_host: int, *, states: bool
+    ) -> None:
         self._settings, self._drafts, self._free, self._on_host = settings, drafts, free, states_on_host
+        self._has_states = states
 
     def plan(self, n_ctx: int) -> MemoryPlan:
         n_seqs, n_draft = self._settings.n_seqs, self._drafts.n_draft if self._drafts.draft_types else 0
-        states, head = 150 * n_seqs * MIB, 700 * MIB if n_draft else 0
-        gpu = Usage(15_000 * MIB, n_ctx * MIB // 16, states, 500 * MIB, n_draft * states, head)
+        states, has_head = 150 * n_seqs * MIB, self._drafts.has("draft-mtp")
+        n_planes = n_draft * has_head + self._drafts.has("cache")
+        gpu = Usage(15_000 * MIB, n_ctx * MIB // 16, states, 500 * MIB, n_planes * states, 700 * MIB * has_head)
         host = Place("host", False, Usage(states=self._on_host * MIB), 64_000 * MIB)
         return MemoryPlan(
             n_ctx,
@@ -42,6 +46,7 @@ class Run:
             MIB / 16,
             150 * MIB,
             (Place("CUDA0", True, gpu, self._free * MIB), host),
+            n_planes=n_planes * self._has_states,
             n_ctx_train=self.n_ctx_train,
         )
 
@@ -57,13 +62,14 @@ def fitted(monkeypatch: pytest.MonkeyPatch) -> Fit:
         heads: int = 1,
         on_host: int = 0,
         fails: int = 99,
+        states: bool = True,
         **fields: Any,
     ) -> DraftSettings:
         @contextmanager
         def stub(settings: ModelSettings, drafts: DraftSettings, *_: object) -> Iterator[Run]:
             if drafts.n_draft >= fails:
                 raise ModelError("no memory for the states")
-            yield Run(settings, drafts, free, on_host)
+            yield Run(settings, drafts, free, on_host, states=states)
 
         monkeypatch.setattr(fit, "dry_run", stub)
         monkeypatch.setattr(fit, "gpus", lambda _: ["CUDA0"])
@@ -76,50 +82,57 @@ def fitted(monkeypatch: pytest.MonkeyPatch) -> Fit:
     return run_with
 
 
-def length(drafts: DraftSettings) -> int:
-    """Tokens of a draft; 0 without drafts."""
-    types = ("draft-mtp",) if drafts.draft_types else ()
-    assert drafts == replace(AUTO, draft_types=types, n_draft=drafts.n_draft), "all else stays as it was"
-    return drafts.n_draft if types else 0
+def found(drafts: DraftSettings) -> str:
+    """The sources, with the tokens of a draft of the head."""
+    assert replace(drafts, draft_types=AUTOMATIC, n_draft=2) == AUTO, "all else stays as it was"
+    return ",".join(f"head {drafts.n_draft}" if name == "draft-mtp" else name for name in drafts.draft_types)
 
 
 @pytest.mark.parametrize(
-    ("free", "fields", "found"),
+    ("free", "fields", "expected"),
     [
-        # 65,536 tokens take 4,096 MiB, all but the drafts 21,220, a drafted token 600, the head 700.
-        (23_800, {}, 2),
-        (23_119, {}, 1),
-        (22_519, {}, 0),
-        (22_519, {"n_seqs": 2}, 2),
-        (22_070, {"n_seqs": 1}, 2),
-        (23_800, {"n_ctx": 80_000}, 1),
-        (23_800, {"n_ctx": 100_000}, 0),
-        (21_000, {"n_ctx": 4096}, 2),
-        (23_800, {"on_host": 1}, 0),
-        (23_800, {"heads": 0}, 0),
-        (23_800, {"heads": 2}, 0),
-        (23_800, {"fails": 2}, 1),
+        # 65,536 tokens take 4,096 MiB, all but drafts 21,220; `cache` and a token of the head 600 each, the head 700.
+        (23_800, {}, "head 2,cache"),
+        (23_719, {}, "head 2"),
+        (23_119, {}, "head 1"),
+        (22_519, {}, "cache"),
+        (21_819, {}, ""),
+        (22_519, {"n_seqs": 2}, "head 2"),
+        (23_800, {"n_ctx": 80_000}, "head 1"),
+        (23_800, {"n_ctx": 100_000}, ""),
+        (21_000, {"n_ctx": 4096}, "head 2,cache"),
+        (23_800, {"on_host": 1}, ""),
+        (23_800, {"heads": 0}, "cache"),
+        (23_800, {"heads": 2}, "cache"),
+        (21_819, {"heads": 0, "states": False}, "cache"),
+        (23_800, {"fails": 2}, "head 1,cache"),
+        (23_800, {"drafts": replace(AUTO, draft_types=PRIVATE)}, "head 2"),
+        (23_800, {"drafts": replace(AUTO, draft_types=PRIVATE), "heads": 0}, ""),
+        (23_800, {"drafts": replace(AUTO, n_draft=0)}, ""),
     ],
 )
-def test_drafts_are_as_long_as_enough_context_leaves_room_for(
-    fitted: Fit, free: int, fields: dict[str, Any], found: int
+def test_what_drafts_as_enough_context_leaves_room(
+    fitted: Fit, free: int, fields: dict[str, Any], expected: str
 ) -> None:
-    assert length(fitted(free, **fields)) == found
+    drafts = fitted(free, **fields)
+    assert found(replace(drafts, n_draft=drafts.n_draft or 2)) == expected
 
 
 def test_other_drafts_stay_as_they_are(fitted: Fit) -> None:
     for drafts in (DraftSettings(), DraftSettings(draft_types=("draft-mtp",))):
         assert fitted(drafts=drafts) is drafts
-    assert length(fitted(drafts=replace(AUTO, n_draft=0))) == 0
 
 
 def test_the_log_says_what_drafts_or_why_nothing_does(fitted: Fit, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     fitted()
+    fitted(heads=0)
     fitted(20_000)
     fitted(fails=1)
     assert [each for each in caplog.messages if "drafts" in each] == [
-        "the model's head drafts up to 2 tokens a step; --spec-type none turns it off",
+        "drafts by default: --spec-type draft-mtp,cache, none turns them off; "
+        "the model's head drafts up to 2 tokens a step",
+        "drafts by default: --spec-type cache, none turns them off",
         "no drafts by default: 65,536 tokens of context do not fit beside them; "
         "-np 1 or -ctk q8_0 -ctv q8_0 makes room",
         "no drafts by default: no memory for the states",
@@ -155,5 +168,5 @@ def test_a_head_that_is_chosen_drafts(
     loaded = load(settings, drafts=AUTO)
     loaded.backend.unload()
     assert runs == [loaded.drafts], "the memory is planned once"
-    assert loaded.drafts == replace(AUTO, draft_types=("draft-mtp",))
+    assert loaded.drafts == replace(AUTO, draft_types=("draft-mtp", "cache"))
     assert loaded.backend.facts.draft_type == "draft-mtp"

@@ -12,7 +12,7 @@ from pyctl.chat.template import Template
 from pyctl.cli.arguments import FLAGS, OWNERS, parse_chat, parse_serve
 from pyctl.cli.flag_aliases import IGNORED, NO_OP, REJECTED
 from pyctl.cli.logs import LogSettings
-from pyctl.engine.draft.draft_settings import AUTOMATIC, DraftSettings
+from pyctl.engine.draft.draft_settings import AUTOMATIC, PRIVATE, DraftSettings
 from pyctl.engine.engine_settings import EngineSettings
 from pyctl.engine.model_settings import ModelSettings
 from pyctl.engine.sampling import RANDOM_SEED, Sampling
@@ -275,6 +275,11 @@ def test_what_turns_off_drafts_by_default(flags: list[str]) -> None:
     assert (drafts.is_automatic, drafts.n_draft) == (True, 5)
     drafts = serve(*flags).drafts
     assert (drafts.is_automatic, drafts.n_draft) == (False, 3)
+
+
+@pytest.mark.parametrize(("keys", "types"), [("a", AUTOMATIC), ("a,b", PRIVATE)])
+def test_clients_with_keys_of_their_own_share_no_texts_by_default(keys: str, types: tuple[str, ...]) -> None:
+    assert serve("--api-key", keys).drafts.draft_types == types
 
 
 def test_tls_files() -> None:
