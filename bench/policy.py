@@ -17,6 +17,7 @@ from dataclasses import fields, replace
 
 from bench.budgets import is_late, simulated
 from bench.common import SIMULATED, parse, parser_of, show
+from pyctl.cache.disk_policy import DiskPolicy
 from pyctl.cache.eviction import Likelihoods
 from tools.disk_simulation import WORKLOADS, Tally, Writer, prompt_of, simulate
 

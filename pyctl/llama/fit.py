@@ -96,13 +96,13 @@ def fit_drafts(
         if plan.host.usage.kv or plan.host.usage.states:
             return none, None
         is_small = tried.draft_types == ("cache",) and not plan.n_planes  # outputs alone
-        enough = plan.n_ctx >= least or (is_small and not settings.n_ctx)
+        enough = plan.n_ctx >= minimum or (is_small and not settings.n_ctx)
         if enough and not (gpu_shortage(settings, plan) or shortage(settings, plan.host)):
             names = ",".join(tried.draft_types)
             length = f"; the model's head drafts up to {tried.n_draft} tokens a step" * tried.has("draft-mtp")
             log.info("drafts by default: --spec-type %s, none turns them off%s", names, length)
             return tried, plan
-        lacking = f"{least:,} tokens of context do not fit beside them; -np 1 or -ctk q8_0 -ctv q8_0 makes room"
+        lacking = f"{minimum:,} tokens of context do not fit beside them; -np 1 or -ctk q8_0 -ctv q8_0 makes room"
     if lacking:
         log.info("no drafts by default: %s", lacking)
     return none, None
