@@ -26,7 +26,7 @@ from pyctl.cache import (
 from pyctl.engine.backend import BackendFacts, SequenceTokens
 from pyctl.engine.pool import PoolPlan
 from pyctl.errors import OutOfCellsError, StateError
-from pyctl.llama.draft.draft_model import Follower
+from pyctl.llama.draft.draft_model import DraftMirror
 from pyctl.llama.library import HostBuffer, KVState, RowStore, allocate, checked
 from pyctl.llama.memory_check import resume_points_of
 from pyctl.llama.shared_windows import SharedWindows, WindowForm, WindowRows
@@ -55,7 +55,7 @@ class ContextMemory:
     def __init__(self, pool: PoolPlan | None, *, marks: bool) -> None:
         self.kv: Any = None
         self.store: RowStore | None = None
-        self.drafts = Follower(None, 0)
+        self.drafts = DraftMirror(None, 0)
         self.identity = ""
         self.n_ctx = 0
         self.kind: Literal["attention", "hybrid", "opaque"] = "opaque"
@@ -119,7 +119,7 @@ class ContextMemory:
         """
         if is_lost:
             self._lost = self.kv, self.store, self.drafts
-            self.drafts, self.shape = Follower(None, 0), replace(self.shape, can_hold=False)
+            self.drafts, self.shape = DraftMirror(None, 0), replace(self.shape, can_hold=False)
         self.drafts.close()
         self.kv = self.store = None
 

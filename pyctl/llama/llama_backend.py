@@ -19,7 +19,7 @@ from pyctl.engine.sampling import Sampling
 from pyctl.errors import EngineError, ModelError, NotSupportedError
 from pyctl.llama.batch import Batch, Embedder, Outputs, RowBatch
 from pyctl.llama.context_memory import ContextMemory
-from pyctl.llama.draft.draft_model import Follower, MakeDraftModel
+from pyctl.llama.draft.draft_model import DraftMirror, MakeDraftModel
 from pyctl.llama.image_encoder import ImageEncoder
 from pyctl.llama.library import PulseControl, build_version, checked
 from pyctl.llama.llama_tokenizer import LlamaTokenizer
@@ -104,7 +104,7 @@ class LlamaBackend:
             raise ModelError("the model file has changed since it was loaded")
         memory.identity = identity
         if self._make_drafts is not None:
-            memory.drafts = Follower(self._make_drafts(self.model, ctx, control.pulse.attach), address)
+            memory.drafts = DraftMirror(self._make_drafts(self.model, ctx, control.pulse.attach), address)
         if (drafts := memory.drafts.model) is not None:
             self.facts = replace(self.facts, draft_type=drafts.type)
         memory.measure()

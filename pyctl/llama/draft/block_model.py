@@ -95,7 +95,7 @@ class BlockModel(HeadRows):
         n_tokens = 0
         for item in items:
             self._stand(item.seq, item.position)
-            self._pay(item.seq)
+            self._evaluate_pending(item.seq)
             if len(item.tokens) == 1:
                 places[item.seq] = n_tokens
                 block = [item.tokens[0], *[self._mask] * (self._n_block - 1)]
@@ -172,7 +172,7 @@ class BlockModel(HeadRows):
         start, unread = self._unread.get(seq, (first, []))
         if not unread or unread[-1][2] != first:
             self.keep(seq, first)
-            self._pay(seq)
+            self._evaluate_pending(seq)
             start, unread = first, []
         if self._seqs[seq].end == start and all(is_signed(block, self._signature) for block, _, _ in spans):
             self._unread[seq] = start, [*unread, *spans]  # the library says by the state where a sequence ends
@@ -186,7 +186,7 @@ class BlockModel(HeadRows):
     def save_state(self, seq: int, n: int, out: Block | None = None) -> Block:
         if not self._slides or self._seqs[seq].end != n or n == 0:
             return NOTHING
-        self._pay(seq)
+        self._evaluate_pending(seq)
         self._finish_cuts()
         block, size = allocate(self._n_state) if out is None else out, int(self._memory.state_size(seq))
         if SIGNATURE_BYTES + size + N_SIZE > self._n_state:

@@ -1,4 +1,4 @@
-"""The interface of draft models, the `Follower` that updates them, and signatures of their saved blocks."""
+"""The interface of draft models, the `DraftMirror` that updates them, and signatures of their saved blocks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pyctl.engine.backend import SequenceTokens
 from pyctl.errors import ModelError
 from pyctl.llama.library import HiddenRows, allocate
 
-__all__ = ["SIGNATURE_BYTES", "BlockSpan", "DraftModel", "Follower", "MakeDraftModel", "is_signed", "signature"]
+__all__ = ["SIGNATURE_BYTES", "BlockSpan", "DraftMirror", "DraftModel", "MakeDraftModel", "is_signed", "signature"]
 
 log = logging.getLogger(__name__)
 
@@ -142,7 +142,7 @@ def _beside(parts: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
     return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
 
-class Follower:
+class DraftMirror:
     """Passes the evaluations of the context at address ``ctx`` to ``model``, if any, with a delay.
 
     The best time is after the start of the next evaluation: the device then computes both without a wait. If hidden
@@ -157,7 +157,7 @@ class Follower:
         except ModelError:
             self.close()
             raise
-        self._owed: list[tuple[SequenceTokens, int]] = []
+        self._pending: list[tuple[SequenceTokens, int]] = []
         self._is_copied = False
         self._unsaved: list[tuple[int, Callable[[DraftModel], Block]]] = []
 
@@ -173,13 +173,13 @@ class Follower:
         is_copied = self._hidden is None or (len(items) == 1 and self._hidden.start(n))
         self._settle(before=is_copied)
         firsts = accumulate((len(item.tokens) for item in items), initial=0)
-        self._owed, self._is_copied = list(zip(items, firsts, strict=False)), is_copied
+        self._pending, self._is_copied = list(zip(items, firsts, strict=False)), is_copied
 
     def forget(self, seq: int) -> None:
         """Drop the pending tokens of ``seq``, except for pending saves."""
         if any(each == seq for each, _ in self._unsaved):
             self._settle(before=False)
-        self._owed = [(item, first) for item, first in self._owed if item.seq != seq]
+        self._pending = [(item, first) for item, first in self._pending if item.seq != seq]
 
     def settled(self) -> DraftModel | None:
         """Pass on all pending evaluations and return the model."""
@@ -198,7 +198,7 @@ class Follower:
         self, seq: int, size: Callable[[DraftModel], int], save: Callable[[DraftModel, Block | None], Block]
     ) -> Block:
         """Save by the model. If that would stall the device, at its next use: the block is unsigned until then."""
-        if self.model is None or not (self._owed and self._is_copied and self._hidden is not None):
+        if self.model is None or not (self._pending and self._is_copied and self._hidden is not None):
             model = self.settled()
             return save(model, None) if model is not None else NOTHING
         block = allocate(size(self.model))
@@ -208,23 +208,23 @@ class Follower:
 
     def close(self) -> None:
         """Free the model and the hidden rows."""
-        self._owed, self._unsaved = [], []
+        self._pending, self._unsaved = [], []
         if self.model is not None:
             self.model.close()
         self.model = self._hidden = None
 
     def _settle(self, *, before: bool) -> None:
         """Pass on pending evaluations; ``before``: the copy of another evaluation's hidden rows has started since."""
-        owed, is_copied = self._owed, self._is_copied
+        pending, is_copied = self._pending, self._is_copied
         unsaved, self._unsaved = self._unsaved, []
-        self._owed, self._is_copied = [], False
+        self._pending, self._is_copied = [], False
         if self.model is None:
             return
         hidden = None
-        if self._hidden is not None and owed:
-            last, first = owed[-1]
+        if self._hidden is not None and pending:
+            last, first = pending[-1]
             hidden = self._hidden.finish(before) if is_copied else self._hidden.rows(first + len(last.tokens))
-        for item, first in owed:
+        for item, first in pending:
             rows = None if hidden is None else hidden[first : first + len(item.tokens)]
             self.model.follow(item.seq, item.tokens, item.position, rows)
         for _, save in unsaved:

@@ -19,7 +19,7 @@ from pyctl.limit import limit
 from pyctl.llama.draft.draft_model import SIGNATURE_BYTES, BlockSpan, DraftModel, is_signed, signature
 from pyctl.llama.library import KVState, allocate
 
-__all__ = ["Followed", "HeadRows"]
+__all__ = ["DraftSequence", "HeadRows"]
 
 FIRST_AND_LAST = slice(SIGNATURE_BYTES + 16, SIGNATURE_BYTES + 32)
 """The range of rows in a block, two int64 (csrc/core/block.h)."""
@@ -29,7 +29,7 @@ MAX_SPARE = limit(64, "spare hidden rows for a draft head", "the oldest are forg
 log = logging.getLogger(__name__)
 
 
-class Followed:
+class DraftSequence:
     """The draft model's state of one sequence, in which the trunk has ``end`` tokens.
 
     It holds rows [first, last), and possibly one at ``end`` for the expected token ``ahead``. ``tokens`` are the latest
@@ -47,7 +47,7 @@ class Followed:
         self._n_rows = 1
 
     @property
-    def n_owed(self) -> int:
+    def n_pending(self) -> int:
         """The rows that are missing up to ``end``."""
         return max(self.end - self.last, 0)
 
@@ -92,7 +92,7 @@ class HeadRows(DraftModel):
     """What draft models on ``ctx``, which they own, have in common: to follow, save and restore rows.
 
     Rows of small batches stay pending until the next draft. A subclass says how rows come of the trunk's (`_evaluate`)
-    and how they draft. ``width`` is that of the trunk's rows as `Followed` has them, ``window`` the most rows that stay
+    and how they draft. ``width`` is that of the trunk's rows as `DraftSequence` has them, ``window`` the most rows that stay
     pending. ``model``, also owned, is the file of the draft model, identified by ``identity``. ``attach`` attaches
     `Pulse` to the context at an address.
     """
@@ -118,9 +118,9 @@ class HeadRows(DraftModel):
         self._cells = api.llama_get_memory(ctx)
         self._n_batch = int(api.llama_n_ubatch(ctx))
         self._width = width
-        self._max_owed = max(self._n_batch // 2, self._window)
+        self._max_pending = max(self._n_batch // 2, self._window)
         self._none = np.zeros((2, self._width), np.float32)
-        self._seqs = [Followed(self._width, 0, self.origin) for _ in range(int(api.llama_n_seq_max(ctx)))]
+        self._seqs = [DraftSequence(self._width, 0, self.origin) for _ in range(int(api.llama_n_seq_max(ctx)))]
         self._n_rows = 1  # per call
         self._is_saving = False
         self._memory: Any = None
@@ -169,11 +169,11 @@ class HeadRows(DraftModel):
         if at.last > at.end and at.ahead != new[0]:  # another token was expected
             self._cut(seq, at.end)
         at.append(new, hidden[n_past:])
-        if at.n_owed >= self._max_owed:
-            at = self._pay(seq)
+        if at.n_pending >= self._max_pending:
+            at = self._evaluate_pending(seq)
         # After a prompt's batch keep only the rows of a snapshot; later, also those needed after rejected drafts.
         n_before = self._n_rows - 1 + self._window if self._n_rows > 1 and len(new) <= self._window else 0
-        at.forget_all_but(max(at.n_owed, n_before))
+        at.forget_all_but(max(at.n_pending, n_before))
 
     def keep(self, seq: int, n: int) -> None:
         at = self._seqs[seq]
@@ -184,14 +184,14 @@ class HeadRows(DraftModel):
 
     def clear(self, seq: int) -> None:
         self._memory.clear(seq)
-        self._seqs[seq] = Followed(self._width, 0, self.origin)
+        self._seqs[seq] = DraftSequence(self._width, 0, self.origin)
 
     def _lose(self, seq: int, n: int) -> None:
         """Restart at ``n`` without earlier rows."""
         self.clear(seq)
-        self._seqs[seq] = Followed(self._width, n, self.origin)
+        self._seqs[seq] = DraftSequence(self._width, n, self.origin)
 
-    def _stand(self, seq: int, n: int) -> Followed:
+    def _stand(self, seq: int, n: int) -> DraftSequence:
         """End at the trunk's ``n`` tokens: drop the rows beyond, or restart there if tokens are missing."""
         if self._seqs[seq].end > n:
             self.keep(seq, n)
@@ -207,13 +207,13 @@ class HeadRows(DraftModel):
         at.last = max(n, self.origin)
         at.first = min(at.first, at.last)
 
-    def _pay(self, seq: int) -> Followed:
+    def _evaluate_pending(self, seq: int) -> DraftSequence:
         """Evaluate the pending rows, or on failure drop all rows; return what ``seq`` has then."""
         at = self._seqs[seq]
-        while at.n_owed > 0:
-            n_owed, n = at.n_owed, min(at.n_owed, self._n_batch)
-            tokens = at.tokens[len(at.tokens) - n_owed :][:n]
-            code = self._evaluate(seq, at.last, tokens, at.hidden(n_owed)[: n + 1])
+        while at.n_pending > 0:
+            n_pending, n = at.n_pending, min(at.n_pending, self._n_batch)
+            tokens = at.tokens[len(at.tokens) - n_pending :][:n]
+            code = self._evaluate(seq, at.last, tokens, at.hidden(n_pending)[: n + 1])
             if code != 0:
                 self._lose(seq, at.end)
                 self._note(code)
@@ -224,7 +224,7 @@ class HeadRows(DraftModel):
     # -- rows and hidden state ---------------------------------------------------------------------------------------
 
     def save_rows(self, seq: int, first: int, last: int, out: Block | None = None) -> Block:
-        at = self._pay(seq)
+        at = self._evaluate_pending(seq)
         if not (at.first <= max(first, self.origin) and first < last <= at.last):
             return NOTHING
         block, first = allocate(self.rows_size(first, last)) if out is None else out, max(first, self.origin)
@@ -240,7 +240,7 @@ class HeadRows(DraftModel):
         return self._signed(block)
 
     def load_rows(self, seq: int, first: int, spans: Sequence[BlockSpan]) -> None:
-        at = self._pay(seq)
+        at = self._evaluate_pending(seq)
         if at.last > first:
             self._cut(seq, first)
         n_own = sum(1 for _ in takewhile(lambda span: is_signed(span[0], self._signature), reversed(spans)))
@@ -290,7 +290,7 @@ class HeadRows(DraftModel):
     def load_state(self, seq: int, n: int, block: Block) -> None:
         self._stand(seq, n)
         if block.size == self.state_size(seq) and is_signed(block, self._signature):
-            self._pay(seq).stand_at(np.array(block[SIGNATURE_BYTES:]).view(np.float32), is_known=True)
+            self._evaluate_pending(seq).stand_at(np.array(block[SIGNATURE_BYTES:]).view(np.float32), is_known=True)
 
     def synchronize(self) -> None:
         super().synchronize()

@@ -56,9 +56,9 @@ class MtpHead(HeadRows):
         jobs = []
         for item in items:
             at = self._stand(item.seq, item.position)
-            if at.n_owed >= self._window:
-                at = self._pay(item.seq)
-            n_before = max(min(len(at.tokens), self._n_rows - 1, at.end - self.origin), at.n_owed)
+            if at.n_pending >= self._window:
+                at = self._evaluate_pending(item.seq)
+            n_before = max(min(len(at.tokens), self._n_rows - 1, at.end - self.origin), at.n_pending)
             tokens = [*at.tokens[len(at.tokens) - n_before :], *item.tokens]
             jobs.append((item.seq, at.end - n_before, tokens, at.hidden(n_before)))
         drafts, code = self._head.draft(jobs, n, self._n_rows)

@@ -30,17 +30,17 @@ SMALL = 32
 
 
 @dataclass
-class _Followed:
+class _SequenceState:
     """The draft model's state of a sequence, in which the trunk has ``end`` tokens.
 
     The context holds the trunk's tokens [first, held), then ``ahead``: the unconfirmed tokens evaluated for ``draft``.
-    ``owed`` are the trunk's tokens from ``held`` on, by batch. A recurrent state cannot be cut, so there is a copy at
+    ``pending`` are the trunk's tokens from ``held`` on, by batch. A recurrent state cannot be cut, so there is a copy at
     ``mark``; the state is stale if it does not belong to the last held row.
     """
 
     first: int = 0
     held: int = 0
-    owed: list[list[int]] = field(default_factory=list)
+    pending: list[list[int]] = field(default_factory=list)
     ahead: list[int] = field(default_factory=list)
     draft: tuple[int, ...] = ()
     mark: int = -1
@@ -48,7 +48,7 @@ class _Followed:
 
     @property
     def end(self) -> int:
-        return self.held + sum(map(len, self.owed))
+        return self.held + sum(map(len, self.pending))
 
 
 class SeparateModel(DraftModel):
@@ -74,7 +74,7 @@ class SeparateModel(DraftModel):
         self._model, self._ctx = model, ctx
         self._n_batch = int(api.llama_n_ubatch(ctx))
         self._greedy = Greedy(ctx, n_vocab, p_min)
-        self._seqs = [_Followed() for _ in range(int(api.llama_n_seq_max(ctx)))]
+        self._seqs = [_SequenceState() for _ in range(int(api.llama_n_seq_max(ctx)))]
         try:
             address = ctypes.cast(ctx, ctypes.c_void_p).value or 0
             attach(address)
@@ -100,13 +100,13 @@ class SeparateModel(DraftModel):
         new = [int(token) for token in tokens[at.end - start :]]
         if not new:
             return
-        joined = at.owed and len(at.owed[-1]) + len(new) < 2 * SMALL
-        if at.owed and not joined:
-            self._pay(seq)
+        joined = at.pending and len(at.pending[-1]) + len(new) < 2 * SMALL
+        if at.pending and not joined:
+            self._evaluate_pending(seq)
         if joined:
-            at.owed[-1] += new
+            at.pending[-1] += new
         else:
-            at.owed.append(new)
+            at.pending.append(new)
 
     def keep(self, seq: int, n: int) -> None:
         at = self._seqs[seq]
@@ -114,15 +114,15 @@ class SeparateModel(DraftModel):
             self._lose(seq, n)
         elif n < at.held:
             self._cut(seq, n)
-            at.owed = []
+            at.pending = []
         elif n < at.end:
-            at.owed = [list(itertools.chain(*at.owed))[: n - at.held]] if n > at.held else []
+            at.pending = [list(itertools.chain(*at.pending))[: n - at.held]] if n > at.held else []
 
     def clear(self, seq: int) -> None:
         self._memory.clear(seq)
         at = self._seqs[seq]
         at.first = at.held = 0
-        at.owed, at.ahead, at.mark, at.is_stale = [], [], -1, False
+        at.pending, at.ahead, at.mark, at.is_stale = [], [], -1, False
 
     def _lose(self, seq: int, n: int) -> None:
         """Restart at ``n`` without earlier rows."""
@@ -142,10 +142,10 @@ class SeparateModel(DraftModel):
     def _confirm(self, seq: int) -> None:
         """Compare ``ahead`` with the trunk's tokens and keep the common prefix."""
         at = self._seqs[seq]
-        owed = list(itertools.chain(*at.owed))
+        pending = list(itertools.chain(*at.pending))
         if at.ahead:
-            pairs = enumerate(zip(at.ahead, owed, strict=False))
-            n_same = next((i for i, (mine, true) in pairs if mine != true), min(len(at.ahead), len(owed)))
+            pairs = enumerate(zip(at.ahead, pending, strict=False))
+            n_same = next((i for i, (mine, true) in pairs if mine != true), min(len(at.ahead), len(pending)))
             held = at.held + n_same
             if n_same == len(at.ahead):
                 at.held, at.ahead, at.mark = held, [], -1
@@ -154,19 +154,19 @@ class SeparateModel(DraftModel):
                     held = at.mark
                 n_same = held - at.held
                 self._cut(seq, held)
-            at.owed = [owed[n_same:]] if n_same < len(owed) else []
+            at.pending = [pending[n_same:]] if n_same < len(pending) else []
         if at.is_stale:
-            batches = at.owed
+            batches = at.pending
             self._lose(seq, at.held)
-            at.owed = batches
+            at.pending = batches
 
-    def _pay(self, seq: int) -> None:
+    def _evaluate_pending(self, seq: int) -> None:
         """Evaluate the pending tokens in their original batches; on failure drop all rows."""
         self._confirm(seq)
         at = self._seqs[seq]
         end, n = at.end, self._n_batch
-        parts = [tokens[first : first + n] for tokens in at.owed for first in range(0, len(tokens), n)]
-        at.owed = []
+        parts = [tokens[first : first + n] for tokens in at.pending for first in range(0, len(tokens), n)]
+        at.pending = []
         for part in parts:
             code = self._greedy.decode(self._greedy.put(0, seq, part, at.held, n_outputs=0))
             if code != 0:
@@ -206,13 +206,13 @@ class SeparateModel(DraftModel):
         else:
             self.keep(item.seq, item.position)
         self._confirm(item.seq)
-        last = at.owed.pop() if at.owed and len(at.owed[-1]) < SMALL else []
-        self._pay(item.seq)
+        last = at.pending.pop() if at.pending and len(at.pending[-1]) < SMALL else []
+        self._evaluate_pending(item.seq)
         tokens = [*last, *item.tokens]
         n_early = max(len(tokens) - self._n_batch, 0)
         if n_early:
-            at.owed = [tokens[:n_early]]
-            self._pay(item.seq)
+            at.pending = [tokens[:n_early]]
+            self._evaluate_pending(item.seq)
         return tokens[n_early:]
 
     def _draft(self, group: Sequence[tuple[SequenceTokens, list[int]]], n: int) -> None:
@@ -231,7 +231,7 @@ class SeparateModel(DraftModel):
                     at.mark = item.position + len(item.tokens)
                     self._memory.mark(item.seq, at.mark)
             elif code == NO_CELLS:
-                at.owed = [early] if (early := tokens[: -len(item.tokens)]) else []
+                at.pending = [early] if (early := tokens[: -len(item.tokens)]) else []
             else:
                 self._lose(item.seq, item.position)
         self._note(code)
@@ -259,7 +259,7 @@ class SeparateModel(DraftModel):
 
     def save_rows(self, seq: int, first: int, last: int, out: Block | None = None) -> Block:
         at = self._seqs[seq]
-        self._pay(seq)
+        self._evaluate_pending(seq)
         if not at.first <= first < last <= at.held:
             return NOTHING
         block = allocate(self.rows_size(first, last)) if out is None else out
@@ -271,8 +271,8 @@ class SeparateModel(DraftModel):
         last = spans[-1][2] if spans else first
         self.keep(seq, first)
         if at.end == first and all(is_signed(block, self._signature) for block, _, _ in spans):
-            if at.owed:  # otherwise keep a stale state: a hybrid's rows load before its state
-                self._pay(seq)
+            if at.pending:  # otherwise keep a stale state: a hybrid's rows load before its state
+                self._evaluate_pending(seq)
             if at.ahead:
                 self._cut(seq, first)
             with suppress(ValueError, RuntimeError):
@@ -288,7 +288,7 @@ class SeparateModel(DraftModel):
         at = self._seqs[seq]
         if not self._is_hybrid or at.end != n or n == 0:
             return NOTHING
-        self._pay(seq)
+        self._evaluate_pending(seq)
         if at.ahead:
             self._cut(seq, n)
         if at.first > 0 or at.held != n or at.is_stale:

@@ -226,7 +226,7 @@ class RandomSequences:
     def __init__(self, backend: LlamaBackend, seed: int) -> None:
         self.backend, self.rng = backend, np.random.default_rng(seed)
         self.held: list[list[int]] = [[], []]
-        self.owed: list[list[int]] = [[], []]  # right, and to be evaluated again
+        self.pending: list[list[int]] = [[], []]  # right, and to be evaluated again
         self.saved: tuple[list[int], Any, Any] | None = None
         self.n_resets = 0
         for seq in range(2):
@@ -236,7 +236,7 @@ class RandomSequences:
         self.backend.memory.clear(seq)
         self.held[seq] = self.rng.integers(3, 256, int(self.rng.integers(20, 100))).tolist()
         self.backend.evaluate(seq, as_tokens(self.held[seq]), 0)
-        self.owed[seq] = []
+        self.pending[seq] = []
 
     def step(self) -> None:
         match self.rng.choice(["decode", "decode", "decode", "save", "load", "fill"]):
@@ -252,7 +252,7 @@ class RandomSequences:
                 seq, (held, rows, state) = int(self.rng.integers(2)), self.saved
                 self.backend.memory.clear(seq)
                 self.backend.memory.restore(seq, 0, [(rows, 0, len(held))], state)
-                self.held[seq], self.owed[seq] = list(held), []
+                self.held[seq], self.pending[seq] = list(held), []
             case _:
                 if self.rng.random() < 0.2:
                     self.fill(int(self.rng.integers(2)))
@@ -260,8 +260,8 @@ class RandomSequences:
     def decode(self, seqs: list[int]) -> None:
         items, rights = [], []
         for seq in seqs:
-            sure = [*self.owed[seq], int(self.rng.integers(3, 256))]
-            n_drafts = 0 if self.owed[seq] else int(self.rng.choice([0, 1, 3, 4, 20, 31]))
+            sure = [*self.pending[seq], int(self.rng.integers(3, 256))]
+            n_drafts = 0 if self.pending[seq] else int(self.rng.choice([0, 1, 3, 4, 20, 31]))
             drafts = self.rng.integers(3, 256, n_drafts).tolist()
             items.append(SequenceTokens(seq, (*sure, *drafts), len(self.held[seq]), len(sure)))
             rights.append(int(self.rng.integers(0, n_drafts + 1)))
@@ -275,17 +275,17 @@ class RandomSequences:
             all_held = [*self.held[item.seq], *item.tokens][:n]
             assert kept in (n, item.position)
             self.n_resets += kept < n
-            self.held[item.seq], self.owed[item.seq] = all_held[:kept], all_held[kept:]
+            self.held[item.seq], self.pending[item.seq] = all_held[:kept], all_held[kept:]
 
     def check(self, other: LlamaBackend) -> None:
         """``other`` evaluates from nothing what each sequence must hold; a wrong state would be far off."""
         for seq in range(2):
-            probe = SequenceTokens(seq, (*self.owed[seq], 77), len(self.held[seq]), len(self.owed[seq]) + 1)
+            probe = SequenceTokens(seq, (*self.pending[seq], 77), len(self.held[seq]), len(self.pending[seq]) + 1)
             tokens = [*self.held[seq], *probe.tokens]
             assert self.backend.memory.n_tokens(seq) == len(self.held[seq])
             self.backend.decode([probe])
             ours = self.backend.logits(0)
-            self.held[seq], self.owed[seq] = tokens, []
+            self.held[seq], self.pending[seq] = tokens, []
             other.memory.clear(0)
             for start in range(0, len(tokens), 100):
                 other.evaluate(0, as_tokens(tokens[start : start + 100]), start)
